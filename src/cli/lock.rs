@@ -23,11 +23,13 @@ use crate::sys::host;
 use crate::sys::signals::{Cancel, Signals};
 use crate::ui::event::Event;
 use crate::ui::{Format, Reporter};
+use crate::up::base::Base;
 use crate::up::context::Context;
 use crate::up::downloads::Fetching;
 use crate::up::locked::{self, Locked};
-use crate::up::resolve::Prepared;
-use crate::up::select::SelectArgs;
+use crate::up::request::SelectArgs;
+use crate::up::resolve::Gathered;
+use crate::up::select::Selection;
 use crate::up::sources;
 
 const ALL: &str = "all";
@@ -69,19 +71,19 @@ pub fn lock(cx: &Context, args: &LockArgs) -> Result<()> {
         return diff(cx, args);
     }
     let request = args.select.request("lock");
-    let mut prepared = Prepared::new(cx, &request)?;
-    prepared.reuse = prepared.reuse.or_asked(args.allow_incremental);
+    let mut selection = Selection::new(cx, &request)?;
+    selection.reuse = selection.reuse.or_asked(args.allow_incremental);
     // An env's own layers are of no use to others.
-    prepared.own = false;
+    selection.own = false;
     let path = match &args.file {
         Some(file) => file.clone(),
-        None => locked::place(&prepared)?,
+        None => locked::place(&selection)?,
     };
     let old = lockfile::read(&path)?;
     if let Some(old) = &old {
-        fits(&path, old, &mut prepared)?;
+        fits(&path, old, &mut selection)?;
     }
-    check_names(args, &prepared)?;
+    check_names(args, &selection)?;
     cx.host_as_root("building an image")?;
     let store = cx.store()?;
     let signals = Signals::take()?;
@@ -95,7 +97,7 @@ pub fn lock(cx: &Context, args: &LockArgs) -> Result<()> {
         old: old.as_ref(),
     };
     let command = locked::command(&request, args.file.as_deref());
-    let outcome = work.lock(&mut prepared, &path, command);
+    let outcome = work.lock(&mut selection, &path, command);
     cx.tidy(&store)?;
     let lock = match (outcome, signals.pending()?) {
         (Err(_), Some(signal)) => return Err(Error::new(Kind::Signal(signal), "interrupted")),
@@ -113,8 +115,8 @@ pub fn lock(cx: &Context, args: &LockArgs) -> Result<()> {
 
 /// Refuses to overwrite the lock file of another profile. Without parameters on the command line, those of the lock
 /// file apply.
-fn fits(path: &Path, old: &Lockfile, prepared: &mut Prepared) -> Result<()> {
-    let mut now = locked::choices(prepared);
+fn fits(path: &Path, old: &Lockfile, selection: &mut Selection) -> Result<()> {
+    let mut now = locked::choices(selection);
     let none = BTreeMap::new();
     now.params = &none;
     let differences = lockfile::choices(old, &now);
@@ -128,15 +130,15 @@ fn fits(path: &Path, old: &Lockfile, prepared: &mut Prepared) -> Result<()> {
         )
         .help("rockenv lock ... --file OTHER.lock"));
     }
-    if prepared.inputs.params.is_empty() {
-        prepared.inputs.params.clone_from(&old.params);
+    if selection.inputs.params.is_empty() {
+        selection.inputs.params.clone_from(&old.params);
     }
     Ok(())
 }
 
-fn check_names(args: &LockArgs, prepared: &Prepared) -> Result<()> {
-    let mut known = vec![prepared.profile.image.value.clone()];
-    let sources = prepared.profile.volumes.iter();
+fn check_names(args: &LockArgs, selection: &Selection) -> Result<()> {
+    let mut known = vec![selection.profile.image.value.clone()];
+    let sources = selection.profile.volumes.iter();
     known.extend(
         sources
             .filter(|volume| volume.kind == VolumeKind::Source)
@@ -147,7 +149,7 @@ fn check_names(args: &LockArgs, prepared: &Prepared) -> Result<()> {
         None => Ok(()),
         Some(name) => Err(Error::not_found(format!(
             "profile `{}` has no image or source `{name}` to update",
-            prepared.profile.name
+            selection.profile.name
         ))
         .help(format!("there is {}", known.join(", ")))),
     }
@@ -172,39 +174,39 @@ impl Work<'_> {
         self.reporter.emit(&Event::Warning { message });
     }
 
-    fn lock(&self, prepared: &mut Prepared, path: &Path, command: String) -> Result<Lockfile> {
-        for message in std::mem::take(&mut prepared.notes) {
+    fn lock(&self, selection: &mut Selection, path: &Path, command: String) -> Result<Lockfile> {
+        for message in std::mem::take(&mut selection.notes) {
             self.warn(message);
         }
-        let image = self.image(prepared)?;
-        let source = self.sources(prepared)?;
-        let choices = locked::choices(prepared);
-        let user = &prepared.inputs.user;
-        let hooks = prepared.inputs.hooks.iter();
+        let image = self.image(selection)?;
+        let source = self.sources(selection)?;
+        let choices = locked::choices(selection);
+        let user = &selection.inputs.user;
+        let hooks = selection.inputs.hooks.iter();
         let lock = Lockfile {
             version: VERSION,
             profile: choices.profile.to_owned(),
             targets: choices.targets.iter().map(ToString::to_string).collect(),
-            machine_targets: self.machine_targets(prepared),
+            machine_targets: self.machine_targets(selection),
             variant: choices.variant.map(str::to_owned),
             from: choices.from.to_owned(),
             build_user: match self.old {
                 Some(old) => old.build_user.clone(),
                 None => format!("{}:{}", user.uid, user.gid),
             },
-            params: prepared.inputs.params.clone(),
+            params: selection.inputs.params.clone(),
             image,
             source,
             hooks: hooks
                 .map(|(name, facts)| (name.clone(), facts.digest.clone()))
                 .collect(),
-            fetched: locked::fetched(self.cx, prepared)?,
-            files: self.files(prepared)?,
+            fetched: locked::fetched(self.cx, selection)?,
+            files: self.files(selection)?,
             steps: Vec::new(),
             observed: Observed {
                 time: Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default(),
                 rockenv: env!("CARGO_PKG_VERSION").to_owned(),
-                engine: prepared.inputs.engine.name().to_owned(),
+                engine: selection.inputs.engine.name().to_owned(),
                 kernel: host::kernel().unwrap_or_default(),
                 amdgpu: host::amdgpu(),
             },
@@ -215,24 +217,26 @@ impl Work<'_> {
             command,
         };
         // From here on the same code as `up --locked`, so that nothing is locked that it would refuse.
-        locked::adopt(self.cx, prepared, pinned)?;
-        let (sources, notes) =
-            sources::prepare(prepared, self.store, false, self.signals, self.reporter)?;
+        locked::adopt(self.cx, selection, pinned)?;
+        let gathered = Gathered::on(selection, Base::locked(selection), false);
+        let (mut gathered, notes) =
+            sources::gather(gathered, self.store, false, self.signals, self.reporter)?;
         for message in notes {
             self.warn(message);
         }
         let mut lock = lock;
-        let git = self.git(prepared);
-        for volume in resolve::volumes(&prepared.profile, &prepared.inputs)? {
+        let git = Git::new(&gathered.inputs.user);
+        for volume in resolve::volumes(&gathered.selection.profile, &gathered.inputs)? {
             let inside = matches!(&volume.source, VolumeSource::Git(git) if git.submodules);
-            if let (Some(locked), Some(directory)) =
-                (lock.source.get_mut(&volume.name), sources.get(&volume.name))
-                && locked.commit.is_some()
+            if let (Some(locked), Some(directory)) = (
+                lock.source.get_mut(&volume.name),
+                gathered.sources.get(&volume.name),
+            ) && locked.commit.is_some()
             {
                 locked.submodules = git.submodules(directory, inside)?;
             }
         }
-        lock.steps = self.steps(prepared, &lock)?;
+        lock.steps = self.steps(&mut gathered, &lock)?;
         let fetching = Fetching {
             cx: self.cx,
             store: self.store,
@@ -240,16 +244,16 @@ impl Work<'_> {
             signals: self.signals,
             reporter: self.reporter,
         };
-        let notes = fetching.lock(prepared, &sources, &mut lock)?;
+        let notes = fetching.lock(gathered.selection, &gathered.sources, &mut lock)?;
         notes.into_iter().for_each(|message| self.warn(message));
         Ok(lock)
     }
 
     /// Returns the steps, with outputs from this machine's runs, or else as they were locked.
-    fn steps(&self, prepared: &mut Prepared, lock: &Lockfile) -> Result<Vec<LockedStep>> {
+    fn steps(&self, gathered: &mut Gathered<'_>, lock: &Lockfile) -> Result<Vec<LockedStep>> {
         let mut left = BTreeMap::new();
         let mut refused = Vec::new();
-        for step in prepared.resolve(Some(self.store))?.steps {
+        for step in gathered.resolve(Some(self.store))?.steps {
             let find = |reuse| {
                 let seeker = Seeker {
                     reuse,
@@ -257,7 +261,7 @@ impl Work<'_> {
                 };
                 self.store.step_layer(&step.key, &seeker)
             };
-            match find(prepared.reuse)? {
+            match find(gathered.selection.reuse)? {
                 Some(layer) => drop(left.insert(step.name, layer)),
                 None if find(Reuse::Incremental)?.is_some() => refused.push(step.name),
                 None => {}
@@ -275,7 +279,7 @@ impl Work<'_> {
             old.and_then(|old| locked::locked_prints(old, step))
                 .or_else(|| left.get(&step.name)?.prints.clone())
         };
-        let spec = locked::whole(prepared, lock, &prints)?;
+        let spec = locked::whole(&gathered.selection.profile, &gathered.inputs, lock, &prints)?;
         let locked = spec.steps.into_iter().map(|step| {
             let layer = left.get(&step.name);
             let old = old.and_then(|old| old.step(&step.name));
@@ -303,15 +307,11 @@ impl Work<'_> {
         Ok(locked.collect())
     }
 
-    fn git<'a>(&self, prepared: &'a Prepared) -> Git<'a> {
-        Git::new(&prepared.inputs.user)
-    }
-
     /// The machine's list of targets may grow; what is locked stays until everything is locked anew.
-    fn machine_targets(&self, prepared: &Prepared) -> Vec<String> {
+    fn machine_targets(&self, selection: &Selection) -> Vec<String> {
         match self.old {
             Some(old) if !self.updates(ALL) => old.machine_targets.clone(),
-            _ => prepared
+            _ => selection
                 .inputs
                 .machine_targets
                 .iter()
@@ -321,9 +321,9 @@ impl Work<'_> {
     }
 
     /// Returns the image as it was locked, or builds and describes it.
-    fn image(&self, prepared: &Prepared) -> Result<LockedImage> {
-        let name = &prepared.profile.image.value;
-        let recipe = &prepared.recipe;
+    fn image(&self, selection: &Selection) -> Result<LockedImage> {
+        let name = &selection.profile.image.value;
+        let recipe = &selection.recipe;
         let digest = recipe.digest();
         let update = self.updates(name);
         if let Some(old) = self.old
@@ -371,16 +371,16 @@ impl Work<'_> {
     }
 
     /// Returns each source as it was locked, or as it is now.
-    fn sources(&self, prepared: &Prepared) -> Result<BTreeMap<String, LockedSource>> {
+    fn sources(&self, selection: &Selection) -> Result<BTreeMap<String, LockedSource>> {
         let cancel = Cancel::new(self.signals);
         let look = || cancel.look();
         let git = Git {
-            user: &prepared.inputs.user,
+            user: &selection.inputs.user,
             cancel: cancel.flag(),
             tick: &look,
         };
         let mut sources = BTreeMap::new();
-        for volume in resolve::volumes(&prepared.profile, &prepared.inputs)? {
+        for volume in resolve::volumes(&selection.profile, &selection.inputs)? {
             if volume.kind != VolumeKind::Source {
                 continue;
             }
@@ -402,9 +402,12 @@ impl Work<'_> {
     }
 
     /// Returns the cache files that the profile locks: those already locked, and new ones.
-    fn files(&self, prepared: &Prepared) -> Result<BTreeMap<String, BTreeMap<String, CacheFile>>> {
+    fn files(
+        &self,
+        selection: &Selection,
+    ) -> Result<BTreeMap<String, BTreeMap<String, CacheFile>>> {
         let mut all = BTreeMap::new();
-        for volume in prepared
+        for volume in selection
             .profile
             .volumes
             .iter()

@@ -23,43 +23,43 @@ use crate::up::observe::wanted;
 use crate::up::options::{UpOptions, options};
 use crate::up::preflight::Needs;
 use crate::up::registry::{self, Source};
-use crate::up::resolve::Said;
+use crate::up::resolve::{Gathered, Said};
 
 /// Shows what `up` would do.
 pub fn plan(cx: &Context, args: UpOptions) -> Result<()> {
-    let mut prepared = args.prepare(cx, "plan")?;
+    let selection = args.select(cx, "plan")?;
     let store = Store::open_existing(&cx.config.home)?;
-    let mut notes = prepared.predict(cx, store.as_ref())?;
-    locked::check_steps(&prepared)?;
-    let mut spec = prepared.resolve(store.as_ref())?;
+    let (mut gathered, mut notes) = Gathered::predict(&selection, store.as_ref(), args.clean)?;
+    locked::check_steps(&selection, &gathered.inputs)?;
+    let mut spec = gathered.resolve(store.as_ref())?;
     let mut remote = None;
     if args.pulls(&cx.config) {
         let (signals, reporter) = (Signals::take()?, cx.ui.reporter(Format::Human));
         if let Some(source) = Source::new(cx, &args, &signals, &reporter)? {
-            let found = registry::remote(&source, store.as_ref(), &mut prepared, &args, spec)?;
+            let found = registry::remote(&source, store.as_ref(), &mut gathered, &args, spec)?;
             (spec, remote) = (found.spec, found.last);
         }
     }
     let mut observed = match &store {
-        Some(store) => plan_for(store, None, &prepared, &spec, &options(&args))?.0,
+        Some(store) => plan_for(store, None, &gathered, &spec, &options(&args))?.0,
         None => Observed::default(),
     };
     observed.remote = remote;
     let plan = decide(
-        &wanted(&prepared.profile, &spec),
+        &wanted(&selection.profile, &spec),
         &observed,
         &options(&args),
     );
     if let Some(store) = &store {
-        locked::check_built(&prepared, store, &plan)?;
+        locked::check_built(&selection, store, &plan)?;
     }
     notes.extend(plan.notes.iter().cloned());
-    let fingerprints = prepared.fingerprints_said(&spec);
+    let fingerprints = gathered.fingerprints_said(&spec);
     let (root, record) = match &store {
         Some(store) => (store.root(), store.record(&spec.name)?),
         None => (cx.config.home.as_path(), None),
     };
-    let needs = Needs::of(&prepared, &spec, &plan, root, record.as_ref())?;
+    let needs = Needs::of(&selection, &spec, &plan, root, record.as_ref())?;
     if let (true, Err(refused)) = (plan.runs() > 0, needs.preflight()) {
         let advice = refused.help_text().unwrap_or_default();
         notes.push(format!(
@@ -68,10 +68,10 @@ pub fn plan(cx: &Context, args: UpOptions) -> Result<()> {
         ));
     }
     let ways = match &store {
-        Some(store) => savings::ways(&prepared.profile, &spec, &recorded(store, &spec)?),
-        None => savings::ways(&prepared.profile, &spec, &BTreeMap::new()),
+        Some(store) => savings::ways(&selection.profile, &spec, &recorded(store, &spec)?),
+        None => savings::ways(&selection.profile, &spec, &BTreeMap::new()),
     };
-    let gpu = prepared
+    let gpu = selection
         .gpu
         .as_ref()
         .filter(|_| spec.steps.iter().any(|step| step.gpu));
@@ -124,7 +124,7 @@ pub fn plan(cx: &Context, args: UpOptions) -> Result<()> {
         spec.name,
         spec.image,
         spec.engine,
-        prepared.choice.reason,
+        selection.choice.reason,
         needs.lines(),
         gpu.map_or_else(|| "none".to_owned(), |grant| grant.gpu.to_string()),
     ));

@@ -13,8 +13,9 @@ use crate::sys::account::{Existing, Place, caller, make_directories};
 use crate::sys::error::{Error, Kind, Result};
 use crate::ui::table::Table;
 use crate::up::context::Context;
-use crate::up::resolve::Prepared;
-use crate::up::select::UpRequest;
+use crate::up::request::UpRequest;
+use crate::up::resolve::Gathered;
+use crate::up::select::Selection;
 
 #[derive(Debug, Subcommand)]
 pub enum ProfileCommand {
@@ -160,10 +161,10 @@ fn show(cx: &Context, args: &ShowArgs) -> Result<()> {
 }
 
 fn show_resolved(cx: &Context, args: &ShowArgs) -> Result<()> {
-    let mut prepared = Prepared::new(cx, &request(&args.what, &args.target, &args.param))?;
+    let selection = Selection::new(cx, &request(&args.what, &args.target, &args.param))?;
     let store = Store::open_existing(&cx.config.home)?;
-    let notes = prepared.predict(cx, store.as_ref())?;
-    let spec = prepared.resolve(store.as_ref())?;
+    let (mut gathered, notes) = Gathered::predict(&selection, store.as_ref(), false)?;
+    let spec = gathered.resolve(store.as_ref())?;
     if cx.json {
         cx.ui.json(&spec)?;
     } else {
@@ -297,13 +298,14 @@ fn check_one(cx: &Context, what: &str, targets: &[String]) -> Result<(Spec, Vec<
 
 /// Resolves without reading the store or any source.
 fn resolve_unseen(cx: &Context, what: &str, targets: &[String]) -> Result<Spec> {
-    let mut prepared = Prepared::new(cx, &request(what, targets, &[]))?;
-    "unseen".clone_into(&mut prepared.inputs.image_key);
-    for input in prepared.profile.steps.iter().flat_map(|step| &step.inputs) {
+    let selection = Selection::new(cx, &request(what, targets, &[]))?;
+    let mut inputs = selection.inputs;
+    "unseen".clone_into(&mut inputs.image_key);
+    for input in selection.profile.steps.iter().flat_map(|step| &step.inputs) {
         let print = "unseen".to_owned();
-        prepared.inputs.fingerprints.insert(input.clone(), print);
+        inputs.fingerprints.insert(input.clone(), print);
     }
-    resolve::resolve(&prepared.profile, &prepared.inputs)
+    resolve::resolve(&selection.profile, &inputs)
 }
 
 fn new(cx: &Context, args: &NewArgs) -> Result<()> {

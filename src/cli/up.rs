@@ -27,9 +27,9 @@ pub fn up(cx: &Context, args: UpOptions) -> Result<u8> {
     if args.setup {
         crate::cli::setup::command::install_missing(cx)?;
     }
-    let mut prepared = args.prepare(cx, "up")?;
-    crate::up::host_writes::agree(cx, &prepared)?;
-    if prepared.choice.engine == Engine::Nspawn && !prepared.host.root {
+    let selection = args.select(cx, "up")?;
+    crate::up::host_writes::agree(cx, &selection)?;
+    if selection.choice.engine == Engine::Nspawn && !selection.host.root {
         return Err(
             Error::unavailable("building an env with systemd-nspawn needs root")
                 .help("sudo rockenv up ..."),
@@ -47,23 +47,24 @@ pub fn up(cx: &Context, args: UpOptions) -> Result<u8> {
     let store = cx.store()?;
     let rows = args.metrics.as_deref().map(Rows::open).transpose()?;
     if args.offline {
-        offline::check(cx, &store, &prepared)?;
+        offline::check(cx, &store, &selection)?;
     }
-    locked::check_files(&prepared, &store)?;
-    if let Some(pinned) = &prepared.pinned {
-        store.remember_lock(&pinned.path, &pinned.lock)?;
+    locked::check_files(&selection, &store)?;
+    if let Some(locked) = &selection.locked {
+        store.remember_lock(&locked.path, &locked.lock)?;
     }
     let signals = Signals::take()?;
     let reporter = cx.ui.reporter(format).with_metrics(rows);
-    for message in std::mem::take(&mut prepared.notes) {
+    for message in &selection.notes {
+        let message = message.clone();
         reporter.emit(&Event::Warning { message });
     }
-    let name = prepared.name.clone();
+    let name = selection.name.clone();
     let claim = args
         .ephemeral
         .then(|| store.claim(&name, "up --ephemeral"))
         .transpose()?;
-    let mut outcome = run_up(cx, &args, &store, prepared, &signals, &reporter);
+    let mut outcome = run_up(cx, &args, &store, &selection, &signals, &reporter);
     if let Ok(Finished {
         ended, env: name, ..
     }) = &outcome

@@ -1,11 +1,14 @@
 //! Owns the image of an env: found in the store, announced by a registry, pulled or built.
 
+use std::collections::BTreeMap;
+
 use super::locked::Locked;
 use super::observe::plan_for;
 use super::options::options;
 use super::preflight::Needs;
 use super::registry::wanted_image;
-use super::resolve::Prepared;
+use super::resolve::Gathered;
+use super::select::Selection;
 use super::{Run, task};
 use crate::plan::lockfile;
 use crate::plan::resolve::{VolumeKind, VolumeSource};
@@ -14,54 +17,95 @@ use crate::store::images::Image;
 use crate::store::source;
 use crate::sys::error::Result;
 
-/// Finds or builds the image; `None` if a registry has it, which then delivers it together with the steps on it.
-pub(super) fn find(run: &Run<'_>, prepared: &mut Prepared) -> Result<Option<Image>> {
-    let mut image = there(run.store, prepared)?;
-    let is_foretold = match (&run.source, &image) {
-        (Some(source), None) => source.stand_on_image(prepared)?,
-        _ => false,
+/// What an env is based on: an image's key and variables, which may be known before the store has the image.
+#[derive(Debug)]
+pub(crate) struct Base {
+    pub(crate) key: String,
+    pub(crate) env: BTreeMap<String, String>,
+    /// `None` until it is built or a registry delivers it.
+    pub(crate) image: Option<Image>,
+}
+
+impl Base {
+    pub(crate) fn of(image: Image) -> Self {
+        Self {
+            image: Some(image.clone()),
+            ..Self::announced(image)
+        }
+    }
+
+    /// An image that only a registry has.
+    pub(crate) fn announced(image: Image) -> Self {
+        Self {
+            key: image.key,
+            env: image.env.unwrap_or_default(),
+            image: None,
+        }
+    }
+
+    /// The lock file has everything about the image that the keys need.
+    pub(crate) fn locked(selection: &Selection) -> Self {
+        Self {
+            key: selection.inputs.image_key.clone(),
+            env: selection.inputs.image_env.clone(),
+            image: None,
+        }
+    }
+
+    /// Its key is not known, so the keys of steps are not those that `up` will have.
+    pub(crate) fn unbuilt(selection: &Selection) -> Self {
+        Self {
+            key: format!("unbuilt {}", selection.recipe.digest()),
+            env: BTreeMap::new(),
+            image: None,
+        }
+    }
+}
+
+/// Finds or builds the image. If a registry has it, that delivers it together with the steps on it.
+pub(super) fn find(run: &Run<'_>, selection: &Selection) -> Result<Base> {
+    if let Some(image) = there(run.store, selection)? {
+        return Ok(Base::of(image));
+    }
+    let announced = match &run.source {
+        Some(source) => source.base(selection)?,
+        None => None,
     };
-    if image.is_none() && !is_foretold {
-        image = Some(build(run, prepared)?);
+    match announced {
+        Some(base) => Ok(base),
+        None => build(run, selection).map(Base::of),
     }
-    if let Some(image) = &image {
-        prepared.stand_on(image.clone());
-    }
-    Ok(image)
 }
 
 /// Returns the image after pulling; `None` if the keys are based on another one.
-pub(super) fn settle(
-    run: &Run<'_>,
-    prepared: &mut Prepared,
-    found: Option<Image>,
-) -> Result<Option<Image>> {
-    if found.is_some() {
-        return Ok(found);
+pub(super) fn settle(run: &Run<'_>, gathered: &Gathered<'_>) -> Result<Option<Image>> {
+    if let Some(image) = &gathered.image {
+        return Ok(Some(image.clone()));
     }
+    let selection = gathered.selection;
     if let Some(source) = &run.source
-        && there(run.store, prepared)?.is_none()
+        && there(run.store, selection)?.is_none()
     {
-        source.pull(run.store, &wanted_image(prepared), None)?;
+        source.pull(run.store, &wanted_image(selection), None)?;
     }
-    match there(run.store, prepared)? {
-        Some(image) if image.key == prepared.inputs.image_key => Ok(Some(image)),
+    match there(run.store, selection)? {
+        Some(image) if image.key == gathered.inputs.image_key => Ok(Some(image)),
         // The registry did not deliver the announced image, and all keys are based on that.
         Some(_) => Ok(None),
-        None => build(run, prepared).map(|_| None),
+        None => build(run, selection).map(|_| None),
     }
 }
 
 /// Returns the image if the store has it: the locked one, or the recipe's current one.
-fn there(store: &Store, prepared: &Prepared) -> Result<Option<Image>> {
-    match &prepared.pinned {
-        None => store.image_of(&prepared.recipe),
-        Some(pinned) => store.image(&pinned.lock.image.key),
+pub(crate) fn there(store: &Store, selection: &Selection) -> Result<Option<Image>> {
+    match &selection.locked {
+        None => store.image_of(&selection.recipe),
+        Some(locked) => store.image(&locked.lock.image.key),
     }
 }
 
 /// Builds the image, as locked or by its recipe.
-fn build(run: &Run<'_>, prepared: &mut Prepared) -> Result<Image> {
+fn build(run: &Run<'_>, selection: &Selection) -> Result<Image> {
     let Run {
         cx,
         store,
@@ -70,10 +114,10 @@ fn build(run: &Run<'_>, prepared: &mut Prepared) -> Result<Image> {
         ..
     } = *run;
     if !run.args.force {
-        check_early(run, prepared)?;
+        check_early(run, selection)?;
     }
-    let (name, recipe) = (&prepared.profile.image.value, &prepared.recipe);
-    let Some(locked) = &prepared.pinned else {
+    let (name, recipe) = (&selection.profile.image.value, &selection.recipe);
+    let Some(locked) = &selection.locked else {
         return task::build_image(cx, store, name, recipe, false, signals, reporter);
     };
     let Locked { lock, .. } = locked;
@@ -85,16 +129,16 @@ fn build(run: &Run<'_>, prepared: &mut Prepared) -> Result<Image> {
 }
 
 /// Refuses what cannot work before the image is built, which may take long.
-fn check_early(run: &Run<'_>, prepared: &mut Prepared) -> Result<()> {
-    // Its notes on the image and the sources are about to become outdated.
-    drop(prepared.predict(run.cx, Some(run.store))?);
-    let spec = prepared.resolve(Some(run.store))?;
+fn check_early(run: &Run<'_>, selection: &Selection) -> Result<()> {
+    // The notes on the image and the sources are about to become outdated.
+    let (mut gathered, _) = Gathered::predict(selection, Some(run.store), run.args.clean)?;
+    let spec = gathered.resolve(Some(run.store))?;
     for volume in &spec.volumes {
         if let (VolumeKind::Source, VolumeSource::Path(path)) = (volume.kind, &volume.source) {
             source::is_there(&volume.name, path)?;
         }
     }
-    let (_, plan) = plan_for(run.store, None, prepared, &spec, &options(run.args))?;
+    let (_, plan) = plan_for(run.store, None, &gathered, &spec, &options(run.args))?;
     let record = run.store.record(&spec.name)?;
-    Needs::of(prepared, &spec, &plan, run.store.root(), record.as_ref())?.preflight()
+    Needs::of(selection, &spec, &plan, run.store.root(), record.as_ref())?.preflight()
 }

@@ -3,21 +3,19 @@
 //! The checkout's table replaces the built-in one for the named targets: their families, products and excluded
 //! projects.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
-
 use crate::rocm::therock::{Checkout, drift};
 use crate::sys::error::{Error, Result};
-use crate::up::resolve::Prepared;
+use crate::up::resolve::Gathered;
 
 /// Uses the checkout's table of targets; returns notes for the user.
 ///
 /// An unreadable checkout is no error here: the built-in table stays in use.
-pub(crate) fn settle(
-    prepared: &mut Prepared,
-    sources: &BTreeMap<String, PathBuf>,
-) -> Result<Vec<String>> {
-    let Some((name, directory)) = sources.iter().find(|(_, path)| Checkout::is_one(path)) else {
+pub(crate) fn settle(gathered: &mut Gathered<'_>) -> Result<Vec<String>> {
+    let Some((name, directory)) = gathered
+        .sources
+        .iter()
+        .find(|(_, path)| Checkout::is_one(path))
+    else {
         return Ok(Vec::new());
     };
     let hint = format!("rockenv target check --source {}", directory.display());
@@ -30,9 +28,10 @@ pub(crate) fn settle(
             )]);
         }
     };
-    let targets = match prepared.inputs.targets.is_empty() {
-        true => &prepared.profile.targets,
-        false => &prepared.inputs.targets,
+    let inputs = &mut gathered.inputs;
+    let targets = match inputs.targets.is_empty() {
+        true => &gathered.selection.profile.targets,
+        false => &inputs.targets,
     };
     if let Some(target) = targets
         .iter()
@@ -48,20 +47,13 @@ pub(crate) fn settle(
         let projects = projects.map(|one| (one.project.clone(), one.issue.clone()));
         (target.name.clone(), projects.collect())
     });
-    prepared.inputs.excluded = Some(excluded.collect());
+    inputs.excluded = Some(excluded.collect());
     let differences = drift(&checkout);
-    let named = [
-        &mut prepared.profile.targets,
-        &mut prepared.inputs.targets,
-        &mut prepared.inputs.machine_targets,
-    ];
-    for target in named.into_iter().flatten() {
-        if let Some(declared) = checkout.target(target.name())
-            && differences.iter().any(|drift| drift.is_of(target.name()))
-        {
-            *target = target.declared(declared);
-        }
-    }
+    let named = targets.iter().chain(&inputs.machine_targets);
+    let changed = named.filter(|target| differences.iter().any(|drift| drift.is_of(target.name())));
+    let declared =
+        changed.filter_map(|target| Some(target.declared(checkout.target(target.name())?)));
+    inputs.declared = declared.collect();
     Ok(match differences.as_slice() {
         [] => Vec::new(),
         [first, rest @ ..] => {

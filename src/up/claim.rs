@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::resolve::Prepared;
 use super::{Resolved, Run};
 use crate::plan::gc::Lease;
 use crate::plan::ids::LayerId;
@@ -14,11 +13,7 @@ use crate::store::LockedEnv;
 use crate::sys::atomic::random_id;
 use crate::sys::error::{Error, Result};
 
-pub(super) fn lock<'a>(
-    run: &Run<'a>,
-    prepared: &Prepared,
-    resolved: &Resolved,
-) -> Result<LockedEnv<'a>> {
+pub(super) fn lock<'a>(run: &Run<'a>, resolved: &Resolved<'_>) -> Result<LockedEnv<'a>> {
     let wait = Duration::from_secs(5);
     let env = run.store.lock_env(&resolved.spec.name, "up", wait)?;
     env.check_owner()?;
@@ -26,7 +21,7 @@ pub(super) fn lock<'a>(
         let what = format!("env `{}` was removed in the meantime", env.name());
         return Err(Error::busy(what).help(run.args.resume_command()));
     }
-    if let Some(locked) = &prepared.pinned {
+    if let Some(locked) = &resolved.gathered.selection.locked {
         env.keep_lock(&locked.lock)?;
     }
     Ok(env)
@@ -35,7 +30,7 @@ pub(super) fn lock<'a>(
 /// Leases the layers that the env will start from; false if one is gone.
 pub(super) fn lease(
     env: &LockedEnv<'_>,
-    resolved: &Resolved,
+    resolved: &Resolved<'_>,
     observed: &Observed,
     plan: &Plan,
 ) -> Result<bool> {
@@ -48,14 +43,15 @@ pub(super) fn lease(
 }
 
 /// Gives a new env its record, and resets one whose image changed.
-pub(super) fn record(
-    env: &mut LockedEnv<'_>,
-    prepared: &Prepared,
-    resolved: &Resolved,
-) -> Result<()> {
-    let Resolved { spec, image, .. } = resolved;
+pub(super) fn record(env: &mut LockedEnv<'_>, resolved: &Resolved<'_>) -> Result<()> {
+    let Resolved {
+        spec,
+        image,
+        gathered,
+        ..
+    } = resolved;
     if env.record().is_none() {
-        let service = prepared.choice.service.clone();
+        let service = gathered.selection.choice.service.clone();
         return env.commit(new_record(spec, &image.key, service)?);
     }
     if env.known_record()?.image_key != image.key {

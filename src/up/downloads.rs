@@ -24,7 +24,7 @@ use crate::tree::file;
 use crate::ui::Reporter;
 use crate::ui::event::Event;
 use crate::up::context::Context;
-use crate::up::resolve::Prepared;
+use crate::up::select::Selection;
 use crate::up::task::{Subject, with_progress};
 
 /// A file that a cache must have.
@@ -70,16 +70,16 @@ impl Fetching<'_> {
     /// Fills caches for the steps that are about to run; returns notes for the user.
     pub(crate) fn provide(
         &self,
-        prepared: &Prepared,
+        selection: &Selection,
         spec: &Spec,
         plan: &Plan,
         sources: &BTreeMap<String, PathBuf>,
     ) -> Result<Vec<String>> {
         let runs = plan.steps.iter().filter(|step| step.action == Action::Run);
         let runs: Vec<&str> = runs.map(|step| step.name.as_str()).collect();
-        let (wanted, notes) = match &prepared.pinned {
-            None => declared(prepared, sources, &runs)?,
-            Some(pinned) => (locked(prepared, &pinned.lock, &runs), Vec::new()),
+        let (wanted, notes) = match &selection.locked {
+            None => declared(selection, sources, &runs)?,
+            Some(pinned) => (locked(selection, &pinned.lock, &runs), Vec::new()),
         };
         let mut lacking = Vec::new();
         for wanted in wanted {
@@ -105,12 +105,12 @@ impl Fetching<'_> {
     /// the user.
     pub(crate) fn lock(
         &self,
-        prepared: &Prepared,
+        selection: &Selection,
         sources: &BTreeMap<String, PathBuf>,
         lock: &mut Lockfile,
     ) -> Result<Vec<String>> {
         let steps: Vec<&str> = lock.steps.iter().map(|step| step.name.as_str()).collect();
-        let (wanted, notes) = declared(prepared, sources, &steps)?;
+        let (wanted, notes) = declared(selection, sources, &steps)?;
         let _downloads = self.store.keep_downloads()?;
         for wanted in &wanted {
             self.take_over(wanted)?;
@@ -215,12 +215,12 @@ impl Fetching<'_> {
 
 /// Returns the downloads that sources declare for these steps' caches, and notes about the rest.
 fn declared(
-    prepared: &Prepared,
+    selection: &Selection,
     sources: &BTreeMap<String, PathBuf>,
     steps: &[&str],
 ) -> Result<(Vec<Wanted>, Vec<String>)> {
     let (mut all, mut notes) = (Vec::new(), Vec::new());
-    for (cache, source) in needed(prepared, steps) {
+    for (cache, source) in needed(selection, steps) {
         let Some(directory) = sources.get(source) else {
             continue;
         };
@@ -246,8 +246,8 @@ fn declared(
 }
 
 /// Returns the downloads that a lock file names for these steps' caches.
-fn locked(prepared: &Prepared, lock: &Lockfile, steps: &[&str]) -> Vec<Wanted> {
-    let caches = needed(prepared, steps);
+fn locked(selection: &Selection, lock: &Lockfile, steps: &[&str]) -> Vec<Wanted> {
+    let caches = needed(selection, steps);
     let files = caches.filter_map(|(cache, _)| Some((cache, lock.files.get(cache)?)));
     let files = files.flat_map(|(cache, files)| files.iter().map(move |file| (cache, file)));
     let wanted = files.filter_map(|(cache, (path, file))| {
@@ -268,10 +268,10 @@ fn locked(prepared: &Prepared, lock: &Lockfile, steps: &[&str]) -> Vec<Wanted> {
 /// Returns the caches to fill in advance that one of these steps needs, each with the source that declares its
 /// downloads.
 fn needed<'a>(
-    prepared: &'a Prepared,
+    selection: &'a Selection,
     steps: &'a [&str],
 ) -> impl Iterator<Item = (&'a str, &'a str)> {
-    let volumes = prepared.profile.volumes.iter();
+    let volumes = selection.profile.volumes.iter();
     volumes.filter_map(|volume| {
         let downloads = volume.downloads.as_ref()?;
         let needed = steps.iter().any(|step| downloads.needed_by(step));

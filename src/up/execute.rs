@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 
 use super::downloads::Fetching;
-use super::resolve::Prepared;
 use super::{Resolved, Run};
 use crate::engine::choose::Reason;
 use crate::engine::docker::Service;
@@ -17,18 +16,18 @@ use crate::ui::event::{Chosen, Event, Planned};
 
 pub(super) fn execute<'a>(
     run: &Run<'a>,
-    prepared: &Prepared,
-    resolved: &Resolved,
+    resolved: &Resolved<'_>,
     env: &mut LockedEnv<'a>,
     observed: &Observed,
     plan: &Plan,
 ) -> Result<Progress> {
-    provide(run, prepared, resolved, env, observed, plan)?;
-    let Resolved { spec, sources, .. } = resolved;
+    provide(run, resolved, env, observed, plan)?;
+    let Resolved { spec, gathered, .. } = resolved;
+    let selection = gathered.selection;
     run.reporter.emit(&Event::RunStarted {
         env: spec.name.clone(),
         plan: shown(plan),
-        chosen: match prepared.choice.reason {
+        chosen: match selection.choice.reason {
             Reason::Found(why) => Some(Chosen {
                 engine: spec.engine.to_string(),
                 reason: why.to_owned(),
@@ -41,17 +40,17 @@ pub(super) fn execute<'a>(
         env,
         spec,
         plan,
-        files: &prepared.files,
-        sources,
-        fingerprints: &prepared.inputs.fingerprints,
-        locked: prepared.pinned.as_ref().map(|locked| &locked.lock),
-        hooks: &prepared.hooks,
-        host: &prepared.host,
+        files: &selection.files,
+        sources: &gathered.sources,
+        fingerprints: &gathered.inputs.fingerprints,
+        locked: selection.locked.as_ref().map(|locked| &locked.lock),
+        hooks: &gathered.hooks,
+        host: &selection.host,
         config: &run.cx.config,
-        gpu: prepared.gpu.as_ref(),
+        gpu: selection.gpu.as_ref(),
         offline: run.args.offline,
         apart: &BTreeSet::new(),
-        sizing: &prepared.sizing,
+        sizing: &selection.sizing,
         signals: run.signals,
         reporter: run.reporter,
     }
@@ -73,15 +72,14 @@ pub(super) fn execute<'a>(
 /// Prepares what the env's containers need: the image at its service, Ninja, and downloads.
 fn provide(
     run: &Run<'_>,
-    prepared: &Prepared,
-    resolved: &Resolved,
+    resolved: &Resolved<'_>,
     env: &LockedEnv<'_>,
     observed: &Observed,
     plan: &Plan,
 ) -> Result<()> {
     let Resolved {
         spec,
-        sources,
+        gathered,
         image,
         ..
     } = resolved;
@@ -96,7 +94,7 @@ fn provide(
     if let Some(service) = env.service()? {
         remember(env, &service, observed, plan, run.reporter)?;
     }
-    for message in fetching.provide(prepared, spec, plan, sources)? {
+    for message in fetching.provide(gathered.selection, spec, plan, &gathered.sources)? {
         run.reporter.emit(&Event::Warning { message });
     }
     Ok(())

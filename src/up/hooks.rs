@@ -1,7 +1,6 @@
 //! Owns what `up` and `plan` learn about a profile's hooks before anything is built.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
 use crate::execute;
@@ -13,7 +12,7 @@ use crate::store::Store;
 use crate::store::source::Git;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::up::context::Context;
-use crate::up::resolve::Prepared;
+use crate::up::resolve::Gathered;
 
 /// Reads the hooks that a profile names.
 pub(crate) fn read(
@@ -90,13 +89,9 @@ pub(crate) fn fetch_patches(
 }
 
 /// Drops hooks that are not for the source's revision, as far as its history is known.
-pub(crate) fn apply_to_inputs(
-    prepared: &mut Prepared,
-    sources: &BTreeMap<String, PathBuf>,
-    git: &Git<'_>,
-) -> Result<()> {
-    for facts in prepared.inputs.hooks.values_mut() {
-        let Some(source) = sources.get(&facts.volume) else {
+pub(crate) fn apply_to_inputs(gathered: &mut Gathered<'_>, git: &Git<'_>) -> Result<()> {
+    for facts in gathered.inputs.hooks.values_mut() {
+        let Some(source) = gathered.sources.get(&facts.volume) else {
             continue;
         };
         let short = |commit: &str| commit.chars().take(12).collect::<String>();
@@ -116,29 +111,30 @@ pub(crate) fn apply_to_inputs(
 }
 
 /// Asks the sources whether the hooks will apply; returns notes for the user.
-pub(crate) fn ask(prepared: &Prepared, sources: &BTreeMap<String, PathBuf>) -> Result<Vec<String>> {
+pub(crate) fn ask(gathered: &Gathered<'_>) -> Result<Vec<String>> {
     let mut notes = Vec::new();
     let mut hooks = Vec::new();
     let mut absent = BTreeSet::new();
-    let inputs = &prepared.inputs;
+    let Gathered {
+        selection,
+        inputs,
+        sources,
+        ..
+    } = gathered;
+    let targets = inputs.targets_of(&selection.profile);
     let chosen = Chosen::new(
-        &prepared.profile,
+        &selection.profile,
         inputs.variant.as_deref(),
         inputs.from.as_deref(),
     )?;
     for name in &chosen.hooks() {
-        let (Some(hook), Some(facts)) = (prepared.hooks.get(name), prepared.inputs.hooks.get(name))
-        else {
+        let (Some(hook), Some(facts)) = (gathered.hooks.get(name), inputs.hooks.get(name)) else {
             continue;
-        };
-        let targets = match prepared.inputs.targets.is_empty() {
-            true => &prepared.profile.targets,
-            false => &prepared.inputs.targets,
         };
         if let Some(reason) = facts
             .not_now
             .clone()
-            .or_else(|| facts.applies.not_for(targets))
+            .or_else(|| facts.applies.not_for(&targets))
         {
             notes.push(format!("hook `{name}` skipped: {reason}"));
         } else if !sources.contains_key(&facts.volume) {

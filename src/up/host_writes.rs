@@ -7,12 +7,12 @@ use crate::plan::resolve::{self, Access, VolumeSource};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::trust::{self, Trusted};
 use crate::up::context::Context;
-use crate::up::resolve::Prepared;
+use crate::up::select::Selection;
 
 /// Shows where the steps of a profile that was named by its file can write. Asks about directories that are neither
 /// beside the file nor in the user's home. An answer is remembered.
-pub(crate) fn agree(cx: &Context, prepared: &Prepared) -> Result<()> {
-    let Some(file) = &prepared.file else {
+pub(crate) fn agree(cx: &Context, selection: &Selection) -> Result<()> {
+    let Some(file) = &selection.file else {
         return Ok(());
     };
     let file = fs_err::canonicalize(file)?;
@@ -23,7 +23,7 @@ pub(crate) fn agree(cx: &Context, prepared: &Prepared) -> Result<()> {
     {
         return Ok(());
     }
-    let writes = writable(prepared)?;
+    let writes = writable(selection)?;
     let known = Trusted::read(&config.user_dir, &file).unwrap_or_default();
     if writes.iter().all(|path| known.writes.contains(path)) {
         return Ok(());
@@ -62,8 +62,8 @@ fn shown<'p>(paths: impl Iterator<Item = &'p PathBuf>) -> String {
 }
 
 /// Returns the host directories that steps can write to, with links resolved as far as the paths exist.
-fn writable(prepared: &Prepared) -> Result<BTreeSet<PathBuf>> {
-    let volumes = resolve::volumes(&prepared.profile, &prepared.inputs)?;
+fn writable(selection: &Selection) -> Result<BTreeSet<PathBuf>> {
+    let volumes = resolve::volumes(&selection.profile, &selection.inputs)?;
     let mut writes = BTreeSet::new();
     for volume in volumes {
         match (volume.access, volume.source) {

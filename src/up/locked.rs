@@ -5,18 +5,19 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest as _, Sha256};
 
-use super::select::UpRequest;
+use super::request::UpRequest;
 use crate::engine::ninja;
 use crate::plan::Plan;
 use crate::plan::lockfile::{self, CacheFile, Choices, Fetched, Lockfile};
-use crate::plan::resolve::{self, BuildUser, Spec, Step, VolumeSource};
+use crate::plan::resolve::{self, BuildUser, Inputs, Spec, Step, VolumeSource};
+use crate::profile::Profile;
 use crate::rocm::target::Target;
 use crate::rocm::therock::Prints;
 use crate::store::Store;
 use crate::store::source::Repository;
 use crate::sys::error::{Error, Result};
 use crate::up::context::Context;
-use crate::up::resolve::Prepared;
+use crate::up::select::Selection;
 
 /// A lock file that an env is built from.
 #[derive(Clone, Debug)]
@@ -44,24 +45,24 @@ impl Locked {
 }
 
 /// Returns the path of the request's lock file, regardless of `--name`.
-pub(crate) fn place(prepared: &Prepared) -> Result<PathBuf> {
-    let inputs = &prepared.inputs;
+pub(crate) fn place(selection: &Selection) -> Result<PathBuf> {
+    let inputs = &selection.inputs;
     let mut targets = inputs.targets.clone();
     targets.sort_unstable();
     targets.dedup();
     let choices = resolve::choices(
-        &prepared.profile,
+        &selection.profile,
         inputs.variant.as_deref(),
         inputs.from.as_deref(),
     );
     let name = resolve::env_name(
         None,
         inputs.stem.as_deref(),
-        &prepared.profile.name,
+        &selection.profile.name,
         &targets,
         &choices,
     )?;
-    Ok(lockfile::place(prepared.profile.origin(), &name))
+    Ok(lockfile::place(selection.profile.origin(), &name))
 }
 
 /// Returns the command that writes the request's lock file.
@@ -73,13 +74,13 @@ pub(crate) fn command(request: &UpRequest<'_>, file: Option<&Path>) -> String {
 /// Reads the request's lock file and applies it; refuses differences that are known already.
 pub(crate) fn follow(
     cx: &Context,
-    prepared: &mut Prepared,
+    selection: &mut Selection,
     request: &UpRequest<'_>,
     file: Option<&Path>,
 ) -> Result<()> {
     let path = match file {
         Some(file) => file.to_owned(),
-        None => place(prepared)?,
+        None => place(selection)?,
     };
     let command = command(request, file);
     let lock = lockfile::read(&path)?.ok_or_else(|| {
@@ -91,37 +92,37 @@ pub(crate) fn follow(
         lock,
         command,
     };
-    adopt(cx, prepared, pinned)?;
+    adopt(cx, selection, pinned)?;
     // What depends on a source's history is compared when the source exists.
-    let by_history = prepared
+    let by_history = selection
         .inputs
         .hooks
         .values()
         .any(|hook| hook.applies.since.is_some() || hook.applies.until.is_some());
     match by_history {
         true => Ok(()),
-        false => check_steps(prepared),
+        false => check_steps(selection, &selection.inputs),
     }
 }
 
 /// Replaces open choices by the locked ones.
-pub(crate) fn adopt(cx: &Context, prepared: &mut Prepared, pinned: Locked) -> Result<()> {
+pub(crate) fn adopt(cx: &Context, selection: &mut Selection, pinned: Locked) -> Result<()> {
     let lock = &pinned.lock;
-    let mut differences = lockfile::choices(lock, &choices(prepared));
-    let image = &prepared.profile.image.value;
+    let mut differences = lockfile::choices(lock, &choices(selection));
+    let image = &selection.profile.image.value;
     if *image != lock.image.name {
         differences.push(format!(
             "the image is `{}` in the lock file, but `{image}` in the profile",
             lock.image.name
         ));
-    } else if prepared.recipe.digest() != lock.image.recipe {
+    } else if selection.recipe.digest() != lock.image.recipe {
         differences.push(format!("the recipe of image `{image}` has changed"));
     }
-    let hooks = prepared.inputs.hooks.iter();
+    let hooks = selection.inputs.hooks.iter();
     let hooks = hooks.map(|(name, facts)| (name.clone(), facts.digest.clone()));
     differences.extend(lockfile::hooks(lock, &hooks.collect()));
-    differences.extend(lockfile::fetched(lock, &fetched(cx, prepared)?));
-    let inputs = &mut prepared.inputs;
+    differences.extend(lockfile::fetched(lock, &fetched(cx, selection)?));
+    let inputs = &mut selection.inputs;
     inputs.params.clone_from(&lock.params);
     inputs.machine_targets = targets(&lock.machine_targets)?;
     inputs.image_key.clone_from(&lock.image.key);
@@ -129,14 +130,14 @@ pub(crate) fn adopt(cx: &Context, prepared: &mut Prepared, pinned: Locked) -> Re
     let prints = lock.source.iter();
     let prints = prints.map(|(name, source)| (name.clone(), source.fingerprint()));
     inputs.fingerprints.extend(prints);
-    let volumes = resolve::volumes(&prepared.profile, inputs)?;
+    let volumes = resolve::volumes(&selection.profile, inputs)?;
     differences.extend(lockfile::sources(lock, &volumes));
     if !differences.is_empty() {
         return Err(pinned.drift(&differences));
     }
     let own = format!("{}:{}", inputs.user.uid, inputs.user.gid);
     if own != lock.build_user {
-        prepared.notes.push(format!(
+        selection.notes.push(format!(
             "`{}` was made with the build user {}, and here it is {own}: keys of steps that run as it differ; \
              `build-user = \"{}\"` in the configuration would make them equal",
             pinned.path.display(),
@@ -144,14 +145,14 @@ pub(crate) fn adopt(cx: &Context, prepared: &mut Prepared, pinned: Locked) -> Re
             lock.build_user
         ));
     }
-    prepared.recipe = prepared.recipe.pinned(lock.image.pin());
-    prepared.pinned = Some(pinned);
+    selection.recipe = selection.recipe.pinned(lock.image.pin());
+    selection.locked = Some(pinned);
     Ok(())
 }
 
 /// Refuses cache files that differ from the locked ones. Missing ones are fetched later, by steps or by rockenv.
-pub(crate) fn check_files(prepared: &Prepared, store: &Store) -> Result<()> {
-    let Some(pinned) = &prepared.pinned else {
+pub(crate) fn check_files(selection: &Selection, store: &Store) -> Result<()> {
+    let Some(pinned) = &selection.locked else {
         return Ok(());
     };
     let mut differences = Vec::new();
@@ -172,8 +173,8 @@ pub(crate) fn check_files(prepared: &Prepared, store: &Store) -> Result<()> {
 }
 
 /// Returns the choices that the build is for.
-pub(crate) fn choices(prepared: &Prepared) -> Choices<'_> {
-    let (profile, inputs) = (&prepared.profile, &prepared.inputs);
+pub(crate) fn choices(selection: &Selection) -> Choices<'_> {
+    let (profile, inputs) = (&selection.profile, &selection.inputs);
     Choices {
         profile: &profile.name,
         targets: match inputs.targets.is_empty() {
@@ -190,19 +191,19 @@ pub(crate) fn choices(prepared: &Prepared) -> Choices<'_> {
 }
 
 /// Refuses steps that differ from the locked ones. Does nothing without a lock file.
-pub(crate) fn check_steps(prepared: &Prepared) -> Result<()> {
-    let Some(pinned) = &prepared.pinned else {
+pub(crate) fn check_steps(selection: &Selection, inputs: &Inputs) -> Result<()> {
+    let Some(pinned) = &selection.locked else {
         return Ok(());
     };
     // Parts of a source have fingerprints of their own, which need the source.
-    let prints = &prepared.inputs.fingerprints;
+    let prints = &inputs.fingerprints;
     let known = |name: &String| prints.get(name).is_some_and(|print| print != "absent");
-    let mut inputs = prepared.profile.steps.iter().flat_map(|step| &step.inputs);
-    if !inputs.all(known) {
+    let mut needed = selection.profile.steps.iter().flat_map(|step| &step.inputs);
+    if !needed.all(known) {
         return Ok(());
     }
     let prints = |step: &Step| locked_prints(&pinned.lock, step);
-    let spec = whole(prepared, &pinned.lock, &prints)?;
+    let spec = whole(&selection.profile, inputs, &pinned.lock, &prints)?;
     let differences = lockfile::steps(&pinned.lock, &spec);
     match differences.is_empty() {
         true => Ok(()),
@@ -211,8 +212,8 @@ pub(crate) fn check_steps(prepared: &Prepared) -> Result<()> {
 }
 
 /// Refuses snapshots to build on whose steps differ from the lock file.
-pub(crate) fn check_built(prepared: &Prepared, store: &Store, plan: &Plan) -> Result<()> {
-    let (Some(pinned), Some(start)) = (&prepared.pinned, &plan.start) else {
+pub(crate) fn check_built(selection: &Selection, store: &Store, plan: &Plan) -> Result<()> {
+    let (Some(pinned), Some(start)) = (&selection.locked, &plan.start) else {
         return Ok(());
     };
     // The chain ends with the first step's layer.
@@ -243,11 +244,11 @@ pub(crate) fn check_built(prepared: &Prepared, store: &Store, plan: &Plan) -> Re
 /// find it by the spec.
 pub(crate) fn follow_sources(
     spec: &mut Spec,
-    prepared: &Prepared,
+    selection: &Selection,
     store: &Store,
     sources: &BTreeMap<String, PathBuf>,
 ) {
-    let Some(pinned) = &prepared.pinned else {
+    let Some(pinned) = &selection.locked else {
         return;
     };
     for volume in &mut spec.volumes {
@@ -263,11 +264,12 @@ pub(crate) fn follow_sources(
 /// Resolves independently of the machine: with a GPU, the lock file's build user, and the TheRock fingerprints in
 /// `prints`. A step without those has the source's fingerprint in its key.
 pub(crate) fn whole(
-    prepared: &Prepared,
+    profile: &Profile,
+    inputs: &Inputs,
     lock: &Lockfile,
     prints: &dyn Fn(&Step) -> Option<Prints>,
 ) -> Result<Spec> {
-    let mut inputs = prepared.inputs.clone();
+    let mut inputs = inputs.clone();
     inputs.without_gpu = None;
     inputs.prints.clear();
     let number = |text: &str| text.parse::<u32>().ok();
@@ -281,7 +283,7 @@ pub(crate) fn whole(
     })?;
     inputs.user = BuildUser::new(uid, gid);
     loop {
-        let spec = resolve::resolve(&prepared.profile, &inputs)?;
+        let spec = resolve::resolve(profile, &inputs)?;
         let open = spec.open.as_ref().and_then(|name| spec.step(name));
         let Some((step, prints)) = open.and_then(|step| Some((step, prints(step)?))) else {
             return Ok(spec);
@@ -298,14 +300,14 @@ pub(crate) fn locked_prints(lock: &Lockfile, step: &Step) -> Option<Prints> {
 }
 
 /// Returns the files that rockenv fetches for the env, by name.
-pub(crate) fn fetched(cx: &Context, prepared: &Prepared) -> Result<BTreeMap<String, Fetched>> {
+pub(crate) fn fetched(cx: &Context, selection: &Selection) -> Result<BTreeMap<String, Fetched>> {
     let mut files = BTreeMap::new();
-    if prepared.profile.resources.ninja {
+    if selection.profile.resources.ninja {
         let (url, sha256) = ninja::identity(cx.config.ninja.as_deref())?;
         let url = url.map(str::to_owned);
         files.insert("ninja".to_owned(), Fetched { url, sha256 });
     }
-    for (hook, patch) in prepared
+    for (hook, patch) in selection
         .hooks
         .iter()
         .flat_map(|(name, hook)| hook.work.patches.iter().map(move |patch| (name, patch)))

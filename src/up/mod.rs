@@ -15,6 +15,7 @@ pub(crate) mod offline;
 pub(crate) mod options;
 pub(crate) mod preflight;
 pub(crate) mod registry;
+pub(crate) mod request;
 pub(crate) mod resolve;
 pub(crate) mod segments;
 pub(crate) mod seize;
@@ -24,8 +25,7 @@ pub(crate) mod summary;
 pub(crate) mod task;
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::collections::BTreeSet;
 
 use crate::execute::{Ended, Progress};
 use crate::plan::resolve::Spec;
@@ -44,7 +44,8 @@ use crate::up::observe::plan_for;
 use crate::up::options::{UpOptions, options};
 use crate::up::preflight::Needs;
 use crate::up::registry::Source;
-use crate::up::resolve::Prepared;
+use crate::up::resolve::Gathered;
+use crate::up::select::Selection;
 
 /// Maximum of attempts when others remove what was found before it can be used.
 const ATTEMPTS: usize = 5;
@@ -54,7 +55,7 @@ pub(crate) fn run_up(
     cx: &Context,
     args: &UpOptions,
     store: &Store,
-    mut prepared: Prepared,
+    selection: &Selection,
     signals: &Signals,
     reporter: &Reporter,
 ) -> Result<Finished> {
@@ -70,17 +71,17 @@ pub(crate) fn run_up(
     let mut options = options(args);
     let (mut gone, mut begun) = (0, false);
     while gone < ATTEMPTS {
-        match attempt(&run, &options, &mut prepared) {
+        match attempt(&run, &options, selection) {
             Ok(Attempt::Done(finished)) => return Ok(finished),
             Ok(Attempt::Gone) => gone += 1,
             Ok(Attempt::Known(step)) => {
-                options = rest(&prepared.profile, &step, options);
+                options = rest(&selection.profile, &step, options);
                 begun = true;
             }
             Err(error) if begun => {
                 return Ok(Finished {
                     ended: Some(Ended::broke(error, signals)),
-                    env: prepared.name,
+                    env: selection.name.clone(),
                     lacking: String::new(),
                 });
             }
@@ -137,10 +138,10 @@ fn rest(profile: &Profile, step: &str, asked: Options) -> Options {
 }
 
 /// What an attempt builds, and from what. Before this is known, nothing of the env is read or changed.
-struct Resolved {
+struct Resolved<'a> {
+    gathered: Gathered<'a>,
     spec: Spec,
     image: Image,
-    sources: BTreeMap<String, PathBuf>,
     /// How far this attempt goes.
     options: Options,
     /// The step that ends the attempt, because the keys of later requested steps depend on its result.
@@ -148,109 +149,100 @@ struct Resolved {
 }
 
 /// One attempt: to the end, or to a step whose result decides later keys.
-fn attempt(run: &Run<'_>, asked: &Options, prepared: &mut Prepared) -> Result<Attempt> {
-    let image = base::find(run, prepared)?;
-    let sources = prepare_sources(run, prepared)?;
-    locked::check_steps(prepared)?;
-    let spec = resolve_and_pull(run, asked, prepared)?;
-    let Some(image) = base::settle(run, prepared, image)? else {
+fn attempt(run: &Run<'_>, asked: &Options, selection: &Selection) -> Result<Attempt> {
+    let base = base::find(run, selection)?;
+    let gathered = gather_sources(run, Gathered::on(selection, base, asked.clean))?;
+    locked::check_steps(selection, &gathered.inputs)?;
+    let Some(resolved) = resolve_and_pull(run, asked, gathered)? else {
         return Ok(Attempt::Gone);
     };
-    let resolved = Resolved::new(run, asked, prepared, spec, image, sources)?;
-    let mut env = claim::lock(run, prepared, &resolved)?;
-    let (observed, plan) = resolved.plan(run, &env, prepared)?;
-    locked::check_built(prepared, run.store, &plan)?;
+    let mut env = claim::lock(run, &resolved)?;
+    let (observed, plan) = resolved.plan(run, &env)?;
+    locked::check_built(selection, run.store, &plan)?;
     env.touch();
     if plan.is_empty() && env.record().is_some() {
         nothing_to_do(run, &resolved, &mut env, &plan)?;
-        return Ok(Attempt::Done(resolved.finished(None, &plan, prepared)));
+        return Ok(Attempt::Done(resolved.finished(None, &plan)));
     }
-    preflight(run, asked, prepared, &resolved, &env, &plan)?;
+    preflight(run, asked, &resolved, &env, &plan)?;
     if !claim::lease(&env, &resolved, &observed, &plan)? {
         return Ok(Attempt::Gone);
     }
     run.store.load_ballast()?;
-    claim::record(&mut env, prepared, &resolved)?;
-    let (observed, plan) = resolved.plan(run, &env, prepared)?;
-    match execute::execute(run, prepared, &resolved, &mut env, &observed, &plan)? {
+    claim::record(&mut env, &resolved)?;
+    let (observed, plan) = resolved.plan(run, &env)?;
+    match execute::execute(run, &resolved, &mut env, &observed, &plan)? {
         Progress::Changed(step) => Ok(Attempt::Known(step)),
         Progress::Ended(ended) => match (&ended, &resolved.open) {
             (Ended::Complete, Some(step)) => Ok(Attempt::Known(step.clone())),
-            _ => Ok(Attempt::Done(resolved.finished(
-                Some(ended),
-                &plan,
-                prepared,
-            ))),
+            _ => Ok(Attempt::Done(resolved.finished(Some(ended), &plan))),
         },
     }
 }
 
 /// Makes missing sources; reports each note about them once.
-fn prepare_sources(run: &Run<'_>, prepared: &mut Prepared) -> Result<BTreeMap<String, PathBuf>> {
+fn gather_sources<'a>(run: &Run<'_>, gathered: Gathered<'a>) -> Result<Gathered<'a>> {
     let offline = run.args.offline;
-    let (sources, notes) =
-        sources::prepare(prepared, run.store, offline, run.signals, run.reporter)?;
+    let (gathered, notes) =
+        sources::gather(gathered, run.store, offline, run.signals, run.reporter)?;
     for message in notes {
         if run.told.borrow_mut().insert(message.clone()) {
             run.reporter.emit(&Event::Warning { message });
         }
     }
-    Ok(sources)
+    Ok(gathered)
 }
 
-/// Resolves the profile, and pulls the steps that a registry has.
-fn resolve_and_pull(run: &Run<'_>, asked: &Options, prepared: &mut Prepared) -> Result<Spec> {
-    prepared.clean = asked.clean;
-    let mut spec = prepared.resolve(Some(run.store))?;
+/// Resolves the profile, and pulls the steps that a registry has; `None` if the image is gone.
+fn resolve_and_pull<'a>(
+    run: &Run<'_>,
+    asked: &Options,
+    mut gathered: Gathered<'a>,
+) -> Result<Option<Resolved<'a>>> {
+    let mut spec = gathered.resolve(Some(run.store))?;
     if let Some(source) = &run.source {
         // A pulled step may decide the keys of later ones, which can then be pulled too.
-        while source.pull_steps(run.store, prepared, &spec, asked)? {
-            spec = prepared.resolve(Some(run.store))?;
+        while source.pull_steps(run.store, &gathered, &spec, asked)? {
+            spec = gathered.resolve(Some(run.store))?;
         }
     }
-    Ok(spec)
+    let Some(image) = base::settle(run, &gathered)? else {
+        return Ok(None);
+    };
+    let selection = gathered.selection;
+    locked::follow_sources(&mut spec, selection, run.store, &gathered.sources);
+    spec.lock = selection.locked.as_ref().map(Locked::digest).transpose()?;
+    let open = opening(&selection.profile, &spec, asked);
+    let options = Options {
+        until: open.clone().or_else(|| asked.until.clone()),
+        ..asked.clone()
+    };
+    Ok(Some(Resolved {
+        gathered,
+        spec,
+        image,
+        options,
+        open,
+    }))
 }
 
-impl Resolved {
-    fn new(
-        run: &Run<'_>,
-        asked: &Options,
-        prepared: &Prepared,
-        mut spec: Spec,
-        image: Image,
-        sources: BTreeMap<String, PathBuf>,
-    ) -> Result<Self> {
-        locked::follow_sources(&mut spec, prepared, run.store, &sources);
-        spec.lock = prepared.pinned.as_ref().map(Locked::digest).transpose()?;
-        let open = opening(&prepared.profile, &spec, asked);
-        let options = Options {
-            until: open.clone().or_else(|| asked.until.clone()),
-            ..asked.clone()
-        };
-        Ok(Self {
-            spec,
-            image,
-            sources,
-            options,
-            open,
-        })
-    }
-
+impl Resolved<'_> {
     /// Observes what exists, and plans what to do.
-    fn plan(
-        &self,
-        run: &Run<'_>,
-        env: &LockedEnv<'_>,
-        prepared: &Prepared,
-    ) -> Result<(Observed, Plan)> {
-        plan_for(run.store, Some(env), prepared, &self.spec, &self.options)
+    fn plan(&self, run: &Run<'_>, env: &LockedEnv<'_>) -> Result<(Observed, Plan)> {
+        plan_for(
+            run.store,
+            Some(env),
+            &self.gathered,
+            &self.spec,
+            &self.options,
+        )
     }
 
-    fn finished(&self, ended: Option<Ended>, plan: &Plan, prepared: &Prepared) -> Finished {
+    fn finished(&self, ended: Option<Ended>, plan: &Plan) -> Finished {
         Finished {
             ended,
             env: self.spec.name.clone(),
-            lacking: summary::lacking(plan, prepared),
+            lacking: summary::lacking(plan, self.gathered.selection),
         }
     }
 }
@@ -266,7 +258,7 @@ fn opening(profile: &Profile, spec: &Spec, asked: &Options) -> Option<String> {
 /// Ends an `up` whose env is complete.
 fn nothing_to_do(
     run: &Run<'_>,
-    resolved: &Resolved,
+    resolved: &Resolved<'_>,
     env: &mut LockedEnv<'_>,
     plan: &Plan,
 ) -> Result<()> {
@@ -293,20 +285,19 @@ fn nothing_to_do(
 fn preflight(
     run: &Run<'_>,
     asked: &Options,
-    prepared: &Prepared,
-    resolved: &Resolved,
+    resolved: &Resolved<'_>,
     env: &LockedEnv<'_>,
     plan: &Plan,
 ) -> Result<()> {
     if plan.runs() == 0 || run.args.force {
         return Ok(());
     }
-    let (spec, store) = (&resolved.spec, run.store);
+    let (spec, store, gathered) = (&resolved.spec, run.store, &resolved.gathered);
     // A new env is judged by everything that it will run. An existing one may have some of that already.
     let whole = match env.record() {
-        None => Some(plan_for(store, Some(env), prepared, spec, asked)?.1),
+        None => Some(plan_for(store, Some(env), gathered, spec, asked)?.1),
         Some(_) => None,
     };
     let judged = whole.as_ref().unwrap_or(plan);
-    Needs::of(prepared, spec, judged, store.root(), env.record())?.preflight()
+    Needs::of(gathered.selection, spec, judged, store.root(), env.record())?.preflight()
 }

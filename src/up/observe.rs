@@ -14,7 +14,7 @@ use crate::store::history::Seeker;
 use crate::store::layer::VolumeState;
 use crate::store::{Layer, LockedEnv, Record, Store};
 use crate::sys::error::Result;
-use crate::up::resolve::Prepared;
+use crate::up::resolve::Gathered;
 
 /// Reason for refusing an incremental layer in an env without incremental layers of its own.
 const REFUSED: &str = "its snapshot is incremental: built on files from an earlier build";
@@ -347,18 +347,19 @@ fn unusable(
 pub(crate) fn plan_for(
     store: &Store,
     env: Option<&LockedEnv<'_>>,
-    prepared: &Prepared,
+    gathered: &Gathered<'_>,
     spec: &Spec,
     options: &Options,
 ) -> Result<(Observed, Plan)> {
-    let wanted = wanted(&prepared.profile, spec);
+    let selection = gathered.selection;
+    let wanted = wanted(&selection.profile, spec);
     let record = match env {
         Some(env) => env.record().cloned(),
         None => store.record(&spec.name)?,
     };
     let seeker = Seeker {
         record: record.as_ref(),
-        reuse: prepared.reuse,
+        reuse: selection.reuse,
         clean: options.clean,
     };
     let observed = observe(
@@ -366,8 +367,8 @@ pub(crate) fn plan_for(
         env,
         spec,
         &wanted,
-        &prepared.inputs.image_key,
-        prepared.choice.service.as_deref(),
+        &gathered.inputs.image_key,
+        selection.choice.service.as_deref(),
         &seeker,
     )?;
     let plan = decide(&wanted, &observed, options);

@@ -7,10 +7,10 @@ use crate::store::source::{Git, Repository};
 use crate::sys::error::{Error, Result};
 use crate::up::context::Context;
 use crate::up::locked;
-use crate::up::resolve::Prepared;
+use crate::up::select::Selection;
 
-pub(crate) fn check(cx: &Context, store: &Store, prepared: &Prepared) -> Result<()> {
-    let missing = missing(cx, store, prepared)?;
+pub(crate) fn check(cx: &Context, store: &Store, selection: &Selection) -> Result<()> {
+    let missing = missing(cx, store, selection)?;
     match missing.is_empty() {
         true => Ok(()),
         false => Err(Error::unavailable(format!(
@@ -21,18 +21,18 @@ pub(crate) fn check(cx: &Context, store: &Store, prepared: &Prepared) -> Result<
     }
 }
 
-fn missing(cx: &Context, store: &Store, prepared: &Prepared) -> Result<Vec<String>> {
+fn missing(cx: &Context, store: &Store, selection: &Selection) -> Result<Vec<String>> {
     let mut missing = Vec::new();
-    let pinned = prepared.pinned.as_ref();
+    let pinned = selection.locked.as_ref();
     let image = match pinned {
         Some(pinned) => store.image(&pinned.lock.image.key)?,
-        None => store.image_of(&prepared.recipe)?,
+        None => store.image_of(&selection.recipe)?,
     };
     if image.is_none() {
-        missing.push(format!("image `{}`", prepared.profile.image.value));
+        missing.push(format!("image `{}`", selection.profile.image.value));
     }
-    let git = Git::new(&prepared.inputs.user);
-    for volume in resolve::volumes(&prepared.profile, &prepared.inputs)? {
+    let git = Git::new(&selection.inputs.user);
+    for volume in resolve::volumes(&selection.profile, &selection.inputs)? {
         let VolumeSource::Git(source) = &volume.source else {
             continue;
         };
@@ -54,7 +54,7 @@ fn missing(cx: &Context, store: &Store, prepared: &Prepared) -> Result<Vec<Strin
             ));
         }
     }
-    for (name, file) in locked::fetched(cx, prepared)? {
+    for (name, file) in locked::fetched(cx, selection)? {
         let blob = store.root().join("blobs/sha256").join(&file.sha256);
         if let Some(url) = file.url
             && !blob.is_file()

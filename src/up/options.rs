@@ -6,8 +6,8 @@ use clap::{Args, ValueEnum};
 
 use super::context::Context;
 use super::locked;
-use super::resolve::Prepared;
-use super::select::{SelectArgs, UpRequest};
+use super::request::{SelectArgs, UpRequest};
+use super::select::Selection;
 use crate::plan::Options;
 use crate::profile::Profile;
 use crate::store::config::Config;
@@ -130,16 +130,15 @@ impl UpOptions {
     }
 
     /// Reads the profile and the machine, and applies the lock file if requested.
-    pub(crate) fn prepare(&self, cx: &Context, verb: &'static str) -> Result<Prepared> {
+    pub(crate) fn select(&self, cx: &Context, verb: &'static str) -> Result<Selection> {
         let request = self.request(verb);
-        let mut prepared = Prepared::new(cx, &request)?;
-        check_names(&prepared.profile, self)?;
-        prepared.reuse = self.reuse(&cx.config);
-        prepared.clean = self.clean;
+        let mut selection = Selection::new(cx, &request)?;
+        check_names(&selection.profile, self)?;
+        selection.reuse = self.reuse(&cx.config);
         if self.locked {
-            locked::follow(cx, &mut prepared, &request, self.lock_file.as_deref())?;
+            locked::follow(cx, &mut selection, &request, self.lock_file.as_deref())?;
         }
-        Ok(prepared)
+        Ok(selection)
     }
 }
 

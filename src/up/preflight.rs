@@ -17,7 +17,7 @@ use crate::profile::{FROM_SOURCE, Profile};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host::space;
 use crate::ui::size::{self, bytes};
-use crate::up::resolve::Prepared;
+use crate::up::select::Selection;
 
 /// Space needed on one file system.
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -71,7 +71,7 @@ struct Published {
 impl Needs {
     /// Gathers what `plan` for `spec` needs, in a store at `root`.
     pub(crate) fn of(
-        prepared: &Prepared,
+        selection: &Selection,
         spec: &Spec,
         plan: &Plan,
         root: &Path,
@@ -91,13 +91,13 @@ impl Needs {
                 .sum()
         });
         let disk = disks(spec, root, u64::try_from(spent).unwrap_or(0))?;
-        let forecast = forecast(steps, &prepared.past, prepared.sizing.jobs.value);
+        let forecast = forecast(steps, &selection.past, selection.sizing.jobs.value);
         let mut needs = Self::told(
-            &prepared.profile,
+            &selection.profile,
             spec,
             plan,
-            prepared.sizing.clone(),
-            prepared.host.memory,
+            selection.sizing.clone(),
+            selection.host.memory,
             disk,
         );
         // Figures of this machine are better.

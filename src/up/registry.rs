@@ -15,10 +15,12 @@ use crate::sys::error::{Error, Kind, Result};
 use crate::sys::signals::Signals;
 use crate::ui::event::Event;
 use crate::ui::{Reporter, size};
+use crate::up::base::Base;
 use crate::up::context::Context;
 use crate::up::observe::plan_for;
 use crate::up::options::{UpOptions, options};
-use crate::up::resolve::Prepared;
+use crate::up::resolve::Gathered;
+use crate::up::select::Selection;
 use crate::up::task::{Subject, with_progress};
 
 /// Returns the named repository, or the configured one.
@@ -146,14 +148,14 @@ impl<'a> Source<'a> {
     pub(crate) fn pull_steps(
         &self,
         store: &Store,
-        prepared: &Prepared,
+        gathered: &Gathered<'_>,
         spec: &Spec,
         asked: &Options,
     ) -> Result<bool> {
-        let keys = lacking(store, prepared, spec, asked)?;
+        let keys = lacking(store, gathered, spec, asked)?;
         match self.available(&keys)? {
             Some(key) => {
-                let service = prepared.choice.service.as_deref();
+                let service = gathered.selection.choice.service.as_deref();
                 let service = service.map(Service::connect).transpose()?;
                 self.pull(store, &Wanted::Key(key.into()), service.as_ref())
             }
@@ -161,27 +163,21 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Bases the env on the registry's image without pulling it, or on the locked one; false if there is none.
-    pub(crate) fn stand_on_image(&self, prepared: &mut Prepared) -> Result<bool> {
-        // The lock file has everything about the image that the keys need.
-        if prepared.pinned.is_some() {
-            return Ok(true);
+    /// Returns the registry's image, or the locked one, without pulling it.
+    pub(crate) fn base(&self, selection: &Selection) -> Result<Option<Base>> {
+        if selection.locked.is_some() {
+            return Ok(Some(Base::locked(selection)));
         }
-        let wanted = wanted_image(prepared);
+        let wanted = wanted_image(selection);
         if self.failed.get() {
-            return Ok(false);
+            return Ok(None);
         }
         let what = shown(&self.repository);
         let shown = Subject::Transfer(&what);
         let found = with_progress(self.cx, shown, self.signals, self.reporter, |means| {
             share::image(&self.repository, &wanted, means)
         });
-        let found = self.or_build(found)?.flatten();
-        let is_there = found.is_some();
-        if let Some(image) = found {
-            prepared.stand_on(image);
-        }
-        Ok(is_there)
+        Ok(self.or_build(found)?.flatten().map(Base::announced))
     }
 
     /// Returns the first of these keys that the registry has.
@@ -215,17 +211,17 @@ impl<'a> Source<'a> {
 }
 
 /// Returns the wanted image: the locked one, or the recipe's.
-pub(crate) fn wanted_image(prepared: &Prepared) -> Wanted {
-    match &prepared.pinned {
-        None => Wanted::Recipe(prepared.recipe.digest()),
-        Some(pinned) => Wanted::Key(pinned.lock.image.key.clone()),
+pub(crate) fn wanted_image(selection: &Selection) -> Wanted {
+    match &selection.locked {
+        None => Wanted::Recipe(selection.recipe.digest()),
+        Some(locked) => Wanted::Key(locked.lock.image.key.clone()),
     }
 }
 
 /// Returns the keys of the steps that would run and could be pulled, the last one first.
 pub(crate) fn lacking(
     store: &Store,
-    prepared: &Prepared,
+    gathered: &Gathered<'_>,
     spec: &Spec,
     asked: &Options,
 ) -> Result<Vec<StepKey>> {
@@ -233,7 +229,7 @@ pub(crate) fn lacking(
     if asked.clean && !store.freezes_volumes() {
         return Ok(Vec::new());
     }
-    let (observed, plan) = plan_for(store, None, prepared, spec, asked)?;
+    let (observed, plan) = plan_for(store, None, gathered, spec, asked)?;
     let again = asked.rerun.as_ref();
     let steps = plan.steps.into_iter();
     let mut keys: Vec<StepKey> = steps
@@ -260,15 +256,19 @@ pub(crate) struct Remote {
 pub(crate) fn remote(
     source: &Source<'_>,
     store: Option<&Store>,
-    prepared: &mut Prepared,
+    gathered: &mut Gathered<'_>,
     args: &UpOptions,
     mut spec: Spec,
 ) -> Result<Remote> {
-    if prepared.inputs.image_key.starts_with("unbuilt ") && source.stand_on_image(prepared)? {
-        spec = prepared.resolve(store)?;
+    if gathered.image.is_none()
+        && gathered.selection.locked.is_none()
+        && let Some(base) = source.base(gathered.selection)?
+    {
+        gathered.base_on(base);
+        spec = gathered.resolve(store)?;
     }
     let keys = match store {
-        Some(store) => lacking(store, prepared, &spec, &options(args))?,
+        Some(store) => lacking(store, gathered, &spec, &options(args))?,
         None => {
             let steps = spec.steps.iter().rev();
             steps.map(|step| step.key.clone()).collect()

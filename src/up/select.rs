@@ -1,131 +1,219 @@
-//! Owns selecting an env: the arguments that `up`, `plan` and `lock` share, and how to type them again.
+//! Owns the selection: what a request means on this machine, before anything of the store or of a source is read.
 
-use clap::Args;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 
-use crate::sys::shell::quoted;
+use super::hooks;
+use super::request::UpRequest;
+use crate::engine::choose::{Choice, choose};
+use crate::image::{Recipe, catalog};
+use crate::plan::jobs::{self, Past, Sizing};
+use crate::plan::resolve::{self, Inputs};
+use crate::profile::hook::Hook;
+use crate::profile::{self, CopyFiles, Profile};
+use crate::rocm::gpu;
+use crate::rocm::target::Target;
+use crate::store::Store;
+use crate::store::history::Reuse;
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::host::Host;
+use crate::up::context::Context;
+use crate::up::locked::Locked;
 
-/// Arguments that select what is built.
-#[derive(Debug, Args)]
-pub(crate) struct SelectArgs {
-    /// Profile, target or profile file [default: what `--target` names, or this machine's GPU]
-    #[arg(value_name = "PROFILE|TARGET|FILE.toml")]
-    what: Option<String>,
-    /// Target to build for; may be given again
-    #[arg(short, long, value_name = "GFX")]
-    target: Vec<String>,
-    /// Variant of the profile to build
-    #[arg(long, value_name = "NAME")]
-    variant: Option<String>,
-    /// Starting point: `source`, or prebuilt parts that the profile offers, such as `compiler`, `rocm` or `wheels`
-    #[arg(long, value_name = "WAY")]
-    from: Option<String>,
-    /// Set a parameter of the profile
-    #[arg(short, long, value_name = "NAME=VALUE")]
-    param: Vec<String>,
-    /// Engine to use: auto, nspawn, docker or podman
-    #[arg(short, long)]
-    engine: Option<String>,
-}
-
-impl SelectArgs {
-    /// Returns the request: without a GPU, and with the defaults for name and jobs.
-    pub(crate) fn request(&self, verb: &'static str) -> UpRequest<'_> {
-        UpRequest {
-            verb,
-            what: self.what.as_deref(),
-            targets: &self.target,
-            name: None,
-            variant: self.variant.as_deref(),
-            from: self.from.as_deref(),
-            params: &self.param,
-            engine: self.engine.as_deref(),
-            jobs: None,
-            gpu: "none",
-        }
-    }
-}
-
-/// A request, as typed.
+/// What a request selects: the profile, the engine, the GPU and the lock file. The stages of `up` only read it.
 #[derive(Debug)]
-pub(crate) struct UpRequest<'a> {
-    /// The command's verb.
-    pub(crate) verb: &'static str,
-    /// Profile, target or file.
-    pub(crate) what: Option<&'a str>,
-    /// Targets to build for instead of the profile's.
-    pub(crate) targets: &'a [String],
-    pub(crate) name: Option<&'a str>,
-    pub(crate) variant: Option<&'a str>,
-    /// Starting point.
-    pub(crate) from: Option<&'a str>,
-    /// Parameters as `NAME=VALUE`.
-    pub(crate) params: &'a [String],
-    pub(crate) engine: Option<&'a str>,
-    /// Maximum of jobs.
-    pub(crate) jobs: Option<u32>,
-    pub(crate) gpu: &'a str,
+pub(crate) struct Selection {
+    pub(crate) name: String,
+    pub(crate) profile: Profile,
+    /// The profile's file, if it was named by that.
+    pub(crate) file: Option<PathBuf>,
+    pub(crate) files: CopyFiles,
+    /// The profile's hooks, by name.
+    pub(crate) hooks: BTreeMap<String, Hook>,
+    pub(crate) recipe: Recipe,
+    /// The inputs of keys, as far as the request, the profile and the lock file decide them.
+    pub(crate) inputs: Inputs,
+    pub(crate) host: Host,
+    pub(crate) sizing: Sizing,
+    /// Earlier cost of steps.
+    pub(crate) past: Vec<Past>,
+    pub(crate) choice: Choice,
+    /// The GPU that the env gets.
+    pub(crate) gpu: Option<gpu::Grant>,
+    /// Notes for the user.
+    pub(crate) notes: Vec<String>,
+    /// The lock file to follow, if any.
+    pub(crate) locked: Option<Locked>,
+    /// Which layers of other envs this one may use.
+    pub(crate) reuse: Reuse,
+    /// Use the env's own layers too, not only shared ones.
+    pub(crate) own: bool,
 }
 
-impl UpRequest<'_> {
-    /// Returns `rockenv VERB` for the same env, quoted for a shell, with those of `flags` that have a value.
-    pub(crate) fn command(&self, verb: &str, flags: &[(&str, Option<&str>)]) -> String {
-        let mut text = format!("rockenv {verb}");
-        let mut add = |words: &[&str]| {
-            for word in words {
-                text.push(' ');
-                text.push_str(&quoted(word));
-            }
+fn machine_targets(cx: &Context) -> Result<Vec<Target>> {
+    let names = cx.config.targets.iter();
+    names
+        .map(|name| Target::parse(name))
+        .collect::<Result<_>>()
+        .context(|| "`targets` in the configuration".to_owned())
+}
+
+/// Returns the profile to build if only targets were given, or nothing at all. A profile may be named after a single
+/// target.
+fn unnamed(
+    request: &UpRequest<'_>,
+    targets: Vec<Target>,
+    machine: &gpu::Machine,
+) -> Result<(&'static str, Vec<Target>)> {
+    let command = |isa: &str| {
+        let what = Some(isa);
+        UpRequest { what, ..*request }.command(request.verb, &[("--name", request.name)])
+    };
+    Ok(match targets[..] {
+        [] => (machine.target(command)?.name(), targets),
+        [one] => (one.name(), Vec::new()),
+        [..] => (resolve::DEFAULT_PROFILE, targets),
+    })
+}
+
+impl Selection {
+    /// Reads the profile and the machine.
+    pub(crate) fn new(cx: &Context, request: &UpRequest<'_>) -> Result<Self> {
+        let host = Host::probe()?;
+        let targets = request
+            .targets
+            .iter()
+            .map(|name| Target::parse(name))
+            .collect::<Result<Vec<_>>>()?;
+        let listed = profile::list(&cx.config.profile_dirs)?;
+        let machine = cx.gpus();
+        let (what, targets) = match request.what {
+            Some(what) => (what, targets),
+            None => unnamed(request, targets, &machine)?,
         };
-        if let Some(what) = self.what {
-            add(&[what]);
+        let named = resolve::choose(
+            what,
+            &targets,
+            request.name,
+            listed.iter().map(|profile| profile.name.as_str()),
+        )?;
+        let profile = profile::load(&cx.config.profile_dirs, &named.profile)?;
+        let file = profile::is_path(&named.profile).then(|| PathBuf::from(&named.profile));
+        let files = profile::copy_files(&profile)?;
+        let chosen = resolve::Chosen::new(&profile, request.variant, request.from)?;
+        let hooks = hooks::read(cx, &profile, &chosen.hooks())?;
+        let recipe = catalog::find(&cx.config.image_dirs, &profile.image.value)?;
+        let mut params = BTreeMap::new();
+        for text in request.params {
+            let (name, value) = text.split_once('=').ok_or_else(|| {
+                Error::new(Kind::Usage, format!("`{text}` is not NAME=VALUE")).help(format!(
+                    "rockenv {} PROFILE --param NAME=VALUE",
+                    request.verb
+                ))
+            })?;
+            params.insert(name.to_owned(), value.to_owned());
         }
-        for target in self.targets {
-            add(&["--target", target]);
-        }
-        for param in self.params {
-            add(&["--param", param]);
-        }
-        let own = [
-            ("--variant", self.variant),
-            ("--from", self.from),
-            ("--engine", self.engine),
-        ];
-        for (flag, value) in own.iter().chain(flags) {
-            if let Some(value) = value {
-                add(&[flag, value]);
+        let wanted = match named.targets[..] {
+            [] => &profile.targets,
+            _ => &named.targets,
+        };
+        let mut notes = Vec::new();
+        let (gpu, without_gpu) = match machine.choose(&request.gpu.into(), wanted, profile.gpu)? {
+            gpu::Choice::Gpu { grant, note } => {
+                // Irrelevant if no step uses it.
+                notes.extend(note.filter(|_| profile.steps.iter().any(|step| step.gpu)));
+                (Some(*grant), None)
             }
-        }
-        text
+            gpu::Choice::Without { why } => (None, Some(why)),
+        };
+        let name = resolve::env_name(
+            named.env_name.as_deref(),
+            named.stem.as_deref(),
+            &profile.name,
+            &named.targets,
+            &resolve::choices(&profile, request.variant, request.from),
+        )?;
+        let past = Store::open_existing(&cx.config.home)
+            .ok()
+            .flatten()
+            .map_or_else(Vec::new, |store| store.past(&profile.name));
+        let sizing = jobs::size(&jobs::Given {
+            resources: &profile.resources,
+            cores: host.cores,
+            memory: host.memory,
+            configured: cx.config.jobs,
+            asked: request.jobs,
+            past: &past,
+        });
+        let choice = engine(cx, request, &host, &name)?;
+        let inputs = Inputs {
+            env_name: named.env_name,
+            stem: named.stem,
+            targets: named.targets,
+            machine_targets: machine_targets(cx)?,
+            variant: request.variant.map(str::to_owned),
+            from: request.from.map(str::to_owned),
+            params,
+            engine: choice.engine,
+            without_gpu,
+            user: cx.config.user.clone(),
+            host_home: cx.config.host_home.clone(),
+            image_key: String::new(),
+            image_env: BTreeMap::new(),
+            file_digests: files.digests(),
+            fingerprints: BTreeMap::new(),
+            prints: BTreeMap::new(),
+            excluded: None,
+            declared: Vec::new(),
+            hooks: hooks::facts(&hooks)?,
+        };
+        Ok(Self {
+            name,
+            profile,
+            file,
+            files,
+            hooks,
+            recipe,
+            inputs,
+            host,
+            sizing,
+            past,
+            choice,
+            gpu,
+            notes,
+            locked: None,
+            reuse: cx.config.reuse,
+            own: true,
+        })
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_typed_again_means_the_same() {
-        let params = ["component=two words".to_owned()];
-        let request = UpRequest {
-            verb: "plan",
-            what: Some("my profile.toml"),
-            targets: &["gfx1103".to_owned()],
-            name: None,
-            variant: Some("lean"),
-            from: None,
-            params: &params,
-            engine: None,
-            jobs: None,
-            gpu: "none",
-        };
-        let text = request.command("up", &[("--gpu", Some("none")), ("--name", None)]);
-        assert_eq!(
-            text,
-            "rockenv up 'my profile.toml' --target gfx1103 --param 'component=two words' --variant lean --gpu none"
-        );
-        assert_eq!(
-            shlex::split(&text).expect("words")[5..7],
-            ["--param", "component=two words"]
-        );
+fn engine(cx: &Context, request: &UpRequest<'_>, host: &Host, env: &str) -> Result<Choice> {
+    // Without a readable store there is no earlier env to keep the engine of.
+    let store = Store::open_existing(&cx.config.home).ok().flatten();
+    // An env that is about to be removed does not count.
+    let store = store.filter(|store| !store.is_left(env));
+    let record = store.and_then(|store| store.record(env).ok().flatten());
+    let made_with = record
+        .as_ref()
+        .map(|record| (record.engine.as_str(), record.service.clone()));
+    let nspawn = host.root && which::which_in("systemd-nspawn", Some("/usr/bin:/bin"), "/").is_ok();
+    let asked = request.engine.or(cx.config.engine.as_deref());
+    let choice = choose(asked, made_with, nspawn, &cx.config.sockets)?;
+    if let Some(record) = record
+        && record.engine != choice.engine.name()
+    {
+        return Err(Error::new(
+            Kind::Usage,
+            format!(
+                "env `{env}` was created with {} and cannot change its engine",
+                record.engine
+            ),
+        )
+        .help(format!(
+            "rockenv up ... --engine {} --name NEW",
+            choice.engine
+        )));
     }
+    Ok(choice)
 }

@@ -1,8 +1,7 @@
 //! Owns the inputs of `up` and `lock` beside the image: sources, fetched and with fingerprints, and the patches of
 //! hooks.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::{checkout, hooks};
 use crate::plan::resolve::{self, VolumeKind, VolumeSource};
@@ -12,40 +11,39 @@ use crate::sys::error::Result;
 use crate::sys::signals::{Cancel, Signals};
 use crate::ui::Reporter;
 use crate::ui::event::Event;
-use crate::up::resolve::{Prepared, once};
+use crate::up::resolve::{Gathered, once};
 
-/// Fetches missing sources and patches; returns the directories of the sources, and notes for the user.
-pub(crate) fn prepare(
-    prepared: &mut Prepared,
+/// Gathers the inputs beside the image: fetches missing sources and patches; returns notes for the user too.
+pub(crate) fn gather<'a>(
+    mut gathered: Gathered<'a>,
     store: &Store,
     offline: bool,
     signals: &Signals,
     reporter: &Reporter,
-) -> Result<(BTreeMap<String, PathBuf>, Vec<String>)> {
-    let sources = prepare_sources(offline, store, prepared, signals, reporter)?;
-    let mut notes = checkout::settle(prepared, &sources)?;
-    notes.extend(prepare_hooks(offline, store, prepared, &sources, signals)?);
-    Ok((sources, notes))
+) -> Result<(Gathered<'a>, Vec<String>)> {
+    fetch_sources(offline, store, &mut gathered, signals, reporter)?;
+    let mut notes = checkout::settle(&mut gathered)?;
+    notes.extend(prepare_hooks(offline, store, &mut gathered, signals)?);
+    Ok((gathered, notes))
 }
 
 /// Fetches missing sources, and reads the fingerprints that steps need.
-fn prepare_sources(
+fn fetch_sources(
     offline: bool,
     store: &Store,
-    prepared: &mut Prepared,
+    gathered: &mut Gathered<'_>,
     signals: &Signals,
     reporter: &Reporter,
-) -> Result<BTreeMap<String, PathBuf>> {
-    let volumes = resolve::volumes(&prepared.profile, &prepared.inputs)?;
+) -> Result<()> {
+    let selection = gathered.selection;
+    let volumes = resolve::volumes(&selection.profile, &gathered.inputs)?;
     let cancel = Cancel::new(signals);
     let look = || cancel.look();
-    let user = prepared.inputs.user.clone();
     let git = Git {
-        user: &user,
+        user: &selection.inputs.user,
         cancel: cancel.flag(),
         tick: &look,
     };
-    let mut sources = BTreeMap::new();
     for volume in volumes
         .iter()
         .filter(|volume| volume.kind == VolumeKind::Source)
@@ -58,7 +56,7 @@ fn prepare_sources(
                     });
                 };
                 let repository = Repository::new(&volume.name, source);
-                let pinned = prepared.pinned.as_ref();
+                let pinned = selection.locked.as_ref();
                 let directory = match pinned.and_then(|pinned| pinned.commit(&volume.name)) {
                     Some(commit) => repository.prepare_at(store, &git, commit, offline, &mut say),
                     None => repository.prepare(store, &git, offline, &mut say),
@@ -73,36 +71,35 @@ fn prepare_sources(
         };
         let known = store.known_fingerprint(&directory);
         let read = once(|path: &Path| git.remembered_fingerprint(path, &known));
-        cancel.outcome(prepared.fingerprint(&volume.name, &directory, &git, &read))?;
-        cancel.outcome(prepared.compare(&volume.name, &directory, &read))?;
-        sources.insert(volume.name.clone(), directory);
+        cancel.outcome(gathered.fingerprint(&volume.name, &directory, &git, &read))?;
+        cancel.outcome(gathered.compare(&volume.name, &directory, &read))?;
+        gathered.sources.insert(volume.name.clone(), directory);
     }
-    Ok(sources)
+    Ok(())
 }
 
 /// Fetches the patches of hooks, and asks the sources whether the hooks will apply; returns notes for the user.
 fn prepare_hooks(
     offline: bool,
     store: &Store,
-    prepared: &mut Prepared,
-    sources: &BTreeMap<String, PathBuf>,
+    gathered: &mut Gathered<'_>,
     signals: &Signals,
 ) -> Result<Vec<String>> {
+    let selection = gathered.selection;
     let cancel = Cancel::new(signals);
     let look = || cancel.look();
     cancel.outcome(hooks::fetch_patches(
-        &mut prepared.hooks,
+        &mut gathered.hooks,
         store,
         offline,
         cancel.flag(),
         &look,
     ))?;
-    let user = prepared.inputs.user.clone();
     let git = Git {
-        user: &user,
+        user: &selection.inputs.user,
         cancel: cancel.flag(),
         tick: &look,
     };
-    cancel.outcome(hooks::apply_to_inputs(prepared, sources, &git))?;
-    hooks::ask(prepared, sources)
+    cancel.outcome(hooks::apply_to_inputs(gathered, &git))?;
+    hooks::ask(gathered)
 }

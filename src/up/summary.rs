@@ -10,11 +10,11 @@ use crate::ui::Reporter;
 use crate::ui::event::{Event, Outcome};
 use crate::up::Finished;
 use crate::up::context::Context;
-use crate::up::resolve::Prepared;
+use crate::up::select::Selection;
 
 /// Names the steps skipped for lack of a GPU, for the last line; empty if there are none.
-pub(crate) fn lacking(plan: &Plan, prepared: &Prepared) -> String {
-    let Some(why) = &prepared.inputs.without_gpu else {
+pub(crate) fn lacking(plan: &Plan, selection: &Selection) -> String {
+    let Some(why) = &selection.inputs.without_gpu else {
         return String::new();
     };
     let names: Vec<&str> = plan

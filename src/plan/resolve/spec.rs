@@ -56,10 +56,35 @@ pub struct Inputs {
     pub fingerprints: BTreeMap<String, String>,
     /// TheRock's fingerprints, by the key of the step that made them.
     pub prints: BTreeMap<StepKey, Prints>,
+    /// Targets that a checkout declares differently from the built-in table.
+    pub declared: Vec<Target>,
     /// The source's exclusions, by target and project, with the issue behind each; default: the built-in ones.
     pub excluded: Option<BTreeMap<String, BTreeMap<String, Option<String>>>>,
     /// Facts about the profile's hooks, by name.
     pub hooks: BTreeMap<String, HookFacts>,
+}
+
+impl Inputs {
+    /// Returns the targets to build for, as the checkout declares them.
+    pub(crate) fn targets_of(&self, profile: &Profile) -> Vec<Target> {
+        let targets = match self.targets.is_empty() {
+            true => &profile.targets,
+            false => &self.targets,
+        };
+        targets
+            .iter()
+            .map(|target| self.as_declared(*target))
+            .collect()
+    }
+
+    /// Returns a target as the checkout declares it.
+    fn as_declared(&self, target: Target) -> Target {
+        let declared = self
+            .declared
+            .iter()
+            .find(|known| known.name() == target.name());
+        declared.copied().unwrap_or(target)
+    }
 }
 
 /// Returns the volumes of an env. Needed before `resolve`, to find the required fingerprints.
@@ -172,15 +197,22 @@ impl<'a> Resolver<'a> {
         asked.sort_unstable();
         asked.dedup();
         let targets = match asked.is_empty() {
-            true => profile.targets.clone(),
-            false => asked.clone(),
+            true => inputs.targets_of(profile),
+            false => asked
+                .iter()
+                .map(|target| inputs.as_declared(*target))
+                .collect(),
         };
         Ok(Self {
             profile,
             inputs,
             scope: Scope {
                 targets,
-                machine: inputs.machine_targets.clone(),
+                machine: inputs
+                    .machine_targets
+                    .iter()
+                    .map(|target| inputs.as_declared(*target))
+                    .collect(),
                 params,
             },
             asked,

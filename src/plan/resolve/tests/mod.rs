@@ -36,6 +36,7 @@ pub(crate) fn inputs() -> Inputs {
         fingerprints: [("src".to_owned(), "f1".to_owned())].into(),
         prints: BTreeMap::new(),
         excluded: None,
+        declared: Vec::new(),
         hooks: [("fix".to_owned(), fix("h1"))].into(),
     }
 }
