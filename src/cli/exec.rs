@@ -251,15 +251,14 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
     env.ensure_volumes(&volumes, &spec.user)?;
     let root = env.root(&tree, layer.as_ref(), None)?;
     let devices = devices(cx, job, &spec)?;
-    let container = container::of_shell(
-        &env,
+    let around = container::Around {
+        env: &env,
         store,
-        &spec,
-        &source_directories(store, &spec),
-        root,
+        spec: &spec,
+        sources: &source_directories(store, &spec),
         host,
-        devices.clone(),
-    )?;
+    };
+    let container = around.of_shell(root, devices.clone())?;
     // Device nodes get new numbers when a driver is reloaded, and a failed step's tree is used only once.
     let stays = matches!(container.root, Root::Service(_))
         && devices.is_empty()
@@ -390,7 +389,7 @@ pub fn source_directories(store: &Store, spec: &Spec) -> BTreeMap<String, PathBu
                 volume.name.clone(),
                 Repository::new(&volume.name, git).directory(store),
             )),
-            _ => None,
+            VolumeSource::Path(_) | VolumeSource::Store => None,
         })
         .collect()
 }

@@ -144,7 +144,7 @@ fn service(engine: Engine, sockets: &Sockets) -> Result<Option<PathBuf>> {
 pub fn service_at(engine: Engine, sockets: &Sockets) -> Result<Service> {
     let (host, flavour) = match engine {
         Engine::Podman => (sockets.podman.clone(), Flavour::Podman),
-        _ => (sockets.docker()?, Flavour::Docker),
+        Engine::Nspawn | Engine::Docker => (sockets.docker()?, Flavour::Docker),
     };
     let path = match host.split_once("://") {
         None => host.as_str(),
@@ -155,8 +155,12 @@ pub fn service_at(engine: Engine, sockets: &Sockets) -> Result<Service> {
             ))
             .help(match engine {
                 Engine::Podman => "unset CONTAINER_HOST".to_owned(),
-                _ if host.starts_with("ssh://") => format!("rockenv on {host} up ..."),
-                _ => format!("DOCKER_HOST=unix://{DOCKER} rockenv ..."),
+                Engine::Nspawn | Engine::Docker if host.starts_with("ssh://") => {
+                    format!("rockenv on {host} up ...")
+                }
+                Engine::Nspawn | Engine::Docker => {
+                    format!("DOCKER_HOST=unix://{DOCKER} rockenv ...")
+                }
             }));
         }
     };

@@ -423,7 +423,7 @@ fn hold_container(hold: &Hold, fds: Vec<OwnedFd>, starter: &UnixStream) -> Resul
                 starter,
             )
         }
-        _ => {
+        Root::Directory(_) | Root::Overlay { .. } => {
             state.cgroup = Cgroup::plan(&state.id, &Hierarchies::probe()?, hold.systemd);
             nspawn::hold(hold, &mut state, listener.into(), jobs, &signals, starter)
         }

@@ -26,82 +26,19 @@ const TEMPORARY: [(&str, &str); 2] = [("tmp", "/tmp"), ("var-tmp", "/var/tmp")];
 
 pub const FIFO: &str = "jobserver";
 
-/// Returns the container of a step.
-#[expect(
-    clippy::too_many_arguments,
-    reason = "everything a step's container is made of"
-)]
-pub fn of_step(
-    env: &LockedEnv<'_>,
-    store: &Store,
-    spec: &Spec,
-    step: &Step,
-    sources: &BTreeMap<String, PathBuf>,
-    views: &Views,
-    root: Root,
-    host: &Host,
-    devices: Vec<Device>,
-) -> Result<Container> {
-    let builder = matches!(step.user, crate::plan::resolve::User::Builder);
-    let volumes = spec.visible(step).collect::<Vec<_>>();
-    let mut container = build(
-        env,
-        store,
-        spec,
-        &volumes,
-        sources,
-        views,
-        root,
-        host,
-        Options {
-            network: step.network,
-            devices,
-            builder,
-            packages: matches!(step.action, crate::plan::resolve::Action::Packages(_)),
-        },
-    )?;
-    container.binds.push(Bind {
-        source: env.run_dir().join(pins::NAME),
-        target: pins::INSIDE.to_owned(),
-        read_only: false,
-        view: None,
-    });
-    Ok(container)
-}
-
-/// Returns the container of `exec` and `shell`, which has every volume and the network.
-pub fn of_shell(
-    env: &LockedEnv<'_>,
-    store: &Store,
-    spec: &Spec,
-    sources: &BTreeMap<String, PathBuf>,
-    root: Root,
-    host: &Host,
-    devices: Vec<Device>,
-) -> Result<Container> {
-    let volumes = spec.volumes.iter().collect::<Vec<_>>();
-    let mut views = Views::new();
-    for volume in &volumes {
-        if let Some(view) = super::view::existing(env, &volume.name)? {
-            views.insert(volume.name.clone(), view);
-        }
-    }
-    build(
-        env,
-        store,
-        spec,
-        &volumes,
-        sources,
-        &views,
-        root,
-        host,
-        Options {
-            network: true,
-            devices,
-            builder: true,
-            packages: false,
-        },
-    )
+/// What every container of an env is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Around<'a> {
+    /// The env, locked.
+    pub env: &'a LockedEnv<'a>,
+    /// The store.
+    pub store: &'a Store,
+    /// What the env was resolved to.
+    pub spec: &'a Spec,
+    /// Directories of `source` volumes by name.
+    pub sources: &'a BTreeMap<String, PathBuf>,
+    /// The machine.
+    pub host: &'a Host,
 }
 
 struct Options {
@@ -111,85 +48,129 @@ struct Options {
     packages: bool,
 }
 
-#[expect(
-    clippy::too_many_arguments,
-    reason = "one private function, called twice, with everything a container is made of"
-)]
-fn build(
-    env: &LockedEnv<'_>,
-    store: &Store,
-    spec: &Spec,
-    volumes: &[&Volume],
-    sources: &BTreeMap<String, PathBuf>,
-    views: &Views,
-    root: Root,
-    host: &Host,
-    options: Options,
-) -> Result<Container> {
-    let run = env.run_dir();
-    let mut binds = Vec::new();
-    for (name, target) in TEMPORARY {
-        let directory = run.join(name);
-        fs::create_dir_all(&directory)?;
-        fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o1777))?;
-        binds.push(Bind {
-            source: directory,
-            target: target.to_owned(),
+impl Around<'_> {
+    /// Returns the container of a step.
+    pub fn of_step(
+        &self,
+        step: &Step,
+        views: &Views,
+        root: Root,
+        devices: Vec<Device>,
+    ) -> Result<Container> {
+        let volumes = self.spec.visible(step).collect::<Vec<_>>();
+        let options = Options {
+            network: step.network,
+            devices,
+            builder: matches!(step.user, crate::plan::resolve::User::Builder),
+            packages: matches!(step.action, crate::plan::resolve::Action::Packages(_)),
+        };
+        let mut container = self.build(&volumes, views, root, options)?;
+        container.binds.push(Bind {
+            source: self.env.run_dir().join(pins::NAME),
+            target: pins::INSIDE.to_owned(),
             read_only: false,
             view: None,
         });
+        Ok(container)
     }
-    let fifo = run.join(FIFO);
-    jobserver::make_fifo(&fifo)?;
-    binds.push(Bind {
-        source: fifo,
-        target: jobserver::INSIDE.to_owned(),
-        read_only: false,
-        view: None,
-    });
-    let program = run.join(ninja::NAME);
-    if spec.resources.ninja && program.exists() {
+
+    /// Returns the container of `exec` and `shell`, which has every volume and the network.
+    pub fn of_shell(&self, root: Root, devices: Vec<Device>) -> Result<Container> {
+        let volumes = self.spec.volumes.iter().collect::<Vec<_>>();
+        let mut views = Views::new();
+        for volume in &volumes {
+            if let Some(view) = super::view::existing(self.env, &volume.name)? {
+                views.insert(volume.name.clone(), view);
+            }
+        }
+        let options = Options {
+            network: true,
+            devices,
+            builder: true,
+            packages: false,
+        };
+        self.build(&volumes, &views, root, options)
+    }
+
+    fn build(
+        &self,
+        volumes: &[&Volume],
+        views: &Views,
+        root: Root,
+        options: Options,
+    ) -> Result<Container> {
+        let Self {
+            env,
+            store,
+            spec,
+            sources,
+            host,
+        } = *self;
+        let run = env.run_dir();
+        let mut binds = Vec::new();
+        for (name, target) in TEMPORARY {
+            let directory = run.join(name);
+            fs::create_dir_all(&directory)?;
+            fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o1777))?;
+            binds.push(Bind {
+                source: directory,
+                target: target.to_owned(),
+                read_only: false,
+                view: None,
+            });
+        }
+        let fifo = run.join(FIFO);
+        jobserver::make_fifo(&fifo)?;
         binds.push(Bind {
-            source: program,
-            target: ninja::INSIDE.to_owned(),
-            read_only: true,
+            source: fifo,
+            target: jobserver::INSIDE.to_owned(),
+            read_only: false,
             view: None,
         });
-    }
-    for volume in volumes {
-        let (source, view) = match views.get(&volume.name) {
-            Some(Shown::Copy(copy)) => (copy.clone(), None),
-            Some(Shown::Overlay(view)) => {
-                let below = directory_of(env, store, spec, volume, sources)?;
-                (below, Some(view.clone()))
-            }
-            None => (directory_of(env, store, spec, volume, sources)?, None),
+        let program = run.join(ninja::NAME);
+        if spec.resources.ninja && program.exists() {
+            binds.push(Bind {
+                source: program,
+                target: ninja::INSIDE.to_owned(),
+                read_only: true,
+                view: None,
+            });
+        }
+        for volume in volumes {
+            let (source, view) = match views.get(&volume.name) {
+                Some(Shown::Copy(copy)) => (copy.clone(), None),
+                Some(Shown::Overlay(view)) => {
+                    let below = directory_of(env, store, spec, volume, sources)?;
+                    (below, Some(view.clone()))
+                }
+                None => (directory_of(env, store, spec, volume, sources)?, None),
+            };
+            binds.push(Bind {
+                source,
+                target: volume.target.clone(),
+                read_only: volume.access == Access::Ro,
+                view,
+            });
+        }
+        let tree = match root {
+            Root::Service(_) => Some(store.image_root(&env.known_record()?.image_key)),
+            Root::Directory(_) | Root::Overlay { .. } => None,
         };
-        binds.push(Bind {
-            source,
-            target: volume.target.clone(),
-            read_only: volume.access == Access::Ro,
-            view,
-        });
+        Ok(Container {
+            id: container_id(env.name())?,
+            root,
+            binds,
+            keep_groups: !host.root && !options.devices.is_empty(),
+            devices: options.devices,
+            network: options.network,
+            limits: Limits {
+                memory_max: memory_max(spec, host),
+                tasks_max: spec.resources.tasks_max,
+            },
+            user: options.builder.then(|| spec.user.clone()),
+            certificates: Given::new(options.packages, tree)?,
+        })
     }
-    let tree = match root {
-        Root::Service(_) => Some(store.image_root(&env.known_record()?.image_key)),
-        Root::Directory(_) | Root::Overlay { .. } => None,
-    };
-    Ok(Container {
-        id: container_id(env.name())?,
-        root,
-        binds,
-        keep_groups: !host.root && !options.devices.is_empty(),
-        devices: options.devices,
-        network: options.network,
-        limits: Limits {
-            memory_max: memory_max(spec, host),
-            tasks_max: spec.resources.tasks_max,
-        },
-        user: options.builder.then(|| spec.user.clone()),
-        certificates: Given::new(options.packages, tree)?,
-    })
 }
 
 /// Returns the host directory of a volume, made if rockenv owns it.
@@ -224,11 +205,14 @@ pub fn directory_of(
                 Error::unexpected(format!("source `{}` is not fetched yet", volume.name))
             })
         }
-        (_, VolumeSource::Path(path)) => existing(path, volume),
-        (kind, _) => Err(Error::invalid(format!(
-            "volume `{}` of kind {kind:?} names no directory",
-            volume.name
-        ))),
+        (VolumeKind::Source | VolumeKind::Host, VolumeSource::Path(path)) => existing(path, volume),
+        (kind @ (VolumeKind::Output | VolumeKind::Host), VolumeSource::Git(_))
+        | (kind @ (VolumeKind::Source | VolumeKind::Host), VolumeSource::Store) => {
+            Err(Error::invalid(format!(
+                "volume `{}` of kind {kind:?} names no directory",
+                volume.name
+            )))
+        }
     }
 }
 

@@ -34,6 +34,7 @@ use jiff::Timestamp;
 use crate::execute::step_outputs::Left;
 pub use crate::execute::supervise::Ending;
 use outcome::Ran;
+use run_container::Attempt;
 pub use step::{base_environment, memory_max};
 pub use view::{APART, ByHand, Shown, look};
 
@@ -142,6 +143,14 @@ pub struct Failure {
     pub log: PathBuf,
 }
 
+/// How one step ended.
+enum StepEnd {
+    /// It is frozen as this layer.
+    Frozen(LayerId),
+    /// It left no snapshot, and nothing after it runs.
+    Stopped(Ended),
+}
+
 /// One row of `metrics.jsonl`.
 #[derive(Debug, serde::Serialize)]
 struct Metrics<'a> {
@@ -230,13 +239,13 @@ impl Execution<'_, '_> {
                 cached: false,
             });
             match self.run_step(index, step, run)? {
-                Ok(layer) => {
+                StepEnd::Frozen(layer) => {
                     let cost = self.cost_of(&step.name);
                     self.finished(index, total, &step.name, event::Outcome::Done, cost);
                     durable.add(layer);
                     last = Some(&planned.name);
                 }
-                Err(stopped) => {
+                StepEnd::Stopped(stopped) => {
                     let cost = self.cost_of(&step.name);
                     self.finished(index, total, &step.name, event::Outcome::Failed, cost);
                     return Ok(Some(Progress::Ended(stopped)));
@@ -452,13 +461,8 @@ impl Execution<'_, '_> {
         Ok(())
     }
 
-    /// Runs one step. `Ok(Ok(layer))` is its snapshot; `Ok(Err(_))` tells why there is none.
-    fn run_step(
-        &mut self,
-        index: u32,
-        step: &Step,
-        run: &str,
-    ) -> Result<std::result::Result<LayerId, Ended>> {
+    /// Runs one step.
+    fn run_step(&mut self, index: u32, step: &Step, run: &str) -> Result<StepEnd> {
         let parent = self.env.known_record()?.head.layer.clone();
         let views = self.views(index, step, parent.as_ref(), run)?;
         let lookups = self.lookups();
@@ -467,8 +471,16 @@ impl Execution<'_, '_> {
         let mut tree = self.env.checkout_tree(parent.as_ref())?;
         self.env.begin_step(&step.key)?;
         let before = self.outputs_before(step)?;
-        let mut ran =
-            self.run_container(index, step, &tree, parent.as_ref(), &log, jobs, &views)?;
+        let attempt = Attempt {
+            index,
+            step,
+            tree: &tree,
+            parent: parent.as_ref(),
+            log: &log,
+            jobs,
+            views: &views,
+        };
+        let mut ran = self.run_container(&attempt)?;
         if ran.out_of_memory() && jobs > 1 {
             self.measure(step, Outcome::Failed, jobs, &ran, lookups)?;
             let (_, message) = ran.explain(step, jobs, step::memory_max(self.spec, self.host));
@@ -479,7 +491,15 @@ impl Execution<'_, '_> {
                 .discard(&self.env.directory().join("trees").join(&tree))?;
             log = format!("logs/{run}/{index:02}-{}-again.log", step.name);
             tree = self.env.checkout_tree(parent.as_ref())?;
-            ran = self.run_container(index, step, &tree, parent.as_ref(), &log, jobs, &views)?;
+            ran = self.run_container(&Attempt {
+                index,
+                step,
+                tree: &tree,
+                parent: parent.as_ref(),
+                log: &log,
+                jobs,
+                views: &views,
+            })?;
         }
         let left = match ran.ending {
             Ending::Exited { code: 0, .. } => self.left(step)?,
@@ -516,7 +536,7 @@ impl Execution<'_, '_> {
                     |record| put_step(record, done),
                 )?;
                 self.env.end_attempt()?;
-                return Ok(Ok(layer));
+                return Ok(StepEnd::Frozen(layer));
             }
             Ending::Exited { code, .. } => Some(code),
             Ending::TimedOut | Ending::Interrupted(_) | Ending::Lost => None,
@@ -526,7 +546,7 @@ impl Execution<'_, '_> {
             self.env.update(|env| put_step(env, record))?;
             self.store
                 .discard(&self.env.directory().join("trees").join(&tree))?;
-            return Ok(Err(Ended::Interrupted(signal)));
+            return Ok(StepEnd::Stopped(Ended::Interrupted(signal)));
         }
         let (kind, message) = match (left.drift.is_empty(), refused) {
             (true, None) => ran.explain(step, jobs, step::memory_max(self.spec, self.host)),
@@ -562,7 +582,7 @@ impl Execution<'_, '_> {
         }
         let log = self.env.directory().join(&ran.log);
         let history = self.env.known_record()?.head.volumes_from().history;
-        Ok(Err(Ended::Failed(Box::new(Failure {
+        Ok(StepEnd::Stopped(Ended::Failed(Box::new(Failure {
             step: step.name.clone(),
             message,
             kind,

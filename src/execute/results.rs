@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::Execution;
 use crate::plan::Action;
-use crate::plan::ids::LayerId;
+use crate::plan::ids::{LayerId, TreeId};
 use crate::plan::resolve::{Step, VolumeSource};
 use crate::profile::Access;
 use crate::store::results::{self, Left};
@@ -45,7 +45,7 @@ impl Execution<'_, '_> {
     pub(super) fn keep_results(
         &self,
         before: &Before,
-        tree: &str,
+        tree: &TreeId,
         parent: Option<&LayerId>,
     ) -> Result<()> {
         let kept = self

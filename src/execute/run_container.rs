@@ -14,7 +14,7 @@ use crate::execute::redact::Mask;
 use crate::execute::supervise::{self, Ending};
 use crate::execute::wait_for_slot::Admitted;
 use crate::execute::{gpu_check, sampler, wait_for_slot};
-use crate::plan::ids::LayerId;
+use crate::plan::ids::{LayerId, TreeId};
 use crate::plan::record::Cost;
 use crate::plan::resolve::Step;
 use crate::rocm::gpu::{self, Device};
@@ -22,9 +22,23 @@ use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::tree::{self, Method, measure};
 use crate::ui::event::Event;
 
+/// One run of a step.
+pub(super) struct Attempt<'a> {
+    /// The step's number, which its output is shown with.
+    pub(super) index: u32,
+    pub(super) step: &'a Step,
+    pub(super) tree: &'a TreeId,
+    /// The layer that the tree stands on.
+    pub(super) parent: Option<&'a LayerId>,
+    /// Its log, relative to the env's directory.
+    pub(super) log: &'a str,
+    pub(super) jobs: u32,
+    pub(super) views: &'a Views,
+}
+
 impl Execution<'_, '_> {
     /// Returns by how much a step's tree is larger than its parent, in allocated bytes.
-    fn tree_growth(&self, tree: &str, parent: Option<&LayerId>) -> Result<i64> {
+    fn tree_growth(&self, tree: &TreeId, parent: Option<&LayerId>) -> Result<i64> {
         if let Some(written) = self.env.written_at_service(tree)? {
             return Ok(i64::try_from(written).unwrap_or(i64::MAX));
         }
@@ -68,20 +82,16 @@ impl Execution<'_, '_> {
     }
 
     /// Runs the step's command in a container on `tree`, from start to end.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "one private function with everything that a run of a step is made of"
-    )]
-    pub(super) fn run_container(
-        &mut self,
-        index: u32,
-        step: &Step,
-        tree: &str,
-        parent: Option<&LayerId>,
-        log: &str,
-        jobs: u32,
-        views: &Views,
-    ) -> Result<Ran> {
+    pub(super) fn run_container(&mut self, attempt: &Attempt<'_>) -> Result<Ran> {
+        let &Attempt {
+            index,
+            step,
+            tree,
+            parent,
+            log,
+            jobs,
+            views,
+        } = attempt;
         let reporter = self.reporter;
         let mut warn = |message| reporter.emit(&Event::Warning { message });
         let admitted = wait_for_slot::wait_for_slot(
@@ -117,17 +127,14 @@ impl Execution<'_, '_> {
             self.host.root.then(|| gpu::groups(&devices)),
         )?;
         self.offer(step)?;
-        let mut container = container::of_step(
-            self.env,
-            self.store,
-            self.spec,
-            step,
-            self.sources,
-            views,
-            root,
-            self.host,
-            devices,
-        )?;
+        let around = container::Around {
+            env: self.env,
+            store: self.store,
+            spec: self.spec,
+            sources: self.sources,
+            host: self.host,
+        };
+        let mut container = around.of_step(step, views, root, devices)?;
         container.network &= !self.offline;
         let fifo = self.env.run_dir().join(container::FIFO);
         let gauge = Gauge::open(&self.store.jobs_file(), &fifo, self.env.name());

@@ -63,11 +63,6 @@ pub(crate) fn names<'de, D: Deserializer<'de>, T: Deserialize<'de> + Names>(
     read(from, is_name)
 }
 
-/// Reads a name that may be missing: an empty text.
-pub(crate) fn name_if_any<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
-    read(from, |text| text.is_empty() || is_name(text))
-}
-
 /// Reads a path below a directory, as text.
 pub(crate) fn below<'de, D: Deserializer<'de>, T: Deserialize<'de> + Names>(
     from: D,

@@ -154,6 +154,10 @@ macro_rules! checked {
 checked! {
     /// Names a layer's directory in `layers/`: the key of its step, or random digits.
     LayerId: is_name or LEADS_OUT;
+    /// Names a live tree's directory in `envs/<name>/trees/`.
+    TreeId: is_name or LEADS_OUT;
+    /// Random, never used again: begins the names of an env's build volumes.
+    EnvId: is_name or LEADS_OUT;
     /// Names what a snapshot holds: a sha256 in lower-case hexadecimal.
     StepKey: is_sha256 or NO_KEY;
 }
@@ -212,6 +216,20 @@ pub(crate) mod or_empty {
 
 #[cfg(test)]
 impl From<&str> for LayerId {
+    fn from(text: &str) -> Self {
+        text.parse().unwrap()
+    }
+}
+
+#[cfg(test)]
+impl From<&str> for TreeId {
+    fn from(text: &str) -> Self {
+        text.parse().unwrap()
+    }
+}
+
+#[cfg(test)]
+impl From<&str> for EnvId {
     fn from(text: &str) -> Self {
         text.parse().unwrap()
     }

@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::checked;
-use super::ids::{LayerId, StepKey};
+use super::ids::{self, EnvId, LayerId, StepKey, TreeId};
 use crate::plan::pins::Pins;
 use crate::rocm::therock::Prints;
 
@@ -35,15 +35,15 @@ pub struct Layer {
     /// The layer below; `None` is the image.
     #[serde(default)]
     pub parent: Option<LayerId>,
-    /// Id of the env that made it.
-    #[serde(deserialize_with = "checked::name_if_any")]
-    pub env: String,
+    /// Id of the env that made it; none for one that was pulled.
+    #[serde(with = "ids::or_empty")]
+    pub env: Option<EnvId>,
     /// The image at the bottom.
     #[serde(deserialize_with = "checked::names")]
     pub image_key: String,
     /// The live tree it was: shows whether an interrupted publication was finished.
-    #[serde(deserialize_with = "checked::name_if_any")]
-    pub tree: String,
+    #[serde(with = "ids::or_empty")]
+    pub tree: Option<TreeId>,
     /// The step or snapshot, for people.
     pub title: String,
     /// When it was frozen.

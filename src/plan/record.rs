@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::checked;
-use super::ids::{self, LayerId, StepKey};
+use super::ids::{self, EnvId, LayerId, StepKey, TreeId};
 use crate::plan::layer::VolumesFrom;
 
 /// Version of the record's format; a newer one is refused.
@@ -21,8 +21,7 @@ pub struct Record {
     /// Format version.
     pub version: u32,
     /// Random and never reused: names the env's volumes.
-    #[serde(deserialize_with = "checked::names")]
-    pub id: String,
+    pub id: EnvId,
     /// When it was made.
     pub created: Timestamp,
     /// When a command last changed it, except to clean up.
@@ -60,8 +59,8 @@ pub struct Head {
     #[serde(default)]
     pub layer: Option<LayerId>,
     /// Live tree, made on the first write.
-    #[serde(default, deserialize_with = "checked::names")]
-    pub tree: Option<String>,
+    #[serde(default)]
+    pub tree: Option<TreeId>,
     /// Live volumes of kind `build`: name to directory in `volumes/`.
     #[serde(deserialize_with = "checked::names")]
     pub volumes: BTreeMap<String, String>,
@@ -157,8 +156,7 @@ pub struct Failed {
     /// The step.
     pub step: String,
     /// Its tree.
-    #[serde(deserialize_with = "checked::names")]
-    pub tree: String,
+    pub tree: TreeId,
     /// The tree's parent layer.
     #[serde(default)]
     pub parent: Option<LayerId>,
@@ -194,12 +192,12 @@ impl Record {
     }
 
     /// Returns every live tree.
-    pub fn trees(&self) -> impl Iterator<Item = &str> {
+    pub fn trees(&self) -> impl Iterator<Item = &TreeId> {
+        let failed = self.failed.iter();
         self.head
             .tree
-            .as_deref()
-            .into_iter()
-            .chain(self.failed.iter().map(|failed| failed.tree.as_str()))
+            .iter()
+            .chain(failed.map(|failed| &failed.tree))
     }
 
     /// Returns an unused snapshot name based on `base`.

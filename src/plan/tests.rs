@@ -187,8 +187,8 @@ fn an_attempt_that_is_not_wanted_any_more_is_undone() {
 fn volumes_that_cannot_be_restored_stay_and_the_plan_says_so() {
     let mut observed = built(&["a", "b", "c"]);
     observed.freezes_volumes = false;
-    observed.layers.remove("k-b");
-    observed.layers.remove("k-c");
+    observed.layers.remove(&key("b"));
+    observed.layers.remove(&key("c"));
     let stays = plan(&wanted(&["a", "b", "c"]), &observed, &Options::default());
     assert_eq!(
         (actions(&stays).as_str(), stays.volumes),

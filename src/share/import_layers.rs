@@ -18,8 +18,9 @@ use crate::engine::BuildUser;
 use crate::engine::docker::Service;
 use crate::image::Progress;
 use crate::image::fetch::{self, Meter, POLL};
+use crate::plan::ids::TreeId;
 use crate::share::downloaded::{Downloaded, On, cannot_unpack};
-use crate::share::service_image;
+use crate::share::service_image::{self, Arrived};
 use crate::store::images::{Image, Means};
 use crate::store::layer::{VolumeState, boot_id};
 use crate::store::service::Kept;
@@ -297,7 +298,7 @@ impl<'a> Pull<'a> {
                 .last()
                 .map(|(_, layer, _)| layer)
                 .or(self.base.as_ref());
-            let tree = random_id()?;
+            let tree: TreeId = random_id()?.try_into()?;
             let kept = match self.service {
                 Some(service) => {
                     Some(self.keep(service, at, &place, &tree, below_layer, downloaded)?)
@@ -314,7 +315,7 @@ impl<'a> Pull<'a> {
             }
             let volumes = self.volumes(at, &place, below.as_deref(), downloaded)?;
             let layer = Layer {
-                tree,
+                tree: Some(tree),
                 kept,
                 ..self.describe(at, volumes)
             };
@@ -384,7 +385,7 @@ impl<'a> Pull<'a> {
         service: &Service,
         at: usize,
         place: &Path,
-        tree: &str,
+        tree: &TreeId,
         below: Option<&Layer>,
         downloaded: &mut Downloaded<'_>,
     ) -> Result<Kept> {
@@ -403,10 +404,15 @@ impl<'a> Pull<'a> {
             .ok_or_else(|| Error::unexpected("a service accepts layers only from a registry"))?;
         let diff_id = &self.document.blobs[index].diff_id;
         let mut look = || downloaded.look();
-        service_image::make(
-            self.store, service, place, tree, below, archive, diff_id, &mut look,
-        )
-        .context(|| cannot_unpack(self.document, index))
+        let arrived = Arrived {
+            directory: place,
+            tree,
+            below,
+            archive,
+            diff_id,
+        };
+        service_image::make(self.store, service, arrived, &mut look)
+            .context(|| cannot_unpack(self.document, index))
     }
 
     /// Makes the build volumes after a step.
@@ -479,9 +485,9 @@ impl<'a> Pull<'a> {
             id: step.key.clone().into(),
             key: Some(step.key.clone()),
             parent: self.base.as_ref().map(|base| base.id.clone()),
-            env: String::new(),
+            env: None,
             image_key: self.document.snapshot.image.key.clone(),
-            tree: String::new(),
+            tree: None,
             title: step.name.clone(),
             created: step.created,
             boot: boot_id(),

@@ -226,7 +226,7 @@ impl Pushing<'_> {
         let place = |layer: &Layer, tree: &str| store.layer_dir(&layer.id).join(tree);
         let changes = match self.store.method() {
             Method::Overlay => Changes::Upper(place(layer, "diff")),
-            _ => {
+            Method::Btrfs | Method::Reflink => {
                 let old = match below {
                     Some(below) => place(below, "root"),
                     None => self.store.image_root(&self.what.image.key),

@@ -18,6 +18,7 @@ use super::push::{Pushed, unless_full};
 use super::upload::{Pieces, Sent, chunked, transfer};
 use crate::engine::docker::{Place, Service, Unpack};
 use crate::image::compression;
+use crate::plan::ids::TreeId;
 use crate::store::service;
 use crate::store::shared::Blob;
 use crate::store::{Layer, Store};
@@ -207,21 +208,31 @@ fn read(
         .context(|| "cannot read the snapshots".to_owned())
 }
 
-/// Makes an image at a service from the image `below` and a pulled layer; its files in the store are in `directory`.
-#[expect(
-    clippy::too_many_arguments,
-    reason = "everything that an image is made of"
-)]
+/// A pulled layer for a service.
+pub(super) struct Arrived<'a> {
+    /// Its files in the store.
+    pub(super) directory: &'a Path,
+    pub(super) tree: &'a TreeId,
+    /// The image below it.
+    pub(super) below: String,
+    pub(super) archive: &'a Path,
+    pub(super) diff_id: &'a str,
+}
+
+/// Makes an image of it at the service.
 pub(super) fn make(
     store: &Store,
     service: &Service,
-    directory: &Path,
-    tree: &str,
-    below: String,
-    archive: &Path,
-    diff_id: &str,
+    arrived: Arrived<'_>,
     look: &mut dyn FnMut() -> Result<()>,
 ) -> Result<service::Kept> {
+    let Arrived {
+        directory,
+        tree,
+        below,
+        archive,
+        diff_id,
+    } = arrived;
     // Before it exists, so that discarding the directory removes it too.
     store.note_tree(directory, &service.socket, tree)?;
     let place = Place {
@@ -232,7 +243,7 @@ pub(super) fn make(
         id: store.id()?,
         // It belongs to no env, and is not found by a key: it can be pulled again.
         env: String::new(),
-        tree: tree.to_owned(),
+        tree: tree.to_string(),
         key: String::new(),
     };
     let report = directory.join("report");

@@ -17,7 +17,7 @@ use super::{Lock, Store, check_name};
 use crate::engine::hold::State;
 use crate::engine::{BuildUser, Root, session};
 use crate::plan::checked;
-use crate::plan::ids::{LayerId, StepKey};
+use crate::plan::ids::{LayerId, StepKey, TreeId};
 use crate::plan::record::Record;
 use crate::plan::resolve::Spec;
 use crate::sys::atomic::{self, random_id};
@@ -257,7 +257,7 @@ impl LockedEnv<'_> {
                     let published = self
                         .store
                         .layer(&snapshot.layer)?
-                        .filter(|layer| layer.tree == tree);
+                        .filter(|layer| layer.tree.as_ref() == Some(&tree));
                     if let Some(mut record) = self.record.clone()
                         && let Some(layer) = published
                         && record.head.tree.as_ref() == Some(&tree)
@@ -295,7 +295,12 @@ impl LockedEnv<'_> {
     }
 
     pub(super) fn collect_garbage(&self) -> Result<()> {
-        let trees: BTreeSet<&str> = self.record.iter().flat_map(Record::trees).collect();
+        let trees: BTreeSet<&str> = self
+            .record
+            .iter()
+            .flat_map(Record::trees)
+            .map(TreeId::as_str)
+            .collect();
         for name in names(&self.directory.join("trees"))? {
             if !trees.contains(name.as_str()) {
                 self.store
@@ -309,7 +314,7 @@ impl LockedEnv<'_> {
     }
 
     /// Makes a live tree on `layer`, not yet in the record.
-    pub fn checkout_tree(&self, layer: Option<&LayerId>) -> Result<String> {
+    pub fn checkout_tree(&self, layer: Option<&LayerId>) -> Result<TreeId> {
         let record = self.known_record()?;
         match &record.service {
             Some(socket) => self.checkout_service_tree(socket),
@@ -320,7 +325,7 @@ impl LockedEnv<'_> {
     }
 
     /// Returns the env's live tree, made if there is none.
-    pub fn live_tree(&mut self) -> Result<String> {
+    pub fn live_tree(&mut self) -> Result<TreeId> {
         let head = self.known_record()?.head.clone();
         if let Some(tree) = head.tree {
             return Ok(tree);
@@ -334,7 +339,12 @@ impl LockedEnv<'_> {
     /// Returns what an engine mounts for `tree` on `layer`.
     ///
     /// `key` is that of the step that runs on it.
-    pub fn root(&self, tree: &str, layer: Option<&LayerId>, key: Option<&StepKey>) -> Result<Root> {
+    pub fn root(
+        &self,
+        tree: &TreeId,
+        layer: Option<&LayerId>,
+        key: Option<&StepKey>,
+    ) -> Result<Root> {
         let record = self.known_record()?;
         match &record.service {
             Some(socket) => Ok(Root::Service(self.place(socket, tree, layer, key)?)),

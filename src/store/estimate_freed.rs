@@ -16,7 +16,7 @@ use super::layer::VolumeState;
 use crate::engine::docker::Service;
 use crate::plan::gc::roots::Roots;
 use crate::plan::gc::{Frozen, Inventory};
-use crate::plan::ids::LayerId;
+use crate::plan::ids::{LayerId, TreeId};
 use crate::store::inventory::{Look, allocated};
 use crate::sys::error::{Result, ResultExt as _};
 use crate::tree::measure::{Options, Root};
@@ -108,7 +108,7 @@ impl Store {
         let things = Things::of(stock, &roots, look.everything);
         let unsure = |(thing, _): &(Thing, u32)| match thing {
             Thing::Layer(id) => self.is_unsure(&stock.layers[id.as_str()]),
-            _ => false,
+            Thing::Image(_) | Thing::Failed(..) => false,
         };
         if self.method() == Method::Overlay || !things.0.iter().any(unsure) {
             return Ok(false);
@@ -192,7 +192,7 @@ impl Store {
             || volumes.any(|state| *state == VolumeState::Frozen)
     }
 
-    fn tree_dir(&self, env: &str, tree: &str) -> PathBuf {
+    fn tree_dir(&self, env: &str, tree: &TreeId) -> PathBuf {
         self.env_dir(env).join("trees").join(tree)
     }
 
@@ -222,7 +222,7 @@ enum Thing {
     Image(String),
     Layer(LayerId),
     /// The env and its tree.
-    Failed(String, String),
+    Failed(String, TreeId),
 }
 
 /// Things from the bottom up, each with its owner: one owner for all that stand on the same removable thing.

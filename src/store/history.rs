@@ -92,7 +92,9 @@ impl Store {
             return Ok(Some(layer));
         }
         let serves = |layer: &Layer| {
-            let made = seeker.record.is_some_and(|record| layer.env == record.id);
+            let made = seeker
+                .record
+                .is_some_and(|record| layer.env.as_ref() == Some(&record.id));
             let takes_all = made || seeker.reuse == Reuse::Incremental;
             layer.is_clean() || (takes_all && !seeker.clean)
         };

@@ -121,7 +121,7 @@ impl Store {
         if !busy {
             for volume in &found.volumes {
                 let id = volume.split('-').next().unwrap_or_default();
-                if !stock.envs.values().any(|env| env.record.id == id) {
+                if !stock.envs.values().any(|env| *env.record.id == *id) {
                     let path = self.volume_dir(volume);
                     let bytes = size::bytes(allocated(&path));
                     let path = path.display();

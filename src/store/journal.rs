@@ -10,7 +10,7 @@ use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
 use crate::plan::checked;
-use crate::plan::ids::LayerId;
+use crate::plan::ids::{EnvId, LayerId, TreeId};
 use crate::plan::record::Snapshot;
 use crate::sys::error::{Error, Result};
 
@@ -20,16 +20,14 @@ use crate::sys::error::{Error, Result};
 pub enum Entry {
     /// The live tree is about to become a layer of that snapshot.
     Freeze {
-        #[serde(deserialize_with = "checked::names")]
-        tree: String,
+        tree: TreeId,
         /// The snapshot it becomes.
         snapshot: Snapshot,
     },
     /// Discard a fork that has no record yet; earlier versions also removed envs by it.
     Remove {
         /// The env's id, which names its volumes.
-        #[serde(deserialize_with = "checked::names")]
-        id: String,
+        id: EnvId,
         /// Layers it used, to be removed if nobody else needs them.
         layers: Vec<LayerId>,
     },

@@ -14,7 +14,7 @@ use super::Store;
 use super::check::names;
 use crate::engine::Root;
 use crate::plan::checked;
-use crate::plan::ids::LayerId;
+use crate::plan::ids::{EnvId, LayerId, TreeId};
 pub use crate::plan::layer::{Cost, Layer, VolumeState};
 use crate::sys::atomic::{self, random_id};
 use crate::sys::error::{Error, Result, ResultExt as _};
@@ -60,8 +60,11 @@ impl Store {
         Ok(found)
     }
 
-    pub fn layers_of(&self, env: &str) -> Result<Vec<LayerId>> {
-        let made = self.layers()?.into_iter().filter(|layer| layer.env == env);
+    pub fn layers_of(&self, env: &EnvId) -> Result<Vec<LayerId>> {
+        let made = self
+            .layers()?
+            .into_iter()
+            .filter(|layer| layer.env.as_ref() == Some(env));
         Ok(made.map(|layer| layer.id).collect())
     }
 
@@ -187,8 +190,8 @@ impl Store {
         env: &Path,
         layer: Option<&LayerId>,
         image_key: &str,
-    ) -> Result<String> {
-        let id = random_id()?;
+    ) -> Result<TreeId> {
+        let id: TreeId = random_id()?.try_into()?;
         let directory = env.join("trees").join(&id);
         fs::create_dir_all(&directory)?;
         match self.method() {
@@ -206,7 +209,7 @@ impl Store {
                     &below,
                 )?;
             }
-            method => {
+            method @ (Method::Btrfs | Method::Reflink) => {
                 let from = match layer {
                     Some(layer) => self.layer_dir(layer).join("root"),
                     None => self.image_root(image_key),
@@ -221,7 +224,7 @@ impl Store {
     pub fn tree_root(
         &self,
         env: &Path,
-        tree: &str,
+        tree: &TreeId,
         layer: Option<&LayerId>,
         image_key: &str,
     ) -> Result<Root> {
@@ -237,7 +240,7 @@ impl Store {
                     work,
                 })
             }
-            _ => Ok(Root::Directory(directory.join("root"))),
+            Method::Btrfs | Method::Reflink => Ok(Root::Directory(directory.join("root"))),
         }
     }
 
@@ -257,8 +260,8 @@ impl Store {
 
     /// Publishes a live tree as a layer by one rename. It must not be mounted. Returns false if another layer has
     /// taken its id.
-    pub fn publish(&self, env: &Path, layer: &Layer) -> Result<bool> {
-        let directory = env.join("trees").join(&layer.tree);
+    pub fn publish(&self, env: &Path, tree: &TreeId, layer: &Layer) -> Result<bool> {
+        let directory = env.join("trees").join(tree);
         if self.method() == Method::Overlay {
             // The kernel keeps whiteouts and partial copies there.
             self.discard(&directory.join("work"))?;
@@ -316,9 +319,9 @@ mod tests {
             id,
             key: Some("key".into()),
             parent: None,
-            env: String::new(),
+            env: None,
             image_key: "image".into(),
-            tree: String::new(),
+            tree: None,
             title: "one".into(),
             created: Timestamp::now(),
             boot: boot_id(),

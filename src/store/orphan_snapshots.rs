@@ -19,7 +19,7 @@ use super::service::objects_below;
 use super::shared::ARRIVING;
 use super::{LockedEnv, Store};
 use crate::engine::docker::{Frozen, Service, What};
-use crate::plan::ids::{LayerId, StepKey};
+use crate::plan::ids::{LayerId, StepKey, TreeId};
 use crate::sys::error::Result;
 
 impl Store {
@@ -50,9 +50,9 @@ impl Store {
     }
 
     /// Returns all trees mentioned anywhere in the store.
-    pub(super) fn known_trees(&self) -> Result<BTreeSet<String>> {
+    pub(super) fn known_trees(&self) -> Result<BTreeSet<TreeId>> {
         let mut known = BTreeSet::new();
-        let listed = |directory: &Path, known: &mut BTreeSet<String>| {
+        let listed = |directory: &Path, known: &mut BTreeSet<TreeId>| {
             for object in objects_below(directory) {
                 if let What::Tree(tree) = object.what {
                     known.insert(tree);
@@ -66,9 +66,10 @@ impl Store {
             }
         }
         for env in names(&self.root().join("envs"))? {
-            known.extend(names(&self.env_dir(&env).join("trees"))?);
+            let trees = names(&self.env_dir(&env).join("trees"))?.into_iter();
+            known.extend(trees.filter_map(|tree| TreeId::try_from(tree).ok()));
         }
-        known.extend(self.layers()?.into_iter().map(|layer| layer.tree));
+        known.extend(self.layers()?.into_iter().filter_map(|layer| layer.tree));
         let trash = self.root().join("trash");
         for entry in names(&trash)? {
             listed(&trash.join(entry), &mut known);
@@ -119,9 +120,9 @@ impl LockedEnv<'_> {
                 id,
                 key: Some((*key).clone()),
                 parent: parent.take(),
-                env: record.id.clone(),
+                env: Some(record.id.clone()),
                 image_key: record.image_key.clone(),
-                tree: frozen.tree,
+                tree: Some(frozen.tree.clone()),
                 title: (*name).to_owned(),
                 created: Timestamp::from_second(frozen.created).unwrap_or_default(),
                 boot: boot_id(),
@@ -137,7 +138,7 @@ impl LockedEnv<'_> {
                 }),
             };
             // Under the lock nobody else has made one.
-            self.store.publish(self.directory(), &layer)?;
+            self.store.publish(self.directory(), &frozen.tree, &layer)?;
             parent = Some(layer.id.clone());
             made.push(layer.id);
         }

@@ -12,7 +12,7 @@ use super::check::names;
 use super::journal::{self, Entry};
 use super::snapshot::no_snapshot;
 use super::{LockedEnv, Record, Store, ephemeral};
-use crate::plan::ids::LayerId;
+use crate::plan::ids::{EnvId, LayerId};
 use crate::plan::record::Snapshot;
 use crate::sys::atomic;
 use crate::sys::error::Result;
@@ -58,10 +58,10 @@ impl LockedEnv<'_> {
     }
 
     /// Discards this env's live volumes that are not in `keep`.
-    pub(super) fn discard_volumes(&self, id: &str, keep: &BTreeSet<String>) -> Result<()> {
+    pub(super) fn discard_volumes(&self, id: &EnvId, keep: &BTreeSet<String>) -> Result<()> {
         for name in names(&self.store.root.join("volumes"))? {
             if name
-                .strip_prefix(id)
+                .strip_prefix(id.as_str())
                 .is_some_and(|rest| rest.starts_with('-'))
                 && !keep.contains(&name)
             {
@@ -147,7 +147,7 @@ impl LockedEnv<'_> {
         self.finish_removal(&record.id, &layers)
     }
 
-    pub(super) fn finish_removal(&mut self, id: &str, layers: &[LayerId]) -> Result<()> {
+    pub(super) fn finish_removal(&mut self, id: &EnvId, layers: &[LayerId]) -> Result<()> {
         self.store.discard(&self.directory.join("record.json"))?;
         self.record = None;
         self.discard_volumes(id, &BTreeSet::new())?;

@@ -12,7 +12,7 @@ use fs_err as fs;
 use super::snapshot::Freeze;
 use super::{LockedEnv, Store};
 use crate::engine::docker::{Image, Object, Place, Service, What};
-use crate::plan::ids::{LayerId, StepKey};
+use crate::plan::ids::{LayerId, StepKey, TreeId};
 pub use crate::plan::layer::Kept;
 use crate::sys::atomic;
 use crate::sys::error::{Error, Result};
@@ -86,10 +86,10 @@ impl Store {
     }
 
     /// Records beside the files of a tree that its containers and images are at a service.
-    pub fn note_tree(&self, directory: &Path, socket: &Path, tree: &str) -> Result<()> {
+    pub fn note_tree(&self, directory: &Path, socket: &Path, tree: &TreeId) -> Result<()> {
         let object = Object {
             socket: socket.to_owned(),
-            what: What::Tree(tree.to_owned()),
+            what: What::Tree(tree.clone()),
             id: None,
         };
         write_objects(directory, &[object])
@@ -133,8 +133,8 @@ impl LockedEnv<'_> {
     }
 
     /// Makes a live tree on `layer` that becomes a container once something runs on it.
-    pub(super) fn checkout_service_tree(&self, socket: &Path) -> Result<String> {
-        let tree = super::random_id()?;
+    pub(super) fn checkout_service_tree(&self, socket: &Path) -> Result<TreeId> {
+        let tree: TreeId = super::random_id()?.try_into()?;
         let directory = self.directory().join("trees").join(&tree);
         fs::create_dir_all(&directory)?;
         self.store.note_tree(&directory, socket, &tree)?;
@@ -178,7 +178,7 @@ impl LockedEnv<'_> {
             name: self.container_name(tree),
             store: self.store.root().to_string_lossy().into_owned(),
             id: self.store.id()?,
-            env: record.id.clone(),
+            env: record.id.to_string(),
             tree: tree.to_owned(),
             key: key.map(ToString::to_string).unwrap_or_default(),
         })
@@ -215,7 +215,7 @@ impl LockedEnv<'_> {
             labels.get("rockenv.tree").cloned().unwrap_or_default()
         };
         for (container, labels) in service.containers("env", &record.id)? {
-            if !record.trees().any(|known| *known == tree(&labels)) {
+            if !record.trees().any(|known| *known == tree(&labels).as_str()) {
                 service.remove_container(&container)?;
             }
         }
@@ -224,12 +224,12 @@ impl LockedEnv<'_> {
             return Ok(());
         }
         // A service may finish freezing an image long after the requesting command was killed.
-        let mut known: BTreeSet<String> = record.trees().map(str::to_owned).collect();
+        let mut known: BTreeSet<TreeId> = record.trees().cloned().collect();
         for id in self.store.layers_of(&record.id)? {
-            known.extend(self.store.layer(&id)?.map(|layer| layer.tree));
+            known.extend(self.store.layer(&id)?.and_then(|layer| layer.tree));
         }
         for (image, labels) in images {
-            if !known.contains(&tree(&labels)) {
+            if !known.contains(tree(&labels).as_str()) {
                 service.remove_image(&image)?;
             }
         }

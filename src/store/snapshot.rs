@@ -10,7 +10,7 @@ use super::history::{History, VolumesFrom};
 use super::journal::{self, Entry};
 use super::layer::{Layer, VolumeState, boot_id};
 use super::{LockedEnv, check_name};
-use crate::plan::ids::{LayerId, StepKey};
+use crate::plan::ids::{LayerId, StepKey, TreeId};
 use crate::plan::pins::Pins;
 use crate::plan::record::{Head, Origin, Record, Snapshot};
 use crate::rocm::therock::Prints;
@@ -21,7 +21,7 @@ use crate::tree;
 /// What to freeze as a snapshot.
 #[derive(Debug)]
 pub struct Freeze<'a> {
-    pub tree: &'a str,
+    pub tree: &'a TreeId,
     /// Its parent layer.
     pub parent: Option<&'a LayerId>,
     /// Name in the env.
@@ -72,9 +72,9 @@ impl LockedEnv<'_> {
             id: self.store.random_layer_id()?,
             key: freeze.key.cloned(),
             parent: freeze.parent.cloned(),
-            env: record.id.clone(),
+            env: Some(record.id.clone()),
             image_key: self.store.image_below(freeze.parent, &record.image_key)?,
-            tree: freeze.tree.to_owned(),
+            tree: Some(freeze.tree.clone()),
             title: freeze.name.to_owned(),
             created: Timestamp::now(),
             boot: boot_id(),
@@ -95,16 +95,16 @@ impl LockedEnv<'_> {
                 again: freeze.again,
                 created: layer.created,
             };
-            if record.head.tree.as_deref() == Some(freeze.tree) {
+            if record.head.tree.as_ref() == Some(freeze.tree) {
                 journal::begin(
                     &self.directory,
                     &Entry::Freeze {
-                        tree: freeze.tree.to_owned(),
+                        tree: freeze.tree.clone(),
                         snapshot: snapshot.clone(),
                     },
                 )?;
             }
-            if self.store.publish(&self.directory, &layer)? {
+            if self.store.publish(&self.directory, freeze.tree, &layer)? {
                 break snapshot;
             }
         };
@@ -291,7 +291,7 @@ impl LockedEnv<'_> {
         from.keep_changes("before-fork")?;
         let shared = self.store.lock_shared()?;
         let mut record = from.known_record()?.clone();
-        record.id = random_id()?;
+        record.id = random_id()?.try_into()?;
         record.created = Timestamp::now();
         record.failed = None;
         record.head.tree = None;

@@ -71,7 +71,7 @@ pub(crate) fn new_record(spec: &Spec, image_key: &str, service: Option<PathBuf>)
     let now = jiff::Timestamp::now();
     Ok(Record {
         version: record::VERSION,
-        id: random_id()?,
+        id: random_id()?.try_into()?,
         created: now,
         used: now,
         profile: spec.profile.clone(),

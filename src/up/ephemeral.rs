@@ -36,7 +36,9 @@ fn outputs(store: &Store, name: &str) -> Vec<PathBuf> {
     outputs
         .map(|volume| match volume.source {
             VolumeSource::Path(path) => path,
-            _ => store.root().join("outputs").join(name).join(&volume.name),
+            VolumeSource::Git(_) | VolumeSource::Store => {
+                store.root().join("outputs").join(name).join(&volume.name)
+            }
         })
         .filter(|path| path.exists())
         .collect()

@@ -273,7 +273,7 @@ fn nothing_to_do(
     for step in &plan.steps {
         let outcome = match step.action {
             Action::Hit => Outcome::Hit,
-            _ => Outcome::Skipped,
+            Action::Pull | Action::Run | Action::Skip | Action::Later => Outcome::Skipped,
         };
         let row = || Row::of(spec, &step.name, step.key.as_ref(), outcome);
         run.reporter.measured(row);

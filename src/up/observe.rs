@@ -227,7 +227,7 @@ impl<'a> Stand<'a> {
         // Layers of another env that this one never used have their own chain. The user chose this env's own chain by
         // `--rerun`.
         let snapshots = &self.record.snapshots;
-        let is_own = layer.env == self.record.id
+        let is_own = layer.env.as_ref() == Some(&self.record.id)
             || snapshots.iter().any(|snapshot| snapshot.layer == layer.id);
         // A missing lower layer is reported where it is needed.
         for below in store.chain(&layer.id).ok()? {
@@ -339,7 +339,7 @@ fn unusable(
                 "its build volume `{name}` is not part of it: this is an overlay store"
             ))
         }
-        _ => None,
+        VolumeState::Live(_) | VolumeState::Frozen | VolumeState::Empty => None,
     })
 }
 

@@ -375,7 +375,7 @@ fn disks(spec: &Spec, root: &Path, spent: u64) -> Result<Vec<Disk>> {
             (VolumeSource::Path(path), VolumeKind::Output) => place(path)?,
             // A user's directory, which rockenv does not fill.
             (VolumeSource::Path(_), _) => continue,
-            _ => store,
+            (VolumeSource::Git(_) | VolumeSource::Store, _) => store,
         };
         wanted.push((at, volume.name.clone(), needed));
     }

@@ -152,7 +152,9 @@ impl<'a> Gathered<'a> {
                                 volume.name,
                                 path.display()
                             ),
-                            _ => format!("source `{}` is not fetched yet", volume.name),
+                            VolumeSource::Git(_) | VolumeSource::Store => {
+                                format!("source `{}` is not fetched yet", volume.name)
+                            }
                         });
                         for input in self.inputs_in(&volume.name) {
                             // The lock file knows it without the source.

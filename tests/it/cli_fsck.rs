@@ -101,7 +101,7 @@ impl Lab {
         let now = Timestamp::now();
         env.commit(Record {
             version: record::VERSION,
-            id: random_id().unwrap(),
+            id: random_id().unwrap().try_into().unwrap(),
             created: now,
             used: now,
             profile: "rocm-library".into(),
@@ -304,6 +304,23 @@ fn a_damaged_record_is_made_again_from_the_layers() {
 }
 
 #[test]
+fn a_damaged_record_on_pulled_layers_gets_an_id() {
+    let lab = Lab::new();
+    let old = lab.record();
+    for layer in old.layers() {
+        let path = lab.at(&format!("layers/{layer}/layer.json"));
+        let text = fs::read_to_string(&path).unwrap();
+        let mut layer: serde_json::Value = serde_json::from_str(&text).unwrap();
+        // What was pulled was made by no env of this store.
+        layer["env"] = "".into();
+        fs::write(&path, layer.to_string()).unwrap();
+    }
+    spoil(&lab.at("envs/one/record.json"));
+    lab.finds_and_mends(&["env `one`", "record is damaged"]);
+    assert!(!lab.record().id.is_empty());
+}
+
+#[test]
 fn a_damaged_record_without_a_spec_is_set_aside_and_its_volumes_stay() {
     let lab = Lab::new();
     let volume = lab.record().head.volumes["build"].clone();
@@ -463,7 +480,7 @@ fn an_id_that_only_an_own_snapshot_tells_is_found() {
     let other = lab.at("envs/other");
     fs::create_dir(&other).unwrap();
     let mut record = old.clone();
-    record.id = "0123456789abcdef".to_owned();
+    record.id = "0123456789abcdef".parse().unwrap();
     record.snapshots.truncate(2);
     record.head = Head {
         layer: Some(record.snapshots[1].layer.clone()),
@@ -547,7 +564,7 @@ fn changes_on_a_lost_layer_are_kept() {
     let kept = fs::read_dir(lab.at("envs/one"))
         .unwrap()
         .map(|entry| entry.unwrap().path())
-        .find(|path| path.to_string_lossy().contains(&tree))
+        .find(|path| path.to_string_lossy().contains(tree.as_str()))
         .unwrap();
     assert_eq!(fs::read_to_string(kept.join("diff/note")).unwrap(), "mine");
 }
@@ -571,7 +588,7 @@ fn a_tree_that_became_a_layer_unrecorded_is_recorded() {
     let mut record = old;
     record.snapshots.truncate(2);
     record.head.layer = Some(record.snapshots[1].layer.clone());
-    record.head.tree = Some(lab.store.layer(&lost.layer).unwrap().unwrap().tree);
+    record.head.tree = lab.store.layer(&lost.layer).unwrap().unwrap().tree;
     let text = serde_json::to_string(&record).unwrap();
     fs::write(lab.at("envs/one/record.json"), text).unwrap();
     fs::remove_dir_all(lab.at("envs/one/trees")).unwrap();

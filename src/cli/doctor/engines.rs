@@ -44,7 +44,7 @@ pub fn abilities(facts: &Facts) -> Vec<Ability> {
             &|engine| match (engine, method) {
                 (Engine::Nspawn, Some(method)) => format!("a layer, {method}"),
                 (Engine::Nspawn, None) => "a layer".to_owned(),
-                _ => "an image".to_owned(),
+                (Engine::Docker | Engine::Podman, _) => "an image".to_owned(),
             },
         ),
         row(
@@ -59,11 +59,16 @@ pub fn abilities(facts: &Facts) -> Vec<Ability> {
             match engine {
                 // A user's service gets the controllers that systemd delegates, which requires cgroup version 2.
                 Engine::Podman if !facts.root && facts.cgroup.v2.is_none() => "no".to_owned(),
-                _ => yes(facts.cgroup.has("memory") && facts.cgroup.has("pids")),
+                Engine::Nspawn | Engine::Docker | Engine::Podman => {
+                    yes(facts.cgroup.has("memory") && facts.cgroup.has("pids"))
+                }
             }
         }),
         row("bytes read and written by a step", &|engine| {
-            yes(engine == Engine::Nspawn)
+            yes(match engine {
+                Engine::Nspawn => true,
+                Engine::Docker | Engine::Podman => false,
+            })
         }),
         row("one GPU's nodes, proven inside", &|_| {
             let opens = |node| gpu::node_check(facts, node).state == State::Ok;
@@ -73,13 +78,16 @@ pub fn abilities(facts: &Facts) -> Vec<Ability> {
             }
         }),
         row("commas, quotation marks in mounted paths", &|engine| {
-            yes(engine != Engine::Podman)
+            yes(match engine {
+                Engine::Nspawn | Engine::Docker => true,
+                Engine::Podman => false,
+            })
         }),
         row("`push`, `pull`, `up --pull`: sharing", &|_| yes(true)),
         row("rootless", &|_| yes(!facts.root)),
         row("after `exec` the container", &|engine| match engine {
             Engine::Nspawn => "ends".to_owned(),
-            _ => "waits for the next one".to_owned(),
+            Engine::Docker | Engine::Podman => "waits for the next one".to_owned(),
         }),
     ];
     let [nspawn, docker, podman] = ENGINES.map(|engine| yes(facts.usable(engine)));

@@ -368,7 +368,7 @@ fn facts(store: &Store, record: &Record, spec: Option<&Spec>, host: &Host) -> Re
             VolumeSource::Path(_) if volume.kind == VolumeKind::Source => {
                 "a local directory".to_owned()
             }
-            _ => continue,
+            VolumeSource::Path(_) | VolumeSource::Store => continue,
         };
         facts.push(Fact::new(format!("source {}", volume.name), value));
     }

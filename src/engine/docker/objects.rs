@@ -20,7 +20,7 @@ use tokio::sync::mpsc::error::TrySendError;
 
 use super::{AGAIN, LATE, SETTLE, SOON, Service, settled};
 use crate::engine::docker::retry::retry;
-use crate::plan::ids::StepKey;
+use crate::plan::ids::{StepKey, TreeId};
 use crate::sys::error::{Error, Result};
 use crate::sys::process::Program;
 
@@ -51,7 +51,7 @@ pub struct Object {
 #[serde(rename_all = "lowercase")]
 pub enum What {
     /// Containers and images by the label of their live tree.
-    Tree(String),
+    Tree(TreeId),
     /// An image by its name.
     Image(String),
 }
@@ -80,7 +80,7 @@ pub(super) type Labelled = (String, HashMap<String, String>);
 pub struct Frozen {
     pub image: String,
     /// The live tree that it was.
-    pub tree: String,
+    pub tree: TreeId,
     pub key: StepKey,
     /// When it was made, in seconds since 1970.
     pub created: i64,
@@ -286,13 +286,14 @@ impl Service {
         let found = self.ask(SOON, "list images", request)?;
         let frozen = |image: ImageSummary| {
             let label = |name: &str| image.labels.get(name).filter(|value| !value.is_empty());
-            let (tree, key) = (label("rockenv.tree")?, label("rockenv.key")?.parse().ok()?);
+            let tree: TreeId = label("rockenv.tree")?.parse().ok()?;
+            let key = label("rockenv.key")?.parse().ok()?;
             // Images built on it inherit the labels, but not the name.
             let name = format!("rockenv/snapshot-{tree}");
             let mut names = image.repo_tags.iter();
             let named = names.any(|tag| own_name(tag) == Some(&name));
             named.then(|| Frozen {
-                tree: tree.clone(),
+                tree,
                 key,
                 created: image.created,
                 whole: label("rockenv.whole").and_then(|below| below.parse().ok()),

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 
 use super::{Shown, Sight, Views};
+use crate::execute::run_container::Attempt;
 use crate::execute::{Ending, Execution};
 use crate::plan::resolve::{Action, Step, User};
 use crate::profile::hook::{Change, Changes, Hook, Script};
@@ -42,7 +43,15 @@ impl Execution<'_, '_> {
         let views = Views::from([(sight.volume.name.clone(), shown)]);
         let log = format!("logs/{}/{index:02}-{}.log", sight.run, job.name);
         let tree = self.env.checkout_tree(parent)?;
-        let ran = self.run_container(index, &job, &tree, parent, &log, 1, &views);
+        let ran = self.run_container(&Attempt {
+            index,
+            step: &job,
+            tree: &tree,
+            parent,
+            log: &log,
+            jobs: 1,
+            views: &views,
+        });
         let trees = self.env.directory().join("trees");
         self.store.discard(&trees.join(&tree))?;
         match ran?.ending {

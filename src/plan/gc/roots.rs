@@ -146,7 +146,7 @@ impl Roots {
             let maker = stock
                 .envs
                 .iter()
-                .find(|(_, env)| env.record.id == item.layer.env);
+                .find(|(_, env)| Some(&env.record.id) == item.layer.env.as_ref());
             if let Some((name, env)) = maker
                 && !recorded.contains(id)
                 && (env.busy || env.unsettled || !env.record.complete)

@@ -30,7 +30,7 @@ fn env(id: &str) -> Env {
     Env {
         record: Record {
             version: 1,
-            id: id.to_owned(),
+            id: id.into(),
             created: hours_ago(1000),
             used: hours_ago(1),
             profile: "p".to_owned(),
@@ -71,9 +71,9 @@ fn frozen(id: &str, parent: Option<&str>, bytes: u64, seconds: u64) -> Frozen {
             id: id.into(),
             key: Some(id.into()),
             parent: parent.map(LayerId::from),
-            env: "e".to_owned(),
+            env: Some("e".into()),
             image_key: "image".to_owned(),
-            tree: String::new(),
+            tree: None,
             title: id.to_owned(),
             created: hours_ago(100),
             boot: String::new(),
@@ -337,7 +337,7 @@ fn logs_go_by_age_alone_and_never_those_that_a_step_names() {
     let one = stock.envs.get_mut("one").unwrap();
     one.record.failed = Some(Failed {
         step: "c".to_owned(),
-        tree: "t".to_owned(),
+        tree: "t".into(),
         parent: None,
         log: "logs/20200101T000000Z/01-c.log".to_owned(),
         code: Some(1),

@@ -129,7 +129,7 @@ pub fn sources(lock: &Lockfile, volumes: &[crate::plan::resolve::Volume]) -> Vec
         };
         let (git, rev) = match &volume.source {
             VolumeSource::Git(git) => (Some(&git.url), git.rev.as_ref()),
-            _ => (None, None),
+            VolumeSource::Path(_) | VolumeSource::Store => (None, None),
         };
         if (locked.git.as_ref(), locked.rev.as_ref()) != (git, rev) {
             let shown = |git: Option<&String>, rev: Option<&String>| match (git, rev) {

@@ -528,7 +528,7 @@ impl<'a> Resolver<'a> {
         // A package manager needs only caches, and without other volumes, profiles share its step.
         let visible = |volume: &&Volume| match action {
             Action::Packages(_) => volume.kind == VolumeKind::Cache,
-            _ => true,
+            Action::Run { .. } | Action::Copy(_) | Action::Export(_) => true,
         };
         let visible = volumes
             .iter()

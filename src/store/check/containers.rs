@@ -54,11 +54,10 @@ impl Store {
 impl Judge<'_> {
     pub(super) fn containers(&mut self) {
         for container in &self.store.containers {
-            let known =
-                self.store.envs.values().any(
-                    |env| matches!(&env.record, Read::Fine(record) if record.id == container.env),
-                );
-            if known || self.store.trees.contains(&container.tree) {
+            let known = self.store.envs.values().any(
+                |env| matches!(&env.record, Read::Fine(record) if *record.id == *container.env),
+            );
+            if known || self.store.trees.contains(container.tree.as_str()) {
                 continue;
             }
             let name = &container.id[..container.id.len().min(12)];

@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 
 use super::ContainerItem;
 use crate::engine::hold::State;
+use crate::plan::ids::TreeId;
 use crate::plan::record;
 use crate::plan::resolve::{Spec, VolumeSource};
 use crate::store::access::{PRIVATE, SHARED};
@@ -63,7 +64,7 @@ pub struct Inventory {
     /// Containers with this store's labels, if services were asked.
     pub containers: Vec<ContainerItem>,
     /// All trees mentioned anywhere in the store, if there are containers.
-    pub trees: BTreeSet<String>,
+    pub trees: BTreeSet<TreeId>,
 }
 
 /// One of the store's own directories.

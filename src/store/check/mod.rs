@@ -16,7 +16,7 @@ pub(super) use inventory::{ASIDE, is_busy, names};
 pub use inventory::{Directory, EnvItem, ImageItem, Inventory, LayerItem, Read};
 pub use repair::{Attempt, repair, repair_format};
 
-use crate::plan::ids::LayerId;
+use crate::plan::ids::{LayerId, TreeId};
 use crate::plan::record::Record;
 use crate::tree::Method;
 
@@ -295,7 +295,7 @@ impl Judge<'_> {
                         Mend::Spec(name.to_owned()),
                     );
                 }
-                let live: BTreeSet<&str> = record.trees().collect();
+                let live: BTreeSet<&str> = record.trees().map(TreeId::as_str).collect();
                 let orphans = env
                     .trees
                     .iter()
@@ -442,7 +442,7 @@ impl Inventory {
             losses.push(format!("a layer below it is lost: {fault}"));
         }
         if let Some(tree) = &record.head.tree
-            && !env.trees.contains(tree)
+            && !env.trees.contains(tree.as_str())
         {
             losses.push(format!("its live tree `{tree}` is missing"));
         }
@@ -456,7 +456,7 @@ impl Inventory {
                 .parent
                 .as_deref()
                 .and_then(|layer| self.chain_fault(layer));
-            if fault.is_some() || !env.trees.contains(&failed.tree) {
+            if fault.is_some() || !env.trees.contains(failed.tree.as_str()) {
                 losses.push(format!(
                     "the tree of its failed step `{}` is missing",
                     failed.step
@@ -473,7 +473,7 @@ impl Inventory {
             .snapshots
             .retain(|snapshot| self.chain_fault(&snapshot.layer).is_none());
         if let Some(tree) = record.head.tree.clone()
-            && !env.trees.contains(&tree)
+            && !env.trees.contains(tree.as_str())
         {
             record.head.tree = None;
             self.adopt_published(&mut record, &tree);
@@ -495,7 +495,7 @@ impl Inventory {
         if record
             .failed
             .as_ref()
-            .is_some_and(|failed| lost(&failed.parent) || !env.trees.contains(&failed.tree))
+            .is_some_and(|failed| lost(&failed.parent) || !env.trees.contains(failed.tree.as_str()))
         {
             record.failed = None;
         }
@@ -503,9 +503,9 @@ impl Inventory {
     }
 
     /// A missing live tree may have become a layer that the record does not name yet.
-    fn adopt_published(&self, record: &mut Record, tree: &str) {
+    fn adopt_published(&self, record: &mut Record, tree: &TreeId) {
         let layer = self.layers.values().find_map(|item| match &item.layer {
-            Read::Fine(layer) if layer.tree == tree => Some(layer),
+            Read::Fine(layer) if layer.tree.as_ref() == Some(tree) => Some(layer),
             _ => None,
         });
         if let Some(layer) = layer

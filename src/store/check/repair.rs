@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use super::inventory::{ASIDE, Read, is_busy, names};
 use super::{Inventory, Mend, Problem, examine};
 use crate::engine::docker::Service;
-use crate::plan::ids::LayerId;
+use crate::plan::ids::{EnvId, LayerId};
 use crate::plan::record::{self, Head, Origin, Record, Snapshot};
 use crate::plan::resolve::Spec;
 use crate::store::access::{self, MODE};
@@ -188,7 +188,7 @@ fn forget(store: &Store, name: &str) -> Result<Option<String>> {
     // Changes based on a missing layer cannot be shown any more, but they are the user's.
     if let Some(tree) = &record.head.tree
         && mended.head.tree.is_none()
-        && item.trees.contains(tree)
+        && item.trees.contains(tree.as_str())
     {
         let from = store.env_dir(name).join("trees").join(tree);
         let place = store.env_dir(name).join(format!("tree-{tree}"));
@@ -253,12 +253,12 @@ fn record_from(inventory: &Inventory, name: &str, spec: &Spec) -> Result<Option<
     }
     let id = match owner(inventory, name, &snapshots) {
         Some(id) => id,
-        None => random_id()?,
+        None => random_id()?.try_into()?,
     };
     // Manual snapshots.
     let own = layers
         .iter()
-        .filter(|layer| layer.env == id && layer.key.is_none());
+        .filter(|layer| layer.env.as_ref() == Some(&id) && layer.key.is_none());
     snapshots.extend(own.map(|layer| (layer, layer.title.clone())));
     snapshots.sort_by_key(|(layer, _)| layer.created);
     let image_key = match snapshots.last() {
@@ -319,23 +319,24 @@ fn record_from(inventory: &Inventory, name: &str, spec: &Spec) -> Result<Option<
 
 /// Finds the id of a lost record: from its layers, except those shared with other envs, or else from its volumes and
 /// manual snapshots if no other env can own them.
-fn owner(inventory: &Inventory, name: &str, snapshots: &[(&&Layer, String)]) -> Option<String> {
-    let known: BTreeSet<&str> = inventory
+fn owner(inventory: &Inventory, name: &str, snapshots: &[(&&Layer, String)]) -> Option<EnvId> {
+    let known: BTreeSet<&EnvId> = inventory
         .envs
         .values()
         .filter_map(|env| match &env.record {
-            Read::Fine(record) => Some(record.id.as_str()),
+            Read::Fine(record) => Some(&record.id),
             _ => None,
         })
         .collect();
-    let mut made = snapshots.iter().rev().map(|(layer, _)| layer.env.as_str());
+    let snapshots = snapshots.iter().rev();
+    let mut made = snapshots.filter_map(|(layer, _)| layer.env.as_ref());
     if let Some(id) = made.find(|id| !known.contains(id)) {
-        return Some(id.to_owned());
+        return Some(id.clone());
     }
     let volumes = inventory.volumes.iter();
-    let lost: BTreeSet<&str> = volumes
-        .filter_map(|volume| volume.split('-').next())
-        .chain(inventory.nameless().map(|layer| layer.env.as_str()))
+    let lost: BTreeSet<EnvId> = volumes
+        .filter_map(|volume| volume.split('-').next()?.parse().ok())
+        .chain(inventory.nameless().filter_map(|layer| layer.env.clone()))
         .filter(|id| !known.contains(id))
         .collect();
     let others = inventory.envs.iter().any(|(other, env)| {
@@ -343,7 +344,7 @@ fn owner(inventory: &Inventory, name: &str, snapshots: &[(&&Layer, String)]) -> 
         other != name && (env.old_record.is_some() || matches!(env.record, Read::Damaged(_)))
     });
     match lost.len() {
-        1 if !others => lost.first().map(|id| (*id).to_owned()),
+        1 if !others => lost.into_iter().next(),
         _ => None,
     }
 }

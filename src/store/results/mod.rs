@@ -132,7 +132,9 @@ impl Store {
     pub fn output_dir(&self, env: &str, volume: &Volume) -> PathBuf {
         match &volume.source {
             VolumeSource::Path(path) => path.clone(),
-            _ => self.root.join("outputs").join(env).join(&volume.name),
+            VolumeSource::Git(_) | VolumeSource::Store => {
+                self.root.join("outputs").join(env).join(&volume.name)
+            }
         }
     }
 

@@ -162,7 +162,8 @@ impl Places<'_> {
                 (VolumeKind::Source, VolumeSource::Git(git)) => {
                     Repository::new(&volume.name, git).directory(self.store)
                 }
-                _ => continue,
+                (VolumeKind::Source, VolumeSource::Path(_) | VolumeSource::Store)
+                | (VolumeKind::Build | VolumeKind::Output | VolumeKind::Host, _) => continue,
             };
             let users = self.mounted.entry(directory).or_default();
             if users.last().is_none_or(|last| last != env) {
@@ -303,8 +304,8 @@ impl Places<'_> {
             let owner = self.owner(&users);
             for tree in names(&path.join("trees")) {
                 let (class, title) = match &failed {
-                    _ if live.as_ref() == Some(&tree) => (Class::Live, String::new()),
-                    Some(failed) if failed.tree == tree => (Class::Failed, failed.step.clone()),
+                    _ if live.as_deref() == Some(tree.as_str()) => (Class::Live, String::new()),
+                    Some(failed) if *failed.tree == *tree => (Class::Failed, failed.step.clone()),
                     // A running step's, or garbage: the directory does not show which.
                     _ => (Class::Live, tree.clone()),
                 };

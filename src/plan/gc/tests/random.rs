@@ -61,7 +61,7 @@ fn stocks() -> impl Strategy<Value = Inventory> {
                 if *state == 5 {
                     one.record.failed = Some(Failed {
                         step: "f".to_owned(),
-                        tree: "t".to_owned(),
+                        tree: "t".into(),
                         parent: Some(id(head.index(layers.len())).as_str().into()),
                         log: String::new(),
                         code: None,
