@@ -8,3 +8,4 @@ mod isolation;
 mod limits;
 mod steps;
 mod terminal;
+mod verify;

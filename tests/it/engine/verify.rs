@@ -1,0 +1,170 @@
+//! `verify` on each engine: with what steps begin with, and with what they leave.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+
+use fs_err as fs;
+
+use crate::support::env::{TestStore, build_user};
+use crate::support::git::{Daemon, repository};
+use crate::support::run::Ran;
+
+fn verify(store: &TestStore, more: &[&str]) -> Ran {
+    store.rockenv(&[&["verify", store.env()], more].concat())
+}
+
+/// Fails unless the store has the env only, and the env no trace of the command.
+#[track_caller]
+fn nothing_else(store: &TestStore) {
+    let envs = fs::read_dir(store.home().join("envs")).unwrap().flatten();
+    for env in envs.filter(|env| env.file_name().to_str() != Some(store.env())) {
+        let left = fs::read_dir(env.path()).unwrap().flatten();
+        let left: Vec<PathBuf> = left.map(|entry| entry.path()).collect();
+        assert!(left.iter().all(|path| path.ends_with("lock")), "{left:?}");
+    }
+    store.rockenv(&["fsck"]).ok();
+}
+
+/// Lays out a directory of the user's.
+fn directory(store: &TestStore, name: &str, files: &[(&str, &str)]) -> PathBuf {
+    let directory = store.work().join(name);
+    fs::create_dir_all(&directory).unwrap();
+    let (user, _) = build_user();
+    for (name, text) in files {
+        fs::write(directory.join(name), text).unwrap();
+        std::os::unix::fs::chown(directory.join(name), Some(user), Some(user)).unwrap();
+    }
+    std::os::unix::fs::chown(&directory, Some(user), Some(user)).unwrap();
+    directory
+}
+
+/// Everything that a step can begin with: packages, copied files, sources of git and of the user's with hooks, a cache, and what
+/// other steps left.
+#[test]
+fn what_steps_begin_with_is_there_when_they_are_built_again() {
+    let store = TestStore::new();
+    let served = tempfile::tempdir().unwrap();
+    let commit = repository(&served.path().join("lib"), "lib.txt", "lib\n");
+    let daemon = Daemon::start(served.path());
+    let own = directory(&store, "own", &[("a.txt", "one\n"), ("b.txt", "two\n")]);
+    let hook = store.work().join("hooks/fix");
+    fs::create_dir_all(&hook).unwrap();
+    let patch = "--- a/b.txt\n+++ b/b.txt\n@@ -1 +1 @@\n-two\n+TWO\n";
+    fs::write(hook.join("fix.patch"), patch).unwrap();
+    fs::write(
+        hook.join("hook.toml"),
+        "schema = 1\ndescription = 'a test'\nwhy = 'to see'\nvolume = 'own'\n[[patch]]\nfile = 'fix.patch'\n\
+         [[edit]]\nfile = 'a.txt'\nfind = 'one'\nreplace = 'ONE'\n\
+         [script]\nrun = 'echo script >> a.txt'\nchanges = ['a.txt']\n",
+    )
+    .unwrap();
+    let files = store.work().join("profiles/files");
+    fs::create_dir_all(files.join("sub")).unwrap();
+    fs::write(files.join("tool"), "#!/bin/sh\necho tool\n").unwrap();
+    fs::set_permissions(files.join("tool"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    fs::write(files.join("sub/text"), "text\n").unwrap();
+    let profile = format!(
+        "hooks = ['fix']\n\
+         [[volume]]\nname = 'lib'\nkind = 'source'\ngit = 'git://127.0.0.1:{}/lib'\nrev = '{commit}'\ntarget = '/v/lib'\n\
+         [[volume]]\nname = 'own'\nkind = 'source'\npath = '../own'\ntarget = '/v/own'\n\
+         [[volume]]\nname = 'b'\nkind = 'build'\ntarget = '/v/b'\n\
+         [[volume]]\nname = 'out'\nkind = 'output'\ntarget = '/v/out'\n\
+         [[volume]]\nname = 'c'\nkind = 'cache'\ntarget = '/v/c'\n\
+         [[step]]\nname = 'tools'\npackages = ['make']\n\
+         [[step]]\nname = 'copied'\ncopy = [{{ from = 'files', to = '/opt/files' }}]\n\
+         [[step]]\nname = 'build'\ninputs = ['lib', 'own']\nrun = '''\n\
+         cat /v/lib/lib.txt /v/own/a.txt /v/own/b.txt > ~/sources; /opt/files/tool > ~/tool; make --version > ~/version\n\
+         test ! -e /v/c/full || echo full > ~/full; touch /v/c/full; mkdir -p ~/empty /v/b/d /v/out/lib\n\
+         cp ~/sources /v/b/d/; cp ~/sources /v/out/lib/lib.so.1; ln -s lib.so.1 /v/out/lib/lib.so; echo made > /v/own/made'''\n\
+         [[step]]\nname = 'install'\nrun = 'cp /v/b/d/sources ~/installed; cp /v/out/lib/lib.so ~/lib; cat /v/own/made > ~/made'\n",
+        daemon.port()
+    );
+    store.up_with(&profile);
+    drop(daemon);
+    let outputs = store.home().join("outputs").join(store.env());
+    let marked = outputs.join("out/mine");
+    fs::write(&marked, "mine").unwrap();
+    store.sh("echo mine > ~/mine").ok();
+    let ran = verify(&store, &[]);
+    let text = ran.text();
+    for step in ["tools", "copied", "build", "install"] {
+        assert!(text.contains(&format!("{step}: the same\n")), "{ran:?}");
+    }
+    ran.ok().says(&["the same again"]);
+    verify(&store, &["--with-caches"])
+        .exits(8)
+        .says(&["came out differently"]);
+    store
+        .sh("cat ~/mine ~/sources ~/tool; ls /v/out; ls /v/c; cat /v/own/made")
+        .ok()
+        .prints("mine\nlib\nONE\nscript\nTWO\ntool\nlib\nmine\nfull\nmade");
+    assert_eq!(fs::read_to_string(own.join("a.txt")).unwrap(), "one\n");
+    assert!(!own.join("made").exists());
+    nothing_else(&store);
+    store.up().says(&["nothing to do"]);
+    // What it was built from is gone.
+    fs::write(files.join("sub/text"), "other\n").unwrap();
+    verify(&store, &["copied"])
+        .exits(3)
+        .says(&["its inputs have changed since: files"]);
+    fs::write(files.join("sub/text"), "text\n").unwrap();
+    fs::write(hook.join("fix.patch"), patch.replace("+TWO", "+zwei")).unwrap();
+    verify(&store, &["build"])
+        .exits(3)
+        .says(&["its inputs have changed since: hook fix"]);
+    nothing_else(&store);
+    store.rockenv(&["rm", "--yes", store.env()]).ok();
+}
+
+#[test]
+fn what_comes_out_differently_has_its_paths() {
+    let store = TestStore::new();
+    let now = "date +%s.%N";
+    store.up_with(&format!(
+        "volume = [{{ name = 'b', kind = 'build', target = '/b' }}, {{ name = 'out', kind = 'output', target = '/out' }}]\n\
+         [[step]]\nname = 'one'\nrun = 'mkdir -p ~/d /b/d /out/d; for p in ~/d /b/d /out/d; do {now} > $p/when; ln -s $({now}) $p/link; done'\n\
+         [[step]]\nname = 'two'\nrun = 'echo two > ~/two'\n\
+         [[step]]\nname = 'three'\nuser = 'root'\nrun = '{now} > /etc/when'\n"
+    ));
+    let text = verify(&store, &["one"]).exits(8).text();
+    for line in ["/home/builder/d/when: content", "/out/d/when: content"] {
+        assert!(text.contains(line), "{text}");
+    }
+    for line in [
+        "/home/builder/d/link: links to `",
+        "/out/d/link: links to `",
+    ] {
+        assert!(text.contains(line), "{text}");
+    }
+    let text = verify(&store, &["three"]).exits(8).text();
+    assert!(text.contains("/etc/when: content"), "{text}");
+    nothing_else(&store);
+    store.up().says(&["nothing to do"]);
+    store.rockenv(&["rm", "--yes", store.env()]).ok();
+}
+
+/// Where a service would write to a directory of the user's, it writes to a copy.
+#[test]
+fn what_is_the_users_is_not_written_to() {
+    let store = TestStore::new();
+    let own = directory(&store, "own", &[("input", "1")]);
+    let host = store.runs();
+    std::os::unix::fs::chown(&host, Some(build_user().0), None).unwrap();
+    store.up_with(&format!(
+        "[[volume]]\nname = 'own'\nkind = 'source'\npath = '../own'\ntarget = '/own'\n\
+         [[volume]]\nname = 'host'\nkind = 'host'\naccess = 'rw'\npath = '{}'\ntarget = '/host'\n\
+         [[step]]\nname = 'one'\ninputs = ['own/input']\nrun = 'cat /own/input > ~/input; echo ran >> /host/log; echo made > /own/made'\n",
+        host.display()
+    ));
+    fs::remove_file(own.join("made")).unwrap();
+    verify(&store, &[]).ok().prints("one: the same");
+    assert_eq!(fs::read_to_string(host.join("log")).unwrap(), "ran\n");
+    assert!(!own.join("made").exists());
+    // One that fails says so, and leaves nothing either.
+    fs::write(own.join("input"), "2").unwrap();
+    verify(&store, &[])
+        .exits(3)
+        .says(&["its inputs have changed since: own/input"]);
+    nothing_else(&store);
+    store.rockenv(&["rm", "--yes", store.env()]).ok();
+}
