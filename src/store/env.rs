@@ -13,7 +13,7 @@ use super::ephemeral::{Fate, Reaped};
 use super::history::VolumesFrom;
 use super::journal::{self, Entry};
 use super::snapshot::push_snapshot;
-use super::{Lock, Store, check_name};
+use super::{Lock, Store, check_name, removal};
 use crate::engine::hold::State;
 use crate::engine::{BuildUser, Root, session};
 use crate::plan::checked;
@@ -193,6 +193,7 @@ impl LockedEnv<'_> {
     /// The same for cleanup, which does not count as a use.
     pub(super) fn put(&mut self, record: Record) -> Result<()> {
         atomic::write_json(&self.directory.join("record.json"), &record)?;
+        removal::clear_forgotten(&self.directory)?;
         self.record = Some(record);
         Ok(())
     }

@@ -13,7 +13,7 @@
 //! locks/                    lock files that this store was used with
 //! targets.json              targets learned from a checkout of TheRock
 //! trash/                    renamed here first, then unlinked
-//! envs/<name>/              lock, ephemeral, lease, used, record.json, spec.toml, journal.jsonl, metrics.jsonl, trees/<id>/, views/<volume>/, logs/, run/
+//! envs/<name>/              lock, ephemeral, lease, used, record.json, spec.toml, journal.jsonl, gone-*, metrics.jsonl, trees/<id>/, views/<volume>/, logs/, run/
 //! .ballast                  given up first when the disk is full
 //! ```
 //!
@@ -307,11 +307,12 @@ impl Store {
 
     /// Reads an env's record without its lock, as the last finished command left it.
     pub fn record(&self, name: &str) -> Result<Option<Record>> {
-        let Some(record) =
-            crate::sys::atomic::read_json::<Record>(&self.env_dir(name).join("record.json"))?
-        else {
+        let directory = self.env_dir(name);
+        let record = directory.join("record.json");
+        let Some(mut record) = crate::sys::atomic::read_json::<Record>(&record)? else {
             return Ok(None);
         };
+        removal::leave_out_forgotten(&directory, &mut record);
         if record.version > crate::plan::record::VERSION {
             return Err(
                 Error::unexpected(format!("env `{name}` was made by a newer rockenv"))

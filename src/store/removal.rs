@@ -5,8 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
+use std::path::Path;
 
 use fs_err as fs;
+use sha2::{Digest as _, Sha256};
 
 use super::check::names;
 use super::journal::{self, Entry};
@@ -15,8 +17,52 @@ use super::{LockedEnv, Record, Store, ephemeral};
 use crate::plan::ids::{EnvId, LayerId};
 use crate::plan::record::Snapshot;
 use crate::sys::atomic;
-use crate::sys::error::Result;
+use crate::sys::error::{Kind, Result};
 use crate::tree;
+
+/// Prefix of the files that mark snapshots as removed although the record still lists them.
+/// Short, as the rest of the name: XFS keeps a small directory in its inode, and a full disk has no block for a larger one.
+const FORGOTTEN: &str = "gone-";
+
+/// Marks snapshots as removed if the disk is too full for a new record. A hard link to the record takes neither inode nor block.
+fn mark_forgotten(env: &Path, snapshots: &[Snapshot]) -> Result<()> {
+    for snapshot in snapshots {
+        let mark = env.join(forgotten_name(snapshot));
+        match fs::hard_link(env.join("record.json"), mark) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            other => other?,
+        }
+    }
+    Ok(())
+}
+
+fn forgotten_name(snapshot: &Snapshot) -> String {
+    let Snapshot {
+        name,
+        layer,
+        created,
+        ..
+    } = snapshot;
+    let digest = Sha256::digest(format!("{layer}/{created}/{name}"));
+    format!("{FORGOTTEN}{}", &hex::encode(digest)[..12])
+}
+
+/// Removes the marked snapshots from a record.
+pub(super) fn leave_out_forgotten(env: &Path, record: &mut Record) {
+    let is_forgotten =
+        |known: &Snapshot| fs::symlink_metadata(env.join(forgotten_name(known))).is_ok();
+    record.snapshots.retain(|known| !is_forgotten(known));
+}
+
+/// Removes the marks, once a record without these snapshots is written.
+pub(super) fn clear_forgotten(env: &Path) -> Result<()> {
+    for name in names(env)? {
+        if name.starts_with(FORGOTTEN) {
+            fs::remove_file(env.join(name))?;
+        }
+    }
+    Ok(())
+}
 
 /// The record's name while its env is being removed: it lists what must go.
 pub(super) const REMOVED: &str = "removed.json";
@@ -44,15 +90,25 @@ impl LockedEnv<'_> {
         if let Ok(chain) = self.store.chain(layer) {
             layers.extend(chain.into_iter().map(|below| below.id));
         }
-        journal::begin(
-            &self.directory,
-            &Entry::Forget {
-                layers: layers.clone(),
-            },
-        )?;
+        let entry = Entry::Forget {
+            layers: layers.clone(),
+        };
+        match journal::begin(&self.directory, &entry) {
+            // What a kill leaves then, `gc` finds.
+            Err(error) if error.kind() == Kind::OutOfSpace => {}
+            other => other?,
+        }
         let mut record = self.known_record()?.clone();
-        record.snapshots.retain(|known| !which(known));
-        self.put(record)?;
+        let is_forgotten = |known: &Snapshot| which(known);
+        let (forgotten, kept) = record.snapshots.into_iter().partition(is_forgotten);
+        record.snapshots = kept;
+        match self.put(record.clone()) {
+            Err(error) if error.kind() == Kind::OutOfSpace => {
+                mark_forgotten(&self.directory, &forgotten)?;
+                self.record = Some(record);
+            }
+            other => other?,
+        }
         self.store.remove_unused_layers(&layers)?;
         journal::clear(&self.directory)
     }

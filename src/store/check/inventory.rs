@@ -15,7 +15,7 @@ use crate::plan::record;
 use crate::plan::resolve::{Spec, VolumeSource};
 use crate::store::access::{PRIVATE, SHARED};
 use crate::store::images::Image;
-use crate::store::removal::REMOVED;
+use crate::store::removal::{REMOVED, leave_out_forgotten};
 use crate::store::results::{Left, ResultState};
 use crate::store::{Layer, Lock, Record, Store, journal, lock};
 use crate::sys::error::{Kind, Result};
@@ -300,6 +300,10 @@ fn env(store: &Store, name: &str, aside: &mut Vec<PathBuf>) -> Result<EnvItem> {
     let record = match read::<Record>(&directory.join("record.json")) {
         Read::Fine(record) if record.version > record::VERSION => {
             Read::Foreign(format!("its version is {}", record.version))
+        }
+        Read::Fine(mut record) => {
+            leave_out_forgotten(directory, &mut record);
+            Read::Fine(record)
         }
         other => other,
     };

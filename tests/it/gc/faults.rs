@@ -240,15 +240,44 @@ fn small_disk(kind: Kind) {
         }
         store.rockenv(&["fsck"]).ok();
     }
-    // A snapshot is given up too, as long as there is a ballast: its env has to be written down without it.
     store.rockenv(&["gc", "--yes"]);
     assert!(ballast.exists(), "no ballast on {kind:?}");
     store.profile(&steps("true"));
     up().ok();
-    store.rockenv(&["snapshot", "create", name, "mine"]).ok();
-    let hog = hog(&disk, "hog");
-    store.rockenv(&["snapshot", "rm", name, "mine"]).ok();
-    fs::remove_file(hog).unwrap();
+    for has_ballast in [true, false] {
+        store.sh("echo mine > ~/mine").ok();
+        for snapshot in ["mine", "kept"] {
+            store.rockenv(&["snapshot", "create", name, snapshot]).ok();
+        }
+        let mut hogs = vec![hog(&disk, "hog")];
+        if !has_ballast {
+            fs::remove_file(&ballast).unwrap();
+            hogs.push(hog(&disk, "hog-2"));
+        }
+        let is_gone = |when: &str| {
+            let listed = store.rockenv(&["snapshot", "ls", name]).ok().text();
+            assert!(
+                !listed.contains("mine") && listed.contains("kept"),
+                "{when}: {listed}"
+            );
+            store.rockenv(&["snapshot", "rm", name, "mine"]).exits(7);
+        };
+        store.rockenv(&["snapshot", "rm", name, "mine"]).ok();
+        is_gone("on a full disk");
+        store.rockenv(&["snapshot", "rm", name, "kept"]).ok();
+        for hog in hogs {
+            fs::remove_file(hog).unwrap();
+        }
+        store.rockenv(&["fsck"]).ok();
+        // One of the same name is another one.
+        for snapshot in ["mine", "kept"] {
+            store.rockenv(&["snapshot", "create", name, snapshot]).ok();
+        }
+        store.rockenv(&["snapshot", "rm", name, "mine"]).ok();
+        is_gone("later");
+        store.rockenv(&["snapshot", "rm", name, "kept"]).ok();
+        store.rockenv(&["gc", "--yes"]);
+    }
     store.rockenv(&["rm", "--yes", name]).ok();
     store.rockenv(&["fsck"]).ok();
 }
