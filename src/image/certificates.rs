@@ -3,6 +3,7 @@
 //! of no tree.
 
 use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -222,13 +223,17 @@ impl Given {
     }
 }
 
-/// Writes the list for programs on the host to a directory; `None` if they trust the authorities anyway.
-pub(crate) fn list(directory: &Path) -> Result<Option<PathBuf>> {
-    let Some(pem) = configured()
+/// Returns the list for programs on the host; `None` if they trust the authorities anyway.
+fn for_host() -> Result<Option<String>> {
+    Ok(configured()
         .map(Authorities::for_host)
         .transpose()?
-        .flatten()
-    else {
+        .flatten())
+}
+
+/// Writes the list for programs on the host to a directory; `None` if they trust the authorities anyway.
+pub(crate) fn list(directory: &Path) -> Result<Option<PathBuf>> {
+    let Some(pem) = for_host()? else {
         return Ok(None);
     };
     let path = directory.join("ca-certificates.crt");
@@ -237,6 +242,19 @@ pub(crate) fn list(directory: &Path) -> Result<Option<PathBuf>> {
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
     fs::set_permissions(&path, mode)?;
     Ok(Some(path))
+}
+
+/// Writes the same list to a temporary file that every user can read: git runs as the build user.
+pub(crate) fn list_for_anybody() -> Result<Option<tempfile::NamedTempFile>> {
+    let Some(pem) = for_host()? else {
+        return Ok(None);
+    };
+    let cannot = || "cannot write the list of certificate authorities for git".to_owned();
+    let mut file = tempfile::NamedTempFile::new().context(cannot)?;
+    file.write_all(pem.as_bytes()).context(cannot)?;
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+    file.as_file().set_permissions(mode).context(cannot)?;
+    Ok(Some(file))
 }
 
 /// Sets the variables for the list unless the profile sets them: `env` has its variables and the image's, `image` the

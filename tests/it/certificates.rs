@@ -167,6 +167,28 @@ run = '''env -i python3 -c "{look}"'''
 }
 
 #[test]
+fn git_on_the_host_trusts_the_configured_authorities() {
+    let store = TestStore::new();
+    let server = Server::start(&store.work().join("server"));
+    let (name, authority) = (store.env(), server.authority());
+    let repository = format!("https://localhost:{}/repo.git", server.port);
+    store.profile(&format!(
+        "[[volume]]\nname = 'src'\nkind = 'source'\ngit = '{repository}'\nrev = 'HEAD'\ntarget = '/src'\n\
+         [[step]]\nname = 'a'\nrun = 'cat /src/file > ~/file'\n"
+    ));
+    store.rockenv(&["up", name]).says(&["cannot clone source"]);
+    assert!(!store.env_dir().join("record.json").exists());
+    with(&store, "/nowhere.pem", &["up", name]).says(&["`ca-certificates` in the configuration"]);
+    with(&store, &authority, &["up", name]).ok();
+    store
+        .rockenv(&["exec", name, "--", "cat", "file"])
+        .ok()
+        .prints("text");
+    store.rockenv(&["--yes", "rm", name]).ok();
+    store.assert_clean();
+}
+
+#[test]
 fn downloads_trust_the_configured_authorities() {
     let store = TestStore::new();
     let server = Server::start(&store.work().join("server"));

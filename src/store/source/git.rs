@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::engine::BuildUser;
+use crate::image::certificates;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::process::{Event, Program};
 
@@ -90,7 +91,11 @@ impl<'a> Git<'a> {
     /// Runs git in a directory where rockenv makes a repository, or outside of any. For repositories that others
     /// write to use [`Git::open`]: here git would run the programs that its configuration names.
     pub(super) fn run(&self, directory: &Path, arguments: &[&str]) -> Result<String> {
-        let program = self.program(self.rights())?;
+        let mut program = self.program(self.rights())?;
+        let authorities = certificates::list_for_anybody()?;
+        if let Some(list) = &authorities {
+            program = program.env("GIT_SSL_CAINFO", list.path());
+        }
         let said = self.finish(program, directory, arguments)?;
         Ok(String::from_utf8_lossy(&said).into_owned())
     }
