@@ -359,7 +359,10 @@ fn copy_files(cx: &Context, spec: &Spec, steps: &[&Step]) -> Result<CopyFiles> {
         Origin::Builtin(path) => path.trim_end_matches(".toml").to_owned(),
         Origin::File(path) => path.to_string_lossy().into_owned(),
     };
-    let files = profile::copy_files(&profile::load(&cx.config.profile_dirs, &profile)?)?;
+    let files = {
+        let dirs = &cx.config.profile_dirs;
+        profile::copy_files(dirs, &profile::load(dirs, &profile)?)?
+    };
     for step in steps {
         let Action::Copy(items) = &step.action else {
             continue;

@@ -16,7 +16,7 @@ pub fn list(directories: &[Directory]) -> Result<Vec<Listed>> {
 
 pub fn find(directories: &[Directory], name: &str) -> Result<Recipe> {
     match &catalog::named(&list(directories)?, "image", name)?.path {
-        Some(path) => Recipe::load(path),
+        Some(path) => Recipe::load(directories, path),
         None => {
             let text = builtin::toml_files(&builtin::IMAGES)
                 .into_iter()

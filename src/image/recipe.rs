@@ -11,7 +11,10 @@ use super::check::{Bad, nearest};
 use super::oci::Platform;
 use crate::sys::error::{Error, Result};
 use crate::sys::span::{self, At, Place};
+use crate::sys::{catalog, checked};
 
+/// A recipe is written by hand.
+const LARGEST: u64 = 1 << 20;
 const PROVIDERS: [&str; 5] = ["mmdebstrap", "pacstrap", "oci", "tarball", "directory"];
 
 /// An image recipe as written in `images/<name>.toml`.
@@ -206,8 +209,12 @@ pub struct Recipe {
 
 impl Recipe {
     /// Reads and checks the recipe in a file, whose relative paths start from that file.
-    pub fn load(path: &Path) -> Result<Self> {
-        let text = fs_err::read_to_string(path)?;
+    pub fn load(directories: &[catalog::Directory], path: &Path) -> Result<Self> {
+        let file = checked::read(directories, path, LARGEST)?;
+        let file = file
+            .ok_or_else(|| Error::invalid(format!("`{}` is not a regular file", path.display())))?;
+        let text = String::from_utf8(file.bytes)
+            .map_err(|_| Error::invalid(format!("`{}` is not UTF-8", path.display())))?;
         let base = path.parent().unwrap_or(Path::new("."));
         Self::parse(&text, &path.display().to_string(), base)
     }

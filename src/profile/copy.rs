@@ -19,9 +19,10 @@ use super::load::Origin;
 use super::report::{Problem, invalid};
 use super::shape::shorten;
 use super::{Action, CopyItem, Profile};
-use crate::sys::beneath;
-use crate::sys::builtin;
+use crate::sys::catalog::Directory;
+use crate::sys::checked::FileRead;
 use crate::sys::error::Result;
+use crate::sys::{beneath, builtin, checked};
 
 /// All files of a profile together: they are held in memory until the steps have run.
 const MOST_BYTES: u64 = 64 << 20;
@@ -95,11 +96,15 @@ pub fn copy_key(step: &str, from: &str) -> String {
     format!("{step}:{from}")
 }
 
-/// Reads everything that the profile's `copy` steps name.
-pub fn copy_files(profile: &Profile) -> Result<CopyFiles> {
+/// Reads everything that the profile's `copy` steps name, where `directories` were searched for it.
+pub fn copy_files(directories: &[Directory], profile: &Profile) -> Result<CopyFiles> {
     let mut files = CopyFiles::default();
     let mut problems = Vec::new();
-    let mut reader = Reader::default();
+    let mut reader = Reader {
+        directories,
+        bytes: 0,
+        entries: 0,
+    };
     for step in &profile.steps {
         let Action::Copy(items) = &step.action else {
             continue;
@@ -154,13 +159,13 @@ fn digest(entries: &[Entry]) -> String {
 /// A sentence for a person.
 type Read<T> = std::result::Result<T, String>;
 
-#[derive(Default)]
-struct Reader {
+struct Reader<'a> {
+    directories: &'a [Directory],
     bytes: u64,
     entries: usize,
 }
 
-impl Reader {
+impl Reader<'_> {
     fn item(&mut self, profile: &Origin, item: &CopyItem) -> Read<Vec<Entry>> {
         let mut entries = Vec::new();
         let from = Path::new(&item.from.value);
@@ -174,7 +179,11 @@ impl Reader {
                 let flags = OFlag::O_DIRECTORY | OFlag::O_PATH | OFlag::O_CLOEXEC;
                 let root = nix::fcntl::open(dir, flags, Mode::empty())
                     .map_err(|errno| explain(dir, errno))?;
-                self.host(root.as_fd(), from, Path::new(""), 0, &mut entries)?;
+                let base = Base {
+                    root: root.as_fd(),
+                    dir,
+                };
+                self.host(&base, from, Path::new(""), 0, &mut entries)?;
             }
         }
         // By components, not by bytes: `a` before `a/b` before `a.b`.
@@ -224,7 +233,7 @@ impl Reader {
 
     fn host(
         &mut self,
-        root: BorrowedFd<'_>,
+        base: &Base<'_>,
         from: &Path,
         below: &Path,
         depth: usize,
@@ -237,6 +246,9 @@ impl Reader {
             true => from.to_owned(),
             false => from.join(below),
         };
+        let root = base.root;
+        let whole = base.dir.join(&path);
+        let same = |checked: Result<()>| checked.map_err(|error| error.message().to_owned());
         let found = open(root, &path, OFlag::O_PATH | OFlag::O_NOFOLLOW)?;
         let stat = fstat(&found).map_err(|errno| explain(&path, errno))?;
         let content = match SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT {
@@ -246,14 +258,18 @@ impl Reader {
             }
             SFlag::S_IFLNK => {
                 let target = readlinkat(&found, "").map_err(|errno| explain(&path, errno))?;
-                CopiedFile::Link(target.into())
+                let target = PathBuf::from(target);
+                same(checked::link(self.directories, &whole, &target))?;
+                CopiedFile::Link(target)
             }
             SFlag::S_IFREG => {
                 // Before reading it, so that one huge file is refused by its size.
                 self.count(u64::try_from(stat.st_size).unwrap_or(u64::MAX))?;
+                let file = read(root, &path)?;
+                same(checked::file(self.directories, &whole, &file))?;
                 CopiedFile::File {
-                    executable: stat.st_mode & 0o111 != 0,
-                    bytes: read(root, &path)?,
+                    executable: file.executable,
+                    bytes: file.bytes,
                 }
             }
             _ => {
@@ -272,12 +288,20 @@ impl Reader {
             content,
         });
         if is_dir {
-            for name in names(root, &path)? {
-                self.host(root, from, &below.join(name), depth + 1, entries)?;
+            let names = names(root, &path)?;
+            same(checked::names(self.directories, &whole, names.len()))?;
+            for name in names {
+                self.host(base, from, &below.join(name), depth + 1, entries)?;
             }
         }
         Ok(())
     }
+}
+
+/// The directory that a profile's files are in.
+struct Base<'a> {
+    root: BorrowedFd<'a>,
+    dir: &'a Path,
 }
 
 fn size(content: &CopiedFile) -> u64 {
@@ -300,7 +324,7 @@ fn open(root: BorrowedFd<'_>, path: &Path, flags: OFlag) -> Read<OwnedFd> {
     beneath::open_by(root, path, flags, beneath::BELOW).map_err(|errno| explain(path, errno))
 }
 
-fn read(root: BorrowedFd<'_>, path: &Path) -> Read<Vec<u8>> {
+fn read(root: BorrowedFd<'_>, path: &Path) -> Read<FileRead> {
     // Without blocking: a FIFO may have taken the file's place since it was looked at.
     let file = open(
         root,
@@ -312,6 +336,7 @@ fn read(root: BorrowedFd<'_>, path: &Path) -> Read<Vec<u8>> {
         return Err(format!("{} changed while it was read", path.display()));
     }
     let mut bytes = Vec::new();
+    let real = checked::real(&file).map_err(|error| error.message().to_owned())?;
     let file = fs_err::File::from_parts(file.into(), path.to_owned());
     file.take(MOST_BYTES + 1)
         .read_to_end(&mut bytes)
@@ -319,7 +344,11 @@ fn read(root: BorrowedFd<'_>, path: &Path) -> Read<Vec<u8>> {
     // It grew past the limit that its size met.
     match bytes.len() as u64 > MOST_BYTES {
         true => Err(format!("{} changed while it was read", path.display())),
-        false => Ok(bytes),
+        false => Ok(FileRead {
+            bytes,
+            executable: stat.st_mode & 0o111 != 0,
+            real,
+        }),
     }
 }
 
@@ -359,7 +388,7 @@ mod tests {
     }
 
     fn read_one(dir: &Path, from: &str) -> Result<CopiedItem> {
-        let mut files = copy_files(&profile(dir, from))?;
+        let mut files = copy_files(&[], &profile(dir, from))?;
         Ok(files.items.remove(0))
     }
 

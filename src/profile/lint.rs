@@ -9,7 +9,7 @@ use crate::sys::error::Result;
 /// Loads a profile, reads what it copies, and returns advice, one sentence each.
 pub fn check(dirs: &[Directory], name_or_path: &str) -> Result<(Profile, Vec<String>)> {
     let profile = load(dirs, name_or_path)?;
-    copy_files(&profile)?;
+    copy_files(dirs, &profile)?;
     let advice = advice(&profile);
     Ok((profile, advice))
 }

@@ -1,7 +1,6 @@
 //! Owns finding and reading profiles: the user's directories, then what is compiled in; and the chain of `extends`.
 
 use std::fmt;
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize as _, Serialize};
@@ -14,7 +13,7 @@ use crate::sys::catalog::Directory;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::span::At;
 use crate::sys::suggest;
-use crate::sys::{builtin, catalog};
+use crate::sys::{builtin, catalog, checked};
 
 /// A profile is written by hand: a larger file is a mistake, or an attack on the parser.
 const LARGEST: u64 = 256 * 1024;
@@ -95,7 +94,7 @@ pub fn list(dirs: &[Directory]) -> Result<Vec<Listed>> {
             Some(path) => {
                 let origin = Origin::File(path.clone());
                 match value::name("profile", &entry.name) {
-                    Ok(()) => listed(entry.name, origin, read(&path)),
+                    Ok(()) => listed(entry.name, origin, read(dirs, &path).map(|(_, text)| text)),
                     Err(refused) => {
                         listed(entry.name, origin, Err(Error::invalid(refused.message)))
                     }
@@ -201,43 +200,35 @@ fn stem(origin: &Origin) -> Result<String> {
     }
 }
 
-/// Reads a file of the host, with a limit, and nothing that is not a regular file: opening a FIFO would wait forever.
-fn read(path: &Path) -> Result<String> {
+/// Reads a file of the host, with a limit, and nothing that is not a regular file; returns the path that does not depend on the
+/// working directory, too.
+fn read(dirs: &[Directory], path: &Path) -> Result<(PathBuf, String)> {
     let about = || format!("cannot read the profile {}", path.display());
-    let metadata = match fs_err::metadata(path) {
-        Ok(metadata) => metadata,
+    match fs_err::metadata(path) {
         Err(error) if catalog::is_absent(&error) => {
             return Err(Error::not_found(format!("no profile {}", path.display()))
                 .help("`rockenv profile ls` shows those that have a name"));
         }
-        Err(error) => return Err(error).context(about),
+        other => other.context(about)?,
     };
-    if !metadata.is_file() {
-        return Err(Error::invalid(format!(
-            "{} is not a regular file",
-            path.display()
-        )));
-    }
-    let mut bytes = Vec::new();
-    let file = fs_err::File::open(path).context(about)?;
-    file.take(LARGEST + 1)
-        .read_to_end(&mut bytes)
-        .context(about)?;
-    if bytes.len() as u64 > LARGEST {
+    let found = checked::read(dirs, path, LARGEST + 1)?
+        .ok_or_else(|| Error::invalid(format!("{} is not a regular file", path.display())))?;
+    if found.bytes.len() as u64 > LARGEST {
         return Err(Error::invalid(format!(
             "{} is larger than {} KiB",
             path.display(),
             LARGEST / 1024
         )));
     }
-    String::from_utf8(bytes).map_err(|error| {
+    let text = String::from_utf8(found.bytes).map_err(|error| {
         let line = error.as_bytes()[..error.utf8_error().valid_up_to()]
             .iter()
             .filter(|byte| **byte == b'\n')
             .count()
             + 1;
         Error::invalid(format!("{}: line {line} is not UTF-8", path.display()))
-    })
+    })?;
+    Ok((found.real, text))
 }
 
 /// Reads a profile and what it extends.
@@ -245,7 +236,7 @@ fn chain(dirs: &[Directory], name: &str, first: Origin) -> Result<Sources> {
     let mut sources = Sources::default();
     let mut next = Some(first);
     while let Some(origin) = next.take() {
-        let (origin, text) = open(origin)?;
+        let (origin, text) = open(dirs, origin)?;
         sources.push(origin, text);
         if let Some(extends) = check_last(name, &sources)? {
             match parent(dirs, &sources, &extends) {
@@ -258,11 +249,10 @@ fn chain(dirs: &[Directory], name: &str, first: Origin) -> Result<Sources> {
 }
 
 /// Reads a file and gives it the path that does not depend on the working directory.
-fn open(origin: Origin) -> Result<(Origin, String)> {
+fn open(dirs: &[Directory], origin: Origin) -> Result<(Origin, String)> {
     match origin {
         Origin::File(path) => {
-            let text = read(&path)?;
-            let path = fs_err::canonicalize(&path)?;
+            let (path, text) = read(dirs, &path)?;
             Ok((Origin::File(path), text))
         }
         Origin::Builtin(path) => {

@@ -20,6 +20,7 @@ use crate::plan::gc::policy;
 use crate::store::history::Reuse;
 use crate::sys::account::{self, home_of};
 use crate::sys::catalog::Directory;
+use crate::sys::checked;
 use crate::sys::error::{Error, Result};
 use crate::sys::trust::{self, Current};
 use crate::ui::ci::System;
@@ -321,14 +322,11 @@ impl Config {
                 .flat_map(|file| pick(file).clone())
                 .map(Directory::from)
                 .collect();
-            found.extend(
-                working
-                    .filter(|_| current.counts())
-                    .map(|directory| Directory {
-                        path: directory.join(name),
-                        current: true,
-                    }),
-            );
+            if current.counts() {
+                let directory = current.as_directory();
+                let path = directory.path.join(name);
+                found.push(Directory { path, ..directory });
+            }
             found.push(user_dir.join(name).into());
             found.push(Path::new("/etc/rockenv").join(name).into());
             found
@@ -439,9 +437,9 @@ fn read_current(working: &Path, current: &mut Current) -> Result<Option<File>> {
     let invalid = |error| {
         Error::invalid(format!("configuration `{}` is invalid", path.display())).source(error)
     };
-    let bytes = trust::read(&path, MAX_FILE)?
+    let file = checked::read(&[current.as_directory()], &path, MAX_FILE)?
         .ok_or_else(|| Error::invalid(format!("`{}` is not a regular file", path.display())))?;
-    let text = String::from_utf8_lossy(&bytes);
+    let text = String::from_utf8_lossy(&file.bytes);
     if current.counts() {
         // An untrusted file is checked all the same.
         toml::from_str::<File>(&text).map_err(invalid)?;

@@ -1,7 +1,9 @@
 //! Owns finding profiles, images and hooks by name: first in the user's directories, then among the built-in ones.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use crate::sys::checked::Checked;
 use crate::sys::error::{Error, Result};
 use crate::sys::suggest;
 
@@ -11,12 +13,17 @@ pub struct Directory {
     pub path: PathBuf,
     /// It is one of the current directory's: built-in files take precedence.
     pub current: bool,
+    /// What it had when it was found to be trusted, where that depends on its content.
+    pub checked: Option<Arc<Checked>>,
 }
 
 impl From<PathBuf> for Directory {
     fn from(path: PathBuf) -> Self {
-        let current = false;
-        Self { path, current }
+        Self {
+            path,
+            current: false,
+            checked: None,
+        }
     }
 }
 

@@ -5,6 +5,7 @@ pub mod atomic;
 pub(crate) mod beneath;
 pub mod builtin;
 pub mod catalog;
+pub(crate) mod checked;
 pub mod checksum;
 pub mod error;
 pub(crate) mod frames;

@@ -4,19 +4,18 @@
 //! A user trusts a directory by `rockenv trust`, which stores a digest of its `rockenv.toml`, `profiles/`, `images/`
 //! and `hooks/` in that user's configuration. Changed files must be trusted again.
 
-use std::io::Read as _;
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use fs_err as fs;
-use fs_err::os::unix::fs::OpenOptionsExt as _;
-use nix::fcntl::OFlag;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use crate::sys::account::{self, Existing, Place};
 use crate::sys::atomic;
+use crate::sys::catalog::Directory;
+use crate::sys::checked::{Checked, MOST_FILES};
 use crate::sys::error::{Error, Result};
 
 /// The variable that names trusted directories, for use without a terminal.
@@ -24,7 +23,7 @@ pub(crate) const VARIABLE: &str = "ROCKENV_TRUSTED_DIRS";
 /// The configuration of a directory.
 pub(crate) const CONFIGURATION: &str = "rockenv.toml";
 /// Subdirectories that are searched by name.
-const DIRECTORIES: [&str; 3] = ["profiles", "images", "hooks"];
+pub(super) const DIRECTORIES: [&str; 3] = ["profiles", "images", "hooks"];
 /// Keys that even an untrusted directory may configure.
 const HARMLESS: [&str; 2] = ["jobs", "targets"];
 /// Further keys that a trusted directory may configure: none of them names a program, a path or a host.
@@ -37,10 +36,6 @@ const TRUSTED: [&str; 7] = [
     "push",
     "reuse",
 ];
-/// Maximum numbers of files, levels and bytes: more than anybody reviews before trusting them.
-const MOST_FILES: usize = 10_000;
-const MOST_LEVELS: usize = 32;
-const MOST_BYTES: u64 = 256 << 20;
 
 /// Whether the files of a directory apply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -66,6 +61,8 @@ pub struct Current {
     pub(crate) state: State,
     /// Files and keys that do not apply.
     pub(crate) unread: Vec<String>,
+    /// What was read to see that nothing has changed.
+    pub(crate) checked: Option<Arc<Checked>>,
 }
 
 /// A stored trust decision.
@@ -90,20 +87,30 @@ impl Current {
             return Self::default();
         };
         let names = present(&directory);
-        let state = match names.is_empty() {
-            true => State::Empty,
+        let (state, checked) = match names.is_empty() {
+            true => (State::Empty, None),
             false => state(&directory, user, listed),
         };
         let mut current = Self {
             directory,
             state,
             unread: Vec::new(),
+            checked: checked.map(Arc::new),
         };
         if !current.counts() {
             let names = names.into_iter().filter(|name| *name != CONFIGURATION);
             current.unread.extend(names.map(|name| format!("{name}/")));
         }
         current
+    }
+
+    /// Returns it as a directory that is searched.
+    pub(crate) fn as_directory(&self) -> Directory {
+        Directory {
+            path: self.directory.clone(),
+            current: true,
+            checked: self.checked.clone(),
+        }
     }
 
     /// Returns whether its files apply.
@@ -148,17 +155,17 @@ impl Current {
     }
 }
 
-/// Returns whether the files of a directory apply.
-fn state(directory: &Path, user: &Path, listed: Option<&str>) -> State {
+/// Returns whether the files of a directory apply, and what was read to find out.
+fn state(directory: &Path, user: &Path, listed: Option<&str>) -> (State, Option<Checked>) {
     if is_listed(directory, listed) {
-        return State::Trusted;
+        return (State::Trusted, None);
     }
     let Some(known) = Trusted::read(user, directory) else {
-        return State::Untrusted;
+        return (State::Untrusted, None);
     };
-    match (known.digest, digest(directory)) {
-        (Some(known), Ok(now)) if known == now => State::Trusted,
-        _ => State::Changed,
+    match (known.digest, Checked::read(directory)) {
+        (Some(known), Ok((now, checked))) if known == now => (State::Trusted, Some(checked)),
+        _ => (State::Changed, None),
     }
 }
 
@@ -190,86 +197,9 @@ pub(crate) fn present(directory: &Path) -> Vec<&'static str> {
     found
 }
 
-/// Returns the digest of a directory's files for rockenv: names, kinds, executable bits and content, through links.
+/// Returns the digest of a directory's files for rockenv.
 pub(crate) fn digest(directory: &Path) -> Result<String> {
-    let mut walk = Walk {
-        hash: Sha256::new(),
-        files: 0,
-        bytes: 0,
-    };
-    for name in [CONFIGURATION].into_iter().chain(DIRECTORIES) {
-        walk.add(directory, Path::new(name), 0)?;
-    }
-    Ok(hex::encode(walk.hash.finalize()))
-}
-
-struct Walk {
-    hash: Sha256,
-    files: usize,
-    bytes: u64,
-}
-
-impl Walk {
-    fn add(&mut self, top: &Path, name: &Path, level: usize) -> Result<()> {
-        let path = top.join(name);
-        self.files += 1;
-        if self.files > MOST_FILES || level > MOST_LEVELS {
-            return Err(too_much(top));
-        }
-        self.hash.update(name.as_os_str().as_bytes());
-        let Ok(found) = fs::metadata(&path) else {
-            self.hash.update(b"\0absent\0");
-            return Ok(());
-        };
-        if found.is_dir() {
-            self.hash.update(b"\0directory\0");
-            let entries = fs::read_dir(&path)?;
-            let names = entries.map(|entry| Ok(entry?.file_name()));
-            let mut names = names.collect::<std::io::Result<Vec<_>>>()?;
-            names.sort();
-            for below in names {
-                self.add(top, &name.join(below), level + 1)?;
-            }
-        } else if let Some(bytes) = read(&path, MOST_BYTES + 1)? {
-            self.bytes += bytes.len() as u64;
-            // Unread content could change unnoticed.
-            if self.bytes > MOST_BYTES {
-                return Err(too_much(top));
-            }
-            let executable = found.permissions().mode() & 0o111 != 0;
-            self.hash.update([0, u8::from(executable)]);
-            self.hash.update(Sha256::digest(bytes));
-        } else {
-            self.hash.update(b"\0other\0");
-        }
-        Ok(())
-    }
-}
-
-fn too_much(top: &Path) -> Error {
-    Error::invalid(format!(
-        "`{}` has too many files in its profiles, images and hooks to be trusted",
-        top.display()
-    ))
-    .help(format!(
-        "name the profile's file: rockenv up {}/NAME.toml",
-        top.display()
-    ))
-}
-
-/// Reads a regular file up to a limit; `None` for anything else. Never blocks on a FIFO.
-pub(crate) fn read(path: &Path, most: u64) -> Result<Option<Vec<u8>>> {
-    let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
-    let file = fs::OpenOptions::new()
-        .read(true)
-        .custom_flags(flags.bits())
-        .open(path)?;
-    if !file.metadata()?.is_file() {
-        return Ok(None);
-    }
-    let mut bytes = Vec::new();
-    file.take(most).read_to_end(&mut bytes)?;
-    Ok(Some(bytes))
+    Ok(Checked::read(directory)?.0)
 }
 
 impl Trusted {
@@ -324,23 +254,5 @@ impl Trusted {
             Place::new(account::caller(), &Self::file(user, path))?.remove()?;
         }
         Ok(known)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_file_that_is_too_long_to_be_read_whole_is_not_trusted() {
-        let directory = tempfile::tempdir().unwrap();
-        let profiles = directory.path().join("profiles");
-        fs::create_dir(&profiles).unwrap();
-        let file = fs::File::create(profiles.join("last")).unwrap();
-        file.set_len(MOST_BYTES).unwrap();
-        assert!(digest(directory.path()).is_ok());
-        file.set_len(MOST_BYTES + 1).unwrap();
-        let error = digest(directory.path()).unwrap_err();
-        assert!(error.help_text().is_some());
     }
 }

@@ -424,7 +424,7 @@ mod tests {
         let inputs = Inputs {
             targets: vec![Target::parse("gfx1103").unwrap()],
             from: from.map(str::to_owned),
-            file_digests: profile::copy_files(&profile).unwrap().digests(),
+            file_digests: profile::copy_files(&[], &profile).unwrap().digests(),
             fingerprints: profile
                 .steps
                 .iter()

@@ -99,7 +99,7 @@ impl Selection {
         )?;
         let profile = profile::load(&cx.config.profile_dirs, &named.profile)?;
         let file = profile::is_path(&named.profile).then(|| PathBuf::from(&named.profile));
-        let files = profile::copy_files(&profile)?;
+        let files = profile::copy_files(&cx.config.profile_dirs, &profile)?;
         let chosen = resolve::Chosen::new(&profile, request.variant, request.from)?;
         let hooks = hooks::read(cx, &profile, &chosen.hooks())?;
         let recipe = catalog::find(&cx.config.image_dirs, &profile.image.value)?;

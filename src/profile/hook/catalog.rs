@@ -10,7 +10,7 @@ use crate::rocm::target::{self, Target};
 use crate::sys::catalog::{Directory, Listed};
 use crate::sys::error::{Error, Result};
 use crate::sys::span::{self, At, Place};
-use crate::sys::{builtin, catalog};
+use crate::sys::{builtin, catalog, checked};
 
 /// A patch of a hook is text that people read: a larger one is a mistake.
 const LARGEST: u64 = 16 << 20;
@@ -32,11 +32,11 @@ pub fn load(directories: &[Directory], name: &str) -> Result<Hook> {
     let found = catalog::named(&listed, "hook", name)?;
     match &found.path {
         Some(path) => {
-            let text = read(path)?;
+            let text = read(directories, path)?;
             let text = String::from_utf8(text)
                 .map_err(|_| Error::invalid(format!("{} is not UTF-8", path.display())))?;
             let directory = path.parent().unwrap_or(Path::new("."));
-            let beside = |file: &str| read(&directory.join(file));
+            let beside = |file: &str| read(directories, &directory.join(file));
             let mut hook = parse(name, &text, &path.display().to_string(), &beside)?;
             hook.path = Some(path.clone());
             Ok(hook)
@@ -58,15 +58,17 @@ pub fn load(directories: &[Directory], name: &str) -> Result<Hook> {
 }
 
 /// Reads a regular file of limited size; anything else, a link too, is refused.
-fn read(path: &Path) -> Result<Vec<u8>> {
-    let found = fs_err::symlink_metadata(path)?;
-    if !found.is_file() || found.len() > LARGEST {
-        return Err(Error::invalid(format!(
+fn read(directories: &[Directory], path: &Path) -> Result<Vec<u8>> {
+    let is_link = fs_err::symlink_metadata(path)?.is_symlink();
+    let found = checked::read(directories, path, LARGEST + 1)?;
+    let found = found.filter(|found| !is_link && found.bytes.len() as u64 <= LARGEST);
+    let found = found.ok_or_else(|| {
+        Error::invalid(format!(
             "`{}` is not a regular file of at most {LARGEST} bytes",
             path.display()
-        )));
-    }
-    Ok(fs_err::read(path)?)
+        ))
+    })?;
+    Ok(found.bytes)
 }
 
 /// Reads a path below a volume: relative, and out of it by no part. The words complete "`PATH` ...".

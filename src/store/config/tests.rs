@@ -97,6 +97,146 @@ fn the_current_directory_counts_as_far_as_it_is_trusted() {
     assert!(error.message().contains("not a regular file"), "{error}");
 }
 
+/// Somebody else who may write to a trusted directory changes it after its digest was found to be the one that was trusted.
+#[test]
+fn what_changes_after_it_was_checked_is_refused() {
+    let place = tempfile::tempdir().unwrap();
+    let place = fs::canonicalize(place.path()).unwrap();
+    let (work, evil, user) = (place.join("work"), place.join("evil"), place.join("user"));
+    let step = "[[step]]\nname = 'a'\ncopy = [{ from = 'files', to = '/opt' }]\n";
+    let head = "schema = 1\ndescription = 'd'\n";
+    let hook = format!("{head}why = 'w'\nvolume = 'v'\n[[patch]]\nfile = 'p.patch'\n");
+    let files = [
+        ("rockenv.toml", "jobs = 3\nengine = 'nspawn'\n".to_owned()),
+        ("profiles/base.toml", format!("{head}image = 'x'\n{step}")),
+        ("profiles/own.toml", format!("{head}extends = 'base'\n")),
+        (
+            "profiles/near.toml",
+            format!("{head}extends = 'base.toml'\n"),
+        ),
+        ("profiles/files/tool", "tool".to_owned()),
+        ("profiles/files/sub/text", "text".to_owned()),
+        ("hooks/h/hook.toml", hook),
+        ("hooks/h/p.patch", "patch".to_owned()),
+        (
+            "images/x.toml",
+            format!("{head}provider = 'directory'\n[directory]\npath = '/srv'\n"),
+        ),
+    ];
+    let lay_out = |top: &Path, more: &str| {
+        for (name, text) in &files {
+            let path = top.join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, format!("{text}{more}")).unwrap();
+        }
+    };
+    lay_out(&work, "");
+    lay_out(&evil, "# evil\n");
+    std::os::unix::fs::symlink("tool", work.join("profiles/files/link")).unwrap();
+    let trusted = trust::Trusted {
+        path: work.clone(),
+        digest: Some(trust::digest(&work).unwrap()),
+        writes: Vec::new(),
+    };
+    trusted.write(&user.join("rockenv")).unwrap();
+    let config = || {
+        let environment = [("XDG_CONFIG_HOME".into(), user.display().to_string())].into();
+        let config = Config::of(environment, Some(&work)).unwrap();
+        assert!(config.current.counts());
+        config
+    };
+    let profile = |config: &Config, name: &str| {
+        let dirs = &config.profile_dirs;
+        let profile = crate::profile::load(dirs, name)?;
+        crate::profile::copy_files(dirs, &profile).map(drop)
+    };
+    type Reads<'a> = &'a dyn Fn(&Config) -> Result<()>;
+    let own: Reads<'_> = &|config| profile(config, "own");
+    let near: Reads<'_> = &|config| profile(config, "near");
+    let hook: Reads<'_> = &|config| crate::profile::hook::load(&config.hook_dirs, "h").map(drop);
+    let image: Reads<'_> = &|config| crate::image::catalog::find(&config.image_dirs, "x").map(drop);
+    let rows = [
+        ("profiles/own.toml", own),
+        ("profiles/base.toml", own),
+        ("profiles/base.toml", near),
+        ("profiles/near.toml", near),
+        ("profiles", own),
+        ("profiles", near),
+        ("profiles/files/tool", own),
+        ("profiles/files/sub/text", own),
+        ("profiles/files/sub", own),
+        ("hooks/h/hook.toml", hook),
+        ("hooks/h/p.patch", hook),
+        ("hooks/h", hook),
+        ("hooks", hook),
+        ("images/x.toml", image),
+        ("images", image),
+    ];
+    let aside = place.join("aside");
+    for (name, reads) in rows {
+        for link in [false, true] {
+            let config = config();
+            reads(&config).unwrap();
+            let path = work.join(name);
+            fs::rename(&path, &aside).unwrap();
+            match link {
+                true => std::os::unix::fs::symlink(evil.join(name), &path).unwrap(),
+                false => fs::rename(evil.join(name), &path).unwrap(),
+            }
+            let error = reads(&config).expect_err(name);
+            assert!(!error.message().is_empty());
+            match link {
+                true => fs::remove_file(&path).unwrap(),
+                false => fs::rename(&path, evil.join(name)).unwrap(),
+            }
+            fs::rename(&aside, &path).unwrap();
+        }
+    }
+    // What is new, what is gone, and what a link says by now.
+    let config = config();
+    fs::write(work.join("profiles/files/new"), "").unwrap();
+    own(&config).unwrap_err();
+    fs::rename(work.join("profiles/files/new"), &aside).unwrap();
+    own(&config).unwrap();
+    fs::rename(
+        work.join("profiles/files/sub"),
+        work.join("profiles/files/new"),
+    )
+    .unwrap();
+    own(&config).unwrap_err();
+    fs::rename(
+        work.join("profiles/files/new"),
+        work.join("profiles/files/sub"),
+    )
+    .unwrap();
+    fs::remove_file(work.join("profiles/files/link")).unwrap();
+    own(&config).unwrap_err();
+    std::os::unix::fs::symlink("sub", work.join("profiles/files/link")).unwrap();
+    own(&config).unwrap_err();
+    fs::write(work.join("profiles/new.toml"), &files[1].1).unwrap();
+    profile(&config, "new").unwrap_err();
+}
+
+/// The same files, reached by a link to where other files are beside them.
+#[test]
+fn where_links_lead_is_part_of_what_is_trusted() {
+    let place = tempfile::tempdir().unwrap();
+    let (work, other) = (place.path().join("work"), place.path().join("other"));
+    for directory in [&work.join("profiles"), &other] {
+        fs::create_dir_all(directory).unwrap();
+        fs::write(directory.join("own.toml"), "extends = 'base.toml'\n").unwrap();
+    }
+    let before = trust::digest(&work).unwrap();
+    let own = work.join("profiles/own.toml");
+    fs::remove_file(&own).unwrap();
+    std::os::unix::fs::symlink(other.join("own.toml"), &own).unwrap();
+    let linked = trust::digest(&work).unwrap();
+    assert_ne!(before, linked);
+    fs::rename(&other, place.path().join("third")).unwrap();
+    std::os::unix::fs::symlink("third", &other).unwrap();
+    assert_ne!(linked, trust::digest(&work).unwrap());
+}
+
 #[test]
 fn ci_systems_are_known_by_their_variables() {
     let of = |variables: &[(&str, &str)]| read(variables, "").unwrap().terminal;

@@ -264,6 +264,109 @@ fn a_file_says_what_its_steps_can_write_to() {
     assert_eq!(fs::read_dir(&victim).unwrap().count(), 0);
 }
 
+/// Yes is an answer too: the steps run, and the next `up` of the file asks nothing, until it names another directory.
+#[test]
+fn who_agrees_to_what_a_file_writes_to_is_asked_once() {
+    let place = Place::new();
+    // Nothing but the file: trust in the directory would be another question.
+    for name in ["profiles", "images", "hooks"] {
+        fs::remove_dir_all(place.work.join(name)).unwrap();
+    }
+    fs::remove_file(place.work.join("rockenv.toml")).unwrap();
+    let above = place.work.parent().unwrap();
+    let victims = ["one", "two"].map(|name| above.join(name));
+    for victim in &victims {
+        fs::create_dir(victim).unwrap();
+        std::os::unix::fs::chown(victim, Some(MadeUp::UID), Some(MadeUp::UID)).unwrap();
+    }
+    let mut images = place.user.home.clone();
+    for name in [".config", "rockenv", "images"] {
+        images.push(name);
+        fs::create_dir(&images).unwrap();
+        std::os::unix::fs::chown(&images, Some(MadeUp::UID), Some(MadeUp::UID)).unwrap();
+    }
+    let recipe = format!(
+        "schema = 1\nprovider = \"directory\"\n[directory]\npath = '{}'\n",
+        crate::support::rootfs().display()
+    );
+    fs::write(images.join("base.toml"), recipe).unwrap();
+    let profile = |victim: &std::path::Path| {
+        let text = format!(
+            "schema = 1\nimage = 'base'\n[[volume]]\nname = 'v'\nkind = 'host'\naccess = 'rw'\ntarget = '/v'\npath = '{}'\n\
+             [[step]]\nname = 'a'\nrun = 'touch /v/it'\n",
+            victim.display()
+        );
+        fs::write(place.work.join("x.toml"), text).unwrap();
+    };
+    let home = above.join("roots").display().to_string();
+    let up = ["--home", &home, "up", "./x.toml"];
+    let asked = |answer: &str, code: i32, said: &str| {
+        let mut terminal = Terminal::start(place.command(true, &up), 40, 300);
+        terminal.expect("can write to");
+        terminal.expect("outside of its directory and your home");
+        terminal.expect("[y/N]");
+        terminal.write(answer);
+        terminal.expect(said);
+        terminal.wait(code);
+    };
+    let kept = place.user.home.join(".config/rockenv/trusted");
+    profile(&victims[0]);
+    for answer in ["n\r", "\r"] {
+        asked(answer, 2, "nothing changed");
+        assert!(!kept.exists() && !victims[0].join("it").exists());
+    }
+    asked("y\r", 0, "done");
+    assert!(victims[0].join("it").exists());
+    let file = fs::read_dir(&kept).unwrap().next().unwrap().unwrap().path();
+    let owner = std::os::unix::fs::MetadataExt::uid(&fs::metadata(&file).unwrap());
+    assert_eq!(owner, MadeUp::UID);
+    let (code, _, said) = place.look(true, &up);
+    assert!(code == 0 && !said.contains("can write to"), "{said}");
+    // Another directory is another question, also where nobody can answer it.
+    profile(&victims[1]);
+    let (code, _, said) = place.look(true, &up);
+    assert_eq!(code, 2, "{said}");
+    assert!(said.contains(victims[1].to_str().unwrap()), "{said}");
+    asked("y\r", 0, "nothing to do");
+    let (code, _, said) = place.look(true, &["--home", &home, "rm", "--yes", "x"]);
+    assert_eq!(code, 0, "{said}");
+}
+
+/// Another user who may write to a trusted directory swaps files while it is read: what was checked and what runs is the same.
+#[test]
+fn what_was_trusted_is_what_is_read() {
+    let place = Place::new();
+    let profiles = place.work.join("profiles");
+    let own = profiles.join("own.toml");
+    let (good, evil) = (
+        fs::read_to_string(&own).unwrap(),
+        "schema = 1\nimage = 'swapped'\n",
+    );
+    let (code, _, said) = place.look(true, &["trust"]);
+    assert_eq!(code, 0, "{said}");
+    let ends = std::sync::atomic::AtomicBool::new(false);
+    let mut read = 0;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let aside = place.work.join("aside");
+            while !ends.load(std::sync::atomic::Ordering::Relaxed) {
+                for (text, millis) in [(evil, 1), (good.as_str(), 3)] {
+                    fs::write(&aside, text).unwrap();
+                    fs::rename(&aside, &own).unwrap();
+                    std::thread::sleep(std::time::Duration::from_millis(millis));
+                }
+            }
+        });
+        for _ in 0..300 {
+            let (code, shown, said) = place.look(true, &["profile", "show", "own"]);
+            assert!(!shown.contains("swapped"), "{shown} {said}");
+            read += usize::from(code == 0);
+        }
+        ends.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    assert!(read > 0);
+}
+
 /// It was asked for its version, as root.
 #[test]
 fn a_ninja_of_the_users_own_is_not_run_on_the_host() {

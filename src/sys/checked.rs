@@ -1,0 +1,288 @@
+//! Owns what was read of a trusted directory when its digest was checked. Somebody else may write there, so what is read of it later has
+//! to be the same, byte for byte.
+
+use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Component, Path, PathBuf};
+
+use fs_err as fs;
+use fs_err::os::unix::fs::OpenOptionsExt as _;
+use nix::fcntl::OFlag;
+use sha2::{Digest as _, Sha256};
+
+use crate::sys::catalog::Directory;
+use crate::sys::error::{Error, Result};
+use crate::sys::trust::{CONFIGURATION, DIRECTORIES};
+
+/// More files, levels and bytes than anybody looks through before trusting them.
+pub(super) const MOST_FILES: usize = 10_000;
+const MOST_LEVELS: usize = 32;
+const MOST_BYTES: u64 = 256 << 20;
+
+/// A file that was read.
+#[derive(Debug)]
+pub(crate) struct FileRead {
+    /// Its content, as much of it as was asked for.
+    pub(crate) bytes: Vec<u8>,
+    /// Somebody may execute it.
+    pub(crate) executable: bool,
+    /// Where it is, without links.
+    pub(crate) real: PathBuf,
+}
+
+/// What a directory had of rockenv's, by path.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Checked {
+    directory: PathBuf,
+    /// Files, by the path that leads there and by the one without links.
+    files: BTreeMap<PathBuf, Known>,
+    links: BTreeMap<PathBuf, PathBuf>,
+    /// How many names each directory had.
+    names: BTreeMap<PathBuf, usize>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Known {
+    real: PathBuf,
+    executable: bool,
+    digest: [u8; 32],
+}
+
+impl Checked {
+    /// Reads what a directory has of rockenv's: names, kinds, executable bits and content, and where links lead. Returns the digest too.
+    pub(crate) fn read(directory: &Path) -> Result<(String, Self)> {
+        let mut walk = Walk {
+            hash: Sha256::new(),
+            files: 0,
+            bytes: 0,
+            checked: Self {
+                directory: directory.to_owned(),
+                ..Self::default()
+            },
+        };
+        for name in [CONFIGURATION].into_iter().chain(DIRECTORIES) {
+            walk.add(Path::new(name), 0)?;
+        }
+        Ok((hex::encode(walk.hash.finalize()), walk.checked))
+    }
+
+    /// Returns whether everything at a path, which has no `..`, was read.
+    fn covers(&self, path: &Path) -> bool {
+        let below = path.strip_prefix(&self.directory).ok();
+        let first = below.and_then(|below| below.components().next());
+        let names = [CONFIGURATION].into_iter().chain(DIRECTORIES);
+        first.is_some_and(|first| names.into_iter().any(|name| first.as_os_str() == name))
+    }
+
+    fn file(&self, path: &Path, found: &FileRead) -> bool {
+        match self.files.get(path) {
+            Some(known) => {
+                known.real == found.real
+                    && known.executable == found.executable
+                    && known.digest == <[u8; 32]>::from(Sha256::digest(&found.bytes))
+            }
+            None => !self.covers(path),
+        }
+    }
+}
+
+/// Refuses what was read of a file, unless it is what was checked, or in no directory that was.
+pub(crate) fn file(directories: &[Directory], path: &Path, found: &FileRead) -> Result<()> {
+    hold(directories, path, |checked, path| checked.file(path, found))
+}
+
+/// The same for a link and its text.
+pub(crate) fn link(directories: &[Directory], path: &Path, text: &Path) -> Result<()> {
+    hold(directories, path, |checked, path| {
+        match checked.links.get(path) {
+            Some(known) => known == text,
+            None => !checked.covers(path),
+        }
+    })
+}
+
+/// The same for a directory and how many names it has; each of them is looked at by itself.
+pub(crate) fn names(directories: &[Directory], path: &Path, count: usize) -> Result<()> {
+    hold(directories, path, |checked, path| {
+        match checked.names.get(path) {
+            Some(known) => *known == count,
+            None => !checked.covers(path),
+        }
+    })
+}
+
+fn hold(
+    directories: &[Directory],
+    path: &Path,
+    is_same: impl Fn(&Checked, &Path) -> bool,
+) -> Result<()> {
+    let plain = without_dots(&std::path::absolute(path)?);
+    let mut checked = directories
+        .iter()
+        .filter_map(|directory| directory.checked.as_ref());
+    match checked.all(|checked| is_same(checked, &plain)) {
+        true => Ok(()),
+        false => Err(changed(path)),
+    }
+}
+
+/// Says that a file of a trusted directory is another one by now.
+pub(crate) fn changed(path: &Path) -> Error {
+    Error::invalid(format!(
+        "`{}` changed while it was read, and its directory has to be trusted again",
+        path.display()
+    ))
+    .help("rockenv trust")
+}
+
+/// Takes `..` out of a path by its text: what has links was found without them.
+fn without_dots(path: &Path) -> PathBuf {
+    let mut plain = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::ParentDir => {
+                plain.pop();
+            }
+            part => plain.push(part),
+        }
+    }
+    plain
+}
+
+/// Reads a regular file, at most so many bytes of it, that has to be what was checked where its directory was; nothing where it is none.
+pub(crate) fn read(directories: &[Directory], path: &Path, most: u64) -> Result<Option<FileRead>> {
+    let found = open(path, most)?;
+    if let Some(found) = &found {
+        file(directories, path, found)?;
+    }
+    Ok(found)
+}
+
+/// Reads a regular file, at most so many bytes of it; nothing where it is none. Nobody is waited for who should write to it.
+pub(crate) fn open(path: &Path, most: u64) -> Result<Option<FileRead>> {
+    let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+    let file = fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(flags.bits())
+        .open(path)?;
+    let found = file.metadata()?;
+    if !found.is_file() {
+        return Ok(None);
+    }
+    let real = real(&file)?;
+    let mut bytes = Vec::new();
+    file.take(most).read_to_end(&mut bytes)?;
+    Ok(Some(FileRead {
+        bytes,
+        executable: found.permissions().mode() & 0o111 != 0,
+        real,
+    }))
+}
+
+/// Returns where an open file is, without links.
+pub(crate) fn real(file: &impl std::os::fd::AsRawFd) -> Result<PathBuf> {
+    Ok(fs::read_link(format!(
+        "/proc/self/fd/{}",
+        file.as_raw_fd()
+    ))?)
+}
+
+struct Walk {
+    hash: Sha256,
+    files: usize,
+    bytes: u64,
+    checked: Checked,
+}
+
+impl Walk {
+    fn add(&mut self, name: &Path, level: usize) -> Result<()> {
+        let top = self.checked.directory.clone();
+        let path = top.join(name);
+        self.files += 1;
+        if self.files > MOST_FILES || level > MOST_LEVELS {
+            return Err(too_much(&top));
+        }
+        self.hash.update(name.as_os_str().as_bytes());
+        if let Ok(text) = fs::read_link(&path) {
+            self.hash.update(b"\0link\0");
+            self.hash.update(text.as_os_str().as_bytes());
+            self.checked.links.insert(path.clone(), text);
+        }
+        let Ok(found) = fs::metadata(&path) else {
+            self.hash.update(b"\0absent\0");
+            return Ok(());
+        };
+        if found.is_dir() {
+            self.hash.update(b"\0directory\0");
+            let entries = fs::read_dir(&path)?;
+            let names = entries.map(|entry| Ok(entry?.file_name()));
+            let mut names = names.collect::<std::io::Result<Vec<_>>>()?;
+            names.sort();
+            self.checked.names.insert(path, names.len());
+            for below in names {
+                self.add(&name.join(below), level + 1)?;
+            }
+        } else if let Some(read) = open(&path, MOST_BYTES + 1)? {
+            self.file(path, read)?;
+        } else {
+            self.hash.update(b"\0other\0");
+        }
+        Ok(())
+    }
+
+    fn file(&mut self, path: PathBuf, read: FileRead) -> Result<()> {
+        self.bytes += read.bytes.len() as u64;
+        // What is not read could change unseen.
+        if self.bytes > MOST_BYTES {
+            return Err(too_much(&self.checked.directory));
+        }
+        // What a file names beside itself is looked for where it really is.
+        if read.real != path {
+            self.hash.update(b"\0at\0");
+            self.hash.update(read.real.as_os_str().as_bytes());
+        }
+        let digest: [u8; 32] = Sha256::digest(&read.bytes).into();
+        self.hash.update([0, u8::from(read.executable)]);
+        self.hash.update(digest);
+        let known = Known {
+            real: read.real.clone(),
+            executable: read.executable,
+            digest,
+        };
+        self.checked.files.insert(read.real, known.clone());
+        self.checked.files.insert(path, known);
+        Ok(())
+    }
+}
+
+fn too_much(top: &Path) -> Error {
+    Error::invalid(format!(
+        "`{}` has too many files in its profiles, images and hooks to be trusted",
+        top.display()
+    ))
+    .help(format!(
+        "name the profile's file: rockenv up {}/NAME.toml",
+        top.display()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::trust::digest;
+
+    #[test]
+    fn a_file_that_is_too_long_to_be_read_whole_is_not_trusted() {
+        let directory = tempfile::tempdir().unwrap();
+        let profiles = directory.path().join("profiles");
+        fs::create_dir(&profiles).unwrap();
+        let file = fs::File::create(profiles.join("last")).unwrap();
+        file.set_len(MOST_BYTES).unwrap();
+        assert!(digest(directory.path()).is_ok());
+        file.set_len(MOST_BYTES + 1).unwrap();
+        let error = digest(directory.path()).unwrap_err();
+        assert!(error.help_text().is_some());
+    }
+}
