@@ -14,6 +14,8 @@ mod faults;
 mod idle;
 #[path = "services/restart.rs"]
 mod restart;
+#[path = "services/setuid.rs"]
+mod setuid;
 #[path = "services/share.rs"]
 mod share;
 #[path = "services/space.rs"]

@@ -1,6 +1,7 @@
 //! `rockenv du` on real stores: the total is what GNU `du` says, or, where clones share blocks, what is really on
 //! disk; what two envs share is counted once and said to be shared.
 
+mod figures;
 mod ordinary;
 mod therock;
 
