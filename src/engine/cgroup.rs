@@ -100,14 +100,6 @@ impl Hierarchies {
         }
         found
     }
-
-    pub fn can_limit_memory(&self) -> bool {
-        let v2 = self
-            .v2
-            .as_ref()
-            .is_some_and(|(_, controllers)| controllers.iter().any(|name| name == "memory"));
-        v2 || self.v1.iter().any(|(name, _)| name == "memory")
-    }
 }
 
 fn own_path<'a>(own: &'a str, controller: &str) -> &'a str {

@@ -11,16 +11,14 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+use super::checked::{self, is_name};
 use crate::sys::error::Error;
-
-/// The longest name of a file that all file systems take.
-const LONGEST: usize = 255;
 
 /// What is wrong with a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvalidName(&'static str);
 
-const LEADS_OUT: InvalidName = InvalidName("a name in it is empty or leads out of its directory");
+const LEADS_OUT: InvalidName = InvalidName(checked::LEADS_OUT);
 const NO_KEY: InvalidName = InvalidName("a key is 64 hexadecimal digits");
 
 impl fmt::Display for InvalidName {
@@ -35,16 +33,6 @@ impl From<InvalidName> for Error {
     fn from(error: InvalidName) -> Self {
         Self::unexpected(error.to_string())
     }
-}
-
-/// Returns whether a text can be the name of something below a directory: one component, of letters, digits and `. _ - +`.
-fn is_name(text: &str) -> bool {
-    let fine = |byte: u8| byte.is_ascii_alphanumeric() || b"._-+".contains(&byte);
-    !text.is_empty()
-        && text.len() <= LONGEST
-        && text.bytes().all(fine)
-        && !text.starts_with('.')
-        && !text.contains("..")
 }
 
 fn is_sha256(text: &str) -> bool {

@@ -272,31 +272,18 @@ fn check_keyring(distribution: Distribution, host: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::with_mirrors;
     use super::*;
+    use crate::image::recipe::Source;
     use crate::sys::error::Kind;
-    use std::sync::atomic::AtomicBool;
 
     fn lines(recipe: &str, mirrors: &[(&str, &str)], kind: &str, id: Option<&str>) -> Vec<String> {
-        let text = format!("schema=1\nprovider=\"mmdebstrap\"\n[mmdebstrap]\n{recipe}");
-        let recipe = crate::image::Recipe::parse(&text, "x", Path::new("/")).unwrap();
-        let crate::image::recipe::Source::Mmdebstrap(table) = recipe.source else {
-            panic!()
-        };
-        let mirrors: BTreeMap<String, String> = mirrors
-            .iter()
-            .map(|(k, v)| ((*k).into(), (*v).into()))
-            .collect();
-        let cx = BuildContext {
-            into: Path::new("/"),
-            blobs: Path::new("/"),
-            mirrors: &mirrors,
-            logins: &crate::image::Logins::default(),
-            env: &BTreeMap::new(),
-            source_date: None,
-            cancel: &AtomicBool::new(false),
-            progress: &mut |_| {},
-        };
-        sources(&table, &cx, kind, id).unwrap()
+        with_mirrors("mmdebstrap", recipe, mirrors, |source, cx| {
+            let Source::Mmdebstrap(table) = source else {
+                panic!()
+            };
+            sources(&table, cx, kind, id).unwrap()
+        })
     }
 
     #[test]

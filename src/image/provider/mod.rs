@@ -2,3 +2,36 @@
 
 pub(crate) mod mmdebstrap;
 pub(crate) mod pacstrap;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::path::Path;
+    use std::sync::atomic::AtomicBool;
+
+    use crate::image::recipe::Source;
+    use crate::image::{BuildContext, Logins, Recipe};
+
+    /// Calls `with` with a recipe's source, in a build with these mirrors.
+    pub(super) fn with_mirrors<T>(
+        provider: &str,
+        recipe: &str,
+        mirrors: &[(&str, &str)],
+        with: impl FnOnce(Source, &BuildContext<'_>) -> T,
+    ) -> T {
+        let text = format!("schema=1\nprovider=\"{provider}\"\n[{provider}]\n{recipe}");
+        let recipe = Recipe::parse(&text, "x", Path::new("/")).unwrap();
+        let mirrors = mirrors.iter().map(|(k, v)| ((*k).into(), (*v).into()));
+        let cx = BuildContext {
+            into: Path::new("/"),
+            blobs: Path::new("/"),
+            mirrors: &mirrors.collect(),
+            logins: &Logins::default(),
+            env: &BTreeMap::new(),
+            source_date: None,
+            cancel: &AtomicBool::new(false),
+            progress: &mut |_| {},
+        };
+        with(recipe.source, &cx)
+    }
+}

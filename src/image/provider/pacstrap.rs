@@ -192,32 +192,18 @@ fn expand(mirror: &str, id: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::with_mirrors;
     use super::*;
-    use std::collections::BTreeMap;
-    use std::sync::atomic::AtomicBool;
+    use crate::image::recipe::Source;
 
     fn choose(recipe: &str, mirrors: &[(&str, &str)]) -> Result<String> {
-        let text = format!("schema=1\nprovider=\"pacstrap\"\n[pacstrap]\n{recipe}");
-        let recipe = crate::image::Recipe::parse(&text, "x", Path::new("/")).unwrap();
-        let crate::image::recipe::Source::Pacstrap(table) = recipe.source else {
-            panic!()
-        };
-        let mirrors: BTreeMap<String, String> = mirrors
-            .iter()
-            .map(|(k, v)| ((*k).into(), (*v).into()))
-            .collect();
-        let cx = BuildContext {
-            into: Path::new("/"),
-            blobs: Path::new("/"),
-            mirrors: &mirrors,
-            logins: &crate::image::Logins::default(),
-            env: &BTreeMap::new(),
-            source_date: None,
-            cancel: &AtomicBool::new(false),
-            progress: &mut |_| {},
-        };
-        let server = Server::choose(&table, &cx, Path::new("/nonexistent"))?;
-        Ok(server.config(&table, Path::new("/keys"), None))
+        with_mirrors("pacstrap", recipe, mirrors, |source, cx| {
+            let Source::Pacstrap(table) = source else {
+                panic!()
+            };
+            let server = Server::choose(&table, cx, Path::new("/nonexistent"))?;
+            Ok(server.config(&table, Path::new("/keys"), None))
+        })
     }
 
     #[test]
