@@ -38,11 +38,15 @@ fn every_input_is_read_in_time_and_memory() {
         .collect();
     known.sort();
     assert_eq!(known, READERS.map(|(reader, _)| reader));
+    let (_, module) = module_path!().split_once("::").unwrap();
     for (reader, _) in READERS {
         // What an input that does not end leaves goes with it.
         let scratch = tempfile::tempdir().unwrap();
         let replayed = Command::new(std::env::current_exe().unwrap())
-            .args(["corpus::every_input_is_read_in_time_and_memory", "--exact"])
+            .args([
+                format!("{module}::every_input_is_read_in_time_and_memory").as_str(),
+                "--exact",
+            ])
             .arg("--nocapture")
             .env(READER, reader)
             .env("TMPDIR", scratch.path())
