@@ -50,7 +50,11 @@ pub fn run(client: &Client, command: Command) -> Result<Option<Exit>> {
     let mut terminal: Option<OwnedFd> = None;
     loop {
         let until = asked.filter(|_| !started).map(|(_, until)| until);
-        let (from_client, signalled, ready) = wait(client, &signals, &copies, until)?;
+        let Ready {
+            from_client,
+            signalled,
+            copies: ready,
+        } = wait(client, &signals, &copies, until)?;
         if let Some((number, until)) = asked.filter(|_| !started && !from_client)
             && Instant::now() >= until
         {
@@ -164,12 +168,20 @@ fn standard_ends(copies: &mut Vec<Copy>) -> Result<[OwnedFd; 3]> {
         .map_err(|_| Error::unexpected("three descriptors became another number"))
 }
 
+/// What can be read, or written to.
+struct Ready {
+    from_client: bool,
+    signalled: bool,
+    /// Positions of the copies that can go on.
+    copies: Vec<usize>,
+}
+
 fn wait(
     client: &Client,
     signals: &SignalFd,
     copies: &[Copy],
     until: Option<Instant>,
-) -> Result<(bool, bool, Vec<usize>)> {
+) -> Result<Ready> {
     let mut fds = vec![
         PollFd::new(client.as_fd(), PollFlags::POLLIN),
         PollFd::new(signals.as_fd(), PollFlags::POLLIN),
@@ -188,7 +200,11 @@ fn wait(
         .filter(|&at| ready[at])
         .map(|at| at - 2)
         .collect();
-    Ok((ready[0], ready[1], copies))
+    Ok(Ready {
+        from_client: ready[0],
+        signalled: ready[1],
+        copies,
+    })
 }
 
 /// Copies bytes from one descriptor to another.
