@@ -21,7 +21,7 @@ use crate::up::context::Context;
 
 /// The directory on the other machine, below the user's home.
 const PLACE: &str = ".cache/rockenv";
-/// What of a working directory rockenv looks at, and so is always sent, beside `.toml` and `.lock` files.
+/// Directories that rockenv reads, and that are therefore always sent, besides `.toml` and `.lock` files.
 const ALWAYS: [&str; 3] = ["profiles", "images", "hooks"];
 
 #[derive(Debug, Args)]
@@ -74,7 +74,7 @@ pub fn on(cx: &Context, args: &OnArgs) -> Result<u8> {
     let received = send(&way, &program, &place, &working, &manifest)?;
     if let Some((directory, path)) = received.changed {
         cx.ui.note(&format!(
-            "`{}` was changed on {} since it was sent: it stays in `~/{place}/{directory}`",
+            "`{}` was changed on {} since it was sent: keeping it in `~/{place}/{directory}`",
             path.display(),
             way.machine
         ));
@@ -147,7 +147,7 @@ mv "$new" "$HOME/$1""#;
     Ok(path)
 }
 
-/// Lists what is here of configuration, profiles, images and hooks, and of `more`.
+/// Lists the local configuration, profiles, images and hooks, and `more`.
 fn manifest(working: &Path, more: &[PathBuf]) -> Result<Manifest> {
     let mut found = Manifest::new();
     for entry in fs::read_dir(working)? {
@@ -195,16 +195,18 @@ fn list(working: &Path, path: &Path, found: &mut Manifest) -> Result<()> {
         }
         Seen::Is(_) => {}
         Seen::Absent | Seen::Other => {
-            return refuse("it is no directory, link or file that can be read");
+            return refuse("it is not a readable file, directory or link");
         }
     }
     found.insert(path.to_owned(), seen);
     Ok(())
 }
 
-/// Runs rockenv there, at a terminal where we are at one. It ends with the connection: nobody would see how it goes on.
+/// Runs rockenv there, at a terminal if we are at one. It ends with the connection, because nobody would see its
+/// further output.
 fn run(cx: &Context, way: &Way<'_>, directory: &str, program: &str, args: &OnArgs) -> Result<u8> {
-    // The shell makes an exit code of a signal, which ssh would take for a failure of its own; Ctrl-C is not for the shell.
+    // The shell turns a signal into an exit code, because ssh reports a signal as a failure of its own; Ctrl-C must
+    // not end the shell.
     let script = r#"cd "$HOME/$1" || exit 1
 program=$HOME/$2 sudo=$3 trusted=$4
 shift 4
@@ -276,7 +278,7 @@ fn fetch_all(way: &Way<'_>, directory: &str, working: &Path, args: &OnArgs) -> R
     args.fetch.iter().try_for_each(fetch)
 }
 
-/// Fetches a file or directory from there, whole or not at all.
+/// Fetches a file or directory, all or nothing.
 fn fetch(way: &Way<'_>, directory: &str, working: &Path, path: &Path) -> Result<()> {
     let name = path.to_string_lossy();
     let cannot = || format!("cannot fetch `{name}` from {}", way.machine);
@@ -297,7 +299,7 @@ fn fetch(way: &Way<'_>, directory: &str, working: &Path, path: &Path) -> Result<
     let status = child.wait()?;
     if status.code() == Some(7) {
         return Err(Error::not_found(cannot()).source("there is no such file").help(
-            format!("--fetch takes a path below ~/{directory} there, which stands for the working directory"),
+            format!("--fetch takes a path below ~/{directory} there, which corresponds to the working directory"),
         ));
     }
     unpacked.context(cannot)?;

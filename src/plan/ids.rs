@@ -1,5 +1,5 @@
-//! Owns the names by which the store's things are known. Each becomes part of a path, so each is checked where it is parsed: no file
-//! that is read can lead out of a directory.
+//! Owns the identifiers of the store's objects. Each becomes part of a path, so each is checked when it is parsed: no
+//! file that is read can lead out of a directory.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -48,7 +48,6 @@ macro_rules! checked {
         pub struct $name(String);
 
         impl $name {
-            /// Returns it as text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -144,9 +143,9 @@ checked! {
     LayerId: is_name or LEADS_OUT;
     /// Names a live tree's directory in `envs/<name>/trees/`.
     TreeId: is_name or LEADS_OUT;
-    /// Random, never used again: begins the names of an env's build volumes.
+    /// Random and never reused: prefix of the names of an env's build volumes.
     EnvId: is_name or LEADS_OUT;
-    /// Names what a snapshot holds: a sha256 in lower-case hexadecimal.
+    /// Identifies the content of a snapshot: a SHA-256 in lower-case hexadecimal.
     StepKey: is_sha256 or NO_KEY;
 }
 
@@ -157,7 +156,7 @@ impl From<StepKey> for LayerId {
 }
 
 impl StepKey {
-    /// Returns the key of what `content` makes of what the key `parent` names.
+    /// Returns the key of `content` on top of the key `parent`.
     pub(super) fn hash(parent: &str, content: &str) -> Self {
         let mut hash = Sha256::new();
         hash.update(parent);
@@ -173,7 +172,7 @@ impl StepKey {
     }
 }
 
-/// Reads and writes a name that may be missing as an empty text.
+/// Reads and writes an optional name, with an empty text for `None`.
 pub(crate) mod or_empty {
     use std::fmt::Display;
     use std::str::FromStr;
@@ -223,7 +222,7 @@ impl From<&str> for EnvId {
     }
 }
 
-/// Makes a key of any text, for tests.
+/// Makes a key from any text, for tests.
 #[cfg(test)]
 impl From<&str> for StepKey {
     fn from(text: &str) -> Self {

@@ -1,7 +1,7 @@
-//! Owns reading what `copy` steps bring in, with the digests that go into their keys.
+//! Owns reading the files of `copy` steps, with the digests for their keys.
 //!
-//! A profile may come from somebody else, and rockenv may be root: nothing outside the profile's directory is read, and no
-//! symbolic link is followed, not even one that appears while this runs.
+//! A profile may come from somebody else, and rockenv may be root: nothing outside the profile's directory is read,
+//! and no symbolic link is followed, not even one that appears while this runs.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -24,30 +24,30 @@ use crate::sys::checked::FileRead;
 use crate::sys::error::Result;
 use crate::sys::{beneath, builtin, checked};
 
-/// All files of a profile together: they are held in memory until the steps have run.
+/// Limit for all files of a profile together: they are kept in memory until the steps have run.
 const MOST_BYTES: u64 = 64 << 20;
-/// The same in files and directories.
+/// Limit for the number of files and directories.
 const MOST_ENTRIES: usize = 10_000;
-/// Directories in directories.
+/// Limit for the nesting of directories.
 const DEEPEST: usize = 64;
 
-/// What the `copy` steps of a profile bring in.
+/// The files of a profile's `copy` steps.
 #[derive(Clone, Debug, Default)]
 pub struct CopyFiles {
     /// One for each entry of each `copy` step, in order.
     pub items: Vec<CopiedItem>,
 }
 
-/// What one `{ from, to }` brings in.
+/// The files of one `{ from, to }`.
 #[derive(Clone, Debug)]
 pub struct CopiedItem {
     /// Name of the step.
     pub step: String,
     /// As written in the profile.
     pub from: String,
-    /// Hex sha256 of names, content and executable bits; not of times and owners.
+    /// SHA-256 of names, content and executable bits, without times and owners; hexadecimal.
     pub digest: String,
-    /// Sorted, a directory before what is in it.
+    /// Sorted, a directory before its content.
     pub entries: Vec<Entry>,
 }
 
@@ -56,34 +56,32 @@ pub struct CopiedItem {
 pub struct Entry {
     /// Path below the item's `to`; empty for the item itself.
     pub path: PathBuf,
-    /// What it is.
     pub content: CopiedFile,
 }
 
-/// What is brought in at one path.
+/// The content to copy to a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CopiedFile {
     /// A directory, mode 755.
     Dir,
     /// A regular file, mode 755 if executable and 644 if not.
     File {
-        /// Somebody may execute it.
+        /// Anybody may execute it.
         executable: bool,
-        /// Its content.
         bytes: Vec<u8>,
     },
-    /// A symbolic link with this text, which was not followed.
+    /// A symbolic link with this target, which was not followed.
     Link(PathBuf),
 }
 
 impl CopyFiles {
-    /// Returns the digests as `spec::Inputs` wants them.
+    /// Returns the digests for `spec::Inputs`.
     pub fn digests(&self) -> BTreeMap<String, String> {
         let pair = |item: &CopiedItem| (copy_key(&item.step, &item.from), item.digest.clone());
         self.items.iter().map(pair).collect()
     }
 
-    /// Returns what one item of one step brings in.
+    /// Returns the files of one item of one step.
     pub fn item(&self, step: &str, from: &str) -> Option<&CopiedItem> {
         self.items
             .iter()
@@ -130,7 +128,7 @@ pub fn copy_files(directories: &[Directory], profile: &Profile) -> Result<CopyFi
     }
 }
 
-/// Returns the digest of a tree; lengths before names, so that no two trees are written alike.
+/// Returns the digest of a tree. Lengths precede names, so that no two trees are written alike.
 fn digest(entries: &[Entry]) -> String {
     let mut hash = Sha256::new();
     for entry in entries {
@@ -196,7 +194,7 @@ impl Reader<'_> {
         self.bytes += bytes;
         if self.entries > MOST_ENTRIES || self.bytes > MOST_BYTES {
             return Err(format!(
-                "the profile copies more than {} MiB or {MOST_ENTRIES} files; a volume of kind `source` holds more",
+                "the profile copies more than {} MiB or {MOST_ENTRIES} files; use a volume of kind `source` for more",
                 MOST_BYTES >> 20
             ));
         }
@@ -205,7 +203,7 @@ impl Reader<'_> {
 
     fn builtin(&mut self, path: &Path, entries: &mut Vec<Entry>) -> Read<()> {
         let Some(found) = builtin::PROFILES.get_entry(path) else {
-            return Err("there is no such file in this rockenv".to_owned());
+            return Err("there is no such built-in file".to_owned());
         };
         let mut left = vec![found];
         while let Some(found) = left.pop() {
@@ -215,8 +213,8 @@ impl Reader<'_> {
                     CopiedFile::Dir
                 }
                 DirEntry::File(file) => CopiedFile::File {
-                    // The mode is not compiled in: a file there is executable where it names its interpreter, and a test holds
-                    // those of the repository to it.
+                    // The mode is not compiled in: such a file is executable if it names its interpreter, and a test
+                    // enforces this for the repository's files.
                     executable: file.contents().starts_with(b"#!"),
                     bytes: file.contents().to_vec(),
                 },
@@ -263,7 +261,7 @@ impl Reader<'_> {
                 CopiedFile::Link(target)
             }
             SFlag::S_IFREG => {
-                // Before reading it, so that one huge file is refused by its size.
+                // Before reading it, so that a huge file is refused by its size.
                 self.count(u64::try_from(stat.st_size).unwrap_or(u64::MAX))?;
                 let file = read(root, &path)?;
                 same(checked::file(self.directories, &whole, &file))?;
@@ -274,7 +272,7 @@ impl Reader<'_> {
             }
             _ => {
                 return Err(format!(
-                    "{} is neither file, directory nor link",
+                    "{} is not a file, directory or link",
                     path.display()
                 ));
             }
@@ -315,7 +313,7 @@ fn explain(path: &Path, errno: nix::Error) -> String {
     match errno {
         nix::Error::ENOENT => "there is no such file".to_owned(),
         nix::Error::ELOOP => format!("a symbolic link is on the way to {}", path.display()),
-        nix::Error::EXDEV => format!("{} is outside of the profile's directory", path.display()),
+        nix::Error::EXDEV => format!("{} is outside the profile's directory", path.display()),
         errno => format!("{}: {}", path.display(), std::io::Error::from(errno)),
     }
 }
@@ -325,7 +323,7 @@ fn open(root: BorrowedFd<'_>, path: &Path, flags: OFlag) -> Read<OwnedFd> {
 }
 
 fn read(root: BorrowedFd<'_>, path: &Path) -> Read<FileRead> {
-    // Without blocking: a FIFO may have taken the file's place since it was looked at.
+    // Without blocking: a FIFO may have replaced the file since it was examined.
     let file = open(
         root,
         path,
@@ -333,7 +331,10 @@ fn read(root: BorrowedFd<'_>, path: &Path) -> Read<FileRead> {
     )?;
     let stat = fstat(&file).map_err(|errno| explain(path, errno))?;
     if SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT != SFlag::S_IFREG {
-        return Err(format!("{} changed while it was read", path.display()));
+        return Err(format!(
+            "{} changed while it was being read",
+            path.display()
+        ));
     }
     let mut bytes = Vec::new();
     let real = checked::real(&file).map_err(|error| error.message().to_owned())?;
@@ -341,9 +342,12 @@ fn read(root: BorrowedFd<'_>, path: &Path) -> Read<FileRead> {
     file.take(MOST_BYTES + 1)
         .read_to_end(&mut bytes)
         .map_err(|error| error.to_string())?;
-    // It grew past the limit that its size met.
+    // It has grown past the limit since its size was checked.
     match bytes.len() as u64 > MOST_BYTES {
-        true => Err(format!("{} changed while it was read", path.display())),
+        true => Err(format!(
+            "{} changed while it was being read",
+            path.display()
+        )),
         false => Ok(FileRead {
             bytes,
             executable: stat.st_mode & 0o111 != 0,
@@ -442,7 +446,7 @@ mod tests {
             ("etc/passwd", "a symbolic link is on the way to etc/passwd"),
             ("passwd", "it is a symbolic link"),
             ("gone", "there is no such file"),
-            ("tree", "tree/fifo is neither file, directory nor link"),
+            ("tree", "tree/fifo is not a file, directory or link"),
         ] {
             let error = read_one(dir.path(), from).unwrap_err();
             let message = error.message();

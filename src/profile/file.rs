@@ -1,5 +1,5 @@
-//! Owns the types of a profile exactly as it is written in TOML. The JSON schema and the structural check of
-//! `shape` are made from them, so a doc comment here is what editors show.
+//! Owns the types of a profile exactly as it is written in TOML. The JSON schema and the structural check of `shape`
+//! are generated from them, so editors show the doc comments here.
 //!
 //! No `flatten`, `untagged` or `tag`: they lose the position of errors.
 
@@ -22,7 +22,7 @@ pub(crate) struct File {
     schema: i64,
     /// One line for `rockenv profile ls`.
     pub(crate) description: Option<String>,
-    /// Profile that this one changes: its name, or a path ending in `.toml`, relative to this file.
+    /// Profile that this one extends: its name, or a path ending in `.toml`, relative to this file.
     #[expect(dead_code, reason = "`merge` reads it before there are types")]
     extends: Option<String>,
     /// Image that the first step starts from, by name.
@@ -31,36 +31,38 @@ pub(crate) struct File {
     pub(crate) targets: Option<Vec<At<String>>>,
     /// Hooks to apply, by name, in this order.
     pub(crate) hooks: Option<Vec<At<String>>>,
-    /// Variables handed through from the host. Never stored, never logged, in no key: the place for secrets and proxies.
+    /// Variables passed through from the host. Never stored, never logged, in no key: the place for secrets and
+    /// proxies.
     pub(crate) env_from_host: Option<Vec<At<String>>>,
     /// Parameters and their defaults; `--param name=value` replaces them, `${name}` stands for them.
     #[serde(default)]
     pub(crate) params: BTreeMap<At<String>, At<String>>,
-    /// Variant that is built unless `--variant` says which.
+    /// Variant that is built by default.
     pub(crate) variant: Option<At<String>>,
-    /// What `--variant` can name.
+    /// Variants for `--variant`.
     #[serde(default)]
     pub(crate) variants: BTreeMap<At<String>, Choice>,
-    /// What `--from` can name, beside `source`.
+    /// Starting points for `--from`, besides `source`.
     #[serde(default)]
     pub(crate) from: BTreeMap<At<String>, Choice>,
-    /// What the env needs of the machine, and its limits.
+    /// Requirements on the machine, and limits of the env.
     #[serde(default)]
     pub(crate) resources: resources::Written,
     /// Which steps get the GPU.
     #[serde(default)]
     pub(crate) gpu: Gpu,
-    /// Variables of every step. They are part of every key: keep what depends on the target in a step's own `env`.
+    /// Variables of every step. They are part of every key: put variables that depend on the target into a step's own
+    /// `env`.
     #[serde(default)]
     pub(crate) env: BTreeMap<At<String>, At<String>>,
-    /// Variables that `rockenv env` prints for using what was built; in no key.
+    /// Variables that `rockenv env` prints for using the results; in no key.
     #[serde(default)]
     pub(crate) runtime_env: BTreeMap<At<String>, At<String>>,
-    /// Parts of what is built, for the question whether they fit together: a library needs code for each target of
-    /// what links it.
+    /// Components of the build, to check that they fit together: a library needs code for each target of the
+    /// components that link it.
     #[serde(default)]
     pub(crate) component: Vec<Component>,
-    /// What variables of `[runtime-env]` are for.
+    /// Descriptions of the variables in `[runtime-env]`.
     #[serde(default)]
     pub(crate) runtime_notes: BTreeMap<At<String>, At<String>>,
     /// Directories mounted into the env.
@@ -71,16 +73,16 @@ pub(crate) struct File {
     pub(crate) step: Vec<Step>,
 }
 
-/// What a variant, or a way of `--from`, changes; steps name it in their `when`.
+/// The changes of a variant or a starting point (`--from`); steps name it in their `when`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct Choice {
     /// One line for people.
     pub(crate) description: Option<String>,
-    /// Parameters that get another value.
+    /// Parameters with other values.
     #[serde(default)]
     pub(crate) params: BTreeMap<At<String>, At<String>>,
-    /// Free disk space that `up` asks for, in place of `[resources]` and of what volumes say.
+    /// Free disk space that `up` requires, instead of that of `[resources]` and volumes.
     pub(crate) disk: Option<At<String>>,
     /// Hooks to apply after the profile's own.
     pub(crate) hooks: Option<Vec<At<String>>>,
@@ -92,9 +94,9 @@ pub(crate) struct Choice {
 pub(crate) struct Gpu {
     /// Steps that get the GPU's devices; the same as `gpu = true` in each.
     pub(crate) needed_by: Option<Vec<At<String>>>,
-    /// These steps get `/dev/accel/*` too: accelerators for inference beside the GPU.
+    /// These steps also get `/dev/accel/*`: inference accelerators besides the GPU.
     pub(crate) accel: Option<bool>,
-    /// These steps get `/dev/dma_heap/*` too: buffers shared between devices.
+    /// These steps also get `/dev/dma_heap/*`: buffers shared between devices.
     pub(crate) dma_heap: Option<bool>,
 }
 
@@ -159,39 +161,40 @@ pub(crate) struct Volume {
     pub(crate) submodules: Option<At<bool>>,
     /// Size above which `rockenv gc` shrinks it. For `cache`.
     pub(crate) max: Option<At<String>>,
-    /// Its files are published ones that never change: the lock file names each with its digest. For `cache`.
+    /// Its files are published and never change: the lock file names each with its digest. For `cache`.
     pub(crate) locked: Option<At<bool>>,
-    /// Source volume, a checkout of TheRock, whose third-party tarballs are fetched into it beforehand. For `cache`.
+    /// Source volume, a checkout of TheRock, whose third-party tarballs are fetched into this volume in advance. For
+    /// `cache`.
     pub(crate) downloads: Option<At<String>>,
-    /// The steps before which that happens; any without. For `downloads`.
+    /// Steps that need these downloads; default: all. For `downloads`.
     pub(crate) needed_by: Option<Vec<At<String>>>,
     /// Space that it grows to; `up` refuses a file system with less.
     pub(crate) disk: Option<At<String>>,
-    /// `ro` or `rw`; a `host` volume is `ro` unless this says otherwise, the others `rw`.
+    /// `ro` or `rw`; default: `ro` for a `host` volume, `rw` for others.
     pub(crate) access: Option<At<Access>>,
 }
 
-/// A part of what is built.
+/// A component of the build.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct Component {
     /// Name of the component.
     pub(crate) name: At<String>,
-    /// The project by which TheRock leaves it out of targets; the component's name unless given.
+    /// TheRock's project name, for exclusions; default: the component's name.
     pub(crate) project: Option<String>,
-    /// Components that it links, and that so must be built for each of its targets.
+    /// Components that it links, which must therefore be built for each of its targets.
     #[serde(default)]
     pub(crate) links: Vec<At<String>>,
-    /// Targets that it is built for beside the env's, so that the library exists where it has no code for any of them; each
-    /// may be several with `;` between them, or none.
+    /// Targets that it is built for besides the env's, so that the library exists even if it supports none of those;
+    /// each entry may be several targets separated by `;`, or none.
     #[serde(default)]
     pub(crate) extra_targets: Vec<At<String>>,
-    /// A stub stands in for it where it is not built.
+    /// A stub replaces it where it is not built.
     #[serde(default)]
     pub(crate) stub: bool,
-    /// Conditions that must all hold, or it is not built.
+    /// Conditions that must all hold for it to be built.
     pub(crate) when: Option<When>,
-    /// Drop the component of this name that the extended profile has: it is not built.
+    /// Remove the extended profile's component of this name: it is not built.
     #[serde(default)]
     #[expect(dead_code, reason = "`merge` reads it before there are types")]
     remove: bool,
@@ -221,7 +224,6 @@ pub enum Engine {
 }
 
 impl Engine {
-    /// Returns the name as people write it.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Nspawn => "nspawn",
@@ -247,49 +249,49 @@ pub(crate) struct Step {
     pub(crate) run: Option<At<String>>,
     /// Packages to install with the image's package manager.
     pub(crate) packages: Option<Vec<At<String>>>,
-    /// Files to bring in from beside the profile.
+    /// Files to copy in from the profile's directory.
     pub(crate) copy: Option<Vec<CopyItem>>,
     /// Results to copy to `output` volumes.
     pub(crate) export: Option<Vec<ExportItem>>,
-    /// Program and arguments that get the script as their last argument; `["/bin/sh", "-eu", "-c"]` unless given.
+    /// Program and arguments that get the script as their last argument; default: `["/bin/sh", "-eu", "-c"]`.
     pub(crate) shell: Option<At<Vec<At<String>>>>,
-    /// `builder` (unless given) or `root`; `packages` always run as root.
+    /// `builder` (default) or `root`; `packages` always run as root.
     pub(crate) user: Option<At<User>>,
-    /// Directory that the script starts in; the user's home unless given.
+    /// Directory that the script starts in; default: the user's home.
     pub(crate) workdir: Option<At<String>>,
-    /// Whether the step has a network; true unless given.
+    /// Whether the step has a network; default: true.
     pub(crate) network: Option<bool>,
-    /// Time after which the step is stopped and has failed, such as "2h 30m".
+    /// Time limit after which the step is stopped and fails, such as "2h 30m".
     pub(crate) timeout: Option<At<String>>,
-    /// Memory that the machine must have for this step; `up` refuses one with less, where the step would run.
+    /// Memory that the machine must have for this step; `up` refuses to run it on a smaller one.
     pub(crate) memory: Option<At<String>>,
     /// Source volumes, or paths in them such as `src/requirements.txt`, whose content is part of this step's key.
     pub(crate) inputs: Option<Vec<At<String>>>,
-    /// Build directory of TheRock that this step configures. The fingerprints that TheRock writes there take the place of
-    /// this step's `inputs` in the keys of later steps.
+    /// Build directory of TheRock that this step configures. In the keys of later steps, the fingerprints that
+    /// TheRock writes there replace this step's `inputs`.
     pub(crate) fingerprints: Option<At<String>>,
-    /// Stages of TheRock: only the fingerprints of what they build are in this step's key, instead of all.
+    /// Stages of TheRock: this step's key contains only the fingerprints of what they build, instead of all.
     pub(crate) stages: Option<Vec<String>>,
-    /// Keep build volumes as they are when the step runs again, instead of the parent snapshot's.
+    /// Keep the current build volumes when the step runs again, instead of restoring the parent snapshot's.
     pub(crate) incremental: Option<bool>,
     /// Variables of this step, added to the profile's `env`.
     #[serde(default)]
     pub(crate) env: BTreeMap<At<String>, At<String>>,
-    /// The step gets the GPU's devices, and is skipped where there is no GPU.
+    /// The step gets the GPU's devices, and is skipped without a GPU.
     pub(crate) gpu: Option<bool>,
-    /// Conditions that must all hold, or the step is left out.
+    /// Conditions that must all hold, or the step is skipped.
     pub(crate) when: Option<When>,
-    /// What somebody published of this step: how long it takes and what disk it fills.
+    /// Published figures of this step: its time and its disk space.
     pub(crate) published: Option<Published>,
-    /// Step that this one is placed behind. For a profile that extends another.
+    /// Step after which this one is placed. For a profile that extends another.
     #[expect(dead_code, reason = "`merge` reads it before there are types")]
     after: Option<String>,
-    /// Drop the step of this name that the extended profile has.
+    /// Remove the extended profile's step of this name.
     #[expect(dead_code, reason = "`merge` reads it before there are types")]
     remove: Option<bool>,
 }
 
-/// What somebody published of a step.
+/// Published figures of a step.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct Published {
@@ -297,11 +299,11 @@ pub(crate) struct Published {
     pub(crate) time: Option<At<String>>,
     /// Disk that it fills, such as "30G".
     pub(crate) disk: Option<At<String>>,
-    /// Who says so, and of what machine.
+    /// Who measured it, and on which machine.
     pub(crate) source: String,
 }
 
-/// Conditions on the target, the engine and what was chosen; each lists the values that satisfy it.
+/// Conditions on the target, the engine and the user's choices; each lists the values that satisfy it.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct When {
@@ -313,22 +315,22 @@ pub struct When {
     pub engine: Option<Vec<Engine>>,
     /// The variant must be one of these.
     pub variant: Option<Vec<At<String>>>,
-    /// The way of `--from` must be one of these: `source`, or one of `[from]`.
+    /// The starting point must be one of these: `source`, or one of `[from]`.
     pub from: Option<Vec<At<String>>>,
 }
 
-/// A file or directory to bring in.
+/// A file or directory to copy in.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 #[schemars(rename = "Copy")]
 pub struct CopyItem {
     /// Path relative to the profile's directory, inside it. Symbolic links on the way are refused.
     pub from: At<String>,
-    /// Absolute path that it gets in the env.
+    /// Its absolute path in the env.
     pub to: At<String>,
 }
 
-/// A file or directory to hand out.
+/// A file or directory to export.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 #[schemars(rename = "Export")]
@@ -339,7 +341,6 @@ pub struct ExportItem {
     pub to: At<String>,
 }
 
-/// Returns the JSON schema of a profile, for editors and for `rockenv schema`.
 pub fn schema() -> serde_json::Value {
     schemars::schema_for!(File).to_value()
 }

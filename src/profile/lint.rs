@@ -1,4 +1,4 @@
-//! Owns what `rockenv profile check` says beyond errors: what is allowed and probably not meant.
+//! Owns the advice of `rockenv profile check`: things that are valid but probably unintended.
 
 use super::load::load;
 use super::text::{Piece, pieces};
@@ -6,7 +6,7 @@ use super::{Profile, VolumeKind, copy_files};
 use crate::sys::catalog::Directory;
 use crate::sys::error::Result;
 
-/// Loads a profile, reads what it copies, and returns advice, one sentence each.
+/// Loads a profile, reads the files that it copies, and returns advice, one sentence each.
 pub fn check(dirs: &[Directory], name_or_path: &str) -> Result<(Profile, Vec<String>)> {
     let profile = load(dirs, name_or_path)?;
     copy_files(dirs, &profile)?;
@@ -31,7 +31,7 @@ fn advice(profile: &Profile) -> Vec<String> {
             .any(|step| step.inputs.contains(&volume.name));
         if volume.kind == VolumeKind::Source && !used {
             advice.push(format!(
-                "no step has `inputs = [\"{}\"]`: a change in that source runs nothing again",
+                "no step has `inputs = [\"{}\"]`: a change in that source causes no step to run again",
                 volume.name
             ));
         }
@@ -50,7 +50,7 @@ fn advice(profile: &Profile) -> Vec<String> {
         })
     };
     if named("jobs") && profile.resources.memory_per_job.is_none() {
-        advice.push("`${jobs}` is used and [resources] has no `memory-per-job`: jobs will be the number of cores".to_owned());
+        advice.push("`${jobs}` is used, but [resources] has no `memory-per-job`: the number of jobs will be the number of cores".to_owned());
     }
     advice
 }

@@ -1,4 +1,5 @@
-//! Owns finding and reading profiles: the user's directories, then what is compiled in; and the chain of `extends`.
+//! Owns finding and reading profiles, in the user's directories and among the built-in ones, and the chain of
+//! `extends`.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -15,17 +16,17 @@ use crate::sys::span::At;
 use crate::sys::suggest;
 use crate::sys::{builtin, catalog, checked};
 
-/// A profile is written by hand: a larger file is a mistake, or an attack on the parser.
+/// Maximum size: profiles are written by hand, so a larger file is a mistake, or an attack on the parser.
 const LARGEST: u64 = 256 * 1024;
 
-/// Files in one chain of `extends`.
+/// Maximum number of files in one chain of `extends`.
 const LONGEST: usize = 16;
 
-/// Where a profile came from.
+/// The origin of a profile.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Origin {
-    /// Compiled in: path inside `profiles/`.
+    /// Built in: path inside `profiles/`.
     Builtin(String),
     /// A file of the host.
     File(PathBuf),
@@ -45,15 +46,15 @@ impl fmt::Display for Origin {
 pub struct Listed {
     /// Name to use on the command line.
     pub name: String,
-    /// What the profile says of itself.
+    /// The profile's description.
     pub description: String,
     /// Where it is.
     pub origin: Origin,
-    /// Why it cannot be used, in a line; `rockenv profile check` says more.
+    /// Why it cannot be used, in a line; `rockenv profile check` shows more.
     pub problem: Option<String>,
 }
 
-/// Reads a profile by name or path, with all that it extends, and checks it.
+/// Reads a profile by name or path, with everything that it extends, and checks it.
 pub fn load(dirs: &[Directory], name_or_path: &str) -> Result<Profile> {
     let found = match is_path(name_or_path) {
         true => Origin::File(PathBuf::from(name_or_path)),
@@ -64,7 +65,7 @@ pub fn load(dirs: &[Directory], name_or_path: &str) -> Result<Profile> {
     assemble(name, sources)
 }
 
-/// Checks a profile's text without looking for anything it extends.
+/// Checks a profile's text without reading anything that it extends.
 #[cfg(test)]
 pub(crate) fn from_text(name: &str, text: &str) -> Result<Profile> {
     let origin = Origin::File(PathBuf::from(format!("/p/{name}.toml")));
@@ -74,7 +75,7 @@ pub(crate) fn from_text(name: &str, text: &str) -> Result<Profile> {
     assemble(name.to_owned(), sources)
 }
 
-/// Returns true when the argument means a file: a slash or `.toml` is in no name.
+/// Returns whether the argument means a file: names contain neither a slash nor `.toml`.
 pub fn is_path(argument: &str) -> bool {
     argument.contains('/')
         || Path::new(argument)
@@ -82,7 +83,7 @@ pub fn is_path(argument: &str) -> bool {
             .is_some_and(|end| end == "toml")
 }
 
-/// Returns every profile that `load` finds by name, sorted; the first of several with one name counts.
+/// Returns every profile that `load` finds by name, sorted; the first one of a name wins.
 pub fn list(dirs: &[Directory]) -> Result<Vec<Listed>> {
     let builtin = builtin::toml_files(&builtin::PROFILES);
     let names = builtin.iter().map(|(name, _)| *name);
@@ -109,7 +110,7 @@ pub fn list(dirs: &[Directory]) -> Result<Vec<Listed>> {
         .collect())
 }
 
-/// Reads the description only: a list must not fail because of one entry.
+/// Reads only the description: a list must not fail because of one entry.
 fn listed(name: String, origin: Origin, text: Result<String>) -> Listed {
     let table = text.and_then(|text| {
         let table = text.parse::<toml::Table>();
@@ -160,7 +161,7 @@ fn find(dirs: &[Directory], name: &str, behind: Option<&Origin>) -> Result<Optio
         .nth(skip.map_or(0, |index| index + 1)))
 }
 
-/// Returns true for two ways to one file.
+/// Returns whether both are the same file.
 fn same(a: &Origin, b: &Origin) -> bool {
     match (a, b) {
         (Origin::File(a), Origin::File(b)) => {
@@ -231,7 +232,7 @@ fn read(dirs: &[Directory], path: &Path) -> Result<(PathBuf, String)> {
     Ok((found.real, text))
 }
 
-/// Reads a profile and what it extends.
+/// Reads a profile and everything that it extends.
 fn chain(dirs: &[Directory], name: &str, first: Origin) -> Result<Sources> {
     let mut sources = Sources::default();
     let mut next = Some(first);
@@ -248,7 +249,7 @@ fn chain(dirs: &[Directory], name: &str, first: Origin) -> Result<Sources> {
     Ok(sources)
 }
 
-/// Reads a file and gives it the path that does not depend on the working directory.
+/// Reads a file and gives it a path that does not depend on the working directory.
 fn open(dirs: &[Directory], origin: Origin) -> Result<(Origin, String)> {
     match origin {
         Origin::File(path) => {
@@ -331,11 +332,8 @@ fn parent(
             .iter()
             .map(|source| source.origin.to_string())
             .collect();
-        let message = format!(
-            "`extends` goes in a circle: {} -> {found}",
-            names.join(" -> ")
-        );
-        return Err(problem(message, "back to where it began"));
+        let message = format!("`extends` forms a cycle: {} -> {found}", names.join(" -> "));
+        return Err(problem(message, "closes the cycle"));
     }
     if sources.len() >= LONGEST {
         return Err(problem(
@@ -373,7 +371,7 @@ fn assemble(name: String, sources: Sources) -> Result<Profile> {
     let merged = merge::merge(&sources, &mut problems);
     let profile = match File::deserialize(toml::de::Deserializer::from(merged)) {
         Ok(file) => check::finish(name.clone(), sources.clone(), file, &mut problems),
-        // `shape` found nothing and serde did: still an error with a place, only less kind.
+        // serde found an error that `shape` did not: still an error with a place, only less friendly.
         Err(error) => {
             let place = error.span().unwrap_or(0..0);
             problems.push(Problem::new(&place, error.message(), "here"));

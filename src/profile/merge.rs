@@ -1,7 +1,7 @@
 //! Owns `extends`: how one file changes another. By key; components, volumes and steps by name.
 //!
-//! It puts parsed TOML together before values get types, so that only a key with a rule of its own is named here. Each
-//! value keeps its place; `check` gives it meaning when all files are in.
+//! It merges parsed TOML before values get types, so that only keys with their own rule are named here. Each value
+//! keeps its place; `check` interprets it when all files are merged.
 
 use serde_spanned::Spanned;
 use toml::de::{DeTable, DeValue, Error};
@@ -10,10 +10,10 @@ use super::report::{Problem, SourceFile, Sources};
 use super::shape::shorten;
 use crate::sys::span::At;
 
-/// What a step does; another one takes the place of the inherited one.
+/// Actions of a step; a new one replaces the inherited one.
 const ACTIONS: [&str; 4] = ["run", "packages", "copy", "export"];
 
-/// Parses a file. Places count from where its text begins in that of all files.
+/// Parses a file. Places are offsets in the concatenation of all files.
 pub(crate) fn parse(source: &SourceFile) -> (Spanned<DeTable<'_>>, Vec<Error>) {
     let (table, errors) = DeTable::parse_recoverable(&source.text);
     let shifted = match errors.is_empty() {
@@ -45,7 +45,7 @@ fn shift_value(value: Spanned<DeValue<'_>>, by: usize) -> Spanned<DeValue<'_>> {
     Spanned::new(place, value)
 }
 
-/// Returns what the files, whose structure is right, say together.
+/// Returns the merged content of the files, whose structure is valid.
 pub(crate) fn merge<'t>(sources: &'t Sources, problems: &mut Vec<Problem>) -> Spanned<DeTable<'t>> {
     let mut merge = Merge {
         extending: false,
@@ -55,7 +55,7 @@ pub(crate) fn merge<'t>(sources: &'t Sources, problems: &mut Vec<Problem>) -> Sp
         volumes: Vec::new(),
         steps: Vec::new(),
     };
-    // The most distant ancestor is the ground that the others change.
+    // The most distant ancestor is the base that the others change.
     for source in sources.iter().rev() {
         let (table, _) = parse(source);
         merge.file(table.into_inner());
@@ -103,14 +103,14 @@ impl<'t> Item<'t> {
         }
     }
 
-    /// Puts the keys of an item of the same name over these.
+    /// Overrides these keys with those of an item of the same name.
     fn extend(&mut self, mut over: Self) {
         over.remove(&["name"]);
         extend(&mut self.table, over.table);
     }
 }
 
-/// Puts the keys of `over` into `under`: tables key by key, all else in place of what is there.
+/// Overrides `under` with the keys of `over`: tables key by key, other values as a whole.
 fn extend<'t>(under: &mut DeTable<'t>, over: DeTable<'t>) {
     for (key, value) in over {
         let place = value.span();
@@ -118,7 +118,7 @@ fn extend<'t>(under: &mut DeTable<'t>, over: DeTable<'t>) {
         match (inherited, value.into_inner()) {
             (Some(DeValue::Table(inherited)), DeValue::Table(table)) => extend(inherited, table),
             (_, value) => {
-                // The key goes too, for its place.
+                // Removes the key too, because it has its own place.
                 under.remove(&**key.get_ref());
                 under.insert(key, Spanned::new(place, value));
             }
@@ -132,7 +132,6 @@ fn text(value: &Spanned<DeValue<'_>>) -> Option<At<String>> {
     Some(At { value, place })
 }
 
-/// Returns the text at a key.
 pub(crate) fn text_at(table: &DeTable<'_>, key: &str) -> Option<At<String>> {
     text(table.get(key)?)
 }
@@ -147,7 +146,8 @@ impl<'t> Merge<'_, 't> {
             && let DeValue::Integer(version) = schema.get_ref()
             && i64::from_str_radix(version.as_str(), version.radix()) != Ok(1)
         {
-            let message = format!("this rockenv reads version 1 of the format, not {version}");
+            let message =
+                format!("this version of rockenv supports format version 1, not {version}");
             self.problems
                 .push(Problem::new(&schema.span(), message, "unknown version"));
         }
@@ -163,7 +163,7 @@ impl<'t> Merge<'_, 't> {
         extend(&mut self.table, file);
     }
 
-    /// Takes an array of tables with names out of a file.
+    /// Takes an array of named tables out of a file.
     fn items(&mut self, file: &mut DeTable<'t>, key: &str) -> Vec<Item<'t>> {
         let mut items = Vec::new();
         let Some(DeValue::Array(array)) = file.remove(key).map(Spanned::into_inner) else {
@@ -179,7 +179,7 @@ impl<'t> Merge<'_, 't> {
             match position(&items, &name) {
                 None => items.push(Item { name, table }),
                 Some(_) => {
-                    let message = format!("two {key}s are called `{}`", shorten(&name));
+                    let message = format!("two {key}s are named `{}`", shorten(&name));
                     let problem = Problem::new(&name.place, message, "the second one");
                     self.problems.push(problem);
                 }
@@ -211,7 +211,7 @@ impl<'t> Merge<'_, 't> {
             return;
         };
         let inherited = &mut self.volumes[index];
-        // A source is one or the other: naming the other one replaces it, with what belongs to it.
+        // A source is one or the other: naming the other one replaces it, with its own keys.
         match (volume.has("path"), volume.has("git")) {
             (true, false) => inherited.remove(&["git", "rev", "depth", "submodules"]),
             (false, true) => inherited.remove(&["path", "rev"]),
@@ -271,10 +271,10 @@ impl<'t> Merge<'_, 't> {
         let name = &step.name;
         let is_defined = step.has("after") || ACTIONS.iter().any(|action| step.has(action));
         let problem = if remove.get_ref().as_bool() != Some(true) {
-            let message = "`remove = false` says nothing";
-            Problem::new(&remove.span(), message, "leave it out")
+            let message = "`remove = false` has no effect";
+            Problem::new(&remove.span(), message, "remove it")
         } else if is_defined {
-            let message = format!("step `{}` is removed and defined at once", shorten(name));
+            let message = format!("step `{}` is both removed and defined", shorten(name));
             Problem::new(&remove.span(), message, "removed here")
         } else if let Some(index) = inherited {
             self.steps.remove(index);
@@ -293,7 +293,7 @@ impl<'t> Merge<'_, 't> {
         self.problems.push(problem);
     }
 
-    /// Returns the key that says what a step does, and takes out the others.
+    /// Returns the key of a step's action, and removes the other ones.
     fn one_action(&mut self, step: &mut Item<'t>) -> Option<&'static str> {
         let mut found: Vec<_> = ACTIONS
             .into_iter()
@@ -303,10 +303,10 @@ impl<'t> Merge<'_, 't> {
         let (_, first) = found.first().cloned()?;
         for (place, second) in &found[1..] {
             step.remove(&[second]);
-            let message = format!("a step does one thing: `{first}` or `{second}`");
+            let message = format!("a step has one action: `{first}` or `{second}`");
             let problem = Problem::new(place, message, format!("after `{first}`"));
             self.problems
-                .push(problem.help("make it two steps: each ends in a snapshot of its own"));
+                .push(problem.help("split it into two steps: each ends in its own snapshot"));
         }
         Some(first)
     }

@@ -1,8 +1,8 @@
-//! Profiles: TOML text in, `Profile` out. Knows nothing of machines, engines or stores.
+//! Profiles: TOML text in, `Profile` out. Independent of machines, engines and stores.
 //!
-//! `load` finds and reads, `shape` checks the structure, `merge` applies `extends`, `file` has the types of what is written,
-//! `check` gives values their meaning.
-//! What is still open in a `Profile` (targets, parameters, `${...}`) is for `spec`.
+//! `load` finds and reads files, `shape` checks the structure, `merge` applies `extends`, `file` has the types of
+//! what is written, `check` interprets values. Open choices in a `Profile` (targets, parameters, `${...}`) are for
+//! `spec`.
 
 pub mod hook;
 
@@ -42,14 +42,13 @@ use crate::rocm::gpu::Extras;
 use crate::rocm::target::Target;
 use crate::sys::span::At;
 
-/// A profile with all that it extends, checked.
+/// A profile with everything that it extends, checked.
 #[derive(Clone, Debug)]
 pub struct Profile {
     /// Name of the file without `.toml`.
     pub name: String,
     /// One line for people.
     pub description: String,
-    /// Name of the image.
     pub image: At<String>,
     /// Targets, in the order of the table; may be empty.
     pub targets: Vec<Target>,
@@ -59,23 +58,21 @@ pub struct Profile {
     pub env_from_host: Vec<String>,
     /// Parameters and their defaults.
     pub params: BTreeMap<String, String>,
-    /// Variant that is built unless another is asked for; none where there are no variants.
+    /// Default variant; `None` without variants.
     pub variant: Option<String>,
-    /// Variants by name.
     pub variants: BTreeMap<String, Choice>,
-    /// Ways to begin with something that is built already, by name; `source`, which builds everything, is not among them.
+    /// Starting points with prebuilt parts, by name; without `source`, which builds everything.
     pub from: BTreeMap<String, Choice>,
-    /// Needs and limits.
     pub resources: Resources,
-    /// What steps with the GPU get beside it.
+    /// Further devices for steps with the GPU.
     pub gpu: Extras,
-    /// Parts of what is built, in the order of the profile.
+    /// Components, in the order of the profile.
     pub components: Vec<Component>,
     /// Variables of every step, not expanded.
     pub env: BTreeMap<String, At<String>>,
-    /// Variables of what was built, not expanded.
+    /// Variables for using the results, not expanded.
     pub runtime_env: BTreeMap<String, At<String>>,
-    /// What variables of what was built are for.
+    /// Descriptions of these variables.
     pub runtime_notes: BTreeMap<String, String>,
     /// Volumes in the order written.
     pub volumes: Vec<Volume>,
@@ -85,7 +82,6 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// Returns where the profile was found.
     pub fn origin(&self) -> &Origin {
         &self.sources[0].origin
     }
@@ -102,7 +98,7 @@ impl Profile {
         })
     }
 
-    /// Returns the files it was made from with their text, its own first, then what that extends.
+    /// Returns its files with their text, its own first, then those it extends.
     pub fn files(&self) -> impl Iterator<Item = (&Origin, &str)> {
         self.sources
             .iter()
@@ -110,56 +106,53 @@ impl Profile {
     }
 }
 
-/// The way of `--from` that builds everything.
+/// The starting point that builds everything.
 pub const FROM_SOURCE: &str = "source";
 
-/// What a variant, or a way of `--from`, changes.
+/// The changes of a variant or a starting point.
 #[derive(Clone, Debug, Default)]
 pub struct Choice {
     /// One line for people.
     pub description: String,
-    /// Parameters that get another value.
+    /// Parameters with other values.
     pub params: BTreeMap<String, String>,
-    /// Free disk space that `up` asks for, in bytes, in place of the profile's and its volumes'.
+    /// Free disk space that `up` requires, in bytes, instead of that of the profile and its volumes.
     pub disk: Option<u64>,
-    /// Hooks beside the profile's.
+    /// Hooks in addition to the profile's.
     pub hooks: Vec<String>,
 }
 
-/// A part of what is built, as far as it matters whether parts fit together.
+/// A component of the build, as far as it matters for fitting together.
 #[derive(Clone, Debug)]
 pub struct Component {
-    /// Its name.
     pub name: At<String>,
-    /// The name by which TheRock leaves it out of targets.
+    /// TheRock's project name, for exclusions.
     pub project: String,
-    /// Names of what it links.
+    /// Names of the components that it links.
     pub links: Vec<String>,
-    /// Targets that it is built for beside the env's, not expanded.
+    /// Targets that it is built for besides the env's, not expanded.
     pub extra: Vec<At<String>>,
-    /// Something that does nothing stands in for it where it is not built.
+    /// A stub replaces it where it is not built.
     pub stub: bool,
     /// Conditions.
     pub when: When,
 }
 
-/// What somebody published of a step.
+/// Published figures of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Published {
     /// How long it takes.
     pub time: Option<Duration>,
     /// Disk that it fills, in bytes.
     pub disk: Option<u64>,
-    /// Who says so, and of what machine.
+    /// Who measured it, and on which machine.
     pub source: String,
 }
 
 /// A volume, its source not expanded.
 #[derive(Clone, Debug)]
 pub struct Volume {
-    /// Name.
     pub name: String,
-    /// What it is for.
     pub kind: VolumeKind,
     /// Absolute path in the env.
     pub target: String,
@@ -169,7 +162,7 @@ pub struct Volume {
     pub max: Option<u64>,
     /// The lock file names its files.
     pub locked: bool,
-    /// What a cache is filled with beforehand.
+    /// Downloads to put into a cache in advance.
     pub downloads: Option<Downloads>,
     /// Size it grows to.
     pub disk: Option<u64>,
@@ -177,12 +170,12 @@ pub struct Volume {
     pub access: Access,
 }
 
-/// What a cache has before steps run.
+/// Downloads of a cache before steps run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Downloads {
     /// The source volume that declares them.
     pub source: String,
-    /// The steps that need them; nothing for all.
+    /// The steps that need them; `None` for all.
     pub needed_by: Option<Vec<String>>,
 }
 
@@ -194,20 +187,18 @@ impl Downloads {
     }
 }
 
-/// What a volume shows.
+/// The content of a volume.
 #[derive(Clone, Debug)]
 pub enum VolumeSource {
     /// A directory of the host.
     Path(At<String>),
     /// A repository, cloned into the store.
     Git {
-        /// Its location.
         url: At<String>,
         /// Commit, tag or branch.
         rev: Option<At<String>>,
-        /// Commits to fetch.
+        /// Number of commits to fetch.
         depth: Option<u32>,
-        /// With submodules.
         submodules: bool,
     },
     /// A directory of the store.
@@ -217,35 +208,30 @@ pub enum VolumeSource {
 /// A step, not expanded.
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// Name.
     pub name: String,
-    /// What it does.
     pub action: Action,
-    /// Who does it.
+    /// Who it runs as.
     pub user: User,
     /// Where a script starts.
     pub workdir: Option<At<String>>,
     /// With a network.
     pub network: bool,
-    /// Time limit.
     pub timeout: Option<Duration>,
     /// Memory that the machine must have for it, in bytes.
     pub memory: Option<u64>,
     /// Source volumes, and paths in them, that are part of its key, sorted.
     pub inputs: Vec<String>,
-    /// Build volume and directory in it where TheRock's fingerprints are found when it has run.
+    /// Where it leaves TheRock's fingerprints.
     pub fingerprints: Option<Fingerprints>,
-    /// Stages of TheRock whose fingerprints are part of its key; all where there are none.
+    /// Stages of TheRock whose fingerprints are part of its key; empty for all.
     pub stages: Vec<String>,
-    /// Build volumes stay as they are when it runs again.
+    /// Build volumes are kept when it runs again.
     pub incremental: bool,
-    /// Variables of its own.
+    /// Its own variables.
     pub env: BTreeMap<String, At<String>>,
     /// With the GPU.
     pub gpu: bool,
-    /// Conditions.
     pub when: When,
-    /// What somebody published of it.
     pub published: Option<Published>,
 }
 
@@ -254,7 +240,7 @@ pub struct Step {
 pub struct Fingerprints {
     /// The build volume.
     pub volume: String,
-    /// TheRock's build directory in it; nothing for the volume itself.
+    /// TheRock's build directory in it; empty for the volume itself.
     pub path: PathBuf,
 }
 
@@ -263,20 +249,19 @@ pub fn input(text: &str) -> (&str, &str) {
     text.split_once('/').unwrap_or((text, ""))
 }
 
-/// What a step does.
+/// The action of a step.
 #[derive(Clone, Debug)]
 pub enum Action {
     /// Runs a script.
     Run {
-        /// The script.
         script: At<String>,
         /// Program and arguments before it.
         shell: Vec<String>,
     },
     /// Installs packages.
     Packages(Vec<At<String>>),
-    /// Brings files in.
+    /// Copies files in.
     Copy(Vec<CopyItem>),
-    /// Hands results out.
+    /// Exports results.
     Export(Vec<ExportItem>),
 }

@@ -1,6 +1,6 @@
-//! Owns what is said about a mistake in a profile: the place, the snippet with its caret, the advice.
+//! Owns formatting a mistake in a profile: the place, the snippet with its caret, the advice.
 //!
-//! Rendered without colour: it travels in an error's message, to terminals, logs and JSON alike.
+//! Without colour: the text is part of an error's message, for terminals, logs and JSON alike.
 
 use std::fmt;
 use std::ops::{Deref, Range};
@@ -16,16 +16,17 @@ use crate::sys::error::{Error, Kind};
 use crate::sys::span::Place;
 use crate::sys::suggest;
 
-/// One file that a profile was read from.
+/// One file of a profile.
 #[derive(Debug)]
 pub(crate) struct SourceFile {
     pub(crate) origin: Origin,
     pub(crate) text: String,
-    /// Where the text begins in that of all files.
+    /// Where the text begins in the concatenation of all files.
     pub(crate) start: usize,
 }
 
-/// The files of a profile and those it extends, the profile itself first. A place counts bytes through all of them.
+/// The files of a profile and those it extends, the profile itself first. A place is an offset in the concatenation
+/// of them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sources(Vec<Arc<SourceFile>>);
 
@@ -63,7 +64,6 @@ impl SourceFile {
     }
 }
 
-/// One mistake.
 #[derive(Clone, Debug)]
 pub(crate) struct Problem {
     pub(crate) place: Place,
@@ -73,7 +73,7 @@ pub(crate) struct Problem {
 }
 
 impl Problem {
-    /// `label` says at the caret what is wrong there; `message` is the sentence above the snippet.
+    /// `label` describes the fault at the caret; `message` is the sentence above the snippet.
     pub(crate) fn new(place: &Place, message: impl Into<String>, label: impl Into<String>) -> Self {
         Self {
             place: place.clone(),
@@ -129,19 +129,19 @@ impl Problem {
             .with_links(false);
         match handler.render_report(&mut text, report.as_ref()) {
             Ok(()) => text.trim_end().to_owned(),
-            // Formatting into a string fails only if miette has a bug; the sentence is still worth having.
+            // Formatting into a string fails only if miette has a bug; the sentence is still useful.
             Err(fmt::Error) => format!("  {}: {}", source.origin, self.message),
         }
     }
 }
 
-/// Keeps a caret on one line: a mark over a whole script or table hides what it points at.
+/// Keeps a caret on one line: a mark over a whole script or table hides the fault.
 fn clamp(text: &str, bytes: Range<usize>) -> Range<usize> {
     let line = text.get(bytes.clone()).and_then(|text| text.find('\n'));
     bytes.start..line.map_or(bytes.end, |length| bytes.start + length)
 }
 
-/// How many mistakes of one file are worth reading at once.
+/// Maximum number of mistakes shown for one file.
 const SHOWN: usize = 15;
 
 /// Makes the error that shows all of the mistakes.

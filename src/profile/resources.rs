@@ -1,4 +1,4 @@
-//! Owns `[resources]`: its keys as written, what they mean, and what is refused.
+//! Owns `[resources]`: its keys as written, their meaning, and what is refused.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -7,34 +7,34 @@ use super::check::Check;
 use super::value::{self, MemoryMax};
 use crate::sys::span::At;
 
-/// What the env needs of the machine, and its limits.
+/// Requirements on the machine, and limits of the env.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 #[schemars(rename = "Resources")]
 pub(crate) struct Written {
-    /// Free disk space that `up` asks for before it starts, such as "230G".
+    /// Free disk space that `up` requires before it starts, such as "230G".
     disk: Option<At<String>>,
-    /// Memory that one compile job takes; the number of jobs is the smaller of cores and memory divided by this.
+    /// Memory of one compile job; the number of jobs is the smaller of cores and memory divided by this.
     memory_per_job: Option<At<String>>,
-    /// Memory that one link takes; decides `${link-jobs}`.
+    /// Memory of one link; determines `${link-jobs}`.
     memory_per_link_job: Option<At<String>>,
-    /// Memory that one process of TensileLite takes; decides `${tensile-jobs}`.
+    /// Memory of one process of TensileLite; determines `${tensile-jobs}`.
     memory_per_tensile_job: Option<At<String>>,
     /// Memory that the machine must have; `up` refuses one with less.
     memory: Option<At<String>>,
-    /// Puts a ninja that keeps to the machine's jobs, also when it is started by another, first on the path.
+    /// Puts rockenv's ninja first on the path, which respects the machine's job slots even when nested.
     ninja: Option<bool>,
-    /// Limit of the env's memory: a size, or a share of the machine's such as "90%".
+    /// Memory limit of the env: a size, or a share of the machine's memory such as "90%".
     memory_max: Option<At<String>>,
-    /// Limit of the env's processes and threads.
+    /// Limit of processes and threads in the env.
     #[schemars(range(min = 1))]
     tasks_max: Option<At<i64>>,
 }
 
-/// Needs and limits, in bytes.
+/// Requirements and limits, in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resources {
-    /// Free disk space that `up` asks for.
+    /// Free disk space that `up` requires.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<u64>,
     /// Memory of one job.
@@ -52,7 +52,7 @@ pub struct Resources {
     /// With rockenv's ninja.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ninja: bool,
-    /// Limit of the env.
+    /// Memory limit of the env.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_max: Option<MemoryMax>,
     /// Limit of processes and threads.

@@ -1,7 +1,7 @@
 //! Owns the structural check of a file: unknown keys, missing keys and wrong types, all of them at once.
 //!
-//! It walks the parsed TOML beside the JSON schema of `file`, because serde stops at its first error. What passes here
-//! deserializes.
+//! It walks the parsed TOML beside the JSON schema of `file`, because serde stops at its first error. A file that
+//! passes here deserializes.
 
 use std::sync::LazyLock;
 
@@ -16,7 +16,7 @@ use crate::sys::suggest;
 
 static SCHEMA: LazyLock<Json> = LazyLock::new(file::schema);
 
-/// Returns what is wrong with the structure of the file whose places begin at `start`.
+/// Returns the structural mistakes of the file whose places begin at `start`.
 pub(crate) fn check(start: usize, table: &Spanned<DeTable<'_>>) -> Vec<Problem> {
     let mut walk = Walk {
         start,
@@ -62,7 +62,7 @@ impl Walk {
     }
 
     fn string(&mut self, name: &str, text: &str, place: &Place, schema: &Json) {
-        // Nothing a profile says can hold a NUL: it ends up in paths, arguments and variables.
+        // No value of a profile may contain a NUL: it ends up in paths, arguments and variables.
         if text.contains('\0') {
             let message = format!("`{name}` contains a NUL byte");
             self.report(place, message, "has a NUL", None);
@@ -111,7 +111,7 @@ impl Walk {
         let required = schema.get("required").and_then(Json::as_array);
         for key in required.into_iter().flatten().filter_map(Json::as_str) {
             if !table.keys().any(|present| present.get_ref() == key) {
-                // The format's version is missing from a whole file: there is no table to point at.
+                // If the format's version is missing, there is no table to point at.
                 let (place, help) = match key {
                     "schema" => {
                         let help = "add `schema = 1` at the top".to_owned();
@@ -126,7 +126,7 @@ impl Walk {
     }
 }
 
-/// Says which key was meant: by spelling, or by the words other tools use.
+/// Suggests the intended key: by spelling, or by other tools' names for it.
 fn advice(table: &str, key: &str, known: &[&str]) -> Option<String> {
     let synonym = match (table, key) {
         ("the profile", "volumes" | "mount" | "mounts") => "volume",
@@ -144,7 +144,7 @@ fn advice(table: &str, key: &str, known: &[&str]) -> Option<String> {
         ("volume entry", "commit" | "tag" | "branch") => "rev",
         ("volume entry", "size") => "max",
         ("the profile", key) => match elsewhere(key) {
-            Some(table) => return Some(format!("it belongs into {table}")),
+            Some(table) => return Some(format!("it belongs in {table}")),
             None => suggest::closest(&key.replace('_', "-"), known.iter().copied())?,
         },
         _ => suggest::closest(&key.replace('_', "-"), known.iter().copied())?,
@@ -152,7 +152,7 @@ fn advice(table: &str, key: &str, known: &[&str]) -> Option<String> {
     Some(format!("did you mean `{synonym}`?"))
 }
 
-/// Says in which table a key would be right.
+/// Returns the table in which a key would be right.
 fn elsewhere(key: &str) -> Option<&'static str> {
     let tables = [
         ("Resources", "[resources]"),
@@ -214,7 +214,7 @@ fn resolve(schema: &Json) -> &Json {
     }
 }
 
-/// Returns the types that a schema allows, in TOML's words.
+/// Returns the types that a schema allows, in TOML's terms.
 fn types(schema: &Json) -> Vec<&'static str> {
     let named: Vec<&str> = match schema.get("type") {
         Some(Json::String(one)) => vec![one],
@@ -233,7 +233,6 @@ fn types(schema: &Json) -> Vec<&'static str> {
     named.into_iter().filter_map(toml).collect()
 }
 
-/// Returns the values of an enum.
 fn constants(schema: &Json) -> Option<Vec<&str>> {
     if let Some(values) = schema.get("enum").and_then(Json::as_array) {
         return Some(values.iter().filter_map(Json::as_str).collect());
@@ -271,7 +270,7 @@ fn list(names: &[&str]) -> String {
     quoted.join(", ")
 }
 
-/// Quotes what somebody wrote without letting it fill the screen or drive the terminal.
+/// Quotes user input so that it neither fills the screen nor controls the terminal.
 pub(crate) fn shorten(text: &str) -> String {
     let mut short: String = text.chars().take(60).flat_map(char::escape_debug).collect();
     if text.chars().nth(60).is_some() {

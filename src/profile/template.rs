@@ -1,9 +1,8 @@
-//! Owns what `rockenv profile new` writes: a complete example with the reason for each line.
+//! Owns the output of `rockenv profile new`: a complete example with the reason for each line.
 
 use super::value;
 use crate::sys::error::{Error, Result};
 
-/// Returns the text of a new profile.
 pub fn template(name: &str) -> Result<String> {
     match value::name("profile", name) {
         Ok(()) => Ok(include_str!("template.toml").replace("NAME", name)),

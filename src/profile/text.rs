@@ -1,8 +1,8 @@
-//! Owns `${name}`: finding the references in a text, checking their names, putting in the values.
+//! Owns `${name}`: finding the references in a text, checking their names, and inserting values.
 //!
-//! `${jobs}`, its kin and `${memory}` are known only when a step starts and must not change its key, so where they are allowed the
-//! result keeps them: in *late form*, in which everything else that looks like a reference is escaped. `finish` makes
-//! the final text of it.
+//! `${jobs}` and similar ones, and `${memory}`, are known only when a step starts and must not change its key. Where
+//! they are allowed, the result keeps them: in *late form*, in which everything else that looks like a reference is
+//! escaped. `finish` makes the final text of it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use crate::rocm::target::Target;
 use crate::sys::span::Place;
 use crate::sys::suggest;
 
-/// Names that stand for facts; a parameter cannot have them.
+/// Names of facts, which a parameter cannot have.
 pub(crate) const FACTS: [&str; 8] = [
     "target",
     "targets",
@@ -48,7 +48,7 @@ pub(crate) enum Piece<'a> {
     Literal(&'a str),
     /// `${name}`, and where it is.
     Reference(&'a str, Range<usize>),
-    /// `${` that nothing closes.
+    /// `${` without a closing brace.
     Unclosed(Range<usize>),
 }
 
@@ -84,26 +84,26 @@ pub(crate) fn pieces(text: &str) -> Vec<Piece<'_>> {
     found
 }
 
-/// Whether a text may hold `${jobs}` and `${memory}`.
+/// Whether a text may contain `${jobs}` and `${memory}`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Late {
     Keep,
     Refuse,
 }
 
-/// What is wrong with a reference.
+/// A faulty reference.
 #[derive(Debug)]
 pub(crate) struct Fault {
-    /// The reference as written, `${` included.
+    /// The reference as written, with `${`.
     reference: String,
-    /// Which of the references in the text, counted from 0.
+    /// Its position among the references in the text, from 0.
     index: usize,
     message: String,
     help: Option<String>,
 }
 
 impl Fault {
-    /// Points at the reference in the file, not only at the value that holds it.
+    /// Points at the reference in the file, not only at the value that contains it.
     pub(crate) fn problem(self, place: &Place, sources: &Sources) -> Problem {
         let file = sources.file(place);
         let raw = file.text.get(file.bytes(place)).unwrap_or_default();
@@ -168,7 +168,7 @@ fn check_name<'a>(
         return match late {
             Late::Keep => None,
             Late::Refuse => Some(fault(
-                format!("`${{{shown}}}` is not known here"),
+                format!("unknown reference `${{{shown}}}`"),
                 "only scripts and variables of steps can use `${jobs}`, `${link-jobs}`, `${tensile-jobs}` and `${memory}`"
                     .to_owned(),
             )),
@@ -185,11 +185,11 @@ fn check_name<'a>(
     Some(fault(format!("unknown `${{{shown}}}`"), help))
 }
 
-/// The values that references stand for.
+/// The values of references.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Scope {
     pub(crate) targets: Vec<Target>,
-    /// Targets of the other envs that this machine is to share steps with.
+    /// Targets of the other envs with which this machine shares steps.
     pub(crate) machine: Vec<Target>,
     pub(crate) params: BTreeMap<String, String>,
 }
@@ -261,10 +261,10 @@ impl Scope {
         };
         let one = match (self.targets.as_slice(), name) {
             ([], _) => {
-                let message = format!("`${{{name}}}` needs a target, and there is none");
+                let message = format!("`${{{name}}}` needs a target, but there is none");
                 return Err(fault(
                     message,
-                    "say which: `--target gfx1103`, or `targets` in the profile",
+                    "name one: `--target gfx1103`, or `targets` in the profile",
                 ));
             }
             (_, "targets") => return Ok(names.join(";")),
@@ -278,7 +278,7 @@ impl Scope {
             ([one], _) => one,
             (_, _) => {
                 let message = format!(
-                    "`${{{name}}}` stands for one target, and there are {}",
+                    "`${{{name}}}` stands for one target, but there are {}",
                     names.join(", ")
                 );
                 return Err(fault(
@@ -299,10 +299,10 @@ enum Part<'a> {
     Late(&'a str),
 }
 
-/// Stands for a `$` that would escape the reference behind it.
+/// Stands for a `$` that would escape the next reference.
 const DOLLAR: &str = "${$}";
 
-/// Appends `literal` so that `finish` gives it back.
+/// Appends `literal` so that `finish` restores it.
 fn escape(literal: &str, before_reference: bool, result: &mut String) {
     let body = match before_reference {
         true => literal.trim_end_matches('$'),
@@ -312,14 +312,14 @@ fn escape(literal: &str, before_reference: bool, result: &mut String) {
     result.push_str(&DOLLAR.repeat(literal.len() - body.len()));
 }
 
-/// Returns the late form of a text that means nothing but itself.
+/// Returns the late form of a text without references.
 pub(crate) fn late(literal: &str) -> String {
     let mut result = String::with_capacity(literal.len());
     escape(literal, false, &mut result);
     result
 }
 
-/// Makes the final text of one in late form: puts in the jobs and the memory in bytes, and undoes the escapes.
+/// Makes the final text from late form: inserts the jobs and the memory in bytes, and undoes the escapes.
 pub fn finish(late: &str, facts: &Facts) -> String {
     let mut result = String::with_capacity(late.len());
     for piece in pieces(late) {
@@ -332,7 +332,7 @@ pub fn finish(late: &str, facts: &Facts) -> String {
             }
             Piece::Reference("memory", _) => result.push_str(&facts.memory.to_string()),
             Piece::Reference("$", _) => result.push('$'),
-            // Not late form; a text that was never expanded is best left as it is.
+            // Not late form; a text that was never expanded is best left unchanged.
             Piece::Reference(_, range) | Piece::Unclosed(range) => result.push_str(&late[range]),
         }
     }
@@ -420,7 +420,7 @@ mod tests {
         );
         assert!(fault(&[], "${HOME:-/x}").contains("write `$${HOME:-/x}`"));
         assert!(fault(&[], "a ${b").contains("without"));
-        assert!(fault(&[], "${jobs}").contains("not known here"));
+        assert!(fault(&[], "${jobs}").contains("unknown reference"));
     }
 
     #[test]
@@ -435,7 +435,7 @@ mod tests {
     proptest! {
         #[test]
         fn late_form_loses_nothing(parts in prop::collection::vec("[${}a]{0,5}|jobs", 0..8)) {
-            // Each part is a parameter's value, so it is literal however it looks.
+            // Each part is a parameter's value, so it is literal whatever it looks like.
             let mut scope = Scope::default();
             let mut text = String::new();
             let mut want = String::new();

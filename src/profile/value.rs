@@ -1,6 +1,6 @@
-//! Owns what single values of a profile mean: names, sizes, durations, paths, variables, git locations.
+//! Owns parsing single values of a profile: names, sizes, durations, paths, variables, git locations.
 //!
-//! Each function returns a sentence for a person when the value is wrong; the caller adds where.
+//! For an invalid value each function returns a sentence for a person; the caller adds the place.
 
 use std::time::Duration;
 
@@ -10,10 +10,9 @@ use super::shape::shorten;
 use crate::rocm::target::Target;
 use crate::sys::host::is_variable_name;
 
-/// Says why a value was refused, and what to write instead if that is known.
+/// Why a value was refused, and what to write instead if that is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// What is wrong.
     pub message: String,
     /// What to write instead.
     pub help: Option<String>,
@@ -53,12 +52,11 @@ pub fn name(what: &str, text: &str) -> Result<()> {
     Err(Refused::new(format!("bad {what} name `{}`", shorten(text))).help(rule))
 }
 
-/// Checks the name of a component, which has capitals where the project has.
+/// Checks the name of a component, which may have capitals like the project's.
 pub fn project(what: &str, text: &str) -> Result<()> {
     name(what, &text.to_ascii_lowercase())
 }
 
-/// Checks the name of an environment variable.
 pub fn variable(text: &str) -> Result<()> {
     if is_variable_name(text) {
         return Ok(());
@@ -131,15 +129,13 @@ pub fn size(text: &str) -> Result<u64> {
 pub enum MemoryMax {
     /// Share of the machine's memory, 1 to 100.
     Percent(u8),
-    /// Bytes.
     Bytes(u64),
 }
 
-/// Parses a memory limit: a size or a percentage.
 pub fn memory_max(text: &str) -> Result<MemoryMax> {
     let Some(number) = text.trim().strip_suffix('%') else {
         return match size(text) {
-            Ok(0) => Err(Refused::new("a memory limit of nothing")),
+            Ok(0) => Err(Refused::new("a memory limit of zero")),
             Ok(bytes) => Ok(MemoryMax::Bytes(bytes)),
             Err(refused) => Err(refused.help(
                 "a size such as \"48G\", or a share of the machine's memory such as \"90%\"",
@@ -155,7 +151,7 @@ pub fn memory_max(text: &str) -> Result<MemoryMax> {
     }
 }
 
-/// Parses targets with `;` between them, which may be none.
+/// Parses targets separated by `;`, possibly none.
 pub fn targets(text: &str) -> Result<Vec<Target>> {
     text.split(';')
         .filter(|name| !name.is_empty())
@@ -199,9 +195,9 @@ pub fn duration(text: &str) -> Result<Duration> {
         seconds = seconds.checked_add(part).ok_or_else(bad)?;
         rest = after[letters..].trim_start();
     }
-    // A year: above it a timeout is a mistake, and sums with clock readings stay far from overflow.
+    // A year: a longer timeout is a mistake, and sums with clock readings stay far from overflow.
     match seconds {
-        0 => Err(Refused::new("a duration of nothing")),
+        0 => Err(Refused::new("a duration of zero")),
         1..=31_536_000 => Ok(Duration::from_secs(seconds)),
         _ => Err(Refused::new(format!(
             "duration `{}` is longer than a year",
@@ -210,7 +206,7 @@ pub fn duration(text: &str) -> Result<Duration> {
     }
 }
 
-/// Checks a path inside the env: absolute and in its only spelling, so that two equal paths are equal strings.
+/// Checks a path inside the env: absolute and normalised, so that equal paths are equal strings.
 pub fn inside(text: &str) -> Result<()> {
     let shown = shorten(text);
     if text.len() > 4095 {
@@ -243,7 +239,7 @@ pub fn inside(text: &str) -> Result<()> {
     }
 }
 
-/// Checks where something may be put in the env: not over what the engine mounts itself.
+/// Checks a destination in the env, which must not be below the engine's own mounts.
 pub fn destination(text: &str) -> Result<()> {
     inside(text)?;
     let below = |dir: &str| {
@@ -353,7 +349,7 @@ pub fn git_rev(text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Checks a package name as package managers take it, with its version or architecture.
+/// Checks a package name in the form of package managers, with its version or architecture.
 pub fn package(text: &str) -> Result<()> {
     let odd = |letter: char| letter.is_control() || letter.is_whitespace();
     if text.is_empty() || text.starts_with('-') || text.chars().any(odd) {

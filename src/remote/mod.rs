@@ -1,5 +1,5 @@
-//! Owns another machine that rockenv runs on: the way there by ssh, the directory there that files are sent to, and that
-//! commands there end with their connection.
+//! Owns running rockenv on another machine: the connection by ssh, the directory there for sent files, and ending
+//! commands together with their connection.
 
 mod remote_exec;
 mod ssh;

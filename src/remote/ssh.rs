@@ -158,7 +158,7 @@ impl Way<'_> {
             )
         };
         match &talked {
-            // What ssh says comes first: a pipe that ended is its consequence.
+            // ssh's own error comes first: a broken pipe is its consequence.
             Err(error) if !is_theirs(error) => {
                 child.kill()?;
                 child.wait()?;

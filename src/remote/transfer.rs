@@ -1,8 +1,8 @@
-//! Owns sending files: they become a fresh directory on the other machine, named after what is in it. A directory that is
-//! there is never written into, since commands leave their results among the files.
+//! Owns sending files: they become a fresh directory on the other machine, named after its content. Existing
+//! directories are never written to, because commands leave their results among the files.
 //!
-//! One line says what the files are, one from the other end which of them it lacks, and an archive has these. The last line
-//! names the directory.
+//! One line lists the files, the answer lists the missing ones, and an archive contains those. The last line names
+//! the directory.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Write};
@@ -24,7 +24,7 @@ use crate::tree::{file, remove_tree};
 
 /// The link to the directory of the last command.
 pub(crate) const LATEST: &str = "latest";
-/// How long another sender is waited for.
+/// How long to wait for another sender.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Files and directories, by path.
@@ -35,11 +35,11 @@ pub(crate) type Manifest = BTreeMap<PathBuf, Seen>;
 pub(crate) struct Received {
     /// Name of the directory.
     pub(crate) directory: String,
-    /// The directory that had the same files, and the file in it that was changed since.
+    /// An earlier directory for the same files, and a file in it that was changed since.
     pub(crate) changed: Option<(String, PathBuf)>,
 }
 
-/// Returns a name for what these bytes are.
+/// Returns a short name for these bytes, by digest.
 pub(crate) fn short(bytes: &[u8]) -> String {
     hex::encode(Sha256::digest(bytes))[..16].to_owned()
 }
@@ -71,12 +71,12 @@ pub(crate) fn send(
     })
 }
 
-/// `__receive PLACE`: takes what is sent into a directory below PLACE.
+/// `__receive PLACE`: receives files into a directory below PLACE.
 pub(crate) fn receive(arguments: &[String]) -> Result<()> {
     let [place] = arguments else {
         return Err(Error::new(
             Kind::Usage,
-            "this subcommand is rockenv's own, on another machine",
+            "this subcommand is for rockenv's own use, on another machine",
         ));
     };
     take(Path::new(place), io::stdin().lock(), io::stdout())
@@ -85,7 +85,7 @@ pub(crate) fn receive(arguments: &[String]) -> Result<()> {
 fn take(place: &Path, mut from: impl BufRead, mut to: impl Write) -> Result<()> {
     let manifest: Manifest = read_line(&mut from)?;
     fs::create_dir_all(place)?;
-    // What is sent may be for nobody else.
+    // The files may be private.
     fs::set_permissions(place, std::fs::Permissions::from_mode(0o700))?;
     let what = "the directory that files are sent to";
     let _lock = Lock::exclusive(&place.join("lock"), what, "on", PATIENCE)?;
@@ -113,8 +113,8 @@ fn take(place: &Path, mut from: impl BufRead, mut to: impl Write) -> Result<()> 
     Ok(write_line(&mut to, &received)?)
 }
 
-/// Returns the directory for these files, and whether it is there: one in which a command changed a file that was sent stays
-/// as it is, and is not taken again.
+/// Returns the directory for these files, and whether it exists. One in which a command changed a sent file stays as
+/// it is, and is not used again.
 fn choose(place: &Path, manifest: &Manifest) -> Result<(Received, bool)> {
     let digest = short(&encode(manifest)?);
     let mut received = Received {
@@ -145,8 +145,8 @@ fn first_difference(tree: &Tree, manifest: &Manifest) -> Result<Option<PathBuf>>
     Ok(None)
 }
 
-/// Makes the directories, and copies what the last directory has of the files, with shared blocks where the file system can;
-/// returns what is missing.
+/// Makes the directories, and copies unchanged files from the last directory, with shared blocks if the file system
+/// can; returns the missing ones.
 fn copy_unchanged(latest: &Path, new: &Path, manifest: &Manifest) -> Result<Vec<PathBuf>> {
     fs::create_dir(new)?;
     let tree = Tree::open(new)?;
@@ -191,22 +191,22 @@ fn unpack(archive: impl BufRead, into: &Path) -> Result<()> {
             )));
         }
     }
-    // The other end has something to send until it closes its end.
+    // The other end has data to send until it closes its end.
     io::copy(&mut archive.into_inner(), &mut io::sink())?;
     Ok(())
 }
 
-/// Refuses what is not what was to be sent, and writes it to disk.
+/// Compares the files with the manifest, and syncs them to disk.
 fn check(tree: &Tree, manifest: &Manifest, missing: &[PathBuf]) -> Result<()> {
     for path in missing {
         if tree.look(path)? != manifest[path] {
             return Err(Error::busy(format!(
-                "`{}` changed while it was sent, or the transfer was interrupted",
+                "`{}` changed while it was being sent, or the transfer was interrupted",
                 path.display()
             ))
             .help("run it again"));
         }
-        // A machine that loses power must not have half of what has its name.
+        // After a power failure, no truncated file may have its final name.
         tree.sync(path)?;
     }
     Ok(())
@@ -235,7 +235,7 @@ fn read_line<T: DeserializeOwned>(from: &mut impl BufRead) -> io::Result<T> {
 mod tests {
     use super::*;
 
-    /// Two directories that stand for two machines.
+    /// Two directories that simulate two machines.
     struct Machines(tempfile::TempDir);
 
     impl Machines {
@@ -255,7 +255,7 @@ mod tests {
             fs::read_to_string(self.0.path().join(path)).unwrap()
         }
 
-        /// Returns what a sender writes that offers these files and has these.
+        /// Returns a sender's output that offers these files and has these.
         fn sent(&self, manifest: &Manifest, files: &[&str]) -> Vec<u8> {
             let mut bytes = Vec::new();
             write_line(&mut bytes, manifest).unwrap();
@@ -274,7 +274,7 @@ mod tests {
             files.iter().map(see).collect()
         }
 
-        /// Sends files; returns what had to be sent, and where they are.
+        /// Sends files; returns those that had to be sent, and where they are.
         fn send(&self, files: &[&str]) -> (Vec<PathBuf>, Received) {
             let sent = self.sent(&self.manifest(files), files);
             let mut reply = Vec::new();
@@ -297,7 +297,7 @@ mod tests {
         machines.put("here/d/other", "sent");
         let (missing, first) = machines.send(&["same", "d/other"]);
         assert_eq!(missing.len(), 2);
-        // What a command made there stays, and the directory is the same one.
+        // A command's result there stays, and the directory is the same one.
         machines.put(&format!("there/{}/made", first.directory), "result");
         let (missing, again) = machines.send(&["same", "d/other"]);
         assert_eq!((missing, &again.directory), (vec![], &first.directory));
@@ -309,7 +309,7 @@ mod tests {
             machines.read(&format!("there/{}/d/other", first.directory)),
             "sent"
         );
-        // No name is shared: who writes there writes into one directory.
+        // Files are not hard-linked: a change there affects one directory only.
         machines.put(&format!("there/{}/same", second.directory), "theirs");
         assert_eq!(
             machines.read(&format!("there/{}/same", first.directory)),
@@ -365,7 +365,7 @@ mod tests {
         }
         let manifest = machines.manifest(&["a", "b", "c"]);
         let sent = machines.sent(&manifest, &["a", "b", "c"]);
-        // All of it but its end, which nobody needs.
+        // All of it except its end, which is not needed.
         for length in (0..sent.len() - 2048).step_by(256) {
             assert!(
                 take(&there, &sent[..length], io::sink()).is_err(),

@@ -12,15 +12,14 @@ use serde_spanned::Spanned;
 /// Bytes of a text.
 pub(crate) type Place = Range<usize>;
 
-/// Returns the number of the line that a byte of a text is in.
+/// Returns the line number of a byte in a text.
 pub(crate) fn line(text: &str, at: usize) -> usize {
     1 + text.get(..at).unwrap_or_default().matches('\n').count()
 }
 
-/// A value and where it was written. Its JSON schema is the value's.
+/// A value and its place. Its JSON schema is the value's.
 #[derive(Clone, Debug)]
 pub struct At<T> {
-    /// The value.
     pub value: T,
     /// Where it was written.
     pub place: Place,

@@ -148,7 +148,7 @@ fn plan_names_the_gpu_or_why_there_is_none() {
         "{out}"
     );
     assert!(
-        err.contains("`--gpu renderD129` takes another one"),
+        err.contains("`--gpu renderD129` selects another one"),
         "{err}"
     );
 }

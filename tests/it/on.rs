@@ -276,7 +276,7 @@ fn what_was_changed_there_is_neither_replaced_nor_removed() {
     other
         .on(&["--send", "data", "ls"])
         .ok()
-        .says(&["`data/in` was changed on root@127.0.0.1 since it was sent: it stays in `~/.cache/rockenv/on/"]);
+        .says(&["`data/in` was changed on root@127.0.0.1 since it was sent: keeping it in `~/.cache/rockenv/on/"]);
     let fresh = other.work();
     assert_eq!(read(&fresh.join("data/in")), "from here\n");
     assert_eq!(read(&fresh.join("data/same")), "from here\n");

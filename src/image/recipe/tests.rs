@@ -85,7 +85,7 @@ fn unknown_keys_show_line_and_caret() {
 fn semantic_errors_name_the_line_and_suggest() {
     refuses(
         "schema = 1\nprovider = \"mmdebstap\"\n",
-        "images/x.toml:2: no provider is called `mmdebstap`",
+        "images/x.toml:2: unknown provider `mmdebstap`",
         "did you mean \"mmdebstrap\"",
     );
     refuses(

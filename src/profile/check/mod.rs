@@ -1,4 +1,4 @@
-//! Owns the meaning of a merged file: every value parsed, every reference followed, every mistake collected.
+//! Owns interpreting a merged file: parses every value, follows every reference, and collects every mistake.
 
 mod step;
 mod volume;
@@ -17,7 +17,7 @@ use crate::rocm::gpu::Extras;
 use crate::rocm::target::Target;
 use crate::sys::span::{At, Place};
 
-/// Returns the profile, or nothing where a missing part left no way to make one; `problems` says which.
+/// Returns the profile; `None` if a missing part makes that impossible, as `problems` tells.
 pub(crate) fn finish(
     name: String,
     sources: Sources,
@@ -68,7 +68,7 @@ pub(crate) fn finish(
 
 type Entries = BTreeMap<At<String>, At<String>>;
 
-/// Volumes by name; nothing for one that has errors of its own and can still be referred to.
+/// Volumes by name; `None` for one that has errors of its own but can still be referred to.
 type Volumes = Vec<((At<String>, Option<VolumeKind>), Option<Volume>)>;
 
 pub(super) struct Check<'a> {
@@ -79,7 +79,7 @@ pub(super) struct Check<'a> {
 
 fn positive(text: &str) -> Result<u64, Refused> {
     match value::size(text)? {
-        0 => Err(Refused::new("a size of nothing")),
+        0 => Err(Refused::new("a size of zero")),
         size => Ok(size),
     }
 }
@@ -102,7 +102,7 @@ impl Check<'_> {
         self.problems.push(Problem::refused(place, refused, "here"));
     }
 
-    /// Returns what a check of the value at `place` gave, unless it was refused.
+    /// Returns the checked value at `place`, unless it was refused.
     fn accepted<T>(&mut self, place: &Place, checked: Result<T, Refused>) -> Option<T> {
         checked.map_err(|refused| self.refused(place, refused)).ok()
     }
@@ -145,7 +145,7 @@ impl Check<'_> {
         }
     }
 
-    /// Checks the references of a value, and its meaning if that does not wait for theirs.
+    /// Checks the references of a value, and its meaning unless that depends on them.
     fn expandable(&mut self, text: &At<String>, meaning: impl Fn(&str) -> Result<(), Refused>) {
         self.text(text, Late::Refuse);
         let mut literal = String::new();
@@ -160,7 +160,7 @@ impl Check<'_> {
         }
     }
 
-    /// Checks a value in which references mean nothing.
+    /// Checks a value that must not contain references.
     fn fixed(
         &mut self,
         key: &str,
@@ -168,7 +168,7 @@ impl Check<'_> {
         meaning: impl Fn(&str) -> Result<(), Refused>,
     ) -> bool {
         if text.contains("${") {
-            let message = format!("`{key}` is fixed: `${{...}}` means nothing in it");
+            let message = format!("`{key}` must not contain references such as `${{...}}`");
             self.push(&text.place, message, "here");
             return false;
         }
@@ -240,7 +240,7 @@ impl Check<'_> {
             }
             None => {
                 if let Some(first) = variants.keys().next() {
-                    let message = "there are variants, and none that is built unless asked";
+                    let message = "there are variants, but no default one";
                     let problem = Problem::new(&(0..0), message, "in this file or one it extends");
                     self.problems
                         .push(problem.help(format!("add `variant = \"{first}\"`")));
@@ -269,7 +269,7 @@ impl Check<'_> {
         for name in names {
             match self.target(&name) {
                 Some(target) if targets.contains(&target) => {
-                    let message = format!("target `{target}` is there twice");
+                    let message = format!("duplicate target `{target}`");
                     self.push(&name.place, message, "again");
                 }
                 target => targets.extend(target),
@@ -306,7 +306,7 @@ impl Check<'_> {
                 if !names.contains(&link.value) {
                     let message = format!("there is no component `{}`", shorten(link));
                     let known = names.iter().map(String::as_str);
-                    let help = "only what is a [[component]] itself can be linked";
+                    let help = "only a [[component]] can be linked";
                     let problem = Problem::new(&link.place, message, "not there");
                     self.problems.push(problem.meant(link, known, Some(help)));
                 }
@@ -332,7 +332,7 @@ impl Check<'_> {
         let mut names: Vec<String> = Vec::new();
         for hook in hooks.into_iter().flatten() {
             if names.contains(&hook.value) {
-                let message = format!("hook `{}` is there twice", shorten(&hook));
+                let message = format!("duplicate hook `{}`", shorten(&hook));
                 self.push(&hook.place, message, "again");
             } else if self.name("hook", &hook) {
                 names.push(hook.value);

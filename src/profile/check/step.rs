@@ -1,4 +1,4 @@
-//! Owns the meaning of steps: one action each, with the keys that belong to it.
+//! Owns interpreting steps: one action each, with its own keys.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::profile::{
 use crate::rocm::target;
 use crate::sys::span::At;
 
-/// Variants, and ways of `--from`, that a `when` can name.
+/// Variants and starting points that a `when` can name.
 pub(super) type Choices<'a> = (&'a BTreeMap<String, Choice>, &'a BTreeMap<String, Choice>);
 
 const SHELL: [&str; 3] = ["/bin/sh", "-eu", "-c"];
@@ -103,11 +103,7 @@ impl Check<'_> {
         let user = match (&action, written.user) {
             (Action::Packages(_), user) => {
                 if let Some(given) = user.filter(|user| user.value == User::Builder) {
-                    self.push(
-                        &given.place,
-                        "packages are installed by root",
-                        "leave it out",
-                    );
+                    self.push(&given.place, "packages are installed by root", "remove it");
                 }
                 User::Root
             }

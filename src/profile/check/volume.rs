@@ -1,4 +1,4 @@
-//! Owns the meaning of volumes: which keys go with which kind, and where they may be mounted.
+//! Owns interpreting volumes: which keys belong to which kind, and where they may be mounted.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ impl Check<'_> {
                 && let Some(other) = targets.insert(target.value.clone(), name.value.clone())
             {
                 let (other, own) = (shorten(&other), shorten(name));
-                let message = format!("volumes `{other}` and `{own}` have one target");
+                let message = format!("volumes `{other}` and `{own}` have the same target");
                 self.push(&target.place, message, "already taken");
             }
             volumes.push((handle, self.volume(volume, &sources, steps)));
@@ -45,7 +45,7 @@ impl Check<'_> {
         self.needed_by(needed_by.as_deref(), steps);
         let first = needed_by.iter().flatten().next();
         if let (None, Some(first)) = (&source, first) {
-            let message = "`needed-by` of a volume is for one with `downloads`";
+            let message = "`needed-by` is for a volume with `downloads`";
             self.push(&first.place, message, "here");
         }
         let source = source?;
@@ -130,7 +130,7 @@ impl Check<'_> {
                 VolumeSource::Store
             }
             (VolumeKind::Source, Some(_), Some(git)) => {
-                let message = "a source has a `path` or a `git`, not both";
+                let message = "a source has either `path` or `git`, not both";
                 self.push(&git.place, message, "second one");
                 return None;
             }
@@ -175,7 +175,6 @@ impl Check<'_> {
     }
 }
 
-/// Checks a directory of the host.
 pub(crate) fn host_path(text: &str) -> Result<(), Refused> {
     let refuse = |message: &str| {
         let help = "an absolute path, `~/...`, or one relative to the profile's file";

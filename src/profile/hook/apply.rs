@@ -1,4 +1,4 @@
-//! Owns the decision what a hook changes: pure, from what is in the files to what shall be in them.
+//! Owns deciding what a hook changes: pure, from the current content of files to the new one.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -8,49 +8,45 @@ use super::patch::Replayed;
 use super::{Edit, FilePatch, Hook, parse_patch};
 use crate::sys::error::{Error, Result};
 
-/// What is at a path.
+/// The entry at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// A regular file.
     File {
-        /// Content.
         bytes: Vec<u8>,
-        /// Whether somebody may execute it.
+        /// Whether anybody may execute it.
         executable: bool,
     },
     /// Nothing.
     Absent,
-    /// Nothing, and the directory on the way to it is empty: a submodule that was not fetched.
+    /// Nothing, and its parent directory is empty: a submodule that was not fetched.
     Unfetched,
 }
 
-/// What shall be at a path.
+/// The new entry at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A regular file.
     Write {
-        /// Content.
         bytes: Vec<u8>,
-        /// Whether it may be executed; as it was unless given.
+        /// Whether it may be executed; default: unchanged.
         executable: Option<bool>,
     },
     /// Nothing.
     Remove,
 }
 
-/// What a hook changes.
+/// The changes of a hook.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
     /// By path below the volume.
     pub files: BTreeMap<PathBuf, Change>,
-    /// Patches that the source has already, by name.
+    /// Patches that the source already has, by name.
     pub already: Vec<String>,
 }
 
-/// Decides what the patches and edits of `hook` change; `read` tells what is at a path below the volume. The script
-/// is not part of it.
+/// Decides the changes of the patches and edits of `hook`; `read` returns the entry at a path below the volume. The
+/// script is not included.
 ///
-/// Each patch and edit sees what those before it did. A source that they do not fit is an error of kind `Invalid`.
+/// Each patch and edit sees the changes of earlier ones. A source that they do not fit is an error of kind `Invalid`.
 pub fn apply(hook: &Hook, read: &dyn Fn(&Path) -> Result<Found>) -> Result<Changes> {
     let mut changes = Changes::default();
     for patch in &hook.work.patches {
@@ -82,7 +78,7 @@ pub fn apply(hook: &Hook, read: &dyn Fn(&Path) -> Result<Found>) -> Result<Chang
             _ if missing.len() == outcomes.len() => changes.already.push(patch.name.clone()),
             [first, ..] => {
                 return Err(hook.refuses(format!(
-                    "`{}` is in the source by half: `{}` has it already",
+                    "`{}` is partly applied in the source: `{}` already has it",
                     patch.name,
                     first.display()
                 )));
@@ -123,14 +119,14 @@ pub fn apply(hook: &Hook, read: &dyn Fn(&Path) -> Result<Found>) -> Result<Chang
 
 fn unfetched(hook: &Hook, path: &Path) -> Error {
     hook.refuses(format!(
-        "`{}` is in a submodule that is not there yet",
+        "`{}` is in a submodule that is not fetched yet",
         path.display()
     ))
     .help("from-step = \"STEP\" in its hook.toml names a step after the one that fetches it")
 }
 
 impl Changes {
-    /// Returns what is at a path after these changes.
+    /// Returns the entry at a path after these changes.
     pub fn look(&self, path: &Path, read: &dyn Fn(&Path) -> Result<Found>) -> Result<Found> {
         Ok(match self.files.get(path) {
             Some(Change::Remove) => Found::Absent,
@@ -152,7 +148,7 @@ impl Changes {
     }
 }
 
-/// Replaces every occurrence, or says how many there are.
+/// Replaces every occurrence, or returns their number.
 fn replaced(edit: &Edit, bytes: &[u8]) -> std::result::Result<Vec<u8>, usize> {
     let find = edit.find.as_bytes();
     let (mut out, mut rest, mut found) = (Vec::with_capacity(bytes.len()), bytes, 0);
@@ -170,7 +166,7 @@ fn replaced(edit: &Edit, bytes: &[u8]) -> std::result::Result<Vec<u8>, usize> {
 }
 
 impl FilePatch {
-    /// Returns what this part of a patch makes of a file; nothing where the file has it already.
+    /// Applies this part of a patch to a file; `None` if the file already has it.
     fn apply(&self, found: &Found) -> std::result::Result<Option<Change>, String> {
         let (bytes, executable) = match (found, self.creates) {
             (Found::File { bytes, executable }, _) => (bytes.as_slice(), *executable),
@@ -186,18 +182,18 @@ impl FilePatch {
         if self.creates {
             return match self.backward(bytes).is_ok_and(|rest| rest.bytes.is_empty()) {
                 true => Ok(None),
-                false => Err("it makes this file, and there is another one".to_owned()),
+                false => Err("it creates this file, but another one exists".to_owned()),
             };
         }
         let forward = self.forward(bytes);
         if self.removes {
             return match forward?.bytes.is_empty() {
                 true => Ok(Some(Change::Remove)),
-                false => Err("it removes this file, and there is more in it".to_owned()),
+                false => Err("it removes this file, but the file has other content".to_owned()),
             };
         }
         if self.hunks.is_empty() {
-            // A change of the mode alone.
+            // Only a change of the mode.
             return Ok(
                 (self.executable != Some(executable)).then(|| Change::Write {
                     bytes: bytes.to_vec(),
@@ -205,13 +201,13 @@ impl FilePatch {
                 }),
             );
         }
-        // What a patch adds often leaves a place where it would fit once more: which of the two it is must be clear.
+        // After applying a patch, it often fits in a second place too: it must be clear which of the two cases it is.
         let weight = |replayed: &Replayed| (replayed.in_place, replayed.matched);
         match (forward, self.backward(bytes)) {
             (Ok(with), Ok(without)) => match weight(&with).cmp(&weight(&without)) {
                 Ordering::Greater => Ok(Some(with)),
                 Ordering::Less => Ok(None),
-                Ordering::Equal => Err("it may be there already, or not".to_owned()),
+                Ordering::Equal => Err("cannot tell whether it is already applied".to_owned()),
             },
             (Ok(with), Err(_)) => Ok(Some(with)),
             (Err(_), Ok(_)) => Ok(None),
@@ -322,7 +318,7 @@ mod tests {
 
     #[test]
     fn what_a_patch_added_is_not_added_once_more_elsewhere() {
-        // The same three lines come again further down.
+        // The same three lines occur again further down.
         let insert = "--- a/f\n+++ b/f\n@@ -1,3 +1,4 @@\n a\n+new\n b\n c\n";
         let patch = hook(Vec::new(), &[insert]);
         let (without, with) = ("a\nb\nc\n-\na\nb\nc\n", "a\nnew\nb\nc\n-\na\nb\nc\n");
@@ -332,8 +328,8 @@ mod tests {
         assert_eq!(on(&patch, &format!("0\n{with}")).unwrap(), None);
         let error = on(&patch, &format!("0\n{without}")).unwrap_err();
         let said = error.chain().join(": ");
-        assert!(said.contains("fits at line 2 as well as 6"), "{said}");
-        // One that takes a line out is not there already where that line is.
+        assert!(said.contains("fits at both line 2 and line 6"), "{said}");
+        // A patch that removes a line is not yet applied while that line exists.
         let remove = "--- a/f\n+++ b/f\n@@ -1,2 +1 @@\n a\n-b\n";
         let patch = hook(Vec::new(), &[remove]);
         assert_eq!(on(&patch, "a\nb\n").unwrap().unwrap(), "a\n");

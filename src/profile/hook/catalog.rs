@@ -12,10 +12,10 @@ use crate::sys::error::{Error, Result};
 use crate::sys::span::{self, At, Place};
 use crate::sys::{builtin, catalog, checked};
 
-/// A patch of a hook is text that people read: a larger one is a mistake.
+/// Maximum size of a patch: people read them, so a larger one is a mistake.
 const LARGEST: u64 = 16 << 20;
 
-/// Returns every hook, sorted; the user's before a built-in one of the same name.
+/// Returns every hook, sorted; the user's come before built-in ones of the same name.
 pub fn list(directories: &[Directory]) -> Result<Vec<Listed>> {
     let builtin = builtin::HOOKS.dirs();
     let names = builtin.filter_map(|directory| directory.path().to_str());
@@ -26,7 +26,7 @@ pub fn list(directories: &[Directory]) -> Result<Vec<Listed>> {
     })
 }
 
-/// Reads the hook of that name, with the patches beside it.
+/// Reads the hook of that name, with its patches.
 pub fn load(directories: &[Directory], name: &str) -> Result<Hook> {
     let listed = list(directories)?;
     let found = catalog::named(&listed, "hook", name)?;
@@ -46,7 +46,7 @@ pub fn load(directories: &[Directory], name: &str) -> Result<Hook> {
             let text = builtin::HOOKS
                 .get_file(&at)
                 .and_then(|file| file.contents_utf8())
-                .ok_or_else(|| Error::unexpected("a compiled-in hook is gone"))?;
+                .ok_or_else(|| Error::unexpected("a built-in hook is missing"))?;
             let beside = |file: &str| {
                 let found = builtin::HOOKS.get_file(format!("{name}/{file}"));
                 let found = found.map(|file| file.contents().to_vec());
@@ -57,7 +57,7 @@ pub fn load(directories: &[Directory], name: &str) -> Result<Hook> {
     }
 }
 
-/// Reads a regular file of limited size; anything else, a link too, is refused.
+/// Reads a regular file of limited size; refuses anything else, including a link.
 fn read(directories: &[Directory], path: &Path) -> Result<Vec<u8>> {
     let is_link = fs_err::symlink_metadata(path)?.is_symlink();
     let found = checked::read(directories, path, LARGEST + 1)?;
@@ -71,7 +71,7 @@ fn read(directories: &[Directory], path: &Path) -> Result<Vec<u8>> {
     Ok(found.bytes)
 }
 
-/// Reads a path below a volume: relative, and out of it by no part. The words complete "`PATH` ...".
+/// Parses a path below a volume: relative, and without a part that leads out. The error completes "`PATH` ...".
 pub(super) fn below(text: &str) -> std::result::Result<PathBuf, &'static str> {
     let path = PathBuf::from(text);
     if text.is_empty() || text.ends_with('/') || text.contains('\0') {
@@ -84,12 +84,12 @@ pub(super) fn below(text: &str) -> std::result::Result<PathBuf, &'static str> {
         return Err("leaves the volume");
     }
     if path.components().any(|part| part.as_os_str() == ".git") {
-        return Err("is git's own");
+        return Err("belongs to git");
     }
     Ok(path)
 }
 
-/// Checks a hook's text; `shown` is what errors call it, `beside` reads a file of its directory.
+/// Checks a hook's text; `shown` is its name in errors, `beside` reads a file of its directory.
 fn parse(
     name: &str,
     text: &str,
@@ -108,7 +108,10 @@ fn parse(
     };
     value::name("hook", name).map_err(|refused| check.error(&(0..0), refused.message))?;
     if raw.schema.value != 1 {
-        let message = format!("schema {} is not known to this rockenv", raw.schema);
+        let message = format!(
+            "this version of rockenv does not support schema {}",
+            raw.schema
+        );
         return Err(check.error(&raw.schema.place, message));
     }
     check.name("volume", &raw.volume)?;
@@ -139,7 +142,7 @@ fn parse(
             if changes.is_empty() {
                 return Err(check.error(
                     &raw.volume.place,
-                    "a script has to say which files it changes",
+                    "a script must declare which files it changes",
                 ));
             }
             changes.sort();
@@ -217,7 +220,7 @@ impl Check<'_> {
 
     fn edit(&self, edit: &file::Edit) -> Result<Edit> {
         if edit.find.is_empty() {
-            return Err(self.error(&edit.find.place, "an empty text is everywhere"));
+            return Err(self.error(&edit.find.place, "the text must not be empty"));
         }
         if edit.find.value == edit.replace {
             return Err(self.error(&edit.find.place, "the edit changes nothing"));
@@ -227,7 +230,7 @@ impl Check<'_> {
             Some(count) => usize::try_from(count.value)
                 .ok()
                 .filter(|count| *count > 0)
-                .ok_or_else(|| self.error(&count.place, "a text is there at least once"))?,
+                .ok_or_else(|| self.error(&count.place, "the count must be at least 1"))?,
         };
         Ok(Edit {
             file: self.below(&edit.file)?,
@@ -270,7 +273,7 @@ impl Check<'_> {
             }
             (None, Some(url), Some(sha256)) => {
                 if !url.starts_with("https://") {
-                    return Err(self.error(&url.place, "an address begins with `https://`"));
+                    return Err(self.error(&url.place, "the address must begin with `https://`"));
                 }
                 self.digits(sha256, 64)?;
                 (url.value.clone(), sha256.value.clone(), None)
@@ -339,11 +342,11 @@ mod tests {
             ),
             (
                 "[[edit]]\nfile = \"a/.git/config\"\nfind = \"a\"\nreplace = \"\"\n",
-                ":6: `a/.git/config` is git's own",
+                ":6: `a/.git/config` belongs to git",
             ),
             (
                 "[[edit]]\nfile = \"f\"\nfind = \"\"\nreplace = \"\"\n",
-                ":7: an empty text",
+                ":7: the text must not be empty",
             ),
             (
                 "[[edit]]\nfile = \"f\"\nfind = \"a\"\nreplace = \"a\"\n",
@@ -351,7 +354,7 @@ mod tests {
             ),
             (
                 "[[edit]]\nfile = \"f\"\nfind = \"a\"\nreplace = \"\"\ncount = 0\n",
-                ":9: a text is there",
+                ":9: the count must be at least 1",
             ),
             (
                 "[[patch]]\nfile = \"away.patch\"\n",
@@ -367,7 +370,7 @@ mod tests {
             ),
             (
                 "[[patch]]\nurl = \"http://example.org/p\"\nsha256 = \"0\"\n",
-                ":6: an address begins",
+                ":6: the address must begin",
             ),
             (
                 "[applies]\ntargets = [\"gfx9999\"]\n",

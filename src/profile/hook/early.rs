@@ -1,4 +1,4 @@
-//! Owns asking the sources whether hooks will apply, before anything is built: pure but for `read`.
+//! Owns checking whether hooks will apply to the sources before the build: pure, except for `read`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -6,18 +6,18 @@ use std::path::Path;
 use super::{Change, Changes, Found, Hook, apply};
 use crate::sys::error::Result;
 
-/// What there is to say of hooks that were asked early.
+/// The result of an early check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Early {
-    /// Patches that the source has already, as `(hook, patch)`.
+    /// Patches that the source already has, as `(hook, patch)`.
     pub already: Vec<(String, String)>,
-    /// Hooks of which nothing can be said yet: they follow a script, or are for submodules that are not there.
+    /// Hooks that cannot be checked yet: they follow a script, or are for submodules that are not fetched.
     pub later: Vec<String>,
 }
 
-/// Decides in memory what `hooks` would do one after the other; `read` tells what is at a path of a volume.
+/// Decides in memory what `hooks` would do one after the other; `read` returns the entry at a path of a volume.
 ///
-/// A hook that does not fit is an error now, and not after hours.
+/// A hook that does not fit is an error now rather than after hours.
 pub fn early(hooks: &[&Hook], read: &dyn Fn(&str, &Path) -> Result<Found>) -> Result<Early> {
     let mut early = Early::default();
     let mut states: BTreeMap<&str, Changes> = BTreeMap::new();
@@ -40,7 +40,7 @@ pub fn early(hooks: &[&Hook], read: &dyn Fn(&str, &Path) -> Result<Found>) -> Re
                 .map(|patch| (hook.name.clone(), patch)),
         );
         for (path, change) in changes.files {
-            // What a file was allowed is not asked again here.
+            // Permissions are not checked here.
             let change = match change {
                 Change::Write { bytes, .. } => Change::Write {
                     bytes,

@@ -15,14 +15,14 @@ pub(super) struct File {
     pub(super) schema: At<i64>,
     /// What it changes, in a line.
     pub(super) description: String,
-    /// Why that is needed, and when it will not be any more.
+    /// Why the change is needed, and when it will become obsolete.
     pub(super) why: String,
-    /// Where upstream speaks of it.
+    /// Upstream's discussions of it.
     #[serde(default)]
     pub(super) links: Vec<String>,
     /// Source volume that it changes, by name.
     pub(super) volume: At<String>,
-    /// Step from which on it is applied; unless given, the first one that has the volume among its `inputs`.
+    /// Step from which on it is applied; default: the first one that has the volume among its `inputs`.
     pub(super) from_step: Option<At<String>>,
     /// Where it applies.
     #[serde(default)]
@@ -37,14 +37,14 @@ pub(super) struct File {
     pub(super) script: Option<Script>,
 }
 
-/// Where a hook applies; what is not said is no condition.
+/// Where a hook applies; an omitted key is no condition.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct Applies {
-    /// Profiles that may name the hook, or extend one that may.
+    /// Profiles that may name the hook, including those that extend them.
     #[serde(default)]
     pub(super) profiles: Vec<String>,
-    /// Targets or families of TheRock: the env must have one of them, else the hook is left out.
+    /// Targets or families of TheRock: the env must have one of them, else the hook is skipped.
     #[serde(default)]
     pub(super) targets: Vec<At<String>>,
     /// First commit of the source that the hook is for, all 40 digits.
@@ -61,26 +61,26 @@ pub(super) struct Edit {
     pub(super) file: At<String>,
     /// Text that is in it, byte for byte.
     pub(super) find: At<String>,
-    /// Text that comes in its place.
+    /// The replacement.
     pub(super) replace: String,
-    /// How often the text is there: 1 unless given. Any other number is an error.
+    /// Number of occurrences; default: 1. Any other number is an error.
     #[schemars(range(min = 1))]
     pub(super) count: Option<At<i64>>,
 }
 
-/// A patch in unified form: a file beside `hook.toml`, or an address with the digest of what is there.
+/// A patch in unified format: a file beside `hook.toml`, or an address with its SHA-256.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct Patch {
     /// Name of a file in the hook's directory.
     pub(super) file: Option<At<String>>,
-    /// Address, beginning with `https://`; kept in the store once it was fetched.
+    /// Address, beginning with `https://`; its content is kept in the store once fetched.
     pub(super) url: Option<At<String>>,
-    /// SHA-256 of what is at the address.
+    /// SHA-256 of the content at the address.
     pub(super) sha256: Option<At<String>>,
     /// Directory below the volume that the patch's paths are relative to.
     pub(super) directory: Option<At<String>>,
-    /// Leading parts of the patch's paths that do not count: 1 unless given, as git writes them.
+    /// Leading parts to strip from the patch's paths; default: 1, as git writes them.
     #[schemars(range(min = 0, max = 16))]
     pub(super) strip: Option<At<i64>>,
 }
@@ -91,13 +91,12 @@ pub(super) struct Patch {
 pub(super) struct Script {
     /// Text.
     pub(super) run: String,
-    /// Program and arguments that get the script as their last argument; `["/bin/sh", "-eu", "-c"]` unless given.
+    /// Program and arguments that get the script as their last argument; default: `["/bin/sh", "-eu", "-c"]`.
     pub(super) shell: Option<Vec<String>>,
     /// The files that it changes, makes or removes, relative to the volume: all of them, and no others.
     pub(super) changes: Vec<At<String>>,
 }
 
-/// Returns the JSON schema of a hook.
 pub fn schema() -> serde_json::Value {
     schemars::schema_for!(File).to_value()
 }

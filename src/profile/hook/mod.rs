@@ -1,8 +1,9 @@
-//! Hooks: named, checked changes of a source volume. `hooks/<name>/hook.toml` says what, why and where.
+//! Hooks: named, checked changes of a source volume. `hooks/<name>/hook.toml` contains the change, its reason and its
+//! conditions.
 //!
-//! `file` is the format, `catalog` finds and reads, `apply` decides what changes (pure), `patch` knows unified diffs,
-//! `early` asks the sources before anything is built. Making the changes, in a view that belongs to one env, is
-//! `execute`'s.
+//! `file` is the format, `catalog` finds and reads hooks, `apply` decides the changes (pure), `patch` parses unified
+//! diffs, `early` checks the sources before the build. `execute` makes the changes, in a view that belongs to one
+//! env.
 
 mod apply;
 mod catalog;
@@ -29,13 +30,13 @@ pub use patch::{FilePatch, parse as parse_patch};
 pub struct Hook {
     /// Its name: that of its directory.
     pub name: String,
-    /// What it changes, in a line.
+    /// One line for people.
     pub description: String,
-    /// Why that is needed.
+    /// Why it is needed.
     pub why: String,
-    /// Where upstream speaks of it.
+    /// Upstream's discussions of it.
     pub links: Vec<String>,
-    /// The `hook.toml`, or nothing where it is compiled in.
+    /// The `hook.toml`; `None` if it is built in.
     pub path: Option<PathBuf>,
     /// Where it applies.
     pub applies: Applies,
@@ -46,7 +47,7 @@ pub struct Hook {
 /// Where a hook applies. An empty list means everywhere.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Applies {
-    /// Profiles that may name it, or that those extend.
+    /// Profiles that may name it, including those that extend them.
     pub profiles: Vec<String>,
     /// Targets or families of which the env must have one.
     pub targets: Vec<String>,
@@ -57,7 +58,7 @@ pub struct Applies {
 }
 
 impl Applies {
-    /// Says why the hook has nothing to do in an env for `targets`, where it has not.
+    /// Returns why the hook does not apply to an env for `targets`, if so.
     pub fn not_for(&self, targets: &[Target]) -> Option<String> {
         let inside = |target: &Target| self.targets.iter().any(|name| target.is_in(name));
         if self.targets.is_empty() || targets.iter().any(inside) {
@@ -75,47 +76,44 @@ impl Applies {
     }
 }
 
-/// What a hook does, in the order of the fields. All of it is in the hook's digest.
+/// A hook's effect, in the order of the fields. All of it is in the hook's digest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Work {
     /// Source volume that it changes.
     pub volume: String,
-    /// Step from which on it is applied; the first one with the volume among its `inputs` unless given.
+    /// Step from which on it is applied; default: the first one with the volume among its `inputs`.
     pub from_step: Option<String>,
-    /// Patches.
     pub patches: Vec<Patch>,
-    /// Edits.
     pub edits: Vec<Edit>,
-    /// Script.
     pub script: Option<Script>,
 }
 
-/// A text to replace, as often as it must be there.
+/// A text to replace, with its required number of occurrences.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Edit {
     /// Path below the volume.
     pub file: PathBuf,
-    /// Text that is there, byte for byte.
+    /// The old text, byte for byte.
     pub find: String,
-    /// Text that comes in its place.
+    /// The new text.
     pub replace: String,
-    /// How often.
+    /// Number of occurrences.
     pub count: usize,
 }
 
-/// A patch and where it is from.
+/// A patch and its origin.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Patch {
-    /// What messages call it: the file's name or the address. Not what it is: its digest is.
+    /// Its name in messages: the file's name or the address. Its identity is its digest.
     #[serde(skip)]
     pub name: String,
     /// Digest of its bytes, in hexadecimal digits.
     pub sha256: String,
     /// Directory below the volume that its paths are relative to.
     pub directory: PathBuf,
-    /// Leading parts of its paths that do not count.
+    /// Leading parts to strip from its paths.
     pub strip: usize,
-    /// Its bytes, where they are known without a download.
+    /// Its bytes, if known without a download.
     #[serde(skip)]
     pub bytes: Option<Vec<u8>>,
 }
@@ -123,7 +121,6 @@ pub struct Patch {
 /// A script that runs inside the env, on the view.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Script {
-    /// Text.
     pub run: String,
     /// Program and arguments before it.
     pub shell: Vec<String>,
@@ -132,7 +129,7 @@ pub struct Script {
 }
 
 impl Hook {
-    /// Names what it does: an edit of its description or of where it applies changes no key.
+    /// Returns the digest of its effect: editing its description or conditions changes no key.
     pub fn digest(&self) -> Result<String> {
         let text = serde_json::to_vec(&self.work)
             .map_err(|error| Error::unexpected("cannot encode a hook").source(error))?;

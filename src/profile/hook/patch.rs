@@ -1,25 +1,26 @@
-//! Owns unified diffs: what `diff -u` and `git diff` write, applied exactly. A hunk may have moved; its lines may not differ.
+//! Owns unified diffs, the format of `diff -u` and `git diff`, applied exactly. A hunk may have moved; its lines must
+//! match.
 
 use std::path::PathBuf;
 
 use crate::sys::error::{Error, Result};
 
-/// What a patch does to one file.
+/// A patch of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FilePatch {
     /// Path, after stripping.
     pub path: PathBuf,
-    /// The file must not be there.
+    /// The file must not exist.
     pub creates: bool,
     /// Nothing of the file remains.
     pub removes: bool,
-    /// The permission that it gets, where the patch says so.
+    /// The new executable permission, if the patch sets it.
     pub executable: Option<bool>,
     /// Changes, from top to bottom.
     pub hunks: Vec<Hunk>,
 }
 
-/// Lines that replace others. Each line has its end with it, unless it is the file's last and has none.
+/// Lines that replace others. Each line includes its newline, except a last line without one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hunk {
     /// Number of the first line before, from 0.
@@ -32,19 +33,18 @@ pub struct Hunk {
     pub new: Vec<Vec<u8>>,
 }
 
-/// What a file becomes by a patch, and how sure that is.
+/// The result of a patch on a file, and its reliability.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replayed {
-    /// The content.
     pub bytes: Vec<u8>,
-    /// Each hunk was where it says.
+    /// Each hunk was at its declared line.
     pub in_place: bool,
-    /// Lines that were found.
+    /// Lines that matched.
     pub matched: usize,
 }
 
 impl FilePatch {
-    /// Returns the content with the patch.
+    /// Returns the content with the patch applied.
     pub fn forward(&self, bytes: &[u8]) -> std::result::Result<Replayed, String> {
         let hunks = self.hunks.iter();
         replay(
@@ -53,7 +53,7 @@ impl FilePatch {
         )
     }
 
-    /// Returns the content without the patch, of one that has it.
+    /// Returns the content with the patch reverted.
     pub fn backward(&self, bytes: &[u8]) -> std::result::Result<Replayed, String> {
         let hunks = self.hunks.iter();
         replay(
@@ -87,13 +87,14 @@ fn replay<'a>(
         let at = if wanted >= next && fits(&wanted) {
             wanted
         } else {
-            // A hunk without old lines fits anywhere: only where it says is right. Nor may it be guessed which of two places is meant.
+            // A hunk without old lines fits anywhere, so only its declared line is right. With two possible places,
+            // guessing is not allowed.
             let mut places = (next..=lines.len()).filter(|at| !old.is_empty() && fits(at));
             match (places.next(), places.next()) {
                 (Some(at), None) => at,
                 (Some(one), Some(other)) => {
                     return Err(format!(
-                        "hunk {number} is not where it says, and fits at line {} as well as {}",
+                        "hunk {number} is not at its line, but fits at both line {} and line {}",
                         one + 1,
                         other + 1
                     ));
@@ -119,7 +120,7 @@ fn replay<'a>(
     Ok(replayed)
 }
 
-/// Reads a patch; `strip` leading parts of its paths do not count.
+/// Parses a patch; strips `strip` leading parts of its paths.
 pub fn parse(bytes: &[u8], strip: usize) -> Result<Vec<FilePatch>> {
     let mut parser = Parser {
         lines: bytes.split_inclusive(|byte| *byte == b'\n').collect(),
@@ -131,7 +132,7 @@ pub fn parse(bytes: &[u8], strip: usize) -> Result<Vec<FilePatch>> {
         files.extend(parser.file()?);
     }
     match files.is_empty() {
-        true => Err(Error::invalid("no patch in unified form")),
+        true => Err(Error::invalid("no patch in unified format")),
         false => Ok(files),
     }
 }
@@ -151,7 +152,7 @@ impl<'a> Parser<'a> {
         self.lines.get(self.at).copied()
     }
 
-    /// Reads on to the end of one file's part; nothing where only other text follows.
+    /// Parses up to the end of one file's part; `None` if only other text follows.
     fn file(&mut self) -> Result<Option<FilePatch>> {
         let mut mode = None;
         let mut git: Option<(PathBuf, bool)> = None;
@@ -159,7 +160,7 @@ impl<'a> Parser<'a> {
             let text = String::from_utf8_lossy(line);
             let text = text.trim_end_matches(['\n', '\r']);
             if let Some(names) = text.strip_prefix("diff --git ") {
-                // A change of the mode alone has no other line with the path.
+                // For a change of the mode only, no other line has the path.
                 if let Some((path, true)) = git.take() {
                     return Ok(Some(mode_only(path, mode)));
                 }
@@ -191,7 +192,7 @@ impl<'a> Parser<'a> {
             .iter()
             .any(|word| text.starts_with(word))
             {
-                return Err(self.wrong(format!("`{text}` is not applied by rockenv")));
+                return Err(self.wrong(format!("rockenv does not apply `{text}`")));
             } else if text.starts_with("--- ") && self.next_starts(b"+++ ") {
                 return self.body(mode).map(Some);
             }
@@ -235,12 +236,12 @@ impl<'a> Parser<'a> {
         })
     }
 
-    /// Returns the path of a `---` or `+++` line; nothing for `/dev/null`.
+    /// Returns the path of a `---` or `+++` line; `None` for `/dev/null`.
     fn name(&self, word: &[u8]) -> Result<Option<PathBuf>> {
         let line = self.line().and_then(|line| line.strip_prefix(word));
         let text = line.and_then(|line| std::str::from_utf8(line).ok());
         let text = text.ok_or_else(|| self.wrong("a name that is not UTF-8"))?;
-        // `diff` adds the time behind a tab.
+        // `diff` adds the time after a tab.
         let text = text.split(['\t', '\n', '\r']).next().unwrap_or_default();
         match text {
             "/dev/null" => Ok(None),
@@ -267,7 +268,7 @@ impl<'a> Parser<'a> {
         let Some(((old_at, mut old_left), (new_at, mut new_left))) = ranges else {
             return Err(self.wrong("not the head of a hunk"));
         };
-        // A range of no lines names the line before it.
+        // A range without lines names the line before it.
         let start = |at: usize, count: usize| if count == 0 { at } else { at.saturating_sub(1) };
         let mut hunk = Hunk {
             old_start: start(old_at, old_left),
@@ -293,7 +294,7 @@ impl<'a> Parser<'a> {
                 _ => return Err(self.wrong("neither ` `, `-` nor `+`")),
             };
             if (in_old && old_left == 0) || (in_new && new_left == 0) {
-                return Err(self.wrong("more lines than the hunk says"));
+                return Err(self.wrong("more lines than the hunk declares"));
             }
             self.at += 1;
             let mut text = rest.to_vec();
@@ -324,7 +325,7 @@ fn mode_only(path: PathBuf, executable: Option<bool>) -> FilePatch {
     }
 }
 
-/// Reads `START` or `START,COUNT`.
+/// Parses `START` or `START,COUNT`.
 fn range(text: &str) -> Option<(usize, usize)> {
     match text.split_once(',') {
         Some((start, count)) => Some((start.parse().ok()?, count.parse().ok()?)),
@@ -398,7 +399,7 @@ mod tests {
             drop(parse(&bytes, 1));
         }
 
-        // What `diff -U0`-like hunks say of two texts turns one into the other, both ways.
+        // The hunks between two texts turn one into the other, both ways.
         #[test]
         fn forward_and_backward_are_inverse(
             old in proptest::collection::vec("[ab]{0,2}", 1..12),

@@ -160,7 +160,7 @@ fn chains_end() {
     };
     for name in ["a", "b", "c"] {
         assert!(
-            message(name).contains("× `extends` goes in a circle"),
+            message(name).contains("× `extends` forms a cycle"),
             "{}",
             message(name)
         );
@@ -171,7 +171,7 @@ fn chains_end() {
         message("me")
     );
     assert!(
-        message("path").contains("goes in a circle"),
+        message("path").contains("forms a cycle"),
         "{}",
         message("path")
     );

@@ -1,4 +1,4 @@
-//! What a person sees of a wrong profile.
+//! What a person sees for an invalid profile.
 
 use super::*;
 
@@ -40,7 +40,7 @@ packages = "hipcc"
        ·   ╰── unknown
      5 │ 
        ╰────
-      help: it belongs into [resources]
+      help: it belongs in [resources]
       × unknown key `memory_per_job`
        ╭─[/p/p.toml:7:1]
      6 │ [resources]
@@ -246,7 +246,7 @@ fn sentences_about_structure() {
         ("image = \"x\"", "missing key `schema` in the profile"),
         (
             "schema = 2\nimage = \"x\"",
-            "this rockenv reads version 1 of the format, not 2",
+            "this version of rockenv supports format version 1, not 2",
         ),
         ("schema = 1", "no image"),
         ("schema = 1\nimage = 3", "`image` must be a string"),
@@ -289,7 +289,7 @@ fn sentences_about_structure() {
         ),
         (
             "schema = 1\nimage = \"x\"\n[variants.a]",
-            "there are variants, and none that is built unless asked",
+            "there are variants, but no default one",
         ),
         (
             "schema = 1\nimage = \"x\"\n[from.x.params]\np = \"1\"",
@@ -305,11 +305,11 @@ fn sentences_about_structure() {
         ),
         (
             "schema = 1\nimage = \"x\"\n[runtime-env]\nA = \"${jobs}\"",
-            "`${jobs}` is not known here",
+            "unknown reference `${jobs}`",
         ),
         (
             "schema = 1\nimage = \"x\"\nhooks = [\"a\", \"a\"]",
-            "hook `a` is there twice",
+            "duplicate hook `a`",
         ),
         (
             "schema = 1\nimage = \"x\"\n[[component]]\nname = \"rccl\"\nlinks = [\"nccl\"]",
@@ -325,11 +325,11 @@ fn sentences_about_structure() {
         ),
         (
             "schema = 1\nimage = \"x\"\ncomponent = [{ name = \"a\" }, { name = \"a\" }]",
-            "two components are called `a`",
+            "two components are named `a`",
         ),
         (
             "schema = 1\nimage = \"x\"\ntargets = [\"gfx1100\", \"gfx1100\"]",
-            "target `gfx1100` is there twice",
+            "duplicate target `gfx1100`",
         ),
     ] {
         assert_eq!(sentences(text), [want], "{text}");
@@ -351,7 +351,7 @@ fn sentences_about_volumes() {
         ),
         (
             "kind = \"source\"\ntarget = \"/v\"\npath = \"/x\"\ngit = \"https://x/y\"",
-            "a source has a `path` or a `git`, not both",
+            "a source has either `path` or `git`, not both",
         ),
         (
             "kind = \"cache\"\ntarget = \"/v\"\npath = \"/x\"",
@@ -399,7 +399,7 @@ fn sentences_about_volumes() {
         ),
         (
             "kind = \"build\"\ntarget = \"/${target}\"",
-            "`target` is fixed: `${...}` means nothing in it",
+            "`target` must not contain references such as `${...}`",
         ),
     ] {
         let text = format!("{HEAD}[[volume]]\nname = \"v\"\n{body}\n");
@@ -413,11 +413,11 @@ fn sentences_about_volumes() {
     };
     assert_eq!(
         sentences(&two("a", "a", "/w")),
-        ["two volumes are called `a`"]
+        ["two volumes are named `a`"]
     );
     assert_eq!(
         sentences(&two("a", "b", "/v")),
-        ["volumes `a` and `b` have one target"]
+        ["volumes `a` and `b` have the same target"]
     );
     from_text("p", &two("a", "b", "/v/w")).unwrap();
 }
@@ -430,7 +430,7 @@ fn sentences_about_steps() {
         ("packages = []", "step `s` has nothing to do"),
         (
             "run = \"a\"\npackages = [\"b\"]",
-            "a step does one thing: `run` or `packages`",
+            "a step has one action: `run` or `packages`",
         ),
         ("packages = [\"-y\"]", "bad package name `-y`"),
         (
@@ -454,7 +454,7 @@ fn sentences_about_steps() {
         ("remove = true", "there is no step `s` to remove"),
         (
             "remove = true\nrun = \"a\"",
-            "step `s` is removed and defined at once",
+            "step `s` is both removed and defined",
         ),
         (
             "copy = [{ from = \"../x\", to = \"/x\" }]",
@@ -474,7 +474,7 @@ fn sentences_about_steps() {
         ),
         (
             "copy = [{ from = \"x\", to = \"/${jobs}\" }]",
-            "`${jobs}` is not known here",
+            "unknown reference `${jobs}`",
         ),
         (
             "copy = [{ from = \"x\" }]",
@@ -503,5 +503,5 @@ fn sentences_about_steps() {
     }
     let twice =
         format!("{HEAD}[[step]]\nname = \"s\"\nrun = \"a\"\n[[step]]\nname = \"s\"\nrun = \"a\"\n");
-    assert_eq!(sentences(&twice), ["two steps are called `s`"]);
+    assert_eq!(sentences(&twice), ["two steps are named `s`"]);
 }

@@ -152,7 +152,7 @@ fn of_two_equal_cards_the_first_is_taken_and_the_other_can_be() {
     assert_eq!(machine.target(named).unwrap().name(), "gfx1100");
     assert_eq!(
         chosen(&machine, "auto", &["gfx1100"]).unwrap(),
-        "renderD128: GPU 0000:03:00.0 (gfx1100, renderD128) is taken; `--gpu renderD129` takes another one"
+        "renderD128: using GPU 0000:03:00.0 (gfx1100, renderD128); `--gpu renderD129` selects another one"
     );
     assert_eq!(
         chosen(&machine, "43:00.0", &["gfx1100"]).unwrap(),

@@ -159,7 +159,7 @@ fn who_joins_a_container_without_a_gpu_is_told() {
         }
     });
     machine.exec("true").exits(4).says(&[
-        "`/dev/kfd`: it is not there; `/dev/dri/renderD128`: it is not there",
+        "`/dev/kfd`: it is missing; `/dev/dri/renderD128`: it is missing",
         "the container runs without the GPU",
     ]);
     machine.rockenv(&["down", machine.store.env()]).ok();

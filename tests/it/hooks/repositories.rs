@@ -23,7 +23,7 @@ fn a_hook_for_a_submodule_waits_for_the_step_that_fetches_it() {
     hook(&store, "fix", &edit);
     store.profile(steps);
     store.rockenv(&["up", store.env()]).exits(3).says(&[
-        "hook `fix`: `sub/f` is in a submodule that is not there yet",
+        "hook `fix`: `sub/f` is in a submodule that is not fetched yet",
         "from-step",
     ]);
     hook(&store, "fix", &format!("from-step = 'build'\n{edit}"));
