@@ -224,7 +224,7 @@ fn tarball(table: &Tarball, cx: &mut BuildContext<'_>) -> Result<()> {
     )
     .context(|| format!("cannot extract `{}`", path.display()))?;
     for (what, count) in report.dropped {
-        progress(Progress::Line(&format!("left out: {what} ({count})")));
+        progress(Progress::Line(&format!("skipped: {what} ({count})")));
     }
     Ok(())
 }

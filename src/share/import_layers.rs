@@ -349,7 +349,7 @@ impl<'a> Pull<'a> {
                 ),
             )
             .help(
-                "it is damaged or was tampered with; push or export it again where it was built",
+                "it is damaged or was tampered with; push or export it again on the machine that built it",
             )),
         }
     }

@@ -165,7 +165,7 @@ fn holder_named(path: &Path) -> String {
 
 fn busy(path: &Path, what: &str) -> Error {
     let message = format!("{what} is held by {}", holder_named(path));
-    Error::busy(message).help("wait for it, or end it with Ctrl-C where it runs")
+    Error::busy(message).help("wait for it, or stop it with Ctrl-C in its terminal")
 }
 
 /// Returns the path of an env's lock file.

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! format                    version and snapshot method
-//! id                        tells it from another store that comes to be at the same path
+//! id                        unique: distinguishes it from another store at the same path
 //! lock                      global lock, held for milliseconds
-//! jobs                      the machine's budget of jobs: who has how many
+//! jobs                      the machine's budget of jobs: how many each env has
 //! images/<key>/             image.json, root/, used
 //! layers/<id>/              layer.json, diff/ or root/, volumes/<name>/, flat/, durable
 //! volumes/<id>/             live build volumes
@@ -14,11 +14,12 @@
 //! targets.json              targets learned from a checkout of TheRock
 //! trash/                    renamed here first, then unlinked
 //! envs/<name>/              lock, ephemeral, lease, used, record.json, spec.toml, journal.jsonl, gone-*, metrics.jsonl, trees/<id>/, views/<volume>/, logs/, run/
-//! .ballast                  given up first when the disk is full
+//! .ballast                  dropped first when the disk is full
 //! ```
 //!
 //! Publish: write under a temporary name, then rename; the record is written last. Delete: rename to `trash/`,
-//! then unlink. Whatever an env's record does not name is garbage that its next command collects.
+//! then unlink. Anything that an env's record does not name is garbage, which its next command
+//! collects.
 
 pub mod config;
 pub mod export;
@@ -223,9 +224,7 @@ impl Store {
                 root.display(),
                 entry.path().display()
             ))
-            .help(
-                "choose another directory with ROCKENV_HOME; rockenv fsck, where it was a store",
-            ));
+            .help("choose another directory with ROCKENV_HOME; if it was a store: rockenv fsck"));
         }
         let lock = Lock::exclusive(&root.join("lock"), "the store", "setup", lock::WAIT)?;
         if let Some(store) = Self::open_existing(&root)? {

@@ -172,7 +172,7 @@ fn what_some_share_is_built_once_too() {
     let mut table = asked.clone();
     table.remove(0);
     let table = store.rockenv(&table).ok().text();
-    assert!(!table.contains("in common"), "{table}");
+    assert!(!table.contains("common steps"), "{table}");
     remove_all(&store, &LETTERS);
 }
 

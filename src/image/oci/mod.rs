@@ -99,10 +99,10 @@ fn resolved(
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Resolved {
     for (what, count) in &report.dropped {
-        progress(Progress::Line(&format!("left out: {what} ({count})")));
+        progress(Progress::Line(&format!("skipped: {what} ({count})")));
     }
     for what in &config.left_out {
-        progress(Progress::Line(&format!("left out: {what}")));
+        progress(Progress::Line(&format!("skipped: {what}")));
     }
     Resolved {
         digest: format!("sha256:{sha256}"),

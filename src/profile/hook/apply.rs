@@ -342,7 +342,7 @@ mod tests {
             "--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\n--- /dev/null\n+++ b/g\n@@ -0,0 +1 @@\n+new\n";
         let hook = hook(Vec::new(), &[both]);
         let error = on(&hook, "b\n").unwrap_err();
-        assert!(error.message().contains("by half"), "{error}");
+        assert!(error.message().contains("is partly applied"), "{error}");
         assert_eq!(on(&hook, "a\n").unwrap().unwrap(), "b\n");
     }
 

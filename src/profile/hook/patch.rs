@@ -376,15 +376,15 @@ mod tests {
             ("--- a/../f\n+++ b/../f\n@@ -1 +1 @@\n-a\n+b\n", "leaves"),
             (
                 "--- a/.git/config\n+++ b/.git/config\n@@ -1 +1 @@\n-a\n+b\n",
-                "git's own",
+                "belongs to git",
             ),
             (
                 "diff --git a/f b/g\nrename from f\nrename to g\n",
-                "not applied",
+                "does not apply",
             ),
             (
                 "diff --git a/f b/f\nBinary files a/f and b/f differ\n",
-                "not applied",
+                "does not apply",
             ),
             ("diff --git a/l b/l\nnew file mode 120000\n", "mode 120000"),
         ] {

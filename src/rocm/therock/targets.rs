@@ -211,10 +211,10 @@ include(therock_custom_amdgpu_targets OPTIONAL)
                 with("if(X)\ntherock_add_amdgpu_target(gfx950 x)\nendif()"),
                 "declared inside `if`",
             ),
-            (with("endif()"), "ends nothing"),
+            (with("endif()"), "ends a block"),
             (
                 with("therock_add_amdgpu_target(gfx950 x FAMILY a a)"),
-                "there already",
+                "duplicate",
             ),
             ("set(A b)".to_owned(), "declares no targets"),
         ] {

@@ -419,7 +419,7 @@ pub fn repair_format(root: &Path, write: bool) -> Result<Option<Problem>> {
         let lock = root.join("lock");
         if is_busy(&lock) {
             return Err(Error::busy("the store is held by another command")
-                .help("wait for it, or end it with Ctrl-C where it runs"));
+                .help("wait for it, or stop it with Ctrl-C in its terminal"));
         }
         let _lock = Lock::exclusive(&lock, "the store", "fsck", lock::WAIT)?;
         let method = method_of(root)?;

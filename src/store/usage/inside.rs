@@ -49,7 +49,7 @@ impl Part {
     /// Describes the content.
     pub fn note(self) -> &'static str {
         match self {
-            Self::Build => "objects: ninja goes on from them",
+            Self::Build => "objects: ninja continues from them",
             Self::Stage => "what the project installs",
             Self::Dist => "with what it needs, by hard links to stage",
             Self::ArtifactsUnsplit => "hard links to stage: frees little without it",

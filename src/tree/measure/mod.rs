@@ -1,15 +1,15 @@
-//! Owns how much space directory trees take: what `du`, `gc` and the disk delta of a step count with.
+//! Owns measuring the space that directory trees take, for `du`, `gc` and the disk delta of a step.
 //!
-//! [`scan`] walks a set of roots in parallel and sums them by class. The sum over one root is what GNU
-//! `du -s --block-size=1` says; over several roots every byte is still counted once:
+//! [`scan`] walks a set of roots in parallel and sums them by class. The sum over one root is that of GNU
+//! `du -s --block-size=1`; over several roots every byte is still counted once:
 //!
 //! - an inode with several hard links belongs to the first root, in the order given, that holds one of them;
 //! - with [`Options::extents`], so does each block that several files share;
-//! - a root inside another root is left out of the outer one, whatever the order;
+//! - a root inside another root is excluded from the outer one, whatever the order;
 //! - a root given twice is walked once, for the first.
 //!
-//! A mount inside a root is not part of it, bind mounts of the same file system included. A btrfs subvolume is
-//! no mount, has its own device number, and is counted.
+//! A mount inside a root is not part of it, not even a bind mount of the same file system. A btrfs subvolume is
+//! not a mount, although it has its own device number, and is counted.
 
 mod extents;
 mod links;

@@ -276,8 +276,8 @@ fn names_that_are_none_are_left_out_and_a_huge_environment_is_refused() {
     give(&store, &small(&env));
     let built = store.rockenv(&["image", "build", "base"]).ok();
     built.says(&[
-        "left out: variable `A-B` of the image: not a variable name",
-        "left out: variable `NUL` of the image: its value contains a NUL byte",
+        "skipped: variable `A-B` of the image: not a variable name",
+        "skipped: variable `NUL` of the image: its value contains a NUL byte",
     ]);
     let images = store.rockenv(&["image", "ls", "--json"]).ok().text();
     assert!(

@@ -67,7 +67,10 @@ fn only_what_a_clean_build_makes_is_shared_unless_asked() {
     .ok()
     .says(&["the image and base, one are in"]);
     let import = ["import", text(&whole)];
-    other.rockenv(&import).ok().says(&["left out", "one"]);
+    other
+        .rockenv(&import)
+        .ok()
+        .says(&["skipped incremental snapshots", "one"]);
     other.rockenv(&["up", name]).ok();
     assert_eq!(log(other, name), "2");
     other.rockenv(&["rm", "--yes", name]).ok();
