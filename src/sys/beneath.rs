@@ -19,14 +19,14 @@ pub(crate) const BELOW: ResolveFlag = ResolveFlag::RESOLVE_BENEATH
     .union(ResolveFlag::RESOLVE_NO_MAGICLINKS);
 
 /// Nor a mount point. What `RESOLVE_NO_XDEV` compares is the mount, not `st_dev`: a bind mount of the same file system is
-/// refused too (`EXDEV`), and a btrfs subvolume, which is no mount, is entered.
+/// refused too (`EXDEV`), and a btrfs subvolume, which is not a mount, is entered.
 pub(crate) const STRICT: ResolveFlag = BELOW.union(ResolveFlag::RESOLVE_NO_XDEV);
 
-/// Links lead where they do for programs to whom the directory is `/`.
+/// Links resolve as they do for programs whose root directory this is.
 pub(crate) const IN_ROOT: ResolveFlag =
     ResolveFlag::RESOLVE_IN_ROOT.union(ResolveFlag::RESOLVE_NO_MAGICLINKS);
 
-/// Opens what is at `path` in a directory. `EXDEV`: a mount point; `ELOOP`: a link; `ENOTDIR` where a directory was asked for.
+/// Opens the entry at `path` in a directory. `EXDEV`: a mount point; `ELOOP`: a link; `ENOTDIR` if a directory was requested.
 pub(crate) fn open<P: ?Sized + NixPath>(
     parent: impl AsFd,
     path: &P,

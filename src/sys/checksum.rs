@@ -70,7 +70,7 @@ impl fmt::Display for Checksum {
     }
 }
 
-/// Returns the SHA-256 of what is left to read, and how many bytes that was.
+/// Returns the SHA-256 of the rest of a file, and its size in bytes.
 pub(crate) fn sha256(mut from: impl Read) -> io::Result<([u8; 32], u64)> {
     let mut hash = Sha256::default();
     let mut size = 0;

@@ -74,7 +74,7 @@ fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>, size: off_t) -> nix::Result<u6
     Ok(copied)
 }
 
-/// Copies a part of a file; returns how much of it there was.
+/// Copies a part of a file; returns its size.
 pub(super) fn copy_range(
     from: BorrowedFd<'_>,
     to: BorrowedFd<'_>,

@@ -49,7 +49,7 @@ pub(crate) fn copy(
         .context(|| format!("cannot copy `{}`", from.display()))
 }
 
-/// Progress is told, and Ctrl-C heard, after so many bytes of a file.
+/// Progress is reported, and Ctrl-C checked, after this many bytes of a file.
 const CHUNK: i64 = 64 << 20;
 
 struct Copy<'a> {

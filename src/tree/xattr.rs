@@ -15,7 +15,7 @@ use super::errno;
 /// The kernel's limit for a list and for a value.
 const LIMIT: usize = 64 * 1024;
 
-/// What overlayfs calls a directory in which nothing of lower layers shows.
+/// overlayfs's mark of a directory that hides lower layers' content.
 pub(crate) const OPAQUE: &str = "trusted.overlay.opaque";
 
 /// Attributes, by name.
@@ -23,7 +23,7 @@ pub(crate) type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// Returns whether an attribute is content, to be kept in copies and digests.
 ///
-/// `trusted.*` and overlayfs's own attributes would be instructions to the kernel of whoever mounts the tree;
+/// `trusted.*` and overlayfs's own attributes would be instructions to the kernel that mounts the tree;
 /// security labels belong to the host's policy.
 pub(crate) fn is_content(name: &[u8]) -> bool {
     let is_overlay = name.starts_with(b"user.overlay.") || name.starts_with(b"user.fuseoverlayfs.");
@@ -50,7 +50,7 @@ impl Place<'_> {
         directory.join(std::ffi::OsStr::from_bytes(name))
     }
 
-    /// Returns the length of the list, into which it is written unless that has no room at all.
+    /// Returns the length of the list, and writes it unless the buffer is empty.
     fn list(self, into: &mut [u8]) -> nix::Result<usize> {
         let length = match self {
             Self::Open(fd) => fs::flistxattr(fd, into),
@@ -77,7 +77,7 @@ impl Place<'_> {
         })
     }
 
-    /// Removes an attribute if it is there.
+    /// Removes an attribute if it exists.
     pub(crate) fn remove(self, attribute: impl Arg) -> nix::Result<()> {
         let removed = match self {
             Self::Open(fd) => fs::fremovexattr(fd, attribute),
@@ -107,7 +107,7 @@ impl Place<'_> {
         Ok(found)
     }
 
-    /// Returns whether a directory of an overlay's layer hides what lower layers have in it.
+    /// Returns whether a directory of an overlay's layer hides lower layers' content.
     pub(crate) fn is_opaque(self) -> nix::Result<bool> {
         let mut value = [0_u8; 8];
         match self.get(OPAQUE, &mut value) {

@@ -47,7 +47,7 @@ pub(crate) struct Fetching<'a> {
 }
 
 impl Fetching<'_> {
-    /// Gives an env what its containers need: the image at its service, and Ninja.
+    /// Prepares what an env's containers need: the image at its service, and Ninja.
     pub(crate) fn equip(&self, env: &LockedEnv<'_>, spec: &Spec, image: &str) -> Result<()> {
         if let Some(service) = env.service()? {
             let mut note = |message: &str| {

@@ -210,7 +210,7 @@ fn bar(run: &Run, axis: &Axis) -> Markup {
     }
 }
 
-/// Returns the plot of a curve. `data-points` is what the page shows where the pointer is.
+/// Returns the plot of a curve. The page shows `data-points` at the pointer.
 pub(super) fn chart(quantity: Quantity, curve: &Curve, axis: &Axis) -> Markup {
     let top = curve.top();
     let y = |value: f64| (HEIGHT - (value / top).clamp(0.0, 1.0) * HEIGHT).clamp(0.0, HEIGHT);

@@ -267,7 +267,7 @@ pub(crate) fn open(directory: &Path, below: &Path) -> Result<fs::File> {
 
 /// Returns the SHA-256 of a regular file below a directory, without following links.
 pub(crate) fn digest(directory: &Path, below: &Path) -> Result<String> {
-    // `fs_err` says which file it was.
+    // `fs_err` names the file in the error.
     Ok(hex::encode(checksum::sha256(open(directory, below)?)?.0))
 }
 

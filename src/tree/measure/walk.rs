@@ -265,7 +265,7 @@ impl<'s, 'a> Worker<'s, 'a> {
         }
     }
 
-    /// Works on a task and what comes of it. Only the thread's own stack is used unless another one has run dry, so that the
+    /// Works on a task and its subtasks. Uses only the thread's own stack unless another one has run dry, so that the
     /// usual case takes no lock; it makes the walk depth first, which keeps the number of waiting directories small.
     fn run(&mut self, task: Task<'a>) {
         let mut listing = std::mem::take(&mut self.listing);
