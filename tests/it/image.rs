@@ -181,7 +181,7 @@ fn a_cancelled_build_leaves_no_process_and_no_mount() {
 fn a_killed_build_leaves_no_process_and_no_mount() {
     // This test program, told to run the test above, is the process to kill.
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "debian_twice_is_one_digest"])
+        .args(["--exact", "image::debian_twice_is_one_digest"])
         .stdout(std::process::Stdio::null())
         .spawn()
         .unwrap();

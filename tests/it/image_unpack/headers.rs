@@ -120,7 +120,7 @@ fn case_4_damaged_archives_are_refused() {
     refused(Place::new().unpack(b"<html>"), "ends inside a block");
     refused(
         Place::new().unpack(&tar().header(b"x", b'Q', 0, b"", 0).end()),
-        "not known",
+        "unknown entry type",
     );
     refused(
         Place::new().unpack(&tar().pax(&[(b"uid", b"4294967296")]).file(b"x", b"").end()),

@@ -324,7 +324,7 @@ fn a_killed_deletion_is_finished_by_the_next() {
 fn helper(what: &str, path: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
-        .args(["--exact", "remove::helper_process", "--nocapture"])
+        .args(["--exact", "rootfs::remove::helper_process", "--nocapture"])
         .env("ROCKENV_TEST_HELPER", what)
         .env("ROCKENV_TEST_PATH", path)
         .stdout(std::process::Stdio::null());
