@@ -338,10 +338,9 @@ fn what_was_trusted_is_what_is_read() {
     let place = Place::new();
     let profiles = place.work.join("profiles");
     let own = profiles.join("own.toml");
-    let (good, evil) = (
-        fs::read_to_string(&own).unwrap(),
-        "schema = 1\nimage = 'swapped'\n",
-    );
+    let good = fs::read_to_string(&own).unwrap();
+    let evil = good.replace("description = 'evil'", "description = 'swapped'");
+    assert_ne!(good, evil);
     let (code, _, said) = place.look(true, &["trust"]);
     assert_eq!(code, 0, "{said}");
     let ends = std::sync::atomic::AtomicBool::new(false);
@@ -350,7 +349,7 @@ fn what_was_trusted_is_what_is_read() {
         scope.spawn(|| {
             let aside = place.work.join("aside");
             while !ends.load(std::sync::atomic::Ordering::Relaxed) {
-                for (text, millis) in [(evil, 1), (good.as_str(), 3)] {
+                for (text, millis) in [(&evil, 1), (&good, 3)] {
                     fs::write(&aside, text).unwrap();
                     fs::rename(&aside, &own).unwrap();
                     std::thread::sleep(std::time::Duration::from_millis(millis));
