@@ -393,7 +393,7 @@ fn read_hooks(with: &Fetching<'_>, spec: &Spec, steps: &[&Step]) -> Result<BTree
     }
     let cancel = Cancel::new(with.signals);
     let fetched = hooks::fetch_patches(&mut hooks, with.store, false, cancel.flag(), &|| {
-        cancel.look()
+        cancel.look();
     });
     cancel.outcome(fetched)?;
     Ok(hooks)

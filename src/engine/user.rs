@@ -3,7 +3,7 @@
 //! The tree is untrusted (an image may contain any link), so the kernel resolves every path in it below its root.
 
 use std::io::{Read as _, Write as _};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use nix::dir::Dir;

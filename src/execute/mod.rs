@@ -34,6 +34,7 @@ use jiff::Timestamp;
 use crate::execute::step_outputs::Left;
 pub use crate::execute::supervise::Ending;
 use outcome::Ran;
+pub use outcome::{Ended, Failure, Progress};
 use run_container::Attempt;
 pub use step::{base_environment, memory_max};
 pub use view::{APART, ByHand, Shown, look};
@@ -48,7 +49,6 @@ use crate::profile::CopyFiles;
 use crate::profile::hook::Hook;
 use crate::rocm::gpu::Grant;
 use crate::store::config::Config;
-use crate::store::history::History;
 use crate::store::layer;
 use crate::store::snapshot::Freeze;
 use crate::store::{LockedEnv, Store};
@@ -92,55 +92,6 @@ pub struct Execution<'a, 'store> {
     pub signals: &'a Signals,
     /// Receives the events.
     pub reporter: &'a Reporter,
-}
-
-/// How far execution went.
-#[derive(Debug)]
-pub enum Progress {
-    /// To its end.
-    Ended(Ended),
-    /// To the end of this step: a source changed that is in the keys of later steps.
-    Changed(String),
-}
-
-/// How execution ended.
-#[derive(Debug)]
-pub enum Ended {
-    /// Every step of the plan ran, or was skipped.
-    Complete,
-    /// A step failed; the env stands on the step before it.
-    Failed(Box<Failure>),
-    /// The user stopped it.
-    Interrupted(i32),
-    /// Steps were begun, and rockenv could not continue.
-    Broke(Error),
-}
-
-impl Ended {
-    /// Returns how execution ended if rockenv could not continue: a tool may have failed because the user's Ctrl-C
-    /// ended it too.
-    pub fn broke(error: Error, signals: &Signals) -> Self {
-        let signal = match error.kind() {
-            Kind::Signal(signal) => Some(signal),
-            _ => signals.pending().ok().flatten(),
-        };
-        signal.map_or(Self::Broke(error), Self::Interrupted)
-    }
-}
-
-#[derive(Debug)]
-pub struct Failure {
-    pub step: String,
-    /// What happened.
-    pub message: String,
-    /// Its kind.
-    pub kind: Kind,
-    /// The history of the build volumes that it failed on.
-    pub history: History,
-    /// The last lines it wrote.
-    pub tail: Vec<String>,
-    /// Its log.
-    pub log: PathBuf,
 }
 
 /// How one step ended.

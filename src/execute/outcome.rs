@@ -1,13 +1,64 @@
-//! Owns the outcome of one run of a step: its message, and its record.
+//! Owns outcomes: of one run of a step, with its message and its record, and of a whole execution.
 
 use std::path::PathBuf;
 
 use super::Ending;
 use crate::plan::record::{Cost, Outcome, StepRecord};
 use crate::plan::resolve::Step;
-use crate::sys::error::Kind;
+use crate::store::history::History;
+use crate::sys::error::{Error, Kind};
+use crate::sys::signals::Signals;
 use crate::ui::event;
 use crate::ui::size::{bytes, duration};
+
+/// How far execution went.
+#[derive(Debug)]
+pub enum Progress {
+    /// To its end.
+    Ended(Ended),
+    /// To the end of this step: a source changed that is in the keys of later steps.
+    Changed(String),
+}
+
+/// How execution ended.
+#[derive(Debug)]
+pub enum Ended {
+    /// Every step of the plan ran, or was skipped.
+    Complete,
+    /// A step failed; the env stands on the step before it.
+    Failed(Box<Failure>),
+    /// The user stopped it.
+    Interrupted(i32),
+    /// Steps were begun, and rockenv could not continue.
+    Broke(Error),
+}
+
+impl Ended {
+    /// Returns how execution ended if rockenv could not continue: a tool may have failed because the user's Ctrl-C
+    /// ended it too.
+    pub fn broke(error: Error, signals: &Signals) -> Self {
+        let signal = match error.kind() {
+            Kind::Signal(signal) => Some(signal),
+            _ => signals.pending().ok().flatten(),
+        };
+        signal.map_or(Self::Broke(error), Self::Interrupted)
+    }
+}
+
+#[derive(Debug)]
+pub struct Failure {
+    pub step: String,
+    /// What happened.
+    pub message: String,
+    /// Its kind.
+    pub kind: Kind,
+    /// The history of the build volumes that it failed on.
+    pub history: History,
+    /// The last lines it wrote.
+    pub tail: Vec<String>,
+    /// Its log.
+    pub log: PathBuf,
+}
 
 /// The outcome of one run of a step.
 #[derive(Debug)]

@@ -138,7 +138,7 @@ cmake -DGPU=${traget} \
      4 │ 
        ╰────
       help: did you mean `gfx1010`? `rockenv target ls` shows them all, `rockenv target learn --source DIR`
-            takes over those of a newer TheRock
+            imports those of a newer TheRock
       × unknown target `gfx110X-igpu`
        ╭─[/p/p.toml:3:23]
      2 │ image = "debian"
@@ -147,7 +147,7 @@ cmake -DGPU=${traget} \
        ·                              ╰── not in the table
      4 │ 
        ╰────
-      help: `gfx110X-igpu` is a family, name one or more of its targets: gfx1103
+      help: `gfx110X-igpu` is a family; name one or more of its targets: gfx1103
       × bad size `230 gigs`
        ╭─[/p/p.toml:6:8]
      5 │ [resources]

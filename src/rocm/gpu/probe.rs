@@ -544,7 +544,7 @@ mod tests {
             stale
                 .error
                 .unwrap()
-                .contains("1:3, on the host it is 511:0")
+                .contains("1:3, but on the host it is now 511:0")
         );
     }
 

@@ -179,7 +179,7 @@ fn partitions_share_an_address() {
     assert_eq!(error.kind(), Kind::Usage);
     assert_eq!(
         error.message(),
-        "`--gpu 0001:26:00.0` means 4 partitions of one device"
+        "`--gpu 0001:26:00.0` matches 4 partitions of one device"
     );
     let help = error.help_text().unwrap();
     assert!(

@@ -322,7 +322,7 @@ mod tests {
         checkout.topology = Some(topology(others.chain(["rocnew", "rocnewer"])));
         let lines: Vec<String> = drift(&checkout).iter().map(ToString::to_string).collect();
         let expected = [
-            "artifact rocwmma: not there",
+            "artifact rocwmma: missing",
             "artifact rocnew: new",
             "artifact rocnewer: new",
         ];

@@ -13,7 +13,7 @@ fn errors_point_into_the_profile() {
     assert_eq!(error.kind(), Kind::Invalid);
     insta::assert_snapshot!(error.message(), @r#"
     profile `p` is invalid: 2 errors
-      × `${target.override}` stands for one target, and there are gfx1100, gfx1103
+      × `${target.override}` stands for one target, but there are gfx1100, gfx1103
         ╭─[/p/p.toml:19:29]
      18 │ [runtime-env]
      19 │ HSA_OVERRIDE_GFX_VERSION = "${target.override}"
@@ -22,7 +22,7 @@ fn errors_point_into_the_profile() {
      20 │ [[volume]]
         ╰────
       help: `${targets}` is all of them, separated by `;`
-      × `${target}` stands for one target, and there are gfx1100, gfx1103
+      × `${target}` stands for one target, but there are gfx1100, gfx1103
         ╭─[/p/p.toml:49:16]
      48 │ inputs = ["src"]
      49 │ env = { GFX = "${target}" }
