@@ -109,8 +109,10 @@ fn volumes(store: &TestStore, name: &str) -> Vec<String> {
     let record = store.record(name).unwrap().unwrap();
     let chain = store.chain(record.head.layer.as_ref().unwrap()).unwrap();
     let of = |path: &Path| digest(path, &AtomicBool::new(false)).unwrap().digest;
-    let volume = |id: &str| of(&store.layer_dir(id).join("volumes/b"));
-    chain.iter().map(|layer| volume(&layer.id)).collect()
+    let volumes = chain
+        .iter()
+        .map(|layer| store.layer_dir(&layer.id).join("volumes/b"));
+    volumes.map(|volume| of(&volume)).collect()
 }
 
 #[track_caller]
@@ -289,8 +291,14 @@ fn what_was_tampered_with_is_refused() {
         .steps
         .pop()
         .unwrap()
-        .key;
-    let shared = store.shared_layer(&key).unwrap().unwrap().tree.unwrap();
+        .key
+        .unwrap();
+    let shared = store
+        .shared_layer(&key.into())
+        .unwrap()
+        .unwrap()
+        .tree
+        .unwrap();
     let (blob, good) = two.registry.spoil(&shared.sha256);
     two.run(other, &["up", name, "--pull"])
         .exits(8)
