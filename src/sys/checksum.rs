@@ -6,6 +6,8 @@ use std::io::{self, Read};
 use sha2::digest::DynDigest;
 use sha2::{Digest, Sha256, Sha512};
 
+use super::signals;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
     /// rockenv's own identification of files.
@@ -70,7 +72,11 @@ impl fmt::Display for Checksum {
     }
 }
 
-/// Returns the SHA-256 of the rest of a file, and its size in bytes.
+/// Bytes between two looks for a signal.
+const LOOK: u64 = 64 << 20;
+
+/// Returns the SHA-256 of the rest of a file, and its size in bytes. A signal ends it: a sparse file may be larger than
+/// any disk.
 pub(crate) fn sha256(mut from: impl Read) -> io::Result<([u8; 32], u64)> {
     let mut hash = Sha256::default();
     let mut size = 0;
@@ -80,7 +86,11 @@ pub(crate) fn sha256(mut from: impl Read) -> io::Result<([u8; 32], u64)> {
             0 => return Ok((Digest::finalize(hash).into(), size)),
             count => {
                 Digest::update(&mut hash, &buffer[..count]);
+                let before = size;
                 size += count as u64;
+                if before / LOOK != size / LOOK && signals::is_pending() {
+                    return Err(io::Error::other("interrupted"));
+                }
             }
         }
     }

@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
@@ -73,6 +74,14 @@ static TAKEN: OnceLock<OwnedFd> = OnceLock::new();
 /// Returns a descriptor that becomes readable when a signal has come; `None` if signals end the process as usual.
 pub(crate) fn taken() -> Option<BorrowedFd<'static>> {
     TAKEN.get().map(AsFd::as_fd)
+}
+
+/// Returns whether a signal has come that the command has not read yet.
+pub(crate) fn is_pending() -> bool {
+    taken().is_some_and(|fd| {
+        let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::ZERO) == Ok(1)
+    })
 }
 
 /// Turns a signal into a flag, for work that checks a flag to know when to stop.

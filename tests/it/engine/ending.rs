@@ -275,3 +275,24 @@ fn down_stops_steps_and_commands() {
     assert_ne!(second.wait().code, 0);
     store.rockenv(&["rm", "--yes", store.env()]).ok();
 }
+
+/// A digest takes as long as the file is large, and a sparse one may be larger than the disk.
+#[test]
+fn a_signal_ends_the_digest_of_a_result() {
+    let store = TestStore::new();
+    store.profile(
+        "volume = [{ name = 'out', kind = 'output', target = '/out' }]
+         [[step]]\nname = 'one'\nrun = 'truncate -s 1T /out/sparse'\n",
+    );
+    let up = store.start(&["up", store.env()]);
+    let trees = store.home().join("envs").join(store.env()).join("trees");
+    wait_until("the result is kept", || {
+        let trees = fs::read_dir(&trees).into_iter().flatten().flatten();
+        let mut kept = trees.map(|tree| tree.path().join("results/out/sparse"));
+        kept.any(|file| file.exists())
+    });
+    let started = Instant::now();
+    up.signal(Signal::SIGTERM);
+    up.wait().exits(143).says(&["interrupted"]);
+    assert!(started.elapsed() < patience(10), "{:?}", started.elapsed());
+}
