@@ -118,6 +118,12 @@ impl Current {
         self.state == State::Trusted
     }
 
+    /// Returns whether a file is one of those that were trusted and have not changed since.
+    pub(crate) fn covers(&self, file: &Path) -> bool {
+        let covered = |name| file.starts_with(self.directory.join(name));
+        self.counts() && DIRECTORIES.into_iter().any(covered)
+    }
+
     /// Returns the keys of its configuration that apply, and records the others.
     pub(crate) fn keep(&mut self, table: toml::Table) -> toml::Table {
         let counts = self.counts();

@@ -17,10 +17,7 @@ pub(crate) fn agree(cx: &Context, selection: &Selection) -> Result<()> {
     };
     let file = fs_err::canonicalize(file)?;
     let config = &cx.config;
-    let current = &config.current;
-    if trust::is_listed(&file, config.trusted_dirs.as_deref())
-        || current.counts() && file.starts_with(&current.directory)
-    {
+    if trust::is_listed(&file, config.trusted_dirs.as_deref()) || config.current.covers(&file) {
         return Ok(());
     }
     let writes = writable(selection)?;

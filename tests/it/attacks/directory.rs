@@ -261,6 +261,10 @@ fn a_file_says_what_its_steps_can_write_to() {
         }
     }
     assert!(!place.user.home.join(".config/rockenv/trusted").exists());
+    // Trust in a directory covers its `profiles`, not a file beside them that may be put there later.
+    assert_eq!(place.look(true, &["trust"]).0, 0);
+    let (code, _, said) = place.look(true, &["up", "./x.toml"]);
+    assert!(code == 2 && said.contains("can write to"), "{said}");
     assert_eq!(fs::read_dir(&victim).unwrap().count(), 0);
 }
 
@@ -303,7 +307,7 @@ fn who_agrees_to_what_a_file_writes_to_is_asked_once() {
     let asked = |answer: &str, code: i32, said: &str| {
         let mut terminal = Terminal::start(place.command(true, &up), 40, 300);
         terminal.expect("can write to");
-        terminal.expect("outside of its directory and your home");
+        terminal.expect("outside its directory and your home");
         terminal.expect("[y/N]");
         terminal.write(answer);
         terminal.expect(said);
