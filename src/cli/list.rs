@@ -167,6 +167,37 @@ pub fn status(cx: &Context, args: &StatusArgs) -> Result<u8> {
         store.method(),
         record.created.strftime("%Y-%m-%d %H:%M UTC"),
     ));
+    cx.ui.table(&steps(&record));
+    for step in record
+        .steps
+        .iter()
+        .filter(|step| matches!(step.outcome, Outcome::Skipped | Outcome::Failed))
+    {
+        if let Some(reason) = &step.reason {
+            cx.ui.note(&format!("{}: {reason}", step.name));
+        }
+    }
+    if let Some(failed) = &record.failed {
+        cx.ui.note(&format!(
+            "the failed tree of `{}` is kept: rockenv shell --failed {}",
+            failed.step, args.name
+        ));
+    }
+    for changed in &results {
+        let (volume, path) = (&changed.volume, &changed.path);
+        cx.ui.data(&format!("{volume}: {path} {}\n", changed.what));
+    }
+    if !results.is_empty() {
+        let count = results.len();
+        cx.ui.note(&format!(
+            "{count} results in output volumes were changed or removed; to restore missing ones: rockenv up"
+        ));
+    }
+    Ok(code)
+}
+
+/// Returns the table of an env's steps and their costs.
+fn steps(record: &Record) -> Table {
     let mut table = Table::new([
         "step",
         "state",
@@ -201,33 +232,7 @@ pub fn status(cx: &Context, args: &StatusArgs) -> Result<u8> {
         cells.resize(9, String::new());
         table.row(cells);
     }
-    cx.ui.table(&table);
-    for step in record
-        .steps
-        .iter()
-        .filter(|step| matches!(step.outcome, Outcome::Skipped | Outcome::Failed))
-    {
-        if let Some(reason) = &step.reason {
-            cx.ui.note(&format!("{}: {reason}", step.name));
-        }
-    }
-    if let Some(failed) = &record.failed {
-        cx.ui.note(&format!(
-            "the failed tree of `{}` is kept: rockenv shell --failed {}",
-            failed.step, args.name
-        ));
-    }
-    for changed in &results {
-        let (volume, path) = (&changed.volume, &changed.path);
-        cx.ui.data(&format!("{volume}: {path} {}\n", changed.what));
-    }
-    if !results.is_empty() {
-        let count = results.len();
-        cx.ui.note(&format!(
-            "{count} results in output volumes were changed or removed; to restore missing ones: rockenv up"
-        ));
-    }
-    Ok(code)
+    table
 }
 
 /// A result in an output volume that was changed or removed.

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::engine::choose::Reason;
 use crate::plan::record;
-use crate::plan::resolve::{Engine, Spec, VolumeKind};
+use crate::plan::resolve::{Engine, Spec, Volume, VolumeKind};
 use crate::plan::savings::{self, Figure, Way};
 use crate::plan::{Action, Observed, Plan, Volumes, plan as decide};
 use crate::profile::FROM_SOURCE;
@@ -75,73 +76,29 @@ pub fn plan(cx: &Context, args: UpOptions) -> Result<()> {
         .gpu
         .as_ref()
         .filter(|_| spec.steps.iter().any(|step| step.gpu));
+    let report = PlanReport {
+        schema: "rockenv/plan/1",
+        env: &spec.name,
+        image: &spec.image,
+        engine: spec.engine,
+        needs: &needs,
+        gpu: gpu.map(|grant| &grant.gpu),
+        plan: &plan,
+        fingerprints: &fingerprints,
+        from: &spec.from,
+        ways: &ways,
+        notes: &notes,
+    };
     if cx.json {
-        #[derive(Serialize)]
-        struct PlanReport<'a> {
-            schema: &'static str,
-            env: &'a str,
-            image: &'a str,
-            engine: Engine,
-            needs: &'a Needs,
-            gpu: Option<&'a gpu::Gpu>,
-            plan: &'a Plan,
-            fingerprints: &'a [Said],
-            from: &'a str,
-            ways: &'a [Way],
-            notes: &'a [String],
-        }
-        return cx.ui.json(&PlanReport {
-            schema: "rockenv/plan/1",
-            env: &spec.name,
-            image: &spec.image,
-            engine: spec.engine,
-            needs: &needs,
-            gpu: gpu.map(|grant| &grant.gpu),
-            plan: &plan,
-            fingerprints: &fingerprints,
-            from: &spec.from,
-            ways: &ways,
-            notes: &notes,
-        });
+        return cx.ui.json(&report);
     }
-    let mut table = Table::new(["step", "plan", "why"]);
-    for step in &plan.steps {
-        let word = match step.action {
-            Action::Hit => "have",
-            Action::Pull => "pull",
-            Action::Run => "run",
-            Action::Skip => "skip",
-            Action::Later => "later",
-        };
-        table.row([step.name.as_str(), word, step.why.as_str()]);
-    }
-    let store_line = store.as_ref().map_or_else(
+    let store = store.as_ref().map_or_else(
         || "no store yet".to_owned(),
         |store| format!("{} store at {}", store.method(), store.root().display()),
     );
-    cx.ui.data(&format!(
-        "env    {}\nimage  {}\nengine {} ({}), {store_line}\n{}gpu    {}\n",
-        spec.name,
-        spec.image,
-        spec.engine,
-        selection.choice.reason,
-        needs.lines(),
-        gpu.map_or_else(|| "none".to_owned(), |grant| grant.gpu.to_string()),
-    ));
-    for said in &fingerprints {
-        cx.ui.data(&format!("keys   {said}\n"));
-    }
-    cx.ui.table(&table);
-    if spec.from == FROM_SOURCE && plan.runs() > 0 && !ways.is_empty() {
-        cx.ui.data("\n");
-        cx.ui.table(&shown_ways(&ways));
-    }
-    if plan.runs() > 0
-        && spec
-            .volumes
-            .iter()
-            .any(|volume| volume.kind == VolumeKind::Build)
-    {
+    show(cx, &report, &selection.choice.reason, &store);
+    let is_build = |volume: &Volume| volume.kind == VolumeKind::Build;
+    if plan.runs() > 0 && spec.volumes.iter().any(is_build) {
         let word = match plan.volumes {
             Volumes::Live => "are kept",
             Volumes::Restored => "are restored from the previous snapshot",
@@ -153,6 +110,55 @@ pub fn plan(cx: &Context, args: UpOptions) -> Result<()> {
         cx.ui.note(&note);
     }
     Ok(())
+}
+
+/// The result of `plan`.
+#[derive(Debug, Serialize)]
+struct PlanReport<'a> {
+    schema: &'static str,
+    env: &'a str,
+    image: &'a str,
+    engine: Engine,
+    needs: &'a Needs,
+    gpu: Option<&'a gpu::Gpu>,
+    plan: &'a Plan,
+    fingerprints: &'a [Said],
+    from: &'a str,
+    ways: &'a [Way],
+    notes: &'a [String],
+}
+
+/// Shows everything but the notes, for people.
+fn show(cx: &Context, report: &PlanReport<'_>, reason: &Reason, store: &str) {
+    cx.ui.data(&format!(
+        "env    {}\nimage  {}\nengine {} ({reason}), {store}\n{}gpu    {}\n",
+        report.env,
+        report.image,
+        report.engine,
+        report.needs.lines(),
+        report
+            .gpu
+            .map_or_else(|| "none".to_owned(), ToString::to_string),
+    ));
+    for said in report.fingerprints {
+        cx.ui.data(&format!("keys   {said}\n"));
+    }
+    let mut table = Table::new(["step", "plan", "why"]);
+    for step in &report.plan.steps {
+        let word = match step.action {
+            Action::Hit => "have",
+            Action::Pull => "pull",
+            Action::Run => "run",
+            Action::Skip => "skip",
+            Action::Later => "later",
+        };
+        table.row([step.name.as_str(), word, step.why.as_str()]);
+    }
+    cx.ui.table(&table);
+    if report.from == FROM_SOURCE && report.plan.runs() > 0 && !report.ways.is_empty() {
+        cx.ui.data("\n");
+        cx.ui.table(&shown_ways(report.ways));
+    }
 }
 
 /// Returns the cost of this profile's steps on this machine, by step.

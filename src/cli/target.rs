@@ -284,6 +284,22 @@ fn show(cx: &Context, target: Target) -> Result<()> {
             therock: target::table_commit(),
         });
     }
+    show_facts(cx, target, &format!("{variant}: {because}"), &here);
+    if !excluded.is_empty() {
+        cx.ui.data("\nprojects that TheRock excludes for it:\n");
+        let mut table = Table::new(["project", "issue", "without it"]);
+        for one in &excluded {
+            let issue = one.issue.unwrap_or("none named");
+            table.row([one.project, issue, one.meaning.unwrap_or_default()]);
+        }
+        cx.ui.table(&table);
+    }
+    show_runs(cx, &runs);
+    Ok(())
+}
+
+fn show_facts(cx: &Context, target: Target, variant: &str, here: &[Gpu]) {
+    let info = target.info();
     let mut lines = vec![
         ("target", target.name().to_owned()),
         ("product", info.product.clone()),
@@ -313,8 +329,8 @@ fn show(cx: &Context, target: Target) -> Result<()> {
         _ => "not documented upstream",
     };
     lines.push(("support", support.to_owned()));
-    lines.push(("variant", format!("{variant}: {because}")));
-    for gpu in &here {
+    lines.push(("variant", variant.to_owned()));
+    for gpu in here {
         lines.push(("here", format!("{} as {}", gpu.pci, gpu.render)));
     }
     let width = lines.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
@@ -323,28 +339,22 @@ fn show(cx: &Context, target: Target) -> Result<()> {
         .map(|(name, value)| format!("{name:width$}  {value}\n"))
         .collect();
     cx.ui.data(&text);
-    if !excluded.is_empty() {
-        cx.ui.data("\nprojects that TheRock excludes for it:\n");
-        let mut table = Table::new(["project", "issue", "without it"]);
-        for one in &excluded {
-            let issue = one.issue.unwrap_or("none named");
-            table.row([one.project, issue, one.meaning.unwrap_or_default()]);
-        }
-        cx.ui.table(&table);
+}
+
+fn show_runs(cx: &Context, runs: &[target::Runs]) {
+    if runs.is_empty() {
+        return;
     }
-    if !runs.is_empty() {
-        cx.ui
-            .data("\nother code that runs there (reported by others, not tested):\n");
-        for alike in runs.chunk_by(|a, b| a.note == b.note) {
-            let codes: Vec<&str> = alike.iter().map(|one| one.code.as_str()).collect();
-            let one = &alike[0];
-            cx.ui.data(&format!("{}: {}\n", codes.join(", "), one.note));
-            for source in &one.sources {
-                cx.ui.data(&format!("  {source}\n"));
-            }
+    cx.ui
+        .data("\nother code that runs there (reported by others, not tested):\n");
+    for alike in runs.chunk_by(|a, b| a.note == b.note) {
+        let codes: Vec<&str> = alike.iter().map(|one| one.code.as_str()).collect();
+        let one = &alike[0];
+        cx.ui.data(&format!("{}: {}\n", codes.join(", "), one.note));
+        for source in &one.sources {
+            cx.ui.data(&format!("  {source}\n"));
         }
     }
-    Ok(())
 }
 
 fn detect(cx: &Context) -> Result<()> {

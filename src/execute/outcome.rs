@@ -78,6 +78,18 @@ pub(super) struct Ran {
 }
 
 impl Ran {
+    /// It was stopped before it began.
+    pub(super) fn interrupted(signal: i32, log: &str) -> Self {
+        Self {
+            ending: Ending::Interrupted(signal),
+            cost: Cost::default(),
+            frozen: 0,
+            tail: Vec::new(),
+            log: log.to_owned(),
+            full: None,
+        }
+    }
+
     pub(super) fn out_of_memory(&self) -> bool {
         let ended = matches!(self.ending, Ending::Exited { code: 1.., .. });
         ended && self.cost.usage.oom_kills > 0

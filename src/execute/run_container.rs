@@ -104,14 +104,7 @@ impl Execution<'_, '_> {
         let claim = match admitted {
             Admitted::Yes(claim) => claim,
             Admitted::Interrupted(signal) => {
-                return Ok(Ran {
-                    ending: Ending::Interrupted(signal),
-                    cost: Cost::default(),
-                    frozen: 0,
-                    tail: Vec::new(),
-                    log: log.to_owned(),
-                    full: None,
-                });
+                return Ok(Ran::interrupted(signal, log));
             }
         };
         let started = Instant::now();
@@ -202,30 +195,7 @@ impl Execution<'_, '_> {
         let interrupted = matches!(&attended, Ok(Ending::Interrupted(_)));
         let end = running.finish(interrupted);
         container::clean(self.store, &self.env.run_dir())?;
-        let (ending, mut usage) = match (attended, end) {
-            // The first error is the cause; what follows is its consequence.
-            (Err(error), _) | (Ok(_), Err(error)) => {
-                return Err(error).context(|| format!("cannot run step `{}`", step.name));
-            }
-            (Ok(Ending::Lost), Ok(End::Ended(usage))) if usage.oom_kills > 0 => {
-                // The kernel killed the container's first process.
-                let killed = Ending::Exited {
-                    code: 137,
-                    signal: Some(9),
-                };
-                (killed, usage)
-            }
-            (Ok(Ending::Lost), Ok(_)) => {
-                let message = format!(
-                    "the container of step `{}` was stopped by another process",
-                    step.name
-                );
-                return Err(Error::unavailable(message)
-                    .help("rockenv up ...: the step starts again and keeps its build volumes"));
-            }
-            (Ok(ending), Ok(End::Ended(usage))) => (ending, usage),
-            (Ok(ending), Ok(End::Shared)) => (ending, Usage::default()),
-        };
+        let (ending, mut usage) = how_it_ended(step, attended, end)?;
         // The report's curve must not exceed this figure, so use the larger one.
         usage.memory_held = usage.memory_held.max(meter.most_memory());
         let written = self.tree_growth(tree, parent)?;
@@ -251,6 +221,38 @@ impl Execution<'_, '_> {
             tail: output.tail().why(),
             log: log.to_owned(),
         })
+    }
+}
+
+/// Returns how the step ended, and what its container used.
+fn how_it_ended(
+    step: &Step,
+    attended: Result<Ending>,
+    end: Result<End>,
+) -> Result<(Ending, Usage)> {
+    match (attended, end) {
+        // The first error is the cause; what follows is its consequence.
+        (Err(error), _) | (Ok(_), Err(error)) => {
+            Err(error).context(|| format!("cannot run step `{}`", step.name))
+        }
+        (Ok(Ending::Lost), Ok(End::Ended(usage))) if usage.oom_kills > 0 => {
+            // The kernel killed the container's first process.
+            let killed = Ending::Exited {
+                code: 137,
+                signal: Some(9),
+            };
+            Ok((killed, usage))
+        }
+        (Ok(Ending::Lost), Ok(_)) => {
+            let message = format!(
+                "the container of step `{}` was stopped by another process",
+                step.name
+            );
+            Err(Error::unavailable(message)
+                .help("rockenv up ...: the step starts again and keeps its build volumes"))
+        }
+        (Ok(ending), Ok(End::Ended(usage))) => Ok((ending, usage)),
+        (Ok(ending), Ok(End::Shared)) => Ok((ending, Usage::default())),
     }
 }
 

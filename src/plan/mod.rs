@@ -165,160 +165,57 @@ impl Plan {
 
 /// Decides what to do. `options` name existing steps.
 pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
-    let mut notes = Vec::new();
-    let last = options
-        .until
-        .as_ref()
-        .and_then(|until| wanted.iter().position(|step| step.name == *until))
-        .unwrap_or_else(|| wanted.len().saturating_sub(1));
-    let rerun = options
-        .rerun
-        .as_ref()
-        .and_then(|name| wanted.iter().position(|step| step.name == *name));
-    // Live volumes that cannot be restored can only be clean by starting from the first step.
-    let afresh = options.clean && !observed.freezes_volumes && observed.has_volumes;
-
-    // A layer includes everything below it: the last usable one decides, and gaps before it do not matter.
-    let found = |index: usize| observed.layers.get(wanted[index].key.as_ref()?);
-    let usable = |index: usize| {
-        let found = found(index)?;
-        (found.unusable.is_none() && rerun.is_none_or(|rerun| index < rerun) && !afresh)
-            .then_some(&found.layer)
-    };
-    let reached =
-        || (0..wanted.len()).filter(|&index| index <= last && wanted[index].skip.is_none());
-    // Later layers prove nothing about a step that is not in their keys: it runs, and they are made again on it.
-    let first_lacking =
-        reached().find(|&index| wanted[index].uncached_downstream && usable(index).is_none());
-    let base = reached()
-        .filter(|&index| first_lacking.is_none_or(|lacking| index < lacking))
-        .filter_map(|index| Some((index, usable(index)?.clone())))
-        .next_back();
-    let start = base.as_ref().map(|(_, layer)| layer.clone());
-    let restores = observed.freezes_volumes
-        || base.as_ref().is_some_and(|(index, _)| {
-            let found = found(*index);
-            found.is_some_and(|found| found.holds_volumes)
-        });
-
-    let brought = base.as_ref().and_then(|(index, _)| {
-        let found = found(*index);
-        found.map(|found| &found.brings)
-    });
-
-    let remote = observed.remote.as_ref();
-    let pulled = remote.and_then(|(key, _)| {
-        reached().find(|index| {
-            wanted[*index].key.as_ref() == Some(key) && rerun.is_none_or(|at| *index < at)
-        })
-    });
+    let decision = Decision::new(wanted, observed, options);
+    let base = decision.base();
+    let found = base.and_then(|index| decision.found(index));
+    let start = found.map(|found| found.layer.clone());
+    let restores = observed.freezes_volumes || found.is_some_and(|found| found.holds_volumes);
+    let (pulled, registry) = decision.pulled().unzip();
 
     let mut steps = Vec::new();
     let mut brings = Vec::new();
     let mut first_run: Option<&Wanted> = None;
     for (index, step) in wanted.iter().enumerate() {
-        let (action, why) = if index > last {
-            (
-                Action::Later,
-                format!("after `--until {}`", wanted[last].name),
-            )
+        let (action, why) = if index > decision.last {
+            let last = &wanted[decision.last].name;
+            (Action::Later, format!("after `--until {last}`"))
         } else if let Some(reason) = &step.skip {
             (Action::Skip, reason.clone())
-        } else if base.as_ref().is_some_and(|(base, _)| index <= *base) {
-            if step
-                .key
-                .as_ref()
-                .is_some_and(|key| brought.is_some_and(|brought| brought.contains(key)))
-            {
+        } else if base.is_some_and(|base| index <= base) {
+            let is_brought = |key| found.is_some_and(|found| found.brings.contains(key));
+            let why = if step.key.as_ref().is_some_and(is_brought) {
                 brings.push(step.name.clone());
-                let why = "snapshot is there; its results go to this env's output";
-                (Action::Hit, why.to_owned())
+                "snapshot is there; its results go to this env's output"
             } else {
-                (Action::Hit, "snapshot is there".to_owned())
-            }
-        } else if let (Some((_, registry)), true) = (remote, pulled >= Some(index)) {
+                "snapshot is there"
+            };
+            (Action::Hit, why.to_owned())
+        } else if let (Some(registry), true) = (registry, pulled >= Some(index)) {
             (Action::Pull, format!("pulled from {registry}"))
         } else {
-            let changed = || observed.changed.get(step.key.as_ref()?);
-            let why = match found(index) {
-                _ if first_run.is_some() => "a step before it runs".to_owned(),
-                _ if rerun == Some(index) => "requested by `--rerun`".to_owned(),
-                _ if afresh => "requested by `--clean`".to_owned(),
-                Some(Found {
-                    unusable: Some(why),
-                    ..
-                }) => why.clone(),
-                _ if observed.attempt.is_some() && observed.attempt == step.key => {
-                    "did not finish last time".to_owned()
-                }
-                _ => match changed() {
-                    Some(what) => format!("changed: {what}"),
-                    None if !observed.exists => "new".to_owned(),
-                    None => {
-                        "no snapshot with its key: it, or something before it, changed".to_owned()
-                    }
-                },
+            let why = match first_run {
+                Some(_) => "a step before it runs".to_owned(),
+                None => decision.why_it_runs(index),
             };
             first_run.get_or_insert(step);
             (Action::Run, why)
         };
+        let is_again = decision.afresh || decision.rerun.is_some_and(|rerun| index >= rerun);
         steps.push(Planned {
             name: step.name.clone(),
             key: step.key.clone(),
-            again: action == Action::Run && (afresh || rerun.is_some_and(|rerun| index >= rerun)),
+            again: action == Action::Run && is_again,
             action,
             why,
         });
     }
 
-    let on_start = match &start {
-        Some(layer) => observed.head.contains(layer),
-        None => observed.exists && observed.head.is_empty(),
+    let mut notes = Vec::new();
+    let (moves, mut volumes) = match first_run {
+        None => decision.at_the_end(start.as_ref(), restores),
+        Some(step) => decision.before(step, start.as_ref()),
     };
-    let (moves, volumes) = match first_run {
-        // Everything exists. An env that continued from its last step (by `exec` or a snapshot) stays, unless it
-        // stands on a step that is no longer wanted, or a step was begun on its volumes.
-        None => {
-            let dirty = observed.attempt.is_some() && restores;
-            let mut above = observed
-                .head
-                .iter()
-                .take_while(|id| Some(*id) != start.as_ref());
-            // With `--until`, later layers may still be wanted.
-            let outlived =
-                options.until.is_none() && above.any(|id| observed.outlived.contains(id));
-            let stays = on_start && !dirty && !outlived;
-            (
-                start.is_some() && !stays,
-                if stays {
-                    Volumes::Live
-                } else {
-                    Volumes::Restored
-                },
-            )
-        }
-        Some(step) => {
-            let at_start = observed.head.first() == start.as_ref();
-            let resumes = observed.attempt.is_some() && observed.attempt == step.key;
-            let volumes = if afresh {
-                Volumes::Fresh
-            } else if !options.clean && (resumes || step.incremental && observed.has_volumes)
-                || (at_start && observed.attempt.is_none() && !observed.touched)
-            {
-                Volumes::Live
-            } else if start.is_some() {
-                Volumes::Restored
-            } else {
-                Volumes::Fresh
-            };
-            // It starts from its parent's snapshot, not from manual changes since.
-            let as_it_is = at_start && !observed.touched && volumes == Volumes::Live;
-            (!as_it_is || !observed.exists, volumes)
-        }
-    };
-    let volumes = if restores || afresh || volumes == Volumes::Live {
-        volumes
-    } else {
+    if !restores && !decision.afresh && volumes != Volumes::Live {
         if observed.has_volumes && first_run.is_some() {
             notes.push(
                 "this store cannot restore build volumes (overlay): the step continues with the current ones; \
@@ -326,22 +223,159 @@ pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
                     .to_owned(),
             );
         }
-        Volumes::Live
-    };
+        volumes = Volumes::Live;
+    }
     let moves = moves
         && (first_run.is_none()
             || observed.touched
             || observed.head.first() != start.as_ref()
             || volumes != Volumes::Live);
-    let keep_changes = observed.touched && (moves || first_run.is_some());
     Plan {
         steps,
         start,
         moves,
         volumes,
-        keep_changes,
+        keep_changes: observed.touched && (moves || first_run.is_some()),
         brings,
         notes,
+    }
+}
+
+/// What is wanted and what there is, and the steps that the options name.
+struct Decision<'a> {
+    wanted: &'a [Wanted],
+    observed: &'a Observed,
+    options: &'a Options,
+    /// Position of the last requested step.
+    last: usize,
+    /// Position of the step to run again.
+    rerun: Option<usize>,
+    /// Live volumes that cannot be restored can only be clean by starting from the first step.
+    afresh: bool,
+}
+
+impl<'a> Decision<'a> {
+    fn new(wanted: &'a [Wanted], observed: &'a Observed, options: &'a Options) -> Self {
+        let position = |name: &String| wanted.iter().position(|step| step.name == *name);
+        let until = options.until.as_ref().and_then(position);
+        Self {
+            wanted,
+            observed,
+            options,
+            last: until.unwrap_or_else(|| wanted.len().saturating_sub(1)),
+            rerun: options.rerun.as_ref().and_then(position),
+            afresh: options.clean && !observed.freezes_volumes && observed.has_volumes,
+        }
+    }
+
+    fn found(&self, index: usize) -> Option<&'a Found> {
+        self.observed.layers.get(self.wanted[index].key.as_ref()?)
+    }
+
+    fn is_usable(&self, index: usize) -> bool {
+        self.found(index)
+            .is_some_and(|found| found.unusable.is_none())
+            && self.is_before_rerun(index)
+            && !self.afresh
+    }
+
+    fn is_before_rerun(&self, index: usize) -> bool {
+        self.rerun.is_none_or(|rerun| index < rerun)
+    }
+
+    /// Returns the positions of the steps that are requested and not skipped.
+    fn reached(&self) -> impl DoubleEndedIterator<Item = usize> {
+        let steps = self.wanted.iter().enumerate();
+        let reached = steps.filter(|(index, step)| *index <= self.last && step.skip.is_none());
+        reached.map(|(index, _)| index)
+    }
+
+    /// Returns the step whose layer the env is based on. A layer includes everything below it: the last usable one
+    /// decides, and gaps before it do not matter.
+    fn base(&self) -> Option<usize> {
+        // Later layers prove nothing about a step that is not in their keys: it runs, and they are made again on it.
+        let mut alone = self
+            .reached()
+            .filter(|&index| self.wanted[index].uncached_downstream);
+        let first_lacking = alone.find(|&index| !self.is_usable(index));
+        self.reached()
+            .filter(|&index| first_lacking.is_none_or(|lacking| index < lacking))
+            .rfind(|&index| self.is_usable(index))
+    }
+
+    /// Returns the last step that a registry has, and the registry.
+    fn pulled(&self) -> Option<(usize, &'a str)> {
+        let (key, registry) = self.observed.remote.as_ref()?;
+        let mut steps = self.reached().filter(|&index| self.is_before_rerun(index));
+        let last = steps.find(|&index| self.wanted[index].key.as_ref() == Some(key))?;
+        Some((last, registry))
+    }
+
+    /// Returns the reason for running the first step that runs.
+    fn why_it_runs(&self, index: usize) -> String {
+        let (step, observed) = (&self.wanted[index], self.observed);
+        let unusable = self.found(index).and_then(|found| found.unusable.as_ref());
+        let changed = step.key.as_ref().and_then(|key| observed.changed.get(key));
+        if self.rerun == Some(index) {
+            "requested by `--rerun`".to_owned()
+        } else if self.afresh {
+            "requested by `--clean`".to_owned()
+        } else if let Some(why) = unusable {
+            why.clone()
+        } else if self.is_resumed(step) {
+            "did not finish last time".to_owned()
+        } else if let Some(what) = changed {
+            format!("changed: {what}")
+        } else if !observed.exists {
+            "new".to_owned()
+        } else {
+            "no snapshot with its key: it, or something before it, changed".to_owned()
+        }
+    }
+
+    fn is_resumed(&self, step: &Wanted) -> bool {
+        self.observed.attempt.is_some() && self.observed.attempt == step.key
+    }
+
+    /// Returns whether the env moves, and its volumes, if no step runs. An env that continued from its last step (by
+    /// `exec` or a snapshot) stays, unless it stands on a step that is no longer wanted, or a step was begun on its
+    /// volumes.
+    fn at_the_end(&self, start: Option<&LayerId>, restores: bool) -> (bool, Volumes) {
+        let observed = self.observed;
+        let on_start = match start {
+            Some(layer) => observed.head.contains(layer),
+            None => observed.exists && observed.head.is_empty(),
+        };
+        let dirty = observed.attempt.is_some() && restores;
+        let mut above = observed.head.iter().take_while(|id| Some(*id) != start);
+        // With `--until`, later layers may still be wanted.
+        let outlived =
+            self.options.until.is_none() && above.any(|id| observed.outlived.contains(id));
+        match on_start && !dirty && !outlived {
+            true => (false, Volumes::Live),
+            false => (start.is_some(), Volumes::Restored),
+        }
+    }
+
+    /// Returns whether the env moves, and its volumes, if this step runs first.
+    fn before(&self, step: &Wanted, start: Option<&LayerId>) -> (bool, Volumes) {
+        let observed = self.observed;
+        let at_start = observed.head.first() == start;
+        let continues = self.is_resumed(step) || step.incremental && observed.has_volumes;
+        let volumes = if self.afresh {
+            Volumes::Fresh
+        } else if !self.options.clean && continues
+            || (at_start && observed.attempt.is_none() && !observed.touched)
+        {
+            Volumes::Live
+        } else if start.is_some() {
+            Volumes::Restored
+        } else {
+            Volumes::Fresh
+        };
+        // It starts from its parent's snapshot, not from manual changes since.
+        let as_it_is = at_start && !observed.touched && volumes == Volumes::Live;
+        (!as_it_is || !observed.exists, volumes)
     }
 }
 

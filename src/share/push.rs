@@ -211,18 +211,6 @@ impl Pushing<'_> {
         let remembered = store.shared_layer(&layer.id).ok().flatten();
         let remembered = remembered.unwrap_or_default();
         let mut shared = Shared::default();
-        let mut send = Vec::new();
-        for (name, state) in &layer.volumes {
-            let volume = |layer: &Layer| store.layer_dir(&layer.id).join("volumes").join(name);
-            let is_frozen = |layer: &Layer| layer.volumes.get(name) == Some(&VolumeState::Frozen);
-            if *state == VolumeState::Frozen {
-                let changes = match below.filter(|below| is_frozen(below)) {
-                    Some(below) => self.between(volume(below), volume(layer)),
-                    None => Changes::Whole(volume(layer)),
-                };
-                send.push((name.clone(), changes));
-            }
-        }
         let place = |layer: &Layer, tree: &str| store.layer_dir(&layer.id).join(tree);
         let changes = match self.store.method() {
             Method::Overlay => Changes::Upper(place(layer, "diff")),
@@ -257,7 +245,7 @@ impl Pushing<'_> {
             };
             volumes.insert(name.clone(), state);
         }
-        for (name, changes) in send {
+        for (name, changes) in self.frozen_volumes(layer, below) {
             let known = remembered.volumes.get(&name).cloned();
             let blob = self.blob(known, changes, there).await.context(failed)?;
             volumes.insert(name.clone(), Volume::Layer(self.document.blobs.len()));
@@ -302,6 +290,26 @@ impl Pushing<'_> {
             return Ok(());
         }
         self.publish(key, false).await
+    }
+
+    /// Returns the changes of a layer's frozen build volumes, by name.
+    fn frozen_volumes(&self, layer: &Layer, below: Option<&Layer>) -> Vec<(String, Changes)> {
+        let mut all = Vec::new();
+        for (name, state) in &layer.volumes {
+            let volume = |layer: &Layer| {
+                let layer = self.store.layer_dir(&layer.id);
+                layer.join("volumes").join(name)
+            };
+            let is_frozen = |layer: &&Layer| layer.volumes.get(name) == Some(&VolumeState::Frozen);
+            if *state == VolumeState::Frozen {
+                let changes = match below.filter(is_frozen) {
+                    Some(below) => self.between(volume(below), volume(layer)),
+                    None => Changes::Whole(volume(layer)),
+                };
+                all.push((name.clone(), changes));
+            }
+        }
+        all
     }
 
     fn between(&self, old: std::path::PathBuf, new: std::path::PathBuf) -> Changes {

@@ -92,19 +92,16 @@ impl Store {
         }
         for (key, item) in found.images {
             if let Read::Fine(image) = item.image {
-                let current = found
-                    .references
-                    .values()
-                    .any(|reference| matches!(reference, Read::Fine(known) if *known == key));
                 let base = Base {
                     name: image.name.clone(),
                     built: image.built,
                     used: self.last_use_of_image(&image),
-                    // An unreadable reference may name it.
-                    current: current
-                        || found.references.values().any(|reference| {
-                            matches!(reference, Read::Damaged(_) | Read::Foreign(_))
-                        }),
+                    current: found.references.values().any(|reference| match reference {
+                        Read::Fine(known) => *known == key,
+                        // It may name the image.
+                        Read::Damaged(_) | Read::Foreign(_) => true,
+                        Read::Absent => false,
+                    }),
                     bytes: image.bytes,
                     took_ms: image.took_ms,
                 };

@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::engine::docker::Service;
 use crate::plan::ids::{LayerId, StepKey};
 use crate::plan::record::Snapshot;
-use crate::plan::resolve::{self, Spec};
+use crate::plan::resolve::{self, Spec, Step};
 use crate::plan::{Found, Observed, Options, Plan, Wanted, plan as decide};
 use crate::profile::Profile;
 use crate::store::history::Seeker;
@@ -116,39 +116,14 @@ pub fn observe(
             && let (Some(old), Some(new)) = (before.step(&step.name), spec.step(&step.name))
             && old.key != new.key
         {
-            let mut what = resolve::changed(old, new);
-            if what.is_empty() {
-                let image = record.image_key != image_key;
-                let above = if image {
-                    "the image"
-                } else {
-                    "a step before it"
-                };
-                what.push(above.to_owned());
-            }
-            observed.changed.insert(key.clone(), what.join(", "));
+            let is_rebased = record.image_key != image_key;
+            observed
+                .changed
+                .insert(key.clone(), changed(old, new, is_rebased));
         }
     }
     if let Some(service) = &service {
-        let keys = wanted.iter().filter_map(|step| step.key.as_ref());
-        let missing: Vec<&StepKey> = keys
-            .filter(|key| !observed.layers.contains_key(*key))
-            .collect();
-        if !missing.is_empty() {
-            for frozen in store.forgotten(service, &missing)? {
-                if frozen.whole.is_some() {
-                    let found = Found {
-                        layer: frozen.key.clone().into(),
-                        unusable: None,
-                        refused: false,
-                        holds_volumes: false,
-                        brings: BTreeSet::new(),
-                    };
-                    observed.layers.insert(frozen.key.clone(), found);
-                }
-                observed.forgotten.insert(frozen.key);
-            }
-        }
+        find_forgotten(store, service, wanted, &mut observed)?;
     }
     let Some(record) = record.filter(|record| record.image_key == image_key) else {
         return Ok(observed);
@@ -166,6 +141,46 @@ pub fn observe(
         fs_err::read_dir(store.volume_dir(id)).is_ok_and(|mut entries| entries.next().is_some())
     });
     Ok(observed)
+}
+
+/// Returns why the key of a step is another one now.
+fn changed(old: &Step, new: &Step, is_rebased: bool) -> String {
+    let what = resolve::changed(old, new);
+    match (what.is_empty(), is_rebased) {
+        (false, _) => what.join(", "),
+        (true, true) => "the image".to_owned(),
+        (true, false) => "a step before it".to_owned(),
+    }
+}
+
+/// Finds the snapshots that only the service still has.
+fn find_forgotten(
+    store: &Store,
+    service: &Service,
+    wanted: &[Wanted],
+    observed: &mut Observed,
+) -> Result<()> {
+    let keys = wanted.iter().filter_map(|step| step.key.as_ref());
+    let missing: Vec<&StepKey> = keys
+        .filter(|key| !observed.layers.contains_key(*key))
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    for frozen in store.forgotten(service, &missing)? {
+        if frozen.whole.is_some() {
+            let found = Found {
+                layer: frozen.key.clone().into(),
+                unusable: None,
+                refused: false,
+                holds_volumes: false,
+                brings: BTreeSet::new(),
+            };
+            observed.layers.insert(frozen.key.clone(), found);
+        }
+        observed.forgotten.insert(frozen.key);
+    }
+    Ok(())
 }
 
 /// Where an env stands.

@@ -103,16 +103,6 @@ impl Selection {
         let chosen = resolve::Chosen::new(&profile, request.variant, request.from)?;
         let hooks = hooks::read(cx, &profile, &chosen.hooks())?;
         let recipe = catalog::find(&cx.config.image_dirs, &profile.image.value)?;
-        let mut params = BTreeMap::new();
-        for text in request.params {
-            let (name, value) = text.split_once('=').ok_or_else(|| {
-                Error::new(Kind::Usage, format!("`{text}` is not NAME=VALUE")).help(format!(
-                    "rockenv {} PROFILE --param NAME=VALUE",
-                    request.verb
-                ))
-            })?;
-            params.insert(name.to_owned(), value.to_owned());
-        }
         let wanted = match named.targets[..] {
             [] => &profile.targets,
             _ => &named.targets,
@@ -153,7 +143,7 @@ impl Selection {
             machine_targets: machine_targets(cx)?,
             variant: request.variant.map(str::to_owned),
             from: request.from.map(str::to_owned),
-            params,
+            params: params(request)?,
             engine: choice.engine,
             without_gpu,
             user: cx.config.user.clone(),
@@ -186,6 +176,20 @@ impl Selection {
             own: true,
         })
     }
+}
+
+fn params(request: &UpRequest<'_>) -> Result<BTreeMap<String, String>> {
+    let mut params = BTreeMap::new();
+    for text in request.params {
+        let (name, value) = text.split_once('=').ok_or_else(|| {
+            Error::new(Kind::Usage, format!("`{text}` is not NAME=VALUE")).help(format!(
+                "rockenv {} PROFILE --param NAME=VALUE",
+                request.verb
+            ))
+        })?;
+        params.insert(name.to_owned(), value.to_owned());
+    }
+    Ok(params)
 }
 
 fn engine(cx: &Context, request: &UpRequest<'_>, host: &Host, env: &str) -> Result<Choice> {

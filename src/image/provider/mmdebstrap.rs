@@ -91,7 +91,11 @@ pub(crate) fn build(table: &Mmdebstrap, source_date: i64, cx: &mut BuildContext<
         program = program.env(name, value);
     }
     program = program.args(["--", table.suite.as_str(), "-"]).args(lines);
+    unpack_output(program, name, cx)
+}
 
+/// Runs the program and unpacks the archive that it writes.
+fn unpack_output(program: Program, name: &str, cx: &mut BuildContext<'_>) -> Result<()> {
     let written = AtomicU64::new(0);
     let (into, cancel, progress) = (cx.into, cx.cancel, &mut *cx.progress);
     let mut seen = 0;

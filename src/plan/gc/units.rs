@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 
 use super::roots::Roots;
-use super::{Inventory, What};
+use super::{Env, Inventory, What};
 use crate::plan::ids::{LayerId, StepKey};
 
 /// Assumed speed of making untimed items again, in bytes a second: a download.
@@ -78,47 +78,7 @@ pub(super) fn units(stock: &Inventory, roots: &Roots) -> Vec<Unit> {
         .iter()
         .filter(|(_, env)| !env.busy && !env.unsettled)
     {
-        let failed = &env.record.failed;
-        if let Some(failed) = failed {
-            let below = failed.parent.as_ref().and_then(|id| layers.get(id));
-            units.push(Unit {
-                what: What::Failed { env: name.clone() },
-                name: format!("tree of failed step {name}/{}", failed.step),
-                bytes: env.failed,
-                rebuild_ms: 0,
-                used: env.used,
-                garbage: None,
-                below: below.copied(),
-                by_age: false,
-            });
-        }
-        let named: BTreeSet<&str> = env
-            .record
-            .steps
-            .iter()
-            .filter_map(|step| step.log.as_deref())
-            .chain(failed.as_ref().map(|failed| failed.log.as_str()))
-            .filter_map(|log| log.split('/').nth(1))
-            .collect();
-        for (run, bytes) in env
-            .logs
-            .iter()
-            .filter(|(run, _)| !named.contains(run.as_str()))
-        {
-            units.push(Unit {
-                what: What::Logs {
-                    env: name.clone(),
-                    run: run.clone(),
-                },
-                name: format!("logs {name}/{run}"),
-                bytes: *bytes,
-                rebuild_ms: 0,
-                used: started(run).unwrap_or(stock.now),
-                garbage: None,
-                below: None,
-                by_age: true,
-            });
-        }
+        env_units(name, env, stock.now, &layers, &mut units);
     }
     for ((env, volume, path), project) in &stock.projects {
         units.push(Unit {
@@ -152,6 +112,59 @@ pub(super) fn units(stock: &Inventory, roots: &Roots) -> Vec<Unit> {
         });
     }
     units
+}
+
+/// Adds the tree of an env's failed step, and the logs that its record does not name.
+fn env_units(
+    name: &str,
+    env: &Env,
+    now: Timestamp,
+    layers: &BTreeMap<&LayerId, usize>,
+    units: &mut Vec<Unit>,
+) {
+    let failed = &env.record.failed;
+    if let Some(failed) = failed {
+        let below = failed.parent.as_ref().and_then(|id| layers.get(id));
+        units.push(Unit {
+            what: What::Failed {
+                env: name.to_owned(),
+            },
+            name: format!("tree of failed step {name}/{}", failed.step),
+            bytes: env.failed,
+            rebuild_ms: 0,
+            used: env.used,
+            garbage: None,
+            below: below.copied(),
+            by_age: false,
+        });
+    }
+    let named: BTreeSet<&str> = env
+        .record
+        .steps
+        .iter()
+        .filter_map(|step| step.log.as_deref())
+        .chain(failed.as_ref().map(|failed| failed.log.as_str()))
+        .filter_map(|log| log.split('/').nth(1))
+        .collect();
+    for (run, bytes) in env
+        .logs
+        .iter()
+        .filter(|(run, _)| !named.contains(run.as_str()))
+    {
+        units.push(Unit {
+            what: What::Logs {
+                env: name.to_owned(),
+                run: run.clone(),
+            },
+            name: format!("logs {name}/{run}"),
+            bytes: *bytes,
+            rebuild_ms: 0,
+            used: started(run).unwrap_or(now),
+            garbage: None,
+            below: None,
+            by_age: true,
+        });
+    }
 }
 
 /// Adds the removable layers; returns the position of each.
