@@ -230,7 +230,7 @@ fn what_differs_from_the_lock_file_is_refused_by_name_and_left_alone() {
         (
             "word = \"done\"",
             "word = \"ready\"",
-            "step `read` is another",
+            "step `read` differs",
         ),
         (
             "rev = \"main\"",
@@ -278,7 +278,7 @@ fn what_differs_from_the_lock_file_is_refused_by_name_and_left_alone() {
         .unwrap();
     let head = git(&checkout, &["rev-parse", "HEAD"]);
     fs::write(checkout.join("a"), "mine\n").unwrap();
-    refused(&["source `src` in `", "was changed", "git -C"]);
+    refused(&["source `src` in `", "has changes", "git -C"]);
     assert_eq!(fs::read_to_string(checkout.join("a")).unwrap(), "mine\n");
     store
         .rockenv(&["lock", name, "--file", "other.lock"])

@@ -297,7 +297,7 @@ fn one_of_several_images_has_to_be_named() {
     fails(
         place.build("path = \"x\"\nref = \"3\"", "d"),
         Kind::NotFound,
-        "is called `3`",
+        "no image named `3`",
     );
 }
 

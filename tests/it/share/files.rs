@@ -71,7 +71,7 @@ fn nothing_is_built_of_what_was_imported() {
         let place = disk.join(file);
         one.rockenv(&["export", &name, "--snapshots", text(&place)])
             .ok()
-            .says(&["the image and one, two, three are in", file]);
+            .says(&["wrote the image and one, two, three to", file]);
         assert_eq!(names(&disk), [file]);
         other.rockenv(&["import", text(&place)]).ok().says(&[
             "imported ",

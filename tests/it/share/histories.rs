@@ -54,7 +54,7 @@ fn only_what_a_clean_build_makes_is_shared_unless_asked() {
         .ok()
         .says(&[
             "`one` and those after it cannot be shared",
-            "the image and base are in",
+            "wrote the image and base to",
         ]);
     let whole = one.work().join("whole.oci.tar");
     ran(&[
@@ -65,7 +65,7 @@ fn only_what_a_clean_build_makes_is_shared_unless_asked() {
         "--allow-incremental",
     ])
     .ok()
-    .says(&["the image and base, one are in"]);
+    .says(&["wrote the image and base, one to"]);
     let import = ["import", text(&whole)];
     other
         .rockenv(&import)
@@ -139,7 +139,7 @@ fn a_lock_file_tells_what_a_clean_build_did_not_make() {
     };
     let (said, text) = lock(&[]);
     assert!(
-        said.contains("not locked") && said.contains("one fetched"),
+        said.contains("not locked") && said.contains("fetched by one"),
         "{said}"
     );
     assert!(

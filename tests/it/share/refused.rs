@@ -33,7 +33,7 @@ fn nothing_is_written_over() {
         .says(&["compressed twice", "--snapshots x.tar"]);
     export("absent/x.tar")
         .exits(7)
-        .says(&["no directory", "mkdir absent"]);
+        .says(&["does not exist", "mkdir absent"]);
     // A name of our own that is not ours.
     std::os::unix::fs::symlink("mine.tar", work.join(".x.tar.rockenv-partial")).unwrap();
     export("x.tar").exits(1);
@@ -176,7 +176,7 @@ const CASES: [Case; 17] = [
             it.write();
         },
         3,
-        "it has 300 images",
+        "it contains 300 images",
     ),
     (
         |mut it| {
@@ -395,7 +395,7 @@ fn a_file_that_is_no_layout_is_not_imported() {
     other
         .rockenv(&["import", "absent.tar"])
         .exits(7)
-        .says(&["there is no `absent.tar`", "--snapshots"]);
+        .says(&["`absent.tar` does not exist", "--snapshots"]);
     other
         .rockenv(&["import", "/dev/null"])
         .exits(3)
