@@ -227,11 +227,7 @@ fn what_differs_from_the_lock_file_is_refused_by_name_and_left_alone() {
             "echo other",
             "step `before` differs from the lock file: its script has changed",
         ),
-        (
-            "word = \"done\"",
-            "word = \"ready\"",
-            "step `read` differs",
-        ),
+        ("word = \"done\"", "word = \"ready\"", "step `read` differs"),
         (
             "rev = \"main\"",
             "rev = \"other\"",

@@ -3,7 +3,7 @@
 
 use super::key::{StepKey, Surroundings, key, parts};
 use super::{Hook, Step, Volume};
-use crate::plan::resolve::spec::Inputs;
+use crate::plan::resolve::inputs::Inputs;
 use crate::profile::Profile;
 use crate::rocm::therock::Prints;
 use crate::sys::error::{Error, Result};

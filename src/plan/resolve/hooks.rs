@@ -1,7 +1,7 @@
 //! Owns deciding which hooks an env gets, and from which step on.
 
 use super::{Hook, Skipped, Step};
-use crate::plan::resolve::spec::Inputs;
+use crate::plan::resolve::inputs::Inputs;
 use crate::profile::hook::Applies;
 use crate::profile::{self, Profile, VolumeKind};
 use crate::rocm::target::Target;

@@ -10,6 +10,7 @@ mod chosen;
 pub mod coherent;
 mod hooks;
 mod image_env;
+mod inputs;
 mod key;
 mod spec;
 #[cfg(test)]
@@ -21,7 +22,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use crate::plan::resolve::spec::{Inputs, resolve, volumes};
+pub use crate::plan::resolve::inputs::Inputs;
+pub use crate::plan::resolve::spec::{resolve, volumes};
 pub use changed::changed;
 pub use choose::{DEFAULT_PROFILE, Request, choose, env_name};
 pub use chosen::{Chosen, choices};

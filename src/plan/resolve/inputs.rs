@@ -1,0 +1,77 @@
+//! Owns the inputs of resolving, beside the profile.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use super::hooks::HookFacts;
+use super::key::StepKey;
+use super::{BuildUser, Engine};
+use crate::profile::Profile;
+use crate::rocm::target::Target;
+use crate::rocm::therock::Prints;
+
+/// Everything that `resolve` needs besides the profile.
+#[derive(Clone, Debug)]
+pub struct Inputs {
+    /// Name of the env, if given.
+    pub env_name: Option<String>,
+    /// Name of the env instead of `<profile>` or `<profile>-<targets>`.
+    pub stem: Option<String>,
+    /// Targets instead of the profile's.
+    pub targets: Vec<Target>,
+    /// Configured targets of all envs on this machine: `${machine.targets}` is these plus the env's own.
+    pub machine_targets: Vec<Target>,
+    /// Variant instead of the profile's.
+    pub variant: Option<String>,
+    /// Starting point; default: source.
+    pub from: Option<String>,
+    /// Values instead of the profile's defaults.
+    pub params: BTreeMap<String, String>,
+    /// What will run the steps.
+    pub engine: Engine,
+    /// Why the env gets no GPU, if so. Steps with `gpu` are then skipped: they have not passed.
+    pub without_gpu: Option<String>,
+    /// Who the steps run as.
+    pub user: BuildUser,
+    /// Meaning of `~`: the invoking user's home, also under sudo.
+    pub host_home: PathBuf,
+    /// Identity of the image: its recipe and resolved inputs.
+    pub image_key: String,
+    /// Environment variables of the image.
+    pub image_env: BTreeMap<String, String>,
+    /// Digests of copied files: `profile::copy_files(..)?.digests()`.
+    pub file_digests: BTreeMap<String, String>,
+    /// Fingerprints of the source volumes in steps' `inputs`, by volume.
+    pub fingerprints: BTreeMap<String, String>,
+    /// TheRock's fingerprints, by the key of the step that made them.
+    pub prints: BTreeMap<StepKey, Prints>,
+    /// Targets that a checkout declares differently from the built-in table.
+    pub declared: Vec<Target>,
+    /// The source's exclusions, by target and project, with the issue behind each; default: the built-in ones.
+    pub excluded: Option<BTreeMap<String, BTreeMap<String, Option<String>>>>,
+    /// Facts about the profile's hooks, by name.
+    pub hooks: BTreeMap<String, HookFacts>,
+}
+
+impl Inputs {
+    /// Returns the targets to build for, as the checkout declares them.
+    pub(crate) fn targets_of(&self, profile: &Profile) -> Vec<Target> {
+        let targets = match self.targets.is_empty() {
+            true => &profile.targets,
+            false => &self.targets,
+        };
+        targets
+            .iter()
+            .map(|target| self.as_declared(*target))
+            .collect()
+    }
+
+    /// Returns a target as the checkout declares it.
+    pub(super) fn as_declared(&self, target: Target) -> Target {
+        let declared = self
+            .declared
+            .iter()
+            .find(|known| known.name() == target.name());
+        declared.copied().unwrap_or(target)
+    }
+}
