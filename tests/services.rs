@@ -408,7 +408,7 @@ fn an_env_stays_with_its_engine() {
     store
         .rockenv(&["up", store.env(), "--engine", "nspawn"])
         .exits(2)
-        .says(&["was made with", "--name NEW"]);
+        .says(&["was created with", "--name NEW"]);
     // Its steps are not the other's: two engines, two trees.
     let other = format!("{}-n", store.env());
     store
