@@ -1,6 +1,6 @@
 //! Owns the machine's budget of jobs: how many each env may use at once.
 //!
-//! A slot of the budget is a byte in the store's file `jobs`, and whoever has locked it has the slot. The kernel
+//! A slot of the budget is a byte in the store's file `jobs`, and the process that has locked it has the slot. The kernel
 //! releases it however its owner ends, so there is no broker that could die, and nothing to recover. The holders
 //! coordinate through the same file: each has a seat in it, a locked record of its number of slots and its need, and
 //! each decides for itself by the same rule (`target`).

@@ -2,7 +2,7 @@
 //! same into files.
 //!
 //! A layer that was pushed before has a known digest, so the registry is only asked whether it has it. Tags come last
-//! and from the bottom up: whoever finds one finds all of its parents. An interrupted push resumes with the current
+//! and from the bottom up: a reader that finds one finds all of its parents. An interrupted push resumes with the current
 //! layer.
 
 use std::collections::BTreeMap;

@@ -2,7 +2,7 @@
 //!
 //! The command keeps a lock on the file for as long as it lives. The kernel releases the lock however the command
 //! ends, so neither a process with a reused id nor another boot can pass for it, and pid namespaces do not matter.
-//! The file's content is for people, and for the command's own children. Whoever locks an env whose command is gone
+//! The file's content is for people, and for the command's own children. A command that locks an env whose last command is gone
 //! removes the env, so nobody can continue with it by mistake.
 
 use std::io::{Read as _, Write as _};

@@ -1,7 +1,7 @@
 //! Owns fetching several files at once into the download cache, each from the first of its addresses, or their
 //! mirrors, that has it.
 //!
-//! Plain `http` is accepted: the digest decides whether a file is right, whoever sends it.
+//! Plain `http` is accepted: the digest decides whether a file is right, not the server.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

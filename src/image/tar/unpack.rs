@@ -48,7 +48,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// For snapshots: a step's output may have any compression ratio, and whoever pushes it runs code here anyway.
+    /// For snapshots: a step's output may have any compression ratio, and its publisher runs code here anyway.
     pub const SNAPSHOT: Self = Self {
         ratio: u64::MAX,
         ..Self::ARCHIVE
