@@ -208,17 +208,14 @@ fn run(cx: &Context, way: &Way<'_>, directory: &str, program: &str, args: &OnArg
     // The shell turns a signal into an exit code, because ssh reports a signal as a failure of its own; Ctrl-C must
     // not end the shell.
     let script = r#"cd "$HOME/$1" || exit 1
-program=$HOME/$2 sudo=$3 trusted=$4
+program=$HOME/$2 sudo=$3 digest=$4
 shift 4
 trap : HUP INT QUIT TERM
-$sudo "$program" __attend $PPID "$trusted" "$@"
+$sudo "$program" __attend $PPID "$digest" "$@"
 exit $?"#;
     let sudo = if args.sudo { "sudo -n" } else { "" };
-    let trusted = match cx.config.current.counts() {
-        true => "trusted",
-        false => "",
-    };
-    let mut words = vec![directory, program, sudo, trusted];
+    let digest = cx.config.current.digest()?.unwrap_or_default();
+    let mut words = vec![directory, program, sudo, &digest];
     words.extend(args.command.iter().map(String::as_str));
     let terminals = cx.ui.settings().terminals;
     let reads = reads_input(&args.command);

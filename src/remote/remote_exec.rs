@@ -16,12 +16,18 @@ use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::host::Host;
 use crate::sys::trust;
 
-/// `__attend PID TRUSTED ARGUMENT...`: becomes rockenv with these arguments, which gets SIGTERM when the process
-/// ends. If TRUSTED is not empty, the sent files apply, because they did on the sending machine.
+/// `__attend PID DIGEST ARGUMENT...`: becomes rockenv with these arguments, which gets SIGTERM when the process
+/// ends. If DIGEST is not empty, the received files apply, and must be those that apply on the sending machine.
 pub(crate) fn attend(arguments: &[String]) -> Result<()> {
-    let [session, trusted, arguments @ ..] = arguments else {
+    let [session, digest, arguments @ ..] = arguments else {
         return Err(usage());
     };
+    if !digest.is_empty() && trust::digest(&std::env::current_dir()?)? != *digest {
+        let message =
+            "the received profiles, images, hooks and rockenv.toml differ from the trusted files";
+        return Err(Error::invalid(message)
+            .help("rockenv trust, then run it again; a link must not lead out of the directory"));
+    }
     let program = Host::probe()?.program;
     let own = std::process::id().to_string();
     Command::new(&program)
@@ -33,9 +39,7 @@ pub(crate) fn attend(arguments: &[String]) -> Result<()> {
     // The process stays the same, so signals, the terminal and the exit code are its own.
     let mut command = Command::new(&program);
     command.arg0("rockenv").args(arguments);
-    if !trusted.is_empty() {
-        command.env(trust::VARIABLE, std::env::current_dir()?);
-    }
+    command.env(trust::DIGEST_VARIABLE, digest);
     Err(command.exec()).context(|| "cannot start rockenv".to_owned())
 }
 

@@ -20,6 +20,7 @@ use super::ssh::Way;
 use super::tree::{Seen, Tree};
 use crate::store::lock::Lock;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::trust;
 use crate::tree::{file, remove_tree};
 
 /// The link to the directory of the last command.
@@ -142,7 +143,22 @@ fn first_difference(tree: &Tree, manifest: &Manifest) -> Result<Option<PathBuf>>
             return Ok(Some(path.clone()));
         }
     }
-    Ok(None)
+    let is_new = |path: &PathBuf| !manifest.contains_key(path);
+    Ok(for_rockenv(tree)?.into_iter().find(is_new))
+}
+
+/// Lists the files that rockenv would read in a directory, sent or not.
+fn for_rockenv(tree: &Tree) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for name in [trust::CONFIGURATION].into_iter().chain(trust::DIRECTORIES) {
+        let name = PathBuf::from(name);
+        match tree.look(&name)? {
+            Seen::Absent => {}
+            Seen::Directory => found.extend(tree.leaves(&name)?),
+            Seen::Is(_) | Seen::Other => found.push(name),
+        }
+    }
+    Ok(found)
 }
 
 /// Makes the directories, and copies unchanged files from the last directory, with shared blocks if the file system
@@ -354,6 +370,36 @@ mod tests {
         symlink(&outside, &link).unwrap();
         machines.send(&["file"]);
         assert_eq!(machines.read("outside"), "outside");
+    }
+
+    #[test]
+    fn a_profile_that_was_not_sent_is_in_no_directory_that_is_used_again() {
+        let machines = Machines::new();
+        machines.put("here/profiles/a.toml", "sent");
+        let files = ["profiles", "profiles/a.toml"];
+        let manifest = machines.manifest(&files);
+        let take = || {
+            let (sent, mut reply) = (machines.sent(&manifest, &files[1..]), Vec::new());
+            let there = machines.0.path().join("there");
+            super::take(&there, sent.as_slice(), &mut reply).unwrap();
+            let mut reply = reply.as_slice();
+            drop(read_line::<Vec<PathBuf>>(&mut reply).unwrap());
+            read_line::<Received>(&mut reply).unwrap()
+        };
+        let mut before = take().directory;
+        for made in ["profiles/b.toml", "rockenv.toml", "hooks/h/hook.toml"] {
+            machines.put(&format!("there/{before}/out/made"), "result");
+            assert_eq!(take().directory, before);
+            machines.put(&format!("there/{before}/{made}"), "made there");
+            let fresh = take();
+            assert_eq!(fresh.changed, Some((before.clone(), made.into())));
+            assert_ne!(fresh.directory, before);
+            assert_eq!(
+                machines.read(&format!("there/{before}/{made}")),
+                "made there"
+            );
+            before = fresh.directory;
+        }
     }
 
     #[test]

@@ -219,7 +219,10 @@ impl Config {
             .transpose()?;
         let trusted_dirs = set(trust::VARIABLE).cloned();
         let mut current = match working {
-            Some(working) => Current::look(working, &user_dir, trusted_dirs.as_deref()),
+            Some(working) => {
+                let sent = set(trust::DIGEST_VARIABLE).map(String::as_str);
+                Current::look(working, &user_dir, trusted_dirs.as_deref(), sent)
+            }
             None => Current::default(),
         };
         if let Some(working) = working {

@@ -36,6 +36,7 @@ pub(crate) struct FileRead {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Checked {
     directory: PathBuf,
+    pub(crate) digest: String,
     /// Files, by the path that leads there and by the one without links.
     files: BTreeMap<PathBuf, Known>,
     links: BTreeMap<PathBuf, PathBuf>,
@@ -51,8 +52,8 @@ struct Known {
 }
 
 impl Checked {
-    /// Reads what a directory has of rockenv's: names, kinds, executable bits and content, and where links lead. Returns the digest too.
-    pub(crate) fn read(directory: &Path) -> Result<(String, Self)> {
+    /// Reads what a directory has of rockenv's: names, kinds, executable bits and content, and where links lead.
+    pub(crate) fn read(directory: &Path) -> Result<Self> {
         let mut walk = Walk {
             hash: Sha256::new(),
             files: 0,
@@ -65,7 +66,10 @@ impl Checked {
         for name in [CONFIGURATION].into_iter().chain(DIRECTORIES) {
             walk.add(Path::new(name), 0)?;
         }
-        Ok((hex::encode(walk.hash.finalize()), walk.checked))
+        Ok(Self {
+            digest: hex::encode(walk.hash.finalize()),
+            ..walk.checked
+        })
     }
 
     /// Returns whether everything at a path, which has no `..`, was read.
@@ -241,7 +245,10 @@ impl Walk {
         // What a file names beside itself is looked for where it really is.
         if read.real != path {
             self.hash.update(b"\0at\0");
-            self.hash.update(read.real.as_os_str().as_bytes());
+            // On another machine the directory has another path.
+            let below = read.real.strip_prefix(&self.checked.directory);
+            let place = below.unwrap_or(&read.real).as_os_str();
+            self.hash.update(place.as_bytes());
         }
         let digest: [u8; 32] = Sha256::digest(&read.bytes).into();
         self.hash.update([0, u8::from(read.executable)]);

@@ -20,10 +20,12 @@ use crate::sys::error::{Error, Result};
 
 /// The variable that names trusted directories, for use without a terminal.
 pub(crate) const VARIABLE: &str = "ROCKENV_TRUSTED_DIRS";
+/// The variable with the digest by which the current directory is trusted: `rockenv on` sets it on the other machine.
+pub(crate) const DIGEST_VARIABLE: &str = "ROCKENV_TRUSTED_DIGEST";
 /// The configuration of a directory.
 pub(crate) const CONFIGURATION: &str = "rockenv.toml";
 /// Subdirectories that are searched by name.
-pub(super) const DIRECTORIES: [&str; 3] = ["profiles", "images", "hooks"];
+pub(crate) const DIRECTORIES: [&str; 3] = ["profiles", "images", "hooks"];
 /// Keys that even an untrusted directory may configure.
 const HARMLESS: [&str; 2] = ["jobs", "targets"];
 /// Further keys that a trusted directory may configure: none of them names a program, a path or a host.
@@ -80,8 +82,13 @@ pub(crate) struct Trusted {
 
 impl Current {
     /// Examines the current directory. `user` is the directory of the user's configuration, `listed` the value of
-    /// [`VARIABLE`].
-    pub(crate) fn look(working: &Path, user: &Path, listed: Option<&str>) -> Self {
+    /// [`VARIABLE`], `sent` that of [`DIGEST_VARIABLE`].
+    pub(crate) fn look(
+        working: &Path,
+        user: &Path,
+        listed: Option<&str>,
+        sent: Option<&str>,
+    ) -> Self {
         // In an unreadable directory nothing applies.
         let Ok(directory) = fs::canonicalize(working) else {
             return Self::default();
@@ -89,7 +96,7 @@ impl Current {
         let names = present(&directory);
         let (state, checked) = match names.is_empty() {
             true => (State::Empty, None),
-            false => state(&directory, user, listed),
+            false => state(&directory, user, listed, sent),
         };
         let mut current = Self {
             directory,
@@ -116,6 +123,15 @@ impl Current {
     /// Returns whether its files apply.
     pub(crate) fn counts(&self) -> bool {
         self.state == State::Trusted
+    }
+
+    /// Returns the digest of its files if they apply.
+    pub(crate) fn digest(&self) -> Result<Option<String>> {
+        match &self.checked {
+            Some(checked) => Ok(Some(checked.digest.clone())),
+            None if self.counts() => digest(&self.directory).map(Some),
+            None => Ok(None),
+        }
     }
 
     /// Returns whether a file is one of those that were trusted and have not changed since.
@@ -162,15 +178,24 @@ impl Current {
 }
 
 /// Returns whether the files of a directory apply, and what was read to find out.
-fn state(directory: &Path, user: &Path, listed: Option<&str>) -> (State, Option<Checked>) {
+fn state(
+    directory: &Path,
+    user: &Path,
+    listed: Option<&str>,
+    sent: Option<&str>,
+) -> (State, Option<Checked>) {
     if is_listed(directory, listed) {
         return (State::Trusted, None);
     }
-    let Some(known) = Trusted::read(user, directory) else {
+    let known = Trusted::read(user, directory);
+    if known.is_none() && sent.is_none() {
         return (State::Untrusted, None);
-    };
-    match (known.digest, Checked::read(directory)) {
-        (Some(known), Ok((now, checked))) if known == now => (State::Trusted, Some(checked)),
+    }
+    let known = known.and_then(|known| known.digest);
+    match Checked::read(directory) {
+        Ok(now) if known.as_ref() == Some(&now.digest) || sent == Some(&now.digest) => {
+            (State::Trusted, Some(now))
+        }
         _ => (State::Changed, None),
     }
 }
@@ -205,7 +230,7 @@ pub(crate) fn present(directory: &Path) -> Vec<&'static str> {
 
 /// Returns the digest of a directory's files for rockenv.
 pub(crate) fn digest(directory: &Path) -> Result<String> {
-    Ok(Checked::read(directory)?.0)
+    Ok(Checked::read(directory)?.digest)
 }
 
 impl Trusted {

@@ -497,3 +497,48 @@ fn a_sudo_that_refuses_is_told_from_a_command_that_failed() {
         "NOPASSWD",
     ]);
 }
+
+/// A profile that changes after it was found to be the one that was trusted is sent, and does not apply there.
+#[test]
+fn what_was_trusted_is_what_applies_there() {
+    let other = Other::new();
+    let work = other.here.work();
+    let trusting = |mut command: Command| {
+        command.env_remove("ROCKENV_TRUSTED_DIRS");
+        command
+    };
+    let profiles = work.join("profiles");
+    let own = profiles.join("a.toml");
+    let good = "schema = 1\nimage = 'base'\ndescription = 'as trusted'\n[[step]]\nname = 'a'\nrun = 'true'\n";
+    fs::write(&own, good).unwrap();
+    std::os::unix::fs::symlink("a.toml", profiles.join("link.toml")).unwrap();
+    // Time to replace the profile, which is read first.
+    let last = profiles.join("zzz");
+    fs::write(&last, vec![0; 32 << 20]).unwrap();
+    let mut trust = trusting(other.here.command(&["trust", "--yes"]));
+    trust.env_remove("SUDO_UID").env_remove("SUDO_GID");
+    finish("trust".to_owned(), trust).ok();
+    let show = |name| trusting(other.command(&["profile", "show", name]));
+    for name in ["a", "link"] {
+        let shown = finish(name.to_owned(), show(name)).ok();
+        assert!(shown.text().contains("as trusted"), "{}", shown.text());
+    }
+    let showing = Background::start(show("a"));
+    let opened = PathBuf::from(format!("/proc/{}/fd", showing.pid()));
+    wait_until("the last file is read", || {
+        let open = fs::read_dir(&opened).into_iter().flatten().flatten();
+        let mut open = open.filter_map(|entry| fs::read_link(entry.path()).ok());
+        open.any(|file| file == last)
+    });
+    fs::write(work.join("aside"), good.replace("as trusted", "swapped")).unwrap();
+    fs::rename(work.join("aside"), &own).unwrap();
+    let shown = showing.wait();
+    assert!(!shown.text().contains("swapped"), "{}", shown.text());
+    shown
+        .exits(3)
+        .says(&["differ from the trusted files", "rockenv trust"]);
+    // It has changed by now, and that is said here.
+    finish("a".to_owned(), show("a"))
+        .exits(7)
+        .says(&["has changed: profiles/"]);
+}

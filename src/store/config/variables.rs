@@ -3,7 +3,7 @@
 use crate::sys::trust;
 
 /// The variables that are read and their meaning, for the documentation.
-pub const VARIABLES: [(&str, &str); 32] = [
+pub const VARIABLES: [(&str, &str); 33] = [
     ("ROCKENV_HOME", "root of the store, like `--home`"),
     (
         "ROCKENV_ENGINE",
@@ -32,6 +32,10 @@ pub const VARIABLES: [(&str, &str); 32] = [
     (
         trust::VARIABLE,
         "directories separated by `:` whose `rockenv.toml`, `profiles/`, `images/` and `hooks/` are trusted without `rockenv trust`, including subdirectories",
+    ),
+    (
+        trust::DIGEST_VARIABLE,
+        "digest by which these files of the current directory are trusted: set by `rockenv on` on the other machine",
     ),
     (
         "ROCKENV_REGISTRY",
