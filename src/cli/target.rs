@@ -40,14 +40,14 @@ pub struct CheckArgs {
 
 #[derive(Debug, Args)]
 pub struct ShowArgs {
-    /// The target, such as gfx1103
+    /// The target, such as gfx1103, or a product that has one, such as 780m
     target: String,
 }
 
 pub fn target(cx: &Context, command: &TargetCommand) -> Result<u8> {
     match command {
         TargetCommand::Ls => ls(cx).map(|()| 0),
-        TargetCommand::Show(args) => show(cx, Target::parse(&args.target)?).map(|()| 0),
+        TargetCommand::Show(args) => show(cx, Target::named(&args.target)?).map(|()| 0),
         TargetCommand::Detect => detect(cx).map(|()| 0),
         TargetCommand::Check(args) => check(cx, args),
         TargetCommand::Learn(args) => learn(cx, args).map(|()| 0),
@@ -250,7 +250,7 @@ fn show(cx: &Context, target: Target) -> Result<()> {
             schema: &'static str,
             target: &'static str,
             product: &'static str,
-            marketing_names: &'static [String],
+            marketing_names: &'static [&'static str],
             release_products: Option<&'static str>,
             kind: target::Kind,
             families: &'static [String],
@@ -269,7 +269,7 @@ fn show(cx: &Context, target: Target) -> Result<()> {
             schema: "rockenv/target/1",
             target: target.name(),
             product: &info.product,
-            marketing_names: &info.marketing_names,
+            marketing_names: target.products(),
             release_products: info.release_products.as_deref(),
             kind: info.kind,
             families: &info.families,
@@ -304,8 +304,8 @@ fn show_facts(cx: &Context, target: Target, variant: &str, here: &[Gpu]) {
         ("target", target.name().to_owned()),
         ("product", info.product.clone()),
     ];
-    let mut names = info.marketing_names.clone();
-    names.extend(info.release_products.clone());
+    let mut names = target.products().to_vec();
+    names.extend(info.release_products.as_deref());
     if !names.is_empty() {
         lines.push(("names", names.join(", ")));
     }

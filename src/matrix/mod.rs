@@ -49,7 +49,7 @@ impl Cell {
 pub fn cells(profiles: &[String], names: &[String]) -> Result<Vec<Cell>> {
     let mut targets: Vec<Target> = Vec::new();
     for name in names {
-        let named = match (Target::parse(name), target::family(name)) {
+        let named = match (Target::named(name), target::family(name)) {
             (Ok(target), _) => vec![target],
             (Err(_), Some(family)) => family,
             (Err(error), None) => return Err(error),

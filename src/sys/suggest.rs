@@ -24,8 +24,15 @@ pub(crate) fn closest<'a>(
             )
         })
         .filter(|(distance, _)| *distance <= limit)
-        .min_by_key(|(distance, _)| *distance)
+        // Letters that changed places are likelier than wrong ones.
+        .min_by_key(|(distance, name)| (*distance, sorted(name) != sorted(&typed)))
         .map(|(_, name)| name)
+}
+
+fn sorted(text: &str) -> Vec<char> {
+    let mut letters: Vec<char> = text.to_ascii_lowercase().chars().collect();
+    letters.sort_unstable();
+    letters
 }
 
 #[cfg(test)]
@@ -50,6 +57,8 @@ mod tests {
     #[test]
     fn far_names_are_not_suggested() {
         assert_eq!(closest("volum", ["step", "volume"]), Some("volume"));
+        let known = ["gfx1100", "gfx1030", "gfx1103"];
+        assert_eq!(closest("gfx1130", known), Some("gfx1103"));
         assert_eq!(closest("GFX1103", ["gfx1103"]), Some("gfx1103"));
         assert_eq!(closest("colour", ["step", "volume"]), None);
         assert_eq!(closest(&"x".repeat(1_000_000), ["step"]), None);

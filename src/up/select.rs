@@ -83,7 +83,7 @@ impl Selection {
         let targets = request
             .targets
             .iter()
-            .map(|name| Target::parse(name))
+            .map(|name| Target::named(name))
             .collect::<Result<Vec<_>>>()?;
         let listed = profile::list(&cx.config.profile_dirs)?;
         let machine = cx.gpus();

@@ -49,6 +49,59 @@ fn checkout(store: &TestStore, table: &str) -> PathBuf {
     directory
 }
 
+/// Returns the name of the env that a command of `plan` is about.
+fn planned(store: &TestStore, arguments: &[&str]) -> String {
+    let ran = store
+        .rockenv(&[&["plan", "--json"], arguments].concat())
+        .exits(0);
+    let plan: serde_json::Value = serde_json::from_slice(&ran.out).unwrap();
+    plan["env"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_product_stands_for_its_target() {
+    let store = TestStore::new();
+    for (what, env) in [
+        ("780m", "gfx1103"),
+        ("RX 7900 XTX", "gfx1100"),
+        ("MI210", "gfx90a"),
+    ] {
+        assert_eq!(planned(&store, &[what]), env, "{what}");
+    }
+    let other = planned(&store, &["hip-smoke", "--target", "rx7600"]);
+    assert_eq!(other, "hip-smoke-gfx1102");
+    let shown = store.rockenv(&["target", "show", "740M"]).exits(0).text();
+    assert!(shown.contains("target    gfx1103\n"), "{shown}");
+    assert!(
+        shown.contains("Radeon 780M, Radeon 760M, Radeon 740M"),
+        "{shown}"
+    );
+    store
+        .rockenv(&["plan", "strix"])
+        .exits(2)
+        .says(&["gfx1150 (Strix Point), gfx1151 (Strix Halo)"]);
+    store
+        .rockenv(&["plan", "gfx1130"])
+        .exits(7)
+        .says(&["did you mean `gfx1103`?"]);
+}
+
+#[test]
+fn another_target_than_the_profile_is_named_after_is_refused() {
+    let store = TestStore::new();
+    store
+        .rockenv(&["plan", "gfx1103", "--target", "gfx1100"])
+        .exits(2)
+        .says(&[
+            "profile `gfx1103` is for gfx1103, not for `--target gfx1100`",
+            "rockenv up therock --target gfx1100",
+        ]);
+    assert_eq!(planned(&store, &["gfx1103", "--target", "780m"]), "gfx1103");
+    // A profile with any other name is for any target.
+    let other = planned(&store, &["hip-smoke", "--target", "gfx1100"]);
+    assert_eq!(other, "hip-smoke-gfx1100");
+}
+
 #[test]
 fn a_checkout_is_compared_and_believed() {
     let store = TestStore::new();

@@ -39,10 +39,21 @@ pub fn choose<'a>(
     };
     request.targets.sort_unstable();
     request.targets.dedup();
-    if is_path(argument) || profiles.contains(&argument) {
+    if is_path(argument) {
         return Ok(request);
     }
-    match Target::parse(argument) {
+    // A product stands for its target, and a profile may be named after that.
+    let named = Target::named(argument);
+    let profile = match &named {
+        Ok(target) if !profiles.contains(&argument) => target.name(),
+        _ => argument,
+    };
+    if profiles.contains(&profile) {
+        request.profile = profile.to_owned();
+        agree(&mut request, targets)?;
+        return Ok(request);
+    }
+    match named {
         Ok(target) if request.targets.is_empty() => Ok(Request {
             profile: DEFAULT_PROFILE.to_owned(),
             targets: vec![target],
@@ -64,10 +75,10 @@ pub fn choose<'a>(
             );
             Err(Error::new(Kind::Usage, message).help(help))
         }
-        Err(error) => {
-            if target::family(argument).is_some() {
-                return Err(error);
-            }
+        Err(error) if error.kind() == Kind::Usage || target::family(argument).is_some() => {
+            Err(error)
+        }
+        Err(_) => {
             let shown = argument.escape_debug().take(80).collect::<String>();
             let error = Error::not_found(format!("no profile or target `{shown}`"));
             let known = profiles
@@ -79,6 +90,25 @@ pub fn choose<'a>(
             }))
         }
     }
+}
+
+/// Refuses other targets than the one that the profile is named after.
+fn agree(request: &mut Request, targets: &[Target]) -> Result<()> {
+    let Ok(own) = Target::parse(&request.profile) else {
+        return Ok(());
+    };
+    if request.targets.iter().any(|target| *target != own) {
+        let flags: Vec<_> = targets
+            .iter()
+            .map(|target| format!("--target {target}"))
+            .collect();
+        let flags = flags.join(" ");
+        let message = format!("profile `{own}` is for {own}, not for `{flags}`");
+        let help = format!("rockenv up {DEFAULT_PROFILE} {flags}");
+        return Err(Error::new(Kind::Usage, message).help(help));
+    }
+    request.targets.clear();
+    Ok(())
 }
 
 /// Returns the name of an env: the given one; or `stem`, or else the profile's, followed by the requested targets and
@@ -169,6 +199,15 @@ mod tests {
             ),
             // A profile of that name comes first.
             ("gfx900", &[], None, ("gfx900", "[]", None)),
+            ("gfx900", &["gfx900"], None, ("gfx900", "[]", None)),
+            ("vega 64", &[], None, ("gfx900", "[]", None)),
+            ("780m", &[], None, ("therock", "[gfx1103]", some("gfx1103"))),
+            (
+                "RX 7900 XTX",
+                &[],
+                Some("x"),
+                ("therock", "[gfx1100]", some("x")),
+            ),
         ] {
             let (profile, targets, env) = ask(argument, flags, name).unwrap();
             assert_eq!(
@@ -196,6 +235,15 @@ mod tests {
         );
         assert!(fail("gfx110X-all", &[]).1.contains("is a family"));
         assert_eq!(fail("gfx1103", &["gfx1100"]).0, Kind::Usage);
+        assert_eq!(
+            fail("gfx900", &["gfx900", "gfx1100"]),
+            (
+                Kind::Usage,
+                "rockenv up therock --target gfx900 --target gfx1100".to_owned()
+            )
+        );
+        assert_eq!(fail("strix", &[]).0, Kind::Usage);
+        assert_eq!(fail("gfx1130", &[]).1, "did you mean `gfx1103`?");
         assert_eq!(fail("a\0\u{1b}", &[]).0, Kind::NotFound);
     }
 

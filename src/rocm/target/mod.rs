@@ -5,6 +5,7 @@
 //! precedence.
 
 mod learned;
+mod products;
 mod runs;
 
 use std::collections::BTreeMap;
@@ -13,6 +14,7 @@ use std::str::FromStr;
 use std::sync::LazyLock;
 
 pub use learned::{Learned, file as learned_file};
+pub use products::by_product;
 pub use runs::{How, Runs, advised_variant, runs, without};
 use serde::{Deserialize, Serialize};
 
@@ -68,8 +70,6 @@ pub struct Info {
     pub rccl_buildable: bool,
     /// The products that releases are made for.
     pub release_products: Option<String>,
-    /// Names on the box.
-    pub marketing_names: Vec<String>,
     #[serde(default)]
     support: Platforms,
 }
@@ -115,6 +115,19 @@ impl Target {
         }
         let error = Error::invalid(format!("unknown target `{}`", name.escape_debug()));
         Err(error.help(Self::advice(name)))
+    }
+
+    /// Returns what a person means: a target's name, or a product that has one, such as `780m`.
+    pub fn named(text: &str) -> Result<Self> {
+        match Self::parse(text) {
+            Err(error) if family(text).is_none() => products::only(text)?.ok_or(error),
+            other => other,
+        }
+    }
+
+    /// Returns the products that have it, by the names on the box.
+    pub fn products(self) -> &'static [&'static str] {
+        products::of(self)
     }
 
     /// Returns the same target as a checkout declares it.
@@ -304,6 +317,9 @@ mod tests {
         };
         assert!(help("gfx1013").contains("`gfx1"), "{}", help("gfx1013"));
         assert!(help("GFX1103").contains("`gfx1103`"));
+        // Two letters that changed places, before a wrong one.
+        assert!(help("gfx1130").contains("`gfx1103`"), "{}", help("gfx1130"));
+        assert!(help("gfx1120").contains("`gfx1102`"), "{}", help("gfx1120"));
         assert!(help("gfx110X-igpu").ends_with("one or more of its targets: gfx1103"));
         assert!(help("radeon").starts_with("`rockenv target ls` shows them all"));
     }

@@ -1,0 +1,347 @@
+//! Owns the products that have a target, by the names on the box, and what a person types for one.
+//!
+//! TheRock's table names some of them. These are from LLVM's and AMD's documentation.
+
+use super::{Target, all};
+use crate::sys::error::{Error, Kind, Result};
+
+const PRODUCTS: &[(&str, &[&str])] = &[
+    (
+        "gfx900",
+        &[
+            "Radeon RX Vega 64",
+            "Radeon RX Vega 56",
+            "Radeon Vega Frontier Edition",
+            "Radeon Pro WX 9100",
+            "Radeon Pro WX 8200",
+            "Instinct MI25",
+        ],
+    ),
+    ("gfx90c", &["Renoir", "Lucienne", "Cezanne", "Barcelo"]),
+    (
+        "gfx906",
+        &[
+            "Radeon VII",
+            "Radeon Pro VII",
+            "Instinct MI50",
+            "Instinct MI60",
+        ],
+    ),
+    ("gfx908", &["Instinct MI100"]),
+    (
+        "gfx90a",
+        &["Instinct MI250X", "Instinct MI250", "Instinct MI210"],
+    ),
+    (
+        "gfx942",
+        &[
+            "Instinct MI300X",
+            "Instinct MI300A",
+            "Instinct MI308X",
+            "Instinct MI325X",
+        ],
+    ),
+    ("gfx950", &["Instinct MI355X", "Instinct MI350X"]),
+    (
+        "gfx1010",
+        &[
+            "Radeon RX 5700 XT",
+            "Radeon RX 5700",
+            "Radeon RX 5600 XT",
+            "Radeon RX 5600",
+            "Radeon Pro W5700",
+        ],
+    ),
+    ("gfx1011", &["Radeon Pro V520"]),
+    (
+        "gfx1012",
+        &[
+            "Radeon RX 5500 XT",
+            "Radeon RX 5500",
+            "Radeon RX 5300",
+            "Radeon Pro W5500",
+        ],
+    ),
+    (
+        "gfx1030",
+        &[
+            "Radeon RX 6950 XT",
+            "Radeon RX 6900 XT",
+            "Radeon RX 6800 XT",
+            "Radeon RX 6800",
+            "Radeon PRO W6800",
+            "Radeon PRO V620",
+        ],
+    ),
+    (
+        "gfx1031",
+        &[
+            "Radeon RX 6750 XT",
+            "Radeon RX 6700 XT",
+            "Radeon RX 6700",
+            "Radeon RX 6800M",
+            "Radeon RX 6700M",
+        ],
+    ),
+    (
+        "gfx1032",
+        &[
+            "Radeon RX 6650 XT",
+            "Radeon RX 6600 XT",
+            "Radeon RX 6600",
+            "Radeon RX 6800S",
+            "Radeon RX 6700S",
+            "Radeon RX 6600M",
+            "Radeon PRO W6600",
+        ],
+    ),
+    ("gfx1033", &["Van Gogh", "Steam Deck"]),
+    (
+        "gfx1034",
+        &["Radeon RX 6500 XT", "Radeon RX 6400", "Radeon PRO W6400"],
+    ),
+    ("gfx1035", &["Radeon 680M", "Radeon 660M", "Rembrandt"]),
+    ("gfx1036", &["Raphael", "Granite Ridge"]),
+    (
+        "gfx1100",
+        &[
+            "Radeon RX 7900 XTX",
+            "Radeon RX 7900 XT",
+            "Radeon RX 7900 GRE",
+            "Radeon RX 7900M",
+            "Radeon PRO W7900",
+            "Radeon PRO W7900 Dual Slot",
+            "Radeon PRO W7800",
+            "Radeon PRO W7800 48GB",
+        ],
+    ),
+    (
+        "gfx1101",
+        &[
+            "Radeon RX 7800 XT",
+            "Radeon RX 7700 XT",
+            "Radeon RX 7700",
+            "Radeon RX 7800M",
+            "Radeon PRO W7700",
+            "Radeon PRO V710",
+        ],
+    ),
+    (
+        "gfx1102",
+        &[
+            "Radeon RX 7600 XT",
+            "Radeon RX 7600",
+            "Radeon RX 7650 GRE",
+            "Radeon RX 7400",
+            "Radeon RX 7700S",
+            "Radeon RX 7600S",
+            "Radeon RX 7600M XT",
+            "Radeon RX 7600M",
+            "Radeon PRO W7600",
+            "Radeon PRO W7500",
+        ],
+    ),
+    (
+        "gfx1103",
+        &[
+            "Radeon 780M",
+            "Radeon 760M",
+            "Radeon 740M",
+            "Phoenix",
+            "Hawk Point",
+        ],
+    ),
+    ("gfx1150", &["Radeon 890M", "Radeon 880M", "Strix Point"]),
+    (
+        "gfx1151",
+        &[
+            "Radeon 8060S",
+            "Radeon 8050S",
+            "Radeon 8040S",
+            "Strix Halo",
+            "Ryzen AI Max+ 395",
+            "Ryzen AI Max 390",
+            "Ryzen AI Max 385",
+        ],
+    ),
+    ("gfx1152", &["Radeon 860M", "Radeon 840M", "Krackan Point"]),
+    ("gfx1153", &["Radeon 820M"]),
+    ("gfx1200", &["Radeon RX 9060 XT", "Radeon RX 9060"]),
+    (
+        "gfx1201",
+        &[
+            "Radeon RX 9070 XT",
+            "Radeon RX 9070 GRE",
+            "Radeon RX 9070",
+            "Radeon AI PRO R9700",
+            "Radeon AI PRO R9600D",
+        ],
+    ),
+    (
+        "gfx1250",
+        &["Instinct MI455X", "Instinct MI450X", "Instinct MI450"],
+    ),
+];
+
+/// Words that people write or leave out.
+const BRANDS: [&str; 8] = [
+    "amd", "radeon", "rx", "instinct", "pro", "ryzen", "graphics", "tm",
+];
+
+/// Returns the products with a target, best known first.
+pub(super) fn of(target: Target) -> &'static [&'static str] {
+    PRODUCTS
+        .iter()
+        .find(|(name, _)| *name == target.name())
+        .map_or(&[], |(_, products)| products)
+}
+
+/// Returns the targets of a product, each with the product's full name: one for `780m` or `AMD Radeon RX 7900 XTX`,
+/// several for a name such as `strix`, none for anything else.
+pub fn by_product(text: &str) -> Vec<(Target, &'static str)> {
+    let typed = words(text);
+    if typed.is_empty() || text.len() > 80 {
+        return Vec::new();
+    }
+    let find = |fits: &dyn Fn(&[String]) -> bool| {
+        let mut found: Vec<(Target, &'static str)> = Vec::new();
+        for target in all() {
+            let mut products = of(target).iter();
+            if let Some(product) = products.find(|product| fits(&words(product))) {
+                found.push((target, product));
+            }
+        }
+        found
+    };
+    match find(&|words| words == typed) {
+        exact if !exact.is_empty() => exact,
+        _ => find(&|words| words.starts_with(&typed)),
+    }
+}
+
+/// Returns the one target of a product; an error lists them if there are several.
+pub(super) fn only(text: &str) -> Result<Option<Target>> {
+    match by_product(text)[..] {
+        [] => Ok(None),
+        [(target, _)] => Ok(Some(target)),
+        ref several => {
+            let shown = text.escape_debug();
+            let list: Vec<_> = several
+                .iter()
+                .map(|(target, product)| format!("{target} ({product})"))
+                .collect();
+            let message = format!("`{shown}` fits several targets: {}", list.join(", "));
+            let help = format!("name one of them, such as `{}`", several[0].0);
+            Err(Error::new(Kind::Usage, message).help(help))
+        }
+    }
+}
+
+/// Returns what distinguishes a product: lower-case words and numbers, without brands.
+fn words(text: &str) -> Vec<String> {
+    let mut words: Vec<String> = Vec::new();
+    let mut before = ' ';
+    for letter in text.chars().flat_map(char::to_lowercase) {
+        if letter.is_alphanumeric() {
+            // `7900xtx` is `7900 xtx`.
+            let same =
+                before.is_alphanumeric() && before.is_ascii_digit() == letter.is_ascii_digit();
+            match words.last_mut().filter(|_| same) {
+                Some(word) => word.push(letter),
+                None => words.push(letter.to_string()),
+            }
+        }
+        before = letter;
+    }
+    words.retain(|word| !BRANDS.contains(&word.as_str()));
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_target_has_products_and_every_product_one_target() {
+        for target in all() {
+            assert!(!of(target).is_empty(), "{target}");
+            for product in of(target) {
+                let found = by_product(product).into_iter().map(|(one, _)| one);
+                assert!(found.eq([target]), "{product}");
+            }
+        }
+        for (name, _) in PRODUCTS {
+            Target::parse(name).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_people_type() {
+        for (text, want) in [
+            ("780m", "gfx1103"),
+            ("780M", "gfx1103"),
+            ("Radeon 740M", "gfx1103"),
+            ("AMD Radeon(TM) 760M Graphics", "gfx1103"),
+            ("RX 7900 XTX", "gfx1100"),
+            ("rx7900xtx", "gfx1100"),
+            ("rx-7900-gre", "gfx1100"),
+            // Cards of one target.
+            ("7900", "gfx1100"),
+            ("W7900", "gfx1100"),
+            ("7800 XT", "gfx1101"),
+            ("7700", "gfx1101"),
+            ("7700S", "gfx1102"),
+            ("7600", "gfx1102"),
+            ("8060s", "gfx1151"),
+            ("strix-halo", "gfx1151"),
+            ("Ryzen AI Max+ 395", "gfx1151"),
+            ("890M", "gfx1150"),
+            ("860m", "gfx1152"),
+            ("9070", "gfx1201"),
+            ("9060xt", "gfx1200"),
+            ("RX 6800", "gfx1030"),
+            ("6900", "gfx1030"),
+            ("6800M", "gfx1031"),
+            ("5500 xt", "gfx1012"),
+            ("mi300x", "gfx942"),
+            ("MI300A", "gfx942"),
+            ("mi300", "gfx942"),
+            ("MI-325X", "gfx942"),
+            ("mi355x", "gfx950"),
+            ("mi210", "gfx90a"),
+            ("Radeon VII", "gfx906"),
+        ] {
+            let found: Vec<_> = by_product(text)
+                .into_iter()
+                .map(|(one, _)| one.name())
+                .collect();
+            assert_eq!(found, [want], "{text}");
+        }
+    }
+
+    #[test]
+    fn several_and_none() {
+        let error = only("strix").unwrap_err();
+        assert_eq!(error.kind(), Kind::Usage);
+        assert_eq!(
+            error.message(),
+            "`strix` fits several targets: gfx1150 (Strix Point), gfx1151 (Strix Halo)"
+        );
+        assert!(by_product("mi").len() > 3);
+        // A part of a word, or a brand alone, says nothing.
+        for text in [
+            "",
+            "radeon",
+            "AMD RX",
+            "78",
+            "790",
+            "xtx",
+            "gfx1103",
+            "hip-smoke",
+            "800",
+        ] {
+            assert_eq!(only(text).unwrap(), None, "{text}");
+        }
+        assert_eq!(only(&"9070 ".repeat(1000)).unwrap(), None);
+    }
+}
