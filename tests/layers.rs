@@ -16,12 +16,15 @@ const ROOMS: [&str; 15] = [
 /// No file is longer, so that one can be read at a sitting.
 const LINES: usize = 600;
 
+/// No function is longer, its signature and its comments included.
+const FUNCTION_LINES: usize = 100;
+
 fn rank(room: &str) -> Option<usize> {
     ROOMS.iter().position(|known| *known == room)
 }
 
-/// Every Rust file below `src/`, relative to it.
-fn files() -> Vec<PathBuf> {
+/// Every Rust file below a directory, relative to it.
+fn files(below: &str) -> Vec<PathBuf> {
     fn walk(directory: &Path, found: &mut Vec<PathBuf>) {
         for entry in fs::read_dir(directory).unwrap() {
             let path = entry.unwrap().path();
@@ -32,7 +35,7 @@ fn files() -> Vec<PathBuf> {
             }
         }
     }
-    let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).join(below);
     let mut found = Vec::new();
     walk(&top, &mut found);
     found.sort();
@@ -42,8 +45,9 @@ fn files() -> Vec<PathBuf> {
         .collect()
 }
 
-fn text(file: &Path) -> String {
-    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(file)).unwrap()
+fn text(below: &str, file: &Path) -> String {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR"));
+    fs::read_to_string(top.join(below).join(file)).unwrap()
 }
 
 /// The names of other rooms that tokens mention, each with its line.
@@ -165,10 +169,10 @@ fn upward(file: &Path, text: &str) -> Vec<String> {
 
 #[test]
 fn imports_run_downward() {
-    let all: Vec<String> = files()
+    let all: Vec<String> = files("src")
         .iter()
         .filter(|file| file.components().count() > 1)
-        .flat_map(|file| upward(file, &text(file)))
+        .flat_map(|file| upward(file, &text("src", file)))
         .collect();
     assert!(all.is_empty(), "{}", all.join("\n"));
 }
@@ -211,8 +215,65 @@ fn there_are_these_rooms_and_no_others() {
 
 #[test]
 fn files_can_be_read_at_a_sitting() {
-    for file in files() {
-        let lines = text(&file).lines().count();
-        assert!(lines <= LINES, "src/{} has {lines} lines", file.display());
+    for below in ["src", "tests"] {
+        for file in files(below) {
+            let lines = text(below, &file).lines().count();
+            let file = file.display();
+            assert!(lines <= LINES, "{below}/{file} has {lines} lines");
+        }
     }
+}
+
+/// Returns the functions longer than `limit`, as `LINE: NAME has N lines`.
+fn long_functions(tokens: TokenStream, limit: usize) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut function: Option<(usize, String)> = None;
+    let mut before = String::new();
+    for token in tokens {
+        match &token {
+            TokenTree::Ident(word) if before == "fn" => {
+                function = Some((word.span().start().line, word.to_string()));
+            }
+            TokenTree::Group(group) => {
+                if group.delimiter() == Delimiter::Brace
+                    && let Some((line, name)) = function.take()
+                {
+                    let lines = group.span_close().end().line + 1 - line;
+                    if lines > limit {
+                        found.push(format!("{line}: {name} has {lines} lines"));
+                    }
+                }
+                found.extend(long_functions(group.stream(), limit));
+            }
+            // A function of a trait without a body.
+            TokenTree::Punct(mark) if mark.as_char() == ';' => function = None,
+            TokenTree::Ident(_) | TokenTree::Punct(_) | TokenTree::Literal(_) => {}
+        }
+        before = token.to_string();
+    }
+    found
+}
+
+#[test]
+fn functions_can_be_read_at_a_glance() {
+    let all: Vec<String> = files("src")
+        .iter()
+        .flat_map(|file| {
+            let tokens = text("src", file).parse().unwrap();
+            let long = long_functions(tokens, FUNCTION_LINES);
+            long.into_iter()
+                .map(|one| format!("src/{}:{one}", file.display()))
+        })
+        .collect();
+    assert!(all.is_empty(), "{}", all.join("\n"));
+}
+
+#[test]
+fn a_long_function_is_found_wherever_it_is() {
+    let text = "trait A { fn a(); }\nmod b { impl B { fn c(&self) -> [u8; 1] {\n\n} } }\nfn d() {\nfn e() {\n\n\n}\n}";
+    let found = long_functions(text.parse().unwrap(), 2);
+    assert_eq!(
+        found,
+        ["2: c has 3 lines", "5: d has 6 lines", "6: e has 4 lines"]
+    );
 }

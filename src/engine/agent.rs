@@ -41,70 +41,154 @@ struct Session {
 ///
 /// The holder's stream is the standard input, or behind the socket at `path`.
 pub fn run(path: Option<&Path>) -> Result<()> {
-    let holder = match path {
-        Some(path) => UnixStream::connect(path)?,
-        None => UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?),
-    };
-    let Some((ToAgent::Listen { user }, fds)) = frames::receive::<ToAgent>(&holder)? else {
-        return Err(Error::unexpected(
-            "the agent is started by `rockenv`, not manually",
-        ));
-    };
-    let listener: UnixListener = fds
-        .into_iter()
-        .next()
-        .ok_or_else(|| Error::unexpected("the agent received no socket"))?
-        .into();
-    if let Some(user) = user {
-        user.ensure(Path::new("/"))?;
+    let mut agent = Agent::start(path)?;
+    while agent.serve_once()? {}
+    // Everything in this pid namespace but its init and ourselves; the init ends when we do.
+    match kill(Pid::from_raw(-1), Signal::SIGKILL) {
+        Ok(()) | Err(Errno::ESRCH) => Ok(()),
+        Err(error) => Err(error.into()),
     }
-    crate::engine::shim::install();
-    let mut mask = SigSet::empty();
-    mask.add(Signal::SIGCHLD);
-    mask.add(Signal::SIGTERM);
-    mask.thread_block()?;
-    let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
-    let mut rest = Rest {
-        limit: Duration::ZERO,
-        until: None,
-        fresh: traces(),
-    };
-    frames::send(&holder, &FromAgent::Ready, &[])?;
+}
 
-    let mut sessions: Vec<Session> = Vec::new();
-    let mut draining = false;
-    let mut deadline: Option<Instant> = None;
-    loop {
+#[derive(Debug)]
+struct Agent {
+    holder: UnixStream,
+    listener: UnixListener,
+    signals: SignalFd,
+    rest: Rest,
+    sessions: Vec<Session>,
+    /// The last command is to be the last.
+    draining: bool,
+    /// When the agent ends, whatever runs.
+    deadline: Option<Instant>,
+}
+
+/// What can be read without waiting.
+struct Ready {
+    holder: bool,
+    listener: bool,
+    signals: bool,
+    /// Indices of sessions.
+    sessions: Vec<usize>,
+}
+
+impl Agent {
+    /// Connects to the holder and receives the socket to listen on.
+    fn start(path: Option<&Path>) -> Result<Self> {
+        let holder = match path {
+            Some(path) => UnixStream::connect(path)?,
+            None => UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?),
+        };
+        let Some((ToAgent::Listen { user }, fds)) = frames::receive::<ToAgent>(&holder)? else {
+            return Err(Error::unexpected(
+                "the agent is started by `rockenv`, not manually",
+            ));
+        };
+        let listener: UnixListener = fds
+            .into_iter()
+            .next()
+            .ok_or_else(|| Error::unexpected("the agent received no socket"))?
+            .into();
+        if let Some(user) = user {
+            user.ensure(Path::new("/"))?;
+        }
+        crate::engine::shim::install();
+        let mut mask = SigSet::empty();
+        mask.add(Signal::SIGCHLD);
+        mask.add(Signal::SIGTERM);
+        mask.thread_block()?;
+        let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+        let rest = Rest {
+            limit: Duration::ZERO,
+            until: None,
+            fresh: traces(),
+        };
+        frames::send(&holder, &FromAgent::Ready, &[])?;
+        Ok(Self {
+            holder,
+            listener,
+            signals,
+            rest,
+            sessions: Vec::new(),
+            draining: false,
+            deadline: None,
+        })
+    }
+
+    /// Waits for something to happen and handles it. Returns whether the agent goes on.
+    fn serve_once(&mut self) -> Result<bool> {
+        if self.is_over()? {
+            return Ok(false);
+        }
+        let Some(ready) = self.wait()? else {
+            return Ok(true);
+        };
+        if ready.signals {
+            self.hear_signals()?;
+        }
+        if ready.holder && !self.hear_holder()? {
+            return Ok(false);
+        }
+        for index in ready.sessions {
+            serve(&mut self.sessions[index], &mut self.rest);
+        }
+        if self.rest.until.is_some() && self.sessions.iter().any(|one| one.pid.is_some()) {
+            self.rest.until = None;
+            self.send_remaining()?;
+        }
+        self.sessions
+            .retain(|session| session.socket.is_some() || session.pid.is_some());
+        if ready.listener {
+            let (socket, _) = self.listener.accept()?;
+            self.sessions.push(Session {
+                socket: Some(socket),
+                pid: None,
+            });
+        }
+        Ok(true)
+    }
+
+    /// Returns whether the time is up, or the last command has ended; begins to wait for another one if it may.
+    fn is_over(&mut self) -> Result<bool> {
         let now = Instant::now();
-        if deadline.is_some_and(|deadline| now >= deadline) {
-            break;
+        if self.deadline.is_some_and(|deadline| now >= deadline) {
+            return Ok(true);
         }
-        if draining && sessions.is_empty() {
-            match rest.until {
-                None if rest.is_possible() => {
-                    rest.until = Some(now + rest.limit);
-                    frames::send(&holder, &FromAgent::Idle, &[])?;
-                }
-                Some(until) if now < until => {}
-                _ => break,
+        if !self.draining || !self.sessions.is_empty() {
+            return Ok(false);
+        }
+        match self.rest.until {
+            None if self.rest.is_possible() => {
+                self.rest.until = Some(now + self.rest.limit);
+                frames::send(&self.holder, &FromAgent::Idle, &[])?;
+                Ok(false)
             }
+            None => Ok(true),
+            Some(until) => Ok(now >= until),
         }
-        let mut fds = vec![
-            PollFd::new(holder.as_fd(), PollFlags::POLLIN),
-            PollFd::new(listener.as_fd(), PollFlags::POLLIN),
-            PollFd::new(signals.as_fd(), PollFlags::POLLIN),
-        ];
-        let polled: Vec<usize> = (0..sessions.len())
-            .filter(|&index| sessions[index].socket.is_some())
-            .collect();
-        for socket in polled
+    }
+
+    /// Waits until there is something to read, or it is time to end; `None` if a signal interrupted it.
+    fn wait(&self) -> Result<Option<Ready>> {
+        let (indices, sockets): (Vec<usize>, Vec<&UnixStream>) = self
+            .sessions
             .iter()
-            .filter_map(|&index| sessions[index].socket.as_ref())
-        {
-            fds.push(PollFd::new(socket.as_fd(), PollFlags::POLLIN));
-        }
-        let wake = deadline.or(rest.until.filter(|_| sessions.is_empty()));
-        let timeout = match wake {
+            .enumerate()
+            .filter_map(|(index, session)| Some((index, session.socket.as_ref()?)))
+            .unzip();
+        let own = [
+            self.holder.as_fd(),
+            self.listener.as_fd(),
+            self.signals.as_fd(),
+        ];
+        let sockets = sockets.into_iter().map(|socket| socket.as_fd());
+        let mut fds: Vec<PollFd<'_>> = own
+            .into_iter()
+            .chain(sockets)
+            .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
+            .collect();
+        let until = self.rest.until.filter(|_| self.sessions.is_empty());
+        let timeout = match self.deadline.or(until) {
             // Round up, so as not to spin through the last millisecond.
             Some(deadline) => PollTimeout::try_from(
                 deadline.saturating_duration_since(Instant::now()) + Duration::from_millis(1),
@@ -113,55 +197,51 @@ pub fn run(path: Option<&Path>) -> Result<()> {
             None => PollTimeout::NONE,
         };
         match poll(&mut fds, timeout) {
-            Err(Errno::EINTR) => continue,
+            Err(Errno::EINTR) => return Ok(None),
             other => other?,
         };
-        let ready: Vec<bool> = fds.iter().map(|fd| fd.any().unwrap_or(true)).collect();
-        drop(fds);
-        if ready[2] {
-            while let Some(signal) = signals.read_signal()? {
-                if signal.ssi_signo == Signal::SIGTERM as u32 && deadline.is_none() {
-                    draining = true;
-                    rest.limit = Duration::ZERO;
-                    deadline = Some(Instant::now() + GRACE);
-                    ask_to_end(&sessions);
-                }
-            }
-            reap(&mut sessions, &|| draining && !rest.is_possible())?;
-        }
-        if ready[0] {
-            match frames::receive::<ToAgent>(&holder)? {
-                None => break,
-                Some((ToAgent::Drain(limit), _)) => {
-                    draining = true;
-                    rest.limit = limit;
-                    frames::send(&holder, &FromAgent::Remaining(sessions.len()), &[])?;
-                }
-                Some((ToAgent::Listen { .. }, _)) => {}
-            }
-        }
-        for (slot, &index) in polled.iter().enumerate() {
-            if ready[3 + slot] {
-                serve(&mut sessions[index], &mut rest);
-            }
-        }
-        if rest.until.is_some() && sessions.iter().any(|session| session.pid.is_some()) {
-            rest.until = None;
-            frames::send(&holder, &FromAgent::Remaining(sessions.len()), &[])?;
-        }
-        sessions.retain(|session| session.socket.is_some() || session.pid.is_some());
-        if ready[1] {
-            let (socket, _) = listener.accept()?;
-            sessions.push(Session {
-                socket: Some(socket),
-                pid: None,
-            });
-        }
+        let ready = |at: usize| fds[at].any().unwrap_or(true);
+        let sessions = indices.into_iter().enumerate();
+        Ok(Some(Ready {
+            holder: ready(0),
+            listener: ready(1),
+            signals: ready(2),
+            sessions: sessions
+                .filter_map(|(slot, index)| ready(own.len() + slot).then_some(index))
+                .collect(),
+        }))
     }
-    // Everything in this pid namespace but its init and ourselves; the init ends when we do.
-    match kill(Pid::from_raw(-1), Signal::SIGKILL) {
-        Ok(()) | Err(Errno::ESRCH) => Ok(()),
-        Err(error) => Err(error.into()),
+
+    fn hear_signals(&mut self) -> Result<()> {
+        while let Some(signal) = self.signals.read_signal()? {
+            if signal.ssi_signo == Signal::SIGTERM as u32 && self.deadline.is_none() {
+                self.draining = true;
+                self.rest.limit = Duration::ZERO;
+                self.deadline = Some(Instant::now() + GRACE);
+                ask_to_end(&self.sessions);
+            }
+        }
+        let (draining, rest) = (self.draining, &self.rest);
+        reap(&mut self.sessions, &|| draining && !rest.is_possible())
+    }
+
+    /// Does what the holder says. Returns whether it is still there.
+    fn hear_holder(&mut self) -> Result<bool> {
+        match frames::receive::<ToAgent>(&self.holder)? {
+            None => return Ok(false),
+            Some((ToAgent::Drain(limit), _)) => {
+                self.draining = true;
+                self.rest.limit = limit;
+                self.send_remaining()?;
+            }
+            Some((ToAgent::Listen { .. }, _)) => {}
+        }
+        Ok(true)
+    }
+
+    fn send_remaining(&self) -> Result<()> {
+        let remaining = FromAgent::Remaining(self.sessions.len());
+        frames::send(&self.holder, &remaining, &[])
     }
 }
 

@@ -17,6 +17,7 @@ mod outcome;
 pub mod redact;
 mod results;
 mod run_container;
+mod run_step;
 mod sampler;
 mod step;
 mod step_outputs;
@@ -31,28 +32,23 @@ use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 
-use crate::execute::step_outputs::Left;
 pub use crate::execute::supervise::Ending;
-use outcome::Ran;
 pub use outcome::{Ended, Failure, Progress};
-use run_container::Attempt;
 pub use step::{base_environment, memory_max};
 pub use view::{APART, ByHand, Shown, look};
 
 use crate::plan::ids::{LayerId, StepKey};
 use crate::plan::jobs::Sizing;
 use crate::plan::lockfile::Lockfile;
-use crate::plan::record::{Cost, Failed, Origin, Outcome, Record, Snapshot, StepRecord};
-use crate::plan::resolve::{Spec, Step};
+use crate::plan::record::{Cost, Origin, Outcome, Snapshot, StepRecord};
+use crate::plan::resolve::Spec;
 use crate::plan::{Action, Plan, Planned, Volumes};
 use crate::profile::CopyFiles;
 use crate::profile::hook::Hook;
 use crate::rocm::gpu::Grant;
 use crate::store::config::Config;
-use crate::store::layer;
-use crate::store::snapshot::Freeze;
 use crate::store::{LockedEnv, Store};
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::{Error, Result};
 use crate::sys::host::Host;
 use crate::sys::signals::Signals;
 use crate::ui::Reporter;
@@ -100,19 +96,6 @@ enum StepEnd {
     Frozen(LayerId),
     /// It left no snapshot, and nothing after it runs.
     Stopped(Ended),
-}
-
-/// One row of `metrics.jsonl`.
-#[derive(Debug, serde::Serialize)]
-struct Metrics<'a> {
-    time: Timestamp,
-    env: &'a str,
-    step: &'a str,
-    key: &'a str,
-    outcome: Outcome,
-    jobs: u32,
-    cost: Cost,
-    log: &'a str,
 }
 
 impl Execution<'_, '_> {
@@ -227,57 +210,6 @@ impl Execution<'_, '_> {
     fn did_not_run(&self, step: &Planned, outcome: event::Outcome) {
         self.reporter
             .measured(|| Row::of(self.spec, &step.name, step.key.as_ref(), outcome));
-    }
-
-    /// Returns ccache's hits and misses so far, if metrics were requested.
-    fn lookups(&self) -> Option<(u64, u64)> {
-        if !self.reporter.measures() {
-            return None;
-        }
-        let volumes = self.spec.volumes.iter();
-        let caches =
-            volumes.filter(|volume| volume.kind == crate::plan::resolve::VolumeKind::Cache);
-        caches
-            .filter_map(|volume| self.store.cache_lookups(&volume.name))
-            .reduce(|(hits, misses), (more, others)| (hits + more, misses + others))
-    }
-
-    /// Adds a row to the env's history of step costs.
-    fn measure(
-        &self,
-        step: &Step,
-        outcome: Outcome,
-        jobs: u32,
-        ran: &Ran,
-        lookups: Option<(u64, u64)>,
-    ) -> Result<()> {
-        self.reporter.measured(|| {
-            // The counters start with the cache's first use, and restart when it is emptied.
-            let now = self.lookups();
-            let (hits, misses) = lookups.unwrap_or_default();
-            let ended = match outcome {
-                Outcome::Done => event::Outcome::Done,
-                _ => event::Outcome::Failed,
-            };
-            Row {
-                jobs: Some(jobs),
-                cost: ran.cost.into(),
-                cache_hits: now.map(|now| now.0.saturating_sub(hits)),
-                cache_misses: now.map(|now| now.1.saturating_sub(misses)),
-                ..Row::of(self.spec, &step.name, Some(&step.key), ended)
-            }
-        });
-        let row = Metrics {
-            time: Timestamp::now(),
-            env: self.env.name(),
-            step: &step.name,
-            key: step.key.as_str(),
-            outcome,
-            jobs,
-            cost: ran.cost,
-            log: &ran.log,
-        };
-        self.env.add_metrics(&row)
     }
 
     fn cost_of(&self, name: &str) -> Cost {
@@ -411,151 +343,9 @@ impl Execution<'_, '_> {
         }
         Ok(())
     }
-
-    /// Runs one step.
-    fn run_step(&mut self, index: u32, step: &Step, run: &str) -> Result<StepEnd> {
-        let parent = self.env.known_record()?.head.layer.clone();
-        let views = self.views(index, step, parent.as_ref(), run)?;
-        let lookups = self.lookups();
-        let mut jobs = self.sizing.jobs.value;
-        let mut log = format!("logs/{run}/{index:02}-{}.log", step.name);
-        let mut tree = self.env.checkout_tree(parent.as_ref())?;
-        self.env.begin_step(&step.key)?;
-        let before = self.outputs_before(step)?;
-        let attempt = Attempt {
-            index,
-            step,
-            tree: &tree,
-            parent: parent.as_ref(),
-            log: &log,
-            jobs,
-            views: &views,
-        };
-        let mut ran = self.run_container(&attempt)?;
-        if ran.out_of_memory() && jobs > 1 {
-            self.measure(step, Outcome::Failed, jobs, &ran, lookups)?;
-            let (_, message) = ran.explain(step, jobs, step::memory_max(self.spec, self.host));
-            jobs /= 2;
-            let message = format!("{message}: retrying with {jobs}");
-            self.reporter.emit(&Event::Warning { message });
-            self.store
-                .discard(&self.env.directory().join("trees").join(&tree))?;
-            log = format!("logs/{run}/{index:02}-{}-again.log", step.name);
-            tree = self.env.checkout_tree(parent.as_ref())?;
-            ran = self.run_container(&Attempt {
-                index,
-                step,
-                tree: &tree,
-                parent: parent.as_ref(),
-                log: &log,
-                jobs,
-                views: &views,
-            })?;
-        }
-        let left = match ran.ending {
-            Ending::Exited { code: 0, .. } => self.left(step)?,
-            _ => Left::default(),
-        };
-        let refused = match ran.ending {
-            Ending::Exited { code: 0, .. } => self.refuse_special(&before).err(),
-            _ => None,
-        };
-        let code = match ran.ending {
-            Ending::Exited { code: 0, .. } if left.drift.is_empty() && refused.is_none() => {
-                self.measure(step, Outcome::Done, jobs, &ran, lookups)?;
-                let done = ran.record(step, Outcome::Done, None);
-                self.keep_results(&before, &tree, parent.as_ref())?;
-                let layer = self.env.freeze(
-                    &Freeze {
-                        tree: &tree,
-                        parent: parent.as_ref(),
-                        name: &step.name,
-                        key: Some(&step.key),
-                        origin: Origin::Step,
-                        again: self
-                            .plan
-                            .steps
-                            .iter()
-                            .any(|planned| planned.name == step.name && planned.again),
-                        cost: Some(layer::Cost {
-                            bytes: ran.frozen,
-                            wall_ms: ran.cost.wall_ms,
-                        }),
-                        prints: left.prints,
-                        pins: left.pins,
-                    },
-                    |record| put_step(record, done),
-                )?;
-                self.env.end_attempt()?;
-                return Ok(StepEnd::Frozen(layer));
-            }
-            Ending::Exited { code, .. } => Some(code),
-            Ending::TimedOut | Ending::Interrupted(_) | Ending::Lost => None,
-        };
-        if let Ending::Interrupted(signal) = ran.ending {
-            let record = ran.record(step, Outcome::Pending, Some("interrupted".to_owned()));
-            self.env.update(|env| put_step(env, record))?;
-            self.store
-                .discard(&self.env.directory().join("trees").join(&tree))?;
-            return Ok(StepEnd::Stopped(Ended::Interrupted(signal)));
-        }
-        let (kind, message) = match (left.drift.is_empty(), refused) {
-            (true, None) => ran.explain(step, jobs, step::memory_max(self.spec, self.host)),
-            (true, Some(error)) => (
-                error.kind(),
-                format!("step `{}`: {}", step.name, error.chain().join(": ")),
-            ),
-            (false, _) => (Kind::Drift, left.explain(step)),
-        };
-        let message = match self.offline && step.network {
-            true => format!("{message}; it had no network because of `--offline`"),
-            false => message,
-        };
-        let record = ran.record(step, Outcome::Failed, Some(message.clone()));
-        let failed = Failed {
-            step: step.name.clone(),
-            tree,
-            parent,
-            log: ran.log.clone(),
-            code,
-        };
-        let measured = self.measure(step, Outcome::Failed, jobs, &ran, lookups);
-        let kept = measured.and_then(|()| {
-            self.env.update(|env| {
-                put_step(env, record);
-                env.failed = Some(failed);
-            })
-        });
-        match kept {
-            // Not even the failed tree fits. The message is the same, and the next `up` begins the step anew.
-            Err(error) if error.kind() == Kind::OutOfSpace && kind == Kind::OutOfSpace => {}
-            other => other?,
-        }
-        let log = self.env.directory().join(&ran.log);
-        let history = self.env.known_record()?.head.volumes_from().history;
-        Ok(StepEnd::Stopped(Ended::Failed(Box::new(Failure {
-            step: step.name.clone(),
-            message,
-            kind,
-            history,
-            tail: ran.tail,
-            log,
-        }))))
-    }
 }
 
 /// Returns the path of the samples of the step with this log.
 pub fn samples_beside(log: &Path) -> PathBuf {
     log.with_extension("samples")
-}
-
-fn put_step(record: &mut Record, step: StepRecord) {
-    match record
-        .steps
-        .iter_mut()
-        .find(|known| known.name == step.name)
-    {
-        Some(known) => *known = step,
-        None => record.steps.push(step),
-    }
 }

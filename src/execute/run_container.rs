@@ -3,23 +3,28 @@
 use std::path::Path;
 use std::time::Instant;
 
+use super::log::Log;
 use super::outcome::Ran;
+use super::step::Work;
 use super::view::Views;
-use super::{Execution, container, log, samples_beside, step};
+use super::{Execution, container, samples_beside};
+use crate::engine::job_slots::Claim;
 use crate::engine::jobserver::Gauge;
 use crate::engine::session::{End, Running};
-use crate::engine::{Usage, hold};
+use crate::engine::{Container, Usage, hold};
 use crate::execute::disk_guard::{self, Room};
 use crate::execute::redact::Mask;
+use crate::execute::sampler::Meter;
 use crate::execute::supervise::{self, Ending};
 use crate::execute::wait_for_slot::Admitted;
-use crate::execute::{gpu_check, sampler, wait_for_slot};
+use crate::execute::{gpu_check, wait_for_slot};
 use crate::plan::ids::{LayerId, TreeId};
 use crate::plan::record::Cost;
 use crate::plan::resolve::Step;
 use crate::rocm::gpu::{self, Device};
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::tree::{self, Method, measure};
+use crate::ui::StepOutput;
 use crate::ui::event::Event;
 
 /// One run of a step.
@@ -27,11 +32,11 @@ pub(super) struct Attempt<'a> {
     /// The step's number, which its output is shown with.
     pub(super) index: u32,
     pub(super) step: &'a Step,
-    pub(super) tree: &'a TreeId,
+    pub(super) tree: TreeId,
     /// The layer that the tree stands on.
     pub(super) parent: Option<&'a LayerId>,
     /// Its log, relative to the env's directory.
-    pub(super) log: &'a str,
+    pub(super) log: String,
     pub(super) jobs: u32,
     pub(super) views: &'a Views,
 }
@@ -83,122 +88,22 @@ impl Execution<'_, '_> {
 
     /// Runs the step's command in a container on `tree`, from start to end.
     pub(super) fn run_container(&mut self, attempt: &Attempt<'_>) -> Result<Ran> {
-        let &Attempt {
-            index,
-            step,
-            tree,
-            parent,
-            log,
-            jobs,
-            views,
-        } = attempt;
-        let reporter = self.reporter;
-        let mut warn = |message| reporter.emit(&Event::Warning { message });
-        let admitted = wait_for_slot::wait_for_slot(
-            &self.store.jobs_file(),
-            self.sizing.budget.value,
-            self.env.name(),
-            self.signals,
-            &mut |waits| warn(format!("step `{}` {waits}", step.name)),
-        )?;
-        let claim = match admitted {
+        let step = attempt.step;
+        let claim = match self.wait_for_slot(step)? {
             Admitted::Yes(claim) => claim,
-            Admitted::Interrupted(signal) => {
-                return Ok(Ran::interrupted(signal, log));
-            }
+            Admitted::Interrupted(signal) => return Ok(Ran::interrupted(signal, &attempt.log)),
         };
         let started = Instant::now();
         let before = self.volume_bytes(step)?;
-        let root = self.env.root(tree, parent, Some(&step.key))?;
-        let devices = self.devices(step)?;
-        let work = step::Work::prepare(
-            step,
-            self.spec,
-            self.files,
-            self.config,
-            &self.sizing.facts(jobs),
-            self.host.root.then(|| gpu::groups(&devices)),
-        )?;
-        self.offer(step)?;
-        let around = container::Around {
-            env: self.env,
-            store: self.store,
-            spec: self.spec,
-            sources: self.sources,
-            host: self.host,
-        };
-        let mut container = around.of_step(step, views, root, devices)?;
-        container.network &= !self.offline;
-        let fifo = self.env.run_dir().join(container::FIFO);
-        let gauge = Gauge::open(&self.store.jobs_file(), &fifo, self.env.name());
-        let (ticket, claim) = claim.pass(jobs, fifo);
-        let hold = hold::Hold {
-            container,
-            jobs: ticket,
-            tie: hold::OnDisconnect::Kill,
-            run: self.env.run_dir(),
-            program: self.host.program.clone(),
-            systemd: self.host.systemd && self.host.root,
-            rootless: !self.host.root,
-        };
-        let log_path = self.env.directory().join(log);
-        let mut file = log::Log::create(&log_path, self.config.log_max)?;
-        let mut running = Running::start(&hold, self.env.lock_fd(), claim)?;
-        let mut output = self.reporter.step_output(index);
-        let handed = self.spec.env_from_host.iter();
-        let mut mask = Mask::of(handed.filter_map(|name| self.config.host_variable(name)));
-        let written = hold.container.binds.iter().filter(|bind| !bind.read_only);
-        let (store, config) = (self.store, self.config);
-        let mut room = Room::new(
-            &step.name,
-            &self.env.run_dir(),
-            std::iter::once(self.store.root()).chain(
-                written
-                    .map(|bind| bind.source.as_path())
-                    .filter(|path| path.is_dir()),
-            ),
-            self.config.disk_floor,
-        )?;
-        let mut meter =
-            sampler::Meter::start(&samples_beside(&log_path), &self.env.run_dir(), gauge);
-        let proven = gpu_check::step(
-            &mut running,
-            &hold.container.devices,
-            &work.command,
-            self.signals,
-            &mut warn,
-        );
-        let attended = match proven {
-            Err(error) => Err(error),
-            Ok(Some(ending)) => Ok(ending),
-            Ok(None) => supervise::attend(
-                &mut running,
-                self.signals,
-                supervise::Attended {
-                    command: work.command,
-                    stdin: std::os::fd::AsFd::as_fd(&work.stdin),
-                    timeout: step.timeout,
-                    mask: &mut mask,
-                    log: &mut file,
-                    output: &mut output,
-                    room: &mut room,
-                    meter: &mut meter,
-                    advice: &|| disk_guard::advice(store, config),
-                    warn: &mut warn,
-                },
-            ),
-        };
-        room.measure()?;
-        room.release();
-        // Before the container ends, which removes its control group.
-        meter.take(room.grown());
-        let interrupted = matches!(&attended, Ok(Ending::Interrupted(_)));
-        let end = running.finish(interrupted);
+        let (container, work) = self.container(attempt)?;
+        let mut output = self.reporter.step_output(attempt.index);
+        let mut room = self.disk_guard(step, &container)?;
+        let seen = self.attend(attempt, container, work, claim, &mut output, &mut room)?;
         container::clean(self.store, &self.env.run_dir())?;
-        let (ending, mut usage) = how_it_ended(step, attended, end)?;
+        let (ending, mut usage) = how_it_ended(step, seen.attended, seen.end)?;
         // The report's curve must not exceed this figure, so use the larger one.
-        usage.memory_held = usage.memory_held.max(meter.most_memory());
-        let written = self.tree_growth(tree, parent)?;
+        usage.memory_held = usage.memory_held.max(seen.most_memory);
+        let written = self.tree_growth(&attempt.tree, attempt.parent)?;
         let grown = written + self.volume_bytes(step)? - before;
         // Build volumes are in the layer if the store can freeze them. A service's data may be on another disk.
         let apart = self.env.known_record()?.service.is_some();
@@ -219,9 +124,138 @@ impl Execution<'_, '_> {
             frozen: u64::try_from(frozen).unwrap_or(0),
             full: room.filled(output.tail().last()),
             tail: output.tail().why(),
-            log: log.to_owned(),
+            log: attempt.log.clone(),
         })
     }
+
+    fn warn(&self, message: String) {
+        self.reporter.emit(&Event::Warning { message });
+    }
+
+    fn wait_for_slot(&self, step: &Step) -> Result<Admitted> {
+        wait_for_slot::wait_for_slot(
+            &self.store.jobs_file(),
+            self.sizing.budget.value,
+            self.env.name(),
+            self.signals,
+            &mut |waits| self.warn(format!("step `{}` {waits}", step.name)),
+        )
+    }
+
+    /// Prepares a step's container, except for its job slots, and what runs in it.
+    fn container(&mut self, attempt: &Attempt<'_>) -> Result<(Container, Work)> {
+        let step = attempt.step;
+        let root = self
+            .env
+            .root(&attempt.tree, attempt.parent, Some(&step.key))?;
+        let devices = self.devices(step)?;
+        let work = Work::prepare(
+            step,
+            self.spec,
+            self.files,
+            self.config,
+            &self.sizing.facts(attempt.jobs),
+            self.host.root.then(|| gpu::groups(&devices)),
+        )?;
+        self.offer(step)?;
+        let around = container::Around {
+            env: self.env,
+            store: self.store,
+            spec: self.spec,
+            sources: self.sources,
+            host: self.host,
+        };
+        let mut container = around.of_step(step, attempt.views, root, devices)?;
+        container.network &= !self.offline;
+        Ok((container, work))
+    }
+
+    /// Guards the disks that a step writes to.
+    fn disk_guard(&self, step: &Step, container: &Container) -> Result<Room> {
+        let written = container.binds.iter().filter(|bind| !bind.read_only);
+        let written = written.map(|bind| bind.source.as_path());
+        Room::new(
+            &step.name,
+            &self.env.run_dir(),
+            std::iter::once(self.store.root()).chain(written.filter(|path| path.is_dir())),
+            self.config.disk_floor,
+        )
+    }
+
+    /// Starts the container, waits for the command's end, and ends the container.
+    fn attend(
+        &self,
+        attempt: &Attempt<'_>,
+        container: Container,
+        work: Work,
+        claim: Claim,
+        output: &mut StepOutput,
+        room: &mut Room,
+    ) -> Result<Observed> {
+        let fifo = self.env.run_dir().join(container::FIFO);
+        let gauge = Gauge::open(&self.store.jobs_file(), &fifo, self.env.name());
+        let (ticket, claim) = claim.pass(attempt.jobs, fifo);
+        let hold = hold::Hold {
+            container,
+            jobs: ticket,
+            tie: hold::OnDisconnect::Kill,
+            run: self.env.run_dir(),
+            program: self.host.program.clone(),
+            systemd: self.host.systemd && self.host.root,
+            rootless: !self.host.root,
+        };
+        let log_path = self.env.directory().join(&attempt.log);
+        let mut log = Log::create(&log_path, self.config.log_max)?;
+        let mut running = Running::start(&hold, self.env.lock_fd(), claim)?;
+        let handed = self.spec.env_from_host.iter();
+        let mut mask = Mask::of(handed.filter_map(|name| self.config.host_variable(name)));
+        let mut meter = Meter::start(&samples_beside(&log_path), &self.env.run_dir(), gauge);
+        let mut warn = |message| self.warn(message);
+        let proven = gpu_check::step(
+            &mut running,
+            &hold.container.devices,
+            &work.command,
+            self.signals,
+            &mut warn,
+        );
+        let attended = match proven {
+            Err(error) => Err(error),
+            Ok(Some(ending)) => Ok(ending),
+            Ok(None) => supervise::attend(
+                &mut running,
+                self.signals,
+                supervise::Attended {
+                    command: work.command,
+                    stdin: std::os::fd::AsFd::as_fd(&work.stdin),
+                    timeout: attempt.step.timeout,
+                    mask: &mut mask,
+                    log: &mut log,
+                    output,
+                    room,
+                    meter: &mut meter,
+                    advice: &|| disk_guard::advice(self.store, self.config),
+                    warn: &mut warn,
+                },
+            ),
+        };
+        room.measure()?;
+        room.release();
+        // Before the container ends, which removes its control group.
+        meter.take(room.grown());
+        let interrupted = matches!(&attended, Ok(Ending::Interrupted(_)));
+        Ok(Observed {
+            attended,
+            end: running.finish(interrupted),
+            most_memory: meter.most_memory(),
+        })
+    }
+}
+
+/// What was seen of a container from its start to its end.
+struct Observed {
+    attended: Result<Ending>,
+    end: Result<End>,
+    most_memory: Option<u64>,
 }
 
 /// Returns how the step ended, and what its container used.

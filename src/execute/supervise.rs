@@ -63,167 +63,243 @@ pub struct Attended<'a> {
     pub warn: &'a mut dyn FnMut(String),
 }
 
+impl Attended<'_> {
+    /// Shows and logs some of its output.
+    fn keep(&mut self, stream: Stream, bytes: &[u8]) -> Result<()> {
+        let bytes = self.mask.hide(stream, bytes);
+        self.output.push(stream, &bytes);
+        self.log.write(stream, &bytes)
+    }
+}
+
 /// Runs the command in the container and waits for its end.
 pub fn attend(running: &mut Running, signals: &Signals, step: Attended<'_>) -> Result<Ending> {
     let (stdout, stdout_end) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
     let (stderr, stderr_end) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
-    let sent = running.connect().and_then(|client| {
-        client.run(
-            step.command,
-            &[step.stdin, stdout_end.as_fd(), stderr_end.as_fd()],
-        )?;
-        Ok(client)
-    });
-    let client = match sent {
-        Ok(client) => client,
-        // A container that failed at once took its socket with it; its holder has the reason.
-        Err(error) => loop {
-            match running.hear() {
-                Ok(FromHolder::Waits(_)) => {}
-                Ok(FromHolder::Failed { reason }) => return Err(reason.into()),
-                Err(killed) => return Err(killed),
-                Ok(FromHolder::Ready(_) | FromHolder::Shared | FromHolder::Ended(_)) => {
-                    return Err(error);
-                }
-            }
-        },
-    };
+    let client = send(
+        running,
+        &step.command,
+        &[step.stdin, stdout_end.as_fd(), stderr_end.as_fd()],
+    )?;
     drop((stdout_end, stderr_end));
     for pipe in [&stdout, &stderr] {
         fcntl(pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
     }
-    let mut pipes = [
-        (Stream::Stdout, Some(reader(stdout))),
-        (Stream::Stderr, Some(reader(stderr))),
-    ];
-    let mut buffer = vec![0u8; 64 << 10];
-    let mut deadline = step.timeout.map(|timeout| Instant::now() + timeout);
-    let mut looked = Instant::now();
-    let mut stopping: Option<(Ending, Instant)> = None;
-    let mut flushed = Instant::now();
-    // Until then its holder is still moving into the control group, and pausing would freeze it for ever.
-    let mut ready = false;
-    let ending = loop {
-        let now = Instant::now();
-        if ready && stopping.is_none() && step.room.look(step.advice, step.warn)? {
-            // The timeout does not count while the step is paused.
-            deadline = deadline.map(|deadline| deadline + (now - looked));
-        }
-        looked = now;
-        step.meter.look(step.room.grown());
-        let wake = [
-            deadline.filter(|_| stopping.is_none()),
-            stopping.map(|(_, until)| until),
-            Some(now + step.room.period()),
-        ];
-        let wake = wake.into_iter().flatten().min();
-        let events = wait(running, &client, signals, &pipes, wake)?;
-        for (slot, (stream, pipe)) in pipes.iter_mut().enumerate() {
-            if events.pipes[slot]
-                && !drain(pipe, &mut buffer, |bytes| {
-                    keep(step.mask, step.log, step.output, *stream, bytes)
-                })?
-            {
-                *pipe = None;
-            }
-        }
-        if flushed.elapsed() > FLUSH {
-            step.log.flush()?;
-            flushed = Instant::now();
-        }
-        if events.holder {
-            match running.hear()? {
-                FromHolder::Ready(missing) => {
-                    ready = true;
-                    missing.into_iter().for_each(&mut *step.warn);
-                }
-                FromHolder::Waits(text) => (step.warn)(text),
-                FromHolder::Failed { reason } => return Err(reason.into()),
-                FromHolder::Ended(_) | FromHolder::Shared => {
-                    return Err(Error::unavailable("the container ended before its step"));
-                }
-            }
-        }
-        if events.signal
-            && let Some(number) = signals.pending()?
-        {
-            match stopping {
-                Some((ending, _)) => break ending,
-                None => stopping = Some((Ending::Interrupted(number), Instant::now() + GRACE)),
-            }
-            // A frozen process receives no signal.
-            step.room.release();
-            drop(client.signal(Signal::SIGTERM as i32));
-        }
-        if events.client {
-            match client.hear()? {
-                Some((Reply::Started, _)) => {}
-                Some((Reply::NotStarted { code, message }, _)) => {
-                    keep(
-                        step.mask,
-                        step.log,
-                        step.output,
-                        Stream::Stderr,
-                        message.as_bytes(),
-                    )?;
-                    break Ending::Exited { code, signal: None };
-                }
-                // Another process stopped the container.
-                Some((
-                    Reply::Exited {
-                        signal: Some(_),
-                        last: true,
-                        ..
-                    },
-                    _,
-                )) if stopping.is_none() => {
-                    break Ending::Lost;
-                }
-                Some((Reply::Exited { code, signal, .. }, _)) => {
-                    break stopping.map_or(Ending::Exited { code, signal }, |(ending, _)| ending);
-                }
-                None => break stopping.map_or(Ending::Lost, |(ending, _)| ending),
-            }
-        }
-        let now = Instant::now();
-        match stopping {
-            Some((ending, until)) if now >= until => break ending,
-            None if deadline.is_some_and(|deadline| now >= deadline) => {
-                stopping = Some((Ending::TimedOut, now + GRACE));
-                drop(client.signal(Signal::SIGTERM as i32));
-            }
-            _ => {}
-        }
+    let supervision = Supervision {
+        running,
+        client,
+        signals,
+        pipes: [
+            (Stream::Stdout, Some(reader(stdout))),
+            (Stream::Stderr, Some(reader(stderr))),
+        ],
+        buffer: vec![0u8; 64 << 10],
+        deadline: step.timeout.map(|timeout| Instant::now() + timeout),
+        stopping: None,
+        ready: false,
+        step,
     };
-    // Collects the last output. Children left behind may hold the pipes open for ever.
-    for (stream, pipe) in &mut pipes {
-        drain(pipe, &mut buffer, |bytes| {
-            keep(step.mask, step.log, step.output, *stream, bytes)
-        })?;
-    }
-    for stream in [Stream::Stdout, Stream::Stderr] {
-        let rest = step.mask.rest(stream);
-        step.output.push(stream, &rest);
-        step.log.write(stream, &rest)?;
-    }
-    step.log.finish()?;
-    if step.log.lossy {
-        (step.warn)("the disk was full: the step's log lacks lines".to_owned());
-    }
-    step.output.finish();
-    Ok(ending)
+    supervision.run()
 }
 
-fn keep(
-    mask: &mut Mask,
-    log: &mut Log,
-    output: &mut StepOutput,
-    stream: Stream,
-    bytes: &[u8],
-) -> Result<()> {
-    let bytes = mask.hide(stream, bytes);
-    output.push(stream, &bytes);
-    log.write(stream, &bytes)
+/// Hands the command and its standard streams to the container.
+fn send(running: &mut Running, command: &Command, fds: &[BorrowedFd<'_>; 3]) -> Result<Client> {
+    let sent = running.connect().and_then(|client| {
+        client.run(command.clone(), fds)?;
+        Ok(client)
+    });
+    let error = match sent {
+        Ok(client) => return Ok(client),
+        Err(error) => error,
+    };
+    // A container that failed at once took its socket with it; its holder has the reason.
+    loop {
+        match running.hear()? {
+            FromHolder::Waits(_) => {}
+            FromHolder::Failed { reason } => return Err(reason.into()),
+            FromHolder::Ready(_) | FromHolder::Shared | FromHolder::Ended(_) => return Err(error),
+        }
+    }
+}
+
+/// A command that runs.
+struct Supervision<'a, 'step> {
+    running: &'a mut Running,
+    client: Client,
+    signals: &'a Signals,
+    step: Attended<'step>,
+    pipes: [(Stream, Pipe); 2],
+    buffer: Vec<u8>,
+    deadline: Option<Instant>,
+    /// Why it was asked to end, and until when it may.
+    stopping: Option<(Ending, Instant)>,
+    /// Until then its holder is still moving into the control group, and pausing would freeze it for ever.
+    ready: bool,
+}
+
+impl Supervision<'_, '_> {
+    /// Waits for the command's end.
+    fn run(mut self) -> Result<Ending> {
+        let mut looked = Instant::now();
+        let mut flushed = looked;
+        let ending = loop {
+            let now = Instant::now();
+            if self.ready
+                && self.stopping.is_none()
+                && self.step.room.look(self.step.advice, self.step.warn)?
+            {
+                // The timeout does not count while the step is paused.
+                self.deadline = self.deadline.map(|deadline| deadline + (now - looked));
+            }
+            looked = now;
+            self.step.meter.look(self.step.room.grown());
+            let events = self.wait()?;
+            for slot in [0, 1] {
+                if events.pipes[slot] && !self.drain(slot)? {
+                    self.pipes[slot].1 = None;
+                }
+            }
+            if flushed.elapsed() > FLUSH {
+                self.step.log.flush()?;
+                flushed = Instant::now();
+            }
+            if events.holder {
+                self.hear_holder()?;
+            }
+            let mut ending = None;
+            if events.signal {
+                ending = self.hear_signal()?;
+            }
+            if ending.is_none() && events.client {
+                ending = self.hear_command()?;
+            }
+            if let Some(ending) = ending.or_else(|| self.check_time()) {
+                break ending;
+            }
+        };
+        self.finish()?;
+        Ok(ending)
+    }
+
+    /// Waits until something happens, or until it is time to look at the disk or the clock.
+    fn wait(&self) -> Result<Events> {
+        let wake = [
+            self.deadline.filter(|_| self.stopping.is_none()),
+            self.stopping.map(|(_, until)| until),
+            Some(Instant::now() + self.step.room.period()),
+        ];
+        let wake = wake.into_iter().flatten().min();
+        wait(self.running, &self.client, self.signals, &self.pipes, wake)
+    }
+
+    fn hear_holder(&mut self) -> Result<()> {
+        match self.running.hear()? {
+            FromHolder::Ready(missing) => {
+                self.ready = true;
+                missing.into_iter().for_each(&mut *self.step.warn);
+            }
+            FromHolder::Waits(text) => (self.step.warn)(text),
+            FromHolder::Failed { reason } => return Err(reason.into()),
+            FromHolder::Ended(_) | FromHolder::Shared => {
+                return Err(Error::unavailable("the container ended before its step"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Passes the user's wish to stop on; the second signal does not wait.
+    fn hear_signal(&mut self) -> Result<Option<Ending>> {
+        let Some(number) = self.signals.pending()? else {
+            return Ok(None);
+        };
+        if let Some((ending, _)) = self.stopping {
+            return Ok(Some(ending));
+        }
+        self.stop(Ending::Interrupted(number));
+        Ok(None)
+    }
+
+    fn hear_command(&mut self) -> Result<Option<Ending>> {
+        let stopped = self.stopping.map(|(ending, _)| ending);
+        Ok(match self.client.hear()?.map(|(reply, _)| reply) {
+            Some(Reply::Started) => None,
+            Some(Reply::NotStarted { code, message }) => {
+                self.step.keep(Stream::Stderr, message.as_bytes())?;
+                Some(Ending::Exited { code, signal: None })
+            }
+            // Another process stopped the container.
+            Some(Reply::Exited {
+                signal: Some(_),
+                last: true,
+                ..
+            })
+            | None => Some(stopped.unwrap_or(Ending::Lost)),
+            Some(Reply::Exited { code, signal, .. }) => {
+                Some(stopped.unwrap_or(Ending::Exited { code, signal }))
+            }
+        })
+    }
+
+    /// Returns how the step ended if it had to end by now; asks it to end when its time is up.
+    fn check_time(&mut self) -> Option<Ending> {
+        let now = Instant::now();
+        match self.stopping {
+            Some((ending, until)) => (now >= until).then_some(ending),
+            None => {
+                if self.deadline.is_some_and(|deadline| now >= deadline) {
+                    self.stop(Ending::TimedOut);
+                }
+                None
+            }
+        }
+    }
+
+    /// Asks the command to end.
+    fn stop(&mut self, ending: Ending) {
+        self.stopping = Some((ending, Instant::now() + GRACE));
+        // A frozen process receives no signal.
+        self.step.room.release();
+        drop(self.client.signal(Signal::SIGTERM as i32));
+    }
+
+    /// Collects the last output.
+    fn finish(mut self) -> Result<()> {
+        // Children left behind may hold the pipes open for ever.
+        for slot in [0, 1] {
+            self.drain(slot)?;
+        }
+        let step = self.step;
+        for stream in [Stream::Stdout, Stream::Stderr] {
+            let rest = step.mask.rest(stream);
+            step.output.push(stream, &rest);
+            step.log.write(stream, &rest)?;
+        }
+        step.log.finish()?;
+        if step.log.lossy {
+            (step.warn)("the disk was full: the step's log lacks lines".to_owned());
+        }
+        step.output.finish();
+        Ok(())
+    }
+
+    /// Reads the available output. Returns whether the stream is still open.
+    fn drain(&mut self, slot: usize) -> Result<bool> {
+        let stream = self.pipes[slot].0;
+        // A bounded number of reads, so that one busy stream does not starve the others.
+        for _ in 0..16 {
+            let Some(file) = &mut self.pipes[slot].1 else {
+                return Ok(false);
+            };
+            match file.read(&mut self.buffer) {
+                Ok(0) => return Ok(false),
+                Ok(count) => self.step.keep(stream, &self.buffer[..count])?,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(true),
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(true)
+    }
 }
 
 #[derive(Debug)]
@@ -273,26 +349,6 @@ fn wait(
         holder: happened(holder_at),
         signal: happened(Some(1)),
     })
-}
-
-/// Reads the available output. Returns whether the stream is still open.
-fn drain(
-    pipe: &mut Pipe,
-    buffer: &mut [u8],
-    mut take: impl FnMut(&[u8]) -> Result<()>,
-) -> Result<bool> {
-    let Some(file) = pipe else { return Ok(false) };
-    // A bounded number of reads, so that one busy stream does not starve the others.
-    for _ in 0..16 {
-        match file.read(buffer) {
-            Ok(0) => return Ok(false),
-            Ok(count) => take(&buffer[..count])?,
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(true),
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(true)
 }
 
 #[expect(clippy::disallowed_types, reason = "a pipe has no path")]

@@ -1,7 +1,7 @@
 //! Owns reading the items that `gc` decides about: the store's envs, layers, images, downloads and limited caches,
 //! with their bytes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZero;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -55,8 +55,48 @@ impl Store {
         stock
             .notes
             .extend(unreadable.iter().map(ToString::to_string));
-        for (name, env) in &found.envs {
-            if let Some(path) = env.lost_record() {
+        let busy = self.env_stocks(&mut stock, found.envs)?;
+        for (id, item) in found.layers {
+            if let (Read::Fine(layer), Ok(id)) = (item.layer, id.try_into()) {
+                let frozen = Frozen {
+                    bytes: layer.cost.map_or(0, |cost| cost.bytes),
+                    layer,
+                    at_service: 0,
+                };
+                stock.layers.insert(id, frozen);
+            }
+        }
+        self.image_stocks(&mut stock, found.images, &found.references);
+        for (name, _) in found.image_work.iter().filter(|(_, busy)| !busy) {
+            let path = format!("images/{name}");
+            let bytes = allocated(&self.root.join(&path));
+            let why = "left by an interrupted image build".to_owned();
+            stock.strays.insert(path, (why, bytes));
+        }
+        // A running command may be making one.
+        if !busy {
+            self.note_lost_volumes(&mut stock, &found.volumes);
+        }
+        self.blob_stock(&mut stock)?;
+        if look.caches {
+            self.cache_stock(&mut stock, &look.cache_max)?;
+        }
+        if look.projects {
+            self.project_stock(&mut stock)?;
+        }
+        self.estimate_freed(&mut stock, look, keep_last)?;
+        Ok(stock)
+    }
+
+    /// Reads the envs. Returns whether a command runs in one.
+    fn env_stocks(
+        &self,
+        stock: &mut Inventory,
+        envs: BTreeMap<String, check::EnvItem>,
+    ) -> Result<bool> {
+        let mut any_busy = false;
+        for (name, item) in envs {
+            if let Some(path) = item.lost_record() {
                 stock
                     .unreadable
                     .push(format!("the lost record of env `{name}`"));
@@ -65,38 +105,30 @@ impl Store {
                     path.display()
                 ));
             }
-        }
-        let is_busy = |name: &String, held: bool| held && !self.only_waits(name);
-        let busy = found
-            .envs
-            .iter()
-            .any(|(name, item)| is_busy(name, item.busy));
-        for (name, item) in found.envs {
+            let busy = item.busy && !self.only_waits(&name);
+            any_busy |= busy;
             let unsettled = !matches!(item.journal, Read::Fine(0));
             if let Read::Fine(record) = item.record {
-                let held = is_busy(&name, item.busy);
-                let env = self.env_stock(&name, record, held, unsettled)?;
+                let env = self.env_stock(&name, record, busy, unsettled)?;
                 stock.envs.insert(name, env);
             }
         }
-        for (id, item) in found.layers {
-            if let (Read::Fine(layer), Ok(id)) = (item.layer, id.try_into()) {
-                let bytes = layer.cost.map_or(0, |cost| cost.bytes);
-                let frozen = Frozen {
-                    layer,
-                    bytes,
-                    at_service: 0,
-                };
-                stock.layers.insert(id, frozen);
-            }
-        }
-        for (key, item) in found.images {
+        Ok(any_busy)
+    }
+
+    fn image_stocks(
+        &self,
+        stock: &mut Inventory,
+        images: BTreeMap<String, check::ImageItem>,
+        references: &BTreeMap<String, Read<String>>,
+    ) {
+        for (key, item) in images {
             if let Read::Fine(image) = item.image {
                 let base = Base {
                     name: image.name.clone(),
                     built: image.built,
                     used: self.last_use_of_image(&image),
-                    current: found.references.values().any(|reference| match reference {
+                    current: references.values().any(|reference| match reference {
                         Read::Fine(known) => *known == key,
                         // It may name the image.
                         Read::Damaged(_) | Read::Foreign(_) => true,
@@ -108,35 +140,20 @@ impl Store {
                 stock.images.insert(key, base);
             }
         }
-        for (name, _) in found.image_work.iter().filter(|(_, busy)| !busy) {
-            let path = format!("images/{name}");
-            let bytes = allocated(&self.root.join(&path));
-            let why = "left by an interrupted image build".to_owned();
-            stock.strays.insert(path, (why, bytes));
-        }
-        // A running command may be making one.
-        if !busy {
-            for volume in &found.volumes {
-                let id = volume.split('-').next().unwrap_or_default();
-                if !stock.envs.values().any(|env| *env.record.id == *id) {
-                    let path = self.volume_dir(volume);
-                    let bytes = size::bytes(allocated(&path));
-                    let path = path.display();
-                    stock.notes.push(format!(
-                        "`{path}` ({bytes}) belongs to no known env and is kept; to remove it: rm -r {path}"
-                    ));
-                }
+    }
+
+    fn note_lost_volumes(&self, stock: &mut Inventory, volumes: &BTreeSet<String>) {
+        for volume in volumes {
+            let id = volume.split('-').next().unwrap_or_default();
+            if !stock.envs.values().any(|env| *env.record.id == *id) {
+                let path = self.volume_dir(volume);
+                let bytes = size::bytes(allocated(&path));
+                let path = path.display();
+                stock.notes.push(format!(
+                    "`{path}` ({bytes}) belongs to no known env and is kept; to remove it: rm -r {path}"
+                ));
             }
         }
-        self.blob_stock(&mut stock)?;
-        if look.caches {
-            self.cache_stock(&mut stock, &look.cache_max)?;
-        }
-        if look.projects {
-            self.project_stock(&mut stock)?;
-        }
-        self.estimate_freed(&mut stock, look, keep_last)?;
-        Ok(stock)
     }
 
     /// Refuses a store that a newer version of rockenv wrote to.

@@ -41,19 +41,17 @@ impl Execution<'_, '_> {
         };
         let (index, parent) = (sight.index, sight.parent);
         let views = Views::from([(sight.volume.name.clone(), shown)]);
-        let log = format!("logs/{}/{index:02}-{}.log", sight.run, job.name);
-        let tree = self.env.checkout_tree(parent)?;
-        let ran = self.run_container(&Attempt {
+        let attempt = Attempt {
             index,
             step: &job,
-            tree: &tree,
+            tree: self.env.checkout_tree(parent)?,
             parent,
-            log: &log,
+            log: format!("logs/{}/{index:02}-{}.log", sight.run, job.name),
             jobs: 1,
             views: &views,
-        });
-        let trees = self.env.directory().join("trees");
-        self.store.discard(&trees.join(&tree))?;
+        };
+        let ran = self.run_container(&attempt);
+        self.discard_tree(&attempt)?;
         match ran?.ending {
             Ending::Exited { code: 0, .. } => Ok(()),
             Ending::Interrupted(signal) => Err(Error::new(Kind::Signal(signal), "interrupted")),
@@ -64,7 +62,10 @@ impl Execution<'_, '_> {
                     hook.name
                 ),
             )
-            .help(format!("less {}", self.env.directory().join(log).display()))),
+            .help(format!(
+                "less {}",
+                self.env.directory().join(&attempt.log).display()
+            ))),
             Ending::TimedOut | Ending::Lost => Err(Error::new(
                 Kind::StepFailed,
                 format!("the script of hook `{}` was interrupted", hook.name),

@@ -61,29 +61,17 @@ impl Check<'_> {
 
     fn volume(
         &mut self,
-        volume: file::Volume,
+        mut volume: file::Volume,
         sources: &[String],
         steps: &[file::Step],
     ) -> Option<Volume> {
-        let caches_only = [
-            ("max", place(volume.max.as_ref())),
-            ("locked", place(volume.locked.as_ref())),
-            ("downloads", place(volume.downloads.as_ref())),
-        ];
-        let git_only = [
-            ("rev", place(volume.rev.as_ref())),
-            ("depth", place(volume.depth.as_ref())),
-            ("submodules", place(volume.submodules.as_ref())),
-        ];
-        if let Some(kind) = volume.kind.as_ref() {
-            if kind.value != VolumeKind::Cache {
-                self.only_for("a volume of kind `cache`", caches_only);
-            }
-            if volume.git.is_none() {
-                self.only_for("a volume with `git`", git_only);
-            }
-        }
-        let downloads = self.downloads(volume.downloads, volume.needed_by, sources, steps);
+        self.refuse_keys_of_other_kinds(&volume);
+        let downloads = self.downloads(
+            volume.downloads.take(),
+            volume.needed_by.take(),
+            sources,
+            steps,
+        );
         let named = self.name("volume", &volume.name);
         let shown = shorten(&volume.name);
         let target = match &volume.target {
@@ -96,70 +84,21 @@ impl Check<'_> {
                 None
             }
         };
-        let Some(kind) = volume.kind else {
+        let Some(kind) = volume.kind.as_ref().map(|kind| kind.value) else {
             let message = format!("volume `{shown}` has no `kind`");
             let problem = Problem::new(&volume.name.place, message, "this one");
             let help = "one of `source`, `build`, `cache`, `output`, `host`";
             self.problems.push(problem.help(help));
             return None;
         };
-        let kind = kind.value;
-        let max = self.size(volume.max);
-        let disk = self.size(volume.disk);
-        if let Some(path) = &volume.path {
-            self.expandable(path, host_path);
-        }
-        if let Some(git) = &volume.git {
-            self.expandable(git, value::git_url);
-        }
-        if let Some(rev) = &volume.rev {
-            self.expandable(rev, value::git_rev);
-        }
-        let depth = self.positive("depth", volume.depth);
-        let source = match (kind, volume.path, volume.git) {
-            (VolumeKind::Source, None, Some(url)) => VolumeSource::Git {
-                url,
-                rev: volume.rev,
-                depth,
-                submodules: volume.submodules.is_some_and(|at| at.value),
-            },
-            (VolumeKind::Source | VolumeKind::Output | VolumeKind::Host, Some(path), None) => {
-                VolumeSource::Path(path)
-            }
-            (VolumeKind::Build | VolumeKind::Cache | VolumeKind::Output, None, None) => {
-                VolumeSource::Store
-            }
-            (VolumeKind::Source, Some(_), Some(git)) => {
-                let message = "a source has either `path` or `git`, not both";
-                self.push(&git.place, message, "second one");
-                return None;
-            }
-            (VolumeKind::Source, None, None) => {
-                let message = format!("source `{shown}` has neither `path` nor `git`");
-                self.push(&volume.name.place, message, "this one");
-                return None;
-            }
-            (VolumeKind::Host, None, None) => {
-                let message = format!("host volume `{shown}` has no `path`");
-                self.push(&volume.name.place, message, "this one");
-                return None;
-            }
-            (_, _, Some(git)) => {
-                let message = "`git` is for a volume of kind `source`";
-                self.push(&git.place, message, "here");
-                return None;
-            }
-            (_, Some(path), None) => {
-                let help = "rockenv keeps this kind in its store; a directory of your own is `kind = \"host\"`";
-                let message = "`path` is for volumes of kind `source`, `output` and `host`";
-                let problem = Problem::new(&path.place, message, "here");
-                self.problems.push(problem.help(help));
-                return None;
-            }
-        };
+        let max = self.size(volume.max.take());
+        let disk = self.size(volume.disk.take());
+        let source = self.volume_source(kind, &mut volume)?;
         let default = match kind {
             VolumeKind::Host => Access::Ro,
-            _ => Access::Rw,
+            VolumeKind::Source | VolumeKind::Build | VolumeKind::Cache | VolumeKind::Output => {
+                Access::Rw
+            }
         };
         named.then_some(Volume {
             name: volume.name.value,
@@ -172,6 +111,90 @@ impl Check<'_> {
             disk,
             access: volume.access.map_or(default, |at| at.value),
         })
+    }
+
+    fn refuse_keys_of_other_kinds(&mut self, volume: &file::Volume) {
+        let Some(kind) = &volume.kind else { return };
+        if kind.value != VolumeKind::Cache {
+            let caches_only = [
+                ("max", place(volume.max.as_ref())),
+                ("locked", place(volume.locked.as_ref())),
+                ("downloads", place(volume.downloads.as_ref())),
+            ];
+            self.only_for("a volume of kind `cache`", caches_only);
+        }
+        if volume.git.is_none() {
+            let git_only = [
+                ("rev", place(volume.rev.as_ref())),
+                ("depth", place(volume.depth.as_ref())),
+                ("submodules", place(volume.submodules.as_ref())),
+            ];
+            self.only_for("a volume with `git`", git_only);
+        }
+    }
+
+    /// Returns where the files of a volume are.
+    fn volume_source(
+        &mut self,
+        kind: VolumeKind,
+        volume: &mut file::Volume,
+    ) -> Option<VolumeSource> {
+        if let Some(path) = &volume.path {
+            self.expandable(path, host_path);
+        }
+        if let Some(git) = &volume.git {
+            self.expandable(git, value::git_url);
+        }
+        if let Some(rev) = &volume.rev {
+            self.expandable(rev, value::git_rev);
+        }
+        let depth = self.positive("depth", volume.depth.take());
+        let shown = shorten(&volume.name);
+        match (kind, volume.path.take(), volume.git.take()) {
+            (VolumeKind::Source, None, Some(url)) => Some(VolumeSource::Git {
+                url,
+                rev: volume.rev.take(),
+                depth,
+                submodules: volume.submodules.as_ref().is_some_and(|at| at.value),
+            }),
+            (VolumeKind::Source | VolumeKind::Output | VolumeKind::Host, Some(path), None) => {
+                Some(VolumeSource::Path(path))
+            }
+            (VolumeKind::Build | VolumeKind::Cache | VolumeKind::Output, None, None) => {
+                Some(VolumeSource::Store)
+            }
+            (VolumeKind::Source, Some(_), Some(git)) => {
+                let message = "a source has either `path` or `git`, not both";
+                self.push(&git.place, message, "second one");
+                None
+            }
+            (VolumeKind::Source, None, None) => {
+                let message = format!("source `{shown}` has neither `path` nor `git`");
+                self.push(&volume.name.place, message, "this one");
+                None
+            }
+            (VolumeKind::Host, None, None) => {
+                let message = format!("host volume `{shown}` has no `path`");
+                self.push(&volume.name.place, message, "this one");
+                None
+            }
+            (
+                VolumeKind::Build | VolumeKind::Cache | VolumeKind::Output | VolumeKind::Host,
+                _,
+                Some(git),
+            ) => {
+                let message = "`git` is for a volume of kind `source`";
+                self.push(&git.place, message, "here");
+                None
+            }
+            (VolumeKind::Build | VolumeKind::Cache, Some(path), None) => {
+                let help = "rockenv keeps this kind in its store; a directory of your own is `kind = \"host\"`";
+                let message = "`path` is for volumes of kind `source`, `output` and `host`";
+                let problem = Problem::new(&path.place, message, "here");
+                self.problems.push(problem.help(help));
+                None
+            }
+        }
     }
 }
 

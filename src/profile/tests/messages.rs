@@ -105,9 +105,6 @@ targets = ["gfx1013", "gfx110X-igpu"]
 disk = "230 gigs"
 memory-max = "110%"
 
-[gpu]
-needed-by = ["tset"]
-
 [[volume]]
 name = "src"
 kind = "source"
@@ -117,18 +114,9 @@ target = "therock/src"
 name = "tmp"
 kind = "build"
 target = "/proc/x"
-
-[[step]]
-name = "test"
-timeout = "2 hours"
-inputs = ["scr"]
-run = '''
-cmake -DGPU=${traget} \
-  -DHOME=${HOME}
-'''
 "#;
     insta::assert_snapshot!(message(text), @r#"
-    profile `p` is invalid: 12 errors
+    profile `p` is invalid: 7 errors
       × unknown target `gfx1013`
        ╭─[/p/p.toml:3:12]
      2 │ image = "debian"
@@ -166,75 +154,102 @@ cmake -DGPU=${traget} \
      8 │ 
        ╰────
       help: "1%" to "100%"
-      × there is no step `tset`
-        ╭─[/p/p.toml:10:14]
-      9 │ [gpu]
-     10 │ needed-by = ["tset"]
-        ·              ───┬──
-        ·                 ╰── not found
-     11 │ 
-        ╰────
-      help: did you mean `test`?
       × source `src` has neither `path` nor `git`
-        ╭─[/p/p.toml:13:8]
-     12 │ [[volume]]
-     13 │ name = "src"
+        ╭─[/p/p.toml:10:8]
+      9 │ [[volume]]
+     10 │ name = "src"
         ·        ──┬──
         ·          ╰── this one
-     14 │ kind = "source"
+     11 │ kind = "source"
         ╰────
       × `therock/src` is not an absolute path
-        ╭─[/p/p.toml:15:10]
-     14 │ kind = "source"
-     15 │ target = "therock/src"
+        ╭─[/p/p.toml:12:10]
+     11 │ kind = "source"
+     12 │ target = "therock/src"
         ·          ──────┬──────
         ·                ╰── here
-     16 │ 
+     13 │ 
         ╰────
       help: a path in the env starts with `/`
       × `/proc/x` belongs to the engine
-        ╭─[/p/p.toml:20:10]
-     19 │ kind = "build"
-     20 │ target = "/proc/x"
+        ╭─[/p/p.toml:17:10]
+     16 │ kind = "build"
+     17 │ target = "/proc/x"
         ·          ────┬────
         ·              ╰── here
-     21 │ 
         ╰────
       help: not `/`, `/run`, `/tmp`, nor anything in `/proc`, `/sys`, `/dev` or `/run/rockenv`
+    "#);
+}
+
+#[test]
+fn values_of_steps_are_checked_all_at_once() {
+    let text = r#"schema = 1
+image = "debian"
+
+[gpu]
+needed-by = ["tset"]
+
+[[volume]]
+name = "src"
+kind = "source"
+path = "/srv/src"
+target = "/therock/src"
+
+[[step]]
+name = "test"
+timeout = "2 hours"
+inputs = ["scr"]
+run = '''
+cmake -DGPU=${traget} \
+  -DHOME=${HOME}
+'''
+"#;
+    insta::assert_snapshot!(message(text), @r#"
+    profile `p` is invalid: 5 errors
+      × there is no step `tset`
+       ╭─[/p/p.toml:5:14]
+     4 │ [gpu]
+     5 │ needed-by = ["tset"]
+       ·              ───┬──
+       ·                 ╰── not found
+     6 │ 
+       ╰────
+      help: did you mean `test`?
       × bad duration `2 hours`
-        ╭─[/p/p.toml:24:11]
-     23 │ name = "test"
-     24 │ timeout = "2 hours"
+        ╭─[/p/p.toml:15:11]
+     14 │ name = "test"
+     15 │ timeout = "2 hours"
         ·           ────┬────
         ·               ╰── here
-     25 │ inputs = ["scr"]
+     16 │ inputs = ["scr"]
         ╰────
       help: numbers with d, h, m or s, such as "2h 30m"
       × there is no volume of kind `source` called `scr`
-        ╭─[/p/p.toml:25:11]
-     24 │ timeout = "2 hours"
-     25 │ inputs = ["scr"]
+        ╭─[/p/p.toml:16:11]
+     15 │ timeout = "2 hours"
+     16 │ inputs = ["scr"]
         ·           ──┬──
         ·             ╰── not found
-     26 │ run = '''
+     17 │ run = '''
         ╰────
       help: did you mean `src`?
       × unknown `${traget}`
-        ╭─[/p/p.toml:27:13]
-     26 │ run = '''
-     27 │ cmake -DGPU=${traget} \
+        ╭─[/p/p.toml:18:13]
+     17 │ run = '''
+     18 │ cmake -DGPU=${traget} \
         ·             ────┬────
         ·                 ╰── here
-     28 │   -DHOME=${HOME}
+     19 │   -DHOME=${HOME}
         ╰────
       help: did you mean `${target}`? write `$${traget}` for a shell's own
       × unknown `${HOME}`
-        ╭─[/p/p.toml:28:10]
-     27 │ cmake -DGPU=${traget} \
-     28 │   -DHOME=${HOME}
+        ╭─[/p/p.toml:19:10]
+     18 │ cmake -DGPU=${traget} \
+     19 │   -DHOME=${HOME}
         ·          ───┬───
         ·             ╰── here
-     29 │ '''
+     20 │ '''
         ╰────
       help: write `$${HOME}` for a shell's own, or add `HOME` to [params]
     "#);

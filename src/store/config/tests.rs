@@ -1,5 +1,7 @@
 //! Tests of where the configuration comes from.
 
+use fs_err as fs;
+
 use super::*;
 
 fn read(variables: &[(&str, &str)], file: &str) -> Result<Config> {
@@ -97,62 +99,84 @@ fn the_current_directory_counts_as_far_as_it_is_trusted() {
     assert!(error.message().contains("not a regular file"), "{error}");
 }
 
-/// Somebody else who may write to a trusted directory changes it after its digest was found to be the one that was trusted.
-#[test]
-fn what_changes_after_it_was_checked_is_refused() {
-    let place = tempfile::tempdir().unwrap();
-    let place = fs::canonicalize(place.path()).unwrap();
-    let (work, evil, user) = (place.join("work"), place.join("evil"), place.join("user"));
-    let step = "[[step]]\nname = 'a'\ncopy = [{ from = 'files', to = '/opt' }]\n";
-    let head = "schema = 1\ndescription = 'd'\n";
-    let hook = format!("{head}why = 'w'\nvolume = 'v'\n[[patch]]\nfile = 'p.patch'\n");
-    let files = [
-        ("rockenv.toml", "jobs = 3\nengine = 'nspawn'\n".to_owned()),
-        ("profiles/base.toml", format!("{head}image = 'x'\n{step}")),
-        ("profiles/own.toml", format!("{head}extends = 'base'\n")),
-        (
-            "profiles/near.toml",
-            format!("{head}extends = 'base.toml'\n"),
-        ),
-        ("profiles/files/tool", "tool".to_owned()),
-        ("profiles/files/sub/text", "text".to_owned()),
-        ("hooks/h/hook.toml", hook),
-        ("hooks/h/p.patch", "patch".to_owned()),
-        (
-            "images/x.toml",
-            format!("{head}provider = 'directory'\n[directory]\npath = '/srv'\n"),
-        ),
-    ];
-    let lay_out = |top: &Path, more: &str| {
-        for (name, text) in &files {
-            let path = top.join(name);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, format!("{text}{more}")).unwrap();
+/// A trusted directory that somebody else may write to, and one with the same files and other contents.
+struct Shared {
+    place: PathBuf,
+    work: PathBuf,
+    evil: PathBuf,
+    user: PathBuf,
+    _directory: tempfile::TempDir,
+}
+
+impl Shared {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let place = fs::canonicalize(directory.path()).unwrap();
+        let (work, evil, user) = (place.join("work"), place.join("evil"), place.join("user"));
+        let step = "[[step]]\nname = 'a'\ncopy = [{ from = 'files', to = '/opt' }]\n";
+        let head = "schema = 1\ndescription = 'd'\n";
+        let image = "provider = 'directory'\n[directory]\npath = '/srv'\n";
+        let files = [
+            ("rockenv.toml", "jobs = 3\nengine = 'nspawn'\n".to_owned()),
+            ("profiles/base.toml", format!("{head}image = 'x'\n{step}")),
+            ("profiles/own.toml", format!("{head}extends = 'base'\n")),
+            (
+                "profiles/near.toml",
+                format!("{head}extends = 'base.toml'\n"),
+            ),
+            ("profiles/files/tool", "tool".to_owned()),
+            ("profiles/files/sub/text", "text".to_owned()),
+            (
+                "hooks/h/hook.toml",
+                format!("{head}why = 'w'\nvolume = 'v'\n[[patch]]\nfile = 'p.patch'\n"),
+            ),
+            ("hooks/h/p.patch", "patch".to_owned()),
+            ("images/x.toml", format!("{head}{image}")),
+        ];
+        for (top, more) in [(&work, ""), (&evil, "# evil\n")] {
+            for (name, text) in &files {
+                let path = top.join(name);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, format!("{text}{more}")).unwrap();
+            }
         }
-    };
-    lay_out(&work, "");
-    lay_out(&evil, "# evil\n");
-    std::os::unix::fs::symlink("tool", work.join("profiles/files/link")).unwrap();
-    let trusted = trust::Trusted {
-        path: work.clone(),
-        digest: Some(trust::digest(&work).unwrap()),
-        writes: Vec::new(),
-    };
-    trusted.write(&user.join("rockenv")).unwrap();
-    let config = || {
-        let environment = [("XDG_CONFIG_HOME".into(), user.display().to_string())].into();
-        let config = Config::of(environment, Some(&work)).unwrap();
+        std::os::unix::fs::symlink("tool", work.join("profiles/files/link")).unwrap();
+        let trusted = trust::Trusted {
+            path: work.clone(),
+            digest: Some(trust::digest(&work).unwrap()),
+            writes: Vec::new(),
+        };
+        trusted.write(&user.join("rockenv")).unwrap();
+        Self {
+            place,
+            work,
+            evil,
+            user,
+            _directory: directory,
+        }
+    }
+
+    /// Returns the configuration just after the directory was found to be what was trusted.
+    fn config(&self) -> Config {
+        let user = self.user.display().to_string();
+        let environment = [("XDG_CONFIG_HOME".into(), user)].into();
+        let config = Config::of(environment, Some(&self.work)).unwrap();
         assert!(config.current.counts());
         config
-    };
-    let profile = |config: &Config, name: &str| {
-        let dirs = &config.profile_dirs;
-        let profile = crate::profile::load(dirs, name)?;
-        crate::profile::copy_files(dirs, &profile).map(drop)
-    };
+    }
+}
+
+fn load_profile(config: &Config, name: &str) -> Result<()> {
+    let dirs = &config.profile_dirs;
+    let profile = crate::profile::load(dirs, name)?;
+    crate::profile::copy_files(dirs, &profile).map(drop)
+}
+
+#[test]
+fn what_changes_after_it_was_checked_is_refused() {
     type Reads<'a> = &'a dyn Fn(&Config) -> Result<()>;
-    let own: Reads<'_> = &|config| profile(config, "own");
-    let near: Reads<'_> = &|config| profile(config, "near");
+    let own: Reads<'_> = &|config| load_profile(config, "own");
+    let near: Reads<'_> = &|config| load_profile(config, "near");
     let hook: Reads<'_> = &|config| crate::profile::hook::load(&config.hook_dirs, "h").map(drop);
     let image: Reads<'_> = &|config| crate::image::catalog::find(&config.image_dirs, "x").map(drop);
     let rows = [
@@ -172,10 +196,11 @@ fn what_changes_after_it_was_checked_is_refused() {
         ("images/x.toml", image),
         ("images", image),
     ];
-    let aside = place.join("aside");
+    let shared = Shared::new();
+    let (work, evil, aside) = (&shared.work, &shared.evil, shared.place.join("aside"));
     for (name, reads) in rows {
         for link in [false, true] {
-            let config = config();
+            let config = shared.config();
             reads(&config).unwrap();
             let path = work.join(name);
             fs::rename(&path, &aside).unwrap();
@@ -192,29 +217,39 @@ fn what_changes_after_it_was_checked_is_refused() {
             fs::rename(&aside, &path).unwrap();
         }
     }
+}
+
+#[test]
+fn what_appears_or_disappears_after_it_was_checked_is_refused() {
+    let shared = Shared::new();
+    let (work, aside) = (&shared.work, shared.place.join("aside"));
     // What is new, what is gone, and what a link says by now.
-    let config = config();
+    let config = shared.config();
     fs::write(work.join("profiles/files/new"), "").unwrap();
-    own(&config).unwrap_err();
+    load_profile(&config, "own").unwrap_err();
     fs::rename(work.join("profiles/files/new"), &aside).unwrap();
-    own(&config).unwrap();
+    load_profile(&config, "own").unwrap();
     fs::rename(
         work.join("profiles/files/sub"),
         work.join("profiles/files/new"),
     )
     .unwrap();
-    own(&config).unwrap_err();
+    load_profile(&config, "own").unwrap_err();
     fs::rename(
         work.join("profiles/files/new"),
         work.join("profiles/files/sub"),
     )
     .unwrap();
     fs::remove_file(work.join("profiles/files/link")).unwrap();
-    own(&config).unwrap_err();
+    load_profile(&config, "own").unwrap_err();
     std::os::unix::fs::symlink("sub", work.join("profiles/files/link")).unwrap();
-    own(&config).unwrap_err();
-    fs::write(work.join("profiles/new.toml"), &files[1].1).unwrap();
-    profile(&config, "new").unwrap_err();
+    load_profile(&config, "own").unwrap_err();
+    fs::write(
+        work.join("profiles/new.toml"),
+        "schema = 1\ndescription = 'd'\nimage = 'x'\n",
+    )
+    .unwrap();
+    load_profile(&config, "new").unwrap_err();
 }
 
 /// The same files, reached by a link to where other files are beside them.

@@ -1,0 +1,241 @@
+//! Owns running one step: its snapshot if it succeeds, a second run with half the jobs if memory ran out, and what
+//! remains if it fails.
+
+use jiff::Timestamp;
+
+use super::outcome::Ran;
+use super::run_container::Attempt;
+use super::step_outputs::Left;
+use super::{Ended, Ending, Execution, Failure, StepEnd, step};
+use crate::plan::ids::LayerId;
+use crate::plan::record::{Cost, Failed, Origin, Outcome, Record, StepRecord};
+use crate::plan::resolve::{Step, VolumeKind};
+use crate::store::layer;
+use crate::store::snapshot::Freeze;
+use crate::sys::error::{Kind, Result};
+use crate::ui::event::{self, Event};
+use crate::ui::metrics::Row;
+
+/// One row of `metrics.jsonl`.
+#[derive(Debug, serde::Serialize)]
+struct Metrics<'a> {
+    time: Timestamp,
+    env: &'a str,
+    step: &'a str,
+    key: &'a str,
+    outcome: Outcome,
+    jobs: u32,
+    cost: Cost,
+    log: &'a str,
+}
+
+/// ccache's hits and misses.
+type Lookups = (u64, u64);
+
+impl Execution<'_, '_> {
+    /// Runs one step.
+    pub(super) fn run_step(&mut self, index: u32, step: &Step, run: &str) -> Result<StepEnd> {
+        let parent = self.env.known_record()?.head.layer.clone();
+        let views = self.views(index, step, parent.as_ref(), run)?;
+        let lookups = self.lookups();
+        let mut attempt = Attempt {
+            index,
+            step,
+            tree: self.env.checkout_tree(parent.as_ref())?,
+            parent: parent.as_ref(),
+            log: format!("logs/{run}/{index:02}-{}.log", step.name),
+            jobs: self.sizing.jobs.value,
+            views: &views,
+        };
+        self.env.begin_step(&step.key)?;
+        let before = self.outputs_before(step)?;
+        let mut ran = self.run_container(&attempt)?;
+        if ran.out_of_memory() && attempt.jobs > 1 {
+            self.measure(&attempt, Outcome::Failed, &ran, lookups)?;
+            self.halve_jobs(&mut attempt, &ran, run)?;
+            ran = self.run_container(&attempt)?;
+        }
+        let failure = match ran.ending {
+            Ending::Interrupted(signal) => {
+                let record = ran.record(step, Outcome::Pending, Some("interrupted".to_owned()));
+                self.env.update(|env| put_step(env, record))?;
+                self.discard_tree(&attempt)?;
+                return Ok(StepEnd::Stopped(Ended::Interrupted(signal)));
+            }
+            Ending::Exited { code: 0, .. } => {
+                let left = self.left(step)?;
+                let refused = self.refuse_special(&before).err();
+                match refused {
+                    _ if !left.drift.is_empty() => (Kind::Drift, left.explain(step)),
+                    Some(error) => {
+                        let why = error.chain().join(": ");
+                        (error.kind(), format!("step `{}`: {why}", step.name))
+                    }
+                    None => {
+                        self.measure(&attempt, Outcome::Done, &ran, lookups)?;
+                        self.keep_results(&before, &attempt.tree, parent.as_ref())?;
+                        return Ok(StepEnd::Frozen(self.freeze(&attempt, &ran, left)?));
+                    }
+                }
+            }
+            Ending::Exited { .. } | Ending::TimedOut | Ending::Lost => self.explain(&attempt, &ran),
+        };
+        let measured = self.measure(&attempt, Outcome::Failed, &ran, lookups);
+        let failure = self.fail(attempt, ran, failure, measured)?;
+        Ok(StepEnd::Stopped(Ended::Failed(Box::new(failure))))
+    }
+
+    /// Explains why a step failed.
+    fn explain(&self, attempt: &Attempt<'_>, ran: &Ran) -> (Kind, String) {
+        let limit = step::memory_max(self.spec, self.host);
+        ran.explain(attempt.step, attempt.jobs, limit)
+    }
+
+    /// Removes the tree that an attempt ran on.
+    pub(super) fn discard_tree(&self, attempt: &Attempt<'_>) -> Result<()> {
+        let trees = self.env.directory().join("trees");
+        self.store.discard(&trees.join(&attempt.tree))
+    }
+
+    /// Prepares a second run of a step for which memory was too little.
+    fn halve_jobs(&mut self, attempt: &mut Attempt<'_>, ran: &Ran, run: &str) -> Result<()> {
+        let (_, message) = self.explain(attempt, ran);
+        attempt.jobs /= 2;
+        let message = format!("{message}: retrying with {}", attempt.jobs);
+        self.reporter.emit(&Event::Warning { message });
+        self.discard_tree(attempt)?;
+        let (index, name) = (attempt.index, &attempt.step.name);
+        attempt.log = format!("logs/{run}/{index:02}-{name}-again.log");
+        attempt.tree = self.env.checkout_tree(attempt.parent)?;
+        Ok(())
+    }
+
+    /// Makes the tree of a successful step its snapshot.
+    fn freeze(&mut self, attempt: &Attempt<'_>, ran: &Ran, left: Left) -> Result<LayerId> {
+        let step = attempt.step;
+        let done = ran.record(step, Outcome::Done, None);
+        let mut planned = self.plan.steps.iter();
+        let freeze = Freeze {
+            tree: &attempt.tree,
+            parent: attempt.parent,
+            name: &step.name,
+            key: Some(&step.key),
+            origin: Origin::Step,
+            again: planned.any(|planned| planned.name == step.name && planned.again),
+            cost: Some(layer::Cost {
+                bytes: ran.frozen,
+                wall_ms: ran.cost.wall_ms,
+            }),
+            prints: left.prints,
+            pins: left.pins,
+        };
+        let layer = self.env.freeze(&freeze, |record| put_step(record, done))?;
+        self.env.end_attempt()?;
+        Ok(layer)
+    }
+
+    /// Records a failed step, whose tree stays.
+    fn fail(
+        &mut self,
+        attempt: Attempt<'_>,
+        ran: Ran,
+        (kind, mut message): (Kind, String),
+        measured: Result<()>,
+    ) -> Result<Failure> {
+        let step = attempt.step;
+        if self.offline && step.network {
+            message.push_str("; it had no network because of `--offline`");
+        }
+        let record = ran.record(step, Outcome::Failed, Some(message.clone()));
+        let failed = Failed {
+            step: step.name.clone(),
+            tree: attempt.tree,
+            parent: attempt.parent.cloned(),
+            log: ran.log.clone(),
+            code: match ran.ending {
+                Ending::Exited { code, .. } => Some(code),
+                Ending::TimedOut | Ending::Interrupted(_) | Ending::Lost => None,
+            },
+        };
+        let kept = measured.and_then(|()| {
+            self.env.update(|env| {
+                put_step(env, record);
+                env.failed = Some(failed);
+            })
+        });
+        match kept {
+            // Not even the failed tree fits. The message is the same, and the next `up` begins the step anew.
+            Err(error) if error.kind() == Kind::OutOfSpace && kind == Kind::OutOfSpace => {}
+            other => other?,
+        }
+        Ok(Failure {
+            step: step.name.clone(),
+            message,
+            kind,
+            history: self.env.known_record()?.head.volumes_from().history,
+            tail: ran.tail,
+            log: self.env.directory().join(&ran.log),
+        })
+    }
+
+    /// Returns ccache's hits and misses so far, if metrics were requested.
+    fn lookups(&self) -> Option<Lookups> {
+        if !self.reporter.measures() {
+            return None;
+        }
+        let volumes = self.spec.volumes.iter();
+        let caches = volumes.filter(|volume| volume.kind == VolumeKind::Cache);
+        caches
+            .filter_map(|volume| self.store.cache_lookups(&volume.name))
+            .reduce(|(hits, misses), (more, others)| (hits + more, misses + others))
+    }
+
+    /// Adds a row to the env's history of step costs.
+    fn measure(
+        &self,
+        attempt: &Attempt<'_>,
+        outcome: Outcome,
+        ran: &Ran,
+        lookups: Option<Lookups>,
+    ) -> Result<()> {
+        let (step, jobs) = (attempt.step, attempt.jobs);
+        self.reporter.measured(|| {
+            // The counters start with the cache's first use, and restart when it is emptied.
+            let now = self.lookups();
+            let (hits, misses) = lookups.unwrap_or_default();
+            let ended = match outcome {
+                Outcome::Done => event::Outcome::Done,
+                _ => event::Outcome::Failed,
+            };
+            Row {
+                jobs: Some(jobs),
+                cost: ran.cost.into(),
+                cache_hits: now.map(|now| now.0.saturating_sub(hits)),
+                cache_misses: now.map(|now| now.1.saturating_sub(misses)),
+                ..Row::of(self.spec, &step.name, Some(&step.key), ended)
+            }
+        });
+        let row = Metrics {
+            time: Timestamp::now(),
+            env: self.env.name(),
+            step: &step.name,
+            key: step.key.as_str(),
+            outcome,
+            jobs,
+            cost: ran.cost,
+            log: &ran.log,
+        };
+        self.env.add_metrics(&row)
+    }
+}
+
+fn put_step(record: &mut Record, step: StepRecord) {
+    match record
+        .steps
+        .iter_mut()
+        .find(|known| known.name == step.name)
+    {
+        Some(known) => *known = step,
+        None => record.steps.push(step),
+    }
+}

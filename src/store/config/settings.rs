@@ -1,0 +1,338 @@
+//! Owns where settings come from: the caller's variables, then the configuration files, nearest first.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::Terminal;
+use super::file::{self, File};
+use crate::engine::BuildUser;
+use crate::engine::choose::Sockets;
+use crate::engine::docker::Contexts;
+use crate::image::Logins;
+use crate::image::certificates::{self, Authorities};
+use crate::plan::gc::policy;
+use crate::sys::account::{self, home_of};
+use crate::sys::catalog::Directory;
+use crate::sys::error::{Error, Result};
+use crate::sys::trust::{self, Current};
+use crate::ui::ci::System;
+
+/// The variable that tells ccache about a storage shared by several machines.
+const CCACHE_REMOTE: &str = "CCACHE_REMOTE_STORAGE";
+
+/// Everything that the configuration is made from.
+pub(super) struct Settings {
+    variables: BTreeMap<String, String>,
+    /// The working directory, or `/` if there is none.
+    working: PathBuf,
+    pub(super) invoking_user: BuildUser,
+    pub(super) host_home: PathBuf,
+    pub(super) user_dir: PathBuf,
+    pub(super) current: Current,
+    /// Nearest first: the first one that sets a key wins.
+    files: Vec<File>,
+    pub(super) authorities: Option<Authorities>,
+}
+
+impl Settings {
+    /// Reads the files.
+    pub(super) fn read(
+        variables: BTreeMap<String, String>,
+        working: Option<&Path>,
+    ) -> Result<Self> {
+        let mut settings = Self {
+            variables,
+            working: working.unwrap_or(Path::new("/")).to_owned(),
+            invoking_user: BuildUser::new(0, 0),
+            host_home: PathBuf::new(),
+            user_dir: PathBuf::new(),
+            current: Current::default(),
+            files: Vec::new(),
+            authorities: None,
+        };
+        settings.find_user()?;
+        let variable = settings.set("ROCKENV_CA_CERTIFICATES");
+        settings.authorities = variable
+            .map(|text| certificates::Written::variable(text))
+            .map(|written| written.resolve(&settings.working, &settings.host_home))
+            .transpose()?;
+        if let Some(working) = working {
+            let trusted = settings.set(trust::VARIABLE).map(String::as_str);
+            let sent = settings.set(trust::DIGEST_VARIABLE).map(String::as_str);
+            let mut current = Current::look(working, &settings.user_dir, trusted, sent);
+            settings
+                .files
+                .extend(file::read_current(working, &mut current)?);
+            settings.current = current;
+        }
+        settings.read_file(&settings.user_dir.join("config.toml"))?;
+        settings.read_file(Path::new("/etc/rockenv/config.toml"))?;
+        Ok(settings)
+    }
+
+    fn find_user(&mut self) -> Result<()> {
+        let [uid, gid, pkexec] = ["SUDO_UID", "SUDO_GID", "PKEXEC_UID"].map(|name| self.set(name));
+        self.invoking_user = account::invoking_user(uid, gid, pkexec)?;
+        self.host_home = match home_of(self.invoking_user.uid) {
+            Some(home) => home,
+            None => self.path("HOME").unwrap_or_else(|| PathBuf::from("/")),
+        };
+        self.user_dir = self.own("XDG_CONFIG_HOME", ".config").join("rockenv");
+        Ok(())
+    }
+
+    /// Adds a file of the user or of the system, if there is one.
+    fn read_file(&mut self, path: &Path) -> Result<()> {
+        let Some(file) = file::read_file(path)? else {
+            return Ok(());
+        };
+        // The working directory may be anybody's, so it must not choose trusted authorities.
+        if self.authorities.is_none()
+            && let Some(written) = &file.ca_certificates
+        {
+            let directory = path.parent().unwrap_or(&self.working);
+            self.authorities = Some(written.resolve(directory, &self.host_home)?);
+        }
+        self.files.push(file);
+        Ok(())
+    }
+
+    /// Returns a variable that is set and not empty.
+    pub(super) fn set(&self, name: &str) -> Option<&String> {
+        self.variables.get(name).filter(|value| !value.is_empty())
+    }
+
+    pub(super) fn path(&self, name: &str) -> Option<PathBuf> {
+        self.set(name).map(PathBuf::from)
+    }
+
+    /// Returns what the first file that sets it says.
+    pub(super) fn first<T>(&self, pick: fn(&File) -> Option<T>) -> Option<T> {
+        self.files.iter().find_map(pick)
+    }
+
+    /// Returns the variable, else what the first file says.
+    pub(super) fn text(&self, name: &str, pick: fn(&File) -> Option<String>) -> Option<String> {
+        self.set(name).cloned().or_else(|| self.first(pick))
+    }
+
+    /// Returns a directory of the invoking user: under sudo, `$XDG_*` are root's.
+    fn own(&self, name: &str, below: &str) -> PathBuf {
+        match self.path(name) {
+            Some(path) if self.set("SUDO_UID").is_none() => path,
+            _ => self.host_home.join(below),
+        }
+    }
+
+    /// Returns the store's root.
+    pub(super) fn home(&self) -> PathBuf {
+        let home = self.path("ROCKENV_HOME");
+        match home.or_else(|| self.first(|file| file.home.clone())) {
+            Some(home) => self.working.join(home),
+            None if is_root() => PathBuf::from("/var/lib/rockenv"),
+            None => self.own("XDG_DATA_HOME", ".local/share").join("rockenv"),
+        }
+    }
+
+    pub(super) fn jobs(&self) -> Result<Option<u32>> {
+        let Some(text) = self.set("ROCKENV_JOBS") else {
+            return Ok(self.first(|file| file.jobs));
+        };
+        text.parse().map(Some).map_err(|_| {
+            Error::invalid(format!("ROCKENV_JOBS=`{text}` is not a number"))
+                .help("ROCKENV_JOBS=4 rockenv up ...")
+        })
+    }
+
+    pub(super) fn bytes(
+        &self,
+        name: &str,
+        pick: fn(&File) -> Option<String>,
+        otherwise: u64,
+    ) -> Result<u64> {
+        let Some(text) = self.text(name, pick) else {
+            return Ok(otherwise);
+        };
+        crate::profile::value::size(&text).map_err(|refused| {
+            Error::invalid(format!("{name}: `{text}` is not a size"))
+                .source(refused.message)
+                .help(format!("{name}=1G rockenv up ..."))
+        })
+    }
+
+    pub(super) fn idle(&self, otherwise: Duration) -> Result<Duration> {
+        let text = self.first(|file| file.idle.clone());
+        text.map_or(Ok(otherwise), |text| parse_idle(&text))
+    }
+
+    pub(super) fn http_timeout(&self) -> Result<Option<Duration>> {
+        let text = self.text("ROCKENV_HTTP_TIMEOUT", |file| file.http_timeout.clone());
+        text.map(|text| parse_timeout(&text)).transpose()
+    }
+
+    /// Returns the user that steps run as.
+    pub(super) fn build_user(&self) -> Result<BuildUser> {
+        match self.text("ROCKENV_BUILD_USER", |file| file.build_user.clone()) {
+            Some(text) => parse_user(&text),
+            None if is_root() => Ok(self.invoking_user.clone()),
+            // An ordinary user is root in the user namespace that changes the store, and in a rootless container.
+            None => Ok(BuildUser::new(0, 0)),
+        }
+    }
+
+    /// Returns the targets of the first file that sets them, as for all keys: lists are not merged.
+    pub(super) fn targets(&self) -> Vec<String> {
+        self.first(|file| Some(file.targets.clone()).filter(|targets| !targets.is_empty()))
+            .unwrap_or_default()
+    }
+
+    pub(super) fn mirrors(&self) -> BTreeMap<String, String> {
+        let files = self.files.iter().rev();
+        files.flat_map(|file| file.mirror.clone()).collect()
+    }
+
+    pub(super) fn gc(&self) -> policy::Table {
+        let mut gc = policy::Table::default();
+        for file in &self.files {
+            gc.fill(&file.gc);
+        }
+        gc
+    }
+
+    /// Returns the directories that `pick` names, then those called `name` beside the configuration files.
+    pub(super) fn directories(
+        &self,
+        pick: fn(&File) -> &Vec<PathBuf>,
+        name: &str,
+    ) -> Vec<Directory> {
+        let files = self.files.iter().flat_map(|file| pick(file).clone());
+        let mut found: Vec<Directory> = files.map(Directory::from).collect();
+        if self.current.counts() {
+            let directory = self.current.as_directory();
+            let path = directory.path.join(name);
+            found.push(Directory { path, ..directory });
+        }
+        found.push(self.user_dir.join(name).into());
+        found.push(Path::new("/etc/rockenv").join(name).into());
+        found
+    }
+
+    pub(super) fn sockets(&self) -> Sockets {
+        let home = || Some(self.path("HOME")?.join(".docker"));
+        Sockets {
+            docker: self.set("DOCKER_HOST").cloned(),
+            // Of the effective user: `sudo docker` uses root's contexts too.
+            contexts: Contexts {
+                directory: self.path("DOCKER_CONFIG").or_else(home),
+                name: self.set("DOCKER_CONTEXT").cloned(),
+            },
+            podman: self
+                .set("CONTAINER_HOST")
+                .cloned()
+                .unwrap_or_else(|| podman_socket(self.set("XDG_RUNTIME_DIR"))),
+        }
+    }
+
+    pub(super) fn logins(&self) -> Logins {
+        let files = match self.set("REGISTRY_AUTH_FILE") {
+            Some(path) => vec![self.working.join(path)],
+            None => vec![
+                PathBuf::from(format!(
+                    "/run/user/{}/containers/auth.json",
+                    self.invoking_user.uid
+                )),
+                self.own("XDG_CONFIG_HOME", ".config")
+                    .join("containers/auth.json"),
+                self.own("DOCKER_CONFIG", ".docker").join("config.json"),
+            ],
+        };
+        Logins {
+            files,
+            programs: self.set("PATH").map_or_else(OsString::new, OsString::from),
+            home: self.host_home.clone(),
+        }
+    }
+
+    pub(super) fn terminal(&self) -> Terminal {
+        let is_true = |name: &str| self.set(name).is_some_and(|value| value == "true");
+        let ci_system = match is_true("GITHUB_ACTIONS") {
+            true => Some(System::Github),
+            false => is_true("GITLAB_CI").then_some(System::Gitlab),
+        };
+        let ci = self.set("CI");
+        Terminal {
+            no_color: self.set("NO_COLOR").is_some(),
+            force_color: self.set("CLICOLOR_FORCE").is_some_and(|value| value != "0"),
+            term: self.set("TERM").cloned(),
+            ci: ci_system.is_some() || ci.is_some_and(|value| value != "false" && value != "0"),
+            ci_system,
+            step_summary: self
+                .path("GITHUB_STEP_SUMMARY")
+                .filter(|_| ci_system == Some(System::Github)),
+        }
+    }
+
+    /// Returns the proxy variables, for tools that fetch.
+    pub(super) fn proxies(&self) -> BTreeMap<String, String> {
+        let mut proxies = self.variables.clone();
+        proxies.retain(|name, _| {
+            matches!(
+                name.to_ascii_lowercase().as_str(),
+                "http_proxy" | "https_proxy" | "ftp_proxy" | "no_proxy"
+            )
+        });
+        proxies
+    }
+
+    /// Returns the variables for `env-from-host`.
+    pub(super) fn environment(&self) -> BTreeMap<String, String> {
+        let mut environment = self.variables.clone();
+        if let Some(url) = self.text(CCACHE_REMOTE, |file| file.ccache_remote.clone()) {
+            environment.insert(CCACHE_REMOTE.to_owned(), url);
+        }
+        environment
+    }
+}
+
+fn is_root() -> bool {
+    nix::unistd::geteuid().is_root()
+}
+
+/// Returns the socket of Podman's service: the system's for root, else the user's own.
+fn podman_socket(runtime: Option<&String>) -> String {
+    let user = nix::unistd::geteuid();
+    if user.is_root() {
+        return "/run/podman/podman.sock".to_owned();
+    }
+    let runtime = runtime.map_or_else(|| format!("/run/user/{user}"), String::clone);
+    format!("{runtime}/podman/podman.sock")
+}
+
+fn parse_idle(text: &str) -> Result<Duration> {
+    if text == "never" {
+        return Ok(Duration::ZERO);
+    }
+    crate::profile::value::duration(text).map_err(|refused| {
+        Error::invalid(format!("`idle` in the configuration: {}", refused.message))
+            .help("\"60s\", \"5m\", or \"never\"")
+    })
+}
+
+fn parse_timeout(text: &str) -> Result<Duration> {
+    crate::profile::value::duration(text).map_err(|refused| {
+        Error::invalid(format!("ROCKENV_HTTP_TIMEOUT: {}", refused.message))
+            .help("ROCKENV_HTTP_TIMEOUT=60s rockenv up ...")
+    })
+}
+
+fn parse_user(text: &str) -> Result<BuildUser> {
+    let parsed = text
+        .split_once(':')
+        .and_then(|(uid, gid)| Some(BuildUser::new(uid.parse().ok()?, gid.parse().ok()?)));
+    parsed.ok_or_else(|| {
+        Error::invalid(format!("build user `{text}` is not `UID:GID`"))
+            .help("ROCKENV_BUILD_USER=1000:1000 rockenv up ...")
+    })
+}

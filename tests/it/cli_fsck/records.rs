@@ -1,0 +1,234 @@
+//! Damaged and lost files about envs: the store's format, records, specs.
+
+use super::*;
+
+#[test]
+fn a_damaged_or_lost_format_is_made_again() {
+    let lab = Lab::new();
+    let good = fs::read_to_string(lab.at("format")).unwrap();
+    spoil(&lab.at("format"));
+    let text = lab.finds_and_mends(&["format", "damaged"]);
+    assert!(text.contains("repaired"), "{text}");
+    assert_eq!(fs::read_to_string(lab.at("format")).unwrap(), good);
+    fs::remove_file(lab.at("format")).unwrap();
+    lab.finds_and_mends(&["format", "missing"]);
+}
+
+#[test]
+fn a_damaged_record_is_made_again_from_the_layers() {
+    let lab = Lab::new();
+    let old = lab.record();
+    let tree = old.head.tree.clone().unwrap();
+    let volume = old.head.volumes["build"].clone();
+    spoil(&lab.at("envs/one/record.json"));
+    lab.finds_and_mends(&["env `one`", "record is damaged"]);
+    let new = lab.record();
+    assert_eq!(new.snapshots, old.snapshots);
+    assert_eq!(new.head.layer, old.head.layer);
+    assert_eq!((new.id, new.image_key), (old.id, old.image_key));
+    // The build volume, hours of work, is the env's again.
+    assert_eq!(new.head.volumes["build"], volume);
+    assert!(lab.store.volume_dir(&volume).join("object.o").exists());
+    let kept = fs::read_dir(lab.at("envs/one")).unwrap();
+    let kept: Vec<PathBuf> = kept.map(|entry| entry.unwrap().path()).collect();
+    let aside = |start: &str| {
+        kept.iter()
+            .find(|path| path.to_string_lossy().contains(start))
+            .cloned()
+    };
+    assert!(aside("record.json.damaged-").is_some(), "{kept:?}");
+    let trees = aside("trees.damaged-").unwrap();
+    assert!(trees.join(tree).exists());
+}
+
+#[test]
+fn a_damaged_record_on_pulled_layers_gets_an_id() {
+    let lab = Lab::new();
+    let old = lab.record();
+    for layer in old.layers() {
+        let path = lab.at(&format!("layers/{layer}/layer.json"));
+        let text = fs::read_to_string(&path).unwrap();
+        let mut layer: serde_json::Value = serde_json::from_str(&text).unwrap();
+        // What was pulled was made by no env of this store.
+        layer["env"] = "".into();
+        fs::write(&path, layer.to_string()).unwrap();
+    }
+    spoil(&lab.at("envs/one/record.json"));
+    lab.finds_and_mends(&["env `one`", "record is damaged"]);
+    assert!(!lab.record().id.is_empty());
+}
+
+#[test]
+fn a_damaged_record_without_a_spec_is_set_aside_and_its_volumes_stay() {
+    let lab = Lab::new();
+    let volume = lab.record().head.volumes["build"].clone();
+    spoil(&lab.at("envs/one/record.json"));
+    fs::remove_file(lab.at("envs/one/spec.toml")).unwrap();
+    let text = lab.finds_and_mends(&["record is damaged"]);
+    assert!(text.contains("rockenv up"), "{text}");
+    assert!(lab.store.record("one").unwrap().is_none());
+    assert!(lab.store.volume_dir(&volume).join("object.o").exists());
+}
+
+#[test]
+fn one_damaged_file_hides_one_thing_and_stops_no_command() {
+    let lab = Lab::new();
+    lab.env("two");
+    let id = lab.record().snapshots[0].layer.clone();
+    let run = |arguments: &[&str]| {
+        let output = program(&lab.root).args(arguments).output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let (out, err) = (text(&output.stdout), text(&output.stderr));
+        // The limits of a policy may be out of reach on a small disk.
+        let code = output.status.code();
+        assert!(matches!(code, Some(0 | 10)), "{arguments:?}\n{out}{err}");
+        (out, err)
+    };
+    let layers = || fs::read_dir(lab.at("layers")).unwrap().count();
+    let all = layers();
+    let files = [
+        ("envs/one/record.json".to_owned(), "env `one`"),
+        (format!("layers/{id}/layer.json"), "layer `"),
+        (format!("images/{KEY}/image.json"), "image"),
+        ("envs/one/lease".to_owned(), "lease"),
+        ("images/refs/x.json".to_owned(), "reference"),
+    ];
+    for (file, what) in files {
+        let whole = fs::read(lab.at(&file)).ok();
+        for text in ["{\"version\":1}", "null", "[]", "", "{\"id\":\"../..\"}"] {
+            fs::write(lab.at(&file), text).unwrap();
+            let (out, err) = run(&["ls"]);
+            assert!(out.contains("two"), "{out}");
+            let of_env = what.starts_with("env");
+            assert_eq!(out.contains("one"), !of_env, "{file} {text}\n{out}");
+            assert_eq!(err.contains("fsck --repair"), of_env, "{err}");
+            let (_, err) = run(&["du"]);
+            let is_named = of_env || what.starts_with("layer");
+            assert_eq!(err.contains(what), is_named, "{file} {text}\n{err}");
+            let (_, err) = run(&["--yes", "gc", "--preset", "ci"]);
+            assert_eq!(
+                err.contains("fsck --repair"),
+                is_named,
+                "{file} {text}\n{err}"
+            );
+            assert_eq!(layers(), all, "{file} {text}");
+            assert!(lab.at(&format!("images/{KEY}/root")).exists());
+        }
+        match whole {
+            Some(whole) => fs::write(lab.at(&file), whole).unwrap(),
+            // What only a running command has was taken away by the next one.
+            None => drop(fs::remove_file(lab.at(&file))),
+        }
+        lab.fsck(&[], 0);
+    }
+    for text in ["{\"version\":1}", "null", "[]"] {
+        fs::write(lab.at("envs/one/record.json"), text).unwrap();
+        lab.finds_and_mends(&["record is damaged"]);
+        assert_eq!(lab.record().snapshots.len(), 3);
+        fs::write(lab.layer(2).join("layer.json"), text).unwrap();
+        lab.finds_and_mends(&["layer.json is damaged"]);
+        lab.env("one");
+    }
+}
+
+#[test]
+fn after_a_repair_gc_works_and_keeps_what_the_env_had() {
+    let lab = Lab::new();
+    let old = lab.record();
+    spoil(&lab.at("envs/one/record.json"));
+    let help = lab.gc(10);
+    assert!(help.contains("env `one` is skipped"), "{help}");
+    assert!(help.contains("`rockenv fsck --repair`"), "{help}");
+    lab.finds_and_mends(&["record is damaged"]);
+    lab.gc(10);
+    let new = lab.record();
+    assert_eq!(new.snapshots, old.snapshots);
+    let volume = lab.store.volume_dir(&old.head.volumes["build"]);
+    assert!(volume.join("object.o").exists());
+    // What the repair set aside is of no use any more, and going as told changes nothing.
+    let text = lab.fsck(&[], 0);
+    assert!(text.contains("set aside by a repair"), "{text}");
+    lab.gc(10);
+    assert_eq!(lab.record().snapshots, new.snapshots);
+    assert!(volume.join("object.o").exists());
+}
+
+#[test]
+fn a_lost_record_costs_no_layer_until_somebody_decides_and_no_build_tree() {
+    let lab = Lab::new();
+    let old = lab.record();
+    spoil(&lab.at("envs/one/record.json"));
+    fs::remove_file(lab.at("envs/one/spec.toml")).unwrap();
+    lab.finds_and_mends(&["record is damaged"]);
+    let refused = lab.gc(10);
+    assert!(
+        refused.contains("env `one` has lost its record"),
+        "{refused}"
+    );
+    assert!(refused.contains("rockenv up ... --name one"), "{refused}");
+    assert!(!refused.contains("fsck"), "{refused}");
+    let layers = || fs::read_dir(lab.at("layers")).unwrap().count();
+    assert_eq!(layers(), 3);
+    // The other way that both commands name.
+    let text = lab.fsck(&[], 0);
+    let told = |text: &str| {
+        text.rsplit("rm ")
+            .next()
+            .unwrap()
+            .lines()
+            .next()
+            .unwrap()
+            .to_owned()
+    };
+    let aside = text
+        .lines()
+        .find(|line| line.contains("--name one"))
+        .unwrap();
+    let mut lines = refused.lines();
+    let advice = lines.find(|line| line.contains("--name one")).unwrap();
+    assert_eq!(told(aside), told(advice));
+    fs::remove_file(told(aside)).unwrap();
+    let note = lab.gc(10);
+    // Hours of work, and what somebody asked for, with the steps below it.
+    let volume = lab.store.volume_dir(&old.head.volumes["build"]);
+    assert!(volume.join("object.o").exists());
+    assert!(
+        note.contains(&format!("to remove it: rm -r {}", volume.display())),
+        "{note}"
+    );
+    assert_eq!(layers(), 3);
+    let mut roots = program(&lab.root);
+    let roots = roots.args(["gc", "--roots"]).output().unwrap();
+    let roots = String::from_utf8_lossy(&roots.stdout).into_owned();
+    assert!(roots.contains("an env may have lost it"), "{roots}");
+}
+
+#[test]
+fn an_id_that_only_an_own_snapshot_tells_is_found() {
+    let lab = Lab::new();
+    let old = lab.record();
+    // The steps' layers came from another env, and there is no build volume.
+    for index in 0..2 {
+        let place = lab.layer(index).join("layer.json");
+        let text = fs::read_to_string(&place).unwrap();
+        let mut layer: serde_json::Value = serde_json::from_str(&text).unwrap();
+        layer["env"] = "0123456789abcdef".into();
+        fs::write(place, layer.to_string()).unwrap();
+    }
+    let other = lab.at("envs/other");
+    fs::create_dir(&other).unwrap();
+    let mut record = old.clone();
+    record.id = "0123456789abcdef".parse().unwrap();
+    record.snapshots.truncate(2);
+    record.head = Head {
+        layer: Some(record.snapshots[1].layer.clone()),
+        ..Head::default()
+    };
+    let text = serde_json::to_string(&record).unwrap();
+    fs::write(other.join("record.json"), text).unwrap();
+    fs::remove_dir_all(lab.store.volume_dir(&old.head.volumes["build"])).unwrap();
+    spoil(&lab.at("envs/one/record.json"));
+    lab.fsck(&["--repair"], 0);
+    assert_eq!(lab.record().id, old.id);
+    assert_eq!(lab.record().snapshots, old.snapshots);
+}

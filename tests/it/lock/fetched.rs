@@ -1,0 +1,125 @@
+//! Files that steps fetch or install: locked, handed back and compared.
+
+use super::*;
+
+#[test]
+fn files_of_a_locked_cache_are_named_compared_and_missed() {
+    let store = TestStore::new();
+    let env = store.env();
+    store.profile(
+        r#"
+[[volume]]
+name = "tarballs"
+kind = "cache"
+locked = true
+target = "/cache/tarballs"
+[[step]]
+name = "fetch"
+run = "cd /cache/tarballs; mkdir -p z; [ -e z/a.tar ] || echo fetched > z/a.tar; echo half > b.part"
+"#,
+    );
+    store.up();
+    store.rockenv(&["lock", env]).ok();
+    let lock = store.work().join(format!("profiles/{env}.lock"));
+    let text = fs::read_to_string(&lock).unwrap();
+    assert!(
+        text.contains("[files.tarballs]\n\"z/a.tar\" = \"") && !text.contains("b.part"),
+        "{text}"
+    );
+    let up = ["up", env, "--locked", "--rerun", "fetch"];
+    store.rockenv(&up).ok();
+    let file = store.home().join("caches/tarballs/z/a.tar");
+    fs::remove_file(&file).unwrap();
+    store
+        .rockenv(&[&up[..], &["--offline"]].concat())
+        .exits(4)
+        .says(&["file `z/a.tar` of cache `tarballs`"]);
+    // What is locked stays so, wherever the file was made anew.
+    store
+        .rockenv(&["lock", env])
+        .ok()
+        .says(&["nothing changed"]);
+    store.rockenv(&up).ok();
+    fs::write(&file, "other\n").unwrap();
+    store
+        .rockenv(&up)
+        .exits(8)
+        .says(&["file `z/a.tar` in cache `tarballs` differs from the lock file"]);
+    assert_eq!(fs::read_to_string(&file).unwrap(), "other\n");
+}
+
+/// A step that installs what upstream calls the newest, or what is locked.
+const INSTALL: &str = r#"
+[[volume]]
+name = "index"
+kind = "cache"
+target = "/cache/index"
+[[step]]
+name = "install"
+run = """
+read -r version < /cache/index/newest
+if [ -e /run/rockenv/pins/locked ]; then read -r name version digest < /run/rockenv/pins/locked; fi
+cp /cache/index/tool-$version $HOME/tool
+digest=$(sha256sum $HOME/tool | cut -c 1-64)
+echo "tool $version sha256:$digest" > /run/rockenv/pins/installed
+"""
+[[step]]
+name = "use"
+run = "cp $HOME/tool $HOME/used; [ ! -e /run/rockenv/pins/locked ]"
+"#;
+
+#[test]
+fn what_a_step_installs_is_locked_handed_back_and_compared() {
+    let (a, b) = (TestStore::new(), TestStore::new());
+    let env = a.env();
+    let lock = a.work().join(format!("profiles/{env}.lock"));
+    let publish = |store: &TestStore, version: &str, content: &str| {
+        let index = store.home().join("caches/index");
+        fs::create_dir_all(&index).unwrap();
+        fs::write(index.join("newest"), format!("{version}\n")).unwrap();
+        fs::write(index.join(format!("tool-{version}")), content).unwrap();
+    };
+    for store in [&a, &b] {
+        store.profile_named(env, INSTALL);
+        publish(store, "1", "one");
+    }
+    // What nobody has run yet is not known.
+    a.rockenv(&["lock", env]).ok();
+    assert!(!fs::read_to_string(&lock).unwrap().contains("tool"));
+    a.rockenv(&["up", env, "--locked"]).ok();
+    a.rockenv(&["lock", env]).ok().says(&["1 change"]);
+    let text = fs::read_to_string(&lock).unwrap();
+    assert!(text.contains("[step.pins]\ntool = \"1 sha256:"), "{text}");
+    a.rockenv(&["up", env, "--locked"])
+        .ok()
+        .says(&["nothing to do"]);
+
+    // Upstream goes on; the other store gets what is locked.
+    publish(&a, "2", "two");
+    publish(&b, "2", "two");
+    fs::copy(&lock, b.work().join(format!("profiles/{env}.lock"))).unwrap();
+    b.rockenv(&["up", env, "--locked"]).ok();
+    let used = ["exec", env, "--", "sh", "-c", "cat $HOME/used"];
+    b.rockenv(&used).ok().prints("one");
+    assert_eq!(a.keys(env), b.keys(env));
+
+    // A snapshot that was made without the lock file may be another one under the same key.
+    a.rockenv(&["up", env, "--rerun", "install"]).ok();
+    a.rockenv(&used).ok().prints("two");
+    for verb in ["up", "plan"] {
+        a.rockenv(&[verb, env, "--locked"]).exits(8).says(&[
+            "`tool` of step `install` is 1 in the lock file, but 2 was installed",
+            &format!("rockenv up {env} --locked --rerun install"),
+        ]);
+    }
+    a.rockenv(&["lock", env]).ok().says(&["nothing changed"]);
+    let again = ["up", env, "--locked", "--rerun", "install"];
+    a.rockenv(&again).ok();
+    a.rockenv(&used).ok().prints("one");
+
+    // The same version with another content fails the step before anything is built on it.
+    publish(&a, "1", "other");
+    a.rockenv(&again)
+        .exits(8)
+        .says(&["`tool` 1 of step `install` differs from the locked content"]);
+}
