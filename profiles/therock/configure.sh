@@ -22,6 +22,32 @@ git grep -l -E '^ *EXTERNAL_SOURCE_DIR +[.]$' -- '*/CMakeLists.txt' | while read
     mv "$known.part.smrev" "$known.smrev"
 done
 
+# Releases before 7.11 want the targets of what is the same for all as families, whose names targets are too.
+grep -q THEROCK_DIST_AMDGPU_FAMILIES cmake/therock_amdgpu_targets.cmake || case " $*" in
+*' -DTHEROCK_AMDGPU_FAMILIES='*) ;;
+*)
+    for argument in "$@"; do
+        case $argument in
+        -DTHEROCK_DIST_AMDGPU_FAMILIES=*)
+            set -- "$@" "-DTHEROCK_AMDGPU_FAMILIES=${argument#*=}" -DTHEROCK_AMDGPU_DIST_BUNDLE_NAME=generic
+            ;;
+        esac
+    done
+    ;;
+esac
+
+# mirage is Rust, with a dashboard that Node.js builds, and TheRock's images have no Node.js.
+case "$*" in
+*-DTHEROCK_ENABLE_EMULATION=OFF*) ;;
+*)
+    node=$(node --version 2>/dev/null | sed -n 's/^v\([0-9]*\).*/\1/p')
+    if [ -e emulation/artifact-mirage.toml ] && { [ "${node:-0}" -lt 20 ] || ! command -v cargo >/dev/null; }; then
+        echo "left out, because the image has no Rust and Node.js 20: mirage"
+        set -- "$@" -DTHEROCK_ENABLE_MIRAGE=OFF
+    fi
+    ;;
+esac
+
 cmake --fresh -G Ninja -S /therock/src -B /therock/build \
     -DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache \
     -DTHEROCK_BACKGROUND_BUILD_JOBS=2 \

@@ -11,9 +11,14 @@ if [ "$1" = --find-links ]; then
     # What was built, also where pip's own index has a newer one.
     version=$(basename "$2"/rocm-*.tar.gz .tar.gz)
     version="==${version#rocm-}"
+    # Releases before 7.13 have the code for a target in the libraries' own wheel.
+    ls "$2"/rocm_sdk_device_* >/dev/null 2>&1 || extras=libraries,devel
 fi
 python3 -m venv --clear /home/builder/venv
-python3 /opt/rockenv/pip.py /home/builder/venv --requirement /therock/src/external-builds/pytorch/requirements-ci.txt
+# What building PyTorch needs; before 7.12 it was in TheRock's own list.
+requirements=/therock/src/external-builds/pytorch/requirements-ci.txt
+[ -e "$requirements" ] || requirements=/therock/src/requirements.txt
+python3 /opt/rockenv/pip.py /home/builder/venv --requirement "$requirements"
 # `rocm` is a source package that decides at installation what it needs. In a cache that all envs share, pip would find the
 # wheel that it made for another target.
 python3 /opt/rockenv/pip.py /home/builder/venv --no-cache-dir --pre "$@" "rocm[$extras]$version"

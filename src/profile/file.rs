@@ -25,7 +25,7 @@ pub(crate) struct File {
     /// Profile that this one extends: its name, or a path ending in `.toml`, relative to this file.
     #[expect(dead_code, reason = "`merge` reads it before there are types")]
     extends: Option<String>,
-    /// Image that the first step starts from, by name.
+    /// Image that the first step starts from, by name; may contain parameters.
     pub(crate) image: Option<At<String>>,
     /// GPU targets such as `gfx1103`; `--target` replaces them.
     pub(crate) targets: Option<Vec<At<String>>>,
@@ -42,6 +42,11 @@ pub(crate) struct File {
     /// Variants for `--variant`.
     #[serde(default)]
     pub(crate) variants: BTreeMap<At<String>, Choice>,
+    /// Parameter that selects one of `[releases]` by its name; `--release` sets it.
+    pub(crate) release_param: Option<At<String>>,
+    /// Releases of what is built. The parameters of the selected one stand in for those that are empty.
+    #[serde(default)]
+    pub(crate) releases: BTreeMap<At<String>, Choice>,
     /// Starting points for `--from`, besides `source`.
     #[serde(default)]
     pub(crate) from: BTreeMap<At<String>, Choice>,
@@ -73,7 +78,7 @@ pub(crate) struct File {
     pub(crate) step: Vec<Step>,
 }
 
-/// The changes of a variant or a starting point (`--from`); steps name it in their `when`.
+/// The changes of a variant, a release or a starting point (`--from`).
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct Choice {
@@ -163,8 +168,8 @@ pub(crate) struct Volume {
     pub(crate) max: Option<At<String>>,
     /// Its files are published and never change: the lock file names each with its digest. For `cache`.
     pub(crate) locked: Option<At<bool>>,
-    /// Source volume, a checkout of TheRock, whose third-party tarballs are fetched into this volume in advance. For
-    /// `cache`.
+    /// Source volume, a checkout of TheRock, whose third-party tarballs are fetched into this volume in advance; empty
+    /// for none. For `cache`.
     pub(crate) downloads: Option<At<String>>,
     /// Steps that need these downloads; default: all. For `downloads`.
     pub(crate) needed_by: Option<Vec<At<String>>>,

@@ -49,6 +49,7 @@ pub struct Profile {
     pub name: String,
     /// One line for people.
     pub description: String,
+    /// Name of the image, not expanded.
     pub image: At<String>,
     /// Targets, in the order of the table; may be empty.
     pub targets: Vec<Target>,
@@ -61,6 +62,10 @@ pub struct Profile {
     /// Default variant; `None` without variants.
     pub variant: Option<String>,
     pub variants: BTreeMap<String, Choice>,
+    /// The parameter that selects a release; `None` without releases.
+    pub release_param: Option<String>,
+    /// Releases of what is built, by name.
+    pub releases: BTreeMap<String, Choice>,
     /// Starting points with prebuilt parts, by name; without `source`, which builds everything.
     pub from: BTreeMap<String, Choice>,
     pub resources: Resources,
@@ -109,7 +114,7 @@ impl Profile {
 /// The starting point that builds everything.
 pub const FROM_SOURCE: &str = "source";
 
-/// The changes of a variant or a starting point.
+/// The changes of a variant, a release or a starting point.
 #[derive(Clone, Debug, Default)]
 pub struct Choice {
     /// One line for people.

@@ -98,7 +98,7 @@ pub(crate) struct Fault {
     reference: String,
     /// Its position among the references in the text, from 0.
     index: usize,
-    message: String,
+    pub(crate) message: String,
     help: Option<String>,
 }
 

@@ -116,7 +116,7 @@ fn build(run: &Run<'_>, selection: &Selection) -> Result<Image> {
     if !run.args.force {
         check_early(run, selection)?;
     }
-    let (name, recipe) = (&selection.profile.image.value, &selection.recipe);
+    let (name, recipe) = (&selection.image, &selection.recipe);
     let Some(locked) = &selection.locked else {
         return task::build_image(cx, store, name, recipe, false, signals, reporter);
     };

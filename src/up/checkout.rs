@@ -3,6 +3,7 @@
 //! The checkout's table replaces the built-in one for the named targets: their families, products and excluded
 //! projects.
 
+use crate::plan::resolve::{by_version, version};
 use crate::rocm::therock::{Checkout, drift};
 use crate::sys::error::{Error, Result};
 use crate::up::resolve::Gathered;
@@ -28,6 +29,8 @@ pub(crate) fn settle(gathered: &mut Gathered<'_>) -> Result<Vec<String>> {
             )]);
         }
     };
+    let mut notes = Vec::new();
+    notes.extend(release(gathered, name, &checkout)?);
     let inputs = &mut gathered.inputs;
     let targets = match inputs.targets.is_empty() {
         true => &gathered.selection.profile.targets,
@@ -54,16 +57,57 @@ pub(crate) fn settle(gathered: &mut Gathered<'_>) -> Result<Vec<String>> {
     let declared =
         changed.filter_map(|target| Some(target.declared(checkout.target(target.name())?)));
     inputs.declared = declared.collect();
-    Ok(match differences.as_slice() {
-        [] => Vec::new(),
-        [first, rest @ ..] => {
-            let more = match rest.len() {
-                0 => String::new(),
-                count => format!(", and {count} more"),
-            };
-            vec![format!(
-                "source `{name}` differs from the built-in table of TheRock; using the checkout's: {first}{more}; `{hint}` shows all"
-            )]
+    if let [first, rest @ ..] = differences.as_slice() {
+        let more = match rest.len() {
+            0 => String::new(),
+            count => format!(", and {count} more"),
+        };
+        notes.push(format!(
+            "source `{name}` differs from the built-in table of TheRock; using the checkout's: {first}{more}; `{hint}` shows all"
+        ));
+    }
+    Ok(notes)
+}
+
+/// Compares the checkout's version with the release that the profile is set to. Refuses a checkout that is older than
+/// all releases of the profile; returns a note about another one.
+fn release(gathered: &Gathered<'_>, source: &str, checkout: &Checkout) -> Result<Option<String>> {
+    let profile = &gathered.selection.profile;
+    let Some(set) = gathered.inputs.chosen(profile)?.release else {
+        return Ok(None);
+    };
+    let known = by_version(profile.releases.keys().map(String::as_str));
+    let (Some(oldest), Some(newest)) = (known.first(), known.last()) else {
+        return Ok(None);
+    };
+    let found = match &checkout.version {
+        Some(found) => found.as_str(),
+        None => "older than 2025-04",
+    };
+    let is = |release: &&&str| {
+        let rest = found.strip_prefix(**release);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    };
+    match known.iter().find(is) {
+        Some(own) if *own == set => Ok(None),
+        Some(own) => Ok(Some(format!(
+            "source `{source}` is TheRock {found}, but image and parameters are those of {set}: \
+             `--release {own}` fits"
+        ))),
+        None if checkout.version.is_none() || version(found) < version(oldest) => {
+            let profile = &profile.name;
+            Err(Error::invalid(format!(
+                "source `{source}` is TheRock {found}: profile `{profile}` fits {oldest} to {newest}"
+            ))
+            .help(format!(
+                "choose a commit of one of these (`--release {oldest}` has one), or write a profile \
+                 for this checkout: rockenv profile new NAME"
+            )))
         }
-    })
+        None => Ok(Some(format!(
+            "source `{source}` is TheRock {found}, which profile `{profile}` does not know: it fits \
+             {oldest} to {newest}",
+            profile = profile.name
+        ))),
+    }
 }

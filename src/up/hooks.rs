@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use crate::execute;
 use crate::image::fetch;
-use crate::plan::resolve::{Chosen, HookFacts};
+use crate::plan::resolve::HookFacts;
 use crate::profile::Profile;
 use crate::profile::hook::{self, Hook};
 use crate::store::Store;
@@ -122,15 +122,14 @@ pub(crate) fn ask(gathered: &Gathered<'_>) -> Result<Vec<String>> {
         ..
     } = gathered;
     let targets = inputs.targets_of(&selection.profile);
-    let chosen = Chosen::new(
-        &selection.profile,
-        inputs.variant.as_deref(),
-        inputs.from.as_deref(),
-    )?;
-    for name in &chosen.hooks() {
+    for name in &inputs.chosen(&selection.profile)?.hooks() {
         let (Some(hook), Some(facts)) = (gathered.hooks.get(name), inputs.hooks.get(name)) else {
             continue;
         };
+        // It fits or not where its first step runs, which is another time.
+        if selection.stops_before(facts.first_step(&selection.profile)) {
+            continue;
+        }
         if let Some(reason) = facts
             .not_now
             .clone()

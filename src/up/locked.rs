@@ -50,11 +50,7 @@ pub(crate) fn place(selection: &Selection) -> Result<PathBuf> {
     let mut targets = inputs.targets.clone();
     targets.sort_unstable();
     targets.dedup();
-    let choices = resolve::choices(
-        &selection.profile,
-        inputs.variant.as_deref(),
-        inputs.from.as_deref(),
-    );
+    let choices = inputs.choices(&selection.profile);
     let name = resolve::env_name(
         None,
         inputs.stem.as_deref(),
@@ -109,7 +105,8 @@ pub(crate) fn follow(
 pub(crate) fn adopt(cx: &Context, selection: &mut Selection, pinned: Locked) -> Result<()> {
     let lock = &pinned.lock;
     let mut differences = lockfile::choices(lock, &choices(selection));
-    let image = &selection.profile.image.value;
+    selection.use_params(cx, lock.params.clone())?;
+    let image = &selection.image;
     if *image != lock.image.name {
         differences.push(format!(
             "the image is `{}` in the lock file, but `{image}` in the profile",
@@ -123,7 +120,6 @@ pub(crate) fn adopt(cx: &Context, selection: &mut Selection, pinned: Locked) -> 
     differences.extend(lockfile::hooks(lock, &hooks.collect()));
     differences.extend(lockfile::fetched(lock, &fetched(cx, selection)?));
     let inputs = &mut selection.inputs;
-    inputs.params.clone_from(&lock.params);
     inputs.machine_targets = targets(&lock.machine_targets)?;
     inputs.image_key.clone_from(&lock.image.key);
     inputs.image_env.clone_from(&lock.image.env);

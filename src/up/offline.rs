@@ -29,7 +29,7 @@ fn missing(cx: &Context, store: &Store, selection: &Selection) -> Result<Vec<Str
         None => store.image_of(&selection.recipe)?,
     };
     if image.is_none() {
-        missing.push(format!("image `{}`", selection.profile.image.value));
+        missing.push(format!("image `{}`", selection.image));
     }
     let git = Git::new(&selection.inputs.user);
     for volume in resolve::volumes(&selection.profile, &selection.inputs)? {

@@ -135,6 +135,7 @@ impl UpOptions {
         let mut selection = Selection::new(cx, &request)?;
         check_names(&selection.profile, self)?;
         selection.reuse = self.reuse(&cx.config);
+        selection.until.clone_from(&self.until);
         if self.locked {
             locked::follow(cx, &mut selection, &request, self.lock_file.as_deref())?;
         }

@@ -416,7 +416,9 @@ mod tests {
     /// Returns what the shipped profile of TheRock needs, on a machine with so much memory and disk.
     fn needs(memory: u64, free: u64, from: Option<&str>, until: Option<&str>) -> Needs {
         let profile = profile::load(&[], "therock").unwrap();
-        let names = Chosen::new(&profile, None, from).unwrap().hooks();
+        let names = Chosen::new(&profile, None, from, &BTreeMap::new())
+            .unwrap()
+            .hooks();
         let hooks = names.iter().map(|name| {
             let hook = hook::load(&[], name).unwrap();
             (name.clone(), hook)

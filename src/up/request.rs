@@ -16,6 +16,9 @@ pub(crate) struct SelectArgs {
     /// Variant of the profile to build
     #[arg(long, value_name = "NAME")]
     variant: Option<String>,
+    /// Release to build, of those that the profile lists
+    #[arg(long, value_name = "VERSION")]
+    release: Option<String>,
     /// Starting point: `source`, or prebuilt parts that the profile offers, such as `compiler`, `rocm` or `wheels`
     #[arg(long, value_name = "WAY")]
     from: Option<String>,
@@ -36,6 +39,7 @@ impl SelectArgs {
             targets: &self.target,
             name: None,
             variant: self.variant.as_deref(),
+            release: self.release.as_deref(),
             from: self.from.as_deref(),
             params: &self.param,
             engine: self.engine.as_deref(),
@@ -56,6 +60,7 @@ pub(crate) struct UpRequest<'a> {
     pub(crate) targets: &'a [String],
     pub(crate) name: Option<&'a str>,
     pub(crate) variant: Option<&'a str>,
+    pub(crate) release: Option<&'a str>,
     /// Starting point.
     pub(crate) from: Option<&'a str>,
     /// Parameters as `NAME=VALUE`.
@@ -87,6 +92,7 @@ impl UpRequest<'_> {
         }
         let own = [
             ("--variant", self.variant),
+            ("--release", self.release),
             ("--from", self.from),
             ("--engine", self.engine),
         ];
@@ -112,6 +118,7 @@ mod tests {
             targets: &["gfx1103".to_owned()],
             name: None,
             variant: Some("lean"),
+            release: Some("7.14"),
             from: None,
             params: &params,
             engine: None,
@@ -121,7 +128,7 @@ mod tests {
         let text = request.command("up", &[("--gpu", Some("none")), ("--name", None)]);
         assert_eq!(
             text,
-            "rockenv up 'my profile.toml' --target gfx1103 --param 'component=two words' --variant lean --gpu none"
+            "rockenv up 'my profile.toml' --target gfx1103 --param 'component=two words' --variant lean --release 7.14 --gpu none"
         );
         assert_eq!(
             shlex::split(&text).expect("words")[5..7],

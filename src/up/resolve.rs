@@ -96,10 +96,7 @@ impl<'a> Gathered<'a> {
             None => None,
         };
         if image.is_none() {
-            notes.push(format!(
-                "image `{}` is not built yet",
-                selection.profile.image.value
-            ));
+            notes.push(format!("image `{}` is not built yet", selection.image));
         }
         let base = match (image, &selection.locked) {
             (Some(image), _) => Base::of(image),

@@ -30,6 +30,8 @@ pub(crate) struct Selection {
     pub(crate) files: CopyFiles,
     /// The profile's hooks, by name.
     pub(crate) hooks: BTreeMap<String, Hook>,
+    /// Name of the image.
+    pub(crate) image: String,
     pub(crate) recipe: Recipe,
     /// The inputs of keys, as far as the request, the profile and the lock file decide them.
     pub(crate) inputs: Inputs,
@@ -42,6 +44,8 @@ pub(crate) struct Selection {
     pub(crate) gpu: Option<gpu::Grant>,
     /// Notes for the user.
     pub(crate) notes: Vec<String>,
+    /// The last step to run, if not all.
+    pub(crate) until: Option<String>,
     /// The lock file to follow, if any.
     pub(crate) locked: Option<Locked>,
     /// Which layers of other envs this one may use.
@@ -100,28 +104,28 @@ impl Selection {
         let profile = profile::load(&cx.config.profile_dirs, &named.profile)?;
         let file = profile::is_path(&named.profile).then(|| PathBuf::from(&named.profile));
         let files = profile::copy_files(&cx.config.profile_dirs, &profile)?;
-        let chosen = resolve::Chosen::new(&profile, request.variant, request.from)?;
+        let params = params(request, &profile)?;
+        let chosen = resolve::Chosen::new(&profile, request.variant, request.from, &params)?;
         let hooks = hooks::read(cx, &profile, &chosen.hooks())?;
-        let recipe = catalog::find(&cx.config.image_dirs, &profile.image.value)?;
+        let image = chosen.image()?;
+        let recipe = catalog::find(&cx.config.image_dirs, &image)?;
         let wanted = match named.targets[..] {
             [] => &profile.targets,
             _ => &named.targets,
         };
-        let mut notes = Vec::new();
-        let (gpu, without_gpu) = match machine.choose(&request.gpu.into(), wanted, profile.gpu)? {
-            gpu::Choice::Gpu { grant, note } => {
-                // Irrelevant if no step uses it.
-                notes.extend(note.filter(|_| profile.steps.iter().any(|step| step.gpu)));
-                (Some(*grant), None)
-            }
-            gpu::Choice::Without { why } => (None, Some(why)),
+        let choice = machine.choose(&request.gpu.into(), wanted, profile.gpu)?;
+        let (gpu, without_gpu, note) = match choice {
+            gpu::Choice::Gpu { grant, note } => (Some(*grant), None, note),
+            gpu::Choice::Without { why } => (None, Some(why), None),
         };
+        // Irrelevant if no step uses it.
+        let note = note.filter(|_| profile.steps.iter().any(|step| step.gpu));
         let name = resolve::env_name(
             named.env_name.as_deref(),
             named.stem.as_deref(),
             &profile.name,
             &named.targets,
-            &resolve::choices(&profile, request.variant, request.from),
+            &resolve::choices(&profile, request.variant, request.from, &params),
         )?;
         let past = Store::open_existing(&cx.config.home)
             .ok()
@@ -143,7 +147,7 @@ impl Selection {
             machine_targets: machine_targets(cx)?,
             variant: request.variant.map(str::to_owned),
             from: request.from.map(str::to_owned),
-            params: params(request)?,
+            params,
             engine: choice.engine,
             without_gpu,
             user: cx.config.user.clone(),
@@ -163,6 +167,7 @@ impl Selection {
             file,
             files,
             hooks,
+            image,
             recipe,
             inputs,
             host,
@@ -170,7 +175,8 @@ impl Selection {
             past,
             choice,
             gpu,
-            notes,
+            notes: note.into_iter().collect(),
+            until: None,
             locked: None,
             reuse: cx.config.reuse,
             own: true,
@@ -178,7 +184,36 @@ impl Selection {
     }
 }
 
-fn params(request: &UpRequest<'_>) -> Result<BTreeMap<String, String>> {
+impl Selection {
+    /// Replaces the parameters, and what follows from them.
+    pub(crate) fn use_params(
+        &mut self,
+        cx: &Context,
+        params: BTreeMap<String, String>,
+    ) -> Result<()> {
+        self.inputs.params = params;
+        self.image = self.inputs.chosen(&self.profile)?.image()?;
+        self.recipe = catalog::find(&cx.config.image_dirs, &self.image)?;
+        self.name = resolve::env_name(
+            self.inputs.env_name.as_deref(),
+            self.inputs.stem.as_deref(),
+            &self.profile.name,
+            &self.inputs.targets,
+            &self.inputs.choices(&self.profile),
+        )?;
+        Ok(())
+    }
+
+    /// Returns whether the last step to run comes before the one at `position` in the profile.
+    pub(crate) fn stops_before(&self, position: Option<usize>) -> bool {
+        let steps = &self.profile.steps;
+        let last = self.until.as_ref();
+        let last = last.and_then(|last| steps.iter().position(|step| step.name == *last));
+        last.is_some_and(|last| position.is_some_and(|position| last < position))
+    }
+}
+
+fn params(request: &UpRequest<'_>, profile: &Profile) -> Result<BTreeMap<String, String>> {
     let mut params = BTreeMap::new();
     for text in request.params {
         let (name, value) = text.split_once('=').ok_or_else(|| {
@@ -188,6 +223,17 @@ fn params(request: &UpRequest<'_>) -> Result<BTreeMap<String, String>> {
             ))
         })?;
         params.insert(name.to_owned(), value.to_owned());
+    }
+    if let Some(release) = request.release {
+        let Some(param) = &profile.release_param else {
+            let message = format!("profile `{}` has no releases", profile.name);
+            return Err(Error::new(Kind::Usage, message).help("leave out --release"));
+        };
+        let other = params.insert(param.clone(), release.to_owned());
+        if let Some(other) = other.filter(|other| other != release) {
+            let message = format!("`--release {release}` contradicts `--param {param}={other}`");
+            return Err(Error::new(Kind::Usage, message).help("leave out one of them"));
+        }
     }
     Ok(params)
 }

@@ -2,34 +2,52 @@
 
 use std::collections::BTreeMap;
 
-use crate::profile::{Choice, FROM_SOURCE, Profile};
+use crate::profile::text::Scope;
+use crate::profile::{Choice, FROM_SOURCE, Profile, value};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::suggest;
 
 /// Returns the requested choices that are not the profile's defaults, as parts of the env's name.
-pub fn choices(profile: &Profile, variant: Option<&str>, from: Option<&str>) -> Vec<String> {
+pub fn choices(
+    profile: &Profile,
+    variant: Option<&str>,
+    from: Option<&str>,
+    params: &BTreeMap<String, String>,
+) -> Vec<String> {
     let variant = variant.filter(|variant| Some(*variant) != profile.variant.as_deref());
+    let release = profile.release_param.as_ref();
+    let release = release.and_then(|param| {
+        params
+            .get(param)
+            .filter(|given| profile.params.get(param) != Some(given))
+    });
     let from = from.filter(|from| *from != FROM_SOURCE);
     let from = from.map(|from| format!("from-{from}"));
-    variant.map(str::to_owned).into_iter().chain(from).collect()
+    let parts = [variant.map(str::to_owned), release.cloned(), from];
+    parts.into_iter().flatten().collect()
 }
 
-/// The requested, or default, variant and starting point.
+/// The requested, or default, variant, release and starting point.
 #[derive(Debug)]
 pub struct Chosen<'a> {
     /// The variant, if there are any.
     pub variant: Option<&'a str>,
+    /// The release, if there are any.
+    pub release: Option<&'a str>,
     /// The starting point.
     pub from: &'a str,
+    /// All parameters with their values.
+    pub(crate) params: BTreeMap<String, String>,
     profile: &'a Profile,
 }
 
 impl<'a> Chosen<'a> {
-    /// Looks them up; without a request, the profile's default.
+    /// Looks them up; without a request, the profile's default. `params` replace those of the profile.
     pub fn new(
         profile: &'a Profile,
         variant: Option<&'a str>,
         from: Option<&'a str>,
+        params: &BTreeMap<String, String>,
     ) -> Result<Self> {
         if let Some(name) = variant {
             choice(profile, "variant", &profile.variants, name)?;
@@ -38,19 +56,75 @@ impl<'a> Chosen<'a> {
         if from != FROM_SOURCE {
             choice(profile, "way", &profile.from, from)?;
         }
-        Ok(Self {
+        let mut chosen = Self {
             variant: variant.or(profile.variant.as_deref()),
+            release: None,
             from,
+            params: profile.params.clone(),
             profile,
-        })
+        };
+        let parts: Vec<&Choice> = chosen.parts().collect();
+        for part in parts {
+            chosen.params.extend(part.params.clone());
+        }
+        for (name, value) in params {
+            if chosen.params.insert(name.clone(), value.clone()).is_none() {
+                return Err(unknown_param(profile, name));
+            }
+            if value.contains('\0') {
+                let message = format!("the value of `{name}` contains a NUL byte");
+                return Err(Error::new(Kind::Usage, message));
+            }
+        }
+        chosen.select_release()?;
+        Ok(chosen)
+    }
+
+    /// Fills in empty parameters from the release that a parameter names.
+    fn select_release(&mut self) -> Result<()> {
+        let profile = self.profile;
+        let param = profile.release_param.as_ref();
+        let Some(name) = param.and_then(|param| self.params.get(param)) else {
+            return Ok(());
+        };
+        let release = choice(profile, "release", &profile.releases, name)?;
+        let known = profile.releases.get_key_value(name);
+        self.release = known.map(|(name, _)| name.as_str());
+        for (name, value) in &release.params {
+            if let Some(empty) = self.params.get_mut(name).filter(|value| value.is_empty()) {
+                empty.clone_from(value);
+            }
+        }
+        Ok(())
     }
 
     /// Returns what they change; later parts win.
-    pub fn parts(&self) -> impl Iterator<Item = &'a Choice> {
+    pub fn parts(&self) -> impl Iterator<Item = &'a Choice> + use<'a> {
+        let release = self
+            .release
+            .and_then(|name| self.profile.releases.get(name));
         let variant = self
             .variant
             .and_then(|name| self.profile.variants.get(name));
-        variant.into_iter().chain(self.profile.from.get(self.from))
+        let from = self.profile.from.get(self.from);
+        release.into_iter().chain(variant).chain(from)
+    }
+
+    /// Returns the name of the image.
+    pub fn image(&self) -> Result<String> {
+        let scope = Scope {
+            params: self.params.clone(),
+            ..Scope::default()
+        };
+        let refuse = |message: String| {
+            let profile = &self.profile.name;
+            Error::invalid(format!("the image of profile `{profile}`: {message}"))
+        };
+        let name = scope
+            .expand(&self.profile.image)
+            .map_err(|fault| refuse(fault.message))?;
+        value::name("image", &name).map_err(|refused| refuse(refused.message))?;
+        Ok(name)
     }
 
     /// Returns the names of the hooks in effect, in order, without duplicates.
@@ -83,7 +157,7 @@ fn choice<'a>(
         _ => format!("profile `{}` has no {what} `{shown}`", profile.name),
     };
     let error = Error::new(Kind::Usage, message);
-    let names: Vec<&str> = choices.keys().map(String::as_str).collect();
+    let names = by_version(choices.keys().map(String::as_str));
     Err(
         match (suggest::closest(name, names.iter().copied()), what) {
             (Some(close), _) => error.help(format!("did you mean `{close}`?")),
@@ -95,7 +169,20 @@ fn choice<'a>(
     )
 }
 
-pub(super) fn unknown_param(profile: &Profile, name: &str) -> Error {
+/// Sorts names: where they are versions, as those.
+pub(crate) fn by_version<'a>(names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let mut names: Vec<&str> = names.collect();
+    names.sort_by_cached_key(|name| version(name));
+    names
+}
+
+/// Returns the numbers of a version; other parts come last.
+pub(crate) fn version(text: &str) -> Vec<u64> {
+    let parts = text.split('.');
+    parts.map(|part| part.parse().unwrap_or(u64::MAX)).collect()
+}
+
+fn unknown_param(profile: &Profile, name: &str) -> Error {
     let shown: String = name.escape_debug().take(80).collect();
     let error = Error::new(
         Kind::Usage,

@@ -22,6 +22,20 @@ pub struct HookFacts {
     pub not_now: Option<String>,
 }
 
+impl HookFacts {
+    /// Returns the position of the profile's first step that sees the change; `None` if there is none.
+    pub(crate) fn first_step(&self, profile: &Profile) -> Option<usize> {
+        let sees = |step: &profile::Step| match &self.from_step {
+            Some(name) => step.name == *name,
+            None => {
+                let mut volumes = step.inputs.iter().map(|name| profile::input(name).0);
+                volumes.any(|volume| volume == self.volume)
+            }
+        };
+        profile.steps.iter().position(sees)
+    }
+}
+
 /// Decides which hooks apply and from which step on, and which are skipped.
 pub(super) fn hooks(
     profile: &Profile,
@@ -59,17 +73,7 @@ pub(super) fn hooks(
                 "rockenv hook ls".to_owned(),
             ));
         }
-        let first = match &facts.from_step {
-            Some(step) => profile.steps.iter().position(|own| own.name == *step),
-            None => {
-                let reads = |step: &profile::Step| {
-                    let mut volumes = step.inputs.iter().map(|name| profile::input(name).0);
-                    volumes.any(|volume| volume == facts.volume)
-                };
-                profile.steps.iter().position(reads)
-            }
-        };
-        let Some(first) = first else {
+        let Some(first) = facts.first_step(profile) else {
             return Err(match &facts.from_step {
                 Some(step) => refuse(
                     format!("starts at unknown step `{step}`"),

@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use super::chosen::{Chosen, choices};
 use super::hooks::HookFacts;
 use super::key::StepKey;
 use super::{BuildUser, Engine};
 use crate::profile::Profile;
 use crate::rocm::target::Target;
 use crate::rocm::therock::Prints;
+use crate::sys::error::Result;
 
 /// Everything that `resolve` needs besides the profile.
 #[derive(Clone, Debug)]
@@ -54,6 +56,18 @@ pub struct Inputs {
 }
 
 impl Inputs {
+    /// Returns the variant, release and starting point.
+    pub(crate) fn chosen<'a>(&'a self, profile: &'a Profile) -> Result<Chosen<'a>> {
+        let (variant, from) = (self.variant.as_deref(), self.from.as_deref());
+        Chosen::new(profile, variant, from, &self.params)
+    }
+
+    /// Returns those that are not the profile's defaults, as parts of the env's name.
+    pub(crate) fn choices(&self, profile: &Profile) -> Vec<String> {
+        let (variant, from) = (self.variant.as_deref(), self.from.as_deref());
+        choices(profile, variant, from, &self.params)
+    }
+
     /// Returns the targets to build for, as the checkout declares them.
     pub(crate) fn targets_of(&self, profile: &Profile) -> Vec<Target> {
         let targets = match self.targets.is_empty() {

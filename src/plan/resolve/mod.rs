@@ -27,6 +27,7 @@ pub use crate::plan::resolve::spec::{resolve, volumes};
 pub use changed::changed;
 pub use choose::{DEFAULT_PROFILE, Request, choose, env_name};
 pub use chosen::{Chosen, choices};
+pub(crate) use chosen::{by_version, version};
 pub use hooks::HookFacts;
 pub use key::StepKey;
 use serde::{Deserialize, Serialize};

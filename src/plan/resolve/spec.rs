@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::chain::chain;
-use super::chosen::{Chosen, choices, unknown_param};
+use super::chosen::Chosen;
 use super::coherent::{self, Excluded};
 use super::hooks::hooks;
 use super::image_env;
@@ -18,7 +18,7 @@ use crate::profile::text::{Fault, Scope};
 use crate::profile::value::{self, Refused};
 use crate::profile::{self, Problem, Profile, When, copy_key, host_path, invalid};
 use crate::rocm::target::Target;
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::{Error, Result};
 use crate::sys::span::At;
 
 /// Returns the volumes of an env. Needed before `resolve`, to find the required fingerprints.
@@ -37,8 +37,9 @@ pub fn resolve(profile: &Profile, inputs: &Inputs) -> Result<Spec> {
         inputs.stem.as_deref(),
         &profile.name,
         &resolver.asked,
-        &choices(profile, inputs.variant.as_deref(), inputs.from.as_deref()),
+        &inputs.choices(profile),
     )?;
+    let image = resolver.chosen.image()?;
     let volumes = resolver.volumes();
     let image_env = image_env::defaults(&inputs.image_env);
     let mut env = image_env.clone();
@@ -77,7 +78,7 @@ pub fn resolve(profile: &Profile, inputs: &Inputs) -> Result<Spec> {
         variant,
         from,
         targets,
-        image: profile.image.to_string(),
+        image,
         engine: inputs.engine,
         base_key,
         env_from_host: profile.env_from_host.clone(),
@@ -111,22 +112,7 @@ struct Resolver<'a> {
 
 impl<'a> Resolver<'a> {
     fn new(profile: &'a Profile, inputs: &'a Inputs) -> Result<Self> {
-        let chosen = Chosen::new(profile, inputs.variant.as_deref(), inputs.from.as_deref())?;
-        let mut params = profile.params.clone();
-        for choice in chosen.parts() {
-            params.extend(choice.params.clone());
-        }
-        for (name, value) in &inputs.params {
-            if params.insert(name.clone(), value.clone()).is_none() {
-                return Err(unknown_param(profile, name));
-            }
-            if value.contains('\0') {
-                return Err(Error::new(
-                    Kind::Usage,
-                    format!("the value of `{name}` contains a NUL byte"),
-                ));
-            }
-        }
+        let chosen = inputs.chosen(profile)?;
         let mut asked = inputs.targets.clone();
         asked.sort_unstable();
         asked.dedup();
@@ -147,7 +133,7 @@ impl<'a> Resolver<'a> {
                     .iter()
                     .map(|target| inputs.as_declared(*target))
                     .collect(),
-                params,
+                params: chosen.params.clone(),
             },
             asked,
             chosen,

@@ -32,6 +32,7 @@ pub(crate) fn finish(
     check.params(file.params);
     let variants = check.choices("variant", file.variants);
     let from = check.choices("way", file.from);
+    let releases = check.choices("release", file.releases);
     let choices = (&variants, &from);
     let needed_by = check.needed_by(file.gpu.needed_by.as_deref(), &file.step);
     let volumes = check.volumes(file.volume, &file.step);
@@ -44,6 +45,7 @@ pub(crate) fn finish(
         name,
         description: file.description.unwrap_or_default(),
         variant: check.variant(file.variant, &variants),
+        release_param: check.release_param(file.release_param, &releases),
         targets: check.targets(file.targets.unwrap_or_default()),
         hooks: check.hooks(file.hooks),
         env_from_host: check.env_from_host(file.env_from_host.unwrap_or_default()),
@@ -60,6 +62,7 @@ pub(crate) fn finish(
         steps,
         params: check.params,
         variants,
+        releases,
         from,
         image: image?,
         sources,
@@ -250,11 +253,37 @@ impl Check<'_> {
         }
     }
 
+    fn release_param(
+        &mut self,
+        param: Option<At<String>>,
+        releases: &BTreeMap<String, Choice>,
+    ) -> Option<String> {
+        let Some(param) = param else {
+            if let Some(first) = releases.keys().next() {
+                let message = format!("nothing selects release `{first}`");
+                let problem = Problem::new(&(0..0), message, "in this file or one it extends");
+                let help = "add `release-param = \"NAME\"`, the name of a parameter";
+                self.problems.push(problem.help(help));
+            }
+            return None;
+        };
+        match self.params.get(&param.value) {
+            None => {
+                let known: Vec<String> = self.params.keys().cloned().collect();
+                self.unknown("parameter", &param, known.iter().map(String::as_str));
+            }
+            Some(release) if !releases.contains_key(release) => {
+                let message = format!("there is no release `{}`", shorten(release));
+                self.push(&param.place, message, "the default of this parameter");
+            }
+            Some(_) => {}
+        }
+        Some(param.value)
+    }
+
     fn image(&mut self, image: Option<At<String>>) -> Option<At<String>> {
         match &image {
-            Some(image) => {
-                self.name("image", image);
-            }
+            Some(image) => self.expandable(image, |text| value::name("image", text)),
             None => {
                 let problem = Problem::new(&(0..0), "no image", "in this file or one it extends");
                 self.problems

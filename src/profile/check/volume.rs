@@ -42,6 +42,10 @@ impl Check<'_> {
         sources: &[String],
         steps: &[file::Step],
     ) -> Option<Downloads> {
+        // A profile that extends another takes its downloads away like that.
+        if source.as_ref().is_some_and(|source| source.is_empty()) {
+            return None;
+        }
         self.needed_by(needed_by.as_deref(), steps);
         let first = needed_by.iter().flatten().next();
         if let (None, Some(first)) = (&source, first) {

@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use super::patch::Replayed;
@@ -150,12 +151,11 @@ impl Changes {
 
 /// Replaces every occurrence, or returns their number.
 fn replaced(edit: &Edit, bytes: &[u8]) -> std::result::Result<Vec<u8>, usize> {
-    let find = edit.find.as_bytes();
     let (mut out, mut rest, mut found) = (Vec::with_capacity(bytes.len()), bytes, 0);
-    while let Some(at) = rest.windows(find.len()).position(|window| window == find) {
-        out.extend_from_slice(&rest[..at]);
+    while let Some(place) = occurrence(edit, rest) {
+        out.extend_from_slice(&rest[..place.start]);
         out.extend_from_slice(edit.replace.as_bytes());
-        rest = &rest[at + find.len()..];
+        rest = &rest[place.end..];
         found += 1;
     }
     out.extend_from_slice(rest);
@@ -163,6 +163,28 @@ fn replaced(edit: &Edit, bytes: &[u8]) -> std::result::Result<Vec<u8>, usize> {
         true => Ok(out),
         false => Err(found),
     }
+}
+
+/// Returns the place of the next occurrence.
+fn occurrence(edit: &Edit, bytes: &[u8]) -> Option<Range<usize>> {
+    let find = edit.find.as_bytes();
+    if !edit.whole_lines {
+        let start = bytes
+            .windows(find.len())
+            .position(|window| window == find)?;
+        return Some(start..start + find.len());
+    }
+    let mut start = 0;
+    for line in bytes.split_inclusive(|byte| *byte == b'\n') {
+        let after = line.trim_ascii().strip_prefix(find).map(<[u8]>::trim_ascii);
+        if after.is_some_and(|after| {
+            after.is_empty() || after.starts_with(b"#") || after.starts_with(b"//")
+        }) {
+            return Some(start..start + line.len());
+        }
+        start += line.len();
+    }
+    None
 }
 
 impl FilePatch {
@@ -256,6 +278,7 @@ mod tests {
         Edit {
             file: "f".into(),
             find: find.into(),
+            whole_lines: false,
             replace: replace.into(),
             count,
         }
@@ -293,6 +316,37 @@ mod tests {
             let error = on(&one, text).unwrap_err();
             assert!(error.message().contains(words), "{error}");
             assert!(error.help_text().unwrap().contains("hook check"));
+        }
+    }
+
+    #[test]
+    fn a_line_is_found_with_any_blanks_and_comment() {
+        let line = Edit {
+            whole_lines: true,
+            ..edit("\"a\",", "", 1)
+        };
+        let one = hook(vec![line], &[]);
+        for text in [
+            "\"a\",\n",
+            "\t\"a\",  # why\n",
+            "    \"a\", // b\r\n",
+            "\"a\",",
+        ] {
+            let whole = format!("[\n{text}");
+            assert_eq!(on(&one, &whole).unwrap().unwrap(), "[\n", "{text}");
+            assert_eq!(
+                on(&one, &format!("{text}]\n")).is_ok(),
+                text.ends_with('\n')
+            );
+        }
+        for (text, words) in [
+            ("# \"a\",\n", "is not there"),
+            ("\"a\", \"b\",\n", "is not there"),
+            ("x = \"a\",\n", "is not there"),
+            ("\"a\",\n\"a\", # again\n", "is there 2 times"),
+        ] {
+            let error = on(&one, text).unwrap_err();
+            assert!(error.message().contains(words), "{text}: {error}");
         }
     }
 

@@ -219,11 +219,24 @@ impl Check<'_> {
     }
 
     fn edit(&self, edit: &file::Edit) -> Result<Edit> {
-        if edit.find.is_empty() {
-            return Err(self.error(&edit.find.place, "the text must not be empty"));
+        let (find, whole_lines) = match (&edit.find, &edit.find_line) {
+            (Some(find), None) => (find, false),
+            (None, Some(line)) => (line, true),
+            _ => {
+                return Err(
+                    self.error(&edit.file.place, "an edit has either `find` or `find-line`")
+                );
+            }
+        };
+        if find.trim().is_empty() && (whole_lines || find.is_empty()) {
+            return Err(self.error(&find.place, "the text must not be empty"));
         }
-        if edit.find.value == edit.replace {
-            return Err(self.error(&edit.find.place, "the edit changes nothing"));
+        if whole_lines && (find.trim() != find.value || find.contains('\n')) {
+            let message = "`find-line` is one line, without blanks around it";
+            return Err(self.error(&find.place, message));
+        }
+        if find.value == edit.replace {
+            return Err(self.error(&find.place, "the edit changes nothing"));
         }
         let count = match &edit.count {
             None => 1,
@@ -234,7 +247,8 @@ impl Check<'_> {
         };
         Ok(Edit {
             file: self.below(&edit.file)?,
-            find: edit.find.value.clone(),
+            find: find.value.clone(),
+            whole_lines,
             replace: edit.replace.clone(),
             count,
         })
@@ -347,6 +361,14 @@ mod tests {
             (
                 "[[edit]]\nfile = \"f\"\nfind = \"\"\nreplace = \"\"\n",
                 ":7: the text must not be empty",
+            ),
+            (
+                "[[edit]]\nfile = \"f\"\nreplace = \"\"\n",
+                ":6: an edit has either `find` or `find-line`",
+            ),
+            (
+                "[[edit]]\nfile = \"f\"\nfind-line = \" a\"\nreplace = \"\"\n",
+                ":7: `find-line` is one line",
             ),
             (
                 "[[edit]]\nfile = \"f\"\nfind = \"a\"\nreplace = \"a\"\n",

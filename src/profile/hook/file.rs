@@ -60,7 +60,10 @@ pub(super) struct Edit {
     /// File, relative to the volume.
     pub(super) file: At<String>,
     /// Text that is in it, byte for byte.
-    pub(super) find: At<String>,
+    pub(super) find: Option<At<String>>,
+    /// Instead of `find`: a line of code that is in it, whatever blanks are around it and comment (`#`, `//`) is after
+    /// it. All of that is replaced, with the end of the line.
+    pub(super) find_line: Option<At<String>>,
     /// The replacement.
     pub(super) replace: String,
     /// Number of occurrences; default: 1. Any other number is an error.

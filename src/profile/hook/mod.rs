@@ -93,8 +93,11 @@ pub struct Work {
 pub struct Edit {
     /// Path below the volume.
     pub file: PathBuf,
-    /// The old text, byte for byte.
+    /// The old text, byte for byte; with `whole_lines` a line of code.
     pub find: String,
+    /// Lines count that have nothing but this text, blanks around it, and a comment after it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub whole_lines: bool,
     /// The new text.
     pub replace: String,
     /// Number of occurrences.
@@ -138,9 +141,14 @@ impl Hook {
 
     /// Makes an error about this hook.
     pub(crate) fn refuses(&self, message: impl std::fmt::Display) -> Error {
-        Error::invalid(format!("hook `{}`: {message}", self.name)).help(format!(
-            "rockenv hook check --hook {} --source DIR REVISIONS finds the revision that broke it",
-            self.name
+        let name = &self.name;
+        let own = match &self.path {
+            Some(path) => format!("correct `{}`", path.display()),
+            None => format!("put a corrected one into `~/.config/rockenv/hooks/{name}`"),
+        };
+        Error::invalid(format!("hook `{name}`: {message}")).help(format!(
+            "{own}, build a variant without it, or build a revision that it fits: \
+             `rockenv hook check --hook {name} --source DIR REVISIONS` finds the one that broke it"
         ))
     }
 }

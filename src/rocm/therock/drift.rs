@@ -282,6 +282,8 @@ mod tests {
         });
         Checkout {
             targets: targets.collect(),
+            ignored: Vec::new(),
+            version: None,
             topology: None,
         }
     }

@@ -28,6 +28,9 @@ pub const CUSTOM_TARGETS: &str = "cmake/therock_custom_amdgpu_targets.cmake";
 /// A checkout's topology.
 pub const TOPOLOGY: &str = "BUILD_TOPOLOGY.toml";
 
+/// A checkout's version.
+const VERSION: &str = "version.json";
+
 /// Maximum size of a file, in bytes: TheRock's are below 64 KiB.
 const LARGEST: u64 = 4 << 20;
 
@@ -36,8 +39,12 @@ const LARGEST: u64 = 4 << 20;
 pub struct Checkout {
     /// Targets, in its order.
     pub targets: Vec<Declared>,
+    /// Arguments in its table that have no effect, each with its place.
+    pub ignored: Vec<String>,
     /// Stages, groups and artifacts; older checkouts have none.
     pub topology: Option<Topology>,
+    /// Its version, such as `7.14.0`; checkouts before April 2025 have none.
+    pub version: Option<String>,
 }
 
 impl Checkout {
@@ -55,9 +62,14 @@ impl Checkout {
             ))
             .help("git clone https://github.com/ROCm/TheRock"));
         };
-        let mut targets = targets::parse(TARGETS, &text)?;
+        let targets::Table {
+            mut targets,
+            mut ignored,
+        } = targets::parse(TARGETS, &text)?;
         if let Some(text) = self::text(directory, CUSTOM_TARGETS)? {
-            for custom in targets::parse(CUSTOM_TARGETS, &text)? {
+            let table = targets::parse(CUSTOM_TARGETS, &text)?;
+            ignored.extend(table.ignored);
+            for custom in table.targets {
                 if targets.iter().any(|target| target.name == custom.name) {
                     let message =
                         format!("{CUSTOM_TARGETS}: `{}` is already declared", custom.name);
@@ -70,12 +82,34 @@ impl Checkout {
             Some(text) => Some(topology::parse(TOPOLOGY, &text)?),
             None => None,
         };
-        Ok(Self { targets, topology })
+        let version = match self::text(directory, VERSION)? {
+            Some(text) => Some(version(&text)?),
+            None => None,
+        };
+        Ok(Self {
+            targets,
+            ignored,
+            topology,
+            version,
+        })
     }
 
     pub fn target(&self, name: &str) -> Option<&Declared> {
         self.targets.iter().find(|target| target.name == name)
     }
+}
+
+fn version(text: &str) -> Result<String> {
+    #[derive(serde::Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    struct Version {
+        rocm_version: String,
+    }
+
+    let found: Version = serde_json::from_str(text).map_err(|error| {
+        Error::invalid(format!("{VERSION} has no `rocm-version`")).source(error)
+    })?;
+    Ok(found.rocm_version)
 }
 
 fn text(directory: &Path, file: &str) -> Result<Option<String>> {

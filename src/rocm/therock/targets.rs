@@ -28,12 +28,21 @@ pub struct Excluded {
     pub issue: Option<String>,
 }
 
+/// A table of targets.
+#[derive(Debug)]
+pub(super) struct Table {
+    pub(super) targets: Vec<Declared>,
+    /// Arguments without effect, each with its place.
+    pub(super) ignored: Vec<String>,
+}
+
 /// Parses the table. Anything that would require evaluating CMake is an error.
-pub(super) fn parse(file: &str, text: &str) -> Result<Vec<Declared>> {
+pub(super) fn parse(file: &str, text: &str) -> Result<Table> {
     let wrong = |argument: &Argument, message: &str| -> Error {
         error_at(file, text, argument.span.clone(), message)
     };
     let mut targets: Vec<Declared> = Vec::new();
+    let mut ignored = Vec::new();
     let mut blocks: Vec<String> = Vec::new();
     for command in cmake::parse(file, text)? {
         let at = |message: &str| error_at(file, text, command.span.clone(), message);
@@ -53,7 +62,12 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Vec<Declared>> {
                         "a target declared inside `{block}`, which is not evaluated"
                     )));
                 }
-                let declared = declared(&command, &wrong, &at)?;
+                let (declared, stray) = declared(&command, &wrong, &at)?;
+                ignored.extend(stray.into_iter().map(|argument| {
+                    let text = &argument.text;
+                    let message = format!("CMake ignores `{text}`, which has no keyword before it");
+                    wrong(argument, &message).message().to_owned()
+                }));
                 if targets.iter().any(|known| known.name == declared.name) {
                     return Err(at(&format!("`{}` is already declared", declared.name)));
                 }
@@ -64,15 +78,16 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Vec<Declared>> {
     }
     match targets.is_empty() {
         true => Err(Error::invalid(format!("{file} declares no targets"))),
-        false => Ok(targets),
+        false => Ok(Table { targets, ignored }),
     }
 }
 
-fn declared(
-    command: &Command,
+/// Returns a target, and the arguments that CMake does not assign to a keyword.
+fn declared<'a>(
+    command: &'a Command,
     wrong: &dyn Fn(&Argument, &str) -> Error,
     at: &dyn Fn(&str) -> Error,
-) -> Result<Declared> {
+) -> Result<(Declared, Vec<&'a Argument>)> {
     if let Some(open) = command.arguments.iter().find(|argument| argument.variable) {
         return Err(wrong(open, "a variable, which is not evaluated"));
     }
@@ -88,7 +103,7 @@ fn declared(
         families: vec![name.text.clone()],
         excluded: Vec::new(),
     };
-    let mut keyword = None;
+    let (mut keyword, mut stray) = (None, Vec::new());
     for argument in rest {
         let is_keyword = !argument.quoted
             && argument
@@ -120,10 +135,10 @@ fn declared(
                     issue: addresses.next().map(str::to_owned),
                 });
             }
-            (_, None) => return Err(wrong(argument, "an argument without a keyword before it")),
+            (_, None) => stray.push(argument),
         }
     }
-    Ok(declared)
+    Ok((declared, stray))
 }
 
 /// Returns whether a text looks like the name of an ISA; families have the same form except for an `X`.
@@ -159,7 +174,7 @@ include(therock_custom_amdgpu_targets OPTIONAL)
 
     #[test]
     fn the_table_is_read() {
-        let targets = parse("t.cmake", TABLE).unwrap();
+        let targets = parse("t.cmake", TABLE).unwrap().targets;
         assert_eq!(targets.len(), 2);
         assert_eq!(targets[0].families, ["gfx90a", "dcgpu-all", "gfx90a-dcgpu"]);
         let excluded: Vec<_> = targets[0]
@@ -180,6 +195,17 @@ include(therock_custom_amdgpu_targets OPTIONAL)
     }
 
     #[test]
+    fn an_argument_before_the_first_keyword_has_no_effect() {
+        let text = "therock_add_amdgpu_target(gfx1035 \"x\" igpu-all FAMILY gfx103X-all)\n";
+        let table = parse("t.cmake", text).unwrap();
+        assert_eq!(table.targets[0].families, ["gfx1035", "gfx103X-all"]);
+        assert_eq!(
+            table.ignored,
+            ["t.cmake:1:39: CMake ignores `igpu-all`, which has no keyword before it"]
+        );
+    }
+
+    #[test]
     fn what_is_not_understood_is_refused() {
         let with = |text: &str| format!("{TABLE}{text}");
         for (text, words) in [
@@ -194,10 +220,6 @@ include(therock_custom_amdgpu_targets OPTIONAL)
             (
                 with("therock_add_amdgpu_target(gfx950 x OTHER y)"),
                 "16:36: unknown keyword",
-            ),
-            (
-                with("therock_add_amdgpu_target(gfx950 x y)"),
-                "without a keyword",
             ),
             (
                 with("therock_add_amdgpu_target(gfx950)"),

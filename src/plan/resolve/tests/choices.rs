@@ -300,3 +300,88 @@ fn a_variant_brings_hooks_parts_and_an_amount_of_disk() {
     assert!(of("full", Some("wheels"), Some("")).is_ok());
     assert!(of("full", None, Some("gfx12500")).is_err());
 }
+
+const RELEASES: &str = r#"
+schema = 1
+image = "base-${kind}"
+release-param = "version"
+variant = "a"
+[params]
+version = "1.9"
+kind = ""
+rev = ""
+[variants.a]
+[variants.b]
+params = { rev = "of-variant" }
+[releases."1.9"]
+params = { rev = "nine", kind = "old" }
+[releases."1.10"]
+disk = "3G"
+params = { rev = "ten", kind = "new" }
+[[step]]
+name = "build"
+run = "make ${rev}"
+"#;
+
+#[test]
+fn a_release_fills_in_what_is_empty() {
+    for (variant, params, name, image, script) in [
+        (None, &[][..], "p", "base-old", "make nine"),
+        (
+            None,
+            &[("version", "1.10")],
+            "p-1.10",
+            "base-new",
+            "make ten",
+        ),
+        (None, &[("rev", "mine")], "p", "base-old", "make mine"),
+        (
+            Some("b"),
+            &[("version", "1.10")],
+            "p-b-1.10",
+            "base-new",
+            "make of-variant",
+        ),
+        (
+            None,
+            &[("version", "1.9"), ("rev", "")],
+            "p",
+            "base-old",
+            "make nine",
+        ),
+    ] {
+        let pairs = params.iter();
+        let inputs = Inputs {
+            variant: variant.map(str::to_owned),
+            params: pairs
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+                .collect(),
+            ..inputs()
+        };
+        let spec = resolve(&profile(RELEASES), &inputs).unwrap();
+        let Action::Run { script: found, .. } = &spec.steps[0].action else {
+            unreachable!("it runs")
+        };
+        assert_eq!(
+            (&*spec.name, &*spec.image, &**found),
+            (name, image, script),
+            "{params:?}"
+        );
+    }
+    let unknown = Inputs {
+        params: [("version".to_owned(), "2".to_owned())].into(),
+        ..inputs()
+    };
+    let error = resolve(&profile(RELEASES), &unknown).unwrap_err();
+    assert_eq!(error.message(), "profile `p` has no release `2`");
+    assert_eq!(error.help_text(), Some("choose 1.9 or 1.10"));
+    let bad = Inputs {
+        params: [("kind".to_owned(), "A B".to_owned())].into(),
+        ..inputs()
+    };
+    let error = resolve(&profile(RELEASES), &bad).unwrap_err();
+    assert!(
+        error.message().contains("bad image name `base-A B`"),
+        "{error}"
+    );
+}
