@@ -22,10 +22,11 @@ git grep -l -E '^ *EXTERNAL_SOURCE_DIR +[.]$' -- '*/CMakeLists.txt' | while read
     mv "$known.part.smrev" "$known.smrev"
 done
 
-# Releases before 7.11 want the targets of what is the same for all as families, whose names targets are too.
-grep -q THEROCK_DIST_AMDGPU_FAMILIES cmake/therock_amdgpu_targets.cmake || case " $*" in
+# Releases before 7.13 want targets for what is the same for all, too, at the latest for rocprof-trace-decoder.
+version=$(sed -n 's/.*"rocm-version": *"\([0-9.]*\)".*/\1/p' version.json)
+case "$version $*" in
 *' -DTHEROCK_AMDGPU_FAMILIES='*) ;;
-*)
+7.9.* | 7.1[0-2].*)
     for argument in "$@"; do
         case $argument in
         -DTHEROCK_DIST_AMDGPU_FAMILIES=*)
