@@ -13,7 +13,7 @@
 //! locks/                    lock files that this store was used with
 //! targets.json              targets learned from a checkout of TheRock
 //! trash/                    renamed here first, then unlinked
-//! envs/<name>/              lock, ephemeral, lease, used, record.json, spec.toml, journal.jsonl, gone-*, metrics.jsonl, trees/<id>/, views/<volume>/, logs/, run/
+//! envs/<name>/              lock, ephemeral, lease, used, record.json, spec.toml, journal.jsonl, gone/, metrics.jsonl, trees/<id>/, views/<volume>/, logs/, run/
 //! .ballast                  dropped first when the disk is full
 //! ```
 //!

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 use sha2::{Digest as _, Sha256};
@@ -20,46 +20,83 @@ use crate::sys::atomic;
 use crate::sys::error::{Kind, Result};
 use crate::tree;
 
-/// Prefix of the files that mark snapshots as removed although the record still lists them.
-/// Short, as the rest of the name: XFS keeps a small directory in its inode, and a full disk has no block for a larger one.
-const FORGOTTEN: &str = "gone-";
+/// Directory of the name that marks snapshots as removed although the record still lists them.
+/// XFS keeps a small directory in its inode, and a full disk has no block for a larger one. So it has nothing else in
+/// it.
+const FORGOTTEN: &str = "gone";
 
-/// Marks snapshots as removed if the disk is too full for a new record. A hard link to the record takes neither inode nor block.
-fn mark_forgotten(env: &Path, snapshots: &[Snapshot]) -> Result<()> {
-    for snapshot in snapshots {
-        let mark = env.join(forgotten_name(snapshot));
-        match fs::hard_link(env.join("record.json"), mark) {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-            other => other?,
-        }
+/// Marks all snapshots of the record as removed that are not in `kept`, if the disk is too full for a new record.
+///
+/// The mark is a hard link to the record, which takes neither inode nor block. There is only one, whose name has a bit
+/// for each snapshot: it is renamed when further ones go.
+fn mark_forgotten(env: &Path, kept: &[Snapshot]) -> Result<()> {
+    let path = env.join("record.json");
+    let record = atomic::read_json::<Record>(&path)?;
+    let listed = record.map(|record| record.snapshots).unwrap_or_default();
+    let digest = digest(&listed);
+    let bits = listed.chunks(4).map(|four| {
+        let bit = |(index, one)| u32::from(!kept.contains(one)) << index;
+        char::from_digit(four.iter().enumerate().map(bit).sum(), 16)
+    });
+    let marks = marks(env)?;
+    let new = marks.join(digest.chars().chain(bits.flatten()).collect::<String>());
+    let mut before = names(&marks)?.into_iter();
+    match before.find(|name| name.starts_with(&digest)) {
+        Some(before) => fs::rename(marks.join(before), new)?,
+        None => fs::hard_link(path, new)?,
     }
     Ok(())
 }
 
-fn forgotten_name(snapshot: &Snapshot) -> String {
-    let Snapshot {
-        name,
-        layer,
-        created,
-        ..
-    } = snapshot;
-    let digest = Sha256::digest(format!("{layer}/{created}/{name}"));
-    format!("{FORGOTTEN}{}", &hex::encode(digest)[..12])
+/// Returns the directory of the mark, which every env has since its record was written.
+fn marks(env: &Path) -> std::io::Result<PathBuf> {
+    let marks = env.join(FORGOTTEN);
+    match fs::create_dir(&marks) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(marks),
+    }
+}
+
+/// Returns a name for the snapshots that a record lists. A mark is of no account for another list.
+fn digest(listed: &[Snapshot]) -> String {
+    let mut hash = Sha256::new();
+    for snapshot in listed {
+        let Snapshot {
+            name,
+            layer,
+            created,
+            ..
+        } = snapshot;
+        hash.update(format!("{layer}/{created}/{name}\n"));
+    }
+    hex::encode(&hash.finalize()[..8])
 }
 
 /// Removes the marked snapshots from a record.
 pub(super) fn leave_out_forgotten(env: &Path, record: &mut Record) {
-    let is_forgotten =
-        |known: &Snapshot| fs::symlink_metadata(env.join(forgotten_name(known))).is_ok();
-    record.snapshots.retain(|known| !is_forgotten(known));
+    let digest = digest(&record.snapshots);
+    let marks = names(&env.join(FORGOTTEN)).unwrap_or_default();
+    let Some(bits) = marks.iter().find_map(|mark| mark.strip_prefix(&digest)) else {
+        return;
+    };
+    let is_kept = |index: usize| {
+        let four = bits.get(index / 4..=index / 4);
+        let four = four.and_then(|digit| u8::from_str_radix(digit, 16).ok());
+        four.is_none_or(|four| (four >> (index % 4)) & 1 == 0)
+    };
+    let mut indexes = 0..;
+    let mut next = || indexes.next().is_none_or(is_kept);
+    record.snapshots.retain(|_| next());
 }
 
-/// Removes the marks, once a record without these snapshots is written.
+/// Removes the mark, once a record without these snapshots is written. Makes its directory if there is room.
 pub(super) fn clear_forgotten(env: &Path) -> Result<()> {
-    for name in names(env)? {
-        if name.starts_with(FORGOTTEN) {
-            fs::remove_file(env.join(name))?;
-        }
+    let marks = match marks(env) {
+        Err(error) if error.kind() == ErrorKind::StorageFull => return Ok(()),
+        other => other?,
+    };
+    for name in names(&marks)? {
+        fs::remove_file(marks.join(name))?;
     }
     Ok(())
 }
@@ -99,12 +136,10 @@ impl LockedEnv<'_> {
             other => other?,
         }
         let mut record = self.known_record()?.clone();
-        let is_forgotten = |known: &Snapshot| which(known);
-        let (forgotten, kept) = record.snapshots.into_iter().partition(is_forgotten);
-        record.snapshots = kept;
+        record.snapshots.retain(|known| !which(known));
         match self.put(record.clone()) {
             Err(error) if error.kind() == Kind::OutOfSpace => {
-                mark_forgotten(&self.directory, &forgotten)?;
+                mark_forgotten(&self.directory, &record.snapshots)?;
                 self.record = Some(record);
             }
             other => other?,

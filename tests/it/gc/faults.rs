@@ -282,6 +282,41 @@ fn small_disk(kind: Kind) {
     store.rockenv(&["fsck"]).ok();
 }
 
+/// Removes as many snapshots of the same layer, so that none of them frees anything, as a directory has no room for.
+fn many_snapshots(kind: Kind) {
+    let disk = LoopFs::sized(kind, 400 << 20);
+    let store = TestStore::on(&disk);
+    let name = store.env();
+    store.up_with("[[step]]\nname = 'one'\nrun = 'echo one > ~/one'\n");
+    let mine: Vec<String> = (0..24).map(|number| format!("mine-{number}")).collect();
+    for snapshot in mine.iter().chain([&"kept".to_owned()]) {
+        store.rockenv(&["snapshot", "create", name, snapshot]).ok();
+    }
+    let mut hogs = vec![hog(&disk, "hog")];
+    fs::remove_file(store.home().join(".ballast")).unwrap();
+    hogs.push(hog(&disk, "hog-2"));
+    for snapshot in &mine {
+        store.rockenv(&["snapshot", "rm", name, snapshot]).ok();
+    }
+    let left = ["one", "kept"];
+    assert_eq!(snapshots(&store), left);
+    for hog in hogs {
+        fs::remove_file(hog).unwrap();
+    }
+    store.rockenv(&["fsck"]).ok();
+    store.rockenv(&["snapshot", "create", name, "mine-0"]).ok();
+    store.rockenv(&["snapshot", "rm", name, "kept"]).ok();
+    assert_eq!(snapshots(&store), ["one", "mine-0"]);
+    store.rockenv(&["fsck"]).ok();
+}
+
+#[test]
+fn many_snapshots_are_removed_on_a_full_disk() {
+    for kind in [Kind::Ext4, Kind::Btrfs, Kind::Xfs] {
+        many_snapshots(kind);
+    }
+}
+
 #[test]
 fn a_step_may_fill_a_small_btrfs_with_names() {
     let disk = LoopFs::sized(Kind::Btrfs, 400 << 20);
