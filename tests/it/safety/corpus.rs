@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use fs_err as fs;
 use nix::sys::resource::{Resource, setrlimit};
-use rockenv::testing::{READERS, Reader};
+use rockenv::testing::{READERS, Reader, fuzz};
 
 /// Says to this program, started again, which reader's inputs it is to read.
 const READER: &str = "ROCKENV_TEST_READER";
@@ -56,6 +56,20 @@ fn every_input_is_read_in_time_and_memory() {
         assert!(replayed.status.success(), "{reader}: {said}");
         assert!(said.lines().any(|line| line.contains(reader)), "{said}");
         assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 0, "{said}");
+    }
+}
+
+/// Only `make fuzz` compiles `fuzz/`: this is all that it needs of the program.
+#[test]
+fn every_reader_has_a_target() {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/Cargo.toml");
+    let manifest: toml::Table = fs::read_to_string(manifest).unwrap().parse().unwrap();
+    let targets = manifest["bin"].as_array().unwrap().iter();
+    let names: Vec<_> = targets.map(|bin| bin["name"].as_str().unwrap()).collect();
+    assert_eq!(names, READERS.map(|(reader, _)| reader));
+    let read: fn(&str, &[u8]) = fuzz;
+    for name in names {
+        read(name, b"");
     }
 }
 
