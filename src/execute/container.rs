@@ -1,10 +1,14 @@
 //! Owns the definition of an env's containers: mounts, limits and user, the same for steps, `exec` and `shell`.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::PermissionsExt as _;
+use std::io::ErrorKind;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
+use nix::fcntl::{OFlag, ResolveFlag};
+use nix::sys::stat::{Mode, fstat};
+use nix::unistd::fchown;
 
 use super::step::memory_max;
 use super::view::{Shown, Views};
@@ -17,8 +21,9 @@ use crate::plan::pins;
 use crate::plan::resolve::{Access, Spec, Step, Volume, VolumeKind, VolumeSource};
 use crate::rocm::gpu::Device;
 use crate::store::{LockedEnv, Store};
+use crate::sys::account::{self, Rights};
 use crate::sys::atomic::random_id;
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::host::Host;
 
 /// Directories on disk that every container gets empty, and that no snapshot contains.
@@ -189,7 +194,10 @@ pub fn directory_of(
             })?;
             Ok(store.volume_dir(&id))
         }
-        (VolumeKind::Cache, VolumeSource::Path(path)) => made(path.clone(), spec),
+        (VolumeKind::Cache | VolumeKind::Output, VolumeSource::Path(path)) => {
+            made_for_caller(path, spec)?;
+            Ok(path.clone())
+        }
         (VolumeKind::Cache, _) => cache_directory(store, spec, &volume.name),
         (VolumeKind::Output, VolumeSource::Store) => made(
             store
@@ -199,7 +207,6 @@ pub fn directory_of(
                 .join(&volume.name),
             spec,
         ),
-        (VolumeKind::Output, VolumeSource::Path(path)) => made(path.clone(), spec),
         (VolumeKind::Source, VolumeSource::Git(_)) => {
             sources.get(&volume.name).cloned().ok_or_else(|| {
                 Error::unexpected(format!("source `{}` is not fetched yet", volume.name))
@@ -235,6 +242,46 @@ fn made(path: PathBuf, spec: &Spec) -> Result<PathBuf> {
         )?;
     }
     Ok(path)
+}
+
+/// The same where a profile says. Somebody else than root may change the way there, so it is made with the caller's
+/// rights.
+fn made_for_caller(path: &Path, spec: &Spec) -> Result<()> {
+    match account::caller() {
+        rights @ Rights::Of(person, _) if !path.exists() && !only_root_changes(path) => {
+            account::make_directories(rights, path)?;
+            let flags = OFlag::O_DIRECTORY | OFlag::O_RDONLY;
+            let cannot = || format!("cannot make `{}`", path.display());
+            let made = rights.open(None, path, flags, Mode::empty(), ResolveFlag::empty());
+            let made = made.context(cannot)?;
+            // Another directory of the caller's may be in its place by now, but nobody else's.
+            if fstat(&made).context(cannot)?.st_uid == person.uid {
+                let (uid, gid) = (spec.user.uid.into(), spec.user.gid.into());
+                fchown(&made, Some(uid), Some(gid)).context(cannot)?;
+            }
+            Ok(())
+        }
+        Rights::Own | Rights::Of(..) => made(path.to_owned(), spec).map(drop),
+    }
+}
+
+/// Returns whether nobody but root can put a link or another directory on the way to a missing one.
+fn only_root_changes(path: &Path) -> bool {
+    let mut is_next_there = false;
+    for directory in path.ancestors().skip(1) {
+        let found = match fs::symlink_metadata(directory) {
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            Err(_) => return false,
+            Ok(found) => found,
+        };
+        // In a directory such as `/tmp`, others cannot replace what is root's.
+        let is_sticky = is_next_there && found.mode() & 0o1000 != 0;
+        if !found.is_dir() || found.uid() != 0 || found.mode() & 0o022 != 0 && !is_sticky {
+            return false;
+        }
+        is_next_there = true;
+    }
+    true
 }
 
 /// A user's directory is never made: a wrong path would silently become an empty mount.

@@ -254,6 +254,67 @@ fn what_is_written_for_the_caller_is_the_caller_s_and_no_link_or_fifo_is_opened(
     stage.store.assert_clean();
 }
 
+/// Lock files, new profiles, and directories for outputs: each where the user may write, and where a link leads out.
+#[test]
+fn what_is_made_beside_a_profile_is_made_with_the_callers_rights() {
+    let stage = Stage::new();
+    let env = stage.store.env();
+    stage.make_own(&stage.here);
+    symlink(&stage.secret, &stage.there).expect("a link");
+    let run = |arguments: &[&str]| {
+        let mut command = stage.store.command(arguments);
+        command.env("SUDO_UID", "4321").env("SUDO_GID", "4321");
+        command.current_dir(&stage.here);
+        command.env("ROCKENV_TRUSTED_DIRS", &stage.here);
+        output(command)
+    };
+    let profiles = stage.here.join("profiles");
+    let write = |place: &Path| {
+        let text = PROFILE.replace("kind =", &format!("path = {place:?}\nkind ="));
+        let text = format!("schema = 1\nimage = \"base\"\n{text}");
+        fs::write(stage.here.join(format!("{env}.toml")), text).expect("a profile");
+    };
+    fs::create_dir(stage.here.join("images")).expect("a directory");
+    for entry in fs::read_dir(stage.store.work().join("images")).expect("images") {
+        let path = entry.expect("an image").path();
+        let to = stage
+            .here
+            .join("images")
+            .join(path.file_name().expect("a name"));
+        fs::copy(path, to).expect("a copy");
+    }
+    let file = format!("./{env}.toml");
+    for (there, fails) in [(&stage.there, true), (&stage.here, false)] {
+        write(&there.join("made/out"));
+        let lock = there.join(format!("{env}.lock"));
+        let lock = ["lock", &file, "--file", lock.to_str().expect("a path")];
+        if fails {
+            symlink(&stage.secret, &profiles).expect("a link");
+        }
+        for arguments in [&["profile", "new", "fresh"][..], &["up", &file], &lock] {
+            let output = run(arguments);
+            let told = said(&output);
+            assert_eq!(!output.status.success(), fails, "{arguments:?}: {told}");
+            assert_eq!(stage.has_secrets(), 0, "{arguments:?}: {told}");
+        }
+        if fails {
+            fs::remove_file(&profiles).expect("a link");
+        }
+    }
+    for made in [
+        "profiles/fresh.toml",
+        "made/out/result",
+        &format!("{env}.lock"),
+    ] {
+        let path = stage.here.join(made);
+        for path in path.ancestors().take_while(|path| **path != stage.here) {
+            let found = fs::metadata(path).expect("what was made");
+            assert_eq!(found.uid(), MadeUp::UID, "{}", path.display());
+        }
+    }
+    stage.store.assert_clean();
+}
+
 fn output_of(command: &mut Command) -> String {
     let output = command.output().expect("a command");
     String::from_utf8_lossy(&output.stdout).into_owned()
