@@ -46,6 +46,7 @@ fn traps_where_accounts_are_written_are_not_opened() {
         "mkfifo /etc/passwd",
         "truncate -s 2G /etc/passwd",
         "ln -s /dev/zero /etc/passwd",
+        "mknod /etc/passwd c 1 5",
     ] {
         store.rockenv(&["up", store.env(), "--rerun", "a"]).ok();
         store.root_sh(&format!("rm /etc/passwd; {trap}")).ok();

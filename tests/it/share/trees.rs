@@ -8,7 +8,7 @@ use fs_err as fs;
 use serde_json::Value;
 
 use super::Two;
-use crate::support::env::TestStore;
+use crate::support::env::{TestStore, is_service};
 use crate::support::loopfs::{Kind, LoopFs};
 
 const STEPS: &str = r#"
@@ -79,7 +79,12 @@ fn notices(store: &TestStore, words: &[&str], code: i32, what: &str) {
 #[test]
 fn what_a_step_leaves_comes_back_as_it_was() {
     let (btrfs, xfs) = (LoopFs::new(Kind::Btrfs), LoopFs::new(Kind::Xfs));
-    let two = Two::new(TestStore::new(), TestStore::on(&btrfs));
+    // A service does not see what only the test has mounted, and has one kind of store.
+    let on = |disk: &LoopFs| match is_service() {
+        true => TestStore::new(),
+        false => TestStore::on(disk),
+    };
+    let two = Two::new(TestStore::new(), on(&btrfs));
     let name = two.pushed(STEPS);
     let whole = tree(&out(&two.one, name));
     let has = |path: &str, text: &str| {
@@ -145,7 +150,7 @@ fn what_a_step_leaves_comes_back_as_it_was() {
     assert_whole(&two.one, &fork, &whole);
     two.run(&two.other, &["up", name, "--pull"]).ok();
     assert_whole(&two.other, name, &whole);
-    let third = TestStore::on(&xfs);
+    let third = on(&xfs);
     third.profile_named(name, STEPS);
     let file = two.other.work().join("snapshots");
     let file = file.to_str().unwrap();
@@ -218,14 +223,25 @@ fn a_tree_is_handed_out_whole() {
 fn what_cannot_be_kept_fails_the_step() {
     let store = TestStore::new();
     let name = store.env();
-    store.profile_named(
-        name,
-        "[[volume]]\nname = \"out\"\nkind = \"output\"\ntarget = \"/v/out\"\n\
-         [[step]]\nname = \"make\"\nrun = \"mkdir -p /v/out/a; mkfifo /v/out/a/pipe\"\n",
-    );
-    store
-        .rockenv(&["up", name])
-        .exits(5)
-        .says(&["step `make`", "out/a/pipe` is a FIFO"]);
-    store.rockenv(&["status", "--check", name]).exits(8);
+    let bind = "perl -MSocket -e \"socket(S, PF_UNIX, SOCK_STREAM, 0); bind(S, sockaddr_un(shift)) or die\"";
+    let mut all = vec![("mkfifo", "a FIFO"), (bind, "a socket")];
+    // Podman lets no step make one.
+    if !is_service() {
+        all.push(("device() { mknod \"$1\" c 1 3; }; device", "a device"));
+    }
+    for (make, what) in all {
+        store.profile_named(
+            name,
+            &format!(
+                "[[volume]]\nname = \"out\"\nkind = \"output\"\ntarget = \"/v/out\"\n\
+                 [[step]]\nname = \"make\"\nuser = \"root\"\n\
+                 run = '''rm -rf /v/out/a; mkdir -p /v/out/a; {make} /v/out/a/it'''\n"
+            ),
+        );
+        store
+            .rockenv(&["up", name])
+            .exits(5)
+            .says(&["step `make`", &format!("out/a/it` is {what}")]);
+        store.rockenv(&["status", "--check", name]).exits(8);
+    }
 }
