@@ -117,11 +117,11 @@ fn clear_one(cx: &Context, store: &Store, name: &str) -> Result<()> {
 pub(crate) fn shrink(
     cx: &Context,
     store: &Store,
-    stock: &Inventory,
+    inventory: &Inventory,
     name: &str,
     max: u64,
 ) -> Result<Swept> {
-    let Some(cache) = stock.caches.get(name) else {
+    let Some(cache) = inventory.caches.get(name) else {
         return Ok(Swept::Gone);
     };
     let (Some(kind), Some((env, target))) = (cache.kind, &cache.at) else {

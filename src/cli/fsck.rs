@@ -98,7 +98,7 @@ pub fn fsck(cx: &Context, args: &FsckArgs) -> Result<u8> {
 
 /// Connects to the services that answer and that rockenv would use.
 fn services(sockets: &Sockets) -> Vec<Service> {
-    [Engine::Docker, Engine::Podman]
+    Engine::SERVICES
         .into_iter()
         .filter_map(|engine| service_at(engine, sockets).ok())
         .collect()

@@ -60,15 +60,15 @@ pub fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
         everything: args.roots,
     };
     if args.roots {
-        let mut stock = store.stock(&look, limits.keep_last)?;
-        store.estimate_shared(&mut stock, &look, limits.keep_last)?;
-        return show_roots(cx, &stock, &limits);
+        let mut inventory = store.gc_inventory(&look, limits.keep_last)?;
+        store.estimate_shared(&mut inventory, &look, limits.keep_last)?;
+        return show_roots(cx, &inventory, &limits);
     }
     if args.dry_run {
         let trash = store.trash_bytes()?;
         let left = asked.map(|asked| asked.saturating_sub(trash));
-        let (stock, plan) = decide(&store, &look, &limits, left, trash)?;
-        let free = stock.free.saturating_sub(trash);
+        let (inventory, plan) = decide(&store, &look, &limits, left, trash)?;
+        let free = inventory.free.saturating_sub(trash);
         return show(cx, &policy, &limits, free, trash, &plan);
     }
     cx.host_as_root("removing unused data")?;
@@ -92,7 +92,7 @@ pub fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
         let left = asked.map(|asked| asked.saturating_sub(gained));
         // A tool that left more than requested would do so again.
         look.caches = round == 0;
-        let (stock, plan) = decide(&store, &look, &limits, left, 0)?;
+        let (inventory, plan) = decide(&store, &look, &limits, left, 0)?;
         if round == 0 {
             done.trash = gained;
         }
@@ -106,7 +106,7 @@ pub fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
             unused: asked.map(|asked| before.saturating_add(asked)),
             free: limits.min_free,
         };
-        let removed = apply(cx, &store, &plan, &stock, &limits, &goal, &mut done)?;
+        let removed = apply(cx, &store, &plan, &inventory, &limits, &goal, &mut done)?;
         done.notes = plan.notes;
         // Look again only if space is still short and this round removed something.
         if removed == 0 || left.is_none_or(|left| left == 0) {
@@ -131,14 +131,14 @@ fn decide(
     asked: Option<u64>,
     trash: u64,
 ) -> Result<(Inventory, Plan)> {
-    let mut stock = store.stock(look, limits.keep_last)?;
-    stock.free += trash;
-    let mut decided = plan(&stock, limits, asked);
-    let matters = !decided.items.is_empty() || decided.missing > 0 || stock.used.is_some();
-    if matters && store.estimate_shared(&mut stock, look, limits.keep_last)? {
-        decided = plan(&stock, limits, asked);
+    let mut inventory = store.gc_inventory(look, limits.keep_last)?;
+    inventory.free += trash;
+    let mut decided = plan(&inventory, limits, asked);
+    let matters = !decided.items.is_empty() || decided.missing > 0 || inventory.used.is_some();
+    if matters && store.estimate_shared(&mut inventory, look, limits.keep_last)? {
+        decided = plan(&inventory, limits, asked);
     }
-    Ok((stock, decided))
+    Ok((inventory, decided))
 }
 
 /// Returns the free bytes of the file system, root's reserve included: their growth is what was freed, on a full disk
@@ -225,7 +225,7 @@ fn apply(
     cx: &Context,
     store: &Store,
     plan: &Plan,
-    stock: &Inventory,
+    inventory: &Inventory,
     limits: &Limits,
     goal: &Goal,
     done: &mut Done,
@@ -242,7 +242,7 @@ fn apply(
             }
         }
         let swept = match &item.what {
-            What::Cache { cache, max } => cache::shrink(cx, store, stock, cache, *max),
+            What::Cache { cache, max } => cache::shrink(cx, store, inventory, cache, *max),
             what => store.sweep(what, limits.keep_last),
         };
         let stays = match swept {
@@ -380,8 +380,8 @@ fn show(
     Ok(())
 }
 
-fn show_roots(cx: &Context, stock: &Inventory, limits: &Limits) -> Result<()> {
-    let rows = rooted(stock, limits);
+fn show_roots(cx: &Context, inventory: &Inventory, limits: &Limits) -> Result<()> {
+    let rows = rooted(inventory, limits);
     if cx.json {
         #[derive(Serialize)]
         struct Shown<'a> {
@@ -392,7 +392,7 @@ fn show_roots(cx: &Context, stock: &Inventory, limits: &Limits) -> Result<()> {
         return cx.ui.json(&Shown {
             schema: "rockenv/gc-roots/1",
             roots: &rows,
-            notes: &stock.notes,
+            notes: &inventory.notes,
         });
     }
     let mut table = Table::new(["what", ">holds alone", "stays because"]);
@@ -404,7 +404,7 @@ fn show_roots(cx: &Context, stock: &Inventory, limits: &Limits) -> Result<()> {
         ]);
     }
     cx.ui.table(&table);
-    for note in &stock.notes {
+    for note in &inventory.notes {
         cx.ui.note(note);
     }
     Ok(())

@@ -9,7 +9,6 @@ use crate::plan::record::{Origin, Snapshot};
 use crate::share::{self, Kept, Push, Pushed, Repository};
 use crate::store::history::Reuse;
 use crate::store::images::Image;
-use crate::store::layer::VolumeState;
 use crate::store::{Layer, Record, Store};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::signals::Signals;
@@ -234,7 +233,7 @@ pub(crate) fn said_of_sockets(pushed: &Pushed, reporter: &Reporter) {
 fn shareable(layers: &[Layer]) -> usize {
     let live = |layer: &Layer| {
         let mut states = layer.volumes.values();
-        states.any(|state| matches!(state, VolumeState::Live(_)))
+        states.any(|state| !state.is_kept())
     };
     // A layer whose build volume was not kept is useless elsewhere. A later layer that has the volume again contains
     // all of it.
@@ -248,7 +247,7 @@ fn shareable(layers: &[Layer]) -> usize {
 
 fn reason(layer: &Layer) -> String {
     let mut volumes = layer.volumes.iter();
-    match volumes.find(|(_, state)| matches!(state, VolumeState::Live(_))) {
+    match volumes.find(|(_, state)| !state.is_kept()) {
         Some((name, _)) => {
             format!("its build volume `{name}` is not part of it, because this is an overlay store")
         }

@@ -229,9 +229,9 @@ fn store(input: &[u8]) -> Result<()> {
     }
     drop((store.images(), store.leases(), store.past("p")));
     examine(&store.inventory()?);
-    if let Ok(stock) = store.stock(&Look::default(), 1) {
-        let limits = Policy::new(&Table::default(), None)?.limits(stock.size);
-        gc::plan(&stock, &limits, Some(0));
+    if let Ok(inventory) = store.gc_inventory(&Look::default(), 1) {
+        let limits = Policy::new(&Table::default(), None)?.limits(inventory.size);
+        gc::plan(&inventory, &limits, Some(0));
     }
     for name in fs::read_dir(root.join("envs"))? {
         let name = name?.file_name().to_string_lossy().into_owned();

@@ -8,14 +8,14 @@ use clap::Args;
 use serde::Serialize;
 
 use super::exec::{sizing, source_directories};
-use crate::execute::verify::{Compared, Side, changed, compare};
+use crate::execute::verify::{self, Compared, Side, changed, compare};
 use crate::execute::{APART, Ended, Execution, Progress};
 use crate::plan::ids::{LayerId, StepKey};
 use crate::plan::lockfile::{self, Lockfile};
 use crate::plan::record::Head;
-use crate::plan::resolve::{Action, Spec, Step, Volume, VolumeKind, VolumeSource};
+use crate::plan::resolve::{Action, Spec, Step, VolumeKind, VolumeSource};
 use crate::profile::hook::{self, Hook};
-use crate::profile::{self, Access, CopyFiles, Origin};
+use crate::profile::{self, CopyFiles, Origin};
 use crate::rocm::gpu::{self, Choice, Selector};
 use crate::store::{LockedEnv, Store, lock};
 use crate::sys::atomic::random_id;
@@ -31,8 +31,6 @@ use crate::up::segments::{Segment, plan, runs, segments, snapshot_layer};
 use crate::up::{ephemeral, hooks};
 
 /// Directory of the scratch env for steps' writes to volumes of these kinds.
-const OUTPUTS: &str = "outputs";
-const CACHES: &str = "caches";
 /// Maximum length of a name without the scratch env's suffix.
 const STEM: usize = 40;
 /// Interval at which a comparison checks for Ctrl-C.
@@ -165,18 +163,13 @@ impl<'a> Work<'a> {
         let apart = spec
             .volumes
             .iter()
-            .filter(|volume| is_apart(volume, args.with_caches));
+            .filter(|volume| verify::is_apart(volume, args.with_caches));
         let apart = apart.map(|volume| volume.name.clone()).collect();
         let scratch = store.env_dir(name);
         for volume in &mut spec.volumes {
-            let place = match volume.kind {
-                VolumeKind::Output => OUTPUTS,
-                VolumeKind::Cache if !volume.locked && !args.with_caches => CACHES,
-                VolumeKind::Build | VolumeKind::Cache | VolumeKind::Source | VolumeKind::Host => {
-                    continue;
-                }
-            };
-            volume.source = VolumeSource::Path(scratch.join(place).join(&volume.name));
+            if let Some(place) = verify::scratch_place(volume, args.with_caches) {
+                volume.source = VolumeSource::Path(scratch.join(place).join(&volume.name));
+            }
         }
         Ok(Self {
             sources: sources(store, &spec),
@@ -208,7 +201,7 @@ impl<'a> Work<'a> {
 
     /// Makes the scratch env one in which nothing was built yet.
     fn empty(&self, scratch: &mut LockedEnv<'_>, segment: &Segment) -> Result<()> {
-        for place in [OUTPUTS, CACHES, APART, "views"] {
+        for place in [verify::OUTPUTS, verify::CACHES, APART, "views"] {
             self.with.store.discard(&scratch.directory().join(place))?;
         }
         let service = self.env.known_record()?.service.clone();
@@ -327,16 +320,6 @@ impl<'a> Work<'a> {
             compared,
         })
     }
-}
-
-/// Returns whether a volume keeps a user's data, and steps could write to it.
-fn is_apart(volume: &Volume, with_caches: bool) -> bool {
-    volume.access != Access::Ro
-        && match volume.kind {
-            VolumeKind::Source | VolumeKind::Host => true,
-            VolumeKind::Cache => volume.locked && !with_caches,
-            VolumeKind::Build | VolumeKind::Output => false,
-        }
 }
 
 fn sources(store: &Store, spec: &Spec) -> BTreeMap<String, PathBuf> {

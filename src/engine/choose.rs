@@ -100,7 +100,7 @@ pub fn choose(
 }
 
 fn named(name: &str) -> Result<Engine> {
-    [Engine::Nspawn, Engine::Docker, Engine::Podman]
+    Engine::ALL
         .into_iter()
         .find(|engine| engine.name() == name)
         .ok_or_else(|| {
@@ -111,7 +111,7 @@ fn named(name: &str) -> Result<Engine> {
 
 fn first_service(sockets: &Sockets) -> Result<Choice> {
     let mut causes = Vec::new();
-    for engine in [Engine::Docker, Engine::Podman] {
+    for engine in Engine::SERVICES {
         match service(engine, sockets) {
             Ok(service) => {
                 return Ok(Choice {

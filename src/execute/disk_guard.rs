@@ -71,7 +71,7 @@ impl Place {
 
 /// The disk space of one step.
 #[derive(Debug)]
-pub struct Room {
+pub struct DiskGuard {
     step: String,
     run: PathBuf,
     places: Vec<Place>,
@@ -79,7 +79,7 @@ pub struct Room {
     seen: Option<Instant>,
 }
 
-impl Room {
+impl DiskGuard {
     /// Watches the file systems of `paths`, the store's first, for a step whose container has its state in `run`.
     pub fn new<'a>(
         step: &str,
@@ -225,7 +225,7 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+impl Drop for DiskGuard {
     fn drop(&mut self) {
         self.release();
     }
@@ -242,7 +242,7 @@ pub fn advice(store: &Store, config: &Config) -> String {
             ..Look::default()
         };
         Ok(gc::plan(
-            &store.stock(&look, limits.keep_last)?,
+            &store.gc_inventory(&look, limits.keep_last)?,
             &limits,
             None,
         ))

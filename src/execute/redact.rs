@@ -11,12 +11,12 @@ const SHORTEST: usize = 4;
 
 /// The secrets, and for each stream held-back output that may be the beginning of one.
 #[derive(Debug, Default)]
-pub struct Mask {
+pub struct Redactor {
     secrets: Vec<Vec<u8>>,
     held: [Vec<u8>; 2],
 }
 
-impl Mask {
+impl Redactor {
     /// Hides the credentials in these values.
     pub fn of<'a>(values: impl Iterator<Item = &'a str>) -> Self {
         let mut secrets: Vec<Vec<u8>> = values
@@ -94,12 +94,12 @@ fn credentials(value: &str) -> Vec<&str> {
 mod tests {
     use super::*;
 
-    fn shown(mask: &mut Mask, pieces: &[&str]) -> String {
+    fn shown(redactor: &mut Redactor, pieces: &[&str]) -> String {
         let mut text = Vec::new();
         for piece in pieces {
-            text.extend_from_slice(&mask.hide(Stream::Stdout, piece.as_bytes()));
+            text.extend_from_slice(&redactor.hide(Stream::Stdout, piece.as_bytes()));
         }
-        text.extend(mask.rest(Stream::Stdout));
+        text.extend(redactor.rest(Stream::Stdout));
         String::from_utf8(text).unwrap()
     }
 
@@ -124,26 +124,27 @@ mod tests {
     fn what_is_hidden_is_hidden_wherever_it_is_cut() {
         let text = "say hunter22 and hunter2, hunhunter22";
         for cut in 0..text.len() {
-            let mut mask = Mask::of(["redis://:hunter22@cache", "http://x:h@y"].into_iter());
+            let mut redactor =
+                Redactor::of(["redis://:hunter22@cache", "http://x:h@y"].into_iter());
             let (first, second) = text.split_at(cut);
             assert_eq!(
-                shown(&mut mask, &[first, second]),
+                shown(&mut redactor, &[first, second]),
                 "say *** and hunter2, hun***"
             );
         }
-        let mut mask = Mask::of(["redis://:hunter22@cache"].into_iter());
-        assert_eq!(shown(&mut mask, &["ends in hunt"]), "ends in hunt");
+        let mut redactor = Redactor::of(["redis://:hunter22@cache"].into_iter());
+        assert_eq!(shown(&mut redactor, &["ends in hunt"]), "ends in hunt");
         // Streams do not mix.
-        assert_eq!(&*mask.hide(Stream::Stderr, b"hunter"), b"");
-        assert_eq!(&*mask.hide(Stream::Stdout, b"22"), b"22");
-        assert_eq!(mask.rest(Stream::Stderr), b"hunter");
+        assert_eq!(&*redactor.hide(Stream::Stderr, b"hunter"), b"");
+        assert_eq!(&*redactor.hide(Stream::Stdout, b"22"), b"22");
+        assert_eq!(redactor.rest(Stream::Stderr), b"hunter");
     }
 
     #[test]
     fn without_secrets_nothing_is_copied() {
-        let mut mask = Mask::of(["plain"].into_iter());
+        let mut redactor = Redactor::of(["plain"].into_iter());
         assert!(matches!(
-            mask.hide(Stream::Stdout, b"text"),
+            redactor.hide(Stream::Stdout, b"text"),
             Cow::Borrowed(b"text")
         ));
     }

@@ -5,16 +5,16 @@ use std::time::Instant;
 
 use super::log::Log;
 use super::outcome::Ran;
-use super::step::Work;
+use super::step::PreparedCommand;
 use super::view::Views;
 use super::{Execution, container, samples_beside};
 use crate::engine::job_slots::Claim;
 use crate::engine::jobserver::Gauge;
 use crate::engine::session::{End, Running};
 use crate::engine::{Container, Usage, hold};
-use crate::execute::disk_guard::{self, Room};
-use crate::execute::redact::Mask;
-use crate::execute::sampler::Meter;
+use crate::execute::disk_guard::{self, DiskGuard};
+use crate::execute::redact::Redactor;
+use crate::execute::sampler::Sampler;
 use crate::execute::supervise::{self, Ending};
 use crate::execute::wait_for_slot::Admitted;
 use crate::execute::{gpu_check, wait_for_slot};
@@ -95,10 +95,10 @@ impl Execution<'_, '_> {
         };
         let started = Instant::now();
         let before = self.volume_bytes(step)?;
-        let (container, work) = self.container(attempt)?;
+        let (container, prepared) = self.container(attempt)?;
         let mut output = self.reporter.step_output(attempt.index);
-        let mut room = self.disk_guard(step, &container)?;
-        let seen = self.attend(attempt, container, work, claim, &mut output, &mut room)?;
+        let mut guard = self.disk_guard(step, &container)?;
+        let seen = self.attend(attempt, container, prepared, claim, &mut output, &mut guard)?;
         container::clean(self.store, &self.env.run_dir())?;
         let (ending, mut usage) = how_it_ended(step, seen.attended, seen.end)?;
         // The report's curve must not exceed this figure, so use the larger one.
@@ -119,10 +119,10 @@ impl Execution<'_, '_> {
                 wall_ms,
                 usage,
                 disk_delta: grown,
-                disk_peak: room.taken(),
+                disk_peak: guard.taken(),
             },
             frozen: u64::try_from(frozen).unwrap_or(0),
-            full: room.filled(output.tail().last()),
+            full: guard.filled(output.tail().last()),
             tail: output.tail().why(),
             log: attempt.log.clone(),
         })
@@ -143,13 +143,13 @@ impl Execution<'_, '_> {
     }
 
     /// Prepares a step's container, except for its job slots, and what runs in it.
-    fn container(&mut self, attempt: &Attempt<'_>) -> Result<(Container, Work)> {
+    fn container(&mut self, attempt: &Attempt<'_>) -> Result<(Container, PreparedCommand)> {
         let step = attempt.step;
         let root = self
             .env
             .root(&attempt.tree, attempt.parent, Some(&step.key))?;
         let devices = self.devices(step)?;
-        let work = Work::prepare(
+        let prepared = PreparedCommand::prepare(
             step,
             self.spec,
             self.files,
@@ -167,14 +167,14 @@ impl Execution<'_, '_> {
         };
         let mut container = around.of_step(step, attempt.views, root, devices)?;
         container.network &= !self.offline;
-        Ok((container, work))
+        Ok((container, prepared))
     }
 
     /// Guards the disks that a step writes to.
-    fn disk_guard(&self, step: &Step, container: &Container) -> Result<Room> {
+    fn disk_guard(&self, step: &Step, container: &Container) -> Result<DiskGuard> {
         let written = container.binds.iter().filter(|bind| !bind.read_only);
         let written = written.map(|bind| bind.source.as_path());
-        Room::new(
+        DiskGuard::new(
             &step.name,
             &self.env.run_dir(),
             std::iter::once(self.store.root()).chain(written.filter(|path| path.is_dir())),
@@ -187,10 +187,10 @@ impl Execution<'_, '_> {
         &self,
         attempt: &Attempt<'_>,
         container: Container,
-        work: Work,
+        prepared: PreparedCommand,
         claim: Claim,
         output: &mut StepOutput,
-        room: &mut Room,
+        guard: &mut DiskGuard,
     ) -> Result<Observed> {
         let fifo = self.env.run_dir().join(container::FIFO);
         let gauge = Gauge::open(&self.store.jobs_file(), &fifo, self.env.name());
@@ -208,13 +208,13 @@ impl Execution<'_, '_> {
         let mut log = Log::create(&log_path, self.config.log_max)?;
         let mut running = Running::start(&hold, self.env.lock_fd(), claim)?;
         let handed = self.spec.env_from_host.iter();
-        let mut mask = Mask::of(handed.filter_map(|name| self.config.host_variable(name)));
-        let mut meter = Meter::start(&samples_beside(&log_path), &self.env.run_dir(), gauge);
+        let mut redactor = Redactor::of(handed.filter_map(|name| self.config.host_variable(name)));
+        let mut sampler = Sampler::start(&samples_beside(&log_path), &self.env.run_dir(), gauge);
         let mut warn = |message| self.warn(message);
         let proven = gpu_check::step(
             &mut running,
             &hold.container.devices,
-            &work.command,
+            &prepared.command,
             self.signals,
             &mut warn,
         );
@@ -225,28 +225,28 @@ impl Execution<'_, '_> {
                 &mut running,
                 self.signals,
                 supervise::Attended {
-                    command: work.command,
-                    stdin: std::os::fd::AsFd::as_fd(&work.stdin),
+                    command: prepared.command,
+                    stdin: std::os::fd::AsFd::as_fd(&prepared.stdin),
                     timeout: attempt.step.timeout,
-                    mask: &mut mask,
+                    redactor: &mut redactor,
                     log: &mut log,
                     output,
-                    room,
-                    meter: &mut meter,
+                    guard,
+                    sampler: &mut sampler,
                     advice: &|| disk_guard::advice(self.store, self.config),
                     warn: &mut warn,
                 },
             ),
         };
-        room.measure()?;
-        room.release();
+        guard.measure()?;
+        guard.release();
         // Before the container ends, which removes its control group.
-        meter.take(room.grown());
+        sampler.take(guard.grown());
         let interrupted = matches!(&attended, Ok(Ending::Interrupted(_)));
         Ok(Observed {
             attended,
             end: running.finish(interrupted),
-            most_memory: meter.most_memory(),
+            most_memory: sampler.most_memory(),
         })
     }
 }

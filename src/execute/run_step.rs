@@ -5,7 +5,7 @@ use jiff::Timestamp;
 
 use super::outcome::Ran;
 use super::run_container::Attempt;
-use super::step_outputs::Left;
+use super::step_outputs::StepOutputs;
 use super::{Ended, Ending, Execution, Failure, StepEnd, step};
 use crate::plan::ids::LayerId;
 use crate::plan::record::{Cost, Failed, Origin, Outcome, Record, StepRecord};
@@ -63,10 +63,10 @@ impl Execution<'_, '_> {
                 return Ok(StepEnd::Stopped(Ended::Interrupted(signal)));
             }
             Ending::Exited { code: 0, .. } => {
-                let left = self.left(step)?;
+                let outputs = self.step_outputs(step)?;
                 let refused = self.refuse_special(&before).err();
                 match refused {
-                    _ if !left.drift.is_empty() => (Kind::Drift, left.explain(step)),
+                    _ if !outputs.drift.is_empty() => (Kind::Drift, outputs.explain(step)),
                     Some(error) => {
                         let why = error.chain().join(": ");
                         (error.kind(), format!("step `{}`: {why}", step.name))
@@ -74,7 +74,7 @@ impl Execution<'_, '_> {
                     None => {
                         self.measure(&attempt, Outcome::Done, &ran, lookups)?;
                         self.keep_results(&before, &attempt.tree, parent.as_ref())?;
-                        return Ok(StepEnd::Frozen(self.freeze(&attempt, &ran, left)?));
+                        return Ok(StepEnd::Frozen(self.freeze(&attempt, &ran, outputs)?));
                     }
                 }
             }
@@ -111,7 +111,12 @@ impl Execution<'_, '_> {
     }
 
     /// Makes the tree of a successful step its snapshot.
-    fn freeze(&mut self, attempt: &Attempt<'_>, ran: &Ran, left: Left) -> Result<LayerId> {
+    fn freeze(
+        &mut self,
+        attempt: &Attempt<'_>,
+        ran: &Ran,
+        outputs: StepOutputs,
+    ) -> Result<LayerId> {
         let step = attempt.step;
         let done = ran.record(step, Outcome::Done, None);
         let mut planned = self.plan.steps.iter();
@@ -126,8 +131,8 @@ impl Execution<'_, '_> {
                 bytes: ran.frozen,
                 wall_ms: ran.cost.wall_ms,
             }),
-            prints: left.prints,
-            pins: left.pins,
+            prints: outputs.prints,
+            pins: outputs.pins,
         };
         let layer = self.env.freeze(&freeze, |record| put_step(record, done))?;
         self.env.end_attempt()?;

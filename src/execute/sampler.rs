@@ -13,7 +13,7 @@ use crate::engine::jobserver::Gauge;
 use crate::plan::samples::{Sample, Series};
 
 #[derive(Debug)]
-pub struct Meter {
+pub struct Sampler {
     path: PathBuf,
     file: Option<fs::File>,
     run: PathBuf,
@@ -25,7 +25,7 @@ pub struct Meter {
     most_memory: Option<u64>,
 }
 
-impl Meter {
+impl Sampler {
     /// Begins a file at `path` for a step whose container has its state in `run`, and its jobs at `jobs`.
     pub fn start(path: &Path, run: &Path, jobs: Option<Gauge>) -> Self {
         let now = Instant::now();

@@ -46,12 +46,12 @@ fi
 
 /// A command and its standard input.
 #[derive(Debug)]
-pub(super) struct Work {
+pub(super) struct PreparedCommand {
     pub(super) command: Command,
     pub(super) stdin: OwnedFd,
 }
 
-impl Work {
+impl PreparedCommand {
     /// Prepares a step's command.
     pub(super) fn prepare(
         step: &Step,

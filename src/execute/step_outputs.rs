@@ -11,14 +11,14 @@ use crate::ui::event::Event;
 
 /// The outputs of a step.
 #[derive(Debug, Default)]
-pub(super) struct Left {
+pub(super) struct StepOutputs {
     pub(super) prints: Option<Prints>,
     pub(super) pins: Pins,
     /// Differences from the lock file.
     pub(super) drift: Vec<String>,
 }
 
-impl Left {
+impl StepOutputs {
     /// Explains why its step failed.
     pub(super) fn explain(&self, step: &Step) -> String {
         format!(
@@ -40,7 +40,7 @@ impl Execution<'_, '_> {
     }
 
     /// Reads the outputs of a successful step.
-    pub(super) fn left(&self, step: &Step) -> Result<Left> {
+    pub(super) fn step_outputs(&self, step: &Step) -> Result<StepOutputs> {
         let directory = self.env.run_dir().join(pins::NAME);
         let (prints, pins) = (self.prints(step)?, pins::read(&directory, &step.name)?);
         container::discard(self.store, &directory)?;
@@ -48,7 +48,7 @@ impl Execution<'_, '_> {
         let drift = locked.map_or_else(Vec::new, |locked| {
             lockfile::left(locked, prints.as_ref(), &pins)
         });
-        Ok(Left {
+        Ok(StepOutputs {
             prints,
             pins,
             drift,

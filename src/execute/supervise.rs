@@ -13,9 +13,9 @@ use super::log::Log;
 use crate::engine::hold::FromHolder;
 use crate::engine::session::{Client, Running};
 use crate::engine::wire::{Command, Reply};
-use crate::execute::disk_guard::Room;
-use crate::execute::redact::Mask;
-use crate::execute::sampler::Meter;
+use crate::execute::disk_guard::DiskGuard;
+use crate::execute::redact::Redactor;
+use crate::execute::sampler::Sampler;
 use crate::sys::error::{Error, Result};
 use crate::sys::signals::Signals;
 use crate::ui::StepOutput;
@@ -49,14 +49,14 @@ pub struct Attended<'a> {
     /// The longest it may take.
     pub timeout: Option<Duration>,
     /// Hides credentials in its output.
-    pub mask: &'a mut Mask,
+    pub redactor: &'a mut Redactor,
     pub log: &'a mut Log,
     /// Shows its output.
     pub output: &'a mut StepOutput,
     /// Guards its disk space.
-    pub room: &'a mut Room,
+    pub guard: &'a mut DiskGuard,
     /// Records its resource usage.
-    pub meter: &'a mut Meter,
+    pub sampler: &'a mut Sampler,
     /// Returns advice about too little disk space.
     pub advice: &'a dyn Fn() -> String,
     /// Receives warnings about limits that could not be set, and about disk space.
@@ -66,7 +66,7 @@ pub struct Attended<'a> {
 impl Attended<'_> {
     /// Shows and logs some of its output.
     fn keep(&mut self, stream: Stream, bytes: &[u8]) -> Result<()> {
-        let bytes = self.mask.hide(stream, bytes);
+        let bytes = self.redactor.hide(stream, bytes);
         self.output.push(stream, &bytes);
         self.log.write(stream, &bytes)
     }
@@ -146,13 +146,13 @@ impl Supervision<'_, '_> {
             let now = Instant::now();
             if self.ready
                 && self.stopping.is_none()
-                && self.step.room.look(self.step.advice, self.step.warn)?
+                && self.step.guard.look(self.step.advice, self.step.warn)?
             {
                 // The timeout does not count while the step is paused.
                 self.deadline = self.deadline.map(|deadline| deadline + (now - looked));
             }
             looked = now;
-            self.step.meter.look(self.step.room.grown());
+            self.step.sampler.look(self.step.guard.grown());
             let events = self.wait()?;
             for slot in [0, 1] {
                 if events.pipes[slot] && !self.drain(slot)? {
@@ -186,7 +186,7 @@ impl Supervision<'_, '_> {
         let wake = [
             self.deadline.filter(|_| self.stopping.is_none()),
             self.stopping.map(|(_, until)| until),
-            Some(Instant::now() + self.step.room.period()),
+            Some(Instant::now() + self.step.guard.period()),
         ];
         let wake = wake.into_iter().flatten().min();
         wait(self.running, &self.client, self.signals, &self.pipes, wake)
@@ -258,7 +258,7 @@ impl Supervision<'_, '_> {
     fn stop(&mut self, ending: Ending) {
         self.stopping = Some((ending, Instant::now() + GRACE));
         // A frozen process receives no signal.
-        self.step.room.release();
+        self.step.guard.release();
         drop(self.client.signal(Signal::SIGTERM as i32));
     }
 
@@ -270,7 +270,7 @@ impl Supervision<'_, '_> {
         }
         let step = self.step;
         for stream in [Stream::Stdout, Stream::Stderr] {
-            let rest = step.mask.rest(stream);
+            let rest = step.redactor.rest(stream);
             step.output.push(stream, &rest);
             step.log.write(stream, &rest)?;
         }

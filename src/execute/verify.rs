@@ -11,7 +11,7 @@ use serde::{Serialize, Serializer};
 use crate::engine::docker::Service;
 use crate::image::normalise;
 use crate::plan::layer::{Layer, VolumeState};
-use crate::plan::resolve::{Spec, Step, VolumeKind};
+use crate::plan::resolve::{Access, Spec, Step, Volume, VolumeKind};
 use crate::store::results::Left;
 use crate::store::{LockedEnv, Store};
 use crate::sys::error::{Error, Result};
@@ -24,6 +24,29 @@ const NAMED: usize = 20;
 const NINJA: [&str; 2] = [".ninja_log", ".ninja_deps"];
 /// Labels of the two sides.
 const NAMES: [&str; 2] = ["the snapshot", "the new build"];
+
+/// The directories of an env that take the place of its outputs and caches while it is verified.
+pub const OUTPUTS: &str = "outputs";
+pub const CACHES: &str = "caches";
+
+/// Returns the directory of the env that takes the place of a volume.
+pub fn scratch_place(volume: &Volume, with_caches: bool) -> Option<&'static str> {
+    match volume.kind {
+        VolumeKind::Output => Some(OUTPUTS),
+        VolumeKind::Cache => (!volume.locked && !with_caches).then_some(CACHES),
+        VolumeKind::Build | VolumeKind::Source | VolumeKind::Host => None,
+    }
+}
+
+/// Returns whether a volume keeps a user's data, and steps could write to it.
+pub fn is_apart(volume: &Volume, with_caches: bool) -> bool {
+    volume.access != Access::Ro
+        && match volume.kind {
+            VolumeKind::Source | VolumeKind::Host => true,
+            VolumeKind::Cache => volume.locked && !with_caches,
+            VolumeKind::Build | VolumeKind::Output => false,
+        }
+}
 
 /// A path that differs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -102,7 +125,7 @@ pub fn compare(
     strict: bool,
     cancel: &AtomicBool,
 ) -> Result<Compared> {
-    let work = Work {
+    let comparison = StepComparison {
         store,
         before,
         now,
@@ -110,24 +133,30 @@ pub fn compare(
         cancel,
     };
     let mut compared = Compared::default();
-    compared.add(Path::new("/"), None, work.roots()?);
+    compared.add(Path::new("/"), None, comparison.roots()?);
     for volume in spec.visible(step) {
         let inside = Path::new(&volume.target);
         let name = volume.name.as_str();
         match volume.kind {
             VolumeKind::Build => {
-                let (old, new) = (work.built(before, name)?, work.built(now, name)?);
+                let (old, new) = (
+                    comparison.built(before, name)?,
+                    comparison.built(now, name)?,
+                );
                 match (old, new) {
                     (Tree::Lost, _) | (_, Tree::Lost) => compared.not_compared.push(format!(
                         "build volume `{name}`: not in snapshots of an overlay store"
                     )),
-                    (old, new) => compared.add(inside, Some(name), work.trees(&old, &new)?),
+                    (old, new) => compared.add(inside, Some(name), comparison.trees(&old, &new)?),
                 }
             }
             VolumeKind::Output => {
-                let (old, new) = (work.results(before, name), work.results(now, name));
-                compared.add(inside, Some(name), work.trees(&old, &new)?);
-                compared.add(inside, Some(name), work.removed(name)?);
+                let (old, new) = (
+                    comparison.results(before, name),
+                    comparison.results(now, name),
+                );
+                compared.add(inside, Some(name), comparison.trees(&old, &new)?);
+                compared.add(inside, Some(name), comparison.removed(name)?);
             }
             VolumeKind::Source | VolumeKind::Cache | VolumeKind::Host => {}
         }
@@ -135,7 +164,7 @@ pub fn compare(
     Ok(compared)
 }
 
-struct Work<'a> {
+struct StepComparison<'a> {
     store: &'a Store,
     before: Side<'a>,
     now: Side<'a>,
@@ -143,7 +172,7 @@ struct Work<'a> {
     cancel: &'a AtomicBool,
 }
 
-impl Work<'_> {
+impl StepComparison<'_> {
     /// Compares two directories, except paths for which `except` is true.
     fn directories(
         &self,
@@ -224,6 +253,7 @@ impl Work<'_> {
             Some(VolumeState::Frozen) => {
                 Tree::At(store.layer_dir(&layer.id).join("volumes").join(name))
             }
+            Some(VolumeState::Absent) => Tree::Lost,
             Some(VolumeState::Live(id)) => {
                 let record = side.env.known_record()?;
                 let head = &record.head;

@@ -22,6 +22,18 @@ pub enum VolumeState {
     Empty,
     /// Not frozen: the content is in this live volume, if it still exists.
     Live(String),
+    /// Not frozen, and made on another machine.
+    Absent,
+}
+
+impl VolumeState {
+    /// Returns whether the layer has all of the volume.
+    pub fn is_kept(&self) -> bool {
+        match self {
+            Self::Frozen | Self::Empty => true,
+            Self::Live(_) | Self::Absent => false,
+        }
+    }
 }
 
 /// A layer's description, `layer.json`.

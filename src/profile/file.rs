@@ -131,6 +131,14 @@ impl VolumeKind {
             Self::Build | Self::Cache => false,
         }
     }
+
+    /// Returns what steps may do there if the profile does not say.
+    pub fn default_access(self) -> Access {
+        match self {
+            Self::Host => Access::Ro,
+            Self::Source | Self::Build | Self::Cache | Self::Output => Access::Rw,
+        }
+    }
 }
 
 /// Whether steps may write to a volume.
@@ -229,6 +237,10 @@ pub enum Engine {
 }
 
 impl Engine {
+    pub const ALL: [Self; 3] = [Self::Nspawn, Self::Docker, Self::Podman];
+    /// Those that run containers in a service, in the order in which one is chosen.
+    pub const SERVICES: [Self; 2] = [Self::Docker, Self::Podman];
+
     pub fn name(&self) -> &'static str {
         match self {
             Self::Nspawn => "nspawn",

@@ -2,7 +2,7 @@
 
 use super::load::load;
 use super::text::{Piece, pieces};
-use super::{Profile, VolumeKind, copy_files};
+use super::{Action, Profile, VolumeKind, copy_files};
 use crate::sys::catalog::Directory;
 use crate::sys::error::Result;
 
@@ -39,8 +39,8 @@ fn advice(profile: &Profile) -> Vec<String> {
     let named = |name: &str| {
         let texts = profile.steps.iter().flat_map(|step| step.env.values());
         let scripts = profile.steps.iter().filter_map(|step| match &step.action {
-            super::Action::Run { script, .. } => Some(script),
-            _ => None,
+            Action::Run { script, .. } => Some(script),
+            Action::Packages(_) | Action::Copy(_) | Action::Export(_) => None,
         });
         let all = texts.chain(scripts).chain(profile.env.values());
         all.into_iter().any(|text| {

@@ -429,7 +429,7 @@ impl<'a> Pull<'a> {
             let into = place.join("volumes").join(name);
             let changed = self.volume_layers(name, at);
             let state = match volume {
-                Volume::Absent => VolumeState::Live(String::new()),
+                Volume::Absent => VolumeState::Absent,
                 Volume::Empty if !self.store.freezes_volumes() => VolumeState::Empty,
                 Volume::Empty => {
                     fs::create_dir_all(place.join("volumes"))?;
@@ -438,7 +438,7 @@ impl<'a> Pull<'a> {
                     nix::unistd::chown(&into, Some(user.uid.into()), Some(user.gid.into()))?;
                     VolumeState::Frozen
                 }
-                Volume::Layer(_) if changed.is_empty() => VolumeState::Live(String::new()),
+                Volume::Layer(_) if changed.is_empty() => VolumeState::Absent,
                 Volume::Layer(_) => {
                     fs::create_dir_all(place.join("volumes"))?;
                     let before = changed.start.checked_sub(1);

@@ -241,7 +241,7 @@ impl Pushing<'_> {
         for (name, state) in &layer.volumes {
             let state = match state {
                 VolumeState::Empty => Volume::Empty,
-                VolumeState::Live(_) | VolumeState::Frozen => Volume::Absent,
+                VolumeState::Live(_) | VolumeState::Absent | VolumeState::Frozen => Volume::Absent,
             };
             volumes.insert(name.clone(), state);
         }

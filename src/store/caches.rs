@@ -141,9 +141,9 @@ impl Store {
         cache::ccache_hits(files.iter().map(String::as_str))
     }
 
-    pub(super) fn cache_stock(
+    pub(super) fn add_caches(
         &self,
-        stock: &mut Inventory,
+        inventory: &mut Inventory,
         limits: &BTreeMap<String, u64>,
     ) -> Result<()> {
         for (name, shelf) in self.caches()? {
@@ -153,7 +153,7 @@ impl Store {
             let busy = shelf.busy(self).map(str::to_owned);
             let mut users = shelf.users.into_iter();
             let idle = match busy {
-                None => users.find(|(env, _)| stock.envs.contains_key(env)),
+                None => users.find(|(env, _)| inventory.envs.contains_key(env)),
                 Some(_) => None,
             };
             let cache = crate::plan::gc::Cache {
@@ -163,7 +163,7 @@ impl Store {
                 kind: shelf.kind,
                 at: idle,
             };
-            stock.caches.insert(name, cache);
+            inventory.caches.insert(name, cache);
         }
         Ok(())
     }

@@ -34,13 +34,13 @@ impl Store {
     /// them.
     pub(super) fn estimate_freed(
         &self,
-        stock: &mut Inventory,
+        inventory: &mut Inventory,
         look: &Look,
         keep_last: usize,
     ) -> Result<()> {
-        let roots = Roots::of(stock, keep_last);
+        let roots = Roots::of(inventory, keep_last);
         let mut services = Services::of(self)?;
-        for (id, item) in &mut stock.layers {
+        for (id, item) in &mut inventory.layers {
             if !look.everything && roots.layers.contains_key(id) {
                 continue;
             }
@@ -64,12 +64,12 @@ impl Store {
                 item.bytes = self.written(&directory, Some(&below))?;
             }
         }
-        for (key, image) in &mut stock.images {
+        for (key, image) in &mut inventory.images {
             if look.everything || !roots.images.contains_key(key) {
                 image.bytes = allocated(&self.image_dir(key));
             }
         }
-        for (name, env) in stock.envs.iter_mut().filter(|(_, env)| !env.busy) {
+        for (name, env) in inventory.envs.iter_mut().filter(|(_, env)| !env.busy) {
             let Some(failed) = &env.record.failed else {
                 continue;
             };
@@ -88,7 +88,7 @@ impl Store {
         }
         if look.used {
             let report = crate::store::usage::report::report(self, None, 0)?;
-            stock.used = Some(report.total.allocated);
+            inventory.used = Some(report.total.allocated);
         }
         Ok(())
     }
@@ -100,14 +100,14 @@ impl Store {
     /// of them. The sum over a thing and everything on it is thus what removing them frees.
     pub fn estimate_shared(
         &self,
-        stock: &mut Inventory,
+        inventory: &mut Inventory,
         look: &Look,
         keep_last: usize,
     ) -> Result<bool> {
-        let roots = Roots::of(stock, keep_last);
-        let things = Things::of(stock, &roots, look.everything);
+        let roots = Roots::of(inventory, keep_last);
+        let things = Things::of(inventory, &roots, look.everything);
         let unsure = |(thing, _): &(Thing, u32)| match thing {
-            Thing::Layer(id) => self.is_unsure(&stock.layers[id.as_str()]),
+            Thing::Layer(id) => self.is_unsure(&inventory.layers[id.as_str()]),
             Thing::Image(_) | Thing::Failed(..) => false,
         };
         if self.method() == Method::Overlay || !things.0.iter().any(unsure) {
@@ -120,7 +120,7 @@ impl Store {
         for (at, (thing, owner)) in (1..).zip(&things.0) {
             let path = match thing {
                 Thing::Image(key) => self.image_dir(key),
-                Thing::Layer(id) if stock.layers[id.as_str()].layer.kept.is_some() => {
+                Thing::Layer(id) if inventory.layers[id.as_str()].layer.kept.is_some() => {
                     self.layer_dir(id).join("volumes")
                 }
                 Thing::Layer(id) => self.layer_dir(id),
@@ -142,19 +142,19 @@ impl Store {
             let bytes = usage.class(at).exclusive;
             match thing {
                 Thing::Image(key) => {
-                    stock
+                    inventory
                         .images
                         .entry(key.clone())
                         .and_modify(|image| image.bytes = bytes);
                 }
                 Thing::Layer(id) => {
-                    stock
+                    inventory
                         .layers
                         .entry(id.clone())
                         .and_modify(|item| item.bytes = item.at_service + bytes);
                 }
                 Thing::Failed(env, _) => {
-                    stock
+                    inventory
                         .envs
                         .entry(env.clone())
                         .and_modify(|env| env.failed = bytes);
@@ -230,37 +230,38 @@ struct Things(Vec<(Thing, u32)>);
 
 impl Things {
     /// With `everything`, includes what stays, each thing alone.
-    fn of(stock: &Inventory, roots: &Roots, everything: bool) -> Self {
+    fn of(inventory: &Inventory, roots: &Roots, everything: bool) -> Self {
         let mut owners: BTreeMap<String, u32> = BTreeMap::new();
         let mut owner = |bottom: &str| {
             let next = u32::try_from(owners.len() + 1).unwrap_or(u32::MAX);
             *owners.entry(bottom.to_owned()).or_insert(next)
         };
         let mut things = Vec::new();
-        for key in stock.images.keys() {
+        for key in inventory.images.keys() {
             if everything || !roots.images.contains_key(key) {
                 things.push((Thing::Image(key.clone()), owner(key)));
             }
         }
         let mut layers = Vec::new();
-        for id in stock.layers.keys() {
+        for id in inventory.layers.keys() {
             if everything || !roots.layers.contains_key(id) {
-                layers.push((bottom(stock, roots, id), id));
+                layers.push((bottom(inventory, roots, id), id));
             }
         }
         layers.sort_by_key(|((depth, _), _)| *depth);
         for ((_, bottom), id) in layers {
             things.push((Thing::Layer(id.clone()), owner(bottom)));
         }
-        for (name, env) in &stock.envs {
+        for (name, env) in &inventory.envs {
             // A service has the tree of its env.
             if let (Some(failed), None, false) = (&env.record.failed, &env.record.service, env.busy)
             {
                 let own = format!("{name}/");
                 let parent = failed.parent.as_ref();
-                let below = parent
-                    .filter(|id| stock.layers.contains_key(*id) && !roots.layers.contains_key(*id));
-                let bottom = below.map_or(own.as_str(), |id| bottom(stock, roots, id).1);
+                let below = parent.filter(|id| {
+                    inventory.layers.contains_key(*id) && !roots.layers.contains_key(*id)
+                });
+                let bottom = below.map_or(own.as_str(), |id| bottom(inventory, roots, id).1);
                 let tree = Thing::Failed(name.clone(), failed.tree.clone());
                 things.push((tree, owner(bottom)));
             }
@@ -270,21 +271,21 @@ impl Things {
 }
 
 /// Returns how many removable things are below a layer, and the lowest of them, whose removal takes all of them.
-fn bottom<'a>(stock: &'a Inventory, roots: &Roots, id: &'a LayerId) -> (usize, &'a str) {
+fn bottom<'a>(inventory: &'a Inventory, roots: &Roots, id: &'a LayerId) -> (usize, &'a str) {
     let (mut depth, mut at) = (0, id);
     if roots.layers.contains_key(id) {
         return (depth, at.as_str());
     }
     // A damaged chain may be circular.
-    while depth <= stock.layers.len() {
-        let layer = &stock.layers[at].layer;
+    while depth <= inventory.layers.len() {
+        let layer = &inventory.layers[at].layer;
         match &layer.parent {
             Some(parent)
-                if stock.layers.contains_key(parent) && !roots.layers.contains_key(parent) =>
+                if inventory.layers.contains_key(parent) && !roots.layers.contains_key(parent) =>
             {
                 at = parent;
             }
-            None if stock.images.contains_key(&layer.image_key)
+            None if inventory.images.contains_key(&layer.image_key)
                 && !roots.images.contains_key(&layer.image_key) =>
             {
                 return (depth + 1, &layer.image_key);

@@ -35,14 +35,14 @@ pub struct Look {
 
 impl Store {
     /// Reads the store. Unreadable objects may need any layer or image.
-    pub fn stock(&self, look: &Look, keep_last: usize) -> Result<Inventory> {
+    pub fn gc_inventory(&self, look: &Look, keep_last: usize) -> Result<Inventory> {
         let found = self.inventory()?;
         self.readable(&found)?;
         let unreadable = self.unreadable()?;
         let disk = nix::sys::statvfs::statvfs(&self.root)
             .context(|| format!("cannot ask for free space at `{}`", self.root.display()))?;
         let locked = self.locked()?;
-        let mut stock = Inventory {
+        let mut inventory = Inventory {
             now: Timestamp::now(),
             size: disk.blocks() * disk.fragment_size(),
             free: disk.blocks_available() * disk.fragment_size(),
@@ -52,10 +52,10 @@ impl Store {
             notes: locked.notes,
             ..Inventory::default()
         };
-        stock
+        inventory
             .notes
             .extend(unreadable.iter().map(ToString::to_string));
-        let busy = self.env_stocks(&mut stock, found.envs)?;
+        let busy = self.add_envs(&mut inventory, found.envs)?;
         for (id, item) in found.layers {
             if let (Read::Fine(layer), Ok(id)) = (item.layer, id.try_into()) {
                 let frozen = Frozen {
@@ -63,44 +63,44 @@ impl Store {
                     layer,
                     at_service: 0,
                 };
-                stock.layers.insert(id, frozen);
+                inventory.layers.insert(id, frozen);
             }
         }
-        self.image_stocks(&mut stock, found.images, &found.references);
+        self.add_images(&mut inventory, found.images, &found.references);
         for (name, _) in found.image_work.iter().filter(|(_, busy)| !busy) {
             let path = format!("images/{name}");
             let bytes = allocated(&self.root.join(&path));
             let why = "left by an interrupted image build".to_owned();
-            stock.strays.insert(path, (why, bytes));
+            inventory.strays.insert(path, (why, bytes));
         }
         // A running command may be making one.
         if !busy {
-            self.note_lost_volumes(&mut stock, &found.volumes);
+            self.note_lost_volumes(&mut inventory, &found.volumes);
         }
-        self.blob_stock(&mut stock)?;
+        self.add_blobs(&mut inventory)?;
         if look.caches {
-            self.cache_stock(&mut stock, &look.cache_max)?;
+            self.add_caches(&mut inventory, &look.cache_max)?;
         }
         if look.projects {
-            self.project_stock(&mut stock)?;
+            self.add_projects(&mut inventory)?;
         }
-        self.estimate_freed(&mut stock, look, keep_last)?;
-        Ok(stock)
+        self.estimate_freed(&mut inventory, look, keep_last)?;
+        Ok(inventory)
     }
 
     /// Reads the envs. Returns whether a command runs in one.
-    fn env_stocks(
+    fn add_envs(
         &self,
-        stock: &mut Inventory,
+        inventory: &mut Inventory,
         envs: BTreeMap<String, check::EnvItem>,
     ) -> Result<bool> {
         let mut any_busy = false;
         for (name, item) in envs {
             if let Some(path) = item.lost_record() {
-                stock
+                inventory
                     .unreadable
                     .push(format!("the lost record of env `{name}`"));
-                stock.notes.push(format!(
+                inventory.notes.push(format!(
                     "env `{name}` has lost its record, so all layers are kept: rockenv up ... --name {name} rebuilds it from its layers; or discard them: rm {}",
                     path.display()
                 ));
@@ -109,16 +109,16 @@ impl Store {
             any_busy |= busy;
             let unsettled = !matches!(item.journal, Read::Fine(0));
             if let Read::Fine(record) = item.record {
-                let env = self.env_stock(&name, record, busy, unsettled)?;
-                stock.envs.insert(name, env);
+                let env = self.read_env(&name, record, busy, unsettled)?;
+                inventory.envs.insert(name, env);
             }
         }
         Ok(any_busy)
     }
 
-    fn image_stocks(
+    fn add_images(
         &self,
-        stock: &mut Inventory,
+        inventory: &mut Inventory,
         images: BTreeMap<String, check::ImageItem>,
         references: &BTreeMap<String, Read<String>>,
     ) {
@@ -137,19 +137,19 @@ impl Store {
                     bytes: image.bytes,
                     took_ms: image.took_ms,
                 };
-                stock.images.insert(key, base);
+                inventory.images.insert(key, base);
             }
         }
     }
 
-    fn note_lost_volumes(&self, stock: &mut Inventory, volumes: &BTreeSet<String>) {
+    fn note_lost_volumes(&self, inventory: &mut Inventory, volumes: &BTreeSet<String>) {
         for volume in volumes {
             let id = volume.split('-').next().unwrap_or_default();
-            if !stock.envs.values().any(|env| *env.record.id == *id) {
+            if !inventory.envs.values().any(|env| *env.record.id == *id) {
                 let path = self.volume_dir(volume);
                 let bytes = size::bytes(allocated(&path));
                 let path = path.display();
-                stock.notes.push(format!(
+                inventory.notes.push(format!(
                     "`{path}` ({bytes}) belongs to no known env and is kept; to remove it: rm -r {path}"
                 ));
             }
@@ -168,7 +168,7 @@ impl Store {
         Ok(())
     }
 
-    fn env_stock(
+    fn read_env(
         &self,
         name: &str,
         record: super::Record,
@@ -196,7 +196,7 @@ impl Store {
         })
     }
 
-    fn blob_stock(&self, stock: &mut Inventory) -> Result<()> {
+    fn add_blobs(&self, inventory: &mut Inventory) -> Result<()> {
         // A command builds an image, or pulls.
         if is_busy(&self.blobs_lock()) {
             return Ok(());
@@ -210,7 +210,7 @@ impl Store {
                 continue;
             };
             let used = Timestamp::from_second(data.atime().max(data.mtime()));
-            stock.blobs.insert(
+            inventory.blobs.insert(
                 name,
                 Kept {
                     bytes: data.blocks() * 512,

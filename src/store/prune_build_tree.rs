@@ -51,12 +51,12 @@ fn archived_in(top: &Path) -> Result<BTreeSet<PathBuf>> {
 
 impl Store {
     /// Adds the removable sub-projects of finished envs.
-    pub(super) fn project_stock(&self, stock: &mut Inventory) -> Result<()> {
+    pub(super) fn add_projects(&self, inventory: &mut Inventory) -> Result<()> {
         if self.freezes_volumes() {
             return Ok(());
         }
         let mut projects = BTreeMap::new();
-        for (name, env) in &stock.envs {
+        for (name, env) in &inventory.envs {
             if env.busy || env.unsettled || !env.record.complete {
                 continue;
             }
@@ -75,7 +75,7 @@ impl Store {
                 }
             }
         }
-        stock.projects = projects;
+        inventory.projects = projects;
         Ok(())
     }
 }

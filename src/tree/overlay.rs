@@ -222,65 +222,6 @@ pub fn is_opaque(directory: &Path) -> Result<bool> {
     found.context(|| format!("cannot read the attributes of `{}`", directory.display()))
 }
 
-/// Fails unless `diff` can be mounted as an upper now: it exists, and no overlay in any mount namespace of the
-/// machine has it as upper, not even one left behind by a killed rockenv.
-///
-/// The kernel reveals this when asked for a mount that would fail anyway. Asking writes a line to the kernel log, so
-/// this is for recovery rather than for each start.
-pub fn usable_upper(diff: &Path) -> Result<()> {
-    let diff = fs_err::canonicalize(diff)?;
-    let place = tempfile::tempdir()?;
-    let busy = in_throw_away_namespace(|| is_mounted_upper(&diff, place.path()))??;
-    if busy {
-        return Err(Error::busy(format!(
-            "`{}` is the writable layer of an overlay that is still mounted",
-            diff.display()
-        )));
-    }
-    Ok(())
-}
-
-/// With `index=on` the kernel first refuses an upper in use (`EBUSY`), and then a work directory on another mount
-/// (`EINVAL`), before it writes anything.
-fn is_mounted_upper(diff: &Path, place: &Path) -> Result<bool> {
-    sys_mount(
-        Some("rockenv"),
-        place,
-        Some("tmpfs"),
-        MsFlags::empty(),
-        Some("size=64k,mode=700"),
-    )
-    .context(|| format!("cannot mount a tmpfs at `{}`", place.display()))?;
-    let mut made = Vec::new();
-    for name in ["work", "lower", "merged"] {
-        let path = place.join(name);
-        fs_err::create_dir(&path)?;
-        made.push(path);
-    }
-    let mut held = Vec::new();
-    let mut options = String::from("index=on,lowerdir=");
-    push_directory(&mut options, &made[1], &mut held)?;
-    options.push_str(",upperdir=");
-    push_directory(&mut options, diff, &mut held)?;
-    options.push_str(",workdir=");
-    push_directory(&mut options, &made[0], &mut held)?;
-    match sys_mount(
-        Some("rockenv"),
-        &made[2],
-        Some("overlay"),
-        MsFlags::MS_RDONLY,
-        Some(options.as_str()),
-    ) {
-        Err(Errno::EBUSY) => Ok(true),
-        Err(Errno::EINVAL) => Ok(false),
-        Err(error) => Err(explain(error, None, diff)),
-        Ok(()) => Err(Error::unexpected(format!(
-            "the kernel mounted `{}` with a foreign work directory",
-            diff.display()
-        ))),
-    }
-}
-
 /// Gives the process a mount namespace: the host's unmounts still reach it, its mounts never reach the host.
 pub(crate) fn enter_mount_namespace() -> Result<()> {
     unshare(CloneFlags::CLONE_NEWNS).context(|| "cannot make a mount namespace".to_owned())?;

@@ -345,17 +345,19 @@ fn unusable(
         spec.step(step)
             .is_none_or(|step| step.volumes.iter().any(|volume| volume == name))
     };
-    layer.volumes.iter().find_map(|(name, state)| match state {
-        VolumeState::Live(id)
-            if sees(name)
-                && record.and_then(|record| record.head.volumes.get(name)) != Some(id) =>
-        {
-            Some(format!(
-                "its build volume `{name}` is not part of it: this is an overlay store"
-            ))
-        }
-        VolumeState::Live(_) | VolumeState::Frozen | VolumeState::Empty => None,
-    })
+    let own = record.map(|record| &record.head.volumes);
+    let mut states = layer.volumes.iter();
+    let (name, _) = states.find(|(name, state)| {
+        let lost = match state {
+            VolumeState::Live(id) => own.and_then(|own| own.get(*name)) != Some(id),
+            VolumeState::Absent => true,
+            VolumeState::Frozen | VolumeState::Empty => false,
+        };
+        lost && sees(name)
+    })?;
+    Some(format!(
+        "its build volume `{name}` is not part of it: this is an overlay store"
+    ))
 }
 
 /// Observes what is wanted, and plans what to do.

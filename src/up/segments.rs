@@ -107,12 +107,7 @@ fn segment(store: &Store, spec: &Spec, record: &Record, step: &Step) -> Result<S
 /// Returns whether a clean build can start on a layer.
 fn holds_clean(store: &Store, layer: &Layer) -> bool {
     let mut volumes = layer.volumes.values();
-    layer.is_clean()
-        && store.is_sound(layer)
-        && volumes.all(|state| match state {
-            VolumeState::Frozen | VolumeState::Empty => true,
-            VolumeState::Live(_) => false,
-        })
+    layer.is_clean() && store.is_sound(layer) && volumes.all(VolumeState::is_kept)
 }
 
 pub(crate) fn snapshot_layer(record: &Record, key: &StepKey) -> Result<LayerId> {

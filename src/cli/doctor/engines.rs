@@ -7,8 +7,6 @@ use super::{Facts, State, gpu};
 use crate::plan::resolve::Engine;
 use crate::tree::Method;
 
-const ENGINES: [Engine; 3] = [Engine::Nspawn, Engine::Docker, Engine::Podman];
-
 /// One ability.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Ability {
@@ -22,7 +20,7 @@ pub struct Ability {
 /// Returns what each engine can do. An unusable engine can do nothing.
 pub fn abilities(facts: &Facts) -> Vec<Ability> {
     let row = |what, can: &dyn Fn(Engine) -> String| {
-        let [nspawn, docker, podman] = ENGINES.map(|engine| match facts.usable(engine) {
+        let [nspawn, docker, podman] = Engine::ALL.map(|engine| match facts.usable(engine) {
             true => can(engine),
             false => "-".to_owned(),
         });
@@ -90,7 +88,7 @@ pub fn abilities(facts: &Facts) -> Vec<Ability> {
             Engine::Docker | Engine::Podman => "waits for the next one".to_owned(),
         }),
     ];
-    let [nspawn, docker, podman] = ENGINES.map(|engine| yes(facts.usable(engine)));
+    let [nspawn, docker, podman] = Engine::ALL.map(|engine| yes(facts.usable(engine)));
     let usable = Ability {
         what: "usable here",
         nspawn,

@@ -30,7 +30,7 @@ impl ServiceFacts {
                 problem: Some(said(&error)),
             },
         };
-        vec![ask(Engine::Docker), ask(Engine::Podman)]
+        Engine::SERVICES.map(ask).to_vec()
     }
 }
 

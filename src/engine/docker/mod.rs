@@ -66,6 +66,18 @@ pub enum Flavour {
     Podman,
 }
 
+impl Flavour {
+    /// Returns which service sends these fields of a head, and its version.
+    fn identify<'a>(field: &dyn Fn(&str) -> Option<&'a str>) -> (Self, Option<&'a str>) {
+        if let Some(version) = field("Libpod-Api-Version") {
+            return (Self::Podman, Some(version));
+        }
+        let server = field("Server").and_then(|server| server.split_once('/'));
+        let version = server.and_then(|(_, version)| version.split(' ').next());
+        (Self::Docker, version)
+    }
+}
+
 impl fmt::Display for Flavour {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {

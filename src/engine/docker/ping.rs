@@ -73,17 +73,10 @@ fn parse(head: &str) -> Option<Greeting> {
         major_version: major.parse().ok()?,
         minor_version: minor.parse().ok()?,
     };
-    let podman = field("Libpod-Api-Version");
-    let docker = || {
-        let (_, version) = field("Server")?.split_once('/')?;
-        version.split(' ').next()
-    };
+    let (flavour, version) = Flavour::identify(&field);
     Some(Greeting {
-        flavour: match podman {
-            Some(_) => Flavour::Podman,
-            None => Flavour::Docker,
-        },
-        version: podman.or_else(docker).unwrap_or_default().to_owned(),
+        flavour,
+        version: version.unwrap_or_default().to_owned(),
         protocol,
     })
 }

@@ -13,23 +13,23 @@ use super::units::{Unit, guess, units};
 use super::{Inventory, Item, Plan, Rule, What, age};
 
 /// Decides what to remove. `asked` is what the user wants freed in any case, in bytes.
-pub fn plan(stock: &Inventory, limits: &Limits, asked: Option<u64>) -> Plan {
-    let roots = Roots::of(stock, limits.keep_last);
+pub fn plan(inventory: &Inventory, limits: &Limits, asked: Option<u64>) -> Plan {
+    let roots = Roots::of(inventory, limits.keep_last);
     let mut sweep = Sweep {
-        units: units(stock, &roots),
+        units: units(inventory, &roots),
         gone: Vec::new(),
         left: 0,
         plan: Plan::default(),
     };
     sweep.gone = vec![false; sweep.units.len()];
     sweep.left = sweep.units.iter().map(Unit::worth).sum();
-    sweep.garbage(stock);
-    sweep.caches(stock);
+    sweep.garbage(inventory);
+    sweep.caches(inventory);
     if let Some(limit) = limits.older_than {
-        sweep.old(stock.now, limit, limits.keep_at_least);
+        sweep.old(inventory.now, limit, limits.keep_at_least);
     }
     let freed = |plan: &Plan| plan.estimate;
-    if let (Some(most), Some(used)) = (limits.keep_at_most, stock.used) {
+    if let (Some(most), Some(used)) = (limits.keep_at_most, inventory.used) {
         let over = used.saturating_sub(freed(&sweep.plan)).saturating_sub(most);
         sweep.pressure(Rule::KeepAtMost, over, limits.keep_at_least);
     }
@@ -38,12 +38,12 @@ pub fn plan(stock: &Inventory, limits: &Limits, asked: Option<u64>) -> Plan {
         let missing = asked.saturating_sub(freed(&sweep.plan));
         sweep.pressure(Rule::Free, missing, 0);
     }
-    let will_be = stock.free.saturating_add(freed(&sweep.plan));
+    let will_be = inventory.free.saturating_add(freed(&sweep.plan));
     let short = limits.min_free.saturating_sub(will_be);
     if short > 0 {
         sweep.pressure(Rule::MinFree, short, limits.keep_at_least);
     }
-    sweep.finish(stock, limits, asked)
+    sweep.finish(inventory, limits, asked)
 }
 
 struct Sweep {
@@ -87,8 +87,8 @@ impl Sweep {
         depths.into_iter().map(|(_, at)| at).collect()
     }
 
-    fn garbage(&mut self, stock: &Inventory) {
-        for (path, (why, bytes)) in &stock.strays {
+    fn garbage(&mut self, inventory: &Inventory) {
+        for (path, (why, bytes)) in &inventory.strays {
             self.plan.estimate += bytes;
             self.plan.items.push(Item {
                 what: What::Stray { path: path.clone() },
@@ -106,8 +106,8 @@ impl Sweep {
         }
     }
 
-    fn caches(&mut self, stock: &Inventory) {
-        for (name, cache) in &stock.caches {
+    fn caches(&mut self, inventory: &Inventory) {
+        for (name, cache) in &inventory.caches {
             let over = cache.bytes.saturating_sub(cache.max);
             if over == 0 {
                 continue;
@@ -282,10 +282,10 @@ impl Sweep {
     }
 
     /// Counts removable layers that free nothing because a service has them elsewhere.
-    fn elsewhere(&self, stock: &Inventory) -> usize {
+    fn elsewhere(&self, inventory: &Inventory) -> usize {
         let kept = |unit: &Unit| match &unit.what {
             What::Snapshot { layer } | What::Layer { layer } => {
-                unit.bytes == 0 && stock.layers[layer].layer.kept.is_some()
+                unit.bytes == 0 && inventory.layers[layer].layer.kept.is_some()
             }
             _ => false,
         };
@@ -297,14 +297,14 @@ impl Sweep {
         left.filter(|(unit, _)| kept(unit)).count()
     }
 
-    fn finish(mut self, stock: &Inventory, limits: &Limits, asked: Option<u64>) -> Plan {
+    fn finish(mut self, inventory: &Inventory, limits: &Limits, asked: Option<u64>) -> Plan {
         let size = crate::ui::size::bytes;
         self.plan.spare = self.left;
-        self.plan.notes.extend(stock.notes.iter().cloned());
-        let will_be = stock.free.saturating_add(self.plan.estimate);
+        self.plan.notes.extend(inventory.notes.iter().cloned());
+        let will_be = inventory.free.saturating_add(self.plan.estimate);
         let goal = limits
             .min_free
-            .max(asked.map_or(0, |asked| stock.free.saturating_add(asked)));
+            .max(asked.map_or(0, |asked| inventory.free.saturating_add(asked)));
         self.plan.missing = goal.saturating_sub(will_be);
         if self.plan.missing > 0 {
             let floor = asked.is_none() && limits.keep_at_least > 0;
@@ -322,13 +322,13 @@ impl Sweep {
                 size(self.plan.missing)
             ));
         }
-        let elsewhere = self.elsewhere(stock);
+        let elsewhere = self.elsewhere(inventory);
         if self.plan.missing > 0 && elsewhere > 0 {
             self.plan.notes.push(format!(
                 "snapshots kept because Docker or Podman stores them on another file system: {elsewhere}"
             ));
         }
-        if let (Some(most), Some(used)) = (limits.keep_at_most, stock.used)
+        if let (Some(most), Some(used)) = (limits.keep_at_most, inventory.used)
             && used.saturating_sub(self.plan.estimate) > most
         {
             let why = if limits.keep_at_least > 0 && self.left > 0 {

@@ -262,11 +262,11 @@ pub struct Rooted {
 }
 
 /// Lists what stays in any case, with the reasons.
-pub fn rooted(stock: &Inventory, limits: &Limits) -> Vec<Rooted> {
-    let roots = Roots::of(stock, limits.keep_last);
+pub fn rooted(inventory: &Inventory, limits: &Limits) -> Vec<Rooted> {
+    let roots = Roots::of(inventory, limits.keep_last);
     let say = |reasons: &BTreeSet<Why>| reasons.iter().map(ToString::to_string).collect();
     let layers = roots.layers.iter().filter_map(|(id, reasons)| {
-        let item = stock.layers.get(id)?;
+        let item = inventory.layers.get(id)?;
         Some(Rooted {
             name: format!("layer {} ({})", short(id), item.layer.title),
             id: id.to_string(),
@@ -275,7 +275,7 @@ pub fn rooted(stock: &Inventory, limits: &Limits) -> Vec<Rooted> {
         })
     });
     let images = roots.images.iter().filter_map(|(key, reasons)| {
-        let image = stock.images.get(key)?;
+        let image = inventory.images.get(key)?;
         Some(Rooted {
             name: format!("image {}", image.name),
             id: key.clone(),
@@ -284,7 +284,7 @@ pub fn rooted(stock: &Inventory, limits: &Limits) -> Vec<Rooted> {
         })
     });
     let blobs = roots.blobs.iter().filter_map(|(name, reasons)| {
-        let blob = stock.blobs.get(name)?;
+        let blob = inventory.blobs.get(name)?;
         Some(Rooted {
             name: format!("download {}", short(name)),
             id: name.clone(),

@@ -108,42 +108,42 @@ pub fn tops(env: &str, record: &Record, keep_last: usize) -> Vec<(LayerId, Why)>
 
 impl Roots {
     /// Finds what stays.
-    pub fn of(stock: &Inventory, keep_last: usize) -> Self {
+    pub fn of(inventory: &Inventory, keep_last: usize) -> Self {
         let mut roots = Self::default();
-        for (name, env) in &stock.envs {
+        for (name, env) in &inventory.envs {
             let record = &env.record;
             if env.busy {
                 for layer in record.layers() {
-                    roots.layer(stock, layer, &Why::Running(name.clone()));
+                    roots.layer(inventory, layer, &Why::Running(name.clone()));
                 }
                 roots.image(&record.image_key, Why::Running(name.clone()));
             }
             for (layer, why) in tops(name, record, keep_last) {
-                roots.layer(stock, &layer, &why);
+                roots.layer(inventory, &layer, &why);
             }
             roots.image(&record.image_key, Why::Head(name.clone()));
         }
-        for (env, lease) in &stock.leases {
+        for (env, lease) in &inventory.leases {
             for layer in &lease.layers {
-                roots.layer(stock, layer, &Why::Lease(env.clone()));
+                roots.layer(inventory, layer, &Why::Lease(env.clone()));
             }
             roots.image(&lease.image, Why::Lease(env.clone()));
         }
-        for (key, file) in &stock.locked {
+        for (key, file) in &inventory.locked {
             let why = Why::Locked(file.clone());
-            if let Some((id, _)) = stock.layers.get_key_value(key.as_str()) {
-                roots.layer(stock, id, &why);
+            if let Some((id, _)) = inventory.layers.get_key_value(key.as_str()) {
+                roots.layer(inventory, id, &why);
             }
             roots.image(key, why.clone());
             roots.blobs.entry(key.clone()).or_default().insert(why);
         }
-        let recorded: BTreeSet<&LayerId> = stock
+        let recorded: BTreeSet<&LayerId> = inventory
             .envs
             .values()
             .flat_map(|env| env.record.layers())
             .collect();
-        for (id, item) in &stock.layers {
-            let maker = stock
+        for (id, item) in &inventory.layers {
+            let maker = inventory
                 .envs
                 .iter()
                 .find(|(_, env)| Some(&env.record.id) == item.layer.env.as_ref());
@@ -151,7 +151,7 @@ impl Roots {
                 && !recorded.contains(id)
                 && (env.busy || env.unsettled || !env.record.complete)
             {
-                roots.layer(stock, id, &Why::Unrecorded(name.clone()));
+                roots.layer(inventory, id, &Why::Unrecorded(name.clone()));
             }
         }
         // Parents of a manual snapshot go together with it.
@@ -161,26 +161,26 @@ impl Roots {
             while let Some(id) = next
                 && named.insert(id)
             {
-                let item = stock.layers.get(id);
+                let item = inventory.layers.get(id);
                 next = item.and_then(|item| item.layer.parent.as_ref());
             }
         }
-        for (id, item) in &stock.layers {
+        for (id, item) in &inventory.layers {
             if item.layer.key.is_none() && !named.contains(id) {
-                roots.layer(stock, id, &Why::Nameless);
+                roots.layer(inventory, id, &Why::Nameless);
             }
         }
-        for object in &stock.unreadable {
+        for object in &inventory.unreadable {
             let why = Why::Unreadable(object.clone());
-            for id in stock.layers.keys() {
-                roots.layer(stock, id, &why);
+            for id in inventory.layers.keys() {
+                roots.layer(inventory, id, &why);
             }
-            for key in stock.images.keys() {
+            for key in inventory.images.keys() {
                 roots.image(key, why.clone());
             }
         }
-        for (key, image) in &stock.images {
-            if super::age(stock.now, image.built) < super::FRESH {
+        for (key, image) in &inventory.images {
+            if super::age(inventory.now, image.built) < super::FRESH {
                 roots.image(key, Why::Fresh);
             }
         }
@@ -188,9 +188,9 @@ impl Roots {
     }
 
     /// Keeps a layer, its parents, and the image at the bottom.
-    fn layer(&mut self, stock: &Inventory, top: &LayerId, why: &Why) {
+    fn layer(&mut self, inventory: &Inventory, top: &LayerId, why: &Why) {
         let mut next = Some(top);
-        while let Some((id, item)) = next.and_then(|id| stock.layers.get_key_value(id)) {
+        while let Some((id, item)) = next.and_then(|id| inventory.layers.get_key_value(id)) {
             let reasons = self.layers.entry(id.clone()).or_default();
             let known = !reasons.is_empty();
             // Below the first one, one reason is enough.

@@ -93,7 +93,7 @@ fn frozen(id: &str, parent: Option<&str>, bytes: u64, seconds: u64) -> Frozen {
 }
 
 /// One env `e` based on `head`, with snapshots of steps `a`, `b` and `c`, each on the bare image.
-fn stock() -> Inventory {
+fn inventory() -> Inventory {
     let mut one = env("e");
     one.record.head.layer = Some("head".into());
     let mut layers = BTreeMap::new();
@@ -135,16 +135,20 @@ fn names(plan: &Plan) -> Vec<&str> {
 
 #[test]
 fn nothing_goes_without_a_reason() {
-    assert!(plan(&stock(), &Limits::default(), None).items.is_empty());
+    assert!(
+        plan(&inventory(), &Limits::default(), None)
+            .items
+            .is_empty()
+    );
 }
 
 #[test]
 fn the_most_bytes_for_the_least_time_go_first_not_the_oldest() {
-    let found = plan(&stock(), &Limits::default(), Some(55 * MIB));
+    let found = plan(&inventory(), &Limits::default(), Some(55 * MIB));
     assert_eq!(names(&found), ["snapshot one/c", "snapshot one/b"]);
     assert!(found.items.iter().all(|item| item.rule == Rule::Free));
     assert_eq!(found.spare, 100 * MIB);
-    let all = plan(&stock(), &Limits::default(), Some(1 << 40));
+    let all = plan(&inventory(), &Limits::default(), Some(1 << 40));
     assert_eq!(names(&all).len(), 3);
     assert_eq!(all.missing, (1 << 40) - 160 * MIB);
     assert_eq!(all.notes.len(), 1);
@@ -157,7 +161,7 @@ fn the_floor_stays_when_others_fill_the_disk_and_somebody_may_go_below_it() {
         keep_at_least: 100 * MIB,
         ..Limits::default()
     };
-    let found = plan(&stock(), &limits, None);
+    let found = plan(&inventory(), &limits, None);
     assert_eq!(names(&found), ["snapshot one/c", "snapshot one/b"]);
     assert_eq!(found.spare, 100 * MIB);
     assert_eq!(found.missing, 740 * MIB);
@@ -166,14 +170,14 @@ fn the_floor_stays_when_others_fill_the_disk_and_somebody_may_go_below_it() {
         "{:?}",
         found.notes
     );
-    let asked = plan(&stock(), &limits, Some(150 * MIB));
+    let asked = plan(&inventory(), &limits, Some(150 * MIB));
     assert_eq!(asked.spare, 0);
     let limits = Limits {
         keep_at_most: Some(0),
         min_free: 0,
         ..limits
     };
-    let mut large = stock();
+    let mut large = inventory();
     large.used = Some(1 << 40);
     let found = plan(&large, &limits, None);
     assert_eq!(found.spare, 100 * MIB);
@@ -190,83 +194,83 @@ fn age_counts_from_the_last_use_and_a_future_date_is_no_age() {
         older_than: Some(Duration::from_secs(15 * 24 * 3600)),
         ..Limits::default()
     };
-    let mut stock = stock();
+    let mut inventory = inventory();
     assert!(
-        plan(&stock, &limits, None).items.is_empty(),
+        plan(&inventory, &limits, None).items.is_empty(),
         "the env is in use"
     );
-    stock.envs.get_mut("one").unwrap().used = hours_ago(16 * DAY);
-    for item in stock.layers.values_mut() {
+    inventory.envs.get_mut("one").unwrap().used = hours_ago(16 * DAY);
+    for item in inventory.layers.values_mut() {
         item.layer.created = hours_ago(16 * DAY);
     }
-    let found = plan(&stock, &limits, None);
+    let found = plan(&inventory, &limits, None);
     assert_eq!(found.items.len(), 3);
     assert!(found.items.iter().all(|item| item.rule == Rule::OlderThan));
-    stock.envs.get_mut("one").unwrap().used = hours_ago(-1000);
-    assert!(plan(&stock, &limits, None).items.is_empty());
+    inventory.envs.get_mut("one").unwrap().used = hours_ago(-1000);
+    assert!(plan(&inventory, &limits, None).items.is_empty());
 }
 
 #[test]
 fn what_is_large_and_cheap_goes_with_what_stands_on_it() {
-    let mut stock = stock();
-    stock
+    let mut inventory = inventory();
+    inventory
         .layers
         .insert("b".into(), frozen("b", Some("c"), 1, 5));
-    stock
+    inventory
         .layers
         .insert("c".into(), frozen("c", None, 200 * MIB, 10));
-    let found = plan(&stock, &Limits::default(), Some(100 * MIB));
+    let found = plan(&inventory, &Limits::default(), Some(100 * MIB));
     assert_eq!(names(&found), ["snapshot one/b", "snapshot one/c"]);
 }
 
 #[test]
 fn what_gives_nothing_back_goes_for_other_reasons_than_space() {
-    let mut stock = stock();
-    for item in stock.layers.values_mut() {
+    let mut inventory = inventory();
+    for item in inventory.layers.values_mut() {
         item.layer.kept = Some(layer::Kept {
             socket: "/run/docker.sock".into(),
             image: "sha256:0".to_owned(),
         });
         item.bytes = 0;
     }
-    let found = plan(&stock, &Limits::default(), Some(1 << 40));
+    let found = plan(&inventory, &Limits::default(), Some(1 << 40));
     assert!(found.items.is_empty(), "{:?}", names(&found));
     let note = found.notes.last().unwrap();
     assert!(note.contains("another file system: 3"), "{note}");
-    stock.envs.get_mut("one").unwrap().used = hours_ago(90 * DAY);
+    inventory.envs.get_mut("one").unwrap().used = hours_ago(90 * DAY);
     let limits = Limits {
         older_than: Some(Duration::from_secs(24 * 3600)),
         keep_at_least: 1 << 40,
         ..Limits::default()
     };
-    assert_eq!(plan(&stock, &limits, None).items.len(), 3);
+    assert_eq!(plan(&inventory, &limits, None).items.len(), 3);
 }
 
 #[test]
 fn pins_changes_leases_and_lock_files_hold() {
     let wish = Some(1 << 40);
-    let count = |stock: &Inventory| plan(stock, &Limits::default(), wish).items.len();
-    let mut pinned = stock();
+    let count = |inventory: &Inventory| plan(inventory, &Limits::default(), wish).items.len();
+    let mut pinned = inventory();
     for (name, origin) in [("a", Origin::User), ("b", Origin::Auto)] {
         let record = &mut pinned.envs.get_mut("one").unwrap().record;
         let own = snapshot(&format!("my-{name}"), name, origin, 900 * DAY);
         record.snapshots.push(own);
     }
     assert_eq!(count(&pinned), 1);
-    let mut leased = stock();
+    let mut leased = inventory();
     let lease = Lease {
         layers: vec!["a".into()],
         image: "image".to_owned(),
     };
     leased.leases.insert("two".to_owned(), lease);
     assert_eq!(count(&leased), 2);
-    let mut locked = stock();
+    let mut locked = inventory();
     locked.locked.insert("b".to_owned(), "p.lock".to_owned());
     assert_eq!(count(&locked), 2);
     let why = rooted(&locked, &Limits::default());
     let b = why.iter().find(|row| row.id == "b").unwrap();
     assert_eq!(b.because, ["lock file p.lock names it"]);
-    let mut fetched = stock();
+    let mut fetched = inventory();
     let kept = Kept {
         bytes: 1 << 40,
         used: fetched.now,
@@ -276,65 +280,67 @@ fn pins_changes_leases_and_lock_files_hold() {
     fetched
         .locked
         .insert("blob".to_owned(), "p.lock".to_owned());
-    assert_eq!(count(&fetched), count(&stock()));
+    assert_eq!(count(&fetched), count(&inventory()));
     assert_ne!(unlocked, 0);
     let why = rooted(&fetched, &Limits::default());
     assert!(
         why.iter()
             .any(|row| row.id == "blob" && row.bytes == 1 << 40)
     );
-    let mut busy = stock();
+    let mut busy = inventory();
     busy.envs.get_mut("one").unwrap().busy = true;
     assert_eq!(count(&busy), 0);
     let last = Limits {
         keep_last: 3,
         ..Limits::default()
     };
-    assert_eq!(names(&plan(&stock(), &last, wish)), ["snapshot one/a"]);
+    assert_eq!(names(&plan(&inventory(), &last, wish)), ["snapshot one/a"]);
 }
 
 #[test]
 fn a_killed_command_s_work_is_kept_for_the_next_one_and_garbage_goes() {
-    let mut stock = stock();
-    stock
+    let mut inventory = inventory();
+    inventory
         .layers
         .insert("lost".into(), frozen("lost", Some("a"), MIB, 9000));
     let limits = Limits::default();
-    let found = plan(&stock, &limits, None);
+    let found = plan(&inventory, &limits, None);
     assert_eq!(found.items.len(), 1);
     assert_eq!(found.items[0].rule, Rule::Garbage);
-    stock.envs.get_mut("one").unwrap().record.complete = false;
-    assert!(plan(&stock, &limits, None).items.is_empty());
+    inventory.envs.get_mut("one").unwrap().record.complete = false;
+    assert!(plan(&inventory, &limits, None).items.is_empty());
     // Nor does it go together with its parent.
-    assert_eq!(names(&plan(&stock, &limits, Some(1 << 40))).len(), 2);
+    assert_eq!(names(&plan(&inventory, &limits, Some(1 << 40))).len(), 2);
 }
 
 #[test]
 fn an_image_goes_with_the_last_that_stands_on_it() {
-    let mut stock = stock();
-    let mut old = stock.images["image"].clone();
-    stock.images.insert("old".to_owned(), old.clone());
+    let mut inventory = inventory();
+    let mut old = inventory.images["image"].clone();
+    inventory.images.insert("old".to_owned(), old.clone());
     let limits = Limits::default();
-    assert_eq!(names(&plan(&stock, &limits, Some(1 << 40))).len(), 4);
+    assert_eq!(names(&plan(&inventory, &limits, Some(1 << 40))).len(), 4);
     for id in ["a", "b"] {
-        stock.layers.get_mut(id).unwrap().layer.image_key = "old".to_owned();
+        inventory.layers.get_mut(id).unwrap().layer.image_key = "old".to_owned();
     }
-    let all = plan(&stock, &limits, Some(1 << 40));
+    let all = plan(&inventory, &limits, Some(1 << 40));
     assert_eq!(names(&all).last(), Some(&"image base"));
     old.current = false;
-    stock.images.insert("superseded".to_owned(), old.clone());
-    let found = plan(&stock, &limits, None);
+    inventory
+        .images
+        .insert("superseded".to_owned(), old.clone());
+    let found = plan(&inventory, &limits, None);
     assert_eq!(names(&found), ["image base"]);
     assert_eq!(found.items[0].rule, Rule::Garbage);
     old.built = hours_ago(0);
-    stock.images.insert("superseded".to_owned(), old);
-    assert!(plan(&stock, &limits, None).items.is_empty());
+    inventory.images.insert("superseded".to_owned(), old);
+    assert!(plan(&inventory, &limits, None).items.is_empty());
 }
 
 #[test]
 fn logs_go_by_age_alone_and_never_those_that_a_step_names() {
-    let mut stock = stock();
-    let one = stock.envs.get_mut("one").unwrap();
+    let mut inventory = inventory();
+    let one = inventory.envs.get_mut("one").unwrap();
     one.record.failed = Some(Failed {
         step: "c".to_owned(),
         tree: "t".into(),
@@ -346,21 +352,21 @@ fn logs_go_by_age_alone_and_never_those_that_a_step_names() {
     for run in ["20200101T000000Z", "20200102T000000Z", "what is this"] {
         one.logs.insert(run.to_owned(), MIB);
     }
-    let all = plan(&stock, &Limits::default(), Some(1 << 40));
+    let all = plan(&inventory, &Limits::default(), Some(1 << 40));
     assert_eq!(names(&all)[0], "tree of failed step one/c");
     assert!(!names(&all).iter().any(|name| name.starts_with("logs")));
     let limits = Limits {
         older_than: Some(Duration::from_secs(24 * 3600)),
         ..Limits::default()
     };
-    let found = plan(&stock, &limits, None);
+    let found = plan(&inventory, &limits, None);
     assert_eq!(names(&found), ["logs one/20200102T000000Z"]);
 }
 
 #[test]
 fn a_cache_that_its_tool_empties_counts_as_a_whole() {
     let sizes = |kind| {
-        let mut stock = stock();
+        let mut inventory = inventory();
         let cache = Cache {
             bytes: 21 * MIB,
             max: 20 * MIB,
@@ -368,8 +374,8 @@ fn a_cache_that_its_tool_empties_counts_as_a_whole() {
             at: Some(("one".to_owned(), "/cache".to_owned())),
             busy: None,
         };
-        stock.caches.insert("c".to_owned(), cache);
-        let found = plan(&stock, &Limits::default(), None);
+        inventory.caches.insert("c".to_owned(), cache);
+        let found = plan(&inventory, &Limits::default(), None);
         assert_eq!(found.estimate, found.items[0].bytes);
         (found.items[0].bytes / MIB, found.items[0].reason.clone())
     };

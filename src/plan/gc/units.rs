@@ -41,15 +41,15 @@ pub(super) fn guess(bytes: u64) -> u64 {
     1000 + bytes / (GUESS / 1000)
 }
 
-pub(super) fn units(stock: &Inventory, roots: &Roots) -> Vec<Unit> {
+pub(super) fn units(inventory: &Inventory, roots: &Roots) -> Vec<Unit> {
     let mut units = Vec::new();
     let mut images: BTreeMap<&str, usize> = BTreeMap::new();
-    for (key, image) in &stock.images {
+    for (key, image) in &inventory.images {
         if roots.images.contains_key(key) {
             continue;
         }
         images.insert(key, units.len());
-        let used = stock
+        let used = inventory
             .layers
             .values()
             .any(|item| item.layer.image_key == *key);
@@ -65,22 +65,22 @@ pub(super) fn units(stock: &Inventory, roots: &Roots) -> Vec<Unit> {
             by_age: false,
         });
     }
-    let layers = layers(stock, roots, &mut units);
+    let layers = layers(inventory, roots, &mut units);
     for (id, at) in &layers {
-        let item = &stock.layers[*id];
+        let item = &inventory.layers[*id];
         units[*at].below = match &item.layer.parent {
             Some(parent) => layers.get(parent).copied(),
             None => images.get(item.layer.image_key.as_str()).copied(),
         };
     }
-    for (name, env) in stock
+    for (name, env) in inventory
         .envs
         .iter()
         .filter(|(_, env)| !env.busy && !env.unsettled)
     {
-        env_units(name, env, stock.now, &layers, &mut units);
+        env_units(name, env, inventory.now, &layers, &mut units);
     }
-    for ((env, volume, path), project) in &stock.projects {
+    for ((env, volume, path), project) in &inventory.projects {
         units.push(Unit {
             what: What::Project {
                 env: env.clone(),
@@ -90,13 +90,16 @@ pub(super) fn units(stock: &Inventory, roots: &Roots) -> Vec<Unit> {
             name: format!("sub-project {env}/{volume}/{path}"),
             bytes: project.bytes,
             rebuild_ms: project.took_ms.unwrap_or_else(|| guess(project.bytes)),
-            used: stock.envs.get(env).map_or(stock.now, |env| env.used),
+            used: inventory
+                .envs
+                .get(env)
+                .map_or(inventory.now, |env| env.used),
             garbage: None,
             below: None,
             by_age: false,
         });
     }
-    for (name, blob) in &stock.blobs {
+    for (name, blob) in &inventory.blobs {
         if roots.blobs.contains_key(name) {
             continue;
         }
@@ -169,14 +172,14 @@ fn env_units(
 
 /// Adds the removable layers; returns the position of each.
 fn layers<'a>(
-    stock: &'a Inventory,
+    inventory: &'a Inventory,
     roots: &Roots,
     units: &mut Vec<Unit>,
 ) -> BTreeMap<&'a LayerId, usize> {
     // For each layer: its names in records, and when those envs were last used.
     let mut users: BTreeMap<&LayerId, (Timestamp, Vec<String>)> = BTreeMap::new();
     let mut times: BTreeMap<&StepKey, u64> = BTreeMap::new();
-    for (name, env) in &stock.envs {
+    for (name, env) in &inventory.envs {
         for snapshot in &env.record.snapshots {
             let entry = users
                 .entry(&snapshot.layer)
@@ -191,13 +194,13 @@ fn layers<'a>(
         }
     }
     let mut needed: BTreeSet<&LayerId> = BTreeSet::new();
-    for env in stock.envs.values() {
+    for env in inventory.envs.values() {
         for top in env.record.layers() {
             let mut next = Some(top);
             while let Some(id) = next
                 && needed.insert(id)
             {
-                next = stock
+                next = inventory
                     .layers
                     .get(id)
                     .and_then(|item| item.layer.parent.as_ref());
@@ -205,7 +208,7 @@ fn layers<'a>(
         }
     }
     let mut places = BTreeMap::new();
-    for (id, item) in &stock.layers {
+    for (id, item) in &inventory.layers {
         if roots.layers.contains_key(id) {
             continue;
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{Check, Volumes, place, values};
-use crate::profile::file::{self, Access, VolumeKind};
+use crate::profile::file::{self, VolumeKind};
 use crate::profile::report::Problem;
 use crate::profile::shape::shorten;
 use crate::profile::value::{self, Refused};
@@ -98,12 +98,6 @@ impl Check<'_> {
         let max = self.size(volume.max.take());
         let disk = self.size(volume.disk.take());
         let source = self.volume_source(kind, &mut volume)?;
-        let default = match kind {
-            VolumeKind::Host => Access::Ro,
-            VolumeKind::Source | VolumeKind::Build | VolumeKind::Cache | VolumeKind::Output => {
-                Access::Rw
-            }
-        };
         named.then_some(Volume {
             name: volume.name.value,
             kind,
@@ -113,7 +107,9 @@ impl Check<'_> {
             locked: volume.locked.is_some_and(|at| at.value),
             downloads,
             disk,
-            access: volume.access.map_or(default, |at| at.value),
+            access: volume
+                .access
+                .map_or_else(|| kind.default_access(), |at| at.value),
         })
     }
 

@@ -71,21 +71,6 @@ fn overlay_without_an_upper_is_read_only() {
 }
 
 #[test]
-fn an_upper_in_use_anywhere_is_known() {
-    let fs = LoopFs::sized(Kind::Ext4, 256 << 20);
-    let (mount, _) = stacked(&fs, 1);
-    let diff = fs.join("diff:,\\\n\"");
-    // The mount is asked about from a thread whose namespace does not show it.
-    let elsewhere =
-        || std::thread::scope(|s| s.spawn(|| overlay::usable_upper(&diff)).join().unwrap());
-    assert_eq!(elsewhere().unwrap_err().kind(), ErrorKind::Busy);
-    drop(mount);
-    elsewhere().unwrap();
-    assert!(overlay::is_clean(&diff).unwrap());
-    assert!(!fs.join("work/index").exists());
-}
-
-#[test]
 fn btrfs_tells_a_change_from_a_look() {
     let fs = LoopFs::sized(Kind::Btrfs, 256 << 20);
     let (tree, frozen) = (fs.join("tree"), fs.join("frozen"));

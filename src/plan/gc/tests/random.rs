@@ -3,7 +3,7 @@
 use super::*;
 
 /// Random stores: chains of layers, several envs with all kinds of snapshots, downloads.
-fn stocks() -> impl Strategy<Value = Inventory> {
+fn inventories() -> impl Strategy<Value = Inventory> {
     let layer = (
         any::<prop::sample::Index>(),
         any::<bool>(),
@@ -27,27 +27,27 @@ fn stocks() -> impl Strategy<Value = Inventory> {
     )
         .prop_map(|(layers, envs, blobs, free)| {
             let id = |at: usize| format!("l{at:02}");
-            let mut stock = Inventory {
+            let mut inventory = Inventory {
                 now: now(),
                 size: 1000 * MIB,
                 free: free * MIB,
                 used: Some(900 * MIB),
-                ..stock()
+                ..inventory()
             };
-            stock.layers.clear();
-            stock.envs.clear();
-            stock
+            inventory.layers.clear();
+            inventory.envs.clear();
+            inventory
                 .images
-                .insert("other".to_owned(), stock.images["image"].clone());
+                .insert("other".to_owned(), inventory.images["image"].clone());
             for (at, (parent, bottom, bytes, seconds, hours, image)) in layers.iter().enumerate() {
                 let parent = (!bottom && at > 0).then(|| id(parent.index(at)));
                 let mut item = frozen(&id(at), parent.as_deref(), bytes * MIB, *seconds);
                 item.layer.created = hours_ago(*hours * DAY);
                 item.layer.image_key = match &parent {
-                    Some(parent) => stock.layers[parent.as_str()].layer.image_key.clone(),
+                    Some(parent) => inventory.layers[parent.as_str()].layer.image_key.clone(),
                     None => ["image", "other"][*image].to_owned(),
                 };
-                stock.layers.insert(id(at).as_str().into(), item);
+                inventory.layers.insert(id(at).as_str().into(), item);
             }
             for (number, (snaps, head, state, hours)) in envs.iter().enumerate() {
                 let mut one = env(&format!("e{number}"));
@@ -81,16 +81,16 @@ fn stocks() -> impl Strategy<Value = Inventory> {
                         *hours * DAY,
                     ));
                 }
-                stock.envs.insert(format!("env{number}"), one);
+                inventory.envs.insert(format!("env{number}"), one);
             }
             for (at, bytes) in blobs.iter().enumerate() {
                 let kept = Kept {
                     bytes: bytes * MIB,
                     used: hours_ago(3),
                 };
-                stock.blobs.insert(format!("b{at}"), kept);
+                inventory.blobs.insert(format!("b{at}"), kept);
             }
-            stock
+            inventory
         })
 }
 
@@ -117,7 +117,7 @@ fn limits() -> impl Strategy<Value = (Limits, Option<u64>)> {
 
 /// Returns `tops` and the layers below each of them.
 fn below<'a>(
-    stock: &'a Inventory,
+    inventory: &'a Inventory,
     tops: impl IntoIterator<Item = &'a LayerId>,
 ) -> BTreeSet<&'a LayerId> {
     let mut found = BTreeSet::new();
@@ -125,7 +125,7 @@ fn below<'a>(
         let mut next = Some(top);
         while let Some(id) = next {
             found.insert(id);
-            next = stock.layers[id].layer.parent.as_ref();
+            next = inventory.layers[id].layer.parent.as_ref();
         }
     }
     found
@@ -142,15 +142,15 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn nothing_that_is_needed_goes((limits, asked) in limits(), stock in stocks()) {
-        let found = plan(&stock, &limits, asked);
+    fn nothing_that_is_needed_goes((limits, asked) in limits(), inventory in inventories()) {
+        let found = plan(&inventory, &limits, asked);
         let gone: Vec<&What> = found.items.iter().map(|item| &item.what).collect();
         let unique: BTreeSet<&&What> = gone.iter().collect();
         prop_assert_eq!(unique.len(), gone.len(), "something goes twice");
         let layers: Vec<&LayerId> = gone.iter().copied().filter_map(layer_of).collect();
         // Computed independently of the decision's own code.
         let mut tops: Vec<&LayerId> = Vec::new();
-        for env in stock.envs.values() {
+        for env in inventory.envs.values() {
             tops.extend(&env.record.head.layer);
             let snapshots = env.record.snapshots.iter();
             tops.extend(
@@ -173,13 +173,13 @@ proptest! {
                 );
             }
         }
-        let kept = below(&stock, tops);
+        let kept = below(&inventory, tops);
         for layer in &layers {
             prop_assert!(!kept.contains(layer), "{layer} is needed");
         }
         // Nothing that stays is based on something that goes, and descendants go before their parents.
         let going: BTreeSet<&LayerId> = layers.iter().copied().collect();
-        for (id, item) in &stock.layers {
+        for (id, item) in &inventory.layers {
             if let Some(parent) = item.layer.parent.as_ref()
                 && going.contains(parent)
             {
@@ -191,16 +191,16 @@ proptest! {
         for what in &gone {
             match what {
                 What::Image { image } => {
-                    prop_assert!(stock.envs.values().all(|env| env.record.image_key != *image));
-                    for (id, item) in &stock.layers {
+                    prop_assert!(inventory.envs.values().all(|env| env.record.image_key != *image));
+                    for (id, item) in &inventory.layers {
                         prop_assert!(item.layer.image_key != *image || going.contains(id));
                     }
                 }
-                What::Failed { env } => prop_assert!(!stock.envs[env].busy),
+                What::Failed { env } => prop_assert!(!inventory.envs[env].busy),
                 _ => {}
             }
         }
-        for (name, env) in &stock.envs {
+        for (name, env) in &inventory.envs {
             let stands = env.record.failed.as_ref().and_then(|failed| failed.parent.as_ref());
             if let Some(parent) = stands && going.contains(parent) {
                 let failed = What::Failed { env: name.clone() };
@@ -210,17 +210,17 @@ proptest! {
     }
 
     #[test]
-    fn limits_hold_and_what_is_left_is_counted((limits, asked) in limits(), stock in stocks()) {
-        let found = plan(&stock, &limits, asked);
+    fn limits_hold_and_what_is_left_is_counted((limits, asked) in limits(), inventory in inventories()) {
+        let found = plan(&inventory, &limits, asked);
         prop_assert_eq!(found.estimate, found.items.iter().map(|item| item.bytes).sum::<u64>());
-        let mut free = stock.free;
+        let mut free = inventory.free;
         for item in &found.items {
             if item.rule == Rule::MinFree {
                 prop_assert!(free < limits.min_free, "more goes than is needed");
             }
             free += item.bytes;
         }
-        let everything = plan(&stock, &limits, Some(1 << 50));
+        let everything = plan(&inventory, &limits, Some(1 << 50));
         prop_assert!(everything.spare <= found.spare);
         let for_space = |item: &crate::plan::gc::Item| matches!(item.rule, Rule::MinFree | Rule::KeepAtMost);
         if found.items.iter().any(for_space) && asked.is_none() {
@@ -230,14 +230,14 @@ proptest! {
             prop_assert!(found.estimate >= asked || found.spare == everything.spare);
         }
         if found.missing == 0 {
-            prop_assert!(stock.free + found.estimate >= limits.min_free);
+            prop_assert!(inventory.free + found.estimate >= limits.min_free);
         }
     }
 
     #[test]
-    fn a_second_plan_after_the_first_asks_for_nothing((limits, _) in limits(), stock in stocks()) {
-        let first = plan(&stock, &limits, None);
-        let mut after = stock.clone();
+    fn a_second_plan_after_the_first_asks_for_nothing((limits, _) in limits(), inventory in inventories()) {
+        let first = plan(&inventory, &limits, None);
+        let mut after = inventory.clone();
         after.free += first.estimate;
         after.used = after.used.map(|used| used.saturating_sub(first.estimate));
         for item in &first.items {
