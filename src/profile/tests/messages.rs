@@ -125,7 +125,7 @@ target = "/proc/x"
        ·                ╰── not in the table
      4 │ 
        ╰────
-      help: did you mean `gfx1010`? `rockenv target ls` shows them all, `rockenv target learn --source DIR`
+      help: did you mean `gfx1031`? `rockenv target ls` shows them all, `rockenv target learn --source DIR`
             imports those of a newer TheRock
       × unknown target `gfx110X-igpu`
        ╭─[/p/p.toml:3:23]
