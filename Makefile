@@ -9,7 +9,6 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 CARGO_TARGET_DIR ?= target
 ROCKENV := $(CARGO_TARGET_DIR)/x86_64-unknown-linux-gnu/release/rockenv
-GENERATED := $(CARGO_TARGET_DIR)/generated
 
 need-root = [ "$$(id -u)" = 0 ] || { echo 'make $@ needs root: sudo -E env "PATH=$$PATH" make $@' >&2; exit 1; }
 
@@ -90,31 +89,39 @@ build: ## the release binary
 	cargo build --release --locked
 
 .PHONY: bench
-bench: build ## measure, against the peers (root)
+bench: ## measure, against the peers (root)
 	@$(need-root)
 	@tests/host test
-	tests/bench/run
+	cargo build --locked --profile dist
+	ROCKENV=$(CARGO_TARGET_DIR)/x86_64-unknown-linux-gnu/dist/rockenv tests/bench/run
 
 .PHONY: gen
-gen: generated ## docs/reference/cli.md; manual pages, completions and JSON schemas in target/generated
+gen: ## docs/reference/cli.md, from the arguments
 	ROCKENV_UPDATE=1 cargo test --locked --quiet --test cli_reference
 
-.PHONY: generated
-generated: build
-	rm -rf $(GENERATED)
-	mkdir -p $(GENERATED)/man $(GENERATED)/completions $(GENERATED)/schema
-	$(ROCKENV) man --dir $(GENERATED)/man
-	for shell in bash zsh fish; do $(ROCKENV) completions $$shell >$(GENERATED)/completions/$$shell; done
-	for what in profile image config events metrics record; do $(ROCKENV) schema $$what >$(GENERATED)/schema/$$what.json; done
-
 .PHONY: install
-install: generated ## into PREFIX (/usr/local), below DESTDIR
-	install -D -m 755 $(ROCKENV) $(DESTDIR)$(PREFIX)/bin/rockenv
-	install -d $(DESTDIR)$(PREFIX)/share/man/man1
-	install -m 644 $(GENERATED)/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1
-	install -D -m 644 $(GENERATED)/completions/bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/rockenv
-	install -D -m 644 $(GENERATED)/completions/zsh $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_rockenv
-	install -D -m 644 $(GENERATED)/completions/fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/rockenv.fish
+install: build ## into PREFIX (/usr/local), below DESTDIR
+	packaging/stage $(ROCKENV) "$(DESTDIR)" $(PREFIX)
+
+PACKAGES := $(CARGO_TARGET_DIR)/packages
+package = $(need-root); $(ROCKENV) up ./packaging/rockenv.toml --until $(1); \
+	rm -rf $(PACKAGES); $(ROCKENV) export rockenv $(PACKAGES)
+
+.PHONY: dist
+dist: build ## a static binary as tar.zst, its SBOM and checksums, built in an env, in target/packages (root)
+	@$(call package,sbom)
+
+.PHONY: deb
+deb: build ## the same, and a package for Debian and Ubuntu (root)
+	@$(call package,deb)
+
+.PHONY: rpm
+rpm: build ## the same, and a package for Fedora and its like (root)
+	@$(call package,rpm)
+
+.PHONY: arch
+arch: build ## the same, and a package for Arch Linux (root)
+	@$(call package,arch)
 
 .PHONY: clean
 clean: ## remove what was built; environments are kept

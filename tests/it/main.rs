@@ -29,6 +29,7 @@ mod lock;
 mod matrix;
 mod model;
 mod on;
+mod packages;
 mod readme;
 mod report;
 mod rootfs;
