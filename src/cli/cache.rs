@@ -21,6 +21,7 @@ use crate::up::context::Context;
 #[derive(Debug, Subcommand)]
 pub enum CacheCommand {
     /// List caches with what they hold
+    #[command(visible_alias = "list")]
     Ls(LsArgs),
     /// Empty caches; steps fill them again
     Clear(ClearArgs),

@@ -5,13 +5,14 @@
 
 use std::process::ExitCode;
 
-use clap::{Command, CommandFactory as _};
+use clap::Command;
 use clap_complete::CompleteEnv;
 use clap_complete::engine::{ArgValueCandidates, CompletionCandidate, PathCompleter};
 use clap_complete::env::Shells;
 
-use crate::cli::Cli;
+use crate::cli::help;
 use crate::image::catalog;
+use crate::plan::resolve::choose;
 use crate::profile::{self, hook};
 use crate::rocm::target;
 use crate::store::Store;
@@ -29,6 +30,8 @@ enum Names {
     Hooks,
     Snapshots,
     Steps,
+    ProfileSteps,
+    Commands,
     Directory,
 }
 
@@ -69,6 +72,21 @@ const ARGUMENTS: &[(&[&str], &str, Names)] = &[
     (&["matrix", "json"], "profile", Names::Profiles),
     (&["target", "show"], "target", Names::Targets),
     (&["hook", "check"], "hook", Names::Hooks),
+    (&["up"], "until", Names::ProfileSteps),
+    (&["up"], "rerun", Names::ProfileSteps),
+    (&["plan"], "until", Names::ProfileSteps),
+    (&["plan"], "rerun", Names::ProfileSteps),
+    (&["lock"], "what", Names::ProfilesAndTargets),
+    (&["lock"], "target", Names::Targets),
+    (&["report"], "name", Names::Envs),
+    (&["verify"], "env", Names::Envs),
+    (&["verify"], "steps", Names::Steps),
+    (&["push"], "env", Names::Envs),
+    (&["push"], "until", Names::Steps),
+    (&["export"], "env", Names::Envs),
+    (&["export"], "until", Names::Steps),
+    (&["help"], "command", Names::Commands),
+    (&["man"], "command", Names::Commands),
     (&["man"], "dir", Names::Directory),
 ];
 
@@ -111,7 +129,10 @@ pub(crate) fn script(shell: &str) -> Result<String> {
 }
 
 fn command() -> Command {
-    let mut command = Cli::command();
+    // clap checks a command without `last`, where only one argument may be a list.
+    let mut command = help::command().mut_subcommand("exec", |exec| {
+        exec.mut_arg("words", |words| words.num_args(1))
+    });
     for (path, argument, names) in ARGUMENTS {
         command = attach(command, path, argument, *names);
     }
@@ -152,6 +173,8 @@ fn find(names: Names, words: &[String]) -> Result<Vec<CompletionCandidate>> {
     }
     Ok(match names {
         Names::Directory => Vec::new(),
+        Names::Commands => commands(words),
+        Names::ProfileSteps => profile_steps(&config, words)?,
         Names::Targets => targets(),
         Names::Profiles => profiles(&config)?,
         Names::ProfilesAndTargets => {
@@ -191,6 +214,36 @@ fn find(names: Names, words: &[String]) -> Result<Vec<CompletionCandidate>> {
     })
 }
 
+/// Returns the subcommands of the words before the one that is completed.
+fn commands(words: &[String]) -> Vec<CompletionCandidate> {
+    let mut command = help::command();
+    // `--`, the program, and `help` or `man`.
+    for word in words.iter().skip(3) {
+        if let Some(inner) = command.find_subcommand(word) {
+            command = inner.clone();
+        }
+    }
+    let inner = command.get_subcommands();
+    inner
+        .map(|one| CompletionCandidate::new(one.get_name()).help(one.get_about().cloned()))
+        .collect()
+}
+
+/// Returns the steps of the profile that is named earlier on the line.
+fn profile_steps(config: &Config, words: &[String]) -> Result<Vec<CompletionCandidate>> {
+    let listed = profile::list(&config.profile_dirs)?;
+    let names = || listed.iter().map(|profile| profile.name.as_str());
+    let mut steps = Vec::new();
+    for word in words.iter().skip(3).filter(|word| !word.starts_with('-')) {
+        if let Ok(request) = choose(word, &[], None, names()) {
+            let found = profile::load(&config.profile_dirs, &request.profile)?;
+            steps.extend(found.steps.into_iter().map(|step| step.name));
+            break;
+        }
+    }
+    Ok(steps.into_iter().map(CompletionCandidate::new).collect())
+}
+
 fn envs(config: &Config) -> Result<(Store, Vec<String>)> {
     let store =
         Store::open_existing(&config.home)?.ok_or_else(|| Error::not_found("no store yet"))?;
@@ -221,7 +274,7 @@ mod tests {
 
     #[test]
     fn every_argument_that_is_named_here_exists() {
-        let command = Cli::command();
+        let command = help::command();
         for (path, argument, _) in ARGUMENTS {
             let found = path
                 .iter()

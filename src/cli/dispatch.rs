@@ -43,6 +43,7 @@ pub fn run(cx: &Context, command: Command) -> Result<u8> {
         Command::Fsck(args) => crate::cli::fsck::fsck(cx, &args),
         Command::Completions(args) => done(crate::cli::generate::completions(cx, &args)),
         Command::Man(args) => done(crate::cli::generate::man(cx, &args)),
+        Command::Help(args) => done(crate::cli::help::help(cx, &args)),
         Command::Schema(args) => done(crate::cli::generate::schema(cx, &args)),
     }
 }

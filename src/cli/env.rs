@@ -8,8 +8,9 @@ use crate::up::context::Context;
 
 #[derive(Debug, Args)]
 pub struct EnvArgs {
-    /// The env
-    name: String,
+    /// The env [default: the only one]
+    #[arg(value_name = "ENV")]
+    name: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -22,8 +23,9 @@ struct Variable<'a> {
 /// Prints the variables, for `eval` in a shell or as JSON.
 pub fn env(cx: &Context, args: &EnvArgs) -> Result<()> {
     let store = cx.existing_store()?;
-    store.known(&args.name)?;
-    let spec = store.spec(&args.name)?;
+    let name = store.named_or_only(args.name.as_deref())?;
+    store.known(&name)?;
+    let spec = store.spec(&name)?;
     let variables: Vec<Variable<'_>> = spec
         .runtime_env
         .iter()
@@ -43,7 +45,7 @@ pub fn env(cx: &Context, args: &EnvArgs) -> Result<()> {
         }
         return cx.ui.json(&EnvVariables {
             schema: "rockenv/env/1",
-            env: &args.name,
+            env: &name,
             profile: &spec.profile,
             variables: &variables,
         });

@@ -28,6 +28,9 @@ use crate::up::context::Context;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Args)]
+#[command(
+    override_usage = "rockenv exec [OPTIONS] <ENV> <CMD>...\n       rockenv exec [OPTIONS] [ENV] -- <CMD>..."
+)]
 pub struct ExecArgs {
     /// Run as root inside
     #[arg(long)]
@@ -44,10 +47,24 @@ pub struct ExecArgs {
     /// Run in a private copy of the env's snapshot, which is dropped afterwards; for `gc`
     #[arg(long, hide = true)]
     apart: bool,
-    /// The env
-    name: String,
-    /// The command and its arguments, after `--`
-    #[arg(last = true, required = true, value_name = "CMD")]
+    /// The env [default: the only one, if `--` follows]
+    #[arg(value_name = "ENV")]
+    name: Option<String>,
+    /// The command and its arguments
+    #[arg(
+        value_name = "CMD",
+        num_args = 1..,
+        allow_hyphen_values = true,
+        requires = "name"
+    )]
+    words: Vec<String>,
+    /// The same, after `--`
+    #[arg(
+        last = true,
+        required_unless_present = "words",
+        conflicts_with = "words",
+        value_name = "CMD"
+    )]
     command: Vec<String>,
 }
 
@@ -62,8 +79,9 @@ pub struct ShellArgs {
     /// Look at the tree that the failed step left
     #[arg(long)]
     failed: bool,
-    /// The env
-    name: String,
+    /// The env [default: the only one]
+    #[arg(value_name = "ENV")]
+    name: Option<String>,
 }
 
 struct Job {
@@ -89,15 +107,17 @@ pub fn exec(cx: &Context, args: ExecArgs) -> Result<u8> {
         })?;
         variables.push((name.to_owned(), value.to_owned()));
     }
+    let opened = Opened::new(cx, args.name.as_deref())?;
     run(
         cx,
+        &opened,
         &Job {
-            env: args.name,
+            env: opened.env.clone(),
             root: args.root,
             gpu: args.gpu,
             failed: false,
             apart: args.apart,
-            argv: args.command,
+            argv: [args.words, args.command].concat(),
             workdir: args.workdir,
             variables,
             tty: std::io::stdin().is_terminal() && std::io::stdout().is_terminal(),
@@ -108,10 +128,12 @@ pub fn exec(cx: &Context, args: ExecArgs) -> Result<u8> {
 /// Opens a shell in an env; returns its exit code.
 pub fn shell(cx: &Context, args: ShellArgs) -> Result<u8> {
     let choose = "if command -v bash >/dev/null; then exec bash -l; else exec sh -l; fi";
+    let opened = Opened::new(cx, args.name.as_deref())?;
     run(
         cx,
+        &opened,
         &Job {
-            env: args.name,
+            env: opened.env.clone(),
             root: args.root,
             gpu: args.gpu,
             failed: args.failed,
@@ -124,11 +146,26 @@ pub fn shell(cx: &Context, args: ShellArgs) -> Result<u8> {
     )
 }
 
-fn run(cx: &Context, job: &Job) -> Result<u8> {
-    let host = cx.host_as_root("running commands in an env")?;
-    let store = cx.existing_store()?;
-    cx.reap(&store)?;
-    store.known(&job.env)?;
+/// The store, and the env that is meant.
+struct Opened {
+    host: Host,
+    store: Store,
+    env: String,
+}
+
+impl Opened {
+    fn new(cx: &Context, name: Option<&str>) -> Result<Self> {
+        let host = cx.host_as_root("running commands in an env")?;
+        let store = cx.existing_store()?;
+        cx.reap(&store)?;
+        let env = store.named_or_only(name)?;
+        store.known(&env)?;
+        Ok(Self { host, store, env })
+    }
+}
+
+fn run(cx: &Context, opened: &Opened, job: &Job) -> Result<u8> {
+    let Opened { host, store, .. } = opened;
     let deadline = Instant::now() + PATIENCE;
     loop {
         // A running container has another tree than the failed step's, and no device can be added to it.
@@ -138,17 +175,17 @@ fn run(cx: &Context, job: &Job) -> Result<u8> {
             store.lock_unheld(&job.env, "exec")
         };
         match locked {
-            Ok(env) => return own(cx, job, &host, &store, env),
+            Ok(env) => return own(cx, job, host, store, env),
             Err(error) if error.kind() == Kind::Busy => {
                 if job.failed || job.apart {
                     return Err(error);
                 }
-                if let Some(exit) = join(cx, job, &store, &host)? {
+                if let Some(exit) = join(cx, job, store, host)? {
                     if exit.last {
                         // The process that started the container is gone: the env must be free and clean when we
                         // return.
                         drop(store.lock_env(&job.env, "exec", PATIENCE)?);
-                        cx.tidy(&store)?;
+                        cx.tidy(store)?;
                     }
                     return Ok(exit.code);
                 }

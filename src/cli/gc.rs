@@ -28,7 +28,7 @@ const LOOK: Duration = Duration::from_secs(2);
 #[derive(Debug, Args)]
 pub struct GcArgs {
     /// Show what would be removed and why, and change nothing
-    #[arg(short = 'd', long)]
+    #[arg(short = 'n', long, short_alias = 'd')]
     dry_run: bool,
     /// Continue until this much more space is free
     #[arg(long, value_name = "SIZE")]

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use fs_err as fs;
 
-use crate::cli::{completions, reference};
+use crate::cli::{completions, help, reference};
 use crate::plan::record::Record;
 use crate::store::config;
 use crate::sys::account::become_caller;
-use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::error::{Error, Kind, Result};
 use crate::ui::event::{Event, SCHEMA};
 use crate::ui::metrics;
 use crate::up::context::Context;
@@ -39,10 +39,16 @@ pub enum Shell {
 
 #[derive(Debug, Args)]
 pub struct ManArgs {
+    /// The command, such as `gc` or `snapshot diff` [default: rockenv itself]
+    #[arg(value_name = "COMMAND", conflicts_with = "dir")]
+    command: Vec<String>,
     /// Write one page for each command into this directory
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 }
+
+/// What the ids of schemas begin with. An id names a schema; nothing is fetched from there.
+const SCHEMA_ID: &str = "urn:rockenv:schema:";
 
 #[derive(Debug, Args)]
 pub struct SchemaArgs {
@@ -84,17 +90,20 @@ pub fn completions(cx: &Context, args: &CompletionsArgs) -> Result<()> {
 
 /// Prints the manual page, or writes one for each command.
 pub fn man(cx: &Context, args: &ManArgs) -> Result<()> {
-    let command = reference::command();
     let Some(directory) = &args.dir else {
-        cx.ui.raw(&reference::main_page(&command)?);
+        let command = help::find(help::command(), &args.command)?;
+        cx.ui
+            .raw(&reference::page(&command, &args.command.join(" "))?);
         return Ok(());
     };
     // This needs none of root's rights.
     become_caller()?;
     fs::create_dir_all(directory)?;
-    clap_mangen::generate_to(command.clone(), directory)
-        .context(|| format!("cannot write manual pages to `{}`", directory.display()))?;
-    fs::write(directory.join("rockenv.1"), reference::main_page(&command)?)?;
+    for (path, page) in reference::pages()? {
+        let name = format!("rockenv {path}");
+        let file = format!("{}.1", name.trim_end().replace(' ', "-"));
+        fs::write(directory.join(file), page)?;
+    }
     cx.ui.note(&format!(
         "wrote manual pages to {}; read one with: man -l {}",
         directory.display(),
@@ -105,7 +114,7 @@ pub fn man(cx: &Context, args: &ManArgs) -> Result<()> {
 
 /// Prints a JSON schema.
 pub fn schema(cx: &Context, args: &SchemaArgs) -> Result<()> {
-    cx.ui.json(&match args.what {
+    let mut schema = match args.what {
         Subject::Profile => profile::schema(),
         Subject::Hook => crate::profile::hook::schema(),
         Subject::Image => image::recipe::schema().to_value(),
@@ -113,7 +122,15 @@ pub fn schema(cx: &Context, args: &SchemaArgs) -> Result<()> {
         Subject::Record => schemars::schema_for!(Record).to_value(),
         Subject::Metrics => schemars::schema_for!(metrics::Row).to_value(),
         Subject::Events => events()?,
-    })
+    };
+    if let Some(top) = schema.as_object_mut() {
+        let name = args.what.to_possible_value();
+        let name = name
+            .as_ref()
+            .map_or("", clap::builder::PossibleValue::get_name);
+        top.insert("$id".to_owned(), format!("{SCHEMA_ID}{name}").into());
+    }
+    cx.ui.json(&schema)
 }
 
 /// Returns the schema of a line: an event plus the version and time that every line begins with.

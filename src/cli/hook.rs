@@ -18,6 +18,7 @@ use crate::up::context::Context;
 #[derive(Debug, Subcommand)]
 pub enum HookCommand {
     /// List hooks
+    #[command(visible_alias = "list")]
     Ls,
     /// Check hooks for mistakes, and against a source or a range of its revisions
     Check(CheckArgs),

@@ -20,6 +20,7 @@ use crate::up::task::{Subject, build_image, with_progress};
 #[derive(Debug, Subcommand)]
 pub enum ImageCommand {
     /// List recipes and what was built from them
+    #[command(visible_alias = "list")]
     Ls,
     /// Build an image
     Build(BuildArgs),

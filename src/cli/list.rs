@@ -17,8 +17,9 @@ pub struct LsArgs {}
 
 #[derive(Debug, Args)]
 pub struct StatusArgs {
-    /// The env
-    name: String,
+    /// The env [default: the only one]
+    #[arg(value_name = "ENV")]
+    name: Option<String>,
     /// Exit with 8 unless the env is complete and its outputs are unchanged
     #[arg(long)]
     check: bool,
@@ -113,12 +114,13 @@ pub fn ago(then: Timestamp) -> String {
 
 pub fn status(cx: &Context, args: &StatusArgs) -> Result<u8> {
     let store = cx.existing_store()?;
-    let mut record = store.known(&args.name)?;
-    record.used = store.last_use(&args.name, &record);
-    let holder = holder(&store, &args.name);
+    let name = store.named_or_only(args.name.as_deref())?;
+    let mut record = store.known(&name)?;
+    record.used = store.last_use(&name, &record);
+    let holder = holder(&store, &name);
     let image = store.image(&record.image_key)?;
     let results = match args.check {
-        true => results(&store, &args.name, &record)?,
+        true => results(&store, &name, &record)?,
         false => Vec::new(),
     };
     let is_whole = record.complete && results.is_empty();
@@ -142,8 +144,8 @@ pub fn status(cx: &Context, args: &StatusArgs) -> Result<u8> {
         }
         cx.ui.json(&Shown {
             schema: "rockenv/status/1",
-            env: &args.name,
-            state: state(&store, &args.name, &record, holder.as_ref()),
+            env: &name,
+            state: state(&store, &name, &record, holder.as_ref()),
             image_built: image.as_ref().map(|image| image.built),
             image_digest: image.map(|image| image.digest),
             store: store.method().to_string(),
@@ -159,8 +161,8 @@ pub fn status(cx: &Context, args: &StatusArgs) -> Result<u8> {
     );
     cx.ui.data(&format!(
         "env      {}\nstate    {}\nprofile  {}\ntargets  {}\nimage    {} ({image})\nstore    {}\ncreated  {}\n",
-        args.name,
-        state(&store, &args.name, &record, holder.as_ref()),
+        name,
+        state(&store, &name, &record, holder.as_ref()),
         record.profile,
         record.targets.join(", "),
         record.image,
@@ -180,7 +182,7 @@ pub fn status(cx: &Context, args: &StatusArgs) -> Result<u8> {
     if let Some(failed) = &record.failed {
         cx.ui.note(&format!(
             "the failed tree of `{}` is kept: rockenv shell --failed {}",
-            failed.step, args.name
+            failed.step, name
         ));
     }
     for changed in &results {

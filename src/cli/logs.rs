@@ -10,6 +10,7 @@ use fs_err as fs;
 use crate::execute::log::{Reader, text_of};
 use crate::store::Store;
 use crate::sys::error::{Error, Result};
+use crate::sys::suggest;
 use crate::up::context::Context;
 use crate::up::seize::holder;
 
@@ -18,8 +19,9 @@ const PERIOD: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Args)]
 pub struct LogsArgs {
-    /// The env
-    name: String,
+    /// The env [default: the only one]
+    #[arg(value_name = "ENV")]
+    name: Option<String>,
     /// The step [default: the last one that ran]
     step: Option<String>,
     /// Follow the output while the step runs
@@ -36,15 +38,18 @@ pub struct LogsArgs {
 /// Shows a log, and with `--follow` the logs of later steps.
 pub fn logs(cx: &Context, args: &LogsArgs) -> Result<()> {
     let store = cx.existing_store()?;
-    store.known(&args.name)?;
-    let mut path = all(&store, args)?.pop_last().ok_or_else(|| none(args))?;
+    let (name, step) = chosen(&store, args)?;
+    let (name, step) = (name.as_str(), step.as_deref());
+    let path = all(&store, name, step)?.pop_last();
+    let mut path = path.ok_or_else(|| none(&store, name, step))?;
     let mut log = Reader::open(&path)?;
     loop {
         // Asked before reading, in this order: everything written before the end is then certain to be read.
-        let running =
-            args.follow && holder(&store, &args.name).is_some_and(|holder| holder.verb == "up");
+        let running = args.follow && holder(&store, name).is_some_and(|holder| holder.verb == "up");
         let next = match args.follow {
-            true => all(&store, args)?.into_iter().find(|other| *other > path),
+            true => all(&store, name, step)?
+                .into_iter()
+                .find(|other| *other > path),
             false => None,
         };
         while let Some(lines) = log.lines()? {
@@ -81,11 +86,28 @@ fn show(cx: &Context, lines: &[u8], args: &LogsArgs) {
     }
 }
 
+/// Returns the env and the step. A single word names a step if it names no env, and there is only one.
+fn chosen(store: &Store, args: &LogsArgs) -> Result<(String, Option<String>)> {
+    if let (Some(word), None) = (&args.name, &args.step) {
+        let envs = store.envs()?;
+        if let [only] = envs.as_slice()
+            && word != only
+            && let Some(record) = store.record(only)?
+            && record.steps.iter().any(|step| step.name == *word)
+        {
+            return Ok((only.clone(), Some(word.clone())));
+        }
+    }
+    let name = store.named_or_only(args.name.as_deref())?;
+    store.known(&name)?;
+    Ok((name, args.step.clone()))
+}
+
 /// Returns the logs in the order in which they began; only those of the step if one is named. Each name contains the
 /// time of its `up` and the number of its step.
-fn all(store: &Store, args: &LogsArgs) -> Result<BTreeSet<PathBuf>> {
+fn all(store: &Store, env: &str, wanted: Option<&str>) -> Result<BTreeSet<PathBuf>> {
     let mut found = BTreeSet::new();
-    let runs = match fs::read_dir(store.env_dir(&args.name).join("logs")) {
+    let runs = match fs::read_dir(store.env_dir(env).join("logs")) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(found),
         other => other?,
     };
@@ -95,7 +117,7 @@ fn all(store: &Store, args: &LogsArgs) -> Result<BTreeSet<PathBuf>> {
             let name = entry.file_name().to_string_lossy().into_owned();
             // NN-step.log
             let step = name.get(3..).and_then(|rest| rest.strip_suffix(".log"));
-            if step.is_some() && (args.step.is_none() || step == args.step.as_deref()) {
+            if step.is_some() && (wanted.is_none() || step == wanted) {
                 found.insert(entry.path());
             }
         }
@@ -103,11 +125,14 @@ fn all(store: &Store, args: &LogsArgs) -> Result<BTreeSet<PathBuf>> {
     Ok(found)
 }
 
-fn none(args: &LogsArgs) -> Error {
-    let what = args
-        .step
-        .as_ref()
-        .map_or_else(|| "any step".to_owned(), |step| format!("step `{step}`"));
-    Error::not_found(format!("env `{}` has no log of {what}", args.name))
-        .help(format!("rockenv status {}", args.name))
+fn none(store: &Store, env: &str, step: Option<&str>) -> Error {
+    let what = step.map_or_else(|| "any step".to_owned(), |step| format!("step `{step}`"));
+    let record = store.record(env).ok().flatten();
+    let steps = record.iter().flat_map(|record| &record.steps);
+    let status = format!("rockenv status {env}");
+    let help = match step {
+        Some(step) => suggest::help(step, steps.map(|known| known.name.as_str()), &status),
+        None => status,
+    };
+    Error::not_found(format!("env `{env}` has no log of {what}")).help(help)
 }

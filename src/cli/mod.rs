@@ -6,11 +6,13 @@ pub mod dispatch;
 pub mod doctor;
 pub mod du;
 pub mod env;
+mod examples;
 pub mod exec;
 pub mod export;
 pub mod fsck;
 pub mod gc;
 pub mod generate;
+pub mod help;
 pub mod hook;
 pub mod image;
 pub mod import;
@@ -41,6 +43,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::up::options::{PlanOptions, UpOptions};
+
 /// Reproducible build environments for ROCm, in systemd-nspawn and containers.
 #[derive(Debug, Parser)]
 #[command(
@@ -60,36 +64,62 @@ pub struct Cli {
 #[derive(Clone, Debug, Default, Args)]
 pub struct GlobalArgs {
     /// Print more; repeat for even more
-    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    #[arg(short, long, global = true, help_heading = "Global options", hide_short_help = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
     /// Print errors only
-    #[arg(short, long, global = true)]
+    #[arg(
+        short,
+        long,
+        global = true,
+        help_heading = "Global options",
+        hide_short_help = true
+    )]
     pub quiet: bool,
     /// Answer questions with yes
-    #[arg(short, long, global = true)]
+    #[arg(
+        short,
+        long,
+        global = true,
+        help_heading = "Global options",
+        hide_short_help = true
+    )]
     pub yes: bool,
     /// Print results as JSON
-    #[arg(long, global = true)]
+    #[arg(
+        long,
+        global = true,
+        help_heading = "Global options",
+        hide_short_help = true
+    )]
     pub json: bool,
     /// The store's root [default: /var/lib/rockenv for root]
-    #[arg(long, global = true, value_name = "DIR")]
+    #[arg(
+        long,
+        global = true,
+        help_heading = "Global options",
+        hide_short_help = true,
+        value_name = "DIR"
+    )]
     pub home: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Build an env, or bring it up to date
-    Up(crate::up::options::UpOptions),
+    Up(UpOptions),
     /// Show what `up` would do
-    Plan(crate::up::options::UpOptions),
+    Plan(PlanOptions),
     /// Stop all processes in an env; nothing is removed
     Down(remove::DownArgs),
+    #[command(visible_alias = "remove")]
     /// Remove an env; never a source, cache, output or host directory
     Rm(remove::RmArgs),
+    #[command(visible_alias = "list")]
     /// List envs
     Ls(list::LsArgs),
     /// Show an env: its steps, snapshots, image and age
     Status(list::StatusArgs),
+    #[command(visible_alias = "enter")]
     /// Open a shell in an env
     Shell(exec::ShellArgs),
     /// Run a command in an env
@@ -157,4 +187,6 @@ pub enum Command {
     Man(generate::ManArgs),
     /// Print a JSON schema
     Schema(generate::SchemaArgs),
+    /// Print the help of a command
+    Help(help::HelpArgs),
 }

@@ -21,13 +21,13 @@ use crate::up::context::Context;
 use crate::up::locked;
 use crate::up::observe::plan_for;
 use crate::up::observe::wanted;
-use crate::up::options::{UpOptions, options};
+use crate::up::options::{PlanOptions, options};
 use crate::up::preflight::Needs;
 use crate::up::registry::{self, Source};
 use crate::up::resolve::{Gathered, Said};
 
 /// Shows what `up` would do.
-pub fn plan(cx: &Context, args: UpOptions) -> Result<()> {
+pub fn plan(cx: &Context, args: PlanOptions) -> Result<()> {
     let selection = args.select(cx, "plan")?;
     let store = Store::open_existing(&cx.config.home)?;
     let (mut gathered, mut notes) = Gathered::predict(&selection, store.as_ref(), args.clean)?;

@@ -1,16 +1,17 @@
 //! Owns `profile`: lists, shows, checks and creates profiles.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use crate::plan::resolve::{self, Spec};
+use crate::plan::resolve::{self, Spec, VolumeKind, VolumeSource};
 use crate::profile::{self, Origin};
 use crate::rocm::target::Target;
 use crate::store::Store;
 use crate::sys::account::{Existing, Place, caller, make_directories};
 use crate::sys::error::{Error, Kind, Result};
+use crate::sys::shell::quoted;
 use crate::ui::table::Table;
 use crate::up::context::Context;
 use crate::up::request::UpRequest;
@@ -20,6 +21,7 @@ use crate::up::select::Selection;
 #[derive(Debug, Subcommand)]
 pub enum ProfileCommand {
     /// List profiles
+    #[command(visible_alias = "list")]
     Ls,
     /// Show a profile's files, or the resolved spec
     Show(ShowArgs),
@@ -294,6 +296,26 @@ fn check_one(cx: &Context, what: &str, targets: &[String]) -> Result<(Spec, Vec<
         }
         other => other?,
     };
+    if spec.steps.is_empty() && spec.skipped.is_empty() {
+        return Err(
+            Error::invalid(format!("profile `{}` has no steps", profile.name))
+                .help("add one: [[step]] with a name, and run, packages, copy or export"),
+        );
+    }
+    for volume in &spec.volumes {
+        if let VolumeSource::Path(path) = &volume.source
+            && matches!(volume.kind, VolumeKind::Host | VolumeKind::Source)
+            && !path.exists()
+        {
+            let message = format!(
+                "volume `{}`: `{}` does not exist",
+                volume.name,
+                path.display()
+            );
+            let help = format!("mkdir -p {}", quoted(&path.to_string_lossy()));
+            return Err(Error::invalid(message).help(help));
+        }
+    }
     Ok((spec, advice))
 }
 
@@ -309,8 +331,20 @@ fn resolve_unseen(cx: &Context, what: &str, targets: &[String]) -> Result<Spec> 
     resolve::resolve(&selection.profile, &inputs)
 }
 
+/// Returns the schema of profiles that was installed with this program.
+fn installed_schema() -> Option<PathBuf> {
+    let program = std::env::current_exe().ok()?;
+    let prefix = program.parent()?.parent()?;
+    let schema = prefix.join("share/rockenv/schema/profile.json");
+    schema.exists().then_some(schema)
+}
+
 fn new(cx: &Context, args: &NewArgs) -> Result<()> {
-    let text = profile::template(&args.name)?;
+    let mut text = profile::template(&args.name)?;
+    // Editors check and complete with it.
+    if let Some(schema) = installed_schema() {
+        text = format!("#:schema file://{}\n{text}", schema.display());
+    }
     if args.print {
         cx.ui.data(&text);
         return Ok(());

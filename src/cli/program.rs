@@ -2,11 +2,10 @@
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
 use nix::unistd::AccessFlags;
 
-use crate::cli::{Cli, GlobalArgs};
-use crate::cli::{completions, dispatch};
+use crate::cli::help::{self, Unparsed};
+use crate::cli::{Command, GlobalArgs, completions, dispatch};
 use crate::engine::shim;
 use crate::execute::inside;
 use crate::image::{certificates, fetch};
@@ -27,9 +26,13 @@ pub(crate) fn run() -> ExitCode {
     if let Some(code) = own_subcommand().or_else(completions::answer) {
         return code;
     }
-    let cli = match Cli::try_parse() {
+    let cli = match help::parse() {
         Ok(cli) => cli,
-        Err(error) => {
+        Err(Unparsed::Meant(error)) => {
+            Ui::new(settings(&GlobalArgs::default(), None)).error(&error);
+            return ExitCode::from(error.kind().exit_code());
+        }
+        Err(Unparsed::Usage(error)) => {
             // Help and version are results; the rest is a usage error. A closed pipe is no failure.
             let code = if error.use_stderr() {
                 Kind::Usage.exit_code()
@@ -41,7 +44,15 @@ pub(crate) fn run() -> ExitCode {
         }
     };
     let mut ui = Ui::new(settings(&cli.global, None));
-    let result = Config::read().and_then(|mut config| {
+    let (config, broken) = match Config::read() {
+        // It shows what is wrong with the machine, whatever is wrong with a file.
+        Err(error) if matches!(cli.command, Command::Doctor(_)) => {
+            ui.error(&error);
+            (Config::read_without_files(), Some(error.kind().exit_code()))
+        }
+        other => (other, None),
+    };
+    let result = config.and_then(|mut config| {
         if let Some(home) = &cli.global.home {
             config.home = std::path::absolute(home)?;
         }
@@ -57,7 +68,7 @@ pub(crate) fn run() -> ExitCode {
         heed_learned(&cx);
         let code = dispatch::run(&cx, cli.command)?;
         cx.ui.finish()?;
-        Ok(code)
+        Ok(broken.unwrap_or(code))
     });
     match result {
         Ok(code) => ExitCode::from(code),

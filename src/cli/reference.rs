@@ -2,14 +2,14 @@
 
 use std::fmt::Write as _;
 
-use clap::{Arg, Command, CommandFactory as _};
+use clap::{Arg, Command};
 
-use crate::cli::Cli;
+use crate::cli::help;
 use crate::store::config::VARIABLES;
 use crate::sys::error::{EXIT_CODES, Result};
 
-pub fn command() -> Command {
-    let mut command = Cli::command().term_width(100);
+fn command() -> Command {
+    let mut command = help::command().term_width(100);
     command.build();
     command
 }
@@ -90,6 +90,16 @@ fn section(text: &mut String, path: &str, command: &Command) {
         text.push('\n');
         text.push_str(&rows);
     }
+    let examples = help::examples(path);
+    if !examples.is_empty() {
+        let width = examples.iter().map(|(line, _)| line.len()).max();
+        let width = width.unwrap_or_default();
+        line(text, "\n```sh");
+        for (example, purpose) in examples {
+            line(text, &format!("{example:width$}  # {purpose}"));
+        }
+        line(text, "```");
+    }
 }
 
 trait Flags {
@@ -158,9 +168,39 @@ fn shape(argument: &Arg) -> String {
     text
 }
 
-pub fn main_page(command: &Command) -> Result<Vec<u8>> {
+/// Returns every manual page, with the words of its command.
+pub(super) fn pages() -> Result<Vec<(String, Vec<u8>)>> {
+    let command = command();
+    let mut pages = vec![(String::new(), page(&command, "")?)];
+    let mut failed = Ok(());
+    each(&command, "", &mut |path, inner| match page(inner, path) {
+        Ok(page) => pages.push((path.to_owned(), page)),
+        Err(error) => failed = Err(error),
+    });
+    failed.map(|()| pages)
+}
+
+/// Returns the manual page of a command, with its examples at the end.
+pub(super) fn page(command: &Command, path: &str) -> Result<Vec<u8>> {
     let mut page = Vec::new();
-    clap_mangen::Man::new(command.clone()).render(&mut page)?;
+    let plain = command.clone().after_help("").after_long_help("");
+    clap_mangen::Man::new(plain).render(&mut page)?;
+    if path.is_empty() {
+        page.extend_from_slice(surroundings().as_bytes());
+    }
+    let examples = help::examples(path);
+    if !examples.is_empty() {
+        let mut text = String::from(".SH EXAMPLES\n");
+        for (line, purpose) in examples {
+            entry(&mut text, line, purpose);
+        }
+        page.extend_from_slice(text.as_bytes());
+    }
+    Ok(page)
+}
+
+/// Returns what the manual's first page says of the program's surroundings.
+fn surroundings() -> String {
     let mut extra = String::from(".SH \"EXIT STATUS\"\n");
     for (code, meaning) in EXIT_CODES {
         entry(&mut extra, code, meaning);
@@ -180,8 +220,7 @@ pub fn main_page(command: &Command) -> Result<Vec<u8>> {
         "/var/lib/rockenv",
         "Root's store; ~/.local/share/rockenv for other users.",
     );
-    page.extend_from_slice(extra.as_bytes());
-    Ok(page)
+    extra
 }
 
 fn entry(text: &mut String, term: &str, meaning: &str) {

@@ -12,6 +12,7 @@ use crate::plan::ids::{LayerId, StepKey};
 use crate::plan::record::Origin;
 use crate::store::history::History;
 use crate::store::lock;
+use crate::store::snapshot::no_snapshot;
 use crate::sys::error::{Error, Kind, Result};
 use crate::ui::table::Table;
 use crate::up::context::Context;
@@ -21,10 +22,12 @@ pub enum SnapshotCommand {
     /// Freeze an env as it is now
     Create(CreateArgs),
     /// List an env's snapshots
+    #[command(visible_alias = "list")]
     Ls(LsArgs),
     /// Show the changes between two snapshots, or since one
     Diff(DiffArgs),
     /// Remove a snapshot
+    #[command(visible_alias = "remove")]
     Rm(RmArgs),
 }
 
@@ -38,8 +41,8 @@ pub struct CreateArgs {
 
 #[derive(Debug, Args)]
 pub struct LsArgs {
-    /// The env
-    env: String,
+    /// The env [default: the only one]
+    env: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -120,7 +123,7 @@ fn ls(cx: &Context, args: &LsArgs) -> Result<()> {
         history: Option<History>,
     }
     let store = cx.existing_store()?;
-    let record = store.known(&args.env)?;
+    let record = store.known(&store.named_or_only(args.env.as_deref())?)?;
     let rows: Vec<SnapshotRow> = record
         .snapshots
         .iter()
@@ -184,11 +187,7 @@ pub fn rollback(cx: &Context, args: &RollbackArgs) -> Result<()> {
     let store = cx.store_to_change("going back to a snapshot")?;
     let record = store.known(&args.env)?;
     if record.snapshot(&args.snapshot).is_none() {
-        return Err(Error::not_found(format!(
-            "env `{}` has no snapshot `{}`",
-            args.env, args.snapshot
-        ))
-        .help(format!("rockenv snapshot ls {}", args.env)));
+        return Err(no_snapshot(&args.env, &record, &args.snapshot));
     }
     let question = format!(
         "go back to snapshot `{}` of {}? Changes since its last snapshot are dropped.",

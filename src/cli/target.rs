@@ -18,6 +18,7 @@ use crate::up::context::Context;
 #[derive(Debug, Subcommand)]
 pub enum TargetCommand {
     /// List GPU targets with the products that have them
+    #[command(visible_alias = "list")]
     Ls,
     /// Show a target: products, families, support, excluded projects
     Show(ShowArgs),

@@ -130,7 +130,11 @@ fn show(cx: &Context) -> Result<()> {
 /// for them.
 pub(crate) fn ask(cx: Context, cli: &Cli) -> Result<Context> {
     let looks = match cli.command {
-        Command::Trust(_) | Command::Completions(_) | Command::Man(_) | Command::Schema(_) => {
+        Command::Trust(_)
+        | Command::Completions(_)
+        | Command::Man(_)
+        | Command::Schema(_)
+        | Command::Help(_) => {
             return Ok(cx);
         }
         Command::Up(_)

@@ -22,12 +22,12 @@ use crate::up::{ephemeral, locked, offline};
 /// Brings an env up; returns the exit code.
 pub fn up(cx: &Context, args: UpOptions) -> Result<u8> {
     if args.dry_run {
-        return plan::plan(cx, args).map(|()| 0);
+        return plan::plan(cx, args.plan).map(|()| 0);
     }
     if args.setup {
         crate::cli::setup::command::install_missing(cx)?;
     }
-    let selection = args.select(cx, "up")?;
+    let selection = args.plan.select(cx, "up")?;
     crate::up::host_writes::agree(cx, &selection)?;
     if selection.choice.engine == Engine::Nspawn && !selection.host.root {
         return Err(
@@ -46,7 +46,7 @@ pub fn up(cx: &Context, args: UpOptions) -> Result<u8> {
     };
     let store = cx.store()?;
     let rows = args.metrics.as_deref().map(Rows::open).transpose()?;
-    if args.offline {
+    if args.plan.offline {
         offline::check(cx, &store, &selection)?;
     }
     locked::check_files(&selection, &store)?;
@@ -73,7 +73,7 @@ pub fn up(cx: &Context, args: UpOptions) -> Result<u8> {
         let is_done = matches!(ended, None | Some(Ended::Complete));
         // After Ctrl-C nothing is pushed.
         if args.pushes(&cx.config) && !matches!(ended, Some(Ended::Interrupted(_))) {
-            let reuse = args.reuse(&cx.config);
+            let reuse = args.plan.reuse(&cx.config);
             let handed_on = hand_on(cx, &store, name, reuse, &signals, &reporter);
             // The reason why a step failed comes first.
             if is_done && let Err(error) = handed_on {

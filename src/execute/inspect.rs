@@ -10,8 +10,9 @@ use serde::Serialize;
 
 use crate::engine::docker::Service;
 use crate::plan::record::Snapshot;
+use crate::store::snapshot::no_snapshot;
 use crate::store::{LockedEnv, Store};
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 use crate::tree::{Method, overlay};
 
 /// What happened to a path.
@@ -122,10 +123,9 @@ fn diff_at(
 }
 
 fn snapshot<'a>(env: &'a LockedEnv<'_>, name: &str) -> Result<&'a Snapshot> {
-    env.known_record()?.snapshot(name).ok_or_else(|| {
-        Error::not_found(format!("env `{}` has no snapshot `{name}`", env.name()))
-            .help(format!("rockenv snapshot ls {}", env.name()))
-    })
+    let record = env.known_record()?;
+    let found = record.snapshot(name);
+    found.ok_or_else(|| no_snapshot(env.name(), record, name))
 }
 
 fn frozen(store: &Store, env: &LockedEnv<'_>, name: &str, at: &str) -> Result<PathBuf> {

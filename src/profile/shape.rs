@@ -185,8 +185,8 @@ fn wrong_type(
         .is_some_and(|items| types(resolve(items)).contains(&"table"));
     let help = match (value, must) {
         (DeValue::Table(_), "array") if tables => Some(format!("write `[[{name}]]`")),
-        (DeValue::Integer(number), "string") => Some(format!("write `\"{}\"`", number.as_str())),
-        (DeValue::Float(number), "string") => Some(format!("write `\"{}\"`", number.as_str())),
+        (DeValue::Integer(number), "string") => Some(quoted(name, number.as_str())),
+        (DeValue::Float(number), "string") => Some(quoted(name, number.as_str())),
         (DeValue::Boolean(state), "string") => Some(format!("write `\"{state}\"`")),
         (DeValue::String(text), "array") if !tables => {
             Some(format!("write `[\"{}\"]`", shorten(text)))
@@ -197,6 +197,15 @@ fn wrong_type(
         _ => None,
     };
     (message, help)
+}
+
+/// Returns what to write instead of a number; a size needs a unit too.
+fn quoted(name: &str, number: &str) -> String {
+    match name {
+        "disk" | "max" | "memory" => format!("write `\"{number}G\"`"),
+        name if name.starts_with("memory-") => format!("write `\"{number}G\"`"),
+        _ => format!("write `\"{number}\"`"),
+    }
 }
 
 /// Follows a reference to the definition it names.

@@ -95,6 +95,13 @@ pub fn size(text: &str) -> Result<u64> {
         _ => return Err(bad()),
     };
     let power = match prefix.map(|letter| letter.to_ascii_uppercase()) {
+        // `2` for two gigabytes would be two bytes.
+        None if unit.is_empty() && number != "0" => {
+            return Err(
+                Refused::new(format!("size `{}` has no unit", shorten(text)))
+                    .help(format!("write `\"{number}G\"`, or K, M, T or B for G")),
+            );
+        }
         None if unit.is_empty() => 0,
         Some('B') if unit.len() == 1 => 0,
         Some('K') => 1,
@@ -402,7 +409,6 @@ mod tests {
     fn sizes() {
         for (text, want) in [
             ("0", 0),
-            ("4096", 4096),
             ("4096B", 4096),
             ("4K", 4 << 10),
             ("1.5G", 3 << 29),
@@ -427,6 +433,9 @@ mod tests {
             "1 2G",
             "1GiBs",
             "1BB",
+            "2",
+            "4096",
+            "0.5",
             "1€",
             "٣G",
         ] {

@@ -118,11 +118,20 @@ pub struct Config {
 impl Config {
     /// Reads environment and files, once.
     pub fn read() -> Result<Self> {
+        Self::read_files(true)
+    }
+
+    /// Reads the environment variables only, for a command that has to work with invalid files.
+    pub fn read_without_files() -> Result<Self> {
+        Self::read_files(false)
+    }
+
+    fn read_files(with_files: bool) -> Result<Self> {
         let environment: BTreeMap<String, String> = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .collect();
         let working = std::env::current_dir().ok();
-        let config = Self::of(environment, working.as_deref())?;
+        let config = Self::from(Settings::read(environment, working.as_deref(), with_files)?)?;
         account::settle(&config.invoking_user);
         Ok(config)
     }
@@ -131,7 +140,10 @@ impl Config {
         environment: BTreeMap<String, String>,
         working: Option<&Path>,
     ) -> Result<Self> {
-        let settings = Settings::read(environment, working)?;
+        Self::from(Settings::read(environment, working, true)?)
+    }
+
+    fn from(settings: Settings) -> Result<Self> {
         Ok(Self {
             home: settings.home(),
             engine: settings.text("ROCKENV_ENGINE", |file| file.engine.clone()),

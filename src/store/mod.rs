@@ -70,7 +70,8 @@ pub use lock::Lock;
 
 use crate::plan::jobs::Past;
 use crate::sys::atomic::random_id;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::{Error, Kind, Result};
+use crate::sys::suggest;
 use crate::tree::{self, Method};
 
 /// Version of the layout; a newer one is refused, never migrated silently.
@@ -324,8 +325,28 @@ impl Store {
     /// Reads an env's record; an error if there is no such env.
     pub fn known(&self, name: &str) -> Result<Record> {
         check_name(name)?;
-        self.record(name)?
-            .ok_or_else(|| Error::not_found(format!("no env `{name}`")).help("rockenv ls"))
+        self.record(name)?.ok_or_else(|| {
+            let envs = self.envs().unwrap_or_default();
+            let help = suggest::help(name, envs.iter().map(String::as_str), "rockenv ls");
+            Error::not_found(format!("no env `{name}`")).help(help)
+        })
+    }
+
+    /// Returns the env that a command is about: the named one, or else the only one there is.
+    pub fn named_or_only(&self, name: Option<&str>) -> Result<String> {
+        if let Some(name) = name {
+            return Ok(name.to_owned());
+        }
+        let mut envs = self.envs()?;
+        match envs.len() {
+            0 => Err(Error::not_found("no envs yet").help("rockenv up hip-smoke")),
+            1 => Ok(envs.remove(0)),
+            _ => Err(Error::new(
+                Kind::Usage,
+                format!("name one of the envs: {}", envs.join(", ")),
+            )
+            .help("rockenv ls")),
+        }
     }
 
     /// Takes the global lock exclusively, to delete or count what it protects.

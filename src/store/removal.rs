@@ -110,7 +110,7 @@ impl LockedEnv<'_> {
         let record = self.known_record()?;
         let snapshot = record
             .snapshot(name)
-            .ok_or_else(|| no_snapshot(self.name(), name))?
+            .ok_or_else(|| no_snapshot(self.name(), record, name))?
             .clone();
         self.touch();
         self.forget(&snapshot.layer, |known| known.name == snapshot.name)

@@ -16,6 +16,7 @@ use crate::plan::record::{Head, Origin, Record, Snapshot};
 use crate::rocm::therock::Prints;
 use crate::sys::atomic::random_id;
 use crate::sys::error::{Error, Kind, Result};
+use crate::sys::suggest;
 use crate::tree;
 
 /// What to freeze as a snapshot.
@@ -276,11 +277,11 @@ impl LockedEnv<'_> {
 
     /// Goes back to a snapshot by one commit of the record.
     pub fn rollback(&mut self, name: &str) -> Result<()> {
-        let layer = self
-            .known_record()?
+        let record = self.known_record()?;
+        let layer = record
             .snapshot(name)
             .map(|snapshot| snapshot.layer.clone())
-            .ok_or_else(|| no_snapshot(self.name(), name))?;
+            .ok_or_else(|| no_snapshot(self.name(), record, name))?;
         self.adopt(Vec::new(), &layer, true)?;
         // `up` decides whether this state is complete.
         self.update(|record| record.complete = false)
@@ -353,7 +354,9 @@ pub(super) fn push_snapshot(record: &mut Record, snapshot: Snapshot, history: Hi
     record.snapshots.push(snapshot);
 }
 
-pub(super) fn no_snapshot(env: &str, name: &str) -> Error {
-    Error::not_found(format!("env `{env}` has no snapshot `{name}`"))
-        .help(format!("rockenv snapshot ls {env}"))
+/// Returns the error for a snapshot that an env does not have.
+pub fn no_snapshot(env: &str, record: &Record, name: &str) -> Error {
+    let known = record.snapshots.iter().map(|known| known.name.as_str());
+    let help = suggest::help(name, known, &format!("rockenv snapshot ls {env}"));
+    Error::not_found(format!("env `{env}` has no snapshot `{name}`")).help(help)
 }

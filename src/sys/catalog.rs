@@ -91,10 +91,7 @@ pub fn named<'a>(listed: &'a [Listed], what: &str, name: &str) -> Result<&'a Lis
     }
     let error = Error::not_found(format!("no {what} `{}`", name.escape_debug()));
     let known = listed.iter().map(|listed| listed.name.as_str());
-    Err(match suggest::closest(name, known) {
-        Some(close) => error.help(format!("did you mean `{close}`?")),
-        None => error.help(format!("rockenv {what} ls")),
-    })
+    Err(error.help(suggest::help(name, known, &format!("rockenv {what} ls"))))
 }
 
 #[cfg(test)]

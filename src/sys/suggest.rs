@@ -29,6 +29,27 @@ pub(crate) fn closest<'a>(
         .map(|(_, name)| name)
 }
 
+/// Returns the help for an unknown name: the closest known one, or else `otherwise`.
+pub(crate) fn help<'a>(
+    typed: &str,
+    known: impl IntoIterator<Item = &'a str>,
+    otherwise: &str,
+) -> String {
+    match closest(typed, known) {
+        Some(close) => format!("did you mean `{close}`?"),
+        None => otherwise.to_owned(),
+    }
+}
+
+/// Returns the help for an unknown name among a few: the closest one, and all of them.
+pub(crate) fn among(typed: &str, known: &[&str], what: &str) -> String {
+    let all = format!("{what}: {}", known.join(", "));
+    match closest(typed, known.iter().copied()) {
+        Some(close) => format!("did you mean `{close}`? {all}"),
+        None => all,
+    }
+}
+
 fn sorted(text: &str) -> Vec<char> {
     let mut letters: Vec<char> = text.to_ascii_lowercase().chars().collect();
     letters.sort_unstable();

@@ -191,6 +191,17 @@ impl Ui {
         }
     }
 
+    /// Writes help: bold only if colour is on.
+    pub fn styled(&self, text: &clap::builder::StyledStr) {
+        let on = self.settings.color(self.settings.terminals.stdout);
+        let text = if on {
+            text.ansi().to_string()
+        } else {
+            text.to_string()
+        };
+        self.write_out(text.as_bytes());
+    }
+
     pub fn json(&self, value: &impl Serialize) -> Result<()> {
         let json = serde_json::to_string_pretty(value)
             .map_err(|error| Error::unexpected("cannot write the result as json").source(error))?;

@@ -131,14 +131,14 @@ fn build(run: &Run<'_>, selection: &Selection) -> Result<Image> {
 /// Refuses what cannot work before the image is built, which may take long.
 fn check_early(run: &Run<'_>, selection: &Selection) -> Result<()> {
     // The notes on the image and the sources are about to become outdated.
-    let (mut gathered, _) = Gathered::predict(selection, Some(run.store), run.args.clean)?;
+    let (mut gathered, _) = Gathered::predict(selection, Some(run.store), run.args.plan.clean)?;
     let spec = gathered.resolve(Some(run.store))?;
     for volume in &spec.volumes {
         if let (VolumeKind::Source, VolumeSource::Path(path)) = (volume.kind, &volume.source) {
             source::is_there(&volume.name, path)?;
         }
     }
-    let (_, plan) = plan_for(run.store, None, &gathered, &spec, &options(run.args))?;
+    let (_, plan) = plan_for(run.store, None, &gathered, &spec, &options(&run.args.plan))?;
     let record = run.store.record(&spec.name)?;
     Needs::of(selection, &spec, &plan, run.store.root(), record.as_ref())?.preflight()
 }

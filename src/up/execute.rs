@@ -48,7 +48,7 @@ pub(super) fn execute<'a>(
         host: &selection.host,
         config: &run.cx.config,
         gpu: selection.gpu.as_ref(),
-        offline: run.args.offline,
+        offline: run.args.plan.offline,
         apart: &BTreeSet::new(),
         sizing: &selection.sizing,
         signals: run.signals,
@@ -86,7 +86,7 @@ fn provide(
     let fetching = Fetching {
         cx: run.cx,
         store: run.store,
-        offline: run.args.offline,
+        offline: run.args.plan.offline,
         signals: run.signals,
         reporter: run.reporter,
     };

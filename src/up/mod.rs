@@ -63,12 +63,12 @@ pub(crate) fn run_up(
         cx,
         args,
         store,
-        source: Source::new(cx, args, signals, reporter)?,
+        source: Source::new(cx, &args.plan, signals, reporter)?,
         signals,
         reporter,
         told: RefCell::default(),
     };
-    let mut options = options(args);
+    let mut options = options(&args.plan);
     let (mut gone, mut begun) = (0, false);
     while gone < ATTEMPTS {
         match attempt(&run, &options, selection) {
@@ -182,7 +182,7 @@ fn attempt(run: &Run<'_>, asked: &Options, selection: &Selection) -> Result<Atte
 
 /// Makes missing sources; reports each note about them once.
 fn gather_sources<'a>(run: &Run<'_>, gathered: Gathered<'a>) -> Result<Gathered<'a>> {
-    let offline = run.args.offline;
+    let offline = run.args.plan.offline;
     let (gathered, notes) =
         sources::gather(gathered, run.store, offline, run.signals, run.reporter)?;
     for message in notes {
@@ -267,7 +267,7 @@ fn nothing_to_do(
     if run.store.spec(&spec.name).ok().as_ref() != Some(spec) {
         env.save_spec(spec)?;
     }
-    if !env.known_record()?.complete && run.args.until.is_none() {
+    if !env.known_record()?.complete && run.args.plan.until.is_none() {
         env.update(|record| record.complete = true)?;
     }
     for step in &plan.steps {

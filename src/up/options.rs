@@ -14,9 +14,11 @@ use crate::store::config::Config;
 use crate::store::history::Reuse;
 use crate::sys::error::{Error, Result};
 use crate::sys::shell::quoted;
+use crate::sys::suggest;
 
+/// The options of `plan`, which are those of `up` that decide what would be done.
 #[derive(Debug, Args)]
-pub struct UpOptions {
+pub struct PlanOptions {
     #[command(flatten)]
     pub(crate) select: SelectArgs,
     /// Name of the env [default: the profile's, with the target]
@@ -24,62 +26,113 @@ pub struct UpOptions {
     pub(crate) name: Option<String>,
     /// Last step to run
     // `matrix up` adds its own to the options for each `up`.
-    #[arg(long, value_name = "STEP", overrides_with = "until")]
+    #[arg(
+        long,
+        value_name = "STEP",
+        overrides_with = "until",
+        help_heading = STEPS
+    )]
     pub(crate) until: Option<String>,
     /// Run a step again, and all after it
-    #[arg(long, value_name = "STEP")]
+    #[arg(long, value_name = "STEP", help_heading = STEPS)]
     pub(crate) rerun: Option<String>,
     /// Start from the last clean snapshot, and reset build volumes to it
-    #[arg(long)]
+    #[arg(long, help_heading = STEPS)]
     pub(crate) clean: bool,
     /// Also start from other envs' snapshots that were built on files from an earlier build [default: `reuse` in the configuration]
-    #[arg(long)]
+    #[arg(long, help_heading = STEPS, hide_short_help = true)]
     pub(crate) allow_incremental: bool,
     /// Most jobs a step may use, of those that the machine has
-    #[arg(short, long)]
+    #[arg(
+        short,
+        long,
+        help_heading = MACHINE,
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
     pub(crate) jobs: Option<u32>,
     /// GPU for steps with `gpu`: a PCI address, render node or index. If there is none, `auto` skips these steps and
     /// `required` fails; `none` always skips them
     #[arg(
         long,
         default_value = "auto",
-        value_name = "auto|required|none|PCI|renderDN|INDEX"
+        value_name = "auto|required|none|PCI|renderDN|INDEX",
+        help_heading = MACHINE,
+        hide_short_help = true
     )]
     pub(crate) gpu: String,
-    /// Remove the env when this command ends, even if it is killed; outputs, caches and sources stay
-    #[arg(long)]
-    pub(crate) ephemeral: bool,
     /// Build exactly what the lock file names, and refuse differences
-    #[arg(long)]
+    #[arg(long, help_heading = SOURCES)]
     pub(crate) locked: bool,
     /// The lock file [default: where `lock` writes it]
-    #[arg(long, value_name = "FILE", requires = "locked")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "locked",
+        help_heading = SOURCES,
+        hide_short_help = true
+    )]
     pub(crate) lock_file: Option<PathBuf>,
     /// Fetch nothing: images and sources must be present, and steps get no network
-    #[arg(long)]
+    #[arg(long, help_heading = SOURCES)]
     pub(crate) offline: bool,
     /// Pull what the store lacks from the registry, and build the rest [default: `pull` in the configuration]
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        default_missing_value = "true",
+        require_equals = true,
+        help_heading = SOURCES,
+        hide_short_help = true
+    )]
     pub(crate) pull: Option<bool>,
+}
+
+#[derive(Debug, Args)]
+pub struct UpOptions {
+    #[command(flatten)]
+    pub(crate) plan: PlanOptions,
+    /// Remove the env when this command ends, even if it is killed; outputs, caches and sources stay
+    #[arg(long, help_heading = STEPS, hide_short_help = true)]
+    pub(crate) ephemeral: bool,
     /// Push the snapshots to the registry at the end, even if a step failed [default: `push` in the configuration]
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        default_missing_value = "true",
+        require_equals = true,
+        help_heading = SOURCES,
+        hide_short_help = true
+    )]
     pub(crate) push: Option<bool>,
     /// Continue even if the machine has too little disk or memory
-    #[arg(long)]
+    #[arg(long, help_heading = MACHINE, hide_short_help = true)]
     pub(crate) force: bool,
     /// Show the plan and change nothing
-    #[arg(short = 'd', long)]
+    #[arg(short = 'd', long, help_heading = OUTPUT)]
     pub(crate) dry_run: bool,
     /// Install what is missing on the host first
-    #[arg(long)]
+    #[arg(long, help_heading = MACHINE, hide_short_help = true)]
     pub(crate) setup: bool,
     /// Append a line of JSON to this file for each step, with its time, memory and disk
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = OUTPUT, hide_short_help = true)]
     pub(crate) metrics: Option<PathBuf>,
     /// How progress is shown
-    #[arg(long, default_value = "auto", value_name = "auto|json")]
+    #[arg(
+        long,
+        default_value = "auto",
+        value_name = "auto|json",
+        help_heading = OUTPUT,
+        hide_short_help = true
+    )]
     pub(crate) progress: Progress,
 }
+
+const STEPS: &str = "Steps";
+const MACHINE: &str = "Machine";
+const SOURCES: &str = "Inputs and snapshots from elsewhere";
+const OUTPUT: &str = "Output";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Progress {
@@ -87,7 +140,7 @@ pub(crate) enum Progress {
     Json,
 }
 
-impl UpOptions {
+impl PlanOptions {
     pub(crate) fn request(&self, verb: &'static str) -> UpRequest<'_> {
         UpRequest {
             name: self.name.as_deref(),
@@ -95,23 +148,6 @@ impl UpOptions {
             gpu: &self.gpu,
             ..self.select.request(verb)
         }
-    }
-
-    /// Returns the command that resumes where this one ended.
-    pub(crate) fn resume_command(&self) -> String {
-        let gpu = (self.gpu != "auto").then_some(self.gpu.as_str());
-        let flags = [("--name", self.name.as_deref()), ("--gpu", gpu)];
-        let mut text = self.request("up").command("up", &flags);
-        for (flag, given) in [("--ephemeral", self.ephemeral), ("--locked", self.locked)] {
-            if given {
-                text.extend([" ", flag]);
-            }
-        }
-        if let Some(file) = &self.lock_file {
-            let file = file.to_string_lossy();
-            text.extend([" --lock-file ", &quoted(&file)]);
-        }
-        text
     }
 
     /// Returns whether missing steps are pulled from a registry.
@@ -122,11 +158,6 @@ impl UpOptions {
     /// Returns the rules for using and sharing snapshots of others.
     pub(crate) fn reuse(&self, config: &Config) -> Reuse {
         config.reuse.or_asked(self.allow_incremental)
-    }
-
-    /// Returns whether new snapshots are pushed to a registry.
-    pub(crate) fn pushes(&self, config: &Config) -> bool {
-        self.push.unwrap_or(config.push)
     }
 
     /// Reads the profile and the machine, and applies the lock file if requested.
@@ -143,7 +174,32 @@ impl UpOptions {
     }
 }
 
-fn check_names(profile: &Profile, args: &UpOptions) -> Result<()> {
+impl UpOptions {
+    /// Returns the command that resumes where this one ended.
+    pub(crate) fn resume_command(&self) -> String {
+        let plan = &self.plan;
+        let gpu = (plan.gpu != "auto").then_some(plan.gpu.as_str());
+        let flags = [("--name", plan.name.as_deref()), ("--gpu", gpu)];
+        let mut text = plan.request("up").command("up", &flags);
+        for (flag, given) in [("--ephemeral", self.ephemeral), ("--locked", plan.locked)] {
+            if given {
+                text.extend([" ", flag]);
+            }
+        }
+        if let Some(file) = &plan.lock_file {
+            let file = file.to_string_lossy();
+            text.extend([" --lock-file ", &quoted(&file)]);
+        }
+        text
+    }
+
+    /// Returns whether new snapshots are pushed to a registry.
+    pub(crate) fn pushes(&self, config: &Config) -> bool {
+        self.push.unwrap_or(config.push)
+    }
+}
+
+fn check_names(profile: &Profile, args: &PlanOptions) -> Result<()> {
     for name in args.until.iter().chain(&args.rerun) {
         if !profile.steps.iter().any(|step| step.name == *name) {
             let names: Vec<&str> = profile
@@ -155,13 +211,13 @@ fn check_names(profile: &Profile, args: &UpOptions) -> Result<()> {
                 "profile `{}` has no step `{name}`",
                 profile.name
             ))
-            .help(format!("its steps are: {}", names.join(", "))));
+            .help(suggest::among(name, &names, "its steps are")));
         }
     }
     Ok(())
 }
 
-pub(crate) fn options(args: &UpOptions) -> Options {
+pub(crate) fn options(args: &PlanOptions) -> Options {
     Options {
         until: args.until.clone(),
         rerun: args.rerun.clone(),

@@ -18,7 +18,7 @@ use crate::ui::{Reporter, size};
 use crate::up::base::Base;
 use crate::up::context::Context;
 use crate::up::observe::plan_for;
-use crate::up::options::{UpOptions, options};
+use crate::up::options::{PlanOptions, options};
 use crate::up::resolve::Gathered;
 use crate::up::select::Selection;
 use crate::up::task::{Subject, with_progress};
@@ -83,7 +83,7 @@ impl<'a> Source<'a> {
     /// Returns the source, if pulling is requested.
     pub(crate) fn new(
         cx: &'a Context,
-        args: &UpOptions,
+        args: &PlanOptions,
         signals: &'a Signals,
         reporter: &'a Reporter,
     ) -> Result<Option<Self>> {
@@ -257,7 +257,7 @@ pub(crate) fn remote(
     source: &Source<'_>,
     store: Option<&Store>,
     gathered: &mut Gathered<'_>,
-    args: &UpOptions,
+    args: &PlanOptions,
     mut spec: Spec,
 ) -> Result<Remote> {
     if gathered.image.is_none()

@@ -7,6 +7,7 @@ use crate::plan::resolve::{Spec, Step};
 use crate::plan::{Action, Plan, Planned, Volumes};
 use crate::store::Store;
 use crate::sys::error::{Error, Result};
+use crate::sys::suggest;
 
 /// Steps that run one after the other.
 #[derive(Debug)]
@@ -53,7 +54,7 @@ fn chosen<'a>(spec: &'a Spec, record: &Record, names: &[String]) -> Result<Vec<&
                 None => format!("env `{}` has no step `{name}`", spec.name),
             };
             let known: Vec<&str> = known.iter().map(|step| step.name.as_str()).collect();
-            let help = format!("steps with a snapshot: {}", known.join(", "));
+            let help = suggest::among(name, &known, "steps with a snapshot");
             return Err(Error::not_found(what).help(help));
         }
     }

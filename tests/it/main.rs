@@ -20,6 +20,7 @@ mod du;
 mod engine;
 mod export;
 mod gc;
+mod habits;
 mod hooks;
 mod image;
 mod image_oci;

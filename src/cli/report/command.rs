@@ -18,9 +18,9 @@ const BEGINNING: u64 = 512;
 
 #[derive(Debug, Args)]
 pub struct ReportArgs {
-    /// The env
+    /// The env [default: the only one]
     #[arg(value_name = "ENV")]
-    name: String,
+    name: Option<String>,
     /// Markdown instead of HTML
     #[arg(long, conflicts_with = "json")]
     markdown: bool,
@@ -34,17 +34,18 @@ pub struct ReportArgs {
 
 pub fn report(cx: &Context, args: &ReportArgs) -> Result<()> {
     let store = cx.store_to_read()?;
+    let name = store.named_or_only(args.name.as_deref())?;
     let path = args.output.clone().unwrap_or_else(|| {
         let end = if args.markdown { "md" } else { "html" };
-        PathBuf::from(format!("{}-report.{end}", args.name))
+        PathBuf::from(format!("{name}-report.{end}"))
     });
     let to_stdout = path == Path::new("-");
-    store.known(&args.name)?;
+    store.known(&name)?;
     if !cx.json && !to_stdout {
         // Checked before the work is done.
         may_replace(&Place::new(caller(), &path)?, args.force)?;
     }
-    let report = gather(&store, &args.name)?;
+    let report = gather(&store, &name)?;
     if cx.json {
         return cx.ui.json(&report);
     }

@@ -20,7 +20,7 @@ use crate::up::context::Context;
 #[derive(Debug, Args)]
 pub struct SetupArgs {
     /// Show what would be done, and do nothing
-    #[arg(short = 'd', long)]
+    #[arg(short = 'n', long, short_alias = 'd')]
     dry_run: bool,
     /// What to install for; may be given again [default: nspawn, images, sources]
     #[arg(long = "for", value_name = "FEATURE")]

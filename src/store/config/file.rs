@@ -93,7 +93,8 @@ pub(super) fn read_current(working: &Path, current: &mut Current) -> Result<Opti
         toml::from_str::<File>(&text).map_err(invalid)?;
     }
     let table = text.parse::<toml::Table>().map_err(invalid)?;
-    current.keep(table).try_into().map(Some).map_err(invalid)
+    let file: File = current.keep(table).try_into().map_err(invalid)?;
+    file.check(&path).map(|()| Some(file))
 }
 
 pub(super) fn read_file(path: &Path) -> Result<Option<File>> {
@@ -108,7 +109,26 @@ pub(super) fn read_file(path: &Path) -> Result<Option<File>> {
         }
         other => other?,
     };
-    toml::from_str(&text).map(Some).map_err(|error| {
+    let file: File = toml::from_str(&text).map_err(|error| {
         Error::invalid(format!("configuration `{}` is invalid", path.display())).source(error)
-    })
+    })?;
+    file.check(path).map(|()| Some(file))
+}
+
+impl File {
+    /// Refuses values whose text is invalid, by file and key.
+    fn check(&self, path: &Path) -> Result<()> {
+        let place = |key: &str| format!("`{key}` in configuration `{}`", path.display());
+        for (key, text) in [("disk-floor", &self.disk_floor), ("log-max", &self.log_max)] {
+            if let Some(Err(refused)) = text.as_deref().map(crate::profile::value::size) {
+                let message = format!("{}: {}", place(key), refused.message);
+                return Err(Error::invalid(message).help(refused.help.unwrap_or_default()));
+            }
+        }
+        if self.jobs == Some(0) {
+            let message = format!("{}: a step needs at least 1 job", place("jobs"));
+            return Err(Error::invalid(message).help("jobs = 4"));
+        }
+        Ok(())
+    }
 }

@@ -41,6 +41,7 @@ impl Settings {
     pub(super) fn read(
         variables: BTreeMap<String, String>,
         working: Option<&Path>,
+        with_files: bool,
     ) -> Result<Self> {
         let mut settings = Self {
             variables,
@@ -62,10 +63,14 @@ impl Settings {
             let trusted = settings.set(trust::VARIABLE).map(String::as_str);
             let sent = settings.set(trust::DIGEST_VARIABLE).map(String::as_str);
             let mut current = Current::look(working, &settings.user_dir, trusted, sent);
-            settings
-                .files
-                .extend(file::read_current(working, &mut current)?);
+            if with_files {
+                let file = file::read_current(working, &mut current)?;
+                settings.files.extend(file);
+            }
             settings.current = current;
+        }
+        if !with_files {
+            return Ok(settings);
         }
         settings.read_file(&settings.user_dir.join("config.toml"))?;
         settings.read_file(Path::new("/etc/rockenv/config.toml"))?;

@@ -1,0 +1,366 @@
+//! Owns help: commands in groups, options under headings, examples at the end, and the command that a word of another
+//! tool means.
+
+use std::fmt::Write as _;
+
+use clap::builder::StyledStr;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Args, CommandFactory as _, FromArgMatches as _};
+
+use super::examples::EXAMPLES;
+use crate::cli::Cli;
+use crate::rocm::target::Target;
+use crate::sys::error::{Error, Kind, Result};
+use crate::up::context::Context;
+
+/// The commands in the order of `--help`.
+pub(super) const GROUPS: [(&str, &[&str]); 5] = [
+    (
+        "Environments",
+        &[
+            "up", "plan", "ls", "status", "shell", "exec", "env", "logs", "report", "down", "rm",
+        ],
+    ),
+    (
+        "Snapshots",
+        &[
+            "snapshot", "rollback", "fork", "verify", "push", "pull", "export", "import",
+        ],
+    ),
+    (
+        "Profiles, images, hooks, targets",
+        &["profile", "image", "hook", "target", "lock"],
+    ),
+    ("Several builds and machines", &["matrix", "on"]),
+    (
+        "The machine",
+        &[
+            "setup",
+            "doctor",
+            "du",
+            "gc",
+            "cache",
+            "fsck",
+            "trust",
+            "completions",
+            "man",
+            "schema",
+            "help",
+        ],
+    ),
+];
+
+/// Words of other tools, and what to type.
+const WORDS: [(&str, &str); 23] = [
+    ("attach", "`rockenv shell ENV` opens a shell in an env"),
+    (
+        "build",
+        "`rockenv up PROFILE` builds an env, `rockenv image build IMAGE` an image",
+    ),
+    (
+        "clean",
+        "`rockenv gc` frees disk space, `rockenv up PROFILE --clean` builds from a clean snapshot",
+    ),
+    (
+        "config",
+        "`rockenv schema config` describes rockenv.toml, `rockenv doctor` checks it",
+    ),
+    (
+        "create",
+        "`rockenv up PROFILE` builds an env, `rockenv profile new NAME` writes a profile",
+    ),
+    ("delete", "`rockenv rm ENV` removes an env"),
+    (
+        "detect",
+        "`rockenv target detect` shows the GPUs of this machine",
+    ),
+    ("images", "`rockenv image ls` lists images"),
+    (
+        "info",
+        "`rockenv status ENV` shows an env, `rockenv doctor` this machine",
+    ),
+    (
+        "init",
+        "`rockenv profile new NAME` writes a profile, `rockenv up NAME` builds it",
+    ),
+    ("inspect", "`rockenv status ENV` shows an env"),
+    (
+        "install",
+        "`rockenv setup` installs what the host needs, `rockenv up PROFILE` builds an env",
+    ),
+    (
+        "login",
+        "`docker login HOST` or `podman login HOST`: rockenv uses the same logins",
+    ),
+    (
+        "new",
+        "`rockenv profile new NAME` writes a profile, `rockenv up NAME` builds it",
+    ),
+    (
+        "prune",
+        "`rockenv gc` frees disk space, `rockenv gc -n` shows what it would remove",
+    ),
+    (
+        "ps",
+        "`rockenv ls` lists envs and whether something runs in them",
+    ),
+    (
+        "run",
+        "`rockenv up PROFILE` builds an env, `rockenv exec ENV CMD` runs a command in one",
+    ),
+    (
+        "search",
+        "`rockenv profile ls` lists profiles, `rockenv target ls` GPU targets",
+    ),
+    (
+        "ssh",
+        "`rockenv on ssh://HOST COMMAND` runs rockenv there, `rockenv shell ENV` opens a shell in an env",
+    ),
+    (
+        "start",
+        "`rockenv up PROFILE` builds an env, `rockenv shell ENV` opens a shell in one",
+    ),
+    ("stop", "`rockenv down ENV` stops all processes in an env"),
+    ("update", "`rockenv up PROFILE` brings an env up to date"),
+    ("version", "`rockenv --version` prints the version"),
+];
+
+#[derive(Debug, Args)]
+pub struct HelpArgs {
+    /// The command, such as `up` or `snapshot diff`
+    #[arg(value_name = "COMMAND")]
+    pub(super) command: Vec<String>,
+}
+
+/// Returns the command line with everything that its help shows.
+pub fn command() -> clap::Command {
+    let mut command = with_examples(Cli::command(), "");
+    let options = clap::Command::new("rockenv")
+        .disable_version_flag(true)
+        .disable_help_flag(true)
+        .args(
+            command
+                .get_arguments()
+                .map(|one| one.clone().hide_short_help(false)),
+        )
+        .help_template("{all-args}")
+        .render_help();
+    let template = format!(
+        "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n{}\n{}{{after-help}}",
+        groups(&command),
+        options.ansi()
+    );
+    command = command.help_template(template);
+    command
+}
+
+/// Parses the command line. An unknown command gets the name of the one that is meant.
+pub(super) fn parse() -> std::result::Result<Cli, Unparsed> {
+    let parsed = command().try_get_matches();
+    let parsed = parsed.and_then(|matches| Cli::from_arg_matches(&matches));
+    parsed.map_err(|error| {
+        let first = std::env::args().skip(1).find(|word| !word.starts_with('-'));
+        match (error.kind(), error.get(ContextKind::InvalidSubcommand)) {
+            (ErrorKind::InvalidSubcommand, Some(ContextValue::String(word)))
+                if first.as_ref() == Some(word) =>
+            {
+                meant(word).map_or(Unparsed::Usage(error), Unparsed::Meant)
+            }
+            _ => Unparsed::Usage(error),
+        }
+    })
+}
+
+/// Why a command line was not parsed.
+pub(super) enum Unparsed {
+    /// Also `--help` and `--version`.
+    Usage(clap::Error),
+    /// A word that is no command, with the command that is.
+    Meant(Error),
+}
+
+/// Returns the error for a word of another tool, or for a target in a command's place.
+fn meant(word: &str) -> Option<Error> {
+    let help = match WORDS.iter().find(|(known, _)| *known == word) {
+        Some((_, help)) => (*help).to_owned(),
+        None => {
+            let target = Target::named(word).ok()?;
+            format!("`rockenv up {target}` builds for it")
+        }
+    };
+    Some(Error::new(Kind::Usage, format!("no command `{}`", word.escape_debug())).help(help))
+}
+
+/// Prints the help of a command, as its `--help` does.
+pub(super) fn help(cx: &Context, args: &HelpArgs) -> Result<()> {
+    let mut command = find(command(), &args.command)?;
+    cx.ui.styled(&command.render_long_help());
+    Ok(())
+}
+
+/// Returns a command by its words: `snapshot`, `diff`.
+pub(super) fn find(mut command: clap::Command, words: &[String]) -> Result<clap::Command> {
+    command.build();
+    for (at, word) in words.iter().enumerate() {
+        let Some(inner) = command.find_subcommand(word) else {
+            if at == 0
+                && let Some(error) = meant(word)
+            {
+                return Err(error);
+            }
+            let shown = words[..=at].join(" ");
+            let message = format!("no command `{}`", shown.escape_debug());
+            return Err(Error::new(Kind::Usage, message).help(match at {
+                0 => "rockenv --help".to_owned(),
+                _ => format!("rockenv {} --help", words[..at].join(" ")),
+            }));
+        };
+        command = inner.clone();
+    }
+    Ok(command)
+}
+
+/// Returns the examples of a command, by its words.
+pub(super) fn examples(path: &str) -> &'static [(&'static str, &'static str)] {
+    EXAMPLES
+        .iter()
+        .find(|(known, _)| *known == path)
+        .map_or(&[], |(_, examples)| examples)
+}
+
+fn with_examples(command: clap::Command, path: &str) -> clap::Command {
+    let names: Vec<String> = command
+        .get_subcommands()
+        .map(|one| one.get_name().to_owned())
+        .collect();
+    let mut command = command;
+    for name in names {
+        let inner = format!("{path} {name}");
+        command = command.mut_subcommand(name, |one| with_examples(one, inner.trim_start()));
+    }
+    let examples = examples(path);
+    if examples.is_empty() {
+        return command;
+    }
+    let width = examples.iter().map(|(line, _)| line.len()).max();
+    let width = width.unwrap_or_default();
+    let mut text = heading("Examples");
+    for (line, purpose) in examples {
+        let _: std::fmt::Result = write!(text, "\n  {line:width$}  # {purpose}");
+    }
+    let short = match path {
+        "" => text.clone(),
+        _ => format!("`rockenv help {path}` shows all options, and examples."),
+    };
+    command
+        .after_help(StyledStr::from(short))
+        .after_long_help(StyledStr::from(text))
+}
+
+/// Returns every command with its line, group by group.
+fn groups(command: &clap::Command) -> String {
+    let mut text = String::new();
+    let width = command.get_subcommands().map(|one| one.get_name().len());
+    let width = width.max().unwrap_or_default();
+    for (title, names) in GROUPS {
+        let _: std::fmt::Result = write!(text, "\n{}\n", heading(title));
+        for name in names {
+            let inner = command.find_subcommand(name);
+            let about = inner.and_then(clap::Command::get_about);
+            let about = about.map(ToString::to_string).unwrap_or_default();
+            let _: std::fmt::Result = writeln!(text, "  \x1b[1m{name:width$}\x1b[0m  {about}");
+        }
+    }
+    text
+}
+
+/// As clap shows its own.
+fn heading(title: &str) -> String {
+    format!("\x1b[1m\x1b[4m{title}:\x1b[0m")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Calls `with` for each command that does something, by its words.
+    fn each(command: &clap::Command, path: &str, with: &mut dyn FnMut(&str)) {
+        for inner in command.get_subcommands() {
+            let path = format!("{path} {}", inner.get_name());
+            let is_group = inner.has_subcommands() && inner.is_subcommand_required_set();
+            if !is_group {
+                with(path.trim());
+            }
+            each(inner, &path, with);
+        }
+    }
+
+    #[test]
+    fn every_command_is_in_one_group() {
+        let command = Cli::command();
+        let mut named: Vec<&str> = GROUPS
+            .iter()
+            .flat_map(|(_, names)| *names)
+            .copied()
+            .collect();
+        let mut there: Vec<&str> = command
+            .get_subcommands()
+            .map(clap::Command::get_name)
+            .collect();
+        named.sort_unstable();
+        there.sort_unstable();
+        assert_eq!(named, there);
+    }
+
+    #[test]
+    fn every_command_has_examples_that_parse() {
+        let mut paths = vec![String::new()];
+        each(&Cli::command(), "", &mut |path| paths.push(path.to_owned()));
+        for (path, examples) in EXAMPLES {
+            assert!(
+                paths.iter().any(|known| known == path),
+                "no command `{path}`"
+            );
+            for (line, _) in *examples {
+                let words = shlex::split(line).unwrap();
+                assert!(words[1..].join(" ").starts_with(path), "{line}");
+                let parsed = command().try_get_matches_from(&words);
+                let parsed = parsed.and_then(|matches| Cli::from_arg_matches(&matches));
+                assert!(parsed.is_ok(), "{line}: {}", parsed.unwrap_err());
+                assert!(line.len() <= 60, "{line}");
+            }
+        }
+        for path in paths {
+            assert!(!examples(&path).is_empty(), "`{path}` has no example");
+        }
+    }
+
+    #[test]
+    fn words_of_other_tools_name_commands() {
+        for (word, help) in WORDS {
+            assert!(Cli::command().find_subcommand(word).is_none(), "{word}");
+            // Every command that they name exists.
+            for line in help
+                .split('`')
+                .skip(1)
+                .step_by(2)
+                .filter(|one| one.starts_with("rockenv"))
+            {
+                let words: Vec<&str> = line.split(' ').skip(1).collect();
+                let first = words.first().unwrap();
+                let command = Cli::command();
+                assert!(
+                    first.starts_with('-') || command.find_subcommand(first).is_some(),
+                    "{line}"
+                );
+            }
+        }
+        assert!(WORDS.is_sorted());
+        let error = meant("780m").unwrap();
+        assert_eq!(
+            error.help_text(),
+            Some("`rockenv up gfx1103` builds for it")
+        );
+        assert!(meant("nonsense").is_none());
+    }
+}
