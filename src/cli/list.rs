@@ -1,15 +1,21 @@
 //! Owns `ls` and `status`.
 
+use std::time::Duration;
+
 use clap::Args;
 use jiff::Timestamp;
 use serde::Serialize;
 
+use super::{logs, watch};
+use crate::execute::samples_beside;
 use crate::plan::record::{Outcome, Record};
+use crate::plan::samples::Sample;
 use crate::store::{Store, lock};
 use crate::sys::error::{Kind, Result};
 use crate::ui::size;
 use crate::ui::table::Table;
 use crate::up::context::Context;
+use crate::up::results::HandedOver;
 use crate::up::seize::holder;
 
 #[derive(Debug, Args)]
@@ -20,6 +26,9 @@ pub struct StatusArgs {
     /// The env [default: the only one]
     #[arg(value_name = "ENV")]
     name: Option<String>,
+    /// Show it again every second, until Ctrl-C
+    #[arg(long, conflicts_with = "check")]
+    watch: bool,
     /// Exit with 8 unless the env is complete and its outputs are unchanged
     #[arg(long)]
     check: bool,
@@ -40,10 +49,11 @@ struct EnvRow {
 
 pub fn ls(cx: &Context, _args: &LsArgs) -> Result<()> {
     let mut rows = Vec::new();
-    if let Some(store) = Store::open_existing(&cx.config.home)? {
+    let store = Store::open_existing(&cx.config.home)?;
+    if let Some(store) = &store {
         for name in store.envs()? {
             if let Ok(Some(record)) = store.record(&name) {
-                rows.push(row(&store, name, &record));
+                rows.push(row(store, name, &record));
             }
         }
         for unreadable in store.unreadable_envs()? {
@@ -54,7 +64,11 @@ pub fn ls(cx: &Context, _args: &LsArgs) -> Result<()> {
         return cx.ui.json(&rows);
     }
     if rows.is_empty() {
-        cx.ui.note("no envs yet; begin with: rockenv up hip-smoke");
+        match &cx.config.roots_store {
+            Some(_) => cx.ui.note("no envs of your own"),
+            None => cx.ui.note("no envs yet; begin with: rockenv up hip-smoke"),
+        }
+        cx.note_roots_store(store.is_some());
         return Ok(());
     }
     let mut table = Table::new([
@@ -78,6 +92,7 @@ pub fn ls(cx: &Context, _args: &LsArgs) -> Result<()> {
         ]);
     }
     cx.ui.table(&table);
+    cx.note_roots_store(true);
     Ok(())
 }
 
@@ -113,6 +128,13 @@ pub fn ago(then: Timestamp) -> String {
 }
 
 pub fn status(cx: &Context, args: &StatusArgs) -> Result<u8> {
+    match args.watch {
+        true => watch::watch(cx, |cx| show_status(cx, args)),
+        false => show_status(cx, args),
+    }
+}
+
+fn show_status(cx: &Context, args: &StatusArgs) -> Result<u8> {
     let store = cx.existing_store()?;
     let name = store.named_or_only(args.name.as_deref())?;
     let mut record = store.known(&name)?;
@@ -123,6 +145,8 @@ pub fn status(cx: &Context, args: &StatusArgs) -> Result<u8> {
         true => results(&store, &name, &record)?,
         false => Vec::new(),
     };
+    let spec = store.spec(&name).ok().filter(|_| record.complete);
+    let handed_over = spec.map(|spec| HandedOver::of(&store, &spec));
     let is_whole = record.complete && results.is_empty();
     let code = match args.check && !is_whole {
         true => Kind::Drift.exit_code(),
@@ -140,6 +164,9 @@ pub fn status(cx: &Context, args: &StatusArgs) -> Result<u8> {
             image_digest: Option<String>,
             store: String,
             holder: Option<lock::Holder>,
+            /// Where the results of a complete env are, and how to use them.
+            #[serde(skip_serializing_if = "Option::is_none")]
+            handed_over: Option<&'a HandedOver>,
             record: &'a Record,
         }
         cx.ui.json(&Shown {
@@ -150,6 +177,7 @@ pub fn status(cx: &Context, args: &StatusArgs) -> Result<u8> {
             image_digest: image.map(|image| image.digest),
             store: store.method().to_string(),
             holder,
+            handed_over: handed_over.as_ref(),
             record: &record,
             results,
         })?;
@@ -169,6 +197,10 @@ pub fn status(cx: &Context, args: &StatusArgs) -> Result<u8> {
         store.method(),
         record.created.strftime("%Y-%m-%d %H:%M UTC"),
     ));
+    let is_building = holder.as_ref().is_some_and(|holder| holder.verb == "up");
+    if let Some(now) = is_building.then(|| now(&store, &name)).flatten() {
+        cx.ui.data(&format!("now      {now}\n"));
+    }
     cx.ui.table(&steps(&record));
     for step in record
         .steps
@@ -185,6 +217,9 @@ pub fn status(cx: &Context, args: &StatusArgs) -> Result<u8> {
             failed.step, name
         ));
     }
+    if let Some(handed_over) = &handed_over {
+        handed_over.note(&cx.ui);
+    }
     for changed in &results {
         let (volume, path) = (&changed.volume, &changed.path);
         cx.ui.data(&format!("{volume}: {path} {}\n", changed.what));
@@ -196,6 +231,19 @@ pub fn status(cx: &Context, args: &StatusArgs) -> Result<u8> {
         ));
     }
     Ok(code)
+}
+
+/// Returns what the running step uses, by its latest sample.
+fn now(store: &Store, env: &str) -> Option<String> {
+    let log = logs::all(store, env, None).ok()?.pop_last()?;
+    let samples = fs_err::read_to_string(samples_beside(&log)).ok()?;
+    let sample: Sample = samples.lines().next_back()?.parse().ok()?;
+    let name = log.file_stem()?.to_string_lossy();
+    let took = size::duration(Duration::from_millis(sample.at_ms));
+    let load = size::load(sample.jobs, sample.memory);
+    let parts = [format!("step {}", name.get(3..)?), took, load];
+    let parts: Vec<String> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+    Some(parts.join(", "))
 }
 
 /// Returns the table of an env's steps and their costs.

@@ -84,7 +84,12 @@ pub fn lock(cx: &Context, args: &LockArgs) -> Result<()> {
         fits(cx, &path, old, &mut selection)?;
     }
     check_names(args, &selection)?;
-    cx.host_as_root("building an image")?;
+    selection.note_absent_engine(cx);
+    let is_rootless = selection.choice.service.is_some();
+    match is_rootless {
+        true => cx.host_as_rootless("building an image")?,
+        false => cx.host_as_root("building an image")?,
+    };
     let store = cx.store()?;
     let signals = Signals::take()?;
     let reporter = cx.ui.reporter(Format::Human);

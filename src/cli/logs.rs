@@ -105,7 +105,7 @@ fn chosen(store: &Store, args: &LogsArgs) -> Result<(String, Option<String>)> {
 
 /// Returns the logs in the order in which they began; only those of the step if one is named. Each name contains the
 /// time of its `up` and the number of its step.
-fn all(store: &Store, env: &str, wanted: Option<&str>) -> Result<BTreeSet<PathBuf>> {
+pub(super) fn all(store: &Store, env: &str, wanted: Option<&str>) -> Result<BTreeSet<PathBuf>> {
     let mut found = BTreeSet::new();
     let runs = match fs::read_dir(store.env_dir(env).join("logs")) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(found),

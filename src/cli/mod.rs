@@ -38,12 +38,13 @@ pub mod testing;
 pub mod trust;
 pub mod up;
 pub mod verify;
+pub(crate) mod watch;
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::up::options::{PlanOptions, UpOptions};
+use crate::up::options::UpOptions;
 
 /// Reproducible build environments for ROCm, in systemd-nspawn and containers.
 #[derive(Debug, Parser)]
@@ -108,7 +109,7 @@ pub enum Command {
     /// Build an env, or bring it up to date
     Up(UpOptions),
     /// Show what `up` would do
-    Plan(PlanOptions),
+    Plan(plan::PlanArgs),
     /// Stop all processes in an env; nothing is removed
     Down(remove::DownArgs),
     #[command(visible_alias = "remove")]

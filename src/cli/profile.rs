@@ -165,7 +165,7 @@ fn show(cx: &Context, args: &ShowArgs) -> Result<()> {
 fn show_resolved(cx: &Context, args: &ShowArgs) -> Result<()> {
     let selection = Selection::new(cx, &request(&args.what, &args.target, &args.param))?;
     let store = Store::open_existing(&cx.config.home)?;
-    let (mut gathered, notes) = Gathered::predict(&selection, store.as_ref(), false)?;
+    let (mut gathered, missing) = Gathered::predict(&selection, store.as_ref(), false)?;
     let spec = gathered.resolve(store.as_ref())?;
     if cx.json {
         cx.ui.json(&spec)?;
@@ -174,7 +174,8 @@ fn show_resolved(cx: &Context, args: &ShowArgs) -> Result<()> {
             .map_err(|error| Error::unexpected("cannot write the spec as toml").source(error))?;
         cx.ui.data(&text);
     }
-    for note in notes {
+    selection.note_absent_engine(cx);
+    for note in missing.notes.iter().chain(&missing.refused) {
         cx.ui.note(&format!("{note}: keys will differ when it is"));
     }
     Ok(())
@@ -193,6 +194,7 @@ fn request<'a>(what: &'a str, targets: &'a [String], params: &'a [String]) -> Up
         engine: None,
         jobs: None,
         gpu: "auto",
+        inspects: true,
     }
 }
 

@@ -55,6 +55,7 @@ pub(crate) fn run() -> ExitCode {
     let result = config.and_then(|mut config| {
         if let Some(home) = &cli.global.home {
             config.home = std::path::absolute(home)?;
+            config.roots_store = None;
         }
         ui = Ui::new(settings(&cli.global, Some(&config)));
         certificates::configure(config.authorities.clone());
@@ -109,6 +110,8 @@ fn settings(global: &GlobalArgs, config: Option<&Config>) -> Settings {
         dumb: terminal.term.as_deref().is_none_or(|term| term == "dumb"),
         ci: terminal.ci,
         ci_system: terminal.ci_system,
+        integration: terminal.integration,
+        through_sudo: config.is_some_and(|config| config.through_sudo),
         terminals: Terminals::detect(),
     }
 }

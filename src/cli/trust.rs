@@ -190,6 +190,7 @@ pub(crate) fn ask(cx: Context, cli: &Cli) -> Result<Context> {
     let mut config = Config::read()?;
     if cli.global.home.is_some() {
         config.home.clone_from(&cx.config.home);
+        config.roots_store = None;
     }
     Ok(Context { config, ..cx })
 }

@@ -14,6 +14,7 @@ use crate::ui::{Format, Reporter};
 use crate::up::context::Context;
 use crate::up::options::{Progress, UpOptions};
 use crate::up::registry;
+use crate::up::results::HandedOver;
 use crate::up::summary as verdict;
 use crate::up::summary::Fate;
 use crate::up::{Finished, run_up};
@@ -22,7 +23,7 @@ use crate::up::{ephemeral, locked, offline};
 /// Brings an env up; returns the exit code.
 pub fn up(cx: &Context, args: UpOptions) -> Result<u8> {
     if args.dry_run {
-        return plan::plan(cx, args.plan).map(|()| 0);
+        return plan::show_plan(cx, &args.plan, args.force, false);
     }
     if args.setup {
         crate::cli::setup::command::install_missing(cx)?;
@@ -32,10 +33,11 @@ pub fn up(cx: &Context, args: UpOptions) -> Result<u8> {
     if selection.choice.engine == Engine::Nspawn && !selection.host.root {
         return Err(
             Error::unavailable("building an env with systemd-nspawn needs root")
-                .help("sudo rockenv up ..."),
+                .help(&cx.config.sudo_command),
         );
     }
-    cx.host_as_root("building an env")?;
+    // An ordinary user's only engine is their own Podman.
+    cx.host_as_rootless("building an env")?;
     if args.pushes(&cx.config) {
         registry::repository(cx, None)?;
     }
@@ -108,7 +110,12 @@ pub fn up(cx: &Context, args: UpOptions) -> Result<u8> {
         }
         (outcome, _) => outcome?,
     };
-    verdict::say(cx, &reporter, finished, &fate, &args.resume_command())
+    let is_done = matches!(finished.ended, None | Some(Ended::Complete));
+    let code = verdict::say(cx, &reporter, finished, &fate, &args.resume_command())?;
+    if let (Fate::Stays, true, Ok(spec)) = (&fate, is_done, store.spec(&name)) {
+        HandedOver::of(&store, &spec).note(&cx.ui);
+    }
+    Ok(code)
 }
 
 /// Pushes the finished steps. A registry's refusal undoes nothing; only a signal is an error.

@@ -54,7 +54,13 @@ pub enum Reason {
     MadeWith,
     /// It is the first that works here.
     Found(&'static str),
+    /// Nothing works here; this one is planned for.
+    Absent,
 }
+
+/// Why no engine was found.
+pub(crate) const NONE_HERE: &str =
+    "systemd-nspawn is not installed or needs root, and no service answers";
 
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -62,6 +68,7 @@ impl fmt::Display for Reason {
             Self::Asked => "asked for",
             Self::MadeWith => "the env was created with it",
             Self::Found(why) => why,
+            Self::Absent => "no engine here",
         })
     }
 }
@@ -99,6 +106,30 @@ pub fn choose(
     }
 }
 
+pub(crate) fn is_nspawn_installed() -> bool {
+    which::which_in("systemd-nspawn", Some("/usr/bin:/bin"), "/").is_ok()
+}
+
+/// Chooses an engine to plan for; where none works, the requested one or systemd-nspawn.
+pub fn choose_to_plan(
+    asked: Option<&str>,
+    made_with: Option<(&str, Option<PathBuf>)>,
+    nspawn: bool,
+    sockets: &Sockets,
+) -> Result<Choice> {
+    match choose(asked, made_with, nspawn, sockets) {
+        Err(error) if error.kind() == Kind::Unavailable => Ok(Choice {
+            engine: match asked.filter(|name| *name != "auto") {
+                Some(name) => named(name)?,
+                None => Engine::Nspawn,
+            },
+            service: None,
+            reason: Reason::Absent,
+        }),
+        other => other,
+    }
+}
+
 fn named(name: &str) -> Result<Engine> {
     Engine::ALL
         .into_iter()
@@ -125,11 +156,11 @@ fn first_service(sockets: &Sockets) -> Result<Choice> {
             Err(error) => causes.push(error.chain().join(": ")),
         }
     }
-    Err(Error::unavailable(
-        "no engine available: systemd-nspawn is not installed or needs root, and no service answers",
+    Err(
+        Error::unavailable(format!("no engine available: {NONE_HERE}"))
+            .source(causes.join("; "))
+            .help("rockenv doctor"),
     )
-    .source(causes.join("; "))
-    .help("rockenv doctor"))
 }
 
 /// Finds the service of an engine.
@@ -216,6 +247,10 @@ mod tests {
             text.contains("/nowhere/docker.sock") && text.contains("/nowhere/podman.sock"),
             "{text}"
         );
+        for (asked, engine) in [(None, Engine::Nspawn), (Some("podman"), Engine::Podman)] {
+            let planned = choose_to_plan(asked, None, false, &nowhere()).unwrap();
+            assert_eq!((planned.engine, planned.reason), (engine, Reason::Absent));
+        }
         assert_eq!(
             choose(Some("lxc"), None, true, &nowhere())
                 .unwrap_err()

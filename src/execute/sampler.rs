@@ -48,13 +48,11 @@ impl Sampler {
     }
 
     /// Takes a sample if it is time to; `grown` is the growth of disk usage in bytes.
-    pub fn look(&mut self, grown: i64) {
-        if Instant::now() >= self.due {
-            self.take(grown);
-        }
+    pub fn look(&mut self, grown: i64) -> Option<Sample> {
+        (Instant::now() >= self.due).then(|| self.take(grown))
     }
 
-    pub fn take(&mut self, grown: i64) {
+    pub fn take(&mut self, grown: i64) -> Sample {
         if self.cgroup.is_none() {
             self.find_group();
         }
@@ -70,7 +68,9 @@ impl Sampler {
         self.most_memory = self.most_memory.max(sample.memory);
         let thinned = self.series.push(sample);
         self.due = Instant::now() + self.series.period();
-        let Some(file) = &mut self.file else { return };
+        let Some(file) = &mut self.file else {
+            return sample;
+        };
         let written = if thinned {
             self.rewrite()
         } else {
@@ -79,6 +79,7 @@ impl Sampler {
         if written.is_err() {
             self.file = None;
         }
+        sample
     }
 
     /// The control group is known once the container runs; without root there may be none.

@@ -152,7 +152,9 @@ impl Supervision<'_, '_> {
                 self.deadline = self.deadline.map(|deadline| deadline + (now - looked));
             }
             looked = now;
-            self.step.sampler.look(self.step.guard.grown());
+            if let Some(sample) = self.step.sampler.look(self.step.guard.grown()) {
+                self.step.output.load(sample.jobs, sample.memory);
+            }
             let events = self.wait()?;
             for slot in [0, 1] {
                 if events.pipes[slot] && !self.drain(slot)? {

@@ -1,7 +1,7 @@
 //! Owns the savings of starting from prebuilt parts: a pure function of the profile, the resolved spec, and known
 //! costs of its steps. Figures come from this machine, or are published ones; nothing is guessed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -15,6 +15,9 @@ pub struct Figure {
     pub step: String,
     /// How long it takes, in seconds.
     pub seconds: Option<u64>,
+    /// The time is a limit that nobody measured.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub limit: bool,
     /// Disk that it fills, in bytes.
     pub disk: Option<u64>,
     /// Who measured it.
@@ -82,6 +85,14 @@ pub fn ways(profile: &Profile, spec: &Spec, recorded: &BTreeMap<String, Figure>)
     ways
 }
 
+/// Returns the steps that belong to other variants or starting points.
+pub(crate) fn other_choices<'a>(profile: &'a Profile, spec: &Spec) -> BTreeSet<&'a str> {
+    let steps = profile.steps.iter();
+    let other =
+        steps.filter(|step| !is_of(step, &spec.from) || !in_variant(step, spec.variant.as_deref()));
+    other.map(|step| step.name.as_str()).collect()
+}
+
 fn is_of(step: &Step, way: &str) -> bool {
     let from = step.when.from.as_ref();
     from.is_none_or(|from| from.iter().any(|name| name.value == way))
@@ -97,6 +108,7 @@ fn figure(step: &Step, recorded: &BTreeMap<String, Figure>) -> Option<Figure> {
     let published = step.published.as_ref().map(|published| Figure {
         step: step.name.clone(),
         seconds: published.time.as_ref().map(Duration::as_secs),
+        limit: published.limit,
         disk: published.disk,
         source: published.source.clone(),
     });
@@ -151,6 +163,7 @@ run = "x"
             Figure {
                 step: "libs".to_owned(),
                 seconds: Some(60),
+                limit: false,
                 disk: Some(5),
                 source: "env x on this machine".to_owned(),
             },

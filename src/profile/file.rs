@@ -316,6 +316,9 @@ pub(crate) struct Published {
     pub(crate) time: Option<At<String>>,
     /// Disk that it fills, such as "30G".
     pub(crate) disk: Option<At<String>>,
+    /// `true`: the time is a limit that nobody measured.
+    #[serde(default)]
+    pub(crate) limit: bool,
     /// Who measured it, and on which machine.
     pub(crate) source: String,
 }

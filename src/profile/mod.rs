@@ -150,6 +150,8 @@ pub struct Published {
     pub time: Option<Duration>,
     /// Disk that it fills, in bytes.
     pub disk: Option<u64>,
+    /// The time is a limit that nobody measured.
+    pub limit: bool,
     /// Who measured it, and on which machine.
     pub source: String,
 }

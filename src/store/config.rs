@@ -15,7 +15,9 @@ use crate::store::history::Reuse;
 use crate::sys::account;
 use crate::sys::catalog::Directory;
 use crate::sys::error::Result;
+use crate::sys::shell::quoted;
 use crate::sys::trust::{self, Current};
+use crate::ui::Integration;
 use crate::ui::ci::System;
 
 mod file;
@@ -41,6 +43,8 @@ pub struct Terminal {
     pub force_color: bool,
     /// `TERM`.
     pub term: Option<String>,
+    /// What the terminal shows of its own.
+    pub integration: Integration,
     /// `CI` is set to a true value.
     pub ci: bool,
     /// The CI system that reads the output.
@@ -53,6 +57,12 @@ pub struct Terminal {
 #[derive(Clone, Debug)]
 pub struct Config {
     pub home: PathBuf,
+    /// Root's store, if an ordinary user called who named no store and root has one.
+    pub roots_store: Option<PathBuf>,
+    /// The command through sudo, quoted for a shell.
+    pub sudo_command: String,
+    /// Root was called through sudo.
+    pub through_sudo: bool,
     /// Requested engine.
     pub engine: Option<String>,
     /// Sockets of container services.
@@ -131,10 +141,17 @@ impl Config {
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .collect();
         let working = std::env::current_dir().ok();
-        let config = Self::from(Settings::read(environment, working.as_deref(), with_files)?)?;
+        let settings = Settings::read(environment, working.as_deref(), with_files)?;
+        let mut config = Self::from(settings)?;
+        let words: Vec<String> = std::env::args_os()
+            .skip(1)
+            .map(|word| quoted(&word.to_string_lossy()).into_owned())
+            .collect();
+        config.sudo_command = format!("sudo rockenv {}", words.join(" "));
         account::settle(&config.invoking_user);
         Ok(config)
     }
+
     /// Reads the configuration from these variables, and from the files of the working directory.
     pub(crate) fn of(
         environment: BTreeMap<String, String>,
@@ -146,6 +163,9 @@ impl Config {
     fn from(settings: Settings) -> Result<Self> {
         Ok(Self {
             home: settings.home(),
+            roots_store: settings.roots_store(),
+            sudo_command: "sudo rockenv ...".to_owned(),
+            through_sudo: settings.through_sudo(),
             engine: settings.text("ROCKENV_ENGINE", |file| file.engine.clone()),
             sockets: settings.sockets(),
             ssh: settings.set("ROCKENV_SSH").map_or_else(

@@ -66,6 +66,16 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         left_ms: Option<u64>,
     },
+    /// What a step uses now.
+    Load {
+        index: u32,
+        /// Job slots in use, if that is known.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        jobs: Option<u32>,
+        /// Memory without page cache, in bytes.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        memory: Option<u64>,
+    },
     /// A step ended.
     StepFinished {
         index: u32,
@@ -102,6 +112,9 @@ pub struct Planned {
     pub cached: bool,
     /// Why it runs, or need not run.
     pub reason: String,
+    /// Milliseconds that it takes, by its earlier runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expected_ms: Option<u64>,
 }
 
 /// The origin of a line.

@@ -9,6 +9,8 @@ pub mod event;
 mod json;
 pub mod lines;
 pub mod ninja;
+mod osc;
+mod overall;
 mod plain;
 pub mod report;
 pub mod size;
@@ -17,6 +19,7 @@ pub mod tail;
 mod term;
 pub mod text;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::io::{self, BufRead as _, IsTerminal as _, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -26,6 +29,7 @@ use serde::Serialize;
 
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use ci::{Level, Sections};
+pub use osc::Integration;
 pub use report::{Format, Reporter, StepOutput};
 use table::Table;
 use term::Bars;
@@ -49,6 +53,10 @@ pub struct Settings {
     pub ci: bool,
     /// The CI system that reads the output, if it folds and annotates.
     pub ci_system: Option<ci::System>,
+    /// Called through sudo, so hints begin with it.
+    pub through_sudo: bool,
+    /// What the terminal shows of its own.
+    pub integration: Integration,
     pub terminals: Terminals,
 }
 
@@ -71,6 +79,14 @@ impl Terminals {
 }
 
 impl Settings {
+    /// Returns a text with its commands of rockenv as the user has to type them.
+    pub fn hint<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        match self.through_sudo {
+            true => Cow::Owned(text::with_sudo(text)),
+            false => Cow::Borrowed(text),
+        }
+    }
+
     fn color(&self, terminal: bool) -> bool {
         !self.no_color && (self.force_color || (terminal && !self.dumb))
     }
@@ -113,9 +129,28 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 enum Paint {
     Bold,
     Dim,
+    Green,
     Red,
     Yellow,
     Cyan,
+}
+
+/// How good a result is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tone {
+    Good,
+    Doubtful,
+    Bad,
+}
+
+impl Tone {
+    fn paint(self) -> Paint {
+        match self {
+            Self::Good => Paint::Green,
+            Self::Doubtful => Paint::Yellow,
+            Self::Bad => Paint::Red,
+        }
+    }
 }
 
 fn paint(on: bool, paint: Paint, text: &str) -> String {
@@ -123,6 +158,7 @@ fn paint(on: bool, paint: Paint, text: &str) -> String {
         _ if !on => return text.to_owned(),
         Paint::Bold => "1",
         Paint::Dim => "2",
+        Paint::Green => "1;32",
         Paint::Red => "1;31",
         Paint::Yellow => "1;33",
         Paint::Cyan => "1;36",
@@ -176,6 +212,51 @@ impl Ui {
         if !text.ends_with('\n') && !text.is_empty() {
             self.write_out(b"\n");
         }
+    }
+
+    /// Writes a line that begins with a name: of a result, painted by how good it is.
+    pub fn verdict(&self, tone: Tone, text: &str) {
+        let on = self.settings.color(self.settings.terminals.stdout);
+        let text = paint(on, tone.paint(), &text::escape_lines(text));
+        self.write_out(format!("{text}\n").as_bytes());
+    }
+
+    /// Writes text that has been through another `Ui`, in place of the `before` lines that this wrote last. Returns its
+    /// number of lines on the screen.
+    pub fn redraw(&self, text: &str, before: usize) -> usize {
+        let columns = rustix::termios::tcgetwinsize(io::stdout())
+            .map_or(80, |size| usize::from(size.ws_col.max(1)));
+        let rows: usize = text
+            .lines()
+            .map(|line| text::columns(line).div_ceil(columns).max(1))
+            .sum();
+        let up = match before {
+            0 => String::new(),
+            rows => format!("\x1b[{rows}F"),
+        };
+        self.write_out(format!("{up}\x1b[J{text}").as_bytes());
+        self.flush();
+        rows
+    }
+
+    /// Writes a title of results.
+    pub fn heading(&self, text: &str) {
+        let on = self.settings.color(self.settings.terminals.stdout);
+        let text = paint(on, Paint::Bold, &text::escape_lines(text));
+        self.write_out(format!("{text}\n").as_bytes());
+    }
+
+    /// Writes `  WORD  message` with the word painted; on a terminal the message is wrapped.
+    pub fn finding(&self, tone: Tone, word: &str, message: &str) {
+        let on = self.settings.color(self.settings.terminals.stdout);
+        let word = paint(on, tone.paint(), &format!("{word:<7}"));
+        let message = text::escape_lines(message);
+        let columns = match self.settings.terminals.stdout {
+            true => 69,
+            false => usize::MAX,
+        };
+        let lines = text::wrap(&message, columns).join("\n           ");
+        self.write_out(format!("  {word}  {lines}\n").as_bytes());
     }
 
     /// Writes a table; the header is bold if colour is on.
@@ -264,7 +345,8 @@ impl Ui {
         if !self.settings.quiet {
             // On a terminal results come before notes about them.
             self.flush();
-            self.write_err(&format!("{}\n", text::escape_lines(text)));
+            let text = self.settings.hint(text);
+            self.write_err(&format!("{}\n", text::escape_lines(&text)));
         }
     }
 
@@ -301,7 +383,8 @@ impl Ui {
             });
         }
         if let Some(help) = error.help_text() {
-            let help = text::escape_lines(help);
+            let help = self.settings.hint(help);
+            let help = text::escape_lines(&help);
             lines.push(format!("{} {help}", paint(on, Paint::Cyan, "help:")));
         }
         // The run's current work is over.

@@ -15,6 +15,7 @@ pub(super) struct Plain {
     quiet: bool,
     verbose: bool,
     color: bool,
+    settings: Settings,
     /// Titles of running steps.
     titles: HashMap<u32, String>,
     told: Option<Instant>,
@@ -29,6 +30,7 @@ impl Plain {
             quiet: settings.quiet,
             verbose: settings.verbose > 0,
             color: settings.color(settings.terminals.stderr),
+            settings: *settings,
             titles: HashMap::new(),
             told: None,
             image: String::new(),
@@ -129,7 +131,8 @@ impl Plain {
         let text = match event {
             Event::Warning { message } => {
                 let label = paint(self.color, Paint::Yellow, "warning:");
-                return Some(format!("{label} {}\n", escape(message)));
+                let message = self.settings.hint(message);
+                return Some(format!("{label} {}\n", escape(&message)));
             }
             Event::StepFinished {
                 index,
@@ -160,7 +163,7 @@ impl Plain {
                 format!("{env}: {steps}, {cached} done before{engine}\n")
             }
             Event::Finished { message, .. } if !message.is_empty() => {
-                format!("{}\n", escape(message))
+                format!("{}\n", escape(&self.settings.hint(message)))
             }
             _ => return None,
         };

@@ -111,9 +111,21 @@ impl Reporter {
                 }
             }
         }
+        events.iter().for_each(|event| self.tell_terminal(event));
         if let (Some(Event::Finished { .. }), Kind::Bars(bars)) = (events.last(), &self.kind) {
             self.ui.print_directly();
             self.ui.write_err(&bars.close());
+        }
+    }
+
+    /// Keeps the terminal's own progress and title up to date, whatever shows the run.
+    fn tell_terminal(&self, event: &Event) {
+        if let Kind::Bars(bars) = &self.kind {
+            let sequences = bars.osc(event);
+            if !sequences.is_empty() {
+                // Unlike other output it moves nothing, so it need not go through the bars.
+                lock(&self.ui.err).write(&sequences);
+            }
         }
     }
 
@@ -169,6 +181,7 @@ impl Reporter {
             estimate: Estimate::default(),
             started: Instant::now(),
             reported: None,
+            loaded: None,
             tail: Tail::default(),
         }
     }
@@ -176,6 +189,9 @@ impl Reporter {
 
 /// Minimum interval of ninja's progress, which changes thousands of times a second when nothing is to do.
 const NINJA_EVERY: Duration = Duration::from_millis(200);
+
+/// Minimum interval of what a step uses.
+const LOAD_EVERY: Duration = Duration::from_secs(1);
 
 /// Takes a step's output as it comes, reports lines and progress, and keeps the end of it.
 #[derive(Debug)]
@@ -188,6 +204,7 @@ pub struct StepOutput {
     estimate: Estimate,
     started: Instant,
     reported: Option<Instant>,
+    loaded: Option<Instant>,
     tail: Tail,
 }
 
@@ -259,6 +276,21 @@ impl StepOutput {
         }
     }
 
+    /// Reports what the step uses now.
+    pub fn load(&mut self, jobs: Option<u32>, memory: Option<u64>) {
+        let now = Instant::now();
+        let is_due = |then| now.duration_since(then) >= LOAD_EVERY;
+        if !self.loaded.is_none_or(is_due) {
+            return;
+        }
+        self.loaded = Some(now);
+        self.reporter.emit(&Event::Load {
+            index: self.index,
+            jobs,
+            memory,
+        });
+    }
+
     fn report_ninja(&mut self, now: bool) {
         let at = Instant::now();
         let recent = self
@@ -296,6 +328,7 @@ mod tests {
                 key: "k".to_owned(),
                 cached: false,
                 reason: "never built".to_owned(),
+                expected_ms: None,
             }],
             chosen: None,
         });

@@ -10,7 +10,7 @@ pub fn bytes(bytes: u64) -> String {
 }
 
 /// Cells of a bar.
-const BAR: u64 = 12;
+pub(super) const BAR: u64 = 12;
 
 /// Returns a part of a whole as a bar, in eighths of a cell; empty without a whole.
 pub fn bar(part: u64, whole: u64) -> String {
@@ -22,6 +22,16 @@ pub fn bar(part: u64, whole: u64) -> String {
     // At most twelve cells.
     let (full, rest) = ((eighths / 8) as usize, (eighths % 8) as usize);
     format!("{}{}", "█".repeat(full), EIGHTHS[rest])
+}
+
+/// Formats what a step uses: `8 jobs, 5.1 GiB`.
+pub fn load(jobs: Option<u32>, memory: Option<u64>) -> String {
+    let jobs = jobs.map(|jobs| match jobs {
+        1 => "1 job".to_owned(),
+        jobs => format!("{jobs} jobs"),
+    });
+    let parts: Vec<String> = jobs.into_iter().chain(memory.map(bytes)).collect();
+    parts.join(", ")
 }
 
 /// Formats progress: `1.5 GiB of 3.0 GiB (50 %)`, or `1.5 GiB` without a known total.

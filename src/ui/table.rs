@@ -2,7 +2,7 @@
 
 use unicode_width::UnicodeWidthStr as _;
 
-use super::text::escape;
+use super::text::{escape, wrap};
 
 /// Rows of cells under a header; cells are escaped.
 #[derive(Clone, Debug)]
@@ -10,7 +10,12 @@ pub struct Table {
     header: Vec<String>,
     right: Vec<bool>,
     rows: Vec<Vec<String>>,
+    /// Columns of the screen; the last column of the table is wrapped to fit.
+    within: Option<usize>,
 }
+
+/// The narrowest that a column is wrapped to.
+const NARROW: usize = 20;
 
 impl Table {
     /// Makes a table. A column whose title starts with `>` is aligned to the right, for numbers.
@@ -22,7 +27,15 @@ impl Table {
                 .collect(),
             right: header.iter().map(|title| title.starts_with('>')).collect(),
             rows: Vec::new(),
+            within: None,
         }
+    }
+
+    /// Wraps the last column so that lines fit in so many columns.
+    #[must_use]
+    pub fn within(mut self, columns: usize) -> Self {
+        self.within = Some(columns);
+        self
     }
 
     /// Adds a row; cells beyond the header are dropped, missing ones are empty.
@@ -40,9 +53,36 @@ impl Table {
         self.rows.is_empty()
     }
 
+    /// Returns the rows, with the last column broken into several where it does not fit.
+    fn wrapped(&self) -> Vec<Vec<String>> {
+        let Some((within, last)) = self.within.zip(self.header.len().checked_sub(1)) else {
+            return self.rows.clone();
+        };
+        let before: usize = (0..last)
+            .map(|at| {
+                let lines = std::iter::once(&self.header).chain(&self.rows);
+                lines.map(|line| line[at].width()).max().unwrap_or(0) + 2
+            })
+            .sum();
+        let columns = within.saturating_sub(before).max(NARROW);
+        let mut rows = Vec::new();
+        for row in &self.rows {
+            for (number, line) in wrap(&row[last], columns).into_iter().enumerate() {
+                let mut cells = match number {
+                    0 => row.clone(),
+                    _ => vec![String::new(); last + 1],
+                };
+                cells[last] = line;
+                rows.push(cells);
+            }
+        }
+        rows
+    }
+
     /// Returns the lines, each with its newline and without trailing spaces.
     pub fn render(&self) -> String {
-        let lines = || std::iter::once(&self.header).chain(&self.rows);
+        let wrapped = self.wrapped();
+        let lines = || std::iter::once(&self.header).chain(&wrapped);
         let widths: Vec<usize> = (0..self.header.len())
             .map(|at| lines().map(|line| line[at].width()).max().unwrap_or(0))
             .collect();
@@ -84,6 +124,19 @@ mod tests {
         gfx1103  1.5 GiB  ready
         日本        12 B  a\x1b[2Jb
         short
+        ");
+    }
+
+    #[test]
+    fn the_last_column_is_wrapped() {
+        let mut table = Table::new(["step", "why"]).within(30);
+        table.row(["configure", "the input `src` and the script changed"]);
+        table.row(["test", "new"]);
+        insta::assert_snapshot!(table.render(), @r"
+        step       why
+        configure  the input `src` and
+                   the script changed
+        test       new
         ");
     }
 }

@@ -1,14 +1,16 @@
 //! Owns the moving lines: one for each running step, with its current work. The only user of indicatif.
 
 use std::collections::HashMap;
-use std::fmt::Write as _;
+use std::io::Write as _;
 use std::sync::Mutex;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
 use super::event::Event;
-use super::plain::{Plain, ninja, title};
+use super::osc::Told;
+use super::overall::{Overall, boxed};
+use super::plain::{Plain, title};
 use super::text::{escape, escape_lines};
 use super::{Paint, Settings, lock, paint, size};
 
@@ -18,6 +20,8 @@ const TICK: Duration = Duration::from_millis(250);
 /// Identifies a line.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Key {
+    /// The whole run; always the last line.
+    Run,
     Step(u32),
     Image(String),
     Transfer(String),
@@ -37,6 +41,8 @@ struct State {
     lines: HashMap<Key, Moving>,
     /// The permanent lines above.
     plain: Plain,
+    overall: Overall,
+    told: Told,
     closed: bool,
     /// The closing message, to be written when nothing moves any more.
     finished: String,
@@ -46,14 +52,63 @@ impl Drop for Bars {
     // A run that ends with an error reports no end.
     fn drop(&mut self) {
         self.close();
+        let sequences = lock(&self.state).told.clear();
+        if !sequences.is_empty() {
+            // Without a screen there is nobody to report a failure to.
+            drop(std::io::stderr().write_all(sequences.as_bytes()));
+        }
     }
 }
 
 #[derive(Debug)]
 struct Moving {
     bar: ProgressBar,
-    ninja: String,
+    /// The line below, with the latest output.
+    below: Option<ProgressBar>,
+    /// Done and total: of a step's ninja, or bytes.
+    count: Option<(u64, Option<u64>)>,
+    rate: Rate,
+    /// Jobs and memory in use.
+    load: String,
     output: String,
+}
+
+/// How fast bytes come.
+#[derive(Debug, Default)]
+struct Rate {
+    since: Option<(Instant, u64)>,
+    per_second: Option<u64>,
+}
+
+impl Rate {
+    /// Takes the bytes so far; returns those of a second, over the last few.
+    fn update(&mut self, done: u64, now: Instant) -> Option<u64> {
+        let (then, before) = *self.since.get_or_insert((now, done));
+        let millis = now.saturating_duration_since(then).as_millis();
+        if millis >= 1000 {
+            let recent = u128::from(done.saturating_sub(before)) * 1000 / millis;
+            let recent = u64::try_from(recent).unwrap_or(u64::MAX);
+            self.per_second = Some(match self.per_second {
+                Some(earlier) => earlier / 2 + recent / 2,
+                None => recent,
+            });
+            self.since = Some((now, done));
+        }
+        self.per_second
+    }
+}
+
+/// Formats bytes so far, with their speed and the time left.
+fn transferred(done: u64, total: Option<u64>, speed: Option<u64>) -> String {
+    let mut text = size::progress(done, total);
+    if let Some(speed) = speed.filter(|speed| *speed > 0) {
+        text.extend([", ", &size::bytes(speed), "/s"]);
+        if let Some(rest) = total.and_then(|total| total.checked_sub(done)) {
+            let left = size::duration(Duration::from_secs(rest.div_ceil(speed)));
+            text.extend([", ", &left, " left"]);
+        }
+    }
+    text
 }
 
 impl Bars {
@@ -67,6 +122,8 @@ impl Bars {
             state: Mutex::new(State {
                 lines: HashMap::new(),
                 plain: Plain::new(settings),
+                overall: Overall::default(),
+                told: Told::new(settings.integration),
                 closed: false,
                 finished: String::new(),
             }),
@@ -86,18 +143,20 @@ impl Bars {
         if state.closed {
             return;
         }
-        if let Event::StepFinished { index, .. } = event {
-            self.remove(&mut state, &Key::Step(*index));
-        }
-        if let Event::ImageFinished { image, .. } = event {
-            self.remove(&mut state, &Key::Image(image.clone()));
-        }
-        if let Event::TransferFinished { what, .. } = event {
-            self.remove(&mut state, &Key::Transfer(what.clone()));
+        let now = Instant::now();
+        state.overall.event(event, now);
+        let over = match event {
+            Event::StepFinished { index, .. } => Some(Key::Step(*index)),
+            Event::ImageFinished { image, .. } => Some(Key::Image(image.clone())),
+            Event::TransferFinished { what, .. } => Some(Key::Transfer(what.clone())),
+            _ => None,
+        };
+        if let Some(key) = over {
+            self.remove(&mut state, &key);
         }
         let stays = match event {
             Event::ImageFinished { .. } | Event::TransferFinished { .. } => {
-                state.plain.event(event, std::time::Instant::now())
+                state.plain.event(event, now)
             }
             event => state.plain.important(event).unwrap_or_default(),
         };
@@ -109,6 +168,13 @@ impl Bars {
             self.print(&stays);
         }
         match event {
+            Event::RunStarted { env, plan, .. }
+                if plan.iter().filter(|step| !step.cached).count() > 1 =>
+            {
+                self.remove(&mut state, &Key::Run);
+                let moving = self.add(&state, escape(env).into_owned());
+                state.lines.insert(Key::Run, moving);
+            }
             Event::StepStarted {
                 index,
                 total,
@@ -116,22 +182,35 @@ impl Bars {
                 cached: false,
                 ..
             } => {
-                let moving = self.add(title(*index, *total, name));
+                let mut moving = self.add(&state, title(*index, *total, name));
+                if !self.verbose {
+                    moving.below = Some(self.add_below(&moving.bar));
+                }
                 state.lines.insert(Key::Step(*index), moving);
             }
             Event::Output { index, line, .. } => {
                 self.output_to(&mut state, *index, std::slice::from_ref(line));
             }
             Event::Ninja {
-                index,
-                done,
-                total,
-                left_ms,
+                index, done, total, ..
             } => {
                 if let Some(moving) = state.lines.get_mut(&Key::Step(*index)) {
-                    moving.ninja = ninja(*done, *total, *left_ms);
-                    self.show(moving);
+                    moving.count = Some((*done, Some(*total)));
                 }
+                show_step(&state, *index, now);
+            }
+            Event::Load {
+                index,
+                jobs,
+                memory,
+            } => {
+                if let Some(moving) = state.lines.get_mut(&Key::Step(*index)) {
+                    moving.load = size::load(*jobs, *memory);
+                    if let Some(below) = &moving.below {
+                        below.set_message(self.below(moving));
+                    }
+                }
+                show_step(&state, *index, now);
             }
             Event::Image {
                 image,
@@ -139,16 +218,11 @@ impl Bars {
                 done,
                 total,
             } => {
-                let moving = state
-                    .lines
-                    .entry(Key::Image(image.clone()))
-                    .or_insert_with(|| self.add(format!("image {}", escape(image))));
-                moving.ninja = match (done, total) {
-                    (Some(done), total) => size::progress(*done, *total),
-                    _ => String::new(),
-                };
+                let key = Key::Image(image.clone());
+                let title = || format!("image {}", escape(image));
+                let moving = self.entry(&mut state, key, title);
                 moving.output = escape(message).into_owned();
-                self.show(moving);
+                self.show_bytes(moving, done.map(|done| (done, *total)), now);
             }
             Event::Transfer {
                 what,
@@ -156,18 +230,16 @@ impl Bars {
                 done,
                 total,
             } => {
-                let moving = state
-                    .lines
-                    .entry(Key::Transfer(what.clone()))
-                    .or_insert_with(|| self.add(escape(what).into_owned()));
-                moving.ninja = match message.is_empty() {
-                    true => size::progress(*done, *total),
-                    false => String::new(),
-                };
+                let key = Key::Transfer(what.clone());
+                let moving = self.entry(&mut state, key, || escape(what).into_owned());
                 moving.output = escape(message).into_owned();
-                self.show(moving);
+                let count = message.is_empty().then_some((*done, *total));
+                self.show_bytes(moving, count, now);
             }
             _ => {}
+        }
+        if let Some(run) = state.lines.get(&Key::Run) {
+            run.bar.set_message(state.overall.line(now));
         }
     }
 
@@ -184,10 +256,11 @@ impl Bars {
             self.print(&escape_lines(&lines.join("\n")));
         } else if let (Some(moving), Some(line)) =
             (state.lines.get_mut(&Key::Step(index)), lines.last())
+            && let Some(below) = &moving.below
         {
             moving.output.clear();
             moving.output.push_str(&escape(line));
-            self.show(moving);
+            below.set_message(self.below(moving));
         }
     }
 
@@ -203,7 +276,29 @@ impl Bars {
         std::mem::take(&mut state.finished)
     }
 
-    fn add(&self, title: String) -> Moving {
+    /// Returns the escape sequences for the terminal itself that an event calls for.
+    pub(super) fn osc(&self, event: &Event) -> String {
+        let now = Instant::now();
+        let mut state = lock(&self.state);
+        let (percent, elapsed) = (state.overall.percent(now), state.overall.elapsed(now));
+        state.told.event(event, percent, elapsed)
+    }
+
+    fn entry<'s>(
+        &self,
+        state: &'s mut State,
+        key: Key,
+        title: impl FnOnce() -> String,
+    ) -> &'s mut Moving {
+        if !state.lines.contains_key(&key) {
+            let moving = self.add(state, title());
+            state.lines.insert(key.clone(), moving);
+        }
+        state.lines.get_mut(&key).expect("it was added")
+    }
+
+    /// Adds a line, above that of the whole run.
+    fn add(&self, state: &State, title: String) -> Moving {
         let style = ProgressStyle::with_template("{spinner} {prefix}  {took}  {wide_msg}")
             .expect("the template is fixed")
             .tick_chars("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏ ")
@@ -218,36 +313,93 @@ impl Bars {
                     out.write_str(&text).expect("a string takes everything");
                 },
             );
-        let bar = self.multi.add(ProgressBar::new_spinner());
+        let bar = ProgressBar::new_spinner();
+        let bar = match state.lines.get(&Key::Run) {
+            Some(run) => self.multi.insert_before(&run.bar, bar),
+            None => self.multi.add(bar),
+        };
         bar.set_style(style);
-        bar.set_prefix(title);
+        bar.set_prefix(paint(self.color, Paint::Bold, &title));
         bar.enable_steady_tick(TICK);
         Moving {
             bar,
-            ninja: String::new(),
+            below: None,
+            count: None,
+            rate: Rate::default(),
+            load: String::new(),
             output: String::new(),
         }
     }
 
+    /// Returns what a step uses, and its latest output.
+    fn below(&self, moving: &Moving) -> String {
+        // More than a screen's width is never visible, and indicatif measures all of it at each draw.
+        let output = super::text::fit(&moving.output, 400);
+        let gap = if moving.load.is_empty() { "" } else { "  " };
+        format!(
+            "{}{gap}{}",
+            moving.load,
+            paint(self.color, Paint::Dim, &output)
+        )
+    }
+
+    /// Adds the line for a step's latest output.
+    fn add_below(&self, bar: &ProgressBar) -> ProgressBar {
+        let below = self.multi.insert_after(bar, ProgressBar::new_spinner());
+        let style = ProgressStyle::with_template("  {wide_msg}").expect("the template is fixed");
+        below.set_style(style);
+        below
+    }
+
     fn remove(&self, state: &mut State, key: &Key) {
         if let Some(moving) = state.lines.remove(key) {
-            moving.bar.finish_and_clear();
-            self.multi.remove(&moving.bar);
+            for bar in moving.below.iter().chain([&moving.bar]) {
+                bar.finish_and_clear();
+                self.multi.remove(bar);
+            }
         }
     }
 
-    fn show(&self, moving: &Moving) {
-        let mut message = moving.ninja.clone();
-        if !self.verbose && !moving.output.is_empty() {
-            if !message.is_empty() {
-                message.push_str("  ");
-            }
-            // More than a screen's width is never visible, and indicatif measures all of it at each draw.
-            let output = super::text::fit(&moving.output, 400);
-            let output = paint(self.color, Paint::Dim, &output);
-            write!(message, "{output}").expect("a string takes everything");
+    /// Shows bytes so far, and what is being done.
+    fn show_bytes(&self, moving: &mut Moving, count: Option<(u64, Option<u64>)>, now: Instant) {
+        let mut parts = Vec::new();
+        if let Some((done, total)) = count {
+            let speed = moving.rate.update(done, now);
+            parts.extend(total.map(|total| boxed(done, total)));
+            parts.push(transferred(done, total, speed));
         }
-        moving.bar.set_message(message);
+        if !moving.output.is_empty() {
+            let output = super::text::fit(&moving.output, 400);
+            parts.push(paint(self.color, Paint::Dim, &output));
+        }
+        moving.bar.set_message(parts.join(" "));
+    }
+}
+
+/// Shows a step's progress.
+fn show_step(state: &State, index: u32, now: Instant) {
+    if let Some(moving) = state.lines.get(&Key::Step(index)) {
+        let left = state.overall.step_left(index, now);
+        let left = left.filter(|left| !left.is_zero());
+        let left = left.map(|left| {
+            // Fractions of a second are noise.
+            let left = Duration::from_secs(left.as_secs().max(1));
+            format!("about {} left", size::duration(left))
+        });
+        let count = moving.count.and_then(|(done, total)| Some((done, total?)));
+        let mut parts = Vec::new();
+        if count.is_some() || left.is_some() {
+            parts.push(boxed(state.overall.step_share(index, now), 1000));
+        }
+        let count = count.map(|(done, total)| format!("{done}/{total}"));
+        let figures: Vec<String> = count.into_iter().chain(left).collect();
+        if !figures.is_empty() {
+            parts.push(figures.join(", "));
+        }
+        if moving.below.is_none() && !moving.load.is_empty() {
+            parts.push(format!(" {}", moving.load));
+        }
+        moving.bar.set_message(parts.join(" "));
     }
 }
 
@@ -258,7 +410,7 @@ mod tests {
 
     use indicatif::TermLike;
 
-    use super::super::event::{Cost, Outcome, Stream};
+    use super::super::event::{Cost, Outcome, Planned, Stream};
     use super::*;
 
     /// A terminal of 80 columns that remembers its output.
@@ -306,12 +458,30 @@ mod tests {
             ..Settings::default()
         };
         let bars = Bars::new(&settings, target);
+        let planned = |index| Planned {
+            index,
+            name: "compile".to_owned(),
+            key: "k".to_owned(),
+            cached: index < 2,
+            reason: String::new(),
+            expected_ms: None,
+        };
+        bars.event(&Event::RunStarted {
+            env: "gfx1103".to_owned(),
+            plan: (1..=5).map(planned).collect(),
+            chosen: None,
+        });
         bars.event(&Event::StepStarted {
             index: 2,
             total: 5,
             name: "compile".to_owned(),
             key: "k".to_owned(),
             cached: false,
+        });
+        bars.event(&Event::Load {
+            index: 2,
+            jobs: Some(8),
+            memory: Some(5 << 30),
         });
         bars.event(&Event::Ninja {
             index: 2,
@@ -352,7 +522,10 @@ mod tests {
         let (text, last) = run(0);
         for part in [
             "step 2/5 compile",
-            "12/345, about 1 min 01 s left",
+            "▕▍           ▏ 12/345, about 1 min 01 s left",
+            "8 jobs, 5.0 GiB",
+            "gfx1103",
+            "1/5 steps  more than 1 min",
             "first \\x1b[2J long",
             "a warning",
             "step 2/5 compile … done in 3.2 s, memory 1.0 GiB, disk -4.0 KiB",
@@ -361,6 +534,23 @@ mod tests {
         }
         assert!(!text.contains('\x1b'), "{text:?}");
         assert_eq!(last, "`gfx1103` is ready\n");
+    }
+
+    #[test]
+    fn bytes_have_a_speed() {
+        let begun = Instant::now();
+        let mut rate = Rate::default();
+        let at = |millis| begun + Duration::from_millis(millis);
+        assert_eq!(rate.update(0, at(0)), None);
+        assert_eq!(rate.update(100, at(500)), None);
+        assert_eq!(rate.update(4 << 20, at(2000)), Some(2 << 20));
+        assert_eq!(rate.update(4 << 20, at(2100)), Some(2 << 20));
+        assert_eq!(rate.update(4 << 20, at(4000)), Some(1 << 20));
+        assert_eq!(
+            transferred(1 << 30, Some(2 << 30), Some(1 << 20)),
+            "1.0 GiB of 2.0 GiB (50 %), 1.0 MiB/s, 17 min 04 s left"
+        );
+        assert_eq!(transferred(1 << 30, None, Some(0)), "1.0 GiB");
     }
 
     #[test]

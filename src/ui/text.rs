@@ -8,7 +8,7 @@ use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use unicode_width::UnicodeWidthChar as _;
+use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
 fn is_unsafe(c: char) -> bool {
     c.is_control()
@@ -104,6 +104,66 @@ pub(super) fn fit(text: &str, columns: usize) -> Cow<'_, str> {
     Cow::Borrowed(text)
 }
 
+/// Returns text whose commands of rockenv begin with `sudo`: those at its start, in backquotes and after a colon.
+pub(super) fn with_sudo(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 8);
+    let mut rest = text;
+    while let Some(at) = rest.find("rockenv ") {
+        let before = &rest[..at];
+        out.push_str(before);
+        let is_command =
+            out.is_empty() || ["`", ": ", "$(", "; "].iter().any(|end| out.ends_with(end));
+        if is_command {
+            out.push_str("sudo ");
+        }
+        out.push_str("rockenv ");
+        rest = &rest[at + "rockenv ".len()..];
+    }
+    out.push_str(rest);
+    out
+}
+
+/// Returns how many columns a line takes on a screen, without its colours.
+pub(super) fn columns(line: &str) -> usize {
+    let mut columns = 0;
+    let mut rest = line;
+    while let Some(at) = rest.find("\x1b[") {
+        columns += rest[..at].width();
+        let after = &rest[at + 2..];
+        let end = after.find(|c: char| c.is_ascii_alphabetic());
+        rest = end.map_or("", |end| &after[end + 1..]);
+    }
+    columns + rest.width()
+}
+
+/// Breaks text at spaces into lines of at most `columns`. What is in backquotes stays on one line, to be copied, and
+/// so do numbers with their units.
+pub fn wrap(text: &str, columns: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    let mut used = 0;
+    let (mut quoted, mut before) = (false, ' ');
+    let words = text.split(|c: char| {
+        quoted ^= c == '`';
+        let breaks = c == ' ' && !quoted && !before.is_ascii_digit();
+        before = c;
+        breaks
+    });
+    for word in words {
+        let width = word.width();
+        let line = lines.last_mut().expect("it begins with one");
+        if used > 0 && used + 1 + width > columns {
+            lines.push(word.to_owned());
+            used = width;
+        } else {
+            let gap = if line.is_empty() { "" } else { " " };
+            used += gap.len() + width;
+            line.push_str(gap);
+            line.push_str(word);
+        }
+    }
+    lines
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::ffi::OsStrExt as _;
@@ -130,6 +190,53 @@ mod tests {
             escape_json("{\n\"a\": \"\u{9b}\u{202e}\"}"),
             "{\n\"a\": \"\\u009b\\u202e\"}"
         );
+    }
+
+    #[test]
+    fn commands_keep_sudo() {
+        for (text, typed) in [
+            ("rockenv ls", "sudo rockenv ls"),
+            ("sudo rockenv ls", "sudo rockenv ls"),
+            (
+                "fix it, then: rockenv up x",
+                "fix it, then: sudo rockenv up x",
+            ),
+            (
+                "free some (`rockenv gc` shows what rockenv can free)",
+                "free some (`sudo rockenv gc` shows what rockenv can free)",
+            ),
+            (
+                r#"eval "$(rockenv env x)""#,
+                r#"eval "$(sudo rockenv env x)""#,
+            ),
+            (
+                "/home/u/rockenv is a directory",
+                "/home/u/rockenv is a directory",
+            ),
+        ] {
+            assert_eq!(with_sudo(text), typed);
+        }
+    }
+
+    #[test]
+    fn colours_take_no_columns() {
+        assert_eq!(columns("\x1b[1;32mok\x1b[0m 日本"), 7);
+        assert_eq!(columns("\x1b[1"), 0);
+    }
+
+    #[test]
+    fn text_breaks_at_spaces_outside_of_commands() {
+        for (text, columns, lines) in [
+            ("", 9, &[""][..]),
+            ("one two three", 9, &["one two", "three"]),
+            ("one two three", 3, &["one", "two", "three"]),
+            ("run `a b c`, or d", 9, &["run", "`a b c`,", "or d"]),
+            ("run `a b", 5, &["run", "`a b"]),
+            ("needs 1.5 GiB", 9, &["needs", "1.5 GiB"]),
+            ("日本 日本", 8, &["日本", "日本"]),
+        ] {
+            assert_eq!(wrap(text, columns), lines, "{text}");
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::os::unix::fs::MetadataExt as _;
 
 use fs_err as fs;
 
+use crate::plan::resolve::Engine;
 use crate::rocm::gpu;
 use crate::store::Store;
 use crate::store::ballast::Dropped;
@@ -84,15 +85,62 @@ impl Context {
 
     /// Opens an existing store.
     pub fn existing_store(&self) -> Result<Store> {
-        Store::open_existing(&self.config.home)?.ok_or_else(|| {
-            Error::not_found(format!("no store at `{}`", self.config.home.display()))
-                .help("rockenv up hip-smoke")
-        })
+        Store::open_existing(&self.config.home)?.ok_or_else(|| self.no_store())
+    }
+
+    fn no_store(&self) -> Error {
+        let own = self.config.home.display();
+        match &self.config.roots_store {
+            None => Error::not_found(format!("no store at `{own}`")).help("rockenv up hip-smoke"),
+            Some(root) => Error::not_found(format!(
+                "no store at `{own}`; root has one at `{}`",
+                root.display()
+            ))
+            .help(&self.config.sudo_command),
+        }
     }
 
     /// Reads the machine, and gains the rights to change a store: an ordinary user gets them in a user namespace.
+    /// A user who has not chosen to work without root is told to use sudo.
     pub fn host_as_root(&self, what: &str) -> Result<Host> {
-        userns::enter().context(|| format!("{what} needs root"))?;
+        let config = &self.config;
+        let has_own = config.home.exists();
+        if config.roots_store.is_some() && !has_own && !self.chose_rootless() {
+            return Err(self.no_store());
+        }
+        let is_rootless = has_own || self.chose_rootless();
+        self.host_of(what, is_rootless)
+    }
+
+    /// Does the same for a user who works without root.
+    pub(crate) fn host_as_rootless(&self, what: &str) -> Result<Host> {
+        self.host_of(what, true)
+    }
+
+    /// Points a user who may mean root's store to it.
+    pub(crate) fn note_roots_store(&self, has_own: bool) {
+        if let Some(root) = &self.config.roots_store {
+            let too = if has_own { " too" } else { "" };
+            let command = &self.config.sudo_command;
+            self.ui.note(&format!(
+                "root has a store{too}, at `{}`; to use it: {command}",
+                root.display()
+            ));
+        }
+    }
+
+    fn chose_rootless(&self) -> bool {
+        self.config.engine.as_deref() == Some(Engine::Podman.name())
+    }
+
+    fn host_of(&self, what: &str, is_rootless: bool) -> Result<Host> {
+        let needs = || format!("{what} needs root");
+        match userns::enter() {
+            Err(_) if !is_rootless => {
+                return Err(Error::unavailable(needs()).help(&self.config.sudo_command));
+            }
+            other => other.context(needs)?,
+        }
         Host::probe()
     }
 

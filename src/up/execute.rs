@@ -3,11 +3,13 @@
 use std::collections::BTreeSet;
 
 use super::downloads::Fetching;
+use super::select::Selection;
 use super::{Resolved, Run};
 use crate::engine::choose::Reason;
 use crate::engine::docker::Service;
 use crate::execute::{Ended, Execution, Progress};
 use crate::plan::ids::StepKey;
+use crate::plan::jobs::forecast;
 use crate::plan::{Action, Observed, Plan};
 use crate::store::LockedEnv;
 use crate::sys::error::Result;
@@ -26,13 +28,13 @@ pub(super) fn execute<'a>(
     let selection = gathered.selection;
     run.reporter.emit(&Event::RunStarted {
         env: spec.name.clone(),
-        plan: shown(plan),
+        plan: shown(plan, selection),
         chosen: match selection.choice.reason {
             Reason::Found(why) => Some(Chosen {
                 engine: spec.engine.to_string(),
                 reason: why.to_owned(),
             }),
-            Reason::Asked | Reason::MadeWith => None,
+            Reason::Asked | Reason::MadeWith | Reason::Absent => None,
         },
     });
     let progress = Execution {
@@ -127,7 +129,14 @@ fn remember(
     Ok(())
 }
 
-fn shown(plan: &Plan) -> Vec<Planned> {
+fn shown(plan: &Plan, selection: &Selection) -> Vec<Planned> {
+    let steps = plan.steps.iter();
+    let steps = steps.filter_map(|step| Some((step.name.as_str(), step.key.as_deref()?)));
+    let forecast = forecast(steps, &selection.past, selection.sizing.jobs.value);
+    let expected = |name: &str| {
+        let known = forecast.iter().find(|known| known.step == name)?;
+        Some(known.wall_ms)
+    };
     plan.steps
         .iter()
         .enumerate()
@@ -137,6 +146,11 @@ fn shown(plan: &Plan) -> Vec<Planned> {
             key: step.key.clone().map(String::from).unwrap_or_default(),
             cached: step.action == Action::Hit,
             reason: step.why.clone(),
+            expected_ms: match step.action {
+                Action::Run => expected(&step.name),
+                Action::Skip | Action::Later => Some(0),
+                Action::Hit | Action::Pull => None,
+            },
         })
         .collect()
 }

@@ -3,43 +3,83 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use serde::Serialize;
+
 use crate::plan::resolve::{self, Access, VolumeSource};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::trust::{self, Trusted};
 use crate::up::context::Context;
 use crate::up::select::Selection;
 
+/// Host directories that the steps of a profile can write to, before anybody agreed to them.
+#[derive(Debug, Serialize)]
+pub(crate) struct HostWrites {
+    #[serde(skip)]
+    file: PathBuf,
+    /// All of them.
+    pub(crate) writes: BTreeSet<PathBuf>,
+    /// Those neither beside the profile's file nor in the user's home, which `up` asks about.
+    pub(crate) asks: Vec<PathBuf>,
+}
+
+impl HostWrites {
+    /// Returns where the steps of a profile that was named by its file can write; `None` if that is trusted or was
+    /// agreed to.
+    pub(crate) fn new(cx: &Context, selection: &Selection) -> Result<Option<Self>> {
+        let Some(file) = &selection.file else {
+            return Ok(None);
+        };
+        let file = fs_err::canonicalize(file)?;
+        let config = &cx.config;
+        if trust::is_listed(&file, config.trusted_dirs.as_deref()) || config.current.covers(&file) {
+            return Ok(None);
+        }
+        let writes = writable(selection)?;
+        let known = Trusted::read(&config.user_dir, &file).unwrap_or_default();
+        if writes.iter().all(|path| known.writes.contains(path)) {
+            return Ok(None);
+        }
+        let home = fs_err::canonicalize(&config.host_home).unwrap_or_default();
+        let inside = |path: &Path| {
+            let beside = file.parent().is_some_and(|parent| path.starts_with(parent));
+            beside || home.parent().is_some() && path.starts_with(&home)
+        };
+        let asks = writes
+            .iter()
+            .filter(|path| !inside(path))
+            .cloned()
+            .collect();
+        Ok(Some(Self { file, writes, asks }))
+    }
+
+    /// Returns a sentence for `plan`.
+    pub(crate) fn planned(&self) -> String {
+        let writes = format!("steps can write to {}", shown(&self.writes));
+        match self.asks.is_empty() {
+            true => writes,
+            false => format!(
+                "{writes}; `up` asks before they write to {}",
+                shown(&self.asks)
+            ),
+        }
+    }
+}
+
 /// Shows where the steps of a profile that was named by its file can write. Asks about directories that are neither
 /// beside the file nor in the user's home. An answer is remembered.
 pub(crate) fn agree(cx: &Context, selection: &Selection) -> Result<()> {
-    let Some(file) = &selection.file else {
+    let Some(HostWrites { file, writes, asks }) = HostWrites::new(cx, selection)? else {
         return Ok(());
     };
-    let file = fs_err::canonicalize(file)?;
-    let config = &cx.config;
-    if trust::is_listed(&file, config.trusted_dirs.as_deref()) || config.current.covers(&file) {
-        return Ok(());
-    }
-    let writes = writable(selection)?;
-    let known = Trusted::read(&config.user_dir, &file).unwrap_or_default();
-    if writes.iter().all(|path| known.writes.contains(path)) {
-        return Ok(());
-    }
     cx.ui.note(&format!(
         "steps of `{}` can write to: {}",
         file.display(),
-        shown(writes.iter())
+        shown(&writes)
     ));
-    let home = fs_err::canonicalize(&config.host_home).unwrap_or_default();
-    let inside = |path: &Path| {
-        let beside = file.parent().is_some_and(|parent| path.starts_with(parent));
-        beside || home.parent().is_some() && path.starts_with(&home)
-    };
-    let outside: Vec<&PathBuf> = writes.iter().filter(|path| !inside(path)).collect();
-    if !outside.is_empty() {
+    if !asks.is_empty() {
         let question = format!(
             "allow them to write to {}, outside its directory and your home?",
-            shown(outside.into_iter())
+            shown(&asks)
         );
         if !cx.ui.confirm(&question)? {
             return Err(Error::new(Kind::Usage, "nothing changed"));
@@ -50,10 +90,11 @@ pub(crate) fn agree(cx: &Context, selection: &Selection) -> Result<()> {
         digest: None,
         writes: writes.into_iter().collect(),
     };
-    trusted.write(&config.user_dir)
+    trusted.write(&cx.config.user_dir)
 }
 
-fn shown<'p>(paths: impl Iterator<Item = &'p PathBuf>) -> String {
+fn shown<'p>(paths: impl IntoIterator<Item = &'p PathBuf>) -> String {
+    let paths = paths.into_iter();
     let paths: Vec<String> = paths.map(|path| format!("`{}`", path.display())).collect();
     paths.join(", ")
 }

@@ -17,6 +17,7 @@ pub(crate) mod preflight;
 pub(crate) mod registry;
 pub(crate) mod request;
 pub(crate) mod resolve;
+pub(crate) mod results;
 pub(crate) mod segments;
 pub(crate) mod seize;
 pub(crate) mod select;

@@ -18,7 +18,7 @@ use crate::sys::suggest;
 
 /// The options of `plan`, which are those of `up` that decide what would be done.
 #[derive(Debug, Args)]
-pub struct PlanOptions {
+pub(crate) struct PlanOptions {
     #[command(flatten)]
     pub(crate) select: SelectArgs,
     /// Name of the env [default: the profile's, with the target]

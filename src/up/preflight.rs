@@ -8,7 +8,7 @@ use std::time::Duration;
 use fs_err as fs;
 use serde::Serialize;
 
-use crate::plan::jobs::{Forecast, Sizing, forecast};
+use crate::plan::jobs::{Figure, Forecast, Sizing, forecast};
 use crate::plan::record::Record;
 use crate::plan::resolve::{Spec, VolumeKind, VolumeSource};
 use crate::plan::savings::{self, Way};
@@ -64,6 +64,9 @@ pub(crate) struct Needs {
 struct Published {
     step: String,
     seconds: u64,
+    /// A limit, which nobody measured.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    limit: bool,
     /// The publisher.
     source: String,
 }
@@ -132,6 +135,7 @@ impl Needs {
             Some(Published {
                 step: planned.name.clone(),
                 seconds: published.time?.as_secs(),
+                limit: published.limit,
                 source: published.source.clone(),
             })
         };
@@ -166,111 +170,161 @@ impl Needs {
 
     /// Refuses what cannot work.
     pub(crate) fn preflight(&self) -> Result<()> {
-        let refuse =
-            |message: String, help: String| Err(Error::new(Kind::Preflight, message).help(help));
-        if let Some(memory) = self.memory.filter(|memory| *memory > self.machine) {
+        match self.refused() {
+            None => Ok(()),
+            Some(Refused { reasons, help }) => {
+                Err(Error::new(Kind::Preflight, reasons.join("; ")).help(help))
+            }
+        }
+    }
+
+    /// Returns every reason why this cannot work here.
+    pub(crate) fn refused(&self) -> Option<Refused> {
+        let memory = self.memory.filter(|memory| *memory > self.machine);
+        let full = |disk: &&Disk| disk.needed > disk.free;
+        let disks: Vec<&Disk> = self.disk.iter().filter(full).collect();
+        let mut reasons = Vec::new();
+        if let Some(memory) = memory {
             let what = match &self.memory_for {
                 Some(step) => format!("step `{step}`"),
                 None => format!("profile `{}`", self.profile),
             };
-            let fitting = self
-                .ways
-                .iter()
-                .filter(|way| way.memory <= Some(self.machine) && self.memory_for.is_some());
-            let ways = begin(fitting.map(|way| format!("--from {}", way.name)));
-            let stop = self.stop.as_ref().map_or_else(String::new, |stop| {
-                format!("stop before it with `--until {stop}`, ")
-            });
-            let help = format!(
-                "build on a machine with {}, {ways}{stop}or add --force",
-                bytes(memory)
-            );
-            return refuse(
-                format!(
-                    "{what} needs {} of memory, this machine has {}",
-                    bytes(memory),
-                    bytes(self.machine)
-                ),
-                help,
-            );
+            reasons.push(format!(
+                "{what} needs {} of memory, this machine has {}",
+                bytes(memory),
+                bytes(self.machine)
+            ));
         }
-        for disk in &self.disk {
-            let path = disk.path.display();
-            if disk.needed > disk.free {
-                let fitting = self.ways.iter().filter_map(|way| {
-                    let needed = way.disk.filter(|needed| *needed <= disk.free)?;
-                    Some(format!("--from {} ({})", way.name, bytes(needed)))
-                });
-                return refuse(
-                    format!(
-                        "profile `{}` needs {} of disk, `{path}` has {} free",
-                        self.profile,
-                        bytes(disk.needed),
-                        bytes(disk.free)
-                    ),
-                    format!(
-                        "free {} more (`rockenv gc --dry-run` shows what rockenv can free), {}put the store elsewhere with \
-                         ROCKENV_HOME, or add --force",
-                        bytes(disk.needed - disk.free),
-                        begin(fitting)
-                    ),
-                );
-            }
+        for disk in &disks {
+            reasons.push(format!(
+                "profile `{}` needs {} of disk, `{}` has {} free",
+                self.profile,
+                bytes(disk.needed),
+                disk.path.display(),
+                bytes(disk.free)
+            ));
         }
-        let Some(store) = self.disk.first() else {
-            return Ok(());
-        };
-        match self.forecast.iter().find(|step| step.disk > store.free) {
-            Some(step) => refuse(
-                format!(
-                    "step `{}` used {} of disk last time, `{}` has {} free",
-                    step.step,
-                    bytes(step.disk),
-                    store.path.display(),
-                    bytes(store.free)
-                ),
-                "free some (`rockenv gc --dry-run` shows what rockenv can free), put the store elsewhere with ROCKENV_HOME, or add --force"
-                    .to_owned(),
-            ),
-            None => Ok(()),
+        // What happened here before is the better figure, but the declared one includes it.
+        if disks.is_empty()
+            && let Some(store) = self.disk.first()
+            && let Some(step) = self.forecast.iter().find(|step| step.disk > store.free)
+        {
+            reasons.push(format!(
+                "step `{}` used {} of disk last time, `{}` has {} free",
+                step.step,
+                bytes(step.disk),
+                store.path.display(),
+                bytes(store.free)
+            ));
         }
+        let full_before = reasons.len() > usize::from(memory.is_some()) && disks.is_empty();
+        (!reasons.is_empty()).then(|| Refused {
+            help: self.instead(memory, &disks, full_before),
+            reasons,
+        })
     }
 
-    /// Returns the requirements with reasons, one line each.
-    pub(crate) fn lines(&self) -> String {
-        let Sizing {
-            budget,
-            jobs,
-            link_jobs,
-            tensile_jobs,
-            memory_max,
-            ..
-        } = &self.sizing;
-        let mut lines = format!(
-            "jobs   {} ({}), of {} on this machine ({})\n",
-            jobs.value, jobs.why, budget.value, budget.why
-        );
-        let mut line = |name: &str, text: String| {
-            lines.push_str(name);
-            lines.push_str(&text);
-            lines.push('\n');
+    /// Returns what to do instead.
+    fn instead(&self, memory: Option<u64>, disks: &[&Disk], full_before: bool) -> String {
+        const GC: &str = "(`rockenv gc --dry-run` shows what rockenv can free)";
+        let mut choices = Vec::new();
+        choices.extend(memory.map(|memory| format!("build on a machine with {}", bytes(memory))));
+        let lacking: u64 = disks.iter().map(|disk| disk.needed - disk.free).sum();
+        if lacking > 0 {
+            let and = if memory.is_some() { "and " } else { "" };
+            choices.push(format!("{and}free {} more {GC}", bytes(lacking)));
+        } else if full_before {
+            choices.push(format!("free some {GC}"));
+        }
+        let fits_memory = |way: &Way| {
+            memory.is_none() || way.memory <= Some(self.machine) && self.memory_for.is_some()
         };
-        line(
-            "links  ",
-            format!("{} ({})", link_jobs.value, link_jobs.why),
-        );
-        line(
-            "tensile ",
-            format!("{} ({})", tensile_jobs.value, tensile_jobs.why),
-        );
-        let mut memory = memory_max.as_ref().map_or_else(
+        let fits_disk = |way: &Way| {
+            disks
+                .iter()
+                .all(|disk| way.disk.is_some_and(|needed| needed <= disk.free))
+        };
+        let fitting = self.ways.iter().filter(|way| {
+            (memory.is_some() || !disks.is_empty()) && fits_memory(way) && fits_disk(way)
+        });
+        let ways: Vec<String> = fitting
+            .map(|way| match way.disk.filter(|_| !disks.is_empty()) {
+                Some(needed) => format!("--from {} ({})", way.name, bytes(needed)),
+                None => format!("--from {}", way.name),
+            })
+            .collect();
+        if !ways.is_empty() {
+            let ways = ways.join(" or ");
+            choices.push(format!("start from prebuilt parts with {ways}"));
+        }
+        if lacking > 0 || full_before {
+            if memory.is_none() {
+                choices.push("put the store elsewhere with ROCKENV_HOME".to_owned());
+            }
+        } else if let Some(stop) = &self.stop {
+            choices.push(format!("stop before it with `--until {stop}`"));
+        }
+        format!("{}, or add --force", choices.join(", "))
+    }
+
+    /// Returns the requirements with reasons, each with its name.
+    pub(crate) fn rows(&self) -> Vec<(&'static str, String)> {
+        let sizing = &self.sizing;
+        let why = |figure: &Figure| format!("{} ({})", figure.value, figure.why);
+        let mut rows = vec![
+            (
+                "jobs",
+                format!(
+                    "{}, of {} on this machine ({})",
+                    why(&sizing.jobs),
+                    sizing.budget.value,
+                    sizing.budget.why
+                ),
+            ),
+            (
+                "links",
+                format!(
+                    "{}; TensileLite {}",
+                    why(&sizing.link_jobs),
+                    why(&sizing.tensile_jobs)
+                ),
+            ),
+            ("memory", self.memory_text()),
+        ];
+        for disk in &self.disk {
+            let mut text = match disk.needed {
+                0 => "not declared".to_owned(),
+                needed => format!("needs {}", bytes(needed)),
+            };
+            text = format!(
+                "{text}; {} free at {}",
+                bytes(disk.free),
+                disk.path.display()
+            );
+            if !disk.volumes.is_empty() {
+                let volumes = disk.volumes.iter();
+                let volumes: Vec<String> = volumes
+                    .map(|(name, needed)| format!("{name} {}", bytes(*needed)))
+                    .collect();
+                text = format!("{text} ({})", volumes.join(", "));
+            }
+            rows.push(("disk", text));
+        }
+        if self.runs > 0 {
+            rows.push(("time", self.time()));
+        }
+        rows
+    }
+
+    fn memory_text(&self) -> String {
+        let mut text = self.sizing.memory_max.as_ref().map_or_else(
             || "no limit".to_owned(),
             |limit| format!("at most {} ({})", bytes(limit.value), limit.why),
         );
         if let Some(needed) = self.memory {
-            memory = format!("{memory}; needs a machine with {}", bytes(needed));
+            text = format!("{text}; needs a machine with {}", bytes(needed));
             if let Some(step) = &self.memory_for {
-                memory = format!("{memory} (step `{step}`)");
+                text = format!("{text} (step `{step}`)");
             }
         }
         let held = self
@@ -278,75 +332,50 @@ impl Needs {
             .iter()
             .filter_map(|step| Some((step.memory?, &step.step)));
         if let Some((held, step)) = held.max() {
-            memory = format!("{memory}; step `{step}` held {} before", bytes(held));
+            text = format!("{text}; step `{step}` held {} before", bytes(held));
         }
-        line("memory ", memory);
-        for disk in &self.disk {
-            let mut text = match disk.needed {
-                0 => "not said".to_owned(),
-                needed => format!("needs {}", bytes(needed)),
-            };
-            if !disk.volumes.is_empty() {
-                let volumes: Vec<String> = disk
-                    .volumes
-                    .iter()
-                    .map(|(name, needed)| format!("{name} {}", bytes(*needed)))
-                    .collect();
-                text = format!("{text} ({})", volumes.join(", "));
-            }
-            line(
-                "disk   ",
-                format!(
-                    "{text}; {} free at {}",
-                    bytes(disk.free),
-                    disk.path.display()
-                ),
-            );
-        }
-        line(
-            "tmp    ",
-            "/tmp and /var/tmp on disk, in the store".to_owned(),
-        );
-        if self.runs > 0 {
-            line("time   ", self.time());
-        }
-        lines
+        text
+    }
+
+    /// Returns how long the steps with earlier runs take, if there are any.
+    pub(crate) fn forecast_time(&self) -> Option<Duration> {
+        let wall = self.forecast.iter().map(|step| step.wall_ms).sum();
+        (!self.forecast.is_empty()).then(|| Duration::from_millis(wall))
     }
 
     /// Formats how long the remaining steps take, as far as known.
     fn time(&self) -> String {
-        let duration = |seconds| size::duration(Duration::from_secs(seconds));
-        let wall: u64 = self.forecast.iter().map(|step| step.wall_ms).sum();
-        let mut text = match self.forecast.len() {
-            0 => "unknown: no step of it has run here before".to_owned(),
-            known => format!(
-                "about {} for {known} of {} steps, by their earlier runs",
-                size::duration(Duration::from_millis(wall)),
+        let mut text = match self.forecast_time() {
+            None => "unknown: no step of it has run here before".to_owned(),
+            Some(wall) => format!(
+                "about {} for {} of {} steps, by their earlier runs",
+                size::duration(wall),
+                self.forecast.len(),
                 self.runs
             ),
         };
-        if !self.published.is_empty() {
-            let all = self.published.iter().map(|step| step.seconds).sum();
-            let each = self.published.iter();
-            let each = each.map(|step| format!("{} {}", step.step, duration(step.seconds)));
-            text = format!(
-                "{text}; {} published for {} of {} ({})",
-                duration(all),
-                self.published.len(),
-                self.runs,
-                each.collect::<Vec<_>>().join(", ")
-            );
+        for (limit, word) in [(false, "published elsewhere"), (true, "limits upstream")] {
+            let steps = self.published.iter().filter(|step| step.limit == limit);
+            let steps: Vec<String> = steps
+                .map(|step| {
+                    let time = size::duration(Duration::from_secs(step.seconds));
+                    format!("{} {time}", step.step)
+                })
+                .collect();
+            if !steps.is_empty() {
+                text = format!("{text}; {word}: {}", steps.join(", "));
+            }
         }
         text
     }
 }
 
-/// Returns the advice to start from prebuilt parts; empty if there are none.
-fn begin(ways: impl Iterator<Item = String>) -> String {
-    match ways.collect::<Vec<_>>().join(" or ") {
-        none if none.is_empty() => none,
-        ways => format!("start from prebuilt parts with {ways}, "),
-    }
+/// Why `up` would refuse.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Refused {
+    pub(crate) reasons: Vec<String>,
+    /// What to do instead.
+    pub(crate) help: String,
 }
 
 /// Returns the space needed on each file system, minus `spent` on the store's.
@@ -473,10 +502,11 @@ mod tests {
     #[test]
     fn what_others_took_is_told_where_nothing_ran_here() {
         let told = needs(64 * GIB, 300 * GIB, None, None).time();
-        let start = "unknown: no step of it has run here before; 17 h 00 min published for 3 of ";
-        assert!(told.starts_with(start), "{told}");
-        let end = "(compiler-runtime 8 h 00 min, math-libs 8 h 00 min, torch 1 h 00 min)";
-        assert!(told.ends_with(end), "{told}");
+        assert_eq!(
+            told,
+            "unknown: no step of it has run here before; published elsewhere: torch 1 h 00 min; \
+             limits upstream: compiler-runtime 8 h 00 min, math-libs 8 h 00 min"
+        );
         let told = needs(64 * GIB, 300 * GIB, Some("wheels"), None).time();
         assert_eq!(told, "unknown: no step of it has run here before");
     }
@@ -512,6 +542,20 @@ mod tests {
                 && help
                     .contains("--from rocm (60.0 GiB) or --from wheels (20.0 GiB), put the store"),
             "{help}"
+        );
+    }
+
+    #[test]
+    fn every_reason_is_named_at_once() {
+        let (message, help) = therock(31 * GIB, 119 * GIB, None, None).unwrap_err();
+        assert!(
+            message.contains("40.0 GiB of memory") && message.contains("230.0 GiB of disk"),
+            "{message}"
+        );
+        assert_eq!(
+            help,
+            "build on a machine with 40.0 GiB, and free 111.0 GiB more (`rockenv gc --dry-run` shows what rockenv can free), \
+             start from prebuilt parts with --from rocm (60.0 GiB) or --from wheels (20.0 GiB), or add --force"
         );
     }
 

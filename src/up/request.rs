@@ -45,6 +45,7 @@ impl SelectArgs {
             engine: self.engine.as_deref(),
             jobs: None,
             gpu: "none",
+            inspects: verb != "up",
         }
     }
 }
@@ -69,6 +70,8 @@ pub(crate) struct UpRequest<'a> {
     /// Maximum of jobs.
     pub(crate) jobs: Option<u32>,
     pub(crate) gpu: &'a str,
+    /// Nothing is started, so no engine is needed.
+    pub(crate) inspects: bool,
 }
 
 impl UpRequest<'_> {
@@ -124,6 +127,7 @@ mod tests {
             engine: None,
             jobs: None,
             gpu: "none",
+            inspects: true,
         };
         let text = request.command("up", &[("--gpu", Some("none")), ("--name", None)]);
         assert_eq!(

@@ -69,6 +69,15 @@ pub(crate) struct Gathered<'a> {
     clean: bool,
 }
 
+/// What a prediction found missing.
+#[derive(Debug, Default)]
+pub(crate) struct Missing {
+    /// Images and sources that `up` makes, and other notes.
+    pub(crate) notes: Vec<String>,
+    /// Sources that only the user can provide.
+    pub(crate) refused: Vec<String>,
+}
+
 impl<'a> Gathered<'a> {
     /// Begins with the image; the sources follow.
     pub(crate) fn on(selection: &'a Selection, base: Base, clean: bool) -> Self {
@@ -84,19 +93,22 @@ impl<'a> Gathered<'a> {
         gathered
     }
 
-    /// Gathers the current image and sources without making any; returns notes about missing ones too.
+    /// Gathers the current image and sources without making any; returns the missing ones too.
     pub(crate) fn predict(
         selection: &'a Selection,
         store: Option<&Store>,
         clean: bool,
-    ) -> Result<(Self, Vec<String>)> {
-        let mut notes = selection.notes.clone();
+    ) -> Result<(Self, Missing)> {
+        let mut missing = Missing::default();
+        missing.notes.clone_from(&selection.notes);
         let image = match store {
             Some(store) => base::there(store, selection)?,
             None => None,
         };
         if image.is_none() {
-            notes.push(format!("image `{}` is not built yet", selection.image));
+            let name = &selection.image;
+            let note = format!("image `{name}` is not built yet");
+            missing.notes.push(note);
         }
         let base = match (image, &selection.locked) {
             (Some(image), _) => Base::of(image),
@@ -105,13 +117,12 @@ impl<'a> Gathered<'a> {
             (None, None) => Base::unbuilt(selection),
         };
         let mut gathered = Self::on(selection, base, clean);
-        notes.extend(gathered.find_sources(store)?);
-        Ok((gathered, notes))
+        gathered.find_sources(store, &mut missing)?;
+        Ok((gathered, missing))
     }
 
-    /// Gathers the sources that exist; returns notes about the others.
-    fn find_sources(&mut self, store: Option<&Store>) -> Result<Vec<String>> {
-        let mut notes = Vec::new();
+    /// Gathers the sources that exist, and notes the others.
+    fn find_sources(&mut self, store: Option<&Store>, missing: &mut Missing) -> Result<()> {
         let selection = self.selection;
         let git = Git::new(&selection.inputs.user);
         for volume in resolve::volumes(&selection.profile, &self.inputs)? {
@@ -143,16 +154,16 @@ impl<'a> Gathered<'a> {
                         self.sources.insert(volume.name.clone(), path);
                     }
                     None => {
-                        notes.push(match &volume.source {
-                            VolumeSource::Path(path) => format!(
-                                "`up` would refuse: source `{}` is missing from `{}`",
-                                volume.name,
+                        let name = &volume.name;
+                        match &volume.source {
+                            VolumeSource::Path(path) => missing.refused.push(format!(
+                                "source `{name}` is missing from `{}`",
                                 path.display()
-                            ),
-                            VolumeSource::Git(_) | VolumeSource::Store => {
-                                format!("source `{}` is not fetched yet", volume.name)
-                            }
-                        });
+                            )),
+                            VolumeSource::Git(_) | VolumeSource::Store => missing
+                                .notes
+                                .push(format!("source `{name}` is not fetched yet")),
+                        }
                         for input in self.inputs_in(&volume.name) {
                             // The lock file knows it without the source.
                             let print = self.inputs.fingerprints.entry(input);
@@ -165,10 +176,10 @@ impl<'a> Gathered<'a> {
         if let Some(store) = store {
             hooks::known_patches(&mut self.hooks, store)?;
         }
-        notes.extend(checkout::settle(self)?);
+        missing.notes.extend(checkout::settle(self)?);
         hooks::apply_to_inputs(self, &git)?;
-        notes.extend(hooks::ask(self)?);
-        Ok(notes)
+        missing.notes.extend(hooks::ask(self)?);
+        Ok(())
     }
 
     /// Uses another image, with its key and its variables.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::hooks;
 use super::request::UpRequest;
-use crate::engine::choose::{Choice, choose};
+use crate::engine::choose::{Choice, Reason, choose, choose_to_plan, is_nspawn_installed};
 use crate::image::{Recipe, catalog};
 use crate::plan::jobs::{self, Past, Sizing};
 use crate::plan::resolve::{self, Inputs};
@@ -211,6 +211,16 @@ impl Selection {
         let last = last.and_then(|last| steps.iter().position(|step| step.name == *last));
         last.is_some_and(|last| position.is_some_and(|position| last < position))
     }
+
+    /// Names the engine that was planned for, if none works here.
+    pub(crate) fn note_absent_engine(&self, cx: &Context) {
+        if self.choice.reason == Reason::Absent {
+            cx.ui.note(&format!(
+                "planned for {}; no engine here",
+                self.choice.engine
+            ));
+        }
+    }
 }
 
 fn params(request: &UpRequest<'_>, profile: &Profile) -> Result<BTreeMap<String, String>> {
@@ -247,9 +257,20 @@ fn engine(cx: &Context, request: &UpRequest<'_>, host: &Host, env: &str) -> Resu
     let made_with = record
         .as_ref()
         .map(|record| (record.engine.as_str(), record.service.clone()));
-    let nspawn = host.root && which::which_in("systemd-nspawn", Some("/usr/bin:/bin"), "/").is_ok();
+    let nspawn_installed = is_nspawn_installed();
+    let nspawn = host.root && nspawn_installed;
     let asked = request.engine.or(cx.config.engine.as_deref());
-    let choice = choose(asked, made_with, nspawn, &cx.config.sockets)?;
+    let choose = match request.inspects {
+        true => choose_to_plan,
+        false => choose,
+    };
+    let choice = choose(asked, made_with, nspawn, &cx.config.sockets).map_err(|error| {
+        let sudo_helps = !host.root && asked.is_none() && nspawn_installed;
+        match sudo_helps && error.kind() == Kind::Unavailable {
+            true => error.help(&cx.config.sudo_command),
+            false => error,
+        }
+    })?;
     if let Some(record) = record
         && record.engine != choice.engine.name()
     {

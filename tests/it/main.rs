@@ -30,6 +30,7 @@ mod lock;
 mod matrix;
 mod model;
 mod on;
+mod output;
 mod packages;
 mod readme;
 mod report;

@@ -49,6 +49,7 @@ impl Check<'_> {
         let published = written.published.map(|published| Published {
             time: self.parsed(published.time, value::duration),
             disk: self.parsed(published.disk, value::size),
+            limit: published.limit,
             source: published.source,
         });
         let timeout = self.parsed(written.timeout, value::duration);

@@ -17,8 +17,11 @@ use crate::sys::account::{self, home_of};
 use crate::sys::catalog::Directory;
 use crate::sys::error::{Error, Result};
 use crate::sys::trust::{self, Current};
+use crate::ui::Integration;
 use crate::ui::ci::System;
 
+/// Where root's store is by default.
+const ROOTS_STORE: &str = "/var/lib/rockenv";
 /// The variable that tells ccache about a storage shared by several machines.
 const CCACHE_REMOTE: &str = "CCACHE_REMOTE_STORAGE";
 
@@ -136,9 +139,21 @@ impl Settings {
         let home = self.path("ROCKENV_HOME");
         match home.or_else(|| self.first(|file| file.home.clone())) {
             Some(home) => self.working.join(home),
-            None if is_root() => PathBuf::from("/var/lib/rockenv"),
+            None if is_root() => PathBuf::from(ROOTS_STORE),
             None => self.own("XDG_DATA_HOME", ".local/share").join("rockenv"),
         }
+    }
+
+    /// Returns root's store, if an ordinary user named no store and root has one.
+    pub(super) fn roots_store(&self) -> Option<PathBuf> {
+        let named = self.path("ROCKENV_HOME");
+        let named = named.or_else(|| self.first(|file| file.home.clone()));
+        let root = PathBuf::from(ROOTS_STORE);
+        (!is_root() && named.is_none() && root.is_dir()).then_some(root)
+    }
+
+    pub(super) fn through_sudo(&self) -> bool {
+        is_root() && self.set("SUDO_COMMAND").is_some()
     }
 
     pub(super) fn jobs(&self) -> Result<Option<u32>> {
@@ -271,6 +286,7 @@ impl Settings {
             no_color: self.set("NO_COLOR").is_some(),
             force_color: self.set("CLICOLOR_FORCE").is_some_and(|value| value != "0"),
             term: self.set("TERM").cloned(),
+            integration: Integration::detect(|name| self.set(name).cloned()),
             ci: ci_system.is_some() || ci.is_some_and(|value| value != "false" && value != "0"),
             ci_system,
             step_summary: self

@@ -3,7 +3,7 @@
 use crate::sys::trust;
 
 /// The variables that are read and their meaning, for the documentation.
-pub const VARIABLES: [(&str, &str); 33] = [
+pub const VARIABLES: [(&str, &str); 35] = [
     ("ROCKENV_HOME", "root of the store, like `--home`"),
     (
         "ROCKENV_ENGINE",
@@ -107,6 +107,11 @@ pub const VARIABLES: [(&str, &str); 33] = [
     (
         "TERM",
         "`dumb` or unset: no animation and no colour; passed on to commands at a terminal",
+    ),
+    ("SUDO_COMMAND", "set by sudo: hints then begin with `sudo`"),
+    (
+        "WT_SESSION, ConEmuANSI, TERM_PROGRAM, TERM_FEATURES",
+        "name terminals that show progress and notifications of their own",
     ),
     ("CI", "if set and not `false` or `0`: no animation"),
     (

@@ -1,0 +1,75 @@
+//! Owns showing a command's output again and again in place, until Ctrl-C.
+
+use std::io;
+use std::os::fd::AsFd as _;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use crate::sys::error::{Error, Kind, Result};
+use crate::sys::signals::Signals;
+use crate::ui::Ui;
+use crate::up::context::Context;
+
+const PERIOD_MS: u16 = 1000;
+
+/// A screen in memory.
+#[derive(Clone, Default)]
+struct Screen(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Screen {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut text = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        text.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Shows what `show` prints, once a second; ends at Ctrl-C, or when `show` fails.
+pub(super) fn watch(cx: &Context, show: impl Fn(&Context) -> Result<u8>) -> Result<u8> {
+    if !cx.ui.settings().terminals.stdout || cx.json {
+        let what = if cx.json {
+            "`--json`"
+        } else {
+            "a pipe or file"
+        };
+        return Err(
+            Error::new(Kind::Usage, format!("`--watch` cannot refresh {what}"))
+                .help("leave out --watch"),
+        );
+    }
+    let signals = Signals::take()?;
+    let mut before = 0;
+    loop {
+        let screen = Screen::default();
+        let ui = Ui::with_writers(
+            *cx.ui.settings(),
+            Box::new(screen.clone()),
+            Box::new(screen.clone()),
+        );
+        let inner = Context {
+            config: cx.config.clone(),
+            ui,
+            json: false,
+        };
+        let code = show(&inner)?;
+        inner.ui.finish()?;
+        let bytes = std::mem::take(&mut *screen.0.lock().unwrap_or_else(PoisonError::into_inner));
+        before = cx.ui.redraw(&String::from_utf8_lossy(&bytes), before);
+        if cx.ui.closed() {
+            return Ok(code);
+        }
+        let mut fds = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut fds, PollTimeout::from(PERIOD_MS)) {
+            Ok(_) | Err(nix::Error::EINTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if signals.pending()?.is_some() {
+            return Ok(code);
+        }
+    }
+}

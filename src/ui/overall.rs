@@ -1,0 +1,267 @@
+//! Owns how far a whole run is: its steps, the time left, and the line that shows it.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use super::event::{Event, Outcome};
+use super::size;
+
+/// A step of the run.
+#[derive(Debug, Default)]
+struct Step {
+    /// By its earlier runs.
+    expected: Option<Duration>,
+    state: State,
+    /// Done and total of its ninja.
+    count: Option<(u64, u64)>,
+    /// At the recent pace, and when that was known.
+    left: Option<(Duration, Instant)>,
+}
+
+#[derive(Debug, Default)]
+enum State {
+    #[default]
+    Waiting,
+    Running(Instant),
+    Over,
+}
+
+/// The steps of one run.
+#[derive(Debug, Default)]
+pub(super) struct Overall {
+    steps: BTreeMap<u32, Step>,
+    begun: Option<Instant>,
+}
+
+impl Overall {
+    pub(super) fn event(&mut self, event: &Event, now: Instant) {
+        match event {
+            Event::RunStarted { plan, .. } => {
+                // A later attempt of the same run plans anew.
+                self.begun.get_or_insert(now);
+                let steps = plan.iter().map(|planned| {
+                    let step = Step {
+                        expected: planned.expected_ms.map(Duration::from_millis),
+                        // What takes no time will not run.
+                        state: if planned.cached || planned.expected_ms == Some(0) {
+                            State::Over
+                        } else {
+                            State::Waiting
+                        },
+                        ..Step::default()
+                    };
+                    (planned.index, step)
+                });
+                self.steps = steps.collect();
+            }
+            Event::StepStarted { index, cached, .. } => {
+                if let Some(step) = self.steps.get_mut(index) {
+                    step.state = match cached {
+                        true => State::Over,
+                        false => State::Running(now),
+                    };
+                }
+            }
+            Event::Ninja {
+                index,
+                done,
+                total,
+                left_ms,
+            } => {
+                if let Some(step) = self.steps.get_mut(index) {
+                    step.count = Some((*done, *total));
+                    step.left = left_ms.map(|left| (Duration::from_millis(left), now));
+                }
+            }
+            Event::StepFinished { index, outcome, .. } => {
+                if let Some(step) = self.steps.get_mut(index)
+                    && *outcome != Outcome::Failed
+                {
+                    step.state = State::Over;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn elapsed(&self, now: Instant) -> Duration {
+        self.begun
+            .map_or(Duration::ZERO, |begun| now.saturating_duration_since(begun))
+    }
+
+    /// Returns how long a step still takes: from its earlier runs, else at its pace.
+    pub(super) fn step_left(&self, index: u32, now: Instant) -> Option<Duration> {
+        self.steps.get(&index)?.left(now)
+    }
+
+    /// Returns how much of a step is done, of 1000.
+    pub(super) fn step_share(&self, index: u32, now: Instant) -> u64 {
+        self.steps.get(&index).map_or(0, |step| step.share(now))
+    }
+
+    /// Returns how much of the run is done, in percent. Steps count by their earlier time, or else all the same.
+    pub(super) fn percent(&self, now: Instant) -> u64 {
+        let known: Vec<u64> = self
+            .steps
+            .values()
+            .filter_map(|step| Some(step.expected?.as_millis() as u64))
+            .collect();
+        let usual = match known.len() as u64 {
+            0 => 1000,
+            count => (known.iter().sum::<u64>() / count).max(1),
+        };
+        let (mut done, mut all) = (0, 0);
+        for step in self.steps.values() {
+            let weight = step.expected.map_or(usual, |time| time.as_millis() as u64);
+            done += weight.saturating_mul(step.share(now)) / 1000;
+            all += weight;
+        }
+        match all {
+            0 => 0,
+            all => done * 100 / all,
+        }
+    }
+
+    /// Returns the line for the whole run: `3/16 steps  ████  about 5 h 10 min left`.
+    pub(super) fn line(&self, now: Instant) -> String {
+        let is_over = |step: &&Step| matches!(step.state, State::Over);
+        let over = self.steps.values().filter(is_over).count();
+        let bar = boxed(self.percent(now), 100);
+        let mut text = format!("{bar} {over}/{} steps", self.steps.len());
+        let mut left = Duration::ZERO;
+        let mut unknown = 0;
+        for step in self.steps.values().filter(|step| !is_over(step)) {
+            match step.left(now) {
+                Some(time) => left += time,
+                None => unknown += 1,
+            }
+        }
+        if !left.is_zero() {
+            let word = if unknown > 0 { "more than" } else { "about" };
+            text.extend(["  ", word, " ", &size::duration(left), " left"]);
+        }
+        text
+    }
+}
+
+impl Step {
+    fn left(&self, now: Instant) -> Option<Duration> {
+        let paced = self
+            .left
+            .map(|(left, at)| left.saturating_sub(now.saturating_duration_since(at)));
+        match (&self.state, self.expected) {
+            (State::Over, _) => Some(Duration::ZERO),
+            (State::Waiting, expected) => expected,
+            (State::Running(begun), Some(expected)) => {
+                let left = expected.checked_sub(now.saturating_duration_since(*begun));
+                // It takes longer than before: its pace knows better.
+                left.or(paced)
+            }
+            (State::Running(_), None) => paced,
+        }
+    }
+
+    fn share(&self, now: Instant) -> u64 {
+        match (&self.state, self.count, self.expected) {
+            (State::Over, ..) => 1000,
+            (State::Waiting, ..) => 0,
+            (State::Running(begun), None, Some(expected)) => {
+                let taken = now.saturating_duration_since(*begun).as_millis() as u64;
+                let expected = (expected.as_millis() as u64).max(1);
+                // Never done before it is.
+                (taken.saturating_mul(1000) / expected).min(990)
+            }
+            (State::Running(_), Some((done, total)), _) if total > 0 => {
+                done.min(total).saturating_mul(1000) / total
+            }
+            (State::Running(_), ..) => 0,
+        }
+    }
+}
+
+/// Returns a bar of fixed width.
+pub(super) fn boxed(part: u64, whole: u64) -> String {
+    let bar = size::bar(part, whole);
+    format!("▕{bar:<width$}▏", width = size::BAR as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::event::{Cost, Planned};
+    use super::*;
+
+    fn planned(index: u32, expected: Option<u64>, cached: bool) -> Planned {
+        Planned {
+            index,
+            name: format!("s{index}"),
+            key: String::new(),
+            cached,
+            reason: String::new(),
+            expected_ms: expected.map(|seconds| seconds * 1000),
+        }
+    }
+
+    fn started(index: u32) -> Event {
+        Event::StepStarted {
+            index,
+            total: 3,
+            name: format!("s{index}"),
+            key: String::new(),
+            cached: false,
+        }
+    }
+
+    #[test]
+    fn time_left_is_from_earlier_runs_else_from_the_pace() {
+        let begun = Instant::now();
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        let mut run = Overall::default();
+        let plan = vec![
+            planned(1, None, true),
+            planned(2, Some(100), false),
+            planned(3, None, false),
+        ];
+        run.event(
+            &Event::RunStarted {
+                env: "e".to_owned(),
+                plan,
+                chosen: None,
+            },
+            begun,
+        );
+        assert_eq!(
+            run.line(begun),
+            "▕███▉        ▏ 1/3 steps  more than 1 min 40 s left"
+        );
+        run.event(&started(2), begun);
+        assert_eq!(run.percent(at(50)), 50);
+        assert_eq!(run.step_left(2, at(60)), Some(Duration::from_secs(40)));
+        assert_eq!(run.step_left(2, at(200)), None);
+        run.event(
+            &Event::StepFinished {
+                index: 2,
+                total: 3,
+                name: "s2".to_owned(),
+                outcome: Outcome::Done,
+                cost: Cost::default(),
+            },
+            at(100),
+        );
+        run.event(&started(3), at(100));
+        run.event(
+            &Event::Ninja {
+                index: 3,
+                done: 1,
+                total: 4,
+                left_ms: Some(30_000),
+            },
+            at(110),
+        );
+        assert_eq!(run.step_share(3, at(110)), 250);
+        assert_eq!(
+            run.line(at(120)),
+            "▕█████████   ▏ 2/3 steps  about 20.0 s left"
+        );
+        assert_eq!(run.elapsed(at(120)), Duration::from_secs(120));
+    }
+}

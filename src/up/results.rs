@@ -1,0 +1,183 @@
+//! Owns what an env hands over: where its results are, how large they are, and the commands to use them.
+
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use serde::Serialize;
+
+use crate::plan::resolve::Spec;
+use crate::rocm::target::Target;
+use crate::store::Store;
+use crate::store::results::outputs;
+use crate::sys::shell::quoted;
+use crate::tree::measure::scan_one;
+use crate::ui::{Ui, size};
+
+/// How deep below an output volume Python packages are looked for.
+const DEPTH: usize = 3;
+
+/// The results of an env.
+#[derive(Debug, Serialize)]
+pub(crate) struct HandedOver {
+    pub(crate) outputs: Vec<Output>,
+    /// Commands to use them, in order.
+    pub(crate) next: Vec<String>,
+}
+
+/// A directory of results.
+#[derive(Debug, Serialize)]
+pub(crate) struct Output {
+    pub(crate) volume: String,
+    pub(crate) path: PathBuf,
+    /// Disk space that it takes.
+    pub(crate) bytes: u64,
+}
+
+impl HandedOver {
+    /// Looks at the env's output volumes that have content.
+    pub(crate) fn of(store: &Store, spec: &Spec) -> Self {
+        let mut found = Vec::new();
+        for volume in outputs(spec) {
+            let path = store.output_dir(&spec.name, volume);
+            if fs::read_dir(&path).is_ok_and(|mut entries| entries.next().is_some()) {
+                found.push(Output {
+                    volume: volume.name.clone(),
+                    bytes: scan_one(&path).total().allocated,
+                    path,
+                });
+            }
+        }
+        let mut next = Vec::new();
+        let mut packages = Packages::default();
+        for output in &found {
+            packages.look(&output.path, DEPTH);
+        }
+        if let (false, Some(first)) = (packages.rocm.is_empty(), spec.targets.first()) {
+            next.push(format!("export ROCM_SDK_TARGET_FAMILY={first}"));
+        }
+        next.extend(packages.install(&spec.targets));
+        if !spec.runtime_env.is_empty() {
+            next.push(format!("eval \"$(rockenv env {})\"", spec.name));
+        }
+        Self {
+            outputs: found,
+            next,
+        }
+    }
+
+    /// Returns the lines that `up` and `status` end with.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        if self.outputs.is_empty() {
+            return Vec::new();
+        }
+        let results = self.outputs.iter().map(|output| {
+            let path = output.path.display();
+            format!("results: {path} ({})", size::bytes(output.bytes))
+        });
+        let next = self.next.iter().map(|command| format!("next: {command}"));
+        results.chain(next).collect()
+    }
+
+    pub(crate) fn note(&self, ui: &Ui) {
+        for line in self.lines() {
+            ui.note(&line);
+        }
+    }
+}
+
+/// Python packages among results.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Packages {
+    /// Directories with wheels.
+    wheels: Vec<PathBuf>,
+    /// Directories with TheRock's package `rocm`, which selects the wheels beside it.
+    rocm: Vec<PathBuf>,
+}
+
+impl Packages {
+    /// Looks into a directory. Links are not followed: steps made them.
+    fn look(&mut self, directory: &Path, depth: usize) {
+        let Ok(entries) = fs::read_dir(directory) else {
+            return;
+        };
+        let (mut has_wheels, mut has_rocm, mut below) = (false, false, Vec::new());
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            match entry.file_type() {
+                Ok(kind) if kind.is_dir() => below.push(entry.path()),
+                Ok(kind) if kind.is_file() => {
+                    has_wheels |= name.ends_with(".whl");
+                    has_rocm |= name.starts_with("rocm-") && name.ends_with(".tar.gz");
+                }
+                _ => {}
+            }
+        }
+        if has_rocm {
+            self.rocm.push(directory.to_owned());
+        } else if has_wheels {
+            self.wheels.push(directory.to_owned());
+        }
+        below.sort();
+        if depth > 0 {
+            for directory in below {
+                self.look(&directory, depth - 1);
+            }
+        }
+    }
+
+    /// Returns the command that installs them.
+    fn install(&self, targets: &[Target]) -> Option<String> {
+        let shown = |path: &PathBuf| quoted(&path.to_string_lossy()).into_owned();
+        let mut words = Vec::new();
+        for directory in &self.rocm {
+            words.push(format!("--find-links {}", shown(directory)));
+        }
+        if !self.rocm.is_empty() {
+            let devices = targets.iter().map(|target| format!(",device-{target}"));
+            words.push(format!("'rocm[libraries{}]'", devices.collect::<String>()));
+        }
+        for directory in &self.wheels {
+            words.push(format!("{}/*.whl", shown(directory)));
+        }
+        let before = match self.rocm.is_empty() {
+            true => "pip install",
+            false => "pip install --no-cache-dir --pre",
+        };
+        (!words.is_empty()).then(|| format!("{before} {}", words.join(" ")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packages_are_installed_as_the_documentation_does() {
+        let out = tempfile::tempdir().unwrap();
+        let made = [
+            "rocm/dist/rocm-7.1.tar.gz",
+            "rocm/dist/a.whl",
+            "torch/torch-2.whl",
+        ];
+        for path in made {
+            let path = out.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "").unwrap();
+        }
+        let mut packages = Packages::default();
+        packages.look(out.path(), DEPTH);
+        let command = packages
+            .install(&[Target::parse("gfx1103").unwrap()])
+            .unwrap();
+        let command = command.replace(out.path().to_str().unwrap(), "$out");
+        let page = include_str!("../../docs/how-to/use-the-wheels.md");
+        assert!(page.contains(&command), "{command}");
+        assert_eq!(Packages::default().install(&[]), None);
+        let plain = Packages {
+            wheels: vec!["/a b".into()],
+            ..Packages::default()
+        };
+        assert_eq!(plain.install(&[]).unwrap(), "pip install '/a b'/*.whl");
+    }
+}

@@ -1,0 +1,308 @@
+//! What people see: `plan` and its verdict, commands that only inspect, hints, results and progress.
+
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use fs_err as fs;
+
+use crate::support::env::TestStore;
+use crate::support::loopfs::{Mount, bind, need_root};
+use crate::support::terminal::Terminal;
+
+/// A user without subordinate ids.
+const UID: u32 = 65533;
+
+/// An ordinary user on a machine without an engine, with a home of their own.
+struct Newcomer {
+    home: tempfile::TempDir,
+}
+
+/// What a command wrote.
+struct Said {
+    code: i32,
+    out: String,
+    err: String,
+}
+
+impl Newcomer {
+    fn new() -> Self {
+        need_root();
+        let home = tempfile::tempdir().unwrap();
+        fs::set_permissions(home.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        chown(home.path(), Some(UID), Some(UID)).unwrap();
+        fs::copy(env!("CARGO_BIN_EXE_rockenv"), home.path().join("program")).unwrap();
+        Self { home }
+    }
+
+    fn path(&self) -> &Path {
+        self.home.path()
+    }
+
+    fn run(&self, arguments: &[&str]) -> Said {
+        let output = Command::new(self.path().join("program"))
+            .args(arguments)
+            .env_clear()
+            .env("HOME", self.path())
+            .env("XDG_CONFIG_HOME", self.path().join("config"))
+            .env("XDG_DATA_HOME", self.path().join("data"))
+            .env("DOCKER_HOST", "unix:///nowhere/docker.sock")
+            .env("CONTAINER_HOST", "unix:///nowhere/podman.sock")
+            .env("ROCKENV_GPU_ROOT", "/nowhere")
+            .env("ROCKENV_JOBS", "2")
+            .current_dir(self.path())
+            .uid(UID)
+            .gid(UID)
+            .output()
+            .unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        Said {
+            code: output.status.code().unwrap(),
+            out: text(output.stdout),
+            err: text(output.stderr),
+        }
+    }
+
+    fn profile(&self, body: &str) {
+        let text = format!("schema = 1\nimage = 'debian-forky'\n{body}");
+        fs::write(self.path().join("p.toml"), text).unwrap();
+    }
+}
+
+#[test]
+fn a_plan_begins_with_the_verdict_and_fits_in_80_columns() {
+    let newcomer = Newcomer::new();
+    newcomer.profile(
+        "variant = 'a'\nresources = { memory = '900G', memory-max = '2G' }\n[variants.a]\n[variants.b]\n\
+         [[volume]]\nname = 'build'\nkind = 'build'\ntarget = '/b'\ndisk = '900T'\n\
+         [[volume]]\nname = 'shared'\nkind = 'host'\npath = '/srv/shared'\ntarget = '/s'\naccess = 'rw'\n\
+         [[step]]\nname = 'one'\nrun = 'true'\n\
+         [[step]]\nname = 'two'\nwhen = { variant = ['b'] }\nrun = 'true'\n",
+    );
+    let said = newcomer.run(&["plan", "p.toml", "--target", "gfx1103"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    for line in said.out.lines() {
+        assert!(line.chars().count() <= 80, "{line}");
+    }
+    let home = newcomer.path().to_str().unwrap().to_owned();
+    let out = said.out.replace(&home, "HOME");
+    let mut settings = insta::Settings::clone_current();
+    settings.add_filter(r"this machine has [0-9.]+ .iB", "this machine has SIZE");
+    settings.add_filter(r"[0-9.]+ .iB free", "SIZE free");
+    settings.add_filter(r"(?m)^disk .*(\n .*)*", "disk   DISK");
+    settings.add_filter(
+        r"  - profile `p` needs 900.0 TiB (?s:.*?) free\n",
+        "  - DISK\n",
+    );
+    settings.bind(|| {
+        insta::assert_snapshot!(out, @r"
+        p-gfx1103: `up` would refuse
+          - no engine available: systemd-nspawn is not installed or needs root, and no
+            service answers
+          - profile `p` needs 900.0 GiB of memory, this machine has SIZE
+          - DISK
+        help: run `sudo rockenv up`; build on a machine with 900.0 GiB, and free
+              900.0 TiB more (`rockenv gc --dry-run` shows what rockenv can free), or
+              add --force
+
+        image  debian-forky
+        engine planned for nspawn; no engine here
+        store  none yet
+        jobs   2 (configured), of 2 on this machine (configured)
+        links  2 (as many as jobs); TensileLite 2 (as many as jobs)
+        memory at most 2.0 GiB (the profile says so); needs a machine with 900.0 GiB
+        disk   DISK
+        time   unknown: no step of it has run here before
+        gpu    none
+        writes steps can write to `/srv/shared`; `up` asks before they write to
+               `/srv/shared`
+
+        step  plan  why
+        one   run   new
+        1 step of another variant or starting point is not shown; `-v` shows all
+        ");
+    });
+    assert!(said.err.contains("image `debian-forky` is not built yet"));
+    let refused = newcomer.run(&["plan", "p.toml", "--target", "gfx1103", "--check"]);
+    assert_eq!(refused.code, 9, "{}", refused.err);
+    let all = newcomer.run(&["-v", "plan", "p.toml", "--target", "gfx1103"]);
+    assert!(all.out.contains("only in variant b"), "{}", all.out);
+    let json = newcomer.run(&["plan", "p.toml", "--target", "gfx1103", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&json.out).unwrap();
+    assert_eq!(json["refused"]["reasons"].as_array().unwrap().len(), 3);
+    assert_eq!(json["host_writes"]["asks"][0], "/srv/shared");
+}
+
+#[test]
+fn inspecting_needs_no_engine_and_no_root() {
+    let newcomer = Newcomer::new();
+    let absent = "planned for nspawn; no engine here";
+    for (command, on_stdout) in [
+        (&["plan", "gfx1103"][..], true),
+        (&["up", "--dry-run", "gfx1103"], true),
+        (
+            &["profile", "show", "therock", "--resolved", "-t", "gfx1103"],
+            false,
+        ),
+    ] {
+        let said = newcomer.run(command);
+        assert_eq!(said.code, 0, "{command:?}: {}", said.err);
+        let text = if on_stdout { &said.out } else { &said.err };
+        assert!(text.contains(absent), "{command:?}: {text}");
+    }
+    let said = newcomer.run(&["profile", "check"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    // Only the base image has to be built, which needs rights but no engine.
+    let said = newcomer.run(&["lock", "gfx1103"]);
+    assert!(said.err.contains(absent), "{}", said.err);
+    assert!(
+        said.err.contains("help: sudo rockenv lock gfx1103\n"),
+        "{}",
+        said.err
+    );
+    assert!(!newcomer.path().join("data").exists(), "no store was made");
+}
+
+/// Root's store at its usual place, which only this thread's mount namespace has.
+fn roots_store() -> (tempfile::TempDir, Mount) {
+    let lib = tempfile::tempdir().unwrap();
+    fs::set_permissions(lib.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let store = lib.path().join("rockenv");
+    fs::create_dir(&store).unwrap();
+    fs::set_permissions(&store, PermissionsExt::from_mode(0o711)).unwrap();
+    let mount = bind(lib.path(), Path::new("/var/lib"));
+    (lib, mount)
+}
+
+#[test]
+fn a_user_of_roots_store_is_told_to_use_sudo() {
+    let newcomer = Newcomer::new();
+    let none = newcomer.run(&["status", "e"]);
+    assert!(!none.err.contains("sudo"), "{}", none.err);
+    // Subordinate ids are for those who chose to work without root.
+    let exec = newcomer.run(&["exec", "e", "--", "echo", "a b"]);
+    assert_eq!(exec.code, 4, "{}", exec.err);
+    assert_eq!(
+        exec.err,
+        "error: running commands in an env needs root\nhelp: sudo rockenv exec e -- echo 'a b'\n"
+    );
+
+    let _root = roots_store();
+    for command in [
+        &["status", "e"][..],
+        &["exec", "e", "--", "true"],
+        &["shell", "e"],
+        &["du"],
+        &["gc"],
+        &["logs", "e"],
+        &["env", "e"],
+        &["rm", "e"],
+        &["rollback", "e", "one"],
+        &["report", "e"],
+        &["snapshot", "ls", "e"],
+    ] {
+        let said = newcomer.run(command);
+        assert_eq!(said.code, 7, "{command:?}: {}", said.err);
+        assert!(
+            said.err.contains("root has one at `/var/lib/rockenv`"),
+            "{}",
+            said.err
+        );
+        let help = format!("help: sudo rockenv {}\n", command.join(" "));
+        assert!(said.err.ends_with(&help), "{command:?}: {}", said.err);
+    }
+    let said = newcomer.run(&["ls"]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    assert_eq!(
+        said.err,
+        "no envs of your own\nroot has a store, at `/var/lib/rockenv`; to use it: sudo rockenv ls\n"
+    );
+}
+
+/// Runs rockenv as sudo would.
+fn through_sudo(store: &TestStore, arguments: &[&str]) -> Said {
+    let output = store
+        .command(arguments)
+        .env("SUDO_COMMAND", "/usr/bin/rockenv")
+        .output()
+        .unwrap();
+    Said {
+        code: output.status.code().unwrap(),
+        out: String::from_utf8(output.stdout).unwrap(),
+        err: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+const WHEELS: &str = "runtime-env = { A = 'b' }\n[[volume]]\nname = 'out'\nkind = 'output'\ntarget = '/out'\n\
+     [[step]]\nname = 'one'\nrun = 'head -c 1M /dev/zero >/out/a-1.whl'\n[[step]]\nname = 'two'\nrun = 'true'\n";
+
+#[test]
+fn results_and_the_next_command_are_shown_with_sudo() {
+    let store = TestStore::new();
+    store.profile(WHEELS);
+    let env = store.env();
+    let done = through_sudo(&store, &["up", env]);
+    assert_eq!(done.code, 0, "{}", done.err);
+    let out: PathBuf = store.home().join("outputs").join(env).join("out");
+    let out = out.display();
+    assert!(
+        done.err.contains(&format!(
+            "{env}: done; to enter it: sudo rockenv shell {env}\n"
+        )),
+        "{}",
+        done.err
+    );
+    let results = format!(
+        "results: {out} (1.0 MiB)\nnext: pip install {out}/*.whl\nnext: eval \"$(sudo rockenv env {env})\"\n"
+    );
+    assert!(done.err.ends_with(&results), "{}", done.err);
+    let status = through_sudo(&store, &["status", env]);
+    assert!(status.err.ends_with(&results), "{}", status.err);
+    let json = store.rockenv(&["status", "--json", env]).ok().text();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["handed_over"]["outputs"][0]["volume"], "out");
+    let wrong = through_sudo(&store, &["status", "other"]);
+    assert!(
+        wrong.err.ends_with("help: sudo rockenv ls\n"),
+        "{}",
+        wrong.err
+    );
+}
+
+#[test]
+fn a_terminal_shows_progress_of_its_own_and_forgets_it() {
+    let store = TestStore::new();
+    store.profile(
+        "[[step]]\nname = 'one'\nrun = 'sleep 2'\n[[step]]\nname = 'two'\nrun = 'false'\n",
+    );
+    let mut command = store.command(&["up", store.env()]);
+    command.env("TERM_PROGRAM", "WezTerm");
+    let mut terminal = Terminal::start(command, 24, 100);
+    terminal.expect("\x1b[22;2t");
+    terminal.expect(&format!("\x1b]2;rockenv {}: 1/2 one\x1b\\", store.env()));
+    // The line of the whole run.
+    terminal.expect("0/2 steps");
+    terminal.expect("\x1b]9;4;1;50\x1b\\");
+    terminal.expect("\x1b]9;4;0;\x1b\\");
+    terminal.expect("\x1b[23;2t");
+    terminal.expect("step `two` failed");
+    terminal.wait(5);
+}
+
+#[test]
+fn status_is_shown_again_in_place() {
+    let store = TestStore::new();
+    store.up_with("[[step]]\nname = 'one'\nrun = 'true'\n");
+    let words = ["status", store.env(), "--watch"];
+    store.rockenv(&words).exits(2).says(&[
+        "`--watch` cannot refresh a pipe or file",
+        "help: leave out --watch",
+    ]);
+    let mut terminal = Terminal::start(store.command(&words), 40, 200);
+    terminal.expect("state    ready");
+    terminal.expect("\x1b[9F\x1b[J");
+    terminal.expect("state    ready");
+    terminal.write("\x03");
+    terminal.wait(0);
+}
