@@ -6,6 +6,7 @@ use serde::Serialize;
 use crate::cli::doctor::{Ability, Facts, Section, State, abilities, examine, is_fit};
 use crate::sys::error::{Kind, Result};
 use crate::sys::host::Host;
+use crate::ui::Tone;
 use crate::ui::table::Table;
 use crate::up::context::Context;
 
@@ -43,14 +44,14 @@ pub fn doctor(cx: &Context, _args: &DoctorArgs) -> Result<u8> {
         return Ok(code);
     }
     for section in &sections {
-        cx.ui.data(&format!("{}\n", section.title));
+        cx.ui.heading(section.title);
         for check in &section.checks {
-            let word = match check.state {
-                State::Ok => "ok",
-                State::Missing => "missing",
-                State::Note => "note",
+            let (tone, word) = match check.state {
+                State::Ok => (Tone::Good, "ok"),
+                State::Missing => (Tone::Bad, "missing"),
+                State::Note => (Tone::Doubtful, "note"),
             };
-            cx.ui.data(&format!("  {word:<7}  {}\n", check.message));
+            cx.ui.finding(tone, word, &check.message);
             if let Some(command) = &check.command {
                 cx.ui.data(&format!("{:11}{command}\n", ""));
             }
@@ -60,11 +61,14 @@ pub fn doctor(cx: &Context, _args: &DoctorArgs) -> Result<u8> {
     for row in &abilities {
         table.row([row.what, &row.nspawn, &row.docker, &row.podman]);
     }
-    cx.ui.data(&table.render());
-    cx.ui.note(if fit {
-        "envs can be built here"
-    } else {
-        "envs cannot be built here yet: see the missing items above"
-    });
+    cx.ui.table(&table);
+    let (tone, verdict) = match fit {
+        true => (Tone::Good, "envs can be built here"),
+        false => (
+            Tone::Bad,
+            "envs cannot be built here yet: see the missing items above",
+        ),
+    };
+    cx.ui.verdict(tone, verdict);
     Ok(code)
 }

@@ -128,6 +128,7 @@ mod tests {
     fn answering(engine: Engine) -> ServiceFacts {
         ServiceFacts {
             engine,
+            installed: true,
             version: Some("1".to_owned()),
             problem: None,
         }

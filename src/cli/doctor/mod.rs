@@ -34,6 +34,8 @@ const THEROCK_DISK: u64 = 230 << 30;
 #[derive(Clone, Debug, Serialize)]
 pub struct Facts {
     pub root: bool,
+    /// Root was called through sudo.
+    pub through_sudo: bool,
     pub systemd: bool,
     /// Kernel's major and minor version.
     pub kernel: (u32, u32),
@@ -201,7 +203,7 @@ impl Check {
 
 impl Facts {
     fn sudo(&self, command: &str) -> String {
-        match self.root {
+        match self.root && !self.through_sudo {
             true => command.to_owned(),
             false => format!("sudo {command}"),
         }

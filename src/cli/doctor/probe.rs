@@ -23,6 +23,7 @@ impl Facts {
         let groups = Hierarchies::probe().unwrap_or_default();
         Self {
             root: host.root,
+            through_sudo: config.through_sudo,
             systemd: host.systemd,
             kernel: kernel(),
             manager: Manager::detect(),

@@ -10,6 +10,8 @@ use crate::sys::error::Error;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ServiceFacts {
     pub engine: Engine,
+    /// Its program is installed.
+    pub installed: bool,
     /// Its version, if it answers.
     pub version: Option<String>,
     /// Why it cannot be used, and what to type.
@@ -21,11 +23,13 @@ impl ServiceFacts {
         let ask = |engine| match service_at(engine, sockets) {
             Ok(service) => Self {
                 engine,
+                installed: true,
                 version: Some(service.version),
                 problem: None,
             },
             Err(error) => Self {
                 engine,
+                installed: is_installed(engine),
                 version: None,
                 problem: Some(said(&error)),
             },
@@ -39,13 +43,32 @@ fn said(error: &Error) -> (String, String) {
     (error.chain().join(": "), help)
 }
 
+fn is_installed(engine: Engine) -> bool {
+    let program = match engine {
+        Engine::Docker => "dockerd",
+        Engine::Podman => "podman",
+        Engine::Nspawn => "systemd-nspawn",
+    };
+    let path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+    which::which_in(program, Some(path), "/").is_ok()
+}
+
 /// Returns the lines about services. No service is required.
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     facts
         .services
         .iter()
         .map(|found| match (&found.version, &found.problem) {
-            (_, Some((problem, command))) => note(problem.clone()).try_(command.clone()),
+            (_, Some(_)) if !found.installed => note(format!("{} is not installed", found.engine)),
+            (_, Some((problem, command))) => {
+                // The error does not know how root was called.
+                let command = match command.strip_prefix("sudo ") {
+                    Some(command) => facts.sudo(command),
+                    None if facts.root => facts.sudo(command),
+                    None => command.clone(),
+                };
+                note(problem.clone()).try_(command)
+            }
             (version, None) => ok(format!(
                 "{} {} answers: `up --engine {}`",
                 found.engine,
@@ -71,8 +94,12 @@ mod tests {
             contexts: Contexts::default(),
             podman: "/nowhere/podman.sock".to_owned(),
         });
+        for found in &mut facts.services {
+            found.installed = true;
+        }
         facts.services.push(ServiceFacts {
             engine: Engine::Docker,
+            installed: true,
             version: Some("28.1".to_owned()),
             problem: None,
         });
@@ -86,9 +113,15 @@ mod tests {
             checks[1]
                 .command
                 .as_ref()
-                .is_some_and(|command| command.contains("podman.socket"))
+                .is_some_and(|command| command.contains("podman"))
         );
         assert_eq!(checks[2].state, State::Ok);
         assert!(checks[2].message.contains("docker 28.1"));
+        facts.services[0].installed = false;
+        let check = super::checks(&facts).remove(0);
+        assert_eq!(
+            (check.message.as_str(), check.command),
+            ("docker is not installed", None)
+        );
     }
 }

@@ -6,6 +6,7 @@ use super::*;
 pub(super) fn debian() -> Facts {
     Facts {
         root: true,
+        through_sudo: false,
         systemd: true,
         kernel: (6, 12),
         manager: Some(Manager::Apt),
@@ -61,6 +62,20 @@ fn a_fresh_machine_is_told_what_to_type() {
     assert!(!is_fit(&sections));
     for check in of(&facts, State::Missing) {
         assert_eq!(check.command.as_deref(), Some("rockenv setup"), "{check:?}");
+    }
+}
+
+#[test]
+fn commands_keep_sudo() {
+    let mut facts = debian();
+    facts.through_sudo = true;
+    facts.missing = TOOLS.iter().map(|tool| tool.name.to_owned()).collect();
+    for check in of(&facts, State::Missing) {
+        assert_eq!(
+            check.command.as_deref(),
+            Some("sudo rockenv setup"),
+            "{check:?}"
+        );
     }
 }
 

@@ -408,11 +408,29 @@ fn unreachable(socket: &Path, source: String) -> Error {
 
 /// Returns the command that starts the service again.
 fn restart(flavour: Flavour) -> &'static str {
-    let root = userns::is_root();
-    match (flavour, root) {
-        (Flavour::Docker, _) => "sudo systemctl restart docker",
-        (Flavour::Podman, true) => "systemctl restart podman.socket",
-        (Flavour::Podman, false) => "systemctl --user restart podman.socket",
+    restart_on(
+        flavour,
+        userns::is_root(),
+        Path::new("/run/systemd/system").is_dir(),
+        Path::new("/etc/init.d/docker").exists(),
+    )
+}
+
+/// Returns it for a machine with or without systemd and init scripts.
+fn restart_on(flavour: Flavour, root: bool, systemd: bool, init: bool) -> &'static str {
+    match (flavour, root, systemd) {
+        (Flavour::Docker, true, true) => "systemctl restart docker",
+        (Flavour::Docker, false, true) => "sudo systemctl restart docker",
+        (Flavour::Docker, true, false) if init => "service docker restart",
+        (Flavour::Docker, false, false) if init => "sudo service docker restart",
+        (Flavour::Docker, true, false) => "dockerd &",
+        (Flavour::Docker, false, false) => "sudo dockerd &",
+        (Flavour::Podman, true, true) => "systemctl restart podman.socket",
+        (Flavour::Podman, false, true) => "systemctl --user restart podman.socket",
+        (Flavour::Podman, true, false) => {
+            "podman system service --time=0 unix:///run/podman/podman.sock &"
+        }
+        (Flavour::Podman, false, false) => "podman system service --time=0 &",
     }
 }
 
@@ -421,6 +439,22 @@ mod tests {
     use bollard::models::{ContainerInspectResponse, ContainerSummary};
 
     use super::*;
+
+    #[test]
+    fn no_machine_is_told_to_use_what_it_lacks() {
+        for flavour in [Flavour::Docker, Flavour::Podman] {
+            for (root, systemd, init) in [
+                (true, false, true),
+                (true, false, false),
+                (false, false, true),
+                (false, true, false),
+            ] {
+                let command = restart_on(flavour, root, systemd, init);
+                assert_eq!(command.contains("systemctl"), systemd, "{command}");
+                assert!(!root || !command.contains("sudo"), "{command}");
+            }
+        }
+    }
 
     #[test]
     fn what_podman_calls_stopped_has_ended() {
