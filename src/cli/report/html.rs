@@ -63,10 +63,11 @@ fn share(part: u64, whole: u64) -> Markup {
 }
 
 fn table(columns: &[Column], rows: impl IntoIterator<Item = Vec<Markup>>) -> Markup {
+    let has_titles = columns.iter().any(|(_, title)| !title.is_empty());
     markup! {
         div class="card wide" {
-            table {
-                @if columns.iter().any(|(_, title)| !title.is_empty()) {
+            table class=[has_titles.then_some("titled")] {
+                @if has_titles {
                     thead {
                         tr {
                             @for (class, title) in columns { th class=[class] { (title) } }
@@ -76,7 +77,9 @@ fn table(columns: &[Column], rows: impl IntoIterator<Item = Vec<Markup>>) -> Mar
                 tbody {
                     @for row in rows {
                         tr {
-                            @for ((class, _), cell) in columns.iter().zip(row) { td class=[class] { (cell) } }
+                            @for ((class, title), cell) in columns.iter().zip(row) {
+                                td class=[class] data-title=[Some(title).filter(|title| !title.is_empty())] { (cell) }
+                            }
                         }
                     }
                 }
@@ -400,6 +403,8 @@ mod tests {
         assert!(!page.contains(['\x1b', '\u{202e}']));
         let shown = "&lt;script&gt;alert('&quot;&amp;')&lt;/script&gt;\\x1b\\u{202e}";
         assert_eq!(page.matches(shown).count(), 12);
+        // On a phone it stands beside the value.
+        assert!(page.contains("<td data-title=\"state\">"), "{page}");
     }
 
     #[test]
