@@ -129,10 +129,7 @@ pub(crate) fn script(shell: &str) -> Result<String> {
 }
 
 fn command() -> Command {
-    // clap checks a command without `last`, where only one argument may be a list.
-    let mut command = help::command().mut_subcommand("exec", |exec| {
-        exec.mut_arg("words", |words| words.num_args(1))
-    });
+    let mut command = help::command();
     for (path, argument, names) in ARGUMENTS {
         command = attach(command, path, argument, *names);
     }
@@ -149,7 +146,9 @@ fn attach(command: Command, path: &[&str], argument: &str, names: Names) -> Comm
             .get_arguments()
             .any(|known| known.get_id() == argument) =>
         {
-            command.mut_arg(argument, |known| match names {
+            // `mut_arg` would move it behind the others.
+            command.mut_args(|known| match names {
+                _ if known.get_id() != argument => known,
                 Names::Directory => known.add(clap_complete::engine::ArgValueCompleter::new(
                     PathCompleter::dir(),
                 )),
@@ -290,6 +289,22 @@ mod tests {
                 "{path:?} has no `{argument}`"
             );
         }
+    }
+
+    #[test]
+    fn arguments_stay_in_their_order() {
+        for (path, ..) in ARGUMENTS {
+            let order = |command: Command| {
+                let mut command = &command;
+                for name in *path {
+                    command = command.find_subcommand(name).unwrap();
+                }
+                let arguments = command.get_arguments().map(|one| one.get_id().to_string());
+                arguments.collect::<Vec<_>>()
+            };
+            assert_eq!(order(super::command()), order(help::command()), "{path:?}");
+        }
+        super::command().debug_assert();
     }
 
     #[test]
