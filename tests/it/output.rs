@@ -90,6 +90,7 @@ fn a_plan_begins_with_the_verdict_and_fits_in_80_columns() {
     let mut settings = insta::Settings::clone_current();
     settings.add_filter(r"this machine has [0-9.]+ .iB", "this machine has SIZE");
     settings.add_filter(r"[0-9.]+ .iB free", "SIZE free");
+    settings.add_filter(r"[0-9.]+ TiB more", "SIZE more");
     settings.add_filter(r"(?m)^disk .*(\n .*)*", "disk   DISK");
     settings.add_filter(
         r"  - profile `p` needs 900.0 TiB (?s:.*?) free\n",
@@ -103,7 +104,7 @@ fn a_plan_begins_with_the_verdict_and_fits_in_80_columns() {
           - profile `p` needs 900.0 GiB of memory, this machine has SIZE
           - DISK
         help: run `sudo rockenv up`; build on a machine with 900.0 GiB, and free
-              900.0 TiB more (`rockenv gc --dry-run` shows what rockenv can free), or
+              SIZE more (`rockenv gc --dry-run` shows what rockenv can free), or
               add --force
 
         image  debian-forky
