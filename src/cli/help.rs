@@ -148,7 +148,7 @@ pub fn command() -> clap::Command {
     let template = format!(
         "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n{}\n{}{{after-help}}",
         groups(&command),
-        options.ansi()
+        options.ansi().to_string().trim_end()
     );
     command = command.help_template(template);
     command
