@@ -167,12 +167,20 @@ impl Bars {
         if !stays.is_empty() {
             self.print(&stays);
         }
+        self.moving(&mut state, event, now);
+        if let Some(run) = state.lines.get(&Key::Run) {
+            run.bar.set_message(state.overall.line(now));
+        }
+    }
+
+    /// Shows an event in the line that it belongs to.
+    fn moving(&self, state: &mut State, event: &Event, now: Instant) {
         match event {
             Event::RunStarted { env, plan, .. }
                 if plan.iter().filter(|step| !step.cached).count() > 1 =>
             {
-                self.remove(&mut state, &Key::Run);
-                let moving = self.add(&state, escape(env).into_owned());
+                self.remove(state, &Key::Run);
+                let moving = self.add(state, escape(env).into_owned());
                 state.lines.insert(Key::Run, moving);
             }
             Event::StepStarted {
@@ -182,14 +190,14 @@ impl Bars {
                 cached: false,
                 ..
             } => {
-                let mut moving = self.add(&state, title(*index, *total, name));
+                let mut moving = self.add(state, title(*index, *total, name));
                 if !self.verbose {
                     moving.below = Some(self.add_below(&moving.bar));
                 }
                 state.lines.insert(Key::Step(*index), moving);
             }
             Event::Output { index, line, .. } => {
-                self.output_to(&mut state, *index, std::slice::from_ref(line));
+                self.output_to(state, *index, std::slice::from_ref(line));
             }
             Event::Ninja {
                 index, done, total, ..
@@ -197,7 +205,7 @@ impl Bars {
                 if let Some(moving) = state.lines.get_mut(&Key::Step(*index)) {
                     moving.count = Some((*done, Some(*total)));
                 }
-                show_step(&state, *index, now);
+                show_step(state, *index, now);
             }
             Event::Load {
                 index,
@@ -210,7 +218,7 @@ impl Bars {
                         below.set_message(self.below(moving));
                     }
                 }
-                show_step(&state, *index, now);
+                show_step(state, *index, now);
             }
             Event::Image {
                 image,
@@ -220,7 +228,7 @@ impl Bars {
             } => {
                 let key = Key::Image(image.clone());
                 let title = || format!("image {}", escape(image));
-                let moving = self.entry(&mut state, key, title);
+                let moving = self.entry(state, key, title);
                 moving.output = escape(message).into_owned();
                 self.show_bytes(moving, done.map(|done| (done, *total)), now);
             }
@@ -231,15 +239,12 @@ impl Bars {
                 total,
             } => {
                 let key = Key::Transfer(what.clone());
-                let moving = self.entry(&mut state, key, || escape(what).into_owned());
+                let moving = self.entry(state, key, || escape(what).into_owned());
                 moving.output = escape(message).into_owned();
                 let count = message.is_empty().then_some((*done, *total));
                 self.show_bytes(moving, count, now);
             }
             _ => {}
-        }
-        if let Some(run) = state.lines.get(&Key::Run) {
-            run.bar.set_message(state.overall.line(now));
         }
     }
 
