@@ -348,10 +348,16 @@ fn the_service_to_start_again_is_the_user_s_own() {
     *relay.plan.to.lock().unwrap() = Some("/start");
     relay.plan(Fault::Close, usize::MAX);
     let rootless = std::env::vars_os().any(|(name, _)| name == "ROCKENV_TEST_USER");
+    let systemd = Path::new("/run/systemd/system").is_dir();
+    let init = Path::new("/etc/init.d/docker").exists();
     let restart = match (crate::service().flavour, rootless) {
-        (Flavour::Docker, _) => "sudo systemctl restart docker",
-        (Flavour::Podman, false) => "help: systemctl restart podman.socket",
-        (Flavour::Podman, true) => "help: systemctl --user restart podman.socket",
+        (Flavour::Docker, _) if systemd => "help: systemctl restart docker",
+        (Flavour::Docker, _) if init => "help: service docker restart",
+        (Flavour::Docker, _) => "help: dockerd &",
+        (Flavour::Podman, false) if systemd => "help: systemctl restart podman.socket",
+        (Flavour::Podman, false) => "help: podman system service --time=0 unix:",
+        (Flavour::Podman, true) if systemd => "help: systemctl --user restart podman.socket",
+        (Flavour::Podman, true) => "help: podman system service --time=0 &",
     };
     relay
         .up(&store)
