@@ -78,6 +78,16 @@ docs: ## the book of docs/ in target/book, with search; its links are checked
 	mdbook build docs --dest-dir "$(abspath $(CARGO_TARGET_DIR))/book"
 	tests/book $(CARGO_TARGET_DIR)/book
 
+PICTURES := $(CARGO_TARGET_DIR)/pictures
+
+.PHONY: pictures
+pictures: build ## docs/pictures, from real runs in an empty store (root)
+	@$(need-root)
+	@type -P chromium >/dev/null || tests/host test
+	@[ -d $(PICTURES) ] || { python3 -m venv $(PICTURES).part && $(PICTURES).part/bin/pip install --quiet pyte==0.8.2 rich==15.0.0 && \
+	    mv $(PICTURES).part $(PICTURES); }
+	$(PICTURES)/bin/python docs/pictures/record.py $(ROCKENV)
+
 .PHONY: deny
 deny: ## licences, advisories and sources of dependencies, where cargo-deny is installed
 	@if type -P cargo-deny >/dev/null; then cargo deny --locked check; \
