@@ -54,7 +54,7 @@ impl Drop for Bars {
         self.close();
         let sequences = lock(&self.state).told.clear();
         if !sequences.is_empty() {
-            // Without a screen there is nobody to report a failure to.
+            // A failure to draw has nowhere to be reported.
             drop(std::io::stderr().write_all(sequences.as_bytes()));
         }
     }

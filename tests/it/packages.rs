@@ -1,5 +1,5 @@
-//! Owns the tests of `packaging/`: each package is made in an env, installed, run and removed where nothing else is, and
-//! the store of whoever used it stays.
+//! Owns the tests of `packaging/`: each package is made in an env, installed, run and removed in a bare tree, and the
+//! store stays.
 
 use std::path::Path;
 use std::process::Command;

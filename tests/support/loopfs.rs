@@ -81,8 +81,8 @@ impl LoopFs {
         let file = fs_err::File::create(&image).expect("an image file");
         file.set_len(bytes).expect("a sparse image file");
         let arguments: &[&str] = match kind {
-            // Extended attributes fit into inodes of 512 bytes. In blocks of their own, equal ones share a block, and
-            // each file is said to have it.
+            // Extended attributes fit into inodes of 512 bytes. Outside the inode, files with equal attributes share a
+            // block, and the size of each file includes it.
             Kind::Ext4 => &["mkfs.ext4", "-q", "-F", "-I", "512"],
             Kind::Btrfs => &["mkfs.btrfs", "-q"],
             Kind::Xfs => &["mkfs.xfs", "-q", "-m", "reflink=1"],
