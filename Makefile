@@ -71,7 +71,7 @@ clippy: ## lints; a warning is an error
 doc: ## the library's documentation; a warning is an error
 	RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --document-private-items
 
-# Debian has no package of mdbook; building it takes minutes, once.
+# Debian has a package of mdbook from forky on only; building it takes minutes, once.
 .PHONY: docs
 docs: ## the book of docs/ in target/book, with search; its links are checked
 	@type -P mdbook >/dev/null || cargo install --locked --version 0.5.4 --no-default-features --features search mdbook
@@ -114,7 +114,7 @@ install: build ## into PREFIX (/usr/local), below DESTDIR
 	packaging/stage $(ROCKENV) "$(DESTDIR)" $(PREFIX)
 
 PACKAGES := $(CARGO_TARGET_DIR)/packages
-package = $(need-root); $(ROCKENV) up ./packaging/rockenv.toml --until $(1); \
+package = $(need-root); $(ROCKENV) setup --yes; $(ROCKENV) up ./packaging/rockenv.toml --until $(1); \
 	rm -rf $(PACKAGES); $(ROCKENV) export rockenv $(PACKAGES)
 
 .PHONY: dist

@@ -8,29 +8,59 @@
 //! A room, which is a folder here, imports only from rooms below it: `cli`, `up`, `matrix`, `remote`, `execute`, `share`,
 //! `store`, `engine`, `plan`, `profile`, `image`, `rocm`, `tree`, `ui`, `sys`. `docs/explanation/architecture.md` has the map.
 
-pub mod rocm;
-pub mod sys;
-pub mod up;
-
-pub mod cli;
-pub mod engine;
-pub mod execute;
-pub mod image;
-pub mod matrix;
-pub mod plan;
-pub mod profile;
+mod cli;
+mod engine;
+mod execute;
+mod image;
+mod matrix;
+mod plan;
+mod profile;
 mod remote;
-pub mod share;
-pub mod store;
-pub mod tree;
-pub mod ui;
-
-#[doc(hidden)]
-pub use cli::testing;
+mod rocm;
+mod share;
+mod store;
+mod sys;
+mod tree;
+mod ui;
+mod up;
 
 use std::process::ExitCode;
 
 /// Runs the program; the process ends with the returned code.
 pub fn run() -> ExitCode {
     cli::program::run()
+}
+
+/// The parts that `tests/` and `fuzz/` use.
+#[doc(hidden)]
+pub mod testing {
+    pub use crate::cli::Cli;
+    pub use crate::cli::help::examples;
+    pub use crate::cli::manual::{command, each};
+    pub use crate::cli::testing::{READERS, Reader, fuzz};
+    pub use crate::engine::cgroup::Hierarchies;
+    pub use crate::engine::docker::{Flavour, Service};
+    pub use crate::image::tar::unpack;
+    pub use crate::image::{BuildContext, Built, Logins, Progress, Recipe, build, catalog};
+    pub use crate::matrix::jobs::Runners;
+    pub use crate::plan::gc::cache;
+    pub use crate::plan::ids::StepKey;
+    pub use crate::plan::record;
+    pub use crate::plan::resolve::{BuildUser, Spec};
+    pub use crate::profile::hook;
+    pub use crate::store::caches::entries;
+    pub use crate::store::config;
+    pub use crate::store::images::Image;
+    pub use crate::store::snapshot::Freeze;
+    pub use crate::store::{Lock, LockedEnv, Store};
+    pub use crate::sys::atomic::random_id;
+    pub use crate::sys::error;
+    pub use crate::tree::{
+        Cloned, Method, Removed, btrfs, clone_tree, copy_tree, create_tree, digest, flatten,
+        measure, overlay, probe, remove_tree,
+    };
+
+    pub mod profile {
+        pub use crate::profile::{check, load};
+    }
 }

@@ -26,7 +26,7 @@ mod volumes;
 use std::path::PathBuf;
 
 use fs_err as fs;
-use rockenv::engine::docker::Service;
+use rockenv::testing::Service;
 use support::env::TestStore;
 
 /// One step with a build volume, which user files and an output go through.

@@ -40,7 +40,7 @@ pub struct ClearArgs {
     all: bool,
 }
 
-pub fn cache(cx: &Context, command: &CacheCommand) -> Result<()> {
+pub(crate) fn cache(cx: &Context, command: &CacheCommand) -> Result<()> {
     match command {
         CacheCommand::Ls(_) => ls(cx),
         CacheCommand::Clear(args) => clear(cx, args),

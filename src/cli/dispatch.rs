@@ -5,7 +5,7 @@ use crate::sys::error::Result;
 use crate::up::context::Context;
 
 /// Runs a command; returns the exit code.
-pub fn run(cx: &Context, command: Command) -> Result<u8> {
+pub(crate) fn run(cx: &Context, command: Command) -> Result<u8> {
     let done = |result: Result<()>| result.map(|()| 0);
     match command {
         Command::Up(args) => crate::cli::up::up(cx, args),

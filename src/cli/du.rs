@@ -34,7 +34,7 @@ enum Sort {
     Size,
 }
 
-pub fn du(cx: &Context, args: &DuArgs) -> Result<()> {
+pub(crate) fn du(cx: &Context, args: &DuArgs) -> Result<()> {
     let store = cx.store_to_read()?;
     if let Some(name) = &args.name {
         store.known(name)?;

@@ -21,7 +21,7 @@ struct Variable<'a> {
 }
 
 /// Prints the variables, for `eval` in a shell or as JSON.
-pub fn env(cx: &Context, args: &EnvArgs) -> Result<()> {
+pub(crate) fn env(cx: &Context, args: &EnvArgs) -> Result<()> {
     let store = cx.existing_store()?;
     let name = store.named_or_only(args.name.as_deref())?;
     store.known(&name)?;

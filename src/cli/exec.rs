@@ -1,8 +1,6 @@
 //! Owns `exec` and `shell`: run a command in an env, in a new container or in the one that is running.
 
-use std::collections::BTreeMap;
 use std::io::IsTerminal as _;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -15,14 +13,13 @@ use crate::engine::wire::Command;
 use crate::execute::gpu_check::{Proof, prove};
 use crate::execute::{ByHand, container, terminal};
 use crate::image::certificates;
-use crate::plan::jobs::{self, Sizing};
-use crate::plan::resolve::{Spec, VolumeSource};
+use crate::plan::resolve::Spec;
 use crate::rocm::gpu::{self, Choice, Device, Selector};
-use crate::store::source::Repository;
 use crate::store::{LockedEnv, Store};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host::Host;
 use crate::up::context::Context;
+use crate::up::sources;
 
 /// How long to retry a busy env.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -98,7 +95,7 @@ struct Job {
 }
 
 /// Runs a command in an env; returns its exit code.
-pub fn exec(cx: &Context, args: ExecArgs) -> Result<u8> {
+pub(crate) fn exec(cx: &Context, args: ExecArgs) -> Result<u8> {
     let mut variables = Vec::new();
     for text in &args.env {
         let (name, value) = text.split_once('=').ok_or_else(|| {
@@ -126,7 +123,7 @@ pub fn exec(cx: &Context, args: ExecArgs) -> Result<u8> {
 }
 
 /// Opens a shell in an env; returns its exit code.
-pub fn shell(cx: &Context, args: ShellArgs) -> Result<u8> {
+pub(crate) fn shell(cx: &Context, args: ShellArgs) -> Result<u8> {
     let choose = "if command -v bash >/dev/null; then exec bash -l; else exec sh -l; fi";
     let opened = Opened::new(cx, args.name.as_deref())?;
     run(
@@ -292,7 +289,7 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
         env: &env,
         store,
         spec: &spec,
-        sources: &source_directories(store, &spec),
+        sources: &sources::directories(store, &spec),
         host,
     };
     let container = around.of_shell(root, devices.clone())?;
@@ -302,7 +299,7 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
         && !job.failed
         && !job.apart;
     // A person must not wait for job slots: the first one is always granted, more only as they are free.
-    let sizing = sizing(cx, &spec, host);
+    let sizing = cx.sizing(&spec, host);
     let claim = Claim::open(&store.jobs_file(), sizing.budget.value, &job.env)?;
     let (ticket, claim) = claim.pass(sizing.jobs.value, env.run_dir().join(container::FIFO));
     let hold = Hold {
@@ -373,20 +370,9 @@ fn in_container(
 }
 
 /// Returns the sizing for a container that belongs to no step.
-pub(super) fn sizing(cx: &Context, spec: &Spec, host: &Host) -> Sizing {
-    jobs::size(&jobs::Given {
-        resources: &spec.resources,
-        cores: host.cores,
-        memory: host.memory,
-        configured: cx.config.jobs,
-        asked: None,
-        past: &[],
-    })
-}
-
 fn command(cx: &Context, job: &Job, spec: &Spec, host: &Host, devices: &[Device]) -> Command {
     let mut env = crate::execute::base_environment(spec, job.root);
-    let sizing = sizing(cx, spec, host);
+    let sizing = cx.sizing(spec, host);
     let facts = sizing.facts(sizing.jobs.value);
     env.extend(
         spec.env
@@ -415,18 +401,4 @@ fn command(cx: &Context, job: &Job, spec: &Spec, host: &Host, devices: &[Device]
         no_new_privs: !job.root,
         tty: job.tty,
     }
-}
-
-/// Returns the directories of a spec's sources, as `up` prepared them.
-pub fn source_directories(store: &Store, spec: &Spec) -> BTreeMap<String, PathBuf> {
-    spec.volumes
-        .iter()
-        .filter_map(|volume| match &volume.source {
-            VolumeSource::Git(git) => Some((
-                volume.name.clone(),
-                Repository::new(&volume.name, git).directory(store),
-            )),
-            VolumeSource::Path(_) | VolumeSource::Store => None,
-        })
-        .collect()
 }

@@ -9,7 +9,6 @@ use clap::Args;
 use fs_err as fs;
 use serde::Serialize;
 
-use super::exec::source_directories;
 use super::push;
 use crate::plan::ids::StepKey;
 use crate::plan::lockfile::{self, Lockfile};
@@ -25,10 +24,11 @@ use crate::sys::account;
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::signals::Signals;
 use crate::tree::listing::{Place, look};
-use crate::ui::event::{Event, Outcome};
+use crate::ui::event::Outcome;
 use crate::ui::{Format, size};
 use crate::up::context::Context;
-use crate::up::task::{Subject, with_progress};
+use crate::up::sources;
+use crate::up::task::{Subject, Task};
 
 /// Suffix of the manifest's name; the prefix is the env's name.
 const MANIFEST: &str = ".provenance.json";
@@ -60,7 +60,7 @@ pub struct ExportArgs {
 }
 
 /// Exports, or checks; returns the exit code.
-pub fn export(cx: &Context, args: &ExportArgs) -> Result<u8> {
+pub(crate) fn export(cx: &Context, args: &ExportArgs) -> Result<u8> {
     if let Some(directory) = &args.check {
         return check(cx, directory);
     }
@@ -214,7 +214,7 @@ fn show(cx: &Context, manifest: &Path, entries: &BTreeMap<String, Named>) -> Res
 /// Returns the submodules that a lock file names and that are checked out. The build read nothing of the others.
 fn checked_out(store: &Store, spec: &Spec, lock: Option<&Lockfile>) -> BTreeSet<(String, String)> {
     let mut found = BTreeSet::new();
-    for (name, directory) in source_directories(store, spec) {
+    for (name, directory) in sources::directories(store, spec) {
         let locked = lock.and_then(|lock| lock.source.get(&name));
         for path in locked.iter().flat_map(|locked| locked.submodules.keys()) {
             let git = Path::new(path).join(".git");
@@ -262,25 +262,20 @@ fn snapshots(
     };
     let started = Instant::now();
     let shown = format!("export to {}", place.display());
-    let pushed = with_progress(
-        cx,
-        Subject::Transfer(&shown),
-        &signals,
-        &reporter,
-        |means| share::export(&store, place, &what, means),
-    )?;
+    let task = Task::new(cx, &signals, &reporter);
+    let pushed = task.with_progress(Subject::Transfer(&shown), |means| {
+        share::export(&store, place, &what, means)
+    })?;
     push::said_of_sockets(&pushed, &reporter);
     let steps: Vec<&str> = chosen.layers.iter().map(|layer| &*layer.title).collect();
-    reporter.emit(&Event::Finished {
-        outcome: Outcome::Done,
-        message: format!(
-            "{env}: wrote the image and {} to {} ({}) in {}; read them with `rockenv import`",
-            steps.join(", "),
-            place.display(),
-            size::bytes(pushed.sent_bytes),
-            size::duration(started.elapsed()),
-        ),
-    });
+    let message = format!(
+        "{env}: wrote the image and {} to {} ({}) in {}; read them with `rockenv import`",
+        steps.join(", "),
+        place.display(),
+        size::bytes(pushed.sent_bytes),
+        size::duration(started.elapsed()),
+    );
+    reporter.finish(Outcome::Done, message);
     if cx.json {
         cx.ui.json(&Shown {
             schema: "rockenv/export-snapshots/1",

@@ -8,6 +8,7 @@ use crate::engine::docker::Service;
 use crate::plan::resolve::Engine;
 use crate::store::check::{Attempt, Findings, Problem, examine, repair, repair_format};
 use crate::sys::error::{Error, Result};
+use crate::ui::size;
 use crate::up::context::Context;
 
 #[derive(Debug, Args)]
@@ -28,7 +29,7 @@ struct Line {
 }
 
 /// Checks the store; returns the exit code.
-pub fn fsck(cx: &Context, args: &FsckArgs) -> Result<u8> {
+pub(crate) fn fsck(cx: &Context, args: &FsckArgs) -> Result<u8> {
     // Before the store, because opening the store makes an ordinary user root of a user namespace.
     let services = services(&cx.config.sockets);
     let mut lines = Vec::new();
@@ -135,10 +136,7 @@ fn show(cx: &Context, lines: &[Line], notes: &[(String, String)], repaired: bool
         cx.ui.data(&format!("note: {message}\n  {help}\n"));
     }
     let left: Vec<&Line> = lines.iter().filter(|line| !line.mended).collect();
-    let problems = match left.len() {
-        1 => "1 problem".to_owned(),
-        many => format!("{many} problems"),
-    };
+    let problems = size::count(left.len(), "problem");
     let home = cx.config.home.display();
     match left.first() {
         None if lines.is_empty() => cx.ui.note(&format!("{home}: no problems")),

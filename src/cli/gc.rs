@@ -45,7 +45,7 @@ pub struct GcArgs {
 }
 
 /// Removes unused data, then what the policy allows.
-pub fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
+pub(crate) fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
     let asked = args.free.as_deref().map(parse_size).transpose()?;
     let policy = Policy::new(&cx.config.gc, args.preset)?;
     let store = cx.store_to_read()?;
@@ -191,13 +191,6 @@ struct Stayed {
     why: String,
 }
 
-fn things(count: usize) -> String {
-    match count {
-        1 => "1 thing".to_owned(),
-        many => format!("{many} things"),
-    }
-}
-
 /// Asks before anything goes that takes time to make again, and again if a later look adds items.
 fn agree(cx: &Context, plan: &Plan, agreed: &mut BTreeSet<What>) -> Result<bool> {
     let more = if agreed.is_empty() {
@@ -214,7 +207,7 @@ fn agree(cx: &Context, plan: &Plan, agreed: &mut BTreeSet<What>) -> Result<bool>
     }
     cx.agrees(&format!(
         "{more}remove {} ({}; making them again would take {})?",
-        things(new.len()),
+        size::count(new.len(), "thing"),
         size::bytes(new.iter().map(|item| item.bytes).sum()),
         size::duration(Duration::from_millis(time))
     ))
@@ -284,7 +277,7 @@ fn report(cx: &Context, done: &Done, asked: Option<u64>, free: u64) -> Result<()
     } else {
         cx.ui.data(&format!(
             "removed {}: {} freed ({} estimated); {} free now\n",
-            things(done.removed.len()),
+            size::count(done.removed.len(), "thing"),
             size::bytes(done.freed),
             size::bytes(done.estimate + done.trash),
             size::bytes(free)

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use fs_err as fs;
 
-use crate::cli::{completions, help, reference};
+use crate::cli::{completions, help, manual};
 use crate::plan::record::Record;
 use crate::store::config;
 use crate::sys::account::become_caller;
@@ -24,7 +24,7 @@ pub struct CompletionsArgs {
 /// A shell with completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 
-pub enum Shell {
+pub(crate) enum Shell {
     /// source <(rockenv completions bash)
     Bash,
     /// source <(rockenv completions zsh)
@@ -58,7 +58,7 @@ pub struct SchemaArgs {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Subject {
+pub(crate) enum Subject {
     /// `profiles/*.toml`
     Profile,
     /// `images/*.toml`
@@ -76,7 +76,7 @@ pub enum Subject {
 }
 
 /// Prints a script that completes with rockenv's own help.
-pub fn completions(cx: &Context, args: &CompletionsArgs) -> Result<()> {
+pub(crate) fn completions(cx: &Context, args: &CompletionsArgs) -> Result<()> {
     let shell = match args.shell {
         Shell::Bash => "bash",
         Shell::Zsh => "zsh",
@@ -89,17 +89,16 @@ pub fn completions(cx: &Context, args: &CompletionsArgs) -> Result<()> {
 }
 
 /// Prints the manual page, or writes one for each command.
-pub fn man(cx: &Context, args: &ManArgs) -> Result<()> {
+pub(crate) fn man(cx: &Context, args: &ManArgs) -> Result<()> {
     let Some(directory) = &args.dir else {
         let command = help::find(help::command(), &args.command)?;
-        cx.ui
-            .raw(&reference::page(&command, &args.command.join(" "))?);
+        cx.ui.raw(&manual::page(&command, &args.command.join(" "))?);
         return Ok(());
     };
     // This needs none of root's rights.
     become_caller()?;
     fs::create_dir_all(directory)?;
-    for (path, page) in reference::pages()? {
+    for (path, page) in manual::pages()? {
         let name = format!("rockenv {path}");
         let file = format!("{}.1", name.trim_end().replace(' ', "-"));
         fs::write(directory.join(file), page)?;
@@ -113,7 +112,7 @@ pub fn man(cx: &Context, args: &ManArgs) -> Result<()> {
 }
 
 /// Prints a JSON schema.
-pub fn schema(cx: &Context, args: &SchemaArgs) -> Result<()> {
+pub(crate) fn schema(cx: &Context, args: &SchemaArgs) -> Result<()> {
     let mut schema = match args.what {
         Subject::Profile => profile::schema(),
         Subject::Hook => crate::profile::hook::schema(),

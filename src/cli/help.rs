@@ -133,7 +133,7 @@ pub struct HelpArgs {
 }
 
 /// Returns the command line with everything that its help shows.
-pub fn command() -> clap::Command {
+pub(crate) fn command() -> clap::Command {
     let mut command = with_examples(Cli::command(), "");
     let options = clap::Command::new("rockenv")
         .disable_version_flag(true)
@@ -221,7 +221,7 @@ pub(super) fn find(mut command: clap::Command, words: &[String]) -> Result<clap:
 }
 
 /// Returns the examples of a command, by its words.
-pub(super) fn examples(path: &str) -> &'static [(&'static str, &'static str)] {
+pub fn examples(path: &str) -> &'static [(&'static str, &'static str)] {
     EXAMPLES
         .iter()
         .find(|(known, _)| *known == path)
@@ -333,6 +333,33 @@ mod tests {
         for path in paths {
             assert!(!examples(&path).is_empty(), "`{path}` has no example");
         }
+    }
+
+    /// Calls `with` for each command, by its words.
+    fn each_command(
+        command: &clap::Command,
+        path: &str,
+        with: &mut dyn FnMut(&str, &clap::Command),
+    ) {
+        for inner in command.get_subcommands() {
+            let path = format!("{path} {}", inner.get_name());
+            with(path.trim(), inner);
+            each_command(inner, &path, with);
+        }
+    }
+
+    #[test]
+    fn many_options_are_under_headings() {
+        each_command(&Cli::command(), "", &mut |path, command| {
+            let own = command.get_arguments().filter(|one| !one.is_positional());
+            let own: Vec<_> = own.filter(|one| !one.is_global_set()).collect();
+            let bare: Vec<_> = own
+                .iter()
+                .filter(|one| one.get_help_heading().is_none())
+                .map(|one| one.get_id().as_str())
+                .collect();
+            assert!(own.len() <= 8 || bare.is_empty(), "{path}: {bare:?}");
+        });
     }
 
     #[test]

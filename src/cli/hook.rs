@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::execute;
 use crate::image::fetch;
-use crate::profile::hook::{self, Found, Hook};
+use crate::profile::hook::{self, FileInSource, Hook};
 use crate::store::Store;
 use crate::store::source::{Checkout, Git};
 use crate::sys::error::{Error, Kind, Result};
@@ -38,7 +38,7 @@ pub struct CheckArgs {
 }
 
 /// Works with hooks; returns the exit code.
-pub fn hook(cx: &Context, command: &HookCommand) -> Result<u8> {
+pub(crate) fn hook(cx: &Context, command: &HookCommand) -> Result<u8> {
     match command {
         HookCommand::Ls => ls(cx).map(|()| 0),
         HookCommand::Check(args) => check(cx, args),
@@ -315,16 +315,16 @@ impl<'a> Source<'a> {
         directory: &Path,
         commit: &str,
         path: &Path,
-    ) -> Result<Found> {
+    ) -> Result<FileInSource> {
         match entry(checkout, commit, path)? {
             Some((mode, object)) if mode.starts_with("100") => {
                 let bytes = checkout.bytes(&["cat-file", "blob", &object])?;
-                return Ok(Found::File {
+                return Ok(FileInSource::File {
                     bytes,
                     executable: mode == "100755",
                 });
             }
-            Some(_) => return Ok(Found::Absent),
+            Some(_) => return Ok(FileInSource::Absent),
             None => {}
         }
         for parent in path
@@ -339,16 +339,16 @@ impl<'a> Source<'a> {
                 let rest = path.strip_prefix(parent).unwrap_or(path);
                 let known = ["cat-file", "-e", object.as_str()];
                 if !inside.join(".git").exists() {
-                    return Ok(Found::Unfetched);
+                    return Ok(FileInSource::Unfetched);
                 }
                 let below = self.git.open(&inside)?;
                 return match below.text(&known).is_ok() {
                     true => self.at(&below, &inside, &object, rest),
-                    false => Ok(Found::Unfetched),
+                    false => Ok(FileInSource::Unfetched),
                 };
             }
         }
-        Ok(Found::Absent)
+        Ok(FileInSource::Absent)
     }
 }
 

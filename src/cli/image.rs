@@ -11,11 +11,11 @@ use crate::image::catalog;
 use crate::store::Store;
 use crate::sys::error::{Kind, Result};
 use crate::sys::signals::Signals;
-use crate::ui::event::{Event, Outcome};
+use crate::ui::event::Outcome;
 use crate::ui::table::Table;
 use crate::ui::{Format, size};
 use crate::up::context::Context;
-use crate::up::task::{Subject, build_image, with_progress};
+use crate::up::task::{Subject, Task};
 
 #[derive(Debug, Subcommand)]
 pub enum ImageCommand {
@@ -43,7 +43,7 @@ pub struct VerifyArgs {
     name: String,
 }
 
-pub fn image(cx: &Context, command: ImageCommand) -> Result<u8> {
+pub(crate) fn image(cx: &Context, command: ImageCommand) -> Result<u8> {
     match command {
         ImageCommand::Ls => ls(cx).map(|()| 0),
         ImageCommand::Build(args) => build(cx, &args).map(|()| 0),
@@ -124,15 +124,9 @@ fn build(cx: &Context, args: &BuildArgs) -> Result<()> {
         ));
         return Ok(());
     }
-    let image = build_image(
-        cx,
-        &store,
-        &args.name,
-        &recipe,
-        args.refresh,
-        &Signals::take()?,
-        &reporter,
-    )?;
+    let signals = Signals::take()?;
+    let task = Task::new(cx, &signals, &reporter);
+    let image = task.build_image(&store, &args.name, &recipe, args.refresh)?;
     let same = old.is_some_and(|old| old.key == image.key);
     let word = if same { "unchanged" } else { "built" };
     let mut message = format!(
@@ -145,10 +139,7 @@ fn build(cx: &Context, args: &BuildArgs) -> Result<()> {
     if let Some(resolved) = &image.resolved {
         message = format!("{message}, from {resolved}");
     }
-    reporter.emit(&Event::Finished {
-        outcome: Outcome::Done,
-        message,
-    });
+    reporter.finish(Outcome::Done, message);
     cx.tidy(&store)
 }
 
@@ -156,13 +147,11 @@ fn verify(cx: &Context, args: &VerifyArgs) -> Result<u8> {
     let store = cx.store_to_change("building an image")?;
     let recipe = catalog::find(&cx.config.image_dirs, &args.name)?;
     let reporter = cx.ui.reporter(Format::Human);
-    let (image, differences) = with_progress(
-        cx,
-        Subject::Image(&args.name),
-        &Signals::take()?,
-        &reporter,
-        |means| store.verify_image(&args.name, &recipe, means),
-    )?;
+    let signals = Signals::take()?;
+    let task = Task::new(cx, &signals, &reporter);
+    let (image, differences) = task.with_progress(Subject::Image(&args.name), |means| {
+        store.verify_image(&args.name, &recipe, means)
+    })?;
     cx.tidy(&store)?;
     let same = differences.is_empty();
     let (outcome, message) = if same {
@@ -180,7 +169,7 @@ fn verify(cx: &Context, args: &VerifyArgs) -> Result<u8> {
             ),
         )
     };
-    reporter.emit(&Event::Finished { outcome, message });
+    reporter.finish(outcome, message);
     for difference in &differences {
         cx.ui.data(&format!(
             "{}: {}\n",

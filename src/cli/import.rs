@@ -9,43 +9,43 @@ use crate::share::{self, Pulled};
 use crate::sys::error::Result;
 use crate::sys::signals::Signals;
 use crate::ui::Format;
-use crate::ui::event::{Event, Outcome};
 use crate::up::context::Context;
 use crate::up::registry;
-use crate::up::task::{Subject, with_progress};
+use crate::up::task::{Subject, Task};
 
 #[derive(Debug, Args)]
 pub struct ImportArgs {
     /// File or directory written by `rockenv export ENV --snapshots FILE`
     #[arg(value_name = "FILE|DIR")]
     from: PathBuf,
+    /// Engine whose envs get the snapshots: auto, nspawn, docker or podman
+    #[arg(short, long)]
+    engine: Option<String>,
     /// Also take snapshots that were built on files from an earlier build [default: `reuse` in the configuration]
     #[arg(long)]
     allow_incremental: bool,
 }
 
-pub fn import(cx: &Context, args: &ImportArgs) -> Result<()> {
+pub(crate) fn import(cx: &Context, args: &ImportArgs) -> Result<()> {
     #[derive(Serialize)]
     struct ImportReport<'a> {
         schema: &'static str,
         snapshots: &'a [Pulled],
     }
-    cx.host_as_root("importing snapshots")?;
+    let engine = args.engine.as_deref();
+    registry::host_for(cx, engine, "importing snapshots")?;
+    let service = registry::service(cx, engine)?;
     let signals = Signals::take()?;
     let reporter = cx.ui.reporter(Format::Human);
     let store = cx.store()?;
     let from = args.from.display();
     let shown = format!("import {from}");
-    let taken = with_progress(
-        cx,
-        Subject::Transfer(&shown),
-        &signals,
-        &reporter,
-        |means| {
-            let reuse = cx.config.reuse.or_asked(args.allow_incremental);
-            share::import(&store, &args.from, reuse, &cx.config.user, means)
-        },
-    );
+    let task = Task::new(cx, &signals, &reporter);
+    let taken = task.with_progress(Subject::Transfer(&shown), |means| {
+        let reuse = cx.config.reuse.or_asked(args.allow_incremental);
+        let user = &cx.config.user;
+        share::import(&store, &args.from, reuse, user, service.as_ref(), means)
+    });
     cx.settle(&store)?;
     let taken = taken?;
     for pulled in &taken {
@@ -64,14 +64,7 @@ pub fn import(cx: &Context, args: &ImportArgs) -> Result<()> {
         all.bytes += one.bytes;
         all
     });
-    let nothing = all.steps.is_empty() && !all.image_pulled;
-    reporter.emit(&Event::Finished {
-        outcome: if nothing { Outcome::Hit } else { Outcome::Done },
-        message: match nothing {
-            true => "the store already has all of it".to_owned(),
-            false => registry::said("imported", &all, &from),
-        },
-    });
+    registry::finish("imported", &all, &from, &reporter);
     if cx.json {
         cx.ui.json(&ImportReport {
             schema: "rockenv/import/1",

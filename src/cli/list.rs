@@ -47,7 +47,7 @@ struct EnvRow {
     holder: Option<lock::Holder>,
 }
 
-pub fn ls(cx: &Context, _args: &LsArgs) -> Result<()> {
+pub(crate) fn ls(cx: &Context, _args: &LsArgs) -> Result<()> {
     let mut rows = Vec::new();
     let store = Store::open_existing(&cx.config.home)?;
     if let Some(store) = &store {
@@ -122,12 +122,12 @@ fn state(store: &Store, env: &str, record: &Record, holder: Option<&lock::Holder
 }
 
 /// Formats how long ago something was.
-pub fn ago(then: Timestamp) -> String {
+pub(crate) fn ago(then: Timestamp) -> String {
     let since = Timestamp::now().duration_since(then);
     size::age(since.try_into().unwrap_or_default())
 }
 
-pub fn status(cx: &Context, args: &StatusArgs) -> Result<u8> {
+pub(crate) fn status(cx: &Context, args: &StatusArgs) -> Result<u8> {
     match args.watch {
         true => watch::watch(cx, |cx| show_status(cx, args)),
         false => show_status(cx, args),

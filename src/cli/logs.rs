@@ -36,7 +36,7 @@ pub struct LogsArgs {
 }
 
 /// Shows a log, and with `--follow` the logs of later steps.
-pub fn logs(cx: &Context, args: &LogsArgs) -> Result<()> {
+pub(crate) fn logs(cx: &Context, args: &LogsArgs) -> Result<()> {
     let store = cx.existing_store()?;
     let (name, step) = chosen(&store, args)?;
     let (name, step) = (name.as_str(), step.as_deref());

@@ -50,7 +50,7 @@ pub struct OnArgs {
 }
 
 /// Runs the command there; returns its exit code.
-pub fn on(cx: &Context, args: &OnArgs) -> Result<u8> {
+pub(crate) fn on(cx: &Context, args: &OnArgs) -> Result<u8> {
     for path in args.send.iter().chain(&args.fetch) {
         check_below(path)?;
     }

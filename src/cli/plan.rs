@@ -18,26 +18,28 @@ use crate::sys::error::{Kind, Result};
 use crate::sys::signals::Signals;
 use crate::ui::Format;
 use crate::up::context::Context;
+use crate::up::gpu_code;
 use crate::up::host_writes::HostWrites;
 use crate::up::locked;
 use crate::up::observe::plan_for;
 use crate::up::observe::wanted;
-use crate::up::options::{PlanOptions, options};
+use crate::up::options::{OUTPUT, PlanOptions, options};
 use crate::up::preflight::{Needs, Refused};
 use crate::up::registry::{self, Source};
 use crate::up::resolve::{Gathered, Missing, Said};
 use crate::up::select::Selection;
+use crate::up::task::Task;
 
 #[derive(Debug, Args)]
 pub struct PlanArgs {
     #[command(flatten)]
     plan: PlanOptions,
     /// Exit with 9 if `up` would refuse
-    #[arg(long)]
+    #[arg(long, help_heading = OUTPUT)]
     check: bool,
 }
 
-pub fn plan(cx: &Context, args: PlanArgs) -> Result<u8> {
+pub(crate) fn plan(cx: &Context, args: PlanArgs) -> Result<u8> {
     show_plan(cx, &args.plan, false, args.check)
 }
 
@@ -56,7 +58,7 @@ pub(crate) fn show_plan(
     let mut remote = None;
     if args.pulls(&cx.config) {
         let (signals, reporter) = (Signals::take()?, cx.ui.reporter(Format::Human));
-        if let Some(source) = Source::new(cx, args, &signals, &reporter)? {
+        if let Some(source) = Source::new(Task::new(cx, &signals, &reporter), args)? {
             let found = registry::remote(&source, store.as_ref(), &mut gathered, args, spec)?;
             (spec, remote) = (found.spec, found.last);
         }
@@ -83,6 +85,9 @@ pub(crate) fn show_plan(
     let refused = refused(&selection, &missing, &plan, &needs, is_forced);
     let mut notes = missing.notes;
     notes.extend(plan.notes.iter().cloned());
+    if let (Some(store), Some(layer)) = (&store, &plan.start) {
+        notes.extend(gpu_code::notes(store, &spec, layer));
+    }
     let ways = match &store {
         Some(store) => savings::ways(&selection.profile, &spec, &recorded(store, &spec)?),
         None => savings::ways(&selection.profile, &spec, &BTreeMap::new()),

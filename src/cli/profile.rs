@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use crate::plan::resolve::{self, Spec, VolumeKind, VolumeSource};
+use crate::plan::resolve;
 use crate::profile::{self, Origin};
-use crate::rocm::target::Target;
 use crate::store::Store;
 use crate::sys::account::{Existing, Place, caller, make_directories};
 use crate::sys::error::{Error, Kind, Result};
-use crate::sys::shell::quoted;
+use crate::ui::size;
 use crate::ui::table::Table;
+use crate::up::check::{self, Checked};
 use crate::up::context::Context;
 use crate::up::request::UpRequest;
 use crate::up::resolve::Gathered;
@@ -66,7 +66,7 @@ pub struct NewArgs {
     print: bool,
 }
 
-pub fn profile(cx: &Context, command: ProfileCommand) -> Result<u8> {
+pub(crate) fn profile(cx: &Context, command: ProfileCommand) -> Result<u8> {
     match command {
         ProfileCommand::Ls => ls(cx).map(|()| 0),
         ProfileCommand::Show(args) => show(cx, &args).map(|()| 0),
@@ -200,7 +200,7 @@ fn request<'a>(what: &'a str, targets: &'a [String], params: &'a [String]) -> Up
 
 /// The result of `profile check` for one profile.
 #[derive(Debug, Serialize)]
-struct Checked {
+struct CheckReport {
     profile: String,
     ok: bool,
     targets: Vec<String>,
@@ -219,41 +219,38 @@ fn check(cx: &Context, args: &CheckArgs) -> Result<u8> {
     let mut code = 0;
     let mut reports = Vec::new();
     for what in all {
-        let report = match check_one(cx, &what, &args.target) {
-            Ok((spec, advice)) => {
-                let report = Checked {
-                    profile: what,
-                    ok: true,
-                    targets: spec.targets.iter().map(ToString::to_string).collect(),
-                    steps: spec.steps.len() + spec.skipped.len(),
-                    advice,
-                    error: None,
-                    help: None,
-                };
-                if !cx.json {
-                    shown_ok(cx, &report);
-                }
-                report
+        let Checked {
+            spec,
+            advice,
+            errors,
+        } = check::check(cx, &what, &args.target);
+        for error in &errors {
+            // The exit code of an invalid profile wins over that of a missing one.
+            if code != Kind::Invalid.exit_code() {
+                code = error.kind().exit_code();
             }
-            Err(error) => {
-                // The exit code of an invalid profile wins over that of a missing one.
-                if code != Kind::Invalid.exit_code() {
-                    code = error.kind().exit_code();
-                }
-                if !cx.json {
-                    cx.ui.error(&error);
-                }
-                Checked {
-                    profile: what,
-                    ok: false,
-                    targets: Vec::new(),
-                    steps: 0,
-                    advice: Vec::new(),
-                    error: Some(error.chain().join("\n")),
-                    help: error.help_text().map(str::to_owned),
-                }
+            if !cx.json {
+                cx.ui.error(error);
             }
+        }
+        let ok = spec.is_some();
+        let (targets, steps) = spec.map_or_else(Default::default, |spec| {
+            let targets = spec.targets.iter().map(ToString::to_string).collect();
+            (targets, spec.steps.len() + spec.skipped.len())
+        });
+        let causes: Vec<String> = errors.iter().flat_map(Error::chain).collect();
+        let report = CheckReport {
+            profile: what,
+            ok,
+            targets,
+            steps,
+            advice: if ok { advice } else { Vec::new() },
+            error: (!ok).then(|| causes.join("\n")),
+            help: errors.iter().find_map(Error::help_text).map(str::to_owned),
         };
+        if ok && !cx.json {
+            shown_ok(cx, &report);
+        }
         reports.push(report);
     }
     if cx.json {
@@ -262,75 +259,17 @@ fn check(cx: &Context, args: &CheckArgs) -> Result<u8> {
     Ok(code)
 }
 
-fn shown_ok(cx: &Context, report: &Checked) {
+fn shown_ok(cx: &Context, report: &CheckReport) {
     let targets = match report.targets.as_slice() {
         [] => String::new(),
         some => format!(", for {}", some.join(" ")),
     };
-    let steps = match report.steps {
-        1 => "1 step".to_owned(),
-        count => format!("{count} steps"),
-    };
+    let steps = size::count(report.steps, "step");
     cx.ui
         .data(&format!("{}: ok, {steps}{targets}\n", report.profile));
     for advice in &report.advice {
         cx.ui.data(&format!("  advice: {advice}\n"));
     }
-}
-
-fn check_one(cx: &Context, what: &str, targets: &[String]) -> Result<(Spec, Vec<String>)> {
-    let (profile, mut advice) = profile::check(&cx.config.profile_dirs, what)?;
-    let spec = match resolve_unseen(cx, what, targets) {
-        Err(error) if profile.targets.is_empty() && targets.is_empty() => {
-            // The profile may need nothing but a target from the command line.
-            let Some(example) = Target::parse("gfx1103")
-                .ok()
-                .map(|target| target.to_string())
-            else {
-                return Err(error);
-            };
-            let spec =
-                resolve_unseen(cx, what, std::slice::from_ref(&example)).map_err(|_| error)?;
-            advice.push(format!(
-                "it names no targets: checked for {example}; `up` needs `--target`"
-            ));
-            spec
-        }
-        other => other?,
-    };
-    if spec.steps.is_empty() && spec.skipped.is_empty() {
-        return Err(
-            Error::invalid(format!("profile `{}` has no steps", profile.name))
-                .help("add one: [[step]] with a name, and run, packages, copy or export"),
-        );
-    }
-    for volume in &spec.volumes {
-        if let VolumeSource::Path(path) = &volume.source
-            && matches!(volume.kind, VolumeKind::Host | VolumeKind::Source)
-            && !path.exists()
-        {
-            let message = format!(
-                "volume `{}`: `{}` does not exist",
-                volume.name,
-                path.display()
-            );
-            let help = format!("mkdir -p {}", quoted(&path.to_string_lossy()));
-            return Err(Error::invalid(message).help(help));
-        }
-    }
-    Ok((spec, advice))
-}
-
-/// Resolves without reading the store or any source.
-fn resolve_unseen(cx: &Context, what: &str, targets: &[String]) -> Result<Spec> {
-    let selection = Selection::new(cx, &request(what, targets, &[]))?;
-    let mut inputs = selection.inputs;
-    "unseen".clone_into(&mut inputs.image_key);
-    for input in selection.profile.steps.iter().flat_map(|step| &step.inputs) {
-        let print = "unseen".to_owned();
-        inputs.fingerprints.insert(input.clone(), print);
-    }
-    resolve::resolve(&selection.profile, &inputs)
 }
 
 /// Returns the schema of profiles that was installed with this program.

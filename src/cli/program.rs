@@ -67,7 +67,8 @@ pub(crate) fn run() -> ExitCode {
         };
         let cx = crate::cli::trust::ask(cx, &cli)?;
         heed_learned(&cx);
-        let code = dispatch::run(&cx, cli.command)?;
+        let code =
+            dispatch::run(&cx, cli.command).map_err(|error| cx.perhaps_in_roots_store(error))?;
         cx.ui.finish()?;
         Ok(broken.unwrap_or(code))
     });

@@ -4,17 +4,16 @@ use clap::Args;
 
 use crate::engine::docker::Service;
 use crate::plan::ids::StepKey;
-use crate::share::{self, Pulled, Repository, Wanted};
+use crate::share::{self, Pulled, Repository, SnapshotRef};
 use crate::store::Store;
 use crate::store::history::Reuse;
 use crate::sys::checksum::is_sha256;
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::signals::Signals;
-use crate::ui::event::{Event, Outcome};
-use crate::ui::{Format, Reporter};
+use crate::ui::Format;
 use crate::up::context::Context;
 use crate::up::registry;
-use crate::up::task::{Subject, with_progress};
+use crate::up::task::{Subject, Task};
 
 #[derive(Debug, Args)]
 pub struct PullArgs {
@@ -22,23 +21,36 @@ pub struct PullArgs {
     /// are gone
     #[arg(value_name = "REF|ENV")]
     what: String,
+    /// Engine whose envs get the snapshot, unless an env is given: auto, nspawn, docker or podman
+    #[arg(short, long)]
+    engine: Option<String>,
     /// Also take snapshots that were built on files from an earlier build [default: `reuse` in the configuration]
     #[arg(long)]
     allow_incremental: bool,
 }
 
-pub fn pull(cx: &Context, args: &PullArgs) -> Result<()> {
-    cx.host_as_root("pulling snapshots")?;
+pub(crate) fn pull(cx: &Context, args: &PullArgs) -> Result<()> {
+    let engine = args.engine.as_deref();
+    let by_name = args.what.contains('/');
+    if let (Some(_), false) = (engine, by_name) {
+        return Err(Error::new(
+            Kind::Usage,
+            format!("env `{}` cannot change its engine", args.what),
+        )
+        .help(format!("rockenv pull {}", args.what)));
+    }
+    registry::host_for(cx, engine, "pulling snapshots")?;
     let signals = Signals::take()?;
     let reporter = cx.ui.reporter(Format::Human);
     let asking = Asking {
-        cx,
+        task: Task::new(cx, &signals, &reporter),
         reuse: cx.config.reuse.or_asked(args.allow_incremental),
-        signals: &signals,
-        reporter: &reporter,
     };
-    let pulled = match args.what.contains('/') {
-        true => asking.by_name(&cx.store()?, &args.what)?,
+    let pulled = match by_name {
+        true => {
+            let service = registry::service(cx, engine)?;
+            asking.by_name(&cx.store()?, &args.what, service.as_ref())?
+        }
         false => asking.of_env(&cx.existing_store()?, &args.what)?,
     };
     if cx.json {
@@ -49,33 +61,32 @@ pub fn pull(cx: &Context, args: &PullArgs) -> Result<()> {
 
 /// Everything that pulling needs.
 struct Asking<'a> {
-    cx: &'a Context,
+    task: Task<'a>,
     reuse: Reuse,
-    signals: &'a Signals,
-    reporter: &'a Reporter,
 }
 
 impl Asking<'_> {
-    fn by_name(&self, store: &Store, text: &str) -> Result<Pulled> {
+    fn by_name(&self, store: &Store, text: &str, service: Option<&Service>) -> Result<Pulled> {
         let repository = Repository::parse(text)?;
         let name = repository.names_one().ok_or_else(|| {
             Error::new(Kind::Usage, format!("`{text}` does not name a snapshot"))
                 .help(format!("rockenv pull {text}:TAG"))
         })?;
         let wanted = match is_sha256(&name) {
-            true => Wanted::Key(name.clone()),
-            false => Wanted::Named(name.clone()),
+            true => SnapshotRef::Key(name.clone()),
+            false => SnapshotRef::Named(name.clone()),
         };
-        self.one(store, &repository, &wanted, None)?.ok_or_else(|| {
-            Error::not_found(format!("there is no snapshot `{name}` at `{repository}`")).help(
-                format!("rockenv push ENV {text}, on the machine that built it"),
-            )
-        })
+        self.one(store, &repository, &wanted, service)?
+            .ok_or_else(|| {
+                Error::not_found(format!("there is no snapshot `{name}` at `{repository}`")).help(
+                    format!("rockenv push ENV {text}, on the machine that built it"),
+                )
+            })
     }
 
     /// Pulls the snapshot of the env's last step that the registry has.
     fn of_env(&self, store: &Store, env: &str) -> Result<Pulled> {
-        let repository = registry::repository(self.cx, None)?;
+        let repository = registry::repository(self.task.cx, None)?;
         let record = store.known(env).map_err(|error| {
             let help = format!("rockenv up {env} --pull, or rockenv pull {repository}:TAG");
             Error::new(error.kind(), error.message()).help(help)
@@ -83,18 +94,16 @@ impl Asking<'_> {
         let steps = record.steps.iter().rev();
         let keys: Vec<StepKey> = steps.filter_map(|step| step.key.clone()).collect();
         let shown = registry::shown(&repository);
-        let found = with_progress(
-            self.cx,
-            Subject::Transfer(&shown),
-            self.signals,
-            self.reporter,
-            |means| share::available(&repository, &keys, self.reuse, means),
-        )?;
+        let found = self
+            .task
+            .with_progress(Subject::Transfer(&shown), |means| {
+                share::available(&repository, &keys, self.reuse, means)
+            })?;
         let nothing = || {
             Error::not_found(format!("`{repository}` has no snapshot of env `{env}`"))
                 .help(format!("rockenv push {env}, on the machine that built it"))
         };
-        let wanted = Wanted::Key(found.ok_or_else(nothing)?.into());
+        let wanted = SnapshotRef::Key(found.ok_or_else(nothing)?.into());
         let service = record.service.as_deref();
         let service = service.map(Service::connect).transpose()?;
         let service = service.as_ref();
@@ -106,33 +115,21 @@ impl Asking<'_> {
         &self,
         store: &Store,
         repository: &Repository,
-        wanted: &Wanted,
+        wanted: &SnapshotRef,
         service: Option<&Service>,
     ) -> Result<Option<Pulled>> {
         let shown = registry::shown(repository);
-        let pulled = with_progress(
-            self.cx,
-            Subject::Transfer(&shown),
-            self.signals,
-            self.reporter,
-            |means| {
-                let user = &self.cx.config.user;
-                share::pull(store, repository, wanted, self.reuse, user, service, means)
-            },
-        );
-        self.cx.settle(store)?;
+        let Task { cx, reporter, .. } = self.task;
+        let pulled = self.task.with_progress(Subject::Transfer(&shown), |means| {
+            let user = &cx.config.user;
+            share::pull(store, repository, wanted, self.reuse, user, service, means)
+        });
+        cx.settle(store)?;
         let Some(pulled) = pulled? else {
             return Ok(None);
         };
-        let nothing = pulled.steps.is_empty() && !pulled.image_pulled;
-        registry::said_of_incremental(&pulled, self.reporter);
-        self.reporter.emit(&Event::Finished {
-            outcome: if nothing { Outcome::Hit } else { Outcome::Done },
-            message: match nothing {
-                true => "the store already has all of it".to_owned(),
-                false => registry::said("pulled", &pulled, repository),
-            },
-        });
+        registry::said_of_incremental(&pulled, reporter);
+        registry::finish("pulled", &pulled, repository, reporter);
         Ok(Some(pulled))
     }
 }

@@ -6,17 +6,17 @@ use clap::Args;
 
 use crate::engine::docker::Service;
 use crate::plan::record::{Origin, Snapshot};
-use crate::share::{self, Kept, Push, Pushed, Repository};
+use crate::share::{self, Push, Pushed, Repository, ServiceImage};
 use crate::store::history::Reuse;
 use crate::store::images::Image;
 use crate::store::{Layer, Record, Store};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::signals::Signals;
-use crate::ui::event::{Event, Outcome};
+use crate::ui::event::Outcome;
 use crate::ui::{Format, Reporter, size};
 use crate::up::context::Context;
 use crate::up::registry;
-use crate::up::task::{Subject, with_progress};
+use crate::up::task::{Subject, Task};
 
 #[derive(Debug, Args)]
 pub struct PushArgs {
@@ -34,7 +34,7 @@ pub struct PushArgs {
     allow_incremental: bool,
 }
 
-pub fn push(cx: &Context, args: &PushArgs) -> Result<()> {
+pub(crate) fn push(cx: &Context, args: &PushArgs) -> Result<()> {
     cx.host_as_root("pushing snapshots")?;
     let repository = registry::repository(cx, args.reference.as_deref())?;
     let store = cx.existing_store()?;
@@ -43,22 +43,13 @@ pub fn push(cx: &Context, args: &PushArgs) -> Result<()> {
     let until = args.until.as_deref();
     let reuse = cx.config.reuse.or_asked(args.allow_incremental);
     let what = Chosen::of(&store, &args.env, until, reuse, &reporter)?;
-    let (pushed, message) = send(
-        cx,
-        &store,
-        &args.env,
-        &repository,
-        what,
-        &signals,
-        &reporter,
-    )?;
-    reporter.emit(&Event::Finished {
-        outcome: match pushed.tags {
-            0 => Outcome::Hit,
-            _ => Outcome::Done,
-        },
-        message,
-    });
+    let task = Task::new(cx, &signals, &reporter);
+    let (pushed, message) = send(task, &store, &args.env, &repository, what)?;
+    let outcome = match pushed.tags {
+        0 => Outcome::Hit,
+        _ => Outcome::Done,
+    };
+    reporter.finish(outcome, message);
     if cx.json {
         return cx.ui.json(&pushed);
     }
@@ -67,13 +58,11 @@ pub fn push(cx: &Context, args: &PushArgs) -> Result<()> {
 
 /// Pushes the shareable snapshots; returns the closing message.
 pub(crate) fn send(
-    cx: &Context,
+    task: Task<'_>,
     store: &Store,
     env: &str,
     repository: &Repository,
     what: Chosen,
-    signals: &Signals,
-    reporter: &Reporter,
 ) -> Result<(Pushed, String)> {
     let Chosen {
         record,
@@ -90,10 +79,10 @@ pub(crate) fn send(
         tag: repository.tag(),
     };
     let shown = format!("push to {repository}");
-    let pushed = with_progress(cx, Subject::Transfer(&shown), signals, reporter, |means| {
+    let pushed = task.with_progress(Subject::Transfer(&shown), |means| {
         share::push(store, repository, &what, means)
     })?;
-    said_of_sockets(&pushed, reporter);
+    said_of_sockets(&pushed, task.reporter);
     let message = format!(
         "{env}: {} snapshots at {repository}; {} layers sent ({}), {} already there, in {}",
         layers.len(),
@@ -112,7 +101,7 @@ pub(crate) struct Chosen {
     /// The lowest first.
     pub(crate) layers: Vec<Layer>,
     /// Where a service keeps their trees.
-    pub(crate) kept: Option<Kept>,
+    pub(crate) kept: Option<ServiceImage>,
 }
 
 impl Chosen {
@@ -142,7 +131,7 @@ impl Chosen {
         let (kept, limit) = match &record.service {
             None => (None, None),
             Some(socket) => {
-                let (kept, why) = Kept::of(&Service::connect(socket)?, &layers)?;
+                let (kept, why) = ServiceImage::of(&Service::connect(socket)?, &layers)?;
                 let limit = why.map(|why| (kept.len(), why));
                 (Some(kept), limit)
             }
@@ -177,11 +166,9 @@ impl Chosen {
                 )
                 .help(help));
             }
-            reporter.emit(&Event::Warning {
-                message: format!(
-                    "snapshot `{layer}` and those after it cannot be shared: {why}; {help}"
-                ),
-            });
+            reporter.warn(format!(
+                "snapshot `{layer}` and those after it cannot be shared: {why}; {help}"
+            ));
             layers.truncate(shareable);
         }
         let image = &record.image_key;
@@ -220,12 +207,10 @@ pub(crate) fn last_step(record: &Record) -> Option<&Snapshot> {
 /// Warns of sockets, which no archive can hold.
 pub(crate) fn said_of_sockets(pushed: &Pushed, reporter: &Reporter) {
     if pushed.left_out > 0 {
-        reporter.emit(&Event::Warning {
-            message: format!(
-                "{} sockets left out: an archive cannot hold them",
-                pushed.left_out
-            ),
-        });
+        reporter.warn(format!(
+            "{} sockets left out: an archive cannot hold them",
+            pushed.left_out
+        ));
     }
 }
 

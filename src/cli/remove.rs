@@ -24,7 +24,7 @@ pub struct RmArgs {
     force: bool,
 }
 
-pub fn down(cx: &Context, args: &DownArgs) -> Result<()> {
+pub(crate) fn down(cx: &Context, args: &DownArgs) -> Result<()> {
     let store = cx.store_to_change("stopping an env")?;
     store.known(&args.name)?;
     let (_, stopped) = seize(&store, &args.name, "down")?;
@@ -34,7 +34,7 @@ pub fn down(cx: &Context, args: &DownArgs) -> Result<()> {
     cx.tidy(&store)
 }
 
-pub fn rm(cx: &Context, args: &RmArgs) -> Result<()> {
+pub(crate) fn rm(cx: &Context, args: &RmArgs) -> Result<()> {
     cx.host_as_root("removing an env")?;
     let store = cx.existing_store()?;
     for name in &args.names {

@@ -80,7 +80,7 @@ pub struct ForkArgs {
     new: String,
 }
 
-pub fn snapshot(cx: &Context, command: SnapshotCommand) -> Result<()> {
+pub(crate) fn snapshot(cx: &Context, command: SnapshotCommand) -> Result<()> {
     match command {
         SnapshotCommand::Create(args) => {
             let store = cx.store_to_change("taking a snapshot")?;
@@ -183,7 +183,7 @@ fn diff(cx: &Context, args: &DiffArgs) -> Result<()> {
     Ok(())
 }
 
-pub fn rollback(cx: &Context, args: &RollbackArgs) -> Result<()> {
+pub(crate) fn rollback(cx: &Context, args: &RollbackArgs) -> Result<()> {
     let store = cx.store_to_change("going back to a snapshot")?;
     let record = store.known(&args.env)?;
     if record.snapshot(&args.snapshot).is_none() {
@@ -206,7 +206,7 @@ pub fn rollback(cx: &Context, args: &RollbackArgs) -> Result<()> {
     cx.tidy(&store)
 }
 
-pub fn fork(cx: &Context, args: &ForkArgs) -> Result<()> {
+pub(crate) fn fork(cx: &Context, args: &ForkArgs) -> Result<()> {
     let store = cx.store_to_change("forking an env")?;
     let mut from = store.lock_known(&args.env, "fork", lock::WAIT)?;
     let mut new = store.lock_env(&args.new, "fork", Duration::ZERO)?;

@@ -45,7 +45,7 @@ pub struct ShowArgs {
     target: String,
 }
 
-pub fn target(cx: &Context, command: &TargetCommand) -> Result<u8> {
+pub(crate) fn target(cx: &Context, command: &TargetCommand) -> Result<u8> {
     match command {
         TargetCommand::Ls => ls(cx).map(|()| 0),
         TargetCommand::Show(args) => show(cx, Target::named(&args.target)?).map(|()| 0),
@@ -162,8 +162,7 @@ fn check(cx: &Context, args: &CheckArgs) -> Result<u8> {
     };
     let verdict = match drift.len() {
         0 => "same as rockenv's table".to_owned(),
-        1 => "1 difference".to_owned(),
-        count => format!("{count} differences"),
+        count => size::count(count, "difference"),
     };
     cx.ui.note(&format!(
         "{} targets, {topology}: {verdict} ({})",

@@ -14,7 +14,7 @@ use crate::image::{self, BuildContext, Logins, Recipe};
 use crate::plan::gc::policy::{Policy, Table};
 use crate::plan::{gc, lockfile};
 use crate::profile;
-use crate::profile::hook::{self, Found};
+use crate::profile::hook::{self, FileInSource};
 use crate::share;
 use crate::store::check::{examine, repair};
 use crate::store::config::Config;
@@ -202,7 +202,7 @@ fn hook(input: &[u8]) -> Result<()> {
     let hook = hook::load(&[Directory::from(scratch.path().to_owned())], "h")?;
     hook.digest()?;
     let found = |_: &Path| {
-        Ok(Found::File {
+        Ok(FileInSource::File {
             bytes: source.to_vec(),
             executable: false,
         })

@@ -34,7 +34,7 @@ struct TrustRow {
 }
 
 /// Trusts a directory, revokes that, or lists trusted paths.
-pub fn trust(cx: &Context, args: &TrustArgs) -> Result<()> {
+pub(crate) fn trust(cx: &Context, args: &TrustArgs) -> Result<()> {
     if args.show {
         return show(cx);
     }

@@ -8,20 +8,21 @@ use crate::store::Store;
 use crate::store::history::Reuse;
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::signals::Signals;
-use crate::ui::event::Event;
+use crate::ui::Format;
 use crate::ui::metrics::Rows;
-use crate::ui::{Format, Reporter};
 use crate::up::context::Context;
+use crate::up::gpu_code;
 use crate::up::options::{Progress, UpOptions};
 use crate::up::registry;
 use crate::up::results::HandedOver;
 use crate::up::summary as verdict;
 use crate::up::summary::Fate;
+use crate::up::task::Task;
 use crate::up::{Finished, run_up};
 use crate::up::{ephemeral, locked, offline};
 
 /// Brings an env up; returns the exit code.
-pub fn up(cx: &Context, args: UpOptions) -> Result<u8> {
+pub(crate) fn up(cx: &Context, args: UpOptions) -> Result<u8> {
     if args.dry_run {
         return plan::show_plan(cx, &args.plan, args.force, false);
     }
@@ -57,16 +58,14 @@ pub fn up(cx: &Context, args: UpOptions) -> Result<u8> {
     }
     let signals = Signals::take()?;
     let reporter = cx.ui.reporter(format).with_metrics(rows);
-    for message in &selection.notes {
-        let message = message.clone();
-        reporter.emit(&Event::Warning { message });
-    }
+    selection.notes.iter().for_each(|note| reporter.warn(note));
+    let task = Task::new(cx, &signals, &reporter);
     let name = selection.name.clone();
     let claim = args
         .ephemeral
         .then(|| store.claim(&name, "up --ephemeral"))
         .transpose()?;
-    let mut outcome = run_up(cx, &args, &store, &selection, &signals, &reporter);
+    let mut outcome = run_up(task, &args, &store, &selection);
     if let Ok(Finished {
         ended, env: name, ..
     }) = &outcome
@@ -76,7 +75,7 @@ pub fn up(cx: &Context, args: UpOptions) -> Result<u8> {
         // After Ctrl-C nothing is pushed.
         if args.pushes(&cx.config) && !matches!(ended, Some(Ended::Interrupted(_))) {
             let reuse = args.plan.reuse(&cx.config);
-            let handed_on = hand_on(cx, &store, name, reuse, &signals, &reporter);
+            let handed_on = hand_on(task, &store, name, reuse);
             // The reason why a step failed comes first.
             if is_done && let Err(error) = handed_on {
                 outcome = Err(error);
@@ -111,22 +110,22 @@ pub fn up(cx: &Context, args: UpOptions) -> Result<u8> {
         (outcome, _) => outcome?,
     };
     let is_done = matches!(finished.ended, None | Some(Ended::Complete));
+    let has_run = finished.ended.is_some();
     let code = verdict::say(cx, &reporter, finished, &fate, &args.resume_command())?;
     if let (Fate::Stays, true, Ok(spec)) = (&fate, is_done, store.spec(&name)) {
         HandedOver::of(&store, &spec).note(&cx.ui);
+        let head = store.record(&name)?.and_then(|record| record.head.layer);
+        if let (true, Some(layer)) = (has_run, head) {
+            let notes = gpu_code::notes(&store, &spec, &layer);
+            notes.iter().for_each(|note| cx.ui.note(note));
+        }
     }
     Ok(code)
 }
 
 /// Pushes the finished steps. A registry's refusal undoes nothing; only a signal is an error.
-fn hand_on(
-    cx: &Context,
-    store: &Store,
-    name: &str,
-    reuse: Reuse,
-    signals: &Signals,
-    reporter: &Reporter,
-) -> Result<()> {
+fn hand_on(task: Task<'_>, store: &Store, name: &str, reuse: Reuse) -> Result<()> {
+    let Task { cx, reporter, .. } = task;
     let send = || {
         let record = store.record(name)?;
         if record.as_ref().and_then(push::last_step).is_none() {
@@ -134,14 +133,12 @@ fn hand_on(
         }
         let repository = registry::repository(cx, None)?;
         let what = push::Chosen::of(store, name, None, reuse, reporter)?;
-        push::send(cx, store, name, &repository, what, signals, reporter).map(Some)
+        push::send(task, store, name, &repository, what).map(Some)
     };
     match send() {
         Ok(sent) => sent.iter().for_each(|(_, message)| cx.ui.note(message)),
         Err(error) if matches!(error.kind(), Kind::Signal(_)) => return Err(error),
-        Err(error) => reporter.emit(&Event::Warning {
-            message: error.chain().join(": "),
-        }),
+        Err(error) => reporter.warn(error.chain().join(": ")),
     }
     Ok(())
 }

@@ -40,7 +40,7 @@ struct Session {
 /// Runs until the holder closes its end, or, after a drain, until the last command has ended.
 ///
 /// The holder's stream is the standard input, or behind the socket at `path`.
-pub fn run(path: Option<&Path>) -> Result<()> {
+pub(crate) fn run(path: Option<&Path>) -> Result<()> {
     let mut agent = Agent::start(path)?;
     while agent.serve_once()? {}
     // Everything in this pid namespace but its init and ourselves; the init ends when we do.

@@ -17,7 +17,7 @@ use super::hold::PATIENCE;
 use crate::sys::error::{Error, Result, ResultExt as _};
 
 /// The slice of all containers if systemd is PID 1.
-pub const SLICE: &str = "rockenv.slice";
+pub(crate) const SLICE: &str = "rockenv.slice";
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Limits {
@@ -29,7 +29,7 @@ pub struct Limits {
 
 /// The resource usage of a container.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Figures {
+pub(crate) struct Figures {
     /// Processor time, in microseconds; `None` if no hierarchy counts it.
     pub cpu_us: Option<u64>,
     /// Peak memory, in bytes, including page cache.
@@ -113,7 +113,7 @@ fn own_path<'a>(own: &'a str, controller: &str) -> &'a str {
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Cgroup {
+pub(crate) struct Cgroup {
     /// The transient scope's unit name, if systemd is PID 1.
     pub unit: Option<String>,
     /// Directories by controller; the empty name is cgroup v2.
@@ -122,7 +122,7 @@ pub struct Cgroup {
 
 impl Cgroup {
     /// Names the group for `id` without making it, so that it can be recorded first.
-    pub fn plan(id: &str, hierarchies: &Hierarchies, systemd: bool) -> Self {
+    pub(crate) fn plan(id: &str, hierarchies: &Hierarchies, systemd: bool) -> Self {
         if systemd && let Some((mount, _)) = &hierarchies.v2 {
             let unit = format!("{id}.scope");
             let path = mount.join(SLICE).join(&unit);
@@ -146,7 +146,7 @@ impl Cgroup {
     }
 
     /// Finds the group of a process that another program made for the container `id`.
-    pub fn of_container(pid: i64, id: &str) -> Result<Self> {
+    pub(crate) fn of_container(pid: i64, id: &str) -> Result<Self> {
         let mounts = fs::read_to_string("/proc/self/mountinfo")?;
         let theirs = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
         let found = Hierarchies::parse(&mounts, &theirs);
@@ -205,7 +205,7 @@ impl Cgroup {
     /// Makes the directories and sets the limits; scopes are made by [`Cgroup::launcher`] instead.
     ///
     /// Returns a sentence for each limit that this machine cannot enforce.
-    pub fn create(&self, limits: &Limits, devices: &[Device]) -> Result<Vec<String>> {
+    pub(crate) fn create(&self, limits: &Limits, devices: &[Device]) -> Result<Vec<String>> {
         let mut missing = Vec::new();
         if self.unit.is_some() {
             return Ok(missing);
@@ -255,7 +255,7 @@ impl Cgroup {
     }
 
     /// Returns the program and arguments that run a command inside the group.
-    pub fn launcher(&self, limits: &Limits, devices: &[Device]) -> Vec<String> {
+    pub(crate) fn launcher(&self, limits: &Limits, devices: &[Device]) -> Vec<String> {
         let Some(unit) = &self.unit else {
             return Vec::new();
         };
@@ -292,7 +292,7 @@ impl Cgroup {
     }
 
     /// Returns the files to write `0` to, in order to enter the group.
-    pub fn entrances(&self) -> Vec<PathBuf> {
+    pub(crate) fn entrances(&self) -> Vec<PathBuf> {
         if self.unit.is_some() {
             return Vec::new();
         }
@@ -317,7 +317,7 @@ impl Cgroup {
     }
 
     /// Reads the group's usage so far.
-    pub fn figures(&self) -> Figures {
+    pub(crate) fn figures(&self) -> Figures {
         let read = |file: &str| {
             self.directories
                 .iter()
@@ -340,7 +340,7 @@ impl Cgroup {
     }
 
     /// Returns the memory in use without page cache, in bytes, if it is counted.
-    pub fn anonymous(&self) -> Option<u64> {
+    pub(crate) fn anonymous(&self) -> Option<u64> {
         self.directories.iter().find_map(|(controller, directory)| {
             let text = fs::read_to_string(directory.join("memory.stat")).ok()?;
             let (held, shared) = match controller.as_str() {
@@ -355,7 +355,7 @@ impl Cgroup {
         })
     }
 
-    pub fn processes(&self) -> Vec<i32> {
+    pub(crate) fn processes(&self) -> Vec<i32> {
         let mut found = Vec::new();
         for (_, directory) in &self.directories {
             processes(directory, &mut found);
@@ -366,7 +366,7 @@ impl Cgroup {
     }
 
     /// Freezes or thaws every process in the group; returns whether this machine can.
-    pub fn freeze(&self, frozen: bool) -> bool {
+    pub(crate) fn freeze(&self, frozen: bool) -> bool {
         let (old, new) = if frozen {
             ("FROZEN", "1")
         } else {
@@ -384,7 +384,7 @@ impl Cgroup {
     }
 
     /// Asks every process in the group to end, except systemd-nspawn, which would take the others with it at once.
-    pub fn terminate(&self) {
+    pub(crate) fn terminate(&self) {
         for pid in self.processes() {
             let engine = fs::read_to_string(format!("/proc/{pid}/comm"))
                 .is_ok_and(|name| name.trim_end() == "systemd-nspawn");
@@ -396,7 +396,7 @@ impl Cgroup {
     }
 
     /// Kills every process in the group and waits until none is left.
-    pub fn kill(&self, patience: Duration) -> Result<()> {
+    pub(crate) fn kill(&self, patience: Duration) -> Result<()> {
         let deadline = Instant::now() + patience;
         // In cgroup v1 a frozen process does not die.
         self.freeze(false);
@@ -426,7 +426,7 @@ impl Cgroup {
     }
 
     /// Removes the directories; the group must be empty.
-    pub fn remove(&self) -> Result<()> {
+    pub(crate) fn remove(&self) -> Result<()> {
         if self.unit.is_some() {
             // The scope ends by itself with its last process.
             return Ok(());

@@ -38,7 +38,7 @@ impl Sockets {
 
 /// The chosen engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Choice {
+pub(crate) struct Choice {
     pub engine: Engine,
     /// The service's socket, for engines that are services.
     pub service: Option<PathBuf>,
@@ -47,7 +47,7 @@ pub struct Choice {
 
 /// Why an engine was chosen; shown in a few words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
+pub(crate) enum Reason {
     /// The user named it.
     Asked,
     /// The env was made with it.
@@ -77,7 +77,7 @@ impl fmt::Display for Reason {
 ///
 /// `asked` is the engine on the command line or in the configuration, `made_with` the env's engine, `nspawn` whether
 /// systemd-nspawn can be used: it is installed, and we are root.
-pub fn choose(
+pub(crate) fn choose(
     asked: Option<&str>,
     made_with: Option<(&str, Option<PathBuf>)>,
     nspawn: bool,
@@ -111,7 +111,7 @@ pub(crate) fn is_nspawn_installed() -> bool {
 }
 
 /// Chooses an engine to plan for; where none works, the requested one or systemd-nspawn.
-pub fn choose_to_plan(
+pub(crate) fn choose_to_plan(
     asked: Option<&str>,
     made_with: Option<(&str, Option<PathBuf>)>,
     nspawn: bool,
@@ -172,7 +172,7 @@ fn service(engine: Engine, sockets: &Sockets) -> Result<Option<PathBuf>> {
 }
 
 /// Connects to the service of an engine, and checks that it is the expected one.
-pub fn service_at(engine: Engine, sockets: &Sockets) -> Result<Service> {
+pub(crate) fn service_at(engine: Engine, sockets: &Sockets) -> Result<Service> {
     let (host, flavour) = match engine {
         Engine::Podman => (sockets.podman.clone(), Flavour::Podman),
         Engine::Nspawn | Engine::Docker => (sockets.docker()?, Flavour::Docker),

@@ -33,7 +33,7 @@ const GRACE: u16 = 3000;
 
 /// What happens to the container when the command that started it goes away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum OnDisconnect {
+pub(crate) enum OnDisconnect {
     /// It ends at once: a step's container.
     Kill,
     /// It ends with its last command, for `exec` and `shell`, which others may have joined. With a duration, it stays
@@ -43,7 +43,7 @@ pub enum OnDisconnect {
 
 /// The request that starts a holder; carries the env's lock and the listening socket.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Hold {
+pub(crate) struct Hold {
     pub container: Container,
     /// The effect of its starter's end.
     pub tie: OnDisconnect,
@@ -69,7 +69,7 @@ impl Hold {
 
 /// Messages from the holder to its starter.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum FromHolder {
+pub(crate) enum FromHolder {
     /// The container runs; sentences about limits that could not be set.
     Ready(Vec<String>),
     /// Creating the container takes long; a description of the wait.
@@ -134,7 +134,7 @@ impl From<Reason> for Error {
 
 /// The record of a container that runs, or ran when its holder was killed: `run/state.json`.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct State {
+pub(crate) struct State {
     pub id: String,
     pub cgroup: Cgroup,
     /// The file by which systemd-nspawn locks the tree; a killed one leaves it.
@@ -151,7 +151,7 @@ pub struct State {
 
 impl State {
     /// Returns the path of the state in an env's `run` directory.
-    pub fn path(run: &Path) -> PathBuf {
+    pub(crate) fn path(run: &Path) -> PathBuf {
         run.join("state.json")
     }
 
@@ -165,7 +165,7 @@ impl State {
     }
 
     /// Reads the state of the running container, if any.
-    pub fn read(run: &Path) -> Option<Self> {
+    pub(crate) fn read(run: &Path) -> Option<Self> {
         Self::parse(run, &fs::read(Self::path(run)).ok()?)
     }
 
@@ -189,7 +189,7 @@ impl State {
     }
 
     /// Asks the container's processes to end.
-    pub fn terminate(&self) -> Result<()> {
+    pub(crate) fn terminate(&self) -> Result<()> {
         match &self.place {
             // Without root the container may have no control group.
             Some(place) if self.cgroup.directories.is_empty() => {
@@ -201,7 +201,7 @@ impl State {
     }
 
     /// Kills everything in the container.
-    pub fn kill(&self, patience: Duration) -> Result<()> {
+    pub(crate) fn kill(&self, patience: Duration) -> Result<()> {
         match &self.place {
             Some(place) if self.cgroup.directories.is_empty() => {
                 docker::Service::connect(&place.socket)?.stop(&place.name)
@@ -213,7 +213,7 @@ impl State {
     /// Ends what a killed holder left: its processes, control group and the engine's files.
     ///
     /// Returns what there was. The caller holds the env's lock.
-    pub fn recover(run: &Path) -> Result<Option<Ended>> {
+    pub(crate) fn recover(run: &Path) -> Result<Option<Ended>> {
         let path = Self::path(run);
         let text = match fs::read(&path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -253,7 +253,7 @@ impl State {
 }
 
 /// Returns the prefix of the names of an env's containers.
-pub fn name_prefix(env: &str) -> String {
+pub(crate) fn name_prefix(env: &str) -> String {
     let readable: String = env
         .bytes()
         .take(36)
@@ -317,7 +317,7 @@ impl TryFrom<PathBuf> for TreeLock {
 
 /// The leftovers of a container whose holder was killed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Ended {
+pub(crate) struct Ended {
     /// Processes in its own control group.
     pub processes: usize,
     /// Those of them that had a GPU node open.
@@ -365,7 +365,7 @@ fn remove_lock(path: &Path) -> Result<()> {
 }
 
 /// Runs the holder; its standard input is the starter's socket.
-pub fn run() -> Result<()> {
+pub(crate) fn run() -> Result<()> {
     let starter = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
     let Some((hold, fds)) = frames::receive::<Hold>(&starter)? else {
         return Ok(());

@@ -26,7 +26,7 @@ const SLOTS: u64 = 1 << 40;
 
 /// The record of another seat.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Other {
+pub(crate) struct Other {
     pub env: String,
     held: u32,
     need: Need,
@@ -45,7 +45,7 @@ pub(super) enum Need {
 
 /// A seat at the budget, and the slots taken.
 #[derive(Debug)]
-pub struct Claim {
+pub(crate) struct Claim {
     file: fs::File,
     slot: u32,
     total: u32,
@@ -55,7 +55,7 @@ pub struct Claim {
 
 /// A [`Claim`] on its way to another process, together with the file's descriptor, which carries the locks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Ticket {
+pub(crate) struct Ticket {
     slot: u32,
     total: u32,
     held: Vec<u32>,
@@ -68,7 +68,7 @@ pub struct Ticket {
 
 impl Claim {
     /// Takes a seat for `env` at the budget of `total` slots in the store's file `path`.
-    pub fn open(path: &Path, total: u32, env: &str) -> Result<Self> {
+    pub(crate) fn open(path: &Path, total: u32, env: &str) -> Result<Self> {
         let file = fs::OpenOptions::new()
             .read(true)
             .write(true)
@@ -114,7 +114,7 @@ impl Claim {
     }
 
     /// Takes another slot, if one is free.
-    pub fn take(&mut self) -> Result<bool> {
+    pub(crate) fn take(&mut self) -> Result<bool> {
         for slot in (0..self.total)
             .filter(|slot| !self.held.contains(slot))
             .collect::<Vec<_>>()
@@ -154,7 +154,7 @@ impl Claim {
     }
 
     /// Returns the records of the other seats that are taken.
-    pub fn others(&self) -> Result<Vec<Other>> {
+    pub(crate) fn others(&self) -> Result<Vec<Other>> {
         let mut others = Vec::new();
         for slot in 0..self.file.metadata()?.len() / SEAT {
             if slot != u64::from(self.slot) {
@@ -165,7 +165,7 @@ impl Claim {
     }
 
     /// Passes the claim to another process: its description, and the descriptor to send along.
-    pub fn pass(self, cap: u32, fifo: PathBuf) -> (Ticket, OwnedFd) {
+    pub(crate) fn pass(self, cap: u32, fifo: PathBuf) -> (Ticket, OwnedFd) {
         let ticket = Ticket {
             slot: self.slot,
             total: self.total,

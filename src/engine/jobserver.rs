@@ -25,7 +25,7 @@ use crate::engine::job_slots::{Claim, Mine, Need, Ticket, held, target};
 use crate::sys::error::{Result, ResultExt as _};
 
 /// Path of the FIFO inside every env.
-pub const INSIDE: &str = "/run/rockenv/jobserver";
+pub(crate) const INSIDE: &str = "/run/rockenv/jobserver";
 /// How often a holder checks its FIFO and the other seats, in ms.
 const PERIOD: u16 = 50;
 /// How long an env that had unused tokens, and returned them, asks for none.
@@ -40,12 +40,12 @@ const RECOUNT: Duration = Duration::from_secs(2);
 /// After `--`, make takes it for a variable: a make without `-j` stays serial as its author intended, and one before
 /// 4.4 does not fail on a FIFO. Other tools (ninja since 1.13, cargo, gcc) look only for the word. A `make -jN` joins
 /// through the shim.
-pub fn makeflags() -> String {
+pub(crate) fn makeflags() -> String {
     format!(" -- --jobserver-auth=fifo:{INSIDE}")
 }
 
 /// Makes the FIFO of an env, unless it exists.
-pub fn make_fifo(path: &Path) -> Result<()> {
+pub(crate) fn make_fifo(path: &Path) -> Result<()> {
     if !fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_fifo()) {
         match nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRWXU) {
             Err(Errno::EEXIST) | Ok(()) => {}
@@ -61,7 +61,7 @@ pub fn make_fifo(path: &Path) -> Result<()> {
 
 /// Serves an env's FIFO from its holder, until it is stopped.
 #[derive(Debug)]
-pub struct Server {
+pub(crate) struct Server {
     thread: JoinHandle<Option<u64>>,
     /// Closing it wakes the thread.
     stop: OwnedFd,
@@ -71,7 +71,7 @@ impl Server {
     /// Starts serving the env whose container is in `cgroup`, with `memory_max` bytes.
     ///
     /// Before the container starts, so that the first client finds its tokens.
-    pub fn start(
+    pub(crate) fn start(
         ticket: Ticket,
         file: OwnedFd,
         cgroup: Cgroup,
@@ -91,7 +91,7 @@ impl Server {
     }
 
     /// Stops, releases everything, and returns the peak of memory without page cache, in bytes, if it is counted.
-    pub fn finish(self) -> Option<u64> {
+    pub(crate) fn finish(self) -> Option<u64> {
         drop(self.stop);
         self.thread.join().unwrap_or(None)
     }
@@ -99,7 +99,7 @@ impl Server {
 
 /// Measures from outside the holder how many jobs an env runs.
 #[derive(Debug)]
-pub struct Gauge {
+pub(crate) struct Gauge {
     fifo: fs::File,
     jobs: fs::File,
     env: String,
@@ -107,7 +107,7 @@ pub struct Gauge {
 
 impl Gauge {
     /// Opens the machine's budget in `jobs`, and the FIFO of `env`; `None` if one is missing.
-    pub fn open(jobs: &Path, fifo: &Path, env: &str) -> Option<Self> {
+    pub(crate) fn open(jobs: &Path, fifo: &Path, env: &str) -> Option<Self> {
         use fs_err::os::unix::fs::OpenOptionsExt as _;
         let mut options = fs::OpenOptions::new();
         options.read(true).custom_flags(libc::O_NONBLOCK);
@@ -119,7 +119,7 @@ impl Gauge {
     }
 
     /// Returns how many slots are in use: the env's slots without the tokens in its FIFO.
-    pub fn used(&self) -> Option<u32> {
+    pub(crate) fn used(&self) -> Option<u32> {
         let held = held(&self.jobs, &self.env).ok()??;
         Some(held.saturating_sub(waiting(&self.fifo).ok()?))
     }

@@ -5,33 +5,33 @@
 //! an *agent* ([`agent`]) starts commands for clients ([`session`]). Whichever dies, the others see a closed socket
 //! and end the container.
 
-pub mod ninja;
-pub mod shim;
+pub(crate) mod ninja;
+pub(crate) mod shim;
 
-pub mod agent;
-pub mod cgroup;
-pub mod choose;
-pub mod docker;
-pub mod hold;
-pub mod job_slots;
-pub mod jobserver;
-pub mod nspawn;
+pub(crate) mod agent;
+pub(crate) mod cgroup;
+pub(crate) mod choose;
+pub(crate) mod docker;
+pub(crate) mod hold;
+pub(crate) mod job_slots;
+pub(crate) mod jobserver;
+pub(crate) mod nspawn;
 mod pressure;
-pub mod session;
-pub mod user;
-pub mod wire;
+pub(crate) mod session;
+pub(crate) mod user;
+pub(crate) mod wire;
 
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use crate::image::certificates::Given;
-pub use crate::plan::record::Usage;
-pub use crate::rocm::gpu::Device;
+pub(crate) use crate::plan::record::Usage;
+pub(crate) use crate::rocm::gpu::Device;
 use crate::sys::error::Result;
 
-pub use cgroup::Limits;
-pub use user::BuildUser;
+pub(crate) use cgroup::Limits;
+pub(crate) use user::BuildUser;
 
 /// The tree of a container, and thereby its engine.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::tree::file;
 use fs_err as fs;
 use sha2::{Digest as _, Sha256};
 
@@ -19,61 +20,91 @@ const CLIENT: &[u8] = b"--jobserver-auth=";
 const LIMIT: u64 = 64 << 20;
 
 /// Name of the program in an env's `run` directory.
-pub const NAME: &str = "ninja";
+pub(crate) const NAME: &str = "ninja";
 /// Its path inside.
-pub const INSIDE: &str = "/run/rockenv/bin/ninja";
+pub(crate) const INSIDE: &str = "/run/rockenv/bin/ninja";
 
 /// Puts ninja into an env's `run` directory: the user's `own`, or the release, from the store's `blobs` or the
-/// network.
-pub fn place(
+/// network, or, where neither has it, the one in the image. Returns a note for the user about the last.
+pub(crate) fn place(
     run: &Path,
     own: Option<&Path>,
     blobs: &Path,
+    image_root: &Path,
     offline: bool,
     cancel: &AtomicBool,
-) -> Result<()> {
+) -> Result<Option<String>> {
+    let mut note = None;
     let program = match own {
         Some(path) => {
             let program = fs::read(path)?;
             check(path, &program)?;
             program
         }
-        None => {
-            let there = blobs.join("sha256").join(SHA256).exists();
-            if offline && !there {
-                return Err(Error::new(
-                    Kind::Unavailable,
-                    "ninja is not in the store yet and `--offline` forbids fetching it",
-                )
-                .help("ROCKENV_NINJA=/usr/bin/ninja rockenv up ... --offline, with ninja 1.13 or newer"));
+        None => match release(blobs, offline, cancel) {
+            // Not for a release with other content, or a full disk.
+            Err(error) if error.kind() == Kind::Unavailable => {
+                let Ok(Some((path, program))) = of_image(image_root) else {
+                    return Err(error);
+                };
+                note = Some(format!("{error}: using `/{path}` of the image"));
+                program
             }
-            let zip = crate::image::blob(URL, SHA256, blobs, cancel)
-                .context(|| "cannot fetch ninja".to_owned())
-                .map_err(|error| match error.kind() {
-                    Kind::Signal(_) => error,
-                    _ => error.help(
-                        "ROCKENV_NINJA=/usr/bin/ninja rockenv up ..., with ninja 1.13 or newer",
-                    ),
-                })?;
-            unzip(&fs::read(&zip)?, NAME).ok_or_else(|| {
-                Error::unexpected(format!("`{}` contains no program `{NAME}`", zip.display()))
-            })?
-        }
+            fetched => fetched?,
+        },
     };
     let path = run.join(NAME);
     if fs::read(&path).is_ok_and(|there| there == program) {
-        return Ok(());
+        return Ok(note);
     }
     fs::create_dir_all(run)?;
     // Renamed into place, because the previous one may be running.
     let part = run.join("ninja.part");
     fs::write(&part, &program)?;
     fs::set_permissions(&part, std::fs::Permissions::from_mode(0o755))?;
-    Ok(fs::rename(part, path)?)
+    fs::rename(part, path)?;
+    Ok(note)
+}
+
+fn release(blobs: &Path, offline: bool, cancel: &AtomicBool) -> Result<Vec<u8>> {
+    let help = "install ninja 1.13 or newer in the image, or on the host and set ROCKENV_NINJA=/usr/bin/ninja";
+    let there = blobs.join("sha256").join(SHA256).exists();
+    if offline && !there {
+        let message = "ninja is not in the store yet and `--offline` forbids fetching it";
+        return Err(Error::new(Kind::Unavailable, message).help(help));
+    }
+    let zip = crate::image::blob(URL, SHA256, blobs, cancel)
+        .context(|| "cannot fetch ninja".to_owned())
+        .map_err(|error| match error.kind() {
+            Kind::Signal(_) => error,
+            _ => error.help(help),
+        })?;
+    unzip(&fs::read(&zip)?, NAME).ok_or_else(|| {
+        Error::unexpected(format!("`{}` contains no program `{NAME}`", zip.display()))
+    })
+}
+
+/// Returns the first ninja of an image that joins the jobserver, and its path there.
+fn of_image(root: &Path) -> Result<Option<(&'static str, Vec<u8>)>> {
+    for path in [
+        "usr/local/bin/ninja",
+        "usr/bin/ninja",
+        "usr/bin/ninja-build",
+    ] {
+        let Some(file) = file::open(root, Path::new(path))? else {
+            continue;
+        };
+        let mut program = Vec::new();
+        file.take(LIMIT).read_to_end(&mut program)?;
+        if is_client(&program) {
+            return Ok(Some((path, program)));
+        }
+    }
+    Ok(None)
 }
 
 /// Returns ninja's URL, `None` for the user's `own`, and the digest of the existing file.
-pub fn identity(own: Option<&Path>) -> Result<(Option<&'static str>, String)> {
+pub(crate) fn identity(own: Option<&Path>) -> Result<(Option<&'static str>, String)> {
     match own {
         Some(path) => Ok((None, hex::encode(Sha256::digest(fs::read(path)?)))),
         None => Ok((Some(URL), SHA256.to_owned())),
@@ -83,7 +114,7 @@ pub fn identity(own: Option<&Path>) -> Result<(Option<&'static str>, String)> {
 /// Refuses a ninja that does not join the jobserver. It is not run to ask for its version, because here it would have
 /// root's rights.
 fn check(path: &Path, program: &[u8]) -> Result<()> {
-    match program.windows(CLIENT.len()).any(|part| part == CLIENT) {
+    match is_client(program) {
         true => Ok(()),
         false => Err(Error::invalid(format!(
             "`{}` cannot join the machine's job slots: it is not ninja 1.13 or newer",
@@ -91,6 +122,10 @@ fn check(path: &Path, program: &[u8]) -> Result<()> {
         ))
         .help("pip download --no-deps ninja, or remove `ninja` from the configuration")),
     }
+}
+
+fn is_client(program: &[u8]) -> bool {
+    program.windows(CLIENT.len()).any(|part| part == CLIENT)
 }
 
 /// Returns a file of a zip archive by the last part of its name; `None` if it is missing, or the archive is broken.
@@ -220,5 +255,48 @@ mod tests {
                 drop(unzip(&archive[cut..], "ninja"));
             }
         }
+    }
+
+    /// Places ninja without a network, from an image with a program at `/usr/bin/ninja`.
+    fn place_offline(image: &Path, run: &Path) -> Result<Option<String>> {
+        place(
+            run,
+            None,
+            &run.join("blobs"),
+            image,
+            true,
+            &AtomicBool::new(false),
+        )
+    }
+
+    #[test]
+    fn without_the_release_the_image_has_one() {
+        let place = tempfile::tempdir().unwrap();
+        let (image, run) = (place.path().join("image"), place.path().join("run"));
+        let program = image.join("usr/bin/ninja");
+        fs::create_dir_all(program.parent().unwrap()).unwrap();
+        let refused = |run: &Path| {
+            let error = place_offline(&image, run).unwrap_err();
+            assert!(error.to_string().contains("`--offline` forbids"), "{error}");
+        };
+        refused(&run);
+        fs::write(&program, "an older one").unwrap();
+        refused(&run);
+        // Never a program of the host.
+        let outside = place.path().join("outside");
+        fs::write(&outside, CLIENT).unwrap();
+        fs::remove_file(&program).unwrap();
+        std::os::unix::fs::symlink(&outside, &program).unwrap();
+        refused(&run);
+        assert!(!run.exists());
+
+        fs::remove_file(&program).unwrap();
+        fs::write(&program, CLIENT).unwrap();
+        let note = place_offline(&image, &run).unwrap().unwrap();
+        assert!(
+            note.ends_with("using `/usr/bin/ninja` of the image"),
+            "{note}"
+        );
+        assert_eq!(fs::read(run.join(NAME)).unwrap(), CLIENT);
     }
 }

@@ -28,7 +28,7 @@ const FAREWELL: Duration = Duration::from_secs(30);
 
 /// A container that this process started.
 #[derive(Debug)]
-pub struct Running {
+pub(crate) struct Running {
     link: Option<UnixStream>,
     holder: Child,
     run: PathBuf,
@@ -36,7 +36,7 @@ pub struct Running {
 
 /// The holder's last message.
 #[derive(Debug)]
-pub enum End {
+pub(crate) enum End {
     Ended(Usage),
     /// Others still use it, or may soon.
     Shared,
@@ -44,7 +44,7 @@ pub enum End {
 
 impl Running {
     /// Starts a holder for `hold`. It keeps `lock`, and its claim on jobs, open until the container is gone.
-    pub fn start(hold: &Hold, lock: BorrowedFd<'_>, jobs: OwnedFd) -> Result<Self> {
+    pub(crate) fn start(hold: &Hold, lock: BorrowedFd<'_>, jobs: OwnedFd) -> Result<Self> {
         fs::create_dir_all(hold.run.join("root"))?;
         let path = hold.run.join(SOCKET);
         match fs::remove_file(&path) {
@@ -86,17 +86,17 @@ impl Running {
     }
 
     /// Returns the holder's socket, for polling.
-    pub fn link(&self) -> Option<BorrowedFd<'_>> {
+    pub(crate) fn link(&self) -> Option<BorrowedFd<'_>> {
         self.link.as_ref().map(std::os::fd::AsFd::as_fd)
     }
 
     /// Connects a client.
-    pub fn connect(&self) -> Result<Client> {
+    pub(crate) fn connect(&self) -> Result<Client> {
         Client::join(&self.run)?.ok_or_else(|| Error::unavailable("the container ended"))
     }
 
     /// Reads one message of the holder; `Ready` carries the limits that could not be set.
-    pub fn hear(&mut self) -> Result<FromHolder> {
+    pub(crate) fn hear(&mut self) -> Result<FromHolder> {
         let Some(link) = &self.link else {
             return Err(Error::unexpected("the holder was already dismissed"));
         };
@@ -111,7 +111,7 @@ impl Running {
 
     /// Releases the container and waits for the outcome: its end, or a message that others use it. `interrupted`: the
     /// command was interrupted, or is while it waits; a holder that does not answer then is killed.
-    pub fn finish(mut self, interrupted: bool) -> Result<End> {
+    pub(crate) fn finish(mut self, interrupted: bool) -> Result<End> {
         if let Some(link) = &self.link {
             link.shutdown(std::net::Shutdown::Write)?;
         }
@@ -190,13 +190,13 @@ fn leave_session(command: &mut std::process::Command) {
 
 /// A connection to the agent in a container: one command.
 #[derive(Debug)]
-pub struct Client {
+pub(crate) struct Client {
     socket: UnixStream,
 }
 
 impl Client {
     /// Connects to the running container of the env with this `run` directory; `None` if none listens.
-    pub fn join(run: &Path) -> Result<Option<Self>> {
+    pub(crate) fn join(run: &Path) -> Result<Option<Self>> {
         let Ok((_directory, path)) = short_path(run, SOCKET) else {
             return Ok(None);
         };
@@ -219,29 +219,29 @@ impl Client {
     }
 
     /// Requests a command; `fds` are its stdin, stdout and stderr, absent if it wants a terminal.
-    pub fn run(&self, command: Command, fds: &[BorrowedFd<'_>]) -> Result<()> {
+    pub(crate) fn run(&self, command: Command, fds: &[BorrowedFd<'_>]) -> Result<()> {
         let fds: Vec<_> = fds.iter().map(|fd| fd.as_raw_fd()).collect();
         frames::send(&self.socket, &Request::Run(command), &fds)
     }
 
-    pub fn signal(&self, number: i32) -> Result<()> {
+    pub(crate) fn signal(&self, number: i32) -> Result<()> {
         frames::send(&self.socket, &Request::Signal(number), &[])
     }
 
     /// Receives the next answer; `None` when the container is gone.
-    pub fn hear(&self) -> Result<Option<(Reply, Vec<OwnedFd>)>> {
+    pub(crate) fn hear(&self) -> Result<Option<(Reply, Vec<OwnedFd>)>> {
         frames::receive(&self.socket)
     }
 
     /// Returns the socket, for polling.
-    pub fn as_fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
 
 /// Ends the running container of the env with this `run` directory if it only waits for another command; returns
 /// whether it did.
-pub fn retire(run: &Path) -> Result<bool> {
+pub(crate) fn retire(run: &Path) -> Result<bool> {
     let Some(client) = Client::join(run)? else {
         return Ok(false);
     };

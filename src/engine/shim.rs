@@ -27,7 +27,7 @@ const NAMES: [&str; 2] = ["make", "gmake"];
 const USUAL: [&str; 3] = ["/usr/local/bin", "/usr/bin", "/bin"];
 
 /// Installs the shim on the path inside, for each existing make; if that fails, `make -j` is not counted.
-pub fn install() {
+pub(crate) fn install() {
     let Some(directory) = Path::new(PROGRAM).parent() else {
         return;
     };
@@ -42,14 +42,14 @@ pub fn install() {
 }
 
 /// Returns whether the program was started as make.
-pub fn is_meant(program: &OsStr) -> bool {
+pub(crate) fn is_meant(program: &OsStr) -> bool {
     Path::new(program)
         .file_name()
         .is_some_and(|name| NAMES.iter().any(|own| name == *own))
 }
 
 /// Becomes the real make. Returns only if there is none, or if it cannot be run.
-pub fn run(program: &OsStr, arguments: &[OsString]) -> ExitCode {
+pub(crate) fn run(program: &OsStr, arguments: &[OsString]) -> ExitCode {
     let name = Path::new(program).file_name().unwrap_or(program);
     let Some(make) = real(name) else {
         say(&format!("{}: not found", name.display()));

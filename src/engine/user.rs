@@ -11,7 +11,7 @@ use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::{Mode, SFlag, fchmod, fstat, mkdirat};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, fchownat, unlinkat};
 
-pub use crate::plan::resolve::BuildUser;
+pub(crate) use crate::plan::resolve::BuildUser;
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
 

@@ -11,7 +11,7 @@ use super::BuildUser;
 
 /// A command to run inside a container.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Command {
+pub(crate) struct Command {
     /// Program and arguments; a program without a slash is looked up in the command's own `PATH`.
     pub argv: Vec<String>,
     /// The whole environment; nothing is inherited.
@@ -31,7 +31,7 @@ pub struct Command {
 
 /// Requests of a client to the agent.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Request {
+pub(crate) enum Request {
     /// Starts a command; without `tty` the frame carries stdin, stdout and stderr.
     Run(Command),
     /// Sends a signal to the command's process group.
@@ -42,7 +42,7 @@ pub enum Request {
 
 /// Answers of the agent.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Reply {
+pub(crate) enum Reply {
     /// The command runs; with `tty` the frame carries the terminal's other end.
     Started,
     /// The command could not be started, with the exit code that shells use (126 or 127).
@@ -64,7 +64,7 @@ pub enum Reply {
 
 /// Messages from the holder to the agent, over their own stream. Its end means: stop everything.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum ToAgent {
+pub(crate) enum ToAgent {
     /// First frame; carries the listening socket.
     Listen {
         /// The user to add to the tree, if that was not done from outside.
@@ -77,7 +77,7 @@ pub enum ToAgent {
 
 /// Messages from the agent to the holder.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum FromAgent {
+pub(crate) enum FromAgent {
     /// The agent runs and accepts commands.
     Ready,
     /// How many commands still run; the container ends with the last, or is used again.

@@ -29,11 +29,11 @@ use crate::sys::host::Host;
 /// Directories on disk that every container gets empty, and that no snapshot contains.
 const TEMPORARY: [(&str, &str); 2] = [("tmp", "/tmp"), ("var-tmp", "/var/tmp")];
 
-pub const FIFO: &str = "jobserver";
+pub(crate) const FIFO: &str = "jobserver";
 
 /// What every container of an env is made of.
 #[derive(Clone, Copy, Debug)]
-pub struct Around<'a> {
+pub(crate) struct Around<'a> {
     /// The env, locked.
     pub env: &'a LockedEnv<'a>,
     /// The store.
@@ -55,7 +55,7 @@ struct Options {
 
 impl Around<'_> {
     /// Returns the container of a step.
-    pub fn of_step(
+    pub(crate) fn of_step(
         &self,
         step: &Step,
         views: &Views,
@@ -80,7 +80,7 @@ impl Around<'_> {
     }
 
     /// Returns the container of `exec` and `shell`, which has every volume and the network.
-    pub fn of_shell(&self, root: Root, devices: Vec<Device>) -> Result<Container> {
+    pub(crate) fn of_shell(&self, root: Root, devices: Vec<Device>) -> Result<Container> {
         let volumes = self.spec.volumes.iter().collect::<Vec<_>>();
         let mut views = Views::new();
         for volume in &volumes {
@@ -179,7 +179,7 @@ impl Around<'_> {
 }
 
 /// Returns the host directory of a volume, made if rockenv owns it.
-pub fn directory_of(
+pub(crate) fn directory_of(
     env: &LockedEnv<'_>,
     store: &Store,
     spec: &Spec,
@@ -224,7 +224,7 @@ pub fn directory_of(
 }
 
 /// Returns the directory of a cache, made if it is missing.
-pub fn cache_directory(store: &Store, spec: &Spec, name: &str) -> Result<PathBuf> {
+pub(crate) fn cache_directory(store: &Store, spec: &Spec, name: &str) -> Result<PathBuf> {
     made(store.root().join("caches").join(name), spec)
 }
 
@@ -311,7 +311,7 @@ fn container_id(env: &str) -> Result<String> {
 }
 
 /// Removes what existed only while the container ran.
-pub fn clean(store: &Store, run: &Path) -> Result<()> {
+pub(crate) fn clean(store: &Store, run: &Path) -> Result<()> {
     TEMPORARY
         .iter()
         .try_for_each(|(name, _)| discard(store, &run.join(name)))

@@ -71,7 +71,7 @@ impl Place {
 
 /// The disk space of one step.
 #[derive(Debug)]
-pub struct DiskGuard {
+pub(crate) struct DiskGuard {
     step: String,
     run: PathBuf,
     places: Vec<Place>,
@@ -81,7 +81,7 @@ pub struct DiskGuard {
 
 impl DiskGuard {
     /// Watches the file systems of `paths`, the store's first, for a step whose container has its state in `run`.
-    pub fn new<'a>(
+    pub(crate) fn new<'a>(
         step: &str,
         run: &Path,
         paths: impl Iterator<Item = &'a Path>,
@@ -113,7 +113,7 @@ impl DiskGuard {
 
     /// Checks if it is time to; pauses or resumes the step. Returns whether it is paused. `advice` tells the user
     /// what to do about too little space.
-    pub fn look(
+    pub(crate) fn look(
         &mut self,
         advice: &dyn Fn() -> String,
         warn: &mut dyn FnMut(String),
@@ -165,7 +165,7 @@ impl DiskGuard {
     }
 
     /// Returns how long to wait until the next check.
-    pub fn period(&self) -> Duration {
+    pub(crate) fn period(&self) -> Duration {
         let short = self
             .places
             .iter()
@@ -174,7 +174,7 @@ impl DiskGuard {
     }
 
     /// Resumes a paused step regardless of free space, for example to end it.
-    pub fn release(&mut self) {
+    pub(crate) fn release(&mut self) {
         if std::mem::take(&mut self.paused) {
             self.freeze(false);
         }
@@ -182,7 +182,7 @@ impl DiskGuard {
 
     /// Returns the peak of bytes used on the store's file system above the level at the start, written by any
     /// process.
-    pub fn taken(&self) -> u64 {
+    pub(crate) fn taken(&self) -> u64 {
         self.places
             .iter()
             .map(|place| place.before - place.lowest)
@@ -190,7 +190,7 @@ impl DiskGuard {
     }
 
     /// Returns the bytes in use at the last check above the level at the start, written by any process.
-    pub fn grown(&self) -> i64 {
+    pub(crate) fn grown(&self) -> i64 {
         let bytes = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         self.places
             .iter()
@@ -200,7 +200,7 @@ impl DiskGuard {
 
     /// Returns the file system that the step filled, judged by free space at any time or by its last lines: the space
     /// may be free again before the next check.
-    pub fn filled<'a>(&self, mut tail: impl Iterator<Item = &'a str>) -> Option<PathBuf> {
+    pub(crate) fn filled<'a>(&self, mut tail: impl Iterator<Item = &'a str>) -> Option<PathBuf> {
         let says = tail.any(|line| line.contains("No space left on device"));
         let full = |place: &&Place| {
             let mark = if says { place.marks.warn } else { 0 };
@@ -213,7 +213,7 @@ impl DiskGuard {
     }
 
     /// Checks the free space, without acting on it.
-    pub fn measure(&mut self) -> Result<()> {
+    pub(crate) fn measure(&mut self) -> Result<()> {
         for place in &mut self.places {
             place.look()?;
         }
@@ -232,7 +232,7 @@ impl Drop for DiskGuard {
 }
 
 /// Returns what `gc` could free in a store.
-pub fn advice(store: &Store, config: &Config) -> String {
+pub(crate) fn advice(store: &Store, config: &Config) -> String {
     let found = || -> Result<gc::Plan> {
         let policy = Policy::new(&config.gc, None)?;
         let limits = policy.limits(space(store.root())?.total);

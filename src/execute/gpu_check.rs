@@ -25,7 +25,7 @@ const MAX_REPORT: u64 = 1 << 16;
 
 /// The result, if nothing failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Proof {
+pub(crate) enum Proof {
     Given,
     Gone,
     Interrupted(i32),
@@ -33,7 +33,7 @@ pub enum Proof {
 
 /// Proves that `command` can use `devices`. The error for an unusable device names the layer that refuses it, and the
 /// fix.
-pub fn prove(
+pub(crate) fn prove(
     client: &Client,
     devices: &[Device],
     command: &Command,
@@ -98,7 +98,7 @@ pub fn prove(
 }
 
 /// Proves it for a step whose container was just started; returns an ending if the step must not begin.
-pub fn step(
+pub(crate) fn step(
     running: &mut Running,
     devices: &[Device],
     command: &Command,

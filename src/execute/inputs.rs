@@ -10,7 +10,6 @@ use crate::profile;
 use crate::store::source::Git;
 use crate::sys::error::{Error, Result};
 use crate::sys::signals::Cancel;
-use crate::ui::event::Event;
 
 impl Execution<'_, '_> {
     /// Returns whether a source changed, so that the keys from `step` on must be computed anew before it runs.
@@ -45,7 +44,7 @@ impl Execution<'_, '_> {
                     "`{input}` changed after step `{}` began: the next `up` builds again from there",
                     step.name
                 );
-                self.reporter.emit(&Event::Warning { message });
+                self.reporter.warn(message);
                 break;
             }
         }
@@ -53,7 +52,7 @@ impl Execution<'_, '_> {
     }
 
     /// Returns the inputs whose fingerprint differs from the one in the keys.
-    pub fn changed<'a>(
+    pub(crate) fn changed<'a>(
         &self,
         inputs: impl IntoIterator<Item = &'a String>,
     ) -> Result<Vec<&'a str>> {

@@ -12,7 +12,7 @@ use fs_err as fs;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 use nix::fcntl::AtFlags;
 
-pub use crate::engine::docker::UNPACK as LAYER;
+pub(crate) use crate::engine::docker::UNPACK as LAYER;
 use crate::image::oci::layers::{Deletions, Layers};
 use crate::image::tar::unpack::{Devices, Limits, Options};
 use crate::store::export;
@@ -22,7 +22,7 @@ use crate::tree::listing::{self, Content, Entry, Place, look};
 use crate::tree::write::{Existing, Writer};
 
 /// Name of an export's manifest, in the format of `sha256sum`.
-pub const MANIFEST: &str = "SHA256SUMS";
+pub(crate) const MANIFEST: &str = "SHA256SUMS";
 
 /// Files that a service makes in every container: none of them gets into a snapshot.
 const MADE: [&str; 8] = [
@@ -37,7 +37,7 @@ const MADE: [&str; 8] = [
 ];
 
 /// `__layer ARCHIVE SHA256 REPORT`: unpacks a layer on the root file system; errors go to the file `REPORT`.
-pub fn layer(arguments: &[String]) -> Result<()> {
+pub(crate) fn layer(arguments: &[String]) -> Result<()> {
     let [archive, diff_id, report] = arguments else {
         return Err(usage());
     };
@@ -62,7 +62,7 @@ pub fn layer(arguments: &[String]) -> Result<()> {
 
 /// `__copy UID GID [THEIRS]...`: unpacks the archive on standard input. Everything it makes belongs to the build
 /// user. It writes nothing below `THEIRS`, wherever links lead.
-pub fn copy(arguments: &[String]) -> Result<()> {
+pub(crate) fn copy(arguments: &[String]) -> Result<()> {
     let [uid, gid, theirs @ ..] = arguments else {
         return Err(usage());
     };
@@ -166,7 +166,7 @@ fn own(path: &Path, uid: u32, gid: u32) -> Result<()> {
 }
 
 /// `__export [TARGET FROM]...`: copies files and directories into output volumes and writes their manifests.
-pub fn export(arguments: &[String]) -> Result<()> {
+pub(crate) fn export(arguments: &[String]) -> Result<()> {
     let (pairs, []) = arguments.as_chunks::<2>() else {
         return Err(usage());
     };

@@ -18,7 +18,7 @@ use crate::tree::{Method, overlay};
 /// What happened to a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub(crate) enum Kind {
     Added,
     Changed,
     Deleted,
@@ -26,7 +26,7 @@ pub enum Kind {
 
 impl Kind {
     /// Returns the letter that other tools use.
-    pub fn mark(self) -> char {
+    pub(crate) fn mark(self) -> char {
         match self {
             Self::Added => 'A',
             Self::Changed => 'C',
@@ -36,7 +36,7 @@ impl Kind {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Change {
+pub(crate) struct Change {
     pub kind: Kind,
     /// Absolute path in the env.
     pub path: PathBuf,
@@ -45,7 +45,7 @@ pub struct Change {
 /// Compares snapshot `from` with snapshot `to`, or with the env as it is; paths in order.
 ///
 /// Mounts the trees in a mount namespace of its own, which ends with the process.
-pub fn diff(
+pub(crate) fn diff(
     store: &Store,
     env: &mut LockedEnv<'_>,
     from: &str,

@@ -14,7 +14,7 @@ use jiff::Timestamp;
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 
-pub use self::reader::Reader;
+pub(crate) use self::reader::Reader;
 use crate::sys::error::Result;
 use crate::ui::event::Stream;
 use crate::ui::size;
@@ -23,10 +23,10 @@ use crate::ui::size;
 const LONGEST: usize = 64 << 10;
 const BUFFER: usize = 128 << 10;
 /// Minimum for a log's limit, in bytes: the part kept at the end must be larger than the buffered part.
-pub const LEAST: u64 = 1 << 20;
+pub(crate) const LEAST: u64 = 1 << 20;
 
 #[derive(Debug)]
-pub struct Log {
+pub(crate) struct Log {
     file: std::io::BufWriter<fs::File>,
     pending: [Vec<u8>; 2],
     stamp: (i64, String),
@@ -45,7 +45,7 @@ pub struct Log {
 
 impl Log {
     /// Creates the log, readable only by root: a build may print secrets by accident.
-    pub fn create(path: &Path, limit: u64) -> Result<Self> {
+    pub(crate) fn create(path: &Path, limit: u64) -> Result<Self> {
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent)?;
         }
@@ -65,7 +65,7 @@ impl Log {
     }
 
     /// Adds output of a stream: complete lines, and lines too long to wait for, go to the file.
-    pub fn write(&mut self, stream: Stream, bytes: &[u8]) -> Result<()> {
+    pub(crate) fn write(&mut self, stream: Stream, bytes: &[u8]) -> Result<()> {
         let mut rest = bytes;
         while !rest.is_empty() {
             let end = rest.iter().position(|byte| *byte == b'\n');
@@ -96,7 +96,7 @@ impl Log {
     }
 
     /// Writes the last line without a newline, and flushes the file.
-    pub fn finish(&mut self) -> Result<()> {
+    pub(crate) fn finish(&mut self) -> Result<()> {
         for stream in [Stream::Stdout, Stream::Stderr] {
             let rest = std::mem::take(&mut self.pending[slot(stream)]);
             if !rest.is_empty() {
@@ -166,7 +166,7 @@ impl Log {
     }
 
     /// Flushes buffered lines, so that `logs -f` sees them.
-    pub fn flush(&mut self) -> Result<()> {
+    pub(crate) fn flush(&mut self) -> Result<()> {
         let flushed = self.file.flush();
         self.unless_full(flushed)
     }
@@ -220,7 +220,7 @@ fn slot(stream: Stream) -> usize {
 }
 
 /// Strips the time and the stream's mark from a log line.
-pub fn text_of(line: &[u8]) -> &[u8] {
+pub(crate) fn text_of(line: &[u8]) -> &[u8] {
     // 2026-11-20T18:49:53.123Z | text
     line.get(27..)
         .filter(|_| line[24] == b' ' && line[26] == b' ')

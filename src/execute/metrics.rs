@@ -9,7 +9,7 @@ use crate::ui::metrics::{Row, SCHEMA};
 
 impl Row {
     /// Makes the row of a step that did not run.
-    pub fn of(spec: &Spec, step: &str, key: Option<&StepKey>, outcome: Outcome) -> Self {
+    pub(crate) fn of(spec: &Spec, step: &str, key: Option<&StepKey>, outcome: Outcome) -> Self {
         let targets: Vec<&str> = spec.targets.iter().map(|target| target.name()).collect();
         Self {
             schema: SCHEMA,

@@ -3,27 +3,27 @@
 //! Each step gets its own container, and its own tree based on its parent's snapshot. If it succeeds, one rename
 //! turns the tree into its snapshot. Until then the env stays as it was.
 
-pub mod inside;
+pub(crate) mod inside;
 mod metrics;
 
-pub mod container;
-pub mod disk_guard;
+pub(crate) mod container;
+pub(crate) mod disk_guard;
 mod durable;
-pub mod gpu_check;
+pub(crate) mod gpu_check;
 mod inputs;
-pub mod inspect;
-pub mod log;
+pub(crate) mod inspect;
+pub(crate) mod log;
 mod outcome;
-pub mod redact;
+pub(crate) mod redact;
 mod results;
 mod run_container;
 mod run_step;
 mod sampler;
 mod step;
 mod step_outputs;
-pub mod supervise;
-pub mod terminal;
-pub mod verify;
+pub(crate) mod supervise;
+pub(crate) mod terminal;
+pub(crate) mod verify;
 mod view;
 mod wait_for_slot;
 
@@ -32,10 +32,10 @@ use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 
-pub use crate::execute::supervise::Ending;
-pub use outcome::{Ended, Failure, Progress};
-pub use step::{base_environment, memory_max};
-pub use view::{APART, ByHand, Shown, look};
+pub(crate) use crate::execute::supervise::Ending;
+pub(crate) use outcome::{Ended, Failure, Progress};
+pub(crate) use step::base_environment;
+pub(crate) use view::{APART, ByHand, look};
 
 use crate::plan::ids::{LayerId, StepKey};
 use crate::plan::jobs::Sizing;
@@ -57,7 +57,7 @@ use crate::ui::metrics::Row;
 
 /// Everything that executing a plan needs.
 #[derive(Debug)]
-pub struct Execution<'a, 'store> {
+pub(crate) struct Execution<'a, 'store> {
     pub store: &'store Store,
     /// The env, locked.
     pub env: &'a mut LockedEnv<'store>,
@@ -100,7 +100,7 @@ enum StepEnd {
 
 impl Execution<'_, '_> {
     /// Executes the plan.
-    pub fn run(mut self) -> Result<Progress> {
+    pub(crate) fn run(mut self) -> Result<Progress> {
         self.keep_changes()?;
         self.move_to_start()?;
         self.save_steps()?;
@@ -231,13 +231,13 @@ impl Execution<'_, '_> {
         {
             let message =
                 format!("changes made by `exec` or `shell` are kept as snapshot `{name}`");
-            self.reporter.emit(&Event::Warning { message });
+            self.reporter.warn(message);
         }
         let steps = self.spec.steps.iter().map(|step| step.name.as_str());
         for (old, new) in self.env.make_room(&steps.collect())? {
             let message =
                 format!("snapshot `{old}` renamed to `{new}`: step `{old}` needs its name");
-            self.reporter.emit(&Event::Warning { message });
+            self.reporter.warn(message);
         }
         Ok(())
     }
@@ -245,9 +245,7 @@ impl Execution<'_, '_> {
     /// Moves the env to the layer where the first step starts.
     fn move_to_start(&mut self) -> Result<()> {
         for note in &self.plan.notes {
-            self.reporter.emit(&Event::Warning {
-                message: note.clone(),
-            });
+            self.reporter.warn(note);
         }
         self.bring_results()?;
         if self.plan.moves {
@@ -346,6 +344,6 @@ impl Execution<'_, '_> {
 }
 
 /// Returns the path of the samples of the step with this log.
-pub fn samples_beside(log: &Path) -> PathBuf {
+pub(crate) fn samples_beside(log: &Path) -> PathBuf {
     log.with_extension("samples")
 }

@@ -13,7 +13,7 @@ use crate::ui::size::{bytes, duration};
 
 /// How far execution went.
 #[derive(Debug)]
-pub enum Progress {
+pub(crate) enum Progress {
     /// To its end.
     Ended(Ended),
     /// To the end of this step: a source changed that is in the keys of later steps.
@@ -22,7 +22,7 @@ pub enum Progress {
 
 /// How execution ended.
 #[derive(Debug)]
-pub enum Ended {
+pub(crate) enum Ended {
     /// Every step of the plan ran, or was skipped.
     Complete,
     /// A step failed; the env stands on the step before it.
@@ -36,7 +36,7 @@ pub enum Ended {
 impl Ended {
     /// Returns how execution ended if rockenv could not continue: a tool may have failed because the user's Ctrl-C
     /// ended it too.
-    pub fn broke(error: Error, signals: &Signals) -> Self {
+    pub(crate) fn broke(error: Error, signals: &Signals) -> Self {
         let signal = match error.kind() {
             Kind::Signal(signal) => Some(signal),
             _ => signals.pending().ok().flatten(),
@@ -46,7 +46,7 @@ impl Ended {
 }
 
 #[derive(Debug)]
-pub struct Failure {
+pub(crate) struct Failure {
     pub step: String,
     /// What happened.
     pub message: String,

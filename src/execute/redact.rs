@@ -11,14 +11,14 @@ const SHORTEST: usize = 4;
 
 /// The secrets, and for each stream held-back output that may be the beginning of one.
 #[derive(Debug, Default)]
-pub struct Redactor {
+pub(crate) struct Redactor {
     secrets: Vec<Vec<u8>>,
     held: [Vec<u8>; 2],
 }
 
 impl Redactor {
     /// Hides the credentials in these values.
-    pub fn of<'a>(values: impl Iterator<Item = &'a str>) -> Self {
+    pub(crate) fn of<'a>(values: impl Iterator<Item = &'a str>) -> Self {
         let mut secrets: Vec<Vec<u8>> = values
             .flat_map(credentials)
             .filter(|secret| secret.len() >= SHORTEST)
@@ -34,7 +34,7 @@ impl Redactor {
     }
 
     /// Returns the part of the stream that can be shown now.
-    pub fn hide<'a>(&mut self, stream: Stream, bytes: &'a [u8]) -> Cow<'a, [u8]> {
+    pub(crate) fn hide<'a>(&mut self, stream: Stream, bytes: &'a [u8]) -> Cow<'a, [u8]> {
         if self.secrets.is_empty() {
             return Cow::Borrowed(bytes);
         }
@@ -59,7 +59,7 @@ impl Redactor {
     }
 
     /// Returns held-back output when the stream has ended.
-    pub fn rest(&mut self, stream: Stream) -> Vec<u8> {
+    pub(crate) fn rest(&mut self, stream: Stream) -> Vec<u8> {
         std::mem::take(self.held_of(stream))
     }
 

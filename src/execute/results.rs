@@ -11,7 +11,6 @@ use crate::profile::Access;
 use crate::store::results::{self, Left};
 use crate::sys::error::{Error, Kind, Result};
 use crate::tree::listing::Listing;
-use crate::ui::event::Event;
 
 /// The content of a step's output volumes before it ran, by name.
 pub(super) type Before = Vec<(String, Listing)>;
@@ -119,7 +118,7 @@ impl Execution<'_, '_> {
                 }
                 None => {
                     let message = format!("{message}; leaving it as it is");
-                    self.reporter.emit(&Event::Warning { message });
+                    self.reporter.warn(message);
                 }
             }
         }

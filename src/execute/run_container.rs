@@ -25,7 +25,6 @@ use crate::rocm::gpu::{self, Device};
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::tree::{self, Method, measure};
 use crate::ui::StepOutput;
-use crate::ui::event::Event;
 
 /// One run of a step.
 pub(super) struct Attempt<'a> {
@@ -129,7 +128,7 @@ impl Execution<'_, '_> {
     }
 
     fn warn(&self, message: String) {
-        self.reporter.emit(&Event::Warning { message });
+        self.reporter.warn(message);
     }
 
     fn wait_for_slot(&self, step: &Step) -> Result<Admitted> {

@@ -13,7 +13,7 @@ use crate::plan::resolve::{Step, VolumeKind};
 use crate::store::layer;
 use crate::store::snapshot::Freeze;
 use crate::sys::error::{Kind, Result};
-use crate::ui::event::{self, Event};
+use crate::ui::event;
 use crate::ui::metrics::Row;
 
 /// One row of `metrics.jsonl`.
@@ -102,7 +102,7 @@ impl Execution<'_, '_> {
         let (_, message) = self.explain(attempt, ran);
         attempt.jobs /= 2;
         let message = format!("{message}: retrying with {}", attempt.jobs);
-        self.reporter.emit(&Event::Warning { message });
+        self.reporter.warn(message);
         self.discard_tree(attempt)?;
         let (index, name) = (attempt.index, &attempt.step.name);
         attempt.log = format!("logs/{run}/{index:02}-{name}-again.log");

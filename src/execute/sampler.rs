@@ -13,7 +13,7 @@ use crate::engine::jobserver::Gauge;
 use crate::plan::samples::{Sample, Series};
 
 #[derive(Debug)]
-pub struct Sampler {
+pub(crate) struct Sampler {
     path: PathBuf,
     file: Option<fs::File>,
     run: PathBuf,
@@ -27,7 +27,7 @@ pub struct Sampler {
 
 impl Sampler {
     /// Begins a file at `path` for a step whose container has its state in `run`, and its jobs at `jobs`.
-    pub fn start(path: &Path, run: &Path, jobs: Option<Gauge>) -> Self {
+    pub(crate) fn start(path: &Path, run: &Path, jobs: Option<Gauge>) -> Self {
         let now = Instant::now();
         Self {
             path: path.to_owned(),
@@ -43,16 +43,16 @@ impl Sampler {
     }
 
     /// Returns the peak memory of all samples without page cache, in bytes.
-    pub fn most_memory(&self) -> Option<u64> {
+    pub(crate) fn most_memory(&self) -> Option<u64> {
         self.most_memory
     }
 
     /// Takes a sample if it is time to; `grown` is the growth of disk usage in bytes.
-    pub fn look(&mut self, grown: i64) -> Option<Sample> {
+    pub(crate) fn look(&mut self, grown: i64) -> Option<Sample> {
         (Instant::now() >= self.due).then(|| self.take(grown))
     }
 
-    pub fn take(&mut self, grown: i64) -> Sample {
+    pub(crate) fn take(&mut self, grown: i64) -> Sample {
         if self.cgroup.is_none() {
             self.find_group();
         }

@@ -134,7 +134,7 @@ impl PreparedCommand {
 }
 
 /// Returns the variables of every command inside.
-pub fn base_environment(spec: &Spec, root: bool) -> BTreeMap<String, String> {
+pub(crate) fn base_environment(spec: &Spec, root: bool) -> BTreeMap<String, String> {
     let (user, home) = if root {
         ("root", "/root")
     } else {
@@ -155,7 +155,7 @@ pub fn base_environment(spec: &Spec, root: bool) -> BTreeMap<String, String> {
     .collect()
 }
 
-pub fn memory_max(spec: &Spec, host: &Host) -> Option<u64> {
+pub(crate) fn memory_max(spec: &Spec, host: &Host) -> Option<u64> {
     crate::plan::jobs::memory_limit(spec.resources.memory_max, host.memory)
 }
 

@@ -7,7 +7,6 @@ use crate::plan::pins::{self, Pins};
 use crate::plan::resolve::Step;
 use crate::rocm::therock::{Checkout, Prints};
 use crate::sys::error::Result;
-use crate::ui::event::Event;
 
 /// The outputs of a step.
 #[derive(Debug, Default)]
@@ -75,7 +74,7 @@ impl Execution<'_, '_> {
                 step.name,
                 error.chain().join(": ")
             );
-            self.reporter.emit(&Event::Warning { message });
+            self.reporter.warn(message);
             Prints::none()
         })))
     }

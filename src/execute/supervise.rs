@@ -28,7 +28,7 @@ const FLUSH: Duration = Duration::from_millis(250);
 
 /// How a step's command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
+pub(crate) enum Ending {
     /// It ended by itself, with this code (128 plus the number for a signal).
     Exited {
         code: u8,
@@ -42,8 +42,7 @@ pub enum Ending {
 }
 
 /// The inputs of a step's command, and where its output goes.
-#[expect(missing_debug_implementations, reason = "holds a callback")]
-pub struct Attended<'a> {
+pub(crate) struct Attended<'a> {
     pub command: Command,
     pub stdin: BorrowedFd<'a>,
     /// The longest it may take.
@@ -73,7 +72,11 @@ impl Attended<'_> {
 }
 
 /// Runs the command in the container and waits for its end.
-pub fn attend(running: &mut Running, signals: &Signals, step: Attended<'_>) -> Result<Ending> {
+pub(crate) fn attend(
+    running: &mut Running,
+    signals: &Signals,
+    step: Attended<'_>,
+) -> Result<Ending> {
     let (stdout, stdout_end) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
     let (stderr, stderr_end) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
     let client = send(

@@ -21,7 +21,7 @@ const ANSWER: Duration = Duration::from_secs(10);
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Exit {
+pub(crate) struct Exit {
     pub code: u8,
     /// Another command started the container, which ends now.
     pub last: bool,
@@ -31,7 +31,7 @@ pub struct Exit {
 
 /// Runs a command and passes input, output, signals and window size. Returns how it ended, or `None` if the container
 /// was gone before it started.
-pub fn run(client: &Client, command: Command) -> Result<Option<Exit>> {
+pub(crate) fn run(client: &Client, command: Command) -> Result<Option<Exit>> {
     let signals = signals::block(&[&STOP[..], &[Signal::SIGWINCH]].concat())?;
     let mut copies = Vec::new();
     let sent = if command.tty {

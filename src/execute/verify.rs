@@ -26,11 +26,11 @@ const NINJA: [&str; 2] = [".ninja_log", ".ninja_deps"];
 const NAMES: [&str; 2] = ["the snapshot", "the new build"];
 
 /// The directories of an env that take the place of its outputs and caches while it is verified.
-pub const OUTPUTS: &str = "outputs";
-pub const CACHES: &str = "caches";
+pub(crate) const OUTPUTS: &str = "outputs";
+pub(crate) const CACHES: &str = "caches";
 
 /// Returns the directory of the env that takes the place of a volume.
-pub fn scratch_place(volume: &Volume, with_caches: bool) -> Option<&'static str> {
+pub(crate) fn scratch_place(volume: &Volume, with_caches: bool) -> Option<&'static str> {
     match volume.kind {
         VolumeKind::Output => Some(OUTPUTS),
         VolumeKind::Cache => (!volume.locked && !with_caches).then_some(CACHES),
@@ -39,7 +39,7 @@ pub fn scratch_place(volume: &Volume, with_caches: bool) -> Option<&'static str>
 }
 
 /// Returns whether a volume keeps a user's data, and steps could write to it.
-pub fn is_apart(volume: &Volume, with_caches: bool) -> bool {
+pub(crate) fn is_apart(volume: &Volume, with_caches: bool) -> bool {
     volume.access != Access::Ro
         && match volume.kind {
             VolumeKind::Source | VolumeKind::Host => true,
@@ -50,7 +50,7 @@ pub fn is_apart(volume: &Volume, with_caches: bool) -> bool {
 
 /// A path that differs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Difference {
+pub(crate) struct Difference {
     /// Absolute path in the env.
     #[serde(serialize_with = "text")]
     pub path: PathBuf,
@@ -66,7 +66,7 @@ fn text<S: Serializer>(path: &Path, to: S) -> std::result::Result<S::Ok, S::Erro
 
 /// The result of comparing a step.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Compared {
+pub(crate) struct Compared {
     /// The first paths that differ.
     pub differences: Vec<Difference>,
     /// How many more there are.
@@ -76,7 +76,7 @@ pub struct Compared {
 }
 
 impl Compared {
-    pub fn is_same(&self) -> bool {
+    pub(crate) fn is_same(&self) -> bool {
         self.differences.is_empty()
     }
 
@@ -98,7 +98,7 @@ impl Compared {
 
 /// A step's layer, and its env.
 #[derive(Clone, Copy, Debug)]
-pub struct Side<'a> {
+pub(crate) struct Side<'a> {
     /// The env, locked.
     pub env: &'a LockedEnv<'a>,
     pub layer: &'a Layer,
@@ -116,7 +116,7 @@ enum Tree {
 
 /// Compares the old results of a step with the new ones. `strict`: also modification times, and files that only
 /// record the time of the build.
-pub fn compare(
+pub(crate) fn compare(
     store: &Store,
     spec: &Spec,
     step: &Step,
@@ -320,7 +320,7 @@ impl StepComparison<'_> {
 }
 
 /// Makes the error for a step whose sources changed since it was built.
-pub fn changed(step: &Step, inputs: &[&str]) -> Error {
+pub(crate) fn changed(step: &Step, inputs: &[&str]) -> Error {
     Error::invalid(format!(
         "step `{}` cannot be built again: its inputs have changed since: {}",
         step.name,

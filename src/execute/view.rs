@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-pub use crate::execute::view::manual_edits::ByHand;
+pub(crate) use crate::execute::view::manual_edits::ByHand;
 use fs_err as fs;
 use sha2::{Digest as _, Sha256};
 use stack::{Layer, Stack, Time};
@@ -24,19 +24,18 @@ use crate::engine::View;
 use crate::plan::ids::LayerId;
 use crate::plan::resolve::{Access, Step, Volume, VolumeKind};
 use crate::plan::{self, resolve};
-use crate::profile::hook::{self, Change, Changes, Found, Hook};
+use crate::profile::hook::{self, Change, Changes, FileInSource, Hook};
 use crate::store::{LockedEnv, Store};
 use crate::sys::atomic::{self, random_id};
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::tree::{self, file, overlay};
-use crate::ui::event::Event;
 
 fn directory(env: &LockedEnv<'_>, volume: &str) -> PathBuf {
     env.directory().join("views").join(volume)
 }
 
 /// Directory of an env's views of volumes without hooks that must stay unchanged.
-pub const APART: &str = "apart";
+pub(crate) const APART: &str = "apart";
 
 /// Names in the directory of a view.
 const STACK: &str = "stack.json";
@@ -58,7 +57,7 @@ fn at(directory: &Path) -> PathBuf {
 
 /// What an env shows in place of a source with hooks.
 #[derive(Clone, Debug)]
-pub enum Shown {
+pub(crate) enum Shown {
     /// The source, with an overlay on it.
     Overlay(View),
     /// Another directory.
@@ -303,7 +302,7 @@ impl<'a> Execution<'a, '_> {
                     "its source or an earlier hook changed: manually edited files of the view were moved to `{}`",
                     aside.display()
                 );
-                self.reporter.emit(&Event::Warning { message });
+                self.reporter.warn(message);
             }
             self.store.discard(&entry.path())?;
         }
@@ -313,9 +312,10 @@ impl<'a> Execution<'a, '_> {
     /// Reports patches that the source already has.
     fn tell(&self, hook: &Hook, changes: &Changes) {
         for patch in &changes.already {
-            self.reporter.emit(&Event::Warning {
-                message: format!("hook `{}`: the source already has `{patch}`", hook.name),
-            });
+            self.reporter.warn(format!(
+                "hook `{}`: the source already has `{patch}`",
+                hook.name
+            ));
         }
     }
 }
@@ -343,19 +343,19 @@ fn change(at: &Path, hook: &Hook, times: &mut BTreeMap<PathBuf, Time>) -> Result
     Ok(changes)
 }
 
-fn found(root: &Path, path: &Path) -> Result<Found> {
+fn found(root: &Path, path: &Path) -> Result<FileInSource> {
     Ok(match file::read(root, path)? {
-        file::Entry::File { bytes, mode } => Found::File {
+        file::Entry::File { bytes, mode } => FileInSource::File {
             bytes,
             executable: mode & 0o100 != 0,
         },
-        file::Entry::Absent => Found::Absent,
-        file::Entry::Empty => Found::Unfetched,
+        file::Entry::Absent => FileInSource::Absent,
+        file::Entry::Empty => FileInSource::Unfetched,
     })
 }
 
 /// Reads what is at a path of a source, for [`hook::early`].
-pub fn look(source: &Path, path: &Path) -> Result<Found> {
+pub(crate) fn look(source: &Path, path: &Path) -> Result<FileInSource> {
     found(source, path)
 }
 

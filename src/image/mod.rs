@@ -3,18 +3,18 @@
 //!
 //! Everything here blocks: call it from a thread that may wait.
 
-pub mod certificates;
-pub mod provider;
+pub(crate) mod certificates;
+pub(crate) mod provider;
 
 pub mod catalog;
 mod check;
 pub(crate) mod compression;
 pub(crate) mod fetch;
-pub mod normalise;
+pub(crate) mod normalise;
 pub(crate) mod oci;
 mod packages;
-pub mod recipe;
-pub mod tar;
+pub(crate) mod recipe;
+pub(crate) mod tar;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-pub use packages::{OsRelease, Package};
+pub(crate) use packages::{DPKG_STATUS, MAX_DATABASE, OsRelease, Package, gpu_code};
 pub use recipe::Recipe;
 
 use crate::sys::error::{Error, Result, ResultExt as _};

@@ -1,10 +1,14 @@
 //! Owns reading a root file system's distribution and its installed packages.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use crate::sys::error::Result;
 use crate::tree::root_fs::Tree;
 
 /// Maximum size of a package database; dpkg's status file of a full desktop has 10 MB.
-const MAX_DATABASE: usize = 256 << 20;
+pub(crate) const MAX_DATABASE: usize = 256 << 20;
+/// dpkg's database of installed packages.
+pub(crate) const DPKG_STATUS: &str = "var/lib/dpkg/status";
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct Package {
@@ -50,7 +54,7 @@ pub(super) fn os_release(tree: &Tree) -> Result<OsRelease> {
 /// Returns the installed packages, sorted; none for package managers without a plain text database.
 pub(super) fn installed(tree: &Tree) -> Result<Vec<Package>> {
     let mut packages = Vec::new();
-    if let Some(status) = tree.read("var/lib/dpkg/status", MAX_DATABASE)? {
+    if let Some(status) = tree.read(DPKG_STATUS, MAX_DATABASE)? {
         packages.extend(dpkg(&String::from_utf8_lossy(&status)));
     }
     for name in tree.list("var/lib/pacman/local")? {
@@ -67,30 +71,36 @@ pub(super) fn installed(tree: &Tree) -> Result<Vec<Package>> {
 }
 
 fn dpkg(status: &str) -> Vec<Package> {
-    let field = |stanza: &str, name: &str| {
-        let mut lines = stanza.lines().filter_map(|line| line.split_once(": "));
-        lines
-            .find(|(key, _)| *key == name)
-            .map(|(_, value)| value.trim().to_string())
-    };
-    let mut packages = Vec::new();
-    for stanza in status.split("\n\n") {
-        let is_installed =
-            field(stanza, "Status").is_some_and(|status| status.ends_with(" installed"));
-        let fields = (
-            field(stanza, "Package"),
-            field(stanza, "Version"),
-            field(stanza, "Architecture"),
-        );
-        if let (true, (Some(name), Some(version), Some(architecture))) = (is_installed, fields) {
-            packages.push(Package {
-                name,
-                version,
-                architecture,
-            });
-        }
-    }
-    packages
+    let stanzas = installed_stanzas(status).filter_map(|stanza| {
+        Some(Package {
+            name: field(stanza, "Package")?.to_owned(),
+            version: field(stanza, "Version")?.to_owned(),
+            architecture: field(stanza, "Architecture")?.to_owned(),
+        })
+    });
+    stanzas.collect()
+}
+
+/// Returns the installed packages with code for GPUs, and the ISAs that it is for, as Debian's packages declare them.
+pub(crate) fn gpu_code(status: &str) -> BTreeMap<&str, BTreeSet<&str>> {
+    let stanzas = installed_stanzas(status).filter_map(|stanza| {
+        let isas = field(stanza, "X-Rocm-Gpu-Architecture")?;
+        Some((field(stanza, "Package")?, isas.split_whitespace().collect()))
+    });
+    stanzas.collect()
+}
+
+/// Returns the installed packages of dpkg's database.
+fn installed_stanzas(status: &str) -> impl Iterator<Item = &str> {
+    status.split("\n\n").filter(|stanza| {
+        field(stanza, "Status").is_some_and(|status| status.ends_with(" installed"))
+    })
+}
+
+fn field<'a>(stanza: &'a str, name: &str) -> Option<&'a str> {
+    let mut lines = stanza.lines().filter_map(|line| line.split_once(": "));
+    let (_, value) = lines.find(|(key, _)| key.eq_ignore_ascii_case(name))?;
+    Some(value.trim())
 }
 
 fn pacman(desc: &str) -> Option<Package> {
@@ -146,6 +156,15 @@ mod tests {
             names,
             expected.map(|(name, version)| (name.to_string(), version.to_string()))
         );
+    }
+
+    #[test]
+    fn packages_say_which_gpus_their_code_is_for() {
+        let status = "Package: librocblas4\nStatus: install ok installed\nX-Rocm-Gpu-Architecture: gfx906 gfx1100\n\n\
+                      Package: librocfft0\nStatus: deinstall ok config-files\nX-ROCm-GPU-Architecture: gfx906\n\n\
+                      Package: libc6\nStatus: install ok installed\n";
+        let expected = [("librocblas4", BTreeSet::from(["gfx1100", "gfx906"]))];
+        assert_eq!(gpu_code(status), BTreeMap::from(expected));
     }
 
     #[test]

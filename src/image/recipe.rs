@@ -372,18 +372,18 @@ fn path_digits(path: &Path) -> String {
 }
 
 /// Returns the JSON schema of image recipes.
-pub fn schema() -> schemars::Schema {
+pub(crate) fn schema() -> schemars::Schema {
     schemars::schema_for!(RawRecipe)
 }
 
 /// Returns the snapshot id of a time in seconds since 1970.
-pub fn snapshot_id(seconds: i64) -> Option<String> {
+pub(crate) fn snapshot_id(seconds: i64) -> Option<String> {
     let moment = jiff::Timestamp::from_second(seconds).ok()?;
     Some(moment.strftime("%Y%m%dT%H%M%SZ").to_string())
 }
 
 /// Returns the seconds since 1970 of a snapshot id `YYYYMMDDTHHMMSSZ`.
-pub fn snapshot_time(id: &str) -> Option<i64> {
+pub(crate) fn snapshot_time(id: &str) -> Option<i64> {
     let digits = |range: std::ops::Range<usize>| -> Option<i16> {
         let part = id.get(range)?;
         part.bytes()

@@ -5,7 +5,7 @@ use super::pipeline::{Pipeline, Share, block, list, scalar};
 /// The only action: it checks out the profile's repository. Pinned by commit, which nobody can move.
 const CHECKOUT: &str = "actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b1 # v7.0.1";
 
-pub fn workflow(pipeline: &Pipeline) -> String {
+pub(crate) fn workflow(pipeline: &Pipeline) -> String {
     let mut text = vec![pipeline.heading()];
     // Envs of one store have the same names in each run of the workflow.
     let (which, cancel) = match pipeline.cleans_last() {

@@ -8,7 +8,7 @@ const METRICS: &str = "rockenv-metrics.jsonl";
 const COMMON: &str = "what is common";
 
 /// Writes the pipeline; `file` is its path in the repository.
-pub fn pipeline(pipeline: &Pipeline, file: &str) -> String {
+pub(crate) fn pipeline(pipeline: &Pipeline, file: &str) -> String {
     let mut text = vec![pipeline.heading()];
     text.push("stages: [common, build, test, clean]\n".to_owned());
     if pipeline.cleans_last() {

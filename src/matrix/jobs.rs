@@ -13,7 +13,7 @@ use crate::sys::error::{Error, Kind, Result};
 use crate::sys::suggest;
 
 /// GitHub's limit for jobs in one matrix.
-pub const MOST: usize = 256;
+pub(crate) const MOST: usize = 256;
 
 /// The machines for each kind of job, by the CI system's labels.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -119,7 +119,7 @@ impl Runners {
 
 /// A part of the targets: `2/4`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shard {
+pub(crate) struct Shard {
     index: usize,
     of: usize,
 }
@@ -148,13 +148,13 @@ impl fmt::Display for Shard {
 
 impl Shard {
     /// Returns the items of this part; all parts together have each item once.
-    pub fn of<T>(self, all: Vec<T>) -> Vec<T> {
+    pub(crate) fn of<T>(self, all: Vec<T>) -> Vec<T> {
         let own = all.into_iter().skip(self.index - 1);
         own.step_by(self.of).collect()
     }
 
     /// Refuses an empty part: there would be nothing to write.
-    pub fn check(self, envs: usize) -> Result<()> {
+    pub(crate) fn check(self, envs: usize) -> Result<()> {
         if self.index <= envs {
             return Ok(());
         }
@@ -169,7 +169,7 @@ impl Shard {
 
 /// One job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Job {
+pub(crate) struct Job {
     /// Its name: the env's; with `-gpu` if it runs the steps with a GPU.
     pub name: String,
     pub env: String,
@@ -188,7 +188,7 @@ pub struct Job {
 
 /// An env, and whether steps of its profile use a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Env {
+pub(crate) struct Env {
     pub name: String,
     /// The arguments for `up`.
     pub cell: Cell,
@@ -199,10 +199,10 @@ pub struct Env {
 }
 
 /// Value of `--gpu` for jobs that have a GPU: without one they must fail.
-pub const NEEDED: &str = "required";
+pub(crate) const NEEDED: &str = "required";
 
 /// Removes `--gpu` from the options of `up`: it applies only to jobs that have a GPU.
-pub fn gpu_option(options: &[String]) -> (Vec<String>, Option<String>) {
+pub(crate) fn gpu_option(options: &[String]) -> (Vec<String>, Option<String>) {
     let mut rest = Vec::new();
     let mut gpu = None;
     let mut options = options.iter().cloned();
@@ -222,7 +222,11 @@ pub fn gpu_option(options: &[String]) -> (Vec<String>, Option<String>) {
 
 /// Returns the jobs, and the targets whose steps with a GPU have no machine. `gpu` is the `--gpu` value for jobs that
 /// have a GPU; with `none` there are no such jobs.
-pub fn jobs(envs: &[Env], runners: &Runners, gpu: &str) -> Result<(Vec<Job>, Vec<&'static str>)> {
+pub(crate) fn jobs(
+    envs: &[Env],
+    runners: &Runners,
+    gpu: &str,
+) -> Result<(Vec<Job>, Vec<&'static str>)> {
     let with = |gpu: &str| ["--gpu".to_owned(), gpu.to_owned()];
     let mut jobs = Vec::new();
     let mut homeless = Vec::new();

@@ -10,7 +10,7 @@ use sha2::{Digest as _, Sha256};
 use super::pipeline::{Pipeline, block, list, scalar};
 
 /// Default image of the conductor: Kubernetes' own has no shell.
-pub const KUBECTL: &str = "docker.io/alpine/kubectl:1.34.1";
+pub(crate) const KUBECTL: &str = "docker.io/alpine/kubectl:1.34.1";
 /// The conductor's script.
 const CONDUCTOR: &str = include_str!("conductor.sh");
 /// Path of the store in a container.
@@ -24,7 +24,7 @@ const NAME_LIMIT: usize = 63;
 
 /// Where the jobs run.
 #[derive(Clone, Debug)]
-pub struct Cluster {
+pub(crate) struct Cluster {
     /// An image that contains rockenv.
     pub image: String,
     /// The claim on the volume with the store; default: each job has its own.
@@ -44,7 +44,7 @@ struct Work {
     lines: Vec<String>,
 }
 
-pub fn manifest(pipeline: &Pipeline, cluster: &Cluster) -> String {
+pub(crate) fn manifest(pipeline: &Pipeline, cluster: &Cluster) -> String {
     // An env belongs to one matrix, so the first one's name can identify all.
     let first = pipeline.envs().first().copied().unwrap_or_default();
     // No env's job has this name, because their names have no dot there.

@@ -1,13 +1,13 @@
 //! Owns the decisions about several envs at once: the list of envs, their common steps, their order (`turns`), their
 //! CI `jobs`, and the `pipeline` of these for a system that runs jobs. Pure.
 
-pub mod github;
-pub mod gitlab;
-pub mod jobs;
-pub mod kubernetes;
-pub mod pipeline;
-pub mod scheduler;
-pub mod slurm;
+pub(crate) mod github;
+pub(crate) mod gitlab;
+pub(crate) mod jobs;
+pub(crate) mod kubernetes;
+pub(crate) mod pipeline;
+pub(crate) mod scheduler;
+pub(crate) mod slurm;
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use crate::sys::error::{Error, Kind, Result};
 
 /// One env of a matrix.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cell {
+pub(crate) struct Cell {
     /// Its target; default: the targets of its profile.
     pub target: Option<Target>,
     /// Its profile; default: the one that `up TARGET` means.
@@ -29,7 +29,7 @@ pub struct Cell {
 
 impl Cell {
     /// Returns its targets; `own` are those of its profile.
-    pub fn targets(&self, own: &[Target]) -> Result<Vec<Target>> {
+    pub(crate) fn targets(&self, own: &[Target]) -> Result<Vec<Target>> {
         match (self.target, own, &self.profile) {
             (Some(target), _, _) => Ok(vec![target]),
             (None, [], Some(profile)) => Err(Error::new(
@@ -46,7 +46,7 @@ impl Cell {
 
 /// Returns the envs for targets and families of targets, without duplicates and in the given order, for each profile,
 /// or for the one that `up TARGET` means. Without targets, one env for each profile.
-pub fn cells(profiles: &[String], names: &[String]) -> Result<Vec<Cell>> {
+pub(crate) fn cells(profiles: &[String], names: &[String]) -> Result<Vec<Cell>> {
     let mut targets: Vec<Target> = Vec::new();
     for name in names {
         let named = match (Target::named(name), target::family(name)) {
@@ -97,7 +97,7 @@ pub fn cells(profiles: &[String], names: &[String]) -> Result<Vec<Cell>> {
 }
 
 /// Refuses two envs with the same name.
-pub fn check_names<'a>(envs: impl IntoIterator<Item = (&'a str, &'a Cell)>) -> Result<()> {
+pub(crate) fn check_names<'a>(envs: impl IntoIterator<Item = (&'a str, &'a Cell)>) -> Result<()> {
     let mut known = BTreeMap::new();
     for (name, cell) in envs {
         if let Some(other) = known.insert(name, cell) {
@@ -112,7 +112,7 @@ pub fn check_names<'a>(envs: impl IntoIterator<Item = (&'a str, &'a Cell)>) -> R
 
 /// The part of `plan --json` about a step.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub struct PlannedStep {
+pub(crate) struct PlannedStep {
     pub name: String,
     pub key: String,
     /// `hit` if its snapshot exists, or another action.
@@ -129,7 +129,7 @@ impl PlannedStep {
 }
 
 /// Returns how many steps at the beginning of all plans have the same keys; 0 for a single plan.
-pub fn common(plans: &[Vec<PlannedStep>]) -> usize {
+pub(crate) fn common(plans: &[Vec<PlannedStep>]) -> usize {
     let Some(first) = plans.first().filter(|_| plans.len() > 1) else {
         return 0;
     };

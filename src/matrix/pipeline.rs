@@ -9,7 +9,7 @@ use crate::sys::error::{Error, Kind, Result};
 
 /// How jobs call rockenv.
 #[derive(Clone, Debug)]
-pub struct Calls {
+pub(crate) struct Calls {
     /// The command that wrote the pipeline.
     pub written_by: String,
     /// The program, with its prefix.
@@ -26,7 +26,7 @@ pub struct Calls {
 
 /// A secret of the CI system for the jobs: `TOKEN=REGISTRY_TOKEN`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Secret {
+pub(crate) struct Secret {
     /// The variable that contains it in jobs.
     pub variable: String,
     /// Its name in the CI system.
@@ -59,7 +59,7 @@ impl FromStr for Secret {
 
 /// A job's requirements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Size {
+pub(crate) struct Size {
     /// Processors.
     pub cpus: u32,
     /// Memory in bytes, if the profile declares it.
@@ -70,7 +70,7 @@ pub struct Size {
 
 /// The steps common to all envs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Common {
+pub(crate) struct Common {
     /// The env that builds them.
     pub env: String,
     /// Arguments of its `up`.
@@ -83,7 +83,7 @@ pub struct Common {
 
 /// How jobs get the results of others.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Share {
+pub(crate) enum Share {
     /// Not at all.
     Nothing,
     /// All machines use one store.
@@ -94,7 +94,7 @@ pub enum Share {
 
 /// The complete pipeline.
 #[derive(Clone, Debug)]
-pub struct Pipeline {
+pub(crate) struct Pipeline {
     /// How jobs call rockenv.
     pub calls: Calls,
     /// Requirements of a job.
@@ -110,7 +110,7 @@ pub struct Pipeline {
 impl Pipeline {
     /// Makes the pipeline from the jobs. If machines share nothing, results of one are useless to another: then each
     /// env is a single job, on a machine with a GPU if it has steps for one.
-    pub fn new(
+    pub(crate) fn new(
         calls: Calls,
         size: Size,
         common: Option<Common>,
@@ -153,7 +153,7 @@ impl Pipeline {
     }
 
     /// Returns whether a separate job removes the envs after all others: until then these need them.
-    pub fn cleans_last(&self) -> bool {
+    pub(crate) fn cleans_last(&self) -> bool {
         self.share == Share::Store
     }
 
@@ -169,7 +169,7 @@ impl Pipeline {
     }
 
     /// Returns the envs, without duplicates.
-    pub fn envs(&self) -> Vec<&str> {
+    pub(crate) fn envs(&self) -> Vec<&str> {
         let mut envs: Vec<&str> = self.jobs.iter().map(|job| job.env.as_str()).collect();
         envs.dedup();
         envs
@@ -177,7 +177,7 @@ impl Pipeline {
 
     /// Returns the lines that build the common steps, and check that the others can get them: for `up` a refused push
     /// is only a warning, because it has built something, but this job serves no other purpose.
-    pub fn build_common(&self, common: &Common, more: &[String]) -> Vec<String> {
+    pub(crate) fn build_common(&self, common: &Common, more: &[String]) -> Vec<String> {
         let until = ["--until".to_owned(), common.until.clone()];
         let mut lines = self.up(&[&common.up[..], &until, more].concat());
         if let Share::Registry(_) = self.share {
@@ -191,7 +191,7 @@ impl Pipeline {
     }
 
     /// Returns the lines of a job, with further options for `up`.
-    pub fn build(&self, job: &Job, more: &[String]) -> Vec<String> {
+    pub(crate) fn build(&self, job: &Job, more: &[String]) -> Vec<String> {
         self.up(&[&job.up[..], more].concat())
     }
 
@@ -227,7 +227,7 @@ impl Pipeline {
 
     /// Returns the lines that remove these envs, for a separate shell. They run whatever the job's outcome, so there
     /// may be no env, and no store.
-    pub fn clean<'a>(&self, envs: impl IntoIterator<Item = &'a str>) -> Vec<String> {
+    pub(crate) fn clean<'a>(&self, envs: impl IntoIterator<Item = &'a str>) -> Vec<String> {
         let rockenv = &self.calls.rockenv;
         let envs = envs.into_iter().map(quote).collect::<Vec<_>>().join(" ");
         let lines = [
@@ -242,7 +242,7 @@ impl Pipeline {
     }
 
     /// Returns the first lines of the file, as comments.
-    pub fn heading(&self) -> String {
+    pub(crate) fn heading(&self) -> String {
         format!(
             "# Written by `{}`; generate it again instead of editing it.\n",
             self.calls.written_by
@@ -251,7 +251,7 @@ impl Pipeline {
 }
 
 /// Merges an env's two jobs into one.
-pub fn whole(jobs: Vec<Job>) -> Vec<Job> {
+pub(crate) fn whole(jobs: Vec<Job>) -> Vec<Job> {
     let mut whole: Vec<Job> = Vec::new();
     for job in jobs {
         match whole.last_mut() {
@@ -269,13 +269,13 @@ pub fn whole(jobs: Vec<Job>) -> Vec<Job> {
 }
 
 /// Quotes words for a shell.
-pub fn words<S: AsRef<str>>(words: &[S]) -> String {
+pub(crate) fn words<S: AsRef<str>>(words: &[S]) -> String {
     let quoted: Vec<String> = words.iter().map(|word| quote(word.as_ref())).collect();
     quoted.join(" ")
 }
 
 /// Quotes a word for a shell.
-pub fn quote(word: &str) -> String {
+pub(crate) fn quote(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+@:,=%".contains(c);
     match !word.is_empty() && word.chars().all(plain) {
         true => word.to_owned(),

@@ -11,7 +11,7 @@ use super::PlannedStep;
 /// Their steps form a forest, in which envs share a path as far as their keys are equal. An env waits at a step that
 /// another one is building; what one has built the others find.
 #[derive(Debug)]
-pub struct Turns {
+pub(crate) struct Turns {
     envs: Vec<Env>,
     /// Places in the forest whose steps have a snapshot.
     built: BTreeSet<Place>,
@@ -37,7 +37,7 @@ enum State {
 
 /// One `up`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Turn {
+pub(crate) struct Turn {
     /// Its env, by position.
     pub env: usize,
     /// The part that it builds for others too; without it, the env builds everything that it lacks.
@@ -46,7 +46,7 @@ pub struct Turn {
 
 /// Steps that several envs share.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shared {
+pub(crate) struct Shared {
     /// Those envs, by position.
     pub envs: Vec<usize>,
     /// The last of the steps.
@@ -57,7 +57,7 @@ pub struct Shared {
 
 impl Turns {
     /// Begins with the envs of these plans; an env without a plan takes no part.
-    pub fn new(plans: &[Option<Vec<PlannedStep>>]) -> Self {
+    pub(crate) fn new(plans: &[Option<Vec<PlannedStep>>]) -> Self {
         let mut places = BTreeMap::new();
         let mut built = BTreeSet::new();
         let mut env = |(index, plan): (usize, &Option<Vec<PlannedStep>>)| {
@@ -89,7 +89,7 @@ impl Turns {
     }
 
     /// Returns the best turn that can run beside the current ones, and records it: the one that most envs wait for.
-    pub fn take(&mut self) -> Option<Turn> {
+    pub(crate) fn take(&mut self) -> Option<Turn> {
         let waits = |index: &usize| self.envs[*index].state == State::Waits;
         let builds = |index: &usize| self.envs[*index].state == State::Builds;
         let ready = (0..self.envs.len())
@@ -127,7 +127,7 @@ impl Turns {
     }
 
     /// Records that a turn succeeded.
-    pub fn done(&mut self, turn: &Turn) {
+    pub(crate) fn done(&mut self, turn: &Turn) {
         let env = &mut self.envs[turn.env];
         env.state = match &turn.shared {
             None => State::Over,
@@ -141,13 +141,13 @@ impl Turns {
     }
 
     /// Records that a turn's env could not be built: the others continue without it.
-    pub fn dropped(&mut self, turn: &Turn) {
+    pub(crate) fn dropped(&mut self, turn: &Turn) {
         self.envs[turn.env].state = State::Over;
     }
 
     /// Records that a step failed in a turn, as it would in each env that shares it; returns the other envs that this
     /// stops.
-    pub fn failed(&mut self, turn: &Turn) -> Vec<usize> {
+    pub(crate) fn failed(&mut self, turn: &Turn) -> Vec<usize> {
         self.dropped(turn);
         let shared = turn.shared.iter().flat_map(|shared| &shared.envs);
         let others: Vec<usize> = shared.copied().filter(|env| *env != turn.env).collect();

@@ -5,7 +5,7 @@ use super::pipeline::{Pipeline, block_end, quote, words};
 
 /// Settings for `sbatch` beyond the plan.
 #[derive(Clone, Debug, Default)]
-pub struct Site {
+pub(crate) struct Site {
     /// The resource that jobs with a GPU request; `{target}` in it is the env's target.
     pub gres: Option<String>,
     /// Options of every `sbatch`: a partition, an account.
@@ -14,7 +14,7 @@ pub struct Site {
 
 /// Writes the script. It prints a line for each job, its name and its id, and if one is refused it cancels the
 /// others.
-pub fn script(pipeline: &Pipeline, site: &Site) -> String {
+pub(crate) fn script(pipeline: &Pipeline, site: &Site) -> String {
     let mut text = vec![
         "#!/bin/sh\n".to_owned(),
         pipeline.heading(),

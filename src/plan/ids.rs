@@ -165,11 +165,6 @@ impl StepKey {
         hash.update(content);
         Self(hex::encode(hash.finalize()))
     }
-
-    /// Returns the 12 digits shown to people.
-    pub fn short(&self) -> &str {
-        &self.0[..12]
-    }
 }
 
 /// Reads and writes an optional name, with an empty text for `None`.

@@ -11,7 +11,7 @@ use crate::ui::size;
 
 /// The inputs of the decision.
 #[derive(Clone, Copy, Debug)]
-pub struct Given<'a> {
+pub(crate) struct Given<'a> {
     /// The profile's needs and limits.
     pub resources: &'a Resources,
     pub cores: u32,
@@ -69,7 +69,7 @@ pub struct Used {
 
 /// A number and its reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Figure<T = u32> {
+pub(crate) struct Figure<T = u32> {
     pub value: T,
     /// Why, as the rest of "because".
     pub why: String,
@@ -77,7 +77,7 @@ pub struct Figure<T = u32> {
 
 /// The resources that an env may use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Sizing {
+pub(crate) struct Sizing {
     /// Job slots of this machine for all envs together.
     pub budget: Figure,
     /// Jobs at once in this env.
@@ -94,7 +94,7 @@ pub struct Sizing {
 
 impl Sizing {
     /// Returns the facts for a step that may use `jobs` at once: all of them, or fewer after it ran out of memory.
-    pub fn facts(&self, jobs: u32) -> Facts {
+    pub(crate) fn facts(&self, jobs: u32) -> Facts {
         Facts {
             jobs,
             link_jobs: self.link_jobs.value.min(jobs),
@@ -105,7 +105,7 @@ impl Sizing {
 }
 
 /// Returns a limit in bytes on a machine with `memory` bytes.
-pub fn memory_limit(limit: Option<MemoryMax>, memory: u64) -> Option<u64> {
+pub(crate) fn memory_limit(limit: Option<MemoryMax>, memory: u64) -> Option<u64> {
     match limit? {
         MemoryMax::Percent(percent) => {
             let percent = u64::from(percent);
@@ -116,7 +116,7 @@ pub fn memory_limit(limit: Option<MemoryMax>, memory: u64) -> Option<u64> {
 }
 
 /// Decides how much may run at once.
-pub fn size(given: &Given<'_>) -> Sizing {
+pub(crate) fn size(given: &Given<'_>) -> Sizing {
     let limit = memory_limit(given.resources.memory_max, given.memory);
     let memory = limit.unwrap_or(given.memory);
     let memory_max = limit.map(|value| Figure {
@@ -203,7 +203,7 @@ fn last_runs(past: &[Past]) -> BTreeMap<&str, &Past> {
 
 /// The expected cost of a step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Forecast {
+pub(crate) struct Forecast {
     pub step: String,
     /// Wall clock, in milliseconds.
     pub wall_ms: u64,
@@ -216,7 +216,7 @@ pub struct Forecast {
 }
 
 /// Forecasts the cost of `steps` (name and key) with `jobs` at once, from the last success of each.
-pub fn forecast<'a>(
+pub(crate) fn forecast<'a>(
     steps: impl Iterator<Item = (&'a str, &'a str)>,
     past: &[Past],
     jobs: u32,

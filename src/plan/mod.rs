@@ -1,18 +1,18 @@
 //! Owns deciding what `up` does: a pure function of the wanted steps and the observed state.
 
 pub(crate) mod checked;
-pub mod gc;
-pub mod ids;
-pub mod image;
-pub mod jobs;
-pub mod layer;
-pub mod lockfile;
-pub mod ninja_log;
-pub mod pins;
+pub(crate) mod gc;
+pub(crate) mod ids;
+pub(crate) mod image;
+pub(crate) mod jobs;
+pub(crate) mod layer;
+pub(crate) mod lockfile;
+pub(crate) mod ninja_log;
+pub(crate) mod pins;
 pub mod record;
-pub mod resolve;
-pub mod samples;
-pub mod savings;
+pub(crate) mod resolve;
+pub(crate) mod samples;
+pub(crate) mod savings;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,7 +22,7 @@ use ids::{LayerId, StepKey};
 
 /// The part of a step that planning needs.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub(crate) struct StepInput {
     pub name: String,
     /// Its key; a step that is skipped is in nobody's key, and has none.
     pub key: Option<StepKey>,
@@ -36,7 +36,7 @@ pub struct Wanted {
 
 /// A layer found for a step's key.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub(crate) struct CachedLayer {
     pub layer: LayerId,
     /// Why this env cannot use it, if so.
     pub unusable: Option<String>,
@@ -51,7 +51,7 @@ pub struct Found {
 
 /// The observed state.
 #[derive(Clone, Debug, Default)]
-pub struct Observed {
+pub(crate) struct Observed {
     /// Whether the env has a record.
     pub exists: bool,
     /// The env's layers, topmost first; empty on the bare image.
@@ -59,7 +59,7 @@ pub struct Observed {
     /// Those of steps that the profile has no more, or has changed.
     pub outlived: Vec<LayerId>,
     /// Layers by step key.
-    pub layers: BTreeMap<StepKey, Found>,
+    pub layers: BTreeMap<StepKey, CachedLayer>,
     /// What changed in steps since the last `up`, by their key.
     pub changed: BTreeMap<StepKey, String>,
     /// Keys of orphaned snapshots at a service; those among `layers` can be used.
@@ -78,7 +78,7 @@ pub struct Observed {
 
 /// Options of the command line.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
+pub(crate) struct Options {
     /// Last step to run.
     pub until: Option<String>,
     /// Step to run again, with all later ones.
@@ -90,7 +90,7 @@ pub struct Options {
 /// What happens to a step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Action {
+pub(crate) enum Action {
     /// Its layer exists.
     Hit,
     /// Its layer comes from a registry.
@@ -105,7 +105,7 @@ pub enum Action {
 
 /// One step of the plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Planned {
+pub(crate) struct Planned {
     pub name: String,
     /// Key, where it has one.
     #[serde(serialize_with = "ids::or_empty::serialize")]
@@ -121,7 +121,7 @@ pub struct Planned {
 /// Origin of the build volumes when the first step runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Volumes {
+pub(crate) enum Volumes {
     /// They stay as they are.
     Live,
     /// They are restored from the snapshot that the step starts on.
@@ -131,7 +131,7 @@ pub enum Volumes {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Plan {
+pub(crate) struct Plan {
     pub steps: Vec<Planned>,
     /// The env's layer when the first step runs, or at the end; `None` is the image.
     pub start: Option<LayerId>,
@@ -148,14 +148,14 @@ pub struct Plan {
 }
 
 impl Plan {
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         let work = [Action::Run, Action::Pull];
         !self.moves
             && self.brings.is_empty()
             && !self.steps.iter().any(|step| work.contains(&step.action))
     }
 
-    pub fn runs(&self) -> usize {
+    pub(crate) fn runs(&self) -> usize {
         self.steps
             .iter()
             .filter(|step| step.action == Action::Run)
@@ -164,7 +164,7 @@ impl Plan {
 }
 
 /// Decides what to do. `options` name existing steps.
-pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
+pub(crate) fn plan(wanted: &[StepInput], observed: &Observed, options: &Options) -> Plan {
     let decision = Decision::new(wanted, observed, options);
     let base = decision.base();
     let found = base.and_then(|index| decision.found(index));
@@ -174,7 +174,7 @@ pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
 
     let mut steps = Vec::new();
     let mut brings = Vec::new();
-    let mut first_run: Option<&Wanted> = None;
+    let mut first_run: Option<&StepInput> = None;
     for (index, step) in wanted.iter().enumerate() {
         let (action, why) = if index > decision.last {
             let last = &wanted[decision.last].name;
@@ -243,7 +243,7 @@ pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
 
 /// What is wanted and what there is, and the steps that the options name.
 struct Decision<'a> {
-    wanted: &'a [Wanted],
+    wanted: &'a [StepInput],
     observed: &'a Observed,
     options: &'a Options,
     /// Position of the last requested step.
@@ -255,7 +255,7 @@ struct Decision<'a> {
 }
 
 impl<'a> Decision<'a> {
-    fn new(wanted: &'a [Wanted], observed: &'a Observed, options: &'a Options) -> Self {
+    fn new(wanted: &'a [StepInput], observed: &'a Observed, options: &'a Options) -> Self {
         let position = |name: &String| wanted.iter().position(|step| step.name == *name);
         let until = options.until.as_ref().and_then(position);
         Self {
@@ -268,7 +268,7 @@ impl<'a> Decision<'a> {
         }
     }
 
-    fn found(&self, index: usize) -> Option<&'a Found> {
+    fn found(&self, index: usize) -> Option<&'a CachedLayer> {
         self.observed.layers.get(self.wanted[index].key.as_ref()?)
     }
 
@@ -333,7 +333,7 @@ impl<'a> Decision<'a> {
         }
     }
 
-    fn is_resumed(&self, step: &Wanted) -> bool {
+    fn is_resumed(&self, step: &StepInput) -> bool {
         self.observed.attempt.is_some() && self.observed.attempt == step.key
     }
 
@@ -358,7 +358,7 @@ impl<'a> Decision<'a> {
     }
 
     /// Returns whether the env moves, and its volumes, if this step runs first.
-    fn before(&self, step: &Wanted, start: Option<&LayerId>) -> (bool, Volumes) {
+    fn before(&self, step: &StepInput, start: Option<&LayerId>) -> (bool, Volumes) {
         let observed = self.observed;
         let at_start = observed.head.first() == start;
         let continues = self.is_resumed(step) || step.incremental && observed.has_volumes;

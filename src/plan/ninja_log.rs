@@ -7,7 +7,7 @@ const HEADER: &str = "# ninja log v";
 
 /// A command that ninja ran, by its first output.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Command {
+pub(crate) struct Command {
     /// Its first output, relative to the build's directory.
     pub output: String,
     /// How long it took, in milliseconds.
@@ -18,7 +18,7 @@ pub struct Command {
 ///
 /// A command that ran several times counts once, with its last time. A command with several outputs, which has a line
 /// for each, counts once too.
-pub fn parse(text: &str) -> Option<Vec<Command>> {
+pub(crate) fn parse(text: &str) -> Option<Vec<Command>> {
     let (first, rest) = text.split_once('\n')?;
     let version: u32 = first.strip_prefix(HEADER)?.trim().parse().ok()?;
     if !(5..=7).contains(&version) {
@@ -54,7 +54,7 @@ pub fn parse(text: &str) -> Option<Vec<Command>> {
 }
 
 /// Returns whether an output is only a stamp of other work: a whole sub-project, built by its own ninja.
-pub fn is_stamp(output: &str) -> bool {
+pub(crate) fn is_stamp(output: &str) -> bool {
     output.ends_with(".stamp") || output.contains("/stamp/")
 }
 

@@ -11,19 +11,19 @@ use crate::sys::checksum::is_sha256;
 use crate::sys::error::{Error, Result};
 
 /// Directory inside: a step reads `locked`, which exists if a lock file has pins for it, and writes `installed`.
-pub const INSIDE: &str = "/run/rockenv/pins";
+pub(crate) const INSIDE: &str = "/run/rockenv/pins";
 /// The directory's name in an env's `run` directory.
-pub const NAME: &str = "pins";
+pub(crate) const NAME: &str = "pins";
 const LOCKED: &str = "locked";
 const INSTALLED: &str = "installed";
 /// Maximum size of a report, in bytes.
 const MAX: u64 = 1 << 20;
 
 /// Version and `sha256:DIGEST` by name.
-pub type Pins = BTreeMap<String, String>;
+pub(crate) type Pins = BTreeMap<String, String>;
 
 /// Makes the directory for one run of a step, with the locked pins.
-pub fn offer(directory: &Path, locked: Option<&Pins>) -> Result<()> {
+pub(crate) fn offer(directory: &Path, locked: Option<&Pins>) -> Result<()> {
     fs::create_dir_all(directory)?;
     // The step's user may not exist outside.
     fs::set_permissions(directory, std::fs::Permissions::from_mode(0o777))?;
@@ -35,7 +35,7 @@ pub fn offer(directory: &Path, locked: Option<&Pins>) -> Result<()> {
 }
 
 /// Reads a step's report; empty if there is none.
-pub fn read(directory: &Path, step: &str) -> Result<Pins> {
+pub(crate) fn read(directory: &Path, step: &str) -> Result<Pins> {
     let path = directory.join(INSTALLED);
     let found = match fs::symlink_metadata(&path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Pins::new()),
@@ -68,7 +68,7 @@ fn is_digest(text: &str) -> bool {
 }
 
 /// Describes how fetched files differ from the locked pins.
-pub fn differences(step: &str, locked: &Pins, found: &Pins) -> Vec<String> {
+pub(crate) fn differences(step: &str, locked: &Pins, found: &Pins) -> Vec<String> {
     let names: BTreeSet<&String> = locked.keys().chain(found.keys()).collect();
     let differs = |name: &String| {
         let (was, is) = (locked.get(name), found.get(name));

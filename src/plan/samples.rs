@@ -11,13 +11,13 @@ use std::time::Duration;
 use serde::Serialize;
 
 /// Maximum number of samples kept for one step.
-pub const MOST: usize = 1024;
+pub(crate) const MOST: usize = 1024;
 /// Initial interval of samples.
 const PERIOD: Duration = Duration::from_millis(250);
 
 /// A step's resource usage at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Sample {
+pub(crate) struct Sample {
     /// Since the step began, in milliseconds.
     pub at_ms: u64,
     /// Memory in use without page cache, in bytes; the maximum of merged samples.
@@ -74,7 +74,7 @@ impl FromStr for Sample {
 
 /// The samples of a running step.
 #[derive(Debug)]
-pub struct Series {
+pub(crate) struct Series {
     kept: Vec<Sample>,
     period: Duration,
 }
@@ -90,7 +90,7 @@ impl Default for Series {
 
 impl Series {
     /// Adds a sample; returns whether earlier ones were merged.
-    pub fn push(&mut self, sample: Sample) -> bool {
+    pub(crate) fn push(&mut self, sample: Sample) -> bool {
         let thinned = self.kept.len() >= MOST;
         if thinned {
             let pairs = self.kept.chunks(2);
@@ -104,7 +104,7 @@ impl Series {
     }
 
     /// Returns the current sampling interval.
-    pub fn period(&self) -> Duration {
+    pub(crate) fn period(&self) -> Duration {
         self.period
     }
 }
@@ -116,7 +116,7 @@ impl fmt::Display for Series {
 }
 
 /// Parses the samples of a step, in the order of time. Skips a line cut short by a crash.
-pub fn parse(text: &str) -> Vec<Sample> {
+pub(crate) fn parse(text: &str) -> Vec<Sample> {
     let mut found: Vec<Sample> = text.lines().filter_map(|line| line.parse().ok()).collect();
     found.sort_by_key(|sample| sample.at_ms);
     found

@@ -11,7 +11,7 @@ use crate::profile::{FROM_SOURCE, Profile, Step};
 
 /// The cost of a step, and its source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Figure {
+pub(crate) struct Figure {
     pub step: String,
     /// How long it takes, in seconds.
     pub seconds: Option<u64>,
@@ -26,7 +26,7 @@ pub struct Figure {
 
 /// A starting point (`--from`), compared with building everything.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Way {
+pub(crate) struct Way {
     /// Its name for `--from`.
     pub name: String,
     /// One line for people.
@@ -45,7 +45,7 @@ pub struct Way {
 
 impl Way {
     /// Returns the known seconds and bytes of the skipped steps.
-    pub fn sums(&self) -> (u64, u64) {
+    pub(crate) fn sums(&self) -> (u64, u64) {
         let seconds = self.figures.iter().filter_map(|figure| figure.seconds);
         let disk = self.figures.iter().filter_map(|figure| figure.disk);
         (seconds.sum(), disk.sum())
@@ -54,7 +54,11 @@ impl Way {
 
 /// Compares every starting point of a profile with building from source; `recorded` are this machine's figures, by
 /// step.
-pub fn ways(profile: &Profile, spec: &Spec, recorded: &BTreeMap<String, Figure>) -> Vec<Way> {
+pub(crate) fn ways(
+    profile: &Profile,
+    spec: &Spec,
+    recorded: &BTreeMap<String, Figure>,
+) -> Vec<Way> {
     let mut ways = Vec::new();
     for (name, choice) in &profile.from {
         let without: Vec<&Step> = profile

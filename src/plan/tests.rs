@@ -11,10 +11,10 @@ fn layer(name: &str) -> LayerId {
     format!("l-{name}").as_str().into()
 }
 
-fn wanted(names: &[&str]) -> Vec<Wanted> {
+fn wanted(names: &[&str]) -> Vec<StepInput> {
     names
         .iter()
-        .map(|name| Wanted {
+        .map(|name| StepInput {
             name: (*name).to_owned(),
             key: Some(key(name)),
             incremental: false,
@@ -24,13 +24,13 @@ fn wanted(names: &[&str]) -> Vec<Wanted> {
         .collect()
 }
 
-fn layers(names: &[&str]) -> BTreeMap<StepKey, Found> {
+fn layers(names: &[&str]) -> BTreeMap<StepKey, CachedLayer> {
     names
         .iter()
         .map(|name| {
             (
                 key(name),
-                Found {
+                CachedLayer {
                     layer: layer(name),
                     unusable: None,
                     refused: false,
@@ -213,7 +213,7 @@ fn volumes_that_cannot_be_restored_stay_and_the_plan_says_so() {
 fn a_step_in_no_later_key_runs_although_later_layers_are_there() {
     let mut steps = wanted(&["a", "gpu", "b"]);
     steps[1].uncached_downstream = true;
-    let go = |steps: &[Wanted], observed: &Observed| {
+    let go = |steps: &[StepInput], observed: &Observed| {
         actions(&plan(steps, observed, &Options::default()))
     };
     // As another machine made them, or the same one before it had a GPU.

@@ -33,14 +33,14 @@ const DEEPEST: usize = 64;
 
 /// The files of a profile's `copy` steps.
 #[derive(Clone, Debug, Default)]
-pub struct CopyFiles {
+pub(crate) struct CopyFiles {
     /// One for each entry of each `copy` step, in order.
     pub items: Vec<CopiedItem>,
 }
 
 /// The files of one `{ from, to }`.
 #[derive(Clone, Debug)]
-pub struct CopiedItem {
+pub(crate) struct CopiedItem {
     /// Name of the step.
     pub step: String,
     /// As written in the profile.
@@ -53,7 +53,7 @@ pub struct CopiedItem {
 
 /// A file, directory or link.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub(crate) struct Entry {
     /// Path below the item's `to`; empty for the item itself.
     pub path: PathBuf,
     pub content: CopiedFile,
@@ -61,7 +61,7 @@ pub struct Entry {
 
 /// The content to copy to a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum CopiedFile {
+pub(crate) enum CopiedFile {
     /// A directory, mode 755.
     Dir,
     /// A regular file, mode 755 if executable and 644 if not.
@@ -76,13 +76,13 @@ pub enum CopiedFile {
 
 impl CopyFiles {
     /// Returns the digests for `spec::Inputs`.
-    pub fn digests(&self) -> BTreeMap<String, String> {
+    pub(crate) fn digests(&self) -> BTreeMap<String, String> {
         let pair = |item: &CopiedItem| (copy_key(&item.step, &item.from), item.digest.clone());
         self.items.iter().map(pair).collect()
     }
 
     /// Returns the files of one item of one step.
-    pub fn item(&self, step: &str, from: &str) -> Option<&CopiedItem> {
+    pub(crate) fn item(&self, step: &str, from: &str) -> Option<&CopiedItem> {
         self.items
             .iter()
             .find(|item| item.step == step && item.from == from)
@@ -90,12 +90,24 @@ impl CopyFiles {
 }
 
 /// Returns the name of an item in `spec::Inputs`. A step's name has no colon.
-pub fn copy_key(step: &str, from: &str) -> String {
+pub(crate) fn copy_key(step: &str, from: &str) -> String {
     format!("{step}:{from}")
 }
 
 /// Reads everything that the profile's `copy` steps name, where `directories` were searched for it.
-pub fn copy_files(directories: &[Directory], profile: &Profile) -> Result<CopyFiles> {
+pub(crate) fn copy_files(directories: &[Directory], profile: &Profile) -> Result<CopyFiles> {
+    let (files, problems) = read_files(directories, profile);
+    match problems.is_empty() {
+        true => Ok(files),
+        false => Err(invalid(&profile.name, &profile.sources, problems)),
+    }
+}
+
+/// Reads what can be read, and returns the problems with the rest.
+pub(crate) fn read_files(
+    directories: &[Directory],
+    profile: &Profile,
+) -> (CopyFiles, Vec<Problem>) {
     let mut files = CopyFiles::default();
     let mut problems = Vec::new();
     let mut reader = Reader {
@@ -122,10 +134,7 @@ pub fn copy_files(directories: &[Directory], profile: &Profile) -> Result<CopyFi
             }
         }
     }
-    match problems.is_empty() {
-        true => Ok(files),
-        false => Err(invalid(&profile.name, &profile.sources, problems)),
-    }
+    (files, problems)
 }
 
 /// Returns the digest of a tree. Lengths precede names, so that no two trees are written alike.

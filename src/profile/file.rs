@@ -17,9 +17,12 @@ use crate::sys::span::At;
 #[schemars(title = "rockenv profile")]
 pub(crate) struct File {
     /// Version of this format: 1.
-    #[schemars(range(min = 1, max = 1))]
-    #[expect(dead_code, reason = "`merge` reads it before there are types")]
-    schema: i64,
+    #[schemars(required, range(min = 1, max = 1))]
+    #[expect(
+        dead_code,
+        reason = "`shape` and `merge` read it before there are types"
+    )]
+    schema: Option<i64>,
     /// One line for `rockenv profile ls`.
     pub(crate) description: Option<String>,
     /// Profile that this one extends: its name, or a path ending in `.toml`, relative to this file.
@@ -361,6 +364,6 @@ pub struct ExportItem {
     pub to: At<String>,
 }
 
-pub fn schema() -> serde_json::Value {
+pub(crate) fn schema() -> serde_json::Value {
     schemars::schema_for!(File).to_value()
 }

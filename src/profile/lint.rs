@@ -14,7 +14,7 @@ pub fn check(dirs: &[Directory], name_or_path: &str) -> Result<(Profile, Vec<Str
     Ok((profile, advice))
 }
 
-fn advice(profile: &Profile) -> Vec<String> {
+pub(crate) fn advice(profile: &Profile) -> Vec<String> {
     let mut advice = Vec::new();
     for (name, value) in &profile.env {
         let depends = |piece: &Piece<'_>| matches!(piece, Piece::Reference(name, _) if name.starts_with("target"));

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize as _, Serialize};
 
 use super::file::File;
-use super::report::{Problem, Sources, invalid};
+use super::report::{Doubt, Problem, Sources, invalid};
 use super::shape::shorten;
-use super::{Profile, check, merge, shape, value};
+use super::{Profile, check, merge, value};
 use crate::sys::catalog::Directory;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::span::At;
@@ -43,7 +43,7 @@ impl fmt::Display for Origin {
 
 /// A line of `rockenv profile ls`.
 #[derive(Clone, Debug, Serialize)]
-pub struct Listed {
+pub(crate) struct Listed {
     /// Name to use on the command line.
     pub name: String,
     /// The profile's description.
@@ -54,15 +54,56 @@ pub struct Listed {
     pub problem: Option<String>,
 }
 
+/// A profile as far as it can be read, and everything that is wrong with it.
+#[derive(Debug)]
+pub(crate) struct Draft {
+    name: String,
+    sources: Sources,
+    /// Without what has problems; `None` if nothing is left.
+    pub(crate) profile: Option<Profile>,
+    /// Steps are written, faulty ones too.
+    pub(crate) has_steps: bool,
+    problems: Vec<Problem>,
+    /// The largest part that could not be read.
+    unread: Option<Doubt>,
+}
+
+impl Draft {
+    /// Adds problems, except for those that may follow from what could not be read.
+    pub(crate) fn add(&mut self, problems: Vec<Problem>) {
+        let unread = self.unread;
+        let certain = problems.into_iter();
+        self.problems
+            .extend(certain.filter(|problem| problem.is_certain(unread)));
+    }
+
+    pub(crate) fn is_valid(&self) -> bool {
+        self.problems.is_empty()
+    }
+
+    /// Returns the profile if nothing is wrong with it.
+    pub(crate) fn finished(self) -> Result<Profile> {
+        match self.profile {
+            Some(profile) if self.problems.is_empty() => Ok(profile),
+            _ => Err(invalid(&self.name, &self.sources, self.problems)),
+        }
+    }
+}
+
 /// Reads a profile by name or path, with everything that it extends, and checks it.
 pub fn load(dirs: &[Directory], name_or_path: &str) -> Result<Profile> {
+    draft(dirs, name_or_path)?.finished()
+}
+
+/// Reads a profile like `load`; mistakes in its text are no errors.
+pub(crate) fn draft(dirs: &[Directory], name_or_path: &str) -> Result<Draft> {
     let found = match is_path(name_or_path) {
         true => Origin::File(PathBuf::from(name_or_path)),
         false => find(dirs, name_or_path, None)?.ok_or_else(|| unknown(dirs, name_or_path))?,
     };
     let name = stem(&found)?;
-    let sources = chain(dirs, &name, found)?;
-    assemble(name, sources)
+    let (sources, unreadable) = chain(dirs, found)?;
+    Ok(assemble(name, sources, unreadable))
 }
 
 /// Checks a profile's text without reading anything that it extends.
@@ -71,12 +112,12 @@ pub(crate) fn from_text(name: &str, text: &str) -> Result<Profile> {
     let origin = Origin::File(PathBuf::from(format!("/p/{name}.toml")));
     let mut sources = Sources::default();
     sources.push(origin, text.to_owned());
-    check_last(name, &sources)?;
-    assemble(name.to_owned(), sources)
+    let (_, problems) = read_last(&sources);
+    assemble(name.to_owned(), sources, problems).finished()
 }
 
 /// Returns whether the argument means a file: names contain neither a slash nor `.toml`.
-pub fn is_path(argument: &str) -> bool {
+pub(crate) fn is_path(argument: &str) -> bool {
     argument.contains('/')
         || Path::new(argument)
             .extension()
@@ -84,7 +125,7 @@ pub fn is_path(argument: &str) -> bool {
 }
 
 /// Returns every profile that `load` finds by name, sorted; the first one of a name wins.
-pub fn list(dirs: &[Directory]) -> Result<Vec<Listed>> {
+pub(crate) fn list(dirs: &[Directory]) -> Result<Vec<Listed>> {
     let builtin = builtin::toml_files(&builtin::PROFILES);
     let names = builtin.iter().map(|(name, _)| *name);
     let found = catalog::list(dirs, names, catalog::toml_file)?;
@@ -232,21 +273,24 @@ fn read(dirs: &[Directory], path: &Path) -> Result<(PathBuf, String)> {
     Ok((found.real, text))
 }
 
-/// Reads a profile and everything that it extends.
-fn chain(dirs: &[Directory], name: &str, first: Origin) -> Result<Sources> {
+/// Reads a profile and what it extends, up to a file that cannot be read, which the problems name.
+fn chain(dirs: &[Directory], first: Origin) -> Result<(Sources, Vec<Problem>)> {
     let mut sources = Sources::default();
+    let mut problems = Vec::new();
     let mut next = Some(first);
     while let Some(origin) = next.take() {
         let (origin, text) = open(dirs, origin)?;
         sources.push(origin, text);
-        if let Some(extends) = check_last(name, &sources)? {
+        let (extends, not_toml) = read_last(&sources);
+        problems.extend(not_toml);
+        if let Some(extends) = extends {
             match parent(dirs, &sources, &extends) {
                 Ok(origin) => next = Some(origin),
-                Err(problem) => return Err(invalid(name, &sources, vec![*problem])),
+                Err(problem) => problems.push(*problem),
             }
         }
     }
-    Ok(sources)
+    Ok((sources, problems))
 }
 
 /// Reads a file and gives it a path that does not depend on the working directory.
@@ -344,42 +388,55 @@ fn parent(
     Ok(found)
 }
 
-/// Checks the structure of the last of `sources`, and returns what it extends.
-fn check_last(name: &str, sources: &Sources) -> Result<Option<At<String>>> {
+/// Returns what the last of `sources` extends, or why it is not TOML.
+fn read_last(sources: &Sources) -> (Option<At<String>>, Vec<Problem>) {
     let Some(source) = sources.last() else {
-        return Ok(None);
+        return (None, Vec::new());
     };
     let (table, errors) = merge::parse(source);
+    if errors.is_empty() {
+        return (merge::text_at(table.get_ref(), "extends"), Vec::new());
+    }
     let not_toml = errors.iter().map(|error| {
         let span = error.span().unwrap_or(0..0);
         let place = source.start + span.start..source.start + span.end;
         let message = format!("this is not TOML: {}", error.message());
         Problem::new(&place, message, "here")
     });
-    let mut problems: Vec<_> = not_toml.collect();
-    if problems.is_empty() {
-        problems = shape::check(source.start, &table);
-    }
-    match problems.is_empty() {
-        true => Ok(merge::text_at(table.get_ref(), "extends")),
-        false => Err(invalid(name, sources, problems)),
-    }
+    (None, not_toml.collect())
 }
 
-fn assemble(name: String, sources: Sources) -> Result<Profile> {
-    let mut problems = Vec::new();
-    let merged = merge::merge(&sources, &mut problems);
+/// Interprets the files; `unreadable` are the problems that ended their chain.
+fn assemble(name: String, sources: Sources, unreadable: Vec<Problem>) -> Draft {
+    let (mut structure, mut found) = (Vec::new(), Vec::new());
+    let merged = merge::merge(&sources, &mut structure, &mut found);
+    let unread = match (unreadable.is_empty(), structure.is_empty()) {
+        (false, _) => Some(Doubt::File),
+        (true, false) => Some(Doubt::Part),
+        (true, true) => None,
+    };
+    let mut has_steps = false;
     let profile = match File::deserialize(toml::de::Deserializer::from(merged)) {
-        Ok(file) => check::finish(name.clone(), sources.clone(), file, &mut problems),
+        Ok(file) => {
+            has_steps = !file.step.is_empty();
+            let (name, sources) = (name.clone(), sources.clone());
+            Some(check::finish(name, sources, file, &mut found))
+        }
         // serde found an error that `shape` did not: still an error with a place, only less friendly.
         Err(error) => {
             let place = error.span().unwrap_or(0..0);
-            problems.push(Problem::new(&place, error.message(), "here"));
+            found.push(Problem::new(&place, error.message(), "here"));
             None
         }
     };
-    match profile {
-        Some(profile) if problems.is_empty() => Ok(profile),
-        _ => Err(invalid(&name, &sources, problems)),
-    }
+    let mut draft = Draft {
+        name,
+        sources,
+        profile,
+        has_steps,
+        problems: [unreadable, structure].concat(),
+        unread,
+    };
+    draft.add(found);
+    draft
 }

@@ -6,8 +6,8 @@
 use serde_spanned::Spanned;
 use toml::de::{DeTable, DeValue, Error};
 
-use super::report::{Problem, SourceFile, Sources};
-use super::shape::shorten;
+use super::report::{Doubt, Problem, SourceFile, Sources};
+use super::shape::{self, shorten};
 use crate::sys::span::At;
 
 /// Actions of a step; a new one replaces the inherited one.
@@ -45,8 +45,12 @@ fn shift_value(value: Spanned<DeValue<'_>>, by: usize) -> Spanned<DeValue<'_>> {
     Spanned::new(place, value)
 }
 
-/// Returns the merged content of the files, whose structure is valid.
-pub(crate) fn merge<'t>(sources: &'t Sources, problems: &mut Vec<Problem>) -> Spanned<DeTable<'t>> {
+/// Returns the merged content of the files as far as their structure is valid; what is not goes to `structure`.
+pub(crate) fn merge<'t>(
+    sources: &'t Sources,
+    structure: &mut Vec<Problem>,
+    problems: &mut Vec<Problem>,
+) -> Spanned<DeTable<'t>> {
     let mut merge = Merge {
         extending: false,
         problems,
@@ -57,8 +61,11 @@ pub(crate) fn merge<'t>(sources: &'t Sources, problems: &mut Vec<Problem>) -> Sp
     };
     // The most distant ancestor is the base that the others change.
     for source in sources.iter().rev() {
-        let (table, _) = parse(source);
-        merge.file(table.into_inner());
+        let (mut table, errors) = parse(source);
+        if errors.is_empty() {
+            structure.extend(shape::check(source.start, &mut table));
+            merge.file(table.into_inner());
+        }
         merge.extending = true;
     }
     let mut table = merge.table;
@@ -198,8 +205,8 @@ impl<'t> Merge<'_, 't> {
             (None, Some(true)) => {
                 let name = &component.name;
                 let message = format!("there is no component `{}` to remove", shorten(name));
-                self.problems
-                    .push(Problem::new(&name.place, message, "not there"));
+                let problem = Problem::new(&name.place, message, "not there");
+                self.problems.push(problem.unless(Doubt::Part));
             }
             (None, _) => self.components.push(component),
         }
@@ -262,7 +269,7 @@ impl<'t> Merge<'_, 't> {
             let message = format!("`{}` cannot come after `{}`", shorten(step), shorten(after));
             let label = "no step of this name before this one";
             let problem = Problem::new(&after.place, message, label).meant(after, known, None);
-            self.problems.push(problem);
+            self.problems.push(problem.unless(Doubt::Part));
         }
         index.map(|index| index + 1)
     }
@@ -281,7 +288,8 @@ impl<'t> Merge<'_, 't> {
             return;
         } else {
             let message = format!("there is no step `{}` to remove", shorten(name));
-            let problem = Problem::new(&name.place, message, "not an inherited step");
+            let problem =
+                Problem::new(&name.place, message, "not an inherited step").unless(Doubt::Part);
             match self.extending {
                 false => problem.help("only a profile with `extends` can remove steps"),
                 true => {

@@ -19,24 +19,26 @@ mod template;
 #[cfg(test)]
 mod tests;
 pub(crate) mod text;
-pub mod value;
+pub(crate) mod value;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
 pub(crate) use check::host_path;
-pub use copy::{CopiedFile, CopiedItem, CopyFiles, Entry, copy_files, copy_key};
-pub use file::{Access, CopyItem, Engine, ExportItem, User, VolumeKind, When, schema};
+pub(crate) use copy::{CopiedFile, CopyFiles, copy_files, copy_key, read_files};
+pub(crate) use file::{Access, CopyItem, Engine, ExportItem, User, VolumeKind, When, schema};
+pub(crate) use lint::advice;
 pub use lint::check;
 #[cfg(test)]
 pub(crate) use load::from_text;
-pub use load::{Listed, Origin, is_path, list, load};
-pub(crate) use report::{Problem, invalid};
-pub use resources::Resources;
+pub use load::load;
+pub(crate) use load::{Draft, Origin, draft, is_path, list};
+pub(crate) use report::{Doubt, Problem, invalid};
+pub(crate) use resources::Resources;
 pub(crate) use shape::shorten;
-pub use template::template;
-pub use value::MemoryMax;
+pub(crate) use template::template;
+pub(crate) use value::MemoryMax;
 
 use crate::rocm::gpu::Extras;
 use crate::rocm::target::Target;
@@ -49,12 +51,12 @@ pub struct Profile {
     pub name: String,
     /// One line for people.
     pub description: String,
-    /// Name of the image, not expanded.
+    /// Name of the image, not expanded; empty in a draft without one.
     pub image: At<String>,
     /// Targets, in the order of the table; may be empty.
     pub targets: Vec<Target>,
     /// Names of the hooks, in order.
-    pub hooks: Vec<String>,
+    pub hooks: Vec<At<String>>,
     /// Names of variables that come from the host.
     pub env_from_host: Vec<String>,
     /// Parameters and their defaults.
@@ -112,7 +114,7 @@ impl Profile {
 }
 
 /// The starting point that builds everything.
-pub const FROM_SOURCE: &str = "source";
+pub(crate) const FROM_SOURCE: &str = "source";
 
 /// The changes of a variant, a release or a starting point.
 #[derive(Clone, Debug, Default)]
@@ -124,7 +126,7 @@ pub struct Choice {
     /// Free disk space that `up` requires, in bytes, instead of that of the profile and its volumes.
     pub disk: Option<u64>,
     /// Hooks in addition to the profile's.
-    pub hooks: Vec<String>,
+    pub hooks: Vec<At<String>>,
 }
 
 /// A component of the build, as far as it matters for fitting together.
@@ -252,7 +254,7 @@ pub struct Fingerprints {
 }
 
 /// Splits an input of a step into the volume and a path in it, which is empty for the whole volume.
-pub fn input(text: &str) -> (&str, &str) {
+pub(crate) fn input(text: &str) -> (&str, &str) {
     text.split_once('/').unwrap_or((text, ""))
 }
 

@@ -64,12 +64,23 @@ impl SourceFile {
     }
 }
 
+/// A part of a profile that could not be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Doubt {
+    /// A key or table.
+    Part,
+    /// A file, its own or one that it extends.
+    File,
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Problem {
     pub(crate) place: Place,
     pub(crate) message: String,
     pub(crate) label: String,
     pub(crate) help: Option<String>,
+    /// What could not be read and may hold what is missing, if something is.
+    pub(super) doubt: Option<Doubt>,
 }
 
 impl Problem {
@@ -80,7 +91,19 @@ impl Problem {
             message: message.into(),
             label: label.into(),
             help: None,
+            doubt: None,
         }
+    }
+
+    /// Marks something missing as one problem too many if such a part of the profile could not be read.
+    #[must_use]
+    pub(crate) fn unless(self, doubt: Doubt) -> Self {
+        let doubt = Some(doubt);
+        Self { doubt, ..self }
+    }
+
+    pub(crate) fn is_certain(&self, unread: Option<Doubt>) -> bool {
+        self.doubt.is_none() || self.doubt > unread
     }
 
     pub(crate) fn refused(place: &Place, refused: Refused, label: &str) -> Self {

@@ -1,13 +1,13 @@
 //! Owns the structural check of a file: unknown keys, missing keys and wrong types, all of them at once.
 //!
-//! It walks the parsed TOML beside the JSON schema of `file`, because serde stops at its first error. A file that
-//! passes here deserializes.
+//! It walks the parsed TOML beside the JSON schema of `file`, because serde stops at its first error. It removes what
+//! is wrong, so that the rest deserializes and can be checked further.
 
 use std::sync::LazyLock;
 
 use serde_json::Value as Json;
 use serde_spanned::Spanned;
-use toml::de::{DeTable, DeValue};
+use toml::de::{DeArray, DeTable, DeValue};
 
 use super::file;
 use super::report::Problem;
@@ -16,13 +16,14 @@ use crate::sys::suggest;
 
 static SCHEMA: LazyLock<Json> = LazyLock::new(file::schema);
 
-/// Returns the structural mistakes of the file whose places begin at `start`.
-pub(crate) fn check(start: usize, table: &Spanned<DeTable<'_>>) -> Vec<Problem> {
+/// Returns the structural mistakes of the file whose places begin at `start`, and removes them from its table.
+pub(crate) fn check(start: usize, table: &mut Spanned<DeTable<'_>>) -> Vec<Problem> {
     let mut walk = Walk {
         start,
         problems: Vec::new(),
     };
-    walk.table("the profile", table.get_ref(), &table.span(), &SCHEMA);
+    let place = table.span();
+    walk.table("the profile", table.get_mut(), &place, &SCHEMA);
     walk.problems
 }
 
@@ -37,7 +38,8 @@ impl Walk {
         self.problems.push(Problem { help, ..problem });
     }
 
-    fn value(&mut self, name: &str, value: &Spanned<DeValue<'_>>, schema: &Json) {
+    /// Returns whether the value can stay.
+    fn value(&mut self, name: &str, value: &mut Spanned<DeValue<'_>>, schema: &Json) -> bool {
         let schema = resolve(schema);
         let wanted = types(schema);
         let found = kind(value.get_ref());
@@ -45,34 +47,39 @@ impl Walk {
             let (message, help) = wrong_type(name, value.get_ref(), schema, &wanted);
             let label = format!("this is {}", article(found));
             self.report(&value.span(), message, &label, help);
-            return;
+            return false;
         }
-        match value.get_ref() {
-            DeValue::String(text) => self.string(name, text, &value.span(), schema),
+        let place = value.span();
+        match value.get_mut() {
+            DeValue::String(text) => self.string(name, text, &place, schema),
             DeValue::Array(items) => {
                 if let Some(schema) = schema.get("items") {
-                    for item in items {
-                        self.value(&format!("{name} entry"), item, schema);
-                    }
+                    let name = format!("{name} entry");
+                    let all = std::mem::replace(items, DeArray::new()).into_iter();
+                    let good = all.filter_map(|mut item| {
+                        self.value(&name, &mut item, schema).then_some(item)
+                    });
+                    *items = good.collect();
                 }
+                true
             }
-            DeValue::Table(table) => self.table(name, table, &value.span(), schema),
-            _ => {}
+            DeValue::Table(table) => self.table(name, table, &place, schema),
+            _ => true,
         }
     }
 
-    fn string(&mut self, name: &str, text: &str, place: &Place, schema: &Json) {
+    fn string(&mut self, name: &str, text: &str, place: &Place, schema: &Json) -> bool {
         // No value of a profile may contain a NUL: it ends up in paths, arguments and variables.
         if text.contains('\0') {
             let message = format!("`{name}` contains a NUL byte");
             self.report(place, message, "has a NUL", None);
-            return;
+            return false;
         }
         let Some(known) = constants(schema) else {
-            return;
+            return true;
         };
         if known.contains(&text) {
-            return;
+            return true;
         }
         let help = match suggest::closest(text, known.iter().copied()) {
             Some(close) => format!("did you mean `{close}`?"),
@@ -80,49 +87,73 @@ impl Walk {
         };
         let message = format!("`{name}` cannot be `{}`", shorten(text));
         self.report(place, message, "unknown value", Some(help));
+        false
     }
 
-    fn table(&mut self, name: &str, table: &DeTable<'_>, place: &Place, schema: &Json) {
+    fn table(&mut self, name: &str, table: &mut DeTable<'_>, place: &Place, schema: &Json) -> bool {
         let properties = schema.get("properties").and_then(Json::as_object);
         let others = schema
             .get("additionalProperties")
             .filter(|others| others.is_object());
-        for (key, value) in table {
-            let text: &str = key.get_ref();
-            match (
-                properties.and_then(|properties| properties.get(text)),
-                others,
-            ) {
-                (Some(schema), _) | (None, Some(schema)) => self.value(text, value, schema),
-                (None, None) => {
-                    let known: Vec<&str> = properties
-                        .into_iter()
-                        .flat_map(|properties| properties.keys().map(String::as_str))
-                        .collect();
-                    let help = match advice(name, text, &known) {
-                        Some(advice) => advice,
-                        None => format!("{name} has the keys {}", list(&known)),
-                    };
-                    let message = format!("unknown key `{}`", shorten(text));
-                    self.report(&key.span(), message, "unknown", Some(help));
-                }
-            }
-        }
         let required = schema.get("required").and_then(Json::as_array);
-        for key in required.into_iter().flatten().filter_map(Json::as_str) {
-            if !table.keys().any(|present| present.get_ref() == key) {
-                // If the format's version is missing, there is no table to point at.
-                let (place, help) = match key {
-                    "schema" => {
-                        let help = "add `schema = 1` at the top".to_owned();
-                        (self.start..self.start, Some(help))
+        let required = required.into_iter().flatten().filter_map(Json::as_str);
+        let absent: Vec<&str> = required.filter(|key| !table.contains_key(*key)).collect();
+        let mut wrong = Vec::new();
+        for (key, value) in table.iter_mut() {
+            let text: &str = key.get_ref();
+            let known = properties.and_then(|properties| properties.get(text));
+            let is_good = match (known, others) {
+                (Some(schema), _) => self.value(text, value, schema),
+                (None, Some(schema)) => {
+                    let is_good = self.value(text, value, schema);
+                    if !is_good && types(resolve(schema)) == ["string"] {
+                        // The name is defined, such as that of a parameter.
+                        *value.get_mut() = DeValue::String("".into());
                     }
-                    _ => (place.clone(), None),
-                };
-                let message = format!("missing key `{key}` in {name}");
-                self.report(&place, message, "here", help);
+                    true
+                }
+                (None, None) => {
+                    self.unknown_key(name, text, &key.span(), properties);
+                    false
+                }
+            };
+            if !is_good {
+                wrong.push(text.to_owned());
             }
         }
+        for key in wrong {
+            table.remove(key.as_str());
+        }
+        for key in &absent {
+            // If the format's version is missing, there is no table to point at.
+            let (place, help) = match *key {
+                "schema" => {
+                    let help = "add `schema = 1` at the top".to_owned();
+                    (self.start..self.start, Some(help))
+                }
+                _ => (place.clone(), None),
+            };
+            let message = format!("missing key `{key}` in {name}");
+            self.report(&place, message, "here", help);
+        }
+        absent.is_empty()
+    }
+
+    fn unknown_key(
+        &mut self,
+        table: &str,
+        key: &str,
+        place: &Place,
+        properties: Option<&serde_json::Map<String, Json>>,
+    ) {
+        let known = properties.into_iter().flat_map(serde_json::Map::keys);
+        let known: Vec<&str> = known.map(String::as_str).collect();
+        let help = match advice(table, key, &known) {
+            Some(advice) => advice,
+            None => format!("{table} has the keys {}", list(&known)),
+        };
+        let message = format!("unknown key `{}`", shorten(key));
+        self.report(place, message, "unknown", Some(help));
     }
 }
 

@@ -3,7 +3,7 @@
 use super::value;
 use crate::sys::error::{Error, Result};
 
-pub fn template(name: &str) -> Result<String> {
+pub(crate) fn template(name: &str) -> Result<String> {
     match value::name("profile", name) {
         Ok(()) => Ok(include_str!("template.toml").replace("NAME", name)),
         Err(refused) => Err(Error::invalid(refused.message).help(refused.help.unwrap_or_default())),

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::report::{Problem, Sources};
+use super::report::{Doubt, Problem, Sources};
 use super::shape::shorten;
 use crate::rocm::target::Target;
 use crate::sys::span::Place;
@@ -27,7 +27,7 @@ pub(crate) const FACTS: [&str; 8] = [
 
 /// The facts that are known only when a step starts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Facts {
+pub(crate) struct Facts {
     /// Jobs at once.
     pub jobs: u32,
     /// Links at once.
@@ -120,6 +120,7 @@ impl Fault {
             });
         let exact = reference.map(|range| place.start + range.start..place.start + range.end);
         let problem = Problem::new(exact.as_ref().unwrap_or(place), self.message, "here");
+        let problem = problem.unless(Doubt::File);
         match self.help {
             Some(help) => problem.help(help),
             None => problem,
@@ -320,7 +321,7 @@ pub(crate) fn late(literal: &str) -> String {
 }
 
 /// Makes the final text from late form: inserts the jobs and the memory in bytes, and undoes the escapes.
-pub fn finish(late: &str, facts: &Facts) -> String {
+pub(crate) fn finish(late: &str, facts: &Facts) -> String {
     let mut result = String::with_capacity(late.len());
     for piece in pieces(late) {
         match piece {

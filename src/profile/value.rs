@@ -12,7 +12,7 @@ use crate::sys::host::is_variable_name;
 
 /// Why a value was refused, and what to write instead if that is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refused {
+pub(crate) struct Refused {
     pub message: String,
     /// What to write instead.
     pub help: Option<String>,
@@ -38,7 +38,7 @@ type Result<T> = std::result::Result<T, Refused>;
 /// Checks a name of a profile, image, hook, volume, step, parameter or env.
 ///
 /// The same rule everywhere: such a name becomes a file name, a label and part of a command line.
-pub fn name(what: &str, text: &str) -> Result<()> {
+pub(crate) fn name(what: &str, text: &str) -> Result<()> {
     let first = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let good = text.bytes().next().is_some_and(first)
         && text.len() <= 64
@@ -53,11 +53,11 @@ pub fn name(what: &str, text: &str) -> Result<()> {
 }
 
 /// Checks the name of a component, which may have capitals like the project's.
-pub fn project(what: &str, text: &str) -> Result<()> {
+pub(crate) fn project(what: &str, text: &str) -> Result<()> {
     name(what, &text.to_ascii_lowercase())
 }
 
-pub fn variable(text: &str) -> Result<()> {
+pub(crate) fn variable(text: &str) -> Result<()> {
     if is_variable_name(text) {
         return Ok(());
     }
@@ -69,7 +69,7 @@ pub fn variable(text: &str) -> Result<()> {
 ///
 /// `K`, `M`, `G` and `T` are powers of 1024, as in systemd and the container engines; `KB`, `MB`, `GB` and `TB` are
 /// powers of 1000.
-pub fn size(text: &str) -> Result<u64> {
+pub(crate) fn size(text: &str) -> Result<u64> {
     let bad = || {
         Refused::new(format!("bad size `{}`", shorten(text)))
             .help("a number and K, M, G or T, such as \"230G\" or \"1.5T\"")
@@ -139,7 +139,7 @@ pub enum MemoryMax {
     Bytes(u64),
 }
 
-pub fn memory_max(text: &str) -> Result<MemoryMax> {
+pub(crate) fn memory_max(text: &str) -> Result<MemoryMax> {
     let Some(number) = text.trim().strip_suffix('%') else {
         return match size(text) {
             Ok(0) => Err(Refused::new("a memory limit of zero")),
@@ -159,7 +159,7 @@ pub fn memory_max(text: &str) -> Result<MemoryMax> {
 }
 
 /// Parses targets separated by `;`, possibly none.
-pub fn targets(text: &str) -> Result<Vec<Target>> {
+pub(crate) fn targets(text: &str) -> Result<Vec<Target>> {
     text.split(';')
         .filter(|name| !name.is_empty())
         .map(|name| {
@@ -172,7 +172,7 @@ pub fn targets(text: &str) -> Result<Vec<Target>> {
 }
 
 /// Parses a duration: `90s`, `10m`, `2h 30m`, `1d`.
-pub fn duration(text: &str) -> Result<Duration> {
+pub(crate) fn duration(text: &str) -> Result<Duration> {
     let bad = || {
         Refused::new(format!("bad duration `{}`", shorten(text)))
             .help("numbers with d, h, m or s, such as \"2h 30m\"")
@@ -214,7 +214,7 @@ pub fn duration(text: &str) -> Result<Duration> {
 }
 
 /// Checks a path inside the env: absolute and normalised, so that equal paths are equal strings.
-pub fn inside(text: &str) -> Result<()> {
+pub(crate) fn inside(text: &str) -> Result<()> {
     let shown = shorten(text);
     if text.len() > 4095 {
         return Err(Refused::new("a path longer than 4095 bytes"));
@@ -247,7 +247,7 @@ pub fn inside(text: &str) -> Result<()> {
 }
 
 /// Checks a destination in the env, which must not be below the engine's own mounts.
-pub fn destination(text: &str) -> Result<()> {
+pub(crate) fn destination(text: &str) -> Result<()> {
     inside(text)?;
     let below = |dir: &str| {
         text == dir
@@ -268,7 +268,7 @@ pub fn destination(text: &str) -> Result<()> {
 }
 
 /// Checks a path relative to the profile's directory, which it must not leave.
-pub fn beside(text: &str) -> Result<()> {
+pub(crate) fn beside(text: &str) -> Result<()> {
     let shown = shorten(text);
     let advice = "relative to the profile's directory, such as `files/build.sh`";
     if text.len() > 4095 || text.chars().any(char::is_control) {
@@ -289,7 +289,7 @@ pub fn beside(text: &str) -> Result<()> {
 /// Checks a git repository's location.
 ///
 /// A closed list, because git runs on the host: `ext::` runs a command there, and a leading dash is an option.
-pub fn git_url(text: &str) -> Result<()> {
+pub(crate) fn git_url(text: &str) -> Result<()> {
     let bad = || {
         Refused::new(format!("bad git URL `{}`", shorten(text)))
             .help("https://, http://, ssh://, git:// or file://, or user@host:path")
@@ -340,7 +340,7 @@ pub fn git_url(text: &str) -> Result<()> {
 }
 
 /// Checks a git revision: nothing that git could read as an option or a range.
-pub fn git_rev(text: &str) -> Result<()> {
+pub(crate) fn git_rev(text: &str) -> Result<()> {
     let odd = |letter: char| {
         letter.is_control() || matches!(letter, ' ' | '~' | '^' | ':' | '?' | '*' | '[' | '\\')
     };
@@ -357,7 +357,7 @@ pub fn git_rev(text: &str) -> Result<()> {
 }
 
 /// Checks a package name in the form of package managers, with its version or architecture.
-pub fn package(text: &str) -> Result<()> {
+pub(crate) fn package(text: &str) -> Result<()> {
     let odd = |letter: char| letter.is_control() || letter.is_whitespace();
     if text.is_empty() || text.starts_with('-') || text.chars().any(odd) {
         return Err(

@@ -1,5 +1,5 @@
 //! Owns ROCm: GPU targets, checkouts of TheRock, and this machine's GPUs.
 
-pub mod gpu;
-pub mod target;
-pub mod therock;
+pub(crate) mod gpu;
+pub(crate) mod target;
+pub(crate) mod therock;

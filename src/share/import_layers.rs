@@ -190,12 +190,14 @@ impl<'a> Pull<'a> {
         let root = self.store.root();
         let blobs = self.needed.iter().map(|index| &self.document.blobs[*index]);
         let downloads = blobs.map(|blob| supply.lacking(blob));
-        let downloads = downloads.fold(0, u64::saturating_add);
         // A service has its own disk for the trees of steps.
         let elsewhere = |index: &usize| {
             let mut steps = self.document.snapshot.steps.iter();
             self.service.is_some() && steps.any(|step| step.layer == *index)
         };
+        let copies = self.needed.iter().filter(|index| elsewhere(index));
+        let copies = copies.map(|index| supply.copied(&self.document.blobs[*index]));
+        let downloads = downloads.fold(copies.max().unwrap_or_default(), u64::saturating_add);
         let here = self.needed.iter().filter(|index| !elsewhere(index));
         let unpacked = match tree::compresses(root) {
             // The unpacked size is unknown.
@@ -211,7 +213,7 @@ impl<'a> Pull<'a> {
         Err(Error::new(
             Kind::OutOfSpace,
             format!(
-                "it needs {} ({} to download, {} unpacked), but only {} are free at `{}`",
+                "it needs {} ({} compressed, {} unpacked), but only {} are free at `{}`",
                 size::bytes(needed),
                 size::bytes(downloads),
                 size::bytes(unpacked),
@@ -399,20 +401,23 @@ impl<'a> Pull<'a> {
         })?;
         let index = self.document.snapshot.steps[at].layer;
         let piece = downloaded.piece(index)?;
-        let archive = piece
-            .file()
-            .ok_or_else(|| Error::unexpected("a service accepts layers only from a registry"))?;
-        let diff_id = &self.document.blobs[index].diff_id;
         let mut look = || downloaded.look();
+        // A service mounts whole files, and may not see the disk that a layout is on.
+        let copy = place.join("layer");
+        let archive = piece.alone(&copy, &mut look)?;
         let arrived = Arrived {
             directory: place,
             tree,
             below,
-            archive,
-            diff_id,
+            archive: &archive,
+            diff_id: &self.document.blobs[index].diff_id,
         };
-        service_image::make(self.store, service, arrived, &mut look)
-            .context(|| cannot_unpack(self.document, index))
+        let kept = service_image::make(self.store, service, arrived, &mut look)
+            .context(|| cannot_unpack(self.document, index))?;
+        if archive == copy {
+            fs::remove_file(copy)?;
+        }
+        Ok(kept)
     }
 
     /// Makes the build volumes after a step.

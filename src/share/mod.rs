@@ -14,11 +14,10 @@ mod push;
 mod service_image;
 mod upload;
 
-pub use crate::share::service_image::Kept;
-pub use layout::Form;
+pub(crate) use crate::share::service_image::ServiceImage;
 pub(crate) use pull::examine;
-pub use pull::{Pulled, Wanted, available, image, import, pull};
-pub use push::{Push, Pushed, export, push};
+pub(crate) use pull::{Pulled, SnapshotRef, available, image, import, pull};
+pub(crate) use push::{Push, Pushed, export, push};
 
 use std::sync::atomic::AtomicBool;
 
@@ -29,13 +28,13 @@ use crate::sys::error::{Error, Kind, Result};
 
 /// A repository of a registry, in which tags identify snapshots.
 #[derive(Clone, Debug)]
-pub struct Repository {
+pub(crate) struct Repository {
     reference: Reference,
 }
 
 impl Repository {
     /// Parses `host/name`, `host/name:tag` or `host/name@digest`.
-    pub fn parse(text: &str) -> Result<Self> {
+    pub(crate) fn parse(text: &str) -> Result<Self> {
         match Reference::parse(text) {
             Ok(reference) => Ok(Self { reference }),
             // The help text for that is about image recipes.
@@ -44,11 +43,11 @@ impl Repository {
         }
     }
 
-    pub fn tag(&self) -> Option<&str> {
+    pub(crate) fn tag(&self) -> Option<&str> {
         self.reference.tag.as_deref()
     }
 
-    pub fn names_one(&self) -> Option<String> {
+    pub(crate) fn names_one(&self) -> Option<String> {
         let digest = self.reference.sha256.as_ref();
         digest
             .map(|digest| format!("sha256:{digest}"))

@@ -64,6 +64,14 @@ impl Supply<'_> {
         }
     }
 
+    /// Returns how many bytes of a layer are stored while a service unpacks it.
+    pub(super) fn copied(self, blob: &Blob) -> u64 {
+        match self {
+            Self::Registry(..) => 0,
+            Self::Layout(_) => blob.size,
+        }
+    }
+
     /// Removes a layer that is no longer needed; the user's files stay.
     pub(super) fn forget(self, arrival: &Arrival<'_>, blob: &Blob) -> Result<()> {
         match self {

@@ -26,7 +26,7 @@ pub(super) const PARALLEL: usize = 4;
 
 /// What is looked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wanted {
+pub(crate) enum SnapshotRef {
     /// The snapshot of a step, or the image, with this key.
     Key(String),
     /// The current image of a recipe, by the recipe's digest.
@@ -35,9 +35,9 @@ pub enum Wanted {
     Named(String),
 }
 
-impl Wanted {
+impl SnapshotRef {
     /// Interprets a tag.
-    pub fn of(name: &str) -> Self {
+    pub(crate) fn of(name: &str) -> Self {
         let is_digest = |text: &str| sha256(&format!("sha256:{text}")) == Some(text);
         match name.strip_prefix(RECIPE) {
             Some(recipe) if is_digest(recipe) => Self::Recipe(recipe.to_owned()),
@@ -74,7 +74,7 @@ impl Wanted {
 
 /// The result of a pull.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Pulled {
+pub(crate) struct Pulled {
     /// Key of the image at the bottom.
     pub image: String,
     /// Whether the image was pulled.
@@ -89,7 +89,7 @@ pub struct Pulled {
 }
 
 /// Returns the first of these tags with a usable snapshot in the registry.
-pub fn available(
+pub(crate) fn available(
     repository: &Repository,
     keys: &[StepKey],
     reuse: Reuse,
@@ -124,9 +124,9 @@ pub fn available(
 }
 
 /// Returns the registry's image for the wanted one, without its tree.
-pub fn image(
+pub(crate) fn image(
     repository: &Repository,
-    wanted: &Wanted,
+    wanted: &SnapshotRef,
     means: &mut Means<'_>,
 ) -> Result<Option<Image>> {
     let (tag, aside) = (wanted.tag(), tempfile::tempdir()?);
@@ -145,10 +145,10 @@ pub fn image(
 
 /// Pulls a snapshot and its missing parents, to the service that keeps the trees, else into the store; `None` if the
 /// registry has none.
-pub fn pull(
+pub(crate) fn pull(
     store: &Store,
     repository: &Repository,
-    wanted: &Wanted,
+    wanted: &SnapshotRef,
     reuse: Reuse,
     user: &BuildUser,
     service: Option<&Service>,
@@ -182,12 +182,14 @@ pub fn pull(
     }))
 }
 
-/// Imports the missing ones of all snapshots in a file or directory made by [`super::export`].
-pub fn import(
+/// Imports the missing ones of all snapshots in a file or directory made by [`super::export`], to the service that
+/// keeps the trees, else into the store.
+pub(crate) fn import(
     store: &Store,
     path: &Path,
     reuse: Reuse,
     user: &BuildUser,
+    service: Option<&Service>,
     means: &mut Means<'_>,
 ) -> Result<Vec<Pulled>> {
     let mut all = || -> Result<_> {
@@ -203,7 +205,7 @@ pub fn import(
                 Reuse::Incremental => Vec::new(),
             };
             let supply = Supply::Layout(&layout);
-            let pulled = import_layers(store, supply, &document, user, None, means)?;
+            let pulled = import_layers(store, supply, &document, user, service, means)?;
             taken.push(Pulled {
                 incremental,
                 ..pulled
@@ -244,10 +246,10 @@ mod tests {
     #[test]
     fn a_name_that_promises_something_is_held_to_it() {
         let digits = "0123456789abcdef".repeat(4);
-        assert_eq!(Wanted::of(&digits), Wanted::Key(digits.clone()));
+        assert_eq!(SnapshotRef::of(&digits), SnapshotRef::Key(digits.clone()));
         assert_eq!(
-            Wanted::of(&recipe_tag(&digits)),
-            Wanted::Recipe(digits.clone())
+            SnapshotRef::of(&recipe_tag(&digits)),
+            SnapshotRef::Recipe(digits.clone())
         );
         for name in [
             "nightly",
@@ -256,8 +258,8 @@ mod tests {
             "",
             &digits[1..],
         ] {
-            assert_eq!(Wanted::of(name), Wanted::Named(name.to_owned()));
-            assert_eq!(Wanted::of(name).tag(), name);
+            assert_eq!(SnapshotRef::of(name), SnapshotRef::Named(name.to_owned()));
+            assert_eq!(SnapshotRef::of(name).tag(), name);
         }
     }
 }

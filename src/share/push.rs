@@ -22,7 +22,7 @@ use super::{Repository, recipe_tag, watched};
 use crate::image::fetch::{Meter, long_patience};
 use crate::image::oci::Operation;
 use crate::image::oci::changes::Changes;
-use crate::share::service_image::{self, Kept};
+use crate::share::service_image::{self, ServiceImage};
 use crate::store::images::{Image, Means};
 use crate::store::layer::VolumeState;
 use crate::store::shared::{Blob, Shared};
@@ -32,13 +32,13 @@ use crate::tree::Method;
 
 /// What to push.
 #[derive(Debug)]
-pub struct Push<'a> {
+pub(crate) struct Push<'a> {
     /// The image at the bottom.
     pub image: &'a Image,
     /// Snapshots of steps, lowest first, each on the one before.
     pub layers: &'a [Layer],
     /// Where a service keeps their trees.
-    pub kept: Option<&'a Kept>,
+    pub kept: Option<&'a ServiceImage>,
     /// The profile, for people who look at the registry.
     pub profile: &'a str,
     /// Another tag for the last one; in a file, the name to load it under.
@@ -47,7 +47,7 @@ pub struct Push<'a> {
 
 /// The result of a push.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Pushed {
+pub(crate) struct Pushed {
     /// Snapshots that had no tag before.
     pub tags: u64,
     /// Layers that were sent.
@@ -61,7 +61,7 @@ pub struct Pushed {
 }
 
 /// Pushes snapshots, with everything below them.
-pub fn push(
+pub(crate) fn push(
     store: &Store,
     repository: &Repository,
     what: &Push<'_>,
@@ -73,7 +73,7 @@ pub fn push(
 }
 
 /// Writes snapshots to a new file or directory, with everything below them.
-pub fn export(
+pub(crate) fn export(
     store: &Store,
     place: &Path,
     what: &Push<'_>,

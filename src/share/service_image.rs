@@ -31,7 +31,7 @@ const EMPTY_SHA256: &str = "5f70bf18a086007016e948b04aed3b82103a36bea41755b6cddf
 
 /// A service's layers of a chain of snapshots.
 #[derive(Debug)]
-pub struct Kept {
+pub(crate) struct ServiceImage {
     socket: PathBuf,
     /// The topmost snapshot's image, which has all of the layers.
     image: String,
@@ -39,10 +39,10 @@ pub struct Kept {
     changes: Vec<String>,
 }
 
-impl Kept {
+impl ServiceImage {
     /// Examines a service's images of these layers, lowest first. Returns those that are one layer on top of the
     /// previous one, and why the next one is not.
-    pub fn of(service: &Service, layers: &[Layer]) -> Result<(Self, Option<String>)> {
+    pub(crate) fn of(service: &Service, layers: &[Layer]) -> Result<(Self, Option<String>)> {
         let mut kept = Self {
             socket: service.socket.clone(),
             image: String::new(),
@@ -83,12 +83,8 @@ impl Kept {
     }
 
     /// Returns how many snapshots it has, from the bottom.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.changes.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.changes.is_empty()
     }
 }
 
@@ -104,7 +100,7 @@ struct Package {
 pub(super) async fn send(
     store: &Store,
     to: &mut Destination<'_>,
-    kept: &Kept,
+    kept: &ServiceImage,
     layers: &[Layer],
     done: &Arc<AtomicU64>,
     pushed: &mut Pushed,

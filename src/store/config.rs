@@ -173,7 +173,7 @@ impl Config {
                 |text| shlex::split(text).unwrap_or_default(),
             ),
             jobs: settings.jobs()?,
-            idle: settings.idle(IDLE)?,
+            idle: settings.idle(IDLE),
             disk_floor: settings.bytes(
                 "ROCKENV_DISK_FLOOR",
                 |file| file.disk_floor.clone(),

@@ -13,7 +13,7 @@ use super::ephemeral::{Fate, Reaped};
 use super::history::VolumesFrom;
 use super::journal::{self, Entry};
 use super::snapshot::push_snapshot;
-use super::{Lock, Store, check_name, removal};
+use super::{Lock, Store, check_name, no_env, removal};
 use crate::engine::hold::State;
 use crate::engine::{BuildUser, Root, session};
 use crate::plan::checked;
@@ -181,7 +181,7 @@ impl LockedEnv<'_> {
     pub fn known_record(&self) -> Result<&Record> {
         self.record
             .as_ref()
-            .ok_or_else(|| Error::not_found(format!("no env `{}`", self.name)).help("rockenv ls"))
+            .ok_or_else(|| no_env(&self.name).help("rockenv ls"))
     }
 
     /// Replaces the record on disk, then here, for a command that uses the env.

@@ -23,7 +23,7 @@ pub(super) const FILE: &str = "ephemeral";
 
 /// The command that an env ends with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Owner {
+pub(crate) struct Owner {
     /// The boot that it runs in.
     pub boot: String,
     pub pid: u32,

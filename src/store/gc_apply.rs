@@ -175,13 +175,15 @@ impl Store {
         self.settle_space()
     }
 
-    /// Waits until the file system reports the free space: btrfs frees deleted data with its next commit.
+    /// Waits until the file system reports the free space: btrfs frees deleted data with its next commit, XFS in the
+    /// background.
     pub fn settle_space(&self) -> Result<()> {
         let directory = fs::File::open(&self.root)?;
         nix::unistd::syncfs(directory.file())?;
         if self.method() == Method::Btrfs {
             tree::btrfs::wait_for_deleted(directory.file(), PATIENCE)?;
         }
+        tree::xfs::wait_for_deleted(directory.file());
         Ok(())
     }
 }
@@ -204,9 +206,19 @@ impl LockedEnv<'_> {
     fn drop_failed(&mut self) -> Result<Swept> {
         let mut record = self.known_record()?.clone();
         if let Some(failed) = record.failed.take() {
-            self.put(record)?;
-            self.store
-                .discard(&self.directory.join("trees").join(failed.tree))?;
+            let tree = self.directory.join("trees").join(failed.tree);
+            match self.put(record.clone()) {
+                // There is room for the record when the tree is gone.
+                Err(error) if error.kind() == Kind::OutOfSpace => {
+                    self.store.discard(&tree)?;
+                    self.store.reclaim()?;
+                    self.put(record)?;
+                }
+                other => {
+                    other?;
+                    self.store.discard(&tree)?;
+                }
+            }
         }
         Ok(Swept::Gone)
     }

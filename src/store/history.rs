@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::layer::{Layer, VolumeState};
 use super::{LockedEnv, Store};
 use crate::plan::ids::{LayerId, StepKey};
-pub use crate::plan::layer::{History, VolumesFrom};
+pub(crate) use crate::plan::layer::{History, VolumesFrom};
 use crate::plan::record::{Head, Record};
 use crate::sys::error::Result;
 use crate::tree::Method;

@@ -17,7 +17,7 @@ use crate::sys::error::{Error, Result};
 /// An operation in progress.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Entry {
+pub(crate) enum Entry {
     /// The live tree is about to become a layer of that snapshot.
     Freeze {
         tree: TreeId,
@@ -51,7 +51,7 @@ fn path(env: &Path) -> PathBuf {
 }
 
 /// Writes an entry and waits until it is on disk.
-pub fn begin(env: &Path, entry: &Entry) -> Result<()> {
+pub(crate) fn begin(env: &Path, entry: &Entry) -> Result<()> {
     let mut line = serde_json::to_string(entry)
         .map_err(|error| Error::unexpected("cannot encode journal").source(error))?;
     line.push('\n');
@@ -65,7 +65,7 @@ pub fn begin(env: &Path, entry: &Entry) -> Result<()> {
 }
 
 /// Reads the entries. A truncated last line was never acted upon, so it is ignored.
-pub fn read(env: &Path) -> Result<Vec<Entry>> {
+pub(crate) fn read(env: &Path) -> Result<Vec<Entry>> {
     let text = match fs::read(path(env)) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         other => other?,
@@ -84,7 +84,7 @@ pub fn read(env: &Path) -> Result<Vec<Entry>> {
 }
 
 /// Clears the journal: the operations are done and recorded.
-pub fn clear(env: &Path) -> Result<()> {
+pub(crate) fn clear(env: &Path) -> Result<()> {
     match fs::remove_file(path(env)) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         other => Ok(other?),

@@ -15,9 +15,10 @@ use super::check::names;
 use crate::engine::Root;
 use crate::plan::checked;
 use crate::plan::ids::{EnvId, LayerId, TreeId};
-pub use crate::plan::layer::{Cost, Layer, VolumeState};
+pub(crate) use crate::plan::layer::{Cost, Layer, VolumeState};
 use crate::sys::atomic::{self, random_id};
 use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::tree::root_fs::Tree;
 use crate::tree::{self, Method};
 
 impl checked::Names for VolumeState {
@@ -122,6 +123,27 @@ impl Store {
             chain.push(layer);
         }
         Ok(chain)
+    }
+
+    /// Reads a file of at most `limit` bytes in the tree of a layer; `None` if it is absent, or a service has the tree.
+    pub fn read_in_layer(
+        &self,
+        top: &LayerId,
+        path: &str,
+        limit: usize,
+    ) -> Result<Option<Vec<u8>>> {
+        let chain = self.chain(top)?;
+        let layers = chain.iter().flat_map(|layer| {
+            let directory = self.layer_dir(&layer.id);
+            ["root", "flat", "diff"].map(|part| directory.join(part))
+        });
+        let image = chain.last().map(|layer| self.image_root(&layer.image_key));
+        for root in layers.chain(image).filter(|root| root.exists()) {
+            if let Some(data) = Tree::open(&root)?.read(path, limit)? {
+                return Ok(Some(data));
+            }
+        }
+        Ok(None)
     }
 
     /// Returns whether `top` is `below` or a descendant of it.
@@ -295,7 +317,7 @@ fn missing(id: &LayerId) -> Error {
 }
 
 /// Returns the kernel's random id of the current boot.
-pub fn boot_id() -> String {
+pub(crate) fn boot_id() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id")
         .map(|text| text.trim().to_owned())
         .unwrap_or_default()

@@ -13,11 +13,11 @@ use serde::{Deserialize, Serialize};
 use crate::sys::error::{Error, Result};
 
 /// How long to wait for a lock before the command fails.
-pub const WAIT: Duration = Duration::from_secs(5);
+pub(crate) const WAIT: Duration = Duration::from_secs(5);
 
 /// The holder of a lock.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Holder {
+pub(crate) struct Holder {
     pub pid: u32,
     /// The command, such as `up`.
     pub verb: String,
@@ -115,7 +115,7 @@ impl Lock {
 }
 
 /// Returns the holder of the lock at `path`, if any, without taking it.
-pub fn holder(path: &Path) -> Option<Holder> {
+pub(crate) fn holder(path: &Path) -> Option<Holder> {
     use std::os::unix::fs::MetadataExt as _;
     let holder: Holder = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
     let inode = fs::metadata(path).ok()?.ino();
@@ -138,8 +138,12 @@ fn is_locked(locks: &str, inode: u64, pid: u32) -> bool {
     })
 }
 
+/// Opens a lock file, or a directory that is its own lock: a full disk may have no room for a file.
 fn open(path: &Path) -> Result<fs::File> {
     use fs_err::os::unix::fs::OpenOptionsExt as _;
+    if path.is_dir() {
+        return Ok(fs::File::open(path)?);
+    }
     Ok(fs::OpenOptions::new()
         .read(true)
         .write(true)
@@ -169,7 +173,7 @@ fn busy(path: &Path, what: &str) -> Error {
 }
 
 /// Returns the path of an env's lock file.
-pub fn env_lock(env: &Path) -> PathBuf {
+pub(crate) fn env_lock(env: &Path) -> PathBuf {
     env.join("lock")
 }
 

@@ -22,37 +22,37 @@
 //! collects.
 
 pub mod config;
-pub mod export;
-pub mod source;
-pub mod usage;
+pub(crate) mod export;
+pub(crate) mod source;
+pub(crate) mod usage;
 
 mod access;
-pub mod ballast;
-pub mod caches;
-pub mod check;
-pub mod damage;
-pub mod env;
-pub mod ephemeral;
+pub(crate) mod ballast;
+pub(crate) mod caches;
+pub(crate) mod check;
+pub(crate) mod damage;
+pub(crate) mod env;
+pub(crate) mod ephemeral;
 mod estimate_freed;
-pub mod gc_apply;
-pub mod history;
-pub mod images;
-pub mod inventory;
-pub mod is_modified;
-pub mod journal;
-pub mod layer;
+pub(crate) mod gc_apply;
+pub(crate) mod history;
+pub(crate) mod images;
+pub(crate) mod inventory;
+pub(crate) mod is_modified;
+pub(crate) mod journal;
+pub(crate) mod layer;
 mod lease;
-pub mod lock;
+pub(crate) mod lock;
 mod locks;
 mod orphan_snapshots;
 mod prune_build_tree;
-pub mod removal;
-pub mod results;
-pub mod service;
-pub mod shared;
-pub mod snapshot;
+pub(crate) mod removal;
+pub(crate) mod results;
+pub(crate) mod service;
+pub(crate) mod shared;
+pub(crate) mod snapshot;
 mod trash;
-pub mod used;
+pub(crate) mod used;
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -62,10 +62,10 @@ use nix::unistd::AccessFlags;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-pub use crate::plan::record::Record;
+pub(crate) use crate::plan::record::Record;
 use access::{MODE, PRIVATE, SHARED};
 pub use env::LockedEnv;
-pub use layer::Layer;
+pub(crate) use layer::Layer;
 pub use lock::Lock;
 
 use crate::plan::jobs::Past;
@@ -118,6 +118,17 @@ struct Format {
 pub struct Store {
     root: PathBuf,
     method: Method,
+}
+
+const NO_ENV: &str = "no env `";
+
+fn no_env(name: &str) -> Error {
+    Error::not_found(format!("{NO_ENV}{name}`"))
+}
+
+/// Returns whether the error says that a store lacks an env.
+pub(crate) fn is_no_env(error: &Error) -> bool {
+    error.kind() == Kind::NotFound && error.message().starts_with(NO_ENV)
 }
 
 impl Store {
@@ -328,7 +339,7 @@ impl Store {
         self.record(name)?.ok_or_else(|| {
             let envs = self.envs().unwrap_or_default();
             let help = suggest::help(name, envs.iter().map(String::as_str), "rockenv ls");
-            Error::not_found(format!("no env `{name}`")).help(help)
+            no_env(name).help(help)
         })
     }
 
@@ -361,7 +372,7 @@ impl Store {
 }
 
 /// Refuses a name that could leave its directory or confuse an engine.
-pub fn check_name(name: &str) -> Result<()> {
+pub(crate) fn check_name(name: &str) -> Result<()> {
     let fine = |byte: u8| {
         byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'.' | b'_' | b'-')
     };

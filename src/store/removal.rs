@@ -24,6 +24,9 @@ use crate::tree;
 /// XFS keeps a small directory in its inode, and a full disk has no block for a larger one. So it has nothing else in
 /// it.
 const FORGOTTEN: &str = "gone";
+/// What a mark's name follows: in its directory, or else beside the record. An older version made no directory, and a
+/// full disk may have no room for one.
+const PLACES: [&str; 2] = ["gone/", "gone."];
 
 /// Marks all snapshots of the record as removed that are not in `kept`, if the disk is too full for a new record.
 ///
@@ -38,22 +41,44 @@ fn mark_forgotten(env: &Path, kept: &[Snapshot]) -> Result<()> {
         let bit = |(index, one)| u32::from(!kept.contains(one)) << index;
         char::from_digit(four.iter().enumerate().map(bit).sum(), 16)
     });
-    let marks = marks(env)?;
-    let new = marks.join(digest.chars().chain(bits.flatten()).collect::<String>());
-    let mut before = names(&marks)?.into_iter();
-    match before.find(|name| name.starts_with(&digest)) {
-        Some(before) => fs::rename(marks.join(before), new)?,
-        None => fs::hard_link(path, new)?,
+    let new = digest.chars().chain(bits.flatten()).collect::<String>();
+    let mut before = marks(env)?.into_iter();
+    let before = before.find(|(_, mark)| mark.starts_with(&digest));
+    if let Some((place, mark)) = before {
+        return Ok(fs::rename(at(env, place, &mark), at(env, place, &new))?);
     }
-    Ok(())
+    let [own, beside] = PLACES;
+    let place = match make_directory(env)? {
+        true => own,
+        false => beside,
+    };
+    Ok(fs::hard_link(path, at(env, place, &new))?)
 }
 
-/// Returns the directory of the mark, which every env has since its record was written.
-fn marks(env: &Path) -> std::io::Result<PathBuf> {
-    let marks = env.join(FORGOTTEN);
-    match fs::create_dir(&marks) {
-        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
-        _ => Ok(marks),
+fn at(env: &Path, place: &str, mark: &str) -> PathBuf {
+    env.join(format!("{place}{mark}"))
+}
+
+/// Returns the marks with their places.
+fn marks(env: &Path) -> Result<Vec<(&'static str, String)>> {
+    let [own, beside] = PLACES;
+    let within = names(&env.join(FORGOTTEN))?.into_iter();
+    let mut marks: Vec<_> = within.map(|mark| (own, mark)).collect();
+    for name in names(env)? {
+        if let Some(mark) = name.strip_prefix(beside) {
+            marks.push((beside, mark.to_owned()));
+        }
+    }
+    Ok(marks)
+}
+
+/// Makes the directory of the mark, which every env has since its record was written; returns false if there is no
+/// room for it.
+fn make_directory(env: &Path) -> Result<bool> {
+    match fs::create_dir(env.join(FORGOTTEN)) {
+        Err(error) if error.kind() == ErrorKind::StorageFull => Ok(false),
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error.into()),
+        _ => Ok(true),
     }
 }
 
@@ -75,8 +100,9 @@ fn digest(listed: &[Snapshot]) -> String {
 /// Removes the marked snapshots from a record.
 pub(super) fn leave_out_forgotten(env: &Path, record: &mut Record) {
     let digest = digest(&record.snapshots);
-    let marks = names(&env.join(FORGOTTEN)).unwrap_or_default();
-    let Some(bits) = marks.iter().find_map(|mark| mark.strip_prefix(&digest)) else {
+    let marks = marks(env).unwrap_or_default();
+    let mut marks = marks.iter();
+    let Some(bits) = marks.find_map(|(_, mark)| mark.strip_prefix(&digest)) else {
         return;
     };
     let is_kept = |index: usize| {
@@ -91,12 +117,9 @@ pub(super) fn leave_out_forgotten(env: &Path, record: &mut Record) {
 
 /// Removes the mark, once a record without these snapshots is written. Makes its directory if there is room.
 pub(super) fn clear_forgotten(env: &Path) -> Result<()> {
-    let marks = match marks(env) {
-        Err(error) if error.kind() == ErrorKind::StorageFull => return Ok(()),
-        other => other?,
-    };
-    for name in names(&marks)? {
-        fs::remove_file(marks.join(name))?;
+    make_directory(env)?;
+    for (place, mark) in marks(env)? {
+        fs::remove_file(at(env, place, &mark))?;
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ use super::snapshot::Freeze;
 use super::{LockedEnv, Store};
 use crate::engine::docker::{Image, Object, Place, Service, What};
 use crate::plan::ids::{LayerId, StepKey, TreeId};
-pub use crate::plan::layer::Kept;
+pub(crate) use crate::plan::layer::Kept;
 use crate::sys::atomic;
 use crate::sys::error::{Error, Result};
 

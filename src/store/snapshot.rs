@@ -355,7 +355,7 @@ pub(super) fn push_snapshot(record: &mut Record, snapshot: Snapshot, history: Hi
 }
 
 /// Returns the error for a snapshot that an env does not have.
-pub fn no_snapshot(env: &str, record: &Record, name: &str) -> Error {
+pub(crate) fn no_snapshot(env: &str, record: &Record, name: &str) -> Error {
     let known = record.snapshots.iter().map(|known| known.name.as_str());
     let help = suggest::help(name, known, &format!("rockenv snapshot ls {env}"));
     Error::not_found(format!("env `{env}` has no snapshot `{name}`")).help(help)

@@ -41,6 +41,7 @@ impl Store {
     }
 
     pub fn has_trash(&self) -> bool {
+        // Older versions left a file `lock` there.
         fs::read_dir(self.root.join("trash")).is_ok_and(|mut entries| {
             entries.any(|entry| entry.is_ok_and(|entry| entry.file_name() != "lock"))
         })
@@ -50,7 +51,7 @@ impl Store {
     pub fn empty_trash(&self) -> Result<bool> {
         let trash = self.root.join("trash");
         loop {
-            let Some(_lock) = Lock::try_exclusive(&trash.join("lock"))? else {
+            let Some(_lock) = Lock::try_exclusive(&trash)? else {
                 return Ok(false);
             };
             let (mut kept, mut gone) = (false, false);

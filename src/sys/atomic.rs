@@ -11,10 +11,10 @@ use serde::de::DeserializeOwned;
 use crate::sys::error::{Error, Result, ResultExt as _};
 
 /// Prefix of files that are being written.
-pub const PREFIX: &str = ".tmp-";
+pub(crate) const PREFIX: &str = ".tmp-";
 
 /// Replaces `path` by `bytes`: temporary file, sync, rename, sync of the directory.
-pub fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     let parent = path
         .parent()
         .ok_or_else(|| Error::unexpected("a file needs a directory"))?;
@@ -35,7 +35,7 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<()> {
 }
 
 /// Replaces `path` by the value as JSON.
-pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
+pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
     let mut bytes = serde_json::to_vec_pretty(value).map_err(|error| {
         Error::unexpected(format!("cannot encode `{}`", path.display())).source(error)
     })?;
@@ -44,7 +44,7 @@ pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
 }
 
 /// Reads JSON; `None` if there is no file.
-pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
+pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
     let bytes = match fs::read(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         other => other?,

@@ -3,16 +3,16 @@
 use include_dir::{Dir, include_dir};
 
 /// `profiles/`: `<name>.toml`, and the files that they copy.
-pub static PROFILES: Dir<'static> = include_dir!("$CARGO_MANIFEST_DIR/profiles");
+pub(crate) static PROFILES: Dir<'static> = include_dir!("$CARGO_MANIFEST_DIR/profiles");
 
 /// `images/`: `<name>.toml`.
-pub static IMAGES: Dir<'static> = include_dir!("$CARGO_MANIFEST_DIR/images");
+pub(crate) static IMAGES: Dir<'static> = include_dir!("$CARGO_MANIFEST_DIR/images");
 
 /// `hooks/`: `<name>/hook.toml`, and the files beside it.
-pub static HOOKS: Dir<'static> = include_dir!("$CARGO_MANIFEST_DIR/hooks");
+pub(crate) static HOOKS: Dir<'static> = include_dir!("$CARGO_MANIFEST_DIR/hooks");
 
 /// Returns the names of the `<name>.toml` at the top of a compiled-in directory, with their text, sorted.
-pub fn toml_files(dir: &'static Dir<'static>) -> Vec<(&'static str, &'static str)> {
+pub(crate) fn toml_files(dir: &'static Dir<'static>) -> Vec<(&'static str, &'static str)> {
     let mut files: Vec<_> = dir
         .files()
         .filter_map(|file| {

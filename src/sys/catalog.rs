@@ -37,7 +37,7 @@ pub struct Listed {
 
 /// Returns everything that has a name, sorted; the first one of a name wins, and directories may be missing. `of`
 /// returns the name and file of a directory's entry, or `None` for other entries.
-pub fn list<'a>(
+pub(crate) fn list<'a>(
     directories: &[Directory],
     builtin: impl IntoIterator<Item = &'a str>,
     of: impl Fn(&Path) -> Option<(String, PathBuf)>,
@@ -70,14 +70,14 @@ pub fn list<'a>(
 }
 
 /// Returns the name of `<name>.toml`.
-pub fn toml_file(path: &Path) -> Option<(String, PathBuf)> {
+pub(crate) fn toml_file(path: &Path) -> Option<(String, PathBuf)> {
     let name = path.file_stem()?.to_string_lossy().into_owned();
     let is_toml = path.extension().is_some_and(|end| end == "toml");
     is_toml.then(|| (name, path.to_owned()))
 }
 
 /// Returns whether a directory, or a file in its place, is missing.
-pub fn is_absent(error: &std::io::Error) -> bool {
+pub(crate) fn is_absent(error: &std::io::Error) -> bool {
     matches!(
         error.kind(),
         std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
@@ -85,7 +85,7 @@ pub fn is_absent(error: &std::io::Error) -> bool {
 }
 
 /// Returns the entry of that name; `what` is its kind, as in `rockenv WHAT ls`.
-pub fn named<'a>(listed: &'a [Listed], what: &str, name: &str) -> Result<&'a Listed> {
+pub(crate) fn named<'a>(listed: &'a [Listed], what: &str, name: &str) -> Result<&'a Listed> {
     if let Some(found) = listed.iter().find(|listed| listed.name == name) {
         return Ok(found);
     }

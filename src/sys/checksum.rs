@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256, Sha512};
 use super::signals;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Algorithm {
+pub(crate) enum Algorithm {
     /// rockenv's own identification of files.
     Sha256,
     /// Published by some upstreams.
@@ -18,7 +18,7 @@ pub enum Algorithm {
 
 impl Algorithm {
     /// Returns its name, which is also that of its directory among the downloads.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Sha256 => "sha256",
             Self::Sha512 => "sha512",
@@ -44,7 +44,7 @@ impl fmt::Display for Algorithm {
 
 /// A digest with its algorithm; shown as `sha256:DIGITS`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Checksum {
+pub(crate) struct Checksum {
     pub algorithm: Algorithm,
     /// Lower-case hexadecimal digits of the right number.
     pub digits: String,
@@ -52,7 +52,7 @@ pub struct Checksum {
 
 impl Checksum {
     /// Parses CMake's form: `SHA256` and digits in either case. `None` for another algorithm.
-    pub fn new(algorithm: &str, digits: &str) -> Option<Self> {
+    pub(crate) fn new(algorithm: &str, digits: &str) -> Option<Self> {
         let (algorithm, length) = match algorithm.to_ascii_uppercase().as_str() {
             "SHA256" => (Algorithm::Sha256, 64),
             "SHA512" => (Algorithm::Sha512, 128),

@@ -10,7 +10,7 @@ use crate::sys::userns;
 
 /// Facts about the machine.
 #[derive(Clone, Debug, Serialize)]
-pub struct Host {
+pub(crate) struct Host {
     /// Processors that this process may use.
     pub cores: u32,
     /// Memory in bytes.
@@ -24,7 +24,7 @@ pub struct Host {
 }
 
 impl Host {
-    pub fn probe() -> Result<Self> {
+    pub(crate) fn probe() -> Result<Self> {
         let cores = std::thread::available_parallelism()
             .map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX));
         Ok(Self {
@@ -38,26 +38,26 @@ impl Host {
     }
 }
 
-pub fn processor() -> Option<String> {
+pub(crate) fn processor() -> Option<String> {
     let text = fs::read_to_string("/proc/cpuinfo").ok()?;
     let line = text.lines().find(|line| line.starts_with("model name"))?;
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
-pub fn kernel() -> Option<String> {
+pub(crate) fn kernel() -> Option<String> {
     let text = fs::read_to_string("/proc/sys/kernel/osrelease").ok()?;
     Some(format!("Linux {}", text.trim()))
 }
 
 /// Returns the version of the module `amdgpu`, if it is not the kernel's own.
-pub fn amdgpu() -> Option<String> {
+pub(crate) fn amdgpu() -> Option<String> {
     let text = fs::read_to_string("/sys/module/amdgpu/version").ok()?;
     Some(text.trim().to_owned())
 }
 
 /// The machine's memory at the moment, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct MemoryNow {
+pub(crate) struct MemoryNow {
     pub total: u64,
     /// Memory that programs could still get.
     pub available: u64,
@@ -65,7 +65,7 @@ pub struct MemoryNow {
     pub stalled: Option<f64>,
 }
 
-pub fn memory_now() -> MemoryNow {
+pub(crate) fn memory_now() -> MemoryNow {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total = memory_field(&meminfo, "MemTotal:");
     MemoryNow {
@@ -102,13 +102,13 @@ fn memory_field(meminfo: &str, name: &str) -> u64 {
 
 /// A file system's space, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Space {
+pub(crate) struct Space {
     /// Bytes that an ordinary user could still write.
     pub free: u64,
     pub total: u64,
 }
 
-pub fn space(path: &Path) -> Result<Space> {
+pub(crate) fn space(path: &Path) -> Result<Space> {
     let found = nix::sys::statvfs::statvfs(path)
         .context(|| format!("cannot ask for free space at `{}`", path.display()))?;
     Ok(Space {
@@ -118,12 +118,12 @@ pub fn space(path: &Path) -> Result<Space> {
 }
 
 /// Returns the bytes below `path` that an ordinary user could still write.
-pub fn free_space(path: &Path) -> Result<u64> {
+pub(crate) fn free_space(path: &Path) -> Result<u64> {
     Ok(space(path)?.free)
 }
 
 /// Returns a variable of a process inside an env, where rockenv replaces another program.
-pub fn inherited(name: &str) -> Option<std::ffi::OsString> {
+pub(crate) fn inherited(name: &str) -> Option<std::ffi::OsString> {
     std::env::vars_os().find_map(|(known, value)| (known == name).then_some(value))
 }
 

@@ -1,19 +1,19 @@
 //! The operating system: errors, processes, signals, users, facts about the host.
 
 pub(crate) mod account;
-pub mod atomic;
+pub(crate) mod atomic;
 pub(crate) mod beneath;
-pub mod builtin;
-pub mod catalog;
+pub(crate) mod builtin;
+pub(crate) mod catalog;
 pub(crate) mod checked;
-pub mod checksum;
+pub(crate) mod checksum;
 pub mod error;
 pub(crate) mod frames;
-pub mod host;
-pub mod process;
+pub(crate) mod host;
+pub(crate) mod process;
 pub(crate) mod shell;
-pub mod signals;
+pub(crate) mod signals;
 pub(crate) mod span;
 pub(crate) mod suggest;
 pub(crate) mod trust;
-pub mod userns;
+pub(crate) mod userns;

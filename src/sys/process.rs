@@ -31,7 +31,7 @@ const GRACE: Duration = Duration::from_secs(2);
 
 /// An event while a program runs.
 #[derive(Debug)]
-pub enum Event<'a> {
+pub(crate) enum Event<'a> {
     /// It wrote a line to stderr.
     Line(&'a str),
     /// Some time has passed (about ten times a second).
@@ -40,7 +40,7 @@ pub enum Event<'a> {
 
 /// A program to run.
 #[derive(Debug)]
-pub struct Program {
+pub(crate) struct Program {
     name: String,
     path: PathBuf,
     args: Vec<OsString>,
@@ -58,7 +58,7 @@ pub struct Program {
 
 impl Program {
     /// Finds a program; `needed_for` completes "... is needed for".
-    pub fn find(name: &str, needed_for: &str) -> Result<Self> {
+    pub(crate) fn find(name: &str, needed_for: &str) -> Result<Self> {
         match which::which_in(name, Some(PATH), "/") {
             Ok(path) => Ok(Self::at(path)),
             Err(_) => Err(Error::unavailable(format!(
@@ -69,7 +69,7 @@ impl Program {
     }
 
     /// Uses the program at a path.
-    pub fn at(path: impl Into<PathBuf>) -> Self {
+    pub(crate) fn at(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
         Self {
             name: path
@@ -96,13 +96,13 @@ impl Program {
     }
 
     #[must_use]
-    pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
+    pub(crate) fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
         self.args.push(arg.as_ref().into());
         self
     }
 
     #[must_use]
-    pub fn args<A: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
+    pub(crate) fn args<A: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
         self.args
             .extend(args.into_iter().map(|arg| arg.as_ref().into()));
         self
@@ -110,42 +110,42 @@ impl Program {
 
     /// Sets a variable. There are no others except `PATH` and a UTF-8 locale, both fixed.
     #[must_use]
-    pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
+    pub(crate) fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
         self.env.push((name.as_ref().into(), value.as_ref().into()));
         self
     }
 
     /// Passes the caller's variables on, except `PATH` and the locale: for tools that read the user's settings.
     #[must_use]
-    pub fn inherit_env(mut self) -> Self {
+    pub(crate) fn inherit_env(mut self) -> Self {
         self.inherit_env = true;
         self
     }
 
     /// Withholds these variables of the caller.
     #[must_use]
-    pub fn without(mut self, names: &'static [&'static str]) -> Self {
+    pub(crate) fn without(mut self, names: &'static [&'static str]) -> Self {
         self.without = names;
         self
     }
 
     /// Runs it as this user and group, without supplementary groups. Needs root.
     #[must_use]
-    pub fn user(mut self, uid: u32, gid: u32) -> Self {
+    pub(crate) fn user(mut self, uid: u32, gid: u32) -> Self {
         self.user = Some((uid, gid));
         self
     }
 
     /// Sets its standard input, at most 64 KiB, the size of a pipe. Default: empty.
     #[must_use]
-    pub fn input(mut self, bytes: impl Into<Vec<u8>>) -> Self {
+    pub(crate) fn input(mut self, bytes: impl Into<Vec<u8>>) -> Self {
         self.input = bytes.into();
         self
     }
 
     /// Sets the working directory; default: `/`.
     #[must_use]
-    pub fn directory(mut self, directory: impl AsRef<Path>) -> Self {
+    pub(crate) fn directory(mut self, directory: impl AsRef<Path>) -> Self {
         self.directory = directory.as_ref().into();
         self
     }
@@ -153,20 +153,20 @@ impl Program {
     /// Runs it as PID 1 of its own PID and mount namespaces: when it ends or is killed, the kernel ends every process
     /// and unmounts every mount it made. Needs root.
     #[must_use]
-    pub fn isolated(mut self) -> Self {
+    pub(crate) fn isolated(mut self) -> Self {
         self.isolated = true;
         self
     }
 
     /// Sets how long it may take to stop when asked, before it is killed.
     #[must_use]
-    pub fn grace(mut self, grace: Duration) -> Self {
+    pub(crate) fn grace(mut self, grace: Duration) -> Self {
         self.grace = grace;
         self
     }
 
     /// Runs it to its end and returns its stdout, at most `limit` bytes.
-    pub fn output(
+    pub(crate) fn output(
         &self,
         limit: u64,
         cancel: &AtomicBool,
@@ -189,20 +189,20 @@ impl Program {
     }
 
     /// Accepts this exit status as success too.
-    pub fn tolerate(mut self, status: i32) -> Self {
+    pub(crate) fn tolerate(mut self, status: i32) -> Self {
         self.tolerated = Some(status);
         self
     }
 
     /// Interprets its exit status as rockenv's: it determines the kind of the error.
     #[must_use]
-    pub fn own_codes(mut self) -> Self {
+    pub(crate) fn own_codes(mut self) -> Self {
         self.own_codes = true;
         self
     }
 
     /// Runs it with `consume` reading its stdout in a separate thread. An error of either stops the other.
-    pub fn stream<T: Send>(
+    pub(crate) fn stream<T: Send>(
         &self,
         cancel: &AtomicBool,
         on: &mut dyn FnMut(Event<'_>),

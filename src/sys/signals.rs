@@ -12,7 +12,7 @@ use crate::sys::error::{Error, Kind, Result};
 
 /// The signals that mean stop, blocked and readable instead.
 #[derive(Debug)]
-pub struct Signals(SignalFd);
+pub(crate) struct Signals(SignalFd);
 
 /// Returns whether this process was started with the signal ignored, as by `nohup`.
 fn is_ignored(signal: Signal) -> bool {
@@ -46,7 +46,7 @@ pub(crate) fn block(signals: &[Signal]) -> Result<SignalFd> {
 
 impl Signals {
     /// Blocks them for this process from now on.
-    pub fn take() -> Result<Self> {
+    pub(crate) fn take() -> Result<Self> {
         let signals = block(&STOP)?;
         // Usually taken once in a process; a second one sees the same signals.
         drop(TAKEN.set(signals.as_fd().try_clone_to_owned()?));
@@ -54,7 +54,7 @@ impl Signals {
     }
 
     /// Returns the signal that came, if any.
-    pub fn pending(&self) -> Result<Option<i32>> {
+    pub(crate) fn pending(&self) -> Result<Option<i32>> {
         Ok(self
             .0
             .read_signal()?
@@ -86,14 +86,14 @@ pub(crate) fn is_pending() -> bool {
 
 /// Turns a signal into a flag, for work that checks a flag to know when to stop.
 #[derive(Debug)]
-pub struct Cancel<'a> {
+pub(crate) struct Cancel<'a> {
     signals: &'a Signals,
     caught: AtomicI32,
     flag: AtomicBool,
 }
 
 impl<'a> Cancel<'a> {
-    pub fn new(signals: &'a Signals) -> Self {
+    pub(crate) fn new(signals: &'a Signals) -> Self {
         Self {
             signals,
             caught: AtomicI32::new(0),
@@ -102,12 +102,12 @@ impl<'a> Cancel<'a> {
     }
 
     /// Returns the flag: set once a signal came.
-    pub fn flag(&self) -> &AtomicBool {
+    pub(crate) fn flag(&self) -> &AtomicBool {
         &self.flag
     }
 
     /// Checks for a signal; the work calls this at intervals.
-    pub fn look(&self) {
+    pub(crate) fn look(&self) {
         if let Ok(Some(number)) = self.signals.pending() {
             self.caught.store(number, Ordering::Relaxed);
             self.flag.store(true, Ordering::Relaxed);
@@ -115,12 +115,12 @@ impl<'a> Cancel<'a> {
     }
 
     /// Returns the signal that came, if any.
-    pub fn caught(&self) -> Option<i32> {
+    pub(crate) fn caught(&self) -> Option<i32> {
         Some(self.caught.load(Ordering::Relaxed)).filter(|number| *number != 0)
     }
 
     /// Makes the error of stopped work name the signal.
-    pub fn outcome<T>(&self, result: Result<T>) -> Result<T> {
+    pub(crate) fn outcome<T>(&self, result: Result<T>) -> Result<T> {
         match (result, self.caught()) {
             (Err(_), Some(number)) => Err(Error::new(Kind::Signal(number), "interrupted")),
             (result, _) => result,

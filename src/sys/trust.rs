@@ -14,6 +14,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::sys::account::{self, Existing, Place};
 use crate::sys::atomic;
+use crate::sys::builtin;
 use crate::sys::catalog::Directory;
 use crate::sys::checked::{Checked, MOST_FILES};
 use crate::sys::error::{Error, Result};
@@ -105,8 +106,15 @@ impl Current {
             checked: checked.map(Arc::new),
         };
         if !current.counts() {
-            let names = names.into_iter().filter(|name| *name != CONFIGURATION);
-            current.unread.extend(names.map(|name| format!("{name}/")));
+            // A built-in name is never taken from here, so a directory of these alone, as in rockenv's own checkout,
+            // says nothing new.
+            let adds = |kind: &&str| {
+                *kind != CONFIGURATION
+                    && names_in(&current.directory, kind).any(|name| !is_builtin(kind, &name))
+            };
+            let kinds: Vec<_> = names.into_iter().filter(adds).collect();
+            let kinds = kinds.into_iter().map(|kind| format!("{kind}/"));
+            current.unread.extend(kinds);
         }
         current
     }
@@ -211,21 +219,38 @@ pub(crate) fn is_listed(path: &Path, listed: Option<&str>) -> bool {
 
 /// Returns the names of rockenv's files in a directory.
 pub(crate) fn present(directory: &Path) -> Vec<&'static str> {
-    let has = |name: &str| {
-        let entries = fs::read_dir(directory.join(name)).into_iter().flatten();
-        entries.take(MOST_FILES).flatten().any(|entry| {
-            let path = entry.path();
-            match name {
-                "hooks" => path.join("hook.toml").exists(),
-                _ => path.extension().is_some_and(|end| end == "toml"),
-            }
-        })
-    };
-    let mut found: Vec<_> = DIRECTORIES.into_iter().filter(|name| has(name)).collect();
+    let has = |kind: &&str| names_in(directory, kind).next().is_some();
+    let mut found: Vec<_> = DIRECTORIES.into_iter().filter(has).collect();
     if fs::symlink_metadata(directory.join(CONFIGURATION)).is_ok() {
         found.push(CONFIGURATION);
     }
     found
+}
+
+/// Returns the names of the profiles, images or hooks in a directory.
+fn names_in(directory: &Path, kind: &str) -> impl Iterator<Item = String> {
+    let entries = fs::read_dir(directory.join(kind)).into_iter().flatten();
+    let are_hooks = kind == "hooks";
+    entries.take(MOST_FILES).flatten().filter_map(move |entry| {
+        let path = entry.path();
+        let name = match are_hooks {
+            true => path.join("hook.toml").exists().then(|| path.file_name()),
+            false => path
+                .extension()
+                .filter(|end| *end == "toml")
+                .map(|_| path.file_stem()),
+        };
+        Some(name??.to_string_lossy().into_owned())
+    })
+}
+
+fn is_builtin(kind: &str, name: &str) -> bool {
+    let file = format!("{name}.toml");
+    match kind {
+        "profiles" => builtin::PROFILES.contains(file),
+        "images" => builtin::IMAGES.contains(file),
+        _ => builtin::HOOKS.contains(name),
+    }
 }
 
 /// Returns the digest of a directory's files for rockenv.
@@ -285,5 +310,30 @@ impl Trusted {
             Place::new(account::caller(), &Self::file(user, path))?.remove()?;
         }
         Ok(known)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_of_built_in_names_alone_needs_no_notice() {
+        let place = tempfile::tempdir().unwrap();
+        let directory = place.path().join("checkout");
+        for file in [
+            "profiles/therock.toml",
+            "images/debian-forky.toml",
+            "hooks/torch-without-rccl/hook.toml",
+        ] {
+            let file = directory.join(file);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, "").unwrap();
+        }
+        let look = || Current::look(&directory, place.path(), None, None);
+        assert_eq!(look().state, State::Untrusted);
+        assert_eq!(look().notice(), None);
+        fs::write(directory.join("images/mine.toml"), "").unwrap();
+        assert_eq!(look().unread, ["images/"]);
     }
 }

@@ -22,18 +22,18 @@ struct Range {
 }
 
 /// Returns whether this process is root of the machine, and not only of a namespace.
-pub fn is_root() -> bool {
+pub(crate) fn is_root() -> bool {
     nix::unistd::geteuid().is_root() && !ENTERED.load(Ordering::Relaxed)
 }
 
 /// Records that the parent process had entered one.
-pub fn inherit() {
+pub(crate) fn inherit() {
     ENTERED.store(true, Ordering::Relaxed);
 }
 
 /// Makes this process root of a user namespace; does nothing for root, and the second time. The process must have one
 /// thread.
-pub fn enter() -> Result<()> {
+pub(crate) fn enter() -> Result<()> {
     if nix::unistd::geteuid().is_root() {
         return Ok(());
     }

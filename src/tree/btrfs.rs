@@ -165,20 +165,6 @@ pub fn snapshot(from: &Path, to: &Path, read_only: bool) -> Result<()> {
     Ok(())
 }
 
-pub fn is_read_only(path: &Path) -> Result<bool> {
-    let fd = beneath::open_path(path)?;
-    flags(fd.as_fd())
-        .map(|flags| flags & SNAPSHOT_READ_ONLY != 0)
-        .context(|| format!("cannot examine the btrfs subvolume `{}`", path.display()))
-}
-
-/// Makes the subvolume read-only, or writable again.
-pub fn set_read_only(path: &Path, read_only: bool) -> Result<()> {
-    let fd = beneath::open_path(path)?;
-    write_read_only(fd.as_fd(), read_only)
-        .context(|| format!("cannot change the btrfs subvolume `{}`", path.display()))
-}
-
 /// Returns whether the content of a subvolume differs from another one's, of which it is a snapshot, or which is a
 /// snapshot of it and read-only since. Ignores access times.
 ///

@@ -2,22 +2,23 @@
 //! with the source if the file system can.
 
 use std::collections::HashMap;
+use std::ffi::CStr;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag};
-use nix::sys::stat::{FchmodatFlags, FileStat, Mode, SFlag, UtimensatFlags, fstatat};
-use nix::sys::time::TimeSpec;
-use nix::unistd::{Gid, Uid, Whence};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstatat};
+use nix::unistd::{Gid, Uid, Whence, getegid, geteuid};
 
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::signals::stop_if;
 use crate::tree::content::copy_range;
+use crate::tree::metadata;
 use crate::tree::root_fs::{self, Tree};
-use crate::tree::xattr::Place;
+use crate::tree::xattr::{self, Attributes};
 
 /// Copies the content of `from` into the existing directory `into`, without following links or entering mounts.
 pub(crate) fn copy(
@@ -38,14 +39,15 @@ pub(crate) fn copy(
     let mut copy = Copy {
         target: target.fd(),
         names: HashMap::new(),
-        is_root: nix::unistd::geteuid().is_root(),
+        owner: (!geteuid().is_root()).then(|| (geteuid(), getegid())),
+        attributes: Attributes::default(),
         bytes: 0,
         cancel,
         progress,
     };
     let stat = nix::sys::stat::fstat(source.fd())?;
     copy.directory(source.fd(), target.fd(), &[])
-        .and_then(|()| copy.attributes(source.fd(), target.fd(), &stat))
+        .and_then(|()| Ok(copy.attributes(source.fd(), target.fd(), stat)?))
         .context(|| format!("cannot copy `{}`", from.display()))
 }
 
@@ -56,7 +58,9 @@ struct Copy<'a> {
     target: BorrowedFd<'a>,
     /// The first copied name of each file with several names.
     names: HashMap<(u64, u64), Vec<u8>>,
-    is_root: bool,
+    /// The only owner that can be given, unless by root.
+    owner: Option<(Uid, Gid)>,
+    attributes: Attributes,
     bytes: u64,
     cancel: &'a AtomicBool,
     progress: &'a mut dyn FnMut(u64),
@@ -107,7 +111,7 @@ impl Copy<'_> {
                 let from = open_source(from, name, OFlag::O_DIRECTORY, path)?;
                 let into = beneath::open_dir(into, name).context(fail)?;
                 self.directory(from.as_fd(), into.as_fd(), path)?;
-                self.attributes(from.as_fd(), into.as_fd(), &stat)
+                self.attributes(from.as_fd(), into.as_fd(), stat)
                     .context(fail)
             }
             SFlag::S_IFREG => {
@@ -120,13 +124,13 @@ impl Copy<'_> {
                 let target = nix::fcntl::openat(into, name, flags, Mode::S_IRUSR | Mode::S_IWUSR)
                     .context(fail)?;
                 self.data(&source, &target, stat.st_size).context(fail)?;
-                self.attributes(source.as_fd(), target.as_fd(), &stat)
+                self.attributes(source.as_fd(), target.as_fd(), stat)
                     .context(fail)
             }
             SFlag::S_IFLNK => {
                 let link = nix::fcntl::readlinkat(from, name).context(fail)?;
                 nix::unistd::symlinkat(link.as_os_str(), into, name).context(fail)?;
-                self.attributes_by_name(from, into, name, &stat)
+                self.attributes_by_name(from, into, name, stat)
                     .context(fail)
             }
             // A socket without its process is useless.
@@ -137,7 +141,7 @@ impl Copy<'_> {
                     Err(Errno::EPERM) => return Ok(()),
                     other => other.context(fail)?,
                 }
-                self.attributes_by_name(from, into, name, &stat)
+                self.attributes_by_name(from, into, name, stat)
                     .context(fail)
             }
         }
@@ -169,63 +173,38 @@ impl Copy<'_> {
         Ok(nix::unistd::ftruncate(target, size)?)
     }
 
+    /// The metadata that the copy gets; an ordinary user owns all of it.
+    fn metadata(&self, mut stat: FileStat) -> FileStat {
+        if let Some((owner, group)) = self.owner {
+            (stat.st_uid, stat.st_gid) = (owner.as_raw(), group.as_raw());
+        }
+        stat
+    }
+
     fn attributes(
-        &self,
+        &mut self,
         from: BorrowedFd<'_>,
         into: BorrowedFd<'_>,
-        stat: &FileStat,
-    ) -> Result<()> {
-        if self.is_root {
-            nix::unistd::fchown(
-                into,
-                Some(Uid::from_raw(stat.st_uid)),
-                Some(Gid::from_raw(stat.st_gid)),
-            )?;
-        }
-        nix::sys::stat::fchmod(into, Mode::from_bits_truncate(stat.st_mode & 0o7777))?;
-        for (name, value) in Place::Open(from).content()? {
-            Place::Open(into).set(&*name, &value)?;
-        }
-        Ok(nix::sys::stat::futimens(
-            into,
-            &TimeSpec::UTIME_OMIT,
-            &mtime(stat),
-        )?)
+        stat: FileStat,
+    ) -> nix::Result<()> {
+        let stat = self.metadata(stat);
+        metadata::copy_open(from, &stat, into, &mut self.attributes, is_wanted)
     }
 
     fn attributes_by_name(
-        &self,
+        &mut self,
         from: BorrowedFd<'_>,
         into: BorrowedFd<'_>,
         name: &[u8],
-        stat: &FileStat,
-    ) -> Result<()> {
-        if self.is_root {
-            let (owner, group) = (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid));
-            nix::unistd::fchownat(
-                into,
-                name,
-                Some(owner),
-                Some(group),
-                AtFlags::AT_SYMLINK_NOFOLLOW,
-            )?;
-        }
-        if beneath::kind(stat) != SFlag::S_IFLNK {
-            let mode = Mode::from_bits_truncate(stat.st_mode & 0o7777);
-            nix::sys::stat::fchmodat(into, name, mode, FchmodatFlags::FollowSymlink)?;
-        }
-        for (attribute, value) in Place::Entry(from, name).content()? {
-            Place::Entry(into, name).set(&*attribute, &value)?;
-        }
-        let omit = TimeSpec::UTIME_OMIT;
-        Ok(nix::sys::stat::utimensat(
-            into,
-            name,
-            &omit,
-            &mtime(stat),
-            UtimensatFlags::NoFollowSymlink,
-        )?)
+        stat: FileStat,
+    ) -> nix::Result<()> {
+        let stat = self.metadata(stat);
+        metadata::copy_entry(from, &stat, into, name, &mut self.attributes, is_wanted)
     }
+}
+
+fn is_wanted(attribute: &CStr) -> bool {
+    xattr::is_content(attribute.to_bytes())
 }
 
 fn open_source(parent: BorrowedFd<'_>, name: &[u8], flags: OFlag, path: &[u8]) -> Result<OwnedFd> {
@@ -237,8 +216,4 @@ fn open_source(parent: BorrowedFd<'_>, name: &[u8], flags: OFlag, path: &[u8]) -
         ),
         other => other.context(|| format!("cannot open `{}`", described())),
     }
-}
-
-fn mtime(stat: &FileStat) -> TimeSpec {
-    TimeSpec::new(stat.st_mtime, stat.st_mtime_nsec)
 }

@@ -22,7 +22,7 @@ const LARGEST: i64 = 64 << 20;
 
 /// The entry at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Entry {
+pub(crate) enum Entry {
     File {
         bytes: Vec<u8>,
         mode: u32,
@@ -34,7 +34,7 @@ pub enum Entry {
 }
 
 /// Reads the file at `below` in the directory `root`.
-pub fn read(root: &Path, below: &Path) -> Result<Entry> {
+pub(crate) fn read(root: &Path, below: &Path) -> Result<Entry> {
     let shown = || format!("cannot read `{}`", root.join(below).display());
     let top = beneath::open_path(root)?;
     let (parent, name) = split(below)?;
@@ -90,7 +90,7 @@ fn absent(top: &OwnedFd, parent: &Path) -> Result<Entry> {
 /// Gives the file at `below` this content. An existing file keeps owner and mode, a new one gets those of its
 /// directory. `executable` sets or clears the permission to execute. The modification time is now, or `time` in
 /// seconds and nanoseconds; returns which it is.
-pub fn write(
+pub(crate) fn write(
     root: &Path,
     below: &Path,
     bytes: &[u8],
@@ -141,7 +141,7 @@ pub fn write(
     clippy::disallowed_types,
     reason = "the file was opened by its name in a directory"
 )]
-pub fn open(root: &Path, below: &Path) -> Result<Option<std::fs::File>> {
+pub(crate) fn open(root: &Path, below: &Path) -> Result<Option<std::fs::File>> {
     let shown = || format!("cannot read `{}`", root.join(below).display());
     let top = beneath::open_path(root)?;
     let (parent, name) = split(below)?;
@@ -164,7 +164,7 @@ pub fn open(root: &Path, below: &Path) -> Result<Option<std::fs::File>> {
 
 /// Puts the content of `from` at `below`, all or nothing: by shared blocks if the file system can, else as a copy.
 /// Replaces an existing file; the owner is that of the directory.
-pub fn place(root: &Path, below: &Path, from: BorrowedFd<'_>) -> Result<()> {
+pub(crate) fn place(root: &Path, below: &Path, from: BorrowedFd<'_>) -> Result<()> {
     let shown = || format!("cannot write `{}`", root.join(below).display());
     let top = beneath::open_path(root)?;
     let (parent, name) = split(below)?;
@@ -193,7 +193,7 @@ pub fn place(root: &Path, below: &Path, from: BorrowedFd<'_>) -> Result<()> {
     outcome.context(shown)
 }
 
-pub fn remove(root: &Path, below: &Path) -> Result<()> {
+pub(crate) fn remove(root: &Path, below: &Path) -> Result<()> {
     let shown = || format!("cannot remove `{}`", root.join(below).display());
     let (parent, name) = split(below)?;
     let top = beneath::open_path(root)?;

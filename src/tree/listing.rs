@@ -116,7 +116,7 @@ impl Entry {
 
 /// The result of examining a path.
 #[derive(Clone, Debug)]
-pub enum Place {
+pub(crate) enum Place {
     /// Nothing is there.
     Free,
     /// A link, a file or a mount point is on the way to it.
@@ -210,7 +210,7 @@ impl Listing {
 }
 
 /// Examines one path below a directory.
-pub fn look(directory: &Path, path: &Path) -> Result<Place> {
+pub(crate) fn look(directory: &Path, path: &Path) -> Result<Place> {
     let shown = || format!("cannot read `{}`", directory.join(path).display());
     let top = match beneath::open_path(directory) {
         Err(_) if !directory.exists() => return Ok(Place::Free),
@@ -353,7 +353,7 @@ mod optional_path {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Paths(pub Vec<PathBuf>);
+pub(crate) struct Paths(pub Vec<PathBuf>);
 
 impl Serialize for Paths {
     fn serialize<S: serde::Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {

@@ -55,14 +55,14 @@ pub(super) fn copy_open(
     futimens(to, &atime, &mtime)
 }
 
-/// Gives the entry `name` of `to`, which cannot be opened (a link, device, FIFO or socket), the metadata of that of
-/// `from`.
+/// The same for the entry `name` of `to`, which cannot be opened (a link, device, FIFO or socket), from that of `from`.
 pub(super) fn copy_entry(
     from: BorrowedFd<'_>,
     stat: &FileStat,
     to: BorrowedFd<'_>,
-    name: &CStr,
+    name: &[u8],
     attributes: &mut Attributes,
+    wanted: impl Fn(&CStr) -> bool,
 ) -> nix::Result<()> {
     let (uid, gid) = owner(stat);
     fchownat(to, name, uid, gid, AtFlags::AT_SYMLINK_NOFOLLOW)?;
@@ -70,8 +70,8 @@ pub(super) fn copy_entry(
         // Links have no mode, and other entries cannot be followed.
         fchmodat(to, name, mode(stat), FchmodatFlags::FollowSymlink)?;
     }
-    let place = |directory| Place::Entry(directory, name.to_bytes());
-    attributes.copy(place(from), place(to), |_| true)?;
+    let place = |directory| Place::Entry(directory, name);
+    attributes.copy(place(from), place(to), wanted)?;
     let (atime, mtime) = times(stat);
     utimensat(to, name, &atime, &mtime, UtimensatFlags::NoFollowSymlink)
 }

@@ -9,10 +9,10 @@ pub(crate) mod root_fs;
 pub(crate) mod acl;
 pub mod btrfs;
 mod content;
-pub mod file;
+pub(crate) mod file;
 mod flatten;
 mod inode_flags;
-pub mod listing;
+pub(crate) mod listing;
 mod metadata;
 mod mounts;
 pub mod overlay;
@@ -21,8 +21,9 @@ mod reflink;
 mod remove;
 mod take;
 pub(crate) mod work;
-pub mod write;
+pub(crate) mod write;
 pub(crate) mod xattr;
+pub(crate) mod xfs;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -30,12 +31,12 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-pub use flatten::{Flattened, flatten};
+pub use flatten::flatten;
 pub(crate) use mounts::{at_or_below as mounts_at_or_below, compresses};
-pub use probe::{Probe, probe};
+pub use probe::probe;
 pub use reflink::{Cloned, copy_tree};
 pub use remove::{Removed, remove_tree};
-pub use take::{is_directory_below, take_below};
+pub(crate) use take::{is_directory_below, take_below};
 
 use crate::sys::error::{Error, Result};
 
@@ -86,7 +87,7 @@ impl FromStr for Method {
 }
 
 /// Returns the mount points at or below a path, as this process sees them; none if the kernel does not report them.
-pub fn mounts_below(path: &Path) -> Vec<PathBuf> {
+pub(crate) fn mounts_below(path: &Path) -> Vec<PathBuf> {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     mounts::at_or_below(&absolute).unwrap_or_default()
 }

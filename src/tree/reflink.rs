@@ -275,7 +275,8 @@ impl Copy<'_> {
         if self.once(pair, name, &stat, create)?.is_none() {
             return Ok(());
         }
-        metadata::copy_entry(from, &stat, to, name, &mut worker.attributes)
+        let name = name.to_bytes();
+        metadata::copy_entry(from, &stat, to, name, &mut worker.attributes, |_| true)
     }
 
     /// Creates the copy of a file, or links to it and returns `None` if it has been created under another name.
@@ -361,7 +362,8 @@ impl Worker {
             return self.fill(source.as_fd(), &stat, target.as_fd(), transport);
         }
         create_special(from, &stat, to, name)?;
-        metadata::copy_entry(from, &stat, to, name, &mut self.attributes)
+        let name = name.to_bytes();
+        metadata::copy_entry(from, &stat, to, name, &mut self.attributes, |_| true)
     }
 }
 

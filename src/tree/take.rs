@@ -10,7 +10,7 @@ use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
 
 /// Moves the entry at `below` in the directory `root` to `to`, on the same file system. A missing entry is a success.
-pub fn take_below(root: &Path, below: &Path, to: &Path) -> Result<()> {
+pub(crate) fn take_below(root: &Path, below: &Path, to: &Path) -> Result<()> {
     let shown = || format!("cannot remove `{}`", root.join(below).display());
     let (Some(parent), Some(name)) = (below.parent(), below.file_name()) else {
         return Err(Error::unexpected(format!(
@@ -34,6 +34,6 @@ pub fn take_below(root: &Path, below: &Path, to: &Path) -> Result<()> {
 
 /// Returns whether there is a directory at `below` in the directory `root`, without a link or a mount point on the
 /// way.
-pub fn is_directory_below(root: &Path, below: &Path) -> bool {
+pub(crate) fn is_directory_below(root: &Path, below: &Path) -> bool {
     beneath::open_path(root).is_ok_and(|top| beneath::open_below(&top, below).is_ok())
 }

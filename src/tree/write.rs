@@ -22,7 +22,7 @@ use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 
 /// How an existing entry is handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Existing {
+pub(crate) enum Existing {
     /// It stays, and that is an error.
     Refuse,
     /// A file or link is replaced.
@@ -31,7 +31,7 @@ pub enum Existing {
 
 /// Writes entries below one directory.
 #[derive(Debug)]
-pub struct Writer {
+pub(crate) struct Writer {
     rights: &'static Rights,
     root: OwnedFd,
     shown: PathBuf,
@@ -46,7 +46,7 @@ pub struct Writer {
 
 impl Writer {
     /// Opens a directory of the store, or another one of this process.
-    pub fn open(directory: &Path, owner: Option<(u32, u32)>, synced: bool) -> Result<Self> {
+    pub(crate) fn open(directory: &Path, owner: Option<(u32, u32)>, synced: bool) -> Result<Self> {
         Self::with(&Rights::Own, directory, owner, synced)
     }
 
@@ -84,7 +84,7 @@ impl Writer {
 
     /// Writes an entry; a file gets the content of the open file `from`. An existing directory gets mode and time of
     /// the entry.
-    pub fn put(
+    pub(crate) fn put(
         &mut self,
         path: &Path,
         entry: &Entry,
@@ -107,7 +107,7 @@ impl Writer {
     }
 
     /// Makes another name of the file at `first`, which is below the same directory.
-    pub fn link(&mut self, path: &Path, first: &Path, existing: Existing) -> Result<()> {
+    pub(crate) fn link(&mut self, path: &Path, first: &Path, existing: Existing) -> Result<()> {
         let (parent, source) = split(first)?;
         let outcome = self.open_below(parent).and_then(|parent| {
             self.place(path, existing, |this, to, name| {
@@ -119,7 +119,7 @@ impl Writer {
     }
 
     /// Removes the entry at a path; a directory must be empty.
-    pub fn remove(&mut self, path: &Path, is_directory: bool) -> Result<()> {
+    pub(crate) fn remove(&mut self, path: &Path, is_directory: bool) -> Result<()> {
         let (parent, name) = split(path)?;
         self.open_below(parent)
             .and_then(|parent| {
@@ -130,7 +130,7 @@ impl Writer {
     }
 
     /// Sets the modes and times of directories, after all entries below them.
-    pub fn finish(self) -> Result<()> {
+    pub(crate) fn finish(self) -> Result<()> {
         // Children first, because they may need a mode that their parent does not keep.
         for (path, (mode, mtime)) in self.directories.iter().rev() {
             let finish = || -> nix::Result<()> {
@@ -278,7 +278,7 @@ impl Writer {
 }
 
 /// Makes the error for an existing entry that must not be overwritten.
-pub fn in_the_way(place: &Path) -> Error {
+pub(crate) fn in_the_way(place: &Path) -> Error {
     Error::new(
         Kind::Usage,
         format!(

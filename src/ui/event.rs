@@ -5,12 +5,12 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Version of the event stream.
-pub const SCHEMA: u32 = 1;
+pub(crate) const SCHEMA: u32 = 1;
 
 /// One event; bytes and milliseconds are integers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "event", rename_all = "kebab-case")]
-pub enum Event {
+pub(crate) enum Event {
     /// The plan is made and work begins.
     RunStarted {
         env: String,
@@ -95,7 +95,7 @@ pub enum Event {
 /// The engine chosen for a new env.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub struct Chosen {
+pub(crate) struct Chosen {
     pub engine: String,
     /// Why it was chosen.
     pub reason: String,
@@ -104,7 +104,7 @@ pub struct Chosen {
 /// A step of the plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub struct Planned {
+pub(crate) struct Planned {
     pub index: u32,
     pub name: String,
     pub key: String,
@@ -120,7 +120,7 @@ pub struct Planned {
 /// The origin of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Stream {
+pub(crate) enum Stream {
     Stdout,
     Stderr,
 }
@@ -128,7 +128,7 @@ pub enum Stream {
 /// How a step or a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// It ran and succeeded.
     Done,
     /// It ran and failed.
@@ -142,7 +142,7 @@ pub enum Outcome {
 /// The cost of a step; values that could not be measured are absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
-pub struct Cost {
+pub(crate) struct Cost {
     pub wall_ms: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_ms: Option<u64>,

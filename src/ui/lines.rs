@@ -6,7 +6,7 @@ use std::borrow::Cow;
 const LINE_MAX: usize = 4096;
 
 #[derive(Debug, Default)]
-pub struct Lines {
+pub(crate) struct Lines {
     line: Vec<u8>,
     cut: bool,
     /// The last byte was a carriage return: the line is over, and the next byte decides how it ended.
@@ -15,19 +15,19 @@ pub struct Lines {
 
 /// A line of output without its newline, with escape sequences removed and everything else made safe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Line<'a> {
+pub(crate) struct Line<'a> {
     pub text: &'a str,
     /// The next line overwrote it after a carriage return: a progress display, not worth keeping.
     pub overwritten: bool,
 }
 
 impl Lines {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::default()
     }
 
     /// Takes the next bytes and calls `each` for the completed lines.
-    pub fn push(&mut self, mut bytes: &[u8], mut each: impl FnMut(Line<'_>)) {
+    pub(crate) fn push(&mut self, mut bytes: &[u8], mut each: impl FnMut(Line<'_>)) {
         while let Some(&first) = bytes.first() {
             if self.returned {
                 self.returned = false;
@@ -61,7 +61,7 @@ impl Lines {
     }
 
     /// Calls `each` for the text after the last newline.
-    pub fn finish(&mut self, mut each: impl FnMut(Line<'_>)) {
+    pub(crate) fn finish(&mut self, mut each: impl FnMut(Line<'_>)) {
         self.returned = false;
         if !self.line.is_empty() {
             self.end(false, &mut each);

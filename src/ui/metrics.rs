@@ -16,11 +16,11 @@ use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::ui::event::{Cost, Outcome};
 
 /// Version of the rows: a new field keeps it, any other change raises it.
-pub const SCHEMA: u32 = 1;
+pub(crate) const SCHEMA: u32 = 1;
 
 /// One step of one `up`; a step that ran out of memory and was retried has two. Bytes and milliseconds are integers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Row {
+pub(crate) struct Row {
     /// Version of the rows.
     pub schema: u32,
     /// When the step ended, or was found to exist.
@@ -49,7 +49,7 @@ pub struct Row {
 
 /// The file that rows are appended to.
 #[derive(Debug)]
-pub struct Rows {
+pub(crate) struct Rows {
     path: PathBuf,
     file: fs::File,
     /// Steps that have a row: the next plan of the same command finds a step that has just run.
@@ -58,7 +58,7 @@ pub struct Rows {
 
 impl Rows {
     /// Opens the file, before the build that it is about.
-    pub fn open(path: &Path) -> Result<Self> {
+    pub(crate) fn open(path: &Path) -> Result<Self> {
         let help = "--metrics FILE, in an existing directory";
         let place = Place::new(caller(), path).map_err(|error| error.help(help))?;
         Ok(Self {
@@ -69,7 +69,7 @@ impl Rows {
     }
 
     /// Adds a row; a hit gets one only if the step has none yet.
-    pub fn add(&self, row: &Row) -> Result<()> {
+    pub(crate) fn add(&self, row: &Row) -> Result<()> {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         if !told.insert(row.step.clone()) && row.outcome == Outcome::Hit {
             return Ok(());

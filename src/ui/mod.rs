@@ -2,22 +2,22 @@
 //!
 //! Nothing else prints, and nothing here reads the environment: [`Settings`] come from `config`.
 
-pub mod metrics;
+pub(crate) mod metrics;
 
-pub mod ci;
-pub mod event;
+pub(crate) mod ci;
+pub(crate) mod event;
 mod json;
-pub mod lines;
-pub mod ninja;
+pub(crate) mod lines;
+pub(crate) mod ninja;
 mod osc;
 mod overall;
 mod plain;
-pub mod report;
-pub mod size;
-pub mod table;
-pub mod tail;
+pub(crate) mod report;
+pub(crate) mod size;
+pub(crate) mod table;
+pub(crate) mod tail;
 mod term;
-pub mod text;
+pub(crate) mod text;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -29,14 +29,14 @@ use serde::Serialize;
 
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use ci::{Level, Sections};
-pub use osc::Integration;
-pub use report::{Format, Reporter, StepOutput};
+pub(crate) use osc::Integration;
+pub(crate) use report::{Format, Reporter, StepOutput};
 use table::Table;
 use term::Bars;
 
 /// Settings for the output; plain values, so that tests and `config` can set them all.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Settings {
+pub(crate) struct Settings {
     /// `-q`: no notes; warnings and errors remain.
     pub quiet: bool,
     /// Number of `-v`: details, and every line of a step's output.
@@ -62,14 +62,14 @@ pub struct Settings {
 
 /// Which standard streams are terminals.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Terminals {
+pub(crate) struct Terminals {
     pub stdin: bool,
     pub stdout: bool,
     pub stderr: bool,
 }
 
 impl Terminals {
-    pub fn detect() -> Self {
+    pub(crate) fn detect() -> Self {
         Self {
             stdin: io::stdin().is_terminal(),
             stdout: io::stdout().is_terminal(),
@@ -80,7 +80,7 @@ impl Terminals {
 
 impl Settings {
     /// Returns a text with its commands of rockenv as the user has to type them.
-    pub fn hint<'a>(&self, text: &'a str) -> Cow<'a, str> {
+    pub(crate) fn hint<'a>(&self, text: &'a str) -> Cow<'a, str> {
         match self.through_sudo {
             true => Cow::Owned(text::with_sudo(text)),
             false => Cow::Borrowed(text),
@@ -94,7 +94,7 @@ impl Settings {
 
 /// Output of the program: one object behind any number of clones, usable from any thread.
 #[derive(Clone)]
-pub struct Ui {
+pub(crate) struct Ui {
     settings: Settings,
     out: Arc<Mutex<Out>>,
     err: Arc<Mutex<Messages>>,
@@ -137,7 +137,7 @@ enum Paint {
 
 /// How good a result is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tone {
+pub(crate) enum Tone {
     Good,
     Doubtful,
     Bad,
@@ -168,14 +168,14 @@ fn paint(on: bool, paint: Paint, text: &str) -> String {
 
 impl Ui {
     /// Makes the program's own output.
-    pub fn new(settings: Settings) -> Self {
+    pub(crate) fn new(settings: Settings) -> Self {
         // Listings are written in one go: stdout's own line buffering costs a call each line.
         let out = io::BufWriter::new(io::stdout());
         Self::with_writers(settings, Box::new(out), Box::new(io::stderr()))
     }
 
     /// Makes an output to other writers, for tests.
-    pub fn with_writers(
+    pub(crate) fn with_writers(
         settings: Settings,
         out: Box<dyn Write + Send>,
         err: Box<dyn Write + Send>,
@@ -194,7 +194,7 @@ impl Ui {
         }
     }
 
-    pub fn settings(&self) -> &Settings {
+    pub(crate) fn settings(&self) -> &Settings {
         &self.settings
     }
 
@@ -206,7 +206,7 @@ impl Ui {
     }
 
     /// Writes result text for people, escaped; adds a missing newline at the end.
-    pub fn data(&self, text: &str) {
+    pub(crate) fn data(&self, text: &str) {
         let safe = text::escape_lines(text);
         self.write_out(safe.as_bytes());
         if !text.ends_with('\n') && !text.is_empty() {
@@ -215,7 +215,7 @@ impl Ui {
     }
 
     /// Writes a line that begins with a name: of a result, painted by how good it is.
-    pub fn verdict(&self, tone: Tone, text: &str) {
+    pub(crate) fn verdict(&self, tone: Tone, text: &str) {
         let on = self.settings.color(self.settings.terminals.stdout);
         let text = paint(on, tone.paint(), &text::escape_lines(text));
         self.write_out(format!("{text}\n").as_bytes());
@@ -223,12 +223,12 @@ impl Ui {
 
     /// Writes text that has been through another `Ui`, in place of the `before` lines that this wrote last. Returns its
     /// number of lines on the screen.
-    pub fn redraw(&self, text: &str, before: usize) -> usize {
+    pub(crate) fn redraw(&self, text: &str, before: usize) -> usize {
         let columns = rustix::termios::tcgetwinsize(io::stdout())
             .map_or(80, |size| usize::from(size.ws_col.max(1)));
         let rows: usize = text
             .lines()
-            .map(|line| text::columns(line).div_ceil(columns).max(1))
+            .map(|line| console::measure_text_width(line).div_ceil(columns).max(1))
             .sum();
         let up = match before {
             0 => String::new(),
@@ -240,14 +240,14 @@ impl Ui {
     }
 
     /// Writes a title of results.
-    pub fn heading(&self, text: &str) {
+    pub(crate) fn heading(&self, text: &str) {
         let on = self.settings.color(self.settings.terminals.stdout);
         let text = paint(on, Paint::Bold, &text::escape_lines(text));
         self.write_out(format!("{text}\n").as_bytes());
     }
 
     /// Writes `  WORD  message` with the word painted; on a terminal the message is wrapped.
-    pub fn finding(&self, tone: Tone, word: &str, message: &str) {
+    pub(crate) fn finding(&self, tone: Tone, word: &str, message: &str) {
         let on = self.settings.color(self.settings.terminals.stdout);
         let word = paint(on, tone.paint(), &format!("{word:<7}"));
         let message = text::escape_lines(message);
@@ -260,7 +260,7 @@ impl Ui {
     }
 
     /// Writes a table; the header is bold if colour is on.
-    pub fn table(&self, table: &Table) {
+    pub(crate) fn table(&self, table: &Table) {
         let text = table.render();
         let on = self.settings.color(self.settings.terminals.stdout);
         match text.split_once('\n') {
@@ -273,7 +273,7 @@ impl Ui {
     }
 
     /// Writes help: bold only if colour is on.
-    pub fn styled(&self, text: &clap::builder::StyledStr) {
+    pub(crate) fn styled(&self, text: &clap::builder::StyledStr) {
         let on = self.settings.color(self.settings.terminals.stdout);
         let text = if on {
             text.ansi().to_string()
@@ -283,7 +283,7 @@ impl Ui {
         self.write_out(text.as_bytes());
     }
 
-    pub fn json(&self, value: &impl Serialize) -> Result<()> {
+    pub(crate) fn json(&self, value: &impl Serialize) -> Result<()> {
         let json = serde_json::to_string_pretty(value)
             .map_err(|error| Error::unexpected("cannot write the result as json").source(error))?;
         self.write_out(text::escape_json(&json).as_bytes());
@@ -292,7 +292,7 @@ impl Ui {
     }
 
     /// Writes bytes that a program may read, such as shell code: unchanged, except to a terminal.
-    pub fn raw(&self, bytes: &[u8]) {
+    pub(crate) fn raw(&self, bytes: &[u8]) {
         if self.settings.terminals.stdout {
             self.lines(bytes);
         } else {
@@ -302,7 +302,7 @@ impl Ui {
 
     /// Writes untrusted text, such as logs: control sequences and bytes that are not UTF-8 as escapes, even to a
     /// pipe, which often ends at a terminal.
-    pub fn lines(&self, bytes: &[u8]) {
+    pub(crate) fn lines(&self, bytes: &[u8]) {
         for chunk in bytes.utf8_chunks() {
             self.write_out(text::escape_lines(chunk.valid()).as_bytes());
             for byte in chunk.invalid() {
@@ -312,12 +312,12 @@ impl Ui {
     }
 
     /// Writes bytes unchanged, because the user asked for that.
-    pub fn bytes(&self, bytes: &[u8]) {
+    pub(crate) fn bytes(&self, bytes: &[u8]) {
         self.write_out(bytes);
     }
 
     /// Shows the output now, for commands that follow something.
-    pub fn flush(&self) {
+    pub(crate) fn flush(&self) {
         let mut out = lock(&self.out);
         if out.failed.is_none() {
             out.failed = out.writer.flush().err();
@@ -325,12 +325,12 @@ impl Ui {
     }
 
     /// Returns whether stdout has no reader any more, so that long output may stop.
-    pub fn closed(&self) -> bool {
+    pub(crate) fn closed(&self) -> bool {
         lock(&self.out).failed.is_some()
     }
 
     /// Flushes; an error unless everything was written or the reader had enough (`| head`).
-    pub fn finish(&self) -> Result<()> {
+    pub(crate) fn finish(&self) -> Result<()> {
         self.flush();
         match lock(&self.out).failed.take() {
             Some(error) if error.kind() != io::ErrorKind::BrokenPipe => {
@@ -341,7 +341,7 @@ impl Ui {
     }
 
     /// Reports what happens, unless `-q`.
-    pub fn note(&self, text: &str) {
+    pub(crate) fn note(&self, text: &str) {
         if !self.settings.quiet {
             // On a terminal results come before notes about them.
             self.flush();
@@ -351,7 +351,7 @@ impl Ui {
     }
 
     /// Reports a detail, with `-v`.
-    pub fn detail(&self, text: &str) {
+    pub(crate) fn detail(&self, text: &str) {
         if self.settings.verbose > 0 && !self.settings.quiet {
             let on = self.settings.color(self.settings.terminals.stderr);
             let text = paint(on, Paint::Dim, &text::escape_lines(text));
@@ -360,7 +360,7 @@ impl Ui {
     }
 
     /// Warns of something that stops nothing.
-    pub fn warn(&self, text: &str) {
+    pub(crate) fn warn(&self, text: &str) {
         if self.annotate(Level::Warning, &text::escape_lines(text)) {
             return;
         }
@@ -370,7 +370,7 @@ impl Ui {
     }
 
     /// Reports why the program fails: the message, its causes, and what to type.
-    pub fn error(&self, error: &Error) {
+    pub(crate) fn error(&self, error: &Error) {
         let github = self.settings.ci_system == Some(ci::System::Github);
         let on = !github && self.settings.color(self.settings.terminals.stderr);
         let mut lines = Vec::new();
@@ -396,7 +396,7 @@ impl Ui {
     }
 
     /// Begins a section that a CI system shows folded; without one, prints its title as a note.
-    pub fn begin_section(&self, title: &str) {
+    pub(crate) fn begin_section(&self, title: &str) {
         if self.settings.ci_system.is_none() {
             return self.note(title);
         }
@@ -408,14 +408,14 @@ impl Ui {
     }
 
     /// Ends the open section, if there is one.
-    pub fn end_section(&self) {
+    pub(crate) fn end_section(&self) {
         let mut err = lock(&self.err);
         let text = err.sections.end(Timestamp::now());
         err.write(&text);
     }
 
     /// Marks the job as one with a failure, if a CI system shows that; the failure itself is reported elsewhere.
-    pub fn annotate_failure(&self, what: &str, why: &str) {
+    pub(crate) fn annotate_failure(&self, what: &str, why: &str) {
         let message = format!("{what}: {why}");
         self.annotate(Level::Error, &text::escape_lines(&message));
     }
@@ -430,7 +430,7 @@ impl Ui {
 
     /// Asks a yes-or-no question. `--yes` answers it; without a terminal it is an error, because silence must not
     /// delete anything.
-    pub fn confirm(&self, question: &str) -> Result<bool> {
+    pub(crate) fn confirm(&self, question: &str) -> Result<bool> {
         if self.settings.yes {
             return Ok(true);
         }
@@ -450,7 +450,7 @@ impl Ui {
         Ok(is_yes(&answer))
     }
 
-    pub fn reporter(&self, format: Format) -> Reporter {
+    pub(crate) fn reporter(&self, format: Format) -> Reporter {
         Reporter::new(self, format)
     }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// Edges over all builds seen so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
+pub(crate) struct Progress {
     /// Finished edges; never falls.
     pub done: u64,
     /// Known edges; grows when a nested build begins.
@@ -19,7 +19,7 @@ pub struct Progress {
 
 /// A line's count and its prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Count<'a> {
+pub(crate) struct Count<'a> {
     /// Labels in front, as written: empty for the outer build.
     pub prefix: &'a str,
     pub done: u64,
@@ -39,7 +39,7 @@ const NESTED_MAX: usize = 64;
 const BRACKET_MAX: usize = 80;
 
 /// Finds a count at the start of a line, after any labels in brackets.
-pub fn parse(line: &str) -> Option<Count<'_>> {
+pub(crate) fn parse(line: &str) -> Option<Count<'_>> {
     let start = line.len() - line.trim_start().len();
     let mut at = start;
     // A few labels are enough; text full of brackets is not progress.
@@ -112,7 +112,7 @@ type Build = Vec<Run>;
 
 /// Adds up the counts of one step's output.
 #[derive(Debug, Default)]
-pub struct Tracker {
+pub(crate) struct Tracker {
     builds: HashMap<String, Build>,
     /// Sum over the runs that are no longer tracked separately.
     folded: Progress,
@@ -120,12 +120,12 @@ pub struct Tracker {
 }
 
 impl Tracker {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::default()
     }
 
     /// Examines one line of output, without escape sequences; returns the new sum if it changed.
-    pub fn line(&mut self, line: &str) -> Option<Progress> {
+    pub(crate) fn line(&mut self, line: &str) -> Option<Progress> {
         if let Some(count) = parse(line) {
             self.count(count);
         } else if let Some(prefix) = stopped(line) {
@@ -155,7 +155,7 @@ impl Tracker {
     }
 
     /// Returns the sum; a total of zero means that no build was seen.
-    pub fn progress(&self) -> Progress {
+    pub(crate) fn progress(&self) -> Progress {
         self.sum
     }
 
@@ -219,7 +219,7 @@ fn completed(line: &str) -> Option<&str> {
 
 /// Time left, from the rate of the last few minutes.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Estimate {
+pub(crate) struct Estimate {
     first: Option<(Duration, u64)>,
     last: (Duration, u64),
     /// Edges a second.
@@ -234,7 +234,7 @@ const SETTLE: Duration = Duration::from_secs(10);
 
 impl Estimate {
     /// Takes the state at `now`, a time since any fixed point, and returns the time left.
-    pub fn update(&mut self, now: Duration, progress: Progress) -> Option<Duration> {
+    pub(crate) fn update(&mut self, now: Duration, progress: Progress) -> Option<Duration> {
         let (start, begun_with) = *self.first.get_or_insert_with(|| {
             self.last = (now, progress.done);
             (now, progress.done)

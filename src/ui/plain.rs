@@ -19,9 +19,8 @@ pub(super) struct Plain {
     /// Titles of running steps.
     titles: HashMap<u32, String>,
     told: Option<Instant>,
-    image: String,
-    /// The transfer's current work.
-    transfer: String,
+    /// The current work of an image build or a transfer.
+    work: String,
 }
 
 impl Plain {
@@ -33,8 +32,7 @@ impl Plain {
             settings: *settings,
             titles: HashMap::new(),
             told: None,
-            image: String::new(),
-            transfer: String::new(),
+            work: String::new(),
         }
     }
 
@@ -76,44 +74,44 @@ impl Plain {
                 done,
                 total,
             } => {
-                if *message == self.image && !self.due(now) {
-                    return String::new();
-                }
-                self.image.clone_from(message);
-                self.told = Some(now);
-                let text = match done {
-                    Some(done) if message.is_empty() => size::progress(*done, *total).into(),
-                    _ => escape(message),
-                };
-                format!("image {} … {text}\n", escape(image))
+                let title = format!("image {}", escape(image));
+                self.progress(&title, message, *done, *total, now)
             }
             Event::ImageFinished { image, wall_ms } => {
-                let wall = size::duration(Duration::from_millis(*wall_ms));
-                format!("image {} … done in {wall}\n", escape(image))
+                format!("image {} … {}\n", escape(image), done_in(*wall_ms))
             }
             Event::Transfer {
                 what,
                 message,
                 done,
                 total,
-            } => {
-                if *message == self.transfer && !self.due(now) {
-                    return String::new();
-                }
-                self.transfer.clone_from(message);
-                self.told = Some(now);
-                let text = match message.is_empty() {
-                    true => size::progress(*done, *total).into(),
-                    false => escape(message),
-                };
-                format!("{} … {text}\n", escape(what))
-            }
+            } => self.progress(&escape(what), message, Some(*done), *total, now),
             Event::TransferFinished { what, wall_ms } => {
-                let wall = size::duration(Duration::from_millis(*wall_ms));
-                format!("{} … done in {wall}\n", escape(what))
+                format!("{} … {}\n", escape(what), done_in(*wall_ms))
             }
             _ => String::new(),
         }
+    }
+
+    /// Returns the line for work that counts bytes, unless the same was printed a moment ago.
+    fn progress(
+        &mut self,
+        title: &str,
+        message: &str,
+        done: Option<u64>,
+        total: Option<u64>,
+        now: Instant,
+    ) -> String {
+        if message == self.work && !self.due(now) {
+            return String::new();
+        }
+        message.clone_into(&mut self.work);
+        self.told = Some(now);
+        let text = match done {
+            Some(done) if message.is_empty() => size::progress(done, total).into(),
+            _ => escape(message),
+        };
+        format!("{title} … {text}\n")
     }
 
     fn due(&mut self, now: Instant) -> bool {
@@ -153,10 +151,7 @@ impl Plain {
             Event::RunStarted { env, plan, chosen } => {
                 let cached = plan.iter().filter(|step| step.cached).count();
                 let env = escape(env);
-                let steps = match plan.len() {
-                    1 => "1 step".to_owned(),
-                    steps => format!("{steps} steps"),
-                };
+                let steps = size::count(plan.len(), "step");
                 let engine = chosen.as_ref().map_or_else(String::new, |chosen| {
                     format!("; engine {} ({})", chosen.engine, chosen.reason)
                 });
@@ -173,7 +168,7 @@ impl Plain {
     fn outcome(&self, outcome: Outcome, cost: &Cost) -> String {
         let wall = size::duration(Duration::from_millis(cost.wall_ms));
         let text = match outcome {
-            Outcome::Done => format!("done in {wall}"),
+            Outcome::Done => done_in(cost.wall_ms),
             Outcome::Failed => {
                 let failed = paint(self.color, Paint::Red, "failed");
                 format!("{failed} after {wall}")
@@ -198,6 +193,11 @@ impl Plain {
         }
         parts.join(", ")
     }
+}
+
+fn done_in(wall_ms: u64) -> String {
+    let wall = size::duration(Duration::from_millis(wall_ms));
+    format!("done in {wall}")
 }
 
 pub(super) fn title(index: u32, total: u32, name: &str) -> String {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-use super::event::{Event, Stream};
+use super::event::{Event, Outcome, Stream};
 use super::lines::{Line, Lines};
 use super::ninja::{Estimate, Tracker};
 use super::plain::{Plain, title};
@@ -17,7 +17,7 @@ use crate::ui::metrics::{Row, Rows};
 
 /// How a run is reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Format {
+pub(crate) enum Format {
     /// For people: moving lines on a terminal, plain lines elsewhere.
     #[default]
     Human,
@@ -27,7 +27,7 @@ pub enum Format {
 
 /// Takes the events of one run, from any thread.
 #[derive(Clone, Debug)]
-pub struct Reporter {
+pub(crate) struct Reporter {
     ui: Ui,
     kind: Kind,
     metrics: Option<Arc<Rows>>,
@@ -63,26 +63,44 @@ impl Reporter {
 
     /// Also writes the cost of each step to a file.
     #[must_use]
-    pub fn with_metrics(mut self, rows: Option<Rows>) -> Self {
+    pub(crate) fn with_metrics(mut self, rows: Option<Rows>) -> Self {
         self.metrics = rows.map(Arc::new);
         self
     }
 
     /// Returns whether step costs are recorded.
-    pub fn measures(&self) -> bool {
+    pub(crate) fn measures(&self) -> bool {
         self.metrics.is_some()
     }
 
     /// Records a step's cost, if requested. A failure to write the file must not stop the build.
-    pub fn measured(&self, row: impl FnOnce() -> Row) {
+    pub(crate) fn measured(&self, row: impl FnOnce() -> Row) {
         if let Some(Err(error)) = self.metrics.as_ref().map(|rows| rows.add(&row())) {
-            self.emit(&Event::Warning {
-                message: error.chain().join(": "),
-            });
+            self.warn(error.chain().join(": "));
         }
     }
 
-    pub fn emit(&self, event: &Event) {
+    pub(crate) fn note(&self, message: impl Into<String>) {
+        self.emit(&Event::Note {
+            message: message.into(),
+        });
+    }
+
+    pub(crate) fn warn(&self, message: impl Into<String>) {
+        self.emit(&Event::Warning {
+            message: message.into(),
+        });
+    }
+
+    /// Reports the end of the run.
+    pub(crate) fn finish(&self, outcome: Outcome, message: impl Into<String>) {
+        self.emit(&Event::Finished {
+            outcome,
+            message: message.into(),
+        });
+    }
+
+    pub(crate) fn emit(&self, event: &Event) {
         self.emit_all(std::slice::from_ref(event));
     }
 
@@ -171,7 +189,7 @@ impl Reporter {
     }
 
     /// Makes the receiver for the output of step `index`.
-    pub fn step_output(&self, index: u32) -> StepOutput {
+    pub(crate) fn step_output(&self, index: u32) -> StepOutput {
         StepOutput {
             reporter: self.clone(),
             index,
@@ -195,7 +213,7 @@ const LOAD_EVERY: Duration = Duration::from_secs(1);
 
 /// Takes a step's output as it comes, reports lines and progress, and keeps the end of it.
 #[derive(Debug)]
-pub struct StepOutput {
+pub(crate) struct StepOutput {
     reporter: Reporter,
     index: u32,
     stdout: Lines,
@@ -210,12 +228,12 @@ pub struct StepOutput {
 
 impl StepOutput {
     /// Takes bytes as they were read: not necessarily whole lines, or text.
-    pub fn push(&mut self, stream: Stream, bytes: &[u8]) {
+    pub(crate) fn push(&mut self, stream: Stream, bytes: &[u8]) {
         self.with_lines(stream, |lines, each| lines.push(bytes, each));
     }
 
     /// Ends both streams and reports the rest; call it before the step is reported as finished.
-    pub fn finish(&mut self) {
+    pub(crate) fn finish(&mut self) {
         for stream in [Stream::Stdout, Stream::Stderr] {
             self.with_lines(stream, |lines, each| lines.finish(each));
         }
@@ -223,7 +241,7 @@ impl StepOutput {
     }
 
     /// Returns the end of the output, safe to show.
-    pub fn tail(&self) -> &Tail {
+    pub(crate) fn tail(&self) -> &Tail {
         &self.tail
     }
 
@@ -277,7 +295,7 @@ impl StepOutput {
     }
 
     /// Reports what the step uses now.
-    pub fn load(&mut self, jobs: Option<u32>, memory: Option<u64>) {
+    pub(crate) fn load(&mut self, jobs: Option<u32>, memory: Option<u64>) {
         let now = Instant::now();
         let is_due = |then| now.duration_since(then) >= LOAD_EVERY;
         if !self.loaded.is_none_or(is_due) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytesize::ByteSize;
 
 /// Returns bytes in binary units: `512 B`, `1.5 GiB`.
-pub fn bytes(bytes: u64) -> String {
+pub(crate) fn bytes(bytes: u64) -> String {
     ByteSize(bytes).display().iec().to_string()
 }
 
@@ -13,7 +13,7 @@ pub fn bytes(bytes: u64) -> String {
 pub(super) const BAR: u64 = 12;
 
 /// Returns a part of a whole as a bar, in eighths of a cell; empty without a whole.
-pub fn bar(part: u64, whole: u64) -> String {
+pub(crate) fn bar(part: u64, whole: u64) -> String {
     const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
     if whole == 0 {
         return String::new();
@@ -24,18 +24,23 @@ pub fn bar(part: u64, whole: u64) -> String {
     format!("{}{}", "█".repeat(full), EIGHTHS[rest])
 }
 
+/// Formats a number of things: `1 step`, `3 steps`.
+pub(crate) fn count(number: usize, thing: &str) -> String {
+    match number {
+        1 => format!("1 {thing}"),
+        _ => format!("{number} {thing}s"),
+    }
+}
+
 /// Formats what a step uses: `8 jobs, 5.1 GiB`.
-pub fn load(jobs: Option<u32>, memory: Option<u64>) -> String {
-    let jobs = jobs.map(|jobs| match jobs {
-        1 => "1 job".to_owned(),
-        jobs => format!("{jobs} jobs"),
-    });
+pub(crate) fn load(jobs: Option<u32>, memory: Option<u64>) -> String {
+    let jobs = jobs.map(|jobs| count(jobs as usize, "job"));
     let parts: Vec<String> = jobs.into_iter().chain(memory.map(bytes)).collect();
     parts.join(", ")
 }
 
 /// Formats progress: `1.5 GiB of 3.0 GiB (50 %)`, or `1.5 GiB` without a known total.
-pub fn progress(done: u64, total: Option<u64>) -> String {
+pub(crate) fn progress(done: u64, total: Option<u64>) -> String {
     match total {
         Some(total) if total > 0 => {
             let percent = u128::from(done.min(total)) * 100 / u128::from(total);
@@ -46,7 +51,7 @@ pub fn progress(done: u64, total: Option<u64>) -> String {
 }
 
 /// Returns a change in bytes with its sign: `+1.5 GiB`, `-512 B`, `0 B`.
-pub fn delta(change: i64) -> String {
+pub(crate) fn delta(change: i64) -> String {
     let sign = match change.signum() {
         1 => "+",
         -1 => "-",
@@ -56,7 +61,7 @@ pub fn delta(change: i64) -> String {
 }
 
 /// Returns a duration to two places: `35 ms`, `3.2 s`, `4 min 05 s`, `2 h 03 min`, `3 d 4 h`.
-pub fn duration(duration: Duration) -> String {
+pub(crate) fn duration(duration: Duration) -> String {
     let millis = duration.as_millis();
     // Rounded once, before it is split up: 59.96 s is a minute, not 60.0 s.
     if millis < 1000 {
@@ -79,7 +84,7 @@ pub fn duration(duration: Duration) -> String {
 }
 
 /// Formats an age to one place: `just now`, `5 min ago`, `3 h ago`, `12 d ago`.
-pub fn age(since: Duration) -> String {
+pub(crate) fn age(since: Duration) -> String {
     let seconds = since.as_secs();
     match seconds {
         0..60 => "just now".to_owned(),

@@ -6,7 +6,7 @@ use super::text::{escape, wrap};
 
 /// Rows of cells under a header; cells are escaped.
 #[derive(Clone, Debug)]
-pub struct Table {
+pub(crate) struct Table {
     header: Vec<String>,
     right: Vec<bool>,
     rows: Vec<Vec<String>>,
@@ -19,7 +19,7 @@ const NARROW: usize = 20;
 
 impl Table {
     /// Makes a table. A column whose title starts with `>` is aligned to the right, for numbers.
-    pub fn new<const N: usize>(header: [&str; N]) -> Self {
+    pub(crate) fn new<const N: usize>(header: [&str; N]) -> Self {
         Self {
             header: header
                 .iter()
@@ -33,13 +33,13 @@ impl Table {
 
     /// Wraps the last column so that lines fit in so many columns.
     #[must_use]
-    pub fn within(mut self, columns: usize) -> Self {
+    pub(crate) fn within(mut self, columns: usize) -> Self {
         self.within = Some(columns);
         self
     }
 
     /// Adds a row; cells beyond the header are dropped, missing ones are empty.
-    pub fn row<S: AsRef<str>>(&mut self, cells: impl IntoIterator<Item = S>) -> &mut Self {
+    pub(crate) fn row<S: AsRef<str>>(&mut self, cells: impl IntoIterator<Item = S>) -> &mut Self {
         let mut row: Vec<String> = cells
             .into_iter()
             .map(|cell| escape(cell.as_ref()).into_owned())
@@ -47,10 +47,6 @@ impl Table {
         row.resize(self.header.len(), String::new());
         self.rows.push(row);
         self
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.rows.is_empty()
     }
 
     /// Returns the rows, with the last column broken into several where it does not fit.
@@ -80,7 +76,7 @@ impl Table {
     }
 
     /// Returns the lines, each with its newline and without trailing spaces.
-    pub fn render(&self) -> String {
+    pub(crate) fn render(&self) -> String {
         let wrapped = self.wrapped();
         let lines = || std::iter::once(&self.header).chain(&wrapped);
         let widths: Vec<usize> = (0..self.header.len())

@@ -14,7 +14,7 @@ const BESIDE: usize = 6;
 
 /// The end of a step's output, in constant memory.
 #[derive(Debug, Default)]
-pub struct Tail {
+pub(crate) struct Tail {
     last: VecDeque<String>,
     failed: Failed,
 }
@@ -33,7 +33,7 @@ enum Failed {
 
 impl Tail {
     /// Takes one line, safe to show.
-    pub fn push(&mut self, line: &str) {
+    pub(crate) fn push(&mut self, line: &str) {
         // The newest line reuses the oldest one's memory: a gigabyte of output allocates nothing.
         let mut kept = match self.last.len() {
             LAST => self.last.pop_front().unwrap_or_default(),
@@ -45,13 +45,13 @@ impl Tail {
         self.failed.push(line);
     }
 
-    pub fn last(&self) -> impl DoubleEndedIterator<Item = &str> {
+    pub(crate) fn last(&self) -> impl DoubleEndedIterator<Item = &str> {
         self.last.iter().map(String::as_str)
     }
 
     /// Returns the lines that show why the step failed: the last ones, or those of the failed command and a few of
     /// the last ones, if those do not include the former.
-    pub fn why(&self) -> Vec<String> {
+    pub(crate) fn why(&self) -> Vec<String> {
         let Failed::Saying(said, _) = &self.failed else {
             return self.last.iter().cloned().collect();
         };

@@ -5,6 +5,7 @@ use std::io::Write as _;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use console::truncate_str;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
 use super::event::Event;
@@ -339,7 +340,7 @@ impl Bars {
     /// Returns what a step uses, and its latest output.
     fn below(&self, moving: &Moving) -> String {
         // More than a screen's width is never visible, and indicatif measures all of it at each draw.
-        let output = super::text::fit(&moving.output, 400);
+        let output = truncate_str(&moving.output, 400, "…");
         let gap = if moving.load.is_empty() { "" } else { "  " };
         format!(
             "{}{gap}{}",
@@ -374,7 +375,7 @@ impl Bars {
             parts.push(transferred(done, total, speed));
         }
         if !moving.output.is_empty() {
-            let output = super::text::fit(&moving.output, 400);
+            let output = truncate_str(&moving.output, 400, "…");
             parts.push(paint(self.color, Paint::Dim, &output));
         }
         moving.bar.set_message(parts.join(" "));

@@ -8,7 +8,7 @@ use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
+use unicode_width::UnicodeWidthStr as _;
 
 fn is_unsafe(c: char) -> bool {
     c.is_control()
@@ -41,22 +41,22 @@ fn push_escape(out: &mut String, c: char) {
 }
 
 /// Returns text of one line, such as a name, with all characters escaped that a terminal acts on.
-pub fn escape(text: &str) -> Cow<'_, str> {
+pub(crate) fn escape(text: &str) -> Cow<'_, str> {
     escape_where(text, is_unsafe)
 }
 
 /// As [`escape`], but newlines and tabs stay.
-pub fn escape_lines(text: &str) -> Cow<'_, str> {
+pub(crate) fn escape_lines(text: &str) -> Cow<'_, str> {
     escape_where(text, |c| is_unsafe(c) && c != '\n' && c != '\t')
 }
 
 /// Returns a path to show; bytes that are not UTF-8 are escaped as well.
-pub fn path(path: &Path) -> String {
+pub(crate) fn path(path: &Path) -> String {
     os(path.as_os_str())
 }
 
 /// Returns an operating system string to show; bytes that are not UTF-8 are escaped as well.
-pub fn os(text: &OsStr) -> String {
+pub(crate) fn os(text: &OsStr) -> String {
     let mut safe = String::new();
     for chunk in text.as_encoded_bytes().utf8_chunks() {
         safe.push_str(&escape(chunk.valid()));
@@ -84,26 +84,6 @@ pub(super) fn escape_json(json: &str) -> Cow<'_, str> {
     Cow::Owned(safe)
 }
 
-/// Returns the start of `text` that fits in `columns`, with an ellipsis if that is not all of it.
-pub(super) fn fit(text: &str, columns: usize) -> Cow<'_, str> {
-    let mut used = 0;
-    let mut cut = 0;
-    for (at, c) in text.char_indices() {
-        used += c.width().unwrap_or(0);
-        if used > columns {
-            return if columns == 0 {
-                Cow::Borrowed("")
-            } else {
-                Cow::Owned(format!("{}…", &text[..cut]))
-            };
-        }
-        if used < columns {
-            cut = at + c.len_utf8();
-        }
-    }
-    Cow::Borrowed(text)
-}
-
 /// Returns text whose commands of rockenv begin with `sudo`: those at its start, in backquotes and after a colon.
 pub(super) fn with_sudo(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 8);
@@ -123,22 +103,9 @@ pub(super) fn with_sudo(text: &str) -> String {
     out
 }
 
-/// Returns how many columns a line takes on a screen, without its colours.
-pub(super) fn columns(line: &str) -> usize {
-    let mut columns = 0;
-    let mut rest = line;
-    while let Some(at) = rest.find("\x1b[") {
-        columns += rest[..at].width();
-        let after = &rest[at + 2..];
-        let end = after.find(|c: char| c.is_ascii_alphabetic());
-        rest = end.map_or("", |end| &after[end + 1..]);
-    }
-    columns + rest.width()
-}
-
 /// Breaks text at spaces into lines of at most `columns`. What is in backquotes stays on one line, to be copied, and
 /// so do numbers with their units.
-pub fn wrap(text: &str, columns: usize) -> Vec<String> {
+pub(crate) fn wrap(text: &str, columns: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     let mut used = 0;
     let (mut quoted, mut before) = (false, ' ');
@@ -219,12 +186,6 @@ mod tests {
     }
 
     #[test]
-    fn colours_take_no_columns() {
-        assert_eq!(columns("\x1b[1;32mok\x1b[0m 日本"), 7);
-        assert_eq!(columns("\x1b[1"), 0);
-    }
-
-    #[test]
     fn text_breaks_at_spaces_outside_of_commands() {
         for (text, columns, lines) in [
             ("", 9, &[""][..]),
@@ -236,20 +197,6 @@ mod tests {
             ("日本 日本", 8, &["日本", "日本"]),
         ] {
             assert_eq!(wrap(text, columns), lines, "{text}");
-        }
-    }
-
-    #[test]
-    fn text_is_cut_by_columns() {
-        for (columns, cut) in [
-            (9, "abc 日本"),
-            (8, "abc 日本"),
-            (7, "abc 日…"),
-            (6, "abc …"),
-            (1, "…"),
-            (0, ""),
-        ] {
-            assert_eq!(fit("abc 日本", columns), cut, "{columns}");
         }
     }
 }

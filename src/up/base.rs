@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use super::Run;
+use super::downloads::Fetching;
 use super::locked::Locked;
 use super::observe::plan_for;
 use super::options::options;
@@ -9,7 +11,6 @@ use super::preflight::Needs;
 use super::registry::wanted_image;
 use super::resolve::Gathered;
 use super::select::Selection;
-use super::{Run, task};
 use crate::plan::lockfile;
 use crate::plan::resolve::{VolumeKind, VolumeSource};
 use crate::store::Store;
@@ -64,7 +65,7 @@ impl Base {
 
 /// Finds or builds the image. If a registry has it, that delivers it together with the steps on it.
 pub(super) fn find(run: &Run<'_>, selection: &Selection) -> Result<Base> {
-    if let Some(image) = there(run.store, selection)? {
+    if let Some(image) = there(run.with.store, selection)? {
         return Ok(Base::of(image));
     }
     let announced = match &run.source {
@@ -84,11 +85,11 @@ pub(super) fn settle(run: &Run<'_>, gathered: &Gathered<'_>) -> Result<Option<Im
     }
     let selection = gathered.selection;
     if let Some(source) = &run.source
-        && there(run.store, selection)?.is_none()
+        && there(run.with.store, selection)?.is_none()
     {
-        source.pull(run.store, &wanted_image(selection), None)?;
+        source.pull(run.with.store, &wanted_image(selection), None)?;
     }
-    match there(run.store, selection)? {
+    match there(run.with.store, selection)? {
         Some(image) if image.key == gathered.inputs.image_key => Ok(Some(image)),
         // The registry did not deliver the announced image, and all keys are based on that.
         Some(_) => Ok(None),
@@ -106,22 +107,16 @@ pub(crate) fn there(store: &Store, selection: &Selection) -> Result<Option<Image
 
 /// Builds the image, as locked or by its recipe.
 fn build(run: &Run<'_>, selection: &Selection) -> Result<Image> {
-    let Run {
-        cx,
-        store,
-        signals,
-        reporter,
-        ..
-    } = *run;
+    let Fetching { task, store, .. } = run.with;
     if !run.args.force {
         check_early(run, selection)?;
     }
     let (name, recipe) = (&selection.image, &selection.recipe);
     let Some(locked) = &selection.locked else {
-        return task::build_image(cx, store, name, recipe, false, signals, reporter);
+        return task.build_image(store, name, recipe, false);
     };
     let Locked { lock, .. } = locked;
-    let image = task::locked_image(cx, store, recipe, &lock.image, signals, reporter)?;
+    let image = task.locked_image(store, recipe, &lock.image)?;
     match image.key == lock.image.key {
         true => Ok(image),
         false => Err(locked.drift(&lockfile::image(&lock.image, &image))),
@@ -131,14 +126,28 @@ fn build(run: &Run<'_>, selection: &Selection) -> Result<Image> {
 /// Refuses what cannot work before the image is built, which may take long.
 fn check_early(run: &Run<'_>, selection: &Selection) -> Result<()> {
     // The notes on the image and the sources are about to become outdated.
-    let (mut gathered, _) = Gathered::predict(selection, Some(run.store), run.args.plan.clean)?;
-    let spec = gathered.resolve(Some(run.store))?;
+    let (mut gathered, _) =
+        Gathered::predict(selection, Some(run.with.store), run.args.plan.clean)?;
+    let spec = gathered.resolve(Some(run.with.store))?;
     for volume in &spec.volumes {
         if let (VolumeKind::Source, VolumeSource::Path(path)) = (volume.kind, &volume.source) {
             source::is_there(&volume.name, path)?;
         }
     }
-    let (_, plan) = plan_for(run.store, None, &gathered, &spec, &options(&run.args.plan))?;
-    let record = run.store.record(&spec.name)?;
-    Needs::of(selection, &spec, &plan, run.store.root(), record.as_ref())?.preflight()
+    let (_, plan) = plan_for(
+        run.with.store,
+        None,
+        &gathered,
+        &spec,
+        &options(&run.args.plan),
+    )?;
+    let record = run.with.store.record(&spec.name)?;
+    Needs::of(
+        selection,
+        &spec,
+        &plan,
+        run.with.store.root(),
+        record.as_ref(),
+    )?
+    .preflight()
 }

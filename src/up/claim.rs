@@ -15,7 +15,7 @@ use crate::sys::error::{Error, Result};
 
 pub(super) fn lock<'a>(run: &Run<'a>, resolved: &Resolved<'_>) -> Result<LockedEnv<'a>> {
     let wait = Duration::from_secs(5);
-    let env = run.store.lock_env(&resolved.spec.name, "up", wait)?;
+    let env = run.with.store.lock_env(&resolved.spec.name, "up", wait)?;
     env.check_owner()?;
     if run.args.ephemeral && !env.is_owned()? {
         let what = format!("env `{}` was removed in the meantime", env.name());

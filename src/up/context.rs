@@ -4,11 +4,12 @@ use std::os::unix::fs::MetadataExt as _;
 
 use fs_err as fs;
 
-use crate::plan::resolve::Engine;
+use crate::plan::jobs::{self, Sizing};
+use crate::plan::resolve::{Engine, Spec};
 use crate::rocm::gpu;
-use crate::store::Store;
 use crate::store::ballast::Dropped;
 use crate::store::config::Config;
+use crate::store::{Store, is_no_env};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::host::Host;
 use crate::sys::userns;
@@ -16,7 +17,7 @@ use crate::ui::Ui;
 
 /// Made once, passed by reference.
 #[derive(Debug)]
-pub struct Context {
+pub(crate) struct Context {
     pub config: Config,
     pub ui: Ui,
     /// Print results as JSON.
@@ -24,13 +25,25 @@ pub struct Context {
 }
 
 impl Context {
+    /// Returns the jobs of a command that is not a step.
+    pub(crate) fn sizing(&self, spec: &Spec, host: &Host) -> Sizing {
+        jobs::size(&jobs::Given {
+            resources: &spec.resources,
+            cores: host.cores,
+            memory: host.memory,
+            configured: self.config.jobs,
+            asked: None,
+            past: &[],
+        })
+    }
+
     /// Looks for GPUs.
-    pub fn gpus(&self) -> gpu::Machine {
+    pub(crate) fn gpus(&self) -> gpu::Machine {
         gpu::Machine::detect(&self.config.gpu_root)
     }
 
     /// Opens the store for changes; makes it if it is missing.
-    pub fn store(&self) -> Result<Store> {
+    pub(crate) fn store(&self) -> Result<Store> {
         let store = Store::open(&self.config.home)?;
         store.close(self.config.user.uid)?;
         self.reap(&store)?;
@@ -38,7 +51,7 @@ impl Context {
     }
 
     /// Opens an existing store for changes, with the rights for that.
-    pub fn store_to_change(&self, what: &str) -> Result<Store> {
+    pub(crate) fn store_to_change(&self, what: &str) -> Result<Store> {
         self.host_as_root(what)?;
         let store = self.existing_store()?;
         store.close(self.config.user.uid)?;
@@ -48,7 +61,7 @@ impl Context {
 
     /// Opens an existing store to free space, even on a full disk: the ballast goes before any write, even of a
     /// lock's holder.
-    pub fn store_to_free(&self, what: &str) -> Result<(Store, Option<Dropped>)> {
+    pub(crate) fn store_to_free(&self, what: &str) -> Result<(Store, Option<Dropped>)> {
         self.host_as_root(what)?;
         let store = self.existing_store()?;
         let ballast = store.drop_ballast()?;
@@ -57,7 +70,7 @@ impl Context {
     }
 
     /// Removes envs that killed `up --ephemeral` commands left. A failure here must not stop the command.
-    pub fn reap(&self, store: &Store) -> Result<()> {
+    pub(crate) fn reap(&self, store: &Store) -> Result<()> {
         let (reaped, wrong) = store.reap()?;
         for reaped in &reaped {
             self.ui.note(&reaped.to_string());
@@ -73,7 +86,7 @@ impl Context {
 
     /// Opens an existing store to read all of it. Files of a user's subordinate ids are readable only to root of a
     /// user namespace; without one, reads as much as possible.
-    pub fn store_to_read(&self) -> Result<Store> {
+    pub(crate) fn store_to_read(&self) -> Result<Store> {
         let own = nix::unistd::geteuid().as_raw();
         if fs::metadata(&self.config.home).is_ok_and(|data| data.uid() == own)
             && let Err(error) = userns::enter()
@@ -84,7 +97,7 @@ impl Context {
     }
 
     /// Opens an existing store.
-    pub fn existing_store(&self) -> Result<Store> {
+    pub(crate) fn existing_store(&self) -> Result<Store> {
         Store::open_existing(&self.config.home)?.ok_or_else(|| self.no_store())
     }
 
@@ -102,14 +115,15 @@ impl Context {
 
     /// Reads the machine, and gains the rights to change a store: an ordinary user gets them in a user namespace.
     /// A user who has not chosen to work without root is told to use sudo.
-    pub fn host_as_root(&self, what: &str) -> Result<Host> {
+    pub(crate) fn host_as_root(&self, what: &str) -> Result<Host> {
         let config = &self.config;
         let has_own = config.home.exists();
         if config.roots_store.is_some() && !has_own && !self.chose_rootless() {
             return Err(self.no_store());
         }
-        let is_rootless = has_own || self.chose_rootless();
-        self.host_of(what, is_rootless)
+        // Where root has a store too, its envs may be meant.
+        let has_own_alone = has_own && config.roots_store.is_none();
+        self.host_of(what, has_own_alone || self.chose_rootless())
     }
 
     /// Does the same for a user who works without root.
@@ -129,6 +143,25 @@ impl Context {
         }
     }
 
+    /// Points a user whose own store lacks an env to root's.
+    pub(crate) fn perhaps_in_roots_store(&self, error: Error) -> Error {
+        let Some(root) = &self.config.roots_store else {
+            return error;
+        };
+        if !is_no_env(&error) {
+            return error;
+        }
+        let message = format!(
+            "{} in your store; root has one too, at `{}`",
+            error.message(),
+            root.display()
+        );
+        Error::not_found(message).help(match error.help_text() {
+            Some(help) if help.starts_with("did you mean") => help,
+            _ => &self.config.sudo_command,
+        })
+    }
+
     fn chose_rootless(&self) -> bool {
         self.config.engine.as_deref() == Some(Engine::Podman.name())
     }
@@ -145,7 +178,7 @@ impl Context {
     }
 
     /// Asks before something is dropped, on a terminal only: a script has decided already.
-    pub fn confirm(&self, question: &str) -> Result<()> {
+    pub(crate) fn confirm(&self, question: &str) -> Result<()> {
         match self.agrees(question)? {
             true => Ok(()),
             false => Err(Error::new(Kind::Usage, "nothing changed")),
@@ -153,18 +186,18 @@ impl Context {
     }
 
     /// Asks the same when something was dropped already.
-    pub fn agrees(&self, question: &str) -> Result<bool> {
+    pub(crate) fn agrees(&self, question: &str) -> Result<bool> {
         let terminals = self.ui.settings().terminals;
         Ok(!terminals.stdin || !terminals.stderr || self.ui.confirm(question)?)
     }
 
     /// Ends a command that took a snapshot: the background writes it to disk and empties the trash.
-    pub fn settle(&self, store: &Store) -> Result<()> {
+    pub(crate) fn settle(&self, store: &Store) -> Result<()> {
         store.start_background(&Host::probe()?.program)
     }
 
     /// Ends a command that may have moved data to the trash.
-    pub fn tidy(&self, store: &Store) -> Result<()> {
+    pub(crate) fn tidy(&self, store: &Store) -> Result<()> {
         if store.has_trash() {
             store.start_background(&Host::probe()?.program)?;
         }
@@ -172,7 +205,7 @@ impl Context {
     }
 
     /// Ends a command that frees space. On a full disk, the trash is emptied before the ballast is restored.
-    pub fn tidy_full(&self, store: &Store, ballast: Option<Dropped>) -> Result<()> {
+    pub(crate) fn tidy_full(&self, store: &Store, ballast: Option<Dropped>) -> Result<()> {
         if ballast.is_some() {
             store.reclaim()?;
         }

@@ -19,17 +19,15 @@ use crate::rocm::therock::tarballs;
 use crate::store::{LockedEnv, Store};
 use crate::sys::checksum::{Algorithm, Checksum};
 use crate::sys::error::{Error, Result, ResultExt as _};
-use crate::sys::signals::{Cancel, Signals};
+use crate::sys::signals::Cancel;
 use crate::tree::file;
-use crate::ui::Reporter;
-use crate::ui::event::Event;
-use crate::up::context::Context;
+use crate::ui::size;
 use crate::up::select::Selection;
-use crate::up::task::{Subject, with_progress};
+use crate::up::task::{Subject, Task};
 
 /// A file that a cache must have.
 #[derive(Clone, Debug)]
-struct Wanted {
+struct Download {
     cache: String,
     /// Its path in the cache: the source's name for it, then the file's own name.
     path: String,
@@ -37,32 +35,31 @@ struct Wanted {
     piece: Piece,
 }
 
-/// Everything that fetching needs.
+/// Everything that fetching needs, of `up`, `lock` and `verify` alike.
+#[derive(Clone, Copy)]
 pub(crate) struct Fetching<'a> {
-    pub(crate) cx: &'a Context,
+    pub(crate) task: Task<'a>,
     pub(crate) store: &'a Store,
     pub(crate) offline: bool,
-    pub(crate) signals: &'a Signals,
-    pub(crate) reporter: &'a Reporter,
 }
 
 impl Fetching<'_> {
     /// Prepares what an env's containers need: the image at its service, and Ninja.
     pub(crate) fn equip(&self, env: &LockedEnv<'_>, spec: &Spec, image: &str) -> Result<()> {
+        let mut note = |message: &str| self.task.reporter.note(message);
         if let Some(service) = env.service()? {
-            let mut note = |message: &str| {
-                self.reporter.emit(&Event::Note {
-                    message: message.to_owned(),
-                });
-            };
             self.store.import_image(&service, image, &mut note)?;
         }
         if spec.resources.ninja {
-            let cancel = Cancel::new(self.signals);
+            let cancel = Cancel::new(self.task.signals);
             let (run_dir, blobs) = (env.run_dir(), self.store.root().join("blobs"));
-            let own = self.cx.config.ninja.as_deref();
-            let placed = ninja::place(&run_dir, own, &blobs, self.offline, cancel.flag());
-            cancel.outcome(placed)?;
+            let own = self.task.cx.config.ninja.as_deref();
+            let root = self.store.image_root(image);
+            let (offline, cancelled) = (self.offline, cancel.flag());
+            let placed = ninja::place(&run_dir, own, &blobs, &root, offline, cancelled);
+            if let Some(message) = cancel.outcome(placed)? {
+                note(&message);
+            }
         }
         Ok(())
     }
@@ -79,7 +76,7 @@ impl Fetching<'_> {
         let runs: Vec<&str> = runs.map(|step| step.name.as_str()).collect();
         let (wanted, notes) = match &selection.locked {
             None => declared(selection, sources, &runs)?,
-            Some(pinned) => (locked(selection, &pinned.lock, &runs), Vec::new()),
+            Some(file) => (locked(selection, &file.lock, &runs), Vec::new()),
         };
         let mut lacking = Vec::new();
         for wanted in wanted {
@@ -132,7 +129,7 @@ impl Fetching<'_> {
         Ok(notes)
     }
 
-    fn holds(&self, cache: &Path, wanted: &Wanted) -> Result<bool> {
+    fn holds(&self, cache: &Path, wanted: &Download) -> Result<bool> {
         let Some(mut there) = file::open(cache, Path::new(&wanted.path))? else {
             return Ok(false);
         };
@@ -143,7 +140,7 @@ impl Fetching<'_> {
     }
 
     /// Moves files of earlier builds from the cache to the downloads, so that they need not be fetched.
-    fn take_over(&self, wanted: &Wanted) -> Result<()> {
+    fn take_over(&self, wanted: &Download) -> Result<()> {
         let cache = self.store.root().join("caches").join(&wanted.cache);
         if self.find(&wanted.piece.checksum).is_some()
             || !cache.is_dir()
@@ -192,22 +189,17 @@ impl Fetching<'_> {
             ))
             .help("run once without --offline"));
         }
-        let what = match absent.len() {
-            1 => "1 file that the build downloads".to_owned(),
-            count => format!("{count} files that the build downloads"),
-        };
+        let files = size::count(absent.len(), "file");
+        let what = format!("{files} that the build downloads");
         let started = Instant::now();
         let blobs = self.store.root().join("blobs");
         let shown = Subject::Transfer(&what);
-        let found = with_progress(self.cx, shown, self.signals, self.reporter, |means| {
+        let found = self.task.with_progress(shown, |means| {
             let mut report = |done| (means.progress)(Progress::Bytes { done, total: None });
             fetch_all(pieces, &blobs, means.mirrors, means.cancel, &mut report)
         })?;
         if !absent.is_empty() {
-            self.reporter.emit(&Event::TransferFinished {
-                what,
-                wall_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
-            });
+            self.task.transfer_finished(what, started);
         }
         Ok(found)
     }
@@ -218,7 +210,7 @@ fn declared(
     selection: &Selection,
     sources: &BTreeMap<String, PathBuf>,
     steps: &[&str],
-) -> Result<(Vec<Wanted>, Vec<String>)> {
+) -> Result<(Vec<Download>, Vec<String>)> {
     let (mut all, mut notes) = (Vec::new(), Vec::new());
     for (cache, source) in needed(selection, steps) {
         let Some(directory) = sources.get(source) else {
@@ -232,7 +224,7 @@ fn declared(
                 found.unclear.len()
             ));
         }
-        all.extend(found.found.into_iter().map(|tarball| Wanted {
+        all.extend(found.found.into_iter().map(|tarball| Download {
             cache: cache.to_owned(),
             path: format!("{}/{}", tarball.name, tarball.file),
             piece: Piece {
@@ -246,13 +238,13 @@ fn declared(
 }
 
 /// Returns the downloads that a lock file names for these steps' caches.
-fn locked(selection: &Selection, lock: &Lockfile, steps: &[&str]) -> Vec<Wanted> {
+fn locked(selection: &Selection, lock: &Lockfile, steps: &[&str]) -> Vec<Download> {
     let caches = needed(selection, steps);
     let files = caches.filter_map(|(cache, _)| Some((cache, lock.files.get(cache)?)));
     let files = files.flat_map(|(cache, files)| files.iter().map(move |file| (cache, file)));
     let wanted = files.filter_map(|(cache, (path, file))| {
         let checksum = Checksum::new(Algorithm::Sha256.name(), file.sha256())?;
-        Some(Wanted {
+        Some(Download {
             cache: cache.to_owned(),
             path: path.clone(),
             piece: Piece {

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use super::downloads::Fetching;
 use super::select::Selection;
 use super::{Resolved, Run};
 use crate::engine::choose::Reason;
@@ -26,7 +25,7 @@ pub(super) fn execute<'a>(
     provide(run, resolved, env, observed, plan)?;
     let Resolved { spec, gathered, .. } = resolved;
     let selection = gathered.selection;
-    run.reporter.emit(&Event::RunStarted {
+    run.with.task.reporter.emit(&Event::RunStarted {
         env: spec.name.clone(),
         plan: shown(plan, selection),
         chosen: match selection.choice.reason {
@@ -38,7 +37,7 @@ pub(super) fn execute<'a>(
         },
     });
     let progress = Execution {
-        store: run.store,
+        store: run.with.store,
         env,
         spec,
         plan,
@@ -48,13 +47,13 @@ pub(super) fn execute<'a>(
         locked: selection.locked.as_ref().map(|locked| &locked.lock),
         hooks: &gathered.hooks,
         host: &selection.host,
-        config: &run.cx.config,
+        config: &run.with.task.cx.config,
         gpu: selection.gpu.as_ref(),
-        offline: run.args.plan.offline,
+        offline: run.with.offline,
         apart: &BTreeSet::new(),
         sizing: &selection.sizing,
-        signals: run.signals,
-        reporter: run.reporter,
+        signals: run.with.task.signals,
+        reporter: run.with.task.reporter,
     }
     .run()?;
     if matches!(progress, Progress::Ended(Ended::Complete))
@@ -66,7 +65,7 @@ pub(super) fn execute<'a>(
             .iter()
             .filter(|step| step.action != Action::Later);
         let keys: Vec<&StepKey> = done.filter_map(|step| step.key.as_ref()).collect();
-        run.store.remove_forgotten(&service, &keys)?;
+        run.with.store.remove_forgotten(&service, &keys)?;
     }
     Ok(progress)
 }
@@ -85,20 +84,15 @@ fn provide(
         image,
         ..
     } = resolved;
-    let fetching = Fetching {
-        cx: run.cx,
-        store: run.store,
-        offline: run.args.plan.offline,
-        signals: run.signals,
-        reporter: run.reporter,
-    };
-    fetching.equip(env, spec, &image.key)?;
+    let reporter = run.with.task.reporter;
+    run.with.equip(env, spec, &image.key)?;
     if let Some(service) = env.service()? {
-        remember(env, &service, observed, plan, run.reporter)?;
+        remember(env, &service, observed, plan, reporter)?;
     }
-    for message in fetching.provide(gathered.selection, spec, plan, &gathered.sources)? {
-        run.reporter.emit(&Event::Warning { message });
-    }
+    let notes = run
+        .with
+        .provide(gathered.selection, spec, plan, &gathered.sources)?;
+    notes.into_iter().for_each(|note| reporter.warn(note));
     Ok(())
 }
 
@@ -119,12 +113,10 @@ fn remember(
         .collect();
     let count = env.remember(service, &steps)?;
     if count > 0 {
-        reporter.emit(&Event::Warning {
-            message: format!(
-                "{count} snapshots that the store had lost were found at {} by their keys",
-                service.flavour
-            ),
-        });
+        reporter.warn(format!(
+            "{count} snapshots that the store had lost were found at {} by their keys",
+            service.flavour
+        ));
     }
     Ok(())
 }

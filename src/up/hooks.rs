@@ -11,6 +11,7 @@ use crate::profile::hook::{self, Hook};
 use crate::store::Store;
 use crate::store::source::Git;
 use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::span::At;
 use crate::up::context::Context;
 use crate::up::resolve::Gathered;
 
@@ -18,12 +19,12 @@ use crate::up::resolve::Gathered;
 pub(crate) fn read(
     cx: &Context,
     profile: &Profile,
-    names: &[String],
+    names: &[At<String>],
 ) -> Result<BTreeMap<String, Hook>> {
-    let load = |name: &String| {
+    let load = |name: &At<String>| {
         let hook = hook::load(&cx.config.hook_dirs, name)
             .context(|| format!("profile `{}` names hook `{name}`", profile.name))?;
-        Ok((name.clone(), hook))
+        Ok((name.value.clone(), hook))
     };
     names.iter().map(load).collect()
 }
@@ -122,7 +123,7 @@ pub(crate) fn ask(gathered: &Gathered<'_>) -> Result<Vec<String>> {
         ..
     } = gathered;
     let targets = inputs.targets_of(&selection.profile);
-    for name in &inputs.chosen(&selection.profile)?.hooks() {
+    for At { value: name, .. } in &inputs.chosen(&selection.profile)?.hooks() {
         let (Some(hook), Some(facts)) = (gathered.hooks.get(name), inputs.hooks.get(name)) else {
             continue;
         };

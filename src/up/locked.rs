@@ -83,12 +83,12 @@ pub(crate) fn follow(
         Error::not_found(format!("there is no lock file `{}`", path.display()))
             .help(command.clone())
     })?;
-    let pinned = Locked {
+    let locked = Locked {
         path,
         lock,
         command,
     };
-    adopt(cx, selection, pinned)?;
+    adopt(cx, selection, locked)?;
     // What depends on a source's history is compared when the source exists.
     let by_history = selection
         .inputs
@@ -102,8 +102,8 @@ pub(crate) fn follow(
 }
 
 /// Replaces open choices by the locked ones.
-pub(crate) fn adopt(cx: &Context, selection: &mut Selection, pinned: Locked) -> Result<()> {
-    let lock = &pinned.lock;
+pub(crate) fn adopt(cx: &Context, selection: &mut Selection, locked: Locked) -> Result<()> {
+    let lock = &locked.lock;
     let mut differences = lockfile::choices(lock, &choices(selection));
     selection.use_params(cx, lock.params.clone())?;
     let image = &selection.image;
@@ -129,30 +129,30 @@ pub(crate) fn adopt(cx: &Context, selection: &mut Selection, pinned: Locked) -> 
     let volumes = resolve::volumes(&selection.profile, inputs)?;
     differences.extend(lockfile::sources(lock, &volumes));
     if !differences.is_empty() {
-        return Err(pinned.drift(&differences));
+        return Err(locked.drift(&differences));
     }
     let own = format!("{}:{}", inputs.user.uid, inputs.user.gid);
     if own != lock.build_user {
         selection.notes.push(format!(
             "`{}` was made with the build user {}, and here it is {own}: keys of steps that run as it differ; \
              `build-user = \"{}\"` in the configuration would make them equal",
-            pinned.path.display(),
+            locked.path.display(),
             lock.build_user,
             lock.build_user
         ));
     }
     selection.recipe = selection.recipe.pinned(lock.image.pin());
-    selection.locked = Some(pinned);
+    selection.locked = Some(locked);
     Ok(())
 }
 
 /// Refuses cache files that differ from the locked ones. Missing ones are fetched later, by steps or by rockenv.
 pub(crate) fn check_files(selection: &Selection, store: &Store) -> Result<()> {
-    let Some(pinned) = &selection.locked else {
+    let Some(locked) = &selection.locked else {
         return Ok(());
     };
     let mut differences = Vec::new();
-    for (cache, files) in &pinned.lock.files {
+    for (cache, files) in &locked.lock.files {
         let found = store.cache_files(cache)?;
         let other = |(path, file): &(&String, &CacheFile)| {
             let differs = |found: &String| found != file.sha256();
@@ -164,7 +164,7 @@ pub(crate) fn check_files(selection: &Selection, store: &Store) -> Result<()> {
     }
     match differences.is_empty() {
         true => Ok(()),
-        false => Err(pinned.drift(&differences)),
+        false => Err(locked.drift(&differences)),
     }
 }
 
@@ -188,7 +188,7 @@ pub(crate) fn choices(selection: &Selection) -> Choices<'_> {
 
 /// Refuses steps that differ from the locked ones. Does nothing without a lock file.
 pub(crate) fn check_steps(selection: &Selection, inputs: &Inputs) -> Result<()> {
-    let Some(pinned) = &selection.locked else {
+    let Some(locked) = &selection.locked else {
         return Ok(());
     };
     // Parts of a source have fingerprints of their own, which need the source.
@@ -198,23 +198,23 @@ pub(crate) fn check_steps(selection: &Selection, inputs: &Inputs) -> Result<()> 
     if !needed.all(known) {
         return Ok(());
     }
-    let prints = |step: &Step| locked_prints(&pinned.lock, step);
-    let spec = whole(&selection.profile, inputs, &pinned.lock, &prints)?;
-    let differences = lockfile::steps(&pinned.lock, &spec);
+    let prints = |step: &Step| locked_prints(&locked.lock, step);
+    let spec = whole(&selection.profile, inputs, &locked.lock, &prints)?;
+    let differences = lockfile::steps(&locked.lock, &spec);
     match differences.is_empty() {
         true => Ok(()),
-        false => Err(pinned.drift(&differences)),
+        false => Err(locked.drift(&differences)),
     }
 }
 
 /// Refuses snapshots to build on whose steps differ from the lock file.
 pub(crate) fn check_built(selection: &Selection, store: &Store, plan: &Plan) -> Result<()> {
-    let (Some(pinned), Some(start)) = (&selection.locked, &plan.start) else {
+    let (Some(locked), Some(start)) = (&selection.locked, &plan.start) else {
         return Ok(());
     };
     // The chain ends with the first step's layer.
     for layer in store.chain(start)?.iter().rev() {
-        let Some(locked) = pinned
+        let Some(step) = locked
             .lock
             .step(&layer.title)
             .filter(|_| layer.key.is_some())
@@ -224,13 +224,13 @@ pub(crate) fn check_built(selection: &Selection, store: &Store, plan: &Plan) -> 
         let differences = match layer.pins.is_empty() {
             // Found at a service, which does not keep what the step reported.
             true if layer.kept.is_some() => Vec::new(),
-            _ => lockfile::left(locked, layer.prints.as_ref(), &layer.pins),
+            _ => lockfile::left(step, layer.prints.as_ref(), &layer.pins),
         };
         if !differences.is_empty() {
-            let again = pinned.command.replacen("rockenv lock", "rockenv up", 1);
+            let again = locked.command.replacen("rockenv lock", "rockenv up", 1);
             let again = again.replacen(" --file ", " --lock-file ", 1);
             let again = format!("{again} --locked --rerun {}", layer.title);
-            return Err(lockfile::drift(&pinned.path, &differences, &again));
+            return Err(lockfile::drift(&locked.path, &differences, &again));
         }
     }
     Ok(())
@@ -244,7 +244,7 @@ pub(crate) fn follow_sources(
     store: &Store,
     sources: &BTreeMap<String, PathBuf>,
 ) {
-    let Some(pinned) = &selection.locked else {
+    let Some(locked) = &selection.locked else {
         return;
     };
     for volume in &mut spec.volumes {
@@ -252,7 +252,7 @@ pub(crate) fn follow_sources(
             && let Some(directory) = sources.get(&volume.name)
             && *directory != Repository::new(&volume.name, git).directory(store)
         {
-            git.rev = pinned.commit(&volume.name).map(str::to_owned);
+            git.rev = locked.commit(&volume.name).map(str::to_owned);
         }
     }
 }

@@ -1,16 +1,19 @@
 //! Owns one `up`, from the request to its end. `run_up` repeats `attempt`, which tells the story.
 
 pub(crate) mod base;
+pub(crate) mod check;
 pub(crate) mod checkout;
 pub(crate) mod claim;
-pub mod context;
+pub(crate) mod context;
 pub(crate) mod downloads;
 pub(crate) mod ephemeral;
 pub(crate) mod execute;
+pub(crate) mod gpu_code;
 pub(crate) mod hooks;
 pub(crate) mod host_writes;
+pub(crate) mod lock;
 pub(crate) mod locked;
-pub mod observe;
+pub(crate) mod observe;
 pub(crate) mod offline;
 pub(crate) mod options;
 pub(crate) mod preflight;
@@ -24,6 +27,7 @@ pub(crate) mod select;
 pub(crate) mod sources;
 pub(crate) mod summary;
 pub(crate) mod task;
+pub(crate) mod verify;
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -35,11 +39,9 @@ use crate::profile::Profile;
 use crate::store::images::Image;
 use crate::store::{LockedEnv, Store};
 use crate::sys::error::{Error, Result};
-use crate::sys::signals::Signals;
-use crate::ui::Reporter;
-use crate::ui::event::{Event, Outcome};
+use crate::ui::event::Outcome;
 use crate::ui::metrics::Row;
-use crate::up::context::Context;
+use crate::up::downloads::Fetching;
 use crate::up::locked::Locked;
 use crate::up::observe::plan_for;
 use crate::up::options::{UpOptions, options};
@@ -47,26 +49,26 @@ use crate::up::preflight::Needs;
 use crate::up::registry::Source;
 use crate::up::resolve::Gathered;
 use crate::up::select::Selection;
+use crate::up::task::Task;
 
 /// Maximum of attempts when others remove what was found before it can be used.
 const ATTEMPTS: usize = 5;
 
 /// Resolves, locks, plans and executes; again if a needed layer was removed before this command could lease it.
 pub(crate) fn run_up(
-    cx: &Context,
+    task: Task<'_>,
     args: &UpOptions,
     store: &Store,
     selection: &Selection,
-    signals: &Signals,
-    reporter: &Reporter,
 ) -> Result<Finished> {
     let run = Run {
-        cx,
+        with: Fetching {
+            task,
+            store,
+            offline: args.plan.offline,
+        },
         args,
-        store,
-        source: Source::new(cx, &args.plan, signals, reporter)?,
-        signals,
-        reporter,
+        source: Source::new(task, &args.plan)?,
         told: RefCell::default(),
     };
     let mut options = options(&args.plan);
@@ -81,7 +83,7 @@ pub(crate) fn run_up(
             }
             Err(error) if begun => {
                 return Ok(Finished {
-                    ended: Some(Ended::broke(error, signals)),
+                    ended: Some(Ended::broke(error, task.signals)),
                     env: selection.name.clone(),
                     lacking: String::new(),
                 });
@@ -103,13 +105,10 @@ pub(crate) struct Finished {
 
 /// Everything that is the same in all attempts.
 struct Run<'a> {
-    cx: &'a Context,
+    with: Fetching<'a>,
     args: &'a UpOptions,
-    store: &'a Store,
     /// The registry, if one is used.
     source: Option<Source<'a>>,
-    signals: &'a Signals,
-    reporter: &'a Reporter,
     /// Warnings given already: each attempt examines the sources anew.
     told: RefCell<BTreeSet<String>>,
 }
@@ -159,7 +158,7 @@ fn attempt(run: &Run<'_>, asked: &Options, selection: &Selection) -> Result<Atte
     };
     let mut env = claim::lock(run, &resolved)?;
     let (observed, plan) = resolved.plan(run, &env)?;
-    locked::check_built(selection, run.store, &plan)?;
+    locked::check_built(selection, run.with.store, &plan)?;
     env.touch();
     if plan.is_empty() && env.record().is_some() {
         nothing_to_do(run, &resolved, &mut env, &plan)?;
@@ -169,7 +168,7 @@ fn attempt(run: &Run<'_>, asked: &Options, selection: &Selection) -> Result<Atte
     if !claim::lease(&env, &resolved, &observed, &plan)? {
         return Ok(Attempt::Gone);
     }
-    run.store.load_ballast()?;
+    run.with.store.load_ballast()?;
     claim::record(&mut env, &resolved)?;
     let (observed, plan) = resolved.plan(run, &env)?;
     match execute::execute(run, &resolved, &mut env, &observed, &plan)? {
@@ -183,12 +182,10 @@ fn attempt(run: &Run<'_>, asked: &Options, selection: &Selection) -> Result<Atte
 
 /// Makes missing sources; reports each note about them once.
 fn gather_sources<'a>(run: &Run<'_>, gathered: Gathered<'a>) -> Result<Gathered<'a>> {
-    let offline = run.args.plan.offline;
-    let (gathered, notes) =
-        sources::gather(gathered, run.store, offline, run.signals, run.reporter)?;
+    let (gathered, notes) = sources::gather(gathered, run.with)?;
     for message in notes {
         if run.told.borrow_mut().insert(message.clone()) {
-            run.reporter.emit(&Event::Warning { message });
+            run.with.task.reporter.warn(message);
         }
     }
     Ok(gathered)
@@ -200,18 +197,18 @@ fn resolve_and_pull<'a>(
     asked: &Options,
     mut gathered: Gathered<'a>,
 ) -> Result<Option<Resolved<'a>>> {
-    let mut spec = gathered.resolve(Some(run.store))?;
+    let mut spec = gathered.resolve(Some(run.with.store))?;
     if let Some(source) = &run.source {
         // A pulled step may decide the keys of later ones, which can then be pulled too.
-        while source.pull_steps(run.store, &gathered, &spec, asked)? {
-            spec = gathered.resolve(Some(run.store))?;
+        while source.pull_steps(run.with.store, &gathered, &spec, asked)? {
+            spec = gathered.resolve(Some(run.with.store))?;
         }
     }
     let Some(image) = base::settle(run, &gathered)? else {
         return Ok(None);
     };
     let selection = gathered.selection;
-    locked::follow_sources(&mut spec, selection, run.store, &gathered.sources);
+    locked::follow_sources(&mut spec, selection, run.with.store, &gathered.sources);
     spec.lock = selection.locked.as_ref().map(Locked::digest).transpose()?;
     let open = opening(&selection.profile, &spec, asked);
     let options = Options {
@@ -231,7 +228,7 @@ impl Resolved<'_> {
     /// Observes what exists, and plans what to do.
     fn plan(&self, run: &Run<'_>, env: &LockedEnv<'_>) -> Result<(Observed, Plan)> {
         plan_for(
-            run.store,
+            run.with.store,
             Some(env),
             &self.gathered,
             &self.spec,
@@ -265,7 +262,7 @@ fn nothing_to_do(
 ) -> Result<()> {
     let spec = &resolved.spec;
     // Variables for using the results are in no key, so they may have changed all the same.
-    if run.store.spec(&spec.name).ok().as_ref() != Some(spec) {
+    if run.with.store.spec(&spec.name).ok().as_ref() != Some(spec) {
         env.save_spec(spec)?;
     }
     if !env.known_record()?.complete && run.args.plan.until.is_none() {
@@ -277,7 +274,7 @@ fn nothing_to_do(
             Action::Pull | Action::Run | Action::Skip | Action::Later => Outcome::Skipped,
         };
         let row = || Row::of(spec, &step.name, step.key.as_ref(), outcome);
-        run.reporter.measured(row);
+        run.with.task.reporter.measured(row);
     }
     Ok(())
 }
@@ -293,7 +290,7 @@ fn preflight(
     if plan.runs() == 0 || run.args.force {
         return Ok(());
     }
-    let (spec, store, gathered) = (&resolved.spec, run.store, &resolved.gathered);
+    let (spec, store, gathered) = (&resolved.spec, run.with.store, &resolved.gathered);
     // A new env is judged by everything that it will run. An existing one may have some of that already.
     let whole = match env.record() {
         None => Some(plan_for(store, Some(env), gathered, spec, asked)?.1),

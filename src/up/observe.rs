@@ -8,7 +8,7 @@ use crate::engine::docker::Service;
 use crate::plan::ids::{LayerId, StepKey};
 use crate::plan::record::Snapshot;
 use crate::plan::resolve::{self, Spec, Step};
-use crate::plan::{Found, Observed, Options, Plan, Wanted, plan as decide};
+use crate::plan::{CachedLayer, Observed, Options, Plan, StepInput, plan as decide};
 use crate::profile::Profile;
 use crate::store::history::Seeker;
 use crate::store::layer::VolumeState;
@@ -20,11 +20,11 @@ use crate::up::resolve::Gathered;
 const REFUSED: &str = "its snapshot is incremental: built on files from an earlier build";
 
 /// Returns the profile's steps in order; those that this env omits have the reason.
-pub fn wanted(profile: &Profile, spec: &Spec) -> Vec<Wanted> {
+pub(crate) fn wanted(profile: &Profile, spec: &Spec) -> Vec<StepInput> {
     let mut wanted = Vec::new();
     for step in &profile.steps {
         if let Some(found) = spec.step(&step.name) {
-            wanted.push(Wanted {
+            wanted.push(StepInput {
                 name: step.name.clone(),
                 key: Some(found.key.clone()),
                 incremental: found.incremental,
@@ -36,7 +36,7 @@ pub fn wanted(profile: &Profile, spec: &Spec) -> Vec<Wanted> {
             .iter()
             .find(|skipped| skipped.name == step.name)
         {
-            wanted.push(Wanted {
+            wanted.push(StepInput {
                 name: step.name.clone(),
                 key: None,
                 incremental: false,
@@ -49,11 +49,11 @@ pub fn wanted(profile: &Profile, spec: &Spec) -> Vec<Wanted> {
 }
 
 /// Reads the state of an env and of its steps' layers.
-pub fn observe(
+pub(crate) fn observe(
     store: &Store,
     env: Option<&LockedEnv<'_>>,
     spec: &Spec,
-    wanted: &[Wanted],
+    wanted: &[StepInput],
     image_key: &str,
     service: Option<&Path>,
     seeker: &Seeker<'_>,
@@ -104,7 +104,7 @@ pub fn observe(
             };
             observed.layers.insert(
                 key.clone(),
-                Found {
+                CachedLayer {
                     holds_volumes: layer.volumes.values().any(frozen),
                     brings,
                     layer: layer.id,
@@ -157,7 +157,7 @@ fn changed(old: &Step, new: &Step, is_rebased: bool) -> String {
 fn find_forgotten(
     store: &Store,
     service: &Service,
-    wanted: &[Wanted],
+    wanted: &[StepInput],
     observed: &mut Observed,
 ) -> Result<()> {
     let keys = wanted.iter().filter_map(|step| step.key.as_ref());
@@ -169,7 +169,7 @@ fn find_forgotten(
     }
     for frozen in store.forgotten(service, &missing)? {
         if frozen.whole.is_some() {
-            let found = Found {
+            let found = CachedLayer {
                 layer: frozen.key.clone().into(),
                 unusable: None,
                 refused: false,
@@ -216,13 +216,13 @@ impl<'a> Stand<'a> {
 
     /// Returns the env's layers of steps that are not wanted any more. A layer of a step that is skipped here for
     /// lack of a GPU may stay.
-    fn outlived(&self, store: &Store, wanted: &[Wanted]) -> Result<Vec<LayerId>> {
+    fn outlived(&self, store: &Store, wanted: &[StepInput]) -> Result<Vec<LayerId>> {
         let mut outlived = Vec::new();
         for id in &self.head {
             let Some(layer) = store.layer(id)? else {
                 continue;
             };
-            let is = |step: &Wanted| match step.key {
+            let is = |step: &StepInput| match step.key {
                 None => step.name == layer.title,
                 Some(_) => layer.key == step.key,
             };
@@ -235,7 +235,7 @@ impl<'a> Stand<'a> {
 
     /// Returns why the env must not use a valid layer: `--rerun` has rebuilt a layer below it, or has begun to and
     /// did not get this far.
-    fn outdated(&self, store: &Store, layer: &Layer, wanted: &[Wanted]) -> Option<String> {
+    fn outdated(&self, store: &Store, layer: &Layer, wanted: &[StepInput]) -> Option<String> {
         if self.head.contains(&layer.id) {
             return None;
         }

@@ -23,9 +23,9 @@ pub(crate) fn check(cx: &Context, store: &Store, selection: &Selection) -> Resul
 
 fn missing(cx: &Context, store: &Store, selection: &Selection) -> Result<Vec<String>> {
     let mut missing = Vec::new();
-    let pinned = selection.locked.as_ref();
-    let image = match pinned {
-        Some(pinned) => store.image(&pinned.lock.image.key)?,
+    let locked = selection.locked.as_ref();
+    let image = match locked {
+        Some(locked) => store.image(&locked.lock.image.key)?,
         None => store.image_of(&selection.recipe)?,
     };
     if image.is_none() {
@@ -40,7 +40,7 @@ fn missing(cx: &Context, store: &Store, selection: &Selection) -> Result<Vec<Str
             continue;
         }
         let repository = Repository::new(&volume.name, source);
-        let commit = pinned.and_then(|pinned| pinned.commit(&volume.name));
+        let commit = locked.and_then(|locked| locked.commit(&volume.name));
         let directory = match commit {
             Some(commit) => repository.directory_at(store, &git, commit)?,
             None => repository.directory(store),
@@ -62,7 +62,7 @@ fn missing(cx: &Context, store: &Store, selection: &Selection) -> Result<Vec<Str
             missing.push(format!("`{name}` from `{url}`"));
         }
     }
-    for (cache, files) in pinned.into_iter().flat_map(|pinned| &pinned.lock.files) {
+    for (cache, files) in locked.into_iter().flat_map(|locked| &locked.lock.files) {
         let found = store.cache_files(cache)?;
         let lacking = files.iter().filter(|(path, file)| {
             let blob = store.root().join("blobs/sha256").join(file.sha256());

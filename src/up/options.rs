@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 
 use super::context::Context;
 use super::locked;
-use super::request::{SelectArgs, UpRequest};
+use super::request::{SelectArgs, UpRequest, WHAT};
 use super::select::Selection;
 use crate::plan::Options;
 use crate::profile::Profile;
@@ -22,7 +22,7 @@ pub(crate) struct PlanOptions {
     #[command(flatten)]
     pub(crate) select: SelectArgs,
     /// Name of the env [default: the profile's, with the target]
-    #[arg(short, long)]
+    #[arg(short, long, help_heading = WHAT)]
     pub(crate) name: Option<String>,
     /// Last step to run
     // `matrix up` adds its own to the options for each `up`.
@@ -132,7 +132,7 @@ pub struct UpOptions {
 const STEPS: &str = "Steps";
 const MACHINE: &str = "Machine";
 const SOURCES: &str = "Inputs and snapshots from elsewhere";
-const OUTPUT: &str = "Output";
+pub(crate) const OUTPUT: &str = "Output";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Progress {

@@ -450,7 +450,7 @@ mod tests {
             .hooks();
         let hooks = names.iter().map(|name| {
             let hook = hook::load(&[], name).unwrap();
-            (name.clone(), hook)
+            (name.value.clone(), hook)
         });
         let inputs = Inputs {
             targets: vec![Target::parse("gfx1103").unwrap()],

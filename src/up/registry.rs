@@ -4,16 +4,17 @@ use std::cell::Cell;
 use std::fmt::Display;
 use std::time::Instant;
 
+use crate::engine::choose::{choose, choose_to_plan, is_nspawn_installed};
 use crate::engine::docker::Service;
 use crate::plan::ids::StepKey;
-use crate::plan::resolve::Spec;
+use crate::plan::resolve::{Engine, Spec};
 use crate::plan::{Action, Options};
-use crate::share::{self, Pulled, Repository, Wanted};
+use crate::share::{self, Pulled, Repository, SnapshotRef};
 use crate::store::Store;
 use crate::store::history::Reuse;
 use crate::sys::error::{Error, Kind, Result};
-use crate::sys::signals::Signals;
-use crate::ui::event::Event;
+use crate::sys::userns;
+use crate::ui::event::Outcome;
 use crate::ui::{Reporter, size};
 use crate::up::base::Base;
 use crate::up::context::Context;
@@ -21,7 +22,7 @@ use crate::up::observe::plan_for;
 use crate::up::options::{PlanOptions, options};
 use crate::up::resolve::Gathered;
 use crate::up::select::Selection;
-use crate::up::task::{Subject, with_progress};
+use crate::up::task::{Subject, Task};
 
 /// Returns the named repository, or the configured one.
 pub(crate) fn repository(cx: &Context, named: Option<&str>) -> Result<Repository> {
@@ -46,6 +47,28 @@ pub(crate) fn shown(repository: &Repository) -> String {
     format!("pull from {repository}")
 }
 
+/// Returns the service that would keep the snapshots of a new env; `None`: the store does, or nothing works here.
+pub(crate) fn service(cx: &Context, asked: Option<&str>) -> Result<Option<Service>> {
+    let asked = asked.or(cx.config.engine.as_deref());
+    let asked = asked.filter(|name| *name != "auto");
+    let nspawn = userns::is_root() && is_nspawn_installed();
+    let choose = match asked {
+        Some(_) => choose,
+        None => choose_to_plan,
+    };
+    let choice = choose(asked, None, nspawn, &cx.config.sockets)?;
+    choice.service.as_deref().map(Service::connect).transpose()
+}
+
+/// Gains the rights to bring snapshots into a store. Who asks for Podman may work without root.
+pub(crate) fn host_for(cx: &Context, asked: Option<&str>, what: &str) -> Result<()> {
+    let host = match asked == Some(Engine::Podman.name()) {
+        true => cx.host_as_rootless(what),
+        false => cx.host_as_root(what),
+    };
+    host.map(drop)
+}
+
 /// Reports what was transferred.
 pub(crate) fn said(verb: &str, pulled: &Pulled, from: &dyn Display) -> String {
     let what = match (pulled.image_pulled, pulled.steps.as_slice()) {
@@ -56,46 +79,44 @@ pub(crate) fn said(verb: &str, pulled: &Pulled, from: &dyn Display) -> String {
     format!("{verb} {what} from {from} ({})", size::bytes(pulled.bytes))
 }
 
+/// Reports the end of a transfer to the store.
+pub(crate) fn finish(verb: &str, pulled: &Pulled, from: &dyn Display, reporter: &Reporter) {
+    match pulled.steps.is_empty() && !pulled.image_pulled {
+        true => reporter.finish(Outcome::Hit, "the store already has all of it"),
+        false => reporter.finish(Outcome::Done, said(verb, pulled, from)),
+    }
+}
+
 /// Reports what was skipped.
 pub(crate) fn said_of_incremental(pulled: &Pulled, reporter: &Reporter) {
     if !pulled.incremental.is_empty() {
         let steps = pulled.incremental.join(", ");
-        reporter.emit(&Event::Warning {
-            message: format!(
-                "skipped incremental snapshots, which were built on files from an earlier build: {steps}; `--allow-incremental` includes them"
-            ),
-        });
+        reporter.warn(format!(
+            "skipped incremental snapshots, which were built on files from an earlier build: {steps}; `--allow-incremental` includes them"
+        ));
     }
 }
 
 /// Where `up` gets missing steps from.
 pub(crate) struct Source<'a> {
-    pub(crate) cx: &'a Context,
+    task: Task<'a>,
     pub(crate) repository: Repository,
     reuse: Reuse,
-    pub(crate) signals: &'a Signals,
-    pub(crate) reporter: &'a Reporter,
     /// It failed, which was reported once; it is not asked again.
     failed: Cell<bool>,
 }
 
 impl<'a> Source<'a> {
     /// Returns the source, if pulling is requested.
-    pub(crate) fn new(
-        cx: &'a Context,
-        args: &PlanOptions,
-        signals: &'a Signals,
-        reporter: &'a Reporter,
-    ) -> Result<Option<Self>> {
+    pub(crate) fn new(task: Task<'a>, args: &PlanOptions) -> Result<Option<Self>> {
+        let cx = task.cx;
         if !args.pulls(&cx.config) {
             return Ok(None);
         }
         Ok(Some(Self {
-            cx,
+            task,
             repository: repository(cx, None)?,
             reuse: args.reuse(&cx.config),
-            signals,
-            reporter,
             failed: Cell::new(false),
         }))
     }
@@ -105,7 +126,7 @@ impl<'a> Source<'a> {
     pub(crate) fn pull(
         &self,
         store: &Store,
-        wanted: &Wanted,
+        wanted: &SnapshotRef,
         service: Option<&Service>,
     ) -> Result<bool> {
         if self.failed.get() {
@@ -114,8 +135,8 @@ impl<'a> Source<'a> {
         let what = shown(&self.repository);
         let shown = Subject::Transfer(&what);
         let started = Instant::now();
-        let user = &self.cx.config.user;
-        let pulled = with_progress(self.cx, shown, self.signals, self.reporter, |means| {
+        let user = &self.task.cx.config.user;
+        let pulled = self.task.with_progress(shown, |means| {
             share::pull(
                 store,
                 &self.repository,
@@ -126,17 +147,17 @@ impl<'a> Source<'a> {
                 means,
             )
         });
-        self.reporter.emit(&Event::TransferFinished {
-            what,
-            wall_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
-        });
+        self.task.transfer_finished(what, started);
         if pulled.is_err() {
-            self.cx.tidy(store)?;
+            self.task.cx.tidy(store)?;
         }
         match self.or_build(pulled)?.flatten() {
             Some(pulled) => {
-                self.cx.ui.note(&said("pulled", &pulled, &self.repository));
-                self.cx.settle(store)?;
+                self.task
+                    .cx
+                    .ui
+                    .note(&said("pulled", &pulled, &self.repository));
+                self.task.cx.settle(store)?;
                 // A skipped snapshot is not available, however often it is requested.
                 Ok(pulled.incremental.is_empty())
             }
@@ -157,7 +178,7 @@ impl<'a> Source<'a> {
             Some(key) => {
                 let service = gathered.selection.choice.service.as_deref();
                 let service = service.map(Service::connect).transpose()?;
-                self.pull(store, &Wanted::Key(key.into()), service.as_ref())
+                self.pull(store, &SnapshotRef::Key(key.into()), service.as_ref())
             }
             None => Ok(false),
         }
@@ -174,7 +195,7 @@ impl<'a> Source<'a> {
         }
         let what = shown(&self.repository);
         let shown = Subject::Transfer(&what);
-        let found = with_progress(self.cx, shown, self.signals, self.reporter, |means| {
+        let found = self.task.with_progress(shown, |means| {
             share::image(&self.repository, &wanted, means)
         });
         Ok(self.or_build(found)?.flatten().map(Base::announced))
@@ -187,7 +208,7 @@ impl<'a> Source<'a> {
         }
         let what = shown(&self.repository);
         let shown = Subject::Transfer(&what);
-        let found = with_progress(self.cx, shown, self.signals, self.reporter, |means| {
+        let found = self.task.with_progress(shown, |means| {
             share::available(&self.repository, keys, self.reuse, means)
         });
         Ok(self.or_build(found)?.flatten())
@@ -200,7 +221,7 @@ impl<'a> Source<'a> {
             Err(error) => match error.kind() {
                 Kind::Unavailable | Kind::Unexpected | Kind::NotFound => {
                     let message = format!("{}; building it here", error.chain().join(": "));
-                    self.reporter.emit(&Event::Warning { message });
+                    self.task.reporter.warn(message);
                     self.failed.set(error.kind() != Kind::NotFound);
                     Ok(None)
                 }
@@ -211,10 +232,10 @@ impl<'a> Source<'a> {
 }
 
 /// Returns the wanted image: the locked one, or the recipe's.
-pub(crate) fn wanted_image(selection: &Selection) -> Wanted {
+pub(crate) fn wanted_image(selection: &Selection) -> SnapshotRef {
     match &selection.locked {
-        None => Wanted::Recipe(selection.recipe.digest()),
-        Some(locked) => Wanted::Key(locked.lock.image.key.clone()),
+        None => SnapshotRef::Recipe(selection.recipe.digest()),
+        Some(locked) => SnapshotRef::Key(locked.lock.image.key.clone()),
     }
 }
 

@@ -4,6 +4,9 @@ use clap::Args;
 
 use crate::sys::shell::quoted;
 
+/// Heading of the options that select what is built.
+pub(crate) const WHAT: &str = "What to build";
+
 /// Arguments that select what is built.
 #[derive(Debug, Args)]
 pub(crate) struct SelectArgs {
@@ -11,22 +14,22 @@ pub(crate) struct SelectArgs {
     #[arg(value_name = "PROFILE|TARGET|FILE.toml")]
     what: Option<String>,
     /// Target to build for; may be given again
-    #[arg(short, long, value_name = "GFX")]
+    #[arg(short, long, value_name = "GFX", help_heading = WHAT)]
     target: Vec<String>,
     /// Variant of the profile to build
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", help_heading = WHAT)]
     variant: Option<String>,
     /// Release to build, of those that the profile lists
-    #[arg(long, value_name = "VERSION")]
+    #[arg(long, value_name = "VERSION", help_heading = WHAT)]
     release: Option<String>,
     /// Starting point: `source`, or prebuilt parts that the profile offers, such as `compiler`, `rocm` or `wheels`
-    #[arg(long, value_name = "WAY")]
+    #[arg(long, value_name = "WAY", help_heading = WHAT)]
     from: Option<String>,
     /// Set a parameter of the profile
-    #[arg(short, long, value_name = "NAME=VALUE")]
+    #[arg(short, long, value_name = "NAME=VALUE", help_heading = WHAT)]
     param: Vec<String>,
     /// Engine to use: auto, nspawn, docker or podman
-    #[arg(short, long)]
+    #[arg(short, long, help_heading = WHAT)]
     engine: Option<String>,
 }
 

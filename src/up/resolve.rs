@@ -129,8 +129,8 @@ impl<'a> Gathered<'a> {
             let directory = match &volume.source {
                 VolumeSource::Git(source) => {
                     let repository = Repository::new(&volume.name, source);
-                    let pinned = selection.locked.as_ref();
-                    match (store, pinned.and_then(|pinned| pinned.commit(&volume.name))) {
+                    let locked = selection.locked.as_ref();
+                    match (store, locked.and_then(|locked| locked.commit(&volume.name))) {
                         (None, _) => None,
                         (Some(store), None) => Some(repository.directory(store)),
                         (Some(store), Some(commit)) => {
@@ -298,15 +298,15 @@ impl Gathered<'_> {
         directory: &Path,
         whole: &dyn Fn(&Path) -> Result<String>,
     ) -> Result<()> {
-        let Some(pinned) = &self.selection.locked else {
+        let Some(locked) = &self.selection.locked else {
             return Ok(());
         };
         let print = whole(directory)?;
-        let locked = pinned.lock.source.get(volume);
+        let source = locked.lock.source.get(volume);
         let difference =
-            locked.and_then(|locked| lockfile::source(volume, locked, directory, &print));
+            source.and_then(|source| lockfile::source(volume, source, directory, &print));
         match difference {
-            Some(difference) => Err(pinned.drift(&[difference])),
+            Some(difference) => Err(locked.drift(&[difference])),
             None => Ok(()),
         }
     }

@@ -54,7 +54,7 @@ pub(crate) struct Selection {
     pub(crate) own: bool,
 }
 
-fn machine_targets(cx: &Context) -> Result<Vec<Target>> {
+pub(super) fn machine_targets(cx: &Context) -> Result<Vec<Target>> {
     let names = cx.config.targets.iter();
     names
         .map(|name| Target::parse(name))

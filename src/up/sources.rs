@@ -1,43 +1,35 @@
 //! Owns the inputs of `up` and `lock` beside the image: sources, fetched and with fingerprints, and the patches of
 //! hooks.
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use super::{checkout, hooks};
-use crate::plan::resolve::{self, VolumeKind, VolumeSource};
+use crate::plan::resolve::{self, Spec, VolumeKind, VolumeSource};
 use crate::store::Store;
 use crate::store::source::{self, Git, Repository};
 use crate::sys::error::Result;
-use crate::sys::signals::{Cancel, Signals};
-use crate::ui::Reporter;
-use crate::ui::event::Event;
+use crate::sys::signals::Cancel;
+use crate::up::downloads::Fetching;
 use crate::up::resolve::{Gathered, once};
 
 /// Gathers the inputs beside the image: fetches missing sources and patches; returns notes for the user too.
 pub(crate) fn gather<'a>(
     mut gathered: Gathered<'a>,
-    store: &Store,
-    offline: bool,
-    signals: &Signals,
-    reporter: &Reporter,
+    with: Fetching<'_>,
 ) -> Result<(Gathered<'a>, Vec<String>)> {
-    fetch_sources(offline, store, &mut gathered, signals, reporter)?;
+    fetch_sources(with, &mut gathered)?;
     let mut notes = checkout::settle(&mut gathered)?;
-    notes.extend(prepare_hooks(offline, store, &mut gathered, signals)?);
+    notes.extend(prepare_hooks(with, &mut gathered)?);
     Ok((gathered, notes))
 }
 
 /// Fetches missing sources, and reads the fingerprints that steps need.
-fn fetch_sources(
-    offline: bool,
-    store: &Store,
-    gathered: &mut Gathered<'_>,
-    signals: &Signals,
-    reporter: &Reporter,
-) -> Result<()> {
+fn fetch_sources(with: Fetching<'_>, gathered: &mut Gathered<'_>) -> Result<()> {
+    let (store, offline) = (with.store, with.offline);
     let selection = gathered.selection;
     let volumes = resolve::volumes(&selection.profile, &gathered.inputs)?;
-    let cancel = Cancel::new(signals);
+    let cancel = Cancel::new(with.task.signals);
     let look = || cancel.look();
     let git = Git {
         user: &selection.inputs.user,
@@ -50,14 +42,10 @@ fn fetch_sources(
     {
         let directory = match &volume.source {
             VolumeSource::Git(source) => {
-                let mut say = |message: &str| {
-                    reporter.emit(&Event::Note {
-                        message: message.to_owned(),
-                    });
-                };
+                let mut say = |message: &str| with.task.reporter.note(message);
                 let repository = Repository::new(&volume.name, source);
-                let pinned = selection.locked.as_ref();
-                let directory = match pinned.and_then(|pinned| pinned.commit(&volume.name)) {
+                let locked = selection.locked.as_ref();
+                let directory = match locked.and_then(|locked| locked.commit(&volume.name)) {
                     Some(commit) => repository.prepare_at(store, &git, commit, offline, &mut say),
                     None => repository.prepare(store, &git, offline, &mut say),
                 };
@@ -79,19 +67,14 @@ fn fetch_sources(
 }
 
 /// Fetches the patches of hooks, and asks the sources whether the hooks will apply; returns notes for the user.
-fn prepare_hooks(
-    offline: bool,
-    store: &Store,
-    gathered: &mut Gathered<'_>,
-    signals: &Signals,
-) -> Result<Vec<String>> {
+fn prepare_hooks(with: Fetching<'_>, gathered: &mut Gathered<'_>) -> Result<Vec<String>> {
     let selection = gathered.selection;
-    let cancel = Cancel::new(signals);
+    let cancel = Cancel::new(with.task.signals);
     let look = || cancel.look();
     cancel.outcome(hooks::fetch_patches(
         &mut gathered.hooks,
-        store,
-        offline,
+        with.store,
+        with.offline,
         cancel.flag(),
         &look,
     ))?;
@@ -102,4 +85,18 @@ fn prepare_hooks(
     };
     cancel.outcome(hooks::apply_to_inputs(gathered, &git))?;
     hooks::ask(gathered)
+}
+
+/// Returns the directories of a spec's sources, as `up` prepared them.
+pub(crate) fn directories(store: &Store, spec: &Spec) -> BTreeMap<String, PathBuf> {
+    spec.volumes
+        .iter()
+        .filter_map(|volume| match &volume.source {
+            VolumeSource::Git(git) => Some((
+                volume.name.clone(),
+                Repository::new(&volume.name, git).directory(store),
+            )),
+            VolumeSource::Path(_) | VolumeSource::Store => None,
+        })
+        .collect()
 }

@@ -6,8 +6,8 @@ use crate::execute::Ended;
 use crate::plan::{Action, Plan};
 use crate::store::history::History;
 use crate::sys::error::{Error, Kind, Result};
-use crate::ui::Reporter;
 use crate::ui::event::{Event, Outcome};
+use crate::ui::{Reporter, size};
 use crate::up::Finished;
 use crate::up::context::Context;
 use crate::up::select::Selection;
@@ -23,11 +23,10 @@ pub(crate) fn lacking(plan: &Plan, selection: &Selection) -> String {
         .filter(|step| step.action == Action::Skip && step.why == *why)
         .map(|step| step.name.as_str())
         .collect();
-    let steps = match names.len() {
-        0 => return String::new(),
-        1 => "1 step".to_owned(),
-        many => format!("{many} steps"),
-    };
+    if names.is_empty() {
+        return String::new();
+    }
+    let steps = size::count(names.len(), "step");
     format!("; {steps} skipped because {why}: {}", names.join(", "))
 }
 

@@ -1,6 +1,6 @@
 //! Owns the test of a lock file together with a dated archive: a signed one, which moves on, ages and is tampered with.
 
-mod service;
+pub(crate) mod service;
 use std::path::Path;
 
 use crate::support::env::{TestStore, is_service};

@@ -2,10 +2,14 @@
 //! Python and git in the container. Also with `tests/service docker|podman cargo test --test it certificates::`.
 
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use crate::archive::service::{Archive, SUITE};
+use crate::image::arch_repository;
 use crate::support::env::TestStore;
+use crate::support::loopfs::{LoopFs, Mount, run};
 use crate::support::run::{Ran, finish, sha256};
 use fs_err as fs;
 
@@ -207,4 +211,95 @@ fn downloads_trust_the_configured_authorities() {
         .says(&["ca.key` has no certificate in PEM form"]);
     with(&store, "/nowhere.pem", &build).says(&["`ca-certificates` in the configuration"]);
     with(&store, &server.authority(), &build).ok();
+}
+
+/// Returns a store with a recipe `far` of packages from the server, and the server's mirror in its configuration.
+fn store_of(disk: &LoopFs, recipe: &str, mirror: &str) -> TestStore {
+    let store = TestStore::at(&disk.join("store"));
+    let recipe = format!("schema = 1\n{recipe}");
+    fs::write(store.work().join("images/far.toml"), recipe).unwrap();
+    store.configure(&format!("disk-floor = '0'\n[mirror]\n{mirror}"));
+    store
+}
+
+/// Builds the image without and with the authority. Nothing of it may be in the image.
+fn builds_only_with(store: &TestStore, server: &Server, refusal: &str) {
+    let build = ["image", "build", "far"];
+    let refused = store.rockenv(&build);
+    assert_ne!(refused.code, 0);
+    refused.says(&[refusal]);
+    with(store, &server.authority(), &build).ok();
+    let images = fs::read_dir(store.home().join("images")).unwrap();
+    let mut roots = images.map(|entry| entry.unwrap().path().join("root"));
+    let root = roots.find(|root| root.is_dir()).unwrap();
+    let authority = fs::read_to_string(server.authority()).unwrap();
+    let line = authority.lines().nth(3).unwrap();
+    let found = Command::new("grep")
+        .args(["-rlFe", line, "-e", "rockenv-authorities"])
+        .arg(root.join("etc"))
+        .output()
+        .unwrap();
+    assert_eq!(String::from_utf8_lossy(&found.stdout), "");
+}
+
+#[test]
+fn debian_packages_come_from_a_mirror_of_the_company() {
+    if crate::support::env::is_service() {
+        return;
+    }
+    let moment = "20240801T000000Z";
+    let archive = Archive::start();
+    archive.publish(moment, "1.0", false);
+    let disk = LoopFs::in_memory(3 << 30);
+    let server = Server::start(&disk.join("server"));
+    symlink(archive.at(moment), server.directory.join("www/debian")).unwrap();
+    let store = store_of(
+        &disk,
+        &format!(
+            "provider = \"mmdebstrap\"\n[mmdebstrap]\ndistribution = \"debian\"\nsuite = \"{SUITE}\"\n\
+             variant = \"apt\"\npackages = [\"greeting\"]\n"
+        ),
+        &format!(
+            "debian = 'https://localhost:{}/debian'\ndebian-signed-by = '{}'\n",
+            server.port,
+            archive.key("ours").display()
+        ),
+    );
+    builds_only_with(&store, &server, "ertificate");
+}
+
+#[test]
+fn arch_packages_come_from_a_mirror_of_the_company() {
+    if crate::support::env::is_service() {
+        return;
+    }
+    let disk = LoopFs::in_memory(1 << 30);
+    let place = disk.join("arch");
+    fs::create_dir(&place).unwrap();
+    arch_repository(&place);
+    // The host's pacman trusts the key that signs them; nobody else of this machine sees that.
+    fs::create_dir_all(disk.join("etc/upper")).unwrap();
+    fs::create_dir_all(disk.join("etc/work")).unwrap();
+    let script = r#"
+        mount -t overlay -o "lowerdir=/etc,upperdir=$0/etc/upper,workdir=$0/etc/work" overlay /etc
+        mkdir -p /etc/pacman.d/gnupg
+        chmod 700 /etc/pacman.d/gnupg
+        touch /etc/pacman.d/gnupg/pubring.gpg
+        gpg() { command gpg --homedir /etc/pacman.d/gnupg --batch --quiet --pinentry-mode loopback --passphrase '' "$@"; }
+        gpg --quick-generate-key 'Company <a@example.org>' ed25519 sign 0
+        cd "$0/arch/mirror/core/os/x86_64"
+        for package in *.pkg.tar.zst; do gpg --detach-sign --no-armor --output $package.sig $package; done
+        # As Arch's own: the signatures are in the database.
+        repo-add -q $(repo-add --help | grep -o -m 1 -e --include-sigs) core.db.tar.gz *.pkg.tar.zst
+        gpgconf --homedir /etc/pacman.d/gnupg --kill all"#;
+    run(Command::new("sh").args(["-euc", script]).arg(disk.path()));
+    let _etc = Mount(PathBuf::from("/etc"));
+    let server = Server::start(&disk.join("server"));
+    symlink(place.join("mirror"), server.directory.join("www/arch")).unwrap();
+    let store = store_of(
+        &disk,
+        "provider = \"pacstrap\"\n[pacstrap]\n",
+        &format!("arch = 'https://localhost:{}/arch'\n", server.port),
+    );
+    builds_only_with(&store, &server, "ertificate");
 }

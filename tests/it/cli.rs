@@ -229,6 +229,66 @@ fn check_names_every_mistake_with_its_place() {
 }
 
 #[test]
+fn check_reports_the_problems_of_all_stages_at_once() {
+    let place = Place::new();
+    let text = r#"schema = 1
+image = "debian-frky"
+hooks = ["torch-without-rcl"]
+descriptoin = "a mistyped key"
+targets = ["gfx1103"]
+
+[[volume]]
+name = "data"
+kind = "host"
+path = "/nowhere/at/all"
+target = "/data"
+
+[[step]]
+name = "files"
+copy = [{ from = "nowhere.txt", to = "/etc/nowhere.txt" }]
+
+[[step]]
+name = "make"
+timeout = "soon"
+run = "echo ${nothing}"
+inputs = ["nowhere"]
+
+[[step]]
+name = "empty"
+scirpt = "true"
+"#;
+    fs::write(place.path().join("bad.toml"), text).unwrap();
+    let ran = place.run(&["profile", "check", "bad.toml"]);
+    assert_eq!(ran.code, 3);
+    for part in [
+        "bad.toml:2:9",
+        "no image `debian-frky`",
+        "no hook `torch-without-rcl`",
+        "did you mean `torch-without-rccl`?",
+        "unknown key `descriptoin`",
+        "volume `data`: `/nowhere/at/all` does not exist",
+        "bad.toml:10:8",
+        "cannot copy `nowhere.txt`",
+        "bad duration `soon`",
+        "unknown `${nothing}`",
+        "unknown key `scirpt`",
+        "is invalid: 8 errors",
+    ] {
+        assert!(ran.err.contains(part), "{part}: {}", ran.err);
+    }
+    // The volume or the script may be what was mistyped.
+    for part in ["no volume", "does nothing"] {
+        assert!(!ran.err.contains(part), "{part}: {}", ran.err);
+    }
+    let place = Place::new();
+    let text = "schema = 1\nextends = \"gone\"\n[[step]]\nname = \"a\"\nrun = \"${x}\"\ntimeout = \"soon\"\n";
+    fs::write(place.path().join("bad.toml"), text).unwrap();
+    let ran = place.run(&["profile", "check", "bad.toml"]);
+    assert!(ran.err.contains("is invalid: 2 errors"), "{}", ran.err);
+    assert!(ran.err.contains("no profile `gone`"), "{}", ran.err);
+}
+
+#[test]
 fn a_new_profile_is_valid_and_nothing_is_overwritten() {
     let place = Place::new();
     let printed = place.look(&["profile", "new", "mine", "--print"]).out;

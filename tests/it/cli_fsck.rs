@@ -9,14 +9,14 @@ use std::time::Duration;
 use crate::support::loopfs::{Kind, LoopFs};
 use fs_err as fs;
 use jiff::Timestamp;
-use rockenv::plan::ids::StepKey;
-use rockenv::plan::record;
-use rockenv::plan::record::{Head, Origin, Record};
-use rockenv::plan::resolve::{BuildUser, Spec};
-use rockenv::store::images::Image;
-use rockenv::store::snapshot::Freeze;
-use rockenv::store::{LockedEnv, Store};
-use rockenv::sys::atomic::random_id;
+use rockenv::testing::Freeze;
+use rockenv::testing::Image;
+use rockenv::testing::StepKey;
+use rockenv::testing::random_id;
+use rockenv::testing::record;
+use rockenv::testing::record::{Head, Origin, Record};
+use rockenv::testing::{BuildUser, Spec};
+use rockenv::testing::{LockedEnv, Store};
 
 mod records;
 
@@ -283,7 +283,7 @@ fn a_missing_layer_costs_only_the_snapshots_that_stand_on_it() {
 fn trees_that_are_whole_do_not_need_the_layer_they_were_made_from() {
     let lab = Lab::on(LoopFs::new(Kind::Btrfs));
     let old = lab.record();
-    rockenv::tree::remove_tree(&lab.layer(0)).unwrap();
+    rockenv::testing::remove_tree(&lab.layer(0)).unwrap();
     lab.finds_and_mends(&["depends on layer", "is missing"]);
     let new = lab.record();
     assert_eq!(new.snapshots, old.snapshots[1..]);

@@ -226,14 +226,18 @@ fn a_profile_that_cannot_run_is_not_ok() {
     let store = TestStore::new();
     let check = ["profile", "check", store.env()];
     store.profile("");
-    store.rockenv(&check).exits(3).says(&["has no steps"]);
-    store.profile(&format!(
-        "[[volume]]\nname = \"data\"\nkind = \"host\"\npath = \"/nowhere/at/all\"\ntarget = \"/v/data\"\n{TWO}"
-    ));
     store
         .rockenv(&check)
         .exits(3)
-        .says(&["volume `data`: `/nowhere/at/all` does not exist"]);
+        .says(&["no steps", ".toml:1:1"]);
+    store.profile(&format!(
+        "[[volume]]\nname = \"data\"\nkind = \"host\"\npath = \"/nowhere/at/all\"\ntarget = \"/v/data\"\n{TWO}"
+    ));
+    store.rockenv(&check).exits(3).says(&[
+        "volume `data`: `/nowhere/at/all` does not exist",
+        "path = \"/nowhere/at/all\"",
+        "help: mkdir -p /nowhere/at/all",
+    ]);
 }
 
 #[test]
@@ -242,6 +246,8 @@ fn a_broken_configuration_is_named_and_does_not_stop_doctor() {
     for (text, words) in [
         ("disk-floor = \"2\"", "`disk-floor` in configuration"),
         ("jobs = 0", "`jobs` in configuration"),
+        ("\ntargets = [\"gfx1130\"]", "rockenv.toml:2`"),
+        ("jobs = \"many\"", "at line 1, column 8"),
         ("nonsense = 1", "unknown field `nonsense`"),
     ] {
         fs::write(store.work().join("rockenv.toml"), text).unwrap();

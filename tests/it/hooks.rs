@@ -290,6 +290,13 @@ fn what_does_not_fit_fails_before_anything_runs() {
             "nothing was begun"
         );
     }
+    fs::remove_file(store.work().join("hooks/fix/p.patch")).unwrap();
+    for verb in ["plan", "up"] {
+        store
+            .rockenv(&[verb, store.env()])
+            .exits(3)
+            .says(&["p.patch"]);
+    }
     fs::remove_dir_all(store.work().join("hooks/fix")).unwrap();
     store
         .rockenv(&["up", store.env()])

@@ -7,9 +7,9 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rockenv::image::{BuildContext, Built, Progress, Recipe, build};
-use rockenv::sys::error::{Kind, Result};
-use rockenv::tree::digest::compare;
+use rockenv::testing::digest::compare;
+use rockenv::testing::error::{Kind, Result};
+use rockenv::testing::{BuildContext, Built, Progress, Recipe, build};
 
 struct Place {
     dir: tempfile::TempDir,
@@ -56,7 +56,7 @@ impl Place {
                 into: &into,
                 blobs: &self.path("blobs"),
                 mirrors: &self.mirrors,
-                logins: &rockenv::image::Logins::default(),
+                logins: &rockenv::testing::Logins::default(),
                 env: &BTreeMap::new(),
                 source_date: Some(self.date),
                 cancel: &self.cancel,
@@ -255,9 +255,9 @@ fn a_snapshot_without_an_archive_says_what_to_configure() {
     );
 }
 
-/// A repository with a `base` that needs another package, as the real one does.
-fn arch_repository(place: &Place) {
-    let directory = place.path("packages");
+/// Makes, in a directory that others may enter, a repository with a `base` that needs another package, as the real one does.
+pub(crate) fn arch_repository(place: &Path) {
+    let directory = place.join("packages");
     let package = |name: &str, body: &str| {
         let dir = directory.join(name);
         fs_err::create_dir_all(&dir).unwrap();
@@ -277,8 +277,8 @@ fn arch_repository(place: &Place) {
         "tool",
         "package() { install -Dm4755 /dev/null $pkgdir/usr/bin/tool; }\n",
     );
-    fs_err::create_dir_all(place.path("mirror/core/os/x86_64")).unwrap();
-    fs_err::create_dir_all(place.path("mirror/extra/os/x86_64")).unwrap();
+    fs_err::create_dir_all(place.join("mirror/core/os/x86_64")).unwrap();
+    fs_err::create_dir_all(place.join("mirror/extra/os/x86_64")).unwrap();
     // makepkg refuses to run as root.
     sh(
         "chmod 755 .. && chown -R nobody ../packages ../mirror",
@@ -288,24 +288,24 @@ fn arch_repository(place: &Place) {
         let script = format!(
             "cd {name} && setpriv --reuid=nobody --regid=nogroup --clear-groups env HOME=$PWD LC_ALL=C PKGEXT=.pkg.tar.zst \
              PKGDEST={}/core/os/x86_64 makepkg -d --nosign",
-            place.path("mirror").display()
+            place.join("mirror").display()
         );
         sh(&script, &directory);
     }
     sh(
         "cd core/os/x86_64 && repo-add -q core.db.tar.gz *.pkg.tar.*",
-        &place.path("mirror"),
+        &place.join("mirror"),
     );
     sh(
         "cd extra/os/x86_64 && repo-add -q extra.db.tar.gz",
-        &place.path("mirror"),
+        &place.join("mirror"),
     );
 }
 
 #[test]
 fn arch_twice_is_one_digest() {
     let mut place = Place::new();
-    arch_repository(&place);
+    arch_repository(place.dir.path());
     place.mirrors.insert(
         "arch".into(),
         format!("file://{}", place.path("mirror").display()),
@@ -424,7 +424,7 @@ fn a_directory_that_is_not_empty_is_refused() {
             into: place.dir.path(),
             blobs: &place.path("blobs"),
             mirrors: &BTreeMap::new(),
-            logins: &rockenv::image::Logins::default(),
+            logins: &rockenv::testing::Logins::default(),
             env: &BTreeMap::new(),
             source_date: None,
             cancel: &AtomicBool::new(false),

@@ -3,6 +3,7 @@
 mod compared;
 mod dialects;
 mod entries;
+mod foreign;
 mod headers;
 mod limits;
 mod random;
@@ -11,8 +12,8 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-use rockenv::image::tar::unpack::{Options, Report, unpack};
-use rockenv::sys::error::Result;
+use rockenv::testing::error::Result;
+use rockenv::testing::unpack::{Options, Report, unpack};
 
 /// A directory to extract into, beside one that must never change.
 struct Place {
@@ -106,7 +107,11 @@ fn refused(outcome: Result<Report>, part: &str) {
     let error = outcome.unwrap_err();
     let chain = error.chain().join(": ");
     assert!(chain.contains(part), "{chain}");
-    assert_eq!(error.kind(), rockenv::sys::error::Kind::Invalid, "{chain}");
+    assert_eq!(
+        error.kind(),
+        rockenv::testing::error::Kind::Invalid,
+        "{chain}"
+    );
 }
 
 /// Writes archives byte by byte, so that they may say what no archiver would.

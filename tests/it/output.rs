@@ -156,12 +156,14 @@ fn inspecting_needs_no_engine_and_no_root() {
     assert_eq!(said.code, 0, "{}", said.err);
     // Only the base image has to be built, which needs rights but no engine.
     let said = newcomer.run(&["lock", "gfx1103"]);
+    assert_eq!(said.code, 4, "{}", said.err);
     assert!(said.err.contains(absent), "{}", said.err);
-    assert!(
-        said.err.contains("help: sudo rockenv lock gfx1103\n"),
-        "{}",
-        said.err
-    );
+    for part in [
+        "error: locking the packages of image `therock-manylinux",
+        "help: sudo rockenv lock gfx1103\n",
+    ] {
+        assert!(said.err.contains(part), "{part}: {}", said.err);
+    }
     assert!(!newcomer.path().join("data").exists(), "no store was made");
 }
 
@@ -219,6 +221,45 @@ fn a_user_of_roots_store_is_told_to_use_sudo() {
         said.err,
         "no envs of your own\nroot has a store, at `/var/lib/rockenv`; to use it: sudo rockenv ls\n"
     );
+}
+
+#[test]
+fn a_user_with_a_store_of_their_own_is_told_of_roots_too() {
+    let newcomer = Newcomer::new();
+    let own = newcomer.path().join("data/rockenv");
+    fs::create_dir_all(own.join("envs")).unwrap();
+    fs::write(own.join("format"), r#"{"version": 1, "method": "overlay"}"#).unwrap();
+    for path in [
+        "data",
+        "data/rockenv",
+        "data/rockenv/envs",
+        "data/rockenv/format",
+    ] {
+        chown(newcomer.path().join(path), Some(UID), Some(UID)).unwrap();
+    }
+    let _root = roots_store();
+    for command in [
+        &["status", "e"][..],
+        &["exec", "e", "--", "true"],
+        &["shell", "e"],
+        &["du", "e"],
+        &["logs", "e"],
+        &["env", "e"],
+        &["rm", "e"],
+        &["down", "e"],
+        &["rollback", "e", "one"],
+        &["fork", "e", "f"],
+        &["verify", "e"],
+        &["report", "e"],
+        &["export", "e", "out"],
+        &["snapshot", "ls", "e"],
+        &["snapshot", "create", "e", "one"],
+    ] {
+        let said = newcomer.run(command);
+        assert!([4, 7].contains(&said.code), "{command:?}: {}", said.err);
+        let help = format!("help: sudo rockenv {}\n", command.join(" "));
+        assert!(said.err.ends_with(&help), "{command:?}: {}", said.err);
+    }
 }
 
 /// Runs rockenv as sudo would.

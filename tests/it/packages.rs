@@ -1,7 +1,7 @@
-//! Owns the tests of `packaging/`: each package is made in an env, installed, run and removed in a bare tree, and the
-//! store stays.
+//! Owns the tests of what users install: each package is made in an env, installed, run and removed in a bare tree, and
+//! the store stays; an installation completes names.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::support::env::TestStore;
@@ -142,4 +142,73 @@ fn each_package_installs_runs_and_leaves_the_store_when_it_is_removed() {
     store.profile_named(&debian, &text);
     store.rockenv(&["up", &debian]).ok();
     store.assert_clean();
+}
+
+/// Lays out an installation as packages do, and returns the directory that stands for `/`.
+fn installed(store: &TestStore) -> PathBuf {
+    let root = store.work().join("installed");
+    let mut stage = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/stage"));
+    stage.arg(env!("CARGO_BIN_EXE_rockenv")).arg(&root);
+    run(stage.arg("/usr"));
+    root
+}
+
+/// Completes the last of the words as bash does, with the script that is installed.
+const COMPLETE: &str = r#"
+source "$1/usr/share/bash-completion/completions/rockenv"
+shift
+function=$(complete -p rockenv | sed 's/.* -F \([^ ]*\) .*/\1/')
+COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMP_TYPE=9 COMP_LINE="$*" COMP_POINT=${#COMP_LINE} COMPREPLY=()
+"$function" rockenv "${!#}" "${COMP_WORDS[COMP_CWORD - 1]}"
+printf '%s\n' "${COMPREPLY[@]}"
+"#;
+
+#[test]
+fn an_installation_completes_names_and_has_the_schema_for_editors() {
+    let store = TestStore::new();
+    store.up_with(
+        "[[step]]\nname = 'first'\nrun = 'true'\n[[step]]\nname = 'second'\nrun = 'true'\n",
+    );
+    let root = installed(&store);
+    let output = |command: &mut Command| {
+        let path = format!("{}:/usr/bin:/bin", root.join("usr/bin").display());
+        let command = command.env("PATH", path).current_dir("/");
+        let output = command.output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success() && errors.is_empty(), "{errors}");
+        text
+    };
+    let complete = |words: &[&str]| {
+        let mut command = Command::new("bash");
+        command
+            .args(["-euc", COMPLETE, "complete"])
+            .arg(&root)
+            .arg("rockenv")
+            .args(words);
+        let text = output(command.env("ROCKENV_HOME", store.home()));
+        text.lines()
+            .map(|line| line.trim_end().to_owned())
+            .collect::<Vec<_>>()
+    };
+    let env = store.env();
+    assert_eq!(complete(&["status", &env[..env.len() - 1]]), [env]);
+    // After the names, an empty word lists the options.
+    let listed = complete(&["logs", env, ""]);
+    assert_eq!(listed[..3], ["first", "second", "--follow"]);
+    assert_eq!(complete(&["logs", env, "f"]), ["first"]);
+    assert_eq!(complete(&["rollback", env, "s"]), ["second"]);
+    assert_eq!(
+        complete(&["up", "-t", "gfx110"]),
+        ["gfx1100", "gfx1101", "gfx1102", "gfx1103"]
+    );
+    assert_eq!(complete(&["fsc"]), ["fsck"]);
+
+    let program = root.join("usr/bin/rockenv");
+    let text = output(Command::new(program).args(["profile", "new", "mine", "--print"]));
+    let line = text.lines().next().unwrap();
+    let path = line.strip_prefix("#:schema file://").unwrap();
+    assert!(Path::new(path).starts_with(&root), "{path}");
+    let schema: serde_json::Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    assert!(schema["$id"].is_string() && schema["properties"]["step"].is_object());
 }

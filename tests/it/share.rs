@@ -21,9 +21,9 @@ use crate::support::loopfs::{Kind, LoopFs};
 use crate::support::registry::{LOGIN, Registry};
 use crate::support::run::Ran;
 use fs_err as fs;
-use rockenv::store::Store;
-use rockenv::tree::digest::digest;
-use rockenv::tree::{Method, overlay};
+use rockenv::testing::Store;
+use rockenv::testing::digest::digest;
+use rockenv::testing::{Method, overlay};
 
 /// Everything that a tree can be made of: names of one file, holes, attributes, capabilities, times, deletions, replaced
 /// directories. The image has no tools for attributes.

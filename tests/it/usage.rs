@@ -13,7 +13,7 @@ use fs_err as fs;
 use nix::fcntl::{OFlag, openat};
 use nix::mount::{MsFlags, mount};
 use nix::sys::stat::{Mode, mkdirat};
-use rockenv::tree::measure::{Options, Root, Sums, Usage, scan, scan_one};
+use rockenv::testing::measure::{Options, Root, Sums, Usage, scan, scan_one};
 use tempfile::TempDir;
 
 /// A directory on a disk: `/tmp` may be a tmpfs, which has no blocks to speak of.

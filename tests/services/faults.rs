@@ -12,7 +12,7 @@ use fs_err as fs;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use rockenv::engine::docker::Flavour;
+use rockenv::testing::Flavour;
 
 use crate::support::env::TestStore;
 use crate::support::ordinary::Ordinary;

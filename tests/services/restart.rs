@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use fs_err as fs;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use rockenv::engine::docker::Service;
+use rockenv::testing::Service;
 
 use crate::assert_nothing_left_at;
 use crate::support::env::TestStore;

@@ -1,12 +1,13 @@
-//! Snapshots on their way from a service to a registry, and into another store at a service that has none of them.
+//! Snapshots on their way from a service to a registry or into files, and into another store at a service that has none of
+//! them.
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use fs_err as fs;
-use rockenv::engine::docker::Service;
-use rockenv::store::Store;
-use rockenv::tree::digest::digest;
+use rockenv::testing::Service;
+use rockenv::testing::Store;
+use rockenv::testing::digest::digest;
 
 use crate::restart::Own;
 use crate::support::env::TestStore;
@@ -195,9 +196,63 @@ fn snapshots_cross_engines() {
     let file = other.work().join("snapshots.oci.tar");
     let file = file.to_str().unwrap();
     other.rockenv(&["export", name, "--snapshots", file]).ok();
-    one.rockenv(&["import", file])
+    one.rockenv(&["import", "--engine", "nspawn", file])
         .ok()
         .says(&["the store already has all"]);
+    two.remove(other);
+    // And what the store has of the file without a service goes to the service.
+    let file = one.work().join("snapshots");
+    let file = file.to_str().unwrap();
+    one.rockenv(&["export", name, "--snapshots", file]).ok();
+    other
+        .rockenv(&["import", file])
+        .ok()
+        .says(&["imported one, two, idle, last from"]);
+    other.rockenv(&["up", name]).ok().says(&["4 done before"]);
+    assert_same(&two.inside(other, LOOK), &own);
+    two.remove(other);
+}
+
+/// As a file and as a directory, and by name from a registry: each finds the engine that a new env would have.
+#[test]
+fn a_new_store_takes_what_a_file_has_and_builds_nothing() {
+    let two = Two::new(TestStore::new(), TestStore::new(), &without_volume());
+    let (one, other, name) = (&two.one, &two.other, two.name());
+    one.rockenv(&["up", name]).ok();
+    let tree = two.inside(one, LOOK);
+    for form in ["snapshots.oci.tar", "snapshots"] {
+        let file = one.work().join(form);
+        let file = file.to_str().unwrap();
+        one.rockenv(&["export", name, "--until", "two", "--snapshots", file])
+            .ok();
+        other
+            .rockenv(&["import", file])
+            .ok()
+            .says(&["one, two from"]);
+        let all = format!("{file}-all.tar");
+        one.rockenv(&["export", name, "--snapshots", &all]).ok();
+        other
+            .rockenv(&["import", &all])
+            .ok()
+            .says(&["imported idle, last from"]);
+        other
+            .rockenv(&["import", &all])
+            .ok()
+            .says(&["the store already has all of it"]);
+        other.rockenv(&["up", name]).ok().says(&["4 done before"]);
+        assert_same(&two.inside(other, LOOK), &tree);
+        other.rockenv(&["fsck"]).ok();
+        two.remove(other);
+    }
+    let tag = format!("{}/team/rocm:last", two.registry.host);
+    one.rockenv(&["push", name, &tag]).ok();
+    other.rockenv(&["pull", &tag]).ok();
+    other.rockenv(&["up", name]).ok().says(&["4 done before"]);
+    other
+        .rockenv(&["pull", name, "--engine", "nspawn"])
+        .exits(2)
+        .says(&["cannot change its engine"]);
+    two.remove(one);
     two.remove(other);
 }
 
@@ -223,7 +278,21 @@ fn build_volumes_come_with_them() {
     ]);
     assert_eq!(volumes(&two.other, name), volumes(&two.one, name));
     let look = "cat /b/one /b/two /home/*/last; ls /b";
-    run(1, &["exec", name, "--", "sh", "-c", look]).prints("one\ntwo\nlast\none\ntwo");
+    let look = ["exec", name, "--", "sh", "-c", look];
+    run(1, &look).prints("one\ntwo\nlast\none\ntwo");
+    // The same in a file.
+    let file = two.one.work().join("snapshots.oci.tar");
+    let file = file.to_str().unwrap();
+    run(0, &["export", name, "--snapshots", file]);
+    run(1, &["rm", "--yes", name]);
+    assert_nothing_left_at(
+        &Service::connect(&services[1].socket()).unwrap(),
+        &two.other,
+    );
+    run(1, &["import", file]).says(&["one, two, idle, last from"]);
+    run(1, &["up", name]).says(&["4 done before"]);
+    assert_eq!(volumes(&two.other, name), volumes(&two.one, name));
+    run(1, &look).prints("one\ntwo\nlast\none\ntwo");
     for (at, store) in [&two.one, &two.other].into_iter().enumerate() {
         run(at, &["rm", "--yes", name]);
         assert_nothing_left_at(&Service::connect(&services[at].socket()).unwrap(), store);
@@ -252,12 +321,27 @@ fn whoever_is_killed_leaves_nothing_and_the_next_one_converges() {
     kill(one, &["push", name]);
     two.run(one, &["push", name]).ok().says(&["2 snapshots at"]);
     let sums = two.inside(one, "cd /home/*; sha256sum one two");
+    let file = one.work().join("snapshots.oci.tar");
+    let file = file.to_str().unwrap();
+    one.rockenv(&["export", name, "--snapshots", file]).ok();
     two.remove(one);
-    kill(other, &["up", name, "--pull"]);
-    two.run(other, &["up", name, "--pull"])
-        .ok()
-        .says(&["2 done before"]);
-    assert_eq!(two.inside(other, "cd /home/*; sha256sum one two"), sums);
+    let import = &["import", file][..];
+    let pull = &["up", name, "--pull"];
+    for (from, then) in [(import, Some(["up", name])), (pull, None)] {
+        kill(other, from);
+        let brought = two.run(other, from).ok();
+        let up = then.map_or(brought, |then| other.rockenv(&then).ok());
+        up.says(&["2 done before"]);
+        assert_eq!(two.inside(other, "cd /home/*; sha256sum one two"), sums);
+        assert_nothing_half(&two);
+        two.remove(other);
+    }
+}
+
+/// Checks that killed commands left nothing on the way, in the store or at the service.
+#[track_caller]
+fn assert_nothing_half(two: &Two) {
+    let (other, name) = (&two.other, two.name());
     let left = fs::read_dir(other.home().join("images")).unwrap();
     let left = left.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     assert_eq!(left.filter(|name| name.starts_with("tmp-")).count(), 0);
@@ -274,7 +358,6 @@ fn whoever_is_killed_leaves_nothing_and_the_next_one_converges() {
             count => Err(count.to_string()),
         }
     });
-    two.remove(other);
 }
 
 #[test]

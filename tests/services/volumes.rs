@@ -4,7 +4,7 @@ use crate::assert_nothing_left_at;
 use crate::restart::Own;
 use crate::support::env::TestStore;
 use crate::support::loopfs::{Kind, LoopFs};
-use rockenv::engine::docker::Service;
+use rockenv::testing::Service;
 
 #[test]
 fn they_go_back_and_are_forked_with_the_snapshots() {

@@ -14,7 +14,7 @@ use crate::up::context::Context;
 pub struct DoctorArgs {}
 
 /// Reports what this machine supports; returns the exit code.
-pub fn doctor(cx: &Context, _args: &DoctorArgs) -> Result<u8> {
+pub(crate) fn doctor(cx: &Context, _args: &DoctorArgs) -> Result<u8> {
     let host = Host::probe()?;
     let facts = Facts::probe(&host, &cx.config, cx.gpus());
     let sections = examine(&facts);

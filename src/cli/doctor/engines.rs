@@ -9,7 +9,7 @@ use crate::tree::Method;
 
 /// One ability.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Ability {
+pub(crate) struct Ability {
     /// The ability, worded as in the documentation's table.
     pub what: &'static str,
     pub nspawn: String,
@@ -18,7 +18,7 @@ pub struct Ability {
 }
 
 /// Returns what each engine can do. An unusable engine can do nothing.
-pub fn abilities(facts: &Facts) -> Vec<Ability> {
+pub(crate) fn abilities(facts: &Facts) -> Vec<Ability> {
     let row = |what, can: &dyn Fn(Engine) -> String| {
         let [nspawn, docker, podman] = Engine::ALL.map(|engine| match facts.usable(engine) {
             true => can(engine),
@@ -81,7 +81,10 @@ pub fn abilities(facts: &Facts) -> Vec<Ability> {
                 Engine::Podman => false,
             })
         }),
-        row("`push`, `pull`, `up --pull`: sharing", &|_| yes(true)),
+        row(
+            "`push`, `pull`, `up --pull`, `export --snapshots`, `import`: sharing",
+            &|_| yes(true),
+        ),
         row("rootless", &|_| yes(!facts.root)),
         row("after `exec` the container", &|engine| match engine {
             Engine::Nspawn => "ends".to_owned(),

@@ -8,13 +8,13 @@ use crate::rocm::gpu::Machine;
 use crate::rocm::gpu::probe::{Finding, Layer};
 
 #[derive(Clone, Debug, Serialize)]
-pub struct GpuFacts {
+pub(crate) struct GpuFacts {
     pub machine: Machine,
     pub nodes: Vec<Node>,
 }
 
 #[derive(Clone, Debug, Serialize)]
-pub struct Node {
+pub(crate) struct Node {
     pub device: Device,
     /// The result of opening it.
     pub finding: Finding,

@@ -1,23 +1,23 @@
 //! Owns the findings of `doctor`: a pure decision over the facts that `probe` gathered. Each missing item comes with
 //! a command to type.
 
-pub mod command;
+pub(crate) mod command;
 
 mod engines;
 mod gpu;
 mod network;
-pub mod probe;
+pub(crate) mod probe;
 mod services;
 #[cfg(test)]
 mod tests;
 
 use std::path::PathBuf;
 
-pub use engines::{Ability, abilities};
-pub use gpu::{GpuFacts, Node};
-pub use network::NetworkFacts;
+pub(crate) use engines::{Ability, abilities};
+pub(crate) use gpu::{GpuFacts, Node};
+pub(crate) use network::NetworkFacts;
 use serde::Serialize;
-pub use services::ServiceFacts;
+pub(crate) use services::ServiceFacts;
 
 use crate::cli::setup::{Feature, Manager, TOOLS, Tool};
 use crate::tree::Method;
@@ -32,7 +32,7 @@ const THEROCK_DISK: u64 = 230 << 30;
 
 /// Facts about a machine.
 #[derive(Clone, Debug, Serialize)]
-pub struct Facts {
+pub(crate) struct Facts {
     pub root: bool,
     /// Root was called through sudo.
     pub through_sudo: bool,
@@ -57,7 +57,7 @@ pub struct Facts {
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Cgroups {
+pub(crate) struct Cgroups {
     /// Controllers mounted as version 1.
     pub v1: Vec<String>,
     /// Controllers of version 2, if it is mounted.
@@ -73,7 +73,7 @@ impl Cgroups {
 }
 
 #[derive(Clone, Debug, Serialize)]
-pub struct StoreFacts {
+pub(crate) struct StoreFacts {
     pub path: PathBuf,
     pub exists: bool,
     /// File system of its root, or of the place where it will be.
@@ -96,7 +96,7 @@ pub struct StoreFacts {
 /// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub(crate) enum State {
     Ok,
     /// Something does not work.
     Missing,
@@ -105,7 +105,7 @@ pub enum State {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Check {
+pub(crate) struct Check {
     pub state: State,
     pub message: String,
     /// The command that changes it.
@@ -115,13 +115,13 @@ pub struct Check {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Section {
+pub(crate) struct Section {
     pub title: &'static str,
     pub checks: Vec<Check>,
 }
 
 /// Returns whether the default engine can build envs.
-pub fn is_fit(sections: &[Section]) -> bool {
+pub(crate) fn is_fit(sections: &[Section]) -> bool {
     !sections
         .iter()
         .flat_map(|section| &section.checks)
@@ -129,7 +129,7 @@ pub fn is_fit(sections: &[Section]) -> bool {
 }
 
 /// Returns the findings.
-pub fn examine(facts: &Facts) -> Vec<Section> {
+pub(crate) fn examine(facts: &Facts) -> Vec<Section> {
     vec![
         Section {
             title: "engine nspawn (the default)",

@@ -18,7 +18,7 @@ const ANCHORS: [&str; 5] = [
 ];
 
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct NetworkFacts {
+pub(crate) struct NetworkFacts {
     /// Names of the caller's proxy variables.
     pub proxies: Vec<String>,
     /// An apt configuration file that names a proxy.

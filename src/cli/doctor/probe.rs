@@ -19,7 +19,7 @@ use crate::tree;
 
 impl Facts {
     /// Reads the machine. The configuration names the store's place.
-    pub fn probe(host: &Host, config: &Config, gpus: gpu::Machine) -> Self {
+    pub(crate) fn probe(host: &Host, config: &Config, gpus: gpu::Machine) -> Self {
         let groups = Hierarchies::probe().unwrap_or_default();
         Self {
             root: host.root,

@@ -8,7 +8,7 @@ use crate::plan::resolve::Engine;
 use crate::sys::error::Error;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct ServiceFacts {
+pub(crate) struct ServiceFacts {
     pub engine: Engine,
     /// Its program is installed.
     pub installed: bool,

@@ -19,6 +19,7 @@ use crate::sys::signals::Cancel;
 use crate::ui::event::{Event, Outcome};
 use crate::ui::size;
 use crate::up::context::Context;
+use crate::up::request::WHAT;
 
 /// How long an env may take to stop: as long as `up` gives a step, plus a margin. Also for Slurm to cancel jobs.
 const GRACE: Duration = Duration::from_secs(30);
@@ -35,7 +36,7 @@ pub enum MatrixCommand {
 }
 
 #[derive(Debug, Args)]
-pub struct Which {
+pub(crate) struct Which {
     /// Targets, and families of them [default: those that each profile names]
     #[arg(
         index = 1,
@@ -44,12 +45,12 @@ pub struct Which {
     )]
     targets: Vec<String>,
     /// Profile or profile file; may be given again [default: therock]
-    #[arg(short, long)]
+    #[arg(short, long, help_heading = WHAT)]
     profile: Vec<String>,
 }
 
 /// Runs a `matrix` command; returns the exit code.
-pub fn matrix(cx: &Context, command: &MatrixCommand) -> Result<u8> {
+pub(crate) fn matrix(cx: &Context, command: &MatrixCommand) -> Result<u8> {
     match command {
         MatrixCommand::Up(args) => up::up(cx, args),
         MatrixCommand::Write(form) => write::write(cx, form).map(|()| 0),

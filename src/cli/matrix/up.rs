@@ -291,10 +291,7 @@ impl Board<'_> {
         }
         if self.cx.config.terminal.ci_system.is_some() && !self.beside {
             ui.end_section();
-            ui.begin_section(&match self.rows.len() {
-                1 => "1 env".to_owned(),
-                count => format!("{count} envs"),
-            });
+            ui.begin_section(&size::count(self.rows.len(), "env"));
             self.beside = true;
         }
         if let Some(title) = title {

@@ -19,6 +19,10 @@ use crate::sys::host::Host;
 use crate::sys::process::{self, Program};
 use crate::sys::signals::{Cancel, Signals};
 use crate::up::context::Context;
+use crate::up::request::WHAT;
+
+const MACHINES: &str = "Machines";
+const JOBS: &str = "Jobs";
 
 /// Larger than the ids of any submission.
 const IDS_LIMIT: u64 = 1 << 20;
@@ -43,7 +47,7 @@ pub(super) struct Part {
     #[command(flatten)]
     which: Which,
     /// Only this part of the envs, such as 2/4
-    #[arg(long, value_name = "I/N")]
+    #[arg(long, value_name = "I/N", help_heading = WHAT)]
     shard: Option<Shard>,
 }
 
@@ -52,7 +56,7 @@ pub struct JsonArgs {
     #[command(flatten)]
     part: Part,
     /// File that lists the build machines and those with a GPU
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = MACHINES)]
     runners: Option<PathBuf>,
 }
 
@@ -60,19 +64,19 @@ pub struct JsonArgs {
 #[derive(Debug, Args)]
 pub(super) struct Call {
     /// How rockenv is called there, such as `sudo -E rockenv`
-    #[arg(long, value_name = "COMMAND", default_value = "rockenv")]
+    #[arg(long, value_name = "COMMAND", default_value = "rockenv", help_heading = JOBS)]
     rockenv: String,
     /// Line of shell that each shell of a job begins with, such as one that installs rockenv
-    #[arg(long, value_name = "COMMAND")]
+    #[arg(long, value_name = "COMMAND", help_heading = JOBS)]
     setup: Option<String>,
     /// Registry repository that jobs push snapshots to and pull them from
-    #[arg(long, value_name = "REPOSITORY")]
+    #[arg(long, value_name = "REPOSITORY", help_heading = JOBS)]
     registry: Option<String>,
     /// Variable of the jobs, and the CI system's secret that it is set from; may be given again
-    #[arg(long = "secret", value_name = "ENV=NAME")]
+    #[arg(long = "secret", value_name = "ENV=NAME", help_heading = JOBS)]
     secrets: Vec<Secret>,
     /// Minutes that a job may take
-    #[arg(long, value_name = "MINUTES", default_value_t = 1440, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "MINUTES", default_value_t = 1440, value_parser = clap::value_parser!(u32).range(1..), help_heading = JOBS)]
     timeout: u32,
     /// Options for each `up`, after `--`
     #[arg(index = 2, last = true, value_name = "OPTION")]
@@ -84,12 +88,12 @@ pub struct PipelineArgs {
     #[command(flatten)]
     part: Part,
     /// File that lists the build machines and those with a GPU
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = MACHINES)]
     runners: Option<PathBuf>,
     #[command(flatten)]
     call: Call,
     /// All machines use one store: common steps are built first, and steps with a GPU are jobs of their own
-    #[arg(long, conflicts_with = "registry")]
+    #[arg(long, conflicts_with = "registry", help_heading = MACHINES)]
     one_store: bool,
 }
 
@@ -98,7 +102,7 @@ pub struct GitlabArgs {
     #[command(flatten)]
     pipeline: PipelineArgs,
     /// Path of the file in the repository: with `--one-store` the pipeline includes it a second time
-    #[arg(long, value_name = "PATH", default_value = ".gitlab-ci.yml", value_parser = yaml_path)]
+    #[arg(long, value_name = "PATH", default_value = ".gitlab-ci.yml", value_parser = yaml_path, help_heading = JOBS)]
     path: String,
 }
 
@@ -118,13 +122,18 @@ pub struct SlurmArgs {
     #[command(flatten)]
     call: Call,
     /// Run steps with a GPU as jobs of their own, which ask for this resource, such as `gpu:1` or `gpu:{target}:1`
-    #[arg(long, value_name = "GRES")]
+    #[arg(long, value_name = "GRES", help_heading = "Slurm")]
     gres: Option<String>,
     /// Option of each `sbatch`, such as `--partition=build`; may be given again
-    #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
+    #[arg(
+        long,
+        value_name = "OPTION",
+        allow_hyphen_values = true,
+        help_heading = "Slurm"
+    )]
     sbatch: Vec<String>,
     /// Submit the jobs, and print their ids
-    #[arg(long)]
+    #[arg(long, help_heading = "Slurm")]
     submit: bool,
 }
 
@@ -135,16 +144,21 @@ pub struct KubernetesArgs {
     #[command(flatten)]
     call: Call,
     /// Container image that contains rockenv
-    #[arg(long, value_name = "IMAGE")]
+    #[arg(long, value_name = "IMAGE", help_heading = "Kubernetes")]
     image: String,
     /// Claim on the volume that the store is on [default: each job has a store of its own]
-    #[arg(long, value_name = "NAME", required_unless_present = "registry")]
+    #[arg(
+        long,
+        value_name = "NAME",
+        required_unless_present = "registry",
+        help_heading = "Kubernetes"
+    )]
     claim: Option<String>,
     /// Secret with logins to registries, as `kubectl create secret docker-registry` makes it: for the image and for `--registry`
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", help_heading = "Kubernetes")]
     registry_secret: Option<String>,
     /// Container image with kubectl and a shell, which starts each job when the jobs that it depends on are done
-    #[arg(long, value_name = "IMAGE", default_value = kubernetes::KUBECTL)]
+    #[arg(long, value_name = "IMAGE", default_value = kubernetes::KUBECTL, help_heading = "Kubernetes")]
     kubectl_image: String,
 }
 

@@ -75,10 +75,7 @@ fn verdict(ui: &Ui, report: &PlanReport<'_>) {
         let steps = report.plan.steps.iter();
         steps.filter(|step| step.action == action).count()
     };
-    let steps = |count| match count {
-        1 => "1 step".to_owned(),
-        count => format!("{count} steps"),
-    };
+    let steps = |count| size::count(count, "step");
     let mut parts = Vec::new();
     for (verb, count) in [("pull", count(Action::Pull)), ("run", count(Action::Run))] {
         if count > 0 {

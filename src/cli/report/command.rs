@@ -32,7 +32,7 @@ pub struct ReportArgs {
     force: bool,
 }
 
-pub fn report(cx: &Context, args: &ReportArgs) -> Result<()> {
+pub(crate) fn report(cx: &Context, args: &ReportArgs) -> Result<()> {
     let store = cx.store_to_read()?;
     let name = store.named_or_only(args.name.as_deref())?;
     let path = args.output.clone().unwrap_or_else(|| {

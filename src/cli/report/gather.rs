@@ -44,7 +44,7 @@ struct Past {
 }
 
 /// Reads everything that the report of an env shows.
-pub fn gather(store: &Store, env: &str) -> Result<Report> {
+pub(crate) fn gather(store: &Store, env: &str) -> Result<Report> {
     let record = store.known(env)?;
     // An env whose first `up` stopped early has no spec.
     let spec = store.spec(env).ok();

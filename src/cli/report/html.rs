@@ -88,7 +88,7 @@ fn table(columns: &[Column], rows: impl IntoIterator<Item = Vec<Markup>>) -> Mar
     }
 }
 
-pub fn html(report: &Report) -> String {
+pub(crate) fn html(report: &Report) -> String {
     let digest = base64::engine::general_purpose::STANDARD.encode(Sha256::digest(SCRIPT));
     let policy =
         format!("default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'");

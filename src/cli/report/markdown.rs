@@ -7,7 +7,7 @@ use crate::ui::size;
 use crate::ui::text::escape;
 
 /// Escapes text for one line or table cell, so that Markdown shows it literally.
-pub fn text(text: &str) -> String {
+pub(crate) fn text(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in escape(text).chars() {
         match c {
@@ -26,7 +26,11 @@ pub fn text(text: &str) -> String {
 }
 
 /// Adds a table. A title that begins with `>` marks a column of numbers.
-pub fn table(page: &mut String, titles: &[&str], rows: impl IntoIterator<Item = Vec<String>>) {
+pub(crate) fn table(
+    page: &mut String,
+    titles: &[&str],
+    rows: impl IntoIterator<Item = Vec<String>>,
+) {
     let cells: Vec<&str> = titles
         .iter()
         .map(|title| title.trim_start_matches('>'))
@@ -64,7 +68,7 @@ fn facts(page: &mut String, title: &str, facts: &[Fact]) {
     table(page, &["what", ""], rows);
 }
 
-pub fn markdown(report: &Report) -> String {
+pub(crate) fn markdown(report: &Report) -> String {
     let totals = report.totals().into_iter();
     let totals: Vec<String> = totals
         .map(|(name, value)| format!("{name} {value}"))

@@ -3,12 +3,12 @@
 //! `gather` reads the store, and `locked` the lock file; the rest is pure: `timeline` puts the runs of steps on one
 //! axis, `html` and `markdown` write the page. A page is one file that needs no network, no fonts and no library.
 
-pub mod command;
+pub(crate) mod command;
 
-pub mod gather;
+pub(crate) mod gather;
 mod html;
 mod locked;
-pub mod markdown;
+pub(crate) mod markdown;
 mod plot;
 mod timeline;
 
@@ -17,19 +17,19 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::Serialize;
 
-pub use html::html;
-pub use markdown::markdown;
+pub(crate) use html::html;
+pub(crate) use markdown::markdown;
 
 use crate::plan::record::{Cost, Outcome};
 use crate::plan::samples::Sample;
 use crate::ui::size;
 
 /// Mark at the beginning of every report: a report replaces only a file that has it.
-pub const MARK: &str = "rockenv report";
+pub(crate) const MARK: &str = "rockenv report";
 
 /// The content of a report.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Report {
+pub(crate) struct Report {
     /// Version of this format.
     pub schema: &'static str,
     /// Version of the rockenv that wrote it.
@@ -70,7 +70,7 @@ pub struct Report {
 /// The state of an env.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Verdict {
+pub(crate) enum Verdict {
     /// Every step is done.
     Complete,
     /// A step failed.
@@ -81,7 +81,7 @@ pub enum Verdict {
 }
 
 #[derive(Clone, Debug, Serialize)]
-pub struct Step {
+pub(crate) struct Step {
     pub name: String,
     pub outcome: Outcome,
     /// Why it ended that way, if that needs a reason.
@@ -92,7 +92,7 @@ pub struct Step {
 
 /// One run of a step.
 #[derive(Clone, Debug, Serialize)]
-pub struct Run {
+pub(crate) struct Run {
     /// Index of the step in the report.
     pub step: usize,
     pub ended: Timestamp,
@@ -116,7 +116,7 @@ impl Run {
 
 /// One ninja build.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Build {
+pub(crate) struct Build {
     /// Its directory: the volume's name, and the path in it.
     pub directory: String,
     /// Number of edges that ran.
@@ -127,7 +127,7 @@ pub struct Build {
 
 /// A command that ninja ran.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Edge {
+pub(crate) struct Edge {
     /// The directory of its ninja build.
     pub directory: String,
     /// The file that it made.
@@ -136,7 +136,7 @@ pub struct Edge {
 }
 
 #[derive(Clone, Debug, Serialize)]
-pub struct Cache {
+pub(crate) struct Cache {
     pub name: String,
     /// Kind of content, if known.
     pub content: Option<String>,
@@ -149,7 +149,7 @@ pub struct Cache {
 
 /// An item of disk usage.
 #[derive(Clone, Debug, Serialize)]
-pub struct Space {
+pub(crate) struct Space {
     pub name: String,
     pub note: String,
     pub bytes: u64,
@@ -157,7 +157,7 @@ pub struct Space {
 
 /// A named fact.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Fact {
+pub(crate) struct Fact {
     pub name: String,
     pub value: String,
 }

@@ -40,7 +40,7 @@ fn parse_size(text: &str) -> Result<u64> {
 }
 
 /// Installs missing packages, and makes the store's image if requested.
-pub fn setup(cx: &Context, args: &SetupArgs) -> Result<()> {
+pub(crate) fn setup(cx: &Context, args: &SetupArgs) -> Result<()> {
     let mut features = args.features.clone();
     if features.is_empty() {
         features.extend(DEFAULT);
@@ -124,7 +124,7 @@ pub fn setup(cx: &Context, args: &SetupArgs) -> Result<()> {
 }
 
 /// Installs what an env needs, for `up --setup`: the flag was the consent.
-pub fn install_missing(cx: &Context) -> Result<()> {
+pub(crate) fn install_missing(cx: &Context) -> Result<()> {
     let tools = missing(&DEFAULT, Tool::is_there);
     if tools.is_empty() {
         return Ok(());

@@ -9,9 +9,9 @@ use fs_err as fs;
 use crate::sys::error::{Error, Result, ResultExt as _};
 
 /// Marks our line. The kernel ignores options that begin with `x-`.
-pub const MARK: &str = "x-rockenv.store";
+pub(crate) const MARK: &str = "x-rockenv.store";
 
-pub fn line(image: &Path, at: &Path) -> String {
+pub(crate) fn line(image: &Path, at: &Path) -> String {
     format!(
         "{} {} btrfs loop,nofail,noatime,discard=async,{MARK} 0 0\n",
         escape(image),
@@ -36,7 +36,7 @@ fn escape(path: &Path) -> String {
 }
 
 /// Returns the table with `line` at its end; all other bytes stay as they are.
-pub fn with(table: &[u8], line: &str) -> Vec<u8> {
+pub(crate) fn with(table: &[u8], line: &str) -> Vec<u8> {
     let mut text = table.to_vec();
     if text.last().is_some_and(|last| *last != b'\n') {
         text.push(b'\n');
@@ -45,7 +45,7 @@ pub fn with(table: &[u8], line: &str) -> Vec<u8> {
     text
 }
 
-pub fn mounts(table: &[u8], at: &Path) -> bool {
+pub(crate) fn mounts(table: &[u8], at: &Path) -> bool {
     let at = escape(at);
     String::from_utf8_lossy(table).lines().any(|line| {
         let mut fields = line.split_whitespace();
@@ -55,7 +55,7 @@ pub fn mounts(table: &[u8], at: &Path) -> bool {
 }
 
 /// Replaces the table atomically, keeping owner and mode: temporary file, sync, rename.
-pub fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
     let path = match fs::canonicalize(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => path.to_owned(),
         other => other?,

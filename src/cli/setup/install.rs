@@ -11,7 +11,7 @@ use crate::sys::process::{Event, Program};
 use crate::ui::Ui;
 
 /// Installs the packages for `tools`; the output goes to `-v`. Optional packages may be missing from the archive.
-pub fn install(
+pub(crate) fn install(
     ui: &Ui,
     manager: Manager,
     tools: &[&Tool],

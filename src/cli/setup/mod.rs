@@ -1,12 +1,12 @@
 //! Owns the host requirements of rockenv: the tools of each feature, their packages in each distribution, and
 //! installing them.
 
-pub mod command;
+pub(crate) mod command;
 
-pub mod fstab;
-pub mod install;
-pub mod store_image;
-pub mod timer;
+pub(crate) mod fstab;
+pub(crate) mod install;
+pub(crate) mod store_image;
+pub(crate) mod timer;
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -19,7 +19,7 @@ use crate::sys::process::Program;
 /// The features that need tools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub enum Feature {
+pub(crate) enum Feature {
     /// Run steps under systemd-nspawn
     Nspawn,
     /// Build Debian and Ubuntu images
@@ -35,11 +35,11 @@ pub enum Feature {
 }
 
 /// Features of a plain `rockenv setup`.
-pub const DEFAULT: [Feature; 3] = [Feature::Nspawn, Feature::Images, Feature::Sources];
+pub(crate) const DEFAULT: [Feature; 3] = [Feature::Nspawn, Feature::Images, Feature::Sources];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Manager {
+pub(crate) enum Manager {
     Apt,
     Pacman,
     Dnf,
@@ -49,7 +49,7 @@ pub enum Manager {
 impl Manager {
     const ALL: [Self; 4] = [Self::Apt, Self::Dnf, Self::Zypper, Self::Pacman];
 
-    pub fn program(self) -> &'static str {
+    pub(crate) fn program(self) -> &'static str {
         match self {
             Self::Apt => "apt-get",
             Self::Pacman => "pacman",
@@ -59,7 +59,7 @@ impl Manager {
     }
 
     /// Detects this machine's package manager.
-    pub fn detect() -> Option<Self> {
+    pub(crate) fn detect() -> Option<Self> {
         let os = ["/etc/os-release", "/usr/lib/os-release"]
             .iter()
             .find_map(|path| fs_err::read_to_string(path).ok())
@@ -91,7 +91,7 @@ impl Manager {
     }
 
     /// Returns the command that installs `packages`, to be typed or run.
-    pub fn command(self, packages: &[&str]) -> Vec<String> {
+    pub(crate) fn command(self, packages: &[&str]) -> Vec<String> {
         let front: &[&str] = match self {
             Self::Apt => &["apt-get", "install", "--yes", "--no-install-recommends"],
             Self::Pacman => &["pacman", "-S", "--needed", "--noconfirm"],
@@ -108,7 +108,7 @@ impl Manager {
 
 /// A tool that the host should have.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Tool {
+pub(crate) struct Tool {
     /// Program in the system's directories, or a name for `files`.
     pub name: &'static str,
     /// If it is not a program: any of these files proves that it is installed.
@@ -124,7 +124,7 @@ pub struct Tool {
 }
 
 /// All tools.
-pub const TOOLS: &[Tool] = {
+pub(crate) const TOOLS: &[Tool] = {
     use Feature::{Btrfs, Images, Nspawn, Pacman, Sources, Tests};
     const fn program(
         name: &'static str,
@@ -311,14 +311,14 @@ pub const TOOLS: &[Tool] = {
 
 impl Tool {
     /// Returns whether it is installed.
-    pub fn is_there(&self) -> bool {
+    pub(crate) fn is_there(&self) -> bool {
         if self.files.is_empty() {
             return Program::find(self.name, self.why).is_ok();
         }
         self.files.iter().any(|path| Path::new(path).exists())
     }
 
-    pub fn package(&self, manager: Manager) -> Option<&'static str> {
+    pub(crate) fn package(&self, manager: Manager) -> Option<&'static str> {
         self.packages[match manager {
             Manager::Apt => 0,
             Manager::Pacman => 1,
@@ -329,7 +329,10 @@ impl Tool {
 }
 
 /// Returns the missing tools of `features`.
-pub fn missing(features: &[Feature], is_there: impl Fn(&Tool) -> bool) -> Vec<&'static Tool> {
+pub(crate) fn missing(
+    features: &[Feature],
+    is_there: impl Fn(&Tool) -> bool,
+) -> Vec<&'static Tool> {
     TOOLS
         .iter()
         .filter(|tool| tool.features.iter().any(|one| features.contains(one)))
@@ -338,7 +341,7 @@ pub fn missing(features: &[Feature], is_there: impl Fn(&Tool) -> bool) -> Vec<&'
 }
 
 /// Returns the packages for `tools`, each once.
-pub fn packages(tools: &[&Tool], manager: Manager) -> Vec<&'static str> {
+pub(crate) fn packages(tools: &[&Tool], manager: Manager) -> Vec<&'static str> {
     let packages: BTreeSet<_> = tools
         .iter()
         .filter_map(|tool| tool.package(manager))

@@ -22,7 +22,7 @@ const SMALLEST: u64 = 1 << 30;
 const FSTAB: &str = "/etc/fstab";
 
 #[derive(Debug)]
-pub struct StoreImage {
+pub(crate) struct StoreImage {
     /// Mount point: the store's root.
     pub at: PathBuf,
     pub file: PathBuf,
@@ -33,7 +33,7 @@ pub struct StoreImage {
 
 impl StoreImage {
     /// Checks that one can be made at `home`; changes nothing.
-    pub fn plan(home: &Path, size: u64) -> Result<Self> {
+    pub(crate) fn plan(home: &Path, size: u64) -> Result<Self> {
         let (Some(parent), Some(name)) = (home.parent(), home.file_name()) else {
             return Err(Error::new(
                 Kind::Usage,
@@ -78,7 +78,7 @@ impl StoreImage {
     }
 
     /// Returns what will be done, a line each.
-    pub fn steps(&self) -> Vec<String> {
+    pub(crate) fn steps(&self) -> Vec<String> {
         let (file, at) = (self.file.display(), self.at.display());
         vec![
             format!(
@@ -95,7 +95,7 @@ impl StoreImage {
     }
 
     /// Returns the commands that undo it.
-    pub fn undo_text(&self) -> String {
+    pub(crate) fn undo_text(&self) -> String {
         let (file, at) = (self.file.display(), self.at.display());
         format!(
             "to undo (what is in the store is lost): umount {at} && sed -i '\\|{} |d' {FSTAB} && rm {file}",
@@ -107,7 +107,7 @@ impl StoreImage {
     }
 
     /// Makes it. On failure, or when a signal comes, undoes what was done.
-    pub fn make(&self, ui: &Ui, signals: &Signals) -> Result<()> {
+    pub(crate) fn make(&self, ui: &Ui, signals: &Signals) -> Result<()> {
         let mut done = Vec::new();
         let result = self.make_steps(ui, signals, &mut done);
         if result.is_err() {

@@ -12,14 +12,14 @@ const UNITS: &str = "/etc/systemd/system";
 const NAME: &str = "rockenv-gc";
 
 #[derive(Debug)]
-pub struct Timer {
+pub(crate) struct Timer {
     /// Files with their content.
     pub files: [(PathBuf, String); 2],
 }
 
 impl Timer {
     /// Decides the content of the units.
-    pub fn plan(program: &Path, home: &Path, preset: Preset) -> Result<Self> {
+    pub(crate) fn plan(program: &Path, home: &Path, preset: Preset) -> Result<Self> {
         let preset = clap::ValueEnum::to_possible_value(&preset)
             .map(|value| value.get_name().to_owned())
             .unwrap_or_default();
@@ -58,7 +58,7 @@ impl Timer {
     }
 
     /// Returns what will be done, one sentence each.
-    pub fn steps(&self) -> Vec<String> {
+    pub(crate) fn steps(&self) -> Vec<String> {
         let mut steps: Vec<String> = self
             .files
             .iter()
@@ -69,7 +69,7 @@ impl Timer {
     }
 
     /// Writes the units, and enables the timer if systemd runs. Returns whether it does.
-    pub fn install(&self, systemd: bool) -> Result<bool> {
+    pub(crate) fn install(&self, systemd: bool) -> Result<bool> {
         fs::create_dir_all(UNITS)?;
         for (path, text) in &self.files {
             crate::sys::atomic::write(path, text.as_bytes())?;

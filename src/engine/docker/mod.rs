@@ -14,15 +14,14 @@ mod objects;
 mod ping;
 mod retry;
 mod unpack;
-pub use unpack::SUBCOMMAND as UNPACK;
+pub(crate) use unpack::SUBCOMMAND as UNPACK;
 
 use crate::engine::docker::ping::greet;
-pub use container::{Place, State};
-pub use context::Contexts;
+pub(crate) use container::Place;
+pub(crate) use context::Contexts;
 pub(super) use hold::hold;
-pub use listing::Entry;
-pub use objects::{Frozen, Image, Object, What};
-pub use unpack::Unpack;
+pub(crate) use objects::{Frozen, Image, Object, What};
+pub(crate) use unpack::Unpack;
 
 use std::cell::RefCell;
 use std::collections::HashMap;

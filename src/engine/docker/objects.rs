@@ -36,7 +36,7 @@ const ROOM: Duration = Duration::from_millis(1);
 /// An object of the store at a service. It is recorded beside the files that belong to it, so that deleting these can
 /// remove it too.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Object {
+pub(crate) struct Object {
     pub socket: PathBuf,
     /// Which object.
     #[serde(flatten)]
@@ -49,7 +49,7 @@ pub struct Object {
 /// How an object is found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum What {
+pub(crate) enum What {
     /// Containers and images by the label of their live tree.
     Tree(TreeId),
     /// An image by its name.
@@ -58,12 +58,12 @@ pub enum What {
 
 impl Object {
     /// Returns whether both are the same thing at the same service.
-    pub fn is_same(&self, other: &Self) -> bool {
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
         (&self.socket, &self.what) == (&other.socket, &other.what)
     }
 
     /// Removes it; a missing object is no error.
-    pub fn remove(&self) -> Result<()> {
+    pub(crate) fn remove(&self) -> Result<()> {
         let service = Service::connect(&self.socket)?;
         match &self.what {
             What::Tree(tree) => service.remove_labelled("tree", tree),

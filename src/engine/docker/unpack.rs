@@ -16,7 +16,7 @@ use super::{LATE, Place, Service};
 use crate::engine::{Bind, nspawn};
 use crate::sys::error::{Error, Kind, Result};
 
-pub const SUBCOMMAND: &str = "__layer";
+pub(crate) const SUBCOMMAND: &str = "__layer";
 /// Path of the layer inside.
 const LAYER: &str = "/run/rockenv/layer";
 /// Path of the error report inside.

@@ -12,17 +12,17 @@ pub(super) use hold::hold;
 use super::Container;
 
 /// Path of rockenv's binary inside every container.
-pub const PROGRAM: &str = "/run/rockenv/bin/rockenv";
+pub(crate) const PROGRAM: &str = "/run/rockenv/bin/rockenv";
 
 /// Environment of systemd-nspawn itself; `/tmp` comes from the store instead of a tmpfs in memory.
-pub const ENVIRONMENT: [(&str, &str); 3] = [
+pub(crate) const ENVIRONMENT: [(&str, &str); 3] = [
     ("SYSTEMD_NSPAWN_TMPFS_TMP", "0"),
     ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
     ("LC_ALL", "C.UTF-8"),
 ];
 
 /// Returns the arguments that run the agent in `container`, whose tree is mounted at `root`.
-pub fn argv(container: &Container, root: &Path, program: &Path) -> Vec<String> {
+pub(crate) fn argv(container: &Container, root: &Path, program: &Path) -> Vec<String> {
     let mut argv: Vec<String> = [
         "systemd-nspawn",
         "--quiet",

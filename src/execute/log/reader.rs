@@ -12,7 +12,7 @@ use crate::sys::error::Result;
 
 /// Reads lines from its position on.
 #[derive(Debug)]
-pub struct Reader {
+pub(crate) struct Reader {
     file: fs::File,
     at: u64,
     /// The data after the last newline.
@@ -23,7 +23,7 @@ pub struct Reader {
 
 impl Reader {
     /// Opens a log at its beginning.
-    pub fn open(path: &Path) -> Result<Self> {
+    pub(crate) fn open(path: &Path) -> Result<Self> {
         Ok(Self {
             file: fs::File::open(path)?,
             at: 0,
@@ -33,7 +33,7 @@ impl Reader {
     }
 
     /// Returns the whole lines that were written since, without the last newline; `None` if there are none now.
-    pub fn lines(&mut self) -> Result<Option<Vec<u8>>> {
+    pub(crate) fn lines(&mut self) -> Result<Option<Vec<u8>>> {
         let mut buffer = vec![0; 64 << 10];
         loop {
             self.pass_hole()?;
@@ -64,7 +64,7 @@ impl Reader {
     }
 
     /// Returns the data after the last newline, once the log is complete.
-    pub fn rest(&mut self) -> Option<Vec<u8>> {
+    pub(crate) fn rest(&mut self) -> Option<Vec<u8>> {
         (!self.pending.is_empty()).then(|| std::mem::take(&mut self.pending))
     }
 

@@ -15,7 +15,6 @@ use crate::plan::resolve;
 use crate::sys::atomic::{self, random_id};
 use crate::sys::error::Result;
 use crate::tree;
-use crate::ui::event::Event;
 
 impl Execution<'_, '_> {
     /// Brings the copy up to the hooks that a step is to see; the stack has the first `there` of them.
@@ -51,13 +50,11 @@ impl Execution<'_, '_> {
         let copy = directory.join(&id);
         let made = tree::copy_tree(&from, &copy)?;
         if made.copied_bytes > 0 {
-            self.reporter.emit(&Event::Warning {
-                message: format!(
+            self.reporter.warn(format!(
                     "copied {} of `{}` for hooks; systemd-nspawn, or a file system with shared blocks, avoids the copy",
                     crate::ui::size::bytes(made.copied_bytes),
                     source.display()
-                ),
-            });
+                ));
         }
         for wanted in &hooks[there..] {
             let hook = self.hook(wanted)?;

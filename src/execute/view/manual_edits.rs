@@ -23,14 +23,14 @@ const BEHIND: i128 = 20_000_000;
 
 /// A command that may write to the views of an env, from its start to its end.
 #[derive(Debug)]
-pub struct ByHand {
+pub(crate) struct ByHand {
     files: Vec<PathBuf>,
     began: i128,
 }
 
 impl ByHand {
     /// Records that a command begins.
-    pub fn begin(env: &Path) -> Result<Self> {
+    pub(crate) fn begin(env: &Path) -> Result<Self> {
         let began = now();
         let mut files = Vec::new();
         for view in entries(&env.join("views"))? {
@@ -42,7 +42,7 @@ impl ByHand {
     }
 
     /// Records that it ended. Without this record it counts as running.
-    pub fn end(self) -> Result<()> {
+    pub(crate) fn end(self) -> Result<()> {
         for file in &self.files {
             append(file, &format!("{} {}\n", self.began, now()))?;
         }

@@ -121,7 +121,7 @@ impl<'a> Iterator for Records<'a> {
             let equals = record
                 .iter()
                 .position(|byte| *byte == b'=')
-                .filter(|at| *at > 0)?;
+                .filter(|at| *at > 0 && !record[..*at].contains(&0))?;
             self.0 = &self.0[length..];
             Some((&record[..equals], &record[equals + 1..]))
         })();

@@ -13,7 +13,7 @@ use super::units::{Unit, guess, units};
 use super::{Inventory, Item, Plan, Rule, What, age};
 
 /// Decides what to remove. `asked` is what the user wants freed in any case, in bytes.
-pub fn plan(inventory: &Inventory, limits: &Limits, asked: Option<u64>) -> Plan {
+pub(crate) fn plan(inventory: &Inventory, limits: &Limits, asked: Option<u64>) -> Plan {
     let roots = Roots::of(inventory, limits.keep_last);
     let mut sweep = Sweep {
         units: units(inventory, &roots),

@@ -6,8 +6,8 @@
 
 pub mod cache;
 mod decide;
-pub mod policy;
-pub mod roots;
+pub(crate) mod policy;
+pub(crate) mod roots;
 #[cfg(test)]
 mod tests;
 mod units;
@@ -21,7 +21,7 @@ use serde::Serialize;
 use crate::plan::ids::LayerId;
 use crate::plan::layer::Layer;
 use crate::plan::record::Record;
-pub use decide::plan;
+pub(crate) use decide::plan;
 use policy::Limits;
 use roots::{Roots, Why};
 use units::short;
@@ -182,7 +182,7 @@ pub enum What {
 /// The rule behind a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Rule {
+pub(crate) enum Rule {
     /// Nobody can use it.
     Garbage,
     /// `cache.NAME.max`.
@@ -198,7 +198,7 @@ pub enum Rule {
 }
 
 impl Rule {
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Garbage => "garbage",
             Self::CacheMax => "cache max",
@@ -210,13 +210,13 @@ impl Rule {
     }
 
     /// Returns whether it ends as soon as enough space is free.
-    pub fn wants_space(self) -> bool {
+    pub(crate) fn wants_space(self) -> bool {
         matches!(self, Self::MinFree | Self::Free)
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Item {
+pub(crate) struct Item {
     #[serde(flatten)]
     pub what: What,
     /// Its name for people.
@@ -232,7 +232,7 @@ pub struct Item {
 
 /// What `gc` does.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Plan {
+pub(crate) struct Plan {
     /// The removals, in order: descendants first.
     pub items: Vec<Item>,
     /// Estimated bytes that the items free.
@@ -252,7 +252,7 @@ fn age(now: Timestamp, then: Timestamp) -> Duration {
 
 /// An item that stays, and why.
 #[derive(Clone, Debug, Serialize)]
-pub struct Rooted {
+pub(crate) struct Rooted {
     /// Its name for people.
     pub name: String,
     /// Layer, image or download.
@@ -262,7 +262,7 @@ pub struct Rooted {
 }
 
 /// Lists what stays in any case, with the reasons.
-pub fn rooted(inventory: &Inventory, limits: &Limits) -> Vec<Rooted> {
+pub(crate) fn rooted(inventory: &Inventory, limits: &Limits) -> Vec<Rooted> {
     let roots = Roots::of(inventory, limits.keep_last);
     let say = |reasons: &BTreeSet<Why>| reasons.iter().map(ToString::to_string).collect();
     let layers = roots.layers.iter().filter_map(|(id, reasons)| {

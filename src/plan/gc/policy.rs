@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use crate::profile::value;
+use crate::profile::{shorten, value};
 use crate::sys::error::{Error, Result};
 
 /// A named policy.
@@ -88,7 +88,7 @@ impl Table {
 
 /// A size, or a part of the file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Amount {
+pub(crate) enum Amount {
     Bytes(u64),
     Part(u8),
 }
@@ -106,7 +106,7 @@ impl Amount {
 
 /// What to keep.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Policy {
+pub(crate) struct Policy {
     /// The preset behind missing values.
     pub preset: Preset,
     /// Maximum size of the store.
@@ -148,9 +148,29 @@ impl Preset {
     }
 }
 
+/// A value of the table that cannot be used.
+#[derive(Debug)]
+pub(crate) struct Bad {
+    /// Its key below `gc`.
+    pub(crate) key: Vec<String>,
+    pub(crate) why: String,
+}
+
+/// Examples of valid values.
+pub(crate) const EXAMPLES: &str =
+    "keep-at-least = \"20G\", min-free = \"10%\", older-than = \"90d\"";
+
 impl Policy {
     /// Reads a table; `preset` overrides the table's own.
-    pub fn new(table: &Table, preset: Option<Preset>) -> Result<Self> {
+    pub(crate) fn new(table: &Table, preset: Option<Preset>) -> Result<Self> {
+        Self::read(table, preset).map_err(|bad| {
+            let key = bad.key.join(".");
+            Error::invalid(format!("`{key}` in the `gc` table: {}", bad.why)).help(EXAMPLES)
+        })
+    }
+
+    /// Reads a table like `new`.
+    pub(crate) fn read(table: &Table, preset: Option<Preset>) -> std::result::Result<Self, Bad> {
         let mut policy = preset.or(table.preset).unwrap_or_default().policy();
         if let Some(text) = &table.keep_at_most {
             policy.keep_at_most = Some(amount("keep-at-most", text)?);
@@ -170,8 +190,10 @@ impl Policy {
         policy.expunge = table.expunge.unwrap_or(policy.expunge);
         for (name, cache) in &table.cache {
             if let Some(text) = &cache.max {
-                let max = value::size(text)
-                    .map_err(|why| bad(&format!("cache.{name}.max"), text, &why.message))?;
+                let max = value::size(text).map_err(|refused| Bad {
+                    key: vec!["cache".to_owned(), name.clone(), "max".to_owned()],
+                    why: refused.message,
+                })?;
                 policy.cache_max.insert(name.clone(), max);
             }
         }
@@ -179,7 +201,7 @@ impl Policy {
     }
 
     /// Turns parts of the file system into bytes; `size` is the file system's.
-    pub fn limits(&self, size: u64) -> Limits {
+    pub(crate) fn limits(&self, size: u64) -> Limits {
         Limits {
             keep_at_most: self.keep_at_most.map(|amount| amount.of(size)),
             keep_at_least: self.keep_at_least.of(size),
@@ -192,7 +214,7 @@ impl Policy {
 
 /// A policy in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Limits {
+pub(crate) struct Limits {
     /// Maximum size of the store.
     pub keep_at_most: Option<u64>,
     /// Bytes of removable data that stay.
@@ -214,30 +236,32 @@ fn seconds<S: serde::Serializer>(
     age.map(|age| age.as_secs()).serialize(serializer)
 }
 
-fn bad(key: &str, text: &str, why: &str) -> Error {
-    Error::invalid(format!("`{key} = \"{text}\"` in the `gc` table: {why}"))
-        .help("keep-at-least = \"20G\", min-free = \"10%\", older-than = \"90d\"")
+fn bad(key: &str, why: impl Into<String>) -> Bad {
+    Bad {
+        key: vec![key.to_owned()],
+        why: why.into(),
+    }
 }
 
-fn amount(key: &str, text: &str) -> Result<Amount> {
+fn amount(key: &str, text: &str) -> std::result::Result<Amount, Bad> {
     if let Some(number) = text.trim().strip_suffix('%') {
         return match number.trim().parse() {
             Ok(percent) if percent <= 100 => Ok(Amount::Part(percent)),
-            _ => Err(bad(key, text, "not a percentage")),
+            _ => Err(bad(key, format!("`{}` is not a percentage", shorten(text)))),
         };
     }
     value::size(text)
         .map(Amount::Bytes)
-        .map_err(|why| bad(key, text, &why.message))
+        .map_err(|refused| bad(key, refused.message))
 }
 
-fn age(text: &str) -> Result<Option<Duration>> {
+fn age(text: &str) -> std::result::Result<Option<Duration>, Bad> {
     if text == "never" {
         return Ok(None);
     }
     value::duration(text)
         .map(Some)
-        .map_err(|why| bad("older-than", text, &why.message))
+        .map_err(|refused| bad("older-than", refused.message))
 }
 
 #[cfg(test)]

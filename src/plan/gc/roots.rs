@@ -10,7 +10,7 @@ use crate::plan::record::{Origin, Record, Snapshot};
 
 /// Why an item stays.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Why {
+pub(crate) enum Why {
     /// A command runs in an env that needs it.
     Running(String),
     /// A running command is about to use it.
@@ -68,7 +68,7 @@ impl fmt::Display for Why {
 
 /// Everything that stays, with the reasons.
 #[derive(Clone, Debug, Default)]
-pub struct Roots {
+pub(crate) struct Roots {
     /// Layers by id, including the parents of named ones.
     pub layers: BTreeMap<LayerId, BTreeSet<Why>>,
     pub images: BTreeMap<String, BTreeSet<Why>>,
@@ -76,7 +76,7 @@ pub struct Roots {
 }
 
 /// Returns the topmost layers that an idle env keeps, with the reason for each.
-pub fn tops(env: &str, record: &Record, keep_last: usize) -> Vec<(LayerId, Why)> {
+pub(crate) fn tops(env: &str, record: &Record, keep_last: usize) -> Vec<(LayerId, Why)> {
     let mut tops = Vec::new();
     let mut add = |layer: &LayerId, why: Why| tops.push((layer.clone(), why));
     let name = || env.to_owned();
@@ -108,7 +108,7 @@ pub fn tops(env: &str, record: &Record, keep_last: usize) -> Vec<(LayerId, Why)>
 
 impl Roots {
     /// Finds what stays.
-    pub fn of(inventory: &Inventory, keep_last: usize) -> Self {
+    pub(crate) fn of(inventory: &Inventory, keep_last: usize) -> Self {
         let mut roots = Self::default();
         for (name, env) in &inventory.envs {
             let record = &env.record;

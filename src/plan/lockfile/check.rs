@@ -16,7 +16,7 @@ use crate::sys::error::{Error, Kind};
 const SHOWN: usize = 5;
 
 /// Makes the error for differences from the lock file at `path`; `command` writes the file anew.
-pub fn drift(path: &Path, differences: &[String], command: &str) -> Error {
+pub(crate) fn drift(path: &Path, differences: &[String], command: &str) -> Error {
     let shown = some(differences);
     Error::new(
         Kind::Drift,
@@ -26,7 +26,7 @@ pub fn drift(path: &Path, differences: &[String], command: &str) -> Error {
 }
 
 /// Returns the first differences, and how many more there are.
-pub fn some(differences: &[String]) -> String {
+pub(crate) fn some(differences: &[String]) -> String {
     let mut shown: Vec<&str> = differences.iter().take(SHOWN).map(String::as_str).collect();
     let more = format!("and {} more", differences.len().saturating_sub(SHOWN));
     if differences.len() > SHOWN {
@@ -36,7 +36,7 @@ pub fn some(differences: &[String]) -> String {
 }
 
 /// Compares a step's outputs with the locked ones.
-pub fn left(locked: &LockedStep, found: Option<&Prints>, pins: &Pins) -> Vec<String> {
+pub(crate) fn left(locked: &LockedStep, found: Option<&Prints>, pins: &Pins) -> Vec<String> {
     let mut differences = match locked.pins.is_empty() {
         true => Vec::new(),
         false => pins::differences(&locked.name, &locked.pins, pins),
@@ -65,7 +65,7 @@ pub fn left(locked: &LockedStep, found: Option<&Prints>, pins: &Pins) -> Vec<Str
 }
 
 /// Compares the choices of a build: profile, targets, variant, starting point and parameters.
-pub fn choices(lock: &Lockfile, now: &Choices<'_>) -> Vec<String> {
+pub(crate) fn choices(lock: &Lockfile, now: &Choices<'_>) -> Vec<String> {
     let mut found = Vec::new();
     let mut differs = |what: &str, locked: &str, now: &str| {
         if locked != now {
@@ -107,7 +107,7 @@ pub fn choices(lock: &Lockfile, now: &Choices<'_>) -> Vec<String> {
 
 /// What `up` was asked to build.
 #[derive(Clone, Copy, Debug)]
-pub struct Choices<'a> {
+pub(crate) struct Choices<'a> {
     pub profile: &'a str,
     pub targets: &'a [Target],
     pub variant: Option<&'a str>,
@@ -117,7 +117,7 @@ pub struct Choices<'a> {
 }
 
 /// Compares the source volumes, as the profile declares them.
-pub fn sources(lock: &Lockfile, volumes: &[crate::plan::resolve::Volume]) -> Vec<String> {
+pub(crate) fn sources(lock: &Lockfile, volumes: &[crate::plan::resolve::Volume]) -> Vec<String> {
     let mut found = Vec::new();
     let is_source = |volume: &&crate::plan::resolve::Volume| volume.kind == VolumeKind::Source;
     let mut left: BTreeSet<&str> = lock.source.keys().map(String::as_str).collect();
@@ -153,7 +153,12 @@ pub fn sources(lock: &Lockfile, volumes: &[crate::plan::resolve::Volume]) -> Vec
 }
 
 /// Compares a source's current fingerprint with the locked one.
-pub fn source(name: &str, locked: &LockedSource, directory: &Path, print: &str) -> Option<String> {
+pub(crate) fn source(
+    name: &str,
+    locked: &LockedSource,
+    directory: &Path,
+    print: &str,
+) -> Option<String> {
     let wanted = locked.fingerprint();
     if print == wanted {
         return None;
@@ -184,7 +189,7 @@ pub fn source(name: &str, locked: &LockedSource, directory: &Path, print: &str) 
 }
 
 /// Describes how an image built from a locked recipe differs from the locked one.
-pub fn image(locked: &LockedImage, image: &Image) -> Vec<String> {
+pub(crate) fn image(locked: &LockedImage, image: &Image) -> Vec<String> {
     let now = super::packages(&image.packages);
     let names: BTreeSet<&String> = locked.packages.keys().chain(now.keys()).collect();
     let shown = |version: Option<&String>| version.map_or("none", String::as_str).to_owned();
@@ -209,12 +214,12 @@ pub fn image(locked: &LockedImage, image: &Image) -> Vec<String> {
     found
 }
 
-pub fn hooks(lock: &Lockfile, now: &BTreeMap<String, String>) -> Vec<String> {
+pub(crate) fn hooks(lock: &Lockfile, now: &BTreeMap<String, String>) -> Vec<String> {
     named("hook", &lock.hooks, now)
 }
 
 /// Compares the files that rockenv itself fetches.
-pub fn fetched(lock: &Lockfile, now: &BTreeMap<String, Fetched>) -> Vec<String> {
+pub(crate) fn fetched(lock: &Lockfile, now: &BTreeMap<String, Fetched>) -> Vec<String> {
     let sums = |files: &BTreeMap<String, Fetched>| {
         let sums = files.iter();
         sums.map(|(name, file)| (name.clone(), file.sha256.clone()))
@@ -242,7 +247,7 @@ fn named(
 
 /// Compares the steps of a spec that was resolved from the lock file. Names only the first difference, because later
 /// keys depend on it.
-pub fn steps(lock: &Lockfile, spec: &Spec) -> Vec<String> {
+pub(crate) fn steps(lock: &Lockfile, spec: &Spec) -> Vec<String> {
     let names: BTreeSet<&str> = lock.steps.iter().map(|step| step.name.as_str()).collect();
     for (at, step) in spec.steps.iter().enumerate() {
         let locked = lock.steps.get(at);
@@ -281,7 +286,7 @@ pub fn steps(lock: &Lockfile, spec: &Spec) -> Vec<String> {
 }
 
 /// Describes how an env differs from a lock file: choices, image, sources, and steps.
-pub fn built(lock: &Lockfile, spec: &Spec, image_key: &str) -> Vec<String> {
+pub(crate) fn built(lock: &Lockfile, spec: &Spec, image_key: &str) -> Vec<String> {
     let now = Choices {
         profile: &spec.profile,
         targets: &spec.targets,

@@ -10,7 +10,7 @@ use super::{Lockfile, steps};
 /// What happened to an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Verb {
+pub(crate) enum Verb {
     /// It is only in the second file.
     Added,
     /// It is only in the first file.
@@ -20,7 +20,7 @@ pub enum Verb {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Change {
+pub(crate) struct Change {
     /// Kind of entry: `package`, `source`, `submodule`, ...
     pub kind: &'static str,
     /// Its name; a submodule's is `source/path`.
@@ -70,14 +70,14 @@ impl fmt::Display for Change {
 }
 
 /// Formats changes for people: steps that only follow others are counted, not listed.
-pub fn told(changes: &[Change]) -> Vec<String> {
+pub(crate) fn told(changes: &[Change]) -> Vec<String> {
     let own = changes.iter().filter(|change| change.follows.is_none());
     let lines = own.map(ToString::to_string);
     lines.chain(steps::followers(changes)).collect()
 }
 
 /// Returns the changes from `a` to `b`, in the order of the file. Observations of a machine are not compared.
-pub fn changes(a: &Lockfile, b: &Lockfile) -> Vec<Change> {
+pub(crate) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<Change> {
     let mut found = Vec::new();
     let pairs = |pairs: &[(&str, String)]| {
         pairs

@@ -22,7 +22,7 @@ const HEADER: &str = "\
 ";
 
 /// Returns the place of an env's lock file: beside its profile, or in the working directory for a built-in one.
-pub fn place(profile: &Origin, env: &str) -> PathBuf {
+pub(crate) fn place(profile: &Origin, env: &str) -> PathBuf {
     let name = format!("{env}.lock");
     match profile {
         Origin::File(path) => path.with_file_name(name),
@@ -31,7 +31,7 @@ pub fn place(profile: &Origin, env: &str) -> PathBuf {
 }
 
 /// Reads a lock file with the caller's rights; `None` if there is none.
-pub fn read(path: &Path) -> Result<Option<Lockfile>> {
+pub(crate) fn read(path: &Path) -> Result<Option<Lockfile>> {
     read_as(account::caller(), path)
 }
 
@@ -62,7 +62,7 @@ fn read_as(rights: &Rights, path: &Path) -> Result<Option<Lockfile>> {
 }
 
 /// Parses a lock file; `name` is for errors.
-pub fn parse(text: &str, name: &str) -> Result<Lockfile> {
+pub(crate) fn parse(text: &str, name: &str) -> Result<Lockfile> {
     let bad = |cause: &dyn std::fmt::Display| {
         Error::invalid(format!("`{name}` is not a rockenv lock file"))
             .source(cause.to_string().trim_end().to_owned())
@@ -117,7 +117,7 @@ impl Lockfile {
 /// Writes the file at `path` atomically, with the owner of the old file, or of the directory.
 ///
 /// An existing file that is not a lock file is refused.
-pub fn write(path: &Path, lock: &Lockfile) -> Result<()> {
+pub(crate) fn write(path: &Path, lock: &Lockfile) -> Result<()> {
     let rights = account::caller();
     // Follow a link: its target is the user's lock file.
     let path = &account::resolved(rights, path);

@@ -14,12 +14,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-pub use check::{
+pub(crate) use check::{
     Choices, built, choices, drift, fetched, hooks, image, left, some, source, sources, steps,
 };
-pub use diff::{Change, Verb, changes, told};
+pub(crate) use diff::{Change, changes, told};
 pub(crate) use file::read_known;
-pub use file::{parse, place, read, write};
+pub(crate) use file::{parse, place, read, write};
 
 use crate::image::Package;
 use crate::image::recipe::Pin;
@@ -31,7 +31,7 @@ use crate::rocm::therock::Prints;
 /// Version of the format. Newer ones are refused, older ones can always be read.
 ///
 /// 2 has the parts of steps.
-pub const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 2;
 
 /// A lock file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Action, Step};
 
 /// Returns the changes in a step; empty if only something before it changed.
-pub fn changed(old: &Step, new: &Step) -> Vec<String> {
+pub(crate) fn changed(old: &Step, new: &Step) -> Vec<String> {
     let mut found = action(&old.action, &new.action);
     let names = |names: &[String]| names.iter().cloned().collect::<BTreeSet<_>>();
     let differing: Vec<String> = differing(&old.env, &new.env).collect();

@@ -8,11 +8,11 @@ use crate::sys::error::{Error, Kind, Result};
 use crate::sys::suggest;
 
 /// Profile that `up gfx1103` uses.
-pub const DEFAULT_PROFILE: &str = "therock";
+pub(crate) const DEFAULT_PROFILE: &str = "therock";
 
 /// A request, interpreted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
+pub(crate) struct Request {
     /// Name or path for `profile::load`.
     pub profile: String,
     /// Targets that replace the profile's, in the order of the table.
@@ -24,7 +24,7 @@ pub struct Request {
 }
 
 /// Interprets `up ARGUMENT --target T... --name N`; `profiles` are the names of existing profiles.
-pub fn choose<'a>(
+pub(crate) fn choose<'a>(
     argument: &str,
     targets: &[Target],
     name: Option<&str>,
@@ -115,7 +115,7 @@ fn agree(request: &mut Request, targets: &[Target]) -> Result<()> {
 /// other choices.
 ///
 /// All of them: `up p --target A` and `up p --target A --target B` are different envs.
-pub fn env_name(
+pub(crate) fn env_name(
     given: Option<&str>,
     stem: Option<&str>,
     profile: &str,

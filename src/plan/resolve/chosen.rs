@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use crate::profile::text::Scope;
 use crate::profile::{Choice, FROM_SOURCE, Profile, value};
 use crate::sys::error::{Error, Kind, Result};
+use crate::sys::span::At;
 use crate::sys::suggest;
 
 /// Returns the requested choices that are not the profile's defaults, as parts of the env's name.
-pub fn choices(
+pub(crate) fn choices(
     profile: &Profile,
     variant: Option<&str>,
     from: Option<&str>,
@@ -29,7 +30,7 @@ pub fn choices(
 
 /// The requested, or default, variant, release and starting point.
 #[derive(Debug)]
-pub struct Chosen<'a> {
+pub(crate) struct Chosen<'a> {
     /// The variant, if there are any.
     pub variant: Option<&'a str>,
     /// The release, if there are any.
@@ -43,7 +44,7 @@ pub struct Chosen<'a> {
 
 impl<'a> Chosen<'a> {
     /// Looks them up; without a request, the profile's default. `params` replace those of the profile.
-    pub fn new(
+    pub(crate) fn new(
         profile: &'a Profile,
         variant: Option<&'a str>,
         from: Option<&'a str>,
@@ -99,7 +100,7 @@ impl<'a> Chosen<'a> {
     }
 
     /// Returns what they change; later parts win.
-    pub fn parts(&self) -> impl Iterator<Item = &'a Choice> + use<'a> {
+    pub(crate) fn parts(&self) -> impl Iterator<Item = &'a Choice> + use<'a> {
         let release = self
             .release
             .and_then(|name| self.profile.releases.get(name));
@@ -111,7 +112,7 @@ impl<'a> Chosen<'a> {
     }
 
     /// Returns the name of the image.
-    pub fn image(&self) -> Result<String> {
+    pub(crate) fn image(&self) -> Result<String> {
         let scope = Scope {
             params: self.params.clone(),
             ..Scope::default()
@@ -128,7 +129,7 @@ impl<'a> Chosen<'a> {
     }
 
     /// Returns the names of the hooks in effect, in order, without duplicates.
-    pub fn hooks(&self) -> Vec<String> {
+    pub(crate) fn hooks(&self) -> Vec<At<String>> {
         let mut names = self.profile.hooks.clone();
         for name in self.parts().flat_map(|choice| &choice.hooks) {
             if !names.contains(name) {

@@ -10,7 +10,7 @@ use crate::rocm::target::Target;
 
 /// A component of the build, as far as this check goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Component {
+pub(crate) struct Component {
     pub name: String,
     /// TheRock's project name, for exclusions.
     pub project: String,
@@ -24,14 +24,14 @@ pub struct Component {
 
 /// Why a component is not built for a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Excluded {
+pub(crate) struct Excluded {
     /// Upstream's issue, if one is named.
     pub issue: Option<String>,
 }
 
 /// A component that does not fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Misfit {
+pub(crate) struct Misfit {
     pub component: String,
     /// The component that links it; `None` if it would be built for no target at all.
     pub linked_by: Option<String>,
@@ -43,7 +43,7 @@ pub struct Misfit {
 
 /// Returns what does not fit, in the order of `components`; `excluded` tells whether a project is excluded for a
 /// target.
-pub fn misfits(
+pub(crate) fn misfits(
     components: &[Component],
     targets: &[Target],
     excluded: &dyn Fn(&str, &str) -> Option<Excluded>,

@@ -3,13 +3,14 @@
 use super::{Hook, Skipped, Step};
 use crate::plan::resolve::inputs::Inputs;
 use crate::profile::hook::Applies;
-use crate::profile::{self, Profile, VolumeKind};
+use crate::profile::{self, Doubt, Problem, Profile, VolumeKind};
 use crate::rocm::target::Target;
 use crate::sys::error::{Error, Result};
+use crate::sys::span::At;
 
 /// The facts about a hook that `resolve` needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HookFacts {
+pub(crate) struct HookFacts {
     /// Digest of its effect.
     pub digest: String,
     /// The volume that it changes.
@@ -42,54 +43,23 @@ pub(super) fn hooks(
     inputs: &Inputs,
     targets: &[Target],
     steps: &[Step],
-    names: &[String],
+    names: &[At<String>],
+    problems: &mut Vec<Problem>,
 ) -> Result<(Vec<Hook>, Vec<Skipped>)> {
     let (mut hooks, mut left_out) = (Vec::new(), Vec::new());
-    for name in names {
+    for At { value: name, place } in names {
         let facts = inputs
             .hooks
             .get(name)
             .ok_or_else(|| Error::unexpected(format!("hook `{name}` was not loaded")))?;
-        let refuse = |message: String, help: String| {
-            Error::invalid(format!(
-                "profile `{}`: hook `{name}` {message}",
-                profile.name
-            ))
-            .help(help)
-        };
-        let meant = &facts.applies.profiles;
-        if !meant.is_empty() && !profile.names().any(|own| meant.contains(&own)) {
-            return Err(refuse(
-                format!("is only for {}", meant.join(", ")),
-                "take it out of `hooks`, or extend one of these profiles".to_owned(),
-            ));
-        }
-        let is_source = |volume: &&profile::Volume| {
-            volume.name == facts.volume && volume.kind == VolumeKind::Source
-        };
-        if !profile.volumes.iter().any(|volume| is_source(&volume)) {
-            return Err(refuse(
-                format!("changes `{}`, which is not a `source` volume", facts.volume),
-                "rockenv hook ls".to_owned(),
-            ));
-        }
-        let Some(first) = facts.first_step(profile) else {
-            return Err(match &facts.from_step {
-                Some(step) => refuse(
-                    format!("starts at unknown step `{step}`"),
-                    "rockenv hook ls".to_owned(),
-                ),
-                None => refuse(
-                    format!(
-                        "would never be applied: no step has `{}` among its `inputs`",
-                        facts.volume
-                    ),
-                    format!(
-                        "add `inputs = [\"{}\"]` to the first step that reads it",
-                        facts.volume
-                    ),
-                ),
-            });
+        let first = match first_step(profile, facts) {
+            Ok(first) => first,
+            Err((message, help)) => {
+                let message = format!("hook `{name}` {message}");
+                let problem = Problem::new(place, message, "this one").help(help);
+                problems.push(problem.unless(Doubt::Part));
+                continue;
+            }
         };
         // The first remaining step: conditions may exclude the named one.
         let from = profile.steps[first..]
@@ -117,4 +87,38 @@ pub(super) fn hooks(
         }
     }
     Ok((hooks, left_out))
+}
+
+/// Returns the position of the first step that sees the change, or why the profile cannot have the hook, and help.
+fn first_step(
+    profile: &Profile,
+    facts: &HookFacts,
+) -> std::result::Result<usize, (String, String)> {
+    let HookFacts {
+        volume, from_step, ..
+    } = facts;
+    let meant = &facts.applies.profiles;
+    if !meant.is_empty() && !profile.names().any(|own| meant.contains(&own)) {
+        return Err((
+            format!("is only for {}", meant.join(", ")),
+            "take it out of `hooks`, or extend one of these profiles".to_owned(),
+        ));
+    }
+    let is_source = |one: &profile::Volume| one.name == *volume && one.kind == VolumeKind::Source;
+    if !profile.volumes.iter().any(is_source) {
+        return Err((
+            format!("changes `{volume}`, which is not a `source` volume"),
+            "rockenv hook ls".to_owned(),
+        ));
+    }
+    facts.first_step(profile).ok_or_else(|| match from_step {
+        Some(step) => (
+            format!("starts at unknown step `{step}`"),
+            "rockenv hook ls".to_owned(),
+        ),
+        None => (
+            format!("would never be applied: no step has `{volume}` among its `inputs`"),
+            format!("add `inputs = [\"{volume}\"]` to the first step that reads it"),
+        ),
+    })
 }

@@ -14,7 +14,7 @@ use crate::sys::error::Result;
 
 /// Everything that `resolve` needs besides the profile.
 #[derive(Clone, Debug)]
-pub struct Inputs {
+pub(crate) struct Inputs {
     /// Name of the env, if given.
     pub env_name: Option<String>,
     /// Name of the env instead of `<profile>` or `<profile>-<targets>`.

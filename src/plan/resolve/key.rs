@@ -10,7 +10,7 @@ use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
 use super::{Action, BuildUser, Step, User, Volume, VolumeKind};
-pub use crate::plan::ids::StepKey;
+pub(crate) use crate::plan::ids::StepKey;
 use crate::rocm::gpu::Extras;
 
 /// Prefix of every base key. A new number changes every key: all envs are built again.

@@ -7,7 +7,7 @@ mod chain;
 mod changed;
 mod choose;
 mod chosen;
-pub mod coherent;
+pub(crate) mod coherent;
 mod hooks;
 mod image_env;
 mod inputs;
@@ -22,19 +22,19 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use crate::plan::resolve::inputs::Inputs;
-pub use crate::plan::resolve::spec::{resolve, volumes};
-pub use changed::changed;
-pub use choose::{DEFAULT_PROFILE, Request, choose, env_name};
-pub use chosen::{Chosen, choices};
+pub(crate) use crate::plan::resolve::inputs::Inputs;
+pub(crate) use crate::plan::resolve::spec::{draft, resolve, volumes};
+pub(crate) use changed::changed;
+pub(crate) use choose::{DEFAULT_PROFILE, choose, env_name};
+pub(crate) use chosen::{Chosen, choices};
 pub(crate) use chosen::{by_version, version};
-pub use hooks::HookFacts;
-pub use key::StepKey;
+pub(crate) use hooks::HookFacts;
+pub(crate) use key::StepKey;
 use serde::{Deserialize, Serialize};
 
-pub use crate::profile::text::{Facts, finish};
-pub use crate::profile::{
-    Access, Engine, Fingerprints, MemoryMax, Origin, Resources, User, VolumeKind,
+pub(crate) use crate::profile::text::{Facts, finish};
+pub(crate) use crate::profile::{
+    Access, Engine, Fingerprints, Origin, Resources, User, VolumeKind,
 };
 use crate::rocm::gpu::Extras;
 use crate::rocm::target::Target;
@@ -42,7 +42,7 @@ pub use crate::sys::account::BuildUser;
 pub(crate) use chain::{UNTRACKED, is_untracked};
 
 /// Version of the saved form.
-pub const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 1;
 
 /// An environment, decided.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

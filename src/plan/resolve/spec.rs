@@ -22,16 +22,34 @@ use crate::sys::error::{Error, Result};
 use crate::sys::span::At;
 
 /// Returns the volumes of an env. Needed before `resolve`, to find the required fingerprints.
-pub fn volumes(profile: &Profile, inputs: &Inputs) -> Result<Vec<Volume>> {
-    let mut resolver = Resolver::new(profile, inputs)?;
-    let volumes = resolver.volumes();
-    resolver.finished()?;
-    Ok(volumes)
+pub(crate) fn volumes(profile: &Profile, inputs: &Inputs) -> Result<Vec<Volume>> {
+    let mut problems = Vec::new();
+    let volumes = Resolver::new(profile, inputs, &mut problems)?.volumes();
+    without(problems, profile, Ok(volumes))
+}
+
+/// Returns the result, unless there are problems with the profile.
+fn without<T>(problems: Vec<Problem>, profile: &Profile, result: Result<T>) -> Result<T> {
+    match problems.is_empty() {
+        true => result,
+        false => Err(invalid(&profile.name, &profile.sources, problems)),
+    }
 }
 
 /// Decides everything. Pure: the same arguments give the same spec.
-pub fn resolve(profile: &Profile, inputs: &Inputs) -> Result<Spec> {
-    let mut resolver = Resolver::new(profile, inputs)?;
+pub(crate) fn resolve(profile: &Profile, inputs: &Inputs) -> Result<Spec> {
+    let mut problems = Vec::new();
+    let spec = draft(profile, inputs, &mut problems);
+    without(problems, profile, spec)
+}
+
+/// Decides everything like `resolve`, except for what has problems.
+pub(crate) fn draft(
+    profile: &Profile,
+    inputs: &Inputs,
+    problems: &mut Vec<Problem>,
+) -> Result<Spec> {
+    let mut resolver = Resolver::new(profile, inputs, problems)?;
     let name = env_name(
         inputs.env_name.as_deref(),
         inputs.stem.as_deref(),
@@ -66,8 +84,7 @@ pub fn resolve(profile: &Profile, inputs: &Inputs) -> Result<Spec> {
     let chosen = &resolver.chosen;
     let (variant, from) = (chosen.variant.map(str::to_owned), chosen.from.to_owned());
     let names = chosen.hooks();
-    resolver.finished()?;
-    let (hooks, hooks_left_out) = hooks(profile, inputs, &targets, &steps, &names)?;
+    let (hooks, hooks_left_out) = hooks(profile, inputs, &targets, &steps, &names, problems)?;
     let base_key = StepKey::base(&inputs.image_key);
     let open = chain(&mut steps, &base_key, profile, inputs, &volumes, &hooks)?;
     Ok(Spec {
@@ -107,11 +124,15 @@ struct Resolver<'a> {
     /// Targets from the command line, which become part of the env's name.
     asked: Vec<Target>,
     chosen: Chosen<'a>,
-    problems: Vec<Problem>,
+    problems: &'a mut Vec<Problem>,
 }
 
 impl<'a> Resolver<'a> {
-    fn new(profile: &'a Profile, inputs: &'a Inputs) -> Result<Self> {
+    fn new(
+        profile: &'a Profile,
+        inputs: &'a Inputs,
+        problems: &'a mut Vec<Problem>,
+    ) -> Result<Self> {
         let chosen = inputs.chosen(profile)?;
         let mut asked = inputs.targets.clone();
         asked.sort_unstable();
@@ -137,7 +158,7 @@ impl<'a> Resolver<'a> {
             },
             asked,
             chosen,
-            problems: Vec::new(),
+            problems,
         })
     }
 
@@ -148,17 +169,6 @@ impl<'a> Resolver<'a> {
             resources.disk = choice.disk.or(resources.disk);
         }
         resources
-    }
-
-    fn finished(self) -> Result<()> {
-        match self.problems.is_empty() {
-            true => Ok(()),
-            false => Err(invalid(
-                &self.profile.name,
-                &self.profile.sources,
-                self.problems,
-            )),
-        }
     }
 
     fn fault(&mut self, text: &At<String>, fault: Fault) {

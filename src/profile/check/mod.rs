@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(crate) use volume::host_path;
 
 use super::file::{self, File, VolumeKind};
-use super::report::{Problem, Sources};
+use super::report::{Doubt, Problem, Sources};
 use super::shape::shorten;
 use super::text::{self, Late, Piece};
 use super::value::{self, Refused};
@@ -17,13 +17,13 @@ use crate::rocm::gpu::Extras;
 use crate::rocm::target::Target;
 use crate::sys::span::{At, Place};
 
-/// Returns the profile; `None` if a missing part makes that impossible, as `problems` tells.
+/// Returns the profile, without what `problems` tells of.
 pub(crate) fn finish(
     name: String,
     sources: Sources,
     file: File,
     problems: &mut Vec<Problem>,
-) -> Option<Profile> {
+) -> Profile {
     let mut check = Check {
         sources: &sources,
         params: BTreeMap::new(),
@@ -41,7 +41,7 @@ pub(crate) fn finish(
     let steps = steps.collect();
     let runtime_env = check.env(file.runtime_env, Late::Refuse);
     let image = check.image(file.image);
-    Some(Profile {
+    Profile {
         name,
         description: file.description.unwrap_or_default(),
         variant: check.variant(file.variant, &variants),
@@ -64,9 +64,9 @@ pub(crate) fn finish(
         variants,
         releases,
         from,
-        image: image?,
+        image,
         sources,
-    })
+    }
 }
 
 type Entries = BTreeMap<At<String>, At<String>>;
@@ -92,11 +92,17 @@ impl Check<'_> {
         self.problems.push(Problem::new(place, message, label));
     }
 
+    /// Reports something missing, which may be in a part that could not be read.
+    fn missing(&mut self, problem: Problem) {
+        self.problems.push(problem.unless(Doubt::Part));
+    }
+
     /// Refuses keys that are for something else.
     fn only_for<const N: usize>(&mut self, what: &str, keys: [(&str, Option<Place>); N]) {
         for (key, place) in keys {
             if let Some(place) = place {
-                self.push(&place, format!("`{key}` is for {what}"), "here");
+                let message = format!("`{key}` is for {what}");
+                self.missing(Problem::new(&place, message, "here"));
             }
         }
     }
@@ -245,8 +251,7 @@ impl Check<'_> {
                 if let Some(first) = variants.keys().next() {
                     let message = "there are variants, but no default one";
                     let problem = Problem::new(&(0..0), message, "in this file or one it extends");
-                    self.problems
-                        .push(problem.help(format!("add `variant = \"{first}\"`")));
+                    self.missing(problem.help(format!("add `variant = \"{first}\"`")));
                 }
                 None
             }
@@ -263,7 +268,7 @@ impl Check<'_> {
                 let message = format!("nothing selects release `{first}`");
                 let problem = Problem::new(&(0..0), message, "in this file or one it extends");
                 let help = "add `release-param = \"NAME\"`, the name of a parameter";
-                self.problems.push(problem.help(help));
+                self.missing(problem.help(help));
             }
             return None;
         };
@@ -274,22 +279,26 @@ impl Check<'_> {
             }
             Some(release) if !releases.contains_key(release) => {
                 let message = format!("there is no release `{}`", shorten(release));
-                self.push(&param.place, message, "the default of this parameter");
+                let label = "the default of this parameter";
+                self.missing(Problem::new(&param.place, message, label));
             }
             Some(_) => {}
         }
         Some(param.value)
     }
 
-    fn image(&mut self, image: Option<At<String>>) -> Option<At<String>> {
-        match &image {
-            Some(image) => self.expandable(image, |text| value::name("image", text)),
-            None => {
-                let problem = Problem::new(&(0..0), "no image", "in this file or one it extends");
-                self.problems
-                    .push(problem.help("add `image = \"NAME\"`; `rockenv image ls` shows them"));
-            }
-        }
+    /// Without an image, its name is empty.
+    fn image(&mut self, image: Option<At<String>>) -> At<String> {
+        let Some(image) = image else {
+            let problem = Problem::new(&(0..0), "no image", "in this file or one it extends");
+            let help = "add `image = \"NAME\"`; `rockenv image ls` shows them";
+            self.missing(problem.help(help));
+            return At {
+                value: String::new(),
+                place: 0..0,
+            };
+        };
+        self.expandable(&image, |text| value::name("image", text));
         image
     }
 
@@ -337,7 +346,7 @@ impl Check<'_> {
                     let known = names.iter().map(String::as_str);
                     let help = "only a [[component]] can be linked";
                     let problem = Problem::new(&link.place, message, "not there");
-                    self.problems.push(problem.meant(link, known, Some(help)));
+                    self.missing(problem.meant(link, known, Some(help)));
                 }
             }
             for extra in &written.extra_targets {
@@ -357,14 +366,14 @@ impl Check<'_> {
         components
     }
 
-    fn hooks(&mut self, hooks: Option<Vec<At<String>>>) -> Vec<String> {
-        let mut names: Vec<String> = Vec::new();
+    fn hooks(&mut self, hooks: Option<Vec<At<String>>>) -> Vec<At<String>> {
+        let mut names: Vec<At<String>> = Vec::new();
         for hook in hooks.into_iter().flatten() {
-            if names.contains(&hook.value) {
+            if names.contains(&hook) {
                 let message = format!("duplicate hook `{}`", shorten(&hook));
                 self.push(&hook.place, message, "again");
             } else if self.name("hook", &hook) {
-                names.push(hook.value);
+                names.push(hook);
             }
         }
         names
@@ -414,7 +423,7 @@ impl Check<'_> {
         let all = (!known.is_empty()).then_some(all.as_str());
         let message = format!("there is no {what} `{}`", shorten(name));
         let problem = Problem::new(&name.place, message, "not found");
-        self.problems.push(problem.meant(name, known, all));
+        self.missing(problem.meant(name, known, all));
     }
 }
 

@@ -91,8 +91,7 @@ impl Check<'_> {
         } else {
             let message = format!("step `{}` does nothing", shorten(&name));
             let problem = Problem::new(&name.place, message, "this one");
-            self.problems
-                .push(problem.help("one of `run`, `packages`, `copy`, `export`"));
+            self.missing(problem.help("one of `run`, `packages`, `copy`, `export`"));
             return None;
         };
         if !matches!(action, Action::Run { .. }) {
@@ -132,7 +131,7 @@ impl Check<'_> {
     fn action(&mut self, step: &At<String>, is_empty: bool) {
         if is_empty {
             let message = format!("step `{}` has nothing to do", shorten(step));
-            self.push(&step.place, message, "its action is empty");
+            self.missing(Problem::new(&step.place, message, "its action is empty"));
         }
     }
 
@@ -199,8 +198,7 @@ impl Check<'_> {
         if found.is_none() {
             let message = format!("`{}` is in no volume of kind `build`", shorten(at));
             let problem = Problem::new(&at.place, message, "here");
-            self.problems
-                .push(problem.help("TheRock's build directory, such as \"/therock/build\""));
+            self.missing(problem.help("TheRock's build directory, such as \"/therock/build\""));
         }
         found.map(|(volume, path)| Fingerprints { volume, path })
     }

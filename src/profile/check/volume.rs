@@ -50,7 +50,7 @@ impl Check<'_> {
         let first = needed_by.iter().flatten().next();
         if let (None, Some(first)) = (&source, first) {
             let message = "`needed-by` is for a volume with `downloads`";
-            self.push(&first.place, message, "here");
+            self.missing(Problem::new(&first.place, message, "here"));
         }
         let source = source?;
         if !sources.contains(&source.value) {
@@ -84,7 +84,7 @@ impl Check<'_> {
                 .then(|| target.value.clone()),
             None => {
                 let message = format!("volume `{shown}` has no `target`");
-                self.push(&volume.name.place, message, "this one");
+                self.missing(Problem::new(&volume.name.place, message, "this one"));
                 None
             }
         };
@@ -92,7 +92,7 @@ impl Check<'_> {
             let message = format!("volume `{shown}` has no `kind`");
             let problem = Problem::new(&volume.name.place, message, "this one");
             let help = "one of `source`, `build`, `cache`, `output`, `host`";
-            self.problems.push(problem.help(help));
+            self.missing(problem.help(help));
             return None;
         };
         let max = self.size(volume.max.take());
@@ -170,12 +170,12 @@ impl Check<'_> {
             }
             (VolumeKind::Source, None, None) => {
                 let message = format!("source `{shown}` has neither `path` nor `git`");
-                self.push(&volume.name.place, message, "this one");
+                self.missing(Problem::new(&volume.name.place, message, "this one"));
                 None
             }
             (VolumeKind::Host, None, None) => {
                 let message = format!("host volume `{shown}` has no `path`");
-                self.push(&volume.name.place, message, "this one");
+                self.missing(Problem::new(&volume.name.place, message, "this one"));
                 None
             }
             (

@@ -11,7 +11,7 @@ use crate::sys::error::{Error, Result};
 
 /// The entry at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum FileInSource {
     File {
         bytes: Vec<u8>,
         /// Whether anybody may execute it.
@@ -48,7 +48,7 @@ pub struct Changes {
 /// script is not included.
 ///
 /// Each patch and edit sees the changes of earlier ones. A source that they do not fit is an error of kind `Invalid`.
-pub fn apply(hook: &Hook, read: &dyn Fn(&Path) -> Result<Found>) -> Result<Changes> {
+pub fn apply(hook: &Hook, read: &dyn Fn(&Path) -> Result<FileInSource>) -> Result<Changes> {
     let mut changes = Changes::default();
     for patch in &hook.work.patches {
         let bytes = patch
@@ -61,7 +61,7 @@ pub fn apply(hook: &Hook, read: &dyn Fn(&Path) -> Result<Found>) -> Result<Chang
         for file in &files {
             let path = patch.directory.join(&file.path);
             let found = changes.look(&path, read)?;
-            if found == Found::Unfetched {
+            if found == FileInSource::Unfetched {
                 return Err(unfetched(hook, &path));
             }
             let outcome = file.apply(&found).map_err(|why| {
@@ -93,9 +93,9 @@ pub fn apply(hook: &Hook, read: &dyn Fn(&Path) -> Result<Found>) -> Result<Chang
     }
     for edit in &hook.work.edits {
         let bytes = match changes.look(&edit.file, read)? {
-            Found::File { bytes, .. } => bytes,
-            Found::Unfetched => return Err(unfetched(hook, &edit.file)),
-            Found::Absent => {
+            FileInSource::File { bytes, .. } => bytes,
+            FileInSource::Unfetched => return Err(unfetched(hook, &edit.file)),
+            FileInSource::Absent => {
                 return Err(hook.refuses(format!("there is no `{}`", edit.file.display())));
             }
         };
@@ -128,10 +128,14 @@ fn unfetched(hook: &Hook, path: &Path) -> Error {
 
 impl Changes {
     /// Returns the entry at a path after these changes.
-    pub fn look(&self, path: &Path, read: &dyn Fn(&Path) -> Result<Found>) -> Result<Found> {
+    pub fn look(
+        &self,
+        path: &Path,
+        read: &dyn Fn(&Path) -> Result<FileInSource>,
+    ) -> Result<FileInSource> {
         Ok(match self.files.get(path) {
-            Some(Change::Remove) => Found::Absent,
-            Some(Change::Write { bytes, executable }) => Found::File {
+            Some(Change::Remove) => FileInSource::Absent,
+            Some(Change::Write { bytes, executable }) => FileInSource::File {
                 bytes: bytes.clone(),
                 executable: executable.unwrap_or(false),
             },
@@ -189,17 +193,19 @@ fn occurrence(edit: &Edit, bytes: &[u8]) -> Option<Range<usize>> {
 
 impl FilePatch {
     /// Applies this part of a patch to a file; `None` if the file already has it.
-    fn apply(&self, found: &Found) -> std::result::Result<Option<Change>, String> {
+    fn apply(&self, found: &FileInSource) -> std::result::Result<Option<Change>, String> {
         let (bytes, executable) = match (found, self.creates) {
-            (Found::File { bytes, executable }, _) => (bytes.as_slice(), *executable),
-            (Found::Absent, true) => {
+            (FileInSource::File { bytes, executable }, _) => (bytes.as_slice(), *executable),
+            (FileInSource::Absent, true) => {
                 return Ok(Some(Change::Write {
                     bytes: self.forward(b"")?.bytes,
                     executable: self.executable,
                 }));
             }
-            (Found::Absent, false) if self.removes => return Ok(None),
-            (Found::Absent | Found::Unfetched, _) => return Err("there is no such file".to_owned()),
+            (FileInSource::Absent, false) if self.removes => return Ok(None),
+            (FileInSource::Absent | FileInSource::Unfetched, _) => {
+                return Err("there is no such file".to_owned());
+            }
         };
         if self.creates {
             return match self.backward(bytes).is_ok_and(|rest| rest.bytes.is_empty()) {
@@ -287,11 +293,11 @@ mod tests {
     fn on(hook: &Hook, text: &str) -> Result<Option<String>> {
         let read = |path: &Path| {
             Ok(match path == Path::new("f") {
-                true => Found::File {
+                true => FileInSource::File {
                     bytes: text.as_bytes().to_vec(),
                     executable: false,
                 },
-                false => Found::Absent,
+                false => FileInSource::Absent,
             })
         };
         let changes = apply(hook, &read)?;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use super::{Change, Changes, Found, Hook, apply};
+use super::{Change, Changes, FileInSource, Hook, apply};
 use crate::sys::error::Result;
 
 /// The result of an early check.
@@ -18,7 +18,7 @@ pub struct Early {
 /// Decides in memory what `hooks` would do one after the other; `read` returns the entry at a path of a volume.
 ///
 /// A hook that does not fit is an error now rather than after hours.
-pub fn early(hooks: &[&Hook], read: &dyn Fn(&str, &Path) -> Result<Found>) -> Result<Early> {
+pub fn early(hooks: &[&Hook], read: &dyn Fn(&str, &Path) -> Result<FileInSource>) -> Result<Early> {
     let mut early = Early::default();
     let mut states: BTreeMap<&str, Changes> = BTreeMap::new();
     let mut scripted = BTreeSet::new();
@@ -57,9 +57,9 @@ pub fn early(hooks: &[&Hook], read: &dyn Fn(&str, &Path) -> Result<Found>) -> Re
     Ok(early)
 }
 
-fn unfetched(hook: &Hook, read: &dyn Fn(&str, &Path) -> Result<Found>) -> Result<bool> {
+fn unfetched(hook: &Hook, read: &dyn Fn(&str, &Path) -> Result<FileInSource>) -> Result<bool> {
     for path in files(hook)? {
-        if read(&hook.work.volume, &path)? == Found::Unfetched {
+        if read(&hook.work.volume, &path)? == FileInSource::Unfetched {
             return Ok(true);
         }
     }

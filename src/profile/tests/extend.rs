@@ -69,7 +69,8 @@ export = [{ from = "/x", to = "out" }]
     let profile = load(&dirs, "child").unwrap();
     assert_eq!(profile.image.as_str(), "debian");
     assert_eq!(format!("{:?}", profile.targets), "[gfx1103]");
-    assert_eq!(profile.hooks, ["one"]);
+    let hooks: Vec<&str> = profile.hooks.iter().map(|hook| hook.as_str()).collect();
+    assert_eq!(hooks, ["one"]);
     assert_eq!(profile.params["suite"], "forky");
     assert_eq!(profile.params["arch"], "x");
     assert_eq!(profile.resources.disk, Some(20 << 30));

@@ -4,8 +4,8 @@
 //! Everything is read below a root directory, so that a test can simulate another machine.
 
 mod device;
-pub mod probe;
-pub mod select;
+pub(crate) mod probe;
+pub(crate) mod select;
 #[cfg(test)]
 mod tests;
 mod topology;
@@ -16,20 +16,20 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
-pub use select::{Choice, Selector};
+pub(crate) use select::{Choice, Selector};
 
 use crate::rocm::target::Target;
 use crate::sys::error::{Error, Result};
-pub use device::Device;
+pub(crate) use device::Device;
 
 /// The compute driver's node, which all GPUs share.
-pub const KFD: &str = "/dev/kfd";
+pub(crate) const KFD: &str = "/dev/kfd";
 /// Directory of render nodes.
 const DRI: &str = "/dev/dri";
 
 /// A GPU as the compute driver lists it; each partition of an accelerator is one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Gpu {
+pub(crate) struct Gpu {
     /// Position in the driver's list, which is HIP's numbering.
     pub index: usize,
     /// Name of the ISA such as `gfx1103`, whether TheRock supports it or not.
@@ -47,11 +47,11 @@ pub struct Gpu {
 
 impl Gpu {
     /// Returns the target to build for, if TheRock has it.
-    pub fn target(&self) -> Option<Target> {
+    pub(crate) fn target(&self) -> Option<Target> {
         Target::parse(&self.isa).ok()
     }
 
-    pub fn render_node(&self) -> String {
+    pub(crate) fn render_node(&self) -> String {
         format!("{DRI}/{}", self.render)
     }
 }
@@ -89,7 +89,7 @@ impl Extras {
 
 /// The GPUs of a machine.
 #[derive(Clone, Debug, Serialize)]
-pub struct Machine {
+pub(crate) struct Machine {
     /// The GPUs that the compute driver lists, in its order.
     pub gpus: Vec<Gpu>,
     /// `/dev/kfd` exists.
@@ -105,7 +105,7 @@ pub struct Machine {
 
 impl Machine {
     /// Reads the machine whose root directory is `root`.
-    pub fn detect(root: &Path) -> Self {
+    pub(crate) fn detect(root: &Path) -> Self {
         let there = |path: &str| below(root, path).exists();
         Self {
             gpus: topology::read(&root.join("sys/class/kfd/kfd/topology/nodes")),
@@ -118,7 +118,7 @@ impl Machine {
 
     /// Returns the one target of the machine's GPUs, if the user asks for "this machine's"; `command` names another
     /// one.
-    pub fn target(&self, command: impl Fn(&str) -> String) -> Result<Target> {
+    pub(crate) fn target(&self, command: impl Fn(&str) -> String) -> Result<Target> {
         let mut isas: Vec<&str> = self.gpus.iter().map(|gpu| gpu.isa.as_str()).collect();
         isas.sort_unstable();
         isas.dedup();
@@ -141,7 +141,7 @@ impl Machine {
     }
 
     /// Returns why nothing here can run GPU code; `None` if something can.
-    pub fn lack(&self) -> Option<&'static str> {
+    pub(crate) fn lack(&self) -> Option<&'static str> {
         match (self.kfd, self.gpus.is_empty()) {
             (true, false) => None,
             (false, _) if self.wsl => Some("WSL has no /dev/kfd"),
@@ -170,7 +170,7 @@ impl Machine {
 
 /// A grant for an env: one GPU, and the further nodes of its profile.
 #[derive(Clone, Debug)]
-pub struct Grant {
+pub(crate) struct Grant {
     machine: Machine,
     pub gpu: Gpu,
     extras: Extras,
@@ -179,7 +179,7 @@ pub struct Grant {
 impl Grant {
     /// Returns the current device nodes. Called at each start: groups differ between machines, and the major number
     /// of `/dev/kfd` changes when the driver is reloaded.
-    pub fn devices(&self) -> Result<Vec<Device>> {
+    pub(crate) fn devices(&self) -> Result<Vec<Device>> {
         let mut paths = vec![KFD.to_owned(), self.gpu.render_node()];
         for directory in self.extras.directories() {
             paths.extend(self.machine.nodes_in(directory));
@@ -192,7 +192,7 @@ impl Grant {
 }
 
 /// Returns the groups that open `devices`. Never root's: a node that only root may open needs fixing, see `probe`.
-pub fn groups(devices: &[Device]) -> Vec<u32> {
+pub(crate) fn groups(devices: &[Device]) -> Vec<u32> {
     let mut groups: Vec<u32> = devices.iter().map(|device| device.gid).collect();
     groups.retain(|gid| *gid != 0);
     groups.sort_unstable();
@@ -229,7 +229,7 @@ fn device(root: &Path, path: &str) -> Result<Device> {
 }
 
 /// Returns all existing GPU device nodes of a machine.
-pub fn all_devices(machine: &Machine) -> Vec<Device> {
+pub(crate) fn all_devices(machine: &Machine) -> Vec<Device> {
     let mut paths = vec![KFD.to_owned()];
     paths.extend(machine.gpus.iter().map(Gpu::render_node));
     paths

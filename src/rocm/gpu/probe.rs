@@ -20,7 +20,7 @@ use crate::sys::error::{Error, Kind, Result};
 /// The layer that refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Layer {
+pub(crate) enum Layer {
     /// The node is missing.
     Absent,
     /// Owner, group and mode of the node.
@@ -38,7 +38,7 @@ pub enum Layer {
 
 /// The result for one node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Finding {
+pub(crate) struct Finding {
     pub path: String,
     /// It can be used.
     pub ok: bool,
@@ -57,7 +57,7 @@ pub struct Finding {
 }
 
 /// `__probe-gpu PATH=MAJOR:MINOR...`: prints a finding for each node as JSON; fails if one cannot be used.
-pub fn run(arguments: &[String]) -> Result<()> {
+pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let nodes: Vec<(&str, (u64, u64))> = arguments
         .iter()
         .filter_map(|argument| {
@@ -87,7 +87,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
 }
 
 /// Returns the arguments that make [`run`] examine `devices`.
-pub fn arguments(devices: &[Device]) -> Vec<String> {
+pub(crate) fn arguments(devices: &[Device]) -> Vec<String> {
     devices
         .iter()
         .map(|device| format!("{}={}:{}", device.path, device.major, device.minor))
@@ -131,7 +131,7 @@ struct Who {
 }
 
 /// Tries one node; `expected` is its number on the host.
-pub fn examine(path: &str, expected: Option<(u64, u64)>) -> Finding {
+pub(crate) fn examine(path: &str, expected: Option<(u64, u64)>) -> Finding {
     // Not `fs_err`, whose errors have no number.
     let node = nix::sys::stat::stat(path).map(|found| {
         let kind = SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT;
@@ -316,7 +316,7 @@ impl Attempt {
 impl Layer {
     /// Returns what to type on the host, or a sentence if there is no command. `rootless`: for a container of an
     /// ordinary user.
-    pub fn mend(self, path: &str, rootless: bool) -> String {
+    pub(crate) fn mend(self, path: &str, rootless: bool) -> String {
         match self {
             Self::Absent if path == KFD => "sudo modprobe amdgpu".to_owned(),
             Self::Absent => "sudo journalctl -k -g amdgpu".to_owned(),

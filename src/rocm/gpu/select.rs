@@ -7,7 +7,7 @@ use crate::sys::error::{Error, Kind, Result};
 
 /// A parsed `--gpu`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Selector {
+pub(crate) enum Selector {
     /// No GPU.
     None,
     /// The first one that runs code for the env's targets, if there is one.
@@ -31,7 +31,7 @@ impl From<&str> for Selector {
 
 /// The result.
 #[derive(Clone, Debug)]
-pub enum Choice {
+pub(crate) enum Choice {
     /// This one.
     Gpu {
         /// The grant for the env.
@@ -48,7 +48,7 @@ pub enum Choice {
 
 impl Machine {
     /// Chooses the GPU of an env that builds for `targets`; without targets any will do.
-    pub fn choose(
+    pub(crate) fn choose(
         &self,
         selector: &Selector,
         targets: &[Target],

@@ -20,7 +20,7 @@ static LEARNED: OnceLock<Learned> = OnceLock::new();
 
 /// The table of a checkout.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Learned {
+pub(crate) struct Learned {
     schema: String,
     /// The checkout's directory.
     pub source: PathBuf,
@@ -31,7 +31,7 @@ pub struct Learned {
 
 impl Learned {
     /// Takes the table of a checkout.
-    pub fn of(source: &Path, targets: &[Declared]) -> Self {
+    pub(crate) fn of(source: &Path, targets: &[Declared]) -> Self {
         Self {
             schema: SCHEMA.to_owned(),
             source: source.to_owned(),
@@ -41,7 +41,7 @@ impl Learned {
     }
 
     /// Reads the learned table of the store at `home`; `None` if there is none.
-    pub fn read(home: &Path) -> Result<Option<Self>> {
+    pub(crate) fn read(home: &Path) -> Result<Option<Self>> {
         let path = file(home);
         let wrong = || format!("cannot read `{}`", path.display());
         let found: Option<Self> = atomic::read_json(&path).context(wrong)?;
@@ -59,18 +59,18 @@ impl Learned {
     }
 
     /// Writes it for the store at `home`.
-    pub fn save(&self, home: &Path) -> Result<()> {
+    pub(crate) fn save(&self, home: &Path) -> Result<()> {
         atomic::write_json(&file(home), self)
     }
 
     /// Makes this process use it.
-    pub fn install(self) {
+    pub(crate) fn install(self) {
         // A second one is ignored: a name has one meaning in one process.
         drop(LEARNED.set(self));
     }
 
     /// Returns the learned table of this process.
-    pub fn installed() -> Option<&'static Self> {
+    pub(crate) fn installed() -> Option<&'static Self> {
         LEARNED.get()
     }
 
@@ -99,7 +99,7 @@ impl Learned {
 }
 
 /// Returns the path of the learned table of the store at `home`.
-pub fn file(home: &Path) -> PathBuf {
+pub(crate) fn file(home: &Path) -> PathBuf {
     home.join("targets.json")
 }
 

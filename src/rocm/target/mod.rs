@@ -13,9 +13,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::LazyLock;
 
-pub use learned::{Learned, file as learned_file};
-pub use products::by_product;
-pub use runs::{How, Runs, advised_variant, runs, without};
+pub(crate) use learned::{Learned, file as learned_file};
+pub(crate) use runs::{How, Runs, advised_variant, runs, without};
 use serde::{Deserialize, Serialize};
 
 use crate::rocm::therock::Declared;
@@ -182,18 +181,18 @@ impl Target {
 }
 
 /// Returns the ISA name of a KFD `gfx_target_version`, supported by TheRock or not.
-pub fn isa_name(version: u32) -> String {
+pub(crate) fn isa_name(version: u32) -> String {
     let (major, minor, stepping) = (version / 10_000, version / 100 % 100, version % 100);
     format!("gfx{major}{minor:x}{stepping:x}")
 }
 
 /// Returns every target in the order of the table, which is TheRock's.
-pub fn all() -> impl Iterator<Item = Target> {
+pub(crate) fn all() -> impl Iterator<Item = Target> {
     TABLE.targets.iter().map(Target)
 }
 
 /// Returns the targets of a family; `None` if TheRock has no family of that name.
-pub fn family(name: &str) -> Option<Vec<Target>> {
+pub(crate) fn family(name: &str) -> Option<Vec<Target>> {
     let members = TABLE.families.get(name)?;
     Some(
         all()
@@ -202,12 +201,12 @@ pub fn family(name: &str) -> Option<Vec<Target>> {
     )
 }
 
-pub fn families() -> impl Iterator<Item = &'static str> {
+pub(crate) fn families() -> impl Iterator<Item = &'static str> {
     TABLE.families.keys().map(String::as_str)
 }
 
 /// Returns the commit of TheRock that the table was taken from.
-pub fn table_commit() -> &'static str {
+pub(crate) fn table_commit() -> &'static str {
     &TABLE.source.commit
 }
 

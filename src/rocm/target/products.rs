@@ -1,6 +1,8 @@
 //! Owns the products that have a target, by the names on the box, and what a person types for one.
 //!
-//! TheRock's table names some of them. These are from LLVM's and AMD's documentation.
+//! They are from LLVM's `AMDGPUUsage`, AMD's "GPU hardware specifications" and TheRock's table, which agree but for one
+//! point: TheRock counts the RX 5500 among gfx1011, LLVM and Linux among gfx1012. Mobile products without an entry there
+//! have the chip of a desktop product that has one.
 
 use super::{Target, all};
 use crate::sys::error::{Error, Kind, Result};
@@ -46,9 +48,11 @@ const PRODUCTS: &[(&str, &[&str])] = &[
         "gfx1010",
         &[
             "Radeon RX 5700 XT",
+            "Radeon RX 5700 XT 50th Anniversary",
             "Radeon RX 5700",
             "Radeon RX 5600 XT",
             "Radeon RX 5600",
+            "Radeon RX 5600M",
             "Radeon Pro W5700",
         ],
     ),
@@ -58,6 +62,7 @@ const PRODUCTS: &[(&str, &[&str])] = &[
         &[
             "Radeon RX 5500 XT",
             "Radeon RX 5500",
+            "Radeon RX 5300 XT",
             "Radeon RX 5300",
             "Radeon Pro W5500",
         ],
@@ -98,7 +103,12 @@ const PRODUCTS: &[(&str, &[&str])] = &[
     ("gfx1033", &["Van Gogh", "Steam Deck"]),
     (
         "gfx1034",
-        &["Radeon RX 6500 XT", "Radeon RX 6400", "Radeon PRO W6400"],
+        &[
+            "Radeon RX 6500 XT",
+            "Radeon RX 6500",
+            "Radeon RX 6400",
+            "Radeon PRO W6400",
+        ],
     ),
     ("gfx1035", &["Radeon 680M", "Radeon 660M", "Rembrandt"]),
     ("gfx1036", &["Raphael", "Granite Ridge"]),
@@ -119,6 +129,7 @@ const PRODUCTS: &[(&str, &[&str])] = &[
         "gfx1101",
         &[
             "Radeon RX 7800 XT",
+            "Radeon RX 7800",
             "Radeon RX 7700 XT",
             "Radeon RX 7700",
             "Radeon RX 7800M",
@@ -198,7 +209,7 @@ pub(super) fn of(target: Target) -> &'static [&'static str] {
 
 /// Returns the targets of a product, each with the product's full name: one for `780m` or `AMD Radeon RX 7900 XTX`,
 /// several for a name such as `strix`, none for anything else.
-pub fn by_product(text: &str) -> Vec<(Target, &'static str)> {
+pub(crate) fn by_product(text: &str) -> Vec<(Target, &'static str)> {
     let typed = words(text);
     if typed.is_empty() || text.len() > 80 {
         return Vec::new();
@@ -272,6 +283,23 @@ mod tests {
         }
         for (name, _) in PRODUCTS {
             Target::parse(name).unwrap();
+        }
+    }
+
+    /// TheRock names some products too. Of memory sizes, people type nothing.
+    #[test]
+    fn therock_agrees() {
+        let table: serde_json::Value =
+            serde_json::from_str(include_str!("gpu_targets.json")).unwrap();
+        for row in table["targets"].as_array().unwrap() {
+            let target = Target::parse(row["target"].as_str().unwrap()).unwrap();
+            for name in row["marketing_names"].as_array().unwrap() {
+                let name = name.as_str().unwrap();
+                let name = name.trim_end_matches(" 8GB").trim_end_matches(" 4GB");
+                let found = by_product(name).into_iter().map(|(one, _)| one);
+                let is_other = target.name() == "gfx1011" && name.contains("RX 5500");
+                assert!(found.eq([target]) != is_other, "{target}: {name}");
+            }
         }
     }
 

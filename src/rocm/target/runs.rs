@@ -10,7 +10,7 @@ use super::{Info, Kind, Target};
 /// How code built for something else can run on a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum How {
+pub(crate) enum How {
     /// It was built for a generic ISA that the compiler defines.
     Generic,
     /// `HSA_OVERRIDE_GFX_VERSION` makes the runtime treat the GPU as another one.
@@ -21,7 +21,7 @@ pub enum How {
 
 /// Other code that runs on a target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Runs {
+pub(crate) struct Runs {
     /// The ISA it was built for.
     pub code: String,
     pub how: How,
@@ -90,7 +90,7 @@ const OVERRIDES: [(&[&str], &str, &str, &str); 2] = [
 ];
 
 /// Returns which other code runs on a target.
-pub fn runs(target: Target) -> Vec<Runs> {
+pub(crate) fn runs(target: Target) -> Vec<Runs> {
     let name = target.name();
     let mut runs = Vec::new();
     for (code, _) in GENERIC
@@ -131,7 +131,7 @@ pub fn runs(target: Target) -> Vec<Runs> {
 }
 
 /// Returns the effect of not building a project, if known.
-pub fn without(project: &str) -> Option<&'static str> {
+pub(crate) fn without(project: &str) -> Option<&'static str> {
     Some(match project {
         "rccl" => {
             "no communication between GPUs: PyTorch is built without nccl (hook `torch-without-rccl`)"
@@ -148,7 +148,7 @@ pub fn without(project: &str) -> Option<&'static str> {
 }
 
 /// Returns the variant of the profile for TheRock that fits, and why.
-pub fn advised_variant(info: &Info) -> (&'static str, &'static str) {
+pub(crate) fn advised_variant(info: &Info) -> (&'static str, &'static str) {
     match (info.rccl_buildable, info.kind) {
         (false, _) => (
             "lean",

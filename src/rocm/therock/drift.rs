@@ -37,7 +37,7 @@ const ARTIFACTS: &str = "\
 /// A difference between a checkout and the built-in table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "what", rename_all = "kebab-case")]
-pub enum Drift {
+pub(crate) enum Drift {
     /// A target that the table lacks.
     NewTarget { target: String, product: String },
     /// A target that the checkout lacks.
@@ -92,7 +92,7 @@ pub enum Drift {
 
 impl Drift {
     /// Returns whether it concerns this target.
-    pub fn is_of(&self, name: &str) -> bool {
+    pub(crate) fn is_of(&self, name: &str) -> bool {
         match self {
             Self::NewTarget { target, .. }
             | Self::NoTarget { target }
@@ -166,7 +166,7 @@ impl fmt::Display for Drift {
 }
 
 /// Returns all differences of a checkout, targets first, in the order of the tables.
-pub fn drift(checkout: &Checkout) -> Vec<Drift> {
+pub(crate) fn drift(checkout: &Checkout) -> Vec<Drift> {
     let mut drift = Vec::new();
     for target in target::all() {
         match checkout.target(target.name()) {

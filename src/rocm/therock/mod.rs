@@ -7,26 +7,26 @@
 mod cmake;
 mod drift;
 mod prints;
-pub mod tarballs;
+pub(crate) mod tarballs;
 mod targets;
 mod topology;
-pub mod tree;
+pub(crate) mod tree;
 
 use std::path::Path;
 
-pub use drift::{Drift, drift};
-pub use prints::Prints;
-pub use targets::{Declared, Excluded};
-pub use topology::{Kind as StageKind, Topology};
+pub(crate) use drift::{Drift, drift};
+pub(crate) use prints::Prints;
+pub(crate) use targets::{Declared, Excluded};
+pub(crate) use topology::{Kind as StageKind, Topology};
 
 use crate::sys::error::{Error, Result};
 
 /// A checkout's table of targets.
-pub const TARGETS: &str = "cmake/therock_amdgpu_targets.cmake";
+pub(crate) const TARGETS: &str = "cmake/therock_amdgpu_targets.cmake";
 /// A user's own targets beside it.
-pub const CUSTOM_TARGETS: &str = "cmake/therock_custom_amdgpu_targets.cmake";
+pub(crate) const CUSTOM_TARGETS: &str = "cmake/therock_custom_amdgpu_targets.cmake";
 /// A checkout's topology.
-pub const TOPOLOGY: &str = "BUILD_TOPOLOGY.toml";
+pub(crate) const TOPOLOGY: &str = "BUILD_TOPOLOGY.toml";
 
 /// A checkout's version.
 const VERSION: &str = "version.json";
@@ -36,7 +36,7 @@ const LARGEST: u64 = 4 << 20;
 
 /// The content of a checkout.
 #[derive(Clone, Debug)]
-pub struct Checkout {
+pub(crate) struct Checkout {
     /// Targets, in its order.
     pub targets: Vec<Declared>,
     /// Arguments in its table that have no effect, each with its place.
@@ -49,12 +49,12 @@ pub struct Checkout {
 
 impl Checkout {
     /// Returns whether a directory looks like a checkout of TheRock.
-    pub fn is_one(directory: &Path) -> bool {
+    pub(crate) fn is_one(directory: &Path) -> bool {
         directory.join(TARGETS).is_file()
     }
 
     /// Reads a checkout.
-    pub fn read(directory: &Path) -> Result<Self> {
+    pub(crate) fn read(directory: &Path) -> Result<Self> {
         let Some(text) = text(directory, TARGETS)? else {
             return Err(Error::not_found(format!(
                 "`{}` is not a checkout of TheRock: it has no `{TARGETS}`",
@@ -94,7 +94,7 @@ impl Checkout {
         })
     }
 
-    pub fn target(&self, name: &str) -> Option<&Declared> {
+    pub(crate) fn target(&self, name: &str) -> Option<&Declared> {
         self.targets.iter().find(|target| target.name == name)
     }
 }

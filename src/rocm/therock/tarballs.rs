@@ -18,7 +18,7 @@ const ENDS: [&str; 10] = [
 
 /// A file that TheRock's build downloads.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tarball {
+pub(crate) struct Tarball {
     /// TheRock's name for it: the name of a target, so it is unique.
     pub name: String,
     /// Name of the file.
@@ -31,7 +31,7 @@ pub struct Tarball {
 
 /// The result.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tarballs {
+pub(crate) struct Tarballs {
     /// In the order of their names.
     pub found: Vec<Tarball>,
     /// Calls that could not be interpreted, with their place: the build itself downloads these.
@@ -39,7 +39,7 @@ pub struct Tarballs {
 }
 
 /// Reads the CMake files of a checkout, without those of its submodules.
-pub fn read(directory: &Path) -> Result<Tarballs> {
+pub(crate) fn read(directory: &Path) -> Result<Tarballs> {
     let mut all = Tarballs::default();
     let mut left = vec![String::new()];
     while let Some(below) = left.pop() {
@@ -72,7 +72,7 @@ pub fn read(directory: &Path) -> Result<Tarballs> {
 }
 
 /// Parses one CMake file. Only variables that the file itself sets are known.
-pub fn parse(file: &str, text: &str) -> Tarballs {
+pub(crate) fn parse(file: &str, text: &str) -> Tarballs {
     // Most files have none, and need not be parsed.
     if !text.contains(FUNCTION) {
         return Tarballs::default();

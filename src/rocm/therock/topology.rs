@@ -11,7 +11,7 @@ use crate::sys::error::{Error, Result};
 /// How often something is built.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
+pub(crate) enum Kind {
     /// Once for all targets.
     #[default]
     Generic,
@@ -22,7 +22,7 @@ pub enum Kind {
 /// How an artifact is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Scope {
+pub(super) enum Scope {
     /// One for all targets.
     TargetNeutral,
     /// One for each target or family.
@@ -32,7 +32,7 @@ pub enum Scope {
 /// The file, exactly as written; tables by name.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Topology {
+pub(crate) struct Topology {
     #[serde(rename = "metadata")]
     _metadata: Metadata,
     #[serde(rename = "source_sets")]
@@ -79,7 +79,7 @@ struct External {
 /// A stage: groups that are built in one go.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Stage {
+pub(crate) struct Stage {
     #[serde(rename = "description")]
     _description: Option<String>,
     /// How often it is built.
@@ -93,12 +93,12 @@ pub struct Stage {
 /// A group of artifacts.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Group {
+pub(crate) struct Group {
     #[serde(rename = "description")]
     _description: Option<String>,
     /// How often it is built.
     #[serde(default, rename = "type")]
-    pub kind: Kind,
+    _kind: Kind,
     /// Groups that it depends on.
     #[serde(default, rename = "artifact_group_deps")]
     pub deps: Vec<Spanned<String>>,
@@ -111,13 +111,13 @@ pub struct Group {
 /// A unit of packaging.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Artifact {
+pub(crate) struct Artifact {
     /// Its group.
     #[serde(rename = "artifact_group")]
     pub group: Spanned<String>,
     /// How it is kept.
     #[serde(rename = "type")]
-    pub scope: Scope,
+    _scope: Scope,
     /// Artifacts that it depends on.
     #[serde(default, rename = "artifact_deps")]
     pub deps: Vec<Spanned<String>>,

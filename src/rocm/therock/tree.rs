@@ -9,16 +9,16 @@ const PROJECT: &str = "CMAKE_PROJECT_NAME:STATIC=THEROCK";
 /// The directories that `PROJECT+expunge` removes of a sub-project. In this order: without its stamps ninja takes a
 /// sub-project for one that was never built, whatever else an interruption leaves; with stamps but without its stage
 /// ninja would find nothing to do, which would be wrong.
-pub const EXPUNGED: [&str; 5] = ["stamp", "stage.prebuilt", "build", "stage", "dist"];
+pub(crate) const EXPUNGED: [&str; 5] = ["stamp", "stage.prebuilt", "build", "stage", "dist"];
 
 /// Returns whether this is the `CMakeCache.txt` of TheRock itself.
-pub fn is_top(cache: &str) -> bool {
+pub(crate) fn is_top(cache: &str) -> bool {
     cache.lines().any(|line| line.trim_end() == PROJECT)
 }
 
 /// Parses an `artifact_manifest.txt`: the directories of the sub-projects whose stages are in that artifact. Skips
 /// anything but plain paths below the build tree.
-pub fn archived(manifest: &str) -> Vec<PathBuf> {
+pub(crate) fn archived(manifest: &str) -> Vec<PathBuf> {
     let project = |line: &str| {
         let stage = Path::new(line.trim().trim_end_matches('/'));
         let plain = stage

@@ -25,14 +25,14 @@ const NAME: &str = "io.containerd.image.name";
 
 /// The form of a layout on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub(crate) enum Form {
     Directory,
     Archive,
 }
 
 impl Form {
     /// Returns the form for a path, by its name.
-    pub fn of(path: &Path) -> Result<Self> {
+    pub(crate) fn of(path: &Path) -> Result<Self> {
         let Some(name) = path.file_name() else {
             return Err(Error::new(
                 Kind::Usage,

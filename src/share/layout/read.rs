@@ -13,7 +13,7 @@ use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
 use super::super::document::{Document, MAX_CONFIG, Manifest};
-use super::super::pull::Wanted;
+use super::super::pull::SnapshotRef;
 use super::{INDEX, MARK, blob, is_part};
 use crate::image::fetch::Meter;
 use crate::image::oci::{Descriptor, MAX_MANIFEST, damaged, refused};
@@ -28,6 +28,8 @@ const MAX_PARTS: usize = 16 << 10;
 /// Maximum length of a name in a layout.
 const MAX_NAME: usize = 128;
 const CHUNK: usize = 256 << 10;
+/// Bytes that are copied between two looks at the progress.
+const COPIED: u64 = 16 << 20;
 
 /// A layout.
 #[derive(Debug)]
@@ -55,9 +57,20 @@ impl Piece {
         }
     }
 
-    /// Returns the file if the range is all of it.
-    pub(in crate::share) fn file(&self) -> Option<&Path> {
-        (self.size == u64::MAX).then_some(&self.path)
+    /// Returns a file with these bytes alone: its own, or else a copy at `place`. `look` may abort.
+    pub(in crate::share) fn alone(
+        &self,
+        place: &Path,
+        look: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<PathBuf> {
+        if self.size == u64::MAX {
+            return Ok(self.path.clone());
+        }
+        let (mut from, mut to) = (self.open()?, fs::File::create_new(place)?);
+        while io::copy(&mut from.by_ref().take(COPIED), &mut to)? > 0 {
+            look()?;
+        }
+        Ok(place.to_owned())
     }
 
     pub(in crate::share) fn open(&self) -> Result<Part> {
@@ -159,7 +172,7 @@ impl Layout {
         let config = self.verified(&manifest.config, MAX_CONFIG)?;
         let document = manifest.with(&config)?;
         for name in entry.names() {
-            Wanted::of(name).check(&document)?;
+            SnapshotRef::of(name).check(&document)?;
         }
         Ok(document)
     }

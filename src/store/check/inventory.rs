@@ -194,7 +194,7 @@ impl Store {
             }
         }
         let trash = root.join("trash");
-        if !is_busy(&trash.join("lock")) {
+        if !is_busy(&trash) {
             let entries = names(&trash)?;
             inventory.trash = Some(entries.iter().filter(|name| *name != "lock").count());
         }

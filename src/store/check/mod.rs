@@ -11,17 +11,17 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use chain::Fault;
-pub use containers::ContainerItem;
+pub(crate) use containers::ContainerItem;
 pub(super) use inventory::{ASIDE, is_busy, names};
-pub use inventory::{Directory, EnvItem, ImageItem, Inventory, LayerItem, Read};
-pub use repair::{Attempt, repair, repair_format};
+pub(crate) use inventory::{EnvItem, ImageItem, Inventory, Read};
+pub(crate) use repair::{Attempt, repair, repair_format};
 
 use crate::plan::ids::{LayerId, TreeId};
 use crate::plan::record::Record;
 use crate::tree::Method;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Problem {
+pub(crate) struct Problem {
     /// The object, such as "env `gfx1103`".
     pub object: String,
     pub message: String,
@@ -33,7 +33,7 @@ pub struct Problem {
 
 /// The fix for a problem.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Mend {
+pub(crate) enum Mend {
     /// Make the directory, or correct its owner and mode.
     Directory(&'static str),
     /// Rename it, so that it is neither used nor lost; the path is relative to the store.
@@ -63,7 +63,7 @@ pub enum Mend {
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Findings {
+pub(crate) struct Findings {
     pub problems: Vec<Problem>,
     /// Notes, each with what to type.
     pub notes: Vec<(String, String)>,
@@ -72,7 +72,7 @@ pub struct Findings {
 const REPAIR: &str = "rockenv fsck --repair";
 
 /// Examines a store.
-pub fn examine(store: &Inventory) -> Findings {
+pub(crate) fn examine(store: &Inventory) -> Findings {
     let mut judge = Judge {
         store,
         found: Findings::default(),

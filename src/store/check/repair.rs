@@ -24,7 +24,7 @@ use crate::tree::{self, Method};
 
 /// A repair and its result.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Attempt {
+pub(crate) struct Attempt {
     pub problem: Problem,
     /// What was done, if worth mentioning.
     pub done: std::result::Result<Option<String>, String>,
@@ -32,7 +32,7 @@ pub struct Attempt {
 
 /// Repairs what can be repaired. One repair may reveal the next: an env's record is examined again once its layers
 /// are final.
-pub fn repair(store: &Store, services: &[Service]) -> Result<Vec<Attempt>> {
+pub(crate) fn repair(store: &Store, services: &[Service]) -> Result<Vec<Attempt>> {
     let mut attempts: Vec<Attempt> = Vec::new();
     let mut tried: BTreeSet<(String, Mend)> = BTreeSet::new();
     loop {
@@ -398,7 +398,7 @@ fn volumes_of(inventory: &Inventory, id: &str, spec: &Spec) -> BTreeMap<String, 
 /// Checks whether a store's `format` is damaged or lost; with `write`, rebuilds it from what exists.
 ///
 /// Returns the problem, or `None`.
-pub fn repair_format(root: &Path, write: bool) -> Result<Option<Problem>> {
+pub(crate) fn repair_format(root: &Path, write: bool) -> Result<Option<Problem>> {
     access::check_owner(root)?;
     let path = root.join("format");
     let message = match fs::read(&path) {

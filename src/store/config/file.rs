@@ -5,12 +5,16 @@ use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 use serde::Deserialize;
+use toml::de::DeTable;
 
 use crate::image::certificates;
-use crate::plan::gc::policy;
+use crate::plan::gc::policy::{self, Policy};
+use crate::profile::value;
+use crate::rocm::target::Target;
 use crate::store::history::Reuse;
 use crate::sys::checked;
 use crate::sys::error::{Error, Result};
+use crate::sys::span;
 use crate::sys::trust::{self, Current};
 
 /// Larger than any configuration, in bytes.
@@ -93,8 +97,11 @@ pub(super) fn read_current(working: &Path, current: &mut Current) -> Result<Opti
         toml::from_str::<File>(&text).map_err(invalid)?;
     }
     let table = text.parse::<toml::Table>().map_err(invalid)?;
-    let file: File = current.keep(table).try_into().map_err(invalid)?;
-    file.check(&path).map(|()| Some(file))
+    let file: File = current.keep(table).try_into().map_err(|error| {
+        // Read as a text, the error has a place.
+        invalid(toml::from_str::<File>(&text).err().unwrap_or(error))
+    })?;
+    file.check(&path, &text).map(|()| Some(file))
 }
 
 pub(super) fn read_file(path: &Path) -> Result<Option<File>> {
@@ -112,23 +119,64 @@ pub(super) fn read_file(path: &Path) -> Result<Option<File>> {
     let file: File = toml::from_str(&text).map_err(|error| {
         Error::invalid(format!("configuration `{}` is invalid", path.display())).source(error)
     })?;
-    file.check(path).map(|()| Some(file))
+    file.check(path, &text).map(|()| Some(file))
 }
 
+/// A value whose text is invalid: its key, why, and help.
+type Bad = (Vec<String>, String, String);
+
 impl File {
-    /// Refuses values whose text is invalid, by file and key.
-    fn check(&self, path: &Path) -> Result<()> {
-        let place = |key: &str| format!("`{key}` in configuration `{}`", path.display());
+    /// Refuses values whose text is invalid, by file, line and key.
+    fn check(&self, path: &Path, text: &str) -> Result<()> {
+        let Err((key, why, help)) = self.values() else {
+            return Ok(());
+        };
+        let line = span::line(text, place(text, &key).unwrap_or_default());
+        let (key, path) = (key.join("."), path.display());
+        let message = format!("`{key}` in configuration `{path}:{line}`: {why}");
+        Err(Error::invalid(message).help(help))
+    }
+
+    fn values(&self) -> std::result::Result<(), Bad> {
+        let bad = |key: &str, why: String, help: &str| (vec![key.to_owned()], why, help.to_owned());
         for (key, text) in [("disk-floor", &self.disk_floor), ("log-max", &self.log_max)] {
-            if let Some(Err(refused)) = text.as_deref().map(crate::profile::value::size) {
-                let message = format!("{}: {}", place(key), refused.message);
-                return Err(Error::invalid(message).help(refused.help.unwrap_or_default()));
+            if let Some(Err(refused)) = text.as_deref().map(value::size) {
+                let help = refused.help.unwrap_or_default();
+                return Err(bad(key, refused.message, &help));
             }
         }
-        if self.jobs == Some(0) {
-            let message = format!("{}: a step needs at least 1 job", place("jobs"));
-            return Err(Error::invalid(message).help("jobs = 4"));
+        if let Some(Err(refused)) = self.idle.as_deref().map(super::settings::idle) {
+            let help = "idle = \"60s\", \"5m\" or \"never\"";
+            return Err(bad("idle", refused.message, help));
         }
-        Ok(())
+        if let Some(Err(refused)) = self.http_timeout.as_deref().map(value::duration) {
+            let help = "http-timeout = \"60s\"";
+            return Err(bad("http-timeout", refused.message, help));
+        }
+        if self.jobs == Some(0) {
+            let why = "a step needs at least 1 job".to_owned();
+            return Err(bad("jobs", why, "jobs = 4"));
+        }
+        for name in &self.targets {
+            if let Err(error) = Target::parse(name) {
+                let why = error.message().to_owned();
+                return Err(bad("targets", why, &Target::advice(name)));
+            }
+        }
+        Policy::read(&self.gc, None).map(drop).map_err(|bad| {
+            let key = std::iter::once("gc".to_owned()).chain(bad.key);
+            (key.collect(), bad.why, policy::EXAMPLES.to_owned())
+        })
     }
+}
+
+/// Returns where a key is in a text.
+fn place(text: &str, key: &[String]) -> Option<usize> {
+    let (table, _) = DeTable::parse_recoverable(text);
+    let (last, tables) = key.split_last()?;
+    let mut table = table.get_ref();
+    for name in tables {
+        table = table.get(name.as_str())?.get_ref().as_table()?;
+    }
+    Some(table.get(last.as_str())?.span().start)
 }

@@ -13,6 +13,7 @@ use crate::engine::docker::Contexts;
 use crate::image::Logins;
 use crate::image::certificates::{self, Authorities};
 use crate::plan::gc::policy;
+use crate::profile::value::{self, Refused};
 use crate::sys::account::{self, home_of};
 use crate::sys::catalog::Directory;
 use crate::sys::error::{Error, Result};
@@ -175,16 +176,18 @@ impl Settings {
         let Some(text) = self.text(name, pick) else {
             return Ok(otherwise);
         };
-        crate::profile::value::size(&text).map_err(|refused| {
+        value::size(&text).map_err(|refused| {
             Error::invalid(format!("{name}: `{text}` is not a size"))
                 .source(refused.message)
                 .help(format!("{name}=1G rockenv up ..."))
         })
     }
 
-    pub(super) fn idle(&self, otherwise: Duration) -> Result<Duration> {
+    /// Returns how long a container stays; the files were checked when they were read.
+    pub(super) fn idle(&self, otherwise: Duration) -> Duration {
         let text = self.first(|file| file.idle.clone());
-        text.map_or(Ok(otherwise), |text| parse_idle(&text))
+        let parsed = text.and_then(|text| idle(&text).ok());
+        parsed.unwrap_or(otherwise)
     }
 
     pub(super) fn http_timeout(&self) -> Result<Option<Duration>> {
@@ -331,18 +334,16 @@ fn podman_socket(runtime: Option<&String>) -> String {
     format!("{runtime}/podman/podman.sock")
 }
 
-fn parse_idle(text: &str) -> Result<Duration> {
-    if text == "never" {
-        return Ok(Duration::ZERO);
+/// Reads how long a container stays.
+pub(super) fn idle(text: &str) -> std::result::Result<Duration, Refused> {
+    match text {
+        "never" => Ok(Duration::ZERO),
+        _ => value::duration(text),
     }
-    crate::profile::value::duration(text).map_err(|refused| {
-        Error::invalid(format!("`idle` in the configuration: {}", refused.message))
-            .help("\"60s\", \"5m\", or \"never\"")
-    })
 }
 
 fn parse_timeout(text: &str) -> Result<Duration> {
-    crate::profile::value::duration(text).map_err(|refused| {
+    value::duration(text).map_err(|refused| {
         Error::invalid(format!("ROCKENV_HTTP_TIMEOUT: {}", refused.message))
             .help("ROCKENV_HTTP_TIMEOUT=60s rockenv up ...")
     })

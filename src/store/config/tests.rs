@@ -307,6 +307,36 @@ fn an_unknown_key_is_an_error_that_names_the_file() {
 }
 
 #[test]
+fn an_invalid_value_is_named_by_file_line_and_key() {
+    for (text, key, line) in [
+        ("idle = 'soon'", "idle", 1),
+        ("\nhttp-timeout = '10'", "http-timeout", 2),
+        ("disk-floor = '2'", "disk-floor", 1),
+        ("# x\nlog-max = 'much'", "log-max", 2),
+        ("jobs = 0", "jobs", 1),
+        ("jobs = 1\ntargets = ['gfx1103', 'gfx1130']", "targets", 2),
+        ("[gc]\nmin-free = '101%'", "gc.min-free", 2),
+        ("[gc]\n\nkeep-at-most = '3'", "gc.keep-at-most", 3),
+        ("gc.keep-at-least = 'x'", "gc.keep-at-least", 1),
+        ("[gc]\nolder-than = '3w'", "gc.older-than", 2),
+        ("[gc.cache.'a.b']\nmax = '1Q'", "gc.cache.a.b.max", 2),
+    ] {
+        let error = read(&[], text).unwrap_err();
+        assert_eq!(error.kind().exit_code(), 3);
+        let message = error.message();
+        assert!(
+            message.starts_with(&format!("`{key}` in configuration `")),
+            "{message}"
+        );
+        assert!(
+            message.contains(&format!("config.toml:{line}`: ")),
+            "{message}"
+        );
+        assert!(!error.help_text().unwrap().is_empty(), "{message}");
+    }
+}
+
+#[test]
 fn sudo_names_the_build_user() {
     if !nix::unistd::geteuid().is_root() {
         return;

@@ -24,7 +24,7 @@ const ELSEWHERE: &str = "rockenv export ENV NEW-DIRECTORY";
 
 /// An entry to export.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Item {
+pub(crate) struct Item {
     /// Directory that it is below.
     pub root: PathBuf,
     /// Path below that.
@@ -37,7 +37,7 @@ pub struct Item {
 
 /// An entry as a manifest describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Named {
+pub(crate) enum Named {
     /// A regular file, by SHA-256.
     File(String),
     /// A symbolic link, by target.
@@ -48,7 +48,7 @@ pub enum Named {
 
 /// Lists everything below a directory, each directory before its content, as items below `to`. Refuses FIFOs, sockets
 /// and devices.
-pub fn list(directory: &Path, to: &Path) -> Result<Vec<Item>> {
+pub(crate) fn list(directory: &Path, to: &Path) -> Result<Vec<Item>> {
     let mut items = Vec::new();
     for (from, entry) in Listing::of(directory)?.entries {
         if let Content::Special(_) = entry.content {
@@ -99,7 +99,7 @@ fn walk(directory: &Path, below: &Path, found: &mut Vec<PathBuf>) -> Result<()> 
 }
 
 /// Returns the name of a path in a manifest; refuses one that is not UTF-8.
-pub fn names(path: &Path) -> Result<String> {
+pub(crate) fn names(path: &Path) -> Result<String> {
     let name = path.to_str().ok_or_else(|| {
         Error::invalid(format!(
             "`{}` has a name that is not UTF-8, which a manifest cannot hold",
@@ -111,7 +111,7 @@ pub fn names(path: &Path) -> Result<String> {
 
 /// Copies items into a directory, and returns their entries for a manifest. Identical files stay; any other existing
 /// file is refused before anything is written. New files get `owner`, if given.
-pub fn copy(
+pub(crate) fn copy(
     items: &[Item],
     directory: &Path,
     owner: Option<(u32, u32)>,
@@ -272,7 +272,7 @@ pub(crate) fn digest(directory: &Path, below: &Path) -> Result<String> {
 }
 
 /// Compares the files below `directory` with a manifest; returns the differences as phrases.
-pub fn check(directory: &Path, manifest: &Manifest) -> Result<Vec<String>> {
+pub(crate) fn check(directory: &Path, manifest: &Manifest) -> Result<Vec<String>> {
     let mut differences = Vec::new();
     let mut known = BTreeMap::new();
     for subject in &manifest.subject {

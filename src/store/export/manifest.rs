@@ -22,7 +22,7 @@ const BUILDER: &str = "urn:rockenv:builder:1";
 
 /// A statement as `check` reads it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Manifest {
+pub(crate) struct Manifest {
     /// Kind of document.
     #[serde(rename = "_type")]
     pub kind: String,
@@ -37,7 +37,7 @@ pub struct Manifest {
 
 /// A file, a link or an empty directory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Subject {
+pub(crate) struct Subject {
     /// Path below the manifest's directory, with `/` as separator.
     pub name: String,
     /// Digests by algorithm, including `sha256`: of a file's content, of a link's target, of the empty string for a
@@ -89,7 +89,7 @@ impl Subject {
 
 /// Facts about an env.
 #[derive(Debug)]
-pub struct Env<'a> {
+pub(crate) struct Env<'a> {
     /// Its resolved spec.
     pub spec: &'a Spec,
     /// Its image.
@@ -107,7 +107,7 @@ pub struct Env<'a> {
 }
 
 /// Makes the manifest for files, links and empty directories, by path.
-pub fn manifest(env: &Env<'_>, files: &BTreeMap<String, Named>) -> Manifest {
+pub(crate) fn manifest(env: &Env<'_>, files: &BTreeMap<String, Named>) -> Manifest {
     let spec = env.spec;
     let subject = files.iter().map(|(name, named)| Subject::new(name, named));
     let targets: Vec<String> = spec.targets.iter().map(ToString::to_string).collect();
@@ -261,7 +261,7 @@ fn dependencies(env: &Env<'_>) -> Vec<Value> {
 
 impl Manifest {
     /// Returns the text of the file.
-    pub fn text(&self) -> Result<String> {
+    pub(crate) fn text(&self) -> Result<String> {
         let text = serde_json::to_string_pretty(self)
             .map_err(|error| Error::unexpected("cannot encode a manifest").source(error))?;
         Ok(text + "\n")
@@ -269,7 +269,7 @@ impl Manifest {
 }
 
 /// Reads a manifest, of rockenv or of another tool with the same format; `name` is for errors.
-pub fn parse(text: &[u8], name: &str) -> Result<Manifest> {
+pub(crate) fn parse(text: &[u8], name: &str) -> Result<Manifest> {
     let bad = |cause: String| {
         Error::invalid(format!("`{name}` is not a manifest of exported files")).source(cause)
     };

@@ -6,6 +6,6 @@
 mod files;
 mod manifest;
 
-pub use files::{Item, Named, check, copy, list, names};
+pub(crate) use files::{Item, Named, check, copy, list, names};
 pub(crate) use files::{digest, give, open, owner, regular, write};
-pub use manifest::{Env, Manifest, Subject, manifest, parse};
+pub(crate) use manifest::{Env, Manifest, manifest, parse};

@@ -22,7 +22,7 @@ const LISTING: &str = ".listing.json";
 
 /// The results of a step in its output volumes.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Left {
+pub(crate) struct Left {
     /// By the volume's name.
     #[serde(default)]
     volumes: BTreeMap<String, LeftIn>,
@@ -30,7 +30,7 @@ pub struct Left {
 
 /// The results of a step in one output volume.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct LeftIn {
+pub(crate) struct LeftIn {
     /// New and changed files.
     pub entries: Listing,
     /// Results of earlier steps that it removed.
@@ -40,7 +40,7 @@ pub struct LeftIn {
 
 impl Left {
     /// Reads the directory `results` of a layer.
-    pub fn read(results: &Path) -> Result<Self> {
+    pub(crate) fn read(results: &Path) -> Result<Self> {
         if !results.is_dir() {
             return Ok(Self::default());
         }
@@ -71,13 +71,13 @@ impl Left {
     }
 
     /// Returns the results in an output volume.
-    pub fn take(&mut self, volume: &str) -> LeftIn {
+    pub(crate) fn take(&mut self, volume: &str) -> LeftIn {
         self.volumes.remove(volume).unwrap_or_default()
     }
 
     /// Keeps a copy of a step's results in the output volume `volume`, whose directory is `output` and was like
     /// `before`; `earlier` are results of the steps below.
-    pub fn keep(
+    pub(crate) fn keep(
         &mut self,
         results: &Path,
         volume: &str,
@@ -130,7 +130,7 @@ impl Left {
     }
 
     /// Writes the listing, unless it is empty.
-    pub fn write(&self, results: &Path) -> Result<()> {
+    pub(crate) fn write(&self, results: &Path) -> Result<()> {
         match self.volumes.is_empty() {
             true => Ok(()),
             false => crate::sys::atomic::write_json(&results.join(LISTING), self),
@@ -138,7 +138,7 @@ impl Left {
     }
 
     /// Compares the copies with the listing; returns the faults as phrases.
-    pub fn check(&self, results: &Path) -> Result<Vec<String>> {
+    pub(crate) fn check(&self, results: &Path) -> Result<Vec<String>> {
         let mut faults = Vec::new();
         for (volume, left) in &self.volumes {
             match look(results, Path::new(volume))? {
@@ -162,7 +162,7 @@ impl Left {
 }
 
 /// Refuses files that no snapshot can hold, if a step left them in an output volume that was like `before`.
-pub fn refuse_special(before: &Listing, output: &Path) -> Result<()> {
+pub(crate) fn refuse_special(before: &Listing, output: &Path) -> Result<()> {
     for (path, entry) in Listing::of(output)?.since(before).entries {
         if let Content::Special(_) = entry.content {
             return Err(Error::new(

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 
-pub use left::{Left, LeftIn, refuse_special};
+pub(crate) use left::{Left, LeftIn, refuse_special};
 
 use super::Store;
 use crate::plan::ids::LayerId;
@@ -123,7 +123,7 @@ impl Bringing {
 }
 
 /// Returns the output volumes of an env.
-pub fn outputs(spec: &Spec) -> impl Iterator<Item = &Volume> {
+pub(crate) fn outputs(spec: &Spec) -> impl Iterator<Item = &Volume> {
     let volumes = spec.volumes.iter();
     volumes.filter(|volume| volume.kind == VolumeKind::Output)
 }
@@ -426,7 +426,12 @@ impl Judge {
 
 /// Compares the entry at a path below a directory with a result. `exactly`: a file's content, even if size and time
 /// are the same.
-pub fn compare(entry: &Entry, directory: &Path, path: &Path, exactly: bool) -> Result<ResultState> {
+pub(crate) fn compare(
+    entry: &Entry,
+    directory: &Path,
+    path: &Path,
+    exactly: bool,
+) -> Result<ResultState> {
     let there = match look(directory, path)? {
         Place::Free => return Ok(ResultState::Missing),
         Place::Blocked => return Ok(ResultState::Blocked),

@@ -69,7 +69,7 @@ const NEWBORN: Duration = Duration::from_secs(60);
 
 /// A checkout, opened for reading.
 #[derive(Debug)]
-pub struct Checkout<'a> {
+pub(crate) struct Checkout<'a> {
     git: &'a Git<'a>,
     work: PathBuf,
     rights: Rights,
@@ -78,7 +78,7 @@ pub struct Checkout<'a> {
 
 impl<'a> Git<'a> {
     /// Opens the checkout in a directory that has a `.git`.
-    pub fn open(&'a self, directory: &Path) -> Result<Checkout<'a>> {
+    pub(crate) fn open(&'a self, directory: &Path) -> Result<Checkout<'a>> {
         Checkout::open(self, directory)
             .context(|| format!("cannot read the checkout in `{}`", directory.display()))
     }
@@ -107,17 +107,17 @@ impl<'a> Checkout<'a> {
     }
 
     /// Returns the checked-out commit.
-    pub fn head(&self) -> Result<String> {
+    pub(crate) fn head(&self) -> Result<String> {
         Ok(self.text(&["rev-parse", "HEAD"])?.trim().to_owned())
     }
 
     /// Runs git without changing anything, and returns its output.
-    pub fn text(&self, arguments: &[&str]) -> Result<String> {
+    pub(crate) fn text(&self, arguments: &[&str]) -> Result<String> {
         Ok(String::from_utf8_lossy(&self.bytes(arguments)?).into_owned())
     }
 
     /// Runs git without changing anything, and returns its output as bytes.
-    pub fn bytes(&self, arguments: &[&str]) -> Result<Vec<u8>> {
+    pub(crate) fn bytes(&self, arguments: &[&str]) -> Result<Vec<u8>> {
         let program = self
             .git
             .program(self.rights)?

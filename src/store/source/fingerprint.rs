@@ -16,7 +16,7 @@ use crate::sys::error::Result;
 
 impl Git<'_> {
     /// Returns the fingerprint of a source: the one in the file `known`, if nothing was touched since.
-    pub fn known_fingerprint(&self, directory: &Path, known: &Path) -> Result<String> {
+    pub(crate) fn known_fingerprint(&self, directory: &Path, known: &Path) -> Result<String> {
         match stamp::recall(known, directory) {
             Some(fingerprint) => Ok(fingerprint),
             None => self.fingerprint(directory),
@@ -24,7 +24,7 @@ impl Git<'_> {
     }
 
     /// Returns the current fingerprint of a source, and writes it to the file `known` if it is safe to rely on there.
-    pub fn remembered_fingerprint(&self, directory: &Path, known: &Path) -> Result<String> {
+    pub(crate) fn remembered_fingerprint(&self, directory: &Path, known: &Path) -> Result<String> {
         if let Some(fingerprint) = stamp::recall(known, directory) {
             return Ok(fingerprint);
         }
@@ -40,7 +40,7 @@ impl Git<'_> {
     }
 
     /// Returns the fingerprint of a source: its commit and a digest of the differences, or a digest of all content.
-    pub fn fingerprint(&self, directory: &Path) -> Result<String> {
+    pub(crate) fn fingerprint(&self, directory: &Path) -> Result<String> {
         if !directory.join(".git").exists() {
             return self.content_digest(directory);
         }
@@ -128,7 +128,7 @@ impl Git<'_> {
     }
 
     /// Returns the fingerprint of a file or directory in a source: of its content, or of its absence.
-    pub fn fingerprint_of(&self, path: &Path) -> Result<String> {
+    pub(crate) fn fingerprint_of(&self, path: &Path) -> Result<String> {
         if path.is_dir() {
             return self.content_digest(path);
         }

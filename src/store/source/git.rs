@@ -32,7 +32,7 @@ const OTHER_REPOSITORY: [&str; 14] = [
 ];
 
 /// The git program.
-pub struct Git<'a> {
+pub(crate) struct Git<'a> {
     /// The user to run as, if rockenv is root and the checkout is not somebody else's.
     pub user: &'a BuildUser,
     /// Ends the program when it becomes true.
@@ -62,7 +62,7 @@ pub(super) enum Rights {
 
 impl<'a> Git<'a> {
     /// Without cancellation: for commands that die of their signals.
-    pub fn new(user: &'a BuildUser) -> Self {
+    pub(crate) fn new(user: &'a BuildUser) -> Self {
         static NEVER: AtomicBool = AtomicBool::new(false);
         Self {
             user,
@@ -73,7 +73,7 @@ impl<'a> Git<'a> {
 
     /// Returns whether a commit is in the history of the checkout; `None` if the commit is unknown here, as in a
     /// shallow clone.
-    pub fn contains(&self, directory: &Path, commit: &str) -> Result<Option<bool>> {
+    pub(crate) fn contains(&self, directory: &Path, commit: &str) -> Result<Option<bool>> {
         if !directory.join(".git").exists() {
             return Ok(None);
         }

@@ -11,8 +11,8 @@ mod stamp;
 
 use std::path::{Path, PathBuf};
 
-pub use checkout::Checkout;
-pub use git::Git;
+pub(crate) use checkout::Checkout;
+pub(crate) use git::Git;
 
 use crate::store::{Lock, Store};
 use crate::sys::error::{Error, Result, ResultExt as _};
@@ -21,7 +21,7 @@ use sha2::{Digest as _, Sha256};
 
 /// A repository as a profile names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Repository {
+pub(crate) struct Repository {
     /// Volume's name.
     pub name: String,
     pub url: String,
@@ -33,7 +33,7 @@ pub struct Repository {
 }
 
 /// Refuses a user's directory that does not exist: it is neither made nor fetched.
-pub fn is_there(volume: &str, path: &Path) -> Result<()> {
+pub(crate) fn is_there(volume: &str, path: &Path) -> Result<()> {
     fs::metadata(path).map(drop).map_err(|error| {
         let place = path.display();
         Error::invalid(format!("source `{volume}` is missing from `{place}`"))
@@ -44,7 +44,7 @@ pub fn is_there(volume: &str, path: &Path) -> Result<()> {
 
 impl Repository {
     /// Makes it from a spec's volume.
-    pub fn new(name: &str, git: &crate::plan::resolve::Git) -> Self {
+    pub(crate) fn new(name: &str, git: &crate::plan::resolve::Git) -> Self {
         Self {
             name: name.to_owned(),
             url: git.url.clone(),
@@ -56,7 +56,7 @@ impl Repository {
 
     /// Returns its directory in the store: one for each location and revision, so that no env moves another's
     /// checkout.
-    pub fn directory(&self, store: &Store) -> PathBuf {
+    pub(crate) fn directory(&self, store: &Store) -> PathBuf {
         let mut hash = Sha256::new();
         hash.update(&self.url);
         hash.update([0]);
@@ -71,7 +71,7 @@ impl Repository {
     /// Clones it if it is missing, checks it against the profile, and returns its directory.
     ///
     /// A checkout with local changes stays as it is: the changes are in the fingerprint.
-    pub fn prepare(
+    pub(crate) fn prepare(
         &self,
         store: &Store,
         git: &Git<'_>,

@@ -10,7 +10,12 @@ use crate::sys::error::{Error, Result, ResultExt as _};
 impl Repository {
     /// Returns the place for a checkout of `commit`: that of the profile's revision if it is at that commit, else one
     /// of its own, so that no env moves another's.
-    pub fn directory_at(&self, store: &Store, git: &Git<'_>, commit: &str) -> Result<PathBuf> {
+    pub(crate) fn directory_at(
+        &self,
+        store: &Store,
+        git: &Git<'_>,
+        commit: &str,
+    ) -> Result<PathBuf> {
         let directory = self.directory(store);
         let named = |rev: &str| rev.len() >= 7 && commit.starts_with(rev);
         let named = self.rev.as_deref().is_some_and(named);
@@ -21,7 +26,7 @@ impl Repository {
     }
 
     /// Returns a checkout of `commit`, cloned if there is none; existing checkouts are never moved.
-    pub fn prepare_at(
+    pub(crate) fn prepare_at(
         &self,
         store: &Store,
         git: &Git<'_>,
@@ -49,7 +54,7 @@ impl Repository {
 
 impl Git<'_> {
     /// Returns the checked-out commit; `None` if there is no checkout.
-    pub fn head(&self, directory: &Path) -> Result<Option<String>> {
+    pub(crate) fn head(&self, directory: &Path) -> Result<Option<String>> {
         if !directory.join(".git").exists() {
             return Ok(None);
         }
@@ -58,7 +63,7 @@ impl Git<'_> {
 
     /// Asks a repository for the commit of a branch or tag, or of its default branch; `None` if it has none of that
     /// name.
-    pub fn newest(&self, url: &str, rev: Option<&str>) -> Result<Option<String>> {
+    pub(crate) fn newest(&self, url: &str, rev: Option<&str>) -> Result<Option<String>> {
         let name = rev.unwrap_or("HEAD");
         let listed = self
             .run(
@@ -91,7 +96,11 @@ impl Git<'_> {
 
     /// Returns the commits of submodules that the checked-out commit names, by path; with `inside`, also those that
     /// checked-out submodules name.
-    pub fn submodules(&self, directory: &Path, inside: bool) -> Result<BTreeMap<String, String>> {
+    pub(crate) fn submodules(
+        &self,
+        directory: &Path,
+        inside: bool,
+    ) -> Result<BTreeMap<String, String>> {
         let checkout = self.open(directory)?;
         let listed = checkout.bytes(&["ls-tree", "-r", "-z", "HEAD"])?;
         let mut found = BTreeMap::new();

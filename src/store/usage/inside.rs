@@ -14,7 +14,7 @@ use crate::tree::{self, file};
 /// their own bytes are what they really add.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Part {
+pub(crate) enum Part {
     /// Where a sub-project is compiled.
     Build,
     /// What it installs.
@@ -36,7 +36,7 @@ impl Part {
     ];
 
     /// Returns the common name of these directories.
-    pub fn title(self) -> &'static str {
+    pub(crate) fn title(self) -> &'static str {
         match self {
             Self::Build => "*/build",
             Self::Stage => "*/stage",
@@ -47,7 +47,7 @@ impl Part {
     }
 
     /// Describes the content.
-    pub fn note(self) -> &'static str {
+    pub(crate) fn note(self) -> &'static str {
         match self {
             Self::Build => "objects: ninja continues from them",
             Self::Stage => "what the project installs",

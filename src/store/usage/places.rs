@@ -23,7 +23,7 @@ const NOBODY: u32 = u32::MAX;
 
 /// Which content of build volumes, caches, sources and outputs gets rows of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Inside {
+pub(crate) enum Inside {
     /// The parts of TheRock's build trees.
     Parts,
     /// Directories, down to this depth.
@@ -35,7 +35,7 @@ pub enum Inside {
 /// Blocks that several directories share are in the row that comes first: images, then layers of several envs, then
 /// live build volumes, then the rest of a single env's layers. So the tree that a build works in is shown in full,
 /// not an old state of it.
-pub fn count(store: &Store, only: Option<&str>, inside: Inside) -> Result<Report> {
+pub(crate) fn count(store: &Store, only: Option<&str>, inside: Inside) -> Result<Report> {
     let mut places = Places {
         store,
         inside,

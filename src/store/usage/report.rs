@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::inside::Part;
-pub use super::places::{Inside, count};
+pub(crate) use super::places::{Inside, count};
 use super::service::Held;
 use crate::store::Store;
 use crate::sys::error::{Result, ResultExt as _};
@@ -20,7 +20,7 @@ use crate::tree::measure::Sums;
 /// The class of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Class {
+pub(crate) enum Class {
     Snapshots,
     /// Build volumes frozen in layers.
     Frozen,
@@ -48,7 +48,7 @@ pub enum Class {
 
 /// The bytes of one row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Size {
+pub(crate) struct Size {
     /// Length of the files.
     pub apparent: u64,
     /// Space on disk.
@@ -63,7 +63,7 @@ pub struct Size {
 
 impl Size {
     /// Returns the space on disk that something outside this row's owner holds as well.
-    pub fn shared(&self) -> u64 {
+    pub(crate) fn shared(&self) -> u64 {
         self.allocated.saturating_sub(self.exclusive)
     }
 }
@@ -101,7 +101,7 @@ impl std::iter::Sum for Size {
 
 /// One item of disk usage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Row {
+pub(crate) struct Row {
     pub class: Class,
     /// Name of the snapshot, volume, image, cache or source; empty if there is only one.
     pub name: String,
@@ -124,7 +124,7 @@ pub struct Row {
 
 impl Class {
     /// Returns whether it stays when the envs that use it are removed.
-    pub fn is_kept(self) -> bool {
+    pub(crate) fn is_kept(self) -> bool {
         matches!(self, Self::Cache | Self::Source | Self::Output)
     }
 }
@@ -144,14 +144,14 @@ impl Row {
     }
 
     /// Returns whether this is not part of another row's item.
-    pub fn is_whole(&self) -> bool {
+    pub(crate) fn is_whole(&self) -> bool {
         self.inside.is_none() && self.part.is_none()
     }
 }
 
 /// The report.
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub(crate) struct Report {
     /// Version of this format.
     pub schema: &'static str,
     pub store: PathBuf,
@@ -182,7 +182,7 @@ pub struct Report {
 
 /// The file system's own figures.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct FileSystem {
+pub(crate) struct FileSystem {
     pub size: u64,
     /// Bytes in use, by the store and others, including metadata.
     pub used: u64,
@@ -205,7 +205,7 @@ impl FileSystem {
 
 impl Report {
     /// Sums up own bytes that services hold for exactly these envs.
-    pub fn held(&self, class: Class, envs: &[String]) -> u64 {
+    pub(crate) fn held(&self, class: Class, envs: &[String]) -> u64 {
         let held = self.at_services.iter();
         held.filter(|held| held.class == class && held.envs == envs)
             .map(|held| held.own)
@@ -213,7 +213,7 @@ impl Report {
     }
 
     /// Sums up own bytes at services that go with `env`.
-    pub fn freed_at_services(&self, env: &str) -> u64 {
+    pub(crate) fn freed_at_services(&self, env: &str) -> u64 {
         let held = self.at_services.iter();
         held.filter(|held| held.class != Class::Image && held.envs == [env])
             .map(|held| held.own)
@@ -221,7 +221,7 @@ impl Report {
     }
 
     /// Sums up the rows of one class that `env` alone needs.
-    pub fn own(&self, env: &str, class: Class) -> Size {
+    pub(crate) fn own(&self, env: &str, class: Class) -> Size {
         self.rows
             .iter()
             .filter(|row| row.class == class && row.envs == [env])
@@ -232,6 +232,6 @@ impl Report {
 
 /// Counts the whole store, or with `only` everything that concerns one env, with rows for directories down to
 /// `depth`.
-pub fn report(store: &Store, only: Option<&str>, depth: usize) -> Result<Report> {
+pub(crate) fn report(store: &Store, only: Option<&str>, depth: usize) -> Result<Report> {
     count(store, only, Inside::Directories(depth))
 }

@@ -17,7 +17,7 @@ use crate::sys::error::Result;
 
 /// An image or a container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Held {
+pub(crate) struct Held {
     pub engine: String,
     pub class: Class,
     /// Name of the snapshot, failed step or image; empty for a live tree.

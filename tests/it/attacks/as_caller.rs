@@ -87,6 +87,34 @@ impl Stage {
         renameat2(AT_FDCWD, &self.here, AT_FDCWD, &self.there, flags).ok();
     }
 
+    /// Copies the store's image recipes to where the user plays.
+    fn bring_images(&self) {
+        let images = self.here.join("images");
+        fs::create_dir(&images).expect("a directory");
+        for entry in fs::read_dir(self.store.work().join("images")).expect("images") {
+            let path = entry.expect("an image").path();
+            let to = images.join(path.file_name().expect("a name"));
+            fs::copy(path, to).expect("a copy");
+        }
+    }
+
+    /// Writes a profile there whose results belong in `place`.
+    fn write_profile(&self, place: &Path) {
+        let text = PROFILE.replace("kind =", &format!("path = {place:?}\nkind ="));
+        let text = format!("schema = 1\nimage = \"base\"\n{text}");
+        let file = format!("{}.toml", self.store.env());
+        fs::write(self.here.join(file), text).expect("a profile");
+    }
+
+    /// Runs a command there for the user, who trusts the directory.
+    fn run_here(&self, arguments: &[&str]) -> Output {
+        let mut command = self.store.command(arguments);
+        command.env("SUDO_UID", "4321").env("SUDO_GID", "4321");
+        command.current_dir(&self.here);
+        command.env("ROCKENV_TRUSTED_DIRS", &self.here);
+        output(command)
+    }
+
     fn has_secrets(&self) -> usize {
         fs::read_dir(&self.secret).expect("a directory").count()
     }
@@ -261,31 +289,12 @@ fn what_is_made_beside_a_profile_is_made_with_the_callers_rights() {
     let env = stage.store.env();
     stage.make_own(&stage.here);
     symlink(&stage.secret, &stage.there).expect("a link");
-    let run = |arguments: &[&str]| {
-        let mut command = stage.store.command(arguments);
-        command.env("SUDO_UID", "4321").env("SUDO_GID", "4321");
-        command.current_dir(&stage.here);
-        command.env("ROCKENV_TRUSTED_DIRS", &stage.here);
-        output(command)
-    };
+    stage.bring_images();
+    let run = |arguments: &[&str]| stage.run_here(arguments);
     let profiles = stage.here.join("profiles");
-    let write = |place: &Path| {
-        let text = PROFILE.replace("kind =", &format!("path = {place:?}\nkind ="));
-        let text = format!("schema = 1\nimage = \"base\"\n{text}");
-        fs::write(stage.here.join(format!("{env}.toml")), text).expect("a profile");
-    };
-    fs::create_dir(stage.here.join("images")).expect("a directory");
-    for entry in fs::read_dir(stage.store.work().join("images")).expect("images") {
-        let path = entry.expect("an image").path();
-        let to = stage
-            .here
-            .join("images")
-            .join(path.file_name().expect("a name"));
-        fs::copy(path, to).expect("a copy");
-    }
     let file = format!("./{env}.toml");
     for (there, fails) in [(&stage.there, true), (&stage.here, false)] {
-        write(&there.join("made/out"));
+        stage.write_profile(&there.join("made/out"));
         let lock = there.join(format!("{env}.lock"));
         let lock = ["lock", &file, "--file", lock.to_str().expect("a path")];
         if fails {
@@ -312,6 +321,43 @@ fn what_is_made_beside_a_profile_is_made_with_the_callers_rights() {
             assert_eq!(found.uid(), MadeUp::UID, "{}", path.display());
         }
     }
+    stage.store.assert_clean();
+}
+
+/// The same while the directory and the link change places.
+#[test]
+fn what_is_made_beside_a_profile_never_lands_where_the_caller_may_not_write() {
+    let stage = Stage::new();
+    let env = stage.store.env();
+    stage.make_own(&stage.here);
+    stage.bring_images();
+    // `profile new` writes to this name.
+    let (place, link) = (stage.here.join("profiles"), stage.here.join("link"));
+    stage.make_own(&place);
+    symlink(&stage.secret, &link).expect("a link");
+    stage.write_profile(&place.join("made/out"));
+    let race = || {
+        let flags = RenameFlags::RENAME_EXCHANGE;
+        renameat2(AT_FDCWD, &place, AT_FDCWD, &link, flags).ok();
+    };
+    let file = format!("./{env}.toml");
+    let mut number = 0;
+    stage.race(race, || {
+        number += 1;
+        let fresh = format!("fresh-{number}");
+        let lock = format!("profiles/{number}.lock");
+        for arguments in [
+            &["profile", "new", &fresh][..],
+            &["lock", &file, "--file", &lock],
+            &["up", &file, "--rerun", "build"],
+        ] {
+            let told = said(&stage.run_here(arguments));
+            assert_eq!(stage.has_secrets(), 0, "{arguments:?}: {told}");
+            let found = fs::metadata(&stage.secret).expect("root's directory");
+            let found = (found.uid(), found.mode() & 0o7777);
+            assert_eq!(found, (0, 0o700), "{arguments:?}: {told}");
+        }
+    });
     stage.store.assert_clean();
 }
 

@@ -6,8 +6,8 @@ use std::process::{Child, Command};
 
 use fs_err as fs;
 use nix::mount::{MsFlags, mount};
-use rockenv::engine::cgroup::Hierarchies;
-use rockenv::store::Store;
+use rockenv::testing::Hierarchies;
+use rockenv::testing::Store;
 use serde_json::{Value, json};
 
 use crate::support::loopfs::{Kind, LoopFs, Mount};

@@ -1,6 +1,9 @@
 //! Root of a container left something in its tree where rockenv writes or reads from outside, or stopped who watches it: no command
 //! hangs, and nothing but the tree changes.
 
+use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use fs_err as fs;
@@ -55,6 +58,79 @@ fn traps_where_accounts_are_written_are_not_opened() {
         assert_ne!(ran.code, 0);
         ran.says(&["passwd"]);
         assert!(begun.elapsed() < LONG, "{trap}");
+    }
+    store.assert_clean();
+}
+
+/// A disk of the host, for as long as it is open.
+struct Disk {
+    device: fs::File,
+    content: PathBuf,
+}
+
+impl Disk {
+    const BYTES: usize = 1 << 20;
+
+    fn new(store: &TestStore) -> Self {
+        let content = store.work().join("disk");
+        fs::write(&content, vec![b'x'; Self::BYTES]).expect("a file");
+        let losetup = |words: &[&str]| {
+            let output = Command::new("losetup").args(words).output();
+            let output = output.expect("losetup");
+            assert!(output.status.success(), "{words:?}: {output:?}");
+            String::from_utf8_lossy(&output.stdout).trim().to_owned()
+        };
+        let file = content.to_str().expect("a path");
+        let name = losetup(&["--find", "--show", file]);
+        let device = fs::File::open(&name).expect("a device");
+        // Freed with the last one who has it open.
+        losetup(&["--detach", &name]);
+        Self { device, content }
+    }
+
+    /// Makes a node of it, at a path in the container.
+    fn node(&self, path: &str) -> String {
+        let number = self.device.metadata().expect("a device").rdev();
+        let (major, minor) = (nix::sys::stat::major(number), nix::sys::stat::minor(number));
+        format!("mknod -m 666 {path} b {major} {minor}")
+    }
+
+    #[track_caller]
+    fn assert_untouched(&self) {
+        self.device.sync_all().expect("a device");
+        let found = fs::read(&self.content).expect("a file");
+        assert!(found == vec![b'x'; Self::BYTES], "the disk was written to");
+    }
+}
+
+/// As opposed to a file, a disk takes what is written to it where somebody else has it.
+#[test]
+fn a_disk_where_accounts_are_written_is_neither_written_nor_read() {
+    let store = TestStore::new();
+    store.up_with("[[step]]\nname = \"a\"\nrun = \"true\"\n");
+    let disk = Disk::new(&store);
+    for file in ["passwd", "group"] {
+        let path = format!("/etc/.{file}.rockenv");
+        store
+            .root_sh(&format!(
+                "sed -i /builder/d /etc/passwd /etc/group; rm -rf {path}; {}; test -b {path}",
+                disk.node(&path)
+            ))
+            .ok();
+        assert_eq!(store.sh("id -un").ok().text().trim(), "builder", "{file}");
+        store.root_sh(&format!("test ! -b {path}")).ok();
+        disk.assert_untouched();
+        let path = format!("/etc/{file}");
+        store
+            .root_sh(&format!("rm {path}; {}", disk.node(&path)))
+            .ok();
+        let begun = Instant::now();
+        let ran = store.sh("true");
+        assert!(begun.elapsed() < LONG);
+        assert_ne!(ran.code, 0);
+        ran.says(&[file]);
+        disk.assert_untouched();
+        store.rockenv(&["up", store.env(), "--rerun", "a"]).ok();
     }
     store.assert_clean();
 }

@@ -86,8 +86,8 @@ fn write(store: &TestStore, text: &str) -> std::path::PathBuf {
 fn a_gigabyte_of_output_is_kept_in_little_memory() {
     let store = TestStore::new();
     // Lines of 256 KiB with every byte but the newline, and one of 64 MiB without any.
-    // A debug build, which is slow, gets a fifth of it.
-    let rounds = if cfg!(debug_assertions) { 12 } else { 60 };
+    // A debug build, which is slow, gets a twentieth of it.
+    let rounds = if cfg!(debug_assertions) { 3 } else { 60 };
     store.profile(&format!(
         "[[step]]\nname = 'loud'\nrun = '''
          head -c 250K /dev/urandom | tr '\\n' '.' > ~/line; printf 'end\\n' >> ~/line

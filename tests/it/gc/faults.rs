@@ -282,8 +282,9 @@ fn small_disk(kind: Kind) {
     store.rockenv(&["fsck"]).ok();
 }
 
-/// Removes as many snapshots of the same layer, so that none of them frees anything, as a directory has no room for.
-fn many_snapshots(kind: Kind) {
+/// Removes as many snapshots of the same layer, so that none of them frees anything, as a directory has no room for. An
+/// `older` version has left the env without the directory for that.
+fn many_snapshots(kind: Kind, older: bool) {
     let disk = LoopFs::sized(kind, 400 << 20);
     let store = TestStore::on(&disk);
     let name = store.env();
@@ -291,6 +292,9 @@ fn many_snapshots(kind: Kind) {
     let mine: Vec<String> = (0..24).map(|number| format!("mine-{number}")).collect();
     for snapshot in mine.iter().chain([&"kept".to_owned()]) {
         store.rockenv(&["snapshot", "create", name, snapshot]).ok();
+    }
+    if older {
+        fs::remove_dir(store.env_dir().join("gone")).unwrap();
     }
     let mut hogs = vec![hog(&disk, "hog")];
     fs::remove_file(store.home().join(".ballast")).unwrap();
@@ -313,7 +317,35 @@ fn many_snapshots(kind: Kind) {
 #[test]
 fn many_snapshots_are_removed_on_a_full_disk() {
     for kind in [Kind::Ext4, Kind::Btrfs, Kind::Xfs] {
-        many_snapshots(kind);
+        many_snapshots(kind, false);
+    }
+}
+
+#[test]
+fn many_snapshots_of_an_older_version_are_removed_on_a_full_disk() {
+    for kind in [Kind::Ext4, Kind::Btrfs, Kind::Xfs] {
+        many_snapshots(kind, true);
+    }
+}
+
+#[test]
+fn the_tree_of_a_failed_step_is_removed_on_a_full_disk() {
+    for kind in [Kind::Ext4, Kind::Btrfs, Kind::Xfs] {
+        let disk = LoopFs::sized(kind, 400 << 20);
+        let store = TestStore::on(&disk);
+        store.profile(
+            "[[step]]\nname = 'one'\nrun = 'echo one > ~/one'\n\
+             [[step]]\nname = 'two'\nrun = 'head -c 30M /dev/urandom > ~/two; exit 1'\n",
+        );
+        store.rockenv(&["up", store.env()]).exits(5);
+        hog(&disk, "hog");
+        fs::remove_file(store.home().join(".ballast")).unwrap();
+        hog(&disk, "hog-2");
+        let done = json(&store, &["--free", "20M", "--preset", "ci"]);
+        let removed = done["removed"].as_array().unwrap();
+        assert_eq!(removed.len(), 1, "{done:#}");
+        assert_eq!(removed[0]["kind"], "failed", "{done:#}");
+        store.rockenv(&["fsck"]).ok();
     }
 }
 

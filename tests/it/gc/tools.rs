@@ -6,8 +6,8 @@ use std::path::Path;
 use std::process::Command;
 
 use fs_err as fs;
-use rockenv::plan::gc::cache::Kind;
-use rockenv::store::caches::entries;
+use rockenv::testing::cache::Kind;
+use rockenv::testing::entries;
 
 use crate::support::loopfs::{bind, run};
 use crate::support::wheels;

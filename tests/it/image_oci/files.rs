@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::AtomicBool;
 
-use rockenv::sys::error::Kind;
-use rockenv::tree::digest::compare;
+use rockenv::testing::digest::compare;
+use rockenv::testing::error::Kind;
 use serde_json::json;
 
 use super::make::{self, Image, Tar, digest, gzip, index, noise, write_index};

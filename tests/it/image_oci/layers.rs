@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt as _;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use rockenv::sys::error::Kind;
+use rockenv::testing::error::Kind;
 
 use super::make::{Image, Tar};
 use super::place::{Place, fails};

@@ -5,9 +5,9 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use rockenv::image::{BuildContext, Built, Logins, Progress, Recipe, build};
-use rockenv::sys::error::{Error, Kind, Result};
-use rockenv::tree::digest::compare;
+use rockenv::testing::digest::compare;
+use rockenv::testing::error::{Error, Kind, Result};
+use rockenv::testing::{BuildContext, Built, Logins, Progress, Recipe, build};
 
 use super::make::{Image, Tar, noise};
 

@@ -5,8 +5,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fs_err::os::unix::fs::chown;
-use rockenv::image::{Logins, Progress};
-use rockenv::sys::error::Kind;
+use rockenv::testing::error::Kind;
+use rockenv::testing::{Logins, Progress};
 use serde_json::json;
 
 use super::make::{

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::AtomicBool;
 
-use rockenv::image::tar::unpack::{Devices, Options};
-use rockenv::tree::digest::compare;
+use rockenv::testing::digest::compare;
+use rockenv::testing::unpack::{Devices, Options};
 
 use super::Place;
 

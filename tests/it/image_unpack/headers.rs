@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::MetadataExt as _;
 
-use rockenv::image::tar::unpack::{Limits, Options};
+use rockenv::testing::unpack::{Limits, Options};
 
 use super::{Place, Tar, refused, tar};
 

@@ -5,7 +5,7 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::process::Command;
 use std::sync::atomic::AtomicBool;
 
-use rockenv::image::tar::unpack::{Devices, Limits, Options, unpack};
+use rockenv::testing::unpack::{Devices, Limits, Options, unpack};
 
 use super::{Place, refused, tar};
 
@@ -209,7 +209,7 @@ fn cancel_stops_the_extraction() {
     );
     assert_eq!(
         outcome.unwrap_err().kind(),
-        rockenv::sys::error::Kind::Signal(2)
+        rockenv::testing::error::Kind::Signal(2)
     );
 }
 

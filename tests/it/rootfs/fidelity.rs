@@ -9,7 +9,7 @@ use std::process::Command;
 
 use nix::sys::stat::{Mode, SFlag, UtimensatFlags, makedev, mknod, utimensat};
 use nix::sys::time::TimeSpec;
-use rockenv::tree::{
+use rockenv::testing::{
     Cloned, Method, clone_tree, copy_tree, create_tree, flatten, overlay, remove_tree,
 };
 
@@ -192,7 +192,7 @@ fn a_plain_directory_becomes_a_subvolume() {
     fill(&tree);
     let cloned = clone_tree(Method::Btrfs, &tree, &clone).unwrap();
     assert!(!cloned.snapshot && cloned.shared == 6, "{cloned:?}");
-    assert!(rockenv::tree::btrfs::is_subvolume(&clone).unwrap());
+    assert!(rockenv::testing::btrfs::is_subvolume(&clone).unwrap());
     assert_same(&walk(&tree, COPIED), &walk(&clone, COPIED), "subvolume");
 }
 

@@ -11,7 +11,7 @@ use nix::sys::stat::{Mode, SFlag, UtimensatFlags, makedev, mknod, utimensat};
 use nix::sys::time::TimeSpec;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use rockenv::tree::{copy_tree, flatten, overlay, remove_tree};
+use rockenv::testing::{copy_tree, flatten, overlay, remove_tree};
 
 use super::walk::{What, assert_same, walk};
 use crate::support::loopfs::{Kind, LoopFs, Mount, run};

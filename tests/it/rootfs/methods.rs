@@ -4,10 +4,10 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use rockenv::sys::error::Kind as ErrorKind;
-use rockenv::tree::{Method, btrfs, create_tree, overlay, probe, remove_tree};
+use rockenv::testing::error::Kind as ErrorKind;
+use rockenv::testing::{Method, btrfs, create_tree, overlay, probe, remove_tree};
 
-use crate::support::loopfs::{Kind, LoopFs, Mount, private_mounts};
+use crate::support::loopfs::{Kind, LoopFs, Mount, private_mounts, run};
 
 #[test]
 fn probe_finds_the_best_method() {
@@ -81,7 +81,8 @@ fn btrfs_tells_a_change_from_a_look() {
     }
     btrfs::snapshot(&tree, &frozen, true).unwrap();
     assert!(btrfs::is_subvolume(&frozen).unwrap());
-    assert!(btrfs::is_read_only(&frozen).unwrap());
+    let refused = fs_err::write(frozen.join("new"), "").unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
     fs_err::write(fs.join("outside"), "").unwrap();
     // The frozen one is the younger; and a second life of it, as after a rollback.
     let again = fs.join("again");
@@ -166,7 +167,7 @@ fn btrfs_tells_what_was_written_since_the_snapshot() {
     fs_err::write(tree.join("new"), vec![1; 5 << 20]).unwrap();
     fs_err::write(tree.join("whole2"), [9; 8192]).unwrap();
     fs_err::hard_link(tree.join("new"), tree.join("same")).unwrap();
-    rockenv::tree::copy_tree(&tree, &fs.join("copy")).unwrap();
+    rockenv::testing::copy_tree(&tree, &fs.join("copy")).unwrap();
     assert_eq!(btrfs::written(&tree).unwrap(), (5 << 20) + 8192);
     assert_eq!(btrfs::written(&from).unwrap(), 3000 * (100 + 8192));
     // Written again, or cut short: what is held counts.
@@ -190,8 +191,13 @@ fn btrfs_nested_subvolumes_are_removed_with_their_tree() {
     }
     btrfs::create(&nested.join("n7/deep")).unwrap();
     fs_err::write(nested.join("n7/deep/file"), "x").unwrap();
-    btrfs::set_read_only(&nested.join("n7"), true).unwrap();
-    btrfs::set_read_only(&nested, true).unwrap();
+    for path in [nested.join("n7"), nested] {
+        let mut command = Command::new("btrfs");
+        run(command
+            .args(["property", "set", "-ts"])
+            .arg(path)
+            .args(["ro", "true"]));
+    }
     btrfs::create(&fs.join("other")).unwrap();
     let removed = remove_tree(&plain).unwrap();
     assert!(!plain.exists());

@@ -9,8 +9,8 @@ use std::process::Command;
 
 use nix::fcntl::{OFlag, open, openat};
 use nix::sys::stat::{Mode, SFlag, mkdirat, mknod};
-use rockenv::sys::error::Kind as ErrorKind;
-use rockenv::tree::{Removed, remove_tree};
+use rockenv::testing::error::Kind as ErrorKind;
+use rockenv::testing::{Removed, remove_tree};
 
 use crate::support::loopfs::{Kind, LoopFs, bind, need_root, run};
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fs_err as fs;
 use nix::sys::signal::Signal;
-use rockenv::store::Store;
+use rockenv::testing::Store;
 use serde_json::Value;
 
 use super::proxy::{Fault, Proxy};
@@ -95,7 +95,7 @@ fn a_full_disk_stops_a_pull_and_the_next_one_goes_on() {
         crate::support::run::finish("up --pull".into(), command)
     };
     up().exits(10)
-        .says(&["it needs", "to download", "unpacked", "rockenv gc"]);
+        .says(&["it needs", "compressed", "unpacked", "rockenv gc"]);
     // Where nobody has said how much it is, as rockenv did not always, the disk does.
     let (_, key) = two.one.keys(name).remove(0);
     let (host, path) = (&two.registry.host, format!("/v2/team/rocm/manifests/{key}"));

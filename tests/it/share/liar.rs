@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use fs_err as fs;
-use rockenv::store::Store;
+use rockenv::testing::Store;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use fs_err as fs;
 use nix::sys::signal::Signal;
-use rockenv::image::catalog;
-use rockenv::store::{Lock, Store};
+use rockenv::testing::catalog;
+use rockenv::testing::{Lock, Store};
 
 use super::Two;
 use super::proxy::{Fault, Proxy};

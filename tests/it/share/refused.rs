@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
-use rockenv::store::Store;
+use rockenv::testing::Store;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 

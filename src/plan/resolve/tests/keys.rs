@@ -9,7 +9,7 @@ use crate::rocm::therock::Prints;
 fn keys_stay_what_they_are() {
     let keys: Vec<_> = keys(TEXT, &inputs())
         .iter()
-        .map(|key| key.short().to_owned())
+        .map(|key| key[..12].to_owned())
         .collect();
     assert_eq!(
         keys,

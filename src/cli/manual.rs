@@ -1,0 +1,89 @@
+//! Owns the manual pages, made from clap's definitions.
+
+use std::fmt::Write as _;
+
+use clap::Command;
+
+use crate::cli::help;
+use crate::store::config::VARIABLES;
+use crate::sys::error::{EXIT_CODES, Result};
+
+/// Returns the command line with everything that clap adds to it.
+pub fn command() -> Command {
+    let mut command = help::command().term_width(100);
+    command.build();
+    command
+}
+
+/// Calls `with` for each visible subcommand, with its full name.
+pub fn each(command: &Command, path: &str, with: &mut dyn FnMut(&str, &Command)) {
+    for inner in command.get_subcommands().filter(|one| !one.is_hide_set()) {
+        let path = format!("{path} {}", inner.get_name()).trim().to_owned();
+        with(&path, inner);
+        each(inner, &path, with);
+    }
+}
+
+/// Returns every manual page, with the words of its command.
+pub(super) fn pages() -> Result<Vec<(String, Vec<u8>)>> {
+    let command = command();
+    let mut pages = vec![(String::new(), page(&command, "")?)];
+    let mut failed = Ok(());
+    each(&command, "", &mut |path, inner| match page(inner, path) {
+        Ok(page) => pages.push((path.to_owned(), page)),
+        Err(error) => failed = Err(error),
+    });
+    failed.map(|()| pages)
+}
+
+/// Returns the manual page of a command, with its examples at the end.
+pub(super) fn page(command: &Command, path: &str) -> Result<Vec<u8>> {
+    let mut page = Vec::new();
+    let plain = command.clone().after_help("").after_long_help("");
+    clap_mangen::Man::new(plain).render(&mut page)?;
+    if path.is_empty() {
+        page.extend_from_slice(surroundings().as_bytes());
+    }
+    let examples = help::examples(path);
+    if !examples.is_empty() {
+        let mut text = String::from(".SH EXAMPLES\n");
+        for (line, purpose) in examples {
+            entry(&mut text, line, purpose);
+        }
+        page.extend_from_slice(text.as_bytes());
+    }
+    Ok(page)
+}
+
+/// Returns what the manual's first page says of the program's surroundings.
+fn surroundings() -> String {
+    let mut extra = String::from(".SH \"EXIT STATUS\"\n");
+    for (code, meaning) in EXIT_CODES {
+        entry(&mut extra, code, meaning);
+    }
+    extra.push_str(".SH ENVIRONMENT\n");
+    for (name, meaning) in VARIABLES {
+        entry(&mut extra, name, meaning);
+    }
+    extra.push_str(".SH FILES\n");
+    entry(
+        &mut extra,
+        "./rockenv.toml, ~/.config/rockenv/config.toml, /etc/rockenv/config.toml",
+        "Configuration; the first wins.",
+    );
+    entry(
+        &mut extra,
+        "/var/lib/rockenv",
+        "Root's store; ~/.local/share/rockenv for other users.",
+    );
+    extra
+}
+
+fn entry(text: &mut String, term: &str, meaning: &str) {
+    let roff = |text: &str| {
+        text.replace('\\', "\\e")
+            .replace('-', "\\-")
+            .replace('`', "")
+    };
+    let _: std::fmt::Result = write!(text, ".TP\n\\fB{}\\fR\n{}\n", roff(term), roff(meaning));
+}

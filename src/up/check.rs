@@ -1,0 +1,242 @@
+//! Owns checking a profile: everything that is wrong with it, found without building or fetching anything.
+
+use std::collections::BTreeMap;
+
+use super::context::Context;
+use super::hooks;
+use super::select::machine_targets;
+use crate::engine::choose::{choose_to_plan, is_nspawn_installed};
+use crate::image::catalog;
+use crate::plan::resolve::{self, Engine, Inputs, Spec};
+use crate::profile::hook::{self, Hook};
+use crate::profile::{self, Action, Doubt, Draft, Problem, Profile, VolumeKind, copy_key};
+use crate::rocm::target::Target;
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::shell::quoted;
+use crate::sys::span::At;
+
+/// What was found.
+#[derive(Debug, Default)]
+pub(crate) struct Checked {
+    /// The resolved profile, if nothing is wrong with it.
+    pub(crate) spec: Option<Spec>,
+    /// Valid, but probably not intended.
+    pub(crate) advice: Vec<String>,
+    /// The problems of all stages.
+    pub(crate) errors: Vec<Error>,
+}
+
+/// The target that stands for any, where a profile and the command line name none.
+const EXAMPLE: &str = "gfx1103";
+
+/// Checks a profile for its own targets, or for these.
+pub(crate) fn check(cx: &Context, what: &str, targets: &[String]) -> Checked {
+    let mut checked = Checked::default();
+    match checked.read(cx, what, targets) {
+        Ok(spec) if checked.errors.is_empty() => checked.spec = Some(spec),
+        Ok(_) => {}
+        Err(error) => checked.errors.insert(0, error),
+    }
+    checked
+}
+
+impl Checked {
+    /// Reads the profile, and resolves what is left of it.
+    fn read(&mut self, cx: &Context, what: &str, targets: &[String]) -> Result<Spec> {
+        let targets = targets.iter().map(|name| Target::named(name));
+        let targets = targets.collect::<Result<Vec<_>>>()?;
+        let listed = profile::list(&cx.config.profile_dirs)?;
+        let names = listed.iter().map(|profile| profile.name.as_str());
+        let targets = match resolve::choose(what, &targets, None, names) {
+            Err(error) if error.kind() == Kind::Usage => return Err(error),
+            Ok(request) if request.profile == what => request.targets,
+            _ => targets,
+        };
+        let mut draft = profile::draft(&cx.config.profile_dirs, what)?;
+        let Some(mut profile) = draft.profile.take() else {
+            draft.finished()?;
+            return Err(Error::unexpected(format!("profile `{what}` is empty")));
+        };
+        let (files, problems) = profile::read_files(&cx.config.profile_dirs, &profile);
+        draft.add(problems);
+        self.image(cx, &profile, &mut draft);
+        let hooks = self.hooks(cx, &mut profile, &mut draft);
+        let mut inputs = inputs(cx, &profile, &hooks, targets)?;
+        inputs.file_digests.extend(files.digests());
+        let spec = self.resolve(&profile, &mut inputs, &mut draft);
+        if let Ok(spec) = &spec {
+            draft.add(missing_paths(&profile, spec));
+        }
+        if !draft.has_steps {
+            let problem = Problem::new(&(0..0), "no steps", "in this file or one it extends");
+            let help = "add one: [[step]] with a name, and run, packages, copy or export";
+            draft.add(vec![problem.help(help).unless(Doubt::Part)]);
+        }
+        self.advice.extend(profile::advice(&profile));
+        // What follows from problems with a place is not worth a message.
+        if !draft.is_valid() {
+            draft.finished()?;
+        }
+        spec
+    }
+
+    fn image(&mut self, cx: &Context, profile: &Profile, draft: &mut Draft) {
+        if profile.image.is_empty() {
+            return;
+        }
+        let chosen = resolve::Chosen::new(profile, None, None, &BTreeMap::new());
+        let Ok(image) = chosen.and_then(|chosen| chosen.image()) else {
+            return;
+        };
+        if let Err(error) = catalog::find(&cx.config.image_dirs, &image) {
+            self.named(error, &profile.image, draft, || format!("image `{image}`"));
+        }
+    }
+
+    /// Reads all hooks, also those of variants and the like, and takes those that cannot be read out of the profile.
+    fn hooks(
+        &mut self,
+        cx: &Context,
+        profile: &mut Profile,
+        draft: &mut Draft,
+    ) -> BTreeMap<String, Hook> {
+        let choices = [
+            &mut profile.variants,
+            &mut profile.releases,
+            &mut profile.from,
+        ];
+        let choices = choices.into_iter().flat_map(BTreeMap::values_mut);
+        let lists = choices.map(|choice| &mut choice.hooks);
+        let mut hooks = BTreeMap::new();
+        for names in std::iter::once(&mut profile.hooks).chain(lists) {
+            names.retain(|name| match hook::load(&cx.config.hook_dirs, name) {
+                Ok(hook) => {
+                    hooks.insert(name.value.clone(), hook);
+                    true
+                }
+                Err(error) => {
+                    self.named(error, name, draft, || format!("hook `{name}`"));
+                    false
+                }
+            });
+        }
+        hooks
+    }
+
+    /// Reports what a profile names: at its place if it does not exist, else with its own error.
+    fn named(
+        &mut self,
+        error: Error,
+        name: &At<String>,
+        draft: &mut Draft,
+        what: impl FnOnce() -> String,
+    ) {
+        if error.kind() == Kind::NotFound {
+            let problem = Problem::new(&name.place, error.message(), "not found");
+            draft.add(vec![match error.help_text() {
+                Some(help) => problem.help(help),
+                None => problem,
+            }]);
+        } else {
+            let error = Err::<(), _>(error).context(what);
+            self.errors.extend(error.err());
+        }
+    }
+
+    /// Resolves the profile, for an example of a target if it names none and needs one.
+    fn resolve(
+        &mut self,
+        profile: &Profile,
+        inputs: &mut Inputs,
+        draft: &mut Draft,
+    ) -> Result<Spec> {
+        let mut problems = Vec::new();
+        let mut spec = resolve::draft(profile, inputs, &mut problems);
+        let has_target = !profile.targets.is_empty() || !inputs.targets.is_empty();
+        if !has_target && (spec.is_err() || !problems.is_empty()) {
+            let before = problems.len();
+            inputs.targets.push(Target::parse(EXAMPLE)?);
+            problems.clear();
+            spec = resolve::draft(profile, inputs, &mut problems);
+            if problems.len() < before {
+                self.advice.push(format!(
+                    "it names no targets: checked for {EXAMPLE}; `up` needs `--target`"
+                ));
+            }
+        }
+        draft.add(problems);
+        spec
+    }
+}
+
+/// Returns what resolving needs, without the store or any source.
+fn inputs(
+    cx: &Context,
+    profile: &Profile,
+    hooks: &BTreeMap<String, Hook>,
+    targets: Vec<Target>,
+) -> Result<Inputs> {
+    let unseen = || "unseen".to_owned();
+    let sources = profile.steps.iter().flat_map(|step| &step.inputs);
+    let copied = profile.steps.iter().flat_map(|step| match &step.action {
+        Action::Copy(items) => items
+            .iter()
+            .map(|item| copy_key(&step.name, &item.from))
+            .collect(),
+        Action::Run { .. } | Action::Packages(_) | Action::Export(_) => Vec::new(),
+    });
+    Ok(Inputs {
+        env_name: None,
+        stem: None,
+        targets,
+        machine_targets: machine_targets(cx)?,
+        variant: None,
+        from: None,
+        params: BTreeMap::new(),
+        engine: engine(cx)?,
+        // Steps with a GPU are checked on every machine.
+        without_gpu: None,
+        user: cx.config.user.clone(),
+        host_home: cx.config.host_home.clone(),
+        image_key: unseen(),
+        image_env: BTreeMap::new(),
+        file_digests: copied.map(|key| (key, unseen())).collect(),
+        fingerprints: sources.map(|name| (name.clone(), unseen())).collect(),
+        prints: BTreeMap::new(),
+        excluded: None,
+        declared: Vec::new(),
+        hooks: hooks::facts(hooks)?,
+    })
+}
+
+fn engine(cx: &Context) -> Result<Engine> {
+    let nspawn = nix::unistd::geteuid().is_root() && is_nspawn_installed();
+    let asked = cx.config.engine.as_deref();
+    choose_to_plan(asked, None, nspawn, &cx.config.sockets).map(|choice| choice.engine)
+}
+
+/// Returns the directories of the host that do not exist.
+fn missing_paths(profile: &Profile, spec: &Spec) -> Vec<Problem> {
+    let missing = spec.volumes.iter().filter_map(|volume| {
+        let resolve::VolumeSource::Path(path) = &volume.source else {
+            return None;
+        };
+        let is_read = matches!(volume.kind, VolumeKind::Host | VolumeKind::Source);
+        if !is_read || path.exists() {
+            return None;
+        }
+        let mut written = profile.volumes.iter();
+        let written = written.find(|written| written.name == volume.name)?;
+        let profile::VolumeSource::Path(at) = &written.source else {
+            return None;
+        };
+        let message = format!(
+            "volume `{}`: `{}` does not exist",
+            volume.name,
+            path.display()
+        );
+        let help = format!("mkdir -p {}", quoted(&path.to_string_lossy()));
+        Some(Problem::new(&at.place, message, "no such directory").help(help))
+    });
+    missing.collect()
+}

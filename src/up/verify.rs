@@ -1,0 +1,333 @@
+//! Owns building steps of an env again in a scratch env, and comparing them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::execute::verify::{self, Compared, Side, changed, compare};
+use crate::execute::{APART, Ended, Execution, Progress};
+use crate::plan::ids::{LayerId, StepKey};
+use crate::plan::lockfile::{self, Lockfile};
+use crate::plan::record::Head;
+use crate::plan::resolve::{Action, Spec, Step, VolumeKind, VolumeSource};
+use crate::profile::hook::{self, Hook};
+use crate::profile::{self, CopyFiles, Origin};
+use crate::rocm::gpu::{self, Choice, Selector};
+use crate::store::{LockedEnv, Store, lock};
+use crate::sys::error::{Error, Kind, Result};
+use crate::sys::host::Host;
+use crate::sys::signals::Cancel;
+use crate::ui::event::Outcome;
+use crate::up::claim::new_record;
+use crate::up::context::Context;
+use crate::up::downloads::Fetching;
+use crate::up::segments::{Segment, plan, runs, snapshot_layer};
+use crate::up::{hooks, sources};
+
+/// Interval at which a comparison checks for Ctrl-C.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// How steps are built again, and compared.
+#[derive(Clone, Copy)]
+pub(crate) struct Options {
+    /// Compare modification times, logs and caches too.
+    pub(crate) strict: bool,
+    /// The steps use the store's caches.
+    pub(crate) with_caches: bool,
+}
+
+/// The result for a step.
+#[derive(Debug, Serialize)]
+pub(crate) struct StepReport {
+    pub(crate) step: String,
+    pub(crate) key: StepKey,
+    pub(crate) layer: LayerId,
+    pub(crate) same: bool,
+    #[serde(flatten)]
+    pub(crate) compared: Compared,
+}
+
+/// Inputs of building again.
+pub(crate) struct Rebuild<'a> {
+    with: Fetching<'a>,
+    options: Options,
+    env: &'a LockedEnv<'a>,
+    /// The env's spec, with the scratch env's outputs and caches.
+    spec: Spec,
+    files: CopyFiles,
+    hooks: BTreeMap<String, Hook>,
+    sources: BTreeMap<String, PathBuf>,
+    apart: BTreeSet<String>,
+    locked: Option<Lockfile>,
+    host: Host,
+    gpu: Option<gpu::Grant>,
+}
+
+impl<'a> Rebuild<'a> {
+    pub(crate) fn prepare(
+        with: Fetching<'a>,
+        options: Options,
+        env: &'a LockedEnv<'a>,
+        mut spec: Spec,
+        name: &str,
+        segments: &[Segment],
+    ) -> Result<Self> {
+        let (cx, store) = (with.task.cx, with.store);
+        let runs: BTreeSet<&StepKey> = segments.iter().flat_map(|segment| &segment.runs).collect();
+        let steps: Vec<&Step> = spec
+            .steps
+            .iter()
+            .filter(|step| runs.contains(&step.key))
+            .collect();
+        let files = copy_files(cx, &spec, &steps)?;
+        let hooks = read_hooks(&with, &spec, &steps)?;
+        let gpu = match steps.iter().find(|step| step.gpu) {
+            Some(step) => Some(grant(cx, &spec, step)?),
+            None => None,
+        };
+        let locked = store.locked_text(&spec)?;
+        let locked = locked
+            .map(|text| lockfile::parse(&text, "the env's lock file"))
+            .transpose()?;
+        let apart = spec
+            .volumes
+            .iter()
+            .filter(|volume| verify::is_apart(volume, options.with_caches));
+        let apart = apart.map(|volume| volume.name.clone()).collect();
+        let scratch = store.env_dir(name);
+        for volume in &mut spec.volumes {
+            if let Some(place) = verify::scratch_place(volume, options.with_caches) {
+                volume.source = VolumeSource::Path(scratch.join(place).join(&volume.name));
+            }
+        }
+        Ok(Self {
+            sources: sources(store, &spec),
+            with,
+            options,
+            env,
+            spec,
+            files,
+            hooks,
+            apart,
+            locked,
+            host: Host::probe()?,
+            gpu,
+        })
+    }
+
+    /// Builds and compares everything in the scratch env of this name.
+    pub(crate) fn all(&self, name: &str, segments: &[Segment]) -> Result<Vec<StepReport>> {
+        let mut scratch = self.with.store.lock_env(name, "verify", lock::WAIT)?;
+        let mut reports = Vec::new();
+        for segment in segments {
+            self.build(&mut scratch, segment)?;
+            for key in &segment.compared {
+                reports.push(self.report(&scratch, key)?);
+            }
+        }
+        Ok(reports)
+    }
+
+    /// Makes the scratch env one in which nothing was built yet.
+    fn empty(&self, scratch: &mut LockedEnv<'_>, segment: &Segment) -> Result<()> {
+        for place in [verify::OUTPUTS, verify::CACHES, APART, "views"] {
+            self.with.store.discard(&scratch.directory().join(place))?;
+        }
+        let service = self.env.known_record()?.service.clone();
+        match scratch.record() {
+            None => scratch.commit(new_record(&self.spec, &segment.image_key, service)?)?,
+            Some(record) if record.head != Head::default() => {
+                scratch.reset()?;
+                scratch.end_attempt()?;
+                scratch.update(|record| record.image_key.clone_from(&segment.image_key))?;
+            }
+            Some(_) => {}
+        }
+        self.with.equip(scratch, &self.spec, &segment.image_key)
+    }
+
+    fn build<'s>(&self, scratch: &mut LockedEnv<'s>, segment: &Segment) -> Result<()>
+    where
+        'a: 's,
+    {
+        self.empty(scratch, segment)?;
+        let plan = plan(&self.spec, segment);
+        let execution = Execution {
+            store: self.with.store,
+            env: scratch,
+            spec: &self.spec,
+            plan: &plan,
+            files: &self.files,
+            sources: &self.sources,
+            fingerprints: &self.spec.fingerprints,
+            locked: self.locked.as_ref(),
+            hooks: &self.hooks,
+            host: &self.host,
+            config: &self.with.task.cx.config,
+            gpu: self.gpu.as_ref(),
+            offline: false,
+            apart: &self.apart,
+            sizing: &self.with.task.cx.sizing(&self.spec, &self.host),
+            signals: self.with.task.signals,
+            reporter: self.with.task.reporter,
+        };
+        for step in runs(&self.spec, segment) {
+            let inputs = execution.changed(&step.inputs)?;
+            if !inputs.is_empty() {
+                return Err(changed(step, &inputs));
+            }
+        }
+        match execution.run()? {
+            Progress::Ended(Ended::Complete) => Ok(()),
+            Progress::Ended(Ended::Broke(error)) => Err(error),
+            Progress::Ended(Ended::Interrupted(signal)) => {
+                Err(Error::new(Kind::Signal(signal), "interrupted"))
+            }
+            Progress::Ended(Ended::Failed(failure)) => {
+                self.with.task.reporter.finish(Outcome::Failed, "");
+                for line in &failure.tail {
+                    self.with.task.cx.ui.note(&format!("  {line}"));
+                }
+                let message = format!("built again, {}", failure.message);
+                Err(Error::new(failure.kind, message).help(format!(
+                    "the env is unchanged; compare with: rockenv logs {} {}",
+                    self.env.name(),
+                    failure.step
+                )))
+            }
+            Progress::Changed(step) => Err(Error::invalid(format!(
+                "a source was changed while step `{step}` was built again"
+            ))
+            .help(format!("rockenv verify {}", self.env.name()))),
+        }
+    }
+
+    /// Compares a step that was built again.
+    fn report(&self, scratch: &LockedEnv<'_>, key: &StepKey) -> Result<StepReport> {
+        let store = self.with.store;
+        let mut steps = self.spec.steps.iter();
+        let step = steps.find(|step| step.key == *key);
+        let step = step.ok_or_else(|| Error::unexpected("the rebuilt step is gone"))?;
+        let layer_of = |env: &LockedEnv<'_>| {
+            let id = snapshot_layer(env.known_record()?, key)?;
+            let missing = || Error::not_found(format!("layer `{id}` is missing from the store"));
+            store
+                .layer(&id)?
+                .ok_or_else(|| missing().help("rockenv fsck"))
+        };
+        let (old, new) = (layer_of(self.env)?, layer_of(scratch)?);
+        let cancel = Cancel::new(self.with.task.signals);
+        let flag = cancel.flag();
+        let compared = std::thread::scope(|scope| {
+            let before = Side {
+                env: self.env,
+                layer: &old,
+            };
+            let now = Side {
+                env: scratch,
+                layer: &new,
+            };
+            let work = move || {
+                compare(
+                    store,
+                    &self.spec,
+                    step,
+                    before,
+                    now,
+                    self.options.strict,
+                    flag,
+                )
+            };
+            let comparing = scope.spawn(work);
+            while !comparing.is_finished() {
+                cancel.look();
+                std::thread::sleep(LOOK);
+            }
+            comparing
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
+        let compared = cancel.outcome(compared)?;
+        Ok(StepReport {
+            step: step.name.clone(),
+            key: key.clone(),
+            layer: old.id,
+            same: compared.is_same(),
+            compared,
+        })
+    }
+}
+
+fn sources(store: &Store, spec: &Spec) -> BTreeMap<String, PathBuf> {
+    let mut sources = sources::directories(store, spec);
+    for volume in &spec.volumes {
+        if let (VolumeKind::Source, VolumeSource::Path(path)) = (volume.kind, &volume.source) {
+            sources.insert(volume.name.clone(), path.clone());
+        }
+    }
+    sources
+}
+
+/// Reads the files of `copy` steps; refuses files that changed since the env was built.
+fn copy_files(cx: &Context, spec: &Spec, steps: &[&Step]) -> Result<CopyFiles> {
+    let copies = |step: &&&Step| matches!(step.action, Action::Copy(_));
+    if !steps.iter().any(|step| copies(&step)) {
+        return Ok(CopyFiles::default());
+    }
+    let profile = match &spec.origin {
+        Origin::Builtin(path) => path.trim_end_matches(".toml").to_owned(),
+        Origin::File(path) => path.to_string_lossy().into_owned(),
+    };
+    let files = {
+        let dirs = &cx.config.profile_dirs;
+        profile::copy_files(dirs, &profile::load(dirs, &profile)?)?
+    };
+    for step in steps {
+        let Action::Copy(items) = &step.action else {
+            continue;
+        };
+        for item in items {
+            let found = files.item(&step.name, &item.from);
+            if found.is_none_or(|found| found.digest != item.digest) {
+                return Err(changed(step, &[&item.from]));
+            }
+        }
+    }
+    Ok(files)
+}
+
+/// Reads the hooks that steps see; refuses hooks that changed since the env was built.
+fn read_hooks(with: &Fetching<'_>, spec: &Spec, steps: &[&Step]) -> Result<BTreeMap<String, Hook>> {
+    let mut hooks = BTreeMap::new();
+    for step in steps {
+        for volume in spec.visible(step) {
+            for wanted in spec.hooks_at(step, &volume.name) {
+                let hook = hook::load(&with.task.cx.config.hook_dirs, &wanted.name)?;
+                if hook.digest()? != wanted.digest {
+                    return Err(changed(step, &[&format!("hook {}", wanted.name)]));
+                }
+                hooks.insert(wanted.name.clone(), hook);
+            }
+        }
+    }
+    let cancel = Cancel::new(with.task.signals);
+    let fetched = hooks::fetch_patches(&mut hooks, with.store, false, cancel.flag(), &|| {
+        cancel.look();
+    });
+    cancel.outcome(fetched)?;
+    Ok(hooks)
+}
+
+/// Returns the GPU that a step is built again with.
+fn grant(cx: &Context, spec: &Spec, step: &Step) -> Result<gpu::Grant> {
+    match cx
+        .gpus()
+        .choose(&Selector::from("auto"), &spec.targets, spec.gpu)?
+    {
+        Choice::Gpu { grant, .. } => Ok(*grant),
+        Choice::Without { why } => Err(Error::unavailable(format!("step `{}` {why}", step.name))
+            .help("name the steps that need no GPU: rockenv verify ENV STEP...")),
+    }
+}
