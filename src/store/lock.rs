@@ -71,7 +71,18 @@ impl Lock {
 
     /// Takes the lock at once or not at all.
     pub fn try_exclusive(path: &Path) -> Result<Option<Self>> {
-        let file = open(path)?;
+        Self::try_lock(open(path)?)
+    }
+
+    /// Takes a directory, which is its own lock, at once or not at all: a full disk may have no room for a file.
+    pub(super) fn try_directory(path: &Path) -> Result<Option<Self>> {
+        use fs_err::os::unix::fs::OpenOptionsExt as _;
+        let mut options = fs::OpenOptions::new();
+        let directory = options.read(true).custom_flags(nix::libc::O_DIRECTORY);
+        Self::try_lock(directory.open(path)?)
+    }
+
+    fn try_lock(file: fs::File) -> Result<Option<Self>> {
         match file.file().try_lock() {
             Ok(()) => Ok(Some(Self { file })),
             Err(std::fs::TryLockError::WouldBlock) => Ok(None),
@@ -138,12 +149,9 @@ fn is_locked(locks: &str, inode: u64, pid: u32) -> bool {
     })
 }
 
-/// Opens a lock file, or a directory that is its own lock: a full disk may have no room for a file.
+/// Opens a lock file, and makes it if it is missing.
 fn open(path: &Path) -> Result<fs::File> {
     use fs_err::os::unix::fs::OpenOptionsExt as _;
-    if path.is_dir() {
-        return Ok(fs::File::open(path)?);
-    }
     Ok(fs::OpenOptions::new()
         .read(true)
         .write(true)

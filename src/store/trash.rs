@@ -2,12 +2,13 @@
 //! for it and a kill does no harm.
 
 use std::io::ErrorKind;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::process::Stdio;
 
 use fs_err as fs;
 
-use super::{Lock, Store};
+use super::{Lock, Store, access};
 use crate::sys::atomic::random_id;
 use crate::sys::error::{Result, ResultExt as _};
 use crate::tree;
@@ -15,8 +16,17 @@ use crate::tree;
 impl Store {
     /// Moves a file or tree of the store to the trash.
     pub fn discard(&self, path: &Path) -> Result<()> {
-        match fs::rename(path, self.root.join("trash").join(random_id()?)) {
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        let trash = self.root.join("trash");
+        match fs::rename(path, trash.join(random_id()?)) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                // Without the directory, nothing would ever be deleted.
+                if trash.exists() || fs::symlink_metadata(path).is_err() {
+                    return Ok(());
+                }
+                let mut private = std::fs::DirBuilder::new();
+                private.mode(access::MODE).create(&trash)?;
+                self.discard(path)
+            }
             // A full XFS has no room for the new name, but unlinking needs none.
             Err(error) if error.kind() == ErrorKind::StorageFull => self.unlink(path),
             other => Ok(other?),
@@ -51,7 +61,10 @@ impl Store {
     pub fn empty_trash(&self) -> Result<bool> {
         let trash = self.root.join("trash");
         loop {
-            let Some(_lock) = Lock::try_exclusive(&trash)? else {
+            if !trash.exists() {
+                return Ok(true);
+            }
+            let Some(_lock) = Lock::try_directory(&trash)? else {
                 return Ok(false);
             };
             let (mut kept, mut gone) = (false, false);
@@ -92,5 +105,28 @@ impl Store {
             .context(|| format!("cannot start `{}`", program.display()))?;
         drop(child);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_trash_directory_is_made_by_what_is_deleted_and_by_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path().join("store");
+        let store = Store::open(&root).unwrap();
+        let trash = root.join("trash");
+        fs::remove_dir(&trash).unwrap();
+        // A lock file in its place would end the store for good.
+        assert!(store.empty_trash().unwrap());
+        assert!(!trash.exists());
+        let layer = root.join("layers/aa");
+        fs::create_dir(&layer).unwrap();
+        store.discard(&layer).unwrap();
+        store.discard(&layer).unwrap();
+        assert!(!layer.exists() && store.has_trash());
+        assert!(store.empty_trash().unwrap() && !store.has_trash());
     }
 }
