@@ -8,7 +8,7 @@ use crate::up::context::Context;
 pub(crate) fn run(cx: &Context, command: Command) -> Result<u8> {
     let done = |result: Result<()>| result.map(|()| 0);
     match command {
-        Command::Up(args) => crate::cli::up::up(cx, args),
+        Command::Up(args) => crate::cli::up::up(cx, &args),
         Command::Plan(args) => crate::cli::plan::plan(cx, args),
         Command::Down(args) => done(crate::cli::remove::down(cx, &args)),
         Command::Rm(args) => done(crate::cli::remove::rm(cx, &args)),

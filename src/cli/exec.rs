@@ -15,11 +15,11 @@ use crate::execute::{ByHand, container, terminal};
 use crate::image::certificates;
 use crate::plan::resolve::Spec;
 use crate::rocm::gpu::{self, Choice, Device, Selector};
+use crate::store::source;
 use crate::store::{LockedEnv, Store};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host::Host;
 use crate::up::context::Context;
-use crate::up::sources;
 
 /// How long to retry a busy env.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -289,7 +289,7 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
         env: &env,
         store,
         spec: &spec,
-        sources: &sources::directories(store, &spec),
+        sources: &source::directories(store, &spec),
         host,
     };
     let container = around.of_shell(root, devices.clone())?;

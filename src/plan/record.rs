@@ -178,6 +178,22 @@ impl Record {
         newest_first.find(|snapshot| snapshot.key.as_ref() == Some(key))
     }
 
+    /// Returns the snapshots of steps, oldest first.
+    pub fn step_snapshots(&self) -> impl DoubleEndedIterator<Item = &Snapshot> {
+        let snapshots = self.snapshots.iter();
+        snapshots.filter(|snapshot| snapshot.origin == Origin::Step)
+    }
+
+    /// Returns the snapshot of the last step that has one, in step order: it may be older than the snapshots of
+    /// earlier steps.
+    pub fn last_step(&self) -> Option<&Snapshot> {
+        let mut keys = self.steps.iter().rev().filter_map(|step| step.key.as_ref());
+        keys.find_map(|key| {
+            self.step_snapshots()
+                .find(|found| found.key.as_ref() == Some(key))
+        })
+    }
+
     /// Returns the layers that the env names; their parents are needed too.
     pub fn layers(&self) -> impl Iterator<Item = &LayerId> {
         let failed = self

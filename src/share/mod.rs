@@ -12,12 +12,14 @@ mod place;
 mod pull;
 mod push;
 mod service_image;
+mod shareable;
 mod upload;
 
 pub(crate) use crate::share::service_image::ServiceImage;
 pub(crate) use pull::examine;
 pub(crate) use pull::{Pulled, SnapshotRef, available, image, import, pull};
-pub(crate) use push::{Push, Pushed, export, push};
+pub(crate) use push::{Pushed, export, push};
+pub(crate) use shareable::Shareable;
 
 use std::sync::atomic::AtomicBool;
 

@@ -18,32 +18,17 @@ use super::layout::Draft;
 use super::place::Destination;
 use super::pull::find;
 use super::upload::{send, took_nothing};
-use super::{Repository, recipe_tag, watched};
+use super::{Repository, Shareable, recipe_tag, watched};
 use crate::image::fetch::{Meter, long_patience};
 use crate::image::oci::Operation;
 use crate::image::oci::changes::Changes;
-use crate::share::service_image::{self, ServiceImage};
-use crate::store::images::{Image, Means};
+use crate::share::service_image;
+use crate::store::{Layer, Store};
+use crate::store::images::Means;
 use crate::store::layer::VolumeState;
 use crate::store::shared::{Blob, Shared};
-use crate::store::{Layer, Store};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::tree::Method;
-
-/// What to push.
-#[derive(Debug)]
-pub(crate) struct Push<'a> {
-    /// The image at the bottom.
-    pub image: &'a Image,
-    /// Snapshots of steps, lowest first, each on the one before.
-    pub layers: &'a [Layer],
-    /// Where a service keeps their trees.
-    pub kept: Option<&'a ServiceImage>,
-    /// The profile, for people who look at the registry.
-    pub profile: &'a str,
-    /// Another tag for the last one; in a file, the name to load it under.
-    pub tag: Option<&'a str>,
-}
 
 /// The result of a push.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -64,11 +49,12 @@ pub(crate) struct Pushed {
 pub(crate) fn push(
     store: &Store,
     repository: &Repository,
-    what: &Push<'_>,
+    what: &Shareable,
     means: &mut Means<'_>,
 ) -> Result<Pushed> {
     let registry = repository.open(Operation::Push, means)?;
-    send_all(store, Destination::Registry(&registry), what, means)
+    let tag = repository.tag();
+    send_all(store, Destination::Registry(&registry), what, tag, means)
         .context(|| format!("cannot push to `{repository}`"))
 }
 
@@ -76,21 +62,27 @@ pub(crate) fn push(
 pub(crate) fn export(
     store: &Store,
     place: &Path,
-    what: &Push<'_>,
+    what: &Shareable,
     means: &mut Means<'_>,
 ) -> Result<Pushed> {
     // Timestamps depend on the content, so that the same snapshots give the same file.
     let created = what.layers.last().map(|layer| layer.created.as_second());
     let time = created.and_then(|seconds| u64::try_from(seconds).ok());
     let draft = Draft::new(place, time.unwrap_or_default())?;
-    send_all(store, Destination::Layout(Box::new(draft)), what, means)
+    let to = Destination::Layout(Box::new(draft));
+    // For `podman load`; not every env name is a valid image name.
+    let last = what.layers.last();
+    let name = last.map(|layer| format!("localhost/{}:{}", what.env, layer.title));
+    let name = name.filter(|name| Repository::parse(name).is_ok());
+    send_all(store, to, what, name.as_deref(), means)
         .context(|| format!("cannot export to `{}`", place.display()))
 }
 
 fn send_all(
     store: &Store,
     to: Destination<'_>,
-    what: &Push<'_>,
+    what: &Shareable,
+    tag: Option<&str>,
     means: &mut Means<'_>,
 ) -> Result<Pushed> {
     let done = Arc::new(AtomicU64::new(0));
@@ -99,6 +91,7 @@ fn send_all(
         store,
         to,
         what,
+        tag,
         done: Arc::clone(&done),
         document: Document {
             snapshot: Snapshot {
@@ -130,7 +123,9 @@ fn send_all(
 struct Pushing<'a> {
     store: &'a Store,
     to: Destination<'a>,
-    what: &'a Push<'a>,
+    what: &'a Shareable,
+    /// Another tag for the last snapshot; in a file, the name to load it under.
+    tag: Option<&'a str>,
     /// Bytes that were read.
     done: Arc<AtomicU64>,
     document: Document,
@@ -142,8 +137,8 @@ struct Pushing<'a> {
 impl Pushing<'_> {
     async fn all(&mut self) -> Result<()> {
         self.image().await?;
-        if let Some(kept) = self.what.kept {
-            let (layers, pushed) = (self.what.layers, &mut self.pushed);
+        if let Some(kept) = &self.what.kept {
+            let (layers, pushed) = (&self.what.layers, &mut self.pushed);
             self.trees =
                 service_image::send(self.store, &mut self.to, kept, layers, &self.done, pushed)
                     .await?;
@@ -151,14 +146,14 @@ impl Pushing<'_> {
         for at in 0..self.what.layers.len() {
             self.layer(at).await?;
         }
-        if let Some(tag) = self.what.tag {
+        if let Some(tag) = self.tag {
             self.publish(tag, true).await?;
         }
         Ok(())
     }
 
     async fn image(&mut self) -> Result<()> {
-        let image = self.what.image;
+        let image = &self.what.image;
         let store = self.store;
         let known = store.shared_image(&image.key).ok().flatten();
         let remembered = known.and_then(|shared| shared.tree);
@@ -345,12 +340,12 @@ impl Pushing<'_> {
 
     /// Stores the current document under a tag; an existing one for the same key stays, unless this one `moves` it.
     async fn publish(&mut self, tag: &str, moves: bool) -> Result<()> {
-        let (config, manifest) = self.document.encode(self.what.profile)?;
+        let (config, manifest) = self.document.encode(&self.what.profile)?;
         let registry = match &mut self.to {
             Destination::Registry(registry) => *registry,
             Destination::Layout(draft) => {
                 // One image: the last description includes all lower ones, and most programs look for just one.
-                draft.describe(self.document.key(), self.what.tag, config, manifest);
+                draft.describe(self.document.key(), self.tag, config, manifest);
                 self.pushed.tags = 1;
                 return Ok(());
             }

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{Resolved, Run};
+use super::Run;
+use super::resolve::Resolved;
 use crate::plan::gc::Lease;
 use crate::plan::ids::LayerId;
 use crate::plan::record::{self, Head, Record};

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use super::seize::seize;
-use crate::plan::resolve::{VolumeKind, VolumeSource};
 use crate::store::Store;
 use crate::store::ephemeral::Claim;
+use crate::store::results;
 use crate::sys::error::Result;
 
 /// Removes the env and waits until its space is free. Returns the directories of its outputs.
@@ -27,19 +27,9 @@ pub(crate) fn end(store: &Store, name: &str, claim: Claim) -> Result<Vec<PathBuf
 
 /// Returns the existing directories of the env's outputs.
 fn outputs(store: &Store, name: &str) -> Vec<PathBuf> {
-    let volumes = store
-        .spec(name)
-        .map_or_else(|_| Vec::new(), |spec| spec.volumes);
-    let outputs = volumes
-        .into_iter()
-        .filter(|volume| volume.kind == VolumeKind::Output);
-    outputs
-        .map(|volume| match volume.source {
-            VolumeSource::Path(path) => path,
-            VolumeSource::Git(_) | VolumeSource::Store => {
-                store.root().join("outputs").join(name).join(&volume.name)
-            }
-        })
-        .filter(|path| path.exists())
-        .collect()
+    let Ok(spec) = store.spec(name) else {
+        return Vec::new();
+    };
+    let places = results::outputs(&spec).map(|volume| store.output_dir(name, volume));
+    places.filter(|path| path.exists()).collect()
 }

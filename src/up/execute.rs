@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use super::Run;
+use super::resolve::Resolved;
 use super::select::Selection;
-use super::{Resolved, Run};
 use crate::engine::choose::Reason;
 use crate::engine::docker::Service;
 use crate::execute::{Ended, Execution, Progress};

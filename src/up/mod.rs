@@ -1,4 +1,4 @@
-//! Owns one `up`, from the request to its end. `run_up` repeats `attempt`, which tells the story.
+//! Owns one `up`, from the request to its end. `up` tells the story around the build, `attempt` that of the build.
 
 pub(crate) mod base;
 pub(crate) mod check;
@@ -17,6 +17,7 @@ pub(crate) mod observe;
 pub(crate) mod offline;
 pub(crate) mod options;
 pub(crate) mod preflight;
+pub(crate) mod push;
 pub(crate) mod registry;
 pub(crate) mod request;
 pub(crate) mod resolve;
@@ -33,29 +34,127 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 use crate::execute::{Ended, Progress};
-use crate::plan::resolve::Spec;
-use crate::plan::{Action, Observed, Options, Plan};
-use crate::profile::Profile;
-use crate::store::images::Image;
+use crate::plan::resolve::Engine;
+use crate::plan::{Action, Options, Plan};
 use crate::store::{LockedEnv, Store};
-use crate::sys::error::{Error, Result};
+use crate::sys::error::{Error, Kind, Result};
+use crate::sys::signals::Signals;
 use crate::ui::event::Outcome;
-use crate::ui::metrics::Row;
+use crate::ui::metrics::{Row, Rows};
+use crate::up::context::Context;
 use crate::up::downloads::Fetching;
-use crate::up::locked::Locked;
 use crate::up::observe::plan_for;
-use crate::up::options::{UpOptions, options};
+use crate::up::options::{UpOptions, options, rest};
 use crate::up::preflight::Needs;
 use crate::up::registry::Source;
-use crate::up::resolve::Gathered;
+use crate::up::resolve::{Gathered, Resolved, resolve_and_pull};
+use crate::up::results::HandedOver;
 use crate::up::select::Selection;
+use crate::up::summary::Fate;
 use crate::up::task::Task;
 
 /// Maximum of attempts when others remove what was found before it can be used.
 const ATTEMPTS: usize = 5;
 
+/// Brings an env up: refuses what cannot work, builds, hands on and reports. Calls `summarise` when the steps are over,
+/// while the env still exists. Returns the exit code.
+pub(crate) fn up(cx: &Context, args: &UpOptions, summarise: &dyn Fn(&Store, &str)) -> Result<u8> {
+    let selection = args.plan.select(cx, "up")?;
+    check_rights(cx, args, &selection)?;
+    let store = cx.store()?;
+    let metrics = args.metrics.as_deref().map(Rows::open).transpose()?;
+    check_inputs(cx, args, &selection, &store)?;
+    let signals = Signals::take()?;
+    let reporter = cx.ui.reporter(args.format()).with_metrics(metrics);
+    selection.notes.iter().for_each(|note| reporter.warn(note));
+    let task = Task::new(cx, &signals, &reporter);
+    let name = selection.name.as_str();
+    let claim = args.ephemeral.then(|| store.claim(name, "up --ephemeral"));
+    let claim = claim.transpose()?;
+    let mut outcome = build(task, args, &store, &selection);
+    if let Ok(finished) = &outcome {
+        summarise(&store, name);
+        let pushed = push_finished(task, args, &store, finished);
+        // The reason why a step failed comes first.
+        if let (true, Err(error)) = (finished.is_done(), pushed) {
+            outcome = Err(error);
+        }
+    }
+    // Finished steps are pushed by now, so an unfinished one is an error like any other.
+    let outcome = outcome.and_then(Finished::unless_broken);
+    let removed = claim.map(|claim| ephemeral::end(&store, name, claim));
+    cx.tidy(&store)?;
+    let fate = Fate::of(cx, removed, outcome.is_err())?;
+    let finished = match (outcome, signals.pending()?) {
+        // The same Ctrl-C ended the tool that failed.
+        (Err(_), Some(signal)) => {
+            return Err(Error::new(Kind::Signal(signal), "interrupted").help(args.resume_command()));
+        }
+        (outcome, _) => outcome?,
+    };
+    let (is_done, has_run) = (finished.is_done(), finished.ended.is_some());
+    let code = summary::say(cx, &reporter, finished, &fate, &args.resume_command())?;
+    if let (Fate::Stays, true, Ok(spec)) = (&fate, is_done, store.spec(name)) {
+        HandedOver::of(&store, &spec).note(&cx.ui);
+        let head = store.record(name)?.and_then(|record| record.head.layer);
+        if let (true, Some(layer)) = (has_run, head) {
+            let notes = gpu_code::notes(&store, &spec, &layer);
+            notes.iter().for_each(|note| cx.ui.note(note));
+        }
+    }
+    Ok(code)
+}
+
+/// Refuses a request that this user, this machine or the configuration cannot serve.
+fn check_rights(cx: &Context, args: &UpOptions, selection: &Selection) -> Result<()> {
+    host_writes::agree(cx, selection)?;
+    if selection.choice.engine == Engine::Nspawn && !selection.host.root {
+        return Err(
+            Error::unavailable("building an env with systemd-nspawn needs root")
+                .help(&cx.config.sudo_command),
+        );
+    }
+    // An ordinary user's only engine is their own Podman.
+    cx.host_as_rootless("building an env")?;
+    if args.pushes(&cx.config) {
+        registry::repository(cx, None)?;
+    }
+    Ok(())
+}
+
+/// Refuses what the store lacks for `--offline`, and what differs from the lock file.
+fn check_inputs(
+    cx: &Context,
+    args: &UpOptions,
+    selection: &Selection,
+    store: &Store,
+) -> Result<()> {
+    if args.plan.offline {
+        offline::check(cx, store, selection)?;
+    }
+    locked::check_files(selection, store)?;
+    if let Some(locked) = &selection.locked {
+        store.remember_lock(&locked.path, &locked.lock)?;
+    }
+    Ok(())
+}
+
+/// Pushes the finished steps if that is requested; after Ctrl-C nothing is pushed.
+fn push_finished(
+    task: Task<'_>,
+    args: &UpOptions,
+    store: &Store,
+    finished: &Finished,
+) -> Result<()> {
+    let config = &task.cx.config;
+    if !args.pushes(config) || matches!(finished.ended, Some(Ended::Interrupted(_))) {
+        return Ok(());
+    }
+    push::finished_steps(task, store, &finished.env, args.plan.reuse(config))
+}
+
 /// Resolves, locks, plans and executes; again if a needed layer was removed before this command could lease it.
-pub(crate) fn run_up(
+fn build(
     task: Task<'_>,
     args: &UpOptions,
     store: &Store,
@@ -103,6 +202,19 @@ pub(crate) struct Finished {
     pub(crate) lacking: String,
 }
 
+impl Finished {
+    fn is_done(&self) -> bool {
+        matches!(self.ended, None | Some(Ended::Complete))
+    }
+
+    fn unless_broken(self) -> Result<Self> {
+        match self.ended {
+            Some(Ended::Broke(error)) => Err(error),
+            _ => Ok(self),
+        }
+    }
+}
+
 /// Everything that is the same in all attempts.
 struct Run<'a> {
     with: Fetching<'a>,
@@ -120,32 +232,6 @@ enum Attempt {
     Gone,
     /// This step has run. The keys of later steps depend on its result, or on a source that it changed.
     Known(String),
-}
-
-/// Returns the options that remain after `step` has run.
-fn rest(profile: &Profile, step: &str, asked: Options) -> Options {
-    let at = |name: &str| profile.steps.iter().position(|step| step.name == name);
-    let next = at(step).and_then(|position| profile.steps.get(position + 1));
-    let rerun = asked.rerun.map(|name| match next {
-        Some(next) if at(&name) <= at(step) => next.name.clone(),
-        _ => name,
-    });
-    Options {
-        until: asked.until,
-        rerun,
-        clean: false,
-    }
-}
-
-/// What an attempt builds, and from what. Before this is known, nothing of the env is read or changed.
-struct Resolved<'a> {
-    gathered: Gathered<'a>,
-    spec: Spec,
-    image: Image,
-    /// How far this attempt goes.
-    options: Options,
-    /// The step that ends the attempt, because the keys of later requested steps depend on its result.
-    open: Option<String>,
 }
 
 /// One attempt: to the end, or to a step whose result decides later keys.
@@ -189,68 +275,6 @@ fn gather_sources<'a>(run: &Run<'_>, gathered: Gathered<'a>) -> Result<Gathered<
         }
     }
     Ok(gathered)
-}
-
-/// Resolves the profile, and pulls the steps that a registry has; `None` if the image is gone.
-fn resolve_and_pull<'a>(
-    run: &Run<'_>,
-    asked: &Options,
-    mut gathered: Gathered<'a>,
-) -> Result<Option<Resolved<'a>>> {
-    let mut spec = gathered.resolve(Some(run.with.store))?;
-    if let Some(source) = &run.source {
-        // A pulled step may decide the keys of later ones, which can then be pulled too.
-        while source.pull_steps(run.with.store, &gathered, &spec, asked)? {
-            spec = gathered.resolve(Some(run.with.store))?;
-        }
-    }
-    let Some(image) = base::settle(run, &gathered)? else {
-        return Ok(None);
-    };
-    let selection = gathered.selection;
-    locked::follow_sources(&mut spec, selection, run.with.store, &gathered.sources);
-    spec.lock = selection.locked.as_ref().map(Locked::digest).transpose()?;
-    let open = opening(&selection.profile, &spec, asked);
-    let options = Options {
-        until: open.clone().or_else(|| asked.until.clone()),
-        ..asked.clone()
-    };
-    Ok(Some(Resolved {
-        gathered,
-        spec,
-        image,
-        options,
-        open,
-    }))
-}
-
-impl Resolved<'_> {
-    /// Observes what exists, and plans what to do.
-    fn plan(&self, run: &Run<'_>, env: &LockedEnv<'_>) -> Result<(Observed, Plan)> {
-        plan_for(
-            run.with.store,
-            Some(env),
-            &self.gathered,
-            &self.spec,
-            &self.options,
-        )
-    }
-
-    fn finished(&self, ended: Option<Ended>, plan: &Plan) -> Finished {
-        Finished {
-            ended,
-            env: self.spec.name.clone(),
-            lacking: summary::lacking(plan, self.gathered.selection),
-        }
-    }
-}
-
-/// Returns the step that must run before the keys of later ones are known, if later ones are requested.
-fn opening(profile: &Profile, spec: &Spec, asked: &Options) -> Option<String> {
-    let at = |name: &str| profile.steps.iter().position(|step| step.name == name);
-    let open = spec.open.clone()?;
-    let reaches = |until: &String| at(until) > at(&open);
-    asked.until.as_ref().is_none_or(reaches).then_some(open)
 }
 
 /// Ends an `up` whose env is complete.

@@ -15,6 +15,7 @@ use crate::store::history::Reuse;
 use crate::sys::error::{Error, Result};
 use crate::sys::shell::quoted;
 use crate::sys::suggest;
+use crate::ui::Format;
 
 /// The options of `plan`, which are those of `up` that decide what would be done.
 #[derive(Debug, Args)]
@@ -193,6 +194,13 @@ impl UpOptions {
         text
     }
 
+    pub(super) fn format(&self) -> Format {
+        match self.progress {
+            Progress::Auto => Format::Human,
+            Progress::Json => Format::Json,
+        }
+    }
+
     /// Returns whether new snapshots are pushed to a registry.
     pub(crate) fn pushes(&self, config: &Config) -> bool {
         self.push.unwrap_or(config.push)
@@ -222,5 +230,20 @@ pub(crate) fn options(args: &PlanOptions) -> Options {
         until: args.until.clone(),
         rerun: args.rerun.clone(),
         clean: args.clean,
+    }
+}
+
+/// Returns the options that remain after `step` has run.
+pub(super) fn rest(profile: &Profile, step: &str, asked: Options) -> Options {
+    let at = |name: &str| profile.steps.iter().position(|step| step.name == name);
+    let next = at(step).and_then(|position| profile.steps.get(position + 1));
+    let rerun = asked.rerun.map(|name| match next {
+        Some(next) if at(&name) <= at(step) => next.name.clone(),
+        _ => name,
+    });
+    Options {
+        until: asked.until,
+        rerun,
+        clean: false,
     }
 }

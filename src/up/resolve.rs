@@ -7,17 +7,21 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::base::Base;
+use super::locked::Locked;
+use super::observe::plan_for;
 use super::select::Selection;
-use super::{base, checkout, hooks};
+use super::{Finished, Run, base, checkout, hooks, locked, summary};
+use crate::execute::Ended;
 use crate::plan::lockfile;
 use crate::plan::resolve::{self, Inputs, Spec, VolumeKind, VolumeSource, is_untracked};
-use crate::profile;
+use crate::plan::{Observed, Options, Plan};
 use crate::profile::hook::Hook;
+use crate::profile::{self, Profile};
 use crate::rocm::therock::Prints;
-use crate::store::Store;
 use crate::store::history::Seeker;
 use crate::store::images::Image;
 use crate::store::source::{Git, Repository};
+use crate::store::{LockedEnv, Store};
 use crate::sys::error::Result;
 
 /// How the keys after a step use TheRock's fingerprints.
@@ -310,4 +314,77 @@ impl Gathered<'_> {
             None => Ok(()),
         }
     }
+}
+
+/// What an attempt builds, and from what. Before this is known, nothing of the env is read or changed.
+pub(super) struct Resolved<'a> {
+    pub(super) gathered: Gathered<'a>,
+    pub(super) spec: Spec,
+    pub(super) image: Image,
+    /// How far this attempt goes.
+    pub(super) options: Options,
+    /// The step that ends the attempt, because the keys of later requested steps depend on its result.
+    pub(super) open: Option<String>,
+}
+
+/// Resolves the profile, and pulls the steps that a registry has; `None` if the image is gone.
+pub(super) fn resolve_and_pull<'a>(
+    run: &Run<'_>,
+    asked: &Options,
+    mut gathered: Gathered<'a>,
+) -> Result<Option<Resolved<'a>>> {
+    let mut spec = gathered.resolve(Some(run.with.store))?;
+    if let Some(source) = &run.source {
+        // A pulled step may decide the keys of later ones, which can then be pulled too.
+        while source.pull_steps(run.with.store, &gathered, &spec, asked)? {
+            spec = gathered.resolve(Some(run.with.store))?;
+        }
+    }
+    let Some(image) = base::settle(run, &gathered)? else {
+        return Ok(None);
+    };
+    let selection = gathered.selection;
+    locked::follow_sources(&mut spec, selection, run.with.store, &gathered.sources);
+    spec.lock = selection.locked.as_ref().map(Locked::digest).transpose()?;
+    let open = opening(&selection.profile, &spec, asked);
+    let options = Options {
+        until: open.clone().or_else(|| asked.until.clone()),
+        ..asked.clone()
+    };
+    Ok(Some(Resolved {
+        gathered,
+        spec,
+        image,
+        options,
+        open,
+    }))
+}
+
+impl Resolved<'_> {
+    /// Observes what exists, and plans what to do.
+    pub(super) fn plan(&self, run: &Run<'_>, env: &LockedEnv<'_>) -> Result<(Observed, Plan)> {
+        plan_for(
+            run.with.store,
+            Some(env),
+            &self.gathered,
+            &self.spec,
+            &self.options,
+        )
+    }
+
+    pub(super) fn finished(&self, ended: Option<Ended>, plan: &Plan) -> Finished {
+        Finished {
+            ended,
+            env: self.spec.name.clone(),
+            lacking: summary::lacking(plan, self.gathered.selection),
+        }
+    }
+}
+
+/// Returns the step that must run before the keys of later ones are known, if later ones are requested.
+fn opening(profile: &Profile, spec: &Spec, asked: &Options) -> Option<String> {
+    let at = |name: &str| profile.steps.iter().position(|step| step.name == name);
+    let open = spec.open.clone()?;
+    let reaches = |until: &String| at(until) > at(&open);
+    asked.until.as_ref().is_none_or(reaches).then_some(open)
 }

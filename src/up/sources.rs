@@ -1,12 +1,10 @@
 //! Owns the inputs of `up` and `lock` beside the image: sources, fetched and with fingerprints, and the patches of
 //! hooks.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::{checkout, hooks};
-use crate::plan::resolve::{self, Spec, VolumeKind, VolumeSource};
-use crate::store::Store;
+use crate::plan::resolve::{self, VolumeKind, VolumeSource};
 use crate::store::source::{self, Git, Repository};
 use crate::sys::error::Result;
 use crate::sys::signals::Cancel;
@@ -85,18 +83,4 @@ fn prepare_hooks(with: Fetching<'_>, gathered: &mut Gathered<'_>) -> Result<Vec<
     };
     cancel.outcome(hooks::apply_to_inputs(gathered, &git))?;
     hooks::ask(gathered)
-}
-
-/// Returns the directories of a spec's sources, as `up` prepared them.
-pub(crate) fn directories(store: &Store, spec: &Spec) -> BTreeMap<String, PathBuf> {
-    spec.volumes
-        .iter()
-        .filter_map(|volume| match &volume.source {
-            VolumeSource::Git(git) => Some((
-                volume.name.clone(),
-                Repository::new(&volume.name, git).directory(store),
-            )),
-            VolumeSource::Path(_) | VolumeSource::Store => None,
-        })
-        .collect()
 }

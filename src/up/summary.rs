@@ -38,6 +38,26 @@ pub(crate) enum Fate {
     Removed(Vec<PathBuf>),
 }
 
+impl Fate {
+    /// Decides it by the removal of an env that was not to stay, if there was one.
+    pub(super) fn of(
+        cx: &Context,
+        removed: Option<Result<Vec<PathBuf>>>,
+        has_failed: bool,
+    ) -> Result<Self> {
+        match removed {
+            None => Ok(Self::Stays),
+            Some(Ok(outputs)) => Ok(Self::Removed(outputs)),
+            // The reason for the failure comes first; the next command removes the env.
+            Some(Err(error)) if has_failed => {
+                cx.ui.warn(&error.chain().join(": "));
+                Ok(Self::Stays)
+            }
+            Some(Err(error)) => Err(error.help("to remove the rest, run: rockenv gc")),
+        }
+    }
+}
+
 /// Reports how it ended, on the screen and as exit code.
 pub(crate) fn say(
     cx: &Context,

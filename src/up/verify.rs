@@ -15,6 +15,7 @@ use crate::plan::resolve::{Action, Spec, Step, VolumeKind, VolumeSource};
 use crate::profile::hook::{self, Hook};
 use crate::profile::{self, CopyFiles, Origin};
 use crate::rocm::gpu::{self, Choice, Selector};
+use crate::store::source;
 use crate::store::{LockedEnv, Store, lock};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host::Host;
@@ -23,8 +24,8 @@ use crate::ui::event::Outcome;
 use crate::up::claim::new_record;
 use crate::up::context::Context;
 use crate::up::downloads::Fetching;
+use crate::up::hooks;
 use crate::up::segments::{Segment, plan, runs, snapshot_layer};
-use crate::up::{hooks, sources};
 
 /// Interval at which a comparison checks for Ctrl-C.
 const LOOK: Duration = Duration::from_millis(50);
@@ -261,7 +262,7 @@ impl<'a> Rebuild<'a> {
 }
 
 fn sources(store: &Store, spec: &Spec) -> BTreeMap<String, PathBuf> {
-    let mut sources = sources::directories(store, spec);
+    let mut sources = source::directories(store, spec);
     for volume in &spec.volumes {
         if let (VolumeKind::Source, VolumeSource::Path(path)) = (volume.kind, &volume.source) {
             sources.insert(volume.name.clone(), path.clone());

@@ -11,7 +11,7 @@ use std::path::{Component, Path, PathBuf};
 use fs_err as fs;
 use nix::fcntl::OFlag;
 
-use super::Manifest;
+use super::manifest::Manifest;
 use crate::sys::account::{self, caller};
 use crate::sys::beneath;
 use crate::sys::checksum;

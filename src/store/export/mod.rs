@@ -1,11 +1,11 @@
 //! Owns `export` of an env's outputs, with a manifest of the files and their inputs.
 //!
-//! `manifest` makes the statement (pure), `files` copies and compares. The same env gives the same bytes: the
-//! manifest contains no time, no path and no machine name.
+//! `outputs` chooses and refuses, `files` copies and compares, `manifest` makes the statement (pure). The same env gives
+//! the same bytes: the manifest contains no time, no path and no machine name.
 
 mod files;
 mod manifest;
+mod outputs;
 
-pub(crate) use files::{Item, Named, check, copy, list, names};
-pub(crate) use files::{digest, give, open, owner, regular, write};
-pub(crate) use manifest::{Env, Manifest, manifest, parse};
+pub(crate) use files::{Named, digest, give, names, open, owner, regular};
+pub(crate) use outputs::{OutputsExport, check};

@@ -9,11 +9,13 @@ mod git;
 mod pin;
 mod stamp;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 pub(crate) use checkout::Checkout;
 pub(crate) use git::Git;
 
+use crate::plan::resolve::{Spec, VolumeSource};
 use crate::store::{Lock, Store};
 use crate::sys::error::{Error, Result, ResultExt as _};
 use fs_err as fs;
@@ -40,6 +42,20 @@ pub(crate) fn is_there(volume: &str, path: &Path) -> Result<()> {
             .source(error)
             .help("correct `path` of the volume in the profile, or put the source there")
     })
+}
+
+/// Returns the directories of a spec's sources, as `up` prepared them.
+pub(crate) fn directories(store: &Store, spec: &Spec) -> BTreeMap<String, PathBuf> {
+    spec.volumes
+        .iter()
+        .filter_map(|volume| match &volume.source {
+            VolumeSource::Git(git) => Some((
+                volume.name.clone(),
+                Repository::new(&volume.name, git).directory(store),
+            )),
+            VolumeSource::Path(_) | VolumeSource::Store => None,
+        })
+        .collect()
 }
 
 impl Repository {

@@ -1,0 +1,140 @@
+//! Owns the choice of what can be shared of an env: the snapshots, from the lowest, that are complete without this store.
+
+use crate::engine::docker::Service;
+use crate::share::ServiceImage;
+use crate::store::history::Reuse;
+use crate::store::images::Image;
+use crate::store::{Layer, Store};
+use crate::sys::error::{Error, Kind, Result};
+use crate::ui::Reporter;
+
+/// The shareable part of an env.
+pub(crate) struct Shareable {
+    pub env: String,
+    /// The profile, for people who look at the registry.
+    pub profile: String,
+    /// The image at the bottom.
+    pub image: Image,
+    /// Snapshots of steps, lowest first, each on the one before.
+    pub layers: Vec<Layer>,
+    /// Where a service keeps their trees.
+    pub kept: Option<ServiceImage>,
+}
+
+impl Shareable {
+    /// Chooses the shareable part; reports what cannot be shared, and why.
+    pub(crate) fn of(
+        store: &Store,
+        env: &str,
+        until: Option<&str>,
+        reuse: Reuse,
+        reporter: &Reporter,
+    ) -> Result<Self> {
+        let record = store.known(env)?;
+        let last = match until {
+            Some(until) => record
+                .step_snapshots()
+                .rfind(|snapshot| snapshot.name == until),
+            None => record.last_step(),
+        };
+        let last = last.ok_or_else(|| match until {
+            Some(until) => {
+                Error::not_found(format!("env `{env}` has no snapshot of a step `{until}`"))
+                    .help(format!("rockenv snapshot ls {env}"))
+            }
+            None => Error::not_found(format!("no step of env `{env}` has a snapshot yet"))
+                .help(format!("rockenv up {env}")),
+        })?;
+        let mut layers = store.chain(&last.layer)?;
+        layers.reverse();
+        let (kept, limit) = match &record.service {
+            None => (None, None),
+            Some(socket) => {
+                let (kept, why) = ServiceImage::of(&Service::connect(socket)?, &layers)?;
+                let limit = why.map(|why| (kept.len(), why));
+                (Some(kept), limit)
+            }
+        };
+        let first_incremental = match reuse {
+            Reuse::Clean => layers.iter().position(|layer| !layer.is_clean()),
+            Reuse::Incremental => None,
+        };
+        let end = limit.as_ref().map_or(layers.len(), |(limit, _)| *limit);
+        let count = complete(&layers[..first_incremental.map_or(end, |first| end.min(first))]);
+        if count < layers.len() {
+            let layer = &layers[count].title;
+            let (why, help) = match limit {
+                _ if first_incremental == Some(count) => (
+                    "it is incremental: built on files from an earlier build".to_owned(),
+                    format!(
+                        "rockenv up {env} --clean makes a clean one; to share it anyway: --allow-incremental"
+                    ),
+                ),
+                Some((limit, why)) if limit == count => {
+                    (why, format!("rockenv up {env} --rerun {layer}"))
+                }
+                _ => (
+                    reason(&layers[count]),
+                    "rockenv setup --store-image SIZE makes a store that freezes them".to_owned(),
+                ),
+            };
+            if count == 0 {
+                return Err(Error::new(
+                    Kind::Usage,
+                    format!("no snapshot of env `{env}` can be shared: {why}"),
+                )
+                .help(help));
+            }
+            reporter.warn(format!(
+                "snapshot `{layer}` and those after it cannot be shared: {why}; {help}"
+            ));
+            layers.truncate(count);
+        }
+        let image = &record.image_key;
+        let image = layers.first().map_or(image, |layer| &layer.image_key);
+        let image = store.image(image)?.ok_or_else(|| {
+            Error::not_found(format!(
+                "the description of the image of env `{env}` is gone"
+            ))
+            .help("rockenv fsck")
+        })?;
+        Ok(Self {
+            env: env.to_owned(),
+            profile: record.profile,
+            image,
+            layers,
+            kept,
+        })
+    }
+
+    /// Returns the steps' names.
+    pub(crate) fn steps(&self) -> Vec<&str> {
+        self.layers.iter().map(|layer| &*layer.title).collect()
+    }
+}
+
+/// Returns how many layers, from the lowest, are complete without this store.
+fn complete(layers: &[Layer]) -> usize {
+    let live = |layer: &Layer| {
+        let mut states = layer.volumes.values();
+        states.any(|state| !state.is_kept())
+    };
+    // A layer whose build volume was not kept is useless elsewhere. A later layer that has the volume again contains
+    // all of it.
+    let whole = |layer: &Layer| layer.key.is_some() && !live(layer);
+    match layers.iter().position(|layer| layer.key.is_none()) {
+        Some(made_by_hand) => layers[..made_by_hand].iter().rposition(whole),
+        None => layers.iter().rposition(whole),
+    }
+    .map_or(0, |last| last + 1)
+}
+
+fn reason(layer: &Layer) -> String {
+    let mut volumes = layer.volumes.iter();
+    match volumes.find(|(_, state)| !state.is_kept()) {
+        Some((name, _)) => {
+            format!("its build volume `{name}` is not part of it, because this is an overlay store")
+        }
+        None => "it was created manually and has no key".to_owned(),
+    }
+}

@@ -1,0 +1,302 @@
+//! Owns the export of an env's outputs: which files, whether they may be exported, and what the manifest says of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use fs_err as fs;
+use serde::Serialize;
+
+use super::files::{self, Item, Named, copy, list, owner, write};
+use super::manifest::{Env, manifest, parse};
+use crate::plan::ids::StepKey;
+use crate::plan::lockfile::{self, Lockfile};
+use crate::plan::record::{Outcome as Step, StepRecord};
+use crate::plan::resolve::Spec;
+use crate::profile::hook;
+use crate::store::history::Reuse;
+use crate::store::results::{ResultState, outputs};
+use crate::store::{LockedEnv, Store, source};
+use crate::sys::account;
+use crate::sys::catalog::Directory;
+use crate::sys::error::{Error, Kind, Result};
+use crate::tree::listing::{Place, look};
+
+/// Suffix of the manifest's name; the prefix is the env's name.
+const MANIFEST: &str = ".provenance.json";
+
+/// An export of an env's outputs.
+pub(crate) struct OutputsExport<'a> {
+    pub env: &'a str,
+    /// Made if missing; existing files are never replaced.
+    pub directory: &'a Path,
+    /// The output volumes; none: all.
+    pub volumes: &'a [String],
+    pub reuse: Reuse,
+    pub hook_dirs: &'a [Directory],
+    pub warn: &'a dyn Fn(&str),
+}
+
+impl OutputsExport<'_> {
+    /// Copies the files; returns the manifest's path, and its entries.
+    pub(crate) fn run(&self, store: &Store) -> Result<(PathBuf, BTreeMap<String, Named>)> {
+        let name = self.env;
+        store.known(name)?;
+        // Locked, so that no step writes while files are read.
+        let env = store.lock_known(name, "export", Duration::from_secs(5))?;
+        let incremental = incremental(store, &env)?;
+        if self.reuse == Reuse::Clean
+            && let Some(step) = incremental.values().next()
+        {
+            return Err(is_incremental(name, step));
+        }
+        let mut spec = store.spec(name)?;
+        let until = match env.known_record()?.complete {
+            true => None,
+            false => Some(reached(store, &env)?),
+        };
+        let mut items = items(store, &env, &spec, self.volumes)?;
+        self.as_left(store, &env, &spec, &mut items, until.is_some())?;
+        if let Some(until) = &until {
+            // Later steps have no part in these files.
+            let last = spec.steps.iter().position(|step| step.name == *until);
+            spec.steps.truncate(last.map_or(0, |last| last + 1));
+            let steps: Vec<String> = spec.steps.iter().map(|step| step.name.clone()).collect();
+            spec.hooks.retain(|hook| steps.contains(&hook.from));
+        }
+        let text = store.locked_text(&spec)?;
+        let lock = match &text {
+            Some(text) => Some(lockfile::parse(text, "the env's lock file")?),
+            None => None,
+        };
+        let image_key = &env.known_record()?.image_key;
+        let image = store
+            .image(image_key)?
+            .ok_or_else(|| Error::not_found(format!("the image of env `{name}` is gone")))?;
+        // The digest covers what hooks do, so a missing description is no loss.
+        let hooks = spec.hooks.iter().filter_map(|hook| {
+            let found = hook::load(self.hook_dirs, &hook.name).ok()?;
+            (found.digest().ok()? == hook.digest).then(|| (hook.name.clone(), found))
+        });
+        let known = Env {
+            spec: &spec,
+            image: &image,
+            hooks: &hooks.collect(),
+            submodules: &checked_out(store, &spec, lock.as_ref()),
+            lock: lock.as_ref().zip(spec.lock.as_deref()),
+            until: until.as_deref(),
+            incremental: &incremental,
+        };
+        account::make_directories(account::caller(), self.directory)?;
+        // Set if root writes for itself.
+        let owner = owner(self.directory)?;
+        let files = copy(&items, self.directory, owner)?;
+        let write = |name: &str, text: &str| write(self.directory, name, text.as_bytes(), owner);
+        if let Some(text) = &text {
+            write(&format!("{name}.lock"), text)?;
+        }
+        let place = format!("{name}{MANIFEST}");
+        write(&place, &manifest(&known, &files).text()?)?;
+        if lock.is_none() {
+            (self.warn)(&format!(
+                "env `{name}` was not built from a lock file: the manifest says what is known without one; `rockenv lock`, then \
+                 `rockenv up --locked`"
+            ));
+        }
+        Ok((self.directory.join(place), files))
+    }
+
+    /// Checks that files are as the steps of the manifest left them. With `only`, also that no other files are exported:
+    /// steps that are not part of the env any more may have made those.
+    fn as_left(
+        &self,
+        store: &Store,
+        env: &LockedEnv<'_>,
+        spec: &Spec,
+        items: &mut Vec<Item>,
+        only: bool,
+    ) -> Result<()> {
+        let Some(head) = &env.known_record()?.head.layer else {
+            return Ok(());
+        };
+        let mut results = store.results(head, spec)?;
+        results.retain(|volume, _| self.volumes.is_empty() || self.volumes.contains(volume));
+        let mut left = BTreeSet::new();
+        for (volume, results) in &results {
+            let paths = results.listing.entries.keys();
+            left.extend(paths.map(|path| Path::new(volume).join(path)));
+        }
+        let name = env.name();
+        for difference in store.differences(head, spec, true)? {
+            let place = Path::new(&difference.volume).join(&difference.path);
+            match (&difference.state, difference.state.words()) {
+                (_, None) => {}
+                _ if !left.contains(&place) => {}
+                (ResultState::Missing, _) => (self.warn)(&format!(
+                    "`{}`, written by a step of env `{name}`, is missing from its output: `rockenv up` restores it",
+                    place.display()
+                )),
+                (ResultState::Unlinked, Some(what)) => (self.warn)(&format!(
+                    "`{}`, written by a step of env `{name}`, {what}: `rockenv up` links it again",
+                    place.display()
+                )),
+                (_, Some(what)) => {
+                    let volume = spec.volume(&difference.volume);
+                    let directory = volume.map(|volume| store.output_dir(name, volume));
+                    return Err(Error::new(
+                        Kind::Drift,
+                        format!(
+                            "`{}` was changed after a step of env `{name}` wrote it: it {what}",
+                            directory
+                                .unwrap_or_default()
+                                .join(&difference.path)
+                                .display()
+                        ),
+                    )
+                    .help("move it away: `rockenv up` restores the step's file"));
+                }
+            }
+        }
+        // Snapshots of older versions do not list a step's outputs.
+        if only && !left.is_empty() {
+            // Directories that lead to an existing item are expected.
+            let leads = |item: &Item| left.iter().any(|path| path.starts_with(&item.to));
+            items
+                .retain(|item| left.contains(&item.to) || item.entry.is_directory() && leads(item));
+        }
+        Ok(())
+    }
+}
+
+fn is_incremental(env: &str, step: &str) -> Error {
+    Error::new(
+        Kind::Drift,
+        format!(
+            "env `{env}` is incremental: step `{step}` was built on files from an earlier build"
+        ),
+    )
+    .help(format!(
+        "rockenv up {env} --clean makes a clean one; to export it anyway: --allow-incremental"
+    ))
+}
+
+/// Returns the keys and names of the env's steps that differ from a clean build.
+fn incremental(store: &Store, env: &LockedEnv<'_>) -> Result<BTreeMap<StepKey, String>> {
+    let chain = match &env.known_record()?.head.layer {
+        Some(head) => store.chain(head)?,
+        None => Vec::new(),
+    };
+    let incremental = chain.into_iter().filter(|layer| !layer.is_clean());
+    Ok(incremental
+        .filter_map(|layer| Some((layer.key?, layer.title)))
+        .collect())
+}
+
+/// Returns the submodules that a lock file names and that are checked out. The build read nothing of the others.
+fn checked_out(store: &Store, spec: &Spec, lock: Option<&Lockfile>) -> BTreeSet<(String, String)> {
+    let mut found = BTreeSet::new();
+    for (name, directory) in source::directories(store, spec) {
+        let locked = lock.and_then(|lock| lock.source.get(&name));
+        for path in locked.iter().flat_map(|locked| locked.submodules.keys()) {
+            let git = Path::new(path).join(".git");
+            if matches!(look(&directory, &git), Ok(Place::Taken(_))) {
+                found.insert((name.clone(), path.clone()));
+            }
+        }
+    }
+    found
+}
+
+/// Returns the last step of an env that was built up to it and no further, as by `--until`. Refuses any other
+/// unfinished env.
+fn reached(store: &Store, env: &LockedEnv<'_>) -> Result<String> {
+    let record = env.known_record()?;
+    let stands = || {
+        let open = |step: &&StepRecord| step.outcome == Step::Pending;
+        let done = record.steps.iter().take_while(|step| !open(step));
+        let later = record.steps.iter().skip_while(|step| !open(step));
+        let passes = |step: &StepRecord| matches!(step.outcome, Step::Done | Step::Hit);
+        let passed = done
+            .clone()
+            .all(|step| passes(step) || step.outcome == Step::Skipped);
+        let last = done.filter(|step| passes(step)).last()?;
+        let snapshot = record.snapshot(&last.name)?;
+        let fits = snapshot.key.is_some()
+            && snapshot.key == last.key
+            && record.head.layer.as_ref() == Some(&snapshot.layer)
+            && record.failed.is_none()
+            && store.attempt(env.name(), record).is_none();
+        (fits && passed && later.clone().all(|step| open(&step))).then(|| last.name.clone())
+    };
+    stands().ok_or_else(|| {
+        let name = env.name();
+        Error::new(
+            Kind::Drift,
+            format!("env `{name}` is not finished: the inputs of its outputs are not known yet"),
+        )
+        .help(format!("rockenv up {name}, or rockenv status {name}"))
+    })
+}
+
+fn items(store: &Store, env: &LockedEnv<'_>, spec: &Spec, only: &[String]) -> Result<Vec<Item>> {
+    let name = env.name();
+    if let Some(unknown) = only
+        .iter()
+        .find(|only| !outputs(spec).any(|volume| volume.name == **only))
+    {
+        let names: Vec<&str> = outputs(spec).map(|volume| volume.name.as_str()).collect();
+        return Err(
+            Error::not_found(format!("env `{name}` has no output volume `{unknown}`"))
+                .help(format!("there is {}", names.join(", "))),
+        );
+    }
+    let mut items = Vec::new();
+    for volume in outputs(spec).filter(|volume| only.is_empty() || only.contains(&volume.name)) {
+        let place = store.output_dir(name, volume);
+        if place.is_dir() {
+            items.extend(list(&place, Path::new(&volume.name))?);
+        }
+    }
+    match items.is_empty() {
+        false => Ok(items),
+        true => Err(Error::not_found(format!(
+            "env `{name}` has no files in its output volumes"
+        ))
+        .help("a step with `export`, or one that writes to a volume of kind `output`, puts it there")),
+    }
+}
+
+/// A manifest, held against the files beside it.
+#[derive(Debug, Serialize)]
+pub(crate) struct CheckedManifest {
+    pub manifest: PathBuf,
+    pub files: usize,
+    pub differences: Vec<String>,
+}
+
+/// Compares the files of a directory with each manifest in it.
+pub(crate) fn check(directory: &Path) -> Result<Vec<CheckedManifest>> {
+    let mut found = Vec::new();
+    let mut entries = fs::read_dir(directory)?.collect::<std::io::Result<Vec<_>>>()?;
+    entries.sort_by_key(fs_err::DirEntry::file_name);
+    for entry in entries {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.ends_with(MANIFEST) {
+            let path = entry.path();
+            let manifest = parse(&fs::read(&path)?, &path.display().to_string())?;
+            found.push(CheckedManifest {
+                differences: files::check(directory, &manifest)?,
+                files: manifest.subject.len(),
+                manifest: path,
+            });
+        }
+    }
+    if found.is_empty() {
+        return Err(Error::not_found(format!(
+            "there is no manifest (`ENV{MANIFEST}`) in `{}`",
+            directory.display()
+        ))
+        .help(format!("rockenv export ENV {}", directory.display())));
+    }
+    Ok(found)
+}

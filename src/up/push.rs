@@ -1,0 +1,101 @@
+//! Owns sending an env's snapshots, to a registry or to a file.
+
+use std::path::Path;
+use std::time::Instant;
+
+use crate::plan::record::Record;
+use crate::share::{self, Pushed, Repository, Shareable};
+use crate::store::Store;
+use crate::store::history::Reuse;
+use crate::store::images::Means;
+use crate::sys::error::{Kind, Result};
+use crate::ui::size;
+use crate::up::registry;
+use crate::up::task::{Subject, Task};
+
+/// Pushes the shareable snapshots; returns the closing message.
+pub(crate) fn to_registry(
+    task: Task<'_>,
+    store: &Store,
+    repository: &Repository,
+    what: &Shareable,
+) -> Result<(Pushed, String)> {
+    let started = Instant::now();
+    let label = format!("push to {repository}");
+    let pushed = send(task, &label, |means| {
+        share::push(store, repository, what, means)
+    })?;
+    let message = format!(
+        "{}: {} snapshots at {repository}; {} layers sent ({}), {} already there, in {}",
+        what.env,
+        what.layers.len(),
+        pushed.sent,
+        size::bytes(pushed.sent_bytes),
+        pushed.there,
+        size::duration(started.elapsed()),
+    );
+    Ok((pushed, message))
+}
+
+/// Writes the shareable snapshots to a file or a directory; returns the closing message.
+pub(crate) fn to_file(
+    task: Task<'_>,
+    store: &Store,
+    place: &Path,
+    what: &Shareable,
+) -> Result<(Pushed, String)> {
+    let started = Instant::now();
+    let label = format!("export to {}", place.display());
+    let pushed = send(task, &label, |means| {
+        share::export(store, place, what, means)
+    })?;
+    let message = format!(
+        "{}: wrote the image and {} to {} ({}) in {}; read them with `rockenv import`",
+        what.env,
+        what.steps().join(", "),
+        place.display(),
+        size::bytes(pushed.sent_bytes),
+        size::duration(started.elapsed()),
+    );
+    Ok((pushed, message))
+}
+
+fn send(
+    task: Task<'_>,
+    label: &str,
+    send: impl FnOnce(&mut Means<'_>) -> Result<Pushed>,
+) -> Result<Pushed> {
+    let pushed = task.with_progress(Subject::Transfer(label), send)?;
+    if pushed.left_out > 0 {
+        task.reporter.warn(format!(
+            "{} sockets left out: an archive cannot hold them",
+            pushed.left_out
+        ));
+    }
+    Ok(pushed)
+}
+
+/// Pushes the finished steps after an `up`. A registry's refusal undoes nothing; only a signal is an error.
+pub(super) fn finished_steps(
+    task: Task<'_>,
+    store: &Store,
+    name: &str,
+    reuse: Reuse,
+) -> Result<()> {
+    let Task { cx, reporter, .. } = task;
+    let push = || {
+        let record = store.record(name)?;
+        if record.as_ref().and_then(Record::last_step).is_none() {
+            return Ok(None);
+        }
+        let repository = registry::repository(cx, None)?;
+        let what = Shareable::of(store, name, None, reuse, reporter)?;
+        to_registry(task, store, &repository, &what).map(Some)
+    };
+    match push() {
+        Ok(sent) => sent.iter().for_each(|(_, message)| cx.ui.note(message)),
+        Err(error) if matches!(error.kind(), Kind::Signal(_)) => return Err(error),
+        Err(error) => reporter.warn(error.chain().join(": ")),
+    }
+    Ok(())
+}
