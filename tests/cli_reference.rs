@@ -35,6 +35,7 @@ fn every_exit_code_is_documented() {
         Kind::StepFailed,
         Kind::Busy,
         Kind::NotFound,
+        Kind::NoEnv,
         Kind::Drift,
         Kind::Preflight,
         Kind::OutOfSpace,

@@ -23,10 +23,10 @@ use crate::image::fetch::{Meter, long_patience};
 use crate::image::oci::Operation;
 use crate::image::oci::changes::Changes;
 use crate::share::service_image;
-use crate::store::{Layer, Store};
 use crate::store::images::Means;
 use crate::store::layer::VolumeState;
 use crate::store::shared::{Blob, Shared};
+use crate::store::{Layer, Store};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::tree::Method;
 

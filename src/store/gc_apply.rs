@@ -67,7 +67,7 @@ impl Store {
             Err(error) if error.kind() == Kind::Busy => {
                 Ok(Swept::Stays(format!("in use by a command in env {name}")))
             }
-            Err(error) if error.kind() == Kind::NotFound => Ok(Swept::Gone),
+            Err(error) if error.kind() == Kind::NoEnv => Ok(Swept::Gone),
             Err(error) => Err(error),
         }
     }

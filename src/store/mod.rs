@@ -120,15 +120,8 @@ pub struct Store {
     method: Method,
 }
 
-const NO_ENV: &str = "no env `";
-
 fn no_env(name: &str) -> Error {
-    Error::not_found(format!("{NO_ENV}{name}`"))
-}
-
-/// Returns whether the error says that a store lacks an env.
-pub(crate) fn is_no_env(error: &Error) -> bool {
-    error.kind() == Kind::NotFound && error.message().starts_with(NO_ENV)
+    Error::new(Kind::NoEnv, format!("no env `{name}`"))
 }
 
 impl Store {

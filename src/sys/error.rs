@@ -18,8 +18,10 @@ pub enum Kind {
     StepFailed,
     /// Another command holds the env, image or store.
     Busy,
-    /// No env, profile, image or snapshot of that name.
+    /// No profile, image or snapshot of that name.
     NotFound,
+    /// The store has no env of that name.
+    NoEnv,
     /// The current state differs from the locked or recorded one.
     Drift,
     /// The machine does not meet the profile's needs.
@@ -42,7 +44,7 @@ impl Kind {
             Self::Unavailable => 4,
             Self::StepFailed => 5,
             Self::Busy => 6,
-            Self::NotFound => 7,
+            Self::NotFound | Self::NoEnv => 7,
             Self::Drift => 8,
             Self::Preflight => 9,
             Self::OutOfSpace => 10,

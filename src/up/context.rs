@@ -7,9 +7,9 @@ use fs_err as fs;
 use crate::plan::jobs::{self, Sizing};
 use crate::plan::resolve::{Engine, Spec};
 use crate::rocm::gpu;
+use crate::store::Store;
 use crate::store::ballast::Dropped;
 use crate::store::config::Config;
-use crate::store::{Store, is_no_env};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::host::Host;
 use crate::sys::userns;
@@ -145,18 +145,15 @@ impl Context {
 
     /// Points a user whose own store lacks an env to root's.
     pub(crate) fn perhaps_in_roots_store(&self, error: Error) -> Error {
-        let Some(root) = &self.config.roots_store else {
+        let (Some(root), Kind::NoEnv) = (&self.config.roots_store, error.kind()) else {
             return error;
         };
-        if !is_no_env(&error) {
-            return error;
-        }
         let message = format!(
             "{} in your store; root has one too, at `{}`",
             error.message(),
             root.display()
         );
-        Error::not_found(message).help(match error.help_text() {
+        Error::new(Kind::NoEnv, message).help(match error.help_text() {
             Some(help) if help.starts_with("did you mean") => help,
             _ => &self.config.sudo_command,
         })

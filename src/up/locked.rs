@@ -193,7 +193,11 @@ pub(crate) fn check_steps(selection: &Selection, inputs: &Inputs) -> Result<()> 
     };
     // Parts of a source have fingerprints of their own, which need the source.
     let prints = &inputs.fingerprints;
-    let known = |name: &String| prints.get(name).is_some_and(|print| print != "absent");
+    let known = |name: &String| {
+        prints
+            .get(name)
+            .is_some_and(|print| print != resolve::ABSENT)
+    };
     let mut needed = selection.profile.steps.iter().flat_map(|step| &step.inputs);
     if !needed.all(known) {
         return Ok(());

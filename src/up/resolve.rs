@@ -171,7 +171,7 @@ impl<'a> Gathered<'a> {
                         for input in self.inputs_in(&volume.name) {
                             // The lock file knows it without the source.
                             let print = self.inputs.fingerprints.entry(input);
-                            print.or_insert_with(|| "absent".to_owned());
+                            print.or_insert_with(|| resolve::ABSENT.to_owned());
                         }
                     }
                 }

@@ -93,6 +93,9 @@ fn fingerprints(step: &Step, inputs: &Inputs) -> Result<Vec<(String, String)>> {
     step.inputs.iter().map(print).collect()
 }
 
+/// The fingerprint, in a plan, of a source that is not there yet.
+pub(crate) const ABSENT: &str = "absent";
+
 /// Suffix of a fingerprint of a checkout with untracked files.
 pub(crate) const UNTRACKED: &str = "?";
 

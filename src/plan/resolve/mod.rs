@@ -39,7 +39,7 @@ pub(crate) use crate::profile::{
 use crate::rocm::gpu::Extras;
 use crate::rocm::target::Target;
 pub use crate::sys::account::BuildUser;
-pub(crate) use chain::{UNTRACKED, is_untracked};
+pub(crate) use chain::{ABSENT, UNTRACKED, is_untracked};
 
 /// Version of the saved form.
 pub(crate) const VERSION: u32 = 1;
