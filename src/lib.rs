@@ -41,7 +41,7 @@ pub mod testing {
     pub use crate::engine::cgroup::Hierarchies;
     pub use crate::engine::docker::{Flavour, Service};
     pub use crate::image::tar::unpack;
-    pub use crate::image::{BuildContext, Built, Logins, Progress, Recipe, build, catalog};
+    pub use crate::image::{BuildContext, BuildProgress, Built, Logins, Recipe, build, catalog};
     pub use crate::matrix::jobs::Runners;
     pub use crate::plan::gc::cache;
     pub use crate::plan::ids::StepKey;

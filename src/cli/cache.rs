@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use crate::plan::gc::Inventory;
-use crate::plan::gc::cache::Kind as Tool;
+use crate::plan::gc::cache::CacheKind as Tool;
 use crate::plan::gc::policy::Policy;
 use crate::store::Store;
 use crate::store::gc_apply::Swept;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use clap::{Args, ValueEnum};
 
-use crate::store::usage::report::{Class, Inside, Report, Row, Size, count};
+use crate::store::usage::report::{Class, Inside, Size, UsageReport, UsageRow, count};
 use crate::store::usage::service::Held;
 use crate::sys::error::Result;
 use crate::ui::size;
@@ -65,7 +65,7 @@ pub(crate) fn du(cx: &Context, args: &DuArgs) -> Result<()> {
 }
 
 /// Reports the limits of the numbers.
-fn caveats(cx: &Context, report: &Report) {
+fn caveats(cx: &Context, report: &UsageReport) {
     if report.extents && !cx.json {
         cx.ui
             .detail("blocks shared by clones are counted once, where they are oldest");
@@ -153,7 +153,7 @@ impl Line {
     }
 
     /// Makes a line for one thing, or for several alike, with its content below it if rows describe that.
-    fn of(name: impl Into<String>, rows: &[&Row]) -> Self {
+    fn of(name: impl Into<String>, rows: &[&UsageRow]) -> Self {
         let mut line = Self::inside(name, rows, None);
         let parts: BTreeSet<_> = rows.iter().filter_map(|row| row.part).collect();
         for part in parts {
@@ -165,7 +165,7 @@ impl Line {
         line
     }
 
-    fn inside(name: impl Into<String>, rows: &[&Row], inside: Option<&Path>) -> Self {
+    fn inside(name: impl Into<String>, rows: &[&UsageRow], inside: Option<&Path>) -> Self {
         let own = || {
             let own = rows.iter().filter(|row| row.part.is_none());
             own.filter(|row| row.inside.as_deref() == inside)
@@ -264,17 +264,17 @@ impl Lines {
 }
 
 /// Returns the rows of one thing: the whole and its parts.
-fn same<'a>(report: &'a Report, row: &Row) -> Vec<&'a Row> {
-    fn what(row: &Row) -> (Class, &str, Option<&str>, &[String]) {
+fn same<'a>(report: &'a UsageReport, row: &UsageRow) -> Vec<&'a UsageRow> {
+    fn what(row: &UsageRow) -> (Class, &str, Option<&str>, &[String]) {
         (row.class, &row.name, row.snapshot.as_deref(), &row.envs)
     }
-    let of = |other: &&Row| what(other) == what(row);
+    let of = |other: &&UsageRow| what(other) == what(row);
     report.rows.iter().filter(of).collect()
 }
 
 /// Makes a line for each volume of a class that exactly these envs need, whichever snapshots froze it.
-fn volumes(report: &Report, class: Class, envs: &[String]) -> Vec<Line> {
-    let mut volumes: BTreeMap<&str, Vec<&Row>> = BTreeMap::new();
+fn volumes(report: &UsageReport, class: Class, envs: &[String]) -> Vec<Line> {
+    let mut volumes: BTreeMap<&str, Vec<&UsageRow>> = BTreeMap::new();
     for row in &report.rows {
         if row.class == class && row.envs == envs {
             volumes.entry(&row.name).or_default().push(row);
@@ -295,7 +295,7 @@ const PARTS: [(Class, &str); 7] = [
     (Class::Records, "records"),
 ];
 
-fn overview(report: &Report) -> Lines {
+fn overview(report: &UsageReport) -> Lines {
     let mut lines = Lines::default();
     for (env, freed) in &report.freed {
         let own = std::slice::from_ref(env);
@@ -395,7 +395,7 @@ fn overview(report: &Report) -> Lines {
 }
 
 /// Services keep their data on their own disk, which need not be the store's.
-fn totals_at_services(report: &Report) -> Vec<Cells> {
+fn totals_at_services(report: &UsageReport) -> Vec<Cells> {
     let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
     for held in &report.at_services {
         *sums.entry(&held.engine).or_default() += held.own;
@@ -407,7 +407,7 @@ fn totals_at_services(report: &Report) -> Vec<Cells> {
 }
 
 /// One env: each snapshot and volume by name.
-fn detail(report: &Report, env: &str) -> Lines {
+fn detail(report: &UsageReport, env: &str) -> Lines {
     let mut lines = Lines::default();
     for row in report.rows.iter().filter(|row| row.is_whole()) {
         let name = match row.class {
@@ -489,7 +489,7 @@ fn detail(report: &Report, env: &str) -> Lines {
 }
 
 /// Sums up layers that several envs need, by set of envs.
-fn shared(report: &Report) -> BTreeMap<&[String], Size> {
+fn shared(report: &UsageReport) -> BTreeMap<&[String], Size> {
     let mut sums: BTreeMap<&[String], Size> = BTreeMap::new();
     for row in &report.rows {
         if row.class == Class::Snapshots && row.envs.len() > 1 {
@@ -499,7 +499,7 @@ fn shared(report: &Report) -> BTreeMap<&[String], Size> {
     sums
 }
 
-fn used_by(row: &Row) -> String {
+fn used_by(row: &UsageRow) -> String {
     if row.envs.is_empty() {
         "no env depends on it".to_owned()
     } else {

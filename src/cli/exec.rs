@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 
 use crate::engine::Root;
-use crate::engine::hold::{Hold, OnDisconnect, State};
+use crate::engine::hold::{ContainerRecord, Hold, OnDisconnect};
 use crate::engine::job_slots::Claim;
 use crate::engine::session::{Client, End, Running};
 use crate::engine::wire::Command;
@@ -208,7 +208,7 @@ fn join(cx: &Context, job: &Job, store: &Store, host: &Host) -> Result<Option<te
     let mut command = command(cx, job, &spec, host, &devices);
     // The service created its device nodes with the groups of that time.
     if let Some(groups) = &mut command.groups
-        && let Some(state) = State::read(&run).filter(|_| !devices.is_empty())
+        && let Some(state) = ContainerRecord::read(&run).filter(|_| !devices.is_empty())
     {
         let nodes: Vec<Device> = devices.iter().cloned().chain(state.nodes).collect();
         *groups = gpu::groups(&nodes);

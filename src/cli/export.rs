@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::share::Shareable;
-use crate::store::export::{self, Named, OutputsExport};
+use crate::store::export::{self, ExportedEntry, OutputsExport};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::signals::Signals;
 use crate::ui::Format;
@@ -67,7 +67,7 @@ pub(crate) fn export(cx: &Context, args: &ExportArgs) -> Result<u8> {
     Ok(0)
 }
 
-fn show(cx: &Context, manifest: &Path, entries: &BTreeMap<String, Named>) -> Result<()> {
+fn show(cx: &Context, manifest: &Path, entries: &BTreeMap<String, ExportedEntry>) -> Result<()> {
     #[derive(Serialize)]
     struct ExportReport<'a> {
         schema: &'static str,
@@ -85,9 +85,9 @@ fn show(cx: &Context, manifest: &Path, entries: &BTreeMap<String, Named>) -> Res
     };
     for (name, named) in entries {
         match named {
-            Named::File(sha256) => drop(shown.files.insert(name, sha256)),
-            Named::Symlink(target) => drop(shown.links.insert(name, target)),
-            Named::Directory => shown.directories.push(name),
+            ExportedEntry::File(sha256) => drop(shown.files.insert(name, sha256)),
+            ExportedEntry::Symlink(target) => drop(shown.links.insert(name, target)),
+            ExportedEntry::Directory => shown.directories.push(name),
         }
     }
     if cx.json {

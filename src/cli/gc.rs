@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::cache;
 use crate::plan::gc::policy::{Limits, Policy, Preset};
-use crate::plan::gc::{Inventory, Item, Plan, Rule, What, plan, rooted};
+use crate::plan::gc::{GcItem, GcTarget, Inventory, Plan, Rule, plan, rooted};
 use crate::profile::value;
 use crate::store::Store;
 use crate::store::gc_apply::Swept;
@@ -174,7 +174,7 @@ fn parse_size(text: &str) -> Result<u64> {
 
 #[derive(Debug, Default, Serialize)]
 struct Done {
-    removed: Vec<Item>,
+    removed: Vec<GcItem>,
     stayed: Vec<Stayed>,
     /// Bytes that were waiting in the trash.
     trash: u64,
@@ -192,14 +192,14 @@ struct Stayed {
 }
 
 /// Asks before anything goes that takes time to make again, and again if a later look adds items.
-fn agree(cx: &Context, plan: &Plan, agreed: &mut BTreeSet<What>) -> Result<bool> {
+fn agree(cx: &Context, plan: &Plan, agreed: &mut BTreeSet<GcTarget>) -> Result<bool> {
     let more = if agreed.is_empty() {
         ""
     } else {
         "less was freed than estimated: "
     };
     let items = plan.items.iter();
-    let new: Vec<&Item> = items.filter(|item| !agreed.contains(&item.what)).collect();
+    let new: Vec<&GcItem> = items.filter(|item| !agreed.contains(&item.what)).collect();
     agreed.extend(new.iter().map(|item| item.what.clone()));
     let time: u64 = new.iter().map(|item| item.rebuild_ms).sum();
     if time == 0 {
@@ -235,7 +235,7 @@ fn apply(
             }
         }
         let swept = match &item.what {
-            What::Cache { cache, max } => cache::shrink(cx, store, inventory, cache, *max),
+            GcTarget::Cache { cache, max } => cache::shrink(cx, store, inventory, cache, *max),
             what => store.sweep(what, limits.keep_last),
         };
         let stays = match swept {
@@ -261,14 +261,14 @@ fn apply(
 fn report(cx: &Context, done: &Done, asked: Option<u64>, free: u64) -> Result<()> {
     if cx.json {
         #[derive(Serialize)]
-        struct Shown<'a> {
+        struct GcReport<'a> {
             schema: &'static str,
             dry_run: bool,
             #[serde(flatten)]
             done: &'a Done,
             free: u64,
         }
-        cx.ui.json(&Shown {
+        cx.ui.json(&GcReport {
             schema: "rockenv/gc/1",
             dry_run: false,
             done,
@@ -315,7 +315,7 @@ fn show(
 ) -> Result<()> {
     if cx.json {
         #[derive(Serialize)]
-        struct Shown<'a> {
+        struct GcPlanReport<'a> {
             schema: &'static str,
             dry_run: bool,
             preset: Preset,
@@ -326,7 +326,7 @@ fn show(
             #[serde(flatten)]
             plan: &'a Plan,
         }
-        return cx.ui.json(&Shown {
+        return cx.ui.json(&GcPlanReport {
             schema: "rockenv/gc/1",
             dry_run: true,
             preset: policy.preset,
@@ -377,12 +377,12 @@ fn show_roots(cx: &Context, inventory: &Inventory, limits: &Limits) -> Result<()
     let rows = rooted(inventory, limits);
     if cx.json {
         #[derive(Serialize)]
-        struct Shown<'a> {
+        struct RootsReport<'a> {
             schema: &'static str,
             roots: &'a [crate::plan::gc::Rooted],
             notes: &'a [String],
         }
-        return cx.ui.json(&Shown {
+        return cx.ui.json(&RootsReport {
             schema: "rockenv/gc-roots/1",
             roots: &rows,
             notes: &inventory.notes,

@@ -393,7 +393,7 @@ fn entry(checkout: &Checkout<'_>, commit: &str, path: &Path) -> Result<Option<(S
 }
 
 /// Turns the outcome of applying into an answer. Errors that are not about the hook stay errors.
-fn answer(commit: Option<&str>, outcome: Result<hook::Changes>) -> Result<At> {
+fn answer(commit: Option<&str>, outcome: Result<hook::HookChanges>) -> Result<At> {
     let at = |applies, why| At {
         revision: commit.map(str::to_owned),
         date: None,

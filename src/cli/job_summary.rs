@@ -4,7 +4,7 @@ use std::io::Write as _;
 
 use crate::cli::report;
 use crate::store::Store;
-use crate::sys::account::{Place, caller};
+use crate::sys::account::{FilePlace, caller};
 use crate::sys::error::{Result, ResultExt as _};
 use crate::up::context::Context;
 
@@ -35,7 +35,7 @@ fn add(cx: &Context, page: impl FnOnce() -> Result<String>) {
     };
     let write = || {
         let page = page()?;
-        let mut file = Place::new(caller(), path)?.append()?;
+        let mut file = FilePlace::new(caller(), path)?.append()?;
         Ok(file.write_all(format!("{page}\n").as_bytes())?)
     };
     let written: Result<()> = write();

@@ -154,7 +154,7 @@ fn show_status(cx: &Context, args: &StatusArgs) -> Result<u8> {
     };
     if cx.json {
         #[derive(Serialize)]
-        struct Shown<'a> {
+        struct StatusReport<'a> {
             #[serde(skip_serializing_if = "Vec::is_empty")]
             results: Vec<Changed>,
             schema: &'static str,
@@ -169,7 +169,7 @@ fn show_status(cx: &Context, args: &StatusArgs) -> Result<u8> {
             handed_over: Option<&'a HandedOver>,
             record: &'a Record,
         }
-        cx.ui.json(&Shown {
+        cx.ui.json(&StatusReport {
             schema: "rockenv/status/1",
             env: &name,
             state: state(&store, &name, &record, holder.as_ref()),

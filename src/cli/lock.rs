@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use crate::plan::lockfile::{self, Change, Lockfile, VERSION};
+use crate::plan::lockfile::{self, LockChange, Lockfile, VERSION};
 use crate::plan::resolve::VolumeKind;
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::signals::Signals;
@@ -155,20 +155,20 @@ fn say(
     cx: &Context,
     path: &Path,
     lock: &Lockfile,
-    changes: Option<Vec<Change>>,
+    changes: Option<Vec<LockChange>>,
     was_older: bool,
 ) -> Result<()> {
     let is_new = changes.is_none();
     let changes = changes.unwrap_or_default();
     if cx.json {
         #[derive(Serialize)]
-        struct Shown<'a> {
+        struct LockReport<'a> {
             schema: &'static str,
             file: &'a Path,
             new: bool,
-            changes: &'a [Change],
+            changes: &'a [LockChange],
         }
-        return cx.ui.json(&Shown {
+        return cx.ui.json(&LockReport {
             schema: "rockenv/lock/1",
             file: path,
             new: is_new,
@@ -197,7 +197,7 @@ fn say(
     Ok(())
 }
 
-fn tell(cx: &Context, changes: &[Change]) {
+fn tell(cx: &Context, changes: &[LockChange]) {
     for line in lockfile::told(changes) {
         cx.ui.data(&format!("{line}\n"));
     }
@@ -213,11 +213,11 @@ fn diff(cx: &Context, args: &DiffArgs) -> Result<()> {
     let changes = lockfile::changes(&read(&args.old)?, &read(&args.new)?);
     if cx.json {
         #[derive(Serialize)]
-        struct Shown<'a> {
+        struct LockDiffReport<'a> {
             schema: &'static str,
-            changes: &'a [Change],
+            changes: &'a [LockChange],
         }
-        return cx.ui.json(&Shown {
+        return cx.ui.json(&LockDiffReport {
             schema: "rockenv/lock-diff/1",
             changes: &changes,
         });

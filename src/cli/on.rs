@@ -10,7 +10,7 @@ use fs_err as fs;
 use sha2::{Digest as _, Sha256};
 
 use crate::cli::{Cli, Command};
-use crate::remote::{LATEST, Machine, Manifest, Seen, Tree, Way, send, short};
+use crate::remote::{LATEST, Machine, Manifest, Seen, SshConnection, Tree, send, short};
 use crate::sys::account::become_caller;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::host::Host;
@@ -56,7 +56,7 @@ pub(crate) fn on(cx: &Context, args: &OnArgs) -> Result<u8> {
     }
     // This needs none of root's rights: the files and the keys are the caller's.
     become_caller()?;
-    let way = Way {
+    let way = SshConnection {
         machine: &args.machine,
         ssh: &cx.config.ssh,
     };
@@ -110,7 +110,7 @@ fn check_below(path: &Path) -> Result<()> {
 }
 
 /// Makes sure that this exact program is there; returns its path below the home.
-fn send_program(cx: &Context, way: &Way<'_>) -> Result<String> {
+fn send_program(cx: &Context, way: &SshConnection<'_>) -> Result<String> {
     let bytes = fs::read(Host::probe()?.program)?;
     let digest = hex::encode(Sha256::digest(&bytes));
     let path = format!("{PLACE}/bin/{digest}");
@@ -204,7 +204,13 @@ fn list(working: &Path, path: &Path, found: &mut Manifest) -> Result<()> {
 
 /// Runs rockenv there, at a terminal if we are at one. It ends with the connection, because nobody would see its
 /// further output.
-fn run(cx: &Context, way: &Way<'_>, directory: &str, program: &str, args: &OnArgs) -> Result<u8> {
+fn run(
+    cx: &Context,
+    way: &SshConnection<'_>,
+    directory: &str,
+    program: &str,
+    args: &OnArgs,
+) -> Result<u8> {
     // The shell turns a signal into an exit code, because ssh reports a signal as a failure of its own; Ctrl-C must
     // not end the shell.
     let script = r#"cd "$HOME/$1" || exit 1
@@ -238,20 +244,20 @@ exit $?"#;
         _ => {}
     }
     match status.code() {
-        Some(code) if !Way::is_failure(status) => Ok(u8::try_from(code).unwrap_or(1)),
+        Some(code) if !SshConnection::is_failure(status) => Ok(u8::try_from(code).unwrap_or(1)),
         _ => way.judge("run rockenv", status).map(|()| 0),
     }
 }
 
 /// Distinguishes a sudo that refuses from a command that failed and has reported why.
-fn check_sudo(way: &Way<'_>, options: &[&str], program: &str) -> Result<()> {
+fn check_sudo(way: &SshConnection<'_>, options: &[&str], program: &str) -> Result<()> {
     let script = r#"exec sudo -n "$HOME/$1" --version >/dev/null 2>&1"#;
     let mut command = way.script_with(options, script, &[program])?;
     if options.is_empty() {
         command.stdin(Stdio::null());
     }
     let status = way.start(command)?.wait()?;
-    if status.success() || Way::is_failure(status) {
+    if status.success() || SshConnection::is_failure(status) {
         return Ok(());
     }
     Err(Error::unavailable(format!(
@@ -270,13 +276,18 @@ fn reads_input(words: &[String]) -> bool {
     parsed.is_ok_and(|cli| matches!(cli.command, Command::Exec(_) | Command::Shell(_)))
 }
 
-fn fetch_all(way: &Way<'_>, directory: &str, working: &Path, args: &OnArgs) -> Result<()> {
+fn fetch_all(
+    way: &SshConnection<'_>,
+    directory: &str,
+    working: &Path,
+    args: &OnArgs,
+) -> Result<()> {
     let fetch = |path: &PathBuf| fetch(way, directory, working, path);
     args.fetch.iter().try_for_each(fetch)
 }
 
 /// Fetches a file or directory, all or nothing.
-fn fetch(way: &Way<'_>, directory: &str, working: &Path, path: &Path) -> Result<()> {
+fn fetch(way: &SshConnection<'_>, directory: &str, working: &Path, path: &Path) -> Result<()> {
     let name = path.to_string_lossy();
     let cannot = || format!("cannot fetch `{name}` from {}", way.machine);
     let arriving = tempfile::Builder::new()

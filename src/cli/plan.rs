@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::engine::choose::{NONE_HERE, Reason, is_nspawn_installed};
 use crate::plan::record;
 use crate::plan::resolve::{Engine, Spec, Volume, VolumeKind};
-use crate::plan::savings::{self, Figure, Way};
+use crate::plan::savings::{self, Figure, StartingPoint};
 use crate::plan::{Observed, Plan, plan as decide};
 use crate::rocm::gpu;
 use crate::store::Store;
@@ -26,7 +26,7 @@ use crate::up::observe::wanted;
 use crate::up::options::{OUTPUT, PlanOptions, options};
 use crate::up::preflight::{Needs, Refused};
 use crate::up::registry::{self, Source};
-use crate::up::resolve::{Gathered, Missing, Said};
+use crate::up::resolve::{FingerprintUse, Gathered, MissingInputs};
 use crate::up::select::Selection;
 use crate::up::task::Task;
 
@@ -137,7 +137,7 @@ pub(crate) fn show_plan(
 /// Returns every reason why `up` would refuse.
 fn refused(
     selection: &Selection,
-    missing: &Missing,
+    missing: &MissingInputs,
     plan: &Plan,
     needs: &Needs,
     is_forced: bool,
@@ -182,9 +182,9 @@ struct PlanReport<'a> {
     /// Host directories that nobody agreed to yet.
     host_writes: Option<&'a HostWrites>,
     plan: &'a Plan,
-    fingerprints: &'a [Said],
+    fingerprints: &'a [FingerprintUse],
     from: &'a str,
-    ways: &'a [Way],
+    ways: &'a [StartingPoint],
     notes: &'a [String],
     /// Steps that belong to other variants or starting points.
     #[serde(skip)]

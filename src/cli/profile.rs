@@ -8,11 +8,11 @@ use serde::Serialize;
 use crate::plan::resolve;
 use crate::profile::{self, Origin};
 use crate::store::Store;
-use crate::sys::account::{Existing, Place, caller, make_directories};
+use crate::sys::account::{Existing, FilePlace, caller, make_directories};
 use crate::sys::error::{Error, Kind, Result};
 use crate::ui::size;
 use crate::ui::table::Table;
-use crate::up::check::{self, Checked};
+use crate::up::check::{self, ProfileCheck};
 use crate::up::context::Context;
 use crate::up::request::UpRequest;
 use crate::up::resolve::Gathered;
@@ -129,13 +129,13 @@ fn show(cx: &Context, args: &ShowArgs) -> Result<()> {
             text: &'a str,
         }
         #[derive(Serialize)]
-        struct Shown<'a> {
+        struct ProfileReport<'a> {
             schema: &'static str,
             name: &'a str,
             description: &'a str,
             files: Vec<File<'a>>,
         }
-        return cx.ui.json(&Shown {
+        return cx.ui.json(&ProfileReport {
             schema: "rockenv/profile/1",
             name: &profile.name,
             description: &profile.description,
@@ -219,7 +219,7 @@ fn check(cx: &Context, args: &CheckArgs) -> Result<u8> {
     let mut code = 0;
     let mut reports = Vec::new();
     for what in all {
-        let Checked {
+        let ProfileCheck {
             spec,
             advice,
             errors,
@@ -293,7 +293,7 @@ fn new(cx: &Context, args: &NewArgs) -> Result<()> {
     let directory = Path::new("profiles");
     let path = directory.join(format!("{}.toml", args.name));
     make_directories(caller(), directory)?;
-    let place = Place::new(caller(), &path)?;
+    let place = FilePlace::new(caller(), &path)?;
     if place.open()?.is_some() {
         return Err(place
             .exists("")

@@ -14,7 +14,7 @@ use crate::rocm::{gpu, target};
 use crate::store::config::Config;
 use crate::sys::account;
 use crate::sys::error::{Error, Kind, Result};
-use crate::ui::{Settings, Terminals, Ui};
+use crate::ui::{Terminals, Ui, UiSettings};
 use crate::up::context::Context;
 use crate::{engine, remote};
 
@@ -98,11 +98,11 @@ fn heed_learned(cx: &Context) {
     }
 }
 
-fn settings(global: &GlobalArgs, config: Option<&Config>) -> Settings {
+fn settings(global: &GlobalArgs, config: Option<&Config>) -> UiSettings {
     let terminal = config
         .map(|config| config.terminal.clone())
         .unwrap_or_default();
-    Settings {
+    UiSettings {
         quiet: global.quiet,
         verbose: global.verbose,
         yes: global.yes,
@@ -145,7 +145,7 @@ fn own_subcommand() -> Option<ExitCode> {
     Some(match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            Ui::new(Settings::default()).error(&error);
+            Ui::new(UiSettings::default()).error(&error);
             ExitCode::from(error.kind().exit_code())
         }
     })

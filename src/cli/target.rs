@@ -68,13 +68,13 @@ fn learn(cx: &Context, args: &CheckArgs) -> Result<()> {
     Learned::of(&source, &checkout.targets).save(store.root())?;
     if cx.json {
         #[derive(Serialize)]
-        struct Shown<'a> {
+        struct LearnReport<'a> {
             schema: &'static str,
             source: &'a Path,
             targets: &'a [therock::Declared],
             drift: &'a [therock::Drift],
         }
-        return cx.ui.json(&Shown {
+        return cx.ui.json(&LearnReport {
             schema: "rockenv/target-learn/1",
             source: &source,
             targets: &checkout.targets,
@@ -135,7 +135,7 @@ fn check(cx: &Context, args: &CheckArgs) -> Result<u8> {
         .map(|topology| topology.artifacts.len());
     if cx.json {
         #[derive(Serialize)]
-        struct Shown<'a> {
+        struct TargetCheckReport<'a> {
             schema: &'static str,
             therock: &'static str,
             targets: &'a [therock::Declared],
@@ -143,7 +143,7 @@ fn check(cx: &Context, args: &CheckArgs) -> Result<u8> {
             artifacts: Option<usize>,
             drift: &'a [therock::Drift],
         }
-        cx.ui.json(&Shown {
+        cx.ui.json(&TargetCheckReport {
             schema: "rockenv/target-check/1",
             therock: target::table_commit(),
             targets: &checkout.targets,
@@ -185,15 +185,15 @@ fn support_word(support: Option<&Support>) -> &'static str {
 
 fn ls(cx: &Context) -> Result<()> {
     #[derive(Serialize)]
-    struct Row {
+    struct TargetRow {
         target: &'static str,
         product: &'static str,
-        kind: target::Kind,
+        kind: target::GpuKind,
         support: &'static str,
         families: &'static [String],
     }
-    let rows: Vec<Row> = target::all()
-        .map(|target| Row {
+    let rows: Vec<TargetRow> = target::all()
+        .map(|target| TargetRow {
             target: target.name(),
             product: &target.info().product,
             kind: target.info().kind,
@@ -249,13 +249,13 @@ fn show(cx: &Context, target: Target) -> Result<()> {
         .collect();
     if cx.json {
         #[derive(Serialize)]
-        struct Shown<'a> {
+        struct TargetReport<'a> {
             schema: &'static str,
             target: &'static str,
             product: &'static str,
             marketing_names: &'static [&'static str],
             release_products: Option<&'static str>,
-            kind: target::Kind,
+            kind: target::GpuKind,
             families: &'static [String],
             #[serde(rename = "override")]
             override_version: String,
@@ -268,7 +268,7 @@ fn show(cx: &Context, target: Target) -> Result<()> {
             gpus: &'a [Gpu],
             therock: &'static str,
         }
-        return cx.ui.json(&Shown {
+        return cx.ui.json(&TargetReport {
             schema: "rockenv/target/1",
             target: target.name(),
             product: &info.product,
@@ -313,9 +313,9 @@ fn show_facts(cx: &Context, target: Target, variant: &str, here: &[Gpu]) {
         lines.push(("names", names.join(", ")));
     }
     let kind = match info.kind {
-        target::Kind::Dgpu => "graphics card",
-        target::Kind::Igpu => "in a processor",
-        target::Kind::Dcgpu => "accelerator",
+        target::GpuKind::Dgpu => "graphics card",
+        target::GpuKind::Igpu => "in a processor",
+        target::GpuKind::Dcgpu => "accelerator",
     };
     let architecture = target.support().map(|support| &support.architecture);
     lines.push((
@@ -401,11 +401,11 @@ struct Detected<'a> {
     schema: &'static str,
     usable: bool,
     lack: Option<&'static str>,
-    gpus: Vec<Row<'a>>,
+    gpus: Vec<TargetRow<'a>>,
 }
 
 #[derive(Serialize)]
-struct Row<'a> {
+struct TargetRow<'a> {
     #[serde(flatten)]
     gpu: &'a Gpu,
     target: Option<Target>,
@@ -421,7 +421,7 @@ impl<'a> Detected<'a> {
             gpus: machine
                 .gpus
                 .iter()
-                .map(|gpu| Row {
+                .map(|gpu| TargetRow {
                     gpu,
                     target: gpu.target(),
                     product: gpu.target().map(|target| target.info().product.as_str()),

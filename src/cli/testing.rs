@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use fs_err as fs;
 use sha2::{Digest as _, Sha256};
 
-use crate::engine::hold::State;
+use crate::engine::hold::ContainerRecord;
 use crate::image::{self, BuildContext, Logins, Recipe};
 use crate::plan::gc::policy::{Policy, Table};
 use crate::plan::{gc, lockfile};
@@ -238,8 +238,8 @@ fn store(input: &[u8]) -> Result<()> {
         let (env, run) = (store.env_dir(&name), store.env_dir(&name).join("run"));
         drop((store.record(&name), store.spec(&name), journal::read(&env)));
         // It names processes to end, which could be any on this machine.
-        drop(State::read(&run));
-        drop(fs::remove_file(State::path(&run)));
+        drop(ContainerRecord::read(&run));
+        drop(fs::remove_file(ContainerRecord::path(&run)));
         drop(store.lock_env(&name, "up", std::time::Duration::ZERO));
     }
     repair(&store, &[]).map(drop)

@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::cli::{Cli, Command};
 use crate::store::config::Config;
 use crate::sys::error::{Error, Kind, Result};
-use crate::sys::trust::{self, State, Trusted};
+use crate::sys::trust::{self, TrustState, Trusted};
 use crate::ui::table::Table;
 use crate::up::context::Context;
 
@@ -29,7 +29,7 @@ pub struct TrustArgs {
 #[derive(Debug, Serialize)]
 struct TrustRow {
     path: PathBuf,
-    state: State,
+    state: TrustState,
     writes: Vec<PathBuf>,
 }
 
@@ -99,11 +99,11 @@ fn show(cx: &Context) -> Result<()> {
     let mut rows = Vec::new();
     for known in Trusted::all(&cx.config.user_dir)? {
         let state = match &known.digest {
-            None => State::Trusted,
+            None => TrustState::Trusted,
             Some(digest) if trust::digest(&known.path).is_ok_and(|now| now == *digest) => {
-                State::Trusted
+                TrustState::Trusted
             }
-            Some(_) => State::Changed,
+            Some(_) => TrustState::Changed,
         };
         rows.push(TrustRow {
             path: known.path,
@@ -117,8 +117,8 @@ fn show(cx: &Context) -> Result<()> {
     let mut table = Table::new(["path", "state"]);
     for row in &rows {
         let state = match row.state {
-            State::Changed => "changed",
-            State::Trusted | State::Empty | State::Untrusted => "trusted",
+            TrustState::Changed => "changed",
+            TrustState::Trusted | TrustState::Empty | TrustState::Untrusted => "trusted",
         };
         table.row([row.path.display().to_string(), state.to_owned()]);
     }
@@ -176,7 +176,7 @@ pub(crate) fn ask(cx: Context, cli: &Cli) -> Result<Context> {
     let terminals = cx.ui.settings().terminals;
     let can_ask = looks && terminals.stdin && terminals.stderr && !cli.global.yes;
     let current = &cx.config.current;
-    if !can_ask || current.counts() || current.state == State::Empty {
+    if !can_ask || current.counts() || current.state == TrustState::Empty {
         cx.ui.warn(&notice);
         return Ok(cx);
     }

@@ -14,7 +14,7 @@ use crate::up::downloads::Fetching;
 use crate::up::ephemeral;
 use crate::up::segments::segments;
 use crate::up::task::Task;
-use crate::up::verify::{Options, Rebuild, StepReport};
+use crate::up::verify::{Rebuild, StepReport, VerifyOptions};
 
 /// Maximum length of a name without the scratch env's suffix.
 const STEM: usize = 40;
@@ -56,7 +56,7 @@ pub(crate) fn verify(cx: &Context, args: &VerifyArgs) -> Result<u8> {
         store: &store,
         offline: false,
     };
-    let options = Options {
+    let options = VerifyOptions {
         strict: args.strict,
         with_caches: args.with_caches,
     };

@@ -134,13 +134,13 @@ impl From<Reason> for Error {
 
 /// The record of a container that runs, or ran when its holder was killed: `run/state.json`.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct State {
+pub(crate) struct ContainerRecord {
     pub id: String,
     pub cgroup: Cgroup,
     /// The file by which systemd-nspawn locks the tree; a killed one leaves it.
     pub lock: Option<TreeLock>,
     /// The container of a service.
-    pub place: Option<docker::Place>,
+    pub place: Option<docker::ContainerTree>,
     /// It only waits for another command.
     #[serde(default)]
     pub idle: bool,
@@ -149,7 +149,7 @@ pub(crate) struct State {
     pub nodes: Vec<Device>,
 }
 
-impl State {
+impl ContainerRecord {
     /// Returns the path of the state in an env's `run` directory.
     pub(crate) fn path(run: &Path) -> PathBuf {
         run.join("state.json")
@@ -401,7 +401,7 @@ fn hold_container(hold: &Hold, fds: Vec<OwnedFd>, starter: &UnixStream) -> Resul
     mask.thread_block()?;
     let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
 
-    let mut state = State {
+    let mut state = ContainerRecord {
         id: hold.container.id.clone(),
         cgroup: Cgroup::default(),
         lock: None,
@@ -429,12 +429,13 @@ fn hold_container(hold: &Hold, fds: Vec<OwnedFd>, starter: &UnixStream) -> Resul
         }
     };
     // If anything is left, so is the state: the next command that takes the lock continues from it.
-    let cleared = state
-        .clear()
-        .and_then(|()| match fs::remove_file(State::path(&hold.run)) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
-            _ => Ok(()),
-        });
+    let cleared =
+        state.clear().and_then(
+            |()| match fs::remove_file(ContainerRecord::path(&hold.run)) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+                _ => Ok(()),
+            },
+        );
     let usage = result?;
     cleared?;
     Ok(usage)

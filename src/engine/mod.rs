@@ -48,7 +48,7 @@ pub enum Root {
         work: PathBuf,
     },
     /// A container of a service, which keeps its own trees.
-    Service(docker::Place),
+    Service(docker::ContainerTree),
 }
 
 /// A directory or file of the host inside a container.

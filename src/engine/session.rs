@@ -11,7 +11,7 @@ use fs_err as fs;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::Usage;
-use super::hold::{FromHolder, Hold, State};
+use super::hold::{ContainerRecord, FromHolder, Hold};
 use super::wire::{Command, Reply, Request};
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::frames;
@@ -120,7 +120,7 @@ impl Running {
             if !self.answers(&mut until)? {
                 self.holder.kill()?;
                 self.holder.wait()?;
-                let _ended = State::recover(&self.run)?;
+                let _ended = ContainerRecord::recover(&self.run)?;
                 return Ok(End::Ended(Usage::default()));
             }
             match self.hear() {
@@ -131,7 +131,7 @@ impl Running {
                 Err(killed) => {
                     // We have the env's lock, so its leftovers are ours to end.
                     self.holder.wait()?;
-                    let _ended = State::recover(&self.run)?;
+                    let _ended = ContainerRecord::recover(&self.run)?;
                     return Err(killed);
                 }
             }

@@ -19,7 +19,7 @@ use nix::sys::stat::Mode;
 use crate::engine::jobserver::makeflags;
 use crate::engine::nspawn::PROGRAM;
 use crate::sys::host;
-use crate::ui::{Settings, Ui};
+use crate::ui::{Ui, UiSettings};
 
 /// The names of the shim.
 const NAMES: [&str; 2] = ["make", "gmake"];
@@ -70,7 +70,7 @@ pub(crate) fn run(program: &OsStr, arguments: &[OsString]) -> ExitCode {
 }
 
 fn say(text: &str) {
-    Ui::new(Settings::default()).note(text);
+    Ui::new(UiSettings::default()).note(text);
 }
 
 /// Returns the next make of that name on the path that is not this program.

@@ -11,7 +11,7 @@ use nix::sys::stat::{Mode, fstat};
 use nix::unistd::fchown;
 
 use super::step::memory_max;
-use super::view::{Shown, Views};
+use super::view::{PatchedSource, Views};
 use crate::engine::hold::name_prefix;
 use crate::engine::jobserver;
 use crate::engine::ninja;
@@ -143,8 +143,8 @@ impl Around<'_> {
         }
         for volume in volumes {
             let (source, view) = match views.get(&volume.name) {
-                Some(Shown::Copy(copy)) => (copy.clone(), None),
-                Some(Shown::Overlay(view)) => {
+                Some(PatchedSource::Copy(copy)) => (copy.clone(), None),
+                Some(PatchedSource::Overlay(view)) => {
                     let below = directory_of(env, store, spec, volume, sources)?;
                     (below, Some(view.clone()))
                 }

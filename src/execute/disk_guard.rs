@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use fs_err as fs;
 
-use crate::engine::hold::State;
+use crate::engine::hold::ContainerRecord;
 use crate::plan::gc;
 use crate::plan::gc::policy::Policy;
 use crate::store::Store;
@@ -221,7 +221,7 @@ impl DiskGuard {
     }
 
     fn freeze(&self, frozen: bool) -> bool {
-        State::read(&self.run).is_some_and(|state| state.cgroup.freeze(frozen))
+        ContainerRecord::read(&self.run).is_some_and(|state| state.cgroup.freeze(frozen))
     }
 }
 

@@ -14,7 +14,7 @@ use crate::engine::nspawn::PROGRAM;
 use crate::engine::session::{Client, Running};
 use crate::engine::wire::{Command, Reply};
 use crate::rocm::gpu::Device;
-use crate::rocm::gpu::probe::{self, Finding, Layer};
+use crate::rocm::gpu::probe::{self, AccessLayer, Finding};
 use crate::sys::error::{Error, Result};
 use crate::sys::signals::Signals;
 
@@ -156,7 +156,7 @@ fn judge(report: &[u8]) -> Result<Proof> {
         })
         .collect();
     let error = Error::unavailable("the GPU cannot be used inside").source(each.join("; "));
-    let absent = |finding: &&Finding| finding.layer == Some(Layer::Absent);
+    let absent = |finding: &&Finding| finding.layer == Some(AccessLayer::Absent);
     Err(match &first.mend {
         // The nodes existed when the container was defined.
         _ if failed.iter().all(absent) => error.help(

@@ -14,11 +14,11 @@ use nix::fcntl::AtFlags;
 
 pub(crate) use crate::engine::docker::UNPACK as LAYER;
 use crate::image::oci::layers::{Deletions, Layers};
-use crate::image::tar::unpack::{Devices, Limits, Options};
+use crate::image::tar::unpack::{Devices, Limits, UnpackOptions};
 use crate::store::export;
 use crate::sys::checksum;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
-use crate::tree::listing::{self, Content, Entry, Place, look};
+use crate::tree::listing::{self, Content, ListingEntry, PathState, look};
 use crate::tree::write::{Existing, Writer};
 
 /// Name of an export's manifest, in the format of `sha256sum`.
@@ -41,11 +41,11 @@ pub(crate) fn layer(arguments: &[String]) -> Result<()> {
     let [archive, diff_id, report] = arguments else {
         return Err(usage());
     };
-    let options = Options {
+    let options = UnpackOptions {
         devices: Devices::Make,
         limits: Limits::SNAPSHOT,
         left_out: &MADE,
-        ..Options::default()
+        ..UnpackOptions::default()
     };
     let unpack = || {
         let archive = fs::File::open(archive)?.into_file();
@@ -278,15 +278,15 @@ impl Exporting<'_> {
     }
 }
 
-fn entry(source: &Path) -> Result<Entry> {
+fn entry(source: &Path) -> Result<ListingEntry> {
     let (parent, name) = (source.parent(), source.file_name());
     let place = look(
         parent.unwrap_or(Path::new("/")),
         Path::new(name.unwrap_or_default()),
     )?;
     match place {
-        Place::Taken(entry) => Ok(entry),
-        Place::Free | Place::Blocked => Err(Error::new(
+        PathState::Taken(entry) => Ok(entry),
+        PathState::Free | PathState::Blocked => Err(Error::new(
             Kind::StepFailed,
             format!("nothing to export at `{}`", source.display()),
         )),

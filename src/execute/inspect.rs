@@ -18,13 +18,13 @@ use crate::tree::{Method, overlay};
 /// What happened to a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Kind {
+pub(crate) enum ChangeKind {
     Added,
     Changed,
     Deleted,
 }
 
-impl Kind {
+impl ChangeKind {
     /// Returns the letter that other tools use.
     pub(crate) fn mark(self) -> char {
         match self {
@@ -36,8 +36,8 @@ impl Kind {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Change {
-    pub kind: Kind,
+pub(crate) struct PathChange {
+    pub kind: ChangeKind,
     /// Absolute path in the env.
     pub path: PathBuf,
 }
@@ -50,7 +50,7 @@ pub(crate) fn diff(
     env: &mut LockedEnv<'_>,
     from: &str,
     to: Option<&str>,
-) -> Result<Vec<Change>> {
+) -> Result<Vec<PathChange>> {
     if let Some(service) = env.service()? {
         return diff_at(&service, env, from, to);
     }
@@ -71,7 +71,7 @@ fn diff_at(
     env: &LockedEnv<'_>,
     from: &str,
     to: Option<&str>,
-) -> Result<Vec<Change>> {
+) -> Result<Vec<PathChange>> {
     let record = env.known_record()?;
     let list = |name: &str| {
         let snapshot = snapshot(env, name)?;
@@ -102,12 +102,12 @@ fn diff_at(
     let paths: BTreeSet<&PathBuf> = before.keys().chain(after.keys()).collect();
     let change = |path: &PathBuf| {
         let kind = match (before.get(path), after.get(path)) {
-            (Some(_), None) => Kind::Deleted,
-            (None, Some(_)) => Kind::Added,
-            (old, new) if old != new => Kind::Changed,
+            (Some(_), None) => ChangeKind::Deleted,
+            (None, Some(_)) => ChangeKind::Added,
+            (old, new) if old != new => ChangeKind::Changed,
             _ => return None,
         };
-        Some(Change {
+        Some(PathChange {
             kind,
             path: path.clone(),
         })
@@ -169,30 +169,30 @@ fn entries(directory: &Path) -> Result<BTreeMap<OsString, std::fs::Metadata>> {
     Ok(found)
 }
 
-fn compare(before: &Path, after: &Path, path: &Path, changes: &mut Vec<Change>) -> Result<()> {
+fn compare(before: &Path, after: &Path, path: &Path, changes: &mut Vec<PathChange>) -> Result<()> {
     let (old, new) = (entries(before)?, entries(after)?);
     let mut names: Vec<_> = old.keys().chain(new.keys()).collect();
     names.sort_unstable();
     names.dedup();
     for name in names {
         let path = path.join(name);
-        let add = |kind, changes: &mut Vec<Change>| {
-            changes.push(Change {
+        let add = |kind, changes: &mut Vec<PathChange>| {
+            changes.push(PathChange {
                 kind,
                 path: path.clone(),
             });
         };
         match (old.get(name), new.get(name)) {
-            (Some(_), None) => add(Kind::Deleted, changes),
+            (Some(_), None) => add(ChangeKind::Deleted, changes),
             (None, Some(found)) => {
-                add(Kind::Added, changes);
+                add(ChangeKind::Added, changes);
                 if found.is_dir() {
                     compare_with_nothing(&after.join(name), &path, changes)?;
                 }
             }
             (Some(a), Some(b)) if a.is_dir() && b.is_dir() => {
                 if !same_attributes(a, b) {
-                    add(Kind::Changed, changes);
+                    add(ChangeKind::Changed, changes);
                 }
                 compare(&before.join(name), &after.join(name), &path, changes)?;
             }
@@ -202,7 +202,7 @@ fn compare(before: &Path, after: &Path, path: &Path, changes: &mut Vec<Change>) 
                     && (a.mtime(), a.mtime_nsec()) == (b.mtime(), b.mtime_nsec())
                     && a.rdev() == b.rdev();
                 if !same {
-                    add(Kind::Changed, changes);
+                    add(ChangeKind::Changed, changes);
                 }
             }
             (None, None) => {}
@@ -211,11 +211,15 @@ fn compare(before: &Path, after: &Path, path: &Path, changes: &mut Vec<Change>) 
     Ok(())
 }
 
-fn compare_with_nothing(directory: &Path, path: &Path, changes: &mut Vec<Change>) -> Result<()> {
+fn compare_with_nothing(
+    directory: &Path,
+    path: &Path,
+    changes: &mut Vec<PathChange>,
+) -> Result<()> {
     for (name, found) in entries(directory)? {
         let inner = path.join(&name);
-        changes.push(Change {
-            kind: Kind::Added,
+        changes.push(PathChange {
+            kind: ChangeKind::Added,
             path: inner.clone(),
         });
         if found.is_dir() {

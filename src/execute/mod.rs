@@ -33,7 +33,7 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 
 pub(crate) use crate::execute::supervise::Ending;
-pub(crate) use outcome::{Ended, Failure, Progress};
+pub(crate) use outcome::{Ended, ExecutionProgress, Failure};
 pub(crate) use step::base_environment;
 pub(crate) use view::{APART, ByHand, look};
 
@@ -42,7 +42,7 @@ use crate::plan::jobs::Sizing;
 use crate::plan::lockfile::Lockfile;
 use crate::plan::record::{Cost, Origin, Outcome, Snapshot, StepRecord};
 use crate::plan::resolve::Spec;
-use crate::plan::{Action, Plan, Planned, Volumes};
+use crate::plan::{Action, Plan, PlanStep, Volumes};
 use crate::profile::CopyFiles;
 use crate::profile::hook::Hook;
 use crate::rocm::gpu::Grant;
@@ -100,7 +100,7 @@ enum StepEnd {
 
 impl Execution<'_, '_> {
     /// Executes the plan.
-    pub(crate) fn run(mut self) -> Result<Progress> {
+    pub(crate) fn run(mut self) -> Result<ExecutionProgress> {
         self.keep_changes()?;
         self.move_to_start()?;
         self.save_steps()?;
@@ -119,7 +119,7 @@ impl Execution<'_, '_> {
         match stopped {
             Ok(None) => {}
             Ok(Some(stopped)) => return Ok(stopped),
-            Err(error) => return Ok(Progress::Ended(Ended::broke(error, self.signals))),
+            Err(error) => return Ok(ExecutionProgress::Ended(Ended::broke(error, self.signals))),
         }
         let steps = &self.plan.steps;
         let whole = !steps.iter().any(|step| step.action == Action::Later);
@@ -128,11 +128,15 @@ impl Execution<'_, '_> {
         if whole && ran {
             self.say_stale()?;
         }
-        Ok(Progress::Ended(Ended::Complete))
+        Ok(ExecutionProgress::Ended(Ended::Complete))
     }
 
     /// Runs the steps of the plan; returns how far it went if that is not the end.
-    fn run_steps(&mut self, run: &str, durable: &durable::Durable) -> Result<Option<Progress>> {
+    fn run_steps(
+        &mut self,
+        run: &str,
+        durable: &durable::Durable,
+    ) -> Result<Option<ExecutionProgress>> {
         let (plan, spec) = (self.plan, self.spec);
         let total = u32::try_from(plan.steps.len()).unwrap_or(u32::MAX);
         let mut last: Option<&str> = None;
@@ -163,7 +167,7 @@ impl Execution<'_, '_> {
             if let Some(last) = last
                 && self.is_stale_before(step)?
             {
-                return Ok(Some(Progress::Changed(last.to_owned())));
+                return Ok(Some(ExecutionProgress::Changed(last.to_owned())));
             }
             self.reporter.emit(&Event::StepStarted {
                 index,
@@ -182,7 +186,7 @@ impl Execution<'_, '_> {
                 StepEnd::Stopped(stopped) => {
                     let cost = self.cost_of(&step.name);
                     self.finished(index, total, &step.name, event::Outcome::Failed, cost);
-                    return Ok(Some(Progress::Ended(stopped)));
+                    return Ok(Some(ExecutionProgress::Ended(stopped)));
                 }
             }
         }
@@ -207,7 +211,7 @@ impl Execution<'_, '_> {
     }
 
     /// Reports a step that does not run.
-    fn did_not_run(&self, step: &Planned, outcome: event::Outcome) {
+    fn did_not_run(&self, step: &PlanStep, outcome: event::Outcome) {
         self.reporter
             .measured(|| Row::of(self.spec, &step.name, step.key.as_ref(), outcome));
     }

@@ -13,7 +13,7 @@ use crate::ui::size::{bytes, duration};
 
 /// How far execution went.
 #[derive(Debug)]
-pub(crate) enum Progress {
+pub(crate) enum ExecutionProgress {
     /// To its end.
     Ended(Ended),
     /// To the end of this step: a source changed that is in the keys of later steps.

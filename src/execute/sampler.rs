@@ -8,7 +8,7 @@ use std::time::Instant;
 use fs_err as fs;
 
 use crate::engine::cgroup::Cgroup;
-use crate::engine::hold::State;
+use crate::engine::hold::ContainerRecord;
 use crate::engine::jobserver::Gauge;
 use crate::plan::samples::{Sample, Series};
 
@@ -84,7 +84,7 @@ impl Sampler {
 
     /// The control group is known once the container runs; without root there may be none.
     fn find_group(&mut self) {
-        let state = State::read(&self.run);
+        let state = ContainerRecord::read(&self.run);
         self.cgroup = state
             .map(|state| state.cgroup)
             .filter(|cgroup| !cgroup.directories.is_empty());

@@ -17,14 +17,14 @@ use std::path::{Path, PathBuf};
 pub(crate) use crate::execute::view::manual_edits::ByHand;
 use fs_err as fs;
 use sha2::{Digest as _, Sha256};
-use stack::{Layer, Stack, Time};
+use stack::{Stack, StackLayer, Time};
 
 use super::Execution;
 use crate::engine::View;
 use crate::plan::ids::LayerId;
 use crate::plan::resolve::{Access, Step, Volume, VolumeKind};
 use crate::plan::{self, resolve};
-use crate::profile::hook::{self, Change, Changes, FileInSource, Hook};
+use crate::profile::hook::{self, FileInSource, Hook, HookChange, HookChanges};
 use crate::store::{LockedEnv, Store};
 use crate::sys::atomic::{self, random_id};
 use crate::sys::error::{Error, Result, ResultExt as _};
@@ -57,7 +57,7 @@ fn at(directory: &Path) -> PathBuf {
 
 /// What an env shows in place of a source with hooks.
 #[derive(Clone, Debug)]
-pub(crate) enum Shown {
+pub(crate) enum PatchedSource {
     /// The source, with an overlay on it.
     Overlay(View),
     /// Another directory.
@@ -65,18 +65,18 @@ pub(crate) enum Shown {
 }
 
 /// The views of a container, by volume.
-pub(super) type Views = BTreeMap<String, Shown>;
+pub(super) type Views = BTreeMap<String, PatchedSource>;
 
 /// Returns the view of a volume as the last step saw it; `None` if it had no hooks.
-pub(super) fn existing(env: &LockedEnv<'_>, volume: &str) -> Result<Option<Shown>> {
+pub(super) fn existing(env: &LockedEnv<'_>, volume: &str) -> Result<Option<PatchedSource>> {
     let directory = directory(env, volume);
     let Some(stack) = atomic::read_json::<Stack>(&stack_file(&directory))? else {
         return Ok(None);
     };
     let is_copy = env.known_record()?.service.is_some();
     Ok(stack.upper.as_ref().map(|upper| match is_copy {
-        true => Shown::Copy(directory.join(upper)),
-        false => Shown::Overlay(View {
+        true => PatchedSource::Copy(directory.join(upper)),
+        false => PatchedSource::Overlay(View {
             layers: stack.lowers(&directory),
             upper: directory.join(upper),
             work: work(&directory),
@@ -126,7 +126,7 @@ impl<'a> Execution<'a, '_> {
     }
 
     /// Returns a view of a volume that is removed with the env, together with what steps wrote to it.
-    fn apart(&self, volume: &Volume) -> Result<Shown> {
+    fn apart(&self, volume: &Volume) -> Result<PatchedSource> {
         const UPPER: &str = "upper";
         let directory = self.env.directory().join(APART).join(&volume.name);
         let source =
@@ -150,8 +150,8 @@ impl<'a> Execution<'a, '_> {
             }
         }
         Ok(match is_copy {
-            true => Shown::Copy(upper),
-            false => Shown::Overlay(View {
+            true => PatchedSource::Copy(upper),
+            false => PatchedSource::Overlay(View {
                 layers: Vec::new(),
                 upper,
                 work: work(&directory),
@@ -159,7 +159,7 @@ impl<'a> Execution<'a, '_> {
         })
     }
 
-    fn view(&mut self, sight: &Sight<'_>, hooks: &[&resolve::Hook]) -> Result<Shown> {
+    fn view(&mut self, sight: &Sight<'_>, hooks: &[&resolve::Hook]) -> Result<PatchedSource> {
         let volume = sight.volume;
         let directory = directory(self.env, &volume.name);
         fs::create_dir_all(&directory)?;
@@ -181,7 +181,7 @@ impl<'a> Execution<'a, '_> {
             if let Some(upper) = stack.upper.take()
                 && !overlay::is_clean(&directory.join(&upper))?
             {
-                stack.layers.push(Layer {
+                stack.layers.push(StackLayer {
                     id: upper,
                     hook: None,
                 });
@@ -196,12 +196,12 @@ impl<'a> Execution<'a, '_> {
                 };
                 let mut below = view.layers.clone();
                 below.push(source.clone());
-                self.script(sight, hook, script, Shown::Overlay(view))?;
+                self.script(sight, hook, script, PatchedSource::Overlay(view))?;
                 let changed = script::changed_in(&directory.join(&id), &below, &at(&directory))?;
                 script.check(hook, &made, changed, &directory.join(&id))?;
             }
             sync(&directory.join(&id))?;
-            stack.layers.push(Layer {
+            stack.layers.push(StackLayer {
                 id,
                 hook: Some(wanted.digest.clone()),
             });
@@ -251,7 +251,7 @@ impl<'a> Execution<'a, '_> {
         id: &str,
         source: &Path,
         hook: &Hook,
-    ) -> Result<Changes> {
+    ) -> Result<HookChanges> {
         make_upper(self.store, directory, id, source)?;
         let at = at(directory);
         fs::create_dir_all(&at)?;
@@ -310,7 +310,7 @@ impl<'a> Execution<'a, '_> {
     }
 
     /// Reports patches that the source already has.
-    fn tell(&self, hook: &Hook, changes: &Changes) {
+    fn tell(&self, hook: &Hook, changes: &HookChanges) {
         for patch in &changes.already {
             self.reporter.warn(format!(
                 "hook `{}`: the source already has `{patch}`",
@@ -321,12 +321,12 @@ impl<'a> Execution<'a, '_> {
 }
 
 /// Makes the changes of a hook's patches and edits in a directory of the env.
-fn change(at: &Path, hook: &Hook, times: &mut BTreeMap<PathBuf, Time>) -> Result<Changes> {
+fn change(at: &Path, hook: &Hook, times: &mut BTreeMap<PathBuf, Time>) -> Result<HookChanges> {
     let changes = hook::apply(hook, &|path| found(at, path))?;
     for (path, change) in &changes.files {
         match change {
-            Change::Remove => file::remove(at, path)?,
-            Change::Write { bytes, executable } => {
+            HookChange::Remove => file::remove(at, path)?,
+            HookChange::Write { bytes, executable } => {
                 let sha256 = hex::encode(Sha256::digest(bytes));
                 let known = times.get(path).filter(|time| time.sha256 == sha256);
                 let known = known.map(|time| (time.seconds, time.nanoseconds));
@@ -345,12 +345,12 @@ fn change(at: &Path, hook: &Hook, times: &mut BTreeMap<PathBuf, Time>) -> Result
 
 fn found(root: &Path, path: &Path) -> Result<FileInSource> {
     Ok(match file::read(root, path)? {
-        file::Entry::File { bytes, mode } => FileInSource::File {
+        file::FoundEntry::File { bytes, mode } => FileInSource::File {
             bytes,
             executable: mode & 0o100 != 0,
         },
-        file::Entry::Absent => FileInSource::Absent,
-        file::Entry::Empty => FileInSource::Unfetched,
+        file::FoundEntry::Absent => FileInSource::Absent,
+        file::FoundEntry::Empty => FileInSource::Unfetched,
     })
 }
 

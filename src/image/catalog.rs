@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use super::Recipe;
-use crate::sys::catalog::{Directory, Listed};
+use crate::sys::catalog::{CatalogEntry, Directory};
 use crate::sys::error::{Error, Result};
 use crate::sys::{builtin, catalog};
 
 /// Returns every recipe; the user's come before built-in ones of the same name.
-pub fn list(directories: &[Directory]) -> Result<Vec<Listed>> {
+pub fn list(directories: &[Directory]) -> Result<Vec<CatalogEntry>> {
     let builtin = builtin::toml_files(&builtin::IMAGES);
     let names = builtin.into_iter().map(|(name, _)| name);
     catalog::list(directories, names, catalog::toml_file)

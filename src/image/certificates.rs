@@ -204,7 +204,7 @@ impl Given {
         for place in PLACES {
             // An unreadable list is unused, or an attack.
             if let Some(tree) = tree
-                && let Ok(file::Entry::File { bytes, .. }) = file::read(tree, Path::new(place))
+                && let Ok(file::FoundEntry::File { bytes, .. }) = file::read(tree, Path::new(place))
             {
                 own.push_str(&certificates(&String::from_utf8_lossy(&bytes)));
                 // Arch's hook copes with a list that cannot be replaced; the others get an option.

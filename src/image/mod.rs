@@ -34,7 +34,7 @@ const WORK: &str = ".rockenv-build";
 
 /// Progress of a build.
 #[derive(Debug)]
-pub enum Progress<'a> {
+pub enum BuildProgress<'a> {
     /// A line of a tool's output.
     Line(&'a str),
     /// Bytes downloaded, extracted or copied.
@@ -75,7 +75,7 @@ pub struct BuildContext<'a> {
     /// Stops the build when it becomes true.
     pub cancel: &'a AtomicBool,
     /// Receives progress.
-    pub progress: &'a mut dyn FnMut(Progress<'_>),
+    pub progress: &'a mut dyn FnMut(BuildProgress<'_>),
 }
 
 impl std::fmt::Debug for BuildContext<'_> {
@@ -133,7 +133,7 @@ pub fn build(recipe: &Recipe, cx: &mut BuildContext<'_>) -> Result<Built> {
         Source::Tarball(table) => tarball(table, cx)?,
         Source::Directory(table) => {
             let progress = &mut *cx.progress;
-            let mut report = |done| progress(Progress::Bytes { done, total: None });
+            let mut report = |done| progress(BuildProgress::Bytes { done, total: None });
             crate::tree::copy_tree::copy(&table.path, cx.into, cx.cancel, &mut report)?;
         }
     }
@@ -203,18 +203,18 @@ fn tarball(table: &Tarball, cx: &mut BuildContext<'_>) -> Result<()> {
     let path = match (&table.path, &table.url) {
         (Some(path), _) => path.clone(),
         (None, Some(url)) => {
-            let mut report = |done, total| progress(Progress::Bytes { done, total });
+            let mut report = |done, total| progress(BuildProgress::Bytes { done, total });
             fetch::fetch(url, &table.sha256, cx.blobs, cx.cancel, &mut report)?
         }
         (None, None) => return Err(Error::unexpected("a tarball recipe without path and url")),
     };
     // Also when cached: disks fail, and the extraction must not see one unverified byte.
     fetch::verify(&path, &table.sha256, cx.cancel)?;
-    let options = tar::unpack::Options {
+    let options = tar::unpack::UnpackOptions {
         strip_components: table.strip_components,
-        ..tar::unpack::Options::default()
+        ..tar::unpack::UnpackOptions::default()
     };
-    let mut report = |done| progress(Progress::Bytes { done, total: None });
+    let mut report = |done| progress(BuildProgress::Bytes { done, total: None });
     let report = tar::unpack::unpack(
         fs_err::File::open(&path)?.into_file(),
         cx.into,
@@ -224,7 +224,7 @@ fn tarball(table: &Tarball, cx: &mut BuildContext<'_>) -> Result<()> {
     )
     .context(|| format!("cannot extract `{}`", path.display()))?;
     for (what, count) in report.dropped {
-        progress(Progress::Line(&format!("skipped: {what} ({count})")));
+        progress(BuildProgress::Line(&format!("skipped: {what} ({count})")));
     }
     Ok(())
 }

@@ -69,7 +69,7 @@ pub struct Layer {
     pub history: Option<History>,
     /// The image, if a service has the tree.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub kept: Option<Kept>,
+    pub kept: Option<SnapshotImage>,
     /// The cost of making it, for a step's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost: Option<Cost>,
@@ -92,7 +92,7 @@ pub struct Cost {
 
 /// A snapshot's image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Kept {
+pub struct SnapshotImage {
     /// The service's socket.
     pub socket: PathBuf,
     pub image: String,

@@ -78,7 +78,7 @@ pub(crate) struct Observed {
 
 /// Options of the command line.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Options {
+pub(crate) struct StepOptions {
     /// Last step to run.
     pub until: Option<String>,
     /// Step to run again, with all later ones.
@@ -105,7 +105,7 @@ pub(crate) enum Action {
 
 /// One step of the plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Planned {
+pub(crate) struct PlanStep {
     pub name: String,
     /// Key, where it has one.
     #[serde(serialize_with = "ids::or_empty::serialize")]
@@ -132,7 +132,7 @@ pub(crate) enum Volumes {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Plan {
-    pub steps: Vec<Planned>,
+    pub steps: Vec<PlanStep>,
     /// The env's layer when the first step runs, or at the end; `None` is the image.
     pub start: Option<LayerId>,
     /// Whether the env must first be moved to `start`.
@@ -164,7 +164,7 @@ impl Plan {
 }
 
 /// Decides what to do. `options` name existing steps.
-pub(crate) fn plan(wanted: &[StepInput], observed: &Observed, options: &Options) -> Plan {
+pub(crate) fn plan(wanted: &[StepInput], observed: &Observed, options: &StepOptions) -> Plan {
     let decision = Decision::new(wanted, observed, options);
     let base = decision.base();
     let found = base.and_then(|index| decision.found(index));
@@ -201,7 +201,7 @@ pub(crate) fn plan(wanted: &[StepInput], observed: &Observed, options: &Options)
             (Action::Run, why)
         };
         let is_again = decision.afresh || decision.rerun.is_some_and(|rerun| index >= rerun);
-        steps.push(Planned {
+        steps.push(PlanStep {
             name: step.name.clone(),
             key: step.key.clone(),
             again: action == Action::Run && is_again,
@@ -245,7 +245,7 @@ pub(crate) fn plan(wanted: &[StepInput], observed: &Observed, options: &Options)
 struct Decision<'a> {
     wanted: &'a [StepInput],
     observed: &'a Observed,
-    options: &'a Options,
+    options: &'a StepOptions,
     /// Position of the last requested step.
     last: usize,
     /// Position of the step to run again.
@@ -255,7 +255,7 @@ struct Decision<'a> {
 }
 
 impl<'a> Decision<'a> {
-    fn new(wanted: &'a [StepInput], observed: &'a Observed, options: &'a Options) -> Self {
+    fn new(wanted: &'a [StepInput], observed: &'a Observed, options: &'a StepOptions) -> Self {
         let position = |name: &String| wanted.iter().position(|step| step.name == *name);
         let until = options.until.as_ref().and_then(position);
         Self {

@@ -26,7 +26,7 @@ pub(crate) struct Figure {
 
 /// A starting point (`--from`), compared with building everything.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Way {
+pub(crate) struct StartingPoint {
     /// Its name for `--from`.
     pub name: String,
     /// One line for people.
@@ -43,7 +43,7 @@ pub(crate) struct Way {
     pub(crate) memory: Option<u64>,
 }
 
-impl Way {
+impl StartingPoint {
     /// Returns the known seconds and bytes of the skipped steps.
     pub(crate) fn sums(&self) -> (u64, u64) {
         let seconds = self.figures.iter().filter_map(|figure| figure.seconds);
@@ -58,7 +58,7 @@ pub(crate) fn ways(
     profile: &Profile,
     spec: &Spec,
     recorded: &BTreeMap<String, Figure>,
-) -> Vec<Way> {
+) -> Vec<StartingPoint> {
     let mut ways = Vec::new();
     for (name, choice) in &profile.from {
         let without: Vec<&Step> = profile
@@ -67,7 +67,7 @@ pub(crate) fn ways(
             .filter(|step| in_variant(step, spec.variant.as_deref()))
             .filter(|step| is_of(step, FROM_SOURCE) && !is_of(step, name))
             .collect();
-        ways.push(Way {
+        ways.push(StartingPoint {
             name: name.clone(),
             description: choice.description.clone(),
             leaves_out: without.iter().map(|step| step.name.clone()).collect(),

@@ -71,17 +71,17 @@ fn built(names: &[&str]) -> Observed {
 fn what_a_registry_has_is_pulled_up_to_the_step_that_runs_again() {
     let steps = wanted(&["a", "b", "c", "d"]);
     let mut observed = built(&["a"]);
-    let mut shown = |key: &str, options: &Options| {
+    let mut shown = |key: &str, options: &StepOptions| {
         observed.remote = Some((key.into(), "r".to_owned()));
         actions(&plan(&steps, &observed, options))
     };
-    let all = Options::default();
+    let all = StepOptions::default();
     assert_eq!(shown("k-c", &all), "hppr");
     assert_eq!(shown("k-a", &all), "hrrr");
     assert_eq!(shown("k-d", &all), "hppp");
-    let again = Options {
+    let again = StepOptions {
         rerun: Some("c".into()),
-        ..Options::default()
+        ..StepOptions::default()
     };
     assert_eq!(shown("k-d", &again), "hrrr");
     assert_eq!(shown("k-b", &again), "hprr");
@@ -90,12 +90,12 @@ fn what_a_registry_has_is_pulled_up_to_the_step_that_runs_again() {
 #[test]
 fn a_new_env_runs_everything_and_a_finished_one_nothing() {
     let steps = wanted(&["a", "b"]);
-    let fresh = plan(&steps, &Observed::default(), &Options::default());
+    let fresh = plan(&steps, &Observed::default(), &StepOptions::default());
     assert_eq!(
         (actions(&fresh).as_str(), fresh.volumes),
         ("rr", Volumes::Live)
     );
-    assert!(plan(&steps, &built(&["a", "b"]), &Options::default()).is_empty());
+    assert!(plan(&steps, &built(&["a", "b"]), &StepOptions::default()).is_empty());
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn a_layer_of_another_env_is_adopted() {
         freezes_volumes: true,
         ..Observed::default()
     };
-    let plan = plan(&wanted(&["a", "b"]), &observed, &Options::default());
+    let plan = plan(&wanted(&["a", "b"]), &observed, &StepOptions::default());
     assert_eq!(
         (actions(&plan).as_str(), plan.start.as_deref(), plan.moves),
         ("hr", Some("l-a"), true)
@@ -120,7 +120,7 @@ fn a_gap_in_the_layers_does_not_matter() {
             layers: layers(&["b"]),
             ..Observed::default()
         },
-        &Options::default(),
+        &StepOptions::default(),
     );
     assert_eq!(
         (actions(&plan).as_str(), plan.start.as_deref()),
@@ -132,24 +132,24 @@ fn a_gap_in_the_layers_does_not_matter() {
 fn a_failed_step_goes_on_with_its_volumes_and_a_changed_one_does_not() {
     let mut observed = built(&["a"]);
     observed.attempt = Some("k-b".into());
-    let resumed = plan(&wanted(&["a", "b"]), &observed, &Options::default());
+    let resumed = plan(&wanted(&["a", "b"]), &observed, &StepOptions::default());
     assert_eq!(
         (actions(&resumed).as_str(), resumed.volumes, resumed.moves),
         ("hr", Volumes::Live, false)
     );
     assert_eq!(resumed.steps[1].why, "did not finish last time");
     observed.attempt = Some("k-old".into());
-    let changed = plan(&wanted(&["a", "b"]), &observed, &Options::default());
+    let changed = plan(&wanted(&["a", "b"]), &observed, &StepOptions::default());
     assert_eq!((changed.volumes, changed.moves), (Volumes::Restored, true));
     let mut steps = wanted(&["a", "b"]);
     steps[1].incremental = true;
     assert_eq!(
-        plan(&steps, &observed, &Options::default()).volumes,
+        plan(&steps, &observed, &StepOptions::default()).volumes,
         Volumes::Live
     );
-    let clean = Options {
+    let clean = StepOptions {
         clean: true,
-        ..Options::default()
+        ..StepOptions::default()
     };
     assert_eq!(plan(&steps, &observed, &clean).volumes, Volumes::Restored);
 }
@@ -163,7 +163,7 @@ fn an_incremental_step_on_another_envs_layer_starts_with_that_layers_volumes() {
         freezes_volumes: true,
         ..Observed::default()
     };
-    let first = plan(&steps, &observed, &Options::default());
+    let first = plan(&steps, &observed, &StepOptions::default());
     assert_eq!(
         (first.start.as_deref(), first.volumes, first.moves),
         (Some("l-a"), Volumes::Restored, true)
@@ -174,13 +174,13 @@ fn an_incremental_step_on_another_envs_layer_starts_with_that_layers_volumes() {
 fn an_attempt_that_is_not_wanted_any_more_is_undone() {
     let mut observed = built(&["a", "b"]);
     observed.attempt = Some("k-edited".into());
-    let undone = plan(&wanted(&["a", "b"]), &observed, &Options::default());
+    let undone = plan(&wanted(&["a", "b"]), &observed, &StepOptions::default());
     assert_eq!(
         (actions(&undone).as_str(), undone.volumes, undone.moves),
         ("hh", Volumes::Restored, true)
     );
     observed.freezes_volumes = false;
-    assert!(plan(&wanted(&["a", "b"]), &observed, &Options::default()).is_empty());
+    assert!(plan(&wanted(&["a", "b"]), &observed, &StepOptions::default()).is_empty());
 }
 
 #[test]
@@ -189,7 +189,11 @@ fn volumes_that_cannot_be_restored_stay_and_the_plan_says_so() {
     observed.freezes_volumes = false;
     observed.layers.remove(&key("b"));
     observed.layers.remove(&key("c"));
-    let stays = plan(&wanted(&["a", "b", "c"]), &observed, &Options::default());
+    let stays = plan(
+        &wanted(&["a", "b", "c"]),
+        &observed,
+        &StepOptions::default(),
+    );
     assert_eq!(
         (actions(&stays).as_str(), stays.volumes),
         ("hrr", Volumes::Live)
@@ -198,9 +202,9 @@ fn volumes_that_cannot_be_restored_stay_and_the_plan_says_so() {
     let clean = plan(
         &wanted(&["a", "b", "c"]),
         &observed,
-        &Options {
+        &StepOptions {
             clean: true,
-            ..Options::default()
+            ..StepOptions::default()
         },
     );
     assert_eq!(
@@ -214,7 +218,7 @@ fn a_step_in_no_later_key_runs_although_later_layers_are_there() {
     let mut steps = wanted(&["a", "gpu", "b"]);
     steps[1].uncached_downstream = true;
     let go = |steps: &[StepInput], observed: &Observed| {
-        actions(&plan(steps, observed, &Options::default()))
+        actions(&plan(steps, observed, &StepOptions::default()))
     };
     // As another machine made them, or the same one before it had a GPU.
     let without = built(&["a", "b"]);
@@ -226,10 +230,10 @@ fn a_step_in_no_later_key_runs_although_later_layers_are_there() {
 
 #[test]
 fn rerun_and_until_cut_the_list() {
-    let options = Options {
+    let options = StepOptions {
         rerun: Some("b".into()),
         until: Some("b".into()),
-        ..Options::default()
+        ..StepOptions::default()
     };
     let plan = plan(
         &wanted(&["a", "b", "c"]),
@@ -246,9 +250,9 @@ fn rerun_and_until_cut_the_list() {
 
 #[test]
 fn until_goes_back_only_when_the_env_does_not_stand_there() {
-    let options = Options {
+    let options = StepOptions {
         until: Some("a".into()),
-        ..Options::default()
+        ..StepOptions::default()
     };
     assert!(plan(&wanted(&["a", "b"]), &built(&["a", "b"]), &options).is_empty());
 }
@@ -258,7 +262,7 @@ fn a_last_step_that_is_not_wanted_any_more_is_undone() {
     let mut observed = built(&["a", "b"]);
     observed.head.insert(0, "l-mine".into());
     let steps = wanted(&["a"]);
-    let all = Options::default();
+    let all = StepOptions::default();
     assert!(plan(&steps, &observed, &all).is_empty());
     observed.outlived.push("l-b".into());
     let undone = plan(&steps, &observed, &all);
@@ -271,9 +275,9 @@ fn a_last_step_that_is_not_wanted_any_more_is_undone() {
         ("h", Some("l-a"), true)
     );
     // The step has changed, and is not requested yet.
-    let until = Options {
+    let until = StepOptions {
         until: Some("a".into()),
-        ..Options::default()
+        ..StepOptions::default()
     };
     let mut steps = wanted(&["a", "c"]);
     steps[1].key = Some(key("other"));
@@ -282,7 +286,7 @@ fn a_last_step_that_is_not_wanted_any_more_is_undone() {
 
 #[test]
 fn a_step_starts_from_its_parent_and_not_from_what_was_changed_by_hand() {
-    let (steps, all) = (wanted(&["a", "b"]), Options::default());
+    let (steps, all) = (wanted(&["a", "b"]), StepOptions::default());
     let mut observed = built(&["a"]);
     assert!(!plan(&steps, &observed, &all).moves);
     observed.touched = true;
@@ -306,7 +310,7 @@ fn an_unusable_layer_says_why() {
     };
     observed.layers.get_mut(&key("a")).unwrap().unusable =
         Some("its volume is another env's".into());
-    let plan = plan(&wanted(&["a"]), &observed, &Options::default());
+    let plan = plan(&wanted(&["a"]), &observed, &StepOptions::default());
     assert_eq!(plan.steps[0].why, "its volume is another env's");
 }
 
@@ -314,8 +318,8 @@ fn an_unusable_layer_says_why() {
 fn changes_are_kept_before_they_would_be_dropped() {
     let mut observed = built(&["a"]);
     observed.touched = true;
-    assert!(!plan(&wanted(&["a"]), &observed, &Options::default()).keep_changes);
-    assert!(plan(&wanted(&["a", "b"]), &observed, &Options::default()).keep_changes);
+    assert!(!plan(&wanted(&["a"]), &observed, &StepOptions::default()).keep_changes);
+    assert!(plan(&wanted(&["a", "b"]), &observed, &StepOptions::default()).keep_changes);
 }
 
 proptest! {
@@ -331,9 +335,9 @@ proptest! {
         }
         let have: Vec<&str> = names.iter().zip(&present).filter(|(_, there)| **there).map(|(name, _)| name.as_str()).collect();
         let observed = Observed { layers: layers(&have), freezes_volumes: freezes, ..Observed::default() };
-        let first = plan(&steps, &observed, &Options::default());
+        let first = plan(&steps, &observed, &StepOptions::default());
         // Execute: every step that ran or hit has a layer, the head is the last of them.
         let done: Vec<&str> = first.steps.iter().filter(|step| matches!(step.action, Action::Hit | Action::Run)).map(|step| step.name.as_str()).collect();
-        prop_assert!(plan(&steps, &built(&done), &Options::default()).is_empty());
+        prop_assert!(plan(&steps, &built(&done), &StepOptions::default()).is_empty());
     }
 }

@@ -48,12 +48,12 @@ pub(crate) struct CopiedItem {
     /// SHA-256 of names, content and executable bits, without times and owners; hexadecimal.
     pub digest: String,
     /// Sorted, a directory before its content.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<CopyEntry>,
 }
 
 /// A file, directory or link.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct CopyEntry {
     /// Path below the item's `to`; empty for the item itself.
     pub path: PathBuf,
     pub content: CopiedFile,
@@ -138,7 +138,7 @@ pub(crate) fn read_files(
 }
 
 /// Returns the digest of a tree. Lengths precede names, so that no two trees are written alike.
-fn digest(entries: &[Entry]) -> String {
+fn digest(entries: &[CopyEntry]) -> String {
     let mut hash = Sha256::new();
     for entry in entries {
         let (kind, content): (&[u8], &[u8]) = match &entry.content {
@@ -173,7 +173,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    fn item(&mut self, profile: &Origin, item: &CopyItem) -> Read<Vec<Entry>> {
+    fn item(&mut self, profile: &Origin, item: &CopyItem) -> Read<Vec<CopyEntry>> {
         let mut entries = Vec::new();
         let from = Path::new(&item.from.value);
         match profile {
@@ -210,7 +210,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn builtin(&mut self, path: &Path, entries: &mut Vec<Entry>) -> Read<()> {
+    fn builtin(&mut self, path: &Path, entries: &mut Vec<CopyEntry>) -> Read<()> {
         let Some(found) = builtin::PROFILES.get_entry(path) else {
             return Err("there is no such built-in file".to_owned());
         };
@@ -230,7 +230,7 @@ impl Reader<'_> {
             };
             self.count(size(&content))?;
             let inside = found.path().strip_prefix(path).unwrap_or(found.path());
-            entries.push(Entry {
+            entries.push(CopyEntry {
                 path: inside.to_owned(),
                 content,
             });
@@ -244,7 +244,7 @@ impl Reader<'_> {
         from: &Path,
         below: &Path,
         depth: usize,
-        entries: &mut Vec<Entry>,
+        entries: &mut Vec<CopyEntry>,
     ) -> Read<()> {
         if depth > DEEPEST {
             return Err(format!("directories more than {DEEPEST} deep"));
@@ -290,7 +290,7 @@ impl Reader<'_> {
         if !matches!(content, CopiedFile::File { .. }) {
             self.count(0)?;
         }
-        entries.push(Entry {
+        entries.push(CopyEntry {
             path: below.to_owned(),
             content,
         });

@@ -1,7 +1,7 @@
 //! Owns the advice of `rockenv profile check`: things that are valid but probably unintended.
 
 use super::load::load;
-use super::text::{Piece, pieces};
+use super::text::{TextPart, pieces};
 use super::{Action, Profile, VolumeKind, copy_files};
 use crate::sys::catalog::Directory;
 use crate::sys::error::Result;
@@ -17,7 +17,7 @@ pub fn check(dirs: &[Directory], name_or_path: &str) -> Result<(Profile, Vec<Str
 pub(crate) fn advice(profile: &Profile) -> Vec<String> {
     let mut advice = Vec::new();
     for (name, value) in &profile.env {
-        let depends = |piece: &Piece<'_>| matches!(piece, Piece::Reference(name, _) if name.starts_with("target"));
+        let depends = |piece: &TextPart<'_>| matches!(piece, TextPart::Reference(name, _) if name.starts_with("target"));
         if pieces(value).iter().any(depends) {
             advice.push(format!(
                 "[env] {name} depends on the target, so targets share no step: give it to the steps that need it"
@@ -46,7 +46,7 @@ pub(crate) fn advice(profile: &Profile) -> Vec<String> {
         all.into_iter().any(|text| {
             pieces(text)
                 .iter()
-                .any(|piece| matches!(piece, Piece::Reference(other, _) if *other == name))
+                .any(|piece| matches!(piece, TextPart::Reference(other, _) if *other == name))
         })
     };
     if named("jobs") && profile.resources.memory_per_job.is_none() {

@@ -43,7 +43,7 @@ impl fmt::Display for Origin {
 
 /// A line of `rockenv profile ls`.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Listed {
+pub(crate) struct ProfileListing {
     /// Name to use on the command line.
     pub name: String,
     /// The profile's description.
@@ -56,7 +56,7 @@ pub(crate) struct Listed {
 
 /// A profile as far as it can be read, and everything that is wrong with it.
 #[derive(Debug)]
-pub(crate) struct Draft {
+pub(crate) struct ProfileDraft {
     name: String,
     sources: Sources,
     /// Without what has problems; `None` if nothing is left.
@@ -68,7 +68,7 @@ pub(crate) struct Draft {
     unread: Option<Doubt>,
 }
 
-impl Draft {
+impl ProfileDraft {
     /// Adds problems, except for those that may follow from what could not be read.
     pub(crate) fn add(&mut self, problems: Vec<Problem>) {
         let unread = self.unread;
@@ -96,7 +96,7 @@ pub fn load(dirs: &[Directory], name_or_path: &str) -> Result<Profile> {
 }
 
 /// Reads a profile like `load`; mistakes in its text are no errors.
-pub(crate) fn draft(dirs: &[Directory], name_or_path: &str) -> Result<Draft> {
+pub(crate) fn draft(dirs: &[Directory], name_or_path: &str) -> Result<ProfileDraft> {
     let found = match is_path(name_or_path) {
         true => Origin::File(PathBuf::from(name_or_path)),
         false => find(dirs, name_or_path, None)?.ok_or_else(|| unknown(dirs, name_or_path))?,
@@ -125,7 +125,7 @@ pub(crate) fn is_path(argument: &str) -> bool {
 }
 
 /// Returns every profile that `load` finds by name, sorted; the first one of a name wins.
-pub(crate) fn list(dirs: &[Directory]) -> Result<Vec<Listed>> {
+pub(crate) fn list(dirs: &[Directory]) -> Result<Vec<ProfileListing>> {
     let builtin = builtin::toml_files(&builtin::PROFILES);
     let names = builtin.iter().map(|(name, _)| *name);
     let found = catalog::list(dirs, names, catalog::toml_file)?;
@@ -152,7 +152,7 @@ pub(crate) fn list(dirs: &[Directory]) -> Result<Vec<Listed>> {
 }
 
 /// Reads only the description: a list must not fail because of one entry.
-fn listed(name: String, origin: Origin, text: Result<String>) -> Listed {
+fn listed(name: String, origin: Origin, text: Result<String>) -> ProfileListing {
     let table = text.and_then(|text| {
         let table = text.parse::<toml::Table>();
         table.map_err(|error| Error::invalid(error.message().to_owned()))
@@ -161,7 +161,7 @@ fn listed(name: String, origin: Origin, text: Result<String>) -> Listed {
         Ok(table) => (table.get("description").and_then(toml::Value::as_str), None),
         Err(error) => (None, Some(error.message().to_owned())),
     };
-    Listed {
+    ProfileListing {
         name,
         description: description.unwrap_or_default().to_owned(),
         origin,
@@ -407,7 +407,7 @@ fn read_last(sources: &Sources) -> (Option<At<String>>, Vec<Problem>) {
 }
 
 /// Interprets the files; `unreadable` are the problems that ended their chain.
-fn assemble(name: String, sources: Sources, unreadable: Vec<Problem>) -> Draft {
+fn assemble(name: String, sources: Sources, unreadable: Vec<Problem>) -> ProfileDraft {
     let (mut structure, mut found) = (Vec::new(), Vec::new());
     let merged = merge::merge(&sources, &mut structure, &mut found);
     let unread = match (unreadable.is_empty(), structure.is_empty()) {
@@ -429,7 +429,7 @@ fn assemble(name: String, sources: Sources, unreadable: Vec<Problem>) -> Draft {
             None
         }
     };
-    let mut draft = Draft {
+    let mut draft = ProfileDraft {
         name,
         sources,
         profile,

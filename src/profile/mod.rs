@@ -33,7 +33,7 @@ pub use lint::check;
 #[cfg(test)]
 pub(crate) use load::from_text;
 pub use load::load;
-pub(crate) use load::{Draft, Origin, draft, is_path, list};
+pub(crate) use load::{Origin, ProfileDraft, draft, is_path, list};
 pub(crate) use report::{Doubt, Problem, invalid};
 pub(crate) use resources::Resources;
 pub(crate) use shape::shorten;

@@ -44,7 +44,7 @@ fn is_late(name: &str) -> bool {
 
 /// Part of a text.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Piece<'a> {
+pub(crate) enum TextPart<'a> {
     Literal(&'a str),
     /// `${name}`, and where it is.
     Reference(&'a str, Range<usize>),
@@ -53,33 +53,33 @@ pub(crate) enum Piece<'a> {
 }
 
 /// Splits a text at its references. `$${` is a literal `${`.
-pub(crate) fn pieces(text: &str) -> Vec<Piece<'_>> {
+pub(crate) fn pieces(text: &str) -> Vec<TextPart<'_>> {
     let mut found = Vec::new();
     let mut start = 0;
     let mut at = 0;
     while let Some(offset) = text[at..].find("${") {
         let here = at + offset;
         if here > start && text.as_bytes()[here - 1] == b'$' {
-            found.push(Piece::Literal(&text[start..here - 1]));
+            found.push(TextPart::Literal(&text[start..here - 1]));
             // The escaped `${` begins the next literal.
             start = here;
             at = here + 2;
             continue;
         }
         if here > start {
-            found.push(Piece::Literal(&text[start..here]));
+            found.push(TextPart::Literal(&text[start..here]));
         }
         let Some(length) = text[here..].find('}') else {
-            found.push(Piece::Unclosed(here..text.len()));
+            found.push(TextPart::Unclosed(here..text.len()));
             return found;
         };
         let end = here + length + 1;
-        found.push(Piece::Reference(&text[here + 2..end - 1], here..end));
+        found.push(TextPart::Reference(&text[here + 2..end - 1], here..end));
         start = end;
         at = end;
     }
     if start < text.len() {
-        found.push(Piece::Literal(&text[start..]));
+        found.push(TextPart::Literal(&text[start..]));
     }
     found
 }
@@ -111,8 +111,8 @@ impl Fault {
         let reference = pieces(raw)
             .into_iter()
             .filter_map(|piece| match piece {
-                Piece::Reference(_, range) | Piece::Unclosed(range) => Some(range),
-                Piece::Literal(_) => None,
+                TextPart::Reference(_, range) | TextPart::Unclosed(range) => Some(range),
+                TextPart::Literal(_) => None,
             })
             .nth(self.index)
             .filter(|range| {
@@ -138,9 +138,9 @@ pub(crate) fn check<'a>(
     let mut index = 0;
     for piece in pieces(text) {
         let fault = match piece {
-            Piece::Literal(_) => continue,
-            Piece::Reference(name, _) => check_name(name, params.clone(), late),
-            Piece::Unclosed(_) => Some(Fault {
+            TextPart::Literal(_) => continue,
+            TextPart::Reference(name, _) => check_name(name, params.clone(), late),
+            TextPart::Unclosed(_) => Some(Fault {
                 reference: "${".to_owned(),
                 index: 0,
                 message: "`${` without `}`".to_owned(),
@@ -233,8 +233,8 @@ impl Scope {
         let mut index = 0;
         for piece in pieces(text) {
             match piece {
-                Piece::Literal(text) => sink(Part::Text(text)),
-                Piece::Reference(name, _) => {
+                TextPart::Literal(text) => sink(Part::Text(text)),
+                TextPart::Reference(name, _) => {
                     match name {
                         name if is_late(name) => sink(Part::Late(name)),
                         name => sink(Part::Text(
@@ -243,7 +243,7 @@ impl Scope {
                     }
                     index += 1;
                 }
-                Piece::Unclosed(_) => {}
+                TextPart::Unclosed(_) => {}
             }
         }
         Ok(())
@@ -325,16 +325,18 @@ pub(crate) fn finish(late: &str, facts: &Facts) -> String {
     let mut result = String::with_capacity(late.len());
     for piece in pieces(late) {
         match piece {
-            Piece::Literal(text) => result.push_str(text),
-            Piece::Reference("jobs", _) => result.push_str(&facts.jobs.to_string()),
-            Piece::Reference("link-jobs", _) => result.push_str(&facts.link_jobs.to_string()),
-            Piece::Reference("tensile-jobs", _) => {
+            TextPart::Literal(text) => result.push_str(text),
+            TextPart::Reference("jobs", _) => result.push_str(&facts.jobs.to_string()),
+            TextPart::Reference("link-jobs", _) => result.push_str(&facts.link_jobs.to_string()),
+            TextPart::Reference("tensile-jobs", _) => {
                 result.push_str(&facts.tensile_jobs.to_string());
             }
-            Piece::Reference("memory", _) => result.push_str(&facts.memory.to_string()),
-            Piece::Reference("$", _) => result.push('$'),
+            TextPart::Reference("memory", _) => result.push_str(&facts.memory.to_string()),
+            TextPart::Reference("$", _) => result.push('$'),
             // Not late form; a text that was never expanded is best left unchanged.
-            Piece::Reference(_, range) | Piece::Unclosed(range) => result.push_str(&late[range]),
+            TextPart::Reference(_, range) | TextPart::Unclosed(range) => {
+                result.push_str(&late[range]);
+            }
         }
     }
     result

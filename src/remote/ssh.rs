@@ -53,7 +53,7 @@ impl fmt::Display for Machine {
 
 /// The connection.
 #[derive(Debug)]
-pub(crate) struct Way<'a> {
+pub(crate) struct SshConnection<'a> {
     pub(crate) machine: &'a Machine,
     /// The program and its options.
     pub(crate) ssh: &'a [String],
@@ -75,7 +75,7 @@ impl Machine {
     }
 }
 
-impl Way<'_> {
+impl SshConnection<'_> {
     /// Prepares a shell script to run there; `words` are its arguments.
     pub(crate) fn script(&self, script: &str, words: &[&str]) -> Result<Command> {
         self.script_with(&[], script, words)

@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::ssh::Way;
+use super::ssh::SshConnection;
 use super::tree::{Seen, Tree};
 use crate::store::lock::Lock;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
@@ -47,7 +47,7 @@ pub(crate) fn short(bytes: &[u8]) -> String {
 
 /// Sends files below `working` into a directory below `place` on the other machine.
 pub(crate) fn send(
-    way: &Way<'_>,
+    way: &SshConnection<'_>,
     program: &str,
     place: &str,
     working: &Path,

@@ -19,7 +19,7 @@ use sha2::{Digest as _, Sha256};
 
 /// The state by which two files are compared.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct State {
+pub(crate) struct FileState {
     kind: Kind,
     size: u64,
     /// Of the content, or of a link's target.
@@ -39,7 +39,7 @@ enum Kind {
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Seen {
     Absent,
-    Is(State),
+    Is(FileState),
     Directory,
     /// A pipe, a socket, an unreadable file: nothing that was sent.
     Other,
@@ -74,7 +74,7 @@ impl Tree {
         };
         let kind = SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT;
         let state = |kind, size, sha256: [u8; 32]| {
-            Seen::Is(State {
+            Seen::Is(FileState {
                 kind,
                 size,
                 sha256: hex::encode(sha256),

@@ -35,17 +35,17 @@ const MAX_LAYERS: usize = 1024;
 
 /// rockenv's own data in a configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Snapshot {
+pub(super) struct SharedSnapshot {
     pub(super) schema: u32,
     /// The image at the bottom, which is the lowest layer.
     pub(super) image: Image,
     /// The steps, first one first; none for an image alone.
-    pub(super) steps: Vec<Step>,
+    pub(super) steps: Vec<SharedStep>,
 }
 
 /// A step's snapshot.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Step {
+pub(super) struct SharedStep {
     pub(super) key: StepKey,
     pub(super) name: String,
     pub(super) created: Timestamp,
@@ -58,7 +58,7 @@ pub(super) struct Step {
     /// Index of the layer with its changes.
     pub(super) layer: usize,
     /// The build volumes after it.
-    pub(super) volumes: BTreeMap<String, Volume>,
+    pub(super) volumes: BTreeMap<String, SharedVolume>,
     /// How they began, as in a layer of the store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) history: Option<History>,
@@ -70,7 +70,7 @@ pub(super) struct Step {
 /// A build volume after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Volume {
+pub(super) enum SharedVolume {
     /// It was empty.
     Empty,
     /// This layer has the step's changes; all of it if the step before had none.
@@ -79,11 +79,11 @@ pub(super) enum Volume {
     Absent,
 }
 
-impl Step {
+impl SharedStep {
     pub(super) fn volume(&self, name: &str) -> Option<usize> {
         match self.volumes.get(name)? {
-            Volume::Layer(index) => Some(*index),
-            Volume::Empty | Volume::Absent => None,
+            SharedVolume::Layer(index) => Some(*index),
+            SharedVolume::Empty | SharedVolume::Absent => None,
         }
     }
 
@@ -106,7 +106,7 @@ impl Step {
 /// Everything behind one tag.
 #[derive(Clone, Debug)]
 pub(super) struct Document {
-    pub(super) snapshot: Snapshot,
+    pub(super) snapshot: SharedSnapshot,
     /// The layers, with the digest of their uncompressed content.
     pub(super) blobs: Vec<Blob>,
 }
@@ -118,7 +118,7 @@ struct Config {
     #[serde(default)]
     config: Run,
     rootfs: RootFs,
-    rockenv: Snapshot,
+    rockenv: SharedSnapshot,
 }
 
 /// Configuration of a container made from it: the image's variables. rockenv itself reads those of the image.
@@ -165,7 +165,7 @@ impl Document {
 
     /// Returns whether all of it is the result of clean builds.
     pub(super) fn is_clean(&self) -> bool {
-        self.snapshot.steps.iter().all(Step::is_clean)
+        self.snapshot.steps.iter().all(SharedStep::is_clean)
     }
 
     /// Removes the first step that is not the result of a clean build, and all later ones; returns their names.
@@ -190,9 +190,9 @@ impl Document {
             }
             for (name, volume) in &step.volumes {
                 let content = match volume {
-                    Volume::Empty => "empty",
-                    Volume::Layer(index) => diff_id(*index),
-                    Volume::Absent => "absent",
+                    SharedVolume::Empty => "empty",
+                    SharedVolume::Layer(index) => diff_id(*index),
+                    SharedVolume::Absent => "absent",
                 };
                 for part in [name, content] {
                     hash.update(part);
@@ -228,7 +228,12 @@ impl Document {
         };
         let failed = |error| Error::unexpected("cannot encode a snapshot").source(error);
         let config = serde_json::to_vec(&config).map_err(failed)?;
-        let volumes: BTreeSet<usize> = self.snapshot.steps.iter().flat_map(Step::beside).collect();
+        let volumes: BTreeSet<usize> = self
+            .snapshot
+            .steps
+            .iter()
+            .flat_map(SharedStep::beside)
+            .collect();
         let layers = self.blobs.iter().enumerate().map(|(index, blob)| {
             let kind = if volumes.contains(&index) {
                 VOLUME

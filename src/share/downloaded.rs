@@ -7,10 +7,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 
 use super::document::Document;
 use super::layout::Piece;
-use crate::image::Progress;
+use crate::image::BuildProgress;
 use crate::image::fetch::{Meter, POLL};
 use crate::image::oci::layers::{Deletions, Layers};
-use crate::image::tar::unpack::{Devices, Limits, Options};
+use crate::image::tar::unpack::{Devices, Limits, UnpackOptions};
 use crate::store::shared::Blob;
 use crate::sys::error::{Error, Result, ResultExt as _};
 
@@ -47,7 +47,7 @@ pub(super) struct Downloaded<'a> {
     pub(super) meter: &'a Meter,
     pub(super) cancel: &'a AtomicBool,
     pub(super) arrived: BTreeMap<usize, Piece>,
-    pub(super) progress: &'a mut dyn FnMut(Progress<'_>),
+    pub(super) progress: &'a mut dyn FnMut(BuildProgress<'_>),
 }
 
 impl Downloaded<'_> {
@@ -60,10 +60,10 @@ impl Downloaded<'_> {
     ) -> Result<()> {
         let piece = self.piece(index)?;
         // As in the original store: the engine decides which devices a container may open.
-        let options = Options {
+        let options = UnpackOptions {
             devices: Devices::Make,
             limits: limits(&document.blobs[index]),
-            ..Options::default()
+            ..UnpackOptions::default()
         };
         let mut layers = match on {
             On::Nothing => Layers::new(into, &options)?,
@@ -73,7 +73,7 @@ impl Downloaded<'_> {
         let (meter, progress) = (self.meter, &mut *self.progress);
         let mut report = |_| {
             let (done, total) = meter.read();
-            progress(Progress::Bytes { done, total });
+            progress(BuildProgress::Bytes { done, total });
         };
         let diff_id = &document.blobs[index].diff_id;
         layers
@@ -96,7 +96,7 @@ impl Downloaded<'_> {
     pub(super) fn look(&mut self) -> Result<()> {
         crate::sys::signals::stop_if(self.cancel)?;
         let (done, total) = self.meter.read();
-        (self.progress)(Progress::Bytes { done, total });
+        (self.progress)(BuildProgress::Bytes { done, total });
         Ok(())
     }
 

@@ -11,19 +11,19 @@ use std::sync::mpsc::channel;
 use fs_err as fs;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 
-use super::document::{Document, Volume};
+use super::document::{Document, SharedVolume};
 use super::place::Supply;
 use super::pull::{PARALLEL, Pulled};
 use crate::engine::BuildUser;
 use crate::engine::docker::Service;
-use crate::image::Progress;
+use crate::image::BuildProgress;
 use crate::image::fetch::{self, Meter, POLL};
 use crate::plan::ids::TreeId;
 use crate::share::downloaded::{Downloaded, On, cannot_unpack};
 use crate::share::service_image::{self, Arrived};
 use crate::store::images::{Image, Means};
 use crate::store::layer::{VolumeState, boot_id};
-use crate::store::service::Kept;
+use crate::store::service::SnapshotImage;
 use crate::store::shared::{Arrival, Shared};
 use crate::store::{Layer, Store};
 use crate::sys::atomic::random_id;
@@ -284,7 +284,7 @@ impl<'a> Pull<'a> {
                 self.publish_image(&image_place)?;
             }
             let progress = &mut *downloaded.progress;
-            let say = &mut |line: &str| progress(Progress::Line(line));
+            let say = &mut |line: &str| progress(BuildProgress::Line(line));
             self.store.import_image(service, &image.key, say)?;
         }
         let mut made: Vec<(PathBuf, Layer, Shared)> = Vec::new();
@@ -390,7 +390,7 @@ impl<'a> Pull<'a> {
         tree: &TreeId,
         below: Option<&Layer>,
         downloaded: &mut Downloaded<'_>,
-    ) -> Result<Kept> {
+    ) -> Result<SnapshotImage> {
         let key = &self.document.snapshot.image.key;
         let below = match below {
             Some(below) => below.kept.as_ref().map(|kept| kept.image.clone()),
@@ -434,17 +434,17 @@ impl<'a> Pull<'a> {
             let into = place.join("volumes").join(name);
             let changed = self.volume_layers(name, at);
             let state = match volume {
-                Volume::Absent => VolumeState::Absent,
-                Volume::Empty if !self.store.freezes_volumes() => VolumeState::Empty,
-                Volume::Empty => {
+                SharedVolume::Absent => VolumeState::Absent,
+                SharedVolume::Empty if !self.store.freezes_volumes() => VolumeState::Empty,
+                SharedVolume::Empty => {
                     fs::create_dir_all(place.join("volumes"))?;
                     tree::create_tree(method, &into)?;
                     let user = self.user;
                     nix::unistd::chown(&into, Some(user.uid.into()), Some(user.gid.into()))?;
                     VolumeState::Frozen
                 }
-                Volume::Layer(_) if changed.is_empty() => VolumeState::Absent,
-                Volume::Layer(_) => {
+                SharedVolume::Layer(_) if changed.is_empty() => VolumeState::Absent,
+                SharedVolume::Layer(_) => {
                     fs::create_dir_all(place.join("volumes"))?;
                     let before = changed.start.checked_sub(1);
                     let is_diff = before.is_some_and(|before| steps[before].volume(name).is_some());

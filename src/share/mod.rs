@@ -59,7 +59,7 @@ impl Repository {
     fn open(&self, operation: Operation, means: &mut Means<'_>) -> Result<Registry> {
         let progress = &mut *means.progress;
         let tick = &mut || {
-            progress(crate::image::Progress::Bytes {
+            progress(crate::image::BuildProgress::Bytes {
                 done: 0,
                 total: None,
             });
@@ -92,14 +92,14 @@ fn recipe_tag(recipe: &str) -> String {
 fn watched<T: Send>(
     cancel: &AtomicBool,
     meter: &Meter,
-    progress: &mut dyn FnMut(crate::image::Progress<'_>),
+    progress: &mut dyn FnMut(crate::image::BuildProgress<'_>),
     work: impl AsyncFnOnce() -> Result<T> + Send,
 ) -> Result<T> {
     std::thread::scope(|scope| {
         let worker = scope.spawn(|| fetch::run(cancel, work()));
         while !worker.is_finished() {
             let (done, total) = meter.read();
-            progress(crate::image::Progress::Bytes { done, total });
+            progress(crate::image::BuildProgress::Bytes { done, total });
             std::thread::sleep(fetch::POLL);
         }
         worker

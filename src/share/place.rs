@@ -2,16 +2,16 @@
 
 use std::path::Path;
 
-use super::layout::{Draft, Layout, Piece};
+use super::layout::{Layout, LayoutDraft, Piece};
 use crate::image::fetch::{Meter, Size};
-use crate::image::oci::{Part, Registry};
+use crate::image::oci::{Registry, RequestSubject};
 use crate::store::shared::{Arrival, Blob};
 use crate::sys::error::Result;
 
 /// Where snapshots go.
 pub(super) enum Destination<'a> {
     Registry(&'a Registry),
-    Layout(Box<Draft>),
+    Layout(Box<LayoutDraft>),
 }
 
 impl Destination<'_> {
@@ -38,7 +38,7 @@ impl Supply<'_> {
         match self {
             Self::Registry(registry, blobs) => registry
                 .obtain_sha256(
-                    Part::Blob,
+                    RequestSubject::Blob,
                     &blob.sha256,
                     Size::Exactly(blob.size),
                     blobs,

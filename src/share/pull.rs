@@ -13,7 +13,7 @@ use super::{RECIPE, Repository, recipe_tag, watched};
 use crate::engine::BuildUser;
 use crate::engine::docker::Service;
 use crate::image::fetch::Meter;
-use crate::image::oci::{Operation, Part, Registry, sha256};
+use crate::image::oci::{Operation, Registry, RequestSubject, sha256};
 use crate::plan::ids::StepKey;
 use crate::share::import_layers::import_layers;
 use crate::store::Store;
@@ -233,7 +233,13 @@ pub(super) async fn find(registry: &Registry, tag: &str, blobs: &Path) -> Result
     let manifest = Manifest::parse(&bytes)?;
     let aside = Meter::default();
     let config = registry
-        .obtain(Part::Blob, &manifest.config, MAX_CONFIG, blobs, &aside)
+        .obtain(
+            RequestSubject::Blob,
+            &manifest.config,
+            MAX_CONFIG,
+            blobs,
+            &aside,
+        )
         .await?;
     let config = fs::read(config)?;
     manifest.with(&config).map(Some)

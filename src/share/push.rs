@@ -13,15 +13,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
-use super::document::{Document, MANIFEST, Manifest, Snapshot, Step, Volume};
-use super::layout::Draft;
+use super::document::{Document, MANIFEST, Manifest, SharedSnapshot, SharedStep, SharedVolume};
+use super::layout::LayoutDraft;
 use super::place::Destination;
 use super::pull::find;
 use super::upload::{send, took_nothing};
 use super::{Repository, Shareable, recipe_tag, watched};
 use crate::image::fetch::{Meter, long_patience};
 use crate::image::oci::Operation;
-use crate::image::oci::changes::Changes;
+use crate::image::oci::changes::LayerContent;
 use crate::share::service_image;
 use crate::store::images::Means;
 use crate::store::layer::VolumeState;
@@ -68,7 +68,7 @@ pub(crate) fn export(
     // Timestamps depend on the content, so that the same snapshots give the same file.
     let created = what.layers.last().map(|layer| layer.created.as_second());
     let time = created.and_then(|seconds| u64::try_from(seconds).ok());
-    let draft = Draft::new(place, time.unwrap_or_default())?;
+    let draft = LayoutDraft::new(place, time.unwrap_or_default())?;
     let to = Destination::Layout(Box::new(draft));
     // For `podman load`; not every env name is a valid image name.
     let last = what.layers.last();
@@ -94,7 +94,7 @@ fn send_all(
         tag,
         done: Arc::clone(&done),
         document: Document {
-            snapshot: Snapshot {
+            snapshot: SharedSnapshot {
                 schema: 1,
                 image: what.image.clone(),
                 steps: Vec::new(),
@@ -105,8 +105,8 @@ fn send_all(
         trees: Vec::new(),
     };
     let progress = &mut *means.progress;
-    let mut shown = |_: crate::image::Progress<'_>| {
-        progress(crate::image::Progress::Bytes {
+    let mut shown = |_: crate::image::BuildProgress<'_>| {
+        progress(crate::image::BuildProgress::Bytes {
             done: done.load(Ordering::Relaxed),
             total: None,
         });
@@ -162,7 +162,7 @@ impl Pushing<'_> {
             // Another machine may have pushed it: the image's key determines its content, and pulling verifies that.
             None => self.pushed_image().await,
         };
-        let changes = Changes::Whole(store.image_root(&image.key));
+        let changes = LayerContent::Whole(store.image_root(&image.key));
         let there = || Ok(store.image(&image.key)?.is_some());
         let blob = self
             .blob(known, changes, there)
@@ -208,7 +208,7 @@ impl Pushing<'_> {
         let mut shared = Shared::default();
         let place = |layer: &Layer, tree: &str| store.layer_dir(&layer.id).join(tree);
         let changes = match self.store.method() {
-            Method::Overlay => Changes::Upper(place(layer, "diff")),
+            Method::Overlay => LayerContent::Upper(place(layer, "diff")),
             Method::Btrfs | Method::Reflink => {
                 let old = match below {
                     Some(below) => place(below, "root"),
@@ -235,15 +235,17 @@ impl Pushing<'_> {
         let mut volumes = BTreeMap::new();
         for (name, state) in &layer.volumes {
             let state = match state {
-                VolumeState::Empty => Volume::Empty,
-                VolumeState::Live(_) | VolumeState::Absent | VolumeState::Frozen => Volume::Absent,
+                VolumeState::Empty => SharedVolume::Empty,
+                VolumeState::Live(_) | VolumeState::Absent | VolumeState::Frozen => {
+                    SharedVolume::Absent
+                }
             };
             volumes.insert(name.clone(), state);
         }
         for (name, changes) in self.frozen_volumes(layer, below) {
             let known = remembered.volumes.get(&name).cloned();
             let blob = self.blob(known, changes, there).await.context(failed)?;
-            volumes.insert(name.clone(), Volume::Layer(self.document.blobs.len()));
+            volumes.insert(name.clone(), SharedVolume::Layer(self.document.blobs.len()));
             shared.volumes.insert(name, blob.clone());
             self.document.blobs.push(blob);
         }
@@ -251,7 +253,7 @@ impl Pushing<'_> {
         let results = match results.is_dir() {
             true => {
                 let known = remembered.results.clone();
-                let blob = self.blob(known, Changes::Whole(results), there).await;
+                let blob = self.blob(known, LayerContent::Whole(results), there).await;
                 let blob = blob.context(failed)?;
                 shared.results = Some(blob.clone());
                 self.document.blobs.push(blob);
@@ -259,7 +261,7 @@ impl Pushing<'_> {
             }
             false => None,
         };
-        self.document.snapshot.steps.push(Step {
+        self.document.snapshot.steps.push(SharedStep {
             key: key.clone(),
             name: layer.title.clone(),
             created: layer.created,
@@ -279,7 +281,7 @@ impl Pushing<'_> {
         if last
             .volumes
             .values()
-            .any(|volume| *volume == Volume::Absent)
+            .any(|volume| *volume == SharedVolume::Absent)
         {
             // It can only be the parent of others, so it gets no tag.
             return Ok(());
@@ -288,7 +290,7 @@ impl Pushing<'_> {
     }
 
     /// Returns the changes of a layer's frozen build volumes, by name.
-    fn frozen_volumes(&self, layer: &Layer, below: Option<&Layer>) -> Vec<(String, Changes)> {
+    fn frozen_volumes(&self, layer: &Layer, below: Option<&Layer>) -> Vec<(String, LayerContent)> {
         let mut all = Vec::new();
         for (name, state) in &layer.volumes {
             let volume = |layer: &Layer| {
@@ -299,7 +301,7 @@ impl Pushing<'_> {
             if *state == VolumeState::Frozen {
                 let changes = match below.filter(is_frozen) {
                     Some(below) => self.between(volume(below), volume(layer)),
-                    None => Changes::Whole(volume(layer)),
+                    None => LayerContent::Whole(volume(layer)),
                 };
                 all.push((name.clone(), changes));
             }
@@ -307,8 +309,8 @@ impl Pushing<'_> {
         all
     }
 
-    fn between(&self, old: std::path::PathBuf, new: std::path::PathBuf) -> Changes {
-        Changes::Between {
+    fn between(&self, old: std::path::PathBuf, new: std::path::PathBuf) -> LayerContent {
+        LayerContent::Between {
             old,
             new,
             inodes: self.store.method() == Method::Btrfs,
@@ -319,7 +321,7 @@ impl Pushing<'_> {
     async fn blob(
         &mut self,
         known: Option<Blob>,
-        changes: Changes,
+        changes: LayerContent,
         there: impl Fn() -> Result<bool>,
     ) -> Result<Blob> {
         if let Some(blob) = known

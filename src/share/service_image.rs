@@ -16,7 +16,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::place::Destination;
 use super::push::{Pushed, unless_full};
 use super::upload::{Pieces, Sent, chunked, transfer};
-use crate::engine::docker::{Place, Service, Unpack};
+use crate::engine::docker::{ContainerTree, Service, Unpack};
 use crate::image::compression;
 use crate::plan::ids::TreeId;
 use crate::store::service;
@@ -221,7 +221,7 @@ pub(super) fn make(
     service: &Service,
     arrived: Arrived<'_>,
     look: &mut dyn FnMut() -> Result<()>,
-) -> Result<service::Kept> {
+) -> Result<service::SnapshotImage> {
     let Arrived {
         directory,
         tree,
@@ -231,7 +231,7 @@ pub(super) fn make(
     } = arrived;
     // Before it exists, so that discarding the directory removes it too.
     store.note_tree(directory, &service.socket, tree)?;
-    let place = Place {
+    let place = ContainerTree {
         socket: service.socket.clone(),
         image: below,
         name: format!("rockenv-pull-{tree}"),

@@ -12,7 +12,7 @@ use zstd::zstd_safe::CParameter;
 
 use super::place::Destination;
 use crate::image::fetch::long_patience;
-use crate::image::oci::changes::{Changes, pack};
+use crate::image::oci::changes::{LayerContent, pack};
 use crate::store::shared::Blob;
 use crate::sys::error::{Error, Result};
 use crate::ui::size;
@@ -49,7 +49,7 @@ type Archive = Hashed<zstd::Encoder<'static, Hashed<Chunks>>>;
 /// Sends a layer; `done` counts the bytes that were read.
 pub(super) async fn send(
     to: &mut Destination<'_>,
-    changes: Changes,
+    changes: LayerContent,
     done: Arc<AtomicU64>,
 ) -> Result<Sent> {
     let (chunked, pieces) = chunked();

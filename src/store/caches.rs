@@ -9,7 +9,7 @@ use fs_err as fs;
 use super::check::names;
 use super::{Store, check_name};
 use crate::plan::gc::Inventory;
-use crate::plan::gc::cache::{self, Entries, Kind};
+use crate::plan::gc::cache::{self, CacheKind, Entries};
 use crate::plan::resolve::VolumeKind;
 use crate::store::inventory::allocated;
 use crate::sys::error::{Error, Result};
@@ -17,7 +17,7 @@ use crate::sys::error::{Error, Result};
 #[derive(Clone, Debug)]
 pub struct Shelf {
     /// The tool that made it, if its files show that.
-    pub kind: Option<Kind>,
+    pub kind: Option<CacheKind>,
     /// The envs that mount it, with the mount point.
     pub users: BTreeMap<String, String>,
     /// The largest limit that a profile sets, in bytes.
@@ -76,7 +76,7 @@ impl Store {
                 continue;
             }
             let shelf = Shelf {
-                kind: Kind::of(&entries(&directory)),
+                kind: CacheKind::of(&entries(&directory)),
                 users: BTreeMap::new(),
                 max: None,
             };
@@ -108,8 +108,8 @@ impl Store {
     /// Describes a cache's content and hit rate, if its files show them.
     pub fn cache_content(&self, name: &str) -> Option<String> {
         let entries = entries(&self.cache_dir(name));
-        match Kind::of(&entries) {
-            Some(Kind::Ccache) => {
+        match CacheKind::of(&entries) {
+            Some(CacheKind::Ccache) => {
                 let (hits, misses) = self.ccache_hits(name);
                 Some(match (hits * 100).checked_div(hits + misses) {
                     Some(percent) => format!("ccache, {percent} % hits"),
@@ -123,8 +123,8 @@ impl Store {
 
     /// Returns a cache's hits and misses, if its files show them.
     pub fn cache_lookups(&self, name: &str) -> Option<(u64, u64)> {
-        let kind = Kind::of(&entries(&self.cache_dir(name)));
-        (kind == Some(Kind::Ccache)).then(|| self.ccache_hits(name))
+        let kind = CacheKind::of(&entries(&self.cache_dir(name)));
+        (kind == Some(CacheKind::Ccache)).then(|| self.ccache_hits(name))
     }
 
     /// Returns hits and misses of a ccache, whose statistics are in one or two levels of directories.

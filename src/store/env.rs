@@ -11,10 +11,10 @@ use jiff::Timestamp;
 use super::check::names;
 use super::ephemeral::{Fate, Reaped};
 use super::history::VolumesFrom;
-use super::journal::{self, Entry};
+use super::journal::{self, JournalEntry};
 use super::snapshot::push_snapshot;
 use super::{Lock, Store, check_name, no_env, removal};
-use crate::engine::hold::State;
+use crate::engine::hold::ContainerRecord;
 use crate::engine::{BuildUser, Root, session};
 use crate::plan::checked;
 use crate::plan::ids::{LayerId, StepKey, TreeId};
@@ -230,7 +230,7 @@ impl LockedEnv<'_> {
     /// Ends running processes, finishes the journal, and discards what the record does not name; discards everything
     /// if the command that the env ends with is gone.
     fn recover(&mut self) -> Result<()> {
-        let ended = State::recover(&self.run_dir())?;
+        let ended = ContainerRecord::recover(&self.run_dir())?;
         self.settle(ended.is_some())?;
         if let Fate::Left(owner) = self.fate()? {
             self.clear()?;
@@ -248,13 +248,13 @@ impl LockedEnv<'_> {
         }
         for entry in journal::read(&self.directory)? {
             match entry {
-                Entry::Remove { id, layers } => return self.finish_removal(&id, &layers),
-                Entry::Forget { layers } => self.store.remove_unused_layers(&layers)?,
+                JournalEntry::Remove { id, layers } => return self.finish_removal(&id, &layers),
+                JournalEntry::Forget { layers } => self.store.remove_unused_layers(&layers)?,
                 // A failed move must not block the env: without its stamps ninja builds the project anew.
-                Entry::Expunge { volume, project } => {
+                JournalEntry::Expunge { volume, project } => {
                     drop(self.store.take_project(&volume, &project));
                 }
-                Entry::Freeze { tree, snapshot } => {
+                JournalEntry::Freeze { tree, snapshot } => {
                     let published = self
                         .store
                         .layer(&snapshot.layer)?

@@ -19,7 +19,7 @@ use crate::plan::gc::{Frozen, Inventory};
 use crate::plan::ids::{LayerId, TreeId};
 use crate::store::inventory::{Look, allocated};
 use crate::sys::error::{Result, ResultExt as _};
-use crate::tree::measure::{Options, Root};
+use crate::tree::measure::{MeasureOptions, Root};
 use crate::tree::{self, Method, measure};
 
 /// The class and owner of everything that stays.
@@ -133,9 +133,9 @@ impl Store {
         places.retain(|place| place.path.exists());
         let usage = measure::scan(
             &places,
-            &Options {
+            &MeasureOptions {
                 extents: true,
-                ..Options::default()
+                ..MeasureOptions::default()
             },
         );
         for (at, (thing, _)) in (1..).zip(&things.0) {
@@ -174,9 +174,9 @@ impl Store {
         if self.method() == Method::Btrfs {
             return paths.map(|path| self.written(&path, None)).sum();
         }
-        let options = Options {
+        let options = MeasureOptions {
             extents: self.method() == Method::Reflink,
-            ..Options::default()
+            ..MeasureOptions::default()
         };
         let roots: Vec<Root> = paths.map(|path| Root::new(path, KEPT)).collect();
         Ok(measure::scan(&roots, &options).total().exclusive)
@@ -207,9 +207,9 @@ impl Store {
                 if let Some(below) = below.filter(|below| below.exists()) {
                     places.push(Root::new(below, KEPT));
                 }
-                let options = Options {
+                let options = MeasureOptions {
                     extents: true,
-                    ..Options::default()
+                    ..MeasureOptions::default()
                 };
                 Ok(measure::scan(&places, &options).class(1).exclusive)
             }

@@ -7,7 +7,7 @@ use fs_err as fs;
 
 use super::check::names;
 use super::{Lock, LockedEnv, Store};
-use crate::plan::gc::What;
+use crate::plan::gc::GcTarget;
 use crate::plan::gc::roots::tops;
 use crate::plan::ids::LayerId;
 use crate::plan::record::Origin;
@@ -29,28 +29,28 @@ pub enum Swept {
 
 impl Store {
     /// Removes one item, if it may still be removed. Caches are handled elsewhere.
-    pub fn sweep(&self, what: &What, keep_last: usize) -> Result<Swept> {
+    pub fn sweep(&self, what: &GcTarget, keep_last: usize) -> Result<Swept> {
         match what {
-            What::Snapshot { layer } => self.remove_snapshot(layer, keep_last),
-            What::Layer { layer } => {
+            GcTarget::Snapshot { layer } => self.remove_snapshot(layer, keep_last),
+            GcTarget::Layer { layer } => {
                 self.remove_unused_layers(std::slice::from_ref(layer))?;
                 Ok(self.left(layer))
             }
-            What::Failed { env } => self.with_idle(env, |env| env.drop_failed()),
-            What::Logs { env, run } => self.with_idle(env, |env| env.drop_logs(run)),
-            What::Project { env, volume, path } => {
+            GcTarget::Failed { env } => self.with_idle(env, |env| env.drop_failed()),
+            GcTarget::Logs { env, run } => self.with_idle(env, |env| env.drop_logs(run)),
+            GcTarget::Project { env, volume, path } => {
                 self.with_idle(env, |env| env.prune_build_tree(volume, path))
             }
-            What::Image { image } => self.remove_image(image),
-            What::Download { blob } => {
+            GcTarget::Image { image } => self.remove_image(image),
+            GcTarget::Download { blob } => {
                 let Some(_alone) = Lock::try_exclusive(&self.blobs_lock())? else {
                     return Ok(Swept::Stays("a command needs downloads".to_owned()));
                 };
                 self.discard(&self.root.join("blobs/sha256").join(blob))?;
                 Ok(Swept::Gone)
             }
-            What::Stray { path } => self.remove_stray(path),
-            What::Cache { cache, .. } => Err(Error::unexpected(format!(
+            GcTarget::Stray { path } => self.remove_stray(path),
+            GcTarget::Cache { cache, .. } => Err(Error::unexpected(format!(
                 "cache `{cache}` is for its own tool"
             ))),
         }

@@ -17,7 +17,7 @@ use sha2::{Digest as _, Sha256};
 use super::check::names;
 use super::{Lock, Store};
 use crate::image::recipe::Pin;
-use crate::image::{self, BuildContext, Built, Logins, Progress, Recipe};
+use crate::image::{self, BuildContext, BuildProgress, Built, Logins, Recipe};
 use crate::plan::checked;
 pub use crate::plan::image::Image;
 use crate::sys::atomic::{self, random_id};
@@ -44,7 +44,7 @@ pub struct Means<'a> {
     /// Proxy variables for the tools.
     pub env: &'a BTreeMap<String, String>,
     /// Receives progress.
-    pub progress: &'a mut dyn FnMut(Progress<'_>),
+    pub progress: &'a mut dyn FnMut(BuildProgress<'_>),
     /// Set to stop.
     pub cancel: &'a AtomicBool,
 }
@@ -53,7 +53,7 @@ impl Means<'_> {
     /// Takes a lock, however long others hold it; reports the holder meanwhile, and stops on request.
     pub(super) fn lock(&mut self, path: &Path, verb: &str) -> Result<Lock> {
         Lock::awaited(path, verb, &mut |waits| {
-            (self.progress)(Progress::Line(waits));
+            (self.progress)(BuildProgress::Line(waits));
             stop_if(self.cancel)
         })
     }

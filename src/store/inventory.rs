@@ -11,8 +11,8 @@ use jiff::Timestamp;
 
 use super::check::{self, Read, is_busy, names};
 use super::{Store, lock};
-use crate::engine::hold::State;
-use crate::plan::gc::{Base, Env, Frozen, Inventory, Kept};
+use crate::engine::hold::ContainerRecord;
+use crate::plan::gc::{Base, CachedFile, Env, Frozen, Inventory};
 use crate::sys::checksum::is_sha256;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::tree::measure::{self, scan_one};
@@ -180,9 +180,9 @@ impl Store {
         for run in names(&directory.join("logs"))? {
             // A few files each: starting threads would take longer.
             let root = measure::Root::new(directory.join("logs").join(&run), 0);
-            let options = measure::Options {
+            let options = measure::MeasureOptions {
                 threads: Some(NonZero::<usize>::MIN),
-                ..measure::Options::default()
+                ..measure::MeasureOptions::default()
             };
             logs.insert(run, measure::scan(&[root], &options).total().allocated);
         }
@@ -212,7 +212,7 @@ impl Store {
             let used = Timestamp::from_second(data.atime().max(data.mtime()));
             inventory.blobs.insert(
                 name,
-                Kept {
+                CachedFile {
                     bytes: data.blocks() * 512,
                     used: used.unwrap_or_default(),
                 },
@@ -228,7 +228,7 @@ impl Store {
 
     /// Returns whether only a container that waits for another command holds an env: taking the lock ends it.
     pub fn only_waits(&self, name: &str) -> bool {
-        State::read(&self.env_dir(name).join("run")).is_some_and(|state| state.idle)
+        ContainerRecord::read(&self.env_dir(name).join("run")).is_some_and(|state| state.idle)
     }
 }
 

@@ -17,7 +17,7 @@ use crate::sys::error::{Error, Result};
 /// An operation in progress.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Entry {
+pub(crate) enum JournalEntry {
     /// The live tree is about to become a layer of that snapshot.
     Freeze {
         tree: TreeId,
@@ -51,7 +51,7 @@ fn path(env: &Path) -> PathBuf {
 }
 
 /// Writes an entry and waits until it is on disk.
-pub(crate) fn begin(env: &Path, entry: &Entry) -> Result<()> {
+pub(crate) fn begin(env: &Path, entry: &JournalEntry) -> Result<()> {
     let mut line = serde_json::to_string(entry)
         .map_err(|error| Error::unexpected("cannot encode journal").source(error))?;
     line.push('\n');
@@ -65,7 +65,7 @@ pub(crate) fn begin(env: &Path, entry: &Entry) -> Result<()> {
 }
 
 /// Reads the entries. A truncated last line was never acted upon, so it is ignored.
-pub(crate) fn read(env: &Path) -> Result<Vec<Entry>> {
+pub(crate) fn read(env: &Path) -> Result<Vec<JournalEntry>> {
     let text = match fs::read(path(env)) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         other => other?,
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn a_cut_line_does_not_count() {
         let env = tempfile::tempdir().unwrap();
-        let entry = Entry::Remove {
+        let entry = JournalEntry::Remove {
             id: "a".into(),
             layers: vec!["l".into()],
         };

@@ -18,7 +18,7 @@ use super::layer::{Layer, boot_id};
 use super::service::objects_below;
 use super::shared::ARRIVING;
 use super::{LockedEnv, Store};
-use crate::engine::docker::{Frozen, Service, What};
+use crate::engine::docker::{Frozen, ObjectFilter, Service};
 use crate::plan::ids::{LayerId, StepKey, TreeId};
 use crate::sys::error::Result;
 
@@ -54,7 +54,7 @@ impl Store {
         let mut known = BTreeSet::new();
         let listed = |directory: &Path, known: &mut BTreeSet<TreeId>| {
             for object in objects_below(directory) {
-                if let What::Tree(tree) = object.what {
+                if let ObjectFilter::Tree(tree) = object.what {
                     known.insert(tree);
                 }
             }
@@ -132,7 +132,7 @@ impl LockedEnv<'_> {
                 cost: None,
                 prints: None,
                 pins: crate::plan::pins::Pins::new(),
-                kept: Some(super::service::Kept {
+                kept: Some(super::service::SnapshotImage {
                     socket: service.socket.clone(),
                     image: frozen.image,
                 }),

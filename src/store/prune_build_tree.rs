@@ -16,12 +16,12 @@ use crate::rocm::therock::tree::{EXPUNGED, archived, is_top};
 use crate::store::gc_apply::Swept;
 use crate::sys::atomic::random_id;
 use crate::sys::error::Result;
-use crate::tree::file::Entry;
+use crate::tree::file::FoundEntry;
 use crate::tree::{self, file, measure};
 
 fn read(top: &Path, below: &Path) -> Option<String> {
     match file::read(top, below) {
-        Ok(Entry::File { bytes, .. }) => Some(String::from_utf8_lossy(&bytes).into_owned()),
+        Ok(FoundEntry::File { bytes, .. }) => Some(String::from_utf8_lossy(&bytes).into_owned()),
         _ => None,
     }
 }
@@ -101,7 +101,7 @@ fn build_tree_bytes(project: &Path) -> u64 {
         .filter(|path| path.exists())
         .map(|path| measure::Root::new(path, 0))
         .collect();
-    let usage = measure::scan(&roots, &measure::Options::default());
+    let usage = measure::scan(&roots, &measure::MeasureOptions::default());
     usage.total().exclusive
 }
 
@@ -121,7 +121,7 @@ impl LockedEnv<'_> {
             return Ok(Swept::Stays("no artifact contains it any more".to_owned()));
         }
         // The stamp is the only sign that the rest must go too.
-        let entry = journal::Entry::Expunge {
+        let entry = journal::JournalEntry::Expunge {
             volume: id.clone(),
             project: project.to_owned(),
         };

@@ -11,7 +11,7 @@ use fs_err as fs;
 use sha2::{Digest as _, Sha256};
 
 use super::check::names;
-use super::journal::{self, Entry};
+use super::journal::{self, JournalEntry};
 use super::snapshot::no_snapshot;
 use super::{LockedEnv, Record, Store, ephemeral};
 use crate::plan::ids::{EnvId, LayerId};
@@ -150,7 +150,7 @@ impl LockedEnv<'_> {
         if let Ok(chain) = self.store.chain(layer) {
             layers.extend(chain.into_iter().map(|below| below.id));
         }
-        let entry = Entry::Forget {
+        let entry = JournalEntry::Forget {
             layers: layers.clone(),
         };
         match journal::begin(&self.directory, &entry) {

@@ -11,9 +11,9 @@ use fs_err as fs;
 
 use super::snapshot::Freeze;
 use super::{LockedEnv, Store};
-use crate::engine::docker::{Image, Object, Place, Service, What};
+use crate::engine::docker::{ContainerTree, EngineImage, Object, ObjectFilter, Service};
 use crate::plan::ids::{LayerId, StepKey, TreeId};
-pub(crate) use crate::plan::layer::Kept;
+pub(crate) use crate::plan::layer::SnapshotImage;
 use crate::sys::atomic;
 use crate::sys::error::{Error, Result};
 
@@ -41,7 +41,7 @@ impl Store {
         let mut objects = read_objects(&directory)?;
         let mut object = Object {
             socket: service.socket.clone(),
-            what: What::Image(Self::imported(key)),
+            what: ObjectFilter::Image(Self::imported(key)),
             id: None,
         };
         let known = objects.iter().find(|known| known.is_same(&object));
@@ -69,9 +69,9 @@ impl Store {
     /// Returns the id of a store's image at a service, if it was copied there.
     pub fn imported_id(&self, socket: &Path, key: &str) -> Result<Option<String>> {
         let objects = read_objects(&self.root().join("images").join(key))?;
-        let found = objects
-            .into_iter()
-            .find(|object| object.socket == socket && matches!(object.what, What::Image(_)));
+        let found = objects.into_iter().find(|object| {
+            object.socket == socket && matches!(object.what, ObjectFilter::Image(_))
+        });
         Ok(found.and_then(|object| object.id))
     }
 
@@ -89,7 +89,7 @@ impl Store {
     pub fn note_tree(&self, directory: &Path, socket: &Path, tree: &TreeId) -> Result<()> {
         let object = Object {
             socket: socket.to_owned(),
-            what: What::Tree(tree.clone()),
+            what: ObjectFilter::Tree(tree.clone()),
             id: None,
         };
         write_objects(directory, &[object])
@@ -97,7 +97,12 @@ impl Store {
 
     /// Freezes a container, which must not run, and removes it; `bare` means that the image is the complete snapshot
     /// of a step.
-    pub fn freeze_container(&self, service: &Service, place: &Place, bare: bool) -> Result<Kept> {
+    pub fn freeze_container(
+        &self,
+        service: &Service,
+        place: &ContainerTree,
+        bare: bool,
+    ) -> Result<SnapshotImage> {
         let name = format!("rockenv/snapshot-{}", place.tree);
         let below = lost_or(service.image(&place.image)?, &place.image)?;
         let image = if below.layers < MAX_LAYERS {
@@ -108,7 +113,7 @@ impl Store {
             lost_or(service.image(&name)?, &name)?.id
         };
         service.remove_container(&place.name)?;
-        Ok(Kept {
+        Ok(SnapshotImage {
             socket: service.socket.clone(),
             image,
         })
@@ -148,7 +153,7 @@ impl LockedEnv<'_> {
         tree: &str,
         layer: Option<&LayerId>,
         key: Option<&StepKey>,
-    ) -> Result<Place> {
+    ) -> Result<ContainerTree> {
         let record = self.known_record()?;
         let image = match layer {
             None => self
@@ -172,7 +177,7 @@ impl LockedEnv<'_> {
                     .image
             }
         };
-        Ok(Place {
+        Ok(ContainerTree {
             socket: socket.to_owned(),
             image,
             name: self.container_name(tree),
@@ -242,7 +247,7 @@ impl LockedEnv<'_> {
         socket: &Path,
         freeze: &Freeze<'_>,
         bare: bool,
-    ) -> Result<Kept> {
+    ) -> Result<SnapshotImage> {
         let service = Service::connect(socket)?;
         let place = self.place(socket, freeze.tree, freeze.parent, freeze.key)?;
         let image = match service.state(&place.name)? {
@@ -259,7 +264,7 @@ impl LockedEnv<'_> {
                 lost_or(service.image(&below)?, &below)?.id
             }
         };
-        Ok(Kept {
+        Ok(SnapshotImage {
             socket: socket.to_owned(),
             image,
         })
@@ -291,7 +296,7 @@ pub(super) fn objects_below(directory: &Path) -> Vec<Object> {
     found
 }
 
-fn lost_or(image: Option<Image>, name: &str) -> Result<Image> {
+fn lost_or(image: Option<EngineImage>, name: &str) -> Result<EngineImage> {
     image.ok_or_else(|| {
         Error::not_found(format!("image `{name}` was deleted outside rockenv"))
             .help("rockenv up ... builds the layers above it again")

@@ -7,7 +7,7 @@ use fs_err as fs;
 use jiff::Timestamp;
 
 use super::history::{History, VolumesFrom};
-use super::journal::{self, Entry};
+use super::journal::{self, JournalEntry};
 use super::layer::{Layer, VolumeState, boot_id};
 use super::{LockedEnv, check_name};
 use crate::plan::ids::{LayerId, StepKey, TreeId};
@@ -99,7 +99,7 @@ impl LockedEnv<'_> {
             if record.head.tree.as_ref() == Some(freeze.tree) {
                 journal::begin(
                     &self.directory,
-                    &Entry::Freeze {
+                    &JournalEntry::Freeze {
                         tree: freeze.tree.clone(),
                         snapshot: snapshot.clone(),
                     },
@@ -302,7 +302,7 @@ impl LockedEnv<'_> {
             step.log = None;
         }
         // Until the record exists, only this names the volumes.
-        let undo = Entry::Remove {
+        let undo = JournalEntry::Remove {
             id: record.id.clone(),
             layers: Vec::new(),
         };

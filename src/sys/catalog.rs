@@ -29,7 +29,7 @@ impl From<PathBuf> for Directory {
 
 /// A profile, image or hook.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listed {
+pub struct CatalogEntry {
     pub name: String,
     /// Its file; `None` if it is built in.
     pub path: Option<PathBuf>,
@@ -41,12 +41,12 @@ pub(crate) fn list<'a>(
     directories: &[Directory],
     builtin: impl IntoIterator<Item = &'a str>,
     of: impl Fn(&Path) -> Option<(String, PathBuf)>,
-) -> Result<Vec<Listed>> {
-    let mut found: Vec<Listed> = Vec::new();
+) -> Result<Vec<CatalogEntry>> {
+    let mut found: Vec<CatalogEntry> = Vec::new();
     let builtin: Vec<&str> = builtin.into_iter().collect();
     let mut add = |name: String, path: Option<PathBuf>| {
         if !found.iter().any(|known| known.name == name) {
-            found.push(Listed { name, path });
+            found.push(CatalogEntry { name, path });
         }
     };
     for directory in directories {
@@ -85,7 +85,11 @@ pub(crate) fn is_absent(error: &std::io::Error) -> bool {
 }
 
 /// Returns the entry of that name; `what` is its kind, as in `rockenv WHAT ls`.
-pub(crate) fn named<'a>(listed: &'a [Listed], what: &str, name: &str) -> Result<&'a Listed> {
+pub(crate) fn named<'a>(
+    listed: &'a [CatalogEntry],
+    what: &str,
+    name: &str,
+) -> Result<&'a CatalogEntry> {
     if let Some(found) = listed.iter().find(|listed| listed.name == name) {
         return Ok(found);
     }

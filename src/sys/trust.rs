@@ -12,7 +12,7 @@ use fs_err as fs;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::sys::account::{self, Existing, Place};
+use crate::sys::account::{self, Existing, FilePlace};
 use crate::sys::atomic;
 use crate::sys::builtin;
 use crate::sys::catalog::Directory;
@@ -43,7 +43,7 @@ const TRUSTED: [&str; 7] = [
 /// Whether the files of a directory apply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum State {
+pub(crate) enum TrustState {
     /// There is nothing to trust.
     #[default]
     Empty,
@@ -61,7 +61,7 @@ pub struct Current {
     /// Its path, without links.
     pub(crate) directory: PathBuf,
     /// Whether its files apply.
-    pub(crate) state: State,
+    pub(crate) state: TrustState,
     /// Files and keys that do not apply.
     pub(crate) unread: Vec<String>,
     /// What was read to see that nothing has changed.
@@ -96,7 +96,7 @@ impl Current {
         };
         let names = present(&directory);
         let (state, checked) = match names.is_empty() {
-            true => (State::Empty, None),
+            true => (TrustState::Empty, None),
             false => state(&directory, user, listed, sent),
         };
         let mut current = Self {
@@ -130,7 +130,7 @@ impl Current {
 
     /// Returns whether its files apply.
     pub(crate) fn counts(&self) -> bool {
-        self.state == State::Trusted
+        self.state == TrustState::Trusted
     }
 
     /// Returns the digest of its files if they apply.
@@ -168,15 +168,15 @@ impl Current {
         let directory = self.directory.display();
         Some(match self.state {
             _ if self.unread.is_empty() => return None,
-            State::Trusted | State::Empty => format!(
+            TrustState::Trusted | TrustState::Empty => format!(
                 "ignored: {unread}: configure programs, paths and hosts in ~/.config/rockenv/config.toml"
             ),
-            State::Changed => {
+            TrustState::Changed => {
                 format!(
                     "ignored because `{directory}` has changed: {unread}; `rockenv trust` trusts it again"
                 )
             }
-            State::Untrusted => {
+            TrustState::Untrusted => {
                 format!(
                     "ignored because `{directory}` is not trusted: {unread}; `rockenv trust` trusts it"
                 )
@@ -191,20 +191,20 @@ fn state(
     user: &Path,
     listed: Option<&str>,
     sent: Option<&str>,
-) -> (State, Option<Checked>) {
+) -> (TrustState, Option<Checked>) {
     if is_listed(directory, listed) {
-        return (State::Trusted, None);
+        return (TrustState::Trusted, None);
     }
     let known = Trusted::read(user, directory);
     if known.is_none() && sent.is_none() {
-        return (State::Untrusted, None);
+        return (TrustState::Untrusted, None);
     }
     let known = known.and_then(|known| known.digest);
     match Checked::read(directory) {
         Ok(now) if known.as_ref() == Some(&now.digest) || sent == Some(&now.digest) => {
-            (State::Trusted, Some(now))
+            (TrustState::Trusted, Some(now))
         }
-        _ => (State::Changed, None),
+        _ => (TrustState::Changed, None),
     }
 }
 
@@ -299,7 +299,7 @@ impl Trusted {
         })?;
         let rights = account::caller();
         account::make_directories(rights, &Self::directory(user))?;
-        let place = Place::new(rights, &Self::file(user, &self.path))?;
+        let place = FilePlace::new(rights, &Self::file(user, &self.path))?;
         place.put(&text, 0o644, None, Existing::Replace)
     }
 
@@ -307,7 +307,7 @@ impl Trusted {
     pub(crate) fn forget(user: &Path, path: &Path) -> Result<bool> {
         let known = Self::read(user, path).is_some();
         if known {
-            Place::new(account::caller(), &Self::file(user, path))?.remove()?;
+            FilePlace::new(account::caller(), &Self::file(user, path))?.remove()?;
         }
         Ok(known)
     }
@@ -331,7 +331,7 @@ mod tests {
             fs::write(file, "").unwrap();
         }
         let look = || Current::look(&directory, place.path(), None, None);
-        assert_eq!(look().state, State::Untrusted);
+        assert_eq!(look().state, TrustState::Untrusted);
         assert_eq!(look().notice(), None);
         fs::write(directory.join("images/mine.toml"), "").unwrap();
         assert_eq!(look().unread, ["images/"]);

@@ -9,7 +9,7 @@ use std::path::Path;
 use fs_err as fs;
 use nix::errno::Errno;
 
-use super::xattr::Place;
+use super::xattr::XattrFile;
 use crate::sys::error::{Result, ResultExt as _};
 
 const ATTRIBUTE: &std::ffi::CStr = c"system.posix_acl_access";
@@ -29,7 +29,7 @@ const ENTER: u16 = 0o5;
 pub(crate) fn people(directory: &Path) -> Result<BTreeSet<u32>> {
     let file = fs::File::open(directory)?;
     let mut value = vec![0; 4096];
-    let length = match Place::Open(file.file().as_fd()).get(ATTRIBUTE, &mut value) {
+    let length = match XattrFile::Open(file.file().as_fd()).get(ATTRIBUTE, &mut value) {
         Err(Errno::ENODATA | Errno::EOPNOTSUPP) => 0,
         other => {
             other.context(|| format!("cannot read who may enter `{}`", directory.display()))?
@@ -63,7 +63,7 @@ pub(crate) fn admit(directory: &Path, people: &BTreeSet<u32>) -> Result<()> {
     add(GROUP, 0, NOBODY);
     add(MASK, ENTER, NOBODY);
     add(OTHER, 0, NOBODY);
-    match Place::Open(file.file().as_fd()).set(ATTRIBUTE, &value) {
+    match XattrFile::Open(file.file().as_fd()).set(ATTRIBUTE, &value) {
         Err(Errno::EOPNOTSUPP) => {
             let open = std::fs::Permissions::from_mode(0o711);
             Ok(fs::set_permissions(directory, open)?)

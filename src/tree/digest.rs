@@ -22,7 +22,7 @@ use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::signals::stop_if;
 use crate::tree::root_fs::{self, Tree};
-use crate::tree::xattr::{Pairs, Place};
+use crate::tree::xattr::{Pairs, XattrFile};
 use content::{BLOCK, hash};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -275,7 +275,7 @@ fn scan(root: &Path, cancel: &AtomicBool) -> Result<Vec<Node>> {
             Vec::new(),
             &stat,
             What::Directory,
-            Place::Open(tree.fd()).content()?,
+            XattrFile::Open(tree.fd()).content()?,
         )],
         seen: HashMap::new(),
         cancel,
@@ -335,7 +335,7 @@ impl Walk<'_> {
                     .push(path.clone());
             }
             use std::os::fd::AsFd as _;
-            let xattrs = Place::Entry(handle.as_fd(), &name)
+            let xattrs = XattrFile::Entry(handle.as_fd(), &name)
                 .content()
                 .context(fail)?;
             let below = match kind {

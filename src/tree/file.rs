@@ -22,7 +22,7 @@ const LARGEST: i64 = 64 << 20;
 
 /// The entry at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Entry {
+pub(crate) enum FoundEntry {
     File {
         bytes: Vec<u8>,
         mode: u32,
@@ -34,7 +34,7 @@ pub(crate) enum Entry {
 }
 
 /// Reads the file at `below` in the directory `root`.
-pub(crate) fn read(root: &Path, below: &Path) -> Result<Entry> {
+pub(crate) fn read(root: &Path, below: &Path) -> Result<FoundEntry> {
     let shown = || format!("cannot read `{}`", root.join(below).display());
     let top = beneath::open_path(root)?;
     let (parent, name) = split(below)?;
@@ -59,14 +59,14 @@ pub(crate) fn read(root: &Path, below: &Path) -> Result<Entry> {
     }
     let mut bytes = Vec::new();
     into_file(file).read_to_end(&mut bytes).context(shown)?;
-    Ok(Entry::File {
+    Ok(FoundEntry::File {
         bytes,
         mode: stat.st_mode & 0o7777,
     })
 }
 
 /// Returns whether the nearest existing parent of an absent path has any content.
-fn absent(top: &OwnedFd, parent: &Path) -> Result<Entry> {
+fn absent(top: &OwnedFd, parent: &Path) -> Result<FoundEntry> {
     for directory in parent.ancestors() {
         if let Ok(found) = beneath::open_below(top, directory) {
             // A submodule without content may still have git's own file.
@@ -78,13 +78,13 @@ fn absent(top: &OwnedFd, parent: &Path) -> Result<Entry> {
             });
             let inside = !directory.as_os_str().is_empty();
             return Ok(if empty && inside {
-                Entry::Empty
+                FoundEntry::Empty
             } else {
-                Entry::Absent
+                FoundEntry::Absent
             });
         }
     }
-    Ok(Entry::Absent)
+    Ok(FoundEntry::Absent)
 }
 
 /// Gives the file at `below` this content. An existing file keeps owner and mode, a new one gets those of its
@@ -287,7 +287,7 @@ mod tests {
         assert_eq!(fs::read(outside.path().join("f")).unwrap(), b"theirs");
 
         let new = Path::new("a/b/c");
-        assert_eq!(read(root, new).unwrap(), Entry::Absent);
+        assert_eq!(read(root, new).unwrap(), FoundEntry::Absent);
         write(root, new, b"one", Some(true), None).unwrap();
         let their = fs::File::open(outside.path().join("f")).unwrap();
         for path in ["link/f", "../g"] {
@@ -312,15 +312,15 @@ mod tests {
             write(root, new, b"x", None, time).unwrap(),
             (1_000_000_000, 7)
         );
-        let Entry::File { bytes, mode } = read(root, new).unwrap() else {
+        let FoundEntry::File { bytes, mode } = read(root, new).unwrap() else {
             panic!("a file was written");
         };
         assert_eq!((bytes.as_slice(), mode), (b"x".as_slice(), 0o755));
         remove(root, new).unwrap();
-        assert_eq!(read(root, new).unwrap(), Entry::Empty);
+        assert_eq!(read(root, new).unwrap(), FoundEntry::Empty);
         fs::write(root.join("a/b/.git"), "gitdir: x").unwrap();
-        assert_eq!(read(root, &new.join("d")).unwrap(), Entry::Empty);
+        assert_eq!(read(root, &new.join("d")).unwrap(), FoundEntry::Empty);
         fs::write(root.join("a/b/other"), "").unwrap();
-        assert_eq!(read(root, new).unwrap(), Entry::Absent);
+        assert_eq!(read(root, new).unwrap(), FoundEntry::Absent);
     }
 }

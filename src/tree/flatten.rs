@@ -21,7 +21,7 @@ use super::content::Transport;
 use super::metadata;
 use super::reflink::Worker;
 use super::work::Queue;
-use super::xattr::{Attributes, OPAQUE, Place};
+use super::xattr::{Attributes, OPAQUE, XattrFile};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
 
@@ -348,7 +348,7 @@ pub(super) fn is_opaque(
 ) -> nix::Result<bool> {
     let mut opaque = false;
     let all = |_: &CStr| true;
-    attributes.each(Place::Open(directory), all, |name, value| {
+    attributes.each(XattrFile::Open(directory), all, |name, value| {
         match name.to_bytes() {
             b"trusted.overlay.opaque" if value == b"y" => opaque = true,
             b"trusted.overlay.opaque"
@@ -372,7 +372,7 @@ fn finish(
     metadata::copy_open(from, &stat, to, &mut sum.worker.attributes, is_content)?;
     if needs_opaque {
         // Changes no time but the change time.
-        Place::Open(to).set(OPAQUE, b"y")?;
+        XattrFile::Open(to).set(OPAQUE, b"y")?;
     }
     Ok(())
 }

@@ -78,7 +78,7 @@ struct Mark {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Entry {
+pub struct ListingEntry {
     #[serde(flatten)]
     pub content: Content,
     /// Permission bits; a link has none of its own.
@@ -89,7 +89,7 @@ pub struct Entry {
     mark: Mark,
 }
 
-impl Entry {
+impl ListingEntry {
     fn new(content: Content, stat: &FileStat) -> Self {
         let is_link = matches!(content, Content::Symlink { .. });
         Self {
@@ -116,20 +116,20 @@ impl Entry {
 
 /// The result of examining a path.
 #[derive(Clone, Debug)]
-pub(crate) enum Place {
+pub(crate) enum PathState {
     /// Nothing is there.
     Free,
     /// A link, a file or a mount point is on the way to it.
     Blocked,
     /// This entry is there.
-    Taken(Entry),
+    Taken(ListingEntry),
 }
 
 /// The entries below a directory, each directory before its content.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing {
     /// By path below the directory.
-    pub entries: BTreeMap<PathBuf, Entry>,
+    pub entries: BTreeMap<PathBuf, ListingEntry>,
 }
 
 impl Listing {
@@ -210,21 +210,21 @@ impl Listing {
 }
 
 /// Examines one path below a directory.
-pub(crate) fn look(directory: &Path, path: &Path) -> Result<Place> {
+pub(crate) fn look(directory: &Path, path: &Path) -> Result<PathState> {
     let shown = || format!("cannot read `{}`", directory.join(path).display());
     let top = match beneath::open_path(directory) {
-        Err(_) if !directory.exists() => return Ok(Place::Free),
+        Err(_) if !directory.exists() => return Ok(PathState::Free),
         other => other?,
     };
     let (parent, name) = split(path)?;
     let parent = match beneath::open_below(&top, parent) {
-        Err(Errno::ENOENT) => return Ok(Place::Free),
-        Err(Errno::ELOOP | Errno::ENOTDIR | Errno::EXDEV) => return Ok(Place::Blocked),
+        Err(Errno::ENOENT) => return Ok(PathState::Free),
+        Err(Errno::ELOOP | Errno::ENOTDIR | Errno::EXDEV) => return Ok(PathState::Blocked),
         other => other.context(shown)?,
     };
     match entry(&parent, &name) {
-        Err(Errno::ENOENT) => Ok(Place::Free),
-        other => Ok(Place::Taken(other.context(shown)?)),
+        Err(Errno::ENOENT) => Ok(PathState::Free),
+        other => Ok(PathState::Taken(other.context(shown)?)),
     }
 }
 
@@ -241,7 +241,7 @@ pub(super) fn split(path: &Path) -> Result<(&Path, CString)> {
     }
 }
 
-fn entries(directory: &OwnedFd) -> nix::Result<Vec<(CString, Entry)>> {
+fn entries(directory: &OwnedFd) -> nix::Result<Vec<(CString, ListingEntry)>> {
     let mut found = Vec::new();
     let mut reader = Dir::from_fd(directory.try_clone().map_err(|_| Errno::EMFILE)?)?;
     for listed in reader.iter() {
@@ -258,7 +258,7 @@ fn entries(directory: &OwnedFd) -> nix::Result<Vec<(CString, Entry)>> {
     Ok(found)
 }
 
-fn entry(directory: impl AsFd, name: &std::ffi::CStr) -> nix::Result<Entry> {
+fn entry(directory: impl AsFd, name: &std::ffi::CStr) -> nix::Result<ListingEntry> {
     let directory = directory.as_fd();
     let mut stat = beneath::stat(directory, name)?;
     let content = match beneath::kind(&stat) {
@@ -283,7 +283,7 @@ fn entry(directory: impl AsFd, name: &std::ffi::CStr) -> nix::Result<Entry> {
         SFlag::S_IFSOCK => Content::Special(Special::Socket),
         _ => Content::Special(Special::Device),
     };
-    Ok(Entry::new(content, &stat))
+    Ok(ListingEntry::new(content, &stat))
 }
 
 /// Encodes a path as text: bytes that are not UTF-8, and backslashes, as `\xNN`.
@@ -380,7 +380,7 @@ struct Line {
     #[serde(with = "path")]
     path: PathBuf,
     #[serde(flatten)]
-    entry: Entry,
+    entry: ListingEntry,
 }
 
 impl Serialize for Listing {

@@ -14,7 +14,7 @@ use nix::sys::stat::{
 use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, Uid, fchown, fchownat};
 
-use super::xattr::{Attributes, Place};
+use super::xattr::{Attributes, XattrFile};
 use crate::sys::beneath;
 
 fn owner(stat: &FileStat) -> (Option<Uid>, Option<Gid>) {
@@ -50,7 +50,7 @@ pub(super) fn copy_open(
         fchown(to, uid, gid)?;
     }
     fchmod(to, mode(stat))?;
-    attributes.copy(Place::Open(from), Place::Open(to), wanted)?;
+    attributes.copy(XattrFile::Open(from), XattrFile::Open(to), wanted)?;
     let (atime, mtime) = times(stat);
     futimens(to, &atime, &mtime)
 }
@@ -70,7 +70,7 @@ pub(super) fn copy_entry(
         // Links have no mode, and other entries cannot be followed.
         fchmodat(to, name, mode(stat), FchmodatFlags::FollowSymlink)?;
     }
-    let place = |directory| Place::Entry(directory, name);
+    let place = |directory| XattrFile::Entry(directory, name);
     attributes.copy(place(from), place(to), wanted)?;
     let (atime, mtime) = times(stat);
     utimensat(to, name, &atime, &mtime, UtimensatFlags::NoFollowSymlink)
@@ -78,7 +78,7 @@ pub(super) fn copy_entry(
 
 /// Clears the ACLs that a new directory inherits from its parent, so that they do not spread to its content.
 pub(super) fn clear_inherited(directory: BorrowedFd<'_>) -> nix::Result<()> {
-    let place = Place::Open(directory);
+    let place = XattrFile::Open(directory);
     for name in [c"system.posix_acl_default", c"system.posix_acl_access"] {
         match place.remove(name) {
             Err(Errno::EACCES | Errno::EPERM) | Ok(()) => {}

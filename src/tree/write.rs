@@ -15,7 +15,7 @@ use nix::sys::time::TimeSpec;
 use nix::unistd::fchownat;
 
 use super::content::Transport;
-use super::listing::{Content, Entry, split};
+use super::listing::{Content, ListingEntry, split};
 use crate::sys::account::{Rights, caller};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
@@ -87,7 +87,7 @@ impl Writer {
     pub(crate) fn put(
         &mut self,
         path: &Path,
-        entry: &Entry,
+        entry: &ListingEntry,
         from: Option<BorrowedFd<'_>>,
         existing: Existing,
     ) -> Result<()> {
@@ -145,7 +145,7 @@ impl Writer {
         Ok(())
     }
 
-    fn directory(&mut self, path: &Path, entry: &Entry) -> Result<()> {
+    fn directory(&mut self, path: &Path, entry: &ListingEntry) -> Result<()> {
         let outcome = self.make(path).map(drop);
         self.explain(path, outcome)?;
         let last = (entry.mode, Some(entry.mtime));
@@ -208,7 +208,7 @@ impl Writer {
         to: BorrowedFd<'_>,
         name: &CStr,
         from: BorrowedFd<'_>,
-        entry: &Entry,
+        entry: &ListingEntry,
     ) -> nix::Result<()> {
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW;
         let mode = Mode::S_IRUSR | Mode::S_IWUSR;

@@ -36,14 +36,14 @@ pub(crate) fn is_content(name: &[u8]) -> bool {
 
 /// The file that has the attributes.
 #[derive(Clone, Copy)]
-pub(crate) enum Place<'a> {
+pub(crate) enum XattrFile<'a> {
     /// A file or directory opened for reading or writing.
     Open(BorrowedFd<'a>),
     /// The entry of an open directory; a link itself rather than its target.
     Entry(BorrowedFd<'a>, &'a [u8]),
 }
 
-impl Place<'_> {
+impl XattrFile<'_> {
     /// Before 6.13 the kernel has no calls relative to a directory, but a path through /proc is equivalent.
     fn path(directory: BorrowedFd<'_>, name: &[u8]) -> PathBuf {
         let directory = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()));
@@ -136,7 +136,7 @@ impl Attributes {
     /// Calls `with` for each attribute that is `wanted`.
     pub(crate) fn each(
         &mut self,
-        place: Place<'_>,
+        place: XattrFile<'_>,
         wanted: impl Fn(&CStr) -> bool,
         mut with: impl FnMut(&CStr, &[u8]) -> nix::Result<()>,
     ) -> nix::Result<()> {
@@ -159,8 +159,8 @@ impl Attributes {
     /// Copies the attributes that are `wanted`.
     pub(crate) fn copy(
         &mut self,
-        from: Place<'_>,
-        to: Place<'_>,
+        from: XattrFile<'_>,
+        to: XattrFile<'_>,
         wanted: impl Fn(&CStr) -> bool,
     ) -> nix::Result<()> {
         self.each(from, wanted, |name, value| to.set(name, value))

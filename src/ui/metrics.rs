@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::sys::account::{Place, caller};
+use crate::sys::account::{FilePlace, caller};
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::ui::event::{Cost, Outcome};
 
@@ -60,7 +60,7 @@ impl Rows {
     /// Opens the file, before the build that it is about.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let help = "--metrics FILE, in an existing directory";
-        let place = Place::new(caller(), path).map_err(|error| error.help(help))?;
+        let place = FilePlace::new(caller(), path).map_err(|error| error.help(help))?;
         Ok(Self {
             path: path.to_owned(),
             file: place.append()?,

@@ -1,6 +1,6 @@
 //! Owns all output of the program: results on stdout, everything else on stderr.
 //!
-//! Nothing else prints, and nothing here reads the environment: [`Settings`] come from `config`.
+//! Nothing else prints, and nothing here reads the environment: [`UiSettings`] come from `config`.
 
 pub(crate) mod metrics;
 
@@ -36,7 +36,7 @@ use term::Bars;
 
 /// Settings for the output; plain values, so that tests and `config` can set them all.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Settings {
+pub(crate) struct UiSettings {
     /// `-q`: no notes; warnings and errors remain.
     pub quiet: bool,
     /// Number of `-v`: details, and every line of a step's output.
@@ -78,7 +78,7 @@ impl Terminals {
     }
 }
 
-impl Settings {
+impl UiSettings {
     /// Returns a text with its commands of rockenv as the user has to type them.
     pub(crate) fn hint<'a>(&self, text: &'a str) -> Cow<'a, str> {
         match self.through_sudo {
@@ -95,7 +95,7 @@ impl Settings {
 /// Output of the program: one object behind any number of clones, usable from any thread.
 #[derive(Clone)]
 pub(crate) struct Ui {
-    settings: Settings,
+    settings: UiSettings,
     out: Arc<Mutex<Out>>,
     err: Arc<Mutex<Messages>>,
 }
@@ -168,7 +168,7 @@ fn paint(on: bool, paint: Paint, text: &str) -> String {
 
 impl Ui {
     /// Makes the program's own output.
-    pub(crate) fn new(settings: Settings) -> Self {
+    pub(crate) fn new(settings: UiSettings) -> Self {
         // Listings are written in one go: stdout's own line buffering costs a call each line.
         let out = io::BufWriter::new(io::stdout());
         Self::with_writers(settings, Box::new(out), Box::new(io::stderr()))
@@ -176,7 +176,7 @@ impl Ui {
 
     /// Makes an output to other writers, for tests.
     pub(crate) fn with_writers(
-        settings: Settings,
+        settings: UiSettings,
         out: Box<dyn Write + Send>,
         err: Box<dyn Write + Send>,
     ) -> Self {
@@ -194,7 +194,7 @@ impl Ui {
         }
     }
 
-    pub(crate) fn settings(&self) -> &Settings {
+    pub(crate) fn settings(&self) -> &UiSettings {
         &self.settings
     }
 

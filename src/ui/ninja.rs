@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// Edges over all builds seen so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Progress {
+pub(crate) struct NinjaProgress {
     /// Finished edges; never falls.
     pub done: u64,
     /// Known edges; grows when a nested build begins.
@@ -115,8 +115,8 @@ type Build = Vec<Run>;
 pub(crate) struct Tracker {
     builds: HashMap<String, Build>,
     /// Sum over the runs that are no longer tracked separately.
-    folded: Progress,
-    sum: Progress,
+    folded: NinjaProgress,
+    sum: NinjaProgress,
 }
 
 impl Tracker {
@@ -125,7 +125,7 @@ impl Tracker {
     }
 
     /// Examines one line of output, without escape sequences; returns the new sum if it changed.
-    pub(crate) fn line(&mut self, line: &str) -> Option<Progress> {
+    pub(crate) fn line(&mut self, line: &str) -> Option<NinjaProgress> {
         if let Some(count) = parse(line) {
             self.count(count);
         } else if let Some(prefix) = stopped(line) {
@@ -155,7 +155,7 @@ impl Tracker {
     }
 
     /// Returns the sum; a total of zero means that no build was seen.
-    pub(crate) fn progress(&self) -> Progress {
+    pub(crate) fn progress(&self) -> NinjaProgress {
         self.sum
     }
 
@@ -234,7 +234,7 @@ const SETTLE: Duration = Duration::from_secs(10);
 
 impl Estimate {
     /// Takes the state at `now`, a time since any fixed point, and returns the time left.
-    pub(crate) fn update(&mut self, now: Duration, progress: Progress) -> Option<Duration> {
+    pub(crate) fn update(&mut self, now: Duration, progress: NinjaProgress) -> Option<Duration> {
         let (start, begun_with) = *self.first.get_or_insert_with(|| {
             self.last = (now, progress.done);
             (now, progress.done)
@@ -400,7 +400,7 @@ mod tests {
         let mut estimate = Estimate::default();
         let mut left = None;
         for second in 0..600 {
-            let progress = Progress {
+            let progress = NinjaProgress {
                 done: second * 5,
                 total: 6000,
             };
@@ -411,7 +411,7 @@ mod tests {
         assert!((600.0..602.0).contains(&steady), "{steady}");
         // Ten minutes at a tenth of it: the old rate is forgotten.
         for second in 600..1200 {
-            let progress = Progress {
+            let progress = NinjaProgress {
                 done: 2995 + (second - 599) / 2,
                 total: 6000,
             };
@@ -437,7 +437,7 @@ mod tests {
         ) {
             let mut tracker = Tracker::new();
             let mut estimate = Estimate::default();
-            let mut before = Progress::default();
+            let mut before = NinjaProgress::default();
             for (second, line) in (0..).zip(&lines) {
                 tracker.line(line);
                 let now = tracker.progress();

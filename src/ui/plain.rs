@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::event::{Cost, Event, Outcome};
 use super::text::escape;
-use super::{Paint, Settings, paint, size};
+use super::{Paint, UiSettings, paint, size};
 
 /// How often progress inside a step or an image build is printed.
 const PROGRESS_EVERY: Duration = Duration::from_secs(30);
@@ -15,7 +15,7 @@ pub(super) struct Plain {
     quiet: bool,
     verbose: bool,
     color: bool,
-    settings: Settings,
+    settings: UiSettings,
     /// Titles of running steps.
     titles: HashMap<u32, String>,
     told: Option<Instant>,
@@ -24,7 +24,7 @@ pub(super) struct Plain {
 }
 
 impl Plain {
-    pub(super) fn new(settings: &Settings) -> Self {
+    pub(super) fn new(settings: &UiSettings) -> Self {
         Self {
             quiet: settings.quiet,
             verbose: settings.verbose > 0,

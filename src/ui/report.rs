@@ -333,7 +333,7 @@ impl StepOutput {
 mod tests {
     use super::super::event::{Cost, Outcome, Planned};
     use super::super::tests::ui;
-    use super::super::{Settings, Terminals};
+    use super::super::{Terminals, UiSettings};
     use super::*;
 
     fn run(ui: &Ui, format: Format) -> Vec<String> {
@@ -385,7 +385,7 @@ mod tests {
 
     #[test]
     fn plain_lines_tell_a_run() {
-        let (ui, out, err) = ui(Settings::default());
+        let (ui, out, err) = ui(UiSettings::default());
         let tail = run(&ui, Format::Human);
         assert_eq!(out.text(), "");
         insta::assert_snapshot!(err.text(), @r"
@@ -405,9 +405,9 @@ mod tests {
 
     #[test]
     fn verbose_shows_the_output_and_quiet_only_what_went_wrong() {
-        let (verbose, _, err) = ui(Settings {
+        let (verbose, _, err) = ui(UiSettings {
             verbose: 1,
-            ..Settings::default()
+            ..UiSettings::default()
         });
         run(&verbose, Format::Human);
         assert!(
@@ -415,9 +415,9 @@ mod tests {
                 .contains("\n[1/2] a\nwarning \u{fffd}\n[2/2] b\nline 0\n")
         );
         assert!(!err.text().contains("50%"));
-        let (quiet, _, err) = ui(Settings {
+        let (quiet, _, err) = ui(UiSettings {
             quiet: true,
-            ..Settings::default()
+            ..UiSettings::default()
         });
         run(&quiet, Format::Human);
         assert_eq!(
@@ -428,7 +428,7 @@ mod tests {
 
     #[test]
     fn json_goes_to_stdout_one_event_a_line() {
-        let (ui, out, err) = ui(Settings::default());
+        let (ui, out, err) = ui(UiSettings::default());
         run(&ui, Format::Json);
         assert_eq!(err.text(), "warning: from elsewhere\n");
         let events: Vec<Event> = out
@@ -455,13 +455,13 @@ mod tests {
 
     #[test]
     fn messages_are_written_directly_once_a_run_is_over_or_given_up() {
-        let (ui, _, err) = ui(Settings {
+        let (ui, _, err) = ui(UiSettings {
             terminals: Terminals {
                 stderr: true,
                 ..Terminals::default()
             },
             no_color: true,
-            ..Settings::default()
+            ..UiSettings::default()
         });
         let reporter = ui.reporter(Format::Human);
         ui.note("goes to the terminal itself");

@@ -13,7 +13,7 @@ use super::osc::Told;
 use super::overall::{Overall, boxed};
 use super::plain::{Plain, title};
 use super::text::{escape, escape_lines};
-use super::{Paint, Settings, lock, paint, size};
+use super::{Paint, UiSettings, lock, paint, size};
 
 /// The elapsed time shows seconds, no more.
 const TICK: Duration = Duration::from_millis(250);
@@ -113,11 +113,11 @@ fn transferred(done: u64, total: Option<u64>, speed: Option<u64>) -> String {
 }
 
 impl Bars {
-    pub(super) fn on_stderr(settings: &Settings) -> Self {
+    pub(super) fn on_stderr(settings: &UiSettings) -> Self {
         Self::new(settings, ProgressDrawTarget::stderr_with_hz(10))
     }
 
-    fn new(settings: &Settings, target: ProgressDrawTarget) -> Self {
+    fn new(settings: &UiSettings, target: ProgressDrawTarget) -> Self {
         Self {
             multi: MultiProgress::with_draw_target(target),
             state: Mutex::new(State {
@@ -459,9 +459,9 @@ mod tests {
     fn run(verbose: u8) -> (String, String) {
         let screen = Screen::default();
         let target = ProgressDrawTarget::term_like_with_hz(Box::new(screen.clone()), 255);
-        let settings = Settings {
+        let settings = UiSettings {
             verbose,
-            ..Settings::default()
+            ..UiSettings::default()
         };
         let bars = Bars::new(&settings, target);
         let planned = |index| Planned {

@@ -28,7 +28,7 @@ impl Write for Stream {
     }
 }
 
-pub(super) fn ui(settings: Settings) -> (Ui, Stream, Stream) {
+pub(super) fn ui(settings: UiSettings) -> (Ui, Stream, Stream) {
     let (out, err) = (Stream::default(), Stream::default());
     let ui = Ui::with_writers(settings, Box::new(out.clone()), Box::new(err.clone()));
     (ui, out, err)
@@ -42,7 +42,7 @@ const ALL: Terminals = Terminals {
 
 #[test]
 fn results_and_messages_go_to_their_own_streams() {
-    let (ui, out, err) = ui(Settings::default());
+    let (ui, out, err) = ui(UiSettings::default());
     ui.data("one\ntwo \x1b[31m");
     ui.json(&serde_json::json!({"a": "\u{9b}"})).unwrap();
     ui.note("note");
@@ -60,7 +60,7 @@ fn results_and_messages_go_to_their_own_streams() {
 fn results_are_seen_before_what_is_said_of_them() {
     let both = Stream::default();
     let out = io::BufWriter::new(both.clone());
-    let settings = Settings::default();
+    let settings = UiSettings::default();
     let ui = Ui::with_writers(settings, Box::new(out), Box::new(both.clone()));
     ui.data("result");
     ui.note("1 result");
@@ -73,7 +73,7 @@ fn an_error_shows_its_causes_and_the_way_out() {
     let error = Error::unavailable("cannot start `gfx1103`")
         .source(io::Error::other("first line\nsecond \x1b[2J"))
         .help("rockenv doctor");
-    let (ui, _, err) = ui(Settings::default());
+    let (ui, _, err) = ui(UiSettings::default());
     ui.error(&error);
     insta::assert_snapshot!(err.text(), @r"
     error: cannot start `gfx1103`
@@ -85,8 +85,8 @@ fn an_error_shows_its_causes_and_the_way_out() {
 
 #[test]
 fn colour_is_for_terminals_and_can_be_forced_or_refused() {
-    let plain = Settings::default();
-    let terminal = Settings {
+    let plain = UiSettings::default();
+    let terminal = UiSettings {
         terminals: ALL,
         ..plain
     };
@@ -94,28 +94,28 @@ fn colour_is_for_terminals_and_can_be_forced_or_refused() {
         (plain, false),
         (terminal, true),
         (
-            Settings {
+            UiSettings {
                 dumb: true,
                 ..terminal
             },
             false,
         ),
         (
-            Settings {
+            UiSettings {
                 no_color: true,
                 ..terminal
             },
             false,
         ),
         (
-            Settings {
+            UiSettings {
                 force_color: true,
                 ..plain
             },
             true,
         ),
         (
-            Settings {
+            UiSettings {
                 force_color: true,
                 no_color: true,
                 ..plain
@@ -139,7 +139,7 @@ fn a_reader_that_has_enough_is_no_error_but_a_full_disk_is() {
             fails: Some(kind),
             ..Stream::default()
         };
-        let ui = Ui::with_writers(Settings::default(), Box::new(out), Box::new(io::sink()));
+        let ui = Ui::with_writers(UiSettings::default(), Box::new(out), Box::new(io::sink()));
         assert!(!ui.closed());
         ui.data("x");
         assert!(ui.closed());
@@ -150,13 +150,13 @@ fn a_reader_that_has_enough_is_no_error_but_a_full_disk_is() {
 
 #[test]
 fn questions_need_a_terminal_or_an_answer() {
-    let (quiet, _, _) = ui(Settings::default());
+    let (quiet, _, _) = ui(UiSettings::default());
     let error = quiet.confirm("remove `gfx1103`?").unwrap_err();
     assert_eq!(error.kind().exit_code(), 2);
     assert!(error.help_text().unwrap().contains("--yes"));
-    let (yes, _, err) = ui(Settings {
+    let (yes, _, err) = ui(UiSettings {
         yes: true,
-        ..Settings::default()
+        ..UiSettings::default()
     });
     assert!(yes.confirm("remove?").unwrap());
     assert_eq!(err.text(), "");
@@ -173,17 +173,17 @@ fn questions_need_a_terminal_or_an_answer() {
 
 #[test]
 fn raw_bytes_are_exact_unless_a_person_sees_them() {
-    let (piped, out, _) = ui(Settings::default());
+    let (piped, out, _) = ui(UiSettings::default());
     piped.raw(b"\x1b[31m\xff\n");
     assert_eq!(*lock(&out.bytes), b"\x1b[31m\xff\n");
-    let (seen, out, _) = ui(Settings {
+    let (seen, out, _) = ui(UiSettings {
         terminals: ALL,
-        ..Settings::default()
+        ..UiSettings::default()
     });
     seen.raw(b"\x1b[31m\xff\n");
     assert_eq!(out.text(), "\\x1b[31m\\xff\n");
     // A build's output must be harmless on the other side of a pipe as well, unless the user wants it raw.
-    let (piped, out, _) = ui(Settings::default());
+    let (piped, out, _) = ui(UiSettings::default());
     piped.lines(b"\x1b[31m\xff\n");
     piped.bytes(b"\x1b[31m\xff\n");
     assert_eq!(*lock(&out.bytes), b"\\x1b[31m\\xff\n\x1b[31m\xff\n");

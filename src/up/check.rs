@@ -9,7 +9,7 @@ use crate::engine::choose::{choose_to_plan, is_nspawn_installed};
 use crate::image::catalog;
 use crate::plan::resolve::{self, Engine, Inputs, Spec};
 use crate::profile::hook::{self, Hook};
-use crate::profile::{self, Action, Doubt, Draft, Problem, Profile, VolumeKind, copy_key};
+use crate::profile::{self, Action, Doubt, Problem, Profile, ProfileDraft, VolumeKind, copy_key};
 use crate::rocm::target::Target;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::shell::quoted;
@@ -17,7 +17,7 @@ use crate::sys::span::At;
 
 /// What was found.
 #[derive(Debug, Default)]
-pub(crate) struct Checked {
+pub(crate) struct ProfileCheck {
     /// The resolved profile, if nothing is wrong with it.
     pub(crate) spec: Option<Spec>,
     /// Valid, but probably not intended.
@@ -30,8 +30,8 @@ pub(crate) struct Checked {
 const EXAMPLE: &str = "gfx1103";
 
 /// Checks a profile for its own targets, or for these.
-pub(crate) fn check(cx: &Context, what: &str, targets: &[String]) -> Checked {
-    let mut checked = Checked::default();
+pub(crate) fn check(cx: &Context, what: &str, targets: &[String]) -> ProfileCheck {
+    let mut checked = ProfileCheck::default();
     match checked.read(cx, what, targets) {
         Ok(spec) if checked.errors.is_empty() => checked.spec = Some(spec),
         Ok(_) => {}
@@ -40,7 +40,7 @@ pub(crate) fn check(cx: &Context, what: &str, targets: &[String]) -> Checked {
     checked
 }
 
-impl Checked {
+impl ProfileCheck {
     /// Reads the profile, and resolves what is left of it.
     fn read(&mut self, cx: &Context, what: &str, targets: &[String]) -> Result<Spec> {
         let targets = targets.iter().map(|name| Target::named(name));
@@ -80,7 +80,7 @@ impl Checked {
         spec
     }
 
-    fn image(&mut self, cx: &Context, profile: &Profile, draft: &mut Draft) {
+    fn image(&mut self, cx: &Context, profile: &Profile, draft: &mut ProfileDraft) {
         if profile.image.is_empty() {
             return;
         }
@@ -98,7 +98,7 @@ impl Checked {
         &mut self,
         cx: &Context,
         profile: &mut Profile,
-        draft: &mut Draft,
+        draft: &mut ProfileDraft,
     ) -> BTreeMap<String, Hook> {
         let choices = [
             &mut profile.variants,
@@ -128,7 +128,7 @@ impl Checked {
         &mut self,
         error: Error,
         name: &At<String>,
-        draft: &mut Draft,
+        draft: &mut ProfileDraft,
         what: impl FnOnce() -> String,
     ) {
         if error.kind() == Kind::NotFound {
@@ -148,7 +148,7 @@ impl Checked {
         &mut self,
         profile: &Profile,
         inputs: &mut Inputs,
-        draft: &mut Draft,
+        draft: &mut ProfileDraft,
     ) -> Result<Spec> {
         let mut problems = Vec::new();
         let mut spec = resolve::draft(profile, inputs, &mut problems);

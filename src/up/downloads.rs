@@ -9,9 +9,9 @@ use std::time::Instant;
 
 use crate::engine::ninja;
 use crate::execute::container;
-use crate::image::Progress;
+use crate::image::BuildProgress;
 use crate::image::fetch;
-use crate::image::fetch::fetch_all::{Piece, fetch_all};
+use crate::image::fetch::fetch_all::{FetchItem, fetch_all};
 use crate::plan::lockfile::{CacheFile, Fetched, Lockfile};
 use crate::plan::resolve::Spec;
 use crate::plan::{Action, Plan};
@@ -32,7 +32,7 @@ struct Download {
     /// Its path in the cache: the source's name for it, then the file's own name.
     path: String,
     /// Its checksum and addresses.
-    piece: Piece,
+    piece: FetchItem,
 }
 
 /// Everything that fetching needs, of `up`, `lock` and `verify` alike.
@@ -89,7 +89,7 @@ impl Fetching<'_> {
             return Ok(notes);
         }
         let _downloads = self.store.keep_downloads()?;
-        let pieces: Vec<Piece> = lacking.iter().map(|(_, one)| one.piece.clone()).collect();
+        let pieces: Vec<FetchItem> = lacking.iter().map(|(_, one)| one.piece.clone()).collect();
         let blobs = self.fetch(&pieces)?;
         for ((cache, wanted), blob) in lacking.iter().zip(blobs) {
             let blob = fs_err::File::open(blob)?;
@@ -112,7 +112,7 @@ impl Fetching<'_> {
         for wanted in &wanted {
             self.take_over(wanted)?;
         }
-        let pieces: Vec<Piece> = wanted.iter().map(|one| one.piece.clone()).collect();
+        let pieces: Vec<FetchItem> = wanted.iter().map(|one| one.piece.clone()).collect();
         for (wanted, blob) in wanted.into_iter().zip(self.fetch(&pieces)?) {
             let checksum = wanted.piece.checksum;
             let sha256 = match checksum.algorithm {
@@ -172,8 +172,8 @@ impl Fetching<'_> {
     }
 
     /// Returns the path of each file in the store, fetching missing ones.
-    fn fetch(&self, pieces: &[Piece]) -> Result<Vec<PathBuf>> {
-        let absent: Vec<&Piece> = pieces
+    fn fetch(&self, pieces: &[FetchItem]) -> Result<Vec<PathBuf>> {
+        let absent: Vec<&FetchItem> = pieces
             .iter()
             .filter(|piece| self.find(&piece.checksum).is_none())
             .collect();
@@ -195,7 +195,7 @@ impl Fetching<'_> {
         let blobs = self.store.root().join("blobs");
         let shown = Subject::Transfer(&what);
         let found = self.task.with_progress(shown, |means| {
-            let mut report = |done| (means.progress)(Progress::Bytes { done, total: None });
+            let mut report = |done| (means.progress)(BuildProgress::Bytes { done, total: None });
             fetch_all(pieces, &blobs, means.mirrors, means.cancel, &mut report)
         })?;
         if !absent.is_empty() {
@@ -227,7 +227,7 @@ fn declared(
         all.extend(found.found.into_iter().map(|tarball| Download {
             cache: cache.to_owned(),
             path: format!("{}/{}", tarball.name, tarball.file),
-            piece: Piece {
+            piece: FetchItem {
                 name: tarball.file,
                 urls: tarball.urls,
                 checksum: tarball.checksum,
@@ -247,7 +247,7 @@ fn locked(selection: &Selection, lock: &Lockfile, steps: &[&str]) -> Vec<Downloa
         Some(Download {
             cache: cache.to_owned(),
             path: path.clone(),
-            piece: Piece {
+            piece: FetchItem {
                 name: path.rsplit('/').next().unwrap_or(path).to_owned(),
                 urls: vec![file.url()?.clone()],
                 checksum,

@@ -7,7 +7,7 @@ use super::resolve::Resolved;
 use super::select::Selection;
 use crate::engine::choose::Reason;
 use crate::engine::docker::Service;
-use crate::execute::{Ended, Execution, Progress};
+use crate::execute::{Ended, Execution, ExecutionProgress};
 use crate::plan::ids::StepKey;
 use crate::plan::jobs::forecast;
 use crate::plan::{Action, Observed, Plan};
@@ -22,7 +22,7 @@ pub(super) fn execute<'a>(
     env: &mut LockedEnv<'a>,
     observed: &Observed,
     plan: &Plan,
-) -> Result<Progress> {
+) -> Result<ExecutionProgress> {
     provide(run, resolved, env, observed, plan)?;
     let Resolved { spec, gathered, .. } = resolved;
     let selection = gathered.selection;
@@ -57,7 +57,7 @@ pub(super) fn execute<'a>(
         reporter: run.with.task.reporter,
     }
     .run()?;
-    if matches!(progress, Progress::Ended(Ended::Complete))
+    if matches!(progress, ExecutionProgress::Ended(Ended::Complete))
         && !observed.forgotten.is_empty()
         && let Some(service) = env.service()?
     {

@@ -33,9 +33,9 @@ pub(crate) mod verify;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-use crate::execute::{Ended, Progress};
+use crate::execute::{Ended, ExecutionProgress};
 use crate::plan::resolve::Engine;
-use crate::plan::{Action, Options, Plan};
+use crate::plan::{Action, Plan, StepOptions};
 use crate::store::{LockedEnv, Store};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::signals::Signals;
@@ -235,7 +235,7 @@ enum Attempt {
 }
 
 /// One attempt: to the end, or to a step whose result decides later keys.
-fn attempt(run: &Run<'_>, asked: &Options, selection: &Selection) -> Result<Attempt> {
+fn attempt(run: &Run<'_>, asked: &StepOptions, selection: &Selection) -> Result<Attempt> {
     let base = base::find(run, selection)?;
     let gathered = gather_sources(run, Gathered::on(selection, base, asked.clean))?;
     locked::check_steps(selection, &gathered.inputs)?;
@@ -258,8 +258,8 @@ fn attempt(run: &Run<'_>, asked: &Options, selection: &Selection) -> Result<Atte
     claim::record(&mut env, &resolved)?;
     let (observed, plan) = resolved.plan(run, &env)?;
     match execute::execute(run, &resolved, &mut env, &observed, &plan)? {
-        Progress::Changed(step) => Ok(Attempt::Known(step)),
-        Progress::Ended(ended) => match (&ended, &resolved.open) {
+        ExecutionProgress::Changed(step) => Ok(Attempt::Known(step)),
+        ExecutionProgress::Ended(ended) => match (&ended, &resolved.open) {
             (Ended::Complete, Some(step)) => Ok(Attempt::Known(step.clone())),
             _ => Ok(Attempt::Done(resolved.finished(Some(ended), &plan))),
         },
@@ -306,7 +306,7 @@ fn nothing_to_do(
 /// Refuses what cannot succeed, before anything runs.
 fn preflight(
     run: &Run<'_>,
-    asked: &Options,
+    asked: &StepOptions,
     resolved: &Resolved<'_>,
     env: &LockedEnv<'_>,
     plan: &Plan,

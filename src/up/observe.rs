@@ -8,7 +8,7 @@ use crate::engine::docker::Service;
 use crate::plan::ids::{LayerId, StepKey};
 use crate::plan::record::Snapshot;
 use crate::plan::resolve::{self, Spec, Step};
-use crate::plan::{CachedLayer, Observed, Options, Plan, StepInput, plan as decide};
+use crate::plan::{CachedLayer, Observed, Plan, StepInput, StepOptions, plan as decide};
 use crate::profile::Profile;
 use crate::store::history::Seeker;
 use crate::store::layer::VolumeState;
@@ -366,7 +366,7 @@ pub(crate) fn plan_for(
     env: Option<&LockedEnv<'_>>,
     gathered: &Gathered<'_>,
     spec: &Spec,
-    options: &Options,
+    options: &StepOptions,
 ) -> Result<(Observed, Plan)> {
     let selection = gathered.selection;
     let wanted = wanted(&selection.profile, spec);

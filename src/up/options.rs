@@ -8,7 +8,7 @@ use super::context::Context;
 use super::locked;
 use super::request::{SelectArgs, UpRequest, WHAT};
 use super::select::Selection;
-use crate::plan::Options;
+use crate::plan::StepOptions;
 use crate::profile::Profile;
 use crate::store::config::Config;
 use crate::store::history::Reuse;
@@ -127,7 +127,7 @@ pub struct UpOptions {
         help_heading = OUTPUT,
         hide_short_help = true
     )]
-    pub(crate) progress: Progress,
+    pub(crate) progress: ProgressFormat,
 }
 
 const STEPS: &str = "Steps";
@@ -136,7 +136,7 @@ const SOURCES: &str = "Inputs and snapshots from elsewhere";
 pub(crate) const OUTPUT: &str = "Output";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Progress {
+pub(crate) enum ProgressFormat {
     Auto,
     Json,
 }
@@ -196,8 +196,8 @@ impl UpOptions {
 
     pub(super) fn format(&self) -> Format {
         match self.progress {
-            Progress::Auto => Format::Human,
-            Progress::Json => Format::Json,
+            ProgressFormat::Auto => Format::Human,
+            ProgressFormat::Json => Format::Json,
         }
     }
 
@@ -225,8 +225,8 @@ fn check_names(profile: &Profile, args: &PlanOptions) -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn options(args: &PlanOptions) -> Options {
-    Options {
+pub(crate) fn options(args: &PlanOptions) -> StepOptions {
+    StepOptions {
         until: args.until.clone(),
         rerun: args.rerun.clone(),
         clean: args.clean,
@@ -234,14 +234,14 @@ pub(crate) fn options(args: &PlanOptions) -> Options {
 }
 
 /// Returns the options that remain after `step` has run.
-pub(super) fn rest(profile: &Profile, step: &str, asked: Options) -> Options {
+pub(super) fn rest(profile: &Profile, step: &str, asked: StepOptions) -> StepOptions {
     let at = |name: &str| profile.steps.iter().position(|step| step.name == name);
     let next = at(step).and_then(|position| profile.steps.get(position + 1));
     let rerun = asked.rerun.map(|name| match next {
         Some(next) if at(&name) <= at(step) => next.name.clone(),
         _ => name,
     });
-    Options {
+    StepOptions {
         until: asked.until,
         rerun,
         clean: false,

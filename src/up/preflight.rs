@@ -11,8 +11,8 @@ use serde::Serialize;
 use crate::plan::jobs::{Figure, Forecast, Sizing, forecast};
 use crate::plan::record::Record;
 use crate::plan::resolve::{Spec, VolumeKind, VolumeSource};
-use crate::plan::savings::{self, Way};
-use crate::plan::{Action, Plan, Planned};
+use crate::plan::savings::{self, StartingPoint};
+use crate::plan::{Action, Plan, PlanStep};
 use crate::profile::{FROM_SOURCE, Profile};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host::space;
@@ -49,7 +49,7 @@ pub(crate) struct Needs {
     runs: usize,
     /// Starting points with less to do, by name.
     #[serde(skip)]
-    ways: Vec<Way>,
+    ways: Vec<StartingPoint>,
     /// The last step before those that need more memory than the machine has.
     #[serde(skip)]
     stop: Option<String>,
@@ -120,17 +120,17 @@ impl Needs {
         machine: u64,
         disk: Vec<Disk>,
     ) -> Self {
-        let runs: Vec<&Planned> = plan
+        let runs: Vec<&PlanStep> = plan
             .steps
             .iter()
             .filter(|step| step.action == Action::Run)
             .collect();
-        let step_of = |planned: &Planned| {
+        let step_of = |planned: &PlanStep| {
             let mut steps = profile.steps.iter();
             steps.find(|step| step.name == planned.name)
         };
-        let needed = |planned: &Planned| step_of(planned).and_then(|step| step.memory);
-        let published = |planned: &&Planned| {
+        let needed = |planned: &PlanStep| step_of(planned).and_then(|step| step.memory);
+        let published = |planned: &&PlanStep| {
             let published = step_of(planned)?.published.as_ref()?;
             Some(Published {
                 step: planned.name.clone(),
@@ -145,7 +145,7 @@ impl Needs {
                 (memory, memory_for) = (needed(planned), Some(planned.name.clone()));
             }
         }
-        let large = |planned: &&Planned| needed(planned).is_some_and(|needed| needed > machine);
+        let large = |planned: &&PlanStep| needed(planned).is_some_and(|needed| needed > machine);
         let stop = runs
             .iter()
             .position(large)
@@ -236,10 +236,10 @@ impl Needs {
         } else if full_before {
             choices.push(format!("free some {GC}"));
         }
-        let fits_memory = |way: &Way| {
+        let fits_memory = |way: &StartingPoint| {
             memory.is_none() || way.memory <= Some(self.machine) && self.memory_for.is_some()
         };
-        let fits_disk = |way: &Way| {
+        let fits_disk = |way: &StartingPoint| {
             disks
                 .iter()
                 .all(|disk| way.disk.is_some_and(|needed| needed <= disk.free))
@@ -435,7 +435,7 @@ mod tests {
     use super::*;
     use crate::plan::jobs;
     use crate::plan::resolve::{self, Chosen, Inputs};
-    use crate::plan::{Observed, Options, plan};
+    use crate::plan::{Observed, StepOptions, plan};
     use crate::profile::{self, hook};
     use crate::rocm::target::Target;
     use crate::up::observe::wanted;
@@ -466,9 +466,9 @@ mod tests {
             ..resolve::tests_inputs()
         };
         let spec = resolve::resolve(&profile, &inputs).unwrap();
-        let options = Options {
+        let options = StepOptions {
             until: until.map(str::to_owned),
-            ..Options::default()
+            ..StepOptions::default()
         };
         let plan = plan(&wanted(&profile, &spec), &Observed::default(), &options);
         let sizing = jobs::size(&jobs::Given {

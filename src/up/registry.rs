@@ -8,7 +8,7 @@ use crate::engine::choose::{choose, choose_to_plan, is_nspawn_installed};
 use crate::engine::docker::Service;
 use crate::plan::ids::StepKey;
 use crate::plan::resolve::{Engine, Spec};
-use crate::plan::{Action, Options};
+use crate::plan::{Action, StepOptions};
 use crate::share::{self, Pulled, Repository, SnapshotRef};
 use crate::store::Store;
 use crate::store::history::Reuse;
@@ -171,7 +171,7 @@ impl<'a> Source<'a> {
         store: &Store,
         gathered: &Gathered<'_>,
         spec: &Spec,
-        asked: &Options,
+        asked: &StepOptions,
     ) -> Result<bool> {
         let keys = lacking(store, gathered, spec, asked)?;
         match self.available(&keys)? {
@@ -244,7 +244,7 @@ pub(crate) fn lacking(
     store: &Store,
     gathered: &Gathered<'_>,
     spec: &Spec,
-    asked: &Options,
+    asked: &StepOptions,
 ) -> Result<Vec<StepKey>> {
     // A clean build must not use existing snapshots.
     if asked.clean && !store.freezes_volumes() {

@@ -14,7 +14,7 @@ use super::{Finished, Run, base, checkout, hooks, locked, summary};
 use crate::execute::Ended;
 use crate::plan::lockfile;
 use crate::plan::resolve::{self, Inputs, Spec, VolumeKind, VolumeSource, is_untracked};
-use crate::plan::{Observed, Options, Plan};
+use crate::plan::{Observed, Plan, StepOptions};
 use crate::profile::hook::Hook;
 use crate::profile::{self, Profile};
 use crate::rocm::therock::Prints;
@@ -26,7 +26,7 @@ use crate::sys::error::Result;
 
 /// How the keys after a step use TheRock's fingerprints.
 #[derive(Debug, Serialize)]
-pub(crate) struct Said {
+pub(crate) struct FingerprintUse {
     /// The step that configures TheRock.
     step: String,
     /// Number of artifacts with a fingerprint; `None` if the step must run first.
@@ -35,7 +35,7 @@ pub(crate) struct Said {
     own: Vec<String>,
 }
 
-impl std::fmt::Display for Said {
+impl std::fmt::Display for FingerprintUse {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.therock {
             None => write!(
@@ -75,7 +75,7 @@ pub(crate) struct Gathered<'a> {
 
 /// What a prediction found missing.
 #[derive(Debug, Default)]
-pub(crate) struct Missing {
+pub(crate) struct MissingInputs {
     /// Images and sources that `up` makes, and other notes.
     pub(crate) notes: Vec<String>,
     /// Sources that only the user can provide.
@@ -102,8 +102,8 @@ impl<'a> Gathered<'a> {
         selection: &'a Selection,
         store: Option<&Store>,
         clean: bool,
-    ) -> Result<(Self, Missing)> {
-        let mut missing = Missing::default();
+    ) -> Result<(Self, MissingInputs)> {
+        let mut missing = MissingInputs::default();
         missing.notes.clone_from(&selection.notes);
         let image = match store {
             Some(store) => base::there(store, selection)?,
@@ -126,7 +126,7 @@ impl<'a> Gathered<'a> {
     }
 
     /// Gathers the sources that exist, and notes the others.
-    fn find_sources(&mut self, store: Option<&Store>, missing: &mut Missing) -> Result<()> {
+    fn find_sources(&mut self, store: Option<&Store>, missing: &mut MissingInputs) -> Result<()> {
         let selection = self.selection;
         let git = Git::new(&selection.inputs.user);
         for volume in resolve::volumes(&selection.profile, &self.inputs)? {
@@ -230,7 +230,7 @@ impl<'a> Gathered<'a> {
     }
 
     /// Reports which fingerprints are in the keys.
-    pub(crate) fn fingerprints_said(&self, spec: &Spec) -> Vec<Said> {
+    pub(crate) fn fingerprints_said(&self, spec: &Spec) -> Vec<FingerprintUse> {
         let mut said = Vec::new();
         for step in spec.steps.iter().filter(|step| step.fingerprints.is_some()) {
             let known = self.inputs.prints.get(&step.key);
@@ -244,7 +244,7 @@ impl<'a> Gathered<'a> {
                 let own = all.filter(|(_, print)| blind || print.is_none());
                 own.map(|(name, _)| name.clone()).collect()
             });
-            said.push(Said {
+            said.push(FingerprintUse {
                 step: step.name.clone(),
                 therock: known.map(|prints| prints.artifacts.len() - own.len()),
                 own,
@@ -322,7 +322,7 @@ pub(super) struct Resolved<'a> {
     pub(super) spec: Spec,
     pub(super) image: Image,
     /// How far this attempt goes.
-    pub(super) options: Options,
+    pub(super) options: StepOptions,
     /// The step that ends the attempt, because the keys of later requested steps depend on its result.
     pub(super) open: Option<String>,
 }
@@ -330,7 +330,7 @@ pub(super) struct Resolved<'a> {
 /// Resolves the profile, and pulls the steps that a registry has; `None` if the image is gone.
 pub(super) fn resolve_and_pull<'a>(
     run: &Run<'_>,
-    asked: &Options,
+    asked: &StepOptions,
     mut gathered: Gathered<'a>,
 ) -> Result<Option<Resolved<'a>>> {
     let mut spec = gathered.resolve(Some(run.with.store))?;
@@ -347,7 +347,7 @@ pub(super) fn resolve_and_pull<'a>(
     locked::follow_sources(&mut spec, selection, run.with.store, &gathered.sources);
     spec.lock = selection.locked.as_ref().map(Locked::digest).transpose()?;
     let open = opening(&selection.profile, &spec, asked);
-    let options = Options {
+    let options = StepOptions {
         until: open.clone().or_else(|| asked.until.clone()),
         ..asked.clone()
     };
@@ -382,7 +382,7 @@ impl Resolved<'_> {
 }
 
 /// Returns the step that must run before the keys of later ones are known, if later ones are requested.
-fn opening(profile: &Profile, spec: &Spec, asked: &Options) -> Option<String> {
+fn opening(profile: &Profile, spec: &Spec, asked: &StepOptions) -> Option<String> {
     let at = |name: &str| profile.steps.iter().position(|step| step.name == name);
     let open = spec.open.clone()?;
     let reaches = |until: &String| at(until) > at(&open);

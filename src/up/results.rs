@@ -19,14 +19,14 @@ const DEPTH: usize = 3;
 /// The results of an env.
 #[derive(Debug, Serialize)]
 pub(crate) struct HandedOver {
-    pub(crate) outputs: Vec<Output>,
+    pub(crate) outputs: Vec<OutputDirectory>,
     /// Commands to use them, in order.
     pub(crate) next: Vec<String>,
 }
 
 /// A directory of results.
 #[derive(Debug, Serialize)]
-pub(crate) struct Output {
+pub(crate) struct OutputDirectory {
     pub(crate) volume: String,
     pub(crate) path: PathBuf,
     /// Disk space that it takes.
@@ -40,7 +40,7 @@ impl HandedOver {
         for volume in outputs(spec) {
             let path = store.output_dir(&spec.name, volume);
             if fs::read_dir(&path).is_ok_and(|mut entries| entries.next().is_some()) {
-                found.push(Output {
+                found.push(OutputDirectory {
                     volume: volume.name.clone(),
                     bytes: scan_one(&path).total().allocated,
                     path,

@@ -4,7 +4,7 @@ use crate::plan::ids::{LayerId, StepKey};
 use crate::plan::layer::{Layer, VolumeState};
 use crate::plan::record::Record;
 use crate::plan::resolve::{Spec, Step};
-use crate::plan::{Action, Plan, Planned, Volumes};
+use crate::plan::{Action, Plan, PlanStep, Volumes};
 use crate::store::Store;
 use crate::sys::error::{Error, Result};
 use crate::sys::suggest;
@@ -132,7 +132,7 @@ pub(crate) fn plan(spec: &Spec, segment: &Segment) -> Plan {
             (false, true) => (Action::Hit, "taken from its snapshot"),
             (false, false) => (Action::Later, "not asked for"),
         };
-        Planned {
+        PlanStep {
             name: step.name.clone(),
             key: Some(step.key.clone()),
             action,

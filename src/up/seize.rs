@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::engine::hold::State;
+use crate::engine::hold::ContainerRecord;
 use crate::store::{LockedEnv, Store, lock};
 use crate::sys::error::{Kind, Result};
 
@@ -41,12 +41,12 @@ pub(crate) fn seize<'a>(store: &'a Store, name: &str, verb: &str) -> Result<(Loc
                     asked = Asked::Command;
                 } else if asked == Asked::Command && waited > POLITE {
                     // The command may be gone and its container shared by others, or unresponsive.
-                    if let Some(state) = State::read(&store.env_dir(name).join("run")) {
+                    if let Some(state) = ContainerRecord::read(&store.env_dir(name).join("run")) {
                         state.terminate()?;
                     }
                     asked = Asked::Container;
                 } else if asked == Asked::Container && waited > POLITE * 3 {
-                    if let Some(state) = State::read(&store.env_dir(name).join("run")) {
+                    if let Some(state) = ContainerRecord::read(&store.env_dir(name).join("run")) {
                         state.kill(PATIENCE)?;
                     }
                     asked = Asked::Kernel;

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::image::{Progress, Recipe};
+use crate::image::{BuildProgress, Recipe};
 use crate::plan::lockfile::LockedImage;
 use crate::store::Store;
 use crate::store::images::{Image, Means};
@@ -100,11 +100,11 @@ impl<'a> Task<'a> {
             reporter,
         } = self;
         let cancel = Cancel::new(signals);
-        let mut progress = |progress: Progress<'_>| {
+        let mut progress = |progress: BuildProgress<'_>| {
             cancel.look();
             let (message, done, total) = match progress {
-                Progress::Line(line) => (line.to_owned(), None, None),
-                Progress::Bytes { done, total } => (String::new(), Some(done), total),
+                BuildProgress::Line(line) => (line.to_owned(), None, None),
+                BuildProgress::Bytes { done, total } => (String::new(), Some(done), total),
             };
             reporter.emit(&match subject {
                 Subject::Image(name) => Event::Image {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::execute::verify::{self, Compared, Side, changed, compare};
-use crate::execute::{APART, Ended, Execution, Progress};
+use crate::execute::{APART, Ended, Execution, ExecutionProgress};
 use crate::plan::ids::{LayerId, StepKey};
 use crate::plan::lockfile::{self, Lockfile};
 use crate::plan::record::Head;
@@ -32,7 +32,7 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// How steps are built again, and compared.
 #[derive(Clone, Copy)]
-pub(crate) struct Options {
+pub(crate) struct VerifyOptions {
     /// Compare modification times, logs and caches too.
     pub(crate) strict: bool,
     /// The steps use the store's caches.
@@ -53,7 +53,7 @@ pub(crate) struct StepReport {
 /// Inputs of building again.
 pub(crate) struct Rebuild<'a> {
     with: Fetching<'a>,
-    options: Options,
+    options: VerifyOptions,
     env: &'a LockedEnv<'a>,
     /// The env's spec, with the scratch env's outputs and caches.
     spec: Spec,
@@ -69,7 +69,7 @@ pub(crate) struct Rebuild<'a> {
 impl<'a> Rebuild<'a> {
     pub(crate) fn prepare(
         with: Fetching<'a>,
-        options: Options,
+        options: VerifyOptions,
         env: &'a LockedEnv<'a>,
         mut spec: Spec,
         name: &str,
@@ -181,12 +181,12 @@ impl<'a> Rebuild<'a> {
             }
         }
         match execution.run()? {
-            Progress::Ended(Ended::Complete) => Ok(()),
-            Progress::Ended(Ended::Broke(error)) => Err(error),
-            Progress::Ended(Ended::Interrupted(signal)) => {
+            ExecutionProgress::Ended(Ended::Complete) => Ok(()),
+            ExecutionProgress::Ended(Ended::Broke(error)) => Err(error),
+            ExecutionProgress::Ended(Ended::Interrupted(signal)) => {
                 Err(Error::new(Kind::Signal(signal), "interrupted"))
             }
-            Progress::Ended(Ended::Failed(failure)) => {
+            ExecutionProgress::Ended(Ended::Failed(failure)) => {
                 self.with.task.reporter.finish(Outcome::Failed, "");
                 for line in &failure.tail {
                     self.with.task.cx.ui.note(&format!("  {line}"));
@@ -198,7 +198,7 @@ impl<'a> Rebuild<'a> {
                     failure.step
                 )))
             }
-            Progress::Changed(step) => Err(Error::invalid(format!(
+            ExecutionProgress::Changed(step) => Err(Error::invalid(format!(
                 "a source was changed while step `{step}` was built again"
             ))
             .help(format!("rockenv verify {}", self.env.name()))),

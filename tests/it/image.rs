@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rockenv::testing::digest::compare;
 use rockenv::testing::error::{Kind, Result};
-use rockenv::testing::{BuildContext, Built, Progress, Recipe, build};
+use rockenv::testing::{BuildContext, BuildProgress, Built, Recipe, build};
 
 struct Place {
     dir: tempfile::TempDir,
@@ -45,7 +45,7 @@ impl Place {
         &self,
         recipe: &str,
         name: &str,
-        progress: &mut dyn FnMut(Progress<'_>),
+        progress: &mut dyn FnMut(BuildProgress<'_>),
     ) -> Result<Built> {
         let into = self.path(name);
         fs_err::create_dir(&into).unwrap();
@@ -128,7 +128,7 @@ fn debian_twice_is_one_digest() {
     let mut lines = 0;
     let first = place
         .build_with(TRIXIE, "a", &mut |progress| {
-            lines += u32::from(matches!(progress, Progress::Line(_)));
+            lines += u32::from(matches!(progress, BuildProgress::Line(_)));
         })
         .unwrap();
     assert!(lines > 5, "{lines}");
@@ -161,7 +161,7 @@ fn a_cancelled_build_leaves_no_process_and_no_mount() {
     let mut stopped = None;
     let outcome = place.build_with(TRIXIE, "a", &mut |progress| {
         // In the middle of the work, with /proc and the like mounted into the new tree.
-        if let Progress::Line(line) = progress
+        if let BuildProgress::Line(line) = progress
             && line.contains("installing essential packages")
         {
             stopped = Some(Instant::now());

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use rockenv::testing::error::Result;
-use rockenv::testing::unpack::{Options, Report, unpack};
+use rockenv::testing::unpack::{UnpackOptions, UnpackReport, unpack};
 
 /// A directory to extract into, beside one that must never change.
 struct Place {
@@ -37,11 +37,11 @@ impl Place {
         self.dir.path().join("outside")
     }
 
-    fn unpack(&self, archive: &[u8]) -> Result<Report> {
-        self.unpack_with(archive, &Options::default())
+    fn unpack(&self, archive: &[u8]) -> Result<UnpackReport> {
+        self.unpack_with(archive, &UnpackOptions::default())
     }
 
-    fn unpack_with(&self, archive: &[u8], options: &Options) -> Result<Report> {
+    fn unpack_with(&self, archive: &[u8], options: &UnpackOptions) -> Result<UnpackReport> {
         let outcome = unpack(
             archive,
             &self.root(),
@@ -103,7 +103,7 @@ impl Place {
 }
 
 #[track_caller]
-fn refused(outcome: Result<Report>, part: &str) {
+fn refused(outcome: Result<UnpackReport>, part: &str) {
     let error = outcome.unwrap_err();
     let chain = error.chain().join(": ");
     assert!(chain.contains(part), "{chain}");

@@ -13,7 +13,7 @@ use fs_err as fs;
 use nix::fcntl::{OFlag, openat};
 use nix::mount::{MsFlags, mount};
 use nix::sys::stat::{Mode, mkdirat};
-use rockenv::testing::measure::{Options, Root, Sums, Usage, scan, scan_one};
+use rockenv::testing::measure::{MeasureOptions, Root, Sums, Usage, scan, scan_one};
 use tempfile::TempDir;
 
 /// A directory on a disk: `/tmp` may be a tmpfs, which has no blocks to speak of.
@@ -37,10 +37,10 @@ fn du(paths: &[&Path]) -> u64 {
     total.split('\t').next().unwrap().parse().unwrap()
 }
 
-fn threads(threads: usize) -> Options {
-    Options {
+fn threads(threads: usize) -> MeasureOptions {
+    MeasureOptions {
         threads: NonZero::new(threads),
-        ..Options::default()
+        ..MeasureOptions::default()
     }
 }
 
@@ -127,7 +127,7 @@ fn nested_and_repeated_roots_count_every_byte_once() {
         Root::new(dir.path().join("a/full"), 5),
         Root::new(dir.path().join("a"), 6),
     ];
-    let usage = scan(&roots, &Options::default());
+    let usage = scan(&roots, &MeasureOptions::default());
     assert_clean(&usage);
     assert_eq!(usage.total().allocated, whole);
     assert_eq!(usage.total().entries, scan_one(dir.path()).total().entries);
@@ -218,7 +218,7 @@ fn a_tree_that_shrinks_and_grows_is_no_error() {
 fn what_cannot_be_read_is_named() {
     let dir = dir();
     let gone = dir.path().join("gone");
-    let usage = scan(&[Root::new(&gone, 0)], &Options::default());
+    let usage = scan(&[Root::new(&gone, 0)], &MeasureOptions::default());
     assert_eq!(usage.unreadable, 1);
     assert_eq!(usage.problems[0].path, gone);
     assert_eq!(usage.total(), Sums::default());
@@ -234,7 +234,7 @@ fn what_cannot_be_read_is_named() {
         let root = dir.path().to_owned();
         move || {
             nix::unistd::setfsuid(nix::unistd::Uid::from_raw(12345));
-            scan(&[Root::new(root, 0)], &Options::default())
+            scan(&[Root::new(root, 0)], &MeasureOptions::default())
         }
     })
     .join()
@@ -288,9 +288,9 @@ fn mounts_are_left_out() {
     assert_eq!(usage.total().entries, before.entries - 3);
     assert_eq!(usage.total().allocated, before.allocated - 2 * 4096);
 
-    let all = Options {
+    let all = MeasureOptions {
         one_file_system: false,
-        ..Options::default()
+        ..MeasureOptions::default()
     };
     let usage = scan(&[Root::new(dir.path(), 0)], &all);
     assert_eq!(usage.mounts_skipped, 0);
@@ -299,7 +299,7 @@ fn mounts_are_left_out() {
     // A mount given as a root is counted.
     let usage = scan(
         &[Root::new(dir.path(), 0), Root::new(at("other"), 1)],
-        &Options::default(),
+        &MeasureOptions::default(),
     );
     assert_eq!(usage.class(1).allocated, 1 << 20);
 }

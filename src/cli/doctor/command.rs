@@ -3,7 +3,7 @@
 use clap::Args;
 use serde::Serialize;
 
-use crate::cli::doctor::{Ability, Facts, Section, State, abilities, examine, is_fit};
+use crate::cli::doctor::{Ability, CheckState, Facts, Section, abilities, examine, is_fit};
 use crate::sys::error::{Kind, Result};
 use crate::sys::host::Host;
 use crate::ui::Tone;
@@ -47,9 +47,9 @@ pub(crate) fn doctor(cx: &Context, _args: &DoctorArgs) -> Result<u8> {
         cx.ui.heading(section.title);
         for check in &section.checks {
             let (tone, word) = match check.state {
-                State::Ok => (Tone::Good, "ok"),
-                State::Missing => (Tone::Bad, "missing"),
-                State::Note => (Tone::Doubtful, "note"),
+                CheckState::Ok => (Tone::Good, "ok"),
+                CheckState::Missing => (Tone::Bad, "missing"),
+                CheckState::Note => (Tone::Doubtful, "note"),
             };
             cx.ui.finding(tone, word, &check.message);
             if let Some(command) = &check.command {

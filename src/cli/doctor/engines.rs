@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 
-use super::{Facts, State, gpu};
+use super::{CheckState, Facts, gpu};
 use crate::plan::resolve::Engine;
 use crate::tree::Method;
 
@@ -69,7 +69,7 @@ pub(crate) fn abilities(facts: &Facts) -> Vec<Ability> {
             })
         }),
         row("one GPU's nodes, proven inside", &|_| {
-            let opens = |node| gpu::node_check(facts, node).state == State::Ok;
+            let opens = |node| gpu::node_check(facts, node).state == CheckState::Ok;
             match facts.gpu.nodes.as_slice() {
                 [] => "no GPU".to_owned(),
                 nodes => yes(nodes.iter().all(opens)),

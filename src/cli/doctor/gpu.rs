@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::{Check, Facts, missing, note, ok};
 use crate::rocm::gpu::Device;
 use crate::rocm::gpu::Machine;
-use crate::rocm::gpu::probe::{Finding, Layer};
+use crate::rocm::gpu::probe::{AccessLayer, Finding};
 
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct GpuFacts {
@@ -80,7 +80,9 @@ pub(super) fn node_check(facts: &Facts, node: &Node) -> Check {
     let by_group = device.mode & 0o060 == 0o060 && device.gid != 0;
     match (&finding.error, &finding.mend) {
         // Not root: the build user gets the group inside, whether or not this user has it.
-        (Some(_), _) if finding.layer == Some(Layer::Group) && by_group && !facts.root => ok(about),
+        (Some(_), _) if finding.layer == Some(AccessLayer::Group) && by_group && !facts.root => {
+            ok(about)
+        }
         (Some(error), Some(mend)) => missing(format!("{}: {error}", device.path), mend.clone()),
         _ if by_all || by_group => ok(match &finding.driver {
             Some(driver) => format!("{about}: {driver}"),
@@ -92,7 +94,7 @@ pub(super) fn node_check(facts: &Facts, node: &Node) -> Check {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::super::State;
+    use super::super::CheckState;
     use super::super::tests::{debian, of};
     use super::*;
 
@@ -155,10 +157,10 @@ pub(super) mod tests {
             let mut facts = debian();
             facts.gpu = card();
             change(&mut facts);
-            let found = of(&facts, State::Missing).into_iter().next();
+            let found = of(&facts, CheckState::Missing).into_iter().next();
             found.map(|check| (check.message, check.command.unwrap_or_default()))
         };
-        let fail = |facts: &mut Facts, layer: Layer| {
+        let fail = |facts: &mut Facts, layer: AccessLayer| {
             let finding = &mut facts.gpu.nodes[0].finding;
             finding.ok = false;
             finding.layer = Some(layer);
@@ -188,21 +190,21 @@ pub(super) mod tests {
         let mut facts = debian();
         facts.root = false;
         facts.gpu = card();
-        fail(&mut facts, Layer::Group);
+        fail(&mut facts, AccessLayer::Group);
         assert!(
-            !of(&facts, State::Missing)
+            !of(&facts, CheckState::Missing)
                 .iter()
                 .any(|check| check.message.contains("kfd"))
         );
         let mut facts = debian();
         facts.gpu = card();
-        fail(&mut facts, Layer::DeviceCgroup);
-        let checks = of(&facts, State::Missing);
+        fail(&mut facts, AccessLayer::DeviceCgroup);
+        let checks = of(&facts, CheckState::Missing);
         assert_eq!(checks[0].message, "/dev/kfd: no");
         assert!(checks[0].command.as_ref().unwrap().contains("systemctl"));
         let mut facts = debian();
         facts.gpu.machine.wsl = true;
-        let notes = of(&facts, State::Note);
+        let notes = of(&facts, CheckState::Note);
         assert!(notes.iter().any(|check| check.message.contains("/dev/dxg")));
     }
 }

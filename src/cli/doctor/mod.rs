@@ -96,7 +96,7 @@ pub(crate) struct StoreFacts {
 /// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum State {
+pub(crate) enum CheckState {
     Ok,
     /// Something does not work.
     Missing,
@@ -106,7 +106,7 @@ pub(crate) enum State {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Check {
-    pub state: State,
+    pub state: CheckState,
     pub message: String,
     /// The command that changes it.
     pub command: Option<String>,
@@ -125,7 +125,7 @@ pub(crate) fn is_fit(sections: &[Section]) -> bool {
     !sections
         .iter()
         .flat_map(|section| &section.checks)
-        .any(|check| check.essential && check.state == State::Missing)
+        .any(|check| check.essential && check.state == CheckState::Missing)
 }
 
 /// Returns the findings.
@@ -164,7 +164,7 @@ pub(crate) fn examine(facts: &Facts) -> Vec<Section> {
 
 fn ok(message: impl Into<String>) -> Check {
     Check {
-        state: State::Ok,
+        state: CheckState::Ok,
         message: message.into(),
         command: None,
         essential: false,
@@ -173,7 +173,7 @@ fn ok(message: impl Into<String>) -> Check {
 
 fn missing(message: impl Into<String>, command: impl Into<String>) -> Check {
     Check {
-        state: State::Missing,
+        state: CheckState::Missing,
         message: message.into(),
         command: Some(command.into()),
         essential: false,
@@ -182,7 +182,7 @@ fn missing(message: impl Into<String>, command: impl Into<String>) -> Check {
 
 fn note(message: impl Into<String>) -> Check {
     Check {
-        state: State::Note,
+        state: CheckState::Note,
         message: message.into(),
         command: None,
         essential: false,
@@ -243,7 +243,7 @@ fn tool(facts: &Facts, tool: &Tool, feature: Feature) -> Check {
     let check = missing(text, facts.sudo(setup));
     match tool.optional || feature == Feature::Pacman {
         true => Check {
-            state: State::Note,
+            state: CheckState::Note,
             ..check
         },
         false => check,

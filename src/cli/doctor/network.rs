@@ -116,7 +116,7 @@ pub(super) fn checks(facts: &NetworkFacts) -> Vec<Check> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::State;
+    use super::super::CheckState;
     use super::*;
 
     #[test]
@@ -132,19 +132,23 @@ mod tests {
         config.proxies.clear();
         config.authorities = None;
         let all = |config: &Config| checks(&NetworkFacts::probe(root.path(), config));
-        assert!(all(&config).iter().all(|check| check.state == State::Ok));
+        assert!(
+            all(&config)
+                .iter()
+                .all(|check| check.state == CheckState::Ok)
+        );
         fs::write(place.join("company.crt"), "").unwrap();
         fs::write(&apt, "Acquire::http::Proxy \"http://proxy:3128\";\n").unwrap();
         config.proxies = [("https_proxy".to_owned(), "http://proxy".to_owned())].into();
         let commands: Vec<String> = all(&config)
             .into_iter()
-            .filter(|check| check.state == State::Note)
+            .filter(|check| check.state == CheckState::Note)
             .filter_map(|check| check.command)
             .collect();
         assert_eq!(commands.len(), 3);
         assert!(commands[0].contains("ca-certificates = \"host\""));
         assert!(commands[1].contains("env-from-host = [\"https_proxy\"]"));
         config.authorities = Some(crate::image::certificates::Authorities::Host);
-        assert_eq!(all(&config)[0].state, State::Ok);
+        assert_eq!(all(&config)[0].state, CheckState::Ok);
     }
 }

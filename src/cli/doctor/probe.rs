@@ -8,7 +8,7 @@ use fs_err as fs;
 use super::{Cgroups, Facts, GpuFacts, NetworkFacts, Node, ServiceFacts, StoreFacts};
 use crate::cli::setup::{Manager, TOOLS, fstab};
 use crate::engine::cgroup::Hierarchies;
-use crate::engine::hold::State;
+use crate::engine::hold::ContainerRecord;
 use crate::rocm::gpu;
 use crate::store::config::Config;
 use crate::store::{Store, lock};
@@ -164,7 +164,7 @@ fn leftovers(store: &Store) -> Vec<String> {
     let mut found = store.envs().unwrap_or_default();
     found.retain(|name| {
         let directory = store.env_dir(name);
-        State::path(&directory.join("run")).exists()
+        ContainerRecord::path(&directory.join("run")).exists()
             && lock::holder(&lock::env_lock(&directory)).is_none()
     });
     found

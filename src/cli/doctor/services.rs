@@ -82,7 +82,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::doctor::State;
+    use crate::cli::doctor::CheckState;
     use crate::cli::doctor::tests::debian;
     use crate::engine::docker::Contexts;
 
@@ -104,7 +104,7 @@ mod tests {
             problem: None,
         });
         let checks = checks(&facts);
-        assert_eq!(checks[0].state, State::Note);
+        assert_eq!(checks[0].state, CheckState::Note);
         assert!(
             checks[0].message.contains("/nowhere/docker.sock"),
             "{checks:?}"
@@ -115,7 +115,7 @@ mod tests {
                 .as_ref()
                 .is_some_and(|command| command.contains("podman"))
         );
-        assert_eq!(checks[2].state, State::Ok);
+        assert_eq!(checks[2].state, CheckState::Ok);
         assert!(checks[2].message.contains("docker 28.1"));
         facts.services[0].installed = false;
         let check = super::checks(&facts).remove(0);

@@ -37,7 +37,7 @@ pub(super) fn debian() -> Facts {
     }
 }
 
-pub(super) fn of(facts: &Facts, state: State) -> Vec<Check> {
+pub(super) fn of(facts: &Facts, state: CheckState) -> Vec<Check> {
     examine(facts)
         .into_iter()
         .flat_map(|section| section.checks)
@@ -49,8 +49,8 @@ pub(super) fn of(facts: &Facts, state: State) -> Vec<Check> {
 fn a_good_machine_misses_nothing() {
     let facts = debian();
     assert!(is_fit(&examine(&facts)));
-    assert_eq!(of(&facts, State::Missing), []);
-    assert_eq!(of(&facts, State::Note).len(), 1, "the missing GPU");
+    assert_eq!(of(&facts, CheckState::Missing), []);
+    assert_eq!(of(&facts, CheckState::Note).len(), 1, "the missing GPU");
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn a_fresh_machine_is_told_what_to_type() {
     facts.nspawn = None;
     let sections = examine(&facts);
     assert!(!is_fit(&sections));
-    for check in of(&facts, State::Missing) {
+    for check in of(&facts, CheckState::Missing) {
         assert_eq!(check.command.as_deref(), Some("rockenv setup"), "{check:?}");
     }
 }
@@ -70,7 +70,7 @@ fn commands_keep_sudo() {
     let mut facts = debian();
     facts.through_sudo = true;
     facts.missing = TOOLS.iter().map(|tool| tool.name.to_owned()).collect();
-    for check in of(&facts, State::Missing) {
+    for check in of(&facts, CheckState::Missing) {
         assert_eq!(
             check.command.as_deref(),
             Some("sudo rockenv setup"),
@@ -131,7 +131,7 @@ fn a_fedora_gaming_machine() {
     facts.manager = Some(Manager::Dnf);
     facts.cgroup.v2 = Some(vec!["pids".into()]);
     facts.gpu = gpu::tests::card();
-    let missing = of(&facts, State::Missing);
+    let missing = of(&facts, CheckState::Missing);
     assert_eq!(missing.len(), 1);
     assert_eq!(
         missing[0].command.as_deref(),
@@ -173,7 +173,7 @@ fn what_is_missing_always_has_a_command() {
     facts.store.unmounted = true;
     facts.store.method = None;
     facts.gpu.machine.on_bus = true;
-    for check in of(&facts, State::Missing) {
+    for check in of(&facts, CheckState::Missing) {
         assert!(check.command.is_some(), "{check:?}");
     }
 }

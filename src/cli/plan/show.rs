@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::PlanReport;
 use crate::engine::choose::Reason;
-use crate::plan::savings::{Figure, Way};
-use crate::plan::{Action, Plan, Planned, Volumes};
+use crate::plan::savings::{Figure, StartingPoint};
+use crate::plan::{Action, Plan, PlanStep, Volumes};
 use crate::profile::FROM_SOURCE;
 use crate::store::Store;
 use crate::ui::size;
@@ -106,7 +106,7 @@ fn paragraph(ui: &Ui, begin: &str, text: &str) {
 }
 
 fn steps(ui: &Ui, report: &PlanReport<'_>, is_verbose: bool) {
-    let is_hidden = |step: &&Planned| {
+    let is_hidden = |step: &&PlanStep| {
         let other = report.other_choices.contains(step.name.as_str());
         step.action == Action::Skip && other && !is_verbose
     };
@@ -142,7 +142,7 @@ pub(super) fn build_volumes(plan: &Plan) -> String {
     format!("build volumes {word}")
 }
 
-fn starting_points(ways: &[Way]) -> Table {
+fn starting_points(ways: &[StartingPoint]) -> Table {
     let mut table = Table::new(["--from", "saves", "disk", "without"]).within(COLUMNS);
     for way in ways {
         let (seconds, disk) = way.sums();
@@ -162,7 +162,7 @@ fn starting_points(ways: &[Way]) -> Table {
 }
 
 /// Returns where the figures of starting points come from, each source once.
-fn sources(ways: &[Way]) -> String {
+fn sources(ways: &[StartingPoint]) -> String {
     let mut sources: BTreeMap<(bool, &str), Vec<&Figure>> = BTreeMap::new();
     for figure in ways.iter().flat_map(|way| &way.figures) {
         let known = sources.entry((figure.limit, &figure.source)).or_default();

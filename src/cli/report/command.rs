@@ -8,7 +8,7 @@ use fs_err as fs;
 
 use crate::cli::report::gather::gather;
 use crate::cli::report::{self, MARK};
-use crate::sys::account::{Existing, Place, caller};
+use crate::sys::account::{Existing, FilePlace, caller};
 use crate::sys::error::Result;
 use crate::ui::text;
 use crate::up::context::Context;
@@ -43,7 +43,7 @@ pub(crate) fn report(cx: &Context, args: &ReportArgs) -> Result<()> {
     store.known(&name)?;
     if !cx.json && !to_stdout {
         // Checked before the work is done.
-        may_replace(&Place::new(caller(), &path)?, args.force)?;
+        may_replace(&FilePlace::new(caller(), &path)?, args.force)?;
     }
     let report = gather(&store, &name)?;
     if cx.json {
@@ -57,7 +57,7 @@ pub(crate) fn report(cx: &Context, args: &ReportArgs) -> Result<()> {
         cx.ui.raw(page.as_bytes());
         return Ok(());
     }
-    let place = Place::new(caller(), &path)?;
+    let place = FilePlace::new(caller(), &path)?;
     may_replace(&place, args.force)?;
     place.put(page.as_bytes(), 0o644, None, Existing::Replace)?;
     cx.ui.data(&text::path(&path));
@@ -65,7 +65,7 @@ pub(crate) fn report(cx: &Context, args: &ReportArgs) -> Result<()> {
 }
 
 /// Refuses to replace a file that is not a report.
-fn may_replace(place: &Place<'_>, force: bool) -> Result<()> {
+fn may_replace(place: &FilePlace<'_>, force: bool) -> Result<()> {
     let elsewhere = "rockenv report ENV --output FILE; `-` is standard output";
     let found = place.open().map_err(|error| error.help(elsewhere))?;
     match found {

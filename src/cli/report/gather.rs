@@ -9,7 +9,7 @@ use fs_err as fs;
 use jiff::Timestamp;
 use serde::Deserialize;
 
-use super::{Build, Cache, Edge, Fact, Report, Run, Space, Step, Verdict, locked};
+use super::{Build, Cache, Edge, EnvReport, Fact, Run, Space, StepRow, Verdict, locked};
 use crate::execute::log::text_of;
 use crate::execute::samples_beside;
 use crate::plan::ids::StepKey;
@@ -22,7 +22,7 @@ use crate::store::Store;
 use crate::store::usage::report::Class;
 use crate::sys::error::Result;
 use crate::sys::host::{self, Host};
-use crate::tree::file::{self, Entry};
+use crate::tree::file::{self, FoundEntry};
 use crate::ui::size;
 
 /// Lines shown of the failed step's log.
@@ -44,7 +44,7 @@ struct Past {
 }
 
 /// Reads everything that the report of an env shows.
-pub(crate) fn gather(store: &Store, env: &str) -> Result<Report> {
+pub(crate) fn gather(store: &Store, env: &str) -> Result<EnvReport> {
     let record = store.known(env)?;
     // An env whose first `up` stopped early has no spec.
     let spec = store.spec(env).ok();
@@ -54,7 +54,7 @@ pub(crate) fn gather(store: &Store, env: &str) -> Result<Report> {
         record if record.complete => Verdict::Complete,
         _ => Verdict::Unfinished,
     };
-    let mut report = Report {
+    let mut report = EnvReport {
         schema: "rockenv/report/1",
         version: env!("CARGO_PKG_VERSION"),
         written: Timestamp::now(),
@@ -70,7 +70,7 @@ pub(crate) fn gather(store: &Store, env: &str) -> Result<Report> {
         steps: steps(&record),
         runs: runs(store, env, &record),
         tail: tail(&store.env_dir(env), &record),
-        ..Report::default()
+        ..EnvReport::default()
     };
     builds(store, &record, &mut report);
     if let Some(spec) = &spec {
@@ -100,8 +100,8 @@ fn summary(record: &Record) -> String {
     }
 }
 
-fn steps(record: &Record) -> Vec<Step> {
-    let steps = record.steps.iter().map(|step| Step {
+fn steps(record: &Record) -> Vec<StepRow> {
+    let steps = record.steps.iter().map(|step| StepRow {
         name: step.name.clone(),
         outcome: step.outcome,
         reason: step.reason.clone(),
@@ -167,13 +167,14 @@ fn tail(directory: &Path, record: &Record) -> Vec<String> {
 }
 
 /// Reads the ninja logs in the env's build volumes.
-fn builds(store: &Store, record: &Record, report: &mut Report) {
+fn builds(store: &Store, record: &Record, report: &mut EnvReport) {
     for (volume, id) in &record.head.volumes {
         let top = store.volume_dir(id);
         let mut found = Vec::new();
         find_logs(&top, Path::new(""), 0, &mut found);
         for below in found {
-            let Ok(Entry::File { bytes, .. }) = file::read(&top, &below.join(".ninja_log")) else {
+            let Ok(FoundEntry::File { bytes, .. }) = file::read(&top, &below.join(".ninja_log"))
+            else {
                 continue;
             };
             let Some(commands) = ninja_log::parse(&String::from_utf8_lossy(&bytes)) else {
@@ -282,7 +283,7 @@ fn word(class: Class) -> &'static str {
 }
 
 /// Returns the largest rows, in the store and at services.
-fn spaces(found: &crate::store::usage::report::Report) -> Vec<Space> {
+fn spaces(found: &crate::store::usage::report::UsageReport) -> Vec<Space> {
     let shared = |envs: &[String]| match envs.len() {
         0 | 1 => None,
         many => Some(format!("shared by {many} envs")),

@@ -9,7 +9,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::plot::{self, Curve, Quantity};
 use super::timeline::Axis;
-use super::{MARK, Report, millis, took, word};
+use super::{EnvReport, MARK, millis, took, word};
 use crate::plan::record::Outcome;
 use crate::ui::size;
 use crate::ui::text::escape;
@@ -88,7 +88,7 @@ fn table(columns: &[Column], rows: impl IntoIterator<Item = Vec<Markup>>) -> Mar
     }
 }
 
-pub(crate) fn html(report: &Report) -> String {
+pub(crate) fn html(report: &EnvReport) -> String {
     let digest = base64::engine::general_purpose::STANDARD.encode(Sha256::digest(SCRIPT));
     let policy =
         format!("default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'");
@@ -145,7 +145,7 @@ fn section(id: &str, title: &str) -> Markup {
     markup! { h2 id=(id) { (title) } }
 }
 
-fn header(report: &Report) -> Markup {
+fn header(report: &EnvReport) -> Markup {
     let verdict = report.verdict.name();
     markup! {
         header {
@@ -165,7 +165,7 @@ fn header(report: &Report) -> Markup {
     }
 }
 
-fn timeline(report: &Report, axis: &Axis) -> Markup {
+fn timeline(report: &EnvReport, axis: &Axis) -> Markup {
     let curves = Quantity::ALL.map(|quantity| (quantity, Curve::of(quantity, report, axis)));
     let missing = curves.iter().filter(|(_, curve)| curve.is_none());
     let missing: Vec<String> = missing
@@ -249,7 +249,7 @@ fn tick(millis: u64) -> String {
     format!("{} {word}", millis / unit)
 }
 
-fn steps(report: &Report) -> Markup {
+fn steps(report: &EnvReport) -> Markup {
     let longest = report.steps.iter().filter_map(|step| step.cost);
     let longest = longest.map(|cost| cost.wall_ms).max().unwrap_or(0);
     let rows = report.steps.iter().map(|step| {
@@ -305,7 +305,7 @@ fn facts(facts: &[super::Fact]) -> Markup {
     table(&[name(""), name("")], rows)
 }
 
-fn compilation(report: &Report) -> Markup {
+fn compilation(report: &EnvReport) -> Markup {
     let busiest = report.builds.iter().map(|build| build.busy_ms).max();
     let builds = report.builds.iter().map(|build| {
         vec![
@@ -355,7 +355,7 @@ fn compilation(report: &Report) -> Markup {
     }
 }
 
-fn space(report: &Report) -> Markup {
+fn space(report: &EnvReport) -> Markup {
     let most = report.space.iter().map(|space| space.bytes).max();
     let rows = report.space.iter().map(|space| {
         vec![
@@ -376,18 +376,18 @@ fn space(report: &Report) -> Markup {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::report::{Fact, Step};
+    use crate::cli::report::{Fact, StepRow};
 
     #[test]
     fn whatever_a_name_is_it_is_text() {
         let hostile = "<script>alert('\"&')</script>\x1b\u{202e}";
-        let report = Report {
+        let report = EnvReport {
             env: hostile.to_owned(),
             profile: hostile.to_owned(),
             targets: vec![hostile.to_owned()],
             summary: hostile.to_owned(),
             tail: vec![hostile.to_owned()],
-            steps: vec![Step {
+            steps: vec![StepRow {
                 name: hostile.to_owned(),
                 outcome: Outcome::Failed,
                 reason: Some(hostile.to_owned()),
@@ -395,7 +395,7 @@ mod tests {
             }],
             left_out: vec![Fact::new(hostile, hostile)],
             facts: vec![Fact::new(hostile, hostile)],
-            ..Report::default()
+            ..EnvReport::default()
         };
         let page = html(&report);
         assert_eq!(page.matches("<script").count(), 1);
@@ -419,7 +419,7 @@ mod tests {
 
     #[test]
     fn the_page_asks_for_nothing() {
-        let page = html(&Report::default());
+        let page = html(&EnvReport::default());
         for word in ["http:", "https:", "src=", "@import", "url("] {
             assert!(!page.contains(word), "{word}");
         }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{Fact, MARK, Report, millis, took, word};
+use super::{EnvReport, Fact, MARK, millis, took, word};
 use crate::ui::size;
 use crate::ui::text::escape;
 
@@ -68,7 +68,7 @@ fn facts(page: &mut String, title: &str, facts: &[Fact]) {
     table(page, &["what", ""], rows);
 }
 
-pub(crate) fn markdown(report: &Report) -> String {
+pub(crate) fn markdown(report: &EnvReport) -> String {
     let totals = report.totals().into_iter();
     let totals: Vec<String> = totals
         .map(|(name, value)| format!("{name} {value}"))
@@ -164,10 +164,10 @@ mod tests {
 
     #[test]
     fn whatever_a_name_is_it_is_text_in_its_cell() {
-        let report = Report {
+        let report = EnvReport {
             facts: vec![Fact::new("a|b\n# c", "<script> `x` **y** @somebody")],
             tail: vec!["```".to_owned(), "</pre>".to_owned()],
-            ..Report::default()
+            ..EnvReport::default()
         };
         let page = markdown(&report);
         let row = "| a\\|b\\\\n\\# c | &lt;script\\> \\`x\\` \\*\\*y\\*\\* &#64;somebody |\n";

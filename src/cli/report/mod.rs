@@ -29,7 +29,7 @@ pub(crate) const MARK: &str = "rockenv report";
 
 /// The content of a report.
 #[derive(Clone, Debug, Default, Serialize)]
-pub(crate) struct Report {
+pub(crate) struct EnvReport {
     /// Version of this format.
     pub schema: &'static str,
     /// Version of the rockenv that wrote it.
@@ -46,7 +46,7 @@ pub(crate) struct Report {
     /// The env's memory limit, in bytes.
     pub memory_max: Option<u64>,
     /// Steps, in order.
-    pub steps: Vec<Step>,
+    pub steps: Vec<StepRow>,
     /// All runs of these steps, oldest first.
     pub runs: Vec<Run>,
     /// End of the failed step's log.
@@ -81,7 +81,7 @@ pub(crate) enum Verdict {
 }
 
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Step {
+pub(crate) struct StepRow {
     pub name: String,
     pub outcome: Outcome,
     /// Why it ended that way, if that needs a reason.
@@ -181,7 +181,7 @@ impl Verdict {
     }
 }
 
-impl Report {
+impl EnvReport {
     fn targets(&self) -> String {
         match self.targets.as_slice() {
             [] => "no target".to_owned(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use maud::{Markup, html};
 
 use super::timeline::Axis;
-use super::{Report, Run};
+use super::{EnvReport, Run};
 use crate::plan::samples::Sample;
 use crate::ui::size;
 
@@ -109,7 +109,7 @@ pub(super) struct Curve {
 
 impl Curve {
     /// Returns the curve, or `None` if there are no samples.
-    pub(super) fn of(quantity: Quantity, report: &Report, axis: &Axis) -> Option<Self> {
+    pub(super) fn of(quantity: Quantity, report: &EnvReport, axis: &Axis) -> Option<Self> {
         let mut curve = Self::default();
         let mut before = 0;
         for run in &report.runs {
@@ -184,7 +184,7 @@ fn grid(axis: &Axis, height: f64) -> Markup {
 }
 
 /// Returns the lane of one step: a bar for each of its runs.
-pub(super) fn lane(report: &Report, step: usize, axis: &Axis) -> Markup {
+pub(super) fn lane(report: &EnvReport, step: usize, axis: &Axis) -> Markup {
     html! {
         svg class="lane" viewBox={ "0 0 " (WIDTH) " 20" } preserveAspectRatio="none" role="img" {
             (grid(axis, 20.0))
@@ -266,15 +266,15 @@ mod tests {
         }
     }
 
-    fn report() -> Report {
-        Report {
+    fn report() -> EnvReport {
+        EnvReport {
             cores: 8,
             memory_max: Some(1 << 40),
             runs: vec![
                 run(10, &[(0, 100, 0, 0), (1000, 300, 3000, 700)]),
                 run(11, &[(0, 200, 0, 0), (1000, 250, 500, 100)]),
             ],
-            ..Report::default()
+            ..EnvReport::default()
         }
     }
 

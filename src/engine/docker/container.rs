@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::listing::MADE;
-use super::{Flavour, Image, LATE, Labels, SLOW, SOON, Service, settled};
+use super::{EngineImage, Flavour, LATE, Labels, SLOW, SOON, Service, settled};
 use crate::engine::cgroup::SLICE;
 use crate::engine::{Bind, Container, nspawn};
 use crate::rocm::gpu::Device;
@@ -31,7 +31,7 @@ pub(super) const AGENT_SOCKET: &str = "socket";
 
 /// The tree of a container at a service, and its names.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Place {
+pub struct ContainerTree {
     pub socket: PathBuf,
     /// Id of the parent image: a name may be reassigned to another one.
     pub image: String,
@@ -49,7 +49,7 @@ pub struct Place {
     pub key: String,
 }
 
-impl Place {
+impl ContainerTree {
     /// Returns the labels for this tree's objects.
     pub fn labels(&self) -> Labels {
         Labels {
@@ -65,7 +65,7 @@ impl Place {
 
 /// A service's description of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct State {
+pub struct ContainerState {
     /// Its id: 64 hexadecimal digits.
     pub id: String,
     pub running: bool,
@@ -84,7 +84,7 @@ impl Service {
     /// set.
     pub fn prepare(
         &self,
-        place: &Place,
+        place: &ContainerTree,
         container: &Container,
         agent: &Path,
         program: &Path,
@@ -132,13 +132,13 @@ impl Service {
 
     /// Returns the id of the image for a container of `place`: the changes carried over from the one before, which
     /// may be all that is left of it if rockenv was killed in between, or else the parent image.
-    pub fn below(&self, place: &Place) -> Result<String> {
+    pub fn below(&self, place: &ContainerTree) -> Result<String> {
         let carried = self.carried(&place.tree)?;
         Ok(carried.map_or_else(|| place.image.clone(), |image| image.id))
     }
 
     /// Returns the image with the changes of a tree whose container is, or was, being replaced.
-    pub fn carried(&self, tree: &str) -> Result<Option<Image>> {
+    pub fn carried(&self, tree: &str) -> Result<Option<EngineImage>> {
         let name = carried(tree);
         let Some(image) = self.image(&name)? else {
             return Ok(None);
@@ -163,14 +163,14 @@ impl Service {
     }
 
     /// Returns the state of a container; `None` if there is none of that name.
-    pub fn state(&self, name: &str) -> Result<Option<State>> {
+    pub fn state(&self, name: &str) -> Result<Option<ContainerState>> {
         let request = settled(|| self.client.inspect_container(name, None));
         let Some(found) = self.found(SOON, "look at a container", request)? else {
             return Ok(None);
         };
         let state = found.state.unwrap_or_default();
         let labels = found.config.and_then(|config| config.labels);
-        Ok(Some(State {
+        Ok(Some(ContainerState {
             id: found.id.unwrap_or_default(),
             running: state.running.unwrap_or(false),
             pid: state.pid.unwrap_or(0),

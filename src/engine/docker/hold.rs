@@ -11,13 +11,13 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signalfd::SignalFd;
 
 use super::container::AGENT_SOCKET;
-use super::{Place, Service};
+use super::{ContainerTree, Service};
 use crate::engine::cgroup::{Cgroup, Figures};
-use crate::engine::hold::{FromHolder, Hold, State, Watch, check_binds, supervise};
+use crate::engine::hold::{ContainerRecord, FromHolder, Hold, Watch, check_binds, supervise};
 use crate::engine::session::short_path;
 use crate::engine::wire::ToAgent;
 use crate::engine::{Container, Usage};
-use crate::rocm::gpu::probe::Layer;
+use crate::rocm::gpu::probe::AccessLayer;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::frames;
 
@@ -35,8 +35,8 @@ const GRACE: Duration = Duration::from_secs(3);
 /// Runs the container until nobody wants it any more.
 pub(in crate::engine) fn hold(
     hold: &Hold,
-    place: &Place,
-    state: &mut State,
+    place: &ContainerTree,
+    state: &mut ContainerRecord,
     listener: UnixListener,
     jobs: OwnedFd,
     signals: &SignalFd,
@@ -162,7 +162,7 @@ fn refused_node(error: Error, container: &Container) -> Error {
                 "`{}`: operation not permitted: device rules of a control group exclude it",
                 node.path
             ))
-            .help(Layer::DeviceCgroup.mend(&node.path, container.keep_groups)),
+            .help(AccessLayer::DeviceCgroup.mend(&node.path, container.keep_groups)),
         None => error,
     }
 }

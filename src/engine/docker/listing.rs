@@ -12,7 +12,7 @@ use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
 
-use super::{LATE, Labels, Place, Service};
+use super::{ContainerTree, LATE, Labels, Service};
 use crate::sys::checksum;
 use crate::sys::error::{Error, Result, ResultExt as _};
 
@@ -34,7 +34,7 @@ const PIECES: usize = 64;
 
 /// An entry of the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct ArchiveEntry {
     /// Kind, as in the archive.
     pub kind: u8,
     pub mode: u32,
@@ -48,7 +48,7 @@ pub struct Entry {
     pub content: Option<[u8; 32]>,
 }
 
-impl Entry {
+impl ArchiveEntry {
     /// Returns the difference to another entry, as a phrase.
     pub fn differs(&self, other: &Self, times: bool) -> Option<String> {
         let mut all = Vec::new();
@@ -79,7 +79,7 @@ impl Entry {
 
 impl Service {
     /// Lists the tree of an existing container, by name.
-    pub fn list_container(&self, name: &str) -> Result<BTreeMap<PathBuf, Entry>> {
+    pub fn list_container(&self, name: &str) -> Result<BTreeMap<PathBuf, ArchiveEntry>> {
         let archive = self.client.export_container(name).boxed();
         self.reading(LATE, "read a tree", archive, read)
     }
@@ -114,7 +114,11 @@ impl Service {
     }
 
     /// Lists the tree of an image, through a container that never runs.
-    pub fn list_image(&self, image: &str, place: &Place) -> Result<BTreeMap<PathBuf, Entry>> {
+    pub fn list_image(
+        &self,
+        image: &str,
+        place: &ContainerTree,
+    ) -> Result<BTreeMap<PathBuf, ArchiveEntry>> {
         let name = format!("{}-look", place.name);
         self.remove_container(&name)?;
         let labels = Labels {
@@ -136,7 +140,7 @@ impl Service {
     }
 }
 
-fn read(archive: impl Read) -> Result<BTreeMap<PathBuf, Entry>> {
+fn read(archive: impl Read) -> Result<BTreeMap<PathBuf, ArchiveEntry>> {
     let cannot = || "cannot read a tree".to_owned();
     let mut found = BTreeMap::new();
     let mut archive = tar::Archive::new(archive);
@@ -173,7 +177,7 @@ fn read(archive: impl Read) -> Result<BTreeMap<PathBuf, Entry>> {
         };
         found.insert(
             path.components().collect(),
-            Entry {
+            ArchiveEntry {
                 kind: kind.as_byte(),
                 mode: header.mode().context(cannot)? & 0o7777,
                 owner: (header.uid().context(cannot)?, header.gid().context(cannot)?),

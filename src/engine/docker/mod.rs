@@ -17,10 +17,10 @@ mod unpack;
 pub(crate) use unpack::SUBCOMMAND as UNPACK;
 
 use crate::engine::docker::ping::greet;
-pub(crate) use container::Place;
+pub(crate) use container::ContainerTree;
 pub(crate) use context::Contexts;
 pub(super) use hold::hold;
-pub(crate) use objects::{Frozen, Image, Object, What};
+pub(crate) use objects::{EngineImage, Frozen, Object, ObjectFilter};
 pub(crate) use unpack::Unpack;
 
 use std::cell::RefCell;

@@ -40,7 +40,7 @@ pub(crate) struct Object {
     pub socket: PathBuf,
     /// Which object.
     #[serde(flatten)]
-    pub what: What,
+    pub what: ObjectFilter,
     /// Id of an image that was made: its name may be reassigned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
@@ -49,7 +49,7 @@ pub(crate) struct Object {
 /// How an object is found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum What {
+pub(crate) enum ObjectFilter {
     /// Containers and images by the label of their live tree.
     Tree(TreeId),
     /// An image by its name.
@@ -66,8 +66,8 @@ impl Object {
     pub(crate) fn remove(&self) -> Result<()> {
         let service = Service::connect(&self.socket)?;
         match &self.what {
-            What::Tree(tree) => service.remove_labelled("tree", tree),
-            What::Image(name) => service.remove_image(self.id.as_ref().unwrap_or(name)),
+            ObjectFilter::Tree(tree) => service.remove_labelled("tree", tree),
+            ObjectFilter::Image(name) => service.remove_image(self.id.as_ref().unwrap_or(name)),
         }
     }
 }
@@ -90,7 +90,7 @@ pub struct Frozen {
 
 /// An image of the service.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Image {
+pub struct EngineImage {
     pub id: String,
     /// Its labels, with the prefix.
     pub labels: HashMap<String, String>,
@@ -172,7 +172,7 @@ impl Service {
     pub fn imported(&self, name: &str, key: &str) -> Result<Option<String>> {
         let image = self.image(name)?;
         // An image built on it has its label too, and one more layer or a tree's label.
-        let own = |image: &Image| {
+        let own = |image: &EngineImage| {
             image.labels.get(IMAGE).is_some_and(|found| found == key)
                 && image
                     .labels
@@ -206,10 +206,10 @@ impl Service {
     }
 
     /// Returns the image of that name or id.
-    pub fn image(&self, name: &str) -> Result<Option<Image>> {
+    pub fn image(&self, name: &str) -> Result<Option<EngineImage>> {
         let request = settled(|| self.client.inspect_image(name));
         let found = self.found(SOON, "look at an image", request)?;
-        Ok(found.map(|image| Image {
+        Ok(found.map(|image| EngineImage {
             id: image.id.unwrap_or_default(),
             layers: image
                 .root_fs

@@ -12,7 +12,7 @@ use bollard::models::{ContainerCreateBody, HostConfig, HostConfigLogConfig};
 use bollard::query_parameters::CreateContainerOptionsBuilder;
 
 use super::container::{mount, ulimits};
-use super::{LATE, Place, Service};
+use super::{ContainerTree, LATE, Service};
 use crate::engine::{Bind, nspawn};
 use crate::sys::error::{Error, Kind, Result};
 
@@ -28,7 +28,7 @@ const PERIOD: Duration = Duration::from_millis(50);
 #[derive(Clone, Copy, Debug)]
 pub struct Unpack<'a> {
     /// The container that becomes the snapshot, and the parent image.
-    pub place: &'a Place,
+    pub place: &'a ContainerTree,
     pub archive: &'a Path,
     /// SHA-256 of the unpacked archive.
     pub diff_id: &'a str,

@@ -16,7 +16,9 @@ use nix::sys::signalfd::SignalFd;
 use nix::sys::statvfs::{FsFlags, statvfs};
 
 use crate::engine::cgroup::Figures;
-use crate::engine::hold::{Hold, PATIENCE, State, TreeLock, Watch, check_binds, supervise};
+use crate::engine::hold::{
+    ContainerRecord, Hold, PATIENCE, TreeLock, Watch, check_binds, supervise,
+};
 use crate::engine::wire::ToAgent;
 use crate::engine::{Root, Usage};
 use crate::sys::error::{Error, Result, ResultExt as _};
@@ -26,7 +28,7 @@ use crate::tree::overlay;
 /// Makes the container's mounts, runs it and waits until it has ended; returns its usage.
 pub(in crate::engine) fn hold(
     hold: &Hold,
-    state: &mut State,
+    state: &mut ContainerRecord,
     listener: UnixListener,
     jobs: OwnedFd,
     signals: &SignalFd,
@@ -160,7 +162,7 @@ fn with_volumes(mut hold: Hold) -> Result<Hold> {
 
 fn run_engine(
     hold: &Hold,
-    state: &State,
+    state: &ContainerRecord,
     listener: UnixListener,
     jobs: OwnedFd,
     signals: &SignalFd,
@@ -268,7 +270,7 @@ fn engine_error(noise: &mut std::fs::File) -> Error {
 #[expect(clippy::disallowed_types, reason = "the file has no name")]
 fn spawn(
     hold: &Hold,
-    state: &State,
+    state: &ContainerRecord,
     root: &Path,
     agent: UnixStream,
     noise: &std::fs::File,

@@ -8,8 +8,8 @@
 use std::path::Path;
 
 use super::script::Look;
-use super::stack::{Layer, Stack};
-use super::{Shown, Sight, change, stack_file};
+use super::stack::{Stack, StackLayer};
+use super::{PatchedSource, Sight, change, stack_file};
 use crate::execute::Execution;
 use crate::plan::resolve;
 use crate::sys::atomic::{self, random_id};
@@ -26,10 +26,10 @@ impl Execution<'_, '_> {
         source: &Path,
         hooks: &[&resolve::Hook],
         mut there: usize,
-    ) -> Result<Shown> {
+    ) -> Result<PatchedSource> {
         if let (Some(upper), true) = (&stack.upper, there == hooks.len()) {
             self.collect(directory, stack)?;
-            return Ok(Shown::Copy(directory.join(upper)));
+            return Ok(PatchedSource::Copy(directory.join(upper)));
         }
         let from = match (stack.upper.take(), stack.layers.last_mut()) {
             (Some(upper), Some(last)) => {
@@ -62,11 +62,11 @@ impl Execution<'_, '_> {
             self.tell(hook, &made);
             if let Some(script) = &hook.work.script {
                 let before = Look::at(&copy)?;
-                self.script(sight, hook, script, Shown::Copy(copy.clone()))?;
+                self.script(sight, hook, script, PatchedSource::Copy(copy.clone()))?;
                 let changed = before.differences(&Look::at(&copy)?);
                 script.check(hook, &made, changed, &copy)?;
             }
-            stack.layers.push(Layer {
+            stack.layers.push(StackLayer {
                 id: String::new(),
                 hook: Some(wanted.digest.clone()),
             });
@@ -79,6 +79,6 @@ impl Execution<'_, '_> {
         stack.upper = Some(id);
         atomic::write_json(&stack_file(directory), stack)?;
         self.collect(directory, stack)?;
-        Ok(Shown::Copy(copy))
+        Ok(PatchedSource::Copy(copy))
     }
 }

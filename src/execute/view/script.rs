@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 
-use super::{Shown, Sight, Views};
+use super::{PatchedSource, Sight, Views};
 use crate::execute::run_container::Attempt;
 use crate::execute::{Ending, Execution};
 use crate::plan::resolve::{Action, Step, User};
-use crate::profile::hook::{Change, Changes, Hook, Script};
+use crate::profile::hook::{Hook, HookChange, HookChanges, Script};
 use crate::sys::error::{Error, Kind, Result};
 use crate::tree::{file, overlay};
 
@@ -22,7 +22,7 @@ impl Execution<'_, '_> {
         sight: &Sight<'_>,
         hook: &Hook,
         script: &Script,
-        shown: Shown,
+        shown: PatchedSource,
     ) -> Result<()> {
         let job = Step {
             name: format!("hook-{}", hook.name),
@@ -80,17 +80,19 @@ impl Script {
     pub(super) fn check(
         &self,
         hook: &Hook,
-        made: &Changes,
+        made: &HookChanges,
         mut changed: BTreeSet<PathBuf>,
         inside: &Path,
     ) -> Result<()> {
         for (path, change) in &made.files {
             let same = match change {
-                Change::Write { bytes, .. } => {
-                    matches!(file::read(inside, path), Ok(file::Entry::File { bytes: now, .. }) if now == *bytes)
+                HookChange::Write { bytes, .. } => {
+                    matches!(file::read(inside, path), Ok(file::FoundEntry::File { bytes: now, .. }) if now == *bytes)
                 }
                 // In a layer, a character device marks a deleted file.
-                Change::Remove => !matches!(file::read(inside, path), Ok(file::Entry::File { .. })),
+                HookChange::Remove => {
+                    !matches!(file::read(inside, path), Ok(file::FoundEntry::File { .. }))
+                }
             };
             if same {
                 changed.remove(path);

@@ -10,7 +10,7 @@ pub(super) struct Stack {
     /// Fingerprint of the source below them.
     pub(super) base: String,
     /// From the bottom up.
-    pub(super) layers: Vec<Layer>,
+    pub(super) layers: Vec<StackLayer>,
     /// The layer that steps write to; always the topmost.
     #[serde(default, deserialize_with = "crate::plan::checked::names")]
     pub(super) upper: Option<String>,
@@ -20,7 +20,7 @@ pub(super) struct Stack {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Layer {
+pub(super) struct StackLayer {
     /// Its directory.
     #[serde(deserialize_with = "crate::plan::checked::names")]
     pub(super) id: String,
@@ -81,7 +81,7 @@ mod tests {
             base: "f1".into(),
             layers: layers
                 .iter()
-                .map(|(id, hook)| Layer {
+                .map(|(id, hook)| StackLayer {
                     id: (*id).into(),
                     hook: hook.map(str::to_owned),
                 })

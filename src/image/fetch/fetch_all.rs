@@ -20,7 +20,7 @@ const LARGEST: u64 = 4 << 30;
 
 /// A file to fetch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Piece {
+pub(crate) struct FetchItem {
     /// Its name in messages.
     pub(crate) name: String,
     /// Its addresses.
@@ -30,7 +30,7 @@ pub(crate) struct Piece {
 
 /// Fetches missing files; returns the paths, in the order of the pieces.
 pub(crate) fn fetch_all(
-    pieces: &[Piece],
+    pieces: &[FetchItem],
     blobs: &Path,
     mirrors: &BTreeMap<String, String>,
     cancel: &AtomicBool,
@@ -70,7 +70,7 @@ pub(crate) fn fetch_all(
 }
 
 async fn one(
-    piece: &Piece,
+    piece: &FetchItem,
     client: &reqwest::Client,
     blobs: &Path,
     mirrors: &BTreeMap<String, String>,
@@ -168,19 +168,23 @@ mod tests {
         (host, seen)
     }
 
-    fn piece(url: String, algorithm: &str, content: &str) -> Piece {
+    fn piece(url: String, algorithm: &str, content: &str) -> FetchItem {
         let digits = match algorithm {
             "SHA256" => hex::encode(Sha256::digest(content)),
             _ => hex::encode(Sha512::digest(content)),
         };
-        Piece {
+        FetchItem {
             name: "n".to_owned(),
             urls: vec![url],
             checksum: Checksum::new(algorithm, &digits).unwrap(),
         }
     }
 
-    fn fetch(pieces: &[Piece], blobs: &Path, mirror: Option<(&str, &str)>) -> Result<Vec<PathBuf>> {
+    fn fetch(
+        pieces: &[FetchItem],
+        blobs: &Path,
+        mirror: Option<(&str, &str)>,
+    ) -> Result<Vec<PathBuf>> {
         let mirrors = mirror.into_iter().map(|(k, v)| (k.into(), v.into()));
         fetch_all(
             pieces,

@@ -21,11 +21,11 @@ use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::signals::stop_if;
 use crate::tree::root_fs::{self, Tree};
-use crate::tree::xattr::Place;
+use crate::tree::xattr::XattrFile;
 
 /// The content of a layer.
 #[derive(Clone, Debug)]
-pub(crate) enum Changes {
+pub(crate) enum LayerContent {
     /// All of a tree.
     Whole(PathBuf),
     /// An overlay's upper directory, with the kernel's marks for deletions.
@@ -43,16 +43,16 @@ pub(crate) enum Changes {
 
 /// Writes the archive; returns the writer, and the number of skipped sockets.
 pub(crate) fn pack<W: Write>(
-    changes: &Changes,
+    changes: &LayerContent,
     out: W,
     cancel: &AtomicBool,
     progress: &mut (dyn FnMut(u64) + Send),
 ) -> Result<(W, u64)> {
     let packer = Packer::new(out, cancel, progress);
     let (new, old, upper, inodes) = match changes {
-        Changes::Whole(new) => (new, None, false, false),
-        Changes::Upper(new) => (new, None, true, false),
-        Changes::Between { old, new, inodes } => (new, Some(old), false, *inodes),
+        LayerContent::Whole(new) => (new, None, false, false),
+        LayerContent::Upper(new) => (new, None, true, false),
+        LayerContent::Between { old, new, inodes } => (new, Some(old), false, *inodes),
     };
     let new = Tree::open(new)?;
     let old = old.map(|old| Tree::open(old)).transpose()?;
@@ -170,7 +170,7 @@ impl<W: Write> Walk<'_, W> {
             return Ok(true);
         }
         let attributes = |file: &OwnedFd| {
-            let place = Place::Open(file.as_fd());
+            let place = XattrFile::Open(file.as_fd());
             place.content().context(|| cannot(path))
         };
         Ok(same_attributes(&before, stat) && attributes(old)? == attributes(new)?)
@@ -192,7 +192,7 @@ impl<W: Write> Walk<'_, W> {
     ) -> Result<()> {
         let depth = self.deeper(path, depth)?;
         if self.upper
-            && Place::Open(new.as_fd())
+            && XattrFile::Open(new.as_fd())
                 .is_opaque()
                 .context(|| cannot(path))?
         {
@@ -278,7 +278,7 @@ impl<W: Write> Walk<'_, W> {
         }
         let (old, new) = (old.as_fd(), new.as_fd());
         let read = |parent| {
-            Place::Entry(parent, name)
+            XattrFile::Entry(parent, name)
                 .content()
                 .context(|| cannot(path))
         };

@@ -19,7 +19,9 @@ use sha2::{Digest as _, Sha256};
 
 use crate::image::compression::decompressed;
 use crate::image::tar::lossy;
-use crate::image::tar::unpack::{Options, Report, Unpacker, cannot, open_path, refused};
+use crate::image::tar::unpack::{
+    UnpackOptions, UnpackReport, Unpacker, cannot, open_path, refused,
+};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::tree::root_fs;
@@ -43,7 +45,7 @@ pub(crate) enum Deletions {
 
 /// The entries of the current layer so far.
 #[derive(Debug, Default)]
-pub(crate) struct Layer {
+pub(crate) struct LayerEntries {
     deletions: Deletions,
     /// Whether there are layers below; the lowest one has nothing to delete.
     is_upper: bool,
@@ -59,19 +61,23 @@ pub(crate) struct Layers<'a> {
 
 impl<'a> Layers<'a> {
     /// Starts with an existing empty directory.
-    pub(crate) fn new(into: &Path, options: &'a Options) -> Result<Self> {
+    pub(crate) fn new(into: &Path, options: &'a UnpackOptions) -> Result<Self> {
         let mut unpacker = Unpacker::new(into, options)?;
-        unpacker.layer = Some(Layer::default());
+        unpacker.layer = Some(LayerEntries::default());
         Ok(Self { unpacker })
     }
 
     /// Starts on top of lower layers: a tree, or an empty directory that an overlay mounts above theirs.
-    pub(crate) fn upon(into: &Path, options: &'a Options, deletions: Deletions) -> Result<Self> {
+    pub(crate) fn upon(
+        into: &Path,
+        options: &'a UnpackOptions,
+        deletions: Deletions,
+    ) -> Result<Self> {
         let mut layers = Self::new(into, options)?;
-        layers.unpacker.layer = Some(Layer {
+        layers.unpacker.layer = Some(LayerEntries {
             deletions,
             is_upper: true,
-            ..Layer::default()
+            ..LayerEntries::default()
         });
         for path in options.left_out {
             // Emptying a directory around it must not remove it either.
@@ -120,7 +126,7 @@ impl<'a> Layers<'a> {
     }
 
     /// Gives directories their attributes.
-    pub(crate) fn finish(mut self) -> Result<Report> {
+    pub(crate) fn finish(mut self) -> Result<UnpackReport> {
         self.unpacker.finish()?;
         Ok(self.unpacker.report)
     }
@@ -262,7 +268,7 @@ impl Unpacker<'_> {
         let parent = self.parent();
         if name == OPAQUE {
             let directory = beneath::open_dir(parent, c".").context(fail)?;
-            let place = xattr::Place::Open(directory.as_fd());
+            let place = xattr::XattrFile::Open(directory.as_fd());
             return place.set(xattr::OPAQUE, b"y").context(fail);
         }
         match nix::sys::stat::mknodat(parent, deleted, SFlag::S_IFCHR, Mode::empty(), 0) {
@@ -341,9 +347,9 @@ mod tests {
                 .unwrap();
         }
         let archive = archive.into_inner().unwrap();
-        let options = Options {
+        let options = UnpackOptions {
             left_out: &["etc/hosts", "run"],
-            ..Options::default()
+            ..UnpackOptions::default()
         };
         let mut layers = Layers::upon(root.path(), &options, Deletions::Apply).unwrap();
         let digest = hex::encode(Sha256::digest(&archive));

@@ -24,14 +24,14 @@ pub(super) struct Layout {
     /// Of the manifest, or of the configuration if there is none.
     pub(super) sha256: String,
     pub(super) config: Configuration,
-    pub(super) layers: Vec<Layer>,
+    pub(super) layers: Vec<LayoutLayer>,
     /// The directory of an unpacked archive; removed at the end.
     _unpacked: Option<tempfile::TempDir>,
 }
 
 /// One layer.
 #[derive(Debug)]
-pub(super) struct Layer {
+pub(super) struct LayoutLayer {
     path: String,
     /// Of the file; `docker save` records only that of the content.
     sha256: Option<String>,
@@ -59,9 +59,9 @@ impl Layout {
                 .prefix(".unpacked-")
                 .tempdir_in(scratch)
                 .context(|| format!("cannot make a directory in `{}`", scratch.display()))?;
-            let options = unpack::Options {
+            let options = unpack::UnpackOptions {
                 ownership: false,
-                ..unpack::Options::default()
+                ..unpack::UnpackOptions::default()
             };
             let file = fs_err::File::open(path)?.into_file();
             unpack(file, directory.path(), &options, cancel, progress)
@@ -90,7 +90,7 @@ impl Layout {
     }
 
     /// Opens a layer's file, verified as far as its digest is known.
-    pub(super) fn layer(&self, layer: &Layer, cancel: &AtomicBool) -> Result<fs_err::File> {
+    pub(super) fn layer(&self, layer: &LayoutLayer, cancel: &AtomicBool) -> Result<fs_err::File> {
         let file = self.tree.open_file(&layer.path)?.ok_or_else(|| {
             refused(format!(
                 "layer `{}` is not in it",
@@ -112,7 +112,7 @@ impl Layout {
     }
 }
 
-type Found = (String, Configuration, Vec<Layer>);
+type Found = (String, Configuration, Vec<LayoutLayer>);
 
 fn read(tree: &Tree, path: &str, limit: u64) -> Result<Option<Vec<u8>>> {
     tree.read(path, usize::try_from(limit).unwrap_or(usize::MAX))
@@ -172,7 +172,7 @@ fn from_index(
                 let layers = layers.iter().zip(&config.diff_ids);
                 let layers = layers.map(|(layer, diff_id)| {
                     let sha256 = layer.sha256()?.to_owned();
-                    Ok(Layer {
+                    Ok(LayoutLayer {
                         path: blob(&sha256),
                         sha256: Some(sha256),
                         size: Some(layer.size),
@@ -298,7 +298,7 @@ fn from_docker(
     }
     let config = Configuration::parse(&config, image.layers.len(), platform)?;
     let layers = image.layers.into_iter().zip(&config.diff_ids);
-    let layers = layers.map(|(path, diff_id)| Layer {
+    let layers = layers.map(|(path, diff_id)| LayoutLayer {
         path,
         sha256: None,
         size: None,

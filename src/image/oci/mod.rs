@@ -23,10 +23,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use futures_util::{StreamExt as _, TryStreamExt as _};
 
 use super::recipe::Oci;
-use super::{BuildContext, Progress};
+use super::{BuildContext, BuildProgress};
 use crate::image::fetch::{self, Meter, POLL, Size};
 use crate::image::oci::layers::Layers;
-use crate::image::tar::unpack::{Options, Report};
+use crate::image::tar::unpack::{UnpackOptions, UnpackReport};
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::signals::stop_if;
 use layout::Layout;
@@ -34,7 +34,7 @@ use manifest::{Configuration, Document, MAX_CONFIG, MAX_NESTING, Manifest};
 pub(crate) use manifest::{Descriptor, MAX_MANIFEST, damaged, refused};
 pub(super) use reference::Platform;
 pub(crate) use reference::{Reference, sha256};
-pub(crate) use registry::{Access, Operation, Part, Registry};
+pub(crate) use registry::{Access, Operation, Registry, RequestSubject};
 
 /// Parallel downloads. More would only share the same bandwidth.
 const PARALLEL: usize = 4;
@@ -69,11 +69,11 @@ fn from_files(
 ) -> Result<Resolved> {
     let cancel = cx.cancel;
     let progress = &mut *cx.progress;
-    let mut report = |done| progress(Progress::Bytes { done, total: None });
+    let mut report = |done| progress(BuildProgress::Bytes { done, total: None });
     // Beside the tree, where it is removed with the tree if this process is killed.
     let scratch = cx.into.parent().unwrap_or(Path::new("/"));
     let layout = Layout::open(path, wanted, platform, scratch, cancel, &mut report)?;
-    let options = Options::default();
+    let options = UnpackOptions::default();
     let mut layers = Layers::new(cx.into, &options)?;
     for layer in &layout.layers {
         let file = layout.layer(layer, cancel)?;
@@ -95,14 +95,14 @@ fn from_files(
 fn resolved(
     sha256: &str,
     config: Configuration,
-    report: &Report,
-    progress: &mut dyn FnMut(Progress<'_>),
+    report: &UnpackReport,
+    progress: &mut dyn FnMut(BuildProgress<'_>),
 ) -> Resolved {
     for (what, count) in &report.dropped {
-        progress(Progress::Line(&format!("skipped: {what} ({count})")));
+        progress(BuildProgress::Line(&format!("skipped: {what} ({count})")));
     }
     for what in &config.left_out {
-        progress(Progress::Line(&format!("skipped: {what}")));
+        progress(BuildProgress::Line(&format!("skipped: {what}")));
     }
     Resolved {
         digest: format!("sha256:{sha256}"),
@@ -125,7 +125,7 @@ fn pull(reference: &Reference, platform: &Platform, cx: &mut BuildContext<'_>) -
         logins: cx.logins,
         cancel: cx.cancel,
         tick: &mut || {
-            (cx.progress)(Progress::Bytes {
+            (cx.progress)(BuildProgress::Bytes {
                 done: 0,
                 total: None,
             });
@@ -186,7 +186,7 @@ async fn fetch(
         Some(sha256) => {
             let path = registry
                 .obtain_sha256(
-                    Part::Manifest,
+                    RequestSubject::Manifest,
                     sha256,
                     Size::AtMost(MAX_MANIFEST),
                     blobs,
@@ -215,7 +215,13 @@ async fn fetch(
                 nesting += 1;
                 let chosen = manifest::choose(&entries, platform)?;
                 let path = registry
-                    .obtain(Part::Manifest, chosen, MAX_MANIFEST, blobs, &aside)
+                    .obtain(
+                        RequestSubject::Manifest,
+                        chosen,
+                        MAX_MANIFEST,
+                        blobs,
+                        &aside,
+                    )
                     .await?;
                 (bytes, sha256) = (fs_err::read(path)?, chosen.sha256()?.to_owned());
                 called.clone_from(&chosen.media_type);
@@ -223,13 +229,13 @@ async fn fetch(
         }
     };
     let path = registry
-        .obtain(Part::Blob, &config, MAX_CONFIG, blobs, &aside)
+        .obtain(RequestSubject::Blob, &config, MAX_CONFIG, blobs, &aside)
         .await?;
     let config = Configuration::parse(&fs_err::read(path)?, layers.len(), platform)?;
     let total = layers
         .iter()
         .fold(0_u64, |sum, layer| sum.saturating_add(layer.size));
-    if total > Options::default().limits.bytes {
+    if total > UnpackOptions::default().limits.bytes {
         return Err(manifest::refused(format!("its layers have {total} bytes")));
     }
     meter.total.store(total, Ordering::Relaxed);
@@ -238,7 +244,7 @@ async fn fetch(
     futures_util::stream::iter(layers.iter().enumerate())
         .map(async |(index, layer)| {
             let path = registry
-                .obtain(Part::Blob, layer, u64::MAX, blobs, meter)
+                .obtain(RequestSubject::Blob, layer, u64::MAX, blobs, meter)
                 .await?;
             drop(sender.send(News::Layer(index, path)));
             Ok(())
@@ -257,14 +263,14 @@ struct Extraction<'a> {
 }
 
 impl Extraction<'_> {
-    fn run(mut self, into: &Path, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Resolved> {
+    fn run(mut self, into: &Path, progress: &mut dyn FnMut(BuildProgress<'_>)) -> Result<Resolved> {
         let (sha256, config) = loop {
             match self.next(progress)? {
                 News::Image(sha256, config) => break (sha256, config),
                 News::Layer(index, path) => drop(self.arrived.insert(index, path)),
             }
         };
-        let options = Options::default();
+        let options = UnpackOptions::default();
         let mut layers = Layers::new(into, &options)?;
         for (index, diff_id) in config.diff_ids.iter().enumerate() {
             let path = loop {
@@ -280,7 +286,7 @@ impl Extraction<'_> {
             let meter = self.meter;
             let mut report = |_| {
                 let (done, total) = meter.read();
-                progress(Progress::Bytes { done, total });
+                progress(BuildProgress::Bytes { done, total });
             };
             layers
                 .apply(
@@ -299,20 +305,20 @@ impl Extraction<'_> {
         }
         // A small layer may have arrived and been extracted between two updates.
         let (done, total) = self.meter.read();
-        progress(Progress::Bytes { done, total });
+        progress(BuildProgress::Bytes { done, total });
         let report = layers.finish()?;
         Ok(resolved(&sha256, config, &report, progress))
     }
 
     /// Waits for the other side, and shows its progress.
-    fn next(&self, progress: &mut dyn FnMut(Progress<'_>)) -> Result<News> {
+    fn next(&self, progress: &mut dyn FnMut(BuildProgress<'_>)) -> Result<News> {
         loop {
             match self.news.recv_timeout(POLL) {
                 Ok(news) => return Ok(news),
                 Err(RecvTimeoutError::Timeout) => {
                     stop_if(self.cancel)?;
                     let (done, total) = self.meter.read();
-                    progress(Progress::Bytes { done, total });
+                    progress(BuildProgress::Bytes { done, total });
                 }
                 // The other side failed and reports its own error.
                 Err(RecvTimeoutError::Disconnected) => {

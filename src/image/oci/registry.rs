@@ -15,7 +15,7 @@ use sha2::{Digest as _, Sha256};
 use super::challenge::TokenServer;
 use super::credentials::{self, Login};
 use super::manifest::{self, Descriptor, MANIFEST_TYPES, MAX_MANIFEST, damaged, refused};
-use super::place::Place;
+use super::place::RegistryPlace;
 use super::reference::{Reference, sha256};
 use crate::image::Logins;
 use crate::image::fetch::{self, Body, Meter, Size, Wanted};
@@ -24,7 +24,7 @@ use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 
 /// The subject of a request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Part {
+pub(crate) enum RequestSubject {
     /// An index or a manifest.
     Manifest,
     /// A configuration or a layer.
@@ -106,11 +106,11 @@ impl Registry {
         operation: Operation,
         access: &mut Access<'_>,
     ) -> Result<Self> {
-        let Place {
+        let RegistryPlace {
             https,
             host,
             repository,
-        } = Place::of(reference, access.mirrors)?;
+        } = RegistryPlace::of(reference, access.mirrors)?;
         // Docker Hub's registry has another name than its web site.
         let host = match host.as_str() {
             "docker.io" => "index.docker.io".to_owned(),
@@ -147,7 +147,7 @@ impl Registry {
 
     /// Resolves a tag or a digest; `None` if it does not exist.
     pub(crate) async fn find_tag(&self, tag: &str) -> Result<Option<(Vec<u8>, String)>> {
-        let response = self.get(Part::Manifest, tag, 0).await?;
+        let response = self.get(RequestSubject::Manifest, tag, 0).await?;
         let what = format!("{}:{tag}", self.name);
         match response.status() {
             StatusCode::NOT_FOUND => return Ok(None),
@@ -175,13 +175,13 @@ impl Registry {
 
     /// Returns whether a tag, or a manifest of that digest, exists.
     pub(crate) async fn has(&self, tag: &str) -> Result<bool> {
-        Ok(self.look(Part::Manifest, tag).await?.is_some())
+        Ok(self.look(RequestSubject::Manifest, tag).await?.is_some())
     }
 
     /// Returns whether a blob of that digest exists; it must have that size.
     pub(crate) async fn has_blob(&self, sha256: &str, size: u64) -> Result<bool> {
         let name = format!("sha256:{sha256}");
-        let Some(response) = self.look(Part::Blob, &name).await? else {
+        let Some(response) = self.look(RequestSubject::Blob, &name).await? else {
             return Ok(false);
         };
         let found = header(&response, CONTENT_LENGTH.as_str());
@@ -196,7 +196,7 @@ impl Registry {
         }
     }
 
-    async fn look(&self, part: Part, name: &str) -> Result<Option<Response>> {
+    async fn look(&self, part: RequestSubject, name: &str) -> Result<Option<Response>> {
         let response = self
             .authorized(|| self.request(Method::HEAD, part, name))
             .await?;
@@ -329,7 +329,7 @@ impl Registry {
     /// Returns the file for a descriptor, downloading it if necessary.
     pub(crate) async fn obtain(
         &self,
-        part: Part,
+        part: RequestSubject,
         descriptor: &Descriptor,
         limit: u64,
         blobs: &Path,
@@ -348,7 +348,7 @@ impl Registry {
     /// Returns the file with this SHA-256, downloading it if necessary.
     pub(crate) async fn obtain_sha256(
         &self,
-        part: Part,
+        part: RequestSubject,
         sha256: &str,
         size: Size,
         blobs: &Path,
@@ -366,18 +366,18 @@ impl Registry {
         fetch::obtain(&wanted, open, blobs, meter).await
     }
 
-    async fn get(&self, part: Part, name: &str, from: u64) -> Result<Response> {
+    async fn get(&self, part: RequestSubject, name: &str, from: u64) -> Result<Response> {
         self.authorized(|| fetch::ranged(self.request(Method::GET, part, name), from))
             .await
     }
 
-    fn request(&self, method: Method, part: Part, name: &str) -> RequestBuilder {
+    fn request(&self, method: Method, part: RequestSubject, name: &str) -> RequestBuilder {
         match part {
-            Part::Manifest => self
+            RequestSubject::Manifest => self
                 .client
                 .request(method, format!("{}/manifests/{name}", self.base))
                 .header(ACCEPT, MANIFEST_TYPES.join(", ")),
-            Part::Blob => self
+            RequestSubject::Blob => self
                 .client
                 .request(method, format!("{}/blobs/{name}", self.base)),
         }

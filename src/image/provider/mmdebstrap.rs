@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::image::certificates;
 use crate::image::recipe::{Distribution, Mmdebstrap};
-use crate::image::tar::unpack::{Options, unpack};
-use crate::image::{BuildContext, Progress, WORK};
+use crate::image::tar::unpack::{UnpackOptions, unpack};
+use crate::image::{BuildContext, BuildProgress, WORK};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::process::{Event, Program};
 use crate::sys::shell::quoted;
@@ -105,20 +105,26 @@ fn unpack_output(program: Program, name: &str, cx: &mut BuildContext<'_>) -> Res
         &mut |event| match event {
             Event::Line(line) => {
                 refusal = refusal.take().or_else(|| refused(line).map(str::to_owned));
-                progress(Progress::Line(line));
+                progress(BuildProgress::Line(line));
             }
             Event::Tick => {
                 let done = written.load(Ordering::Relaxed);
                 if done != seen {
                     seen = done;
-                    progress(Progress::Bytes { done, total: None });
+                    progress(BuildProgress::Bytes { done, total: None });
                 }
             }
         },
         |stdout| {
-            unpack(stdout, into, &Options::default(), cancel, &mut |done| {
-                written.store(done, Ordering::Relaxed);
-            })
+            unpack(
+                stdout,
+                into,
+                &UnpackOptions::default(),
+                cancel,
+                &mut |done| {
+                    written.store(done, Ordering::Relaxed);
+                },
+            )
             .map(|_| ())
         },
     );

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::image::certificates;
 use crate::image::recipe::Pacstrap;
-use crate::image::{BuildContext, Progress, WORK};
+use crate::image::{BuildContext, BuildProgress, WORK};
 use crate::sys::error::{Error, Result};
 use crate::sys::process::{Event, Program};
 
@@ -67,7 +67,7 @@ fn run(program: &Program, cx: &mut BuildContext<'_>) -> Result<()> {
         cx.cancel,
         &mut |event| {
             if let Event::Line(line) = event {
-                progress(Progress::Line(line));
+                progress(BuildProgress::Line(line));
             }
         },
         // Their stdout is informative too, but errors are only on stderr.

@@ -12,11 +12,11 @@ use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, Uid};
 
 use super::unpack::{Unpacker, cannot, refused};
-use crate::image::tar::{Entry, Kind, Reader, lossy};
+use crate::image::tar::{Reader, TarEntry, TarEntryKind, lossy};
 use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::signals::stop_if;
-use crate::tree::xattr::{Pairs, Place};
+use crate::tree::xattr::{Pairs, XattrFile};
 
 /// Attributes that a directory gets at the end.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub(crate) struct Attributes {
 }
 
 impl Unpacker<'_> {
-    pub(crate) fn finish_file(&mut self, file: &OwnedFd, entry: &Entry) -> Result<()> {
+    pub(crate) fn finish_file(&mut self, file: &OwnedFd, entry: &TarEntry) -> Result<()> {
         let fail = || cannot("set the attributes of", &entry.path);
         // The order matters: a change of owner clears setuid bits and capabilities.
         if self.options.ownership {
@@ -47,19 +47,19 @@ impl Unpacker<'_> {
                 .any(|(name, _)| name == b"system.posix_acl_access")
         {
             // Inherited from a directory of lower layers.
-            Place::Open(file.as_fd())
+            XattrFile::Open(file.as_fd())
                 .remove("system.posix_acl_access")
                 .context(fail)?;
         }
         nix::sys::stat::fchmod(file, Mode::from_bits_truncate(entry.mode)).context(fail)?;
-        self.set_xattrs(&entry.path, &entry.xattrs, Place::Open(file.as_fd()))?;
+        self.set_xattrs(&entry.path, &entry.xattrs, XattrFile::Open(file.as_fd()))?;
         nix::sys::stat::futimens(file, &TimeSpec::UTIME_OMIT, &timespec(entry.mtime)).context(fail)
     }
 
-    pub(crate) fn finish_by_name(&mut self, name: &[u8], entry: &Entry) -> Result<()> {
+    pub(crate) fn finish_by_name(&mut self, name: &[u8], entry: &TarEntry) -> Result<()> {
         let fail = || cannot("set the attributes of", &entry.path);
         // The file was made exclusively a moment ago, so its name is a link only if it should be one.
-        let is_link = matches!(entry.kind, Kind::Symlink(_));
+        let is_link = matches!(entry.kind, TarEntryKind::Symlink(_));
         let parent = self.parent().try_clone_to_owned().context(fail)?;
         if self.options.ownership {
             let (owner, group) = (Uid::from_raw(entry.uid), Gid::from_raw(entry.gid));
@@ -77,7 +77,7 @@ impl Unpacker<'_> {
             nix::sys::stat::fchmodat(&parent, name, mode, FchmodatFlags::FollowSymlink)
                 .context(fail)?;
         }
-        let place = Place::Entry(parent.as_fd(), name);
+        let place = XattrFile::Entry(parent.as_fd(), name);
         self.set_xattrs(&entry.path, &entry.xattrs, place)?;
         let times = (TimeSpec::UTIME_OMIT, timespec(entry.mtime));
         nix::sys::stat::utimensat(
@@ -94,7 +94,7 @@ impl Unpacker<'_> {
         &mut self,
         path: &[u8],
         xattrs: &[(Vec<u8>, Vec<u8>)],
-        place: Place<'_>,
+        place: XattrFile<'_>,
     ) -> Result<()> {
         for (name, value) in xattrs {
             let Err(error) = place.set(name.as_slice(), value) else {
@@ -140,7 +140,7 @@ impl Unpacker<'_> {
                 )
                 .context(fail)?;
             }
-            let place = Place::Open(directory.as_fd());
+            let place = XattrFile::Open(directory.as_fd());
             if self.is_upper() {
                 // A directory of lower layers, which may have had other attributes.
                 let mut had = place.content().context(fail)?;

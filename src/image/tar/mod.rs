@@ -26,7 +26,7 @@ const MAX_EXTENSION: u64 = 1 << 20;
 
 /// The kind of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum TarEntryKind {
     /// A regular file of `size` bytes; `map` lists the stored parts of a sparse one, as offset and length.
     File {
         size: u64,
@@ -42,9 +42,9 @@ pub(crate) enum Kind {
 
 /// One entry, with untrusted names as in the archive.
 #[derive(Clone, Debug)]
-pub(crate) struct Entry {
+pub(crate) struct TarEntry {
     pub(crate) path: Vec<u8>,
-    pub(crate) kind: Kind,
+    pub(crate) kind: TarEntryKind,
     pub(super) mode: u32,
     pub(super) uid: u32,
     pub(super) gid: u32,
@@ -79,7 +79,7 @@ impl<R: BufRead> Reader<R> {
     }
 
     /// Returns the next entry, skipping the rest of the current one.
-    pub(crate) fn next_entry(&mut self) -> Result<Option<Entry>> {
+    pub(crate) fn next_entry(&mut self) -> Result<Option<TarEntry>> {
         // Of several headers of one kind before an entry, the last one wins.
         let mut pax: Option<Pax> = None;
         let mut long_name = None;
@@ -230,7 +230,7 @@ impl<R: BufRead> Reader<R> {
         size: u64,
         pax: Pax,
         long: (Option<Vec<u8>>, Option<Vec<u8>>),
-    ) -> Result<Entry> {
+    ) -> Result<TarEntry> {
         let (path, link) = self.names(header, &pax, long)?;
         let size = pax.size.unwrap_or(size);
         if i64::try_from(size).is_err() {
@@ -240,7 +240,7 @@ impl<R: BufRead> Reader<R> {
             )));
         }
         let old = header.as_old();
-        Ok(Entry {
+        Ok(TarEntry {
             kind: self.kind(header, size, &pax, &path, link)?,
             mode: u32::try_from(number(&old.mode, "mode")? & 0o7777).unwrap_or(0),
             uid: owner(pax.uid.or(self.globals.uid), &old.uid, &path)?,
@@ -311,7 +311,7 @@ impl<R: BufRead> Reader<R> {
         pax: &Pax,
         path: &[u8],
         link: Vec<u8>,
-    ) -> Result<Kind> {
+    ) -> Result<TarEntryKind> {
         let refuse = |what: &str| Err(broken(&format!("entry `{}`: {what}", lossy(path))));
         let kind = header.entry_type();
         let is_file = matches!(
@@ -327,7 +327,7 @@ impl<R: BufRead> Reader<R> {
             };
             return match check_map(&map, real, self.remaining) {
                 Err(what) => refuse(what),
-                Ok(()) => Ok(Kind::File {
+                Ok(()) => Ok(TarEntryKind::File {
                     size: real,
                     map: Some(map),
                 }),
@@ -336,7 +336,7 @@ impl<R: BufRead> Reader<R> {
         // Before ustar there was no type for directories: a trailing slash marked them.
         if is_file && !path.ends_with(b"/") {
             self.start(size);
-            return Ok(Kind::File { size, map: None });
+            return Ok(TarEntryKind::File { size, map: None });
         }
         // A directory of an incremental archive has the list of its files as data.
         let is_dump = kind.as_byte() == b'D';
@@ -344,18 +344,22 @@ impl<R: BufRead> Reader<R> {
         // refused.
         self.start(if is_dump { size } else { 0 });
         Ok(match kind {
-            EntryType::Directory | EntryType::Regular | EntryType::Continuous => Kind::Directory,
-            _ if is_dump => Kind::Directory,
+            EntryType::Directory | EntryType::Regular | EntryType::Continuous => {
+                TarEntryKind::Directory
+            }
+            _ if is_dump => TarEntryKind::Directory,
             EntryType::Symlink if link.is_empty() => {
                 return refuse("a symbolic link to nothing");
             }
-            EntryType::Symlink => Kind::Symlink(link),
-            EntryType::Link => Kind::HardLink(link),
+            EntryType::Symlink => TarEntryKind::Symlink(link),
+            EntryType::Link => TarEntryKind::HardLink(link),
             EntryType::Char => {
-                device(header).map(|(major, minor)| Kind::Character(major, minor))?
+                device(header).map(|(major, minor)| TarEntryKind::Character(major, minor))?
             }
-            EntryType::Block => device(header).map(|(major, minor)| Kind::Block(major, minor))?,
-            EntryType::Fifo => Kind::Fifo,
+            EntryType::Block => {
+                device(header).map(|(major, minor)| TarEntryKind::Block(major, minor))?
+            }
+            EntryType::Fifo => TarEntryKind::Fifo,
             other => {
                 return refuse(&format!(
                     "unknown entry type {:?}",

@@ -19,7 +19,7 @@ use super::unpack::Limits;
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::signals::stop_if;
-use crate::tree::xattr::Place;
+use crate::tree::xattr::XattrFile;
 
 const BLOCK: u64 = 512;
 /// The largest number in an octal field of eleven digits; larger ones go into an extended header.
@@ -73,7 +73,11 @@ impl<'a, W: Write> Packer<'a, W> {
         let mut name = if path.is_empty() { b"." } else { path }.to_vec();
         name.push(b'/');
         let mut extended = Extended::default();
-        extended.attributes(Place::Open(directory).content().context(|| cannot(path))?);
+        extended.attributes(
+            XattrFile::Open(directory)
+                .content()
+                .context(|| cannot(path))?,
+        );
         self.header(EntryType::Directory, &name, b"", stat, 0, extended)
     }
 
@@ -119,7 +123,7 @@ impl<'a, W: Write> Packer<'a, W> {
         }
         let mut extended = Extended::default();
         extended.attributes(
-            Place::Entry(parent, name)
+            XattrFile::Entry(parent, name)
                 .content()
                 .context(|| cannot(path))?,
         );
@@ -243,7 +247,7 @@ impl<'a, W: Write> Packer<'a, W> {
         let file = open_file(parent, name).context(|| cannot(path))?;
         let mut extended = Extended::default();
         extended.attributes(
-            Place::Open(file.as_fd())
+            XattrFile::Open(file.as_fd())
                 .content()
                 .context(|| cannot(path))?,
         );

@@ -17,8 +17,8 @@ use nix::unistd::UnlinkatFlags;
 
 use super::apply::{Attributes, copy_data};
 use crate::image::compression::decompressed;
-use crate::image::oci::layers::{Layer, WHITEOUT};
-use crate::image::tar::{Entry, Kind, Reader, lossy};
+use crate::image::oci::layers::{LayerEntries, WHITEOUT};
+use crate::image::tar::{Reader, TarEntry, TarEntryKind, lossy};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::signals::stop_if;
@@ -76,7 +76,7 @@ pub enum Devices {
 
 /// How to extract.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct UnpackOptions {
     /// Limits for the archive.
     pub limits: Limits,
     /// Leading path components to drop; entries with nothing left are skipped.
@@ -89,7 +89,7 @@ pub struct Options {
     pub left_out: &'static [&'static str],
 }
 
-impl Default for Options {
+impl Default for UnpackOptions {
     fn default() -> Self {
         Self {
             limits: Limits::default(),
@@ -103,7 +103,7 @@ impl Default for Options {
 
 /// What was extracted, and what was dropped.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct UnpackReport {
     /// Number of entries made.
     pub entries: u64,
     /// Sum of the files' sizes.
@@ -114,7 +114,7 @@ pub struct Report {
     pub examples: Vec<(String, String)>,
 }
 
-impl Report {
+impl UnpackReport {
     pub(crate) fn drop(&mut self, path: &[u8], what: String) {
         if self.examples.len() < 20 {
             self.examples.push((lossy(path), what.clone()));
@@ -129,10 +129,10 @@ impl Report {
 pub fn unpack(
     archive: impl Read + Send,
     into: &Path,
-    options: &Options,
+    options: &UnpackOptions,
     cancel: &AtomicBool,
     progress: &mut dyn FnMut(u64),
-) -> Result<Report> {
+) -> Result<UnpackReport> {
     let mut unpacker = Unpacker::new(into, options)?;
     decompressed(archive, &options.limits, |mut stream| {
         unpacker.archive(&mut stream, cancel, progress)?;
@@ -162,14 +162,14 @@ pub(crate) struct Unpacker<'a> {
     pub(crate) stack: Vec<(Vec<u8>, OwnedFd)>,
     pub(crate) directories: HashMap<Vec<u8>, Attributes>,
     pub(crate) newest: i64,
-    pub(crate) options: &'a Options,
-    pub(crate) report: Report,
+    pub(crate) options: &'a UnpackOptions,
+    pub(crate) report: UnpackReport,
     /// Set while the layers of a container image are extracted over each other.
-    pub(crate) layer: Option<Layer>,
+    pub(crate) layer: Option<LayerEntries>,
 }
 
 impl<'a> Unpacker<'a> {
-    pub(crate) fn new(into: &Path, options: &'a Options) -> Result<Self> {
+    pub(crate) fn new(into: &Path, options: &'a UnpackOptions) -> Result<Self> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let root = nix::fcntl::open(into, flags, Mode::empty())
             .context(|| format!("cannot open directory `{}`", into.display()))?;
@@ -179,7 +179,7 @@ impl<'a> Unpacker<'a> {
             directories: HashMap::new(),
             newest: 0,
             options,
-            report: Report::default(),
+            report: UnpackReport::default(),
             layer: None,
         })
     }
@@ -202,7 +202,7 @@ impl<'a> Unpacker<'a> {
     fn entry<R: BufRead>(
         &mut self,
         reader: &mut Reader<R>,
-        mut entry: Entry,
+        mut entry: TarEntry,
         cancel: &AtomicBool,
         progress: &mut dyn FnMut(u64),
     ) -> Result<()> {
@@ -214,7 +214,7 @@ impl<'a> Unpacker<'a> {
                 limits.entries
             )));
         }
-        if let Kind::File { size, .. } = entry.kind {
+        if let TarEntryKind::File { size, .. } = entry.kind {
             self.report.bytes = self.report.bytes.saturating_add(size);
             if self.report.bytes > limits.bytes {
                 return Err(refused(format!(
@@ -246,7 +246,7 @@ impl<'a> Unpacker<'a> {
         });
         if !self.options.ownership {
             let kept = entry.mode & 0o1777;
-            if kept != entry.mode && entry.kind != Kind::Directory {
+            if kept != entry.mode && entry.kind != TarEntryKind::Directory {
                 self.report.drop(&entry.path, "setuid or setgid bit".into());
             }
             entry.mode = kept;
@@ -259,8 +259,8 @@ impl<'a> Unpacker<'a> {
         let path = components.join(&b'/');
         self.touch(&path);
         match &entry.kind {
-            Kind::Directory => self.directory(name, path, entry),
-            Kind::HardLink(target) => {
+            TarEntryKind::Directory => self.directory(name, path, entry),
+            TarEntryKind::HardLink(target) => {
                 let target = target.clone();
                 self.hard_link(name, &path, &target, &entry.path)
             }
@@ -284,9 +284,9 @@ impl<'a> Unpacker<'a> {
     }
 
     /// An entry `./`: attributes for the given directory.
-    fn root_entry(&mut self, entry: Entry) -> Result<()> {
+    fn root_entry(&mut self, entry: TarEntry) -> Result<()> {
         match entry.kind {
-            Kind::Directory => {
+            TarEntryKind::Directory => {
                 self.remember(Vec::new(), entry);
                 Ok(())
             }
@@ -394,7 +394,7 @@ impl<'a> Unpacker<'a> {
             .map_or(self.root.as_fd(), |(_, fd)| fd.as_fd())
     }
 
-    fn remember(&mut self, path: Vec<u8>, entry: Entry) {
+    fn remember(&mut self, path: Vec<u8>, entry: TarEntry) {
         self.directories.insert(
             path,
             Attributes {
@@ -406,7 +406,7 @@ impl<'a> Unpacker<'a> {
         );
     }
 
-    fn directory(&mut self, name: &[u8], path: Vec<u8>, entry: Entry) -> Result<()> {
+    fn directory(&mut self, name: &[u8], path: Vec<u8>, entry: TarEntry) -> Result<()> {
         match nix::sys::stat::mkdirat(self.parent(), name, Mode::S_IRWXU) {
             // An existing directory stays, with new attributes; a link to one is replaced, never followed.
             Err(Errno::EEXIST) if open_path(self.parent(), name).is_ok() => {}
@@ -518,12 +518,12 @@ impl<'a> Unpacker<'a> {
         reader: &mut Reader<R>,
         name: &[u8],
         path: &[u8],
-        entry: &Entry,
+        entry: &TarEntry,
         cancel: &AtomicBool,
         progress: &mut dyn FnMut(u64),
     ) -> Result<()> {
         match &entry.kind {
-            Kind::File { size, map } => {
+            TarEntryKind::File { size, map } => {
                 let flags = OFlag::O_WRONLY
                     | OFlag::O_CREAT
                     | OFlag::O_EXCL
@@ -538,23 +538,23 @@ impl<'a> Unpacker<'a> {
                 progress(self.report.bytes);
                 return Ok(());
             }
-            Kind::Symlink(target) => {
+            TarEntryKind::Symlink(target) => {
                 self.replacing(name, path, |parent| {
                     nix::unistd::symlinkat(target.as_slice(), parent, name)
                 })?;
             }
-            Kind::Fifo => {
+            TarEntryKind::Fifo => {
                 self.replacing(name, path, |parent| {
                     nix::unistd::mkfifoat(parent, name, Mode::S_IRUSR)
                 })?;
             }
-            Kind::Character(major, minor) | Kind::Block(major, minor) => {
-                let is_whiteout = matches!(entry.kind, Kind::Character(0, 0));
+            TarEntryKind::Character(major, minor) | TarEntryKind::Block(major, minor) => {
+                let is_whiteout = matches!(entry.kind, TarEntryKind::Character(0, 0));
                 if self.options.devices == Devices::Skip || is_whiteout {
                     self.report.drop(&entry.path, "device node".into());
                     return Ok(());
                 }
-                let kind = if matches!(entry.kind, Kind::Block(..)) {
+                let kind = if matches!(entry.kind, TarEntryKind::Block(..)) {
                     SFlag::S_IFBLK
                 } else {
                     SFlag::S_IFCHR
@@ -571,7 +571,7 @@ impl<'a> Unpacker<'a> {
                     return Ok(());
                 }
             }
-            Kind::Directory | Kind::HardLink(_) => {}
+            TarEntryKind::Directory | TarEntryKind::HardLink(_) => {}
         }
         self.finish_by_name(name, entry)
     }

@@ -7,7 +7,7 @@ use serde::Serialize;
 /// A tool that keeps a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum CacheKind {
     /// Compiler output, by ccache.
     Ccache,
     Uv,
@@ -70,7 +70,7 @@ fn is_bucket(name: &str) -> bool {
     })
 }
 
-impl Kind {
+impl CacheKind {
     /// Identifies the tool by the files that it creates itself. Some tools treat every entry as theirs: with foreign
     /// entries among them, a cache is of no known tool.
     pub fn of(entries: &Entries) -> Option<Self> {
@@ -223,13 +223,13 @@ mod tests {
     #[test]
     fn files_tell_the_tool() {
         for (paths, kind) in [
-            (&["3/", "3/stats", "tmp/"][..], Some(Kind::Ccache)),
+            (&["3/", "3/stats", "tmp/"][..], Some(CacheKind::Ccache)),
             (
                 &["b/", "b/CACHEDIR.TAG", "b/f/", "tmp/"],
-                Some(Kind::Ccache),
+                Some(CacheKind::Ccache),
             ),
-            (&["0/", "0/c/", "0/c/stats"], Some(Kind::Ccache)),
-            (&["ccache.conf"], Some(Kind::Ccache)),
+            (&["0/", "0/c/", "0/c/stats"], Some(CacheKind::Ccache)),
+            (&["ccache.conf"], Some(CacheKind::Ccache)),
             (
                 &[
                     "archive-v0/",
@@ -238,14 +238,17 @@ mod tests {
                     ".gitignore",
                     "CACHEDIR.TAG",
                 ],
-                Some(Kind::Uv),
+                Some(CacheKind::Uv),
             ),
             (
                 &["http-v2/", "http-v2/a/", "wheels/", "selfcheck/"],
-                Some(Kind::Pip),
+                Some(CacheKind::Pip),
             ),
-            (&["http/", "http/0/"], Some(Kind::Pip)),
-            (&["zlib-1:1.3-1-x86_64.pkg.tar.zst"], Some(Kind::Pacman)),
+            (&["http/", "http/0/"], Some(CacheKind::Pip)),
+            (
+                &["zlib-1:1.3-1-x86_64.pkg.tar.zst"],
+                Some(CacheKind::Pacman),
+            ),
             (
                 &[
                     "archives/",
@@ -253,12 +256,12 @@ mod tests {
                     "archives/partial/",
                     "pkgcache.bin",
                 ],
-                Some(Kind::Apt),
+                Some(CacheKind::Apt),
             ),
-            (&["partial/", "hello_1_amd64.deb"], Some(Kind::Apt)),
+            (&["partial/", "hello_1_amd64.deb"], Some(CacheKind::Apt)),
         ] {
             assert_eq!(
-                Kind::of(&paths.iter().copied().collect()),
+                CacheKind::of(&paths.iter().copied().collect()),
                 kind,
                 "{paths:?}"
             );
@@ -288,7 +291,7 @@ mod tests {
             &[],
         ] {
             assert_eq!(
-                Kind::of(&paths.iter().copied().collect()),
+                CacheKind::of(&paths.iter().copied().collect()),
                 None,
                 "{paths:?}"
             );

@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use super::policy::Limits;
 use super::roots::Roots;
 use super::units::{Unit, guess, units};
-use super::{Inventory, Item, Plan, Rule, What, age};
+use super::{GcItem, GcTarget, Inventory, Plan, Rule, age};
 
 /// Decides what to remove. `asked` is what the user wants freed in any case, in bytes.
 pub(crate) fn plan(inventory: &Inventory, limits: &Limits, asked: Option<u64>) -> Plan {
@@ -60,7 +60,7 @@ impl Sweep {
         self.gone[at] = true;
         self.left -= unit.worth();
         self.plan.estimate += unit.bytes;
-        self.plan.items.push(Item {
+        self.plan.items.push(GcItem {
             what: unit.what.clone(),
             name: unit.name.clone(),
             bytes: unit.bytes,
@@ -90,8 +90,8 @@ impl Sweep {
     fn garbage(&mut self, inventory: &Inventory) {
         for (path, (why, bytes)) in &inventory.strays {
             self.plan.estimate += bytes;
-            self.plan.items.push(Item {
-                what: What::Stray { path: path.clone() },
+            self.plan.items.push(GcItem {
+                what: GcTarget::Stray { path: path.clone() },
                 name: path.clone(),
                 bytes: *bytes,
                 rebuild_ms: 0,
@@ -117,8 +117,8 @@ impl Sweep {
                     let (how, all) = kind.shrinks();
                     let bytes = if all { cache.bytes } else { over };
                     self.plan.estimate += bytes;
-                    self.plan.items.push(Item {
-                        what: What::Cache {
+                    self.plan.items.push(GcItem {
+                        what: GcTarget::Cache {
                             cache: name.clone(),
                             max: cache.max,
                         },
@@ -253,7 +253,7 @@ impl Sweep {
         while let Some(below) = self.units[top].below {
             let stays =
                 |at: usize| at != top && self.units[at].below == Some(below) && !self.gone[at];
-            let nameless = matches!(self.units[below].what, What::Layer { .. });
+            let nameless = matches!(self.units[below].what, GcTarget::Layer { .. });
             if !nameless || (0..self.units.len()).any(stays) {
                 break;
             }
@@ -267,7 +267,7 @@ impl Sweep {
     fn orphans(&mut self) -> u64 {
         let mut freed = 0;
         for at in self.top_down() {
-            let nameless = matches!(self.units[at].what, What::Layer { .. });
+            let nameless = matches!(self.units[at].what, GcTarget::Layer { .. });
             let mut above = (0..self.units.len()).filter(|top| self.units[*top].below == Some(at));
             if nameless && !self.gone[at] && above.all(|top| self.gone[top]) {
                 freed += self.units[at].bytes;
@@ -284,7 +284,7 @@ impl Sweep {
     /// Counts removable layers that free nothing because a service has them elsewhere.
     fn elsewhere(&self, inventory: &Inventory) -> usize {
         let kept = |unit: &Unit| match &unit.what {
-            What::Snapshot { layer } | What::Layer { layer } => {
+            GcTarget::Snapshot { layer } | GcTarget::Layer { layer } => {
                 unit.bytes == 0 && inventory.layers[layer].layer.kept.is_some()
             }
             _ => false,

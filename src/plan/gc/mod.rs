@@ -46,7 +46,7 @@ pub struct Inventory {
     pub leases: BTreeMap<String, Lease>,
     pub layers: BTreeMap<LayerId, Frozen>,
     pub images: BTreeMap<String, Base>,
-    pub blobs: BTreeMap<String, Kept>,
+    pub blobs: BTreeMap<String, CachedFile>,
     /// Files that no command will ever use: path in the store, reason, and bytes.
     pub strays: BTreeMap<String, (String, u64)>,
     /// Caches with a limit, by name.
@@ -110,7 +110,7 @@ pub struct Base {
 
 /// A file that can be fetched again.
 #[derive(Clone, Copy, Debug)]
-pub struct Kept {
+pub struct CachedFile {
     pub bytes: u64,
     /// When it was last written or read.
     pub used: Timestamp,
@@ -123,7 +123,7 @@ pub struct Cache {
     /// Maximum size.
     pub max: u64,
     /// Its tool, if its files show that.
-    pub kind: Option<cache::Kind>,
+    pub kind: Option<cache::CacheKind>,
     /// An idle env that mounts it, and the mount point; `None` while one is busy.
     pub at: Option<(String, String)>,
     /// An env that mounts it and in which a command runs, whose files the tool might remove.
@@ -142,7 +142,7 @@ pub struct Project {
 /// What to remove.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase", tag = "kind")]
-pub enum What {
+pub enum GcTarget {
     /// A snapshot of a step, in every env that has it, and its layer.
     Snapshot { layer: LayerId },
     /// A layer that no env names.
@@ -216,9 +216,9 @@ impl Rule {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Item {
+pub(crate) struct GcItem {
     #[serde(flatten)]
-    pub what: What,
+    pub what: GcTarget,
     /// Its name for people.
     pub name: String,
     /// Estimated bytes that it frees.
@@ -234,7 +234,7 @@ pub(crate) struct Item {
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Plan {
     /// The removals, in order: descendants first.
-    pub items: Vec<Item>,
+    pub items: Vec<GcItem>,
     /// Estimated bytes that the items free.
     pub estimate: u64,
     /// Bytes of removable items that stay.

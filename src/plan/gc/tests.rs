@@ -8,9 +8,11 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
 
-use super::cache::Kind;
+use super::cache::CacheKind;
 use super::policy::Limits;
-use super::{Base, Cache, Env, Frozen, Inventory, Kept, Lease, Plan, Rule, What, plan, rooted};
+use super::{
+    Base, Cache, CachedFile, Env, Frozen, GcTarget, Inventory, Lease, Plan, Rule, plan, rooted,
+};
 use crate::plan::ids::LayerId;
 use crate::plan::layer::{self, Layer};
 use crate::plan::record::{Failed, Head, Origin, Record, Snapshot};
@@ -227,7 +229,7 @@ fn what_is_large_and_cheap_goes_with_what_stands_on_it() {
 fn what_gives_nothing_back_goes_for_other_reasons_than_space() {
     let mut inventory = inventory();
     for item in inventory.layers.values_mut() {
-        item.layer.kept = Some(layer::Kept {
+        item.layer.kept = Some(layer::SnapshotImage {
             socket: "/run/docker.sock".into(),
             image: "sha256:0".to_owned(),
         });
@@ -271,7 +273,7 @@ fn pins_changes_leases_and_lock_files_hold() {
     let b = why.iter().find(|row| row.id == "b").unwrap();
     assert_eq!(b.because, ["lock file p.lock names it"]);
     let mut fetched = inventory();
-    let kept = Kept {
+    let kept = CachedFile {
         bytes: 1 << 40,
         used: fetched.now,
     };
@@ -379,12 +381,12 @@ fn a_cache_that_its_tool_empties_counts_as_a_whole() {
         assert_eq!(found.estimate, found.items[0].bytes);
         (found.items[0].bytes / MIB, found.items[0].reason.clone())
     };
-    for kind in [Kind::Pip, Kind::Apt, Kind::Uv] {
+    for kind in [CacheKind::Pip, CacheKind::Apt, CacheKind::Uv] {
         let (size, reason) = sizes(kind);
         assert_eq!(size, 21, "{kind:?}");
         assert!(reason.starts_with("1.0 MiB over its maximum"), "{reason}");
     }
-    for kind in [Kind::Ccache, Kind::Pacman] {
+    for kind in [CacheKind::Ccache, CacheKind::Pacman] {
         assert_eq!(sizes(kind).0, 1, "{kind:?}");
     }
 }

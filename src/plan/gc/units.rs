@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 
 use super::roots::Roots;
-use super::{Env, Inventory, What};
+use super::{Env, GcTarget, Inventory};
 use crate::plan::ids::{LayerId, StepKey};
 
 /// Assumed speed of making untimed items again, in bytes a second: a download.
@@ -13,7 +13,7 @@ const GUESS: u64 = 10 << 20;
 
 /// A removable item.
 pub(super) struct Unit {
-    pub(super) what: What,
+    pub(super) what: GcTarget,
     pub(super) name: String,
     pub(super) bytes: u64,
     pub(super) rebuild_ms: u64,
@@ -54,7 +54,7 @@ pub(super) fn units(inventory: &Inventory, roots: &Roots) -> Vec<Unit> {
             .values()
             .any(|item| item.layer.image_key == *key);
         units.push(Unit {
-            what: What::Image { image: key.clone() },
+            what: GcTarget::Image { image: key.clone() },
             name: format!("image {}", image.name),
             bytes: image.bytes,
             rebuild_ms: image.took_ms.unwrap_or_else(|| guess(image.bytes)),
@@ -82,7 +82,7 @@ pub(super) fn units(inventory: &Inventory, roots: &Roots) -> Vec<Unit> {
     }
     for ((env, volume, path), project) in &inventory.projects {
         units.push(Unit {
-            what: What::Project {
+            what: GcTarget::Project {
                 env: env.clone(),
                 volume: volume.clone(),
                 path: path.clone(),
@@ -104,7 +104,7 @@ pub(super) fn units(inventory: &Inventory, roots: &Roots) -> Vec<Unit> {
             continue;
         }
         units.push(Unit {
-            what: What::Download { blob: name.clone() },
+            what: GcTarget::Download { blob: name.clone() },
             name: format!("download {}", short(name)),
             bytes: blob.bytes,
             rebuild_ms: guess(blob.bytes),
@@ -129,7 +129,7 @@ fn env_units(
     if let Some(failed) = failed {
         let below = failed.parent.as_ref().and_then(|id| layers.get(id));
         units.push(Unit {
-            what: What::Failed {
+            what: GcTarget::Failed {
                 env: name.to_owned(),
             },
             name: format!("tree of failed step {name}/{}", failed.step),
@@ -155,7 +155,7 @@ fn env_units(
         .filter(|(run, _)| !named.contains(run.as_str()))
     {
         units.push(Unit {
-            what: What::Logs {
+            what: GcTarget::Logs {
                 env: name.to_owned(),
                 run: run.clone(),
             },
@@ -222,9 +222,9 @@ fn layers<'a>(
         places.insert(id, units.len());
         units.push(Unit {
             what: if names.is_empty() {
-                What::Layer { layer: id.clone() }
+                GcTarget::Layer { layer: id.clone() }
             } else {
-                What::Snapshot { layer: id.clone() }
+                GcTarget::Snapshot { layer: id.clone() }
             },
             name: if names.is_empty() {
                 format!("layer {} ({})", short(id), layer.title)

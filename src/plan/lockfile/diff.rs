@@ -20,7 +20,7 @@ pub(crate) enum Verb {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Change {
+pub(crate) struct LockChange {
     /// Kind of entry: `package`, `source`, `submodule`, ...
     pub kind: &'static str,
     /// Its name; a submodule's is `source/path`.
@@ -40,7 +40,7 @@ pub(crate) struct Change {
     pub follows: Option<String>,
 }
 
-impl fmt::Display for Change {
+impl fmt::Display for LockChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kind, name, .. } = self;
         let shown = |value: &Option<String>| match value.as_deref() {
@@ -70,14 +70,14 @@ impl fmt::Display for Change {
 }
 
 /// Formats changes for people: steps that only follow others are counted, not listed.
-pub(crate) fn told(changes: &[Change]) -> Vec<String> {
+pub(crate) fn told(changes: &[LockChange]) -> Vec<String> {
     let own = changes.iter().filter(|change| change.follows.is_none());
     let lines = own.map(ToString::to_string);
     lines.chain(steps::followers(changes)).collect()
 }
 
 /// Returns the changes from `a` to `b`, in the order of the file. Observations of a machine are not compared.
-pub(crate) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<Change> {
+pub(crate) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<LockChange> {
     let mut found = Vec::new();
     let pairs = |pairs: &[(&str, String)]| {
         pairs
@@ -190,7 +190,7 @@ fn flat<'a>(
 }
 
 fn compare(
-    found: &mut Vec<Change>,
+    found: &mut Vec<LockChange>,
     kind: &'static str,
     old: &BTreeMap<String, String>,
     new: &BTreeMap<String, String>,
@@ -201,7 +201,7 @@ fn compare(
         if from == to {
             continue;
         }
-        found.push(Change {
+        found.push(LockChange {
             kind,
             name: name.clone(),
             change: match (from, to) {

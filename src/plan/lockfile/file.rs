@@ -11,7 +11,7 @@ use nix::sys::stat::Mode;
 
 use super::{CacheFile, Lockfile, VERSION};
 use crate::profile::Origin;
-use crate::sys::account::{self, Existing, Place, Rights};
+use crate::sys::account::{self, Existing, FilePlace, Rights};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 
 /// Larger than any lock file: such a file is something else.
@@ -138,7 +138,7 @@ pub(crate) fn write(path: &Path, lock: &Lockfile) -> Result<()> {
     if old.as_ref() == Some(lock) {
         return Ok(());
     }
-    let place = Place::new(rights, path)?;
+    let place = FilePlace::new(rights, path)?;
     let (mode, owner) = match place.open()? {
         Some(old) => account::mode_and_owner(&old)?,
         None => (0o644, place.parent_owner()?),

@@ -3,14 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::diff::{Change, Verb};
+use super::diff::{LockChange, Verb};
 use super::{LockedStep, Lockfile};
 
 /// Returns the steps that are in one file only or have other keys: removed ones first, then the others in order.
-pub(super) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<Change> {
+pub(super) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<LockChange> {
     let change = |name: &str, old: Option<&LockedStep>, new: Option<&LockedStep>| {
         let key = |step: Option<&LockedStep>| step.map(|step| step.key.as_str().to_owned());
-        Change {
+        LockChange {
             kind: "step",
             name: name.to_owned(),
             change: match (old, new) {
@@ -25,7 +25,7 @@ pub(super) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<Change> {
         }
     };
     let gone = a.steps.iter().filter(|step| b.step(&step.name).is_none());
-    let mut found: Vec<Change> = gone
+    let mut found: Vec<LockChange> = gone
         .map(|step| change(&step.name, Some(step), None))
         .collect();
     // The cause of a step's change if nothing of its own changed.
@@ -117,7 +117,7 @@ pub(super) fn words(parts: &[String]) -> String {
 }
 
 /// Sums up in one line the steps that only follow others; `None` if there are none.
-pub(super) fn followers(changes: &[Change]) -> Option<String> {
+pub(super) fn followers(changes: &[LockChange]) -> Option<String> {
     let mut causes = BTreeSet::new();
     let mut names = Vec::new();
     for change in changes {

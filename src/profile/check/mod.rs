@@ -10,7 +10,7 @@ pub(crate) use volume::host_path;
 use super::file::{self, File, VolumeKind};
 use super::report::{Doubt, Problem, Sources};
 use super::shape::shorten;
-use super::text::{self, Late, Piece};
+use super::text::{self, Late, TextPart};
 use super::value::{self, Refused};
 use super::{Choice, Component, FROM_SOURCE, Profile, Volume};
 use crate::rocm::gpu::Extras;
@@ -160,8 +160,8 @@ impl Check<'_> {
         let mut literal = String::new();
         for piece in text::pieces(text) {
             match piece {
-                Piece::Literal(part) => literal.push_str(part),
-                Piece::Reference(..) | Piece::Unclosed(_) => return,
+                TextPart::Literal(part) => literal.push_str(part),
+                TextPart::Reference(..) | TextPart::Unclosed(_) => return,
             }
         }
         if let Err(refused) = meaning(&literal) {

@@ -25,7 +25,7 @@ pub enum FileInSource {
 
 /// The new entry at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum HookChange {
     Write {
         bytes: Vec<u8>,
         /// Whether it may be executed; default: unchanged.
@@ -37,9 +37,9 @@ pub enum Change {
 
 /// The changes of a hook.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Changes {
+pub struct HookChanges {
     /// By path below the volume.
-    pub files: BTreeMap<PathBuf, Change>,
+    pub files: BTreeMap<PathBuf, HookChange>,
     /// Patches that the source already has, by name.
     pub already: Vec<String>,
 }
@@ -48,8 +48,8 @@ pub struct Changes {
 /// script is not included.
 ///
 /// Each patch and edit sees the changes of earlier ones. A source that they do not fit is an error of kind `Invalid`.
-pub fn apply(hook: &Hook, read: &dyn Fn(&Path) -> Result<FileInSource>) -> Result<Changes> {
-    let mut changes = Changes::default();
+pub fn apply(hook: &Hook, read: &dyn Fn(&Path) -> Result<FileInSource>) -> Result<HookChanges> {
+    let mut changes = HookChanges::default();
     for patch in &hook.work.patches {
         let bytes = patch
             .bytes
@@ -126,7 +126,7 @@ fn unfetched(hook: &Hook, path: &Path) -> Error {
     .help("from-step = \"STEP\" in its hook.toml names a step after the one that fetches it")
 }
 
-impl Changes {
+impl HookChanges {
     /// Returns the entry at a path after these changes.
     pub fn look(
         &self,
@@ -134,8 +134,8 @@ impl Changes {
         read: &dyn Fn(&Path) -> Result<FileInSource>,
     ) -> Result<FileInSource> {
         Ok(match self.files.get(path) {
-            Some(Change::Remove) => FileInSource::Absent,
-            Some(Change::Write { bytes, executable }) => FileInSource::File {
+            Some(HookChange::Remove) => FileInSource::Absent,
+            Some(HookChange::Write { bytes, executable }) => FileInSource::File {
                 bytes: bytes.clone(),
                 executable: executable.unwrap_or(false),
             },
@@ -145,11 +145,11 @@ impl Changes {
 
     fn write(&mut self, path: &Path, bytes: Vec<u8>) {
         let executable = match self.files.get(path) {
-            Some(Change::Write { executable, .. }) => *executable,
+            Some(HookChange::Write { executable, .. }) => *executable,
             _ => None,
         };
         self.files
-            .insert(path.to_owned(), Change::Write { bytes, executable });
+            .insert(path.to_owned(), HookChange::Write { bytes, executable });
     }
 }
 
@@ -193,11 +193,11 @@ fn occurrence(edit: &Edit, bytes: &[u8]) -> Option<Range<usize>> {
 
 impl FilePatch {
     /// Applies this part of a patch to a file; `None` if the file already has it.
-    fn apply(&self, found: &FileInSource) -> std::result::Result<Option<Change>, String> {
+    fn apply(&self, found: &FileInSource) -> std::result::Result<Option<HookChange>, String> {
         let (bytes, executable) = match (found, self.creates) {
             (FileInSource::File { bytes, executable }, _) => (bytes.as_slice(), *executable),
             (FileInSource::Absent, true) => {
-                return Ok(Some(Change::Write {
+                return Ok(Some(HookChange::Write {
                     bytes: self.forward(b"")?.bytes,
                     executable: self.executable,
                 }));
@@ -216,14 +216,14 @@ impl FilePatch {
         let forward = self.forward(bytes);
         if self.removes {
             return match forward?.bytes.is_empty() {
-                true => Ok(Some(Change::Remove)),
+                true => Ok(Some(HookChange::Remove)),
                 false => Err("it removes this file, but the file has other content".to_owned()),
             };
         }
         if self.hunks.is_empty() {
             // Only a change of the mode.
             return Ok(
-                (self.executable != Some(executable)).then(|| Change::Write {
+                (self.executable != Some(executable)).then(|| HookChange::Write {
                     bytes: bytes.to_vec(),
                     executable: self.executable,
                 }),
@@ -242,7 +242,7 @@ impl FilePatch {
             (Err(why), Err(_)) => Err(why),
         }
         .map(|with| {
-            with.map(|with| Change::Write {
+            with.map(|with| HookChange::Write {
                 bytes: with.bytes,
                 executable: self.executable,
             })
@@ -305,8 +305,8 @@ mod tests {
             .files
             .get(Path::new("f"))
             .map(|change| match change {
-                Change::Write { bytes, .. } => String::from_utf8(bytes.clone()).unwrap(),
-                Change::Remove => "removed".to_owned(),
+                HookChange::Write { bytes, .. } => String::from_utf8(bytes.clone()).unwrap(),
+                HookChange::Remove => "removed".to_owned(),
             }))
     }
 

@@ -7,7 +7,7 @@ use sha2::{Digest as _, Sha256};
 use super::{Applies, Edit, Hook, Patch, Script, Work, file};
 use crate::profile::value;
 use crate::rocm::target::{self, Target};
-use crate::sys::catalog::{Directory, Listed};
+use crate::sys::catalog::{CatalogEntry, Directory};
 use crate::sys::error::{Error, Result};
 use crate::sys::span::{self, At, Place};
 use crate::sys::{builtin, catalog, checked};
@@ -16,7 +16,7 @@ use crate::sys::{builtin, catalog, checked};
 const LARGEST: u64 = 16 << 20;
 
 /// Returns every hook, sorted; the user's come before built-in ones of the same name.
-pub fn list(directories: &[Directory]) -> Result<Vec<Listed>> {
+pub fn list(directories: &[Directory]) -> Result<Vec<CatalogEntry>> {
     let builtin = builtin::HOOKS.dirs();
     let names = builtin.filter_map(|directory| directory.path().to_str());
     catalog::list(directories, names, |directory| {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use super::{Change, Changes, FileInSource, Hook, apply};
+use super::{FileInSource, Hook, HookChange, HookChanges, apply};
 use crate::sys::error::Result;
 
 /// The result of an early check.
@@ -20,7 +20,7 @@ pub struct Early {
 /// A hook that does not fit is an error now rather than after hours.
 pub fn early(hooks: &[&Hook], read: &dyn Fn(&str, &Path) -> Result<FileInSource>) -> Result<Early> {
     let mut early = Early::default();
-    let mut states: BTreeMap<&str, Changes> = BTreeMap::new();
+    let mut states: BTreeMap<&str, HookChanges> = BTreeMap::new();
     let mut scripted = BTreeSet::new();
     for hook in hooks {
         let volume = hook.work.volume.as_str();
@@ -42,11 +42,11 @@ pub fn early(hooks: &[&Hook], read: &dyn Fn(&str, &Path) -> Result<FileInSource>
         for (path, change) in changes.files {
             // Permissions are not checked here.
             let change = match change {
-                Change::Write { bytes, .. } => Change::Write {
+                HookChange::Write { bytes, .. } => HookChange::Write {
                     bytes,
                     executable: None,
                 },
-                Change::Remove => Change::Remove,
+                HookChange::Remove => HookChange::Remove,
             };
             state.files.insert(path, change);
         }

@@ -18,7 +18,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::rocm::target::Target;
 use crate::sys::error::{Error, Result};
-pub use apply::{Change, Changes, FileInSource, apply};
+pub use apply::{FileInSource, HookChange, HookChanges, apply};
 pub use catalog::{list, load};
 pub(crate) use early::files;
 pub use early::{Early, early};

@@ -210,12 +210,12 @@ fn device(root: &Path, path: &str) -> Result<Device> {
     let (source, found) = found.map_err(|error| {
         Error::unavailable(format!("the GPU's device node `{path}` is gone"))
             .source(error)
-            .help(probe::Layer::Absent.mend(path, false))
+            .help(probe::AccessLayer::Absent.mend(path, false))
     })?;
     if !found.file_type().is_char_device() {
         return Err(
             Error::unavailable(format!("`{}` is not a device node", place.display()))
-                .help(probe::Layer::Absent.mend(path, false)),
+                .help(probe::AccessLayer::Absent.mend(path, false)),
         );
     }
     Ok(Device {

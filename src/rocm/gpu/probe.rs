@@ -20,7 +20,7 @@ use crate::sys::error::{Error, Kind, Result};
 /// The layer that refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Layer {
+pub(crate) enum AccessLayer {
     /// The node is missing.
     Absent,
     /// Owner, group and mode of the node.
@@ -47,7 +47,7 @@ pub(crate) struct Finding {
     pub driver: Option<String>,
     /// The layer that refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub layer: Option<Layer>,
+    pub layer: Option<AccessLayer>,
     /// The error, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
@@ -223,22 +223,22 @@ impl Who {
 
 impl Attempt {
     /// Returns the layer that refused, and an explanation; `None` if the node can be used.
-    fn verdict(&self) -> Option<(Layer, String)> {
+    fn verdict(&self) -> Option<(AccessLayer, String)> {
         let words = |error: Errno| error.desc().to_lowercase();
         let node = match &self.node {
             Err(Errno::ENOENT | Errno::ENOTDIR) => {
-                return Some((Layer::Absent, "it is missing".to_owned()));
+                return Some((AccessLayer::Absent, "it is missing".to_owned()));
             }
-            Err(error) => return Some((Layer::Other, words(*error))),
+            Err(error) => return Some((AccessLayer::Other, words(*error))),
             Ok(node) if !node.device => {
-                return Some((Layer::Absent, "it is not a device node".to_owned()));
+                return Some((AccessLayer::Absent, "it is not a device node".to_owned()));
             }
             Ok(node) => node,
         };
         if let Some((major, minor)) = self.expected.filter(|number| *number != node.number) {
             let (here, here_minor) = node.number;
             return Some((
-                Layer::Stale,
+                AccessLayer::Stale,
                 format!(
                     "its number is {here}:{here_minor}, but on the host it is now {major}:{minor}"
                 ),
@@ -248,14 +248,14 @@ impl Attempt {
             (None, None) => None,
             (Some(Errno::EACCES), _) => Some(self.denied(node)),
             (Some(error @ Errno::EPERM), _) => Some((
-                Layer::DeviceCgroup,
+                AccessLayer::DeviceCgroup,
                 format!(
                     "{}: device rules of a control group exclude it",
                     words(error)
                 ),
             )),
             (Some(error @ (Errno::ENXIO | Errno::ENODEV)), _) => Some((
-                Layer::Stale,
+                AccessLayer::Stale,
                 format!(
                     "{}: no driver has number {}:{}",
                     words(error),
@@ -265,17 +265,17 @@ impl Attempt {
             )),
             // The standard messages for these are about terminals and arguments.
             (None, Some(Errno::ENOTTY | Errno::EINVAL | Errno::ENOSYS | Errno::ENODEV)) => Some((
-                Layer::Stale,
+                AccessLayer::Stale,
                 format!(
                     "number {}:{} belongs to another driver",
                     node.number.0, node.number.1
                 ),
             )),
-            (Some(error), _) | (None, Some(error)) => Some((Layer::Other, words(error))),
+            (Some(error), _) | (None, Some(error)) => Some((AccessLayer::Other, words(error))),
         }
     }
 
-    fn denied(&self, node: &Node) -> (Layer, String) {
+    fn denied(&self, node: &Node) -> (AccessLayer, String) {
         let about = format!("group {}, mode {:04o}", node.gid, node.mode);
         // Before checking members: all unmapped groups have the same id here.
         if self.who.mapped
@@ -284,18 +284,18 @@ impl Attempt {
             && node.mode & 0o006 != 0o006
         {
             return (
-                Layer::UserNamespace,
+                AccessLayer::UserNamespace,
                 format!("permission denied ({about}): its group has no id in this user namespace"),
             );
         }
         if self.who.may_open(node) {
             return match &self.who.selinux {
                 Some(context) => (
-                    Layer::Selinux,
+                    AccessLayer::Selinux,
                     format!("permission denied in the SELinux context {context}"),
                 ),
                 None => (
-                    Layer::Other,
+                    AccessLayer::Other,
                     "permission denied, although its mode allows it: see `journalctl -k -g DENIED`"
                         .to_owned(),
                 ),
@@ -307,13 +307,13 @@ impl Attempt {
             _ => "its group has no permission to open it",
         };
         (
-            Layer::Group,
+            AccessLayer::Group,
             format!("permission denied ({about}): {reason}"),
         )
     }
 }
 
-impl Layer {
+impl AccessLayer {
     /// Returns what to type on the host, or a sentence if there is no command. `rootless`: for a container of an
     /// ordinary user.
     pub(crate) fn mend(self, path: &str, rootless: bool) -> String {
@@ -440,7 +440,7 @@ mod tests {
         }
     }
 
-    fn layer(change: impl FnOnce(&mut Attempt)) -> Option<Layer> {
+    fn layer(change: impl FnOnce(&mut Attempt)) -> Option<AccessLayer> {
         let mut attempt = attempt();
         change(&mut attempt);
         attempt.verdict().map(|(layer, _)| layer)
@@ -457,26 +457,35 @@ mod tests {
         assert_eq!(layer(|_| {}), None);
         assert_eq!(
             layer(|it| it.node = Err(Errno::ENOENT)),
-            Some(Layer::Absent)
+            Some(AccessLayer::Absent)
         );
         assert_eq!(
             layer(|it| change_node(it, |node| node.device = false)),
-            Some(Layer::Absent)
+            Some(AccessLayer::Absent)
         );
-        assert_eq!(layer(|it| it.node = Err(Errno::EACCES)), Some(Layer::Other));
+        assert_eq!(
+            layer(|it| it.node = Err(Errno::EACCES)),
+            Some(AccessLayer::Other)
+        );
         assert_eq!(
             layer(|it| it.open = Some(Errno::EPERM)),
-            Some(Layer::DeviceCgroup)
+            Some(AccessLayer::DeviceCgroup)
         );
         for gone in [Errno::ENXIO, Errno::ENODEV] {
-            assert_eq!(layer(|it| it.open = Some(gone)), Some(Layer::Stale));
+            assert_eq!(layer(|it| it.open = Some(gone)), Some(AccessLayer::Stale));
         }
         for foreign in [Errno::ENOTTY, Errno::EINVAL, Errno::ENOSYS] {
-            assert_eq!(layer(|it| it.ask = Some(foreign)), Some(Layer::Stale));
+            assert_eq!(layer(|it| it.ask = Some(foreign)), Some(AccessLayer::Stale));
         }
         // Even if it opens: the number belongs to something else by now.
-        assert_eq!(layer(|it| it.expected = Some((510, 0))), Some(Layer::Stale));
-        assert_eq!(layer(|it| it.open = Some(Errno::EIO)), Some(Layer::Other));
+        assert_eq!(
+            layer(|it| it.expected = Some((510, 0))),
+            Some(AccessLayer::Stale)
+        );
+        assert_eq!(
+            layer(|it| it.open = Some(Errno::EIO)),
+            Some(AccessLayer::Other)
+        );
     }
 
     #[test]
@@ -488,13 +497,13 @@ mod tests {
             attempt.verdict().unwrap()
         };
         let (layer, words) = denied(&|it| it.who.groups = vec![1000]);
-        assert_eq!(layer, Layer::Group);
+        assert_eq!(layer, AccessLayer::Group);
         assert!(words.contains("group 105, mode 0660"), "{words}");
         let (layer, words) = denied(&|it| change_node(it, |node| node.mode = 0o600));
-        assert_eq!(layer, Layer::Group);
+        assert_eq!(layer, AccessLayer::Group);
         assert!(words.contains("its group has no permission"), "{words}");
         let (layer, words) = denied(&|it| change_node(it, |node| node.gid = 0));
-        assert_eq!(layer, Layer::Group);
+        assert_eq!(layer, AccessLayer::Group);
         assert!(words.contains("root alone"), "{words}");
         // For root in the namespace too, and for a user with other unmapped groups.
         for (uid, groups) in [(1000, vec![1000]), (0, vec![0]), (0, vec![0, NOBODY])] {
@@ -507,30 +516,30 @@ mod tests {
                 };
                 change_node(it, |node| (node.uid, node.gid) = (NOBODY, NOBODY));
             };
-            assert_eq!(denied(&mapped).0, Layer::UserNamespace);
+            assert_eq!(denied(&mapped).0, AccessLayer::UserNamespace);
             let (layer, _) = denied(&|it| {
                 mapped(it);
                 change_node(it, |node| node.mode = 0o600);
             });
-            assert_eq!(layer, Layer::Group);
+            assert_eq!(layer, AccessLayer::Group);
         }
         // The mode allows it, so something refused that ignores modes.
         let (layer, words) = denied(&|it| it.who.selinux = Some("u:r:container_t:s0".into()));
-        assert_eq!(layer, Layer::Selinux);
+        assert_eq!(layer, AccessLayer::Selinux);
         assert!(words.contains("container_t"), "{words}");
-        assert_eq!(denied(&|_| {}).0, Layer::Other);
+        assert_eq!(denied(&|_| {}).0, AccessLayer::Other);
         // World-writable, as in some distributions: the groups do not matter.
         let (layer, _) = denied(&|it| {
             it.who.groups.clear();
             change_node(it, |node| node.mode = 0o666);
         });
-        assert_eq!(layer, Layer::Other);
+        assert_eq!(layer, AccessLayer::Other);
     }
 
     #[test]
     fn real_nodes_are_tried() {
         let finding = examine("/nowhere/kfd", None);
-        assert_eq!(finding.layer, Some(Layer::Absent));
+        assert_eq!(finding.layer, Some(AccessLayer::Absent));
         // A device of another driver: it opens, but does not support the request.
         let null = examine("/dev/null", None);
         assert!(null.ok && null.driver.is_none(), "{null:?}");
@@ -539,7 +548,7 @@ mod tests {
             Err(Errno::ENOTTY)
         );
         let stale = examine("/dev/null", Some((511, 0)));
-        assert_eq!(stale.layer, Some(Layer::Stale));
+        assert_eq!(stale.layer, Some(AccessLayer::Stale));
         assert!(
             stale
                 .error

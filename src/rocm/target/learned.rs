@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Info, Kind, Platforms, Table};
+use super::{GpuKind, Platforms, Table, TargetInfo};
 use crate::rocm::therock::Declared;
 use crate::sys::atomic;
 use crate::sys::error::{Error, Result, ResultExt as _};
@@ -104,16 +104,16 @@ pub(crate) fn file(home: &Path) -> PathBuf {
 }
 
 /// Returns the row of a target as a checkout declares it; facts that only releases declare stay as known.
-pub(super) fn row(known: Option<&Info>, declared: &Declared) -> Info {
+pub(super) fn row(known: Option<&TargetInfo>, declared: &Declared) -> TargetInfo {
     let is_in = |family: &str| declared.families.iter().any(|name| name == family);
     let kind = match known {
         Some(known) => known.kind,
-        None if is_in("dcgpu-all") => Kind::Dcgpu,
-        None if is_in("igpu-all") => Kind::Igpu,
-        None => Kind::Dgpu,
+        None if is_in("dcgpu-all") => GpuKind::Dcgpu,
+        None if is_in("igpu-all") => GpuKind::Igpu,
+        None => GpuKind::Dgpu,
     };
     let excluded = declared.excluded.iter();
-    Info {
+    TargetInfo {
         name: declared.name.clone(),
         product: declared.product.clone(),
         kind,
@@ -129,7 +129,7 @@ pub(super) fn row(known: Option<&Info>, declared: &Declared) -> Info {
 }
 
 /// Returns a row with nothing but a name.
-pub(super) fn bare(name: String) -> Info {
+pub(super) fn bare(name: String) -> TargetInfo {
     let declared = Declared {
         product: name.clone(),
         families: vec![name.clone()],
@@ -182,7 +182,7 @@ mod tests {
         // Facts that a checkout does not declare.
         assert!(laptop.release_products.is_some());
         let new = find("gfx1310");
-        assert_eq!((new.kind, new.rccl_buildable), (Kind::Dcgpu, false));
+        assert_eq!((new.kind, new.rccl_buildable), (GpuKind::Dcgpu, false));
         assert_eq!(table.families["gfx1-new"], ["gfx1103"]);
         assert!(!table.families["gfx110X-all"].contains(&"gfx1103".to_owned()));
         assert!(table.families["dcgpu-all"].contains(&"gfx1310".to_owned()));

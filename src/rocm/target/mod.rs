@@ -24,7 +24,7 @@ use crate::sys::suggest;
 /// The kind of GPU, which determines its memory and drivers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum GpuKind {
     /// A graphics card.
     Dgpu,
     /// Part of a processor.
@@ -53,12 +53,12 @@ struct Platforms {
 
 /// One row of the table.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Info {
+pub struct TargetInfo {
     #[serde(rename = "target")]
     name: String,
     /// The product as TheRock's CMake files call it.
     pub product: String,
-    pub kind: Kind,
+    pub kind: GpuKind,
     /// Every family that contains the target, its own name first.
     pub families: Vec<String>,
     /// Projects that TheRock excludes for this target.
@@ -82,7 +82,7 @@ struct Source {
 struct Table {
     source: Source,
     families: BTreeMap<String, Vec<String>>,
-    targets: Vec<Info>,
+    targets: Vec<TargetInfo>,
 }
 
 static TABLE: LazyLock<Table> = LazyLock::new(|| {
@@ -102,7 +102,7 @@ fn compiled_in() -> Table {
 /// A GPU ISA that TheRock supports, such as `gfx1103`.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Target(&'static Info);
+pub struct Target(&'static TargetInfo);
 
 const ALL: &str = "`rockenv target ls` shows them all, `rockenv target learn --source DIR` imports those of a newer TheRock";
 
@@ -154,7 +154,7 @@ impl Target {
         &self.0.name
     }
 
-    pub fn info(&self) -> &'static Info {
+    pub fn info(&self) -> &'static TargetInfo {
         self.0
     }
 

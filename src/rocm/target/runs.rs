@@ -5,7 +5,7 @@
 
 use serde::Serialize;
 
-use super::{Info, Kind, Target};
+use super::{GpuKind, Target, TargetInfo};
 
 /// How code built for something else can run on a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -148,21 +148,21 @@ pub(crate) fn without(project: &str) -> Option<&'static str> {
 }
 
 /// Returns the variant of the profile for TheRock that fits, and why.
-pub(crate) fn advised_variant(info: &Info) -> (&'static str, &'static str) {
+pub(crate) fn advised_variant(info: &TargetInfo) -> (&'static str, &'static str) {
     match (info.rccl_buildable, info.kind) {
         (false, _) => (
             "lean",
             "RCCL cannot be built for this target, and PyTorch does not need it",
         ),
-        (true, Kind::Igpu) => (
+        (true, GpuKind::Igpu) => (
             "lean",
             "an integrated GPU has no other GPU to communicate with",
         ),
-        (true, Kind::Dgpu) => (
+        (true, GpuKind::Dgpu) => (
             "lean",
             "RCCL is for several cards; with these: `--variant full-torch`",
         ),
-        (true, Kind::Dcgpu) => (
+        (true, GpuKind::Dcgpu) => (
             "full-torch",
             "machines have several of these, and RCCL lets them communicate",
         ),

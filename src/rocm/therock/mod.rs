@@ -17,7 +17,7 @@ use std::path::Path;
 pub(crate) use drift::{Drift, drift};
 pub(crate) use prints::Prints;
 pub(crate) use targets::{Declared, Excluded};
-pub(crate) use topology::{Kind as StageKind, Topology};
+pub(crate) use topology::{ArtifactType as StageKind, Topology};
 
 use crate::sys::error::{Error, Result};
 
@@ -62,7 +62,7 @@ impl Checkout {
             ))
             .help("git clone https://github.com/ROCm/TheRock"));
         };
-        let targets::Table {
+        let targets::TargetTable {
             mut targets,
             mut ignored,
         } = targets::parse(TARGETS, &text)?;

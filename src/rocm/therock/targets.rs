@@ -30,14 +30,14 @@ pub struct Excluded {
 
 /// A table of targets.
 #[derive(Debug)]
-pub(super) struct Table {
+pub(super) struct TargetTable {
     pub(super) targets: Vec<Declared>,
     /// Arguments without effect, each with its place.
     pub(super) ignored: Vec<String>,
 }
 
 /// Parses the table. Anything that would require evaluating CMake is an error.
-pub(super) fn parse(file: &str, text: &str) -> Result<Table> {
+pub(super) fn parse(file: &str, text: &str) -> Result<TargetTable> {
     let wrong = |argument: &Argument, message: &str| -> Error {
         error_at(file, text, argument.span.clone(), message)
     };
@@ -78,7 +78,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Table> {
     }
     match targets.is_empty() {
         true => Err(Error::invalid(format!("{file} declares no targets"))),
-        false => Ok(Table { targets, ignored }),
+        false => Ok(TargetTable { targets, ignored }),
     }
 }
 

@@ -11,7 +11,7 @@ use crate::sys::error::{Error, Result};
 /// How often something is built.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Kind {
+pub(crate) enum ArtifactType {
     /// Once for all targets.
     #[default]
     Generic,
@@ -84,7 +84,7 @@ pub(crate) struct Stage {
     _description: Option<String>,
     /// How often it is built.
     #[serde(default, rename = "type")]
-    pub kind: Kind,
+    pub kind: ArtifactType,
     /// The groups that it builds.
     #[serde(rename = "artifact_groups")]
     pub groups: Vec<Spanned<String>>,
@@ -98,7 +98,7 @@ pub(crate) struct Group {
     _description: Option<String>,
     /// How often it is built.
     #[serde(default, rename = "type")]
-    _kind: Kind,
+    _kind: ArtifactType,
     /// Groups that it depends on.
     #[serde(default, rename = "artifact_group_deps")]
     pub deps: Vec<Spanned<String>>,
@@ -230,8 +230,8 @@ artifact_deps = ["amd-llvm"]
     #[test]
     fn the_topology_is_read() {
         let topology = parse("t.toml", TEXT).unwrap();
-        assert_eq!(topology.stages["compiler"].kind, Kind::Generic);
-        assert_eq!(topology.stages["math"].kind, Kind::PerArch);
+        assert_eq!(topology.stages["compiler"].kind, ArtifactType::Generic);
+        assert_eq!(topology.stages["math"].kind, ArtifactType::PerArch);
         assert_eq!(topology.artifacts["blas"].deps[0].get_ref(), "amd-llvm");
     }
 

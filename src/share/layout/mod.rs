@@ -9,7 +9,7 @@ use crate::image::oci::sha256;
 use crate::sys::error::{Error, Kind, Result};
 
 pub(super) use read::{Layout, Piece};
-pub(super) use write::Draft;
+pub(super) use write::LayoutDraft;
 
 /// Marks a layout, with its version.
 const MARK: &str = "oci-layout";

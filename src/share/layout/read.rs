@@ -299,9 +299,9 @@ fn scan(file: &fs::File) -> Result<BTreeMap<String, (u64, u64)>> {
         let shown = lossy(&entry.path);
         let name = shown.strip_prefix("./").unwrap_or(&shown);
         match entry.kind {
-            tar::Kind::Directory
+            tar::TarEntryKind::Directory
                 if ["", ".", "blobs", super::BLOBS].contains(&name.trim_end_matches('/')) => {}
-            tar::Kind::File { size, map: None } if is_part(name) => {
+            tar::TarEntryKind::File { size, map: None } if is_part(name) => {
                 let at = reader.pass()?;
                 if at.checked_add(size).is_none_or(|end| end > length) {
                     return Err(broken(&format!("it ends inside `{name}`")));

@@ -33,7 +33,7 @@ const NEXT: &str = "blobs/next";
 
 /// A layout in progress. Dropped early, it leaves nothing behind.
 #[derive(Debug)]
-pub(in crate::share) struct Draft {
+pub(in crate::share) struct LayoutDraft {
     /// Its final path.
     place: PathBuf,
     /// The user's rights, because the path is the user's.
@@ -64,7 +64,7 @@ struct Image {
     manifest: Vec<u8>,
 }
 
-impl Draft {
+impl LayoutDraft {
     /// Begins one.
     pub(in crate::share) fn new(place: &Path, time: u64) -> Result<Self> {
         let form = Form::of(place)?;
@@ -383,7 +383,7 @@ impl Draft {
     }
 }
 
-impl Drop for Draft {
+impl Drop for LayoutDraft {
     fn drop(&mut self) {
         // It is gone already if it has its final name; what cannot be removed now, the next command removes.
         let (at, partial) = (self.parent.as_fd(), self.partial.as_str());

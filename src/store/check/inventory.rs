@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::ContainerItem;
-use crate::engine::hold::State;
+use crate::engine::hold::ContainerRecord;
 use crate::plan::ids::TreeId;
 use crate::plan::record;
 use crate::plan::resolve::{Spec, VolumeSource};
@@ -315,7 +315,7 @@ fn env(store: &Store, name: &str, aside: &mut Vec<PathBuf>) -> Result<EnvItem> {
         record,
         busy: is_busy(&lock::env_lock(directory)),
         left: store.is_left(name),
-        state: State::path(&directory.join("run")).exists(),
+        state: ContainerRecord::path(&directory.join("run")).exists(),
         journal: match journal::read(directory) {
             Ok(entries) => {
                 let removed = directory.join(REMOVED).exists();

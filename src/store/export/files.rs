@@ -16,7 +16,7 @@ use crate::sys::account::{self, caller};
 use crate::sys::beneath;
 use crate::sys::checksum;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
-use crate::tree::listing::{Content, Entry, Listing, Place, look};
+use crate::tree::listing::{Content, Listing, ListingEntry, PathState, look};
 use crate::tree::write as tree;
 use crate::tree::write::{Existing, Writer};
 
@@ -24,7 +24,7 @@ const ELSEWHERE: &str = "rockenv export ENV NEW-DIRECTORY";
 
 /// An entry to export.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Item {
+pub(crate) struct OutputItem {
     /// Directory that it is below.
     pub root: PathBuf,
     /// Path below that.
@@ -32,12 +32,12 @@ pub(crate) struct Item {
     /// Path below the destination.
     pub to: PathBuf,
     /// Its kind; a hard link names a path below `root`.
-    pub entry: Entry,
+    pub entry: ListingEntry,
 }
 
 /// An entry as a manifest describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Named {
+pub(crate) enum ExportedEntry {
     /// A regular file, by SHA-256.
     File(String),
     /// A symbolic link, by target.
@@ -48,13 +48,13 @@ pub(crate) enum Named {
 
 /// Lists everything below a directory, each directory before its content, as items below `to`. Refuses FIFOs, sockets
 /// and devices.
-pub(crate) fn list(directory: &Path, to: &Path) -> Result<Vec<Item>> {
+pub(crate) fn list(directory: &Path, to: &Path) -> Result<Vec<OutputItem>> {
     let mut items = Vec::new();
     for (from, entry) in Listing::of(directory)?.entries {
         if let Content::Special(_) = entry.content {
             return Err(not_for_a_manifest(&directory.join(&from)));
         }
-        items.push(Item {
+        items.push(OutputItem {
             root: directory.to_owned(),
             to: to.join(&from),
             from,
@@ -112,19 +112,19 @@ pub(crate) fn names(path: &Path) -> Result<String> {
 /// Copies items into a directory, and returns their entries for a manifest. Identical files stay; any other existing
 /// file is refused before anything is written. New files get `owner`, if given.
 pub(crate) fn copy(
-    items: &[Item],
+    items: &[OutputItem],
     directory: &Path,
     owner: Option<(u32, u32)>,
-) -> Result<BTreeMap<String, Named>> {
+) -> Result<BTreeMap<String, ExportedEntry>> {
     let mut all = BTreeMap::new();
     let mut fresh = Vec::new();
     for item in items {
         let named = item.named()?;
         match look(directory, &item.to)? {
-            Place::Free => fresh.push(item),
-            Place::Taken(found) if is_same(&named, &found, directory, &item.to)? => {}
-            Place::Taken(_) => return Err(in_the_way(&directory.join(&item.to))),
-            Place::Blocked => return Err(in_the_way(&on_the_way(directory, &item.to)?)),
+            PathState::Free => fresh.push(item),
+            PathState::Taken(found) if is_same(&named, &found, directory, &item.to)? => {}
+            PathState::Taken(_) => return Err(in_the_way(&directory.join(&item.to))),
+            PathState::Blocked => return Err(in_the_way(&on_the_way(directory, &item.to)?)),
         }
         all.insert(names(&item.to)?, named);
     }
@@ -154,7 +154,7 @@ pub(crate) fn copy(
     writer.finish()?;
     for item in items {
         // The build may still be writing, and disks fail: the exported file must match the manifest.
-        if let Some(Named::File(sum)) = all.get(&names(&item.to)?)
+        if let Some(ExportedEntry::File(sum)) = all.get(&names(&item.to)?)
             && digest(directory, &item.to)? != *sum
         {
             return Err(Error::new(
@@ -172,7 +172,7 @@ pub(crate) fn copy(
         .iter()
         .filter_map(|item| Some(item.to.parent()?.to_str()?.to_owned()))
         .collect();
-    all.retain(|name, named| *named != Named::Directory || !full.contains(name));
+    all.retain(|name, named| *named != ExportedEntry::Directory || !full.contains(name));
     Ok(all)
 }
 
@@ -182,30 +182,39 @@ fn on_the_way(directory: &Path, path: &Path) -> Result<PathBuf> {
     above.pop();
     for above in above.into_iter().rev() {
         match look(directory, above)? {
-            Place::Taken(found) if found.is_directory() => {}
-            Place::Taken(_) | Place::Free | Place::Blocked => return Ok(directory.join(above)),
+            PathState::Taken(found) if found.is_directory() => {}
+            PathState::Taken(_) | PathState::Free | PathState::Blocked => {
+                return Ok(directory.join(above));
+            }
         }
     }
     Ok(directory.join(path))
 }
 
-impl Item {
-    fn named(&self) -> Result<Named> {
+impl OutputItem {
+    fn named(&self) -> Result<ExportedEntry> {
         Ok(match &self.entry.content {
-            Content::File { .. } => Named::File(digest(&self.root, &self.from)?),
-            Content::Symlink { target } => Named::Symlink(names(target)?),
-            Content::Directory { .. } => Named::Directory,
+            Content::File { .. } => ExportedEntry::File(digest(&self.root, &self.from)?),
+            Content::Symlink { target } => ExportedEntry::Symlink(names(target)?),
+            Content::Directory { .. } => ExportedEntry::Directory,
             Content::Special(_) => return Err(not_for_a_manifest(&self.root.join(&self.from))),
         })
     }
 }
 
-fn is_same(named: &Named, found: &Entry, directory: &Path, path: &Path) -> Result<bool> {
+fn is_same(
+    named: &ExportedEntry,
+    found: &ListingEntry,
+    directory: &Path,
+    path: &Path,
+) -> Result<bool> {
     Ok(match (named, &found.content) {
-        (Named::File(sum), Content::File { .. }) => digest(directory, path)? == *sum,
-        (Named::Symlink(wanted), Content::Symlink { target }) => *target == Path::new(wanted),
-        (Named::Directory, Content::Directory { .. }) => true,
-        (Named::File(_) | Named::Symlink(_) | Named::Directory, _) => false,
+        (ExportedEntry::File(sum), Content::File { .. }) => digest(directory, path)? == *sum,
+        (ExportedEntry::Symlink(wanted), Content::Symlink { target }) => {
+            *target == Path::new(wanted)
+        }
+        (ExportedEntry::Directory, Content::Directory { .. }) => true,
+        (ExportedEntry::File(_) | ExportedEntry::Symlink(_) | ExportedEntry::Directory, _) => false,
     })
 }
 
@@ -217,7 +226,7 @@ pub(crate) fn write(
     owner: Option<(u32, u32)>,
 ) -> Result<()> {
     let path = directory.join(name);
-    let place = account::Place::new(caller(), &path)?;
+    let place = account::FilePlace::new(caller(), &path)?;
     match place.open() {
         Ok(None) => place.put(text, 0o644, owner, account::Existing::Refuse),
         Ok(Some(mut there)) => {
@@ -288,19 +297,19 @@ pub(crate) fn check(directory: &Path, manifest: &Manifest) -> Result<Vec<String>
     }
     for (path, wanted) in &known {
         let what = match (look(directory, path)?, wanted) {
-            (Place::Free, _) => "is missing".to_owned(),
-            (Place::Blocked, _) => "is behind a link or a file".to_owned(),
-            (Place::Taken(found), _) if is_same(wanted, &found, directory, path)? => continue,
-            (Place::Taken(found), Named::File(_)) => match found.content {
+            (PathState::Free, _) => "is missing".to_owned(),
+            (PathState::Blocked, _) => "is behind a link or a file".to_owned(),
+            (PathState::Taken(found), _) if is_same(wanted, &found, directory, path)? => continue,
+            (PathState::Taken(found), ExportedEntry::File(_)) => match found.content {
                 Content::File { .. } => "has different content".to_owned(),
                 Content::Directory { .. } | Content::Symlink { .. } | Content::Special(_) => {
                     "is not a regular file".to_owned()
                 }
             },
-            (Place::Taken(_), Named::Symlink(target)) => {
+            (PathState::Taken(_), ExportedEntry::Symlink(target)) => {
                 format!("is not a symbolic link to `{target}`")
             }
-            (Place::Taken(_), Named::Directory) => "is not a directory".to_owned(),
+            (PathState::Taken(_), ExportedEntry::Directory) => "is not a directory".to_owned(),
         };
         differences.push(format!("{} {what}", path.display()));
     }

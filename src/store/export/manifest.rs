@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use super::Named;
+use super::ExportedEntry;
 use crate::plan::ids::StepKey;
 use crate::plan::lockfile::Lockfile;
 use crate::plan::resolve::{Spec, VolumeSource};
@@ -49,15 +49,15 @@ pub(crate) struct Subject {
 }
 
 impl Subject {
-    fn new(name: &str, named: &Named) -> Self {
+    fn new(name: &str, named: &ExportedEntry) -> Self {
         let text = |text: &str| Value::from(text);
         let (sha256, annotations) = match named {
-            Named::File(sha256) => (sha256.clone(), BTreeMap::new()),
-            Named::Symlink(target) => (
+            ExportedEntry::File(sha256) => (sha256.clone(), BTreeMap::new()),
+            ExportedEntry::Symlink(target) => (
                 hex::encode(Sha256::digest(target)),
                 [("type", text("symlink")), ("target", text(target))].into(),
             ),
-            Named::Directory => (
+            ExportedEntry::Directory => (
                 hex::encode(Sha256::digest("")),
                 [("type", text("directory"))].into(),
             ),
@@ -73,12 +73,12 @@ impl Subject {
     }
 
     /// Returns the entry that it describes.
-    pub(super) fn named(&self) -> Result<Named> {
+    pub(super) fn named(&self) -> Result<ExportedEntry> {
         let text = |name: &str| self.annotations.get(name).and_then(Value::as_str);
         match (text("type"), text("target"), self.digest.get("sha256")) {
-            (Some("symlink"), Some(target), _) => Ok(Named::Symlink(target.to_owned())),
-            (Some("directory"), _, _) => Ok(Named::Directory),
-            (_, _, Some(sha256)) => Ok(Named::File(sha256.clone())),
+            (Some("symlink"), Some(target), _) => Ok(ExportedEntry::Symlink(target.to_owned())),
+            (Some("directory"), _, _) => Ok(ExportedEntry::Directory),
+            (_, _, Some(sha256)) => Ok(ExportedEntry::File(sha256.clone())),
             (_, _, None) => Err(Error::invalid(format!(
                 "the manifest has no SHA-256 of `{}`",
                 self.name.escape_debug()
@@ -107,7 +107,7 @@ pub(crate) struct Env<'a> {
 }
 
 /// Makes the manifest for files, links and empty directories, by path.
-pub(crate) fn manifest(env: &Env<'_>, files: &BTreeMap<String, Named>) -> Manifest {
+pub(crate) fn manifest(env: &Env<'_>, files: &BTreeMap<String, ExportedEntry>) -> Manifest {
     let spec = env.spec;
     let subject = files.iter().map(|(name, named)| Subject::new(name, named));
     let targets: Vec<String> = spec.targets.iter().map(ToString::to_string).collect();

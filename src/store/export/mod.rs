@@ -7,5 +7,5 @@ mod files;
 mod manifest;
 mod outputs;
 
-pub(crate) use files::{Named, digest, give, names, open, owner, regular};
+pub(crate) use files::{ExportedEntry, digest, give, names, open, owner, regular};
 pub(crate) use outputs::{OutputsExport, check};

@@ -7,7 +7,7 @@ use std::time::Duration;
 use fs_err as fs;
 use serde::Serialize;
 
-use super::files::{self, Item, Named, copy, list, owner, write};
+use super::files::{self, ExportedEntry, OutputItem, copy, list, owner, write};
 use super::manifest::{Env, manifest, parse};
 use crate::plan::ids::StepKey;
 use crate::plan::lockfile::{self, Lockfile};
@@ -20,7 +20,7 @@ use crate::store::{LockedEnv, Store, source};
 use crate::sys::account;
 use crate::sys::catalog::Directory;
 use crate::sys::error::{Error, Kind, Result};
-use crate::tree::listing::{Place, look};
+use crate::tree::listing::{PathState, look};
 
 /// Suffix of the manifest's name; the prefix is the env's name.
 const MANIFEST: &str = ".provenance.json";
@@ -39,7 +39,7 @@ pub(crate) struct OutputsExport<'a> {
 
 impl OutputsExport<'_> {
     /// Copies the files; returns the manifest's path, and its entries.
-    pub(crate) fn run(&self, store: &Store) -> Result<(PathBuf, BTreeMap<String, Named>)> {
+    pub(crate) fn run(&self, store: &Store) -> Result<(PathBuf, BTreeMap<String, ExportedEntry>)> {
         let name = self.env;
         store.known(name)?;
         // Locked, so that no step writes while files are read.
@@ -113,7 +113,7 @@ impl OutputsExport<'_> {
         store: &Store,
         env: &LockedEnv<'_>,
         spec: &Spec,
-        items: &mut Vec<Item>,
+        items: &mut Vec<OutputItem>,
         only: bool,
     ) -> Result<()> {
         let Some(head) = &env.known_record()?.head.layer else {
@@ -160,7 +160,7 @@ impl OutputsExport<'_> {
         // Snapshots of older versions do not list a step's outputs.
         if only && !left.is_empty() {
             // Directories that lead to an existing item are expected.
-            let leads = |item: &Item| left.iter().any(|path| path.starts_with(&item.to));
+            let leads = |item: &OutputItem| left.iter().any(|path| path.starts_with(&item.to));
             items
                 .retain(|item| left.contains(&item.to) || item.entry.is_directory() && leads(item));
         }
@@ -199,7 +199,7 @@ fn checked_out(store: &Store, spec: &Spec, lock: Option<&Lockfile>) -> BTreeSet<
         let locked = lock.and_then(|lock| lock.source.get(&name));
         for path in locked.iter().flat_map(|locked| locked.submodules.keys()) {
             let git = Path::new(path).join(".git");
-            if matches!(look(&directory, &git), Ok(Place::Taken(_))) {
+            if matches!(look(&directory, &git), Ok(PathState::Taken(_))) {
                 found.insert((name.clone(), path.clone()));
             }
         }
@@ -238,7 +238,12 @@ fn reached(store: &Store, env: &LockedEnv<'_>) -> Result<String> {
     })
 }
 
-fn items(store: &Store, env: &LockedEnv<'_>, spec: &Spec, only: &[String]) -> Result<Vec<Item>> {
+fn items(
+    store: &Store,
+    env: &LockedEnv<'_>,
+    spec: &Spec,
+    only: &[String],
+) -> Result<Vec<OutputItem>> {
     let name = env.name();
     if let Some(unknown) = only
         .iter()

@@ -13,7 +13,7 @@ use super::compare;
 use crate::store::export;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::tree::file;
-use crate::tree::listing::{Content, Listing, Paths, Place, look};
+use crate::tree::listing::{Content, Listing, PathState, Paths, look};
 
 use crate::tree::write::{Existing, Writer};
 
@@ -142,8 +142,8 @@ impl Left {
         let mut faults = Vec::new();
         for (volume, left) in &self.volumes {
             match look(results, Path::new(volume))? {
-                Place::Taken(found) if found.is_directory() => {}
-                Place::Taken(_) | Place::Free | Place::Blocked => {
+                PathState::Taken(found) if found.is_directory() => {}
+                PathState::Taken(_) | PathState::Free | PathState::Blocked => {
                     let nothing = left.entries.entries.is_empty();
                     faults.extend((!nothing).then(|| format!("`{volume}` is missing")));
                     continue;

@@ -20,7 +20,7 @@ use crate::store::export;
 use crate::sys::account::{self, Rights};
 use crate::sys::error::{Error, Result};
 use crate::tree::file;
-use crate::tree::listing::{Content, Entry, Listing, Place, look};
+use crate::tree::listing::{Content, Listing, ListingEntry, PathState, look};
 use crate::tree::write::{Existing, Writer};
 
 /// The results in one output volume, of several steps.
@@ -88,7 +88,7 @@ pub struct InTheWay {
 #[derive(Debug)]
 struct Item {
     path: PathBuf,
-    entry: Entry,
+    entry: ListingEntry,
     layer: LayerId,
     /// The existing entry is a result too, and is replaced.
     replaces: bool,
@@ -312,7 +312,7 @@ impl Store {
 
 impl Results {
     /// Returns what was left, with the layer that has it.
-    fn entries(&self) -> impl Iterator<Item = (&Path, &Entry, &LayerId)> {
+    fn entries(&self) -> impl Iterator<Item = (&Path, &ListingEntry, &LayerId)> {
         let entries = self.listing.entries.iter();
         entries.map(|(path, entry)| (path.as_path(), entry, &self.layers[path]))
     }
@@ -331,7 +331,7 @@ struct Judge {
 }
 
 impl Judge {
-    fn judge(&mut self, path: &Path, entry: &Entry, layer: LayerId) -> Result<()> {
+    fn judge(&mut self, path: &Path, entry: &ListingEntry, layer: LayerId) -> Result<()> {
         if let Some(above) = &self.blocked
             && path.starts_with(above)
         {
@@ -381,10 +381,10 @@ impl Judge {
     fn is_ours(
         &self,
         path: &Path,
-        entry: &Entry,
+        entry: &ListingEntry,
         clears: &mut Vec<(PathBuf, bool)>,
     ) -> Result<bool> {
-        let Place::Taken(there) = look(&self.directory, path)? else {
+        let PathState::Taken(there) = look(&self.directory, path)? else {
             return Ok(false);
         };
         if !self.has(path)? {
@@ -427,15 +427,15 @@ impl Judge {
 /// Compares the entry at a path below a directory with a result. `exactly`: a file's content, even if size and time
 /// are the same.
 pub(crate) fn compare(
-    entry: &Entry,
+    entry: &ListingEntry,
     directory: &Path,
     path: &Path,
     exactly: bool,
 ) -> Result<ResultState> {
     let there = match look(directory, path)? {
-        Place::Free => return Ok(ResultState::Missing),
-        Place::Blocked => return Ok(ResultState::Blocked),
-        Place::Taken(there) => there,
+        PathState::Free => return Ok(ResultState::Missing),
+        PathState::Blocked => return Ok(ResultState::Blocked),
+        PathState::Taken(there) => there,
     };
     let (sha256, hardlink) = match (&entry.content, &there.content) {
         (Content::File { size, .. }, Content::File { size: found, .. }) if size != found => {
@@ -482,8 +482,8 @@ pub(crate) fn compare(
     }
     match hardlink {
         Some(first) => match look(directory, first)? {
-            Place::Taken(first) if first.is_same_file(&there) => Ok(ResultState::Same),
-            Place::Taken(_) | Place::Free | Place::Blocked => Ok(ResultState::Unlinked),
+            PathState::Taken(first) if first.is_same_file(&there) => Ok(ResultState::Same),
+            PathState::Taken(_) | PathState::Free | PathState::Blocked => Ok(ResultState::Unlinked),
         },
         None => Ok(ResultState::Same),
     }

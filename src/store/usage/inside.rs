@@ -7,14 +7,14 @@ use fs_err as fs;
 use serde::Serialize;
 
 use crate::rocm::therock::tree::is_top;
-use crate::tree::file::Entry;
+use crate::tree::file::FoundEntry;
 use crate::tree::{self, file};
 
 /// Purpose of a directory in TheRock's build tree. Directories of hard links come after their link targets, so that
 /// their own bytes are what they really add.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Part {
+pub(crate) enum BuildTreePart {
     /// Where a sub-project is compiled.
     Build,
     /// What it installs.
@@ -26,7 +26,7 @@ pub(crate) enum Part {
     Artifacts,
 }
 
-impl Part {
+impl BuildTreePart {
     const ALL: [Self; 5] = [
         Self::Build,
         Self::Stage,
@@ -72,10 +72,10 @@ impl Part {
 
 /// A directory that was found.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct FoundDirectory {
     pub(crate) path: PathBuf,
     /// Its purpose, or that of its parent.
-    pub(crate) part: Option<Part>,
+    pub(crate) part: Option<BuildTreePart>,
     /// Whether it has that purpose itself.
     pub(crate) is_part: bool,
 }
@@ -89,13 +89,13 @@ const BARREN: [&str; 3] = ["CMakeFiles", "source", "stamp"];
 /// Returns whether this is the top of TheRock's build tree.
 pub(crate) fn is_therock(top: &Path) -> bool {
     match file::read(top, Path::new("CMakeCache.txt")) {
-        Ok(Entry::File { bytes, .. }) => is_top(&String::from_utf8_lossy(&bytes)),
+        Ok(FoundEntry::File { bytes, .. }) => is_top(&String::from_utf8_lossy(&bytes)),
         _ => false,
     }
 }
 
 /// Returns the directories of TheRock's build tree by purpose.
-pub(crate) fn parts(top: &Path) -> Vec<(Part, Vec<PathBuf>)> {
+pub(crate) fn parts(top: &Path) -> Vec<(BuildTreePart, Vec<PathBuf>)> {
     let walk = Walk::new(top, true);
     let mut found = Vec::new();
     walk.collect(top, DEEPEST, None, &mut found);
@@ -103,7 +103,7 @@ pub(crate) fn parts(top: &Path) -> Vec<(Part, Vec<PathBuf>)> {
         let own = found.iter().filter(|found| found.part == Some(part));
         own.map(|found| found.path.clone()).collect::<Vec<_>>()
     };
-    let parts = Part::ALL.map(|part| (part, of(part)));
+    let parts = BuildTreePart::ALL.map(|part| (part, of(part)));
     parts
         .into_iter()
         .filter(|(_, directories)| !directories.is_empty())
@@ -111,7 +111,7 @@ pub(crate) fn parts(top: &Path) -> Vec<(Part, Vec<PathBuf>)> {
 }
 
 /// Returns the directories down to `depth` below `top`, each after its parent; without links and mount points.
-pub(crate) fn directories(top: &Path, depth: usize) -> Vec<Found> {
+pub(crate) fn directories(top: &Path, depth: usize) -> Vec<FoundDirectory> {
     let mut found = Vec::new();
     if depth > 0 {
         Walk::new(top, false).collect(top, depth, None, &mut found);
@@ -143,8 +143,8 @@ impl<'a> Walk<'a> {
         &self,
         directory: &Path,
         depth: usize,
-        within: Option<Part>,
-        found: &mut Vec<Found>,
+        within: Option<BuildTreePart>,
+        found: &mut Vec<FoundDirectory>,
     ) {
         if depth == 0 {
             return;
@@ -156,9 +156,9 @@ impl<'a> Walk<'a> {
             if self.parts_only && BARREN.contains(&name(&path)) {
                 continue;
             }
-            let part = within.or_else(|| Part::of(name(&path), in_top, in_project));
+            let part = within.or_else(|| BuildTreePart::of(name(&path), in_top, in_project));
             let is_part = within.is_none() && part.is_some();
-            found.push(Found {
+            found.push(FoundDirectory {
                 path: path.clone(),
                 part,
                 is_part,
@@ -286,10 +286,13 @@ mod tests {
         assert_eq!(
             parts,
             [
-                (Part::Build, of(&["zlib/build"])),
-                (Part::Stage, of(&["zlib/stage"])),
-                (Part::Dist, of(&["core/hip/dist", "dist", "zlib/dist"])),
-                (Part::ArtifactsUnsplit, of(&["artifacts-unsplit"]))
+                (BuildTreePart::Build, of(&["zlib/build"])),
+                (BuildTreePart::Stage, of(&["zlib/stage"])),
+                (
+                    BuildTreePart::Dist,
+                    of(&["core/hip/dist", "dist", "zlib/dist"])
+                ),
+                (BuildTreePart::ArtifactsUnsplit, of(&["artifacts-unsplit"]))
             ]
         );
 

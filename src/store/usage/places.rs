@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 
 use super::inside;
-use super::report::{Class, FileSystem, Report, Row};
+use super::report::{Class, FileSystem, UsageReport, UsageRow};
 use super::service::holdings;
 use crate::plan::ids::LayerId;
 use crate::plan::resolve::{VolumeKind, VolumeSource};
@@ -14,7 +14,7 @@ use crate::store::source::Repository;
 use crate::store::{Layer, Record, Store};
 use crate::sys::error::Result;
 use crate::tree::Method;
-use crate::tree::measure::{Options, Root, Usage, scan};
+use crate::tree::measure::{MeasureOptions, Root, Usage, scan};
 
 /// The owner of everything that no `rm` deletes.
 const KEPT: u32 = 0;
@@ -35,7 +35,7 @@ pub(crate) enum Inside {
 /// Blocks that several directories share are in the row that comes first: images, then layers of several envs, then
 /// live build volumes, then the rest of a single env's layers. So the tree that a build works in is shown in full,
 /// not an old state of it.
-pub(crate) fn count(store: &Store, only: Option<&str>, inside: Inside) -> Result<Report> {
+pub(crate) fn count(store: &Store, only: Option<&str>, inside: Inside) -> Result<UsageReport> {
     let mut places = Places {
         store,
         inside,
@@ -63,9 +63,9 @@ pub(crate) fn count(store: &Store, only: Option<&str>, inside: Inside) -> Result
     let before = FileSystem::of(store.root())?;
     let usage = scan(
         &places.roots,
-        &Options {
+        &MeasureOptions {
             extents,
-            ..Options::default()
+            ..MeasureOptions::default()
         },
     );
     let mut report = places.finish(usage, only, extents)?;
@@ -82,7 +82,7 @@ struct Places<'a> {
     /// The envs that mount a cache or a source, by its directory.
     mounted: BTreeMap<PathBuf, Vec<String>>,
     roots: Vec<Root>,
-    rows: Vec<Row>,
+    rows: Vec<UsageRow>,
     /// The owner of each row.
     owners: Vec<u32>,
 }
@@ -100,9 +100,9 @@ impl Places<'_> {
             Class::Cache => self.store.cache_content(&name),
             _ => None,
         };
-        let row = Row {
+        let row = UsageRow {
             content,
-            ..Row::new(class, name, envs)
+            ..UsageRow::new(class, name, envs)
         };
         match class {
             Class::Build | Class::Cache | Class::Source | Class::Output => {
@@ -113,12 +113,12 @@ impl Places<'_> {
     }
 
     /// Adds a directory whose content may get rows.
-    fn content(&mut self, path: PathBuf, owner: u32, mut row: Row) {
+    fn content(&mut self, path: PathBuf, owner: u32, mut row: UsageRow) {
         let built = matches!(row.class, Class::Build | Class::Frozen) && inside::is_therock(&path);
         match self.inside {
             Inside::Parts if built => {
                 for (part, directories) in inside::parts(&path) {
-                    let row = Row {
+                    let row = UsageRow {
                         part: Some(part),
                         content: Some(part.note().to_owned()),
                         ..row.clone()
@@ -130,7 +130,7 @@ impl Places<'_> {
             Inside::Directories(depth) => {
                 for found in inside::directories(&path, depth) {
                     let known = found.part.filter(|_| built && found.is_part);
-                    let row = Row {
+                    let row = UsageRow {
                         inside: found.path.strip_prefix(&path).ok().map(Path::to_owned),
                         content: known.map(|part| part.note().to_owned()),
                         ..row.clone()
@@ -145,7 +145,7 @@ impl Places<'_> {
         self.push([path], owner, row);
     }
 
-    fn push(&mut self, paths: impl IntoIterator<Item = PathBuf>, owner: u32, row: Row) {
+    fn push(&mut self, paths: impl IntoIterator<Item = PathBuf>, owner: u32, row: UsageRow) {
         let at = u32::try_from(self.rows.len()).unwrap_or(u32::MAX);
         let roots = paths.into_iter().map(|path| Root::new(path, at));
         self.roots.extend(roots.map(|root| root.owned_by(owner)));
@@ -276,9 +276,9 @@ impl Places<'_> {
             }
             let volumes = path.join("volumes");
             for name in names(&volumes) {
-                let row = Row {
+                let row = UsageRow {
                     snapshot: Some(title.clone()),
-                    ..Row::new(Class::Frozen, name.clone(), users.clone())
+                    ..UsageRow::new(Class::Frozen, name.clone(), users.clone())
                 };
                 self.content(volumes.join(name), owner, row);
             }
@@ -376,7 +376,12 @@ impl Places<'_> {
         self.add(root, KEPT, Class::Other, String::new(), Vec::new());
     }
 
-    fn finish(mut self, mut usage: Usage, only: Option<&str>, extents: bool) -> Result<Report> {
+    fn finish(
+        mut self,
+        mut usage: Usage,
+        only: Option<&str>,
+        extents: bool,
+    ) -> Result<UsageReport> {
         // The directory was there a moment ago: another command has deleted it.
         let known = usage.problems.len();
         usage
@@ -407,7 +412,7 @@ impl Places<'_> {
                 .held
                 .retain(|held| held.envs.iter().any(|user| user == env));
         }
-        Ok(Report {
+        Ok(UsageReport {
             at_services: holdings.held,
             silent_services: holdings.problems,
             schema: "rockenv/du/1",

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::inside::Part;
+use super::inside::BuildTreePart;
 pub(crate) use super::places::{Inside, count};
 use super::service::Held;
 use crate::store::Store;
@@ -101,7 +101,7 @@ impl std::iter::Sum for Size {
 
 /// One item of disk usage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Row {
+pub(crate) struct UsageRow {
     pub class: Class,
     /// Name of the snapshot, volume, image, cache or source; empty if there is only one.
     pub name: String,
@@ -113,7 +113,7 @@ pub(crate) struct Row {
     pub inside: Option<PathBuf>,
     /// For all directories of one kind in TheRock's build tree: that kind; like `inside`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub part: Option<Part>,
+    pub part: Option<BuildTreePart>,
     /// Kind of content, if names in it show that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
@@ -129,7 +129,7 @@ impl Class {
     }
 }
 
-impl Row {
+impl UsageRow {
     pub(crate) fn new(class: Class, name: String, envs: Vec<String>) -> Self {
         Self {
             class,
@@ -151,7 +151,7 @@ impl Row {
 
 /// The report.
 #[derive(Debug, Serialize)]
-pub(crate) struct Report {
+pub(crate) struct UsageReport {
     /// Version of this format.
     pub schema: &'static str,
     pub store: PathBuf,
@@ -159,7 +159,7 @@ pub(crate) struct Report {
     pub env: Option<String>,
     pub method: Method,
     /// The rows, in the order that decides who owns shared bytes.
-    pub rows: Vec<Row>,
+    pub rows: Vec<UsageRow>,
     /// Bytes that `rm` would free in the store, by env.
     pub freed: BTreeMap<String, u64>,
     /// Data of container services, which is not in the store.
@@ -203,7 +203,7 @@ impl FileSystem {
     }
 }
 
-impl Report {
+impl UsageReport {
     /// Sums up own bytes that services hold for exactly these envs.
     pub(crate) fn held(&self, class: Class, envs: &[String]) -> u64 {
         let held = self.at_services.iter();
@@ -232,6 +232,6 @@ impl Report {
 
 /// Counts the whole store, or with `only` everything that concerns one env, with rows for directories down to
 /// `depth`.
-pub(crate) fn report(store: &Store, only: Option<&str>, depth: usize) -> Result<Report> {
+pub(crate) fn report(store: &Store, only: Option<&str>, depth: usize) -> Result<UsageReport> {
     count(store, only, Inside::Directories(depth))
 }

@@ -12,7 +12,7 @@ use fs_err as fs;
 use crate::sys::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use place::{Existing, Place, make_directories, mode_and_owner, resolved};
+pub(crate) use place::{Existing, FilePlace, make_directories, mode_and_owner, resolved};
 pub(crate) use rights::Rights;
 
 /// A calling user: user, group, and supplementary groups.

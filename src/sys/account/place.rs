@@ -24,7 +24,7 @@ pub(crate) enum Existing {
 
 /// The place of a file, existing or not: an open directory and a name in it.
 #[derive(Debug)]
-pub(crate) struct Place<'a> {
+pub(crate) struct FilePlace<'a> {
     rights: &'a Rights,
     parent: OwnedFd,
     parent_path: PathBuf,
@@ -32,7 +32,7 @@ pub(crate) struct Place<'a> {
     path: PathBuf,
 }
 
-impl<'a> Place<'a> {
+impl<'a> FilePlace<'a> {
     /// Opens the directory of a file. Links on the way to it are the user's own and are followed, with the user's
     /// rights.
     pub(crate) fn new(rights: &'a Rights, path: &Path) -> Result<Self> {
@@ -199,7 +199,7 @@ pub(crate) fn make_directories(rights: &Rights, path: &Path) -> Result<()> {
     {
         make_directories(rights, parent)?;
     }
-    let place = Place::new(rights, path)?;
+    let place = FilePlace::new(rights, path)?;
     let mode = Mode::from_bits_truncate(0o777);
     match rights.make_directory(place.parent.as_fd(), &place.name, mode) {
         Err(Errno::EEXIST) => Err(place.exists(" and is not a directory")),

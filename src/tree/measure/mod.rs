@@ -4,7 +4,7 @@
 //! `du -s --block-size=1`; over several roots every byte is still counted once:
 //!
 //! - an inode with several hard links belongs to the first root, in the order given, that holds one of them;
-//! - with [`Options::extents`], so does each block that several files share;
+//! - with [`MeasureOptions::extents`], so does each block that several files share;
 //! - a root inside another root is excluded from the outer one, whatever the order;
 //! - a root given twice is walked once, for the first.
 //!
@@ -52,7 +52,7 @@ impl Root {
 
 /// How to walk.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
+pub struct MeasureOptions {
     /// Number of threads; default: depends on this machine.
     pub threads: Option<NonZero<usize>>,
     /// Stay on the mount of each root.
@@ -62,7 +62,7 @@ pub struct Options {
     pub extents: bool,
 }
 
-impl Default for Options {
+impl Default for MeasureOptions {
     fn default() -> Self {
         Self {
             threads: None,
@@ -167,11 +167,11 @@ impl Usage {
 }
 
 /// Counts the trees. Unreadable entries are reported in the result and do not cause a failure.
-pub fn scan(roots: &[Root], options: &Options) -> Usage {
+pub fn scan(roots: &[Root], options: &MeasureOptions) -> Usage {
     walk::scan(roots, options)
 }
 
 /// Counts one tree with the default options.
 pub fn scan_one(path: &Path) -> Usage {
-    scan(&[Root::new(path, 0)], &Options::default())
+    scan(&[Root::new(path, 0)], &MeasureOptions::default())
 }

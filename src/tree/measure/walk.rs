@@ -24,7 +24,7 @@ use rustix::io::Errno;
 
 use super::extents::{Extents, Means, Spaces, Subvolume};
 use super::links::{Link, Links};
-use super::{Options, Root, Sums, Usage};
+use super::{MeasureOptions, Root, Sums, Usage};
 use crate::tree::work::Queue;
 
 /// Buffer size of a listing call: one or two thousand entries.
@@ -157,7 +157,7 @@ struct Worker<'s, 'a> {
     found: Usage,
 }
 
-pub(super) fn scan(roots: &[Root], options: &Options) -> Usage {
+pub(super) fn scan(roots: &[Root], options: &MeasureOptions) -> Usage {
     let mut classes: Vec<u32> = roots.iter().map(|root| root.class).collect();
     classes.sort_unstable();
     classes.dedup();

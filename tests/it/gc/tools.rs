@@ -6,14 +6,14 @@ use std::path::Path;
 use std::process::Command;
 
 use fs_err as fs;
-use rockenv::testing::cache::Kind;
+use rockenv::testing::cache::CacheKind;
 use rockenv::testing::entries;
 
 use crate::support::loopfs::{bind, run};
 use crate::support::wheels;
 
-fn kind(cache: &Path) -> Option<Kind> {
-    Kind::of(&entries(cache))
+fn kind(cache: &Path) -> Option<CacheKind> {
+    CacheKind::of(&entries(cache))
 }
 
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
@@ -70,7 +70,7 @@ fn ccache_is_known_by_its_cache() {
         .env_clear()
         .env("PATH", PATH)
         .env("CCACHE_DIR", at("cache")));
-    assert_eq!(kind(&at("cache")), Some(Kind::Ccache));
+    assert_eq!(kind(&at("cache")), Some(CacheKind::Ccache));
     let files = || {
         let mut stats = Command::new("ccache");
         stats.arg("--print-stats").env_clear().env("PATH", PATH);
@@ -129,7 +129,7 @@ fn pip_is_known_by_its_cache_and_empties_it() {
         .env("HOME", directory.path())
         .env("PIP_CACHE_DIR", &cache));
     assert!(bytes(&cache) > 100_000, "pip cached nothing");
-    assert_eq!(kind(&cache), Some(Kind::Pip));
+    assert_eq!(kind(&cache), Some(CacheKind::Pip));
     shrink(&cache);
     assert_eq!(bytes(&cache), 0);
 }
@@ -166,7 +166,7 @@ fn uv_is_known_by_its_cache_and_empties_it_where_it_is_mounted() {
         .env("HOME", directory.path())
         .env("UV_CACHE_DIR", &cache));
     assert!(bytes(&cache) > 100_000, "uv cached nothing");
-    assert_eq!(kind(&cache), Some(Kind::Uv));
+    assert_eq!(kind(&cache), Some(CacheKind::Uv));
     // What is in use is given up only where the rest was not enough.
     shrink_to(&cache, 1 << 30);
     assert!(bytes(&cache) > 100_000);
@@ -204,7 +204,7 @@ fn pacman_keeps_the_packages_that_are_installed_and_files_that_are_none() {
         .arg("--cachedir")
         .arg(&cache)
         .arg(cache.join("used-1.0-1-any.pkg.tar.zst")));
-    assert_eq!(kind(&cache), Some(Kind::Pacman));
+    assert_eq!(kind(&cache), Some(CacheKind::Pacman));
     shrink(&cache);
     let entries = fs::read_dir(&cache).unwrap().flatten();
     let mut left: Vec<_> = entries.map(|entry| entry.file_name()).collect();
@@ -230,7 +230,7 @@ fn apt_cleans_the_cache_that_it_is_told_and_nothing_beside_it() {
         for mine in [&mine, &inside] {
             fs::write(mine, "the user's").unwrap();
         }
-        assert_eq!(kind(&cache), Some(Kind::Apt), "{place}");
+        assert_eq!(kind(&cache), Some(CacheKind::Apt), "{place}");
         shrink(&cache);
         assert!(!package.exists(), "{place}");
         for mine in [&mine, &inside] {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use rockenv::testing::digest::compare;
 use rockenv::testing::error::{Error, Kind, Result};
-use rockenv::testing::{BuildContext, Built, Logins, Progress, Recipe, build};
+use rockenv::testing::{BuildContext, BuildProgress, Built, Logins, Recipe, build};
 
 use super::make::{Image, Tar, noise};
 
@@ -45,7 +45,7 @@ impl Place {
         &self,
         table: &str,
         into: &str,
-        progress: &mut dyn FnMut(Progress<'_>),
+        progress: &mut dyn FnMut(BuildProgress<'_>),
     ) -> Result<Built> {
         let tree = self.path(into);
         fs_err::create_dir(&tree).unwrap();

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fs_err::os::unix::fs::chown;
 use rockenv::testing::error::Kind;
-use rockenv::testing::{Logins, Progress};
+use rockenv::testing::{BuildProgress, Logins};
 use serde_json::json;
 
 use super::make::{
@@ -50,7 +50,7 @@ fn a_registry_gives_the_tree_of_the_layout() {
     let tag = format!("ref = \"{}/team/sample:1\"", registry.host);
     let built = place
         .build_with(&tag, "a", &mut |progress| {
-            if let Progress::Bytes { done, total } = progress {
+            if let BuildProgress::Bytes { done, total } = progress {
                 most = most.max((done, total));
             }
         })
@@ -578,7 +578,7 @@ fn a_pull_can_be_cancelled() {
     });
     let started = std::time::Instant::now();
     let outcome = place.build_with(&pinned(&server.host, &image), "a", &mut |progress| {
-        if matches!(progress, Progress::Bytes { done, .. } if done > 0) {
+        if matches!(progress, BuildProgress::Bytes { done, .. } if done > 0) {
             place.cancel.store(true, Ordering::Relaxed);
         }
     });

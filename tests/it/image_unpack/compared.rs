@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::atomic::AtomicBool;
 
 use rockenv::testing::digest::compare;
-use rockenv::testing::unpack::{Devices, Options};
+use rockenv::testing::unpack::{Devices, UnpackOptions};
 
 use super::Place;
 
@@ -173,9 +173,9 @@ fn the_same_tree_as_gnu_tar() {
         gnu_tar(&root, &extract);
 
         let ours = Place::new();
-        let options = Options {
+        let options = UnpackOptions {
             devices: Devices::Make,
-            ..Options::default()
+            ..UnpackOptions::default()
         };
         let report = ours.unpack_with(&archive, &options).unwrap();
         assert!(report.dropped.is_empty(), "{how:?}: {report:?}");

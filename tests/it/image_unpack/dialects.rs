@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rockenv::testing::digest::{compare, digest};
 use rockenv::testing::error::Result;
-use rockenv::testing::unpack::{Devices, Options, Report};
+use rockenv::testing::unpack::{Devices, UnpackOptions, UnpackReport};
 
 use super::compared::gnu_tar;
 use super::{Place, Tar, tar};
@@ -46,10 +46,10 @@ pub(super) fn as_gnu_tar(archive: &[u8]) -> Place {
 }
 
 /// Extracts everything of an archive.
-pub(super) fn extract(place: &Place, archive: &[u8]) -> Result<Report> {
-    let options = Options {
+pub(super) fn extract(place: &Place, archive: &[u8]) -> Result<UnpackReport> {
+    let options = UnpackOptions {
         devices: Devices::Make,
-        ..Options::default()
+        ..UnpackOptions::default()
     };
     place.unpack_with(archive, &options)
 }

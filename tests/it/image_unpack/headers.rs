@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::MetadataExt as _;
 
-use rockenv::testing::unpack::{Limits, Options};
+use rockenv::testing::unpack::{Limits, UnpackOptions};
 
 use super::{Place, Tar, refused, tar};
 
@@ -177,12 +177,12 @@ fn case_4_sparse_maps_are_checked() {
 
 #[test]
 fn case_4_sparse_bombs_count_against_the_limit() {
-    let options = Options {
+    let options = UnpackOptions {
         limits: Limits {
             bytes: 1 << 30,
             ..Limits::default()
         },
-        ..Options::default()
+        ..UnpackOptions::default()
     };
     let bomb = old_sparse(&[(4 << 30, 0)], 4 << 30, 0, false).end();
     refused(

@@ -5,7 +5,7 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::process::Command;
 use std::sync::atomic::AtomicBool;
 
-use rockenv::testing::unpack::{Devices, Limits, Options, unpack};
+use rockenv::testing::unpack::{Devices, Limits, UnpackOptions, unpack};
 
 use super::{Place, refused, tar};
 
@@ -26,9 +26,9 @@ fn case_5_device_nodes_are_skipped_and_reported_unless_asked_for() {
     assert!(fifo.file_type().is_fifo() && fifo.mode() & 0o777 == 0o620);
 
     let place = Place::new();
-    let options = Options {
+    let options = UnpackOptions {
         devices: Devices::Make,
-        ..Options::default()
+        ..UnpackOptions::default()
     };
     place.unpack_with(&archive, &options).unwrap();
     let null = fs_err::metadata(place.root().join("null")).unwrap();
@@ -42,9 +42,9 @@ fn case_5_a_whiteout_is_never_made() {
     block[..3].copy_from_slice(b"etc");
     block[156] = b'3';
     let place = Place::new();
-    let options = Options {
+    let options = UnpackOptions {
         devices: Devices::Make,
-        ..Options::default()
+        ..UnpackOptions::default()
     };
     let report = place
         .unpack_with(&tar().seal(block).end(), &options)
@@ -89,9 +89,9 @@ fn case_5_without_ownership_files_are_ours_and_not_setuid() {
         .header(b"su", b'0', 0, b"", 0o6755)
         .end();
     let place = Place::new();
-    let options = Options {
+    let options = UnpackOptions {
         ownership: false,
-        ..Options::default()
+        ..UnpackOptions::default()
     };
     let report = place.unpack_with(&archive, &options).unwrap();
     let made = fs_err::metadata(place.root().join("su")).unwrap();
@@ -161,9 +161,9 @@ fn case_6_a_ratio_bomb_stops_early() {
 
 #[test]
 fn case_6_limits_on_bytes_entries_and_depth() {
-    let options = |limits: Limits| Options {
+    let options = |limits: Limits| UnpackOptions {
         limits,
-        ..Options::default()
+        ..UnpackOptions::default()
     };
     let mut many = tar();
     for index in 0..100 {
@@ -203,7 +203,7 @@ fn cancel_stops_the_extraction() {
     let outcome = unpack(
         &tar().file(b"x", b"").end()[..],
         &place.root(),
-        &Options::default(),
+        &UnpackOptions::default(),
         &AtomicBool::new(true),
         &mut |_| {},
     );
@@ -216,9 +216,9 @@ fn cancel_stops_the_extraction() {
 #[test]
 fn strip_components_applies_to_names_and_hard_links() {
     let place = Place::new();
-    let options = Options {
+    let options = UnpackOptions {
         strip_components: 1,
-        ..Options::default()
+        ..UnpackOptions::default()
     };
     let archive = tar()
         .dir(b"top")
@@ -245,7 +245,7 @@ fn a_stream_may_be_read_in_pieces() {
     unpack(
         Slow(&archive),
         &place.root(),
-        &Options::default(),
+        &UnpackOptions::default(),
         &AtomicBool::new(false),
         &mut |_| {},
     )

@@ -84,7 +84,7 @@ fn inventories() -> impl Strategy<Value = Inventory> {
                 inventory.envs.insert(format!("env{number}"), one);
             }
             for (at, bytes) in blobs.iter().enumerate() {
-                let kept = Kept {
+                let kept = CachedFile {
                     bytes: bytes * MIB,
                     used: hours_ago(3),
                 };
@@ -131,9 +131,9 @@ fn below<'a>(
     found
 }
 
-fn layer_of(what: &What) -> Option<&LayerId> {
+fn layer_of(what: &GcTarget) -> Option<&LayerId> {
     match what {
-        What::Snapshot { layer } | What::Layer { layer } => Some(layer),
+        GcTarget::Snapshot { layer } | GcTarget::Layer { layer } => Some(layer),
         _ => None,
     }
 }
@@ -144,8 +144,8 @@ proptest! {
     #[test]
     fn nothing_that_is_needed_goes((limits, asked) in limits(), inventory in inventories()) {
         let found = plan(&inventory, &limits, asked);
-        let gone: Vec<&What> = found.items.iter().map(|item| &item.what).collect();
-        let unique: BTreeSet<&&What> = gone.iter().collect();
+        let gone: Vec<&GcTarget> = found.items.iter().map(|item| &item.what).collect();
+        let unique: BTreeSet<&&GcTarget> = gone.iter().collect();
         prop_assert_eq!(unique.len(), gone.len(), "something goes twice");
         let layers: Vec<&LayerId> = gone.iter().copied().filter_map(layer_of).collect();
         // Computed independently of the decision's own code.
@@ -190,20 +190,20 @@ proptest! {
         }
         for what in &gone {
             match what {
-                What::Image { image } => {
+                GcTarget::Image { image } => {
                     prop_assert!(inventory.envs.values().all(|env| env.record.image_key != *image));
                     for (id, item) in &inventory.layers {
                         prop_assert!(item.layer.image_key != *image || going.contains(id));
                     }
                 }
-                What::Failed { env } => prop_assert!(!inventory.envs[env].busy),
+                GcTarget::Failed { env } => prop_assert!(!inventory.envs[env].busy),
                 _ => {}
             }
         }
         for (name, env) in &inventory.envs {
             let stands = env.record.failed.as_ref().and_then(|failed| failed.parent.as_ref());
             if let Some(parent) = stands && going.contains(parent) {
-                let failed = What::Failed { env: name.clone() };
+                let failed = GcTarget::Failed { env: name.clone() };
                 prop_assert!(gone.contains(&&failed));
             }
         }
@@ -222,7 +222,7 @@ proptest! {
         }
         let everything = plan(&inventory, &limits, Some(1 << 50));
         prop_assert!(everything.spare <= found.spare);
-        let for_space = |item: &crate::plan::gc::Item| matches!(item.rule, Rule::MinFree | Rule::KeepAtMost);
+        let for_space = |item: &crate::plan::gc::GcItem| matches!(item.rule, Rule::MinFree | Rule::KeepAtMost);
         if found.items.iter().any(for_space) && asked.is_none() {
             prop_assert!(found.spare >= limits.keep_at_least);
         }
@@ -242,17 +242,17 @@ proptest! {
         after.used = after.used.map(|used| used.saturating_sub(first.estimate));
         for item in &first.items {
             match &item.what {
-                What::Snapshot { layer } | What::Layer { layer } => {
+                GcTarget::Snapshot { layer } | GcTarget::Layer { layer } => {
                     after.layers.remove(layer);
                     for env in after.envs.values_mut() {
                         env.record.snapshots.retain(|snapshot| snapshot.layer != *layer);
                     }
                 }
-                What::Failed { env } => after.envs.get_mut(env).unwrap().record.failed = None,
-                What::Image { image } => {
+                GcTarget::Failed { env } => after.envs.get_mut(env).unwrap().record.failed = None,
+                GcTarget::Image { image } => {
                     after.images.remove(image);
                 }
-                What::Download { blob } => {
+                GcTarget::Download { blob } => {
                     after.blobs.remove(blob);
                 }
                 other => prop_assert!(false, "{other:?}"),
