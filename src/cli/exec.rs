@@ -263,6 +263,16 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
     if !job.apart {
         env.touch();
     }
+    let volumes: Vec<String> = spec
+        .volumes
+        .iter()
+        .filter(|volume| volume.kind == crate::plan::resolve::VolumeKind::Build)
+        .map(|volume| volume.name.clone())
+        .collect();
+    env.ensure_volumes(&volumes, &spec.user)?;
+    if !job.apart {
+        env.show_volumes()?;
+    }
     let (tree, layer) = if job.failed {
         let failed = env.known_record()?.failed.clone();
         let failed = failed.ok_or_else(|| {
@@ -276,13 +286,6 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
     } else {
         (env.live_tree()?, env.known_record()?.head.layer.clone())
     };
-    let volumes: Vec<String> = spec
-        .volumes
-        .iter()
-        .filter(|volume| volume.kind == crate::plan::resolve::VolumeKind::Build)
-        .map(|volume| volume.name.clone())
-        .collect();
-    env.ensure_volumes(&volumes, &spec.user)?;
     let root = env.root(&tree, layer.as_ref(), None)?;
     let devices = devices(cx, job, &spec)?;
     let around = container::Around {
@@ -319,7 +322,7 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
     let command = command(cx, job, &spec, host, &devices);
     let by_hand = ByHand::begin(env.directory())?;
     let code = in_container(&running, &devices, command);
-    let noted = by_hand.end();
+    let mut noted = by_hand.end();
     let interrupted = match &code {
         Ok(exit) => exit.is_some_and(|exit| exit.interrupted),
         Err(error) => matches!(error.kind(), Kind::Signal(_)),
@@ -332,6 +335,7 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
         // If its end was not seen here, the next command cleans it up, because no record names it.
         store.discard(&env.directory().join("trees").join(tree))?;
     } else {
+        noted = noted.and(env.show_volumes());
         // A shell may stay open for days.
         env.touch();
     }

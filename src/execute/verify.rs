@@ -261,7 +261,7 @@ impl StepComparison<'_> {
                 // A command or a failed step may have written to it since, so it is no longer the layer's.
                 let is_whole = head.volumes.get(name) == Some(id)
                     && from.layer.as_ref() == Some(&layer.id)
-                    && head.tree.is_none()
+                    && !side.env.is_changed_by_hand()?
                     && store.attempt(side.env.name(), record).is_none();
                 match is_whole {
                     true => Tree::At(store.volume_dir(id)),

@@ -129,3 +129,24 @@ impl VolumesFrom {
         history: History::Clean,
     };
 }
+
+/// What commands of `exec` and `shell` may have done to an env's live build volumes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ByHand {
+    /// Nothing that [`VolumesFrom`] does not tell.
+    Nothing,
+    /// They may have written since the first of them began.
+    Since(Moment),
+}
+
+/// A moment by the clock that the kernel takes change times from.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Moment {
+    /// Change time of a file made then, in nanoseconds since 1970.
+    pub time: i64,
+    /// What that clock was ahead of the one that nobody can set, in nanoseconds.
+    pub ahead: i64,
+    /// The kernel's boot id; empty if nothing can be compared with this moment.
+    pub boot: String,
+}

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::checked;
 use super::ids::{self, EnvId, LayerId, StepKey, TreeId};
-use crate::plan::layer::VolumesFrom;
+use crate::plan::layer::{ByHand, VolumesFrom};
 
 /// Version of the record's format; a newer one is refused.
 pub const VERSION: u32 = 1;
@@ -67,6 +67,9 @@ pub struct Head {
     /// Origin of their content; [`Head::volumes_from`] interprets a missing value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volumes_from: Option<VolumesFrom>,
+    /// Commands that may have written to them since; [`Head::by_hand`] interprets a missing value.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by_hand: Option<ByHand>,
 }
 
 /// Why a snapshot exists.

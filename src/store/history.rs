@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::layer::{Layer, VolumeState};
 use super::{LockedEnv, Store};
 use crate::plan::ids::{LayerId, StepKey};
-pub(crate) use crate::plan::layer::{History, VolumesFrom};
+pub(crate) use crate::plan::layer::{ByHand, History, Moment, VolumesFrom};
 use crate::plan::record::{Head, Record};
 use crate::sys::error::Result;
 use crate::tree::Method;
@@ -59,6 +59,22 @@ impl Head {
                 },
             },
         }
+    }
+
+    /// Returns the moment since which commands of `exec` and `shell` may have written to the live build volumes, if
+    /// there was such a command. Records of older versions tell only that there was one.
+    pub fn by_hand(&self) -> Option<Moment> {
+        match &self.by_hand {
+            Some(ByHand::Nothing) => None,
+            Some(ByHand::Since(moment)) => Some(moment.clone()),
+            None => self.tree.is_some().then(Moment::default),
+        }
+    }
+
+    /// Leaves the live tree; the live build volumes stay.
+    pub fn drop_tree(&mut self) {
+        self.by_hand = self.by_hand().map(ByHand::Since);
+        self.tree = None;
     }
 }
 
@@ -133,8 +149,13 @@ impl LockedEnv<'_> {
             let on = from.layer.clone().or_else(|| head.layer.clone());
             from.history = History::Incremental { on };
         }
-        if self.known_record()?.head.volumes_from.as_ref() != Some(&from) {
-            self.update(|record| record.head.volumes_from = Some(from))?;
+        let head = &self.known_record()?.head;
+        if head.volumes_from.as_ref() != Some(&from) || head.by_hand().is_some() {
+            // What commands wrote is part of the history now; what follows is the step's.
+            self.update(|record| {
+                record.head.volumes_from = Some(from);
+                record.head.by_hand = Some(ByHand::Nothing);
+            })?;
         }
         self.begin_attempt(key)
     }
@@ -145,14 +166,19 @@ impl LockedEnv<'_> {
         let record = self.known_record()?;
         let head = &record.head;
         let mut volumes = head.volumes.values();
-        if volumes.all(|id| self.store.is_volume_empty(id)) {
-            return Ok(from.layer == head.layer || self.store.is_bare(head.layer.as_ref())?);
+        if volumes.all(|id| self.store.is_volume_empty(id))
+            && self.store.is_bare(head.layer.as_ref())?
+        {
+            return Ok(true);
         }
         let attempt = self.store.attempt(self.name(), record);
-        // `exec` may write there. Assume that it did unless the file system can prove otherwise.
-        let tells = self.store.method() == Method::Btrfs && attempt.is_none();
-        let by_hand = head.tree.is_some() && !tells;
-        Ok(from.layer == head.layer && attempt.is_none_or(|begun| begun == *key) && !by_hand)
+        if from.layer != head.layer || attempt.as_ref().is_some_and(|begun| begun != key) {
+            return Ok(false);
+        }
+        // On btrfs, the volumes were compared with the layer before, unless a step has changed them.
+        let is_compared =
+            self.store.method() == Method::Btrfs && attempt.is_none() && head.tree.is_some();
+        Ok(is_compared || !self.is_changed_by_hand()?)
     }
 
     /// Returns the history of a layer made from the env's tree on `parent`.
@@ -194,5 +220,7 @@ mod tests {
         };
         assert_eq!(head("{}"), VolumesFrom::NOTHING);
         assert_ne!(head(r#"{"build": "v"}"#).history, History::Clean);
+        let tree: Head = serde_json::from_str(r#"{"tree": "t", "volumes": {}}"#).unwrap();
+        assert_eq!(tree.by_hand(), Some(Moment::default()));
     }
 }

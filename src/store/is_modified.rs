@@ -1,11 +1,98 @@
 //! Owns detecting manual changes in an env, and keeping them before a step would drop them.
 
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use nix::time::{ClockId, clock_gettime};
+
 use super::LockedEnv;
+use super::history::{ByHand, Moment};
+use super::layer::boot_id;
 use crate::plan::record::{Origin, Record};
 use crate::sys::error::Result;
-use crate::tree::{self, Method};
+use crate::tree::{self, Method, measure, mounts};
+
+/// File systems on which every change of a file sets its change time, also one through mapped memory.
+const TELLING: [&str; 3] = ["btrfs", "ext4", "xfs"];
+/// How far two readings of the clocks may differ although nobody set one, in nanoseconds. No command writes that soon
+/// after its container was begun.
+const INEXACT: u64 = 5_000_000;
+
+impl Moment {
+    /// Returns the current moment for files below a directory; nothing can be compared with it if change times do not
+    /// tell there.
+    fn now(directory: &Path) -> Self {
+        Self::of_new_file(directory).unwrap_or_default()
+    }
+
+    fn of_new_file(directory: &Path) -> Option<Self> {
+        let file = tempfile::tempfile_in(directory).ok()?;
+        let kind = mounts::file_system(file.as_fd())?;
+        let found = file.metadata().ok()?;
+        TELLING.contains(&kind.as_str()).then_some(())?;
+        Some(Self {
+            time: found.ctime() * 1_000_000_000 + found.ctime_nsec(),
+            ahead: ahead()?,
+            boot: boot_id(),
+        })
+    }
+
+    /// Returns whether change times since can be compared with it: nobody has set the clock, which a reboot may do
+    /// too.
+    fn is_comparable(&self) -> bool {
+        let same = |ahead: i64| ahead.abs_diff(self.ahead) <= INEXACT;
+        !self.boot.is_empty() && self.boot == boot_id() && ahead().is_some_and(same)
+    }
+}
+
+/// Returns what the clock that can be set is ahead of the one that cannot, in nanoseconds.
+fn ahead() -> Option<i64> {
+    let read = |clock: ClockId| {
+        let time = clock_gettime(clock).ok()?;
+        Some(time.tv_sec() * 1_000_000_000 + time.tv_nsec())
+    };
+    // Something else may run between two readings: the quickest of several is the most exact.
+    let readings = (0..8).filter_map(|_| {
+        let before = read(ClockId::CLOCK_BOOTTIME)?;
+        let time = read(ClockId::CLOCK_REALTIME)?;
+        let after = read(ClockId::CLOCK_BOOTTIME)?;
+        Some((after - before, time - before))
+    });
+    readings.min().map(|(_, ahead)| ahead)
+}
+
+/// Returns whether anything in a directory, itself included, changed since, or may have.
+fn is_changed_since(directory: &Path, since: &Moment) -> bool {
+    let found = measure::scan_one(directory);
+    let unseen = found.unreadable + found.vanished + found.mounts_skipped;
+    unseen > 0 || found.newest_change >= since.time
+}
 
 impl LockedEnv<'_> {
+    /// Records that a command of `exec` or `shell` is about to get the live build volumes, or had them.
+    pub fn show_volumes(&mut self) -> Result<()> {
+        let moment = match self.known_record()?.head.by_hand() {
+            None => Moment::now(&self.store.root().join("volumes")),
+            Some(known) if known == Moment::default() || known.is_comparable() => return Ok(()),
+            // The clock was set, so what was written may have any change time.
+            Some(_) => Moment::default(),
+        };
+        self.update(|record| record.head.by_hand = Some(ByHand::Since(moment)))
+    }
+
+    /// Returns whether a command of `exec` or `shell` changed the live build volumes since a step ran on them, or may
+    /// have.
+    pub fn is_changed_by_hand(&self) -> Result<bool> {
+        let head = &self.known_record()?.head;
+        let Some(since) = head.by_hand() else {
+            return Ok(false);
+        };
+        let mut volumes = head.volumes.values();
+        Ok(!since.is_comparable()
+            || volumes.any(|id| is_changed_since(&self.store.volume_dir(id), &since)))
+    }
+
     /// Returns whether the live tree, or a build volume that a rollback restores, may have changed since the
     /// snapshot.
     ///

@@ -58,6 +58,9 @@ impl LockedEnv<'_> {
             volumes.insert(name.clone(), self.freeze_volume(&directory, name, id)?);
         }
         let history = self.history_on(freeze.parent)?;
+        // What no step made, and no command wrote, is still the content of the layer below.
+        let unchanged = (freeze.key.is_none() && !self.is_changed_by_hand()?)
+            .then(|| record.head.volumes_from());
         let kept = match &record.service {
             Some(socket) => {
                 let mut volumes = record.head.volumes.values();
@@ -117,6 +120,9 @@ impl LockedEnv<'_> {
             .filter(|old| *old != id);
         let mut record = record;
         push_snapshot(&mut record, snapshot, history);
+        if let Some(from) = unchanged {
+            record.head.volumes_from = Some(from);
+        }
         change(&mut record);
         self.commit(record)?;
         drop(shared);
@@ -160,10 +166,13 @@ impl LockedEnv<'_> {
         })?;
         let mut record = self.known_record()?.clone();
         let old = record.head.clone();
-        record.head.tree = None;
+        record.head.drop_tree();
         record.head.layer = Some(layer.clone());
         if restore {
             record.head.volumes = self.restored_volumes(&old, &found)?;
+            if self.store.freezes_volumes() {
+                record.head.by_hand = None;
+            }
             let frozen = |name: &String| found.volumes.get(name) == Some(&VolumeState::Frozen);
             if record.head.volumes.keys().all(frozen) {
                 record.head.volumes_from = Some(VolumesFrom {
@@ -187,12 +196,7 @@ impl LockedEnv<'_> {
     /// Moves the env to the bare image, with empty volumes if volumes can be restored at all.
     pub fn reset(&mut self) -> Result<()> {
         let mut record = self.known_record()?.clone();
-        record.head = Head {
-            layer: None,
-            tree: None,
-            volumes: BTreeMap::new(),
-            volumes_from: None,
-        };
+        record.head = Head::default();
         self.commit(record)?;
         self.collect_garbage()
     }
@@ -201,7 +205,7 @@ impl LockedEnv<'_> {
     pub fn reset_root(&mut self) -> Result<()> {
         self.update(|record| {
             record.head.layer = None;
-            record.head.tree = None;
+            record.head.drop_tree();
         })?;
         self.collect_garbage()
     }
@@ -295,7 +299,7 @@ impl LockedEnv<'_> {
         record.id = random_id()?.try_into()?;
         record.created = Timestamp::now();
         record.failed = None;
-        record.head.tree = None;
+        record.head.drop_tree();
         record.head.volumes = BTreeMap::new();
         for step in &mut record.steps {
             // Logs stay with the env that wrote them.
@@ -349,7 +353,7 @@ pub(super) fn push_snapshot(record: &mut Record, snapshot: Snapshot, history: Hi
         history,
     });
     record.head.layer = Some(snapshot.layer.clone());
-    record.head.tree = None;
+    (record.head.tree, record.head.by_hand) = (None, None);
     record.snapshots.retain(|known| known.name != snapshot.name);
     record.snapshots.push(snapshot);
 }

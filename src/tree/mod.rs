@@ -14,7 +14,7 @@ mod flatten;
 mod inode_flags;
 pub(crate) mod listing;
 mod metadata;
-mod mounts;
+pub(crate) mod mounts;
 pub mod overlay;
 mod probe;
 mod reflink;

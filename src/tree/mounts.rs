@@ -17,7 +17,7 @@ pub(crate) fn at_or_below(top: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Returns the type of the file system of `fd`, according to the mount table.
-pub(super) fn file_system(fd: BorrowedFd<'_>) -> Option<String> {
+pub(crate) fn file_system(fd: BorrowedFd<'_>) -> Option<String> {
     described(fd)?.split(' ').next().map(str::to_owned)
 }
 

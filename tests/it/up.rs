@@ -1,6 +1,7 @@
 //! Owns the tests of what `up`, snapshots, rollback and fork mean, on each store method.
 
 mod again;
+mod by_hand;
 mod histories;
 mod sources;
 mod verify;

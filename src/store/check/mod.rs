@@ -475,7 +475,7 @@ impl Inventory {
         if let Some(tree) = record.head.tree.clone()
             && !env.trees.contains(tree.as_str())
         {
-            record.head.tree = None;
+            record.head.drop_tree();
             self.adopt_published(&mut record, &tree);
         }
         let lost = |layer: &Option<LayerId>| {
@@ -484,7 +484,7 @@ impl Inventory {
                 .is_some_and(|layer| self.chain_fault(layer).is_some())
         };
         if lost(&record.head.layer) {
-            record.head.tree = None;
+            record.head.drop_tree();
             record.head.layer = record.snapshots.last().map(|last| last.layer.clone());
             record.complete = false;
         }

@@ -290,9 +290,8 @@ fn record_from(inventory: &Inventory, name: &str, spec: &Spec) -> Result<Option<
             .find_map(|(layer, _)| Some(layer.kept.as_ref()?.socket.clone())),
         head: Head {
             layer: snapshots.last().map(|(layer, _)| layer.id.clone()),
-            tree: None,
             volumes: volumes_of(inventory, &id, spec),
-            volumes_from: None,
+            ..Head::default()
         },
         id,
         snapshots: Vec::new(),

@@ -122,6 +122,8 @@ pub struct Usage {
     pub mounts_skipped: u64,
     /// Files that do not report shared blocks or their compressed size, and count as if they had neither.
     pub unshared: u64,
+    /// The newest change time of an entry, in nanoseconds since 1970.
+    pub newest_change: i64,
 }
 
 /// How many problems are kept: enough to see the pattern.
@@ -151,6 +153,7 @@ impl Usage {
         self.vanished += other.vanished;
         self.mounts_skipped += other.mounts_skipped;
         self.unshared += other.unshared;
+        self.newest_change = self.newest_change.max(other.newest_change);
         self.problems.extend(other.problems);
         self.problems.truncate(PROBLEMS_KEPT);
     }

@@ -496,6 +496,9 @@ impl<'s, 'a> Worker<'s, 'a> {
     }
 
     fn count(&mut self, root: u32, stat: &Statx, allocated: u64) {
+        let changed = stat.stx_ctime;
+        let changed = changed.tv_sec * 1_000_000_000 + i64::from(changed.tv_nsec);
+        self.found.newest_change = self.found.newest_change.max(changed);
         let kind = kind(stat);
         let apparent = match kind {
             FileType::RegularFile | FileType::Symlink => stat.stx_size,

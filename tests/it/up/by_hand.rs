@@ -1,0 +1,178 @@
+//! A command of `exec` or `shell` that wrote nothing to a build volume leaves the next build clean; one that did, or
+//! may have, does not.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+
+use fs_err as fs;
+use nix::sys::signal::Signal;
+
+use super::on_each;
+use crate::support::env::TestStore;
+use crate::support::run::wait_until;
+
+const VOLUME: &str = "[[volume]]\nname = 'build'\nkind = 'build'\ntarget = '/v/build'\n";
+
+/// Two steps that each case builds anew; the second goes on with what it finds.
+fn profile(case: usize) -> String {
+    format!(
+        "{VOLUME}[[step]]\nname = 'one'\nrun = 'mkdir /v/build/d; echo {case} > /v/build/d/file'\n\
+         [[step]]\nname = 'two'\nincremental = true\nrun = 'echo {case} >> /v/build/log'\n"
+    )
+}
+
+/// Returns whether the env's newest snapshot is clean.
+fn is_clean(store: &TestStore) -> bool {
+    let list = store.rockenv(&["snapshot", "ls", store.env()]).ok().text();
+    let last = list.lines().last().unwrap();
+    assert!(last.contains("step"), "{list}");
+    !last.contains("incremental")
+}
+
+/// Returns the file that the first step made.
+fn file(store: &TestStore) -> PathBuf {
+    let record = fs::read(store.env_dir().join("record.json")).unwrap();
+    let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
+    let id = record["head"]["volumes"]["build"].as_str().unwrap();
+    store.home().join("volumes").join(id).join("d/file")
+}
+
+#[test]
+fn only_a_command_that_wrote_to_a_build_volume_makes_the_next_build_incremental() {
+    on_each(|store, method| {
+        let read = "ls -lR /v/build; cat /v/build/d/file";
+        let cases: [(&[&str], bool); 7] = [
+            (&[read, read, "echo mine > $HOME/mine"], true),
+            (&["echo 1 >> /v/build/d/file", read], false),
+            (&["rm /v/build/d/file"], false),
+            (&["ln /v/build/d/file /v/build/d/link"], false),
+            (&["chmod 600 /v/build/d/file"], false),
+            // An empty volume is restored, where it can be.
+            (&["rm -r /v/build/d"], method != "overlay"),
+            (
+                &[
+                    "cp -p /v/build/d/file $HOME/old; echo 9 > /v/build/d/file; touch -r $HOME/old /v/build/d/file",
+                ],
+                false,
+            ),
+        ];
+        for (case, (scripts, clean)) in cases.into_iter().enumerate() {
+            store.profile(&profile(case));
+            let until = ["up", store.env(), "--clean", "--until", "one"];
+            store.rockenv(&until).ok();
+            for script in scripts {
+                store.sh(script).ok();
+            }
+            store.up();
+            assert_eq!(is_clean(store), clean, "{method}: {scripts:?}");
+        }
+    });
+}
+
+#[test]
+fn a_step_is_resumed_clean_unless_a_command_wrote_to_its_build_volume() {
+    on_each(|store, method| {
+        let flags = store.work().join("flags");
+        fs::create_dir(&flags).unwrap();
+        let env = store.env();
+        let write = "echo mine >> /v/build/log; echo written";
+        for (case, (verb, script, clean)) in [
+            ("exec", "cat /v/build/log", true),
+            ("shell", "cat /v/build/log", true),
+            ("exec", write, false),
+            ("shell", write, false),
+            ("killed", "echo mine >> /v/build/log; sleep 1000", false),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            store.profile(&format!(
+                "{VOLUME}[[volume]]\nname = 'flags'\nkind = 'host'\npath = '{}'\ntarget = '/flags'\n\
+                 [[step]]\nname = 'one'\nrun = 'echo {case} >> /v/build/log; test -e /flags/{case}'\n",
+                flags.display()
+            ));
+            store.rockenv(&["up", env, "--clean"]).exits(5);
+            match verb {
+                "exec" => drop(store.sh(script).ok()),
+                "shell" => {
+                    let mut command = store.command(&["shell", "--failed", env]);
+                    command.stdin(std::process::Stdio::piped());
+                    let mut shell = crate::support::run::Background::start(command);
+                    shell
+                        .stdin()
+                        .write_all(format!("{script}\n").as_bytes())
+                        .unwrap();
+                    shell.wait().ok();
+                }
+                _ => {
+                    let log = file(store).parent().unwrap().with_file_name("log");
+                    let exec = store.start(&["exec", env, "--", "sh", "-c", script]);
+                    wait_until("the command writes", || {
+                        fs::read_to_string(&log).is_ok_and(|text| text.contains("mine"))
+                    });
+                    exec.signal(Signal::SIGKILL);
+                    drop(exec.wait());
+                }
+            }
+            fs::write(flags.join(case.to_string()), "").unwrap();
+            store.up();
+            assert_eq!(is_clean(store), clean, "{method}: {verb} {script}");
+        }
+    });
+}
+
+#[test]
+fn mapped_memory_and_a_clock_that_was_set_are_no_way_to_write_unseen() {
+    on_each(|store, method| {
+        // btrfs compares the volume itself.
+        if method == "btrfs" {
+            return;
+        }
+        for case in 0..4 {
+            store.profile(&profile(case));
+            let until = ["up", store.env(), "--clean", "--until", "one"];
+            store.rockenv(&until).ok();
+            store.sh("cat /v/build/d/file").ok();
+            let path = store.env_dir().join("record.json");
+            let text = fs::read(&path).unwrap();
+            let mut record: serde_json::Value = serde_json::from_slice(&text).unwrap();
+            let since = &mut record["head"]["by_hand"]["since"];
+            match case {
+                0 => write_mapped(&file(store)),
+                1 => since["ahead"] = (since["ahead"].as_i64().unwrap() + 1_000_000_000).into(),
+                2 => since["boot"] = "another".into(),
+                // What an older version recorded.
+                _ => drop(record["head"].as_object_mut().unwrap().remove("by_hand")),
+            }
+            fs::write(&path, record.to_string()).unwrap();
+            store.up();
+            assert!(!is_clean(store), "{method}: {case}");
+        }
+    });
+}
+
+/// Writes to a file through memory.
+#[expect(unsafe_code, reason = "no safe wrapper maps a file")]
+fn write_mapped(path: &std::path::Path) {
+    use std::os::fd::AsRawFd as _;
+    let file = fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .unwrap();
+    let access = nix::libc::PROT_READ | nix::libc::PROT_WRITE;
+    // SAFETY: the file has a byte, and nobody else maps it or makes it shorter.
+    unsafe {
+        let at = nix::libc::mmap(
+            std::ptr::null_mut(),
+            1,
+            access,
+            nix::libc::MAP_SHARED,
+            file.file().as_raw_fd(),
+            0,
+        );
+        assert_ne!(at, nix::libc::MAP_FAILED);
+        at.cast::<u8>().write_volatile(b'9');
+        assert_eq!(nix::libc::munmap(at, 1), 0);
+    }
+}
