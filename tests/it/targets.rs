@@ -306,3 +306,39 @@ fn a_target_that_only_a_newer_checkout_has_is_learned() {
         .exits(3)
         .says(&["unknown target"]);
 }
+
+/// The database of packages belongs to the steps, and may be anything.
+#[test]
+fn a_package_database_that_is_none_is_no_reason_to_fail_or_to_wait() {
+    let store = TestStore::new();
+    let target = ["--target", "gfx1201"];
+    let status =
+        "Package: librocblas4\\nStatus: install ok installed\\nX-Rocm-Gpu-Architecture: gfx803\\n";
+    for (make, is_noted) in [
+        (format!("printf '{status}' > status"), true),
+        ("mkfifo status".to_owned(), false),
+        ("mkdir status".to_owned(), false),
+        ("ln -s /proc/kmsg status".to_owned(), false),
+        ("ln -s status status".to_owned(), false),
+        ("truncate -s 10G status".to_owned(), false),
+        ("head -c 1000000 /dev/urandom > status".to_owned(), false),
+        (
+            format!("printf '{status}' > status; truncate -s 200M status; chmod 0 status"),
+            true,
+        ),
+    ] {
+        store.profile(&format!(
+            "[[step]]\nname = 'one'\nuser = 'root'\n\
+             run = '''mkdir -p /var/lib/dpkg; cd /var/lib/dpkg; rm -rf status; {make}'''\n\
+             [[step]]\nname = 'two'\nrun = 'true'\n"
+        ));
+        for verb in ["up", "plan"] {
+            let text = store
+                .rockenv(&[&[verb, store.env()], &target[..]].concat())
+                .ok();
+            let text = format!("{}{}", text.err, text.text());
+            let noted = text.contains("installed packages without code for gfx1201: librocblas4");
+            assert_eq!(noted, is_noted, "{verb}: {make}: {text}");
+        }
+    }
+}
