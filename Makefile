@@ -71,11 +71,9 @@ clippy: ## lints; a warning is an error
 doc: ## the library's documentation; a warning is an error
 	RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --document-private-items
 
-# Debian has a package of mdbook from forky on only; building it takes minutes, once.
 .PHONY: docs
 docs: ## the book of docs/ in target/book, with search; its links are checked
-	@type -P mdbook >/dev/null || cargo install --locked --version 0.5.4 --no-default-features --features search mdbook
-	mdbook build docs --dest-dir "$(abspath $(CARGO_TARGET_DIR))/book"
+	tests/mdbook
 	tests/book $(CARGO_TARGET_DIR)/book
 
 PICTURES := $(CARGO_TARGET_DIR)/pictures
