@@ -113,8 +113,12 @@ impl<'a> Pull<'a> {
         }
         let there = (0..steps.len()).rev().find_map(|at| {
             let layer = known.get(&chains[at])?;
-            // The requested step is looked up by its key.
-            let found = at + 1 < steps.len() || *layer.id == *steps[at].key;
+            // The requested step is looked up by its key. Where another layer has that, as one of another engine may,
+            // a second copy would not be found either.
+            let key = &steps[at].key;
+            let found = at + 1 < steps.len()
+                || *layer.id == **key
+                || store.layer_dir(&key.clone().into()).exists();
             found.then(|| (at + 1, layer.clone()))
         });
         let (first, base) = match there {

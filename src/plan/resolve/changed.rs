@@ -96,3 +96,18 @@ fn differing<'a>(
         .filter(|name| old.get(*name) != new.get(*name));
     names.cloned()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packages_that_came_and_went_are_named() {
+        let packages =
+            |names: &[&str]| Action::Packages(names.iter().map(|name| (*name).into()).collect());
+        let found = action(&packages(&["cmake", "gcc"]), &packages(&["gcc", "ninja"]));
+        assert_eq!(found, ["package `cmake` removed", "package `ninja` added"]);
+        let found = action(&packages(&["cmake", "gcc"]), &packages(&["gcc", "cmake"]));
+        assert_eq!(found, ["order of packages"]);
+    }
+}

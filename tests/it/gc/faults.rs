@@ -465,3 +465,15 @@ fn builds_beside_it_find_what_they_stand_on() {
     untouched(&store);
     store.rockenv(&["fsck"]).ok();
 }
+
+/// A disk of 400 MB must not give up 16 MiB, nor a larger one more.
+#[test]
+fn the_ballast_is_proportional_to_the_disk() {
+    for (megabytes, sizes) in [(400, 5..=7), (700, 9..=11), (4096, 16..=16)] {
+        let disk = LoopFs::sized(Kind::Ext4, megabytes << 20);
+        let store = TestStore::on(&disk);
+        store.up_with("[[step]]\nname = 'one'\nrun = 'true'\n");
+        let size = fs::metadata(store.home().join(".ballast")).unwrap().len();
+        assert!(sizes.contains(&(size >> 20)), "{megabytes} MB: {size}");
+    }
+}

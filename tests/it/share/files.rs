@@ -293,3 +293,30 @@ fn a_full_disk_is_said_and_left_as_it_was() {
         assert_eq!(names(&disk.join("")), Vec::<String>::new());
     }
 }
+
+#[test]
+fn what_another_engine_has_under_the_same_key_is_imported_once() {
+    let [one, other] = [TestStore::new(), TestStore::new()];
+    let name = built(&one, &other, without_volume());
+    let place = empty(&one).join("demo.oci");
+    one.rockenv(&["export", &name, "--snapshots", text(&place)])
+        .ok();
+    let import = || drop(other.rockenv(&["import", text(&place)]).ok());
+    let layers = || names(&other.home().join("layers"));
+    import();
+    let all = layers();
+    import();
+    assert_eq!(layers(), all);
+    // As if another engine had made them.
+    for layer in &all {
+        let path = other.home().join("layers").join(layer).join("layer.json");
+        let mut json: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        json["kept"] = serde_json::json!({ "socket": "/run/other.sock", "image": "other" });
+        fs::write(&path, json.to_string()).unwrap();
+    }
+    import();
+    let both = layers();
+    assert_eq!(both.len(), 2 * all.len());
+    import();
+    assert_eq!(layers(), both);
+}
