@@ -3,11 +3,15 @@
 //! `COMPLETE=bash rockenv -- WORDS` prints candidates. It only reads. Anything unreadable has no candidates, because
 //! an error in the middle of a command line helps nobody.
 
+use std::ffi::OsStr;
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Command;
 use clap_complete::CompleteEnv;
-use clap_complete::engine::{ArgValueCandidates, CompletionCandidate, PathCompleter};
+use clap_complete::engine::{
+    ArgValueCandidates, ArgValueCompleter, CompletionCandidate, PathCompleter, ValueCompleter as _,
+};
 use clap_complete::env::Shells;
 
 use crate::cli::help;
@@ -129,11 +133,22 @@ pub(crate) fn script(shell: &str) -> Result<String> {
 }
 
 fn command() -> Command {
-    let mut command = help::command();
+    let mut command = without_aliases(help::command());
     for (path, argument, names) in ARGUMENTS {
         command = attach(command, path, argument, *names);
     }
     command
+}
+
+/// Hides the second names of commands, which would be listed in place of the first.
+fn without_aliases(command: Command) -> Command {
+    command.mut_subcommands(|one| {
+        let hidden: Vec<&'static str> = ["enter", "list", "remove"]
+            .into_iter()
+            .filter(|known| one.get_visible_aliases().any(|alias| alias == *known))
+            .collect();
+        without_aliases(one.visible_alias(None).aliases(hidden))
+    })
 }
 
 fn attach(command: Command, path: &[&str], argument: &str, names: Names) -> Command {
@@ -149,14 +164,30 @@ fn attach(command: Command, path: &[&str], argument: &str, names: Names) -> Comm
             // `mut_arg` would move it behind the others.
             command.mut_args(|known| match names {
                 _ if known.get_id() != argument => known,
-                Names::Directory => known.add(clap_complete::engine::ArgValueCompleter::new(
-                    PathCompleter::dir(),
-                )),
+                Names::Directory => known.add(ArgValueCompleter::new(PathCompleter::dir())),
+                Names::Profiles | Names::ProfilesAndTargets => {
+                    known.add(ArgValueCompleter::new(move |typed: &OsStr| {
+                        profile_or_file(names, typed)
+                    }))
+                }
                 _ => known.add(ArgValueCandidates::new(move || candidates(names))),
             })
         }
         None => command,
     }
+}
+
+/// Returns the profiles that begin with `typed`, or the files if it is a path.
+fn profile_or_file(names: Names, typed: &OsStr) -> Vec<CompletionCandidate> {
+    let text = typed.to_string_lossy();
+    if text.contains('/') {
+        let files = PathCompleter::any();
+        let files = files.filter(|path: &Path| path.extension().is_some_and(|end| end == "toml"));
+        return files.complete(typed);
+    }
+    let mut found = candidates(names);
+    found.retain(|one| one.get_value().to_string_lossy().starts_with(&*text));
+    found
 }
 
 fn candidates(names: Names) -> Vec<CompletionCandidate> {
@@ -305,6 +336,22 @@ mod tests {
             assert_eq!(order(super::command()), order(help::command()), "{path:?}");
         }
         super::command().debug_assert();
+    }
+
+    #[test]
+    fn every_second_name_is_hidden_and_still_understood() {
+        fn check(shown: &Command, completed: &Command) {
+            for one in shown.get_subcommands() {
+                let inner = completed.find_subcommand(one.get_name()).unwrap();
+                assert_eq!(inner.get_visible_aliases().count(), 0, "{}", one.get_name());
+                for alias in one.get_visible_aliases() {
+                    let found = completed.find_subcommand(alias).unwrap();
+                    assert_eq!(found.get_name(), one.get_name());
+                }
+                check(one, inner);
+            }
+        }
+        check(&help::command(), &super::command());
     }
 
     #[test]

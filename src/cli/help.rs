@@ -11,6 +11,7 @@ use super::examples::EXAMPLES;
 use crate::cli::Cli;
 use crate::rocm::target::Target;
 use crate::sys::error::{Error, Kind, Result};
+use crate::sys::suggest;
 use crate::up::context::Context;
 
 /// The commands in the order of `--help`.
@@ -158,7 +159,8 @@ pub(crate) fn command() -> clap::Command {
 pub(super) fn parse() -> std::result::Result<Cli, Unparsed> {
     let parsed = command().try_get_matches();
     let parsed = parsed.and_then(|matches| Cli::from_arg_matches(&matches));
-    parsed.map_err(|error| {
+    parsed.map_err(|mut error| {
+        keep_close(&mut error);
         let first = std::env::args().skip(1).find(|word| !word.starts_with('-'));
         match (error.kind(), error.get(ContextKind::InvalidSubcommand)) {
             (ErrorKind::InvalidSubcommand, Some(ContextValue::String(word)))
@@ -169,6 +171,23 @@ pub(super) fn parse() -> std::result::Result<Cli, Unparsed> {
             _ => Unparsed::Usage(error),
         }
     })
+}
+
+/// Removes the commands that clap suggests for a word that is too different: `on` for `nonsense`.
+fn keep_close(error: &mut clap::Error) {
+    let (Some(ContextValue::String(word)), Some(ContextValue::Strings(names))) = (
+        error.get(ContextKind::InvalidSubcommand),
+        error.get(ContextKind::SuggestedSubcommand),
+    ) else {
+        return;
+    };
+    match suggest::closest(word, names.iter().map(String::as_str)).map(str::to_owned) {
+        Some(close) => error.insert(
+            ContextKind::SuggestedSubcommand,
+            ContextValue::Strings(vec![close]),
+        ),
+        None => error.remove(ContextKind::SuggestedSubcommand),
+    };
 }
 
 /// Why a command line was not parsed.
@@ -210,10 +229,12 @@ pub(super) fn find(mut command: clap::Command, words: &[String]) -> Result<clap:
             }
             let shown = words[..=at].join(" ");
             let message = format!("no command `{}`", shown.escape_debug());
-            return Err(Error::new(Kind::Usage, message).help(match at {
+            let all = match at {
                 0 => "rockenv --help".to_owned(),
                 _ => format!("rockenv {} --help", words[..at].join(" ")),
-            }));
+            };
+            let known = command.get_subcommands().map(clap::Command::get_name);
+            return Err(Error::new(Kind::Usage, message).help(suggest::help(word, known, &all)));
         };
         command = inner.clone();
     }

@@ -1,6 +1,6 @@
 //! Owns "did you mean": finding the known name closest to a mistyped one.
 
-/// Returns the known name closest to `typed`, unless even that one is too different.
+/// Returns the known name closest to `typed`, or else the only one that begins with it.
 pub(crate) fn closest<'a>(
     typed: &str,
     known: impl IntoIterator<Item = &'a str>,
@@ -15,18 +15,25 @@ pub(crate) fn closest<'a>(
         3..=5 => 2,
         _ => 3,
     };
-    known
+    let known: Vec<(String, &str)> = known
         .into_iter()
-        .map(|name| {
-            (
-                strsim::osa_distance(&typed, &name.to_ascii_lowercase()),
-                name,
-            )
-        })
+        .map(|name| (name.to_ascii_lowercase(), name))
+        .collect();
+    let near = known
+        .iter()
+        .map(|(lower, name)| (strsim::osa_distance(&typed, lower), *name))
         .filter(|(distance, _)| *distance <= limit)
         // Letters that changed places are likelier than wrong ones.
-        .min_by_key(|(distance, name)| (*distance, sorted(name) != sorted(&typed)))
-        .map(|(_, name)| name)
+        .min_by_key(|(distance, name)| (*distance, sorted(name) != sorted(&typed)));
+    if let Some((_, name)) = near {
+        return Some(name);
+    }
+    // The profile's name for the env's, which has the target in it.
+    let mut longer = known.iter().filter(|(lower, _)| lower.starts_with(&typed));
+    match (longer.next(), longer.next()) {
+        (Some((_, name)), None) if typed.len() > 2 => Some(name),
+        _ => None,
+    }
 }
 
 /// Returns the help for an unknown name: the closest known one, or else `otherwise`.
@@ -83,5 +90,15 @@ mod tests {
         assert_eq!(closest("GFX1103", ["gfx1103"]), Some("gfx1103"));
         assert_eq!(closest("colour", ["step", "volume"]), None);
         assert_eq!(closest(&"x".repeat(1_000_000), ["step"]), None);
+    }
+
+    #[test]
+    fn the_only_name_that_begins_so_is_suggested() {
+        let known = ["mine-gfx1103", "mine-gfx90a", "smoke-gfx1103"];
+        assert_eq!(closest("smoke", known), Some("smoke-gfx1103"));
+        assert_eq!(closest("SMOKE-g", known), Some("smoke-gfx1103"));
+        assert_eq!(closest("mine", known), None);
+        assert_eq!(closest("s", known), None);
+        assert_eq!(closest("", ["smoke-gfx1103"]), None);
     }
 }

@@ -100,10 +100,23 @@ fn words_of_other_tools_name_the_command() {
         .rockenv(&["snapshot", "delete"])
         .exits(2)
         .says(&["unrecognized subcommand"]);
-    store
-        .rockenv(&["nonsense"])
-        .exits(2)
-        .says(&["unrecognized subcommand"]);
+    for far in ["nonsense", "frobnicate"] {
+        let said = store.rockenv(&[far]).exits(2).err.clone();
+        assert!(
+            said.contains("unrecognized subcommand") && !said.contains("similar"),
+            "{said}"
+        );
+        store
+            .rockenv(&["help", far])
+            .exits(2)
+            .says(&["rockenv --help"]);
+    }
+    for (close, command) in [("satus", "status"), ("snapshto", "snapshot")] {
+        let similar = format!("a similar subcommand exists: '{command}'");
+        store.rockenv(&[close]).exits(2).says(&[&similar]);
+        let help = format!("did you mean `{command}`?");
+        store.rockenv(&["help", close]).exits(2).says(&[&help]);
+    }
     let table = store.rockenv(&["ls"]).ok().text();
     assert_eq!(store.rockenv(&["list"]).ok().text(), table);
 }

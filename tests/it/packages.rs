@@ -6,6 +6,7 @@ use std::process::Command;
 
 use crate::support::env::TestStore;
 use crate::support::loopfs::run;
+use crate::support::terminal::Terminal;
 use fs_err as fs;
 
 /// The shipped profile with this build's binary in place of a compiled one.
@@ -110,6 +111,11 @@ fn each_package_installs_runs_and_leaves_the_store_when_it_is_removed() {
     let directory = store.work().join("checkout");
     fs::create_dir(&directory).unwrap();
     checkout(&directory);
+    let tools = STEPS.lines().find(|line| line.starts_with("packages"));
+    let shipped = fs::read_to_string(directory.join("packaging/rockenv.toml")).unwrap();
+    for tool in tools.unwrap().split('"').skip(1).step_by(2) {
+        assert!(shipped.contains(&format!("  \"{tool}\",")), "{tool}");
+    }
     let version = env!("CARGO_PKG_VERSION");
     let name = store.env().to_owned();
     let profile = directory.join("packaging").join(format!("{name}.toml"));
@@ -128,12 +134,28 @@ fn each_package_installs_runs_and_leaves_the_store_when_it_is_removed() {
         .collect();
     found.sort();
     let expected = [
+        "SHA256SUMS".to_owned(),
         format!("rockenv-{version}-1-x86_64.pkg.tar.zst"),
         format!("rockenv-{version}-1.x86_64.rpm"),
         format!("rockenv-{version}-x86_64-linux.tar.zst"),
         format!("rockenv_{version}_amd64.deb"),
     ];
     assert_eq!(found, expected);
+    let sums = fs::read_to_string(packages.join("SHA256SUMS")).unwrap();
+    assert_eq!(sums.lines().count(), expected.len() - 1);
+    let mut check = Command::new("sha256sum");
+    run(check
+        .args(["--check", "--strict", "SHA256SUMS"])
+        .current_dir(&packages));
+
+    // Again after a change.
+    let readme = directory.join("README.md");
+    fs::write(&readme, fs::read_to_string(&readme).unwrap() + "\n").unwrap();
+    store.rockenv(&up).ok();
+    let again = store.work().join("again");
+    store
+        .rockenv(&["export", &name, again.to_str().unwrap()])
+        .ok();
 
     let debian = format!("{name}-debian");
     let text = DEBIAN
@@ -162,6 +184,13 @@ COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMP_TYPE=9 COMP_LINE="$*" COMP_POINT=$
 "$function" rockenv "${!#}" "${COMP_WORDS[COMP_CWORD - 1]}"
 printf '%s\n' "${COMPREPLY[@]}"
 "#;
+
+/// Completes the line as fish does, with the script that is installed.
+const FISH: &str =
+    "source $argv[1]/usr/share/fish/vendor_completions.d/rockenv.fish; complete -C $argv[2]";
+
+/// Starts zsh with the script that is installed.
+const ZSH: &str = "PS1='> '; fpath=($ROOT/usr/share/zsh/site-functions $fpath); autoload -Uz compinit; compinit -u -D; bindkey -e\n";
 
 #[test]
 fn an_installation_completes_names_and_has_the_schema_for_editors() {
@@ -203,6 +232,48 @@ fn an_installation_completes_names_and_has_the_schema_for_editors() {
         ["gfx1100", "gfx1101", "gfx1102", "gfx1103"]
     );
     assert_eq!(complete(&["fsc"]), ["fsck"]);
+    assert_eq!(complete(&["snapshot", "r"]), ["rm"]);
+    assert_eq!(complete(&["remove", &env[..env.len() - 1]]), [env]);
+    let profile = store.work().join("own.toml");
+    fs::write(&profile, "").unwrap();
+    let profile = profile.to_str().unwrap();
+    let typed = profile.trim_end_matches("n.toml");
+    assert_eq!(complete(&["plan", typed]), [profile]);
+
+    let fish = |line: &str| {
+        let mut command = Command::new("fish");
+        command.args(["--no-config", "--command", FISH]).arg(&root);
+        let text = output(command.arg(line).env("ROCKENV_HOME", store.home()));
+        let names = text.lines().map(|line| line.split('\t').next().unwrap());
+        names.map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(fish("rockenv fsc"), ["fsck"]);
+    let typed = format!("rockenv logs {env} ");
+    assert_eq!(fish(&typed)[..2], ["first", "second"]);
+    let typed = format!("rockenv plan {}", profile.trim_end_matches("wn.toml"));
+    assert_eq!(fish(&typed), [profile]);
+
+    let mut command = Command::new("zsh");
+    command.args(["-f", "-i"]).env("ROCKENV_HOME", store.home());
+    let path = format!("{}:/usr/bin:/bin", root.join("usr/bin").display());
+    command.env("PATH", path).env("ROOT", &root);
+    let mut zsh = Terminal::start(command, 24, 80);
+    zsh.write(ZSH);
+    zsh.write("echo star''ted\n");
+    zsh.expect("started");
+    for (typed, completed) in [
+        (
+            format!("rollback {env} f\t"),
+            format!("rollback {env} first"),
+        ),
+        ("fsc\t".to_owned(), "fsck".to_owned()),
+    ] {
+        // The shell itself repeats the line that it would run.
+        zsh.write(&format!("rockenv {typed}\x01print -r -- '[\x05]'\n"));
+        zsh.expect(&format!("[rockenv {completed}]"));
+    }
+    zsh.write("exit\n");
+    zsh.child.wait().unwrap();
 
     let program = root.join("usr/bin/rockenv");
     let text = output(Command::new(program).args(["profile", "new", "mine", "--print"]));
