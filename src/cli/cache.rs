@@ -1,19 +1,12 @@
-//! Owns `cache`: lists caches, empties one, and shrinks one by its own tool inside an env that mounts it.
-
-use std::path::Path;
-use std::sync::atomic::AtomicBool;
+//! Owns `cache`: lists caches, and empties them.
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use crate::plan::gc::Inventory;
 use crate::plan::gc::cache::CacheKind as Tool;
 use crate::plan::gc::policy::Policy;
 use crate::store::Store;
-use crate::store::gc_apply::Swept;
-use crate::sys::error::{Error, Kind, Result};
-use crate::sys::host::Host;
-use crate::sys::process::Program;
+use crate::sys::error::Result;
 use crate::ui::size;
 use crate::ui::table::Table;
 use crate::up::context::Context;
@@ -112,47 +105,4 @@ fn clear_one(cx: &Context, store: &Store, name: &str) -> Result<()> {
     cx.ui
         .note(&format!("cache {name}: freed {}", size::bytes(bytes)));
     Ok(())
-}
-
-/// Runs a cache's own tool to shrink it to `max` bytes, in the env that the inventory names.
-pub(crate) fn shrink(
-    cx: &Context,
-    store: &Store,
-    inventory: &Inventory,
-    name: &str,
-    max: u64,
-) -> Result<Swept> {
-    let Some(cache) = inventory.caches.get(name) else {
-        return Ok(Swept::Gone);
-    };
-    let (Some(kind), Some((env, target))) = (cache.kind, &cache.at) else {
-        return Ok(Swept::Stays("no env mounts it".to_owned()));
-    };
-    // A build may have begun since the inventory was made.
-    let shelves = store.caches()?;
-    if let Some(env) = shelves.get(name).and_then(|shelf| shelf.busy(store)) {
-        return Ok(Swept::Stays(format!("in use by a command in env {env}")));
-    }
-    let home = cx.config.home.display().to_string();
-    // `--apart`: files that the tool leaves beside the cache must not be kept as a change of the env.
-    let mut command =
-        Program::at(&Host::probe()?.program).args(["--quiet", "--home", &home, "exec", "--apart"]);
-    if kind.is_root() {
-        command = command.arg("--root");
-    }
-    let max = max.to_string();
-    let inside = [env, "--", "sh", "-ec", kind.script(), "sh", target, &max];
-    command
-        .args(inside)
-        .directory(Path::new("/"))
-        .output(1 << 20, &AtomicBool::new(false), &mut |_| {})
-        .map_err(|error| {
-            Error::new(
-                Kind::Unavailable,
-                format!("`{}` in env {env} failed", kind.tool()),
-            )
-            .source(error)
-            .help(format!("rockenv cache clear {name}"))
-        })?;
-    Ok(Swept::Gone)
 }

@@ -1,0 +1,300 @@
+//! Owns running a command in an env for `exec` and `shell`: in the container that is running, or in one of its own.
+
+use std::time::{Duration, Instant};
+
+use crate::engine::Root;
+use crate::engine::hold::{ContainerRecord, Hold, OnDisconnect};
+use crate::engine::job_slots::Claim;
+use crate::engine::session::{Client, End, Running};
+use crate::engine::wire::Command;
+use crate::execute::gpu_check::{Proof, prove};
+use crate::execute::{ByHand, base_environment, container, terminal};
+use crate::image::certificates;
+use crate::plan::resolve::{self, Spec, VolumeKind};
+use crate::rocm::gpu::{self, Choice, Device, Selector};
+use crate::store::{LockedEnv, Store, source};
+use crate::sys::error::{Error, Kind, Result};
+use crate::sys::host::Host;
+use crate::up::context::Context;
+
+/// How long to retry a busy env.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A command to run in an env.
+pub(crate) struct Job {
+    pub env: String,
+    pub root: bool,
+    pub gpu: Option<String>,
+    pub failed: bool,
+    /// In a private tree.
+    pub apart: bool,
+    pub argv: Vec<String>,
+    pub workdir: Option<String>,
+    pub variables: Vec<(String, String)>,
+    pub tty: bool,
+}
+
+/// The store, and the env that is meant.
+pub(crate) struct Opened {
+    host: Host,
+    store: Store,
+    pub env: String,
+}
+
+impl Opened {
+    pub(crate) fn new(cx: &Context, name: Option<&str>) -> Result<Self> {
+        let host = cx.host_as_root("running commands in an env")?;
+        let store = cx.existing_store()?;
+        cx.reap(&store)?;
+        let env = store.named_or_only(name)?;
+        store.known(&env)?;
+        Ok(Self { host, store, env })
+    }
+}
+
+/// Runs the command in the running container, or in one of its own; returns its exit code.
+pub(crate) fn run(cx: &Context, opened: &Opened, job: &Job) -> Result<u8> {
+    let Opened { host, store, .. } = opened;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        // A running container has another tree than the failed step's, and no device can be added to it.
+        let locked = if job.failed || job.apart || job.gpu.is_some() {
+            store.lock_known(&job.env, "exec", Duration::ZERO)
+        } else {
+            store.lock_unheld(&job.env, "exec")
+        };
+        match locked {
+            Ok(env) => return own(cx, job, host, store, env),
+            Err(error) if error.kind() == Kind::Busy => {
+                if job.failed || job.apart {
+                    return Err(error);
+                }
+                if let Some(exit) = join(cx, job, store, host)? {
+                    if exit.last {
+                        // The process that started the container is gone: the env must be free and clean when we
+                        // return.
+                        drop(store.lock_env(&job.env, "exec", PATIENCE)?);
+                        cx.tidy(store)?;
+                    }
+                    return Ok(exit.code);
+                }
+                // Between two steps there is no container to join, or it ended a moment ago.
+                if Instant::now() > deadline {
+                    return Err(error);
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Runs the job in the running container; `None` if there is none any more.
+fn join(cx: &Context, job: &Job, store: &Store, host: &Host) -> Result<Option<terminal::Exit>> {
+    let run = store.env_dir(&job.env).join("run");
+    let Some(client) = Client::join(&run)? else {
+        return Ok(None);
+    };
+    let spec = store.spec(&job.env)?;
+    let devices = devices(cx, job, &spec)?;
+    let mut command = command(cx, job, &spec, host, &devices);
+    // The service created its device nodes with the groups of that time.
+    if let Some(groups) = &mut command.groups
+        && let Some(state) = ContainerRecord::read(&run).filter(|_| !devices.is_empty())
+    {
+        let nodes: Vec<Device> = devices.iter().cloned().chain(state.nodes).collect();
+        *groups = gpu::groups(&nodes);
+    }
+    // Over its own connection: ours keeps alive a container that is about to end.
+    if !devices.is_empty() {
+        let Some(second) = Client::join(&run)? else {
+            return Ok(None);
+        };
+        if prove(&second, &devices, &command, None)? == Proof::Gone {
+            return Ok(None);
+        }
+    }
+    store.use_env(&job.env, &store.known(&job.env)?);
+    let by_hand = ByHand::begin(&store.env_dir(&job.env))?;
+    let exit = terminal::run(&client, command);
+    by_hand.end()?;
+    exit
+}
+
+/// Returns the current nodes of the requested GPU.
+fn devices(cx: &Context, job: &Job, spec: &Spec) -> Result<Vec<Device>> {
+    let selector = match job.gpu.as_deref() {
+        None | Some("none") => return Ok(Vec::new()),
+        Some(which) => Selector::from(which),
+    };
+    let machine = cx.gpus();
+    match machine.choose(&selector, &spec.targets, spec.gpu)? {
+        Choice::Gpu { grant, note } => {
+            if let Some(note) = note {
+                cx.ui.note(&note);
+            }
+            grant.devices()
+        }
+        Choice::Without { why } => {
+            let error = Error::unavailable(format!("the command cannot use a GPU: {why}"));
+            Err(match machine.gpus.first() {
+                // The GPU exists, but runs code for another target.
+                Some(gpu) if machine.lack().is_none() => error.help(format!(
+                    "rockenv exec --gpu={} {} -- ...",
+                    gpu.render, job.env
+                )),
+                _ => error.help("rockenv doctor"),
+            })
+        }
+    }
+}
+
+/// Runs the job in a container of its own.
+fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'_>) -> Result<u8> {
+    let spec = store.spec(&job.env)?;
+    if !job.apart {
+        env.touch();
+    }
+    let volumes: Vec<String> = spec
+        .volumes
+        .iter()
+        .filter(|volume| volume.kind == VolumeKind::Build)
+        .map(|volume| volume.name.clone())
+        .collect();
+    env.ensure_volumes(&volumes, &spec.user)?;
+    if !job.apart {
+        env.show_volumes()?;
+    }
+    let (tree, layer) = if job.failed {
+        let failed = env.known_record()?.failed.clone();
+        let failed = failed.ok_or_else(|| {
+            Error::not_found(format!("no step of env `{}` failed", job.env))
+                .help(format!("rockenv shell {}", job.env))
+        })?;
+        (failed.tree, failed.parent)
+    } else if job.apart {
+        let layer = env.known_record()?.head.layer.clone();
+        (env.checkout_tree(layer.as_ref())?, layer)
+    } else {
+        (env.live_tree()?, env.known_record()?.head.layer.clone())
+    };
+    let root = env.root(&tree, layer.as_ref(), None)?;
+    let devices = devices(cx, job, &spec)?;
+    let around = container::Around {
+        env: &env,
+        store,
+        spec: &spec,
+        sources: &source::directories(store, &spec),
+        host,
+    };
+    let container = around.of_shell(root, devices.clone())?;
+    // Device nodes get new numbers when a driver is reloaded, and a failed step's tree is used only once.
+    let stays = matches!(container.root, Root::Service(_))
+        && devices.is_empty()
+        && !job.failed
+        && !job.apart;
+    // A person must not wait for job slots: the first one is always granted, more only as they are free.
+    let sizing = cx.sizing(&spec, host);
+    let claim = Claim::open(&store.jobs_file(), sizing.budget.value, &job.env)?;
+    let (ticket, claim) = claim.pass(sizing.jobs.value, env.run_dir().join(container::FIFO));
+    let hold = Hold {
+        container,
+        jobs: ticket,
+        tie: OnDisconnect::Drain(if stays {
+            cx.config.idle
+        } else {
+            Duration::ZERO
+        }),
+        run: env.run_dir(),
+        program: host.program.clone(),
+        systemd: host.systemd && host.root,
+        rootless: !host.root,
+    };
+    let running = Running::start(&hold, env.lock_fd(), claim)?;
+    let command = command(cx, job, &spec, host, &devices);
+    let by_hand = ByHand::begin(env.directory())?;
+    let code = in_container(&running, &devices, command);
+    let mut noted = by_hand.end();
+    let interrupted = match &code {
+        Ok(exit) => exit.is_some_and(|exit| exit.interrupted),
+        Err(error) => matches!(error.kind(), Kind::Signal(_)),
+    };
+    let end = running.finish(interrupted);
+    if let Ok(End::Ended(_)) = &end {
+        container::clean(store, &env.run_dir())?;
+    }
+    if job.apart {
+        // If its end was not seen here, the next command cleans it up, because no record names it.
+        store.discard(&env.directory().join("trees").join(tree))?;
+    } else {
+        noted = noted.and(env.show_volumes());
+        // A shell may stay open for days.
+        env.touch();
+    }
+    drop(env);
+    cx.tidy(store)?;
+    let code = match (code, end) {
+        (Err(ended), Err(why)) if matches!(ended.kind(), Kind::Command(_)) => {
+            Err(ended.source(why))
+        }
+        // If both failed, the holder has the reason.
+        (_, Err(why)) => return Err(why),
+        (code, Ok(_)) => code,
+    };
+    noted?;
+    let exit =
+        code?.ok_or_else(|| Error::unavailable("the container ended before the command began"))?;
+    Ok(exit.code)
+}
+
+/// Runs a command in a container that was just started, after its devices are proven; `None` if it did not start.
+fn in_container(
+    running: &Running,
+    devices: &[Device],
+    command: Command,
+) -> Result<Option<terminal::Exit>> {
+    if !devices.is_empty() {
+        match running.connect() {
+            Ok(client) if prove(&client, devices, &command, None)? == Proof::Given => {}
+            // It failed to start, and its holder has the reason.
+            _ => return Ok(None),
+        }
+    }
+    // Only now: a connection without a command would look like another client's.
+    let client = running.connect()?;
+    terminal::run(&client, command)
+}
+
+/// Returns the command as the container runs it, with its environment and its user.
+fn command(cx: &Context, job: &Job, spec: &Spec, host: &Host, devices: &[Device]) -> Command {
+    let mut env = base_environment(spec, job.root);
+    let sizing = cx.sizing(spec, host);
+    let facts = sizing.facts(sizing.jobs.value);
+    env.extend(
+        spec.env
+            .iter()
+            .map(|(name, value)| (name.clone(), resolve::finish(value, &facts))),
+    );
+    certificates::point(&mut env, &spec.env, &spec.image_env);
+    env.extend(job.variables.iter().cloned());
+    if job.tty {
+        let term = cx.config.terminal.term.as_deref().unwrap_or("dumb");
+        env.insert("TERM".to_owned(), term.to_owned());
+    }
+    let home = env.get("HOME").cloned().unwrap_or_else(|| "/".to_owned());
+    let (uid, gid) = if job.root {
+        (0, 0)
+    } else {
+        (spec.user.uid, spec.user.gid)
+    };
+    Command {
+        argv: job.argv.clone(),
+        env: env.into_iter().collect(),
+        cwd: job.workdir.clone().unwrap_or(home),
+        uid,
+        gid,
+        groups: host.root.then(|| gpu::groups(devices)),
+        no_new_privs: !job.root,
+        tty: job.tty,
+    }
+}

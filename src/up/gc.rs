@@ -1,0 +1,257 @@
+//! Owns `gc` in its rounds: decides, asks, removes, and looks again if less was freed than estimated.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use crate::plan::gc::policy::Limits;
+use crate::plan::gc::{GcItem, GcTarget, Inventory, Plan, Rule, plan};
+use crate::store::Store;
+use crate::store::gc_apply::Swept;
+use crate::store::inventory::Look;
+use crate::sys::error::{Error, Kind, Result};
+use crate::sys::host::{Host, free_space};
+use crate::sys::process::Program;
+use crate::ui::size;
+use crate::up::context::Context;
+
+/// Maximum of further rounds after one that freed less than estimated.
+const ROUNDS: usize = 3;
+
+/// Interval for asking the file system whether enough is free; removals must have reached the disk for that.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// Removes unused data, then what the limits allow until `asked` more bytes are free. Refuses if the user does not agree.
+pub(crate) fn collect(
+    cx: &Context,
+    store: &Store,
+    mut look: Look,
+    limits: &Limits,
+    asked: Option<u64>,
+) -> Result<Done> {
+    cx.host_as_root("removing unused data")?;
+    // Before any write, even of a lock's holder.
+    let ballast = store.drop_ballast()?;
+    if ballast.is_some() {
+        cx.ui.note("the disk is full: dropping the ballast first");
+    }
+    // Neither recent deletions by others nor the ballast count as freed by `gc`.
+    store.settle_space()?;
+    let before = unused(store)?;
+    cx.reap(store)?;
+    for error in store.settle_envs()? {
+        cx.ui.warn(&error.chain().join(": "));
+    }
+    let mut done = Done::default();
+    let mut agreed = BTreeSet::new();
+    for round in 0..ROUNDS {
+        store.reclaim()?;
+        let gained = unused(store)?.saturating_sub(before);
+        let left = asked.map(|asked| asked.saturating_sub(gained));
+        // A tool that left more than requested would do so again.
+        look.caches = round == 0;
+        let (inventory, plan) = decide(store, &look, limits, left, 0)?;
+        if round == 0 {
+            done.trash = gained;
+        }
+        if !agree(cx, &plan, &mut agreed)? {
+            if round == 0 {
+                return Err(Error::new(Kind::Usage, "nothing changed"));
+            }
+            break;
+        }
+        let goal = Goal {
+            unused: asked.map(|asked| before.saturating_add(asked)),
+            free: limits.min_free,
+        };
+        let removed = apply(cx, store, &plan, &inventory, limits, &goal, &mut done)?;
+        done.notes = plan.notes;
+        // Look again only if space is still short and this round removed something.
+        if removed == 0 || left.is_none_or(|left| left == 0) {
+            break;
+        }
+    }
+    store.reclaim()?;
+    // Meanwhile others may have written more than was freed.
+    done.freed = unused(store)?.saturating_sub(before);
+    drop(ballast);
+    store.load_ballast()?;
+    Ok(done)
+}
+
+/// Reads the store and decides. Recorded sizes come first; if they make anything go, or leave space short, measured
+/// sizes decide. `trash` is bytes already detached, which are freed first.
+pub(crate) fn decide(
+    store: &Store,
+    look: &Look,
+    limits: &Limits,
+    asked: Option<u64>,
+    trash: u64,
+) -> Result<(Inventory, Plan)> {
+    let mut inventory = store.gc_inventory(look, limits.keep_last)?;
+    inventory.free += trash;
+    let mut decided = plan(&inventory, limits, asked);
+    let matters = !decided.items.is_empty() || decided.missing > 0 || inventory.used.is_some();
+    if matters && store.estimate_shared(&mut inventory, look, limits.keep_last)? {
+        decided = plan(&inventory, limits, asked);
+    }
+    Ok((inventory, decided))
+}
+
+/// Returns the free bytes of the file system, root's reserve included: their growth is what was freed, on a full disk
+/// too.
+fn unused(store: &Store) -> Result<u64> {
+    let disk = nix::sys::statvfs::statvfs(store.root())
+        .map_err(|error| Error::unexpected("cannot ask for free space").source(error))?;
+    Ok(disk.blocks_free() * disk.fragment_size())
+}
+
+/// When removals for space may stop.
+struct Goal {
+    /// Free bytes, root's reserve included, for `--free`.
+    unused: Option<u64>,
+    /// Bytes that an ordinary user can write, for `min-free`.
+    free: u64,
+}
+
+impl Goal {
+    fn is_reached(&self, rule: Rule, store: &Store) -> Result<bool> {
+        match (rule, self.unused) {
+            (Rule::Free, Some(goal)) => Ok(unused(store)? >= goal),
+            (Rule::MinFree, _) => Ok(free_space(store.root())? >= self.free),
+            _ => Ok(false),
+        }
+    }
+}
+
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct Done {
+    pub removed: Vec<GcItem>,
+    pub stayed: Vec<Stayed>,
+    /// Bytes that were waiting in the trash.
+    pub trash: u64,
+    /// Sum of the removed items' bytes.
+    pub estimate: u64,
+    /// Bytes freed according to the file system.
+    pub freed: u64,
+    pub notes: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Stayed {
+    pub name: String,
+    pub why: String,
+}
+
+/// Asks before anything goes that takes time to make again, and again if a later look adds items.
+fn agree(cx: &Context, plan: &Plan, agreed: &mut BTreeSet<GcTarget>) -> Result<bool> {
+    let more = if agreed.is_empty() {
+        ""
+    } else {
+        "less was freed than estimated: "
+    };
+    let items = plan.items.iter();
+    let new: Vec<&GcItem> = items.filter(|item| !agreed.contains(&item.what)).collect();
+    agreed.extend(new.iter().map(|item| item.what.clone()));
+    let time: u64 = new.iter().map(|item| item.rebuild_ms).sum();
+    if time == 0 {
+        return Ok(true);
+    }
+    cx.agrees(&format!(
+        "{more}remove {} ({}; making them again would take {})?",
+        size::count(new.len(), "thing"),
+        size::bytes(new.iter().map(|item| item.bytes).sum()),
+        size::duration(Duration::from_millis(time))
+    ))
+}
+
+/// Removes the planned items until enough is free. Returns how many were removed.
+fn apply(
+    cx: &Context,
+    store: &Store,
+    plan: &Plan,
+    inventory: &Inventory,
+    limits: &Limits,
+    goal: &Goal,
+    done: &mut Done,
+) -> Result<usize> {
+    let mut removed = 0;
+    let mut looked = Instant::now();
+    for item in &plan.items {
+        // Estimates may be too low: remove nothing for space that is free already.
+        if item.rule.wants_space() && looked.elapsed() > LOOK {
+            store.reclaim()?;
+            looked = Instant::now();
+            if goal.is_reached(item.rule, store)? {
+                continue;
+            }
+        }
+        let swept = match &item.what {
+            GcTarget::Cache { cache, max } => shrink(cx, store, inventory, cache, *max),
+            what => store.sweep(what, limits.keep_last),
+        };
+        let stays = match swept {
+            Ok(Swept::Gone) => {
+                cx.ui.detail(&format!("removed {}", item.name));
+                removed += 1;
+                done.estimate += item.bytes;
+                done.removed.push(item.clone());
+                continue;
+            }
+            Ok(Swept::Stays(why)) => why,
+            Err(error) => error.chain().join(": "),
+        };
+        cx.ui.detail(&format!("{} stays: {stays}", item.name));
+        done.stayed.push(Stayed {
+            name: item.name.clone(),
+            why: stays,
+        });
+    }
+    Ok(removed)
+}
+
+/// Runs a cache's own tool to shrink it to `max` bytes, in the env that the inventory names.
+fn shrink(
+    cx: &Context,
+    store: &Store,
+    inventory: &Inventory,
+    name: &str,
+    max: u64,
+) -> Result<Swept> {
+    let Some(cache) = inventory.caches.get(name) else {
+        return Ok(Swept::Gone);
+    };
+    let (Some(kind), Some((env, target))) = (cache.kind, &cache.at) else {
+        return Ok(Swept::Stays("no env mounts it".to_owned()));
+    };
+    // A build may have begun since the inventory was made.
+    let shelves = store.caches()?;
+    if let Some(env) = shelves.get(name).and_then(|shelf| shelf.busy(store)) {
+        return Ok(Swept::Stays(format!("in use by a command in env {env}")));
+    }
+    let home = cx.config.home.display().to_string();
+    // `--apart`: files that the tool leaves beside the cache must not be kept as a change of the env.
+    let mut command =
+        Program::at(&Host::probe()?.program).args(["--quiet", "--home", &home, "exec", "--apart"]);
+    if kind.is_root() {
+        command = command.arg("--root");
+    }
+    let max = max.to_string();
+    let inside = [env, "--", "sh", "-ec", kind.script(), "sh", target, &max];
+    command
+        .args(inside)
+        .directory(Path::new("/"))
+        .output(1 << 20, &AtomicBool::new(false), &mut |_| {})
+        .map_err(|error| {
+            Error::new(
+                Kind::Unavailable,
+                format!("`{}` in env {env} failed", kind.tool()),
+            )
+            .source(error)
+            .help(format!("rockenv cache clear {name}"))
+        })?;
+    Ok(Swept::Gone)
+}
