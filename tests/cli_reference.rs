@@ -36,6 +36,7 @@ fn every_exit_code_is_documented() {
         Kind::Busy,
         Kind::NotFound,
         Kind::NoEnv,
+        Kind::NoLayer,
         Kind::Drift,
         Kind::Preflight,
         Kind::OutOfSpace,

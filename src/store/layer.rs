@@ -17,7 +17,7 @@ use crate::plan::checked;
 use crate::plan::ids::{EnvId, LayerId, TreeId};
 pub(crate) use crate::plan::layer::{Cost, Layer, VolumeState};
 use crate::sys::atomic::{self, random_id};
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::tree::root_fs::Tree;
 use crate::tree::{self, Method};
 
@@ -313,7 +313,8 @@ impl Store {
 }
 
 fn missing(id: &LayerId) -> Error {
-    Error::not_found(format!("layer `{id}` is missing from the store")).help("rockenv fsck")
+    let message = format!("layer `{id}` is missing from the store");
+    Error::new(Kind::NoLayer, message).help("rockenv fsck")
 }
 
 /// Returns the kernel's random id of the current boot.

@@ -22,6 +22,8 @@ pub enum Kind {
     NotFound,
     /// The store has no env of that name.
     NoEnv,
+    /// A layer does not exist: the store is damaged, or another command has just removed the layer.
+    NoLayer,
     /// The current state differs from the locked or recorded one.
     Drift,
     /// The machine does not meet the profile's needs.
@@ -44,7 +46,7 @@ impl Kind {
             Self::Unavailable => 4,
             Self::StepFailed => 5,
             Self::Busy => 6,
-            Self::NotFound | Self::NoEnv => 7,
+            Self::NotFound | Self::NoEnv | Self::NoLayer => 7,
             Self::Drift => 8,
             Self::Preflight => 9,
             Self::OutOfSpace => 10,

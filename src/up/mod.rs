@@ -174,6 +174,7 @@ fn build(
     };
     let mut options = options(&args.plan);
     let (mut gone, mut begun) = (0, false);
+    let mut missing = None;
     while gone < ATTEMPTS {
         match attempt(&run, &options, selection) {
             Ok(Attempt::Done(finished)) => return Ok(finished),
@@ -181,6 +182,11 @@ fn build(
             Ok(Attempt::Known(step)) => {
                 options = rest(&selection.profile, &step, options);
                 begun = true;
+            }
+            // Also by a command that removes it between the plan and the lease.
+            Err(error) if error.kind() == Kind::NoLayer && !begun => {
+                gone += 1;
+                missing = Some(error);
             }
             Err(error) if begun => {
                 return Ok(Finished {
@@ -192,7 +198,9 @@ fn build(
             Err(error) => return Err(error),
         }
     }
-    Err(Error::busy("base layers keep being removed by another process").help("rockenv up"))
+    // It is always the same one if the store is damaged.
+    let busy = || Error::busy("base layers keep being removed by another process");
+    Err(missing.unwrap_or_else(|| busy().help("rockenv up")))
 }
 
 /// How an `up` ended.

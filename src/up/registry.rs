@@ -219,10 +219,11 @@ impl<'a> Source<'a> {
         match outcome {
             Ok(found) => Ok(Some(found)),
             Err(error) => match error.kind() {
-                Kind::Unavailable | Kind::Unexpected | Kind::NotFound => {
+                Kind::Unavailable | Kind::Unexpected | Kind::NotFound | Kind::NoLayer => {
                     let message = format!("{}; building it here", error.chain().join(": "));
                     self.task.reporter.warn(message);
-                    self.failed.set(error.kind() != Kind::NotFound);
+                    let absent = matches!(error.kind(), Kind::NotFound | Kind::NoLayer);
+                    self.failed.set(!absent);
                     Ok(None)
                 }
                 _ => Err(error),
