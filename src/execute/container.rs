@@ -244,25 +244,28 @@ fn made(path: PathBuf, spec: &Spec) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The same where a profile says. Somebody else than root may change the way there, so it is made with the caller's
-/// rights.
+/// The same where a profile says. Where somebody else than root may change the way there, it is made with the caller's
+/// rights; whether it is there is asked afterwards, so that the answer cannot lead to another way of making it.
 fn made_for_caller(path: &Path, spec: &Spec) -> Result<()> {
-    match account::caller() {
-        rights @ Rights::Of(person, _) if !path.exists() && !only_root_changes(path) => {
-            account::make_directories(rights, path)?;
-            let flags = OFlag::O_DIRECTORY | OFlag::O_RDONLY;
-            let cannot = || format!("cannot make `{}`", path.display());
-            let made = rights.open(None, path, flags, Mode::empty(), ResolveFlag::empty());
-            let made = made.context(cannot)?;
-            // Another directory of the caller's may be in its place by now, but nobody else's.
-            if fstat(&made).context(cannot)?.st_uid == person.uid {
-                let (uid, gid) = (spec.user.uid.into(), spec.user.gid.into());
-                fchown(&made, Some(uid), Some(gid)).context(cannot)?;
-            }
-            Ok(())
-        }
-        Rights::Own | Rights::Of(..) => made(path.to_owned(), spec).map(drop),
+    let rights = account::caller();
+    let person = match rights {
+        Rights::Of(person, _) if !only_root_changes(path) => person,
+        Rights::Own | Rights::Of(..) => return made(path.to_owned(), spec).map(drop),
+    };
+    if path.exists() {
+        return Ok(());
     }
+    account::make_directories(rights, path)?;
+    let flags = OFlag::O_DIRECTORY | OFlag::O_RDONLY;
+    let cannot = || format!("cannot make `{}`", path.display());
+    let made = rights.open(None, path, flags, Mode::empty(), ResolveFlag::empty());
+    let made = made.context(cannot)?;
+    // Another directory of the caller's may be in its place by now, but nobody else's.
+    if fstat(&made).context(cannot)?.st_uid == person.uid {
+        let (uid, gid) = (spec.user.uid.into(), spec.user.gid.into());
+        fchown(&made, Some(uid), Some(gid)).context(cannot)?;
+    }
+    Ok(())
 }
 
 /// Returns whether nobody but root can put a link or another directory on the way to a missing one.

@@ -19,6 +19,9 @@ use crate::support::ordinary::MadeUp;
 /// On the code before, the racers won after seconds.
 const TRIES: usize = 25;
 
+/// What a test finds in the directory that only root may enter.
+const NOTHING: [PathBuf; 0] = [];
+
 /// A step that leaves one result.
 const PROFILE: &str = r#"
 [[volume]]
@@ -115,8 +118,11 @@ impl Stage {
         output(command)
     }
 
-    fn has_secrets(&self) -> usize {
-        fs::read_dir(&self.secret).expect("a directory").count()
+    fn secrets(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(&self.secret).expect("a directory");
+        entries
+            .map(|entry| entry.expect("an entry").path())
+            .collect()
     }
 }
 
@@ -146,7 +152,7 @@ fn files_for_the_caller_are_never_written_where_the_caller_may_not() {
         vec!["up", env, "--metrics", &file],
     ] {
         let output = stage.sudo(&arguments);
-        assert_eq!(stage.has_secrets(), 0, "{arguments:?}");
+        assert_eq!(stage.secrets(), NOTHING, "{arguments:?}");
         assert!(!output.status.success(), "{arguments:?}");
         if arguments[0] != "up" {
             assert!(said(&output).contains(link), "{}", said(&output));
@@ -168,7 +174,7 @@ fn files_for_the_caller_are_never_written_where_the_caller_may_not() {
         let race = || stage.exchange();
         stage.race(race, || {
             drop(stage.sudo(arguments));
-            assert_eq!(stage.has_secrets(), 0, "{arguments:?}");
+            assert_eq!(stage.secrets(), NOTHING, "{arguments:?}");
         });
     }
     stage.store.assert_clean();
@@ -183,7 +189,7 @@ fn the_racer_wins_against_a_check_before_a_write() {
     let deadline = Instant::now() + Duration::from_secs(60);
     let race = || stage.exchange();
     stage.race(race, || {
-        while stage.has_secrets() == 0 && Instant::now() < deadline {
+        while stage.secrets().is_empty() && Instant::now() < deadline {
             let is_own = fs::symlink_metadata(&stage.here)
                 .is_ok_and(|found| found.is_dir() && found.uid() == MadeUp::UID);
             if is_own {
@@ -191,7 +197,7 @@ fn the_racer_wins_against_a_check_before_a_write() {
             }
         }
     });
-    assert_ne!(stage.has_secrets(), 0, "the racer never won");
+    assert_ne!(stage.secrets(), NOTHING, "the racer never won");
     stage.store.assert_clean();
 }
 
@@ -325,7 +331,7 @@ fn what_is_made_beside_a_profile_is_made_with_the_callers_rights() {
             let output = run(arguments);
             let told = said(&output);
             assert_eq!(!output.status.success(), fails, "{arguments:?}: {told}");
-            assert_eq!(stage.has_secrets(), 0, "{arguments:?}: {told}");
+            assert_eq!(stage.secrets(), NOTHING, "{arguments:?}: {told}");
         }
         if fails {
             fs::remove_file(&profiles).expect("a link");
@@ -373,7 +379,7 @@ fn what_is_made_beside_a_profile_never_lands_where_the_caller_may_not_write() {
             &["up", &file, "--rerun", "build"],
         ] {
             let told = said(&stage.run_here(arguments));
-            assert_eq!(stage.has_secrets(), 0, "{arguments:?}: {told}");
+            assert_eq!(stage.secrets(), NOTHING, "{arguments:?}: {told}");
             let found = fs::metadata(&stage.secret).expect("root's directory");
             let found = (found.uid(), found.mode() & 0o7777);
             assert_eq!(found, (0, 0o700), "{arguments:?}: {told}");
