@@ -7,7 +7,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::Command;
+use clap::{Args, Command, ValueEnum};
 use clap_complete::CompleteEnv;
 use clap_complete::engine::{
     ArgValueCandidates, ArgValueCompleter, CompletionCandidate, PathCompleter, ValueCompleter as _,
@@ -22,6 +22,41 @@ use crate::rocm::target;
 use crate::store::Store;
 use crate::store::config::Config;
 use crate::sys::error::{Error, Kind, Result};
+use crate::up::context::Context;
+
+#[derive(Debug, Args)]
+pub struct CompletionsArgs {
+    /// The shell that will read it
+    shell: Shell,
+}
+
+/// A shell with completions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Shell {
+    /// source <(rockenv completions bash)
+    Bash,
+    /// source <(rockenv completions zsh)
+    Zsh,
+    /// rockenv completions fish | source
+    Fish,
+    /// eval (rockenv completions elvish | slurp)
+    Elvish,
+    /// rockenv completions powershell | Out-String | Invoke-Expression
+    Powershell,
+}
+
+/// Prints a script that completes with rockenv's own help.
+pub(crate) fn completions(cx: &Context, args: &CompletionsArgs) -> Result<()> {
+    let shell = match args.shell {
+        Shell::Bash => "bash",
+        Shell::Zsh => "zsh",
+        Shell::Fish => "fish",
+        Shell::Elvish => "elvish",
+        Shell::Powershell => "powershell",
+    };
+    cx.ui.raw(script(shell)?.as_bytes());
+    Ok(())
+}
 
 /// The kind of thing that an argument names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,7 +142,7 @@ pub(crate) fn answer() -> Option<ExitCode> {
 }
 
 /// Returns the script that a shell sources.
-pub(crate) fn script(shell: &str) -> Result<String> {
+fn script(shell: &str) -> Result<String> {
     // Where the shell allows it, the script asks at the shell's start: the protocol changes between versions.
     match shell {
         "bash" => return Ok("source <(COMPLETE=bash rockenv)\n".to_owned()),

@@ -1,4 +1,4 @@
-//! Owns the verbs: one file each, and the one `match` that selects them.
+//! Owns the verbs: one file each (a folder for a noun), and the one `match` that selects them.
 
 use crate::cli::Command;
 use crate::sys::error::Result;
@@ -10,18 +10,18 @@ pub(crate) fn run(cx: &Context, command: Command) -> Result<u8> {
     match command {
         Command::Up(args) => crate::cli::up::up(cx, &args),
         Command::Plan(args) => crate::cli::plan::plan(cx, args),
-        Command::Down(args) => done(crate::cli::remove::down(cx, &args)),
-        Command::Rm(args) => done(crate::cli::remove::rm(cx, &args)),
-        Command::Ls(args) => done(crate::cli::list::ls(cx, &args)),
-        Command::Status(args) => crate::cli::list::status(cx, &args),
-        Command::Shell(args) => crate::cli::exec::shell(cx, args),
+        Command::Down(args) => done(crate::cli::down::down(cx, &args)),
+        Command::Rm(args) => done(crate::cli::rm::rm(cx, &args)),
+        Command::Ls(args) => done(crate::cli::ls::ls(cx, &args)),
+        Command::Status(args) => crate::cli::status::status(cx, &args),
+        Command::Shell(args) => crate::cli::shell::shell(cx, args),
         Command::Exec(args) => crate::cli::exec::exec(cx, args),
         Command::Env(args) => done(crate::cli::env::env(cx, &args)),
         Command::Logs(args) => done(crate::cli::logs::logs(cx, &args)),
-        Command::Snapshot(command) => done(crate::cli::snapshot::snapshot(cx, command)),
+        Command::Snapshot(command) => done(crate::cli::snapshot::snapshot(cx, &command)),
         Command::Verify(args) => crate::cli::verify::verify(cx, &args),
-        Command::Rollback(args) => done(crate::cli::snapshot::rollback(cx, &args)),
-        Command::Fork(args) => done(crate::cli::snapshot::fork(cx, &args)),
+        Command::Rollback(args) => done(crate::cli::rollback::rollback(cx, &args)),
+        Command::Fork(args) => done(crate::cli::fork::fork(cx, &args)),
         Command::Push(args) => done(crate::cli::push::push(cx, &args)),
         Command::Pull(args) => done(crate::cli::pull::pull(cx, &args)),
         Command::Du(args) => done(crate::cli::du::du(cx, &args)),
@@ -41,9 +41,9 @@ pub(crate) fn run(cx: &Context, command: Command) -> Result<u8> {
         Command::Setup(args) => done(crate::cli::setup::command::setup(cx, &args)),
         Command::Doctor(args) => crate::cli::doctor::command::doctor(cx, &args),
         Command::Fsck(args) => crate::cli::fsck::fsck(cx, &args),
-        Command::Completions(args) => done(crate::cli::generate::completions(cx, &args)),
-        Command::Man(args) => done(crate::cli::generate::man(cx, &args)),
+        Command::Completions(args) => done(crate::cli::completions::completions(cx, &args)),
+        Command::Man(args) => done(crate::cli::man::man(cx, &args)),
         Command::Help(args) => done(crate::cli::help::help(cx, &args)),
-        Command::Schema(args) => done(crate::cli::generate::schema(cx, &args)),
+        Command::Schema(args) => done(crate::cli::schema::schema(cx, &args)),
     }
 }

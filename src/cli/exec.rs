@@ -1,4 +1,4 @@
-//! Owns `exec` and `shell`: run a command in an env, in a new container or in the one that is running.
+//! Owns `exec`: runs a command in an env, in a new container or in the one that is running.
 
 use std::io::IsTerminal as _;
 
@@ -49,22 +49,6 @@ pub struct ExecArgs {
     command: Vec<String>,
 }
 
-#[derive(Debug, Args)]
-pub struct ShellArgs {
-    /// Be root inside
-    #[arg(long)]
-    root: bool,
-    /// Pass a GPU in: the one that fits the env, or a PCI address, render node or index
-    #[arg(long, value_name = "WHICH", num_args = 0..=1, require_equals = true, default_missing_value = "auto")]
-    gpu: Option<String>,
-    /// Look at the tree that the failed step left
-    #[arg(long)]
-    failed: bool,
-    /// The env [default: the only one]
-    #[arg(value_name = "ENV")]
-    name: Option<String>,
-}
-
 /// Runs a command in an env; returns its exit code.
 pub(crate) fn exec(cx: &Context, args: ExecArgs) -> Result<u8> {
     let mut variables = Vec::new();
@@ -88,27 +72,6 @@ pub(crate) fn exec(cx: &Context, args: ExecArgs) -> Result<u8> {
             argv: [args.words, args.command].concat(),
             workdir: args.workdir,
             variables,
-            tty: std::io::stdin().is_terminal() && std::io::stdout().is_terminal(),
-        },
-    )
-}
-
-/// Opens a shell in an env; returns its exit code.
-pub(crate) fn shell(cx: &Context, args: ShellArgs) -> Result<u8> {
-    let choose = "if command -v bash >/dev/null; then exec bash -l; else exec sh -l; fi";
-    let opened = Opened::new(cx, args.name.as_deref())?;
-    run(
-        cx,
-        &opened,
-        &Job {
-            env: opened.env.clone(),
-            root: args.root,
-            gpu: args.gpu,
-            failed: args.failed,
-            apart: false,
-            argv: ["/bin/sh", "-c", choose].map(str::to_owned).to_vec(),
-            workdir: None,
-            variables: Vec::new(),
             tty: std::io::stdin().is_terminal() && std::io::stdout().is_terminal(),
         },
     )

@@ -4,22 +4,24 @@ pub(crate) mod cache;
 pub(crate) mod completions;
 pub(crate) mod dispatch;
 pub(crate) mod doctor;
+pub(crate) mod down;
 pub(crate) mod du;
 pub(crate) mod env;
 mod examples;
 pub(crate) mod exec;
 pub(crate) mod export;
+pub(crate) mod fork;
 pub(crate) mod fsck;
 pub(crate) mod gc;
-pub(crate) mod generate;
 pub(crate) mod help;
 pub(crate) mod hook;
 pub(crate) mod image;
 pub(crate) mod import;
 pub(crate) mod job_summary;
-pub(crate) mod list;
 pub(crate) mod lock;
 pub(crate) mod logs;
+pub(crate) mod ls;
+pub(crate) mod man;
 pub(crate) mod manual;
 pub(crate) mod matrix;
 pub(crate) mod on;
@@ -28,10 +30,14 @@ pub(crate) mod profile;
 pub(crate) mod program;
 pub(crate) mod pull;
 pub(crate) mod push;
-pub(crate) mod remove;
 pub(crate) mod report;
+pub(crate) mod rm;
+pub(crate) mod rollback;
+pub(crate) mod schema;
 pub(crate) mod setup;
+pub(crate) mod shell;
 pub(crate) mod snapshot;
+pub(crate) mod status;
 pub(crate) mod target;
 pub(crate) mod testing;
 pub(crate) mod trust;
@@ -110,18 +116,18 @@ pub enum Command {
     /// Show what `up` would do
     Plan(plan::PlanArgs),
     /// Stop all processes in an env; nothing is removed
-    Down(remove::DownArgs),
+    Down(down::DownArgs),
     #[command(visible_alias = "remove")]
     /// Remove an env; never a source, cache, output or host directory
-    Rm(remove::RmArgs),
+    Rm(rm::RmArgs),
     #[command(visible_alias = "list")]
     /// List envs
-    Ls(list::LsArgs),
+    Ls(ls::LsArgs),
     /// Show an env: its steps, snapshots, image and age
-    Status(list::StatusArgs),
+    Status(status::StatusArgs),
     #[command(visible_alias = "enter")]
     /// Open a shell in an env
-    Shell(exec::ShellArgs),
+    Shell(shell::ShellArgs),
     /// Run a command in an env
     Exec(exec::ExecArgs),
     /// Print the variables for using what an env built
@@ -134,9 +140,9 @@ pub enum Command {
     /// Build steps of an env again, from clean, and compare with their snapshots
     Verify(verify::VerifyArgs),
     /// Go back to a snapshot
-    Rollback(snapshot::RollbackArgs),
+    Rollback(rollback::RollbackArgs),
     /// Make a new env from an env's present state
-    Fork(snapshot::ForkArgs),
+    Fork(fork::ForkArgs),
     /// Push an env's snapshots to a registry, for other machines
     Push(push::PushArgs),
     /// Pull snapshots from a registry, for `up` to find
@@ -182,11 +188,11 @@ pub enum Command {
     /// Check the store, and repair it
     Fsck(fsck::FsckArgs),
     /// Print a completion script
-    Completions(generate::CompletionsArgs),
+    Completions(completions::CompletionsArgs),
     /// Print the manual page, or write one for each command
-    Man(generate::ManArgs),
+    Man(man::ManArgs),
     /// Print a JSON schema
-    Schema(generate::SchemaArgs),
+    Schema(schema::SchemaArgs),
     /// Print the help of a command
     Help(help::HelpArgs),
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytesize::ByteSize;
+use jiff::Timestamp;
 
 /// Returns bytes in binary units: `512 B`, `1.5 GiB`.
 pub(crate) fn bytes(bytes: u64) -> String {
@@ -83,8 +84,14 @@ pub(crate) fn duration(duration: Duration) -> String {
     format!("{} d {} h", hours / 24, hours % 24)
 }
 
+/// Formats how long ago something was, to one place: `5 min ago`.
+pub(crate) fn ago(then: Timestamp) -> String {
+    let since = Timestamp::now().duration_since(then);
+    age(since.try_into().unwrap_or_default())
+}
+
 /// Formats an age to one place: `just now`, `5 min ago`, `3 h ago`, `12 d ago`.
-pub(crate) fn age(since: Duration) -> String {
+fn age(since: Duration) -> String {
     let seconds = since.as_secs();
     match seconds {
         0..60 => "just now".to_owned(),

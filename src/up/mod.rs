@@ -11,6 +11,7 @@ pub(crate) mod exec;
 pub(crate) mod execute;
 pub(crate) mod gc;
 pub(crate) mod gpu_code;
+pub(crate) mod hook_revisions;
 pub(crate) mod hooks;
 pub(crate) mod host_writes;
 pub(crate) mod lock;

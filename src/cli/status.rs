@@ -1,4 +1,4 @@
-//! Owns `ls` and `status`.
+//! Owns `status`.
 
 use std::time::Duration;
 
@@ -6,6 +6,7 @@ use clap::Args;
 use jiff::Timestamp;
 use serde::Serialize;
 
+use super::ls::state;
 use super::{logs, watch};
 use crate::execute::samples_beside;
 use crate::plan::record::{Outcome, Record};
@@ -19,9 +20,6 @@ use crate::up::results::HandedOver;
 use crate::up::seize::holder;
 
 #[derive(Debug, Args)]
-pub struct LsArgs {}
-
-#[derive(Debug, Args)]
 pub struct StatusArgs {
     /// The env [default: the only one]
     #[arg(value_name = "ENV")]
@@ -32,99 +30,6 @@ pub struct StatusArgs {
     /// Exit with 8 unless the env is complete and its outputs are unchanged
     #[arg(long)]
     check: bool,
-}
-
-#[derive(Serialize)]
-struct EnvRow {
-    env: String,
-    state: &'static str,
-    profile: String,
-    targets: Vec<String>,
-    image: String,
-    snapshots: usize,
-    created: Timestamp,
-    used: Timestamp,
-    holder: Option<lock::Holder>,
-}
-
-pub(crate) fn ls(cx: &Context, _args: &LsArgs) -> Result<()> {
-    let mut rows = Vec::new();
-    let store = Store::open_existing(&cx.config.home)?;
-    if let Some(store) = &store {
-        for name in store.envs()? {
-            if let Ok(Some(record)) = store.record(&name) {
-                rows.push(row(store, name, &record));
-            }
-        }
-        for unreadable in store.unreadable_envs()? {
-            cx.ui.warn(&unreadable.to_string());
-        }
-    }
-    if cx.json {
-        return cx.ui.json(&rows);
-    }
-    if rows.is_empty() {
-        match &cx.config.roots_store {
-            Some(_) => cx.ui.note("no envs of your own"),
-            None => cx.ui.note("no envs yet; begin with: rockenv up hip-smoke"),
-        }
-        cx.note_roots_store(store.is_some());
-        return Ok(());
-    }
-    let mut table = Table::new([
-        "env",
-        "state",
-        "profile",
-        "targets",
-        "image",
-        "snapshots",
-        "used",
-    ]);
-    for row in rows {
-        table.row([
-            row.env,
-            row.state.to_owned(),
-            row.profile,
-            row.targets.join(","),
-            row.image,
-            row.snapshots.to_string(),
-            ago(row.used),
-        ]);
-    }
-    cx.ui.table(&table);
-    cx.note_roots_store(true);
-    Ok(())
-}
-
-fn row(store: &Store, env: String, record: &Record) -> EnvRow {
-    let holder = holder(store, &env);
-    EnvRow {
-        state: state(store, &env, record, holder.as_ref()),
-        profile: record.profile.clone(),
-        targets: record.targets.clone(),
-        image: record.image.clone(),
-        snapshots: record.snapshots.len(),
-        created: record.created,
-        used: store.last_use(&env, record),
-        holder,
-        env,
-    }
-}
-
-fn state(store: &Store, env: &str, record: &Record, holder: Option<&lock::Holder>) -> &'static str {
-    match holder.map(|holder| holder.verb.as_str()) {
-        Some("up") => "building",
-        Some(_) if !store.only_waits(env) => "in use",
-        _ if record.failed.is_some() => "failed",
-        _ if record.complete => "ready",
-        _ => "unfinished",
-    }
-}
-
-/// Formats how long ago something was.
-pub(crate) fn ago(then: Timestamp) -> String {
-    let since = Timestamp::now().duration_since(then);
-    size::age(since.try_into().unwrap_or_default())
 }
 
 pub(crate) fn status(cx: &Context, args: &StatusArgs) -> Result<u8> {
@@ -185,7 +90,7 @@ fn show_status(cx: &Context, args: &StatusArgs) -> Result<u8> {
     }
     let image = image.map_or_else(
         || "missing from the store".to_owned(),
-        |image| format!("{}, built {}", image.distribution, ago(image.built)),
+        |image| format!("{}, built {}", image.distribution, size::ago(image.built)),
     );
     cx.ui.data(&format!(
         "env      {}\nstate    {}\nprofile  {}\ntargets  {}\nimage    {} ({image})\nstore    {}\ncreated  {}\n",

@@ -1,51 +1,14 @@
-//! Owns output generated from rockenv itself: completion scripts, manual pages, schemas.
-
-use std::path::PathBuf;
+//! Owns `schema`: JSON schemas of the files and streams that rockenv reads and writes.
 
 use clap::{Args, ValueEnum};
-use fs_err as fs;
 
-use crate::cli::{completions, help, manual};
 use crate::plan::record::Record;
 use crate::store::config;
-use crate::sys::account::become_caller;
 use crate::sys::error::{Error, Kind, Result};
 use crate::ui::event::{Event, SCHEMA};
 use crate::ui::metrics;
 use crate::up::context::Context;
 use crate::{image, profile};
-
-#[derive(Debug, Args)]
-pub struct CompletionsArgs {
-    /// The shell that will read it
-    shell: Shell,
-}
-
-/// A shell with completions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-
-pub(crate) enum Shell {
-    /// source <(rockenv completions bash)
-    Bash,
-    /// source <(rockenv completions zsh)
-    Zsh,
-    /// rockenv completions fish | source
-    Fish,
-    /// eval (rockenv completions elvish | slurp)
-    Elvish,
-    /// rockenv completions powershell | Out-String | Invoke-Expression
-    Powershell,
-}
-
-#[derive(Debug, Args)]
-pub struct ManArgs {
-    /// The command, such as `gc` or `snapshot diff` [default: rockenv itself]
-    #[arg(value_name = "COMMAND", conflicts_with = "dir")]
-    command: Vec<String>,
-    /// Write one page for each command into this directory
-    #[arg(long, value_name = "DIR")]
-    dir: Option<PathBuf>,
-}
 
 /// What the ids of schemas begin with. An id names a schema; nothing is fetched from there.
 const SCHEMA_ID: &str = "urn:rockenv:schema:";
@@ -73,42 +36,6 @@ pub(crate) enum Subject {
     Metrics,
     /// What the store remembers of an env
     Record,
-}
-
-/// Prints a script that completes with rockenv's own help.
-pub(crate) fn completions(cx: &Context, args: &CompletionsArgs) -> Result<()> {
-    let shell = match args.shell {
-        Shell::Bash => "bash",
-        Shell::Zsh => "zsh",
-        Shell::Fish => "fish",
-        Shell::Elvish => "elvish",
-        Shell::Powershell => "powershell",
-    };
-    cx.ui.raw(completions::script(shell)?.as_bytes());
-    Ok(())
-}
-
-/// Prints the manual page, or writes one for each command.
-pub(crate) fn man(cx: &Context, args: &ManArgs) -> Result<()> {
-    let Some(directory) = &args.dir else {
-        let command = help::find(help::command(), &args.command)?;
-        cx.ui.raw(&manual::page(&command, &args.command.join(" "))?);
-        return Ok(());
-    };
-    // This needs none of root's rights.
-    become_caller()?;
-    fs::create_dir_all(directory)?;
-    for (path, page) in manual::pages()? {
-        let name = format!("rockenv {path}");
-        let file = format!("{}.1", name.trim_end().replace(' ', "-"));
-        fs::write(directory.join(file), page)?;
-    }
-    cx.ui.note(&format!(
-        "wrote manual pages to {}; read one with: man -l {}",
-        directory.display(),
-        directory.join("rockenv-up.1").display()
-    ));
-    Ok(())
 }
 
 /// Prints a JSON schema.

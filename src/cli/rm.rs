@@ -1,4 +1,4 @@
-//! Owns `down` and `rm`.
+//! Owns `rm`.
 
 use std::time::Duration;
 
@@ -9,12 +9,6 @@ use crate::up::context::Context;
 use crate::up::seize::seize;
 
 #[derive(Debug, Args)]
-pub struct DownArgs {
-    /// The env
-    name: String,
-}
-
-#[derive(Debug, Args)]
 pub struct RmArgs {
     /// The envs
     #[arg(required = true)]
@@ -22,16 +16,6 @@ pub struct RmArgs {
     /// First stop everything that runs in them
     #[arg(short, long)]
     force: bool,
-}
-
-pub(crate) fn down(cx: &Context, args: &DownArgs) -> Result<()> {
-    let store = cx.store_to_change("stopping an env")?;
-    store.known(&args.name)?;
-    let (_, stopped) = seize(&store, &args.name, "down")?;
-    let word = if stopped { "stopped" } else { "nothing runs" };
-    cx.ui
-        .note(&format!("{}: {word}; everything is kept", args.name));
-    cx.tidy(&store)
 }
 
 pub(crate) fn rm(cx: &Context, args: &RmArgs) -> Result<()> {

@@ -1,0 +1,25 @@
+//! Owns `cache`: one file a verb.
+
+mod clear;
+mod ls;
+
+use clap::Subcommand;
+
+use crate::sys::error::Result;
+use crate::up::context::Context;
+
+#[derive(Debug, Subcommand)]
+pub enum CacheCommand {
+    /// List caches with what they hold
+    #[command(visible_alias = "list")]
+    Ls(ls::LsArgs),
+    /// Empty caches; steps fill them again
+    Clear(clear::ClearArgs),
+}
+
+pub(crate) fn cache(cx: &Context, command: &CacheCommand) -> Result<()> {
+    match command {
+        CacheCommand::Ls(_) => ls::ls(cx),
+        CacheCommand::Clear(args) => clear::clear(cx, args),
+    }
+}

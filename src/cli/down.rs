@@ -1,0 +1,23 @@
+//! Owns `down`.
+
+use clap::Args;
+
+use crate::sys::error::Result;
+use crate::up::context::Context;
+use crate::up::seize::seize;
+
+#[derive(Debug, Args)]
+pub struct DownArgs {
+    /// The env
+    name: String,
+}
+
+pub(crate) fn down(cx: &Context, args: &DownArgs) -> Result<()> {
+    let store = cx.store_to_change("stopping an env")?;
+    store.known(&args.name)?;
+    let (_, stopped) = seize(&store, &args.name, "down")?;
+    let word = if stopped { "stopped" } else { "nothing runs" };
+    cx.ui
+        .note(&format!("{}: {word}; everything is kept", args.name));
+    cx.tidy(&store)
+}

@@ -1,0 +1,38 @@
+//! Owns `fork`.
+
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::store::lock;
+use crate::sys::error::{Error, Kind, Result};
+use crate::up::context::Context;
+
+#[derive(Debug, Args)]
+pub struct ForkArgs {
+    /// The env
+    env: String,
+    /// Name of the new env
+    new: String,
+}
+
+pub(crate) fn fork(cx: &Context, args: &ForkArgs) -> Result<()> {
+    let store = cx.store_to_change("forking an env")?;
+    let mut from = store.lock_known(&args.env, "fork", lock::WAIT)?;
+    let mut new = store.lock_env(&args.new, "fork", Duration::ZERO)?;
+    new.check_owner()?;
+    if new.record().is_some() {
+        return Err(
+            Error::new(Kind::Usage, format!("env `{}` exists already", args.new))
+                .help(format!("rockenv rm {}", args.new)),
+        );
+    }
+    new.fork_from(&mut from)?;
+    cx.ui.note(&format!("{}: a copy of {}", args.new, args.env));
+    if !store.freezes_volumes() && !from.known_record()?.head.volumes.is_empty() {
+        cx.ui
+            .warn("its build volumes start empty: an overlay store cannot copy them");
+    }
+    drop((from, new));
+    cx.settle(&store)
+}

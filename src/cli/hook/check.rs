@@ -1,0 +1,151 @@
+//! Owns `hook check`: checks hooks, and at which revisions of a source each applies.
+
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::image::fetch;
+use crate::profile::hook::{self, Hook};
+use crate::store::Store;
+use crate::sys::error::{Error, Kind, Result};
+use crate::up::context::Context;
+use crate::up::hook_revisions::{AtRevision, RevisionSource};
+
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// Revisions of the source, as `FROM..TO` or a single one; without, what is checked out with all changes
+    #[arg(value_name = "REVISIONS", requires = "source")]
+    revisions: Option<String>,
+    /// Directory of the source; nothing in it is changed
+    #[arg(short, long, value_name = "DIR")]
+    source: Option<PathBuf>,
+    /// Hook to check; may be given again [default: every hook there is]
+    #[arg(long, value_name = "NAME")]
+    hook: Vec<String>,
+}
+
+/// The result for one hook.
+#[derive(Debug, Serialize)]
+struct Checked {
+    hook: String,
+    /// It is valid, and applies at the last examined revision.
+    ok: bool,
+    error: Option<String>,
+    /// The first revision, and each at which the answer changes.
+    revisions: Vec<AtRevision>,
+    /// It has a script, which is not run here.
+    script: bool,
+}
+
+pub(super) fn check(cx: &Context, args: &CheckArgs) -> Result<u8> {
+    let mut names = args.hook.clone();
+    if names.is_empty() {
+        let listed = hook::list(&cx.config.hook_dirs)?;
+        names.extend(listed.into_iter().map(|hook| hook.name));
+    }
+    let source = args
+        .source
+        .as_ref()
+        .map(|path| RevisionSource::open(cx, path))
+        .transpose()?;
+    let mut reports = Vec::new();
+    for name in names {
+        let looked = hook::load(&cx.config.hook_dirs, &name).and_then(|mut hook| {
+            take_patches(cx, &mut hook)?;
+            let script = hook.work.script.is_some();
+            let revisions = match &source {
+                Some(source) => source.history(&hook, args.revisions.as_deref())?,
+                None => Vec::new(),
+            };
+            Ok((revisions, script))
+        });
+        reports.push(match looked {
+            Ok((revisions, script)) => Checked {
+                hook: name,
+                ok: revisions.last().is_none_or(|at| at.applies),
+                error: None,
+                revisions,
+                script,
+            },
+            // A missing revision is the user's mistake, not the hook's.
+            Err(error) if error.kind() != Kind::Invalid => return Err(error),
+            Err(error) => Checked {
+                hook: name,
+                ok: false,
+                error: Some(error.chain().join("\n")),
+                revisions: Vec::new(),
+                script: false,
+            },
+        });
+    }
+    let code = match reports.iter().all(|report| report.ok) {
+        true => 0,
+        false => Kind::Invalid.exit_code(),
+    };
+    if cx.json {
+        cx.ui.json(&reports)?;
+        return Ok(code);
+    }
+    for report in &reports {
+        cx.ui.data(&words(report, source.is_some()));
+    }
+    Ok(code)
+}
+
+fn words(report: &Checked, with_source: bool) -> String {
+    let name = &report.hook;
+    let mut lines = Vec::new();
+    if let Some(error) = &report.error {
+        lines.push(format!("{name}: {error}"));
+    } else if !with_source {
+        lines.push(format!("{name}: ok"));
+    }
+    for (index, at) in report.revisions.iter().enumerate() {
+        let place = match (&at.revision, &at.date, &at.subject) {
+            (Some(revision), Some(date), Some(subject)) => {
+                let short: String = revision.chars().take(12).collect();
+                format!(" at {short} ({date}, {subject})")
+            }
+            _ => String::new(),
+        };
+        let word = match (at.applies, index) {
+            (true, 0) => "applies",
+            // Answers alternate, so the second one is the first of its kind.
+            (true, 1) => "begins to apply",
+            (true, _) => "applies again",
+            (false, 0) => "does not apply",
+            (false, _) => "stops applying",
+        };
+        lines.push(format!("{name}: {word}{place}"));
+        lines.extend(at.why.iter().map(|why| format!("  {why}")));
+    }
+    if report.script && report.ok {
+        lines.push(format!("{name}: only `up` runs its script"));
+    }
+    lines.iter().map(|line| format!("{line}\n")).collect()
+}
+
+/// Uses patches that were fetched before. A patch that was not fetched is an error.
+fn take_patches(cx: &Context, hook: &mut Hook) -> Result<()> {
+    let store = Store::open_existing(&cx.config.home).ok().flatten();
+    for patch in &mut hook.work.patches {
+        if patch.bytes.is_some() {
+            continue;
+        }
+        let blob = store
+            .as_ref()
+            .map(|store| store.root().join("blobs/sha256").join(&patch.sha256))
+            .filter(|blob| blob.is_file());
+        let Some(blob) = blob else {
+            return Err(Error::invalid(format!(
+                "hook `{}`: patch `{}` is not fetched yet; `up` fetches it",
+                hook.name, patch.name
+            )));
+        };
+        fetch::verify(&blob, &patch.sha256, &AtomicBool::new(false))?;
+        patch.bytes = Some(fs_err::read(blob)?);
+    }
+    Ok(())
+}

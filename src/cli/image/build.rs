@@ -1,0 +1,56 @@
+//! Owns `image build`.
+
+use clap::Args;
+
+use crate::image::catalog;
+use crate::sys::error::Result;
+use crate::sys::signals::Signals;
+use crate::ui::event::Outcome;
+use crate::ui::{Format, size};
+use crate::up::context::Context;
+use crate::up::task::Task;
+
+#[derive(Debug, Args)]
+pub struct BuildArgs {
+    /// The image
+    name: String,
+    /// Build it again with today's packages
+    #[arg(long)]
+    refresh: bool,
+}
+
+pub(super) fn build(cx: &Context, args: &BuildArgs) -> Result<()> {
+    cx.host_as_root("building an image")?;
+    let store = cx.store()?;
+    let recipe = catalog::find(&cx.config.image_dirs, &args.name)?;
+    let reporter = cx.ui.reporter(Format::Human);
+    let old = store.image_of(&recipe)?;
+    if !args.refresh
+        && let Some(image) = old
+    {
+        store.use_image(&image.key);
+        cx.ui.note(&format!(
+            "{}: built {}; `--refresh` builds it again",
+            args.name,
+            size::ago(image.built)
+        ));
+        return Ok(());
+    }
+    let signals = Signals::take()?;
+    let task = Task::new(cx, &signals, &reporter);
+    let image = task.build_image(&store, &args.name, &recipe, args.refresh)?;
+    let same = old.is_some_and(|old| old.key == image.key);
+    let word = if same { "unchanged" } else { "built" };
+    let mut message = format!(
+        "{}: {word}, {} packages, digest {}",
+        args.name,
+        image.packages.len(),
+        image.digest
+    );
+    // What to write into the recipe to get the same image later.
+    if let Some(resolved) = &image.resolved {
+        message = format!("{message}, from {resolved}");
+    }
+    reporter.finish(Outcome::Done, message);
+    cx.tidy(&store)
+}

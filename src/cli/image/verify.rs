@@ -1,0 +1,54 @@
+//! Owns `image verify`.
+
+use clap::Args;
+
+use crate::image::catalog;
+use crate::sys::error::{Kind, Result};
+use crate::sys::signals::Signals;
+use crate::ui::event::Outcome;
+use crate::ui::{Format, size};
+use crate::up::context::Context;
+use crate::up::task::{Subject, Task};
+
+#[derive(Debug, Args)]
+pub struct VerifyArgs {
+    /// The image
+    name: String,
+}
+
+pub(super) fn verify(cx: &Context, args: &VerifyArgs) -> Result<u8> {
+    let store = cx.store_to_change("building an image")?;
+    let recipe = catalog::find(&cx.config.image_dirs, &args.name)?;
+    let reporter = cx.ui.reporter(Format::Human);
+    let signals = Signals::take()?;
+    let task = Task::new(cx, &signals, &reporter);
+    let (image, differences) = task.with_progress(Subject::Image(&args.name), |means| {
+        store.verify_image(&args.name, &recipe, means)
+    })?;
+    cx.tidy(&store)?;
+    let same = differences.is_empty();
+    let (outcome, message) = if same {
+        (
+            Outcome::Done,
+            format!("{}: reproduced, digest {}", args.name, image.digest),
+        )
+    } else {
+        (
+            Outcome::Failed,
+            format!(
+                "{}: differs from the image built {}",
+                args.name,
+                size::ago(image.built)
+            ),
+        )
+    };
+    reporter.finish(outcome, message);
+    for difference in &differences {
+        cx.ui.data(&format!(
+            "{}: {}\n",
+            crate::ui::text::path(&difference.path),
+            difference.what
+        ));
+    }
+    Ok(if same { 0 } else { Kind::Drift.exit_code() })
+}

@@ -1,0 +1,44 @@
+//! Owns `man`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use fs_err as fs;
+
+use crate::cli::{help, manual};
+use crate::sys::account::become_caller;
+use crate::sys::error::Result;
+use crate::up::context::Context;
+
+#[derive(Debug, Args)]
+pub struct ManArgs {
+    /// The command, such as `gc` or `snapshot diff` [default: rockenv itself]
+    #[arg(value_name = "COMMAND", conflicts_with = "dir")]
+    command: Vec<String>,
+    /// Write one page for each command into this directory
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+}
+
+/// Prints the manual page, or writes one for each command.
+pub(crate) fn man(cx: &Context, args: &ManArgs) -> Result<()> {
+    let Some(directory) = &args.dir else {
+        let command = help::find(help::command(), &args.command)?;
+        cx.ui.raw(&manual::page(&command, &args.command.join(" "))?);
+        return Ok(());
+    };
+    // This needs none of root's rights.
+    become_caller()?;
+    fs::create_dir_all(directory)?;
+    for (path, page) in manual::pages()? {
+        let name = format!("rockenv {path}");
+        let file = format!("{}.1", name.trim_end().replace(' ', "-"));
+        fs::write(directory.join(file), page)?;
+    }
+    cx.ui.note(&format!(
+        "wrote manual pages to {}; read one with: man -l {}",
+        directory.display(),
+        directory.join("rockenv-up.1").display()
+    ));
+    Ok(())
+}

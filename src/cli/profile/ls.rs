@@ -1,0 +1,47 @@
+//! Owns `profile ls`.
+
+use serde::Serialize;
+
+use crate::profile::{self, Origin};
+use crate::sys::error::Result;
+use crate::ui::table::Table;
+use crate::up::context::Context;
+
+pub(super) fn ls(cx: &Context) -> Result<()> {
+    let listed = profile::list(&cx.config.profile_dirs)?;
+    if cx.json {
+        #[derive(Serialize)]
+        struct ProfileRow<'a> {
+            name: &'a str,
+            description: &'a str,
+            origin: String,
+            built_in: bool,
+            problem: Option<&'a str>,
+        }
+        let rows: Vec<_> = listed
+            .iter()
+            .map(|profile| ProfileRow {
+                name: &profile.name,
+                description: &profile.description,
+                origin: profile.origin.to_string(),
+                built_in: matches!(profile.origin, Origin::Builtin(_)),
+                problem: profile.problem.as_deref(),
+            })
+            .collect();
+        return cx.ui.json(&rows);
+    }
+    let mut table = Table::new(["profile", "description", "where"]);
+    for profile in &listed {
+        let place = match &profile.origin {
+            Origin::Builtin(_) => "built in".to_owned(),
+            Origin::File(path) => path.display().to_string(),
+        };
+        let description = match &profile.problem {
+            Some(problem) => format!("invalid: {}", problem.lines().next().unwrap_or_default()),
+            None => profile.description.clone(),
+        };
+        table.row([profile.name.clone(), description, place]);
+    }
+    cx.ui.table(&table);
+    Ok(())
+}

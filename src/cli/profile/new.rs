@@ -1,0 +1,55 @@
+//! Owns `profile new`.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use crate::profile::{self};
+use crate::sys::account::{Existing, FilePlace, caller, make_directories};
+use crate::sys::error::Result;
+use crate::up::context::Context;
+
+#[derive(Debug, Args)]
+pub struct NewArgs {
+    /// Its name
+    name: String,
+    /// Print it instead of writing `profiles/NAME.toml`
+    #[arg(long)]
+    print: bool,
+}
+
+/// Returns the schema of profiles that was installed with this program.
+fn installed_schema() -> Option<PathBuf> {
+    let program = std::env::current_exe().ok()?;
+    let prefix = program.parent()?.parent()?;
+    let schema = prefix.join("share/rockenv/schema/profile.json");
+    schema.exists().then_some(schema)
+}
+
+pub(super) fn new(cx: &Context, args: &NewArgs) -> Result<()> {
+    let mut text = profile::template(&args.name)?;
+    // Editors check and complete with it.
+    if let Some(schema) = installed_schema() {
+        text = format!("#:schema file://{}\n{text}", schema.display());
+    }
+    if args.print {
+        cx.ui.data(&text);
+        return Ok(());
+    }
+    let directory = Path::new("profiles");
+    let path = directory.join(format!("{}.toml", args.name));
+    make_directories(caller(), directory)?;
+    let place = FilePlace::new(caller(), &path)?;
+    if place.open()?.is_some() {
+        return Err(place
+            .exists("")
+            .help(format!("rockenv profile check {}", path.display())));
+    }
+    place.put(text.as_bytes(), 0o644, None, Existing::Refuse)?;
+    cx.ui.note(&format!(
+        "wrote {}; next: rockenv profile check {}",
+        path.display(),
+        args.name
+    ));
+    Ok(())
+}

@@ -1,0 +1,113 @@
+//! Owns `profile show`.
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::plan::resolve;
+use crate::profile::{self};
+use crate::store::Store;
+use crate::sys::error::{Error, Result};
+use crate::up::context::Context;
+use crate::up::request::UpRequest;
+use crate::up::resolve::Gathered;
+use crate::up::select::Selection;
+
+#[derive(Debug, Args)]
+pub struct ShowArgs {
+    /// Profile, target or profile file
+    #[arg(value_name = "PROFILE|TARGET|FILE.toml")]
+    what: String,
+    /// Show the spec: nothing left to decide, a key for each step
+    #[arg(short, long)]
+    resolved: bool,
+    /// Target to resolve for; may be given again
+    #[arg(short, long, value_name = "GFX", requires = "resolved")]
+    target: Vec<String>,
+    /// Set a parameter of the profile
+    #[arg(short, long, value_name = "NAME=VALUE", requires = "resolved")]
+    param: Vec<String>,
+}
+
+pub(super) fn show(cx: &Context, args: &ShowArgs) -> Result<()> {
+    if args.resolved {
+        return show_resolved(cx, args);
+    }
+    let listed = profile::list(&cx.config.profile_dirs)?;
+    let names = listed.iter().map(|profile| profile.name.as_str());
+    let request = resolve::choose(&args.what, &[], None, names)?;
+    let profile = profile::load(&cx.config.profile_dirs, &request.profile)?;
+    if cx.json {
+        #[derive(Serialize)]
+        struct File<'a> {
+            origin: String,
+            text: &'a str,
+        }
+        #[derive(Serialize)]
+        struct ProfileReport<'a> {
+            schema: &'static str,
+            name: &'a str,
+            description: &'a str,
+            files: Vec<File<'a>>,
+        }
+        return cx.ui.json(&ProfileReport {
+            schema: "rockenv/profile/1",
+            name: &profile.name,
+            description: &profile.description,
+            files: profile
+                .files()
+                .map(|(origin, text)| File {
+                    origin: origin.to_string(),
+                    text,
+                })
+                .collect(),
+        });
+    }
+    let count = profile.files().count();
+    for (index, (origin, text)) in profile.files().enumerate() {
+        if count > 1 {
+            let word = if index == 0 { "" } else { "which extends " };
+            cx.ui.data(&format!("# {word}{origin}\n"));
+        }
+        cx.ui.data(text);
+        if index + 1 < count {
+            cx.ui.data("\n");
+        }
+    }
+    Ok(())
+}
+
+fn show_resolved(cx: &Context, args: &ShowArgs) -> Result<()> {
+    let selection = Selection::new(cx, &request(&args.what, &args.target, &args.param))?;
+    let store = Store::open_existing(&cx.config.home)?;
+    let (mut gathered, missing) = Gathered::predict(&selection, store.as_ref(), false)?;
+    let spec = gathered.resolve(store.as_ref())?;
+    if cx.json {
+        cx.ui.json(&spec)?;
+    } else {
+        let text = toml::to_string_pretty(&spec)
+            .map_err(|error| Error::unexpected("cannot write the spec as toml").source(error))?;
+        cx.ui.data(&text);
+    }
+    selection.note_absent_engine(cx);
+    for note in missing.notes.iter().chain(&missing.refused) {
+        cx.ui.note(&format!("{note}: keys will differ when it is"));
+    }
+    Ok(())
+}
+
+fn request<'a>(what: &'a str, targets: &'a [String], params: &'a [String]) -> UpRequest<'a> {
+    UpRequest {
+        verb: "plan",
+        what: Some(what),
+        targets,
+        name: None,
+        variant: None,
+        release: None,
+        from: None,
+        params,
+        engine: None,
+        jobs: None,
+        gpu: "auto",
+        inspects: true,
+    }
+}

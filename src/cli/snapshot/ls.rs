@@ -1,0 +1,74 @@
+//! Owns `snapshot ls`.
+
+use clap::Args;
+use jiff::Timestamp;
+use serde::Serialize;
+
+use crate::plan::ids::{LayerId, StepKey};
+use crate::plan::record::Origin;
+use crate::store::history::History;
+use crate::sys::error::Result;
+use crate::ui::size;
+use crate::ui::table::Table;
+use crate::up::context::Context;
+
+#[derive(Debug, Args)]
+pub struct LsArgs {
+    /// The env [default: the only one]
+    env: Option<String>,
+}
+
+pub(super) fn ls(cx: &Context, args: &LsArgs) -> Result<()> {
+    #[derive(Serialize)]
+    struct SnapshotRow {
+        name: String,
+        origin: Origin,
+        created: Timestamp,
+        layer: LayerId,
+        key: Option<StepKey>,
+        current: bool,
+        history: Option<History>,
+    }
+    let store = cx.existing_store()?;
+    let record = store.known(&store.named_or_only(args.env.as_deref())?)?;
+    let rows: Vec<SnapshotRow> = record
+        .snapshots
+        .iter()
+        .map(|snapshot| SnapshotRow {
+            name: snapshot.name.clone(),
+            origin: snapshot.origin,
+            created: snapshot.created,
+            layer: snapshot.layer.clone(),
+            key: snapshot.key.clone(),
+            current: record.head.layer.as_ref() == Some(&snapshot.layer),
+            history: store
+                .layer(&snapshot.layer)
+                .ok()
+                .flatten()
+                .map(|layer| layer.history()),
+        })
+        .collect();
+    if cx.json {
+        return cx.ui.json(&rows);
+    }
+    let mut table = Table::new(["", "snapshot", "origin", "created", "layer"]);
+    for row in rows {
+        let origin = match row.origin {
+            Origin::Step if matches!(row.history, Some(History::Incremental { .. })) => {
+                "step, incremental"
+            }
+            Origin::Step => "step",
+            Origin::User => "user",
+            Origin::Auto => "kept",
+        };
+        table.row([
+            if row.current { "*" } else { "" },
+            &row.name,
+            origin,
+            &size::ago(row.created),
+            &row.layer[..12],
+        ]);
+    }
+    cx.ui.table(&table);
+    Ok(())
+}

@@ -1,0 +1,28 @@
+//! Owns `snapshot rm`.
+
+use clap::Args;
+
+use crate::store::lock;
+use crate::sys::error::Result;
+use crate::up::context::Context;
+
+#[derive(Debug, Args)]
+pub struct RmArgs {
+    /// The env
+    env: String,
+    /// The snapshots
+    #[arg(required = true)]
+    names: Vec<String>,
+}
+
+pub(super) fn rm(cx: &Context, args: &RmArgs) -> Result<()> {
+    let (store, ballast) = cx.store_to_free("removing a snapshot")?;
+    let mut env = store.lock_known(&args.env, "snapshot rm", lock::WAIT)?;
+    for name in &args.names {
+        env.remove_snapshot(name)?;
+        cx.ui
+            .note(&format!("{}: snapshot `{name}` removed", args.env));
+    }
+    drop(env);
+    cx.tidy_full(&store, ballast)
+}

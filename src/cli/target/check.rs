@@ -1,0 +1,84 @@
+//! Owns `target check`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::rocm::target::{self, Learned};
+use crate::rocm::therock::{self, Checkout};
+use crate::sys::error::{Kind, Result};
+use crate::ui::size;
+use crate::up::context::Context;
+
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// The checkout; nothing in it is executed
+    #[arg(short, long, value_name = "DIR")]
+    pub(super) source: PathBuf,
+}
+
+pub(super) fn check(cx: &Context, args: &CheckArgs) -> Result<u8> {
+    let checkout = Checkout::read(&args.source)?;
+    for ignored in &checkout.ignored {
+        cx.ui.warn(ignored);
+    }
+    let drift = therock::drift(&checkout);
+    let code = match drift.is_empty() {
+        true => 0,
+        false => Kind::Drift.exit_code(),
+    };
+    let stages = checkout
+        .topology
+        .as_ref()
+        .map(|topology| topology.stages.len());
+    let artifacts = checkout
+        .topology
+        .as_ref()
+        .map(|topology| topology.artifacts.len());
+    if cx.json {
+        #[derive(Serialize)]
+        struct TargetCheckReport<'a> {
+            schema: &'static str,
+            therock: &'static str,
+            targets: &'a [therock::Declared],
+            stages: Option<usize>,
+            artifacts: Option<usize>,
+            drift: &'a [therock::Drift],
+        }
+        cx.ui.json(&TargetCheckReport {
+            schema: "rockenv/target-check/1",
+            therock: target::table_commit(),
+            targets: &checkout.targets,
+            stages,
+            artifacts,
+            drift: &drift,
+        })?;
+        return Ok(code);
+    }
+    for difference in &drift {
+        cx.ui.data(&format!("{difference}\n"));
+    }
+    let topology = match (stages, artifacts) {
+        (Some(stages), Some(artifacts)) => format!("{stages} stages and {artifacts} artifacts"),
+        _ => "no topology".to_owned(),
+    };
+    let verdict = match drift.len() {
+        0 => "same as rockenv's table".to_owned(),
+        count => size::count(count, "difference"),
+    };
+    cx.ui.note(&format!(
+        "{} targets, {topology}: {verdict} ({})",
+        checkout.targets.len(),
+        origin()
+    ));
+    Ok(code)
+}
+
+/// Names the origin of the table.
+fn origin() -> String {
+    match Learned::installed() {
+        Some(learned) => format!("from `{}`", learned.source.display()),
+        None => format!("from TheRock {}", &target::table_commit()[..12]),
+    }
+}

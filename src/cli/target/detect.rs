@@ -1,0 +1,81 @@
+//! Owns `target detect`.
+
+use serde::Serialize;
+
+use crate::rocm::gpu::{Gpu, Machine};
+use crate::rocm::target::Target;
+use crate::sys::error::Result;
+use crate::ui::size;
+use crate::ui::table::Table;
+use crate::up::context::Context;
+
+pub(super) fn detect(cx: &Context) -> Result<()> {
+    let machine = cx.gpus();
+    if cx.json {
+        return cx.ui.json(&Detected::new(&machine));
+    }
+    if !machine.gpus.is_empty() {
+        let mut table = Table::new([
+            ">index", "target", "address", "node", ">memory", ">units", "product",
+        ]);
+        for gpu in &machine.gpus {
+            let address = match gpu.partition {
+                Some(partition) => format!("{} partition {partition}", gpu.pci),
+                None => gpu.pci.clone(),
+            };
+            let product = gpu.target().map_or("not a target of TheRock", |target| {
+                target.info().product.as_str()
+            });
+            table.row([
+                gpu.index.to_string().as_str(),
+                &gpu.isa,
+                &address,
+                &gpu.render,
+                &size::bytes(gpu.memory),
+                &gpu.compute_units.to_string(),
+                product,
+            ]);
+        }
+        cx.ui.table(&table);
+    }
+    if let Some(lack) = machine.lack() {
+        cx.ui.note(&format!("no AMD GPU can be used here: {lack}"));
+    }
+    Ok(())
+}
+
+/// JSON of `target detect`.
+#[derive(Serialize)]
+struct Detected<'a> {
+    schema: &'static str,
+    usable: bool,
+    lack: Option<&'static str>,
+    gpus: Vec<TargetRow<'a>>,
+}
+
+#[derive(Serialize)]
+struct TargetRow<'a> {
+    #[serde(flatten)]
+    gpu: &'a Gpu,
+    target: Option<Target>,
+    product: Option<&'static str>,
+}
+
+impl<'a> Detected<'a> {
+    fn new(machine: &'a Machine) -> Self {
+        Self {
+            schema: "rockenv/gpus/1",
+            usable: machine.lack().is_none(),
+            lack: machine.lack(),
+            gpus: machine
+                .gpus
+                .iter()
+                .map(|gpu| TargetRow {
+                    gpu,
+                    target: gpu.target(),
+                    product: gpu.target().map(|target| target.info().product.as_str()),
+                })
+                .collect(),
+        }
+    }
+}

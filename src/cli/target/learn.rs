@@ -1,0 +1,64 @@
+//! Owns `target learn` and `target forget`.
+
+use std::path::Path;
+
+use fs_err as fs;
+use serde::Serialize;
+
+use super::check::CheckArgs;
+use crate::rocm::target::{self, Learned};
+use crate::rocm::therock::{self, Checkout};
+use crate::store::Store;
+use crate::sys::error::{Error, Result};
+use crate::up::context::Context;
+
+pub(super) fn learn(cx: &Context, args: &CheckArgs) -> Result<()> {
+    let source = fs::canonicalize(&args.source)?;
+    let checkout = Checkout::read(&source)?;
+    if checkout.targets.is_empty() {
+        let what = format!("`{}` declares no target", source.display());
+        return Err(Error::invalid(what).help("rockenv target check --source DIR"));
+    }
+    let drift = therock::drift(&checkout);
+    let store = Store::open(&cx.config.home)?;
+    Learned::of(&source, &checkout.targets).save(store.root())?;
+    if cx.json {
+        #[derive(Serialize)]
+        struct LearnReport<'a> {
+            schema: &'static str,
+            source: &'a Path,
+            targets: &'a [therock::Declared],
+            drift: &'a [therock::Drift],
+        }
+        return cx.ui.json(&LearnReport {
+            schema: "rockenv/target-learn/1",
+            source: &source,
+            targets: &checkout.targets,
+            drift: &drift,
+        });
+    }
+    for difference in &drift {
+        cx.ui.data(&format!("{difference}\n"));
+    }
+    cx.ui.note(&format!(
+        "the store at `{}` now uses the {} targets of `{}`; to undo: rockenv target forget",
+        store.root().display(),
+        checkout.targets.len(),
+        source.display()
+    ));
+    Ok(())
+}
+
+pub(super) fn forget(cx: &Context) -> Result<()> {
+    match fs::remove_file(target::learned_file(&cx.config.home)) {
+        Ok(()) => cx.ui.note(&format!(
+            "now uses the built-in targets of TheRock {}",
+            &target::table_commit()[..12]
+        )),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            cx.ui.note("no learned targets to forget");
+        }
+        Err(error) => return Err(error.into()),
+    }
+    Ok(())
+}

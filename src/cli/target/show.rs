@@ -1,0 +1,161 @@
+//! Owns `target show`.
+
+use clap::Args;
+use serde::Serialize;
+
+use super::support_word;
+use crate::rocm::gpu::Gpu;
+use crate::rocm::target::{self, Support, Target};
+use crate::sys::error::Result;
+use crate::ui::table::Table;
+use crate::up::context::Context;
+
+#[derive(Debug, Args)]
+pub struct ShowArgs {
+    /// The target, such as gfx1103, or a product that has one, such as 780m
+    target: String,
+}
+
+/// A project that TheRock does not build for a target.
+#[derive(Serialize)]
+struct Excluded {
+    project: &'static str,
+    issue: Option<&'static str>,
+    meaning: Option<&'static str>,
+}
+
+pub(super) fn show(cx: &Context, args: &ShowArgs) -> Result<()> {
+    let target = Target::named(&args.target)?;
+    let info = target.info();
+    let excluded: Vec<Excluded> = info
+        .excluded_projects
+        .iter()
+        .map(|project| Excluded {
+            project,
+            issue: info
+                .exclusion_issues
+                .get(project)
+                .and_then(|issue| issue.as_deref()),
+            meaning: target::without(project),
+        })
+        .collect();
+    let runs = target::runs(target);
+    let (variant, because) = target::advised_variant(info);
+    let here: Vec<Gpu> = cx
+        .gpus()
+        .gpus
+        .into_iter()
+        .filter(|gpu| gpu.isa == target.name())
+        .collect();
+    if cx.json {
+        #[derive(Serialize)]
+        struct TargetReport<'a> {
+            schema: &'static str,
+            target: &'static str,
+            product: &'static str,
+            marketing_names: &'static [&'static str],
+            release_products: Option<&'static str>,
+            kind: target::GpuKind,
+            families: &'static [String],
+            #[serde(rename = "override")]
+            override_version: String,
+            support: Option<&'static Support>,
+            rccl_buildable: bool,
+            excluded_projects: &'a [Excluded],
+            variant: &'static str,
+            variant_because: &'static str,
+            runs: &'a [target::Runs],
+            gpus: &'a [Gpu],
+            therock: &'static str,
+        }
+        return cx.ui.json(&TargetReport {
+            schema: "rockenv/target/1",
+            target: target.name(),
+            product: &info.product,
+            marketing_names: target.products(),
+            release_products: info.release_products.as_deref(),
+            kind: info.kind,
+            families: &info.families,
+            override_version: target.override_version(),
+            support: target.support(),
+            rccl_buildable: info.rccl_buildable,
+            excluded_projects: &excluded,
+            variant,
+            variant_because: because,
+            runs: &runs,
+            gpus: &here,
+            therock: target::table_commit(),
+        });
+    }
+    show_facts(cx, target, &format!("{variant}: {because}"), &here);
+    if !excluded.is_empty() {
+        cx.ui.data("\nprojects that TheRock excludes for it:\n");
+        let mut table = Table::new(["project", "issue", "without it"]);
+        for one in &excluded {
+            let issue = one.issue.unwrap_or("none named");
+            table.row([one.project, issue, one.meaning.unwrap_or_default()]);
+        }
+        cx.ui.table(&table);
+    }
+    show_runs(cx, &runs);
+    Ok(())
+}
+
+fn show_facts(cx: &Context, target: Target, variant: &str, here: &[Gpu]) {
+    let info = target.info();
+    let mut lines = vec![
+        ("target", target.name().to_owned()),
+        ("product", info.product.clone()),
+    ];
+    let mut names = target.products().to_vec();
+    names.extend(info.release_products.as_deref());
+    if !names.is_empty() {
+        lines.push(("names", names.join(", ")));
+    }
+    let kind = match info.kind {
+        target::GpuKind::Dgpu => "graphics card",
+        target::GpuKind::Igpu => "in a processor",
+        target::GpuKind::Dcgpu => "accelerator",
+    };
+    let architecture = target.support().map(|support| &support.architecture);
+    lines.push((
+        "kind",
+        architecture.map_or_else(|| kind.to_owned(), |name| format!("{kind}, {name}")),
+    ));
+    lines.push(("families", info.families.join(", ")));
+    lines.push(("override", target.override_version()));
+    let support = match support_word(target.support()) {
+        "release" => "built, tested on hardware and ready for use",
+        "tested" => "built, and a short test on hardware passes",
+        "builds" => "built, not tested on hardware",
+        "none" => "not built",
+        _ => "not documented upstream",
+    };
+    lines.push(("support", support.to_owned()));
+    lines.push(("variant", variant.to_owned()));
+    for gpu in here {
+        lines.push(("here", format!("{} as {}", gpu.pci, gpu.render)));
+    }
+    let width = lines.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    let text: String = lines
+        .iter()
+        .map(|(name, value)| format!("{name:width$}  {value}\n"))
+        .collect();
+    cx.ui.data(&text);
+}
+
+fn show_runs(cx: &Context, runs: &[target::Runs]) {
+    if runs.is_empty() {
+        return;
+    }
+    cx.ui
+        .data("\nother code that runs there (reported by others, not tested):\n");
+    for alike in runs.chunk_by(|a, b| a.note == b.note) {
+        let codes: Vec<&str> = alike.iter().map(|one| one.code.as_str()).collect();
+        let one = &alike[0];
+        cx.ui.data(&format!("{}: {}\n", codes.join(", "), one.note));
+        for source in &one.sources {
+            cx.ui.data(&format!("  {source}\n"));
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! Finds the revisions of a source at which a hook applies.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::execute;
+use crate::profile::hook::{self, FileInSource, Hook};
+use crate::store::source::{Checkout, Git};
+use crate::sys::error::{Error, Kind, Result};
+use crate::up::context::Context;
+
+/// The result for one hook at one revision.
+#[derive(Debug, Serialize)]
+pub(crate) struct AtRevision {
+    /// `None` for the checked-out files.
+    pub(crate) revision: Option<String>,
+    pub(crate) date: Option<String>,
+    pub(crate) subject: Option<String>,
+    pub(crate) applies: bool,
+    /// Why it does not apply, or a remark.
+    pub(crate) why: Option<String>,
+}
+
+/// A source whose revisions are looked at.
+pub(crate) struct RevisionSource<'a> {
+    directory: PathBuf,
+    git: Git<'a>,
+}
+
+impl<'a> RevisionSource<'a> {
+    pub(crate) fn open(cx: &'a Context, directory: &Path) -> Result<Self> {
+        if !directory.is_dir() {
+            return Err(Error::not_found(format!(
+                "no source directory `{}`",
+                directory.display()
+            )));
+        }
+        Ok(Self {
+            directory: fs_err::canonicalize(directory)?,
+            git: Git::new(&cx.config.user),
+        })
+    }
+
+    /// Returns the first answer, and each that differs from the one before.
+    pub(crate) fn history(&self, hook: &Hook, revisions: Option<&str>) -> Result<Vec<AtRevision>> {
+        let Some(revisions) = revisions else {
+            let found = hook::apply(hook, &|path| execute::look(&self.directory, path));
+            return Ok(vec![answer(None, found)?]);
+        };
+        let (from, to) = match revisions.split_once("..") {
+            Some((from, to)) => (from, if to.is_empty() { "HEAD" } else { to }),
+            None => (revisions, revisions),
+        };
+        let checkout = self.git.open(&self.directory)?;
+        let (from, to) = (self.commit(&checkout, from)?, self.commit(&checkout, to)?);
+        let mut all = vec![from.clone()];
+        let range = format!("{from}..{to}");
+        let mut arguments = vec![
+            "rev-list",
+            "--reverse",
+            "--first-parent",
+            range.as_str(),
+            "--",
+        ];
+        let mut paths = Vec::new();
+        for file in hook::files(hook)? {
+            paths.push(tracked(&checkout, &to, &file)?);
+        }
+        arguments.extend(paths.iter().map(String::as_str));
+        if from != to && !paths.is_empty() {
+            let listed = checkout.text(&arguments)?;
+            all.extend(listed.lines().map(str::to_owned));
+        }
+        let mut answers: Vec<AtRevision> = Vec::new();
+        for commit in all {
+            let read = |path: &Path| self.at(&checkout, &self.directory, &commit, path);
+            let now = answer(Some(&commit), hook::apply(hook, &read))?;
+            if answers
+                .last()
+                .is_none_or(|last| last.applies != now.applies)
+            {
+                answers.push(dated(&checkout, &commit, now)?);
+            }
+        }
+        Ok(answers)
+    }
+
+    fn commit(&self, checkout: &Checkout<'_>, revision: &str) -> Result<String> {
+        let name = format!("{revision}^{{commit}}");
+        let found = checkout.text(&[
+            "rev-parse",
+            "--quiet",
+            "--verify",
+            "--end-of-options",
+            &name,
+        ]);
+        match found {
+            Ok(commit) => Ok(commit.trim().to_owned()),
+            Err(error) => Err(Error::not_found(format!(
+                "`{}` has no revision `{}`",
+                self.directory.display(),
+                revision.escape_debug()
+            ))
+            .source(error)
+            .help("git fetch --unshallow fetches the history of a shallow clone")),
+        }
+    }
+
+    /// Returns the content of a path at a commit, in checked-out submodules too.
+    fn at(
+        &self,
+        checkout: &Checkout<'_>,
+        directory: &Path,
+        commit: &str,
+        path: &Path,
+    ) -> Result<FileInSource> {
+        match entry(checkout, commit, path)? {
+            Some((mode, object)) if mode.starts_with("100") => {
+                let bytes = checkout.bytes(&["cat-file", "blob", &object])?;
+                return Ok(FileInSource::File {
+                    bytes,
+                    executable: mode == "100755",
+                });
+            }
+            Some(_) => return Ok(FileInSource::Absent),
+            None => {}
+        }
+        for parent in path
+            .ancestors()
+            .skip(1)
+            .filter(|path| !path.as_os_str().is_empty())
+        {
+            if let Some((mode, object)) = entry(checkout, commit, parent)?
+                && mode == "160000"
+            {
+                let inside = directory.join(parent);
+                let rest = path.strip_prefix(parent).unwrap_or(path);
+                let known = ["cat-file", "-e", object.as_str()];
+                if !inside.join(".git").exists() {
+                    return Ok(FileInSource::Unfetched);
+                }
+                let below = self.git.open(&inside)?;
+                return match below.text(&known).is_ok() {
+                    true => self.at(&below, &inside, &object, rest),
+                    false => Ok(FileInSource::Unfetched),
+                };
+            }
+        }
+        Ok(FileInSource::Absent)
+    }
+}
+
+fn dated(checkout: &Checkout<'_>, commit: &str, at: AtRevision) -> Result<AtRevision> {
+    let arguments = [
+        "show",
+        "--no-patch",
+        "--no-show-signature",
+        "--format=%cs %s",
+        commit,
+    ];
+    let line = checkout.text(&arguments)?;
+    let (date, subject) = line.trim().split_once(' ').unwrap_or((line.trim(), ""));
+    Ok(AtRevision {
+        date: Some(date.to_owned()),
+        subject: Some(subject.to_owned()),
+        ..at
+    })
+}
+
+/// Returns the path that the repository itself tracks: for a file in a submodule, the submodule.
+fn tracked(checkout: &Checkout<'_>, commit: &str, file: &Path) -> Result<String> {
+    for path in file.ancestors().filter(|path| !path.as_os_str().is_empty()) {
+        if let Some((mode, _)) = entry(checkout, commit, path)?
+            && mode == "160000"
+        {
+            return Ok(path.display().to_string());
+        }
+    }
+    Ok(file.display().to_string())
+}
+
+fn entry(checkout: &Checkout<'_>, commit: &str, path: &Path) -> Result<Option<(String, String)>> {
+    let path = path.display().to_string();
+    let arguments = ["--literal-pathspecs", "ls-tree", "-z", commit, "--", &path];
+    let line = checkout.text(&arguments)?;
+    let mut words = line.split([' ', '\t']);
+    Ok(match (words.next(), words.next(), words.next()) {
+        (Some(mode), Some(_), Some(object)) => Some((mode.to_owned(), object.to_owned())),
+        _ => None,
+    })
+}
+
+/// Turns the outcome of applying into an answer. Errors that are not about the hook stay errors.
+fn answer(commit: Option<&str>, outcome: Result<hook::HookChanges>) -> Result<AtRevision> {
+    let at = |applies, why| AtRevision {
+        revision: commit.map(str::to_owned),
+        date: None,
+        subject: None,
+        applies,
+        why,
+    };
+    match outcome {
+        Ok(changes) => {
+            let already = changes.already.join(", ");
+            let why = format!("the source already has `{already}`");
+            Ok(at(true, (!already.is_empty()).then_some(why)))
+        }
+        Err(error) if error.kind() == Kind::Invalid => {
+            Ok(at(false, Some(error.message().to_owned())))
+        }
+        Err(error) => Err(error),
+    }
+}
