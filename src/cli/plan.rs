@@ -85,8 +85,9 @@ pub(crate) fn show_plan(
     let refused = refused(&selection, &missing, &plan, &needs, is_forced);
     let mut notes = missing.notes;
     notes.extend(plan.notes.iter().cloned());
-    if let (Some(store), Some(layer)) = (&store, &plan.start) {
-        notes.extend(gpu_code::notes(store, &spec, layer));
+    if let Some(store) = &store {
+        let image = &gathered.inputs.image_key;
+        notes.extend(gpu_code::notes(store, &spec, plan.start.as_ref(), image));
     }
     let ways = match &store {
         Some(store) => savings::ways(&selection.profile, &spec, &recorded(store, &spec)?),

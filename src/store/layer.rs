@@ -18,7 +18,7 @@ use crate::plan::ids::{EnvId, LayerId, TreeId};
 pub(crate) use crate::plan::layer::{Cost, Layer, VolumeState};
 use crate::sys::atomic::{self, random_id};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
-use crate::tree::root_fs::Tree;
+use crate::tree::merged::MergedDir;
 use crate::tree::{self, Method};
 
 impl checked::Names for VolumeState {
@@ -125,25 +125,31 @@ impl Store {
         Ok(chain)
     }
 
-    /// Reads a file of at most `limit` bytes in the tree of a layer; `None` if it is absent, or a service has the tree.
-    pub fn read_in_layer(
-        &self,
-        top: &LayerId,
-        path: &str,
-        limit: usize,
-    ) -> Result<Option<Vec<u8>>> {
-        let chain = self.chain(top)?;
-        let layers = chain.iter().flat_map(|layer| {
-            let directory = self.layer_dir(&layer.id);
-            ["root", "flat", "diff"].map(|part| directory.join(part))
-        });
-        let image = chain.last().map(|layer| self.image_root(&layer.image_key));
-        for root in layers.chain(image).filter(|root| root.exists()) {
-            if let Some(data) = Tree::open(&root)?.read(path, limit)? {
-                return Ok(Some(data));
+    /// Returns the root of a layer's tree, or of the image's without one; empty if a service has it.
+    pub(crate) fn look_into(&self, layer: Option<&LayerId>, image_key: &str) -> Result<MergedDir> {
+        let mut roots = Vec::new();
+        let mut next = layer.cloned();
+        while let Some(id) = next {
+            let directory = self.layer_dir(&id);
+            let whole = directory.join("root");
+            if whole.exists() {
+                return MergedDir::open(&[whole]);
             }
+            let (flat, found) = (directory.join("flat"), self.layer(&id)?);
+            let is_flat = flat.exists();
+            roots.push(if is_flat {
+                flat
+            } else {
+                directory.join("diff")
+            });
+            next = found
+                .ok_or_else(|| missing(&id))?
+                .parent
+                .filter(|_| !is_flat);
         }
-        Ok(None)
+        roots.push(self.image_root(&self.image_below(layer, image_key)?));
+        roots.retain(|root| root.exists());
+        MergedDir::open(&roots)
     }
 
     /// Returns whether `top` is `below` or a descendant of it.

@@ -285,7 +285,7 @@ impl Merge<'_> {
 }
 
 #[derive(Clone, Copy)]
-enum Kind {
+pub(super) enum Kind {
     Directory,
     /// A deletion: a character device 0:0.
     Whiteout,
@@ -293,7 +293,7 @@ enum Kind {
 }
 
 impl Kind {
-    fn of(stat: &FileStat) -> Self {
+    pub(super) fn of(stat: &FileStat) -> Self {
         match beneath::kind(stat) {
             SFlag::S_IFDIR => Self::Directory,
             SFlag::S_IFCHR if stat.st_rdev == 0 => Self::Whiteout,

@@ -13,6 +13,7 @@ pub(crate) mod file;
 mod flatten;
 mod inode_flags;
 pub(crate) mod listing;
+pub(crate) mod merged;
 mod metadata;
 pub(crate) mod mounts;
 pub mod overlay;

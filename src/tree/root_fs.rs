@@ -19,6 +19,11 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
+    /// Takes an open directory as the root.
+    pub(crate) fn of(root: OwnedFd) -> Self {
+        Self { root }
+    }
+
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let root = nix::fcntl::open(path, flags, Mode::empty())

@@ -1,44 +1,88 @@
 //! Owns whether libraries that a distribution has built contain code for an env's targets.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::image::{DPKG_STATUS, MAX_DATABASE, gpu_code};
 use crate::plan::ids::LayerId;
 use crate::plan::resolve::Spec;
+use crate::rocm::kernels::kernels;
 use crate::rocm::target::{How, Target, runs};
 use crate::store::Store;
+use crate::sys::error::Result;
 
-/// Returns a note for each target for which packages in the tree of `layer` have no code; none if that cannot be read,
-/// since steps may write anything there.
-pub(crate) fn notes(store: &Store, spec: &Spec, layer: &LayerId) -> Vec<String> {
-    let status = store.read_in_layer(layer, DPKG_STATUS, MAX_DATABASE);
-    let status = status.ok().flatten().unwrap_or_default();
-    let status = String::from_utf8_lossy(&status);
+/// Multiarch directories are Debian's own.
+const DEBIAN: &str = "/usr/lib/x86_64-linux-gnu/";
+
+/// Returns a note for each target for which libraries in the tree of `layer`, or of the image, have no code; none if that
+/// cannot be read, since steps may write anything there.
+pub(crate) fn notes(
+    store: &Store,
+    spec: &Spec,
+    layer: Option<&LayerId>,
+    image_key: &str,
+) -> Vec<String> {
+    let libraries = libraries(store, layer, image_key).unwrap_or_default();
     let targets = spec.targets.iter();
     targets
-        .filter_map(|target| note(&status, *target))
+        .filter_map(|target| note(&libraries, *target))
         .collect()
 }
 
-fn note(status: &str, target: Target) -> Option<String> {
-    let runs = runs(target);
-    let runs_on = |isas: &BTreeSet<&str>, how: fn(How) -> bool| {
-        let mut others = runs.iter().filter(|other| how(other.how));
-        others.find(|other| isas.contains(other.code.as_str()))
-    };
-    let mut lacking = gpu_code(status);
-    // The distribution whose packages say this has the patches that `Extended` needs.
-    lacking.retain(|_, isas| {
-        !isas.contains(target.name()) && runs_on(isas, |how| how != How::Override).is_none()
+/// ISAs of code by library: a package, or else a directory.
+type Libraries = BTreeMap<String, BTreeSet<String>>;
+
+fn libraries(store: &Store, layer: Option<&LayerId>, image_key: &str) -> Result<Libraries> {
+    let tree = store.look_into(layer, image_key)?;
+    let status = tree.read(DPKG_STATUS, MAX_DATABASE).ok().flatten();
+    let status = status.unwrap_or_default();
+    Ok(combine(&String::from_utf8_lossy(&status), kernels(&tree)?))
+}
+
+/// Adds to the packages that declare their ISAs the directories that belong to none of these.
+fn combine(status: &str, mut directories: Libraries) -> Libraries {
+    let packages = gpu_code(status);
+    directories.retain(|path, _| {
+        let library = path.strip_prefix(DEBIAN).map(|name| format!("lib{name}"));
+        library.is_none_or(|name| !packages.keys().any(|package| package.starts_with(&name)))
     });
-    let names: Vec<&str> = lacking.keys().copied().collect();
-    let help = lacking
-        .values()
-        .find_map(|isas| runs_on(isas, |how| how == How::Override))
-        .map(|other| format!("; code for {} runs with {}", other.code, other.note));
+    let owned = |isas: BTreeSet<&str>| isas.into_iter().map(str::to_owned).collect();
+    let packages = packages.into_iter();
+    directories.extend(packages.map(|(package, isas)| (package.to_owned(), owned(isas))));
+    directories
+}
+
+fn note(libraries: &Libraries, target: Target) -> Option<String> {
+    let runs = runs(target);
+    let runs_on = |isas: &BTreeSet<String>, how: &dyn Fn(How) -> bool| {
+        let mut others = runs.iter().filter(|other| how(other.how));
+        others.find(|other| isas.contains(&other.code))
+    };
+    let lacking = libraries.iter().filter(|(library, isas)| {
+        // Debian's runtime has the patches that `Extended` needs.
+        let is_debian = !library.starts_with('/') || library.starts_with(DEBIAN);
+        let runs = |how| match how {
+            How::Generic => true,
+            How::Extended => is_debian,
+            How::Override => false,
+        };
+        !isas.contains(target.name()) && runs_on(isas, &runs).is_none()
+    });
+    let lacking: Vec<_> = lacking.collect();
+    let names: Vec<&str> = lacking.iter().map(|(name, _)| name.as_str()).collect();
+    let mut isas = lacking.iter().map(|(_, isas)| isas);
+    let help = isas
+        .find_map(|isas| runs_on(isas, &|how| how == How::Override))
+        .map(|other| {
+            // The whole process then is on that GPU, and so must be all of its code.
+            let code = &other.code;
+            format!(
+                "; their code for {code} runs in a build with `--target {code}` and {}",
+                other.note
+            )
+        });
     (!names.is_empty()).then(|| {
         format!(
-            "installed packages without code for {}: {}{}",
+            "libraries without code for {}: {}{}",
             target.name(),
             names.join(", "),
             help.unwrap_or_default()
@@ -60,17 +104,53 @@ Status: install ok installed
 X-Rocm-Gpu-Architecture: gfx9-generic gfx10-3-generic gfx11-generic
 ";
 
+    fn directories(places: &[(&str, &[&str])]) -> Libraries {
+        let isas = |isas: &[&str]| isas.iter().map(|isa| (*isa).to_owned()).collect();
+        let places = places.iter();
+        places
+            .map(|(path, list)| ((*path).to_owned(), isas(list)))
+            .collect()
+    }
+
+    fn noted(libraries: &Libraries, target: &str) -> Option<String> {
+        note(libraries, Target::parse(target).unwrap())
+    }
+
     #[test]
     fn packages_without_code_are_named_with_what_runs_instead() {
-        let note = |target: &str| note(STATUS, Target::parse(target).unwrap());
-        let found = note("gfx1103").unwrap();
-        let start = "installed packages without code for gfx1103: librocblas4; code for gfx1100 runs with \
-                     HSA_OVERRIDE_GFX_VERSION=11.0.0: ";
+        let libraries = combine(STATUS, Libraries::new());
+        let found = noted(&libraries, "gfx1103").unwrap();
+        let start = "libraries without code for gfx1103: librocblas4; their code for gfx1100 runs in a build with \
+                     `--target gfx1100` and HSA_OVERRIDE_GFX_VERSION=11.0.0: ";
         assert!(found.starts_with(start), "{found}");
         // Generic code runs on it, and Debian loads the code of its own family.
-        assert_eq!(note("gfx1031"), None);
-        assert_eq!(note("gfx906"), None);
-        let both = "installed packages without code for gfx1201: librocblas4, librocsolver0";
-        assert_eq!(note("gfx1201").as_deref(), Some(both));
+        assert_eq!(noted(&libraries, "gfx1031"), None);
+        assert_eq!(noted(&libraries, "gfx906"), None);
+        let both = "libraries without code for gfx1201: librocblas4, librocsolver0";
+        assert_eq!(noted(&libraries, "gfx1201").as_deref(), Some(both));
+    }
+
+    #[test]
+    fn directories_count_where_no_package_says_it() {
+        let (amd, debian) = (
+            "/opt/rocm-7.0.0/lib/rocblas",
+            "/usr/lib/x86_64-linux-gnu/rocblas",
+        );
+        let libraries = combine(
+            STATUS,
+            directories(&[(amd, &["gfx1030"]), (debian, &["gfx803"])]),
+        );
+        // Only Debian's runtime loads gfx1030's code on its siblings; and its package has said what it has.
+        let found = noted(&libraries, "gfx1031").unwrap();
+        let start = format!("libraries without code for gfx1031: {amd}; their code for gfx1030 ");
+        assert!(found.starts_with(&start), "{found}");
+        assert_eq!(noted(&libraries, "gfx1030"), None);
+        let alone = combine("", directories(&[(debian, &["gfx1030"])]));
+        assert_eq!(noted(&alone, "gfx1031"), None);
+        let found = noted(&alone, "gfx1201").unwrap();
+        assert_eq!(
+            found,
+            format!("libraries without code for gfx1201: {debian}")
+        );
     }
 }

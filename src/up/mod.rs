@@ -99,9 +99,9 @@ pub(crate) fn up(cx: &Context, args: &UpOptions, summarise: &dyn Fn(&Store, &str
     let code = summary::say(cx, &reporter, finished, &fate, &args.resume_command())?;
     if let (Fate::Stays, true, Ok(spec)) = (&fate, is_done, store.spec(name)) {
         HandedOver::of(&store, &spec).note(&cx.ui);
-        let head = store.record(name)?.and_then(|record| record.head.layer);
-        if let (true, Some(layer)) = (has_run, head) {
-            let notes = gpu_code::notes(&store, &spec, &layer);
+        if let (true, Some(record)) = (has_run, store.record(name)?) {
+            let layer = record.head.layer.as_ref();
+            let notes = gpu_code::notes(&store, &spec, layer, &record.image_key);
             notes.iter().for_each(|note| cx.ui.note(note));
         }
     }

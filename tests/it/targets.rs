@@ -337,8 +337,86 @@ fn a_package_database_that_is_none_is_no_reason_to_fail_or_to_wait() {
                 .rockenv(&[&[verb, store.env()], &target[..]].concat())
                 .ok();
             let text = format!("{}{}", text.err, text.text());
-            let noted = text.contains("installed packages without code for gfx1201: librocblas4");
+            let noted = text.contains("libraries without code for gfx1201: librocblas4");
             assert_eq!(noted, is_noted, "{verb}: {make}: {text}");
         }
     }
+}
+
+/// Files are known by their names; none of them is opened, and nothing is run.
+#[test]
+fn libraries_whose_kernels_are_for_other_targets_are_named() {
+    let store = TestStore::new();
+    let env = store.env();
+    let library = "/opt/rocm-7.0.0/lib/rocblas";
+    let noted = format!(
+        "libraries without code for gfx1103: {library}; their code for gfx1100 runs in a build with \
+         `--target gfx1100` and HSA_OVERRIDE_GFX_VERSION=11.0.0"
+    );
+    let make = format!(
+        "mkdir -p {library}/library; cd {library}/library; mkfifo Kernels.so-000-gfx1100.hsaco; \
+         ln -s /proc/kmsg TensileLibrary_lazy_gfx90a.dat"
+    );
+    let step = |name: &str, run: &str| {
+        format!("[[step]]\nname = '{name}'\nuser = 'root'\nrun = '''{run}'''\n")
+    };
+    let both = |target: &str| {
+        ["up", "plan"].map(|verb| {
+            let ran = store.rockenv(&[verb, env, "--name", env, "--target", target]);
+            let ran = ran.ok();
+            format!("{}{}", ran.err, ran.text())
+        })
+    };
+    store.profile(&step("one", &make));
+    for text in both("gfx1103") {
+        assert!(text.contains(&noted), "{text}");
+    }
+    for target in ["gfx1100", "gfx90a"] {
+        for text in both(target) {
+            assert!(!text.contains("without code"), "{target}: {text}");
+        }
+    }
+    for (last, is_noted) in [
+        (format!("rm -r {library}"), false),
+        // The new directory hides the old one's content.
+        (format!("rm -r {library}; mkdir {library}"), false),
+        (
+            "rm -r /opt/rocm-7.0.0; ln -s / /opt/rocm-7.0.0".to_owned(),
+            false,
+        ),
+        (format!("rm {library}/library/K*"), true),
+    ] {
+        store.profile(&(step("one", &make) + &step("two", &last)));
+        for text in both("gfx1103") {
+            let found = text.contains("without code for gfx1103");
+            assert_eq!(found, is_noted, "{last}: {text}");
+        }
+    }
+}
+
+#[test]
+fn an_image_is_looked_into_before_any_step_has_run() {
+    let store = TestStore::new();
+    let tree = store.work().join("tree");
+    let library = tree.join("opt/rocm-7.0.0/lib/hipblaslt/library");
+    fs::create_dir_all(&library).unwrap();
+    fs::write(library.join("extop_gfx942.co"), "").unwrap();
+    fs::create_dir(tree.join("etc")).unwrap();
+    fs::write(tree.join("etc/os-release"), "ID=small\n").unwrap();
+    let recipe = format!(
+        "schema = 1\nprovider = \"directory\"\n[directory]\npath = '{}'\n",
+        tree.display()
+    );
+    fs::write(store.work().join("images/small.toml"), recipe).unwrap();
+    let profile = store.work().join(format!("profiles/{}.toml", store.env()));
+    let steps = "[[step]]\nname = 'one'\nrun = 'true'\n";
+    fs::write(profile, format!("schema = 1\nimage = 'small'\n{steps}")).unwrap();
+    store.rockenv(&["image", "build", "small"]).ok();
+    let plan = |target: &str| {
+        let words = ["plan", store.env(), "--target", target];
+        store.rockenv(&words).ok()
+    };
+    plan("gfx90a").says(&["libraries without code for gfx90a: /opt/rocm-7.0.0/lib/hipblaslt"]);
+    let ran = plan("gfx942");
+    assert!(!ran.err.contains("without code"), "{}", ran.err);
 }

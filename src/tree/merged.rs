@@ -1,0 +1,149 @@
+//! Owns looking into the tree of stacked layers without mounting it. Nothing in it is followed out of it or run.
+
+use std::collections::BTreeSet;
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::Path;
+
+use nix::errno::Errno;
+
+use super::flatten::Kind;
+use super::root_fs::Tree;
+use super::xattr::XattrFile;
+use crate::sys::beneath;
+use crate::sys::error::{Result, ResultExt as _};
+
+/// Entries of one directory that are looked at: what a step wrote must not make others wait.
+const MAX_ENTRIES: usize = 100_000;
+
+/// A directory as an overlay of layers shows it: the layers' own directories, topmost first. None: there is no such directory.
+#[derive(Debug, Default)]
+pub(crate) struct MergedDir(Vec<OwnedFd>);
+
+impl MergedDir {
+    /// Opens the root of the tree that these layers make, topmost first.
+    pub(crate) fn open<P: AsRef<Path>>(layers: &[P]) -> Result<Self> {
+        let layers = layers.iter().map(|path| beneath::open_path(path.as_ref()));
+        layers.collect::<Result<_>>().map(Self)
+    }
+
+    /// Returns the directory at a relative path; links on the way are not followed.
+    pub(crate) fn enter(&self, path: &str) -> Result<Self> {
+        let mut found: Option<Self> = None;
+        for name in path.split('/') {
+            let next = found.as_ref().unwrap_or(self).enter_one(name);
+            found = Some(next.context(|| format!("cannot read `{path}` in a layer"))?);
+        }
+        Ok(found.unwrap_or_default())
+    }
+
+    fn enter_one(&self, name: &str) -> nix::Result<Self> {
+        let name = CString::new(name).map_err(|_| Errno::EINVAL)?;
+        let mut found = Vec::new();
+        for layer in &self.0 {
+            match beneath::stat(layer, &name).map(|stat| Kind::of(&stat)) {
+                Err(Errno::ENOENT) => {}
+                Ok(Kind::Directory) => {
+                    let directory = beneath::open_dir(layer, name.as_c_str())?;
+                    let hides_below = XattrFile::Open(directory.as_fd()).is_opaque()?;
+                    found.push(directory);
+                    if hides_below {
+                        break;
+                    }
+                }
+                Ok(Kind::Whiteout | Kind::Other) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Self(found))
+    }
+
+    /// Returns the names in the directory, sorted. Names that are not UTF-8 are left out.
+    pub(crate) fn names(&self) -> Result<BTreeSet<String>> {
+        let (mut names, mut hidden) = (BTreeSet::new(), BTreeSet::new());
+        for layer in &self.0 {
+            let mut directory = nix::dir::Dir::from_fd(beneath::open_dir(layer, c".")?)?;
+            for entry in directory.iter().take(MAX_ENTRIES) {
+                let entry = entry?;
+                let Some(name) = entry_name(entry.file_name()) else {
+                    continue;
+                };
+                let is_whiteout = || {
+                    let stat = beneath::stat(layer, entry.file_name())?;
+                    nix::Result::Ok(matches!(Kind::of(&stat), Kind::Whiteout))
+                };
+                if hidden.contains(&name) {
+                    continue;
+                }
+                let may_be = matches!(
+                    entry.file_type(),
+                    Some(nix::dir::Type::CharacterDevice) | None
+                );
+                if may_be && is_whiteout()? {
+                    hidden.insert(name);
+                } else {
+                    names.insert(name);
+                }
+            }
+        }
+        Ok(names)
+    }
+
+    /// Reads a regular file of at most `limit` bytes at a relative path; `None` for anything else.
+    pub(crate) fn read(&self, path: &str, limit: usize) -> Result<Option<Vec<u8>>> {
+        let (parent, name) = path.rsplit_once('/').unwrap_or((".", path));
+        let entry = CString::new(name).map_err(|_| Errno::EINVAL)?;
+        for layer in self.enter(parent)?.0 {
+            match beneath::stat(&layer, &entry) {
+                Err(Errno::ENOENT) => {}
+                Err(error) => return Err(error.into()),
+                Ok(_) => return Tree::of(layer).read(name, limit),
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn entry_name(name: &CStr) -> Option<String> {
+    let name = beneath::is_entry(name).then(|| name.to_str().ok())??;
+    Some(name.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fs_err as fs;
+
+    #[test]
+    fn a_stack_is_read_as_an_overlay_shows_it() {
+        let scratch = tempfile::tempdir().unwrap();
+        let [upper, lower] = ["upper", "lower"].map(|name| scratch.path().join(name));
+        for path in ["lower/a/both", "lower/b", "upper/a"] {
+            fs::create_dir_all(scratch.path().join(path)).unwrap();
+        }
+        for (path, text) in [
+            ("lower/a/one", "lower"),
+            ("lower/a/gone", "lower"),
+            ("upper/a/one", "upper"),
+            ("lower/b/file", "lower"),
+        ] {
+            fs::write(scratch.path().join(path), text).unwrap();
+        }
+        std::os::unix::fs::symlink("/", upper.join("out")).unwrap();
+        let whiteout = |path: &str| {
+            use nix::sys::stat::{Mode, SFlag, mknod};
+            mknod(&upper.join(path), SFlag::S_IFCHR, Mode::empty(), 0).unwrap();
+        };
+        whiteout("a/gone");
+        whiteout("b");
+        let tree = MergedDir::open(&[upper, lower]).unwrap();
+        let names = |path: &str| Vec::from_iter(tree.enter(path).unwrap().names().unwrap());
+        assert_eq!(names("a"), ["both", "one"]);
+        assert!(names("b").is_empty() && names("out").is_empty() && names("a/none").is_empty());
+        let read = |path: &str| tree.read(path, 100).unwrap();
+        assert_eq!(read("a/one").as_deref(), Some(b"upper".as_slice()));
+        for path in ["a/gone", "b/file", "out/etc/passwd", "a/both", "none"] {
+            assert_eq!(read(path), None, "{path}");
+        }
+    }
+}
