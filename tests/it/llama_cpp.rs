@@ -1,0 +1,118 @@
+//! The shipped profile `llama-cpp`: what it plans, and its steps on the real archive as far as they are affordable, which
+//! is without the compiler for GPUs.
+
+use std::collections::BTreeMap;
+
+use crate::support::env::TestStore;
+use fs_err as fs;
+
+/// What is changed is changed as users do it. The image has what the profile's packages are, but for two; its pip is told to
+/// know no index, and there is none of ROCm's device libraries, whose digests ccache would read.
+const SMALL: &str = r#"
+extends = "llama-cpp"
+[params]
+options = "-DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_TOOLS=OFF"
+build = "ggml-base"
+[resources]
+disk = "1G"
+[env]
+CCACHE_EXTRAFILES = ""
+[[step]]
+name = "packages"
+packages = ["python3-pip", "python3-scikit-build-core"]
+[[step]]
+name = "index"
+after = "packages"
+user = "root"
+run = "rm /etc/pip.conf"
+[[step]]
+name = "isa"
+remove = true
+[[step]]
+name = "test"
+remove = true
+[[step]]
+name = "install"
+remove = true
+[[step]]
+name = "wheel"
+remove = true
+[[step]]
+name = "gpu-test"
+remove = true
+[[step]]
+name = "export"
+export = [{ from = "/build/llama/bin", to = "result" }]
+"#;
+
+#[test]
+fn the_archive_is_fetched_configured_and_compiled_through_ccache() {
+    let store = TestStore::new();
+    // Whoever reads along on the way to the index is known to this machine, if anybody does.
+    store.configure("ca-certificates = \"host\"\n");
+    let tree = crate::support::rootfs::builder();
+    let image = format!(
+        "schema = 1\nprovider = \"directory\"\n[directory]\npath = '{}'\n",
+        tree.display()
+    );
+    fs::write(store.work().join("images/builder.toml"), image).unwrap();
+    let name = store.env();
+    let profile = store.work().join(format!("profiles/{name}.toml"));
+    fs::write(
+        &profile,
+        format!("schema = 1\nimage = \"builder\"\n{SMALL}"),
+    )
+    .unwrap();
+    let up = |words: &[&str]| {
+        let common = ["up", name, "--name", name, "--from", "pypi"];
+        store.rockenv(&[&common[..], words].concat()).ok()
+    };
+    up(&[]);
+    // The commits that the profile's git repository would have: the archive has them.
+    let profile = fs::read_to_string(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/profiles/llama-cpp.toml"
+    ));
+    let profile: toml::Table = profile.unwrap().parse().unwrap();
+    let script = "git -C llama-cpp-python rev-parse HEAD; cat llama-cpp-python/PKG-INFO | sed -n 's/^Version: //p'";
+    let [rev, version] = ["rev", "version"].map(|param| profile["params"][param].as_str().unwrap());
+    store.sh(script).ok().prints(&format!("{rev}\n{version}"));
+    let outputs = store.home().join("outputs").join(name).join("result");
+    let library = fs::canonicalize(outputs.join("bin/libggml-base.so")).unwrap();
+    assert!(fs::read(library).unwrap().starts_with(b"\x7fELF"));
+    let statistics = || store.rockenv(&["logs", name, "statistics"]).ok().text();
+    let first = statistics();
+    assert!(
+        first.contains("Misses:") && !first.contains("100.0%) Hits"),
+        "{first}"
+    );
+    up(&[]).says(&["nothing to do"]);
+    // From the empty build volume.
+    up(&["--rerun", "build", "--clean"]);
+    let again = statistics();
+    let hits = again
+        .lines()
+        .find(|line| line.trim_start().starts_with("Hits:"));
+    assert!(
+        hits.is_some_and(|line| line.contains("(100.0%)")),
+        "{again}"
+    );
+}
+
+#[test]
+fn targets_share_what_comes_before_the_configuration() {
+    let store = TestStore::new();
+    let keys = |target: &str| -> BTreeMap<String, String> {
+        let ran = store.rockenv(&["plan", "llama-cpp", "--target", target, "--json"]);
+        let plan: serde_json::Value = serde_json::from_str(&ran.ok().text()).unwrap();
+        let steps = plan["plan"]["steps"].as_array().unwrap().iter();
+        let word = |step: &serde_json::Value, key: &str| step[key].as_str().unwrap().to_owned();
+        steps
+            .map(|step| (word(step, "name"), word(step, "key")))
+            .collect()
+    };
+    let (one, other) = (keys("gfx1103"), keys("gfx1201"));
+    let same = |step: &&str| one[*step] == other[*step];
+    assert!(["packages", "fetch", "checker"].iter().all(same));
+    assert!(!["configure", "build", "wheel", "export"].iter().any(same));
+}

@@ -1,0 +1,110 @@
+//! Owns the tests of releases: a checkout of another version than the profile is set to, and how a release is chosen.
+
+use crate::support::env::TestStore;
+use fs_err as fs;
+
+const PROFILE: &str = r#"
+release-param = "version"
+[params]
+version = "7.10"
+[releases."7.9"]
+description = "old"
+[releases."7.10"]
+description = "new"
+[[volume]]
+name = "therock"
+kind = "source"
+path = "../checkout"
+target = "/v/therock"
+[[step]]
+name = "one"
+run = "true"
+"#;
+
+/// Makes a profile with two releases, and a checkout of TheRock of that version.
+fn project(store: &TestStore, version: Option<&str>) {
+    let directory = store.work().join("checkout");
+    fs::create_dir_all(directory.join("cmake")).unwrap();
+    let table = "therock_add_amdgpu_target(gfx1103 \"A laptop\" FAMILY igpu-all)\n";
+    fs::write(directory.join("cmake/therock_amdgpu_targets.cmake"), table).unwrap();
+    let file = directory.join("version.json");
+    match version {
+        Some(version) => fs::write(file, format!("{{\"rocm-version\": \"{version}\"}}")).unwrap(),
+        None => drop(fs::remove_file(file)),
+    }
+    store.profile(PROFILE);
+}
+
+#[test]
+fn a_checkout_of_another_version_is_named_and_an_older_one_is_refused() {
+    let store = TestStore::new();
+    let env = store.env();
+    let of_version = |text: &str| text.contains("is TheRock");
+    for version in ["7.10", "7.10.2"] {
+        project(&store, Some(version));
+        let ran = store.rockenv(&["plan", env]).ok();
+        assert!(!of_version(&ran.err), "{version}: {}", ran.err);
+    }
+    project(&store, Some("7.9.1"));
+    let said = "source `therock` is TheRock 7.9.1, but image and parameters are those of 7.10: `--release 7.9` fits";
+    store.rockenv(&["plan", env]).ok().says(&[said]);
+    let ran = store.rockenv(&["plan", env, "--release", "7.9"]).ok();
+    assert!(!of_version(&ran.err), "{}", ran.err);
+    // 7.100 is not a 7.10.
+    for version in ["7.11.0", "7.100.0", "10.1"] {
+        project(&store, Some(version));
+        let said = format!(
+            "source `therock` is TheRock {version}, which profile `{env}` does not know: it fits 7.9 to 7.10"
+        );
+        store.rockenv(&["plan", env]).ok().says(&[&said]);
+    }
+    for (version, name) in [(Some("7.8.3"), "7.8.3"), (None, "older than 2025-04")] {
+        project(&store, version);
+        let said = format!("source `therock` is TheRock {name}: profile `{env}` fits 7.9 to 7.10");
+        for verb in ["plan", "up"] {
+            store
+                .rockenv(&[verb, env])
+                .exits(3)
+                .says(&[&said, "`--release 7.9` has one"]);
+        }
+        assert!(!store.env_dir().join("record.json").exists(), "begun");
+    }
+}
+
+#[test]
+fn a_release_is_chosen_once() {
+    let store = TestStore::new();
+    project(&store, Some("7.9"));
+    let env = store.env();
+    for (words, name) in [
+        (&[][..], env.to_owned()),
+        (&["--release", "7.9"], format!("{env}-7.9")),
+        (&["--param", "version=7.9"], format!("{env}-7.9")),
+        (
+            &["--release", "7.9", "--param", "version=7.9"],
+            format!("{env}-7.9"),
+        ),
+        (&["--release", "7.10"], env.to_owned()),
+    ] {
+        let ran = store.rockenv(&[&["plan", env, "--json"], words].concat());
+        let plan: serde_json::Value = serde_json::from_str(&ran.ok().text()).unwrap();
+        assert_eq!(plan["env"].as_str(), Some(&*name), "{words:?}");
+    }
+    let both = ["--release", "7.9", "--param", "version=7.10"];
+    for verb in ["plan", "up"] {
+        let words = [&[verb, env][..], &both].concat();
+        store.rockenv(&words).exits(2).says(&[
+            "`--release 7.9` contradicts `--param version=7.10`",
+            "leave out one of them",
+        ]);
+    }
+    store
+        .rockenv(&["plan", env, "--release", "7.8"])
+        .exits(2)
+        .says(&["has no release `7.8`", "did you mean `7.9`?"]);
+    store.profile("[[step]]\nname = 'one'\nrun = 'true'\n");
+    store
+        .rockenv(&["plan", env, "--release", "7.9"])
+        .exits(2)
+        .says(&["has no releases", "leave out --release"]);
+}
