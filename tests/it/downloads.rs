@@ -218,3 +218,30 @@ fn what_cannot_be_had_is_named_and_mirrors_are_asked() {
     assert_eq!(twice, 1, "{:?}", web.asked());
     store.assert_clean();
 }
+
+#[test]
+fn a_profile_that_extends_another_takes_its_downloads_away() {
+    let store = TestStore::new();
+    let web = Web::start();
+    project(&store, &web.host);
+    let (name, other) = (store.env(), format!("{}-own", store.env()));
+    let own = |change: &str| {
+        let body = format!(
+            "extends = \"{name}\"\n[[volume]]\nname = \"archives\"\n{change}\n\
+             [[step]]\nname = \"use\"\nrun = \"ls -A /v/archives > $HOME/all\"\n"
+        );
+        store.profile_named(&other, &body);
+    };
+    own("downloads = \"\"");
+    store.rockenv(&["up", &other, "--offline"]).ok();
+    let seen = store.rockenv(&["exec", &other, "--", "cat", "/home/builder/all"]);
+    seen.ok().prints("");
+    assert!(web.asked().is_empty());
+    // Any other change leaves them as they are inherited.
+    own("max = \"1G\"");
+    store
+        .rockenv(&["up", &other, "--offline", "--rerun", "use"])
+        .exits(4);
+    store.rockenv(&["up", &other, "--rerun", "use"]).ok();
+    assert_eq!(web.asked(), ["/two.zip", "/x/one-1.0.tar.gz"]);
+}

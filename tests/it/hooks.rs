@@ -290,6 +290,13 @@ fn what_does_not_fit_fails_before_anything_runs() {
             "nothing was begun"
         );
     }
+    // Steps before the first one that sees it do not wait for it.
+    for verb in ["plan", "up"] {
+        store.rockenv(&[verb, store.env(), "--until", "tools"]).ok();
+        let ran = store.rockenv(&[verb, store.env(), "--until", "configure"]);
+        ran.exits(3).says(&["hook `fix`"]);
+    }
+    store.sh("cat $HOME/tools").ok().prints("one");
     fs::remove_file(store.work().join("hooks/fix/p.patch")).unwrap();
     for verb in ["plan", "up"] {
         store
