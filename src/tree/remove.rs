@@ -6,7 +6,6 @@
 //! would go too deep, the subtree is first moved up to the top of the tree.
 
 use std::ffi::{CStr, CString, OsStr};
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
@@ -242,7 +241,7 @@ impl Removal<'_> {
     ) -> nix::Result<()> {
         // From the start: the directory may be read again.
         seek(&directory.fd, SeekFrom::Start(0)).map_err(errno)?;
-        let mut listing = vec![MaybeUninit::uninit(); LISTING];
+        let mut listing = Box::new_uninit_slice(LISTING);
         let mut entries = RawDir::new(&directory.fd, &mut listing);
         while let Some(entry) = entries.next() {
             let entry = entry.map_err(errno)?;

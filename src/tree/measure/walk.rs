@@ -150,7 +150,7 @@ struct Worker<'s, 'a> {
     shared: &'s Shared<'a>,
     stack: Vec<Task<'a>>,
     /// Room for one listing call.
-    listing: Vec<MaybeUninit<u8>>,
+    listing: Box<[MaybeUninit<u8>]>,
     sums: Vec<Sums>,
     links: Links,
     extents: Extents,
@@ -257,7 +257,7 @@ impl<'s, 'a> Worker<'s, 'a> {
         Self {
             shared,
             stack: Vec::new(),
-            listing: vec![MaybeUninit::uninit(); LISTING],
+            listing: Box::new_uninit_slice(LISTING),
             sums: vec![Sums::default(); classes],
             links: Links::new(),
             extents: Extents::new(),

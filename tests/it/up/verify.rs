@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
-use super::on_each;
+use super::{on_each, on_overlay_and_btrfs};
 use crate::support::env::{TestStore, patience};
 use crate::support::run::{Background, Ran, processes_called, wait_for, wait_until};
 
@@ -161,7 +161,7 @@ fn what_comes_out_the_same_is_the_same_and_the_env_stays_as_it_is() {
 
 #[test]
 fn what_comes_out_differently_is_named() {
-    on_each(|store, method| {
+    on_overlay_and_btrfs(|store, method| {
         store.profile(&random());
         store.up();
         let before = states(store);
@@ -247,7 +247,7 @@ fn what_was_changed_by_hand_in_the_store_is_found() {
 
 #[test]
 fn steps_start_clean_whatever_the_env_went_on_with() {
-    on_each(|store, method| {
+    on_overlay_and_btrfs(|store, method| {
         let profile = |line: &str| {
             format!(
                 "{VOLUMES}[[step]]\nname = 'base'\nrun = 'true'\n[[step]]\nname = 'one'\nincremental = true\n\
