@@ -10,8 +10,6 @@ mod support;
 
 #[path = "services/faults.rs"]
 mod faults;
-#[path = "services/idle.rs"]
-mod idle;
 #[path = "services/restart.rs"]
 mod restart;
 #[path = "services/setuid.rs"]

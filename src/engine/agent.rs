@@ -8,6 +8,7 @@
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -23,7 +24,7 @@ use nix::sys::stat::Mode;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Gid, Pid, Uid};
 
-use super::wire::{Command, FromAgent, Reply, Request, ToAgent};
+use super::wire::{Command, FromAgent, Reply, Request, Then, ToAgent};
 use crate::sys::error::{Error, Result};
 use crate::sys::frames;
 
@@ -101,6 +102,7 @@ impl Agent {
         let rest = Rest {
             limit: Duration::ZERO,
             until: None,
+            waits: 0,
             fresh: traces(),
         };
         frames::send(&holder, &FromAgent::Ready, &[])?;
@@ -160,7 +162,8 @@ impl Agent {
         match self.rest.until {
             None if self.rest.is_possible() => {
                 self.rest.until = Some(now + self.rest.limit);
-                frames::send(&self.holder, &FromAgent::Idle, &[])?;
+                self.rest.waits += 1;
+                frames::send(&self.holder, &FromAgent::Idle(self.rest.waits), &[])?;
                 Ok(false)
             }
             None => Ok(true),
@@ -222,7 +225,11 @@ impl Agent {
             }
         }
         let (draining, rest) = (self.draining, &self.rest);
-        reap(&mut self.sessions, &|| draining && !rest.is_possible())
+        reap(&mut self.sessions, &|| match draining {
+            false => Then::Stays,
+            true if rest.is_possible() => Then::Waits(rest.waits + 1),
+            true => Then::Ends,
+        })
     }
 
     /// Does what the holder says. Returns whether it is still there.
@@ -253,6 +260,8 @@ struct Rest {
     limit: Duration,
     /// The end of the wait, while it waits.
     until: Option<Instant>,
+    /// How many times it waited.
+    waits: u64,
     /// The traces before the first command.
     fresh: BTreeSet<PathBuf>,
 }
@@ -272,18 +281,47 @@ impl Rest {
     }
 }
 
-/// Returns everything a command may leave behind that no snapshot holds: processes, and files in the container's
-/// private directories.
+/// Returns everything a command may leave behind that no snapshot holds: processes, files in the container's private
+/// directories, System V IPC, and the states of the lists of users.
 fn traces() -> BTreeSet<PathBuf> {
     let is_process = |path: &Path| {
         let name = path.file_name().and_then(OsStr::to_str);
         name.is_some_and(|name| name.parse::<u32>().is_ok())
     };
-    ["/dev/shm", "/run", "/tmp", "/var/tmp", "/proc"]
+    let shared = [
+        "/proc/sysvipc/msg",
+        "/proc/sysvipc/sem",
+        "/proc/sysvipc/shm",
+    ];
+    let shared = shared.into_iter().filter_map(|list| {
+        let text = fs_err::read_to_string(list).ok()?;
+        (text.lines().count() > 1).then(|| PathBuf::from(list))
+    });
+    // A fresh container has the build user, whatever a command made of the lists.
+    let accounts = ["/etc/group", "/etc/passwd"]
+        .into_iter()
+        .filter_map(|list| {
+            let found = fs_err::symlink_metadata(list).ok()?;
+            let (changed, nanoseconds) = (found.ctime(), found.ctime_nsec());
+            let state = format!("{list} {} {changed}.{nanoseconds}", found.ino());
+            Some(PathBuf::from(state))
+        });
+    let private = [
+        "/dev",
+        "/dev/mqueue",
+        "/dev/shm",
+        "/run",
+        "/tmp",
+        "/var/tmp",
+        "/proc",
+    ];
+    private
         .into_iter()
         .filter_map(|directory| fs_err::read_dir(directory).ok())
         .flat_map(|entries| entries.flatten().map(|entry| entry.path()))
         .filter(|path| !path.starts_with("/proc") || is_process(path))
+        .chain(shared)
+        .chain(accounts)
         .collect()
 }
 
@@ -396,8 +434,8 @@ fn family(leader: Pid) -> Vec<Pid> {
     }
 }
 
-/// Collects ended commands and tells their clients; `ends` tells whether the container ends with the last.
-fn reap(sessions: &mut [Session], ends: &dyn Fn() -> bool) -> Result<()> {
+/// Collects ended commands and tells their clients; `after_last` returns what follows the last one.
+fn reap(sessions: &mut [Session], after_last: &dyn Fn() -> Then) -> Result<()> {
     loop {
         let (pid, code, signal) = match waitpid(Pid::from_raw(-1), Some(WaitPidFlag::WNOHANG)) {
             Ok(WaitStatus::Exited(pid, code)) => {
@@ -412,14 +450,15 @@ fn reap(sessions: &mut [Session], ends: &dyn Fn() -> bool) -> Result<()> {
             Ok(_) | Err(Errno::EINTR) => continue,
             Err(error) => return Err(error.into()),
         };
-        let last = sessions.len() == 1 && ends();
+        let is_alone = sessions.len() == 1;
         if let Some(session) = sessions.iter_mut().find(|session| session.pid == Some(pid)) {
             session.pid = None;
             if let Some(socket) = session.socket.take() {
+                let then = if is_alone { after_last() } else { Then::Stays };
                 // A disconnected client needs no answer.
                 drop(frames::send(
                     &socket,
-                    &Reply::Exited { code, signal, last },
+                    &Reply::Exited { code, signal, then },
                     &[],
                 ));
             }

@@ -57,6 +57,8 @@ pub(crate) struct Hold {
     pub rootless: bool,
     /// Its claim on the machine's jobs.
     pub jobs: Ticket,
+    /// A digest of what it is made of on this machine; see [`ContainerRecord::made_of`].
+    pub made_of: String,
 }
 
 impl Hold {
@@ -144,6 +146,12 @@ pub(crate) struct ContainerRecord {
     /// It only waits for another command.
     #[serde(default)]
     pub idle: bool,
+    /// How many times it began to.
+    #[serde(default)]
+    pub waits: u64,
+    /// A digest of what it is made of on this machine: a command joins one that waits only if that is unchanged.
+    #[serde(default)]
+    pub made_of: String,
     /// Its device nodes, if a service made them: they stay as they were at its start.
     #[serde(default)]
     pub nodes: Vec<Device>,
@@ -162,6 +170,13 @@ impl ContainerRecord {
         let new = run.join("state.json.new");
         fs::write(&new, text)?;
         Ok(fs::rename(new, Self::path(run))?)
+    }
+
+    /// Records, for observers only, that the container waits for another command, by the number of times, or runs one.
+    pub(super) fn note_idle(&mut self, run: &Path, waits: Option<u64>) {
+        self.idle = waits.is_some();
+        self.waits = waits.unwrap_or(self.waits);
+        drop(self.save(run));
     }
 
     /// Reads the state of the running container, if any.
@@ -407,6 +422,8 @@ fn hold_container(hold: &Hold, fds: Vec<OwnedFd>, starter: &UnixStream) -> Resul
         lock: None,
         place: None,
         idle: false,
+        waits: 0,
+        made_of: hold.made_of.clone(),
         nodes: Vec::new(),
     };
     let result = match &hold.container.root {
@@ -459,8 +476,8 @@ pub(super) struct Watch<'a> {
     /// Called before the agent is told to end, and when it ended by itself: the container's figures must be read
     /// before they are removed.
     pub dismiss: &'a mut dyn FnMut(),
-    /// Called when the container begins to wait for another command, and when one comes.
-    pub idle: &'a mut dyn FnMut(bool),
+    /// Called with a number when the container begins to wait for another command, and with none when one comes.
+    pub idle: &'a mut dyn FnMut(Option<u64>),
 }
 
 /// Waits until the container has ended. Returns whether the agent ever answered.
@@ -517,13 +534,13 @@ pub(super) fn supervise(
                     }
                 }
                 Ok(Some((FromAgent::Remaining(count), _))) => {
-                    (watch.idle)(false);
+                    (watch.idle)(None);
                     if count > 0 {
                         drop(frames::send(starter, &FromHolder::Shared, &[]));
                     }
                 }
-                Ok(Some((FromAgent::Idle, _))) => {
-                    (watch.idle)(true);
+                Ok(Some((FromAgent::Idle(waits), _))) => {
+                    (watch.idle)(Some(waits));
                     drop(frames::send(starter, &FromHolder::Shared, &[]));
                 }
                 Ok(None) | Err(_) => {

@@ -17,7 +17,7 @@ use fs_err as fs;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::libc;
-use nix::poll::{PollFd, PollFlags, poll};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::cgroup::Cgroup;
 use super::pressure::{self, Throttle};
@@ -63,8 +63,8 @@ pub(crate) fn make_fifo(path: &Path) -> Result<()> {
 #[derive(Debug)]
 pub(crate) struct Server {
     thread: JoinHandle<Option<u64>>,
-    /// Closing it wakes the thread.
-    stop: OwnedFd,
+    /// A byte makes the thread rest (1) or continue (0); closing it ends the thread.
+    tell: OwnedFd,
 }
 
 impl Server {
@@ -79,20 +79,26 @@ impl Server {
     ) -> Result<Self> {
         let mut env = Env::open(ticket, file, cgroup, memory_max)?;
         env.look()?;
-        let (stopped, stop) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+        let (told, tell) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
         let thread = std::thread::Builder::new()
             .name("jobserver".to_owned())
             .spawn(move || {
                 // Without the server the env continues with the tokens it has.
-                drop(env.serve(&stopped));
+                drop(env.serve(&told));
                 env.peak
             })?;
-        Ok(Self { thread, stop })
+        Ok(Self { thread, tell })
+    }
+
+    /// Releases everything and sleeps while nothing runs in the env, or continues.
+    pub(crate) fn rest(&self, rests: bool) {
+        // Without the server the env continues with the tokens it has.
+        let _: nix::Result<usize> = nix::unistd::write(&self.tell, &[u8::from(rests)]);
     }
 
     /// Stops, releases everything, and returns the peak of memory without page cache, in bytes, if it is counted.
     pub(crate) fn finish(self) -> Option<u64> {
-        drop(self.stop);
+        drop(self.tell);
         self.thread.join().unwrap_or(None)
     }
 }
@@ -178,21 +184,42 @@ impl Env {
         })
     }
 
-    fn serve(&mut self, stopped: &OwnedFd) -> Result<()> {
+    fn serve(&mut self, told: &OwnedFd) -> Result<()> {
+        let mut rests = false;
         loop {
-            let mut fds = vec![PollFd::new(stopped.as_fd(), PollFlags::POLLIN)];
-            if self.collects {
+            let mut fds = vec![PollFd::new(told.as_fd(), PollFlags::POLLIN)];
+            if self.collects && !rests {
                 fds.push(PollFd::new(self.fifo.file().as_fd(), PollFlags::POLLIN));
             }
-            match poll(&mut fds, PERIOD) {
+            let timeout = match rests {
+                true => PollTimeout::NONE,
+                false => PERIOD.into(),
+            };
+            match poll(&mut fds, timeout) {
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(error) => return Err(error.into()),
             }
             if fds[0].any().unwrap_or(true) {
-                return Ok(());
+                let mut word = [0];
+                if nix::unistd::read(told, &mut word)? == 0 {
+                    return Ok(());
+                }
+                rests = word == [1];
             }
-            self.look()?;
+            match rests {
+                true => self.release()?,
+                false => self.look()?,
+            }
         }
+    }
+
+    /// Releases everything. No process is left that could return a token.
+    fn release(&mut self) -> Result<()> {
+        while self.read()? {}
+        while self.claim.count() > self.base {
+            self.claim.give()?;
+        }
+        self.claim.say(Need::None)
     }
 
     /// Checks everything once, and adds or removes tokens.
@@ -335,6 +362,11 @@ mod tests {
         env.write().unwrap();
         env.look().unwrap();
         assert_eq!(env.idle().unwrap(), 2);
+        // Nothing runs in it: others get all, and it takes them again.
+        env.release().unwrap();
+        assert_eq!((env.claim.count(), env.idle().unwrap()), (1, 0));
+        env.look().unwrap();
+        assert_eq!((env.claim.count(), env.idle().unwrap()), (3, 2));
         // Another env wants tokens: it gets the unused ones.
         let b = Claim::open(&path, 4, "b").unwrap();
         b.say(Need::More).unwrap();

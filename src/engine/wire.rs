@@ -57,9 +57,19 @@ pub(crate) enum Reply {
         code: u8,
         /// The signal that ended it.
         signal: Option<i32>,
-        /// It was the last command and nobody else wants the container, which ends now.
-        last: bool,
+        then: Then,
     },
+}
+
+/// What a container does after a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Then {
+    /// Another command or its starter uses it.
+    Stays,
+    /// It waits for another command, for the time with this number.
+    Waits(u64),
+    /// Nobody else wants it, so it ends now.
+    Ends,
 }
 
 /// Messages from the holder to the agent, over their own stream. Its end means: stop everything.
@@ -82,6 +92,6 @@ pub(crate) enum FromAgent {
     Ready,
     /// How many commands still run; the container ends with the last, or is used again.
     Remaining(usize),
-    /// No command runs, and the container waits for another.
-    Idle,
+    /// No command runs, and the container waits for another: how many times so far.
+    Idle(u64),
 }

@@ -9,6 +9,8 @@ use fs_err as fs;
 use nix::fcntl::{OFlag, ResolveFlag};
 use nix::sys::stat::{Mode, fstat};
 use nix::unistd::fchown;
+use serde::Serialize;
+use sha2::{Digest as _, Sha256};
 
 use super::step::memory_max;
 use super::view::{PatchedSource, Views};
@@ -20,7 +22,7 @@ use crate::image::certificates::Given;
 use crate::plan::pins;
 use crate::plan::resolve::{Access, Spec, Step, Volume, VolumeKind, VolumeSource};
 use crate::rocm::gpu::Device;
-use crate::store::{LockedEnv, Store};
+use crate::store::{LockedEnv, Store, source};
 use crate::sys::account::{self, Rights};
 use crate::sys::atomic::random_id;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
@@ -178,6 +180,46 @@ impl Around<'_> {
     }
 }
 
+/// Returns a digest of what a container of `exec` and `shell` is made of on this machine outside its env: the
+/// directories of its volumes, the program, the name servers, the certificates, and `settings`.
+///
+/// A directory that was removed and made again is another one, and the container has the old one.
+pub(crate) fn made_of(
+    env: &str,
+    store: &Store,
+    spec: &Spec,
+    host: &Host,
+    settings: &impl Serialize,
+) -> Result<String> {
+    let sources = source::directories(store, spec);
+    let volumes = spec.volumes.iter().map(|volume| {
+        let path = match (volume.kind, &volume.source) {
+            // Its lock keeps it.
+            (VolumeKind::Build, _) => None,
+            (_, VolumeSource::Path(path)) => Some(path.clone()),
+            (_, VolumeSource::Git(_)) => sources.get(&volume.name).cloned(),
+            (VolumeKind::Cache, VolumeSource::Store) => Some(store.cache_dir(&volume.name)),
+            (_, VolumeSource::Store) => Some(output_directory(store, env, &volume.name)),
+        };
+        let found = path.and_then(|path| fs::metadata(path).ok());
+        found.map(|found| (found.dev(), found.ino()))
+    });
+    // These two may be written anew in place, too.
+    let files = [host.program.as_path(), Path::new("/etc/resolv.conf")].map(|path| {
+        let found = fs::metadata(path).ok();
+        found.map(|found| (found.dev(), found.ino(), found.ctime(), found.ctime_nsec()))
+    });
+    let all = (
+        volumes.collect::<Vec<_>>(),
+        files,
+        Given::new(false, None)?,
+        settings,
+    );
+    let text = serde_json::to_vec(&all)
+        .map_err(|error| Error::unexpected("cannot encode a container").source(error))?;
+    Ok(hex::encode(Sha256::digest(text)))
+}
+
 /// Returns the host directory of a volume, made if rockenv owns it.
 pub(crate) fn directory_of(
     env: &LockedEnv<'_>,
@@ -199,14 +241,9 @@ pub(crate) fn directory_of(
             Ok(path.clone())
         }
         (VolumeKind::Cache, _) => cache_directory(store, spec, &volume.name),
-        (VolumeKind::Output, VolumeSource::Store) => made(
-            store
-                .root()
-                .join("outputs")
-                .join(env.name())
-                .join(&volume.name),
-            spec,
-        ),
+        (VolumeKind::Output, VolumeSource::Store) => {
+            made(output_directory(store, env.name(), &volume.name), spec)
+        }
         (VolumeKind::Source, VolumeSource::Git(_)) => {
             sources.get(&volume.name).cloned().ok_or_else(|| {
                 Error::unexpected(format!("source `{}` is not fetched yet", volume.name))
@@ -223,9 +260,13 @@ pub(crate) fn directory_of(
     }
 }
 
+fn output_directory(store: &Store, env: &str, name: &str) -> PathBuf {
+    store.root().join("outputs").join(env).join(name)
+}
+
 /// Returns the directory of a cache, made if it is missing.
 pub(crate) fn cache_directory(store: &Store, spec: &Spec, name: &str) -> Result<PathBuf> {
-    made(store.root().join("caches").join(name), spec)
+    made(store.cache_dir(name), spec)
 }
 
 /// Makes a directory for the build user. An existing one keeps its owner.

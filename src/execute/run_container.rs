@@ -202,6 +202,7 @@ impl Execution<'_, '_> {
             program: self.host.program.clone(),
             systemd: self.host.systemd && self.host.root,
             rootless: !self.host.root,
+            made_of: String::new(),
         };
         let log_path = self.env.directory().join(&attempt.log);
         let mut log = Log::create(&log_path, self.config.log_max)?;

@@ -12,7 +12,7 @@ use nix::sys::signal::Signal;
 use super::log::Log;
 use crate::engine::hold::FromHolder;
 use crate::engine::session::{Client, Running};
-use crate::engine::wire::{Command, Reply};
+use crate::engine::wire::{Command, Reply, Then};
 use crate::execute::disk_guard::DiskGuard;
 use crate::execute::redact::Redactor;
 use crate::execute::sampler::Sampler;
@@ -235,7 +235,7 @@ impl Supervision<'_, '_> {
             // Another process stopped the container.
             Some(Reply::Exited {
                 signal: Some(_),
-                last: true,
+                then: Then::Ends,
                 ..
             })
             | None => Some(stopped.unwrap_or(Ending::Lost)),

@@ -12,7 +12,7 @@ use nix::sys::signalfd::SignalFd;
 use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
 
 use crate::engine::session::Client;
-use crate::engine::wire::{Command, Reply};
+use crate::engine::wire::{Command, Reply, Then};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::signals::{self, STOP};
 
@@ -23,8 +23,8 @@ const ANSWER: Duration = Duration::from_secs(10);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Exit {
     pub code: u8,
-    /// Another command started the container, which ends now.
-    pub last: bool,
+    /// What the container does now.
+    pub then: Then,
     /// It was told to end.
     pub interrupted: bool,
 }
@@ -110,7 +110,7 @@ pub(crate) fn run(client: &Client, command: Command) -> Result<Option<Exit>> {
                 drop(raw);
                 return Err(Error::new(Kind::Command(code), message));
             }
-            Some((Reply::Exited { code, last, .. }, _)) => {
+            Some((Reply::Exited { code, then, .. }, _)) => {
                 // Its last output is still on the way; input is no longer needed.
                 for copy in copies.iter_mut().filter(|copy| copy.is_output) {
                     copy.flush()?;
@@ -118,7 +118,7 @@ pub(crate) fn run(client: &Client, command: Command) -> Result<Option<Exit>> {
                 drop(raw);
                 return Ok(Some(Exit {
                     code,
-                    last,
+                    then,
                     interrupted: asked.is_some(),
                 }));
             }

@@ -63,7 +63,7 @@ fn list(directory: &Path, below: &str, found: &mut Vec<String>) {
 }
 
 impl Store {
-    fn cache_dir(&self, name: &str) -> PathBuf {
+    pub(crate) fn cache_dir(&self, name: &str) -> PathBuf {
         self.root.join("caches").join(name)
     }
 

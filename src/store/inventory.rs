@@ -105,7 +105,7 @@ impl Store {
                     path.display()
                 ));
             }
-            let busy = item.busy && !self.only_waits(&name);
+            let busy = item.busy;
             any_busy |= busy;
             let unsettled = !matches!(item.journal, Read::Fine(0));
             if let Read::Fine(record) = item.record {

@@ -1,13 +1,14 @@
 //! Owns running a command in an env for `exec` and `shell`: in the container that is running, or in one of its own.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::engine::Root;
 use crate::engine::hold::{ContainerRecord, Hold, OnDisconnect};
 use crate::engine::job_slots::Claim;
 use crate::engine::session::{Client, End, Running};
-use crate::engine::wire::Command;
+use crate::engine::wire::{Command, Then};
 use crate::execute::gpu_check::{Proof, prove};
+use crate::execute::terminal::Exit;
 use crate::execute::{ByHand, base_environment, container, terminal};
 use crate::image::certificates;
 use crate::plan::resolve::{self, Spec, VolumeKind};
@@ -19,6 +20,8 @@ use crate::up::context::Context;
 
 /// How long to retry a busy env.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long the holder may take to note that its container waits.
+const NOTE: Duration = Duration::from_secs(1);
 
 /// A command to run in an env.
 pub(crate) struct Job {
@@ -57,8 +60,10 @@ pub(crate) fn run(cx: &Context, opened: &Opened, job: &Job) -> Result<u8> {
     let Opened { host, store, .. } = opened;
     let deadline = Instant::now() + PATIENCE;
     loop {
-        // A running container has another tree than the failed step's, and no device can be added to it.
-        let locked = if job.failed || job.apart || job.gpu.is_some() {
+        // A running container has another tree than the failed step's, and no device can be added to it. One that waits
+        // ends when the lock is taken.
+        let is_other = job.failed || job.apart || job.gpu.is_some();
+        let locked = if is_other || is_outdated(cx, job, store, host)? {
             store.lock_known(&job.env, "exec", Duration::ZERO)
         } else {
             store.lock_unheld(&job.env, "exec")
@@ -70,7 +75,7 @@ pub(crate) fn run(cx: &Context, opened: &Opened, job: &Job) -> Result<u8> {
                     return Err(error);
                 }
                 if let Some(exit) = join(cx, job, store, host)? {
-                    if exit.last {
+                    if exit.then == Then::Ends {
                         // The process that started the container is gone: the env must be free and clean when we
                         // return.
                         drop(store.lock_env(&job.env, "exec", PATIENCE)?);
@@ -86,6 +91,34 @@ pub(crate) fn run(cx: &Context, opened: &Opened, job: &Job) -> Result<u8> {
             }
             Err(error) => return Err(error),
         }
+    }
+}
+
+/// Returns whether the env's container waits for a command, but a new one would be made of something else.
+fn is_outdated(cx: &Context, job: &Job, store: &Store, host: &Host) -> Result<bool> {
+    match ContainerRecord::read(&store.env_dir(&job.env).join("run")) {
+        Some(state) if state.idle => {
+            Ok(state.made_of != made_of(cx, job, store, &store.spec(&job.env)?, host)?)
+        }
+        _ => Ok(false),
+    }
+}
+
+/// Returns a digest of what a container of `exec` is made of outside the env, whose lock keeps the rest as it is.
+fn made_of(cx: &Context, job: &Job, store: &Store, spec: &Spec, host: &Host) -> Result<String> {
+    let sizing = cx.sizing(spec, host);
+    let settings = (cx.config.idle, sizing.jobs.value, sizing.budget.value);
+    container::made_of(&job.env, store, spec, host, &settings)
+}
+
+/// Waits for the holder to note that the container waits again: the next command may look there whether the env is in
+/// use.
+fn await_note(run: &Path, waits: u64) {
+    let until = Instant::now() + NOTE;
+    while ContainerRecord::read(run).is_some_and(|state| state.waits < waits)
+        && Instant::now() < until
+    {
+        std::thread::sleep(Duration::from_micros(500));
     }
 }
 
@@ -118,6 +151,13 @@ fn join(cx: &Context, job: &Job, store: &Store, host: &Host) -> Result<Option<te
     let by_hand = ByHand::begin(&store.env_dir(&job.env))?;
     let exit = terminal::run(&client, command);
     by_hand.end()?;
+    if let Ok(Some(Exit {
+        then: Then::Waits(waits),
+        ..
+    })) = exit
+    {
+        await_note(&run, waits);
+    }
     exit
 }
 
@@ -189,10 +229,7 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
     };
     let container = around.of_shell(root, devices.clone())?;
     // Device nodes get new numbers when a driver is reloaded, and a failed step's tree is used only once.
-    let stays = matches!(container.root, Root::Service(_))
-        && devices.is_empty()
-        && !job.failed
-        && !job.apart;
+    let stays = devices.is_empty() && !job.failed && !job.apart;
     // A person must not wait for job slots: the first one is always granted, more only as they are free.
     let sizing = cx.sizing(&spec, host);
     let claim = Claim::open(&store.jobs_file(), sizing.budget.value, &job.env)?;
@@ -209,6 +246,7 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
         program: host.program.clone(),
         systemd: host.systemd && host.root,
         rootless: !host.root,
+        made_of: made_of(cx, job, store, &spec, host)?,
     };
     let running = Running::start(&hold, env.lock_fd(), claim)?;
     let command = command(cx, job, &spec, host, &devices);

@@ -4,6 +4,7 @@ mod commands;
 mod devices;
 mod ending;
 mod ephemeral;
+mod idle;
 mod isolation;
 mod limits;
 mod steps;

@@ -105,10 +105,9 @@ pub(in crate::engine) fn hold(
             has_ended: &mut |agent_is_gone| Ok(agent_is_gone),
             // The service removes the control group with the container's last process.
             dismiss: &mut || figures = cgroup.figures(),
-            idle: &mut |idle| {
-                state.idle = idle;
-                // For observers only: nothing depends on it.
-                drop(state.save(&hold.run));
+            idle: &mut |waits| {
+                jobs.rest(waits.is_some());
+                state.note_idle(&hold.run, waits);
             },
         },
     )?;

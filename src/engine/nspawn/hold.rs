@@ -162,7 +162,7 @@ fn with_volumes(mut hold: Hold) -> Result<Hold> {
 
 fn run_engine(
     hold: &Hold,
-    state: &ContainerRecord,
+    state: &mut ContainerRecord,
     listener: UnixListener,
     jobs: OwnedFd,
     signals: &SignalFd,
@@ -188,6 +188,7 @@ fn run_engine(
     drop(listener);
     let mut ended = |_| Ok(child.try_wait()?.is_some());
     let mut before = Figures::default();
+    let cgroup = state.cgroup.clone();
     let outcome = supervise(
         ours,
         signals,
@@ -196,18 +197,21 @@ fn run_engine(
         Watch {
             tie: hold.tie,
             has_ended: &mut ended,
-            dismiss: &mut || before = state.cgroup.figures(),
-            idle: &mut |_| {},
+            dismiss: &mut || before = cgroup.figures(),
+            idle: &mut |waits| {
+                jobs.rest(waits.is_some());
+                state.note_idle(&hold.run, waits);
+            },
         },
     );
     // systemd removes a scope with its last process, and its counters with it, possibly between two reads.
-    let last = state.cgroup.figures();
+    let last = cgroup.figures();
     let figures = Figures {
         cpu_us: last.cpu_us.or(before.cpu_us),
         memory_peak: last.memory_peak.or(before.memory_peak),
         oom_kills: last.oom_kills.max(before.oom_kills),
     };
-    state.cgroup.kill(PATIENCE)?;
+    cgroup.kill(PATIENCE)?;
     await_end(&mut child)?;
     let memory_held = jobs.finish();
     let own = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_CHILDREN)?;

@@ -307,15 +307,19 @@ fn env(store: &Store, name: &str, aside: &mut Vec<PathBuf>) -> Result<EnvItem> {
         }
         other => other,
     };
+    let is_held = is_busy(&lock::env_lock(directory));
+    // Its container ends as soon as a command needs the env.
+    let waits = is_held && store.only_waits(name);
+    let busy = is_held && !waits;
     let item = EnvItem {
         lost_results: match (&record, store.spec(name)) {
             (Read::Fine(record), Ok(spec)) => lost_results(store, record, &spec),
             (Read::Fine(_) | Read::Absent | Read::Damaged(_) | Read::Foreign(_), _) => Vec::new(),
         },
         record,
-        busy: is_busy(&lock::env_lock(directory)),
+        busy,
         left: store.is_left(name),
-        state: ContainerRecord::path(&directory.join("run")).exists(),
+        state: ContainerRecord::path(&directory.join("run")).exists() && !waits,
         journal: match journal::read(directory) {
             Ok(entries) => {
                 let removed = directory.join(REMOVED).exists();

@@ -1,0 +1,426 @@
+//! A container that waits for another command: used again while nothing tells it from a fresh one, in nobody's way, and gone
+//! without a trace whatever ends it.
+
+use std::time::{Duration, Instant};
+
+use fs_err as fs;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::support::env::{TestStore, is_service, patience};
+use crate::support::run::{
+    Background, children, own_memory, processes, processes_called, wait_until,
+};
+
+const TWO: &str = "volume = [{ name = 'b', kind = 'build', target = '/b' }, { name = 'out', kind = 'output', target = '/out' }]
+     [[step]]\nname = 'one'\nrun = 'echo one > ~/one; echo $$ > /b/pid; echo 1 >> /out/log'
+     [[step]]\nname = 'two'\nrun = 'cat ~/one; echo two > ~/two; echo 2 >> /out/log'\n";
+
+/// Returns the name of the container that waits in the env.
+fn waiting(store: &TestStore) -> Option<String> {
+    let state = fs::read(store.env_dir().join("run/state.json")).ok()?;
+    let state: serde_json::Value = serde_json::from_slice(&state).ok()?;
+    let waits = state["idle"] == true && holder(store).is_some();
+    waits.then(|| state["id"].as_str().unwrap().to_owned())
+}
+
+/// Returns the process that holds the env's container.
+fn holder(store: &TestStore) -> Option<i32> {
+    let lock = store.env_dir().join("lock");
+    let holds = |pid: i32| {
+        fs::read_dir(format!("/proc/{pid}/fd"))
+            .into_iter()
+            .flatten()
+            .flatten()
+            .any(|fd| fs::read_link(fd.path()).is_ok_and(|path| path == lock))
+    };
+    let all = processes().into_iter();
+    all.filter(|(_, line)| line.ends_with("__hold"))
+        .find_map(|(pid, _)| holds(pid).then_some(pid))
+}
+
+/// Runs a command, after which its container waits; returns the container's name.
+fn wait_after(store: &TestStore, script: &str) -> String {
+    store.sh(script).ok();
+    waiting(store).unwrap_or_else(|| panic!("nothing waits after `{script}`"))
+}
+
+fn state(store: &TestStore) -> String {
+    let text = store
+        .rockenv(&["status", store.env(), "--json"])
+        .ok()
+        .text();
+    let status: serde_json::Value = serde_json::from_str(&text).unwrap();
+    status["state"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn the_next_command_runs_in_the_same_container() {
+    let store = TestStore::new();
+    store.up_with(TWO);
+    store.sh("echo 1 > ~/one; exit 3").exits(3);
+    let first = waiting(&store).unwrap();
+    for _ in 0..5 {
+        store.sh("cat ~/one").ok().prints("1");
+        assert_eq!(waiting(&store).as_ref(), Some(&first));
+        // As soon as the command is back.
+        assert_eq!(state(&store), "ready");
+    }
+    // Two at once, and the first of them ends first.
+    let sleeper = store.sleeper();
+    let script = format!("{sleeper}; true");
+    let long = Background::start(store.command(&["exec", store.env(), "--", "sh", "-c", &script]));
+    wait_until("it runs", || !processes_called(&sleeper).is_empty());
+    assert_eq!(state(&store), "in use");
+    store.sh("true").ok();
+    store
+        .rockenv(&["rm", "--yes", store.env()])
+        .exits(6)
+        .says(&["held by", "rm --force"]);
+    drop(long);
+    store.rockenv(&["rm", "--yes", "--force", store.env()]).ok();
+    store.assert_clean();
+}
+
+#[test]
+fn whoever_needs_the_env_gets_it_at_once() {
+    let store = TestStore::new();
+    store.up_with(TWO);
+    let (env, copy) = (store.env().to_owned(), format!("{}-copy", store.env()));
+    let own = fs::read_to_string(store.work().join(format!("profiles/{env}.toml"))).unwrap();
+    let changed = own.replace("echo two", "echo 2");
+    for (round, arguments) in [
+        &["snapshot", "create", &env, "kept"][..],
+        &["rollback", &env, "kept"],
+        &["fork", &env, &copy],
+        &["up", &env],
+        &["down", &env],
+        &["exec", "--root", "--apart", &env, "--", "true"],
+        &["rm", "--yes", &env],
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let first = wait_after(&store, &format!("echo {round} >> ~/mine"));
+        fs::write(
+            store.work().join(format!("profiles/{env}.toml")),
+            match arguments[0] {
+                "up" => &changed,
+                _ => &own,
+            },
+        )
+        .unwrap();
+        let began = Instant::now();
+        store.rockenv(arguments).ok();
+        assert!(began.elapsed() < patience(10), "{arguments:?}");
+        assert_ne!(waiting(&store), Some(first), "{arguments:?}");
+        match arguments[0] {
+            "up" => store.sh("cat ~/two; ls ~").ok().prints("2\none\ntwo"),
+            "rm" => break,
+            "rollback" => store.sh("cat ~/mine").ok().prints("0"),
+            _ => store.sh("tail -n 1 ~/mine").ok().prints(&round.to_string()),
+        };
+    }
+    store.rockenv(&["rm", "--yes", &copy]).ok();
+    store.assert_clean();
+}
+
+#[test]
+fn whoever_only_looks_leaves_it() {
+    let store = TestStore::new();
+    store.up_with(TWO);
+    let first = wait_after(&store, "echo mine > ~/mine");
+    for arguments in [
+        &["ls"][..],
+        &["status", store.env()],
+        &["plan", store.env()],
+        &["snapshot", "ls", store.env()],
+        &["logs", store.env(), "two"],
+        &["du"],
+        &["fsck"],
+        &["gc", "--dry-run"],
+    ] {
+        store.rockenv(arguments).ok();
+        assert_eq!(waiting(&store).as_ref(), Some(&first), "{arguments:?}");
+    }
+    store.sh("cat ~/mine").ok().prints("mine");
+}
+
+#[test]
+fn it_is_no_reason_for_gc_to_keep_anything() {
+    let store = TestStore::new();
+    // Steps of other names: the snapshots of those before stay in the record.
+    for round in [1, 2] {
+        store.up_with(&format!(
+            "volume = [{{ name = 'c', kind = 'cache', target = '/c' }}]
+             [[step]]\nname = 'a{round}'\nrun = 'head -c 3000000 /dev/urandom > ~/a; echo {round} > /c/c'
+             [[step]]\nname = 'b{round}'\nrun = 'echo {round} > ~/b'\n"
+        ));
+    }
+    let waits = wait_after(&store, "echo mine > ~/mine");
+    let gc = |arguments: &[&str], list: &str| {
+        let mut words = vec!["--yes", "--json", "gc", "--free", "1T", "--preset", "ci"];
+        words.extend(arguments);
+        let report: serde_json::Value = serde_json::from_slice(&store.rockenv(&words).out).unwrap();
+        let names = report[list].as_array().unwrap().iter();
+        let mut names: Vec<String> = names.map(|item| item["name"].to_string()).collect();
+        names.sort();
+        names
+    };
+    let dry = gc(&["--dry-run"], "items");
+    assert!(dry.iter().any(|name| name.contains("/a1")), "{dry:?}");
+    let roots = store.rockenv(&["gc", "--roots"]).ok().text();
+    assert!(!roots.contains("runs in"), "{roots}");
+    store.rockenv(&["--yes", "cache", "clear", "c"]).ok();
+    // Nobody who only looks ends it.
+    assert_eq!(waiting(&store), Some(waits));
+    assert_eq!(gc(&[], "removed"), dry);
+    assert_eq!(waiting(&store), None);
+    store.sh("cat ~/mine ~/b; ls /c").ok().prints("mine\n2");
+    store.rockenv(&["rm", "--yes", store.env()]).ok();
+    store.assert_clean();
+}
+
+#[test]
+fn what_would_tell_it_from_a_fresh_one_ends_it() {
+    let store = TestStore::new();
+    store.up_with(TWO);
+    let sleeper = store.sleeper();
+    for trace in [
+        "touch /tmp/trace",
+        "mkdir /var/tmp/trace",
+        "touch /dev/shm/trace",
+        &format!("setsid {sleeper} >/dev/null 2>&1 & echo $! > ~/pid"),
+    ] {
+        // The first command of a container, and a later one.
+        for before in ["", "true"] {
+            if !before.is_empty() {
+                wait_after(&store, before);
+            }
+            store.sh(trace).ok();
+            assert_eq!(waiting(&store), None, "after `{trace}`");
+            assert!(processes_called(&sleeper).is_empty());
+            store
+                .sh("ls -A /tmp /var/tmp /dev/shm | grep trace; pgrep sleep; true")
+                .ok()
+                .prints("");
+            store.rockenv(&["down", store.env()]).ok();
+        }
+    }
+    for trace in [
+        "touch /run/trace",
+        "ln -s null /dev/trace",
+        "sed -i /builder/d /etc/passwd",
+    ] {
+        store.root_sh(trace).ok();
+        assert_eq!(waiting(&store), None, "after `{trace}`");
+    }
+    store.sh("id -un").ok().prints("builder");
+    assert!(waiting(&store).is_some());
+    // What System V's calls make is no process's and no file's.
+    if store.sh("command -v ipcmk").code == 0 {
+        store.sh("ipcmk -M 4096").ok();
+        assert_eq!(waiting(&store), None);
+        store
+            .sh("tail -n +2 /proc/sysvipc/shm | wc -l")
+            .ok()
+            .prints("0");
+    }
+}
+
+#[test]
+fn what_another_would_be_made_of_ends_it() {
+    let store = TestStore::new();
+    let source = store.work().join("source");
+    let make = |text: &str| {
+        fs::create_dir_all(&source).unwrap();
+        fs::write(source.join("file"), text).unwrap();
+    };
+    make("1");
+    store.up_with(&format!(
+        "volume = [{{ name = 's', kind = 'source', target = '/s', path = '{}' }},
+                   {{ name = 'out', kind = 'output', target = '/out' }}]
+         [[step]]\nname = 'one'\nrun = 'true'\n",
+        source.display()
+    ));
+    let first = wait_after(&store, "cat /s/file");
+    // The same directory with another file, and another directory.
+    make("2");
+    store.sh("cat /s/file").ok().prints("2");
+    assert_eq!(waiting(&store).as_ref(), Some(&first));
+    fs::rename(&source, store.work().join("old")).unwrap();
+    make("3");
+    store.sh("cat /s/file").ok().prints("3");
+    let second = waiting(&store).unwrap();
+    assert_ne!(second, first);
+    let out = store.home().join("outputs").join(store.env()).join("out");
+    fs::remove_dir_all(&out).unwrap();
+    store.sh("echo mine > /out/mine").ok();
+    assert_eq!(fs::read_to_string(out.join("mine")).unwrap(), "mine\n");
+    let third = waiting(&store).unwrap();
+    assert_ne!(third, second);
+    for text in ["idle = '3m'\n", "idle = '3m'\njobs = 3\n"] {
+        let before = waiting(&store);
+        fs::write(store.work().join("rockenv.toml"), text).unwrap();
+        assert_ne!(Some(wait_after(&store, "true")), before, "{text}");
+    }
+    // A device cannot be added to a container.
+    let before = waiting(&store);
+    store
+        .rockenv(&["exec", "--gpu=none", store.env(), "--", "true"])
+        .ok();
+    assert_ne!(waiting(&store), before);
+    // Only a spec has limits, and `up` writes it.
+    let profile = store.work().join(format!("profiles/{}.toml", store.env()));
+    let text = fs::read_to_string(&profile).unwrap() + "[resources]\ntasks-max = 77\n";
+    fs::write(profile, text).unwrap();
+    let before = wait_after(&store, "true");
+    store.up();
+    assert_ne!(wait_after(&store, "true"), before);
+}
+
+#[test]
+fn it_sleeps_and_needs_almost_nothing() {
+    let store = TestStore::new();
+    store.up_with(TWO);
+    // In the container that another command began, too.
+    for _ in 0..2 {
+        wait_after(&store, "true");
+        let mut all: Vec<i32> = store.contained().into_iter().map(|(pid, _)| pid).collect();
+        all.push(holder(&store).unwrap());
+        // Something may still be at its end.
+        std::thread::sleep(Duration::from_millis(100));
+        let before: Vec<u64> = all.iter().map(|pid| switches(*pid)).collect();
+        std::thread::sleep(Duration::from_secs(1));
+        let after: Vec<u64> = all.iter().map(|pid| switches(*pid)).collect();
+        assert_eq!(before, after, "a process woke up: {all:?}");
+        let memory: u64 = all.iter().map(|pid| own_memory(*pid)).sum();
+        assert!(memory < 8 << 20, "{memory} bytes");
+    }
+    // Its job slots are everybody's.
+    let text = store
+        .rockenv(&["status", store.env(), "--json"])
+        .ok()
+        .text();
+    assert!(text.contains("\"ready\""), "{text}");
+}
+
+/// Returns how often a process went to sleep, or was put to sleep, so far: each of its threads.
+fn switches(pid: i32) -> u64 {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    tasks
+        .flatten()
+        .map(|task| fs::read_to_string(task.path().join("status")).unwrap_or_default())
+        .map(|status| {
+            let lines = status
+                .lines()
+                .filter_map(|line| line.split_once("ctxt_switches:"));
+            lines
+                .map(|(_, count)| count.trim().parse::<u64>().unwrap())
+                .sum::<u64>()
+        })
+        .sum()
+}
+
+#[test]
+fn it_ends_by_itself() {
+    let store = TestStore::new();
+    store.up_with(TWO);
+    fs::write(store.work().join("rockenv.toml"), "idle = \"1s\"\n").unwrap();
+    wait_after(&store, "true");
+    wait_until("it has ended", || holder(&store).is_none());
+    assert!(store.contained().is_empty());
+    fs::write(store.work().join("rockenv.toml"), "idle = \"never\"\n").unwrap();
+    store.sh("true").ok();
+    assert_eq!(waiting(&store), None);
+    fs::write(store.work().join("rockenv.toml"), "idle = \"1\"\n").unwrap();
+    store
+        .rockenv(&["exec", store.env(), "--", "true"])
+        .exits(3)
+        .says(&["`idle`", "never"]);
+    fs::remove_file(store.work().join("rockenv.toml")).unwrap();
+}
+
+#[test]
+fn killed_in_any_part_it_leaves_nothing() {
+    let store = TestStore::new();
+    store.up_with(TWO);
+    let parts: &[&str] = match is_service() {
+        true => &["holder", "agent"],
+        false => &["holder", "agent", "engine", "init", "all"],
+    };
+    for (round, part) in parts.iter().enumerate() {
+        for joined in [false, true] {
+            wait_after(
+                &store,
+                &format!("echo {round} > ~/mine; echo {round} > /b/mine"),
+            );
+            if joined {
+                wait_after(&store, "true");
+            }
+            let held = holder(&store).unwrap();
+            let inside = store.contained();
+            let agent = inside
+                .iter()
+                .find(|(_, line)| line.starts_with("/run/rockenv/bin/rockenv __agent"));
+            let agent = agent.unwrap_or_else(|| panic!("{inside:?}")).0;
+            let engine = || children(held)[0];
+            let pids = match *part {
+                "holder" => vec![held],
+                "agent" => vec![agent],
+                "engine" => vec![engine()],
+                // Of the container's two processes, the agent is the second.
+                "init" => children(engine()),
+                _ => [
+                    vec![held, engine()],
+                    inside.into_iter().map(|one| one.0).collect(),
+                ]
+                .concat(),
+            };
+            assert!(!pids.is_empty(), "no {part}");
+            for pid in pids {
+                // It may have ended with the one before.
+                let _: nix::Result<()> = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            }
+            // At once, and after a while.
+            if joined {
+                wait_until("it has ended", || {
+                    holder(&store).is_none() && store.contained().is_empty()
+                });
+                // The holder cleans up; after its own end, the next command does.
+                if !matches!(*part, "holder" | "all") {
+                    store.assert_clean();
+                }
+            }
+            let mine = store.sh("cat ~/mine /b/mine").ok();
+            mine.prints(&format!("{round}\n{round}"));
+            store.assert_clean();
+        }
+    }
+    store.rockenv(&["fsck"]).ok();
+}
+
+#[test]
+fn a_killed_command_is_gone_with_its_processes() {
+    let store = TestStore::new();
+    store.up_with(TWO);
+    let sleeper = store.sleeper();
+    for joined in [false, true] {
+        if joined {
+            wait_after(&store, "true");
+        }
+        let script = format!("{sleeper}; true");
+        let long = store.start(&["exec", store.env(), "--", "sh", "-c", &script]);
+        wait_until("it runs", || !processes_called(&sleeper).is_empty());
+        long.signal(Signal::SIGKILL);
+        drop(long);
+        wait_until("it is gone", || processes_called(&sleeper).is_empty());
+        // The container waits, or ends if it saw one of them die.
+        store
+            .sh("echo mine > ~/mine; cat ~/mine")
+            .ok()
+            .prints("mine");
+        store.rockenv(&["down", store.env()]).ok();
+        store.assert_clean();
+    }
+}
