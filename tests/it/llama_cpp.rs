@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use crate::support::env::TestStore;
 use fs_err as fs;
 
-/// What is changed is changed as users do it. The image has what the profile's packages are, but for two; its pip is told to
-/// know no index, and there is none of ROCm's device libraries, whose digests ccache would read.
+/// What is changed is changed as users do it. The image has what the profile's packages are, but for two, and its pip is
+/// told to know no index.
 const SMALL: &str = r#"
 extends = "llama-cpp"
 [params]
@@ -15,8 +15,6 @@ options = "-DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_TOOLS=
 build = "ggml-base"
 [resources]
 disk = "1G"
-[env]
-CCACHE_EXTRAFILES = ""
 [[step]]
 name = "packages"
 packages = ["python3-pip", "python3-scikit-build-core"]
