@@ -86,10 +86,6 @@ pub(crate) fn abilities(facts: &Facts) -> Vec<Ability> {
             &|_| yes(true),
         ),
         row("rootless", &|_| yes(!facts.root)),
-        row("after `exec` the container", &|engine| match engine {
-            Engine::Nspawn => "ends".to_owned(),
-            Engine::Docker | Engine::Podman => "waits for the next one".to_owned(),
-        }),
     ];
     let [nspawn, docker, podman] = Engine::ALL.map(|engine| yes(facts.usable(engine)));
     let usable = Ability {
