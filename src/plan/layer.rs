@@ -104,7 +104,8 @@ pub struct SnapshotImage {
 pub enum History {
     /// Each step up to it began with the build volumes of the step before, or with empty ones.
     Clean,
-    /// A step began with files that another build, or a command of `exec`, had left in them.
+    /// A step began with files that another build, or a command of `exec`, had left in them; or such a command joined
+    /// it.
     Incremental {
         /// The layer that the other build was based on, if any.
         #[serde(default)]

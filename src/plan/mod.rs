@@ -40,7 +40,7 @@ pub(crate) struct CachedLayer {
     pub layer: LayerId,
     /// Why this env cannot use it, if so.
     pub unusable: Option<String>,
-    /// It differs from a clean build, so it does not count: a registry may have a clean one.
+    /// It is incremental or another engine's, so it does not count: a registry may have one that does.
     pub refused: bool,
     /// It contains the build volumes, although this store does not freeze them.
     pub holds_volumes: bool,

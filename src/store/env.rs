@@ -155,16 +155,21 @@ impl LockedEnv<'_> {
     /// Synced: after a power failure, the step's writes to the volumes must not pass for the state of the layer
     /// below.
     pub(super) fn begin_attempt(&self, key: &StepKey) -> Result<()> {
+        remove(&self.directory.join(JOINED))?;
         let text = attempt_line(key, self.known_record()?);
-        atomic::write(&self.directory.join("attempt"), text.as_bytes())
+        atomic::write(&self.directory.join(ATTEMPT), text.as_bytes())
     }
 
     /// Deletes the record of a begun step.
     pub fn end_attempt(&self) -> Result<()> {
-        match fs::remove_file(self.directory.join("attempt")) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
-            _ => Ok(()),
-        }
+        remove(&self.directory.join(JOINED))?;
+        remove(&self.directory.join(ATTEMPT))
+    }
+
+    /// Returns whether a command of `exec` or `shell` joined the step that was begun last.
+    pub(super) fn is_joined(&self) -> bool {
+        let read = |name| fs::read(self.directory.join(name)).ok();
+        read(JOINED).is_some_and(|joined| Some(joined) == read(ATTEMPT))
     }
 
     /// Returns the lock's descriptor, for the holder.
@@ -393,6 +398,18 @@ impl LockedEnv<'_> {
     }
 }
 
+/// The record of a begun step.
+const ATTEMPT: &str = "attempt";
+/// A copy of it, if a command joined the step.
+const JOINED: &str = "joined";
+
+fn remove(file: &Path) -> Result<()> {
+    match fs::remove_file(file) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
 /// Includes the volumes: an attempt on volumes that were replaced since says nothing about the current ones.
 fn attempt_line(key: &StepKey, record: &Record) -> String {
     let volumes: Vec<&str> = record.head.volumes.values().map(String::as_str).collect();
@@ -402,8 +419,25 @@ fn attempt_line(key: &StepKey, record: &Record) -> String {
 impl Store {
     /// Returns the key of the step that was begun on the env's current build volumes and did not end well.
     pub fn attempt(&self, name: &str, record: &Record) -> Option<StepKey> {
-        let text = fs::read_to_string(self.env_dir(name).join("attempt")).ok()?;
+        let text = fs::read_to_string(self.env_dir(name).join(ATTEMPT)).ok()?;
         let key = text.split(' ').next()?.parse().ok()?;
         (text == attempt_line(&key, record)).then_some(key)
+    }
+
+    /// Records that a command of `exec` or `shell` joins the step that is running in an env, by a copy of the record of
+    /// that step: its `up` has the lock. Returns whether it is the first one.
+    pub fn join_attempt(&self, name: &str) -> Result<bool> {
+        let directory = self.env_dir(name);
+        let (attempt, joined) = (directory.join(ATTEMPT), directory.join(JOINED));
+        let text = match fs::read(&attempt) {
+            // It ended a moment ago.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+            other => other?,
+        };
+        if fs::read(&joined).is_ok_and(|known| known == text) {
+            return Ok(false);
+        }
+        atomic::write(&joined, &text)?;
+        Ok(true)
     }
 }

@@ -3,6 +3,8 @@
 //! A key names the result of a clean build. Any other layer belongs to the env that made it and to its forks; other
 //! envs get it by its key only if the user asks for that.
 
+use std::path::Path;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -42,6 +44,8 @@ pub struct Seeker<'a> {
     pub record: Option<&'a Record>,
     /// Which layers of other envs it may use.
     pub reuse: Reuse,
+    /// The socket of the service that keeps its trees; `None`: the store does.
+    pub service: Option<&'a Path>,
     /// It begins clean, so its own incremental layers are excluded too.
     pub clean: bool,
 }
@@ -91,6 +95,11 @@ impl Layer {
         }
     }
 
+    /// Returns whether its tree is kept by the service at this socket, or else by the store.
+    pub fn is_kept_at(&self, service: Option<&Path>) -> bool {
+        self.kept.as_ref().map(|kept| kept.socket.as_path()) == service
+    }
+
     /// Returns whether it is the result of a clean build.
     pub fn is_clean(&self) -> bool {
         self.history() == History::Clean
@@ -99,6 +108,7 @@ impl Layer {
 
 impl Store {
     /// Finds a step's layer that the env may use: its own, else the one that has the key as its id, else any other.
+    /// Another engine's is returned only if this env's has none.
     pub fn step_layer(&self, key: &StepKey, seeker: &Seeker<'_>) -> Result<Option<Layer>> {
         let own = seeker.record.and_then(|record| record.of_step(key));
         if let Some(own) = own
@@ -115,18 +125,25 @@ impl Store {
             layer.is_clean() || (takes_all && !seeker.clean)
         };
         let named = self.layer(&key.clone().into())?;
-        if let Some(layer) = named.as_ref().filter(|layer| serves(layer)) {
-            return Ok(Some(layer.clone()));
-        }
         if named.is_none() && seeker.reuse == Reuse::Clean {
             // One of the clean layers with a key has it as its id.
             return Ok(None);
+        }
+        let named = named.filter(|layer| serves(layer));
+        if let Some(layer) = named.as_ref()
+            && layer.is_kept_at(seeker.service)
+        {
+            return Ok(named);
         }
         let all = self.layers()?.into_iter();
         let of_key = all.filter(|layer| {
             layer.key.as_ref() == Some(key) && serves(layer) && self.is_sound(layer)
         });
-        Ok(of_key.max_by_key(|layer| (layer.is_clean(), layer.created)))
+        let best = of_key.max_by_key(|layer| {
+            let is_here = layer.is_kept_at(seeker.service);
+            (is_here, layer.is_clean(), layer.created)
+        });
+        Ok(best.or(named))
     }
 
     /// Returns whether the build volumes of a layer, or of the image, are all empty.
@@ -172,7 +189,8 @@ impl LockedEnv<'_> {
             return Ok(true);
         }
         let attempt = self.store.attempt(self.name(), record);
-        if from.layer != head.layer || attempt.as_ref().is_some_and(|begun| begun != key) {
+        let is_other = |begun: &StepKey| begun != key || self.is_joined();
+        if from.layer != head.layer || attempt.as_ref().is_some_and(is_other) {
             return Ok(false);
         }
         // On btrfs, the volumes were compared with the layer before, unless a step has changed them.

@@ -324,7 +324,7 @@ impl Store {
         let _downloads = self.keep_downloads()?;
         let root = work.join("root");
         tree::create_tree(self.method, &root)?;
-        image::build(
+        let built = image::build(
             recipe,
             &mut BuildContext {
                 into: &root,
@@ -336,7 +336,12 @@ impl Store {
                 progress: &mut *means.progress,
                 cancel: means.cancel,
             },
-        )
+        );
+        if built.is_err() {
+            // The error of the build is the one to report; the next build of this recipe removes what is left.
+            self.discard(work).ok();
+        }
+        built
     }
 }
 

@@ -90,7 +90,7 @@ impl Store {
             // A damaged description counts as none.
             let shared = self.shared_layer(&layer.id).ok().flatten();
             if let Some(shared) = shared
-                && layer.kept.as_ref().map(|kept| kept.socket.as_path()) == service
+                && layer.is_kept_at(service)
                 && self.is_sound(&layer)
             {
                 found.insert(shared.chain, layer);

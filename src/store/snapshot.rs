@@ -57,7 +57,13 @@ impl LockedEnv<'_> {
         for (name, id) in &record.head.volumes {
             volumes.insert(name.clone(), self.freeze_volume(&directory, name, id)?);
         }
-        let history = self.history_on(freeze.parent)?;
+        let history = match freeze.key.is_some() && self.is_joined() {
+            // What the command wrote cannot be told from what the step did.
+            true => History::Incremental {
+                on: freeze.parent.cloned(),
+            },
+            false => self.history_on(freeze.parent)?,
+        };
         // What no step made, and no command wrote, is still the content of the layer below.
         let unchanged = (freeze.key.is_none() && !self.is_changed_by_hand()?)
             .then(|| record.head.volumes_from());
@@ -341,6 +347,9 @@ impl LockedEnv<'_> {
             && let Some(begun) = from.store.attempt(from.name(), from.known_record()?)
         {
             self.begin_attempt(&begun)?;
+            if from.is_joined() {
+                self.store.join_attempt(self.name())?;
+            }
         }
         journal::clear(&self.directory)
     }

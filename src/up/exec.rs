@@ -148,6 +148,13 @@ fn join(cx: &Context, job: &Job, store: &Store, host: &Host) -> Result<Option<te
         }
     }
     store.use_env(&job.env, &store.known(&job.env)?);
+    // A step's container has no such digest: none waits for another command.
+    let is_step = ContainerRecord::read(&run).is_some_and(|state| state.made_of.is_empty());
+    if is_step && store.join_attempt(&job.env)? {
+        cx.ui.note(
+            "a step is running, and this command can change its files: its snapshot counts as incremental",
+        );
+    }
     let by_hand = ByHand::begin(&store.env_dir(&job.env))?;
     let exit = terminal::run(&client, command);
     by_hand.end()?;

@@ -2,7 +2,6 @@
 //! the env stands now. Reads the store, changes nothing.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 
 use crate::engine::docker::Service;
 use crate::plan::ids::{LayerId, StepKey};
@@ -55,10 +54,9 @@ pub(crate) fn observe(
     spec: &Spec,
     wanted: &[StepInput],
     image_key: &str,
-    service: Option<&Path>,
     seeker: &Seeker<'_>,
 ) -> Result<Observed> {
-    let service = service.map(Service::connect).transpose()?;
+    let service = seeker.service.map(Service::connect).transpose()?;
     let record = seeker.record;
     let mut observed = Observed {
         freezes_volumes: store.freezes_volumes(),
@@ -83,7 +81,7 @@ pub(crate) fn observe(
         .filter_map(|step| Some((step, step.key.as_ref()?)))
     {
         let served = store.step_layer(key, seeker)?;
-        let refused = served.is_none();
+        let is_served = served.is_some();
         let other = match served {
             Some(layer) => Some(layer),
             None => {
@@ -92,9 +90,13 @@ pub(crate) fn observe(
             }
         };
         if let Some(layer) = other {
+            let refused = if is_served {
+                elsewhere(&layer, service.as_ref())?
+            } else {
+                Some(REFUSED.to_owned())
+            };
+            let is_refused = refused.is_some();
             let unusable = refused
-                .then(|| REFUSED.to_owned())
-                .map_or_else(|| elsewhere(&layer, service.as_ref()), |why| Ok(Some(why)))?
                 .or_else(|| unusable(store, &layer, record, spec, &step.name))
                 .or_else(|| stand.as_ref()?.outdated(store, &layer, wanted));
             let frozen = |state| matches!(state, &VolumeState::Frozen);
@@ -109,7 +111,7 @@ pub(crate) fn observe(
                     brings,
                     layer: layer.id,
                     unusable,
-                    refused,
+                    refused: is_refused,
                 },
             );
         } else if let (Some(record), Some(before)) = (record, &before)
@@ -377,6 +379,7 @@ pub(crate) fn plan_for(
     let seeker = Seeker {
         record: record.as_ref(),
         reuse: selection.reuse,
+        service: selection.choice.service.as_deref(),
         clean: options.clean,
     };
     let observed = observe(
@@ -385,7 +388,6 @@ pub(crate) fn plan_for(
         spec,
         &wanted,
         &gathered.inputs.image_key,
-        selection.choice.service.as_deref(),
         &seeker,
     )?;
     let plan = decide(&wanted, &observed, options);

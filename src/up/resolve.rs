@@ -271,6 +271,7 @@ impl<'a> Gathered<'a> {
             let seeker = Seeker {
                 record: record.as_ref(),
                 reuse: self.selection.reuse,
+                service: self.selection.choice.service.as_deref(),
                 clean: self.clean,
             };
             let Some(layer) = store.step_layer(&step.key, &seeker)? else {

@@ -363,6 +363,29 @@ fn a_tarball_is_verified_and_keeps_its_bytes() {
 }
 
 #[test]
+fn an_archive_bomb_is_the_recipe_s_fault() {
+    let store = crate::support::env::TestStore::new();
+    let images = store.work().join("images");
+    for (compress, end) in [("zstd -q", "zst"), ("xz -0", "xz"), ("gzip -9", "gz")] {
+        let make =
+            format!("truncate -s 300M zeros; tar -cf - zeros | {compress} > bomb.{end}; rm zeros");
+        sh(&make, &images);
+        let digest = crate::support::run::sha256(&images.join(format!("bomb.{end}")));
+        let recipe = format!(
+            "schema = 1\nprovider = 'tarball'\n[tarball]\npath = 'bomb.{end}'\nsha256 = '{digest}'\n"
+        );
+        fs_err::write(images.join("bomb.toml"), recipe).unwrap();
+        store
+            .rockenv(&["image", "build", "bomb"])
+            .exits(3)
+            .says(&["grows more than 250 times"]);
+        let left = fs_err::read_dir(store.home().join("images")).unwrap();
+        let left = left.filter(|entry| entry.as_ref().unwrap().path().join("root").exists());
+        assert_eq!(left.count(), 1, "only the image that each store has");
+    }
+}
+
+#[test]
 fn a_directory_is_copied_with_everything() {
     let place = Place::new();
     let from = place.path("from");

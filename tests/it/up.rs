@@ -3,6 +3,7 @@
 mod again;
 mod by_hand;
 mod histories;
+mod removed;
 mod sources;
 mod verify;
 

@@ -213,6 +213,29 @@ fn snapshots_cross_engines() {
     two.remove(other);
 }
 
+/// A key may have a snapshot of each engine in one store: none stands in the way of another, whoever was first.
+#[test]
+fn each_engine_finds_its_own_snapshots() {
+    let two = Two::new(TestStore::new(), TestStore::new(), &without_volume());
+    let (one, other, name) = (&two.one, &two.other, two.name());
+    other.rockenv(&["up", name]).ok();
+    let up = |env: &str, more: &[&str]| {
+        let words = [&["up", name, "--name", env], more].concat();
+        two.run(other, &words).ok().says(&["4 done before"]);
+    };
+    let envs = ["pulled", "second", "third"].map(|end| format!("{name}-{end}"));
+    one.rockenv(&["up", name, "--engine", "nspawn"]).ok();
+    two.run(one, &["push", name]).ok();
+    up(&envs[0], &["--engine", "nspawn", "--pull"]);
+    up(&envs[1], &["--engine", "nspawn"]);
+    up(&envs[2], &[]);
+    for env in &envs {
+        other.rockenv(&["rm", "--yes", env]).ok();
+    }
+    two.remove(other);
+    two.remove(one);
+}
+
 /// As a file and as a directory, and by name from a registry: each finds the engine that a new env would have.
 #[test]
 fn a_new_store_takes_what_a_file_has_and_builds_nothing() {

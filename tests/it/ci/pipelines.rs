@@ -51,6 +51,8 @@ fn script_with(store: &TestStore, text: &str, home: &Path) -> Ran {
                 .get_envs()
                 .filter_map(|(name, value)| Some((name, value?))),
         )
+        // The script itself trusts its checkout.
+        .env_remove("ROCKENV_TRUSTED_DIRS")
         .env("PATH", path)
         .env("ROCKENV_HOME", home)
         .current_dir(store.work());

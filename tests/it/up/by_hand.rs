@@ -124,6 +124,76 @@ fn a_step_is_resumed_clean_unless_a_command_wrote_to_its_build_volume() {
 }
 
 #[test]
+fn a_step_that_a_command_joined_is_incremental() {
+    on_each(|store, method| {
+        let (env, runs) = (store.env(), store.runs());
+        // The step waits for the command, and succeeds where `ok` is.
+        let write = |case: usize, volume: &str| {
+            store.profile(&format!(
+                "{volume}[[volume]]\nname = 'runs'\nkind = 'host'\naccess = 'rw'\npath = '{}'\ntarget = '/runs'\n\
+                 [[step]]\nname = 'one'\nrun = '''\necho one >> /runs/log; echo {case} > ~/case\n\
+                 test ! -d /v/build || echo step >> /v/build/log; touch /runs/waits\n\
+                 until test -e /runs/go; do sleep 0.05; done; test -e /runs/ok'''\n\
+                 [[step]]\nname = 'two'\nrun = 'echo two >> /runs/log'\n",
+                runs.display()
+            ));
+        };
+        let up = |more: &[&str], script: Option<&str>, code: i32| {
+            for name in ["waits", "go", "ok"] {
+                drop(fs::remove_file(runs.join(name)));
+            }
+            let up = store.start(&[&["up", env], more].concat());
+            wait_until("the step runs", || runs.join("waits").exists());
+            if let Some(script) = script {
+                let note = "its snapshot counts as incremental";
+                store.root_sh(script).ok().says(&[note]);
+                assert!(!store.root_sh(script).ok().err.contains(note), "twice");
+            }
+            if code == 0 {
+                fs::write(runs.join("ok"), "").unwrap();
+            }
+            fs::write(runs.join("go"), "").unwrap();
+            up.wait().exits(code);
+        };
+        let new = format!("{env}-new");
+        for (case, (volume, script, clean)) in [
+            (VOLUME, None, true),
+            (VOLUME, Some("echo mine >> /v/build/log"), false),
+            // Nothing tells what the command wrote from what the step did.
+            (VOLUME, Some("true"), false),
+            ("", Some("echo mine > /etc/mine"), false),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let what = format!("{method}: {volume:?} {script:?}");
+            write(case, volume);
+            up(&[], script, 0);
+            assert_eq!(store.ran(), ["one", "two"], "{what}");
+            assert_eq!(is_clean(store), clean, "{what}");
+            store.rockenv(&["up", env, "--name", &new]).ok();
+            // On overlay, another env does not get the build volume.
+            let builds = !clean || method == "overlay";
+            assert_eq!(!store.ran().is_empty(), builds, "{what}");
+            store.rockenv(&["rm", "--yes", env, &new]).ok();
+        }
+        // One that failed after that is resumed incremental, by its fork as well.
+        let fork = format!("{env}-fork");
+        write(9, VOLUME);
+        up(&[], Some("echo mine >> /v/build/log"), 5);
+        store.rockenv(&["fork", env, &fork]).ok();
+        up(&[], None, 0);
+        assert!(!is_clean(store), "{method}");
+        store.rockenv(&["up", env, "--name", &fork]).ok();
+        let list = store.rockenv(&["snapshot", "ls", &fork]).ok().text();
+        // Where volumes cannot be copied, the fork's are empty.
+        assert_eq!(list.contains("incremental"), method != "overlay", "{list}");
+        up(&["--clean"], None, 0);
+        assert!(is_clean(store), "{method}");
+    });
+}
+
+#[test]
 fn mapped_memory_and_a_clock_that_was_set_are_no_way_to_write_unseen() {
     on_each(|store, method| {
         // btrfs compares the volume itself.

@@ -1,0 +1,90 @@
+//! Layers that another command removes while `up` plans with them.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use fs_err::os::unix::fs::OpenOptionsExt as _;
+use nix::sys::stat::Mode;
+use serde_json::Value;
+
+use crate::support::env::TestStore;
+use crate::support::run::Ran;
+
+const STEPS: &str = "[[volume]]\nname = 'out'\nkind = 'output'\ntarget = '/v/out'\n\
+    [[step]]\nname = 'one'\nrun = 'echo one > /v/out/one'\n\
+    [[step]]\nname = 'two'\nrun = 'echo two > /v/out/two'\n";
+
+/// Returns the directories of the env's layers, topmost first.
+fn layers(store: &TestStore) -> Vec<PathBuf> {
+    let record = fs::read(store.env_dir().join("record.json")).unwrap();
+    let record: Value = serde_json::from_slice(&record).unwrap();
+    let ids = record["snapshots"].as_array().unwrap().iter().rev();
+    let layers = store.home().join("layers");
+    ids.map(|one| layers.join(one["layer"].as_str().unwrap()))
+        .collect()
+}
+
+/// Puts a FIFO where a file is or was: whoever reads it waits for what is written to it.
+fn put_fifo(path: &Path) {
+    let new = path.with_file_name("new");
+    nix::unistd::mkfifo(&new, Mode::S_IRWXU).unwrap();
+    fs::rename(new, path).unwrap();
+}
+
+/// Runs `up` for a new env, and removes the layers while it reads the description of the topmost for the `look`th time. Returns
+/// how it ended, and whether they were removed: not after the env leased them, as no command would.
+fn up_without(store: &TestStore, env: &str, look: usize) -> (Ran, bool) {
+    let layers = layers(store);
+    let file = layers[0].join("layer.json");
+    let text = fs::read(&file).unwrap();
+    put_fifo(&file);
+    let mut up = store.start(&["up", store.env(), "--name", env]);
+    let (mut looks, mut removed) = (0, false);
+    while up.runs() && !removed {
+        let mut to = fs::OpenOptions::new();
+        to.write(true).custom_flags(nix::libc::O_NONBLOCK);
+        // Until somebody opens it for reading, nobody can for writing.
+        let Ok(mut to) = to.open(&file) else {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            continue;
+        };
+        looks += 1;
+        // Before this reader is answered: its next look is at another FIFO.
+        put_fifo(&file);
+        let lease = store.home().join("envs").join(env).join("lease");
+        if looks == look && !lease.exists() {
+            for (number, layer) in layers.iter().enumerate() {
+                fs::rename(layer, store.work().join(format!("{look}-{number}"))).unwrap();
+            }
+            removed = true;
+        }
+        to.write_all(&text).unwrap();
+    }
+    let ran = up.wait();
+    if !removed {
+        fs::remove_file(&file).unwrap();
+        fs::write(&file, text).unwrap();
+    }
+    (ran, removed)
+}
+
+#[test]
+fn layers_that_go_before_they_are_leased_are_built_again() {
+    let store = TestStore::new();
+    let new = format!("{}-new", store.env());
+    store.up_with(STEPS);
+    for look in 1.. {
+        let (ran, removed) = up_without(&store, &new, look);
+        let said = if removed { "" } else { "2 done before" };
+        ran.ok().says(&[said]);
+        let out = store.home().join("outputs").join(&new).join("out");
+        assert!(out.join("one").exists() && out.join("two").exists());
+        if !removed {
+            assert!(look > 2, "{look}");
+            break;
+        }
+        store.rockenv(&["rm", "--yes", &new]).ok();
+    }
+    store.rockenv(&["fsck"]).ok();
+}
