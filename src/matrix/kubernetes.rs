@@ -1,300 +1,323 @@
-//! Owns the manifest for Kubernetes: a job for each env, and one for its steps with a GPU, which alone requests one.
-//! Pure.
+//! Owns the files for Kubernetes: a JobSet, or a Workflow for Argo. Both run the same containers in up to three phases:
+//! common steps, one pod for each env, and one for each env's steps with a GPU, which alone requests one. Pure.
 //!
-//! Kubernetes jobs do not wait for each other, and a waiting pod keeps everything that it requested, even a GPU. So a
-//! job that depends on another one is suspended, without a pod, and `conductor.sh` starts it: the script of a small
-//! job of its own.
+//! An env is an index of its phase's job, not a job of its own: a JobSet stops all its jobs when one of them fails, and
+//! Kueue accepts only a few jobs in a JobSet.
 
+use clap::ValueEnum;
 use sha2::{Digest as _, Sha256};
 
-use super::pipeline::{Pipeline, block, list, scalar};
+use super::jobs::Job;
+use super::pipeline::{Pipeline, block, scalar};
 
-/// Default image of the conductor: Kubernetes' own has no shell.
-pub(crate) const KUBECTL: &str = "docker.io/alpine/kubectl:1.34.1";
-/// The conductor's script.
-const CONDUCTOR: &str = include_str!("conductor.sh");
 /// Path of the store in a container.
 const STORE: &str = "/var/lib/rockenv";
 /// The object with the secrets for jobs.
 const SECRETS: &str = "rockenv";
 /// Path of the logins to registries in a container.
 const LOGIN: &str = "/run/rockenv-login";
-/// Maximum length of a name: that of a job is a label too.
-const NAME_LIMIT: usize = 63;
+/// Maximum length of the object's name: pods append their job and numbers to it, and have at most 63 characters.
+const NAME_LIMIT: usize = 45;
+/// The variable with the number of the env. Kubernetes sets it in the pods of an indexed job.
+const INDEX: &str = "JOB_COMPLETION_INDEX";
+/// How long a finished object stays, in seconds: a week.
+const KEPT: u32 = 7 * 24 * 60 * 60;
+
+/// What starts the jobs in their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Orchestrator {
+    /// The JobSet controller of Kubernetes SIGs
+    Jobset,
+    /// Argo Workflows
+    Argo,
+}
 
 /// Where the jobs run.
 #[derive(Clone, Debug)]
 pub(crate) struct Cluster {
+    pub orchestrator: Orchestrator,
     /// An image that contains rockenv.
     pub image: String,
     /// The claim on the volume with the store; default: each job has its own.
     pub claim: Option<String>,
     /// The secret with logins to registries.
     pub login: Option<String>,
-    /// An image that contains kubectl and a shell.
-    pub kubectl: String,
+    /// Kueue's queue.
+    pub queue: Option<String>,
 }
 
-/// A job that builds, or runs steps with a GPU.
-struct Work {
-    name: String,
+/// Pods that run the same script, one for each env.
+struct Phase<'a> {
+    name: &'static str,
+    envs: Vec<&'a str>,
+    /// The phase that must be complete before.
+    after: Option<&'static str>,
     gpu: bool,
-    /// The job that it depends on.
-    after: Option<String>,
     lines: Vec<String>,
 }
 
 pub(crate) fn manifest(pipeline: &Pipeline, cluster: &Cluster) -> String {
+    let phases = phases(pipeline);
+    let (api, kind, spec) = match cluster.orchestrator {
+        Orchestrator::Jobset => (
+            "jobset.x-k8s.io/v1alpha2",
+            "JobSet",
+            jobset(pipeline, cluster, &phases),
+        ),
+        Orchestrator::Argo => (
+            "argoproj.io/v1alpha1",
+            "Workflow",
+            workflow(pipeline, cluster, &phases),
+        ),
+    };
     // An env belongs to one matrix, so the first one's name can identify all.
     let first = pipeline.envs().first().copied().unwrap_or_default();
-    // No env's job has this name, because their names have no dot there.
-    let common = name(&format!("rockenv.common-{first}"));
-    let conductor = name(&format!("rockenv.conductor-{first}"));
-    let matrix = env_job(first);
-    let works = works(pipeline, &common);
-    let mut documents: Vec<String> = works
-        .iter()
-        .map(|work| job(pipeline, cluster, &matrix, work))
-        .collect();
-    // Last, because the conductor treats a missing job like a deleted one.
-    documents.push(account(&matrix, &conductor, &works));
-    documents.push(conduct(cluster, &matrix, &conductor, &works));
     format!(
-        "{}# What starts, is done or fails: kubectl logs -f job/{conductor}\n{}",
+        "{}apiVersion: {api}
+kind: {kind}
+metadata:
+  name: {}
+  labels:
+    app.kubernetes.io/name: rockenv
+{}spec:
+{}",
         pipeline.heading(),
-        documents.join("---\n")
+        scalar(&name(&format!("rockenv-{first}"))),
+        indent(4, &queue(cluster)),
+        indent(2, &spec),
     )
 }
 
-/// Returns the jobs, dependencies first.
-fn works(pipeline: &Pipeline, common: &str) -> Vec<Work> {
-    let jobs = pipeline.jobs_option();
-    let built = pipeline.common.as_ref().map(|steps| Work {
-        name: common.to_owned(),
-        gpu: false,
+/// Returns the phases, in their order.
+fn phases(pipeline: &Pipeline) -> Vec<Phase<'_>> {
+    let more = pipeline.jobs_option();
+    let common = pipeline.common.as_ref().map(|common| Phase {
+        name: "common",
+        envs: vec![&common.env],
         after: None,
-        lines: pipeline.build_common(steps, &jobs),
+        gpu: false,
+        lines: pipeline.build_common(common, &more),
     });
-    let after_common = built.as_ref().map(|_| common.to_owned());
-    let each = pipeline.jobs.iter().map(|job| Work {
-        name: env_job(&job.name),
-        gpu: job.needs_gpu,
-        after: match &job.needs {
-            Some(needs) => Some(env_job(needs)),
-            None => after_common.clone(),
-        },
-        lines: pipeline.build(job, &jobs),
-    });
-    built.into_iter().chain(each).collect()
-}
-
-/// Returns the name of an env's job.
-fn env_job(env: &str) -> String {
-    name(&format!("rockenv-{env}"))
-}
-
-/// Returns a valid Kubernetes name: without `_`, each part between dots beginning and ending with a letter or digit.
-/// A changed name ends with a digest, so that names stay distinct.
-fn name(wanted: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    let good = |part: &str| {
-        let bytes = part.as_bytes();
-        bytes.first().is_some_and(|&byte| plain(byte))
-            && bytes.last().is_some_and(|&byte| plain(byte))
-            && bytes.iter().all(|&byte| plain(byte) || byte == b'-')
+    let after = common.as_ref().map(|common| common.name);
+    let phase = |name, after, gpu| {
+        let jobs = pipeline.jobs.iter();
+        let jobs: Vec<&Job> = jobs.filter(|job| job.needs.is_some() == gpu).collect();
+        Phase {
+            name,
+            envs: jobs.iter().map(|job| job.env.as_str()).collect(),
+            after,
+            gpu,
+            lines: pipeline.build_one_of(&jobs, INDEX, &more),
+        }
     };
-    if wanted.len() <= NAME_LIMIT && wanted.split('.').all(good) {
+    let each = [
+        phase("build", after, false),
+        phase("test", Some("build"), true),
+    ];
+    let phases = common.into_iter().chain(each);
+    phases.filter(|phase| !phase.envs.is_empty()).collect()
+}
+
+/// Writes the spec of a JobSet. A failed env is not tried again, because `up` would fail in the same step, and does not
+/// stop the others of its phase; a pod that its node loses is started anew, and resumes.
+fn jobset(pipeline: &Pipeline, cluster: &Cluster, phases: &[Phase<'_>]) -> String {
+    let jobs = phases.iter().map(|phase| {
+        let after = phase.after.map_or_else(String::new, |after| {
+            format!("  dependsOn:\n    - name: {after}\n      status: Complete\n")
+        });
+        format!(
+            "- name: {name}
+{after}  template:
+    spec:
+      completionMode: Indexed
+      completions: {pods}
+      parallelism: {pods}
+      backoffLimitPerIndex: 0
+      podFailurePolicy:
+        rules:
+          - action: Ignore
+            onPodConditions:
+              - type: DisruptionTarget
+                status: \"True\"
+      template:
+        spec:
+          restartPolicy: Never
+          automountServiceAccountToken: false
+          activeDeadlineSeconds: {seconds}
+          containers:
+            - name: rockenv
+{container}{volumes}",
+            name = phase.name,
+            pods = phase.envs.len(),
+            seconds = seconds(pipeline),
+            container = indent(14, &container(pipeline, cluster, phase)),
+            volumes = indent(10, &volumes(cluster)),
+        )
+    });
+    format!(
+        "network:
+  enableDNSHostnames: false
+ttlSecondsAfterFinished: {KEPT}
+replicatedJobs:
+{}",
+        indent(2, &jobs.collect::<String>())
+    )
+}
+
+/// Writes the spec of a workflow. A pod that is lost is tried again, and resumes; a failed step is not.
+fn workflow(pipeline: &Pipeline, cluster: &Cluster, phases: &[Phase<'_>]) -> String {
+    let task = |phase: &str, env: &str| match phase {
+        "common" => phase.to_owned(),
+        _ => name(&format!("{phase}-{env}")),
+    };
+    let tasks = phases.iter().flat_map(|phase| {
+        phase.envs.iter().enumerate().map(move |(index, env)| {
+            let after = phase.after.map_or_else(String::new, |after| {
+                format!("  depends: {}\n", scalar(&task(after, env)))
+            });
+            format!(
+                "- name: {}
+  template: {}
+{after}  arguments:
+    parameters:
+      - name: index
+        value: \"{index}\"
+",
+                scalar(&task(phase.name, env)),
+                phase.name
+            )
+        })
+    });
+    let templates = phases.iter().map(|phase| {
+        let labels = match &cluster.queue {
+            Some(_) => format!("  metadata:\n    labels:\n{}", indent(6, &queue(cluster))),
+            None => String::new(),
+        };
+        format!(
+            "- name: {}
+{labels}  inputs:
+    parameters:
+      - name: index
+  activeDeadlineSeconds: {}
+  retryStrategy:
+    limit: \"2\"
+    retryPolicy: OnError
+  container:
+{}",
+            phase.name,
+            seconds(pipeline),
+            indent(4, &container(pipeline, cluster, phase)),
+        )
+    });
+    format!(
+        "entrypoint: envs
+ttlStrategy:
+  secondsAfterCompletion: {KEPT}
+{}templates:
+  - name: envs
+    dag:
+      failFast: false
+      tasks:
+{}{}",
+        volumes(cluster),
+        indent(8, &tasks.collect::<String>()),
+        indent(2, &templates.collect::<String>()),
+    )
+}
+
+/// Indents all lines.
+fn indent(by: usize, text: &str) -> String {
+    let lines = text.lines();
+    let lines = lines.map(|line| format!("{:by$}{line}\n", ""));
+    lines.collect()
+}
+
+/// Returns the time limit of a pod, which starts when it has a node.
+fn seconds(pipeline: &Pipeline) -> u64 {
+    u64::from(pipeline.calls.minutes) * 60
+}
+
+/// Writes the label that makes Kueue admit an object.
+fn queue(cluster: &Cluster) -> String {
+    let queue = cluster.queue.iter();
+    let label = |queue: &String| format!("kueue.x-k8s.io/queue-name: {}\n", scalar(queue));
+    queue.map(label).collect()
+}
+
+/// Returns a DNS label, as which Kubernetes accepts a name. A changed name ends with a digest, so that names stay
+/// distinct.
+fn name(wanted: &str) -> String {
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    if wanted.len() <= NAME_LIMIT && wanted.chars().all(plain) && !wanted.ends_with('-') {
         return wanted.to_owned();
     }
     let digest = hex::encode(Sha256::digest(wanted))[..8].to_owned();
     let readable: String = wanted
+        .to_ascii_lowercase()
         .chars()
-        .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })
+        .map(|c| if plain(c) { c } else { '-' })
         .take(NAME_LIMIT - 1 - digest.len())
         .collect();
     format!("{}-{digest}", readable.trim_end_matches('-'))
 }
 
-/// Writes an object's labels, with this indentation: its kind and its matrix.
-fn labels(indent: usize, matrix: &str, component: &str) -> String {
-    let labels = [
-        ("name", "rockenv"),
-        ("instance", matrix),
-        ("component", component),
-    ];
-    let indent = " ".repeat(indent);
-    let labels = labels
-        .map(|(label, value)| format!("{indent}  app.kubernetes.io/{label}: {}\n", scalar(value)));
-    format!("{indent}labels:\n{}", labels.concat())
-}
-
-/// Writes the account with which the conductor reads jobs, and changes those of its matrix.
-fn account(matrix: &str, conductor: &str, works: &[Work]) -> String {
-    let metadata = format!(
-        "metadata:\n  name: {}\n{}",
-        scalar(conductor),
-        labels(2, matrix, "conductor")
-    );
-    let mut jobs: Vec<&str> = works
-        .iter()
-        .filter(|work| work.after.is_some())
-        .map(|work| work.name.as_str())
-        .collect();
-    jobs.push(conductor);
-    format!(
-        "apiVersion: v1
-kind: ServiceAccount
-{metadata}---
-apiVersion: rbac.authorization.k8s.io/v1
-kind: Role
-{metadata}rules:
-  - apiGroups: [\"batch\"]
-    resources: [\"jobs\"]
-    verbs: [\"list\"]
-  - apiGroups: [\"batch\"]
-    resources: [\"jobs\"]
-    resourceNames: {jobs}
-    verbs: [\"get\", \"patch\"]
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: RoleBinding
-{metadata}roleRef:
-  apiGroup: rbac.authorization.k8s.io
-  kind: Role
-  name: {conductor}
-subjects:
-  - kind: ServiceAccount
-    name: {conductor}
+/// Writes a phase's container, without its name.
+fn container(pipeline: &Pipeline, cluster: &Cluster, phase: &Phase<'_>) -> String {
+    let mut script = argument(&[&["set -eu".to_owned()], &phase.lines[..]].concat());
+    let mut variables = String::new();
+    if cluster.orchestrator == Orchestrator::Argo {
+        variables += &variable(INDEX, "{{inputs.parameters.index}}");
+        // Argo replaces what is between `{{` and `}}`, and has no way to write these; Kubernetes replaces `$(BRACE)`.
+        if script.contains("{{") {
+            script = script.replace("{{", "{$(BRACE)");
+            variables += &variable("BRACE", "{");
+        }
+    }
+    if cluster.login.is_some() {
+        variables += &variable("REGISTRY_AUTH_FILE", &format!("{LOGIN}/auth.json"));
+    }
+    for secret in &pipeline.calls.secrets {
+        variables += &format!(
+            "  - name: {}
+    valueFrom:
+      secretKeyRef:
+        name: {SECRETS}
+        key: {}
 ",
-        jobs = list(&jobs),
-        conductor = scalar(conductor),
+            scalar(&secret.variable),
+            scalar(&secret.name)
+        );
+    }
+    if !variables.is_empty() {
+        variables = format!("env:\n{variables}");
+    }
+    let login = match cluster.login {
+        Some(_) => format!("  - name: login\n    mountPath: {LOGIN}\n    readOnly: true\n"),
+        None => String::new(),
+    };
+    format!(
+        "image: {}
+command: [\"/bin/sh\", \"-c\"]
+args:
+  - {script}{variables}# Containers are made in it.
+securityContext:
+  privileged: true
+{}volumeMounts:
+  - name: store
+    mountPath: {STORE}
+{login}",
+        scalar(&cluster.image),
+        resources(pipeline, cluster, phase.gpu),
     )
 }
 
-/// Writes the job that starts the others. It may be retried, because its node may go away.
-fn conduct(cluster: &Cluster, matrix: &str, conductor: &str, works: &[Work]) -> String {
-    let jobs: Vec<String> = works
-        .iter()
-        .map(|work| format!("{}:{}", work.name, work.after.as_deref().unwrap_or("")))
-        .collect();
-    let variables = [
-        ("SELF", conductor),
-        ("SELECTOR", &format!("app.kubernetes.io/instance={matrix}")),
-        ("JOBS", &jobs.join(" ")),
-        ("PAUSE", "10"),
-        // Where kubectl may write.
-        ("HOME", "/tmp"),
-    ];
-    let variables = variables.map(|(variable, value)| {
-        format!(
-            "            - name: {variable}\n              value: {}\n",
-            scalar(value)
-        )
-    });
-    let script: Vec<&str> = CONDUCTOR.lines().collect();
-    format!(
-        "apiVersion: batch/v1
-kind: Job
-metadata:
-  name: {name}
-{labels}spec:
-  backoffLimit: 10
-  template:
-    metadata:
-{pod_labels}    spec:
-      restartPolicy: Never
-      serviceAccountName: {name}
-      containers:
-        - name: conductor
-          image: {image}
-          command: [\"/bin/sh\", \"-c\"]
-          args:
-            - {script}          env:
-{variables}          resources:
-            requests:
-              cpu: 10m
-              memory: 64Mi
-            limits:
-              memory: 256Mi
-          securityContext:
-            runAsNonRoot: true
-            runAsUser: 65532
-            allowPrivilegeEscalation: false
-            capabilities: {{drop: [\"ALL\"]}}
-            seccompProfile: {{type: RuntimeDefault}}
-",
-        name = scalar(conductor),
-        labels = labels(2, matrix, "conductor"),
-        pod_labels = labels(6, matrix, "conductor"),
-        image = scalar(&cluster.kubectl),
-        script = argument(&script),
-        variables = variables.concat(),
-    )
-}
-
-/// Writes a job. It is tried once: a failed step would fail again, and `up` resumes where it stopped. Its time begins
-/// when it is started.
-fn job(pipeline: &Pipeline, cluster: &Cluster, matrix: &str, work: &Work) -> String {
-    let suspend = match work.after {
-        Some(_) => "  suspend: true\n",
-        None => "",
-    };
-    let component = if work.gpu { "test" } else { "build" };
-    let volume = match &cluster.claim {
-        Some(claim) => format!("persistentVolumeClaim: {{claimName: {}}}", scalar(claim)),
-        None => "emptyDir: {}".to_owned(),
-    };
-    let login = cluster.login.as_deref().map(Login::new).unwrap_or_default();
-    let script: Vec<&str> = ["set -eu"]
-        .into_iter()
-        .chain(work.lines.iter().map(String::as_str))
-        .collect();
-    format!(
-        "apiVersion: batch/v1
-kind: Job
-metadata:
-  name: {name}
-{labels}spec:
-{suspend}  backoffLimit: 0
-  activeDeadlineSeconds: {seconds}
-  template:
-    metadata:
-{pod_labels}    spec:
-      restartPolicy: Never
-      automountServiceAccountToken: false
-{pull}      containers:
-        - name: rockenv
-          image: {image}
-          command: [\"/bin/sh\", \"-c\"]
-          args:
-            - {script}{variables}          # Containers are made in it.
-          securityContext:
-            privileged: true
-          resources:
-{resources}          volumeMounts:
-            - name: store
-              mountPath: {STORE}
-{mount}      volumes:
-        - name: store
-          {volume}
-{login_volume}",
-        name = scalar(&work.name),
-        labels = labels(2, matrix, component),
-        seconds = u64::from(pipeline.calls.minutes) * 60,
-        pod_labels = labels(6, matrix, component),
-        pull = login.pull,
-        image = scalar(&cluster.image),
-        script = argument(&script),
-        variables = variables(pipeline, cluster),
-        resources = resources(pipeline, work.gpu),
-        mount = login.mount,
-        login_volume = login.volume,
-    )
+fn variable(name: &str, value: &str) -> String {
+    format!("  - name: {name}\n    value: {}\n", scalar(value))
 }
 
 /// Writes the lines of a script as an argument of a container, in which Kubernetes replaces `$(NAME)` and takes `$$`
 /// for `$`.
-fn argument(lines: &[&str]) -> String {
+fn argument(lines: &[String]) -> String {
     let escaped = lines.iter().map(|line| {
         let next = line.chars().skip(1).map(Some).chain([None]);
         let each = line.chars().zip(next);
@@ -304,86 +327,62 @@ fn argument(lines: &[&str]) -> String {
         })
         .collect::<String>()
     });
-    block(14, &escaped.collect::<Vec<_>>())
+    block(4, &escaped.collect::<Vec<_>>())
 }
 
-/// Writes a container's variables: the place of logins, and the jobs' secrets.
-fn variables(pipeline: &Pipeline, cluster: &Cluster) -> String {
-    let login = cluster.login.iter().map(|_| {
-        format!("            - name: REGISTRY_AUTH_FILE\n              value: {LOGIN}/auth.json\n")
-    });
-    let secrets = pipeline.calls.secrets.iter().map(|secret| {
+/// Writes the volumes of a pod, and its logins.
+fn volumes(cluster: &Cluster) -> String {
+    let store = match &cluster.claim {
+        Some(claim) => format!("persistentVolumeClaim: {{claimName: {}}}", scalar(claim)),
+        None => "emptyDir: {}".to_owned(),
+    };
+    let login = cluster.login.as_deref().map(scalar);
+    let pull = login
+        .iter()
+        .map(|secret| format!("imagePullSecrets:\n  - name: {secret}\n"));
+    let login = login.iter().map(|secret| {
         format!(
-            "            - name: {}
-              valueFrom:
-                secretKeyRef:
-                  name: {SECRETS}
-                  key: {}
-",
-            scalar(&secret.variable),
-            scalar(&secret.name)
+            "  - name: login
+    secret:
+      secretName: {secret}
+      defaultMode: 256 # 0400
+      items:
+        - key: .dockerconfigjson
+          path: auth.json
+"
         )
     });
-    let variables: String = login.chain(secrets).collect();
-    match variables.is_empty() {
-        true => variables,
-        false => format!("          env:\n{variables}"),
-    }
+    format!(
+        "{}volumes:
+  - name: store
+    {store}
+{}",
+        pull.collect::<String>(),
+        login.collect::<String>()
+    )
 }
 
-/// The parts of a job that give it logins to registries: for its own image, and as a file in the container.
-#[derive(Default)]
-struct Login {
-    pull: String,
-    mount: String,
-    volume: String,
-}
-
-impl Login {
-    fn new(secret: &str) -> Self {
-        let secret = scalar(secret);
-        Self {
-            pull: format!("      imagePullSecrets:\n        - name: {secret}\n"),
-            mount: format!(
-                "            - name: login
-              mountPath: {LOGIN}
-              readOnly: true
-"
-            ),
-            volume: format!(
-                "        - name: login
-          secret:
-            secretName: {secret}
-            defaultMode: 256 # 0400
-            items:
-              - key: .dockerconfigjson
-                path: auth.json
-"
-            ),
-        }
-    }
-}
-
-/// Writes the resource requests of a job. Memory is a limit too, so that a build that exceeds it fails rather than
-/// its neighbours.
-fn resources(pipeline: &Pipeline, gpu: bool) -> String {
+/// Writes the resources of a pod. Memory is a limit too, so that a build that exceeds it fails rather than its
+/// neighbours. A store that is not on a claim is on the node's disk.
+fn resources(pipeline: &Pipeline, cluster: &Cluster, gpu: bool) -> String {
     let size = pipeline.size;
+    let line = |name: &str, value: u64| format!("    {name}: \"{value}\"\n");
     let memory = size
         .memory
-        .map(|bytes| format!("              memory: {bytes}\n"));
-    let memory = memory.unwrap_or_default();
-    let gpu = if gpu {
-        "              amd.com/gpu: 1\n"
-    } else {
-        ""
+        .map_or_else(String::new, |bytes| line("memory", bytes));
+    let disk = size.disk.filter(|_| cluster.claim.is_none());
+    let disk = disk.map_or_else(String::new, |bytes| line("ephemeral-storage", bytes));
+    let limits = match gpu {
+        true => line("amd.com/gpu", 1) + &memory,
+        false => memory.clone(),
     };
-    let limits = match memory.is_empty() && gpu.is_empty() {
-        true => String::new(),
-        false => format!("            limits:\n{memory}{gpu}"),
+    let limits = match limits.is_empty() {
+        true => limits,
+        false => format!("  limits:\n{limits}"),
     };
     format!(
-        "            requests:\n              cpu: {}\n{memory}{limits}",
-        size.cpus
+        "resources:\n  requests:\n{}{memory}{disk}{limits}",
+        line("cpu", size.cpus.into())
     )
 }
 
@@ -392,94 +391,66 @@ mod tests {
     use super::super::pipeline::tests::pipeline;
     use super::*;
 
-    fn cluster() -> Cluster {
+    fn cluster(orchestrator: Orchestrator) -> Cluster {
         Cluster {
+            orchestrator,
             image: "registry.example.org/rockenv".to_owned(),
-            claim: Some("store".to_owned()),
+            claim: None,
             login: None,
-            kubectl: KUBECTL.to_owned(),
-        }
-    }
-
-    fn jobs(manifest: &str) -> Vec<&str> {
-        let documents = manifest.split("---\n");
-        documents
-            .filter(|one| one.contains("kind: Job\n"))
-            .collect()
-    }
-
-    #[test]
-    fn what_stands_on_another_one_has_no_pod_until_it_is_started() {
-        let text = manifest(&pipeline(true, &[]), &cluster());
-        let jobs = jobs(&text);
-        assert_eq!(jobs.len(), 5, "{text}");
-        for (job, (name, gpu, suspended)) in jobs.iter().zip([
-            ("rockenv.common-a", false, false),
-            ("rockenv-a", false, true),
-            ("rockenv-a-gpu", true, true),
-            ("rockenv-b", false, true),
-        ]) {
-            assert!(job.contains(&format!("  name: \"{name}\"\n")), "{job}");
-            assert_eq!(job.contains("amd.com/gpu: 1"), gpu, "{job}");
-            assert_eq!(job.contains("  suspend: true\n"), suspended, "{job}");
-            assert!(job.contains("cpu: 8") && job.contains("memory: 3221225473"));
-            assert!(job.contains("activeDeadlineSeconds: 5400"), "its own time");
-        }
-        let stands_on = "rockenv.common-a: rockenv-a:rockenv.common-a rockenv-a-gpu:rockenv-a rockenv-b:rockenv.common-a";
-        assert!(
-            jobs[4].contains(&format!("value: \"{stands_on}\"")),
-            "{text}"
-        );
-        assert!(text.ends_with(jobs[4]), "it comes last");
-    }
-
-    #[test]
-    fn logins_are_for_the_image_and_for_rockenv() {
-        let with = Cluster {
-            login: Some("logins".to_owned()),
-            ..cluster()
-        };
-        let text = manifest(&pipeline(true, &[]), &with);
-        let jobs = jobs(&text);
-        let (conductor, works) = jobs.split_last().unwrap();
-        assert!(
-            !conductor.contains("logins") && !conductor.contains("secretKeyRef"),
-            "{conductor}"
-        );
-        for job in works {
-            assert!(job.contains("secretName: \"logins\""), "{job}");
-            assert!(job.contains("imagePullSecrets:\n        - name: \"logins\""));
-            assert!(job.contains("value: /run/rockenv-login/auth.json"));
-            let secret = "secretKeyRef:\n                  name: rockenv\n                  key: \"REGISTRY_TOKEN\"\n";
-            assert!(
-                job.contains(&format!(
-                    "- name: \"TOKEN\"\n              valueFrom:\n                {secret}"
-                )),
-                "{job}"
-            );
+            queue: None,
         }
     }
 
     #[test]
-    fn scripts_are_not_for_kubernetes_to_expand() {
+    fn scripts_are_neither_for_kubernetes_nor_for_argo_to_expand() {
         let of = |line: &str| {
-            argument(&[line])
+            argument(&[line.to_owned()])
                 .trim_start_matches(['|', '\n', ' '])
                 .to_owned()
         };
         assert_eq!(of("echo $HOME $(id) ${x} $"), "echo $HOME $$(id) ${x} $\n");
         assert_eq!(of("$$ $$(x)"), "$$$ $$$$(x)\n");
+        let odd = pipeline(true, &["--param", "x={{{workflow.name}}"]);
+        let text = manifest(&odd, &cluster(Orchestrator::Argo));
+        assert!(text.contains("'x={$(BRACE){workflow.name}}'"), "{text}");
+        assert_eq!(text.matches("- name: BRACE\n").count(), 3, "{text}");
+        let text = manifest(&odd, &cluster(Orchestrator::Jobset));
+        assert!(text.contains("'x={{{workflow.name}}'"), "{text}");
+    }
+
+    #[test]
+    fn what_a_job_needs_of_a_node_is_requested() {
+        let claimed = Cluster {
+            claim: Some("store".to_owned()),
+            ..cluster(Orchestrator::Jobset)
+        };
+        let all = pipeline(true, &[]);
+        let disk = "    ephemeral-storage: \"21474836480\"\n";
+        let requests = "resources:\n  requests:\n    cpu: \"8\"\n    memory: \"3221225473\"\n";
+        let limits = "    memory: \"3221225473\"\n";
+        let of = |cluster, gpu| resources(&all, cluster, gpu);
+        assert_eq!(
+            of(&claimed, false),
+            format!("{requests}  limits:\n{limits}")
+        );
+        assert_eq!(
+            of(&cluster(Orchestrator::Argo), true),
+            format!("{requests}{disk}  limits:\n    amd.com/gpu: \"1\"\n{limits}")
+        );
     }
 
     #[test]
     fn names_are_such_as_kubernetes_takes_and_none_is_there_twice() {
-        assert_eq!(env_job("mylib-1.2-gfx1103"), "rockenv-mylib-1.2-gfx1103");
+        assert_eq!(name("rockenv-mylib-gfx1103"), "rockenv-mylib-gfx1103");
         let long = "x".repeat(56);
-        let envs = ["a_b", "a-b", "a..b", "a.-b", "a-.b", "a-", &long];
+        let envs = [
+            "a_b", "a-b", "a.b", "a..b", "a.-b", "a-.b", "a-", "A-", &long,
+        ];
         let long_ones = ["gfx1100", "gfx1103"].map(|target| format!("{long}-{target}"));
         let envs = envs.into_iter().chain(long_ones.iter().map(String::as_str));
-        let names: std::collections::BTreeSet<String> = envs.map(env_job).collect();
-        assert_eq!(names.len(), 9, "{names:?}");
+        let names = envs.map(|env| name(&format!("rockenv-{env}")));
+        let names: std::collections::BTreeSet<String> = names.collect();
+        assert_eq!(names.len(), 11, "{names:?}");
         for taken in names {
             assert!(
                 taken.len() <= NAME_LIMIT && name(&taken) == taken,

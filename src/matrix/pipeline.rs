@@ -158,7 +158,7 @@ impl Pipeline {
     }
 
     /// Returns the lines before an `up`.
-    pub(super) fn before(&self) -> Vec<String> {
+    fn before(&self) -> Vec<String> {
         let mut lines: Vec<String> = self.calls.setup.iter().cloned().collect();
         // A job cannot ask: its checkout is what it must build.
         lines.push("export ROCKENV_TRUSTED_DIRS=\"$PWD\"".to_owned());
@@ -195,6 +195,26 @@ impl Pipeline {
         self.up(&[&job.up[..], more].concat())
     }
 
+    /// Returns the lines of a script that runs one of these jobs: that with the number in a variable.
+    pub(super) fn build_one_of(
+        &self,
+        jobs: &[&Job],
+        variable: &str,
+        more: &[String],
+    ) -> Vec<String> {
+        let mut lines = vec![format!("case ${variable} in")];
+        for (number, job) in jobs.iter().enumerate() {
+            lines.push(format!("{number}) set -- {} ;;", words(&job.up)));
+        }
+        lines.push(format!(
+            "*) echo \"no env has number ${variable}\" >&2; exit 1 ;;"
+        ));
+        lines.push("esac".to_owned());
+        lines.extend(self.before());
+        lines.push(self.up_with("\"$@\"", more));
+        lines
+    }
+
     /// Returns the lines that bring an env up.
     fn up(&self, arguments: &[String]) -> Vec<String> {
         let up = self.up_with(&words(arguments), &[]);
@@ -202,7 +222,7 @@ impl Pipeline {
     }
 
     /// Returns the line that brings an env up, with quoted arguments and further options.
-    pub(super) fn up_with(&self, arguments: &str, more: &[String]) -> String {
+    fn up_with(&self, arguments: &str, more: &[String]) -> String {
         let mut options = more.to_vec();
         if let Share::Registry(_) = self.share {
             options.extend(["--pull".to_owned(), "--push".to_owned()]);

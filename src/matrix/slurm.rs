@@ -49,14 +49,7 @@ submit() { # NAME OPTION...: a job that runs what comes in
         .iter()
         .filter(|job| job.needs.is_none())
         .collect();
-    let mut lines = vec!["case $SLURM_ARRAY_TASK_ID in".to_owned()];
-    for (task, job) in envs.iter().enumerate() {
-        lines.push(format!("{task}) set -- {} ;;", words(&job.up)));
-    }
-    lines.push("*) echo \"no env is task $SLURM_ARRAY_TASK_ID\" >&2; exit 1 ;;".to_owned());
-    lines.push("esac".to_owned());
-    lines.extend(pipeline.before());
-    lines.push(pipeline.up_with("\"$@\"", &jobs));
+    let lines = pipeline.build_one_of(&envs, "SLURM_ARRAY_TASK_ID", &jobs);
     let array = format!("--array=0-{}", envs.len().saturating_sub(1));
     let options_of_array = options(pipeline, site, "%A_%a", &[array]) + after;
     text.push(submit("rockenv", &options_of_array, &lines));
@@ -138,7 +131,7 @@ mod tests {
             "{text}"
         );
         assert!(
-            text.contains("\n1) set -- b ;;\n*) echo \"no env is task $SLURM_ARRAY_TASK_ID\" >&2; exit 1 ;;\nesac\n"),
+            text.contains("\n1) set -- b ;;\n*) echo \"no env has number $SLURM_ARRAY_TASK_ID\" >&2; exit 1 ;;\nesac\n"),
             "{text}"
         );
         assert!(

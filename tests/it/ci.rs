@@ -1,6 +1,5 @@
 //! Builds in CI: what is said there, and the jobs that are written for it. Needs root.
 
-mod cluster;
 mod kubernetes;
 mod output;
 mod pipelines;

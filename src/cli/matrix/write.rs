@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::{GRACE, MatrixReport, Starter, Which};
 use crate::matrix::jobs::{Env, Job, NEEDED, Runners, Shard, gpu_option, jobs};
-use crate::matrix::kubernetes::{self, Cluster};
+use crate::matrix::kubernetes::{self, Cluster, Orchestrator};
 use crate::matrix::pipeline::{Calls, Common, Pipeline, Secret, Share, Size, whole, words};
 use crate::matrix::slurm::{self, Site};
 use crate::matrix::{Cell, cells, check_names, common, github, gitlab};
@@ -38,7 +38,7 @@ pub enum For {
     Gitlab(GitlabArgs),
     /// Print a script that submits the envs to Slurm, or run it
     Slurm(SlurmArgs),
-    /// Print jobs for Kubernetes
+    /// Print a JobSet or an Argo Workflow for Kubernetes
     Kubernetes(KubernetesArgs),
 }
 
@@ -157,9 +157,12 @@ pub struct KubernetesArgs {
     /// Secret with logins to registries, as `kubectl create secret docker-registry` makes it: for the image and for `--registry`
     #[arg(long, value_name = "NAME", help_heading = "Kubernetes")]
     registry_secret: Option<String>,
-    /// Container image with kubectl and a shell, which starts each job when the jobs that it depends on are done
-    #[arg(long, value_name = "IMAGE", default_value = kubernetes::KUBECTL, help_heading = "Kubernetes")]
-    kubectl_image: String,
+    /// What starts the jobs in their order
+    #[arg(long, value_name = "NAME", value_enum, default_value_t = Orchestrator::Jobset, help_heading = "Kubernetes")]
+    orchestrator: Orchestrator,
+    /// Queue of Kueue that admits the jobs
+    #[arg(long, value_name = "NAME", help_heading = "Kubernetes")]
+    queue: Option<String>,
 }
 
 /// Prints the jobs, or the result of submitting them.
@@ -260,10 +263,11 @@ fn submit(cx: &Context, script: &str) -> Result<String> {
 impl KubernetesArgs {
     fn cluster(&self) -> Cluster {
         Cluster {
+            orchestrator: self.orchestrator,
             image: self.image.clone(),
             claim: self.claim.clone(),
             login: self.registry_secret.clone(),
-            kubectl: self.kubectl_image.clone(),
+            queue: self.queue.clone(),
         }
     }
 }

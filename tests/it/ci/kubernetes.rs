@@ -1,25 +1,17 @@
-//! Manifests for Kubernetes: what its own schemas say of them, what their scripts do, and in which order the conductor starts them.
+//! Files for Kubernetes: what typed models of JobSet, Argo Workflows and Kubernetes accept, what their scripts do, and in which order.
+
+use std::process::Command;
 
 use fs_err as fs;
-use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use super::cluster::{Cluster, Failure, command, text};
 use super::{NO_GPU, project, without_gpu};
 use crate::support::env::TestStore;
 use crate::support::python::{check_kubernetes, yaml};
-use crate::support::run::{finish, wait_until};
+use crate::support::run::finish;
 
-const ALL_JOBS: [&str; 5] = [
-    "rockenv.common-E-gfx1103",
-    "rockenv-E-gfx1103",
-    "rockenv-E-gfx1103-gpu",
-    "rockenv-E-gfx1201",
-    "rockenv-E-gfx1201-gpu",
-];
-
-/// Writes a manifest, checks it, and returns the objects in it; their names have `E` for the profile's.
-fn manifest(store: &TestStore, more: &[&str]) -> Vec<Value> {
+/// Writes a manifest, checks it, and returns the object in it.
+fn manifest(store: &TestStore, more: &[&str]) -> Value {
     let asked = ["matrix", "kubernetes", "--profile", store.env()];
     let how = [
         "gfx1103",
@@ -32,219 +24,234 @@ fn manifest(store: &TestStore, more: &[&str]) -> Vec<Value> {
         .ok()
         .text();
     let file = store.work().join("jobs.yaml");
-    fs::write(&file, &manifest).unwrap();
+    fs::write(&file, manifest).unwrap();
     check_kubernetes(&file);
-    let names = ["rockenv", "common", "conductor"].map(|what| format!("{what}-"));
-    let with = |env: &str| names.each_ref().map(|name| format!("{name}{env}-gfx"));
-    let mut text = manifest;
-    for (own, short) in with(store.env()).iter().zip(with("E")) {
-        text = text.replace(own, &short);
-    }
-    fs::write(&file, &text).unwrap();
-    yaml(&file)
+    yaml(&file).remove(0)
 }
 
-fn jobs(documents: &[Value]) -> Vec<&Value> {
-    let documents = documents.iter();
-    documents.filter(|one| one["kind"] == "Job").collect()
+/// Returns the text at a path of names.
+fn text<'a>(value: &'a Value, path: &str) -> &'a str {
+    value
+        .pointer(path)
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+}
+
+fn list<'a>(value: &'a Value, path: &str) -> &'a [Value] {
+    let list = value.pointer(path).and_then(Value::as_array);
+    list.map_or(&[], Vec::as_slice)
+}
+
+/// Runs a container as the kubelet does: in its script, and in variables that follow, it replaces `$(NAME)` and takes `$$` for `$`.
+/// Returns whether the pod succeeds, which without a GPU a test must not.
+fn pod(store: &TestStore, container: &Value, index: &str) -> bool {
+    let mut script = text(container, "/args/0").to_owned();
+    let own = store.command::<&str>(&[]);
+    let mut shell = Command::new(text(container, "/command/0"));
+    shell.env_clear().envs(
+        own.get_envs()
+            .filter_map(|(name, value)| Some((name, value?))),
+    );
+    shell.env("JOB_COMPLETION_INDEX", index);
+    for variable in list(container, "/env") {
+        let (name, value) = (text(variable, "/name"), text(variable, "/value"));
+        let value = value.replace("{{inputs.parameters.index}}", index);
+        script = script.replace(&format!("$({name})"), &value);
+        shell.env(name, value);
+    }
+    let script = script.replace("$$", "$");
+    shell
+        .args([text(container, "/command/1"), &script])
+        .current_dir(store.work());
+    without_gpu(store, &mut shell);
+    let done = finish(script, shell);
+    let gpu = container["resources"]["limits"]["amd.com/gpu"] == "1";
+    match done.code {
+        4 if gpu => {
+            done.says(&[NO_GPU]);
+        }
+        5 => {
+            done.says(&["step `own` failed"]);
+        }
+        _ => {
+            done.ok();
+            return true;
+        }
+    }
+    false
+}
+
+/// Does what the controllers do with a JobSet; returns the pods that ran, and how they ended.
+fn jobset(store: &TestStore, set: &Value) -> Vec<String> {
+    let mut ran = Vec::new();
+    let mut complete = Vec::new();
+    for job in list(set, "/spec/replicatedJobs") {
+        // Jobs that another one stands on come before it, and each stands on one at most: the webhook checks both.
+        let needs = list(job, "/dependsOn");
+        assert!(needs.len() <= 1 && needs.iter().all(|need| need["status"] == "Complete"));
+        let name = text(job, "/name");
+        if !needs
+            .iter()
+            .all(|need| complete.contains(&text(need, "/name")))
+        {
+            break;
+        }
+        let spec = &job["template"]["spec"];
+        assert_eq!(
+            spec["backoffLimitPerIndex"], 0,
+            "one does not stop the others"
+        );
+        let container = &spec["template"]["spec"]["containers"][0];
+        let mut all = true;
+        for index in 0..spec["completions"].as_u64().unwrap() {
+            let ok = pod(store, container, &index.to_string());
+            all &= ok;
+            ran.push(format!("{name} {index}: {ok}"));
+        }
+        // A job that failed fails the set.
+        if !all {
+            break;
+        }
+        complete.push(name);
+    }
+    ran
+}
+
+/// Does what Argo does with a workflow; returns the pods that ran, and how they ended.
+fn argo(store: &TestStore, workflow: &Value) -> Vec<String> {
+    let templates = list(workflow, "/spec/templates");
+    let template = |name: &str| templates.iter().find(|one| text(one, "/name") == name);
+    let dag = &template(text(workflow, "/spec/entrypoint")).unwrap()["dag"];
+    assert_eq!(dag["failFast"], false, "one does not stop the others");
+    let mut ran = Vec::new();
+    let mut done = Vec::new();
+    for task in list(dag, "/tasks") {
+        let name = text(task, "/name");
+        if task["depends"].is_string() && !done.contains(&text(task, "/depends")) {
+            continue;
+        }
+        let template = template(text(task, "/template")).unwrap();
+        assert_eq!(template["retryStrategy"]["retryPolicy"], "OnError");
+        let index = text(task, "/arguments/parameters/0/value");
+        let ok = pod(store, &template["container"], index);
+        ran.push(format!("{}: {ok}", name.replace(store.env(), "E")));
+        if ok {
+            done.push(name);
+        }
+    }
+    ran
+}
+
+/// Returns the containers of a manifest, with the pods that they are in.
+fn containers(manifest: &Value) -> Vec<(&Value, &Value)> {
+    let templates = list(manifest, "/spec/templates").iter();
+    let argo = templates.map(|one| (&one["container"], &manifest["spec"]));
+    let jobs = list(manifest, "/spec/replicatedJobs").iter();
+    let pods = jobs.map(|job| &job["template"]["spec"]["template"]["spec"]);
+    let all = pods.map(|pod| (&pod["containers"][0], pod)).chain(argo);
+    all.filter(|(container, _)| container.is_object()).collect()
 }
 
 #[test]
-fn jobs_wait_for_each_other_and_only_tests_ask_for_a_gpu() {
+fn each_phase_waits_for_the_one_before_and_only_tests_ask_for_a_gpu() {
     let store = TestStore::new();
     project(&store);
     let program = env!("CARGO_BIN_EXE_rockenv");
-    let documents = manifest(&store, &["--rockenv", program, "--claim", "store"]);
-    let all = jobs(&documents);
-    let (conductor, works) = all.split_last().unwrap();
-    let names: Vec<&str> = works
-        .iter()
-        .map(|job| text(job, "/metadata/name"))
-        .collect();
-    assert_eq!(names, ALL_JOBS);
-    for job in works {
-        let name = text(job, "/metadata/name");
-        let pod = &job["spec"]["template"]["spec"];
-        let limits = &pod["containers"][0]["resources"]["limits"];
-        assert_eq!(limits["memory"], 104_857_600, "{job:#}");
-        assert_eq!(
-            limits["amd.com/gpu"] == 1,
-            name.ends_with("-gpu"),
-            "{job:#}"
-        );
-        // What stands on another one has no pod at first, so that it holds nothing.
-        let first = name.starts_with("rockenv.common");
-        assert_eq!(job["spec"]["suspend"] == true, !first, "{job:#}");
-        assert!(pod["initContainers"].is_null() && pod["serviceAccountName"].is_null());
+    let with = [
+        "--rockenv",
+        program,
+        "--claim",
+        "store",
+        "--queue",
+        "builds",
+    ];
+    let set = manifest(&store, &with);
+    let queue = "/metadata/labels/kueue.x-k8s.io~1queue-name";
+    assert_eq!(text(&set, queue), "builds");
+    let workflow = manifest(&store, &[&with[..], &["--orchestrator", "argo"]].concat());
+    assert_eq!(text(&workflow, queue), "builds");
+    for template in &list(&workflow, "/spec/templates")[1..] {
+        assert_eq!(text(template, queue), "builds", "{template:#}");
     }
-    let small = serde_json::json!({
-        "requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}
-    });
-    let container = &conductor["spec"]["template"]["spec"]["containers"][0];
-    assert_eq!(container["resources"], small, "nothing else waits");
-
-    let mut cluster = Cluster::create(store.work(), &documents);
-    let mut pod = |name: &str, job: &Value| -> Failure {
-        let container = &job["spec"]["template"]["spec"]["containers"][0];
-        let own = store.command::<&str>(&[]);
-        let mut shell = command(container);
-        shell
-            .envs(
-                own.get_envs()
-                    .filter_map(|(name, value)| Some((name, value?))),
-            )
-            .current_dir(store.work());
-        without_gpu(&store, &mut shell);
-        let done = finish(name.to_owned(), shell);
-        match name.ends_with("-gpu") {
-            true => {
-                done.exits(4).says(&[NO_GPU]);
-                Some("BackoffLimitExceeded")
-            }
-            false => {
-                done.ok();
-                None
-            }
+    for manifest in [&set, &workflow] {
+        let all = containers(manifest);
+        let gpu = |(container, _): &(&Value, &Value)| {
+            let limits = &container["resources"]["limits"];
+            assert_eq!(limits["memory"], "104857600", "{container:#}");
+            limits["amd.com/gpu"] == "1"
+        };
+        let gpus: Vec<bool> = all.iter().map(gpu).collect();
+        assert_eq!(gpus, [false, false, true], "{manifest:#}");
+    }
+    let remove = |store: &TestStore| {
+        for target in ["gfx1103", "gfx1201"] {
+            let env = format!("{}-{target}", store.env());
+            store.rockenv(&["--yes", "rm", &env]).ok();
         }
     };
-    let said = cluster.conduct(&mut pod).exits(5).text();
-    assert!(said.ends_with("\n3 done, 2 failed, 0 not run\n"), "{said}");
+    // Without a GPU, what is to be tested on one has not been tested.
+    let all = ["common 0: true", "build 0: true", "build 1: true"];
+    let tests = ["test 0: false", "test 1: false"];
+    assert_eq!(jobset(&store, &set), [&all[..], &tests].concat());
     assert_eq!(store.ran(), ["gfx1103", "gfx1201", "one", "two"]);
-    for target in ["gfx1103", "gfx1201"] {
-        store
-            .rockenv(&["--yes", "rm", &format!("{}-{target}", store.env())])
-            .ok();
-    }
+    remove(&store);
+    // An env that fails does not stop the others: with Argo, not even their tests.
+    fs::write(store.runs().join("no-gfx1103"), "").unwrap();
+    let all = ["common 0: true", "build 0: false", "build 1: true"];
+    assert_eq!(jobset(&store, &set), all);
+    assert_eq!(store.ran(), ["gfx1103", "gfx1201", "one", "two"]);
+    remove(&store);
+    let all = [
+        "common: true",
+        "build-E-gfx1103: false",
+        "build-E-gfx1201: true",
+        "test-E-gfx1201: false",
+    ];
+    assert_eq!(argo(&store, &workflow), all);
+    assert_eq!(store.ran(), ["gfx1103", "gfx1201", "one", "two"]);
+    remove(&store);
 }
 
 #[test]
 fn where_a_registry_has_what_others_built_no_volume_has_to() {
     let store = TestStore::new();
     project(&store);
-    let registry = ["--registry", "registry.example.org/rockenv"];
-    let logins = [
+    let with = [
+        "--registry",
+        "registry.example.org/rockenv",
         "--registry-secret",
         "logins",
         "--secret",
         "TOKEN=REGISTRY_TOKEN",
-        "--kubectl-image",
-        "registry.example.org/kubectl:1",
+        "--orchestrator",
     ];
-    let documents = manifest(
-        &store,
-        &[registry, logins[..2].try_into().unwrap()].concat(),
-    );
-    let documents_with_all = manifest(&store, &[&registry[..], &logins].concat());
-    for documents in [documents, documents_with_all] {
-        let all = jobs(&documents);
-        let (conductor, works) = all.split_last().unwrap();
-        for job in works {
-            let pod = &job["spec"]["template"]["spec"];
-            let script = text(pod, "/containers/0/args/0");
+    for orchestrator in ["jobset", "argo"] {
+        let manifest = manifest(&store, &[&with[..], &[orchestrator]].concat());
+        let all = containers(&manifest);
+        assert_eq!(all.len(), 3, "{manifest:#}");
+        for (container, pod) in all {
+            let script = text(container, "/args/0");
             assert!(script.contains(" --pull --push"), "{script}");
+            let variable = |wanted: &str| {
+                let mut all = list(container, "/env").iter();
+                all.find(|one| text(one, "/name") == wanted).unwrap()
+            };
             // The file that its variable names is the secret's.
-            let variable = &pod["containers"][0]["env"][0];
-            let [mount, volume] = ["/containers/0/volumeMounts/1", "/volumes/1"]
-                .map(|path| pod.pointer(path).unwrap());
-            assert_eq!(variable["name"], "REGISTRY_AUTH_FILE");
+            let mount = &container["volumeMounts"][1];
+            let volume = &pod["volumes"][1];
             let file = text(volume, "/secret/items/0/path");
             assert_eq!(
-                text(variable, "/value"),
+                text(variable("REGISTRY_AUTH_FILE"), "/value"),
                 format!("{}/{file}", text(mount, "/mountPath"))
             );
             assert_eq!(mount["name"], volume["name"]);
             assert_eq!(volume["secret"]["secretName"], "logins");
             assert_eq!(pod["imagePullSecrets"][0]["name"], "logins");
             assert!(pod["volumes"][0]["emptyDir"].is_object(), "{pod:#}");
-        }
-        let given = &works[0]["spec"]["template"]["spec"]["containers"][0]["env"][1];
-        if let Some(reference) = given.pointer("/valueFrom/secretKeyRef") {
             let wanted = serde_json::json!({"name": "rockenv", "key": "REGISTRY_TOKEN"});
-            assert_eq!((reference, &given["name"]), (&wanted, &"TOKEN".into()));
-            let image = "/spec/template/spec/containers/0/image";
-            assert_eq!(text(conductor, image), logins[5]);
+            assert_eq!(variable("TOKEN")["valueFrom"]["secretKeyRef"], wanted);
         }
-        assert!(!conductor.to_string().contains("logins"), "{conductor:#}");
     }
     let asked = ["matrix", "kubernetes", "gfx1103"];
     store.rockenv(&asked).exits(2).says(&["--image", "--claim"]);
-}
-
-#[test]
-fn the_conductor_starts_what_can_run_and_says_what_is_not_run() {
-    let store = TestStore::new();
-    project(&store);
-    let documents = manifest(&store, &["--claim", "store"]);
-    let [common, first, first_gpu, second, second_gpu] = ALL_JOBS;
-    let conductor = "rockenv.conductor-E-gfx1103";
-    let create = || Cluster::create(store.work(), &documents);
-
-    // Killed after each job, and started again on another node, it goes on; no job is run twice.
-    let mut cluster = create();
-    let mut well = |_: &str, _: &Value| -> Failure { None };
-    for _ in ALL_JOBS {
-        let process = cluster.start();
-        wait_until("no job is started", || cluster.run_one(&mut well).is_some());
-        process.signal(Signal::SIGKILL);
-        process.wait().exits(137);
-    }
-    let said = cluster.conduct(&mut well).ok().text();
-    assert!(said.ends_with("\n5 done, 0 failed, 0 not run\n"), "{said}");
-    let mut order = cluster.ran.clone();
-    assert_eq!(order[0], common);
-    order.sort();
-    assert_eq!(order, [first, first_gpu, second, second_gpu, common]);
-    assert_eq!(cluster.at(conductor, "/spec/backoffLimit"), 10);
-
-    // Where the first one fails, all others stay as they are: without pods.
-    let mut cluster = create();
-    let said = cluster.conduct(&mut |_, _| Some("DeadlineExceeded"));
-    let said = said.exits(5).text();
-    assert_eq!(cluster.ran, [common]);
-    // Whether it looks while the pod runs is up to the machine.
-    let runs = format!("{common}: runs\n");
-    assert_eq!(
-        said.strip_prefix(&runs).unwrap_or(&said),
-        format!(
-            "{common}: failed (DeadlineExceeded); kubectl logs job/{common}
-{first}: not run, for {common} is not done
-{first_gpu}: not run, for {first} is not done
-{second}: not run, for {common} is not done
-{second_gpu}: not run, for {second} is not done
-0 done, 1 failed, 4 not run
-"
-        )
-    );
-    assert_eq!(cluster.at(first, "/spec/suspend"), true);
-    // It has failed for good.
-    assert_eq!(cluster.at(conductor, "/spec/backoffLimit"), 0);
-
-    // One env that fails does not stop the others, and neither does a cluster that has trouble.
-    let mut cluster = create();
-    cluster.trouble(3);
-    let said = cluster.conduct(&mut |name, _| (name == first).then_some("BackoffLimitExceeded"));
-    let said = said.exits(5).says(&["other things to do"]).text();
-    assert_eq!(cluster.ran, [common, first, second, second_gpu]);
-    for line in [
-        format!("{second}: started, for {common} is done"),
-        format!("{second_gpu}: started, for {second} is done"),
-        format!("{first_gpu}: not run, for {first} is not done"),
-        "3 done, 1 failed, 1 not run".to_owned(),
-    ] {
-        assert!(said.lines().any(|said| said == line), "{line}\n{said}");
-    }
-
-    // What somebody deleted is not waited for.
-    let mut cluster = create();
-    cluster.delete(second);
-    let said = cluster.conduct(&mut well).exits(5).text();
-    assert_eq!(cluster.ran, [common, first, first_gpu]);
-    assert!(said.contains(&format!("{second}: deleted\n")), "{said}");
-    assert!(said.ends_with("\n3 done, 1 failed, 1 not run\n"), "{said}");
-
-    // A cluster that never answers is given up, which is no verdict on the jobs: it is tried again.
-    let cluster = create();
-    cluster.trouble(1000);
-    cluster.start().wait().exits(4);
-    assert_eq!(cluster.at(conductor, "/spec/backoffLimit"), 10);
 }
