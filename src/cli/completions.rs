@@ -231,7 +231,7 @@ fn candidates(names: Names) -> Vec<CompletionCandidate> {
 }
 
 fn find(names: Names, words: &[String]) -> Result<Vec<CompletionCandidate>> {
-    let mut config = Config::read()?;
+    let (mut config, _) = Config::read()?;
     let mut home = words.iter().skip_while(|word| *word != "--home").skip(1);
     if let Some(home) = home.next() {
         config.home = std::path::absolute(home)?;

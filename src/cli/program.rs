@@ -44,15 +44,16 @@ pub(crate) fn run() -> ExitCode {
         }
     };
     let mut ui = Ui::new(settings(&cli.global, None));
-    let (config, broken) = match Config::read() {
-        // It shows what is wrong with the machine, whatever is wrong with a file.
-        Err(error) if matches!(cli.command, Command::Doctor(_)) => {
-            ui.error(&error);
-            (Config::read_without_files(), Some(error.kind().exit_code()))
+    let result = Config::read().and_then(|(mut config, mut invalid)| {
+        // `doctor` shows what is wrong with the machine, whatever is wrong with the configuration.
+        if !matches!(cli.command, Command::Doctor(_))
+            && let Some(last) = invalid.pop()
+        {
+            invalid.iter().for_each(|error| ui.error(error));
+            return Err(last);
         }
-        other => (other, None),
-    };
-    let result = config.and_then(|mut config| {
+        invalid.iter().for_each(|error| ui.error(error));
+        let broken = invalid.first().map(|error| error.kind().exit_code());
         if let Some(home) = &cli.global.home {
             config.home = std::path::absolute(home)?;
             config.roots_store = None;

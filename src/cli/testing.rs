@@ -173,7 +173,8 @@ fn profile(input: &[u8]) -> Result<()> {
     put(&home, "rockenv/config.toml", input);
     let home = home.to_string_lossy().into_owned();
     let environment = BTreeMap::from([("XDG_CONFIG_HOME".to_owned(), home)]);
-    let config = Config::of(environment, None).map(drop);
+    let (_, mut invalid) = Config::of(environment, None)?;
+    let config = invalid.pop().map_or(Ok(()), Err);
     profile.or(recipe).or(config)
 }
 

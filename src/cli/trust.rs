@@ -187,7 +187,10 @@ pub(crate) fn ask(cx: Context, cli: &Cli) -> Result<Context> {
         return Ok(cx);
     }
     remember(&cx.config, current.directory.clone(), digest)?;
-    let mut config = Config::read()?;
+    let (mut config, invalid) = Config::read()?;
+    if let Some(error) = invalid.into_iter().next() {
+        return Err(error);
+    }
     if cli.global.home.is_some() {
         config.home.clone_from(&cx.config.home);
         config.roots_store = None;

@@ -130,6 +130,14 @@ pub(crate) fn choose_to_plan(
     }
 }
 
+/// Checks the engine of a configuration.
+pub(crate) fn known(name: &str) -> Result<()> {
+    match name {
+        "auto" => Ok(()),
+        _ => named(name).map(drop),
+    }
+}
+
 fn named(name: &str) -> Result<Engine> {
     Engine::ALL
         .into_iter()

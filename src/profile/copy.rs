@@ -16,7 +16,7 @@ use nix::sys::stat::{Mode, SFlag, fstat};
 use sha2::{Digest as _, Sha256};
 
 use super::load::Origin;
-use super::report::{Problem, invalid};
+use super::report::Problem;
 use super::shape::shorten;
 use super::{Action, CopyItem, Profile};
 use crate::sys::catalog::Directory;
@@ -99,7 +99,7 @@ pub(crate) fn copy_files(directories: &[Directory], profile: &Profile) -> Result
     let (files, problems) = read_files(directories, profile);
     match problems.is_empty() {
         true => Ok(files),
-        false => Err(invalid(&profile.name, &profile.sources, problems)),
+        false => Err(profile.invalid(problems)),
     }
 }
 

@@ -85,7 +85,10 @@ impl ProfileDraft {
     pub(crate) fn finished(self) -> Result<Profile> {
         match self.profile {
             Some(profile) if self.problems.is_empty() => Ok(profile),
-            _ => Err(invalid(&self.name, &self.sources, self.problems)),
+            _ => {
+                let what = format!("profile `{}`", self.name);
+                Err(invalid(&what, &self.sources, self.problems))
+            }
         }
     }
 }
@@ -397,12 +400,9 @@ fn read_last(sources: &Sources) -> (Option<At<String>>, Vec<Problem>) {
     if errors.is_empty() {
         return (merge::text_at(table.get_ref(), "extends"), Vec::new());
     }
-    let not_toml = errors.iter().map(|error| {
-        let span = error.span().unwrap_or(0..0);
-        let place = source.start + span.start..source.start + span.end;
-        let message = format!("this is not TOML: {}", error.message());
-        Problem::new(&place, message, "here")
-    });
+    let not_toml = errors
+        .iter()
+        .map(|error| Problem::not_toml(error, source.start));
     (None, not_toml.collect())
 }
 

@@ -34,14 +34,15 @@ pub use lint::check;
 pub(crate) use load::from_text;
 pub use load::load;
 pub(crate) use load::{Origin, ProfileDraft, draft, is_path, list};
-pub(crate) use report::{Doubt, Problem, invalid};
+pub(crate) use report::{Doubt, Problem, Sources, invalid};
 pub(crate) use resources::Resources;
-pub(crate) use shape::shorten;
+pub(crate) use shape::{check_as, shorten};
 pub(crate) use template::template;
 pub(crate) use value::MemoryMax;
 
 use crate::rocm::gpu::Extras;
 use crate::rocm::target::Target;
+use crate::sys::error::Error;
 use crate::sys::span::At;
 
 /// A profile with everything that it extends, checked.
@@ -103,6 +104,11 @@ impl Profile {
             Origin::Builtin(path) => stem(path.as_ref()),
             Origin::File(path) => stem(path),
         })
+    }
+
+    /// Makes the error that shows all of these mistakes.
+    pub(crate) fn invalid(&self, problems: Vec<Problem>) -> Error {
+        invalid(&format!("profile `{}`", self.name), &self.sources, problems)
     }
 
     /// Returns its files with their text, its own first, then those it extends.

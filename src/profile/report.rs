@@ -1,4 +1,4 @@
-//! Owns formatting a mistake in a profile: the place, the snippet with its caret, the advice.
+//! Owns formatting a mistake in a profile or configuration: the place, the snippet with its caret, the advice.
 //!
 //! Without colour: the text is part of an error's message, for terminals, logs and JSON alike.
 
@@ -134,6 +134,13 @@ impl Problem {
         self
     }
 
+    /// Returns why a text is not TOML.
+    pub(crate) fn not_toml(error: &toml::de::Error, start: usize) -> Self {
+        let span = error.span().unwrap_or(0..0);
+        let message = format!("this is not TOML: {}", error.message());
+        Self::new(&(start + span.start..start + span.end), message, "here")
+    }
+
     fn render(&self, sources: &Sources) -> String {
         let source = sources.file(&self.place);
         let span = clamp(&source.text, source.bytes(&self.place));
@@ -167,15 +174,15 @@ fn clamp(text: &str, bytes: Range<usize>) -> Range<usize> {
 /// Maximum number of mistakes shown for one file.
 const SHOWN: usize = 15;
 
-/// Makes the error that shows all of the mistakes.
-pub(crate) fn invalid(name: &str, sources: &Sources, mut problems: Vec<Problem>) -> Error {
+/// Makes the error that shows all of the mistakes in `what`, such as "profile `mine`".
+pub(crate) fn invalid(what: &str, sources: &Sources, mut problems: Vec<Problem>) -> Error {
     problems.sort_by_key(|problem| problem.place.start);
     problems.dedup_by(|a, b| a.place == b.place && a.message == b.message);
     let count = match problems.len() {
         1 => String::new(),
         count => format!(": {count} errors"),
     };
-    let mut message = format!("profile `{name}` is invalid{count}");
+    let mut message = format!("{what} is invalid{count}");
     for problem in problems.iter().take(SHOWN) {
         message.push('\n');
         message.push_str(&problem.render(sources));

@@ -16,35 +16,47 @@ use crate::sys::suggest;
 
 static SCHEMA: LazyLock<Json> = LazyLock::new(file::schema);
 
-/// Returns the structural mistakes of the file whose places begin at `start`, and removes them from its table.
-pub(crate) fn check(start: usize, table: &mut Spanned<DeTable<'_>>) -> Vec<Problem> {
+/// Returns the structural mistakes of the profile whose places begin at `start`, and removes them from its table.
+pub(super) fn check(start: usize, table: &mut Spanned<DeTable<'_>>) -> Vec<Problem> {
+    check_as("the profile", &SCHEMA, start, table)
+}
+
+/// Returns the same of a file with another schema.
+pub(crate) fn check_as(
+    name: &str,
+    schema: &Json,
+    start: usize,
+    table: &mut Spanned<DeTable<'_>>,
+) -> Vec<Problem> {
     let mut walk = Walk {
+        root: schema,
         start,
         problems: Vec::new(),
     };
     let place = table.span();
-    walk.table("the profile", table.get_mut(), &place, &SCHEMA);
+    walk.table(name, table.get_mut(), &place, schema);
     walk.problems
 }
 
-struct Walk {
+struct Walk<'s> {
+    root: &'s Json,
     start: usize,
     problems: Vec<Problem>,
 }
 
-impl Walk {
+impl<'s> Walk<'s> {
     fn report(&mut self, place: &Place, message: String, label: &str, help: Option<String>) {
         let problem = Problem::new(place, message, label);
         self.problems.push(Problem { help, ..problem });
     }
 
     /// Returns whether the value can stay.
-    fn value(&mut self, name: &str, value: &mut Spanned<DeValue<'_>>, schema: &Json) -> bool {
-        let schema = resolve(schema);
+    fn value(&mut self, name: &str, value: &mut Spanned<DeValue<'_>>, schema: &'s Json) -> bool {
+        let schema = self.resolve(schema);
         let wanted = types(schema);
         let found = kind(value.get_ref());
         if !wanted.is_empty() && !wanted.contains(&found) {
-            let (message, help) = wrong_type(name, value.get_ref(), schema, &wanted);
+            let (message, help) = self.wrong_type(name, value.get_ref(), schema, &wanted);
             let label = format!("this is {}", article(found));
             self.report(&value.span(), message, &label, help);
             return false;
@@ -90,7 +102,13 @@ impl Walk {
         false
     }
 
-    fn table(&mut self, name: &str, table: &mut DeTable<'_>, place: &Place, schema: &Json) -> bool {
+    fn table(
+        &mut self,
+        name: &str,
+        table: &mut DeTable<'_>,
+        place: &Place,
+        schema: &'s Json,
+    ) -> bool {
         let properties = schema.get("properties").and_then(Json::as_object);
         let others = schema
             .get("additionalProperties")
@@ -106,7 +124,7 @@ impl Walk {
                 (Some(schema), _) => self.value(text, value, schema),
                 (None, Some(schema)) => {
                     let is_good = self.value(text, value, schema);
-                    if !is_good && types(resolve(schema)) == ["string"] {
+                    if !is_good && types(self.resolve(schema)) == ["string"] {
                         // The name is defined, such as that of a parameter.
                         *value.get_mut() = DeValue::String("".into());
                     }
@@ -154,6 +172,48 @@ impl Walk {
         };
         let message = format!("unknown key `{}`", shorten(key));
         self.report(place, message, "unknown", Some(help));
+    }
+
+    fn wrong_type(
+        &self,
+        name: &str,
+        value: &DeValue<'_>,
+        schema: &'s Json,
+        wanted: &[&str],
+    ) -> (String, Option<String>) {
+        let must = wanted.first().copied().unwrap_or("value");
+        let message = format!("`{name}` must be {}", article(must));
+        let tables = schema
+            .get("items")
+            .is_some_and(|items| types(self.resolve(items)).contains(&"table"));
+        let help = match (value, must) {
+            (DeValue::Table(_), "array") if tables => Some(format!("write `[[{name}]]`")),
+            (DeValue::Integer(number), "string") => Some(quoted(name, number.as_str())),
+            (DeValue::Float(number), "string") => Some(quoted(name, number.as_str())),
+            (DeValue::Boolean(state), "string") => Some(format!("write `\"{state}\"`")),
+            (DeValue::String(text), "array") if !tables => {
+                Some(format!("write `[\"{}\"]`", shorten(text)))
+            }
+            (DeValue::String(text), "boolean") if matches!(&**text, "true" | "false") => {
+                Some(format!("write `{text}` without quotes"))
+            }
+            _ => None,
+        };
+        (message, help)
+    }
+
+    /// Follows a reference to the definition it names.
+    fn resolve(&self, schema: &'s Json) -> &'s Json {
+        if let Some(reference) = schema.get("$ref").and_then(Json::as_str) {
+            let found = self.root.pointer(reference.trim_start_matches('#'));
+            return found.unwrap_or(&Json::Null);
+        }
+        // An optional struct or enum is "that or null".
+        let any = schema.get("anyOf").and_then(Json::as_array);
+        match any.and_then(|any| any.iter().find(|one| one.get("$ref").is_some())) {
+            Some(one) => self.resolve(one),
+            None => schema,
+        }
     }
 }
 
@@ -203,54 +263,16 @@ fn elsewhere(key: &str) -> Option<&'static str> {
         .map(|(_, table)| table)
 }
 
-fn wrong_type(
-    name: &str,
-    value: &DeValue<'_>,
-    schema: &Json,
-    wanted: &[&str],
-) -> (String, Option<String>) {
-    let must = wanted.first().copied().unwrap_or("value");
-    let message = format!("`{name}` must be {}", article(must));
-    let tables = schema
-        .get("items")
-        .is_some_and(|items| types(resolve(items)).contains(&"table"));
-    let help = match (value, must) {
-        (DeValue::Table(_), "array") if tables => Some(format!("write `[[{name}]]`")),
-        (DeValue::Integer(number), "string") => Some(quoted(name, number.as_str())),
-        (DeValue::Float(number), "string") => Some(quoted(name, number.as_str())),
-        (DeValue::Boolean(state), "string") => Some(format!("write `\"{state}\"`")),
-        (DeValue::String(text), "array") if !tables => {
-            Some(format!("write `[\"{}\"]`", shorten(text)))
-        }
-        (DeValue::String(text), "boolean") if matches!(&**text, "true" | "false") => {
-            Some(format!("write `{text}` without quotes"))
-        }
-        _ => None,
-    };
-    (message, help)
-}
-
 /// Returns what to write instead of a number; a size needs a unit too.
 fn quoted(name: &str, number: &str) -> String {
     match name {
-        "disk" | "max" | "memory" => format!("write `\"{number}G\"`"),
-        name if name.starts_with("memory-") => format!("write `\"{number}G\"`"),
+        "disk" | "disk-floor" | "log-max" | "max" | "memory" | "min-free" => {
+            format!("write `\"{number}G\"`")
+        }
+        name if name.starts_with("memory-") || name.starts_with("keep-at-") => {
+            format!("write `\"{number}G\"`")
+        }
         _ => format!("write `\"{number}\"`"),
-    }
-}
-
-/// Follows a reference to the definition it names.
-fn resolve(schema: &Json) -> &Json {
-    if let Some(reference) = schema.get("$ref").and_then(Json::as_str) {
-        return SCHEMA
-            .pointer(reference.trim_start_matches('#'))
-            .unwrap_or(&Json::Null);
-    }
-    // An optional struct or enum is "that or null".
-    let any = schema.get("anyOf").and_then(Json::as_array);
-    match any.and_then(|any| any.iter().find(|one| one.get("$ref").is_some())) {
-        Some(one) => resolve(one),
-        None => schema,
     }
 }
 
@@ -260,7 +282,10 @@ fn types(schema: &Json) -> Vec<&'static str> {
         Some(Json::String(one)) => vec![one],
         Some(Json::Array(some)) => some.iter().filter_map(Json::as_str).collect(),
         _ if constants(schema).is_some() => vec!["string"],
-        _ => Vec::new(),
+        _ => {
+            let any = schema.get("anyOf").and_then(Json::as_array);
+            return any.into_iter().flatten().flat_map(types).collect();
+        }
     };
     let toml = |name: &str| match name {
         "object" => Some("table"),

@@ -14,7 +14,7 @@ use crate::plan::gc::policy;
 use crate::store::history::Reuse;
 use crate::sys::account;
 use crate::sys::catalog::Directory;
-use crate::sys::error::Result;
+use crate::sys::error::{Error, Result};
 use crate::sys::shell::quoted;
 use crate::sys::trust::{self, Current};
 use crate::ui::Integration;
@@ -126,42 +126,36 @@ pub struct Config {
 }
 
 impl Config {
-    /// Reads environment and files, once.
-    pub fn read() -> Result<Self> {
-        Self::read_files(true)
-    }
-
-    /// Reads the environment variables only, for a command that has to work with invalid files.
-    pub fn read_without_files() -> Result<Self> {
-        Self::read_files(false)
-    }
-
-    fn read_files(with_files: bool) -> Result<Self> {
+    /// Reads environment and files, once: what is valid, and everything that is not.
+    pub fn read() -> Result<(Self, Vec<Error>)> {
         let environment: BTreeMap<String, String> = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .collect();
-        let working = std::env::current_dir().ok();
-        let settings = Settings::read(environment, working.as_deref(), with_files)?;
-        let mut config = Self::from(settings)?;
+        let (mut config, errors) = Self::of(environment, std::env::current_dir().ok().as_deref())?;
         let words: Vec<String> = std::env::args_os()
             .skip(1)
             .map(|word| quoted(&word.to_string_lossy()).into_owned())
             .collect();
         config.sudo_command = format!("sudo rockenv {}", words.join(" "));
         account::settle(&config.invoking_user);
-        Ok(config)
+        Ok((config, errors))
     }
 
-    /// Reads the configuration from these variables, and from the files of the working directory.
+    /// Reads the same from these variables, and from the files of the working directory.
     pub(crate) fn of(
         environment: BTreeMap<String, String>,
         working: Option<&Path>,
-    ) -> Result<Self> {
-        Self::from(Settings::read(environment, working, true)?)
-    }
-
-    fn from(settings: Settings) -> Result<Self> {
-        Ok(Self {
+    ) -> Result<(Self, Vec<Error>)> {
+        let mut errors = Vec::new();
+        let settings = Settings::read(environment, working, &mut errors)?;
+        let jobs = valid(settings.jobs(), &mut errors).flatten();
+        let disk_floor = settings.bytes("ROCKENV_DISK_FLOOR", |file| file.disk_floor.clone());
+        let disk_floor = valid(disk_floor, &mut errors).flatten();
+        let log_max = settings.bytes("ROCKENV_LOG_MAX", |file| file.log_max.clone());
+        let log_max = valid(log_max, &mut errors).flatten();
+        let http_timeout = valid(settings.http_timeout(), &mut errors).flatten();
+        let user = valid(settings.build_user(), &mut errors);
+        let config = Self {
             home: settings.home(),
             roots_store: settings.roots_store(),
             sudo_command: "sudo rockenv ...".to_owned(),
@@ -172,15 +166,11 @@ impl Config {
                 || vec!["ssh".to_owned()],
                 |text| shlex::split(text).unwrap_or_default(),
             ),
-            jobs: settings.jobs()?,
+            jobs,
             idle: settings.idle(IDLE),
-            disk_floor: settings.bytes(
-                "ROCKENV_DISK_FLOOR",
-                |file| file.disk_floor.clone(),
-                DISK_FLOOR,
-            )?,
-            log_max: settings.bytes("ROCKENV_LOG_MAX", |file| file.log_max.clone(), LOG_MAX)?,
-            http_timeout: settings.http_timeout()?,
+            disk_floor: disk_floor.unwrap_or(DISK_FLOOR),
+            log_max: log_max.unwrap_or(LOG_MAX),
+            http_timeout,
             ninja: settings
                 .path("ROCKENV_NINJA")
                 .or_else(|| settings.first(|file| file.ninja.clone())),
@@ -196,7 +186,7 @@ impl Config {
             mirrors: settings.mirrors(),
             gc: settings.gc(),
             logins: settings.logins(),
-            user: settings.build_user()?,
+            user: user.unwrap_or_else(|| settings.invoking_user.clone()),
             gpu_root: settings
                 .path("ROCKENV_GPU_ROOT")
                 .unwrap_or_else(|| PathBuf::from("/")),
@@ -208,13 +198,18 @@ impl Config {
             invoking_user: settings.invoking_user,
             host_home: settings.host_home,
             authorities: settings.authorities,
-        })
+        };
+        Ok((config, errors))
     }
 
     /// Returns a variable of the caller's environment, for `env-from-host`.
     pub fn host_variable(&self, name: &str) -> Option<&str> {
         self.environment.get(name).map(String::as_str)
     }
+}
+
+fn valid<T>(read: Result<T>, errors: &mut Vec<Error>) -> Option<T> {
+    read.map_err(|error| errors.push(error)).ok()
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use fs_err as fs;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
+use toml::de::DeTable;
 
 use crate::sys::account::{self, Existing, FilePlace};
 use crate::sys::atomic;
@@ -148,18 +149,20 @@ impl Current {
         self.counts() && DIRECTORIES.into_iter().any(covered)
     }
 
-    /// Returns the keys of its configuration that apply, and records the others.
-    pub(crate) fn keep(&mut self, table: toml::Table) -> toml::Table {
+    /// Removes the keys of its configuration that do not apply, and records them.
+    pub(crate) fn keep(&mut self, table: &mut DeTable<'_>) {
         let counts = self.counts();
-        let (kept, left): (toml::Table, toml::Table) = table.into_iter().partition(|(key, _)| {
-            HARMLESS.contains(&key.as_str()) || counts && TRUSTED.contains(&key.as_str())
-        });
-        let keys: Vec<String> = left.keys().map(|key| format!("`{key}`")).collect();
-        if !keys.is_empty() {
+        let applies = |key: &str| HARMLESS.contains(&key) || counts && TRUSTED.contains(&key);
+        let keys = table.keys().map(|key| key.get_ref().to_string());
+        let left: Vec<String> = keys.filter(|key| !applies(key)).collect();
+        for key in &left {
+            table.remove(key.as_str());
+        }
+        if !left.is_empty() {
+            let keys: Vec<String> = left.iter().map(|key| format!("`{key}`")).collect();
             self.unread
                 .push(format!("{} of {CONFIGURATION}", keys.join(", ")));
         }
-        kept
     }
 
     /// Returns a message about what does not apply, with the command to type; `None` if everything does.

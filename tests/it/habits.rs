@@ -3,6 +3,7 @@
 use fs_err as fs;
 
 use crate::support::env::TestStore;
+use crate::support::run::finish;
 
 const TWO: &str = "[[step]]\nname = \"one\"\nrun = \"echo in-one\"\n[[step]]\nname = \"two\"\nrun = \"echo in-two\"\n";
 
@@ -257,22 +258,31 @@ fn a_profile_that_cannot_run_is_not_ok() {
 fn a_broken_configuration_is_named_and_does_not_stop_doctor() {
     let store = TestStore::new();
     for (text, words) in [
-        ("disk-floor = \"2\"", "`disk-floor` in configuration"),
-        ("jobs = 0", "`jobs` in configuration"),
-        ("\ntargets = [\"gfx1130\"]", "rockenv.toml:2`"),
-        ("jobs = \"many\"", "at line 1, column 8"),
-        ("nonsense = 1", "unknown field `nonsense`"),
+        (
+            "disk-floor = \"2\"",
+            &["`disk-floor`: ", "rockenv.toml:1:14"][..],
+        ),
+        ("jobs = 0", &["`jobs`: "]),
+        ("\ntargets = [\"gfx1130\"]", &["rockenv.toml:2:11"]),
+        ("jobs = \"many\"", &["rockenv.toml:1:8"]),
+        ("nonsense = 1", &["unknown key `nonsense`"]),
+        (
+            "jobs = 0\nnonsense = 1",
+            &["`jobs`: ", "`nonsense`", "2 errors"],
+        ),
+        ("not toml", &["this is not TOML"]),
     ] {
         fs::write(store.work().join("rockenv.toml"), text).unwrap();
-        store
-            .rockenv(&["ls"])
-            .exits(3)
-            .says(&[words, "rockenv.toml"]);
-        let doctor = store
-            .rockenv(&["doctor"])
-            .exits(3)
-            .says(&[words, "rockenv.toml"]);
+        store.rockenv(&["ls"]).exits(3).says(words);
+        let doctor = store.rockenv(&["doctor"]).exits(3).says(words);
         assert!(doctor.text().contains("nspawn"), "{}", doctor.text());
+    }
+    fs::remove_file(store.work().join("rockenv.toml")).unwrap();
+    for (command, part) in [("ls", ""), ("doctor", "nspawn")] {
+        let mut process = store.command(&[command]);
+        process.env("ROCKENV_JOBS", "0");
+        let ran = finish(command.to_owned(), process).exits(3);
+        assert!(ran.says(&["ROCKENV_JOBS"]).text().contains(part));
     }
 }
 

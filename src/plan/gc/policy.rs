@@ -163,41 +163,50 @@ pub(crate) const EXAMPLES: &str =
 impl Policy {
     /// Reads a table; `preset` overrides the table's own.
     pub(crate) fn new(table: &Table, preset: Option<Preset>) -> Result<Self> {
-        Self::read(table, preset).map_err(|bad| {
+        let mut wrong = Vec::new();
+        let policy = Self::read(table, preset, &mut wrong);
+        wrong.into_iter().next().map_or(Ok(policy), |bad| {
             let key = bad.key.join(".");
-            Error::invalid(format!("`{key}` in the `gc` table: {}", bad.why)).help(EXAMPLES)
+            Err(Error::invalid(format!("`{key}` in the `gc` table: {}", bad.why)).help(EXAMPLES))
         })
     }
 
-    /// Reads a table like `new`.
-    pub(crate) fn read(table: &Table, preset: Option<Preset>) -> std::result::Result<Self, Bad> {
+    /// Reads a table like `new`, with the preset's values in place of those that are `wrong`.
+    pub(crate) fn read(table: &Table, preset: Option<Preset>, wrong: &mut Vec<Bad>) -> Self {
+        fn good<T>(
+            wrong: &mut Vec<Bad>,
+            text: Option<&String>,
+            parse: impl FnOnce(&str) -> std::result::Result<T, Bad>,
+        ) -> Option<T> {
+            let parsed = text.map(|text| parse(text))?;
+            parsed.map_err(|bad| wrong.push(bad)).ok()
+        }
         let mut policy = preset.or(table.preset).unwrap_or_default().policy();
-        if let Some(text) = &table.keep_at_most {
-            policy.keep_at_most = Some(amount("keep-at-most", text)?);
-        }
-        if let Some(text) = &table.keep_at_least {
-            policy.keep_at_least = amount("keep-at-least", text)?;
-        }
-        if let Some(text) = &table.min_free {
-            policy.min_free = amount("min-free", text)?;
-        }
-        if let Some(text) = &table.older_than {
-            policy.older_than = age(text)?;
-        }
-        if let Some(count) = table.keep_last {
-            policy.keep_last = count;
-        }
+        policy.keep_at_most = good(wrong, table.keep_at_most.as_ref(), |text| {
+            amount("keep-at-most", text)
+        });
+        policy.keep_at_least = good(wrong, table.keep_at_least.as_ref(), |text| {
+            amount("keep-at-least", text)
+        })
+        .unwrap_or(policy.keep_at_least);
+        policy.min_free = good(wrong, table.min_free.as_ref(), |text| {
+            amount("min-free", text)
+        })
+        .unwrap_or(policy.min_free);
+        policy.older_than =
+            good(wrong, table.older_than.as_ref(), age).unwrap_or(policy.older_than);
+        policy.keep_last = table.keep_last.unwrap_or(policy.keep_last);
         policy.expunge = table.expunge.unwrap_or(policy.expunge);
         for (name, cache) in &table.cache {
-            if let Some(text) = &cache.max {
-                let max = value::size(text).map_err(|refused| Bad {
+            let max = good(wrong, cache.max.as_ref(), |text| {
+                value::size(text).map_err(|refused| Bad {
                     key: vec!["cache".to_owned(), name.clone(), "max".to_owned()],
                     why: refused.message,
-                })?;
-                policy.cache_max.insert(name.clone(), max);
-            }
+                })
+            });
+            policy.cache_max.extend(max.map(|max| (name.clone(), max)));
         }
-        Ok(policy)
+        policy
     }
 
     /// Turns parts of the file system into bytes; `size` is the file system's.

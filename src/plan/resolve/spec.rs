@@ -16,7 +16,7 @@ use super::{
 };
 use crate::profile::text::{Fault, Scope};
 use crate::profile::value::{self, Refused};
-use crate::profile::{self, Problem, Profile, When, copy_key, host_path, invalid};
+use crate::profile::{self, Problem, Profile, When, copy_key, host_path};
 use crate::rocm::target::Target;
 use crate::sys::error::{Error, Result};
 use crate::sys::span::At;
@@ -32,7 +32,7 @@ pub(crate) fn volumes(profile: &Profile, inputs: &Inputs) -> Result<Vec<Volume>>
 fn without<T>(problems: Vec<Problem>, profile: &Profile, result: Result<T>) -> Result<T> {
     match problems.is_empty() {
         true => result,
-        false => Err(invalid(&profile.name, &profile.sources, problems)),
+        false => Err(profile.invalid(problems)),
     }
 }
 

@@ -1,20 +1,24 @@
-//! Owns the configuration files: their keys, and reading one.
+//! Owns the configuration files: their keys, and reading one, with all its mistakes at once.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 use fs_err as fs;
 use serde::Deserialize;
-use toml::de::DeTable;
+use serde_json::Value as Json;
+use serde_spanned::Spanned;
+use toml::de::{DeTable, DeValue, Deserializer};
 
+use crate::engine::choose;
 use crate::image::certificates;
 use crate::plan::gc::policy::{self, Policy};
-use crate::profile::value;
+use crate::profile::{self, Origin, Problem, Sources, value};
 use crate::rocm::target::Target;
 use crate::store::history::Reuse;
 use crate::sys::checked;
-use crate::sys::error::{Error, Result};
-use crate::sys::span;
+use crate::sys::error::Error;
+use crate::sys::span::Place;
 use crate::sys::trust::{self, Current};
 
 /// Larger than any configuration, in bytes.
@@ -80,103 +84,178 @@ pub struct File {
     pub gc: policy::Table,
 }
 
-/// Reads the configuration of the current directory, as far as it applies.
-pub(super) fn read_current(working: &Path, current: &mut Current) -> Result<Option<File>> {
+static SCHEMA: LazyLock<Json> = LazyLock::new(|| schemars::schema_for!(File).to_value());
+
+/// Reads the configuration of the current directory, as far as it applies and is valid.
+pub(super) fn read_current(
+    working: &Path,
+    current: &mut Current,
+    errors: &mut Vec<Error>,
+) -> Option<File> {
     let path = working.join(trust::CONFIGURATION);
     if fs::symlink_metadata(&path).is_err() {
-        return Ok(None);
+        return None;
     }
-    let invalid = |error| {
-        Error::invalid(format!("configuration `{}` is invalid", path.display())).source(error)
-    };
-    let file = checked::read(&[current.as_directory()], &path, MAX_FILE)?
-        .ok_or_else(|| Error::invalid(format!("`{}` is not a regular file", path.display())))?;
-    let text = String::from_utf8_lossy(&file.bytes);
-    if current.counts() {
-        // An untrusted file is checked all the same.
-        toml::from_str::<File>(&text).map_err(invalid)?;
+    let read = checked::read(&[current.as_directory()], &path, MAX_FILE).and_then(|file| {
+        file.ok_or_else(|| Error::invalid(format!("`{}` is not a regular file", path.display())))
+    });
+    match read {
+        Ok(file) => {
+            let text = String::from_utf8_lossy(&file.bytes).into_owned();
+            Some(parse(path, text, Some(current), errors))
+        }
+        Err(error) => {
+            errors.push(error);
+            None
+        }
     }
-    let table = text.parse::<toml::Table>().map_err(invalid)?;
-    let file: File = current.keep(table).try_into().map_err(|error| {
-        // Read as a text, the error has a place.
-        invalid(toml::from_str::<File>(&text).err().unwrap_or(error))
-    })?;
-    file.check(&path, &text).map(|()| Some(file))
 }
 
-pub(super) fn read_file(path: &Path) -> Result<Option<File>> {
-    let text = match fs::read_to_string(path) {
-        Err(error)
-            if matches!(
+/// Reads another file, as far as it is valid.
+pub(super) fn read_file(path: &Path, errors: &mut Vec<Error>) -> Option<File> {
+    match fs::read_to_string(path) {
+        Ok(text) => Some(parse(path.to_owned(), text, None, errors)),
+        Err(error) => {
+            let is_absent = matches!(
                 error.kind(),
                 std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
-            ) =>
-        {
-            return Ok(None);
+            );
+            if !is_absent {
+                errors.push(error.into());
+            }
+            None
         }
-        other => other?,
-    };
-    let file: File = toml::from_str(&text).map_err(|error| {
-        Error::invalid(format!("configuration `{}` is invalid", path.display())).source(error)
-    })?;
-    file.check(path, &text).map(|()| Some(file))
+    }
 }
 
-/// A value whose text is invalid: its key, why, and help.
+/// Returns what is valid in a file; one error shows everything that is not.
+fn parse(
+    path: PathBuf,
+    text: String,
+    mut current: Option<&mut Current>,
+    errors: &mut Vec<Error>,
+) -> File {
+    let what = format!("configuration `{}`", path.display());
+    let mut sources = Sources::default();
+    sources.push(Origin::File(path), text);
+    let (mut table, not_toml) = DeTable::parse_recoverable(&sources[0].text);
+    let mut problems: Vec<Problem> = not_toml
+        .iter()
+        .map(|error| Problem::not_toml(error, 0))
+        .collect();
+    if !problems.is_empty() {
+        errors.push(profile::invalid(&what, &sources, problems));
+        return File::default();
+    }
+    // Keys that do not apply are checked too where the directory is trusted.
+    if let Some(current) = current.as_mut().filter(|current| !current.counts()) {
+        current.keep(table.get_mut());
+    }
+    problems.extend(profile::check_as(
+        "the configuration",
+        &SCHEMA,
+        0,
+        &mut table,
+    ));
+    if let Some(current) = current.filter(|current| current.counts()) {
+        current.keep(table.get_mut());
+    }
+    let read = |table: &Spanned<DeTable<'_>>| File::deserialize(Deserializer::from(table.clone()));
+    let file = read(&table).and_then(|file| {
+        let wrong = file.values();
+        if wrong.is_empty() {
+            return Ok(file);
+        }
+        for (key, why, help) in wrong {
+            let place = take(table.get_mut(), &key).unwrap_or_default();
+            let message = format!("`{}`: {why}", key.join("."));
+            problems.push(Problem::new(&place, message, "invalid").help(help));
+        }
+        read(&table)
+    });
+    let file = file.unwrap_or_else(|error| {
+        let place = error.span().unwrap_or_default();
+        problems.push(Problem::new(&place, error.message(), "here"));
+        File::default()
+    });
+    if !problems.is_empty() {
+        errors.push(profile::invalid(&what, &sources, problems));
+    }
+    file
+}
+
+/// Removes a key and returns the place of its value.
+fn take(table: &mut DeTable<'_>, key: &[String]) -> Option<Place> {
+    let (last, tables) = key.split_last()?;
+    let mut table = table;
+    for name in tables {
+        let DeValue::Table(inner) = table.get_mut(name.as_str())?.get_mut() else {
+            return None;
+        };
+        table = inner;
+    }
+    table.remove(last.as_str()).map(|value| value.span())
+}
+
+/// A value that is invalid: its key, why, and help.
 type Bad = (Vec<String>, String, String);
 
 impl File {
-    /// Refuses values whose text is invalid, by file, line and key.
-    fn check(&self, path: &Path, text: &str) -> Result<()> {
-        let Err((key, why, help)) = self.values() else {
-            return Ok(());
+    /// Returns the values that are invalid, though their types are right.
+    fn values(&self) -> Vec<Bad> {
+        let mut all = Vec::new();
+        let mut bad = |key: &str, why: &str, help: &str| {
+            all.push((vec![key.to_owned()], why.to_owned(), help.to_owned()));
         };
-        let line = span::line(text, place(text, &key).unwrap_or_default());
-        let (key, path) = (key.join("."), path.display());
-        let message = format!("`{key}` in configuration `{path}:{line}`: {why}");
-        Err(Error::invalid(message).help(help))
-    }
-
-    fn values(&self) -> std::result::Result<(), Bad> {
-        let bad = |key: &str, why: String, help: &str| (vec![key.to_owned()], why, help.to_owned());
+        if let Some(Err(error)) = self.engine.as_deref().map(choose::known) {
+            bad(
+                "engine",
+                error.message(),
+                error.help_text().unwrap_or_default(),
+            );
+        }
         for (key, text) in [("disk-floor", &self.disk_floor), ("log-max", &self.log_max)] {
             if let Some(Err(refused)) = text.as_deref().map(value::size) {
-                let help = refused.help.unwrap_or_default();
-                return Err(bad(key, refused.message, &help));
+                bad(key, &refused.message, &refused.help.unwrap_or_default());
             }
         }
         if let Some(Err(refused)) = self.idle.as_deref().map(super::settings::idle) {
-            let help = "idle = \"60s\", \"5m\" or \"never\"";
-            return Err(bad("idle", refused.message, help));
+            bad(
+                "idle",
+                &refused.message,
+                "idle = \"60s\", \"5m\" or \"never\"",
+            );
         }
         if let Some(Err(refused)) = self.http_timeout.as_deref().map(value::duration) {
-            let help = "http-timeout = \"60s\"";
-            return Err(bad("http-timeout", refused.message, help));
+            bad("http-timeout", &refused.message, "http-timeout = \"60s\"");
         }
         if self.jobs == Some(0) {
-            let why = "a step needs at least 1 job".to_owned();
-            return Err(bad("jobs", why, "jobs = 4"));
+            bad("jobs", "a step needs at least 1 job", "jobs = 4");
+        }
+        if let Some(Err(error)) = self.build_user.as_deref().map(super::settings::parse_user) {
+            bad("build-user", error.message(), "build-user = \"1000:1000\"");
         }
         for name in &self.targets {
             if let Err(error) = Target::parse(name) {
-                let why = error.message().to_owned();
-                return Err(bad("targets", why, &Target::advice(name)));
+                bad("targets", error.message(), &Target::advice(name));
             }
         }
-        Policy::read(&self.gc, None).map(drop).map_err(|bad| {
+        let nowhere = Path::new("");
+        if let Some(Err(error)) =
+            (self.ca_certificates.as_ref()).map(|written| written.resolve(nowhere, nowhere))
+        {
+            bad(
+                "ca-certificates",
+                error.message(),
+                error.help_text().unwrap_or_default(),
+            );
+        }
+        let mut wrong = Vec::new();
+        Policy::read(&self.gc, None, &mut wrong);
+        all.extend(wrong.into_iter().map(|bad| {
             let key = std::iter::once("gc".to_owned()).chain(bad.key);
             (key.collect(), bad.why, policy::EXAMPLES.to_owned())
-        })
+        }));
+        all
     }
-}
-
-/// Returns where a key is in a text.
-fn place(text: &str, key: &[String]) -> Option<usize> {
-    let (table, _) = DeTable::parse_recoverable(text);
-    let (last, tables) = key.split_last()?;
-    let mut table = table.get_ref();
-    for name in tables {
-        table = table.get(name.as_str())?.get_ref().as_table()?;
-    }
-    Some(table.get(last.as_str())?.span().start)
 }

@@ -41,11 +41,11 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    /// Reads the files.
+    /// Reads the files as far as they are valid.
     pub(super) fn read(
         variables: BTreeMap<String, String>,
         working: Option<&Path>,
-        with_files: bool,
+        errors: &mut Vec<Error>,
     ) -> Result<Self> {
         let mut settings = Self {
             variables,
@@ -67,17 +67,12 @@ impl Settings {
             let trusted = settings.set(trust::VARIABLE).map(String::as_str);
             let sent = settings.set(trust::DIGEST_VARIABLE).map(String::as_str);
             let mut current = Current::look(working, &settings.user_dir, trusted, sent);
-            if with_files {
-                let file = file::read_current(working, &mut current)?;
-                settings.files.extend(file);
-            }
+            let file = file::read_current(working, &mut current, errors);
+            settings.files.extend(file);
             settings.current = current;
         }
-        if !with_files {
-            return Ok(settings);
-        }
-        settings.read_file(&settings.user_dir.join("config.toml"))?;
-        settings.read_file(Path::new("/etc/rockenv/config.toml"))?;
+        settings.read_file(&settings.user_dir.join("config.toml"), errors)?;
+        settings.read_file(Path::new("/etc/rockenv/config.toml"), errors)?;
         Ok(settings)
     }
 
@@ -93,8 +88,8 @@ impl Settings {
     }
 
     /// Adds a file of the user or of the system, if there is one.
-    fn read_file(&mut self, path: &Path) -> Result<()> {
-        let Some(file) = file::read_file(path)? else {
+    fn read_file(&mut self, path: &Path, errors: &mut Vec<Error>) -> Result<()> {
+        let Some(file) = file::read_file(path, errors) else {
             return Ok(());
         };
         // The working directory may be anybody's, so it must not choose trusted authorities.
@@ -161,24 +156,23 @@ impl Settings {
         let Some(text) = self.set("ROCKENV_JOBS") else {
             return Ok(self.first(|file| file.jobs));
         };
-        text.parse().map(Some).map_err(|_| {
-            Error::invalid(format!("ROCKENV_JOBS=`{text}` is not a number"))
-                .help("ROCKENV_JOBS=4 rockenv up ...")
-        })
+        match text.parse() {
+            Ok(jobs) if jobs > 0 => Ok(Some(jobs)),
+            _ => Err(
+                Error::invalid(format!("ROCKENV_JOBS: `{text}` is not a number above 0"))
+                    .help("ROCKENV_JOBS=4 rockenv up ..."),
+            ),
+        }
     }
 
     pub(super) fn bytes(
         &self,
         name: &str,
         pick: fn(&File) -> Option<String>,
-        otherwise: u64,
-    ) -> Result<u64> {
-        let Some(text) = self.text(name, pick) else {
-            return Ok(otherwise);
-        };
-        value::size(&text).map_err(|refused| {
-            Error::invalid(format!("{name}: `{text}` is not a size"))
-                .source(refused.message)
+    ) -> Result<Option<u64>> {
+        let parsed = self.text(name, pick).map(|text| value::size(&text));
+        parsed.transpose().map_err(|refused| {
+            Error::invalid(format!("{name}: {}", refused.message))
                 .help(format!("{name}=1G rockenv up ..."))
         })
     }
@@ -349,7 +343,7 @@ fn parse_timeout(text: &str) -> Result<Duration> {
     })
 }
 
-fn parse_user(text: &str) -> Result<BuildUser> {
+pub(super) fn parse_user(text: &str) -> Result<BuildUser> {
     let parsed = text
         .split_once(':')
         .and_then(|(uid, gid)| Some(BuildUser::new(uid.parse().ok()?, gid.parse().ok()?)));

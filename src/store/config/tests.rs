@@ -4,6 +4,11 @@ use fs_err as fs;
 
 use super::*;
 
+fn of(environment: BTreeMap<String, String>, working: &Path) -> Result<Config> {
+    let (config, mut invalid) = Config::of(environment, Some(working))?;
+    invalid.pop().map_or(Ok(config), Err)
+}
+
 fn read(variables: &[(&str, &str)], file: &str) -> Result<Config> {
     let directory = tempfile::tempdir().unwrap();
     let user = directory.path().join("user");
@@ -14,7 +19,7 @@ fn read(variables: &[(&str, &str)], file: &str) -> Result<Config> {
         .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
         .collect();
     environment.insert("XDG_CONFIG_HOME".into(), user.display().to_string());
-    Config::of(environment, Some(directory.path()))
+    of(environment, directory.path())
 }
 
 #[test]
@@ -53,7 +58,7 @@ fn the_current_directory_counts_as_far_as_it_is_trusted() {
             let listed = format!("/nowhere:{}", listed.display());
             environment.insert(trust::VARIABLE.into(), listed);
         }
-        Config::of(environment, Some(&work)).unwrap()
+        of(environment, &work).unwrap()
     };
     let own = |config: &Config| config.profile_dirs.iter().any(|one| one.current);
     let never = |config: &Config| {
@@ -95,7 +100,7 @@ fn the_current_directory_counts_as_far_as_it_is_trusted() {
     fs::remove_file(work.join("rockenv.toml")).unwrap();
     nix::unistd::mkfifo(&work.join("rockenv.toml"), nix::sys::stat::Mode::S_IRWXU).unwrap();
     let environment = BTreeMap::new();
-    let error = Config::of(environment, Some(&work)).unwrap_err();
+    let error = of(environment, &work).unwrap_err();
     assert!(error.message().contains("not a regular file"), "{error}");
 }
 
@@ -160,7 +165,7 @@ impl Shared {
     fn config(&self) -> Config {
         let user = self.user.display().to_string();
         let environment = [("XDG_CONFIG_HOME".into(), user)].into();
-        let config = Config::of(environment, Some(&self.work)).unwrap();
+        let config = of(environment, &self.work).unwrap();
         assert!(config.current.counts());
         config
     }
@@ -324,16 +329,67 @@ fn an_invalid_value_is_named_by_file_line_and_key() {
         let error = read(&[], text).unwrap_err();
         assert_eq!(error.kind().exit_code(), 3);
         let message = error.message();
-        assert!(
-            message.starts_with(&format!("`{key}` in configuration `")),
-            "{message}"
-        );
-        assert!(
-            message.contains(&format!("config.toml:{line}`: ")),
-            "{message}"
-        );
-        assert!(!error.help_text().unwrap().is_empty(), "{message}");
+        assert!(message.starts_with("configuration `"), "{message}");
+        for part in [
+            format!("× `{key}`: "),
+            format!("config.toml:{line}:"),
+            "help: ".to_owned(),
+        ] {
+            assert!(message.contains(&part), "{part}: {message}");
+        }
     }
+}
+
+#[test]
+fn all_mistakes_are_named_at_once_and_the_rest_counts() {
+    let directory = tempfile::tempdir().unwrap();
+    let user = directory.path().join("user");
+    fs::create_dir_all(user.join("rockenv")).unwrap();
+    let file = "homee = '/x'\njobs = 'four'\nengine = 'dokcer'\nbuild-user = 'me'\n\
+                ca-certificates = 'hots'\nlog-max = 1\nidle = '5m'\n\
+                [gc]\nmin-free = '101%'\nkeep-at-least = 'much'\nkeep-last = 7\npreset = 'lapdog'\n";
+    fs::write(user.join("rockenv/config.toml"), file).unwrap();
+    fs::write(
+        directory.path().join("rockenv.toml"),
+        "targets = 'gfx1103'\nhome = 3\n",
+    )
+    .unwrap();
+    let environment = [
+        ("XDG_CONFIG_HOME", user.to_str().unwrap()),
+        ("ROCKENV_JOBS", "0"),
+        ("ROCKENV_LOG_MAX", "33"),
+        ("ROCKENV_HTTP_TIMEOUT", "60"),
+        ("ROCKENV_DISK_FLOOR", "2G"),
+    ];
+    let environment = environment.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let (config, errors) = Config::of(environment.into(), Some(directory.path())).unwrap();
+    let messages: Vec<&str> = errors.iter().map(Error::message).collect();
+    let [current, own, variables @ ..] = messages.as_slice() else {
+        panic!("{messages:?}");
+    };
+    // What does not apply to a directory that nobody trusts is not checked.
+    assert!(current.contains("help: write `[\"gfx1103\"]`") && !current.contains("errors"));
+    for part in [
+        "config.toml` is invalid: 9 errors",
+        "did you mean `home`?",
+        "`jobs` must be a whole number",
+        "`engine`: unknown engine `dokcer`",
+        "`build-user`: ",
+        "`ca-certificates`: ",
+        "help: write `\"1G\"`",
+        "`gc.min-free`: ",
+        "`gc.keep-at-least`: ",
+        "`preset` cannot be `lapdog`",
+    ] {
+        assert!(own.contains(part), "{part}: {own}");
+    }
+    for name in ["ROCKENV_JOBS", "ROCKENV_LOG_MAX", "ROCKENV_HTTP_TIMEOUT"] {
+        assert!(variables.iter().any(|one| one.starts_with(name)), "{name}");
+    }
+    assert_eq!(variables.len(), 3);
+    assert_eq!(config.idle, Duration::from_secs(300));
+    assert_eq!(config.disk_floor, 2 << 30);
+    assert_eq!((config.gc.keep_last, config.jobs), (Some(7), None));
 }
 
 #[test]
