@@ -82,7 +82,8 @@ pub(crate) fn show_plan(
         None => (cx.config.home.as_path(), None),
     };
     let needs = Needs::of(&selection, &spec, &plan, root, record.as_ref())?;
-    let refused = refused(&selection, &missing, &plan, &needs, is_forced);
+    let up = args.up_command(&args.request("up"));
+    let refused = refused(&selection, &missing, &plan, &needs, is_forced, &up);
     let mut notes = missing.notes;
     notes.extend(plan.notes.iter().cloned());
     if let Some(store) = &store {
@@ -142,6 +143,7 @@ fn refused(
     plan: &Plan,
     needs: &Needs,
     is_forced: bool,
+    up: &str,
 ) -> Option<Refused> {
     let mut reasons = missing.refused.clone();
     let mut help = Vec::new();
@@ -151,12 +153,12 @@ fn refused(
     if selection.choice.reason == Reason::Absent {
         reasons.push(format!("no engine available: {NONE_HERE}"));
         help.push(match is_nspawn_installed() && !selection.host.root {
-            true => "run `sudo rockenv up`".to_owned(),
+            true => format!("run `sudo {up}`"),
             false => "`rockenv doctor` shows how to get an engine".to_owned(),
         });
     } else if selection.choice.engine == Engine::Nspawn && !selection.host.root {
         reasons.push("building an env with systemd-nspawn needs root".to_owned());
-        help.push("run `sudo rockenv up`".to_owned());
+        help.push(format!("run `sudo {up}`"));
     }
     let short = needs.refused();
     if let Some(short) = short.filter(|_| plan.runs() > 0 && !is_forced) {

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::checked;
 use super::ids::{self, EnvId, LayerId, StepKey, TreeId};
 use crate::plan::layer::{ByHand, VolumesFrom};
+use crate::sys::shell::quoted;
 
 /// Version of the record's format; a newer one is refused.
 pub const VERSION: u32 = 1;
@@ -50,6 +51,9 @@ pub struct Record {
     pub failed: Option<Failed>,
     /// Whether `up` reached its end.
     pub complete: bool,
+    /// The command that brings it up to date.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
 }
 
 /// The env's current state.
@@ -173,6 +177,12 @@ pub struct Failed {
 impl Record {
     pub fn snapshot(&self, name: &str) -> Option<&Snapshot> {
         self.snapshots.iter().find(|snapshot| snapshot.name == name)
+    }
+
+    /// Returns the command that brings the env up to date.
+    pub(crate) fn up_command(&self) -> String {
+        let own = self.command.clone();
+        own.unwrap_or_else(|| format!("rockenv up {}", quoted(&self.profile)))
     }
 
     /// Returns the newest snapshot of the step with that key.

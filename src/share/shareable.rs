@@ -31,6 +31,7 @@ impl Shareable {
         reporter: &Reporter,
     ) -> Result<Self> {
         let record = store.known(env)?;
+        let up = record.up_command();
         let last = match until {
             Some(until) => record
                 .step_snapshots()
@@ -42,8 +43,9 @@ impl Shareable {
                 Error::not_found(format!("env `{env}` has no snapshot of a step `{until}`"))
                     .help(format!("rockenv snapshot ls {env}"))
             }
-            None => Error::not_found(format!("no step of env `{env}` has a snapshot yet"))
-                .help(format!("rockenv up {env}")),
+            None => {
+                Error::not_found(format!("no step of env `{env}` has a snapshot yet")).help(&up)
+            }
         })?;
         let mut layers = store.chain(&last.layer)?;
         layers.reverse();
@@ -67,12 +69,10 @@ impl Shareable {
                 _ if first_incremental == Some(count) => (
                     "it is incremental: built on files from an earlier build".to_owned(),
                     format!(
-                        "rockenv up {env} --clean makes a clean one; to share it anyway: --allow-incremental"
+                        "{up} --clean makes a clean one; to share it anyway: --allow-incremental"
                     ),
                 ),
-                Some((limit, why)) if limit == count => {
-                    (why, format!("rockenv up {env} --rerun {layer}"))
-                }
+                Some((limit, why)) if limit == count => (why, format!("{up} --rerun {layer}")),
                 _ => (
                     reason(&layers[count]),
                     "rockenv setup --store-image SIZE makes a store that freezes them".to_owned(),

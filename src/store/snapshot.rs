@@ -292,9 +292,10 @@ impl LockedEnv<'_> {
             .snapshot(name)
             .map(|snapshot| snapshot.layer.clone())
             .ok_or_else(|| no_snapshot(self.name(), record, name))?;
+        let is_last = record.last_step().is_some_and(|last| last.layer == layer);
         self.adopt(Vec::new(), &layer, true)?;
-        // `up` decides whether this state is complete.
-        self.update(|record| record.complete = false)
+        // Of an earlier state, `up` decides whether it is complete.
+        self.update(|record| record.complete &= is_last)
     }
 
     /// Makes this new env a copy of the current state of `from`.

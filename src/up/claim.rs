@@ -44,7 +44,11 @@ pub(super) fn lease(
 }
 
 /// Gives a new env its record, and resets one whose image changed.
-pub(super) fn record(env: &mut LockedEnv<'_>, resolved: &Resolved<'_>) -> Result<()> {
+pub(super) fn record(
+    run: &Run<'_>,
+    env: &mut LockedEnv<'_>,
+    resolved: &Resolved<'_>,
+) -> Result<()> {
     let Resolved {
         spec,
         image,
@@ -53,7 +57,13 @@ pub(super) fn record(env: &mut LockedEnv<'_>, resolved: &Resolved<'_>) -> Result
     } = resolved;
     if env.record().is_none() {
         let service = gathered.selection.choice.service.clone();
-        return env.commit(new_record(spec, &image.key, service)?);
+        let mut record = new_record(spec, &image.key, service)?;
+        record.command = Some(run.args.lasting_command());
+        return env.commit(record);
+    }
+    let command = Some(run.args.lasting_command());
+    if env.known_record()?.command != command {
+        env.update(|record| record.command = command)?;
     }
     if env.known_record()?.image_key != image.key {
         // A new base changes every key. Snapshots stay, each with its own image.
@@ -86,5 +96,6 @@ pub(crate) fn new_record(spec: &Spec, image_key: &str, service: Option<PathBuf>)
         steps: Vec::new(),
         failed: None,
         complete: false,
+        command: None,
     })
 }

@@ -266,7 +266,7 @@ fn attempt(run: &Run<'_>, asked: &StepOptions, selection: &Selection) -> Result<
         return Ok(Attempt::Gone);
     }
     run.with.store.load_ballast()?;
-    claim::record(&mut env, &resolved)?;
+    claim::record(run, &mut env, &resolved)?;
     let (observed, plan) = resolved.plan(run, &env)?;
     match execute::execute(run, &resolved, &mut env, &observed, &plan)? {
         ExecutionProgress::Changed(step) => Ok(Attempt::Known(step)),

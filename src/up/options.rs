@@ -9,7 +9,7 @@ use super::locked;
 use super::request::{SelectArgs, UpRequest, WHAT};
 use super::select::Selection;
 use crate::plan::StepOptions;
-use crate::profile::Profile;
+use crate::profile::{Profile, is_path};
 use crate::store::config::Config;
 use crate::store::history::Reuse;
 use crate::sys::error::{Error, Result};
@@ -151,6 +151,21 @@ impl PlanOptions {
         }
     }
 
+    /// Returns `rockenv up` for the same env.
+    pub(crate) fn up_command(&self, request: &UpRequest<'_>) -> String {
+        let gpu = (self.gpu != "auto").then_some(self.gpu.as_str());
+        let flags = [("--name", self.name.as_deref()), ("--gpu", gpu)];
+        let mut text = request.command("up", &flags);
+        if self.locked {
+            text.push_str(" --locked");
+        }
+        if let Some(file) = &self.lock_file {
+            let file = file.to_string_lossy();
+            text.extend([" --lock-file ", &quoted(&file)]);
+        }
+        text
+    }
+
     /// Returns whether missing steps are pulled from a registry.
     pub(crate) fn pulls(&self, config: &Config) -> bool {
         self.pull.unwrap_or(config.pull) && !self.offline
@@ -176,20 +191,23 @@ impl PlanOptions {
 }
 
 impl UpOptions {
+    /// Returns the command that brings the env up to date from any directory.
+    pub(super) fn lasting_command(&self) -> String {
+        let request = self.plan.request("up");
+        let file = request.what.filter(|what| is_path(what));
+        let file = file.and_then(|file| std::path::absolute(file).ok());
+        let file = file.as_ref().map(|file| file.to_string_lossy());
+        self.plan.up_command(&UpRequest {
+            what: file.as_deref().or(request.what),
+            ..request
+        })
+    }
+
     /// Returns the command that resumes where this one ended.
     pub(crate) fn resume_command(&self) -> String {
-        let plan = &self.plan;
-        let gpu = (plan.gpu != "auto").then_some(plan.gpu.as_str());
-        let flags = [("--name", plan.name.as_deref()), ("--gpu", gpu)];
-        let mut text = plan.request("up").command("up", &flags);
-        for (flag, given) in [("--ephemeral", self.ephemeral), ("--locked", plan.locked)] {
-            if given {
-                text.extend([" ", flag]);
-            }
-        }
-        if let Some(file) = &plan.lock_file {
-            let file = file.to_string_lossy();
-            text.extend([" --lock-file ", &quoted(&file)]);
+        let mut text = self.plan.up_command(&self.plan.request("up"));
+        if self.ephemeral {
+            text.push_str(" --ephemeral");
         }
         text
     }

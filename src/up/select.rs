@@ -100,7 +100,8 @@ impl Selection {
             &targets,
             request.name,
             listed.iter().map(|profile| profile.name.as_str()),
-        )?;
+        )
+        .map_err(|error| perhaps_env(cx, what, error))?;
         let profile = profile::load(&cx.config.profile_dirs, &named.profile)?;
         let file = profile::is_path(&named.profile).then(|| PathBuf::from(&named.profile));
         let files = profile::copy_files(&cx.config.profile_dirs, &profile)?;
@@ -220,6 +221,19 @@ impl Selection {
                 self.choice.engine
             ));
         }
+    }
+}
+
+/// Names the command for an env, which is no profile.
+fn perhaps_env(cx: &Context, what: &str, error: Error) -> Error {
+    let store = Store::open_existing(&cx.config.home).ok().flatten();
+    let record = store.and_then(|store| store.known(what).ok());
+    match record.filter(|_| error.kind() == Kind::NotFound) {
+        Some(record) => {
+            let message = format!("`{what}` is an env, not a profile or target");
+            Error::new(error.kind(), message).help(record.up_command())
+        }
+        None => error,
     }
 }
 

@@ -117,6 +117,7 @@ impl Lab {
             steps: Vec::new(),
             failed: None,
             complete: true,
+            command: None,
         })
         .unwrap();
         env.save_spec(&spec).unwrap();

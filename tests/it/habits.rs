@@ -287,6 +287,50 @@ fn a_broken_configuration_is_named_and_does_not_stop_doctor() {
 }
 
 #[test]
+fn an_env_at_its_last_snapshot_is_ready() {
+    let store = TestStore::new();
+    let env = store.env();
+    store.profile(TWO);
+    store.up();
+    store
+        .rockenv(&["exec", "--root", env, "touch", "/etc/changed"])
+        .ok();
+    for (snapshot, state) in [("two", "ready"), ("one", "unfinished")] {
+        store.rockenv(&["rollback", "--yes", env, snapshot]).ok();
+        let line = format!("state    {state}");
+        let status = store.rockenv(&["status", env]).ok().text();
+        assert!(status.contains(&line), "{status}");
+    }
+}
+
+#[test]
+fn an_env_is_brought_up_to_date_by_the_command_that_made_it() {
+    let store = TestStore::new();
+    store.profile(TWO);
+    let other = format!("{}-other", store.env());
+    let directory = store.work().join("a place");
+    fs::create_dir(&directory).unwrap();
+    let profile = store.work().join(format!("profiles/{}.toml", store.env()));
+    fs::copy(profile, directory.join("mine.toml")).unwrap();
+    let up = ["up", "./a place/mine.toml", "--name", &other];
+    store.rockenv(&up).ok();
+    let file = directory.join("mine.toml");
+    let command = format!("rockenv up '{}' --name {other}", file.display());
+    for verb in ["up", "plan"] {
+        let said = format!("`{other}` is an env, not a profile or target");
+        store
+            .rockenv(&[verb, &other])
+            .exits(7)
+            .says(&[said.as_str(), &command]);
+    }
+    let file = file.to_str().unwrap();
+    store
+        .rockenv(&["up", file, "--name", &other])
+        .ok()
+        .says(&["nothing to do"]);
+}
+
+#[test]
 fn reading_makes_no_store() {
     let directory = tempfile::tempdir().unwrap();
     let store = TestStore::at(&directory.path().join("store"));

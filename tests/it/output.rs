@@ -103,9 +103,9 @@ fn a_plan_begins_with_the_verdict_and_fits_in_80_columns() {
             service answers
           - profile `p` needs 900.0 GiB of memory, this machine has SIZE
           - DISK
-        help: run `sudo rockenv up`; build on a machine with 900.0 GiB, and free
-              SIZE more (`rockenv gc --dry-run` shows what rockenv can free), or
-              add --force
+        help: run `sudo rockenv up p.toml --target gfx1103`; build on a machine with
+              900.0 GiB, and free SIZE more (`rockenv gc --dry-run` shows what
+              rockenv can free), or add --force
 
         image  debian-forky
         engine planned for nspawn; no engine here

@@ -46,6 +46,7 @@ fn env(id: &str) -> Env {
             steps: Vec::new(),
             failed: None,
             complete: true,
+            command: None,
         },
         used: hours_ago(1),
         busy: false,

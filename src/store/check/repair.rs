@@ -298,6 +298,7 @@ fn record_from(inventory: &Inventory, name: &str, spec: &Spec) -> Result<Option<
         steps: Vec::new(),
         failed: None,
         complete: false,
+        command: None,
     };
     for (layer, title) in snapshots {
         let name = record.free_name(&title);

@@ -48,7 +48,7 @@ impl OutputsExport<'_> {
         if self.reuse == Reuse::Clean
             && let Some(step) = incremental.values().next()
         {
-            return Err(is_incremental(name, step));
+            return Err(is_incremental(&env, step)?);
         }
         let mut spec = store.spec(name)?;
         let until = match env.known_record()?.complete {
@@ -168,16 +168,14 @@ impl OutputsExport<'_> {
     }
 }
 
-fn is_incremental(env: &str, step: &str) -> Error {
-    Error::new(
-        Kind::Drift,
-        format!(
-            "env `{env}` is incremental: step `{step}` was built on files from an earlier build"
-        ),
-    )
-    .help(format!(
-        "rockenv up {env} --clean makes a clean one; to export it anyway: --allow-incremental"
-    ))
+fn is_incremental(env: &LockedEnv<'_>, step: &str) -> Result<Error> {
+    let (name, up) = (env.name(), env.known_record()?.up_command());
+    let message = format!(
+        "env `{name}` is incremental: step `{step}` was built on files from an earlier build"
+    );
+    Ok(Error::new(Kind::Drift, message).help(format!(
+        "{up} --clean makes a clean one; to export it anyway: --allow-incremental"
+    )))
 }
 
 /// Returns the keys and names of the env's steps that differ from a clean build.
@@ -234,7 +232,7 @@ fn reached(store: &Store, env: &LockedEnv<'_>) -> Result<String> {
             Kind::Drift,
             format!("env `{name}` is not finished: the inputs of its outputs are not known yet"),
         )
-        .help(format!("rockenv up {name}, or rockenv status {name}"))
+        .help(format!("{}, or rockenv status {name}", record.up_command()))
     })
 }
 
