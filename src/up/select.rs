@@ -95,13 +95,9 @@ impl Selection {
             Some(what) => (what, targets),
             None => unnamed(request, targets, &machine)?,
         };
-        let named = resolve::choose(
-            what,
-            &targets,
-            request.name,
-            listed.iter().map(|profile| profile.name.as_str()),
-        )
-        .map_err(|error| perhaps_env(cx, what, error))?;
+        let names = listed.iter().map(|profile| profile.name.as_str());
+        let named = resolve::choose(what, &targets, request.name, names)
+            .map_err(|error| perhaps_env(cx, what, error))?;
         let profile = profile::load(&cx.config.profile_dirs, &named.profile)?;
         let file = profile::is_path(&named.profile).then(|| PathBuf::from(&named.profile));
         let files = profile::copy_files(&cx.config.profile_dirs, &profile)?;
