@@ -1,10 +1,14 @@
 //! The program as people use it: results on stdout, exit codes, and a `help:` with every error.
 
+mod check;
+
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 
 use crate::support::loopfs::{Kind, LoopFs};
+use crate::support::run::finish;
+use crate::support::transcript::transcript;
 use fs_err as fs;
 
 /// A directory of its own for a user who has nothing yet.
@@ -40,6 +44,16 @@ impl Place {
 
     fn run(&self, arguments: &[&str]) -> Ran {
         Ran::of(self.command().args(arguments))
+    }
+
+    /// Returns what commands print, one a line.
+    fn shows(&self, commands: &str) -> String {
+        let place = self.path().display().to_string();
+        transcript(commands, &[(&place, "HOME")], |words| {
+            let mut command = self.command();
+            command.args(words);
+            finish(words.join(" "), command)
+        })
     }
 
     /// Expects success without anything made by a command that only looks.
@@ -169,123 +183,6 @@ fn an_extending_profile_is_shown_with_what_it_extends() {
     let json = place.look(&["profile", "show", "mine", "--json"]).json();
     assert_eq!(json["files"].as_array().unwrap().len(), 2);
     assert_eq!(json["files"][0]["text"], own);
-}
-
-#[test]
-fn check_names_every_mistake_with_its_place() {
-    let place = Place::new();
-    let good = place.look(&["profile", "check"]);
-    assert!(
-        good.out.contains("hip-smoke: ok, 6 steps, for gfx1103"),
-        "{}",
-        good.out
-    );
-    place
-        .run(&["profile", "check", "nope.toml"])
-        .fails(7, "no profile nope.toml");
-    place
-        .run(&["profile", "check", "hip-smok"])
-        .fails(7, "did you mean `hip-smoke`?");
-    let bad = "schema = 1\nimage = \"debian-forky\"\nimaeg = 1\n[[step]]\nname = \"s\"\nrun = \"echo ${nothing}\"\n";
-    fs::write(place.path().join("bad.toml"), bad).unwrap();
-    let ran = place.run(&["profile", "check", "bad.toml", "hip-smoke", "nope.toml"]);
-    assert_eq!(ran.code, 3);
-    assert!(
-        ran.err.contains("bad.toml:3:1") && ran.err.contains("did you mean `image`?"),
-        "{}",
-        ran.err
-    );
-    assert!(ran.err.contains("no profile nope.toml"));
-    assert!(ran.out.contains("hip-smoke: ok"));
-    let json =
-        Ran::of(
-            place
-                .command()
-                .args(["profile", "check", "bad.toml", "hip-smoke", "--json"]),
-        )
-        .json();
-    assert_eq!(
-        (&json[0]["ok"], &json[1]["ok"]),
-        (&false.into(), &true.into())
-    );
-    // A mistake that only shows for a target.
-    let wants =
-        "schema = 1\nimage = \"debian-forky\"\n[[step]]\nname = \"s\"\nrun = \"echo ${target}\"\n";
-    fs::write(place.path().join("wants.toml"), wants).unwrap();
-    let ran = place.look(&["profile", "check", "wants.toml"]);
-    assert!(
-        ran.out.contains("advice: it names no targets"),
-        "{}",
-        ran.out
-    );
-    let unknown = wants.replace("debian-forky", "debian-frky");
-    fs::write(place.path().join("unknown.toml"), unknown).unwrap();
-    let ran = place.run(&["profile", "check", "unknown.toml"]);
-    assert!(
-        ran.code != 0 && ran.err.contains("debian-frky"),
-        "{}",
-        ran.err
-    );
-}
-
-#[test]
-fn check_reports_the_problems_of_all_stages_at_once() {
-    let place = Place::new();
-    let text = r#"schema = 1
-image = "debian-frky"
-hooks = ["torch-without-rcl"]
-descriptoin = "a mistyped key"
-targets = ["gfx1103"]
-
-[[volume]]
-name = "data"
-kind = "host"
-path = "/nowhere/at/all"
-target = "/data"
-
-[[step]]
-name = "files"
-copy = [{ from = "nowhere.txt", to = "/etc/nowhere.txt" }]
-
-[[step]]
-name = "make"
-timeout = "soon"
-run = "echo ${nothing}"
-inputs = ["nowhere"]
-
-[[step]]
-name = "empty"
-scirpt = "true"
-"#;
-    fs::write(place.path().join("bad.toml"), text).unwrap();
-    let ran = place.run(&["profile", "check", "bad.toml"]);
-    assert_eq!(ran.code, 3);
-    for part in [
-        "bad.toml:2:9",
-        "no image `debian-frky`",
-        "no hook `torch-without-rcl`",
-        "did you mean `torch-without-rccl`?",
-        "unknown key `descriptoin`",
-        "volume `data`: `/nowhere/at/all` does not exist",
-        "bad.toml:10:8",
-        "cannot copy `nowhere.txt`",
-        "bad duration `soon`",
-        "unknown `${nothing}`",
-        "unknown key `scirpt`",
-        "is invalid: 8 errors",
-    ] {
-        assert!(ran.err.contains(part), "{part}: {}", ran.err);
-    }
-    // The volume or the script may be what was mistyped.
-    for part in ["no volume", "does nothing"] {
-        assert!(!ran.err.contains(part), "{part}: {}", ran.err);
-    }
-    let place = Place::new();
-    let text = "schema = 1\nextends = \"gone\"\n[[step]]\nname = \"a\"\nrun = \"${x}\"\ntimeout = \"soon\"\n";
-    fs::write(place.path().join("bad.toml"), text).unwrap();
-    let ran = place.run(&["profile", "check", "bad.toml"]);
-    assert!(ran.err.contains("is invalid: 2 errors"), "{}", ran.err);
-    assert!(ran.err.contains("no profile `gone`"), "{}", ran.err);
 }
 
 #[test]
@@ -502,8 +399,16 @@ fn a_store_image_is_made_mounted_and_taken_back_when_that_fails() {
 #[test]
 fn errors_name_what_to_type() {
     let place = Place::new();
-    place.run(&["status", "none"]).fails(7, "no store");
-    place.run(&["plan", "gfx110"]).fails(7, "did you mean");
+    insta::assert_snapshot!(place.shows("status none\nplan gfx110"), @"
+    $ rockenv status none
+    error: no store at `HOME/store`
+    help: rockenv up hip-smoke
+    exit code 7
+    $ rockenv plan gfx110
+    error: no profile or target `gfx110`
+    help: did you mean `gfx1100`?
+    exit code 7
+    ");
     let ran = place.run(&["fsck", "--nonsense"]);
     assert_eq!((ran.code, ran.out.as_str()), (2, ""));
 }

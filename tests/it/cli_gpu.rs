@@ -3,6 +3,7 @@
 use std::process::{Command, Output};
 
 use crate::support::machine::lay_out;
+use crate::support::transcript::measured;
 
 /// A machine, and a user who has nothing yet.
 struct Machine(tempfile::TempDir);
@@ -33,12 +34,12 @@ impl Machine {
         (status.code().unwrap(), text(stdout), text(stderr))
     }
 
-    /// What `plan` decides; free disk changes while other tests write.
+    /// What `plan` decides, word by word: free disk, of which it tells, changes while other tests write.
     fn plan(&self, arguments: &[&str]) -> (i32, String, String) {
         let (code, out, err) = self.run(&[&["plan"], arguments].concat());
         let stays = |text: String| {
-            let lines = text.lines().filter(|line| !line.contains("free"));
-            lines.collect::<Vec<_>>().join("\n")
+            let words = measured(text);
+            words.split_whitespace().collect::<Vec<_>>().join(" ")
         };
         (code, stays(out), stays(err))
     }
@@ -79,24 +80,41 @@ fn detect_lists_what_the_driver_lists() {
 #[test]
 fn show_tells_what_a_target_lacks() {
     let machine = Machine::new(include_str!("../gpu/780m"));
-    let text = machine.says(&["target", "show", "gfx1103"]);
-    for part in [
-        "AMD Radeon 780M",
-        "igpu-all",
-        "11.0.3",
-        "0000:c1:00.0 as renderD128",
-        "https://github.com/ROCm/TheRock/issues/150",
-        "ready for use",
-    ] {
-        assert!(text.contains(part), "{part} in {text}");
-    }
+    insta::assert_snapshot!(machine.says(&["target", "show", "gfx1103"]), @"
+    target    gfx1103
+    product   AMD Radeon 780M Laptop iGPU
+    names     Radeon 780M, Radeon 760M, Radeon 740M, Phoenix, Hawk Point, AMD Ryzen 7 7840U / Ryzen 9 270
+    kind      in a processor, RDNA3
+    families  gfx1103, igpu-all, gfx110X-all, gfx110X-igpu
+    override  11.0.3
+    support   built, tested on hardware and ready for use
+    variant   lean: RCCL cannot be built for this target, and PyTorch does not need it
+    here      0000:c1:00.0 as renderD128
+
+    projects that TheRock excludes for it:
+    project              issue                                        without it
+    hipSPARSELt          https://github.com/ROCm/TheRock/issues/2042  no products with structured sparsity; PyTorch does without
+    rccl                 https://github.com/ROCm/TheRock/issues/150   no communication between GPUs: PyTorch is built without nccl (hook `torch-without-rccl`)
+    rccl-tests           none named                                   the tests of rccl
+    rocprofiler-compute  https://github.com/ROCm/TheRock/issues/2892  a tool for profiles; the rest of the profiler is built
+
+    other code that runs there (reported by others, not tested):
+    gfx11-generic: built with --offload-arch=gfx11-generic, in code objects of version 6
+      https://llvm.org/docs/AMDGPUUsage.html
+    gfx1100: HSA_OVERRIDE_GFX_VERSION=11.0.0: works for some users; not official, and not needed for code built for gfx1103
+      https://github.com/ROCm/rocBLAS/issues/1536
+      https://github.com/ROCm/rocm-systems/pull/5686
+    ");
     let shown = machine.json(&["target", "show", "gfx1103", "--json"]);
     assert_eq!(shown["support"]["release_ready"], true);
     let excluded = shown["excluded_projects"].as_array().unwrap();
     assert!(excluded.iter().any(|one| one["project"] == "rccl"));
     let (code, _, err) = machine.run(&["target", "show", "gfx1104"]);
     assert_eq!(code, 3);
-    assert!(err.contains("did you mean `gfx1100`?"), "{err}");
+    insta::assert_snapshot!(err, @"
+    error: unknown target `gfx1104`
+    help: did you mean `gfx1100`? `rockenv target ls` shows them all, `rockenv target learn --source DIR` imports those of a newer TheRock
+    ");
     // Every row can be shown.
     let all = machine.json(&["target", "ls", "--json"]);
     for row in all.as_array().unwrap() {
@@ -146,10 +164,10 @@ fn plan_names_the_gpu_or_why_there_is_none() {
         "04:00.0",
     ]);
     assert_eq!(code, 4);
-    assert!(
-        err.contains("`--gpu renderD129` is gfx1100 at 0000:03:00.0"),
-        "{err}"
-    );
+    insta::assert_snapshot!(err, @"
+    error: no GPU `04:00.0` in this machine
+    help: `--gpu renderD129` is gfx1100 at 0000:03:00.0, `--gpu renderD128` is gfx1036 at 0000:15:00.0
+    ");
     // Of two equal ones the first is taken, and that is said.
     let machine = Machine::new(include_str!("../gpu/two-equal"));
     let (_, out, err) = machine.run(&["plan", "hip-smoke", "--target", "gfx1100"]);
@@ -171,20 +189,21 @@ fn without_an_argument_the_machines_own_target_is_meant() {
     assert_eq!(machine.run(&["plan"]), machine.run(&["plan", "gfx1103"]));
     let (code, _, err) = own(include_str!("../gpu/7900xtx-igpu"));
     assert_eq!(code, 2);
-    assert!(
-        err.contains("differ: gfx1036, gfx1100") && err.contains("help: rockenv plan gfx1100"),
-        "{err}"
-    );
+    insta::assert_snapshot!(err, @"
+    error: the GPUs in this machine differ: gfx1036, gfx1100
+    help: rockenv plan gfx1100
+    ");
     let none = Machine::new(include_str!("../gpu/none"));
     let variant = ["--variant", "ci"];
     for verb in ["up", "plan", "lock"] {
         let (code, _, err) = none.run(&[&[verb][..], &variant].concat());
         assert_eq!(code, 4);
-        let help = format!("help: rockenv {verb} gfx1103 --variant ci, or another one");
-        assert!(
-            err.contains("this machine has no AMD GPU") && err.contains(&help),
-            "{err}"
-        );
+        insta::allow_duplicates! {
+            insta::assert_snapshot!(err.replace(verb, "VERB"), @"
+            error: no target given, and this machine has no AMD GPU
+            help: rockenv VERB gfx1103 --variant ci, or another one of `rockenv target ls`
+            ");
+        }
     }
 }
 

@@ -191,18 +191,24 @@ fn what_cannot_be_had_is_named_and_mirrors_are_asked() {
         web.host
     );
     store.configure(&mirror);
-    let address = format!("http://{}/mirror/x/one-1.0.tar.gz", web.host);
-    store.rockenv(&["up", name]).exits(4).says(&[
-        &format!("cannot fetch `one-1.0.tar.gz` from `{address}`"),
-        "404",
-        "run the same command again",
-    ]);
+    insta::assert_snapshot!(store.shows("up ENV"), @"
+    2 files that the build downloads … 0 B
+    error: cannot fetch `one-1.0.tar.gz` from `http://127.0.0.1:PORT/mirror/x/one-1.0.tar.gz`
+      caused by: cannot download `http://127.0.0.1:PORT/mirror/x/one-1.0.tar.gz`
+      caused by: the server answered 404 Not Found
+    help: run the same command again to resume, or set a mirror of that host: [mirror] in the configuration
+    exit code 4
+    ");
     // Another content is no download.
     web.serve(&[("two.zip", "second\n"), ("one-1.0.tar.gz", "other\n")]);
-    store
-        .rockenv(&["up", name])
-        .exits(8)
-        .says(&["cannot fetch `one-1.0.tar.gz`", "has SHA-512"]);
+    insta::assert_snapshot!(store.shows("up ENV"), @"
+    1 file that the build downloads … 0 B
+    error: cannot fetch `one-1.0.tar.gz` from `http://127.0.0.1:PORT/mirror/x/one-1.0.tar.gz`
+      caused by: `http://127.0.0.1:PORT/mirror/x/one-1.0.tar.gz` sent an invalid response
+      caused by: `STORE/blobs/sha512/.ID.partial` has SHA-512 ID, not ID
+    help: try a mirror of that host: [mirror] in the configuration
+    exit code 8
+    ");
     web.serve(&[("one-1.0.tar.gz", "first\n"), ("two.zip", "second\n")]);
     let said = store
         .rockenv(&["up", name, "--progress", "json"])

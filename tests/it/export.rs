@@ -238,10 +238,11 @@ fn what_is_handed_out_says_what_it_was_made_from() {
         .exits(8)
         .prints("more/b has different content\nout/dist/a-1.0.whl is missing");
     // A file of that name is the user's, and stays; nothing else is written then.
-    store.rockenv(&["export", env, "to"]).exits(2).says(&[
-        "more/b` exists with other content",
-        "rockenv export ENV NEW-DIRECTORY",
-    ]);
+    insta::assert_snapshot!(store.shows("export ENV to"), @"
+    error: `to/more/b` exists with other content; refusing to overwrite it
+    help: rockenv export ENV NEW-DIRECTORY
+    exit code 2
+    ");
     assert_eq!(fs::read_to_string(to.join("more/b")).unwrap(), "changed");
     assert!(!to.join("out/dist/a-1.0.whl").exists());
     store
@@ -251,10 +252,10 @@ fn what_is_handed_out_says_what_it_was_made_from() {
     let outside = String::from_utf8(text).unwrap().replace("more/b", "../b");
     fs::create_dir(store.work().join("bad")).unwrap();
     fs::write(store.work().join("bad").join(&name), outside).unwrap();
-    store
-        .rockenv(&["export", "--check", "bad"])
-        .exits(3)
-        .says(&["names `../b`, which is outside"]);
+    insta::assert_snapshot!(store.shows("export --check bad"), @"
+    error: the manifest names `../b`, which is outside its directory
+    exit code 3
+    ");
 }
 
 #[test]
@@ -266,10 +267,11 @@ fn links_are_not_followed_and_an_unfinished_env_is_refused() {
                 [[step]]\nname = \"two\"\nrun = \"true\"\n";
     store.profile(&body.replace("true", "false"));
     store.rockenv(&["up", env]).exits(5);
-    store
-        .rockenv(&["export", env, "to"])
-        .exits(8)
-        .says(&["is not finished", &format!("rockenv up {env}")]);
+    insta::assert_snapshot!(store.shows("export ENV to"), @"
+    error: env `ENV` is not finished: the inputs of its outputs are not known yet
+    help: rockenv up ENV, or rockenv status ENV
+    exit code 8
+    ");
     store.profile(body);
     store.up();
     store.sh("mkfifo /v/out/pipe").ok();
@@ -277,10 +279,11 @@ fn links_are_not_followed_and_an_unfinished_env_is_refused() {
         .rockenv(&["export", env, "to"])
         .exits(3)
         .says(&["out/pipe` is not a regular file"]);
-    store
-        .rockenv(&["export", env, "to", "--volume", "in"])
-        .exits(7)
-        .says(&["no output volume `in`", "there is out"]);
+    insta::assert_snapshot!(store.shows("export ENV to --volume in"), @"
+    error: env `ENV` has no output volume `in`
+    help: there is out
+    exit code 7
+    ");
     assert!(!store.work().join("to").exists());
     store.sh("rm /v/out/pipe; echo a > /v/out/a").ok();
     // A link in the user's own directory leads nowhere either.

@@ -44,10 +44,11 @@ fn help_has_groups_and_every_command_has_examples() {
         gc.contains(".TH rockenv-gc 1") && gc.contains(".SH EXAMPLES"),
         "{gc}"
     );
-    store
-        .rockenv(&["help", "snapshot", "delete"])
-        .exits(2)
-        .says(&["no command `snapshot delete`", "rockenv snapshot --help"]);
+    insta::assert_snapshot!(store.shows("help snapshot delete"), @"
+    error: no command `snapshot delete`
+    help: rockenv snapshot --help
+    exit code 2
+    ");
 }
 
 #[test]
@@ -78,46 +79,83 @@ fn plan_has_only_what_decides_a_plan() {
 #[test]
 fn words_of_other_tools_name_the_command() {
     let store = TestStore::new();
-    for (word, command) in [
-        ("build", "rockenv up PROFILE"),
-        ("run", "rockenv exec ENV CMD"),
-        ("delete", "rockenv rm ENV"),
-        ("init", "rockenv profile new NAME"),
-        ("prune", "rockenv gc"),
-        ("ps", "rockenv ls"),
-        ("stop", "rockenv down ENV"),
-        ("detect", "rockenv target detect"),
-        ("login", "podman login HOST"),
-        ("780m", "rockenv up gfx1103"),
-    ] {
-        let text = format!("no command `{word}`");
-        store
-            .rockenv(&[word, "x"])
-            .exits(2)
-            .says(&[&text, "help: ", command]);
-    }
+    let words = "build run delete init prune ps stop detect login 780m";
+    let said = words.split(' ').map(|word| {
+        let said = store.rockenv(&[word, "x"]).exits(2).err;
+        said.replace("\nhelp:", ":")
+    });
+    insta::assert_snapshot!(said.collect::<String>(), @"
+    error: no command `build`: `rockenv up PROFILE` builds an env, `rockenv image build IMAGE` an image
+    error: no command `run`: `rockenv up PROFILE` builds an env, `rockenv exec ENV CMD` runs a command in one
+    error: no command `delete`: `rockenv rm ENV` removes an env
+    error: no command `init`: `rockenv profile new NAME` writes a profile, `rockenv up NAME` builds it
+    error: no command `prune`: `rockenv gc` frees disk space, `rockenv gc -n` shows what it would remove
+    error: no command `ps`: `rockenv ls` lists envs and whether something runs in them
+    error: no command `stop`: `rockenv down ENV` stops all processes in an env
+    error: no command `detect`: `rockenv target detect` shows the GPUs of this machine
+    error: no command `login`: `docker login HOST` or `podman login HOST`: rockenv uses the same logins
+    error: no command `780m`: `rockenv up gfx1103` builds for it
+    ");
     // Nothing is guessed inside a group, or for a word that means nothing.
-    store
-        .rockenv(&["snapshot", "delete"])
-        .exits(2)
-        .says(&["unrecognized subcommand"]);
-    for far in ["nonsense", "frobnicate"] {
-        let said = store.rockenv(&[far]).exits(2).err.clone();
-        assert!(
-            said.contains("unrecognized subcommand") && !said.contains("similar"),
-            "{said}"
-        );
-        store
-            .rockenv(&["help", far])
-            .exits(2)
-            .says(&["rockenv --help"]);
-    }
-    for (close, command) in [("satus", "status"), ("snapshto", "snapshot")] {
-        let similar = format!("a similar subcommand exists: '{command}'");
-        store.rockenv(&[close]).exits(2).says(&[&similar]);
-        let help = format!("did you mean `{command}`?");
-        store.rockenv(&["help", close]).exits(2).says(&[&help]);
-    }
+    let said = store.shows(
+        "snapshot delete
+        nonsense
+        frobnicate
+        help frobnicate
+        satus
+        snapshto
+        help snapshto",
+    );
+    insta::assert_snapshot!(said, @"
+    $ rockenv snapshot delete
+    error: unrecognized subcommand 'delete'
+
+    Usage: rockenv snapshot [OPTIONS] <COMMAND>
+
+    For more information, try '--help'.
+    exit code 2
+    $ rockenv nonsense
+    error: unrecognized subcommand 'nonsense'
+
+    Usage: rockenv [OPTIONS] <COMMAND>
+
+    For more information, try '--help'.
+    exit code 2
+    $ rockenv frobnicate
+    error: unrecognized subcommand 'frobnicate'
+
+
+    Usage: rockenv [OPTIONS] <COMMAND>
+
+    For more information, try '--help'.
+    exit code 2
+    $ rockenv help frobnicate
+    error: no command `frobnicate`
+    help: rockenv --help
+    exit code 2
+    $ rockenv satus
+    error: unrecognized subcommand 'satus'
+
+      tip: a similar subcommand exists: 'status'
+
+    Usage: rockenv [OPTIONS] <COMMAND>
+
+    For more information, try '--help'.
+    exit code 2
+    $ rockenv snapshto
+    error: unrecognized subcommand 'snapshto'
+
+      tip: a similar subcommand exists: 'snapshot'
+
+    Usage: rockenv [OPTIONS] <COMMAND>
+
+    For more information, try '--help'.
+    exit code 2
+    $ rockenv help snapshto
+    error: no command `snapshto`
+    help: did you mean `snapshot`?
+    exit code 2
+    ");
     let table = store.rockenv(&["ls"]).ok().text();
     assert_eq!(store.rockenv(&["list"]).ok().text(), table);
 }
@@ -125,14 +163,24 @@ fn words_of_other_tools_name_the_command() {
 #[test]
 fn the_only_env_needs_no_name_unless_something_is_lost() {
     let store = TestStore::new();
-    for command in [
-        &["status"][..],
-        &["env"],
-        &["logs"],
-        &["exec", "--", "true"],
-    ] {
-        store.rockenv(command).exits(7).says(&["no envs yet"]);
-    }
+    insta::assert_snapshot!(store.shows("status\nenv\nlogs\nexec -- true"), @"
+    $ rockenv status
+    error: no envs yet
+    help: rockenv up hip-smoke
+    exit code 7
+    $ rockenv env
+    error: no envs yet
+    help: rockenv up hip-smoke
+    exit code 7
+    $ rockenv logs
+    error: no envs yet
+    help: rockenv up hip-smoke
+    exit code 7
+    $ rockenv exec -- true
+    error: no envs yet
+    help: rockenv up hip-smoke
+    exit code 7
+    ");
     store.up_with(TWO);
     let status = store.rockenv(&["status"]).ok().text();
     assert!(status.contains(store.env()), "{status}");
@@ -165,10 +213,11 @@ fn the_only_env_needs_no_name_unless_something_is_lost() {
         store.rockenv(command).exits(2);
     }
     store.rockenv(&["fork", store.env(), "other"]).ok();
-    store
-        .rockenv(&["status"])
-        .exits(2)
-        .says(&["name one of the envs: ", "other", store.env()]);
+    insta::assert_snapshot!(store.shows("status"), @"
+    error: name one of the envs: other, ENV
+    help: rockenv ls
+    exit code 2
+    ");
     store
         .rockenv(&["remove", "othr"])
         .exits(7)
@@ -181,33 +230,65 @@ fn the_only_env_needs_no_name_unless_something_is_lost() {
 fn a_mistyped_name_gets_the_close_one() {
     let store = TestStore::new();
     store.up_with(TWO);
-    let typo = format!("{}y", store.env());
-    let meant = format!("did you mean `{}`?", store.env());
-    for command in [
-        &["status", &typo][..],
-        &["exec", &typo, "--", "true"],
-        &["rm", &typo],
-        &["logs", &typo],
-    ] {
-        store.rockenv(command).exits(7).says(&[&meant]);
-    }
-    for command in [
-        &["rollback", store.env(), "tow"][..],
-        &["snapshot", "rm", store.env(), "tow"],
-        &["snapshot", "diff", store.env(), "tow"],
-        &["logs", store.env(), "tow"],
-        &["up", store.env(), "--until", "tow"],
-        &["verify", store.env(), "tow"],
-    ] {
-        store
-            .rockenv(command)
-            .exits(7)
-            .says(&["did you mean `two`?"]);
-    }
-    store
-        .rockenv(&["image", "build", "debian-frky"])
-        .exits(7)
-        .says(&["did you mean `debian-forky`?"]);
+    let said = store.shows(
+        "status ENVy
+        exec ENVy -- true
+        rm ENVy
+        logs ENVy
+        rollback ENV tow
+        snapshot rm ENV tow
+        snapshot diff ENV tow
+        logs ENV tow
+        up ENV --until tow
+        verify ENV tow
+        image build debian-frky",
+    );
+    insta::assert_snapshot!(said, @"
+    $ rockenv status ENVy
+    error: no env `ENVy`
+    help: did you mean `ENV`?
+    exit code 7
+    $ rockenv exec ENVy -- true
+    error: no env `ENVy`
+    help: did you mean `ENV`?
+    exit code 7
+    $ rockenv rm ENVy
+    error: no env `ENVy`
+    help: did you mean `ENV`?
+    exit code 7
+    $ rockenv logs ENVy
+    error: no env `ENVy`
+    help: did you mean `ENV`?
+    exit code 7
+    $ rockenv rollback ENV tow
+    error: env `ENV` has no snapshot `tow`
+    help: did you mean `two`?
+    exit code 7
+    $ rockenv snapshot rm ENV tow
+    error: env `ENV` has no snapshot `tow`
+    help: did you mean `two`?
+    exit code 7
+    $ rockenv snapshot diff ENV tow
+    error: env `ENV` has no snapshot `tow`
+    help: did you mean `two`?
+    exit code 7
+    $ rockenv logs ENV tow
+    error: env `ENV` has no log of step `tow`
+    help: did you mean `two`?
+    exit code 7
+    $ rockenv up ENV --until tow
+    error: profile `ENV` has no step `tow`
+    help: did you mean `two`? its steps are: one, two
+    exit code 7
+    $ rockenv verify ENV tow
+    error: env `ENV` has no step `tow`
+    help: did you mean `two`? steps with a snapshot: one, two
+    exit code 7
+    $ rockenv image build debian-frky
+    error: no image `debian-frky`
+    help: did you mean `debian-forky`?
+    exit code 7
+    ");
 }
 
 #[test]
@@ -225,10 +306,19 @@ fn a_size_needs_a_unit() {
     let check = ["profile", "check", store.env()];
     store.rockenv(&check).exits(3).says(&["write `\"2G\"`"]);
     store.profile(&format!("[resources]\nmemory-per-job = \"2\"\n{TWO}"));
-    store
-        .rockenv(&check)
-        .exits(3)
-        .says(&["size `2` has no unit", "write `\"2G\"`"]);
+    insta::assert_snapshot!(store.shown(&store.rockenv(&check)), @r#"
+    error: profile `ENV` is invalid
+      × size `2` has no unit
+       ╭─[WORK/profiles/ENV.toml:4:18]
+     3 │ [resources]
+     4 │ memory-per-job = "2"
+       ·                  ─┬─
+       ·                   ╰── here
+     5 │ [[step]]
+       ╰────
+      help: write `"2G"`, or K, M, T or B for G
+    exit code 3
+    "#);
     store
         .rockenv(&["gc", "-n", "--free", "50"])
         .exits(2)
@@ -240,18 +330,34 @@ fn a_profile_that_cannot_run_is_not_ok() {
     let store = TestStore::new();
     let check = ["profile", "check", store.env()];
     store.profile("");
-    store
-        .rockenv(&check)
-        .exits(3)
-        .says(&["no steps", ".toml:1:1"]);
+    insta::assert_snapshot!(store.shown(&store.rockenv(&check)), @r#"
+    error: profile `ENV` is invalid
+      × no steps
+       ╭─[WORK/profiles/ENV.toml:1:1]
+     1 │ schema = 1
+       · ▲
+       · ╰── in this file or one it extends
+     2 │ image = "base"
+       ╰────
+      help: add one: [[step]] with a name, and run, packages, copy or export
+    exit code 3
+    "#);
     store.profile(&format!(
         "[[volume]]\nname = \"data\"\nkind = \"host\"\npath = \"/nowhere/at/all\"\ntarget = \"/v/data\"\n{TWO}"
     ));
-    store.rockenv(&check).exits(3).says(&[
-        "volume `data`: `/nowhere/at/all` does not exist",
-        "path = \"/nowhere/at/all\"",
-        "help: mkdir -p /nowhere/at/all",
-    ]);
+    insta::assert_snapshot!(store.shown(&store.rockenv(&check)), @r#"
+    error: profile `ENV` is invalid
+      × volume `data`: `/nowhere/at/all` does not exist
+       ╭─[WORK/profiles/ENV.toml:6:8]
+     5 │ kind = "host"
+     6 │ path = "/nowhere/at/all"
+       ·        ────────┬────────
+       ·                ╰── no such directory
+     7 │ target = "/v/data"
+       ╰────
+      help: mkdir -p /nowhere/at/all
+    exit code 3
+    "#);
 }
 
 #[test]

@@ -163,10 +163,11 @@ fn a_changed_hook_or_source_is_built_again_and_an_unchanged_file_is_not() {
     hook(&store, "late", late);
     // What a hook changes may be made by a step, but is not there when the sources are asked.
     store.profile(&steps);
-    store
-        .rockenv(&["up", store.env()])
-        .exits(3)
-        .says(&["hook `late`", "there is no `made-by-step`"]);
+    insta::assert_snapshot!(store.shows("up ENV"), @"
+    error: hook `late`: there is no `made-by-step`
+    help: correct `WORK/hooks/late/hook.toml`, build a variant without it, or build a revision that it fits: `rockenv hook check --hook late --source DIR REVISIONS` finds the one that broke it
+    exit code 3
+    ");
     hook(
         &store,
         "late",
@@ -342,10 +343,11 @@ fn patches_and_scripts() {
         .replace(" /v/src/b.txt", "");
     store.profile(&steps);
     // The store is where a patch is looked for before the network.
-    store
-        .rockenv(&["up", store.env(), "--offline"])
-        .exits(4)
-        .says(&["fix/fix.patch", "--offline"]);
+    insta::assert_snapshot!(store.shows("up ENV --offline"), @"
+    error: `--offline` is set, but these are missing: `fix/fix.patch` from `https://example.org/fix.patch`
+    help: run once without --offline
+    exit code 4
+    ");
     fs::create_dir_all(store.home().join("blobs/sha256")).unwrap();
     fs::write(store.home().join("blobs/sha256").join(sha256), patch).unwrap();
     let before = seen(&src);
@@ -362,10 +364,13 @@ fn patches_and_scripts() {
     // A script that does something else than it says.
     let lies = text.replace("rm d/c.txt", "touch d/other");
     hook(&store, "fix", &lies);
-    store
-        .rockenv(&["up", store.env(), "--offline"])
-        .exits(3)
-        .says(&["its script should change a.txt, d/c.txt, but changed a.txt, d/other"]);
+    insta::assert_snapshot!(store.shows("up ENV --offline"), @"
+    ENV: 3 steps, 1 done before
+    step 2/3 configure …
+    error: hook `fix`: its script should change a.txt, d/c.txt, but changed a.txt, d/other
+    help: correct `WORK/hooks/fix/hook.toml`, build a variant without it, or build a revision that it fits: `rockenv hook check --hook fix --source DIR REVISIONS` finds the one that broke it
+    exit code 3
+    ");
     hook(&store, "fix", &text.replace("rm d/c.txt", "exit 9"));
     store
         .rockenv(&["up", store.env(), "--offline"])

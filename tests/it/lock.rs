@@ -7,6 +7,7 @@ use crate::support::env::{TestStore, is_service};
 use crate::support::git::{Daemon, git, repository};
 use crate::support::loopfs::{LoopFs, bind};
 use crate::support::run::finish;
+use crate::support::transcript::measured;
 use fs_err as fs;
 
 mod fetched;
@@ -111,12 +112,15 @@ fn two_stores_with_one_lock_file_have_equal_step_keys() {
     let b = TestStore::at(&elsewhere.path().join("store"));
     let b = user(b, &name, &daemon);
     let lock = a.work().join(format!("profiles/{name}.lock"));
-    a.rockenv(&["up", &name, "--locked"])
-        .exits(7)
-        .says(&["there is no lock file", &format!("rockenv lock {name}")]);
+    let shown = |words: &[&str]| a.shown(&a.rockenv(words)).replace(&name, "NAME");
+    insta::assert_snapshot!(shown(&["up", &name, "--locked"]), @"
+    error: there is no lock file `WORK/profiles/NAME.lock`
+    help: rockenv lock NAME
+    exit code 7
+    ");
     a.rockenv(&["lock", &name])
         .ok()
-        .says(&["wrote", "1 source, 1 hook, 4 steps"]);
+        .says(&["1 source, 1 hook, 4 steps"]);
     let text = fs::read_to_string(&lock).unwrap();
     let inner = git(&directory.path().join("inner"), &["rev-parse", "HEAD"]);
     for part in [
@@ -178,9 +182,11 @@ fn two_stores_with_one_lock_file_have_equal_step_keys() {
     // A new commit is taken only when it is asked for.
     let old = a.work().join("old.lock");
     fs::copy(&lock, &old).unwrap();
-    a.rockenv(&["lock", &name, "--update", "scr"])
-        .exits(7)
-        .says(&["no image or source `scr`", "base, src, all"]);
+    insta::assert_snapshot!(shown(&["lock", &name, "--update", "scr"]), @"
+    error: profile `NAME` has no image or source `scr` to update
+    help: there is base, src, all
+    exit code 7
+    ");
     let second = git(&outer, &["rev-parse", "HEAD"]);
     let said = a.rockenv(&["lock", &name, "--update", "src"]).ok().text();
     let change = format!("source src: {} -> {}\n", &first[..12], &second[..12]);
@@ -253,10 +259,11 @@ fn what_differs_from_the_lock_file_is_refused_by_name_and_left_alone() {
     store.profile_named(name, &format!("targets = [\"gfx1103\"]\n{profile}"));
     refused(&["the target is none in the lock file, but `gfx1103` here"]);
     store.profile_named(name, &profile);
-    store
-        .rockenv(&["up", name, "--locked", "--param", "word=x"])
-        .exits(8)
-        .says(&["parameter `word` is none in the lock file, but `x` here"]);
+    insta::assert_snapshot!(store.shown(&store.rockenv(&["up", name, "--locked", "--param", "word=x"])), @"
+    error: `WORK/profiles/locked.lock` does not match: parameter `word` is none in the lock file, but `x` here
+    help: rockenv lock locked --param 'word=x'
+    exit code 8
+    ");
     let hook = store.work().join("hooks/louder/hook.toml");
     let text = fs::read_to_string(&hook).unwrap();
     fs::write(&hook, text.replace("ONE", "TWO")).unwrap();
@@ -285,17 +292,18 @@ fn what_differs_from_the_lock_file_is_refused_by_name_and_left_alone() {
     git(&checkout, &["checkout", "--quiet", "a"]);
     store.rockenv(&["plan", name, "--locked"]).ok();
     // A lock file of something else, and what is none, are not written over.
-    store
-        .rockenv(&[
+    insta::assert_snapshot!(store.shown(&store.rockenv(&[
             "lock",
             name,
             "--target",
             "gfx1103",
             "--file",
             "profiles/locked.lock",
-        ])
-        .exits(2)
-        .says(&["is the lock file of another profile", "--file OTHER.lock"]);
+        ])), @"
+        error: `profiles/locked.lock` is the lock file of another profile: the target is none in the lock file, but `gfx1103` here
+        help: rockenv lock ... --file OTHER.lock
+        exit code 2
+        ");
     store
         .rockenv(&["lock", name, "--file", "images/base.toml"])
         .exits(3)
@@ -376,10 +384,10 @@ fn what_a_lock_file_names_is_kept_as_long_as_the_file_is_there() {
         "{roots}"
     );
     store.profile(&step("old"));
-    store
-        .rockenv(&["up", env, "--locked"])
-        .ok()
-        .says(&["1 step, 1 done before"]);
+    insta::assert_snapshot!(store.shows("up ENV --locked"), @"
+    ENV: 1 step, 1 done before
+    ENV: done; to enter it: rockenv shell ENV
+    ");
     // A file that is damaged names what it did when it was last read.
     fs::write(&lock, "version = 1\n").unwrap();
     let unread = store.rockenv(&["gc", "--roots"]).ok();
@@ -441,10 +449,16 @@ fn offline_steps_have_no_network() {
         .ok()
         .prints("00:00:00:00:00:00");
     store.profile("[[step]]\nname = \"fetch\"\nrun = \"false\"\n");
-    store.rockenv(&["up", env, "--offline"]).exits(5).says(&[
-        "step `fetch` failed",
-        "it had no network because of `--offline`",
-    ]);
+    insta::assert_snapshot!(measured(store.shows("up ENV --offline")), @"
+    ENV: 1 step, 0 done before
+    step 1/1 fetch …
+    step 1/1 fetch … failed after TIME, cpu TIME, memory SIZE, disk +SIZE
+    log: STORE/envs/ENV/logs/DATE/01-fetch.log
+    inspect: rockenv shell --failed ENV
+    error: step `fetch` failed with exit code 1; it had no network because of `--offline`
+    help: fix it, then resume with: rockenv up ENV
+    exit code 5
+    ");
 }
 
 #[test]

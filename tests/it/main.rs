@@ -33,6 +33,7 @@ mod model;
 mod on;
 mod output;
 mod packages;
+mod reading;
 mod readme;
 mod releases;
 mod report;

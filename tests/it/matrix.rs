@@ -431,10 +431,13 @@ fn jobs_of_ci_are_one_line_of_json() {
         .exits(2)
         .says(&["1/4"]);
     fs::write(runners, "[gpu]\ngfx1104 = ['a']\n").unwrap();
-    store
-        .rockenv(&[&asked[..], &["--runners", runners]].concat())
-        .exits(3)
-        .says(&["runners.toml", "gfx1104", "did you mean"]);
+    let refused = store.rockenv(&[&asked[..], &["--runners", runners]].concat());
+    insta::assert_snapshot!(store.shown(&refused), @"
+    error: cannot read `WORK/runners.toml`
+      caused by: no target or family `gfx1104`
+    help: did you mean `gfx1100`?
+    exit code 3
+    ");
 }
 
 #[test]

@@ -9,6 +9,7 @@ use fs_err as fs;
 
 use crate::support::env::TestStore;
 use crate::support::loopfs::{Mount, bind, need_root};
+use crate::support::run::copy_program;
 use crate::support::terminal::Terminal;
 
 /// A user without subordinate ids.
@@ -32,7 +33,7 @@ impl Newcomer {
         let home = tempfile::tempdir().unwrap();
         fs::set_permissions(home.path(), PermissionsExt::from_mode(0o755)).unwrap();
         chown(home.path(), Some(UID), Some(UID)).unwrap();
-        fs::copy(env!("CARGO_BIN_EXE_rockenv"), home.path().join("program")).unwrap();
+        copy_program(&home.path().join("program"));
         Self { home }
     }
 
@@ -337,10 +338,11 @@ fn status_is_shown_again_in_place() {
     let store = TestStore::new();
     store.up_with("[[step]]\nname = 'one'\nrun = 'true'\n");
     let words = ["status", store.env(), "--watch"];
-    store.rockenv(&words).exits(2).says(&[
-        "`--watch` cannot refresh a pipe or file",
-        "help: leave out --watch",
-    ]);
+    insta::assert_snapshot!(store.shown(&store.rockenv(&words)), @"
+    error: `--watch` cannot refresh a pipe or file
+    help: leave out --watch
+    exit code 2
+    ");
     let mut terminal = Terminal::start(store.command(&words), 40, 200);
     terminal.expect("state    ready");
     terminal.expect("\x1b[9F\x1b[J");

@@ -90,21 +90,29 @@ fn a_release_is_chosen_once() {
         let plan: serde_json::Value = serde_json::from_str(&ran.ok().text()).unwrap();
         assert_eq!(plan["env"].as_str(), Some(&*name), "{words:?}");
     }
-    let both = ["--release", "7.9", "--param", "version=7.10"];
-    for verb in ["plan", "up"] {
-        let words = [&[verb, env][..], &both].concat();
-        store.rockenv(&words).exits(2).says(&[
-            "`--release 7.9` contradicts `--param version=7.10`",
-            "leave out one of them",
-        ]);
-    }
-    store
-        .rockenv(&["plan", env, "--release", "7.8"])
-        .exits(2)
-        .says(&["has no release `7.8`", "did you mean `7.9`?"]);
+    let said = store.shows(
+        "plan ENV --release 7.9 --param version=7.10
+        up ENV --release 7.9 --param version=7.10
+        plan ENV --release 7.8",
+    );
+    insta::assert_snapshot!(said, @"
+    $ rockenv plan ENV --release 7.9 --param version=7.10
+    error: `--release 7.9` contradicts `--param version=7.10`
+    help: leave out one of them
+    exit code 2
+    $ rockenv up ENV --release 7.9 --param version=7.10
+    error: `--release 7.9` contradicts `--param version=7.10`
+    help: leave out one of them
+    exit code 2
+    $ rockenv plan ENV --release 7.8
+    error: profile `ENV` has no release `7.8`
+    help: did you mean `7.9`?
+    exit code 2
+    ");
     store.profile("[[step]]\nname = 'one'\nrun = 'true'\n");
-    store
-        .rockenv(&["plan", env, "--release", "7.9"])
-        .exits(2)
-        .says(&["has no releases", "leave out --release"]);
+    insta::assert_snapshot!(store.shows("plan ENV --release 7.9"), @"
+    error: profile `ENV` has no releases
+    help: leave out --release
+    exit code 2
+    ");
 }

@@ -72,30 +72,26 @@ fn a_product_stands_for_its_target() {
     assert_eq!(other, "hip-smoke-gfx1102");
     let shown = store.rockenv(&["target", "show", "740M"]).exits(0).text();
     assert!(shown.contains("target    gfx1103\n"), "{shown}");
-    assert!(
-        shown.contains("Radeon 780M, Radeon 760M, Radeon 740M"),
-        "{shown}"
-    );
-    store
-        .rockenv(&["plan", "strix"])
-        .exits(2)
-        .says(&["gfx1150 (Strix Point), gfx1151 (Strix Halo)"]);
-    store
-        .rockenv(&["plan", "gfx1130"])
-        .exits(7)
-        .says(&["did you mean `gfx1103`?"]);
+    insta::assert_snapshot!(store.shows("plan strix\nplan gfx1130"), @"
+    $ rockenv plan strix
+    error: `strix` fits several targets: gfx1150 (Strix Point), gfx1151 (Strix Halo)
+    help: name one of them, such as `gfx1150`
+    exit code 2
+    $ rockenv plan gfx1130
+    error: no profile or target `gfx1130`
+    help: did you mean `gfx1103`?
+    exit code 7
+    ");
 }
 
 #[test]
 fn another_target_than_the_profile_is_named_after_is_refused() {
     let store = TestStore::new();
-    store
-        .rockenv(&["plan", "gfx1103", "--target", "gfx1100"])
-        .exits(2)
-        .says(&[
-            "profile `gfx1103` is for gfx1103, not for `--target gfx1100`",
-            "rockenv up therock --target gfx1100",
-        ]);
+    insta::assert_snapshot!(store.shows("plan gfx1103 --target gfx1100"), @"
+    error: profile `gfx1103` is for gfx1103, not for `--target gfx1100`
+    help: rockenv up therock --target gfx1100
+    exit code 2
+    ");
     assert_eq!(planned(&store, &["gfx1103", "--target", "780m"]), "gfx1103");
     // A profile with any other name is for any target.
     let other = planned(&store, &["hip-smoke", "--target", "gfx1100"]);
@@ -107,18 +103,41 @@ fn a_checkout_is_compared_and_believed() {
     let store = TestStore::new();
     let directory = checkout(&store, TABLE);
     let path = directory.to_str().unwrap();
-    let ran = store
-        .rockenv(&["target", "check", "--source", path])
-        .exits(8);
-    let text = ran.text();
-    for line in [
-        "gfx1103: product `A laptop`, previously `AMD Radeon 780M Laptop iGPU`\n",
-        "gfx1103: hipSPARSELt is now built\n",
-        "gfx1201: rocWMMA is now excluded (no issue named)\n",
-        "gfx90a: not there\n",
-    ] {
-        assert!(text.contains(line), "{text}");
-    }
+    insta::assert_snapshot!(store.shows("target check --source WORK/checkout"), @"
+    gfx900: not there
+    gfx90c: not there
+    gfx906: not there
+    gfx908: not there
+    gfx90a: not there
+    gfx942: not there
+    gfx950: not there
+    gfx1010: not there
+    gfx1011: not there
+    gfx1012: not there
+    gfx1030: not there
+    gfx1031: not there
+    gfx1032: not there
+    gfx1033: not there
+    gfx1034: not there
+    gfx1035: not there
+    gfx1036: not there
+    gfx1100: not there
+    gfx1101: not there
+    gfx1102: not there
+    gfx1103: product `A laptop`, previously `AMD Radeon 780M Laptop iGPU`
+    gfx1103: hipSPARSELt is now built
+    gfx1103: rccl-tests is now built
+    gfx1103: rocprofiler-compute is now built
+    gfx1150: not there
+    gfx1151: not there
+    gfx1152: not there
+    gfx1153: not there
+    gfx1200: not there
+    gfx1201: rocWMMA is now excluded (no issue named)
+    gfx1250: not there
+    2 targets, no topology: 31 differences (from TheRock ID)
+    exit code 8
+    ");
     let ran = store
         .rockenv(&["target", "check", "--source", path, "--json"])
         .exits(8);
@@ -127,34 +146,41 @@ fn a_checkout_is_compared_and_believed() {
     assert_eq!(json["drift"][0]["what"], "no-target");
 
     // rockenv's own table does not leave rocWMMA out for gfx1201: the checkout's does, and counts.
-    let error = "`rocWMMA` would be built for no target: TheRock excludes it for gfx1201";
     store.profile(STEPS);
     let env = store.env();
-    let ran = store.rockenv(&["up", env, "--target", "gfx1201"]).exits(3);
-    ran.says(&[
-        "source `therock` differs from the built-in table of TheRock; using the checkout's",
-        error,
-    ]);
-    store
-        .rockenv(&["up", env, "--target", "gfx90a"])
-        .exits(3)
-        .says(&[
-            "source `therock` has no target `gfx90a`",
-            "rockenv target check --source",
-        ]);
+    let both = "up ENV --target gfx1201\nup ENV --target gfx90a";
+    insta::assert_snapshot!(store.shows(both), @r#"
+    $ rockenv up ENV --target gfx1201
+    warning: source `therock` differs from the built-in table of TheRock; using the checkout's: gfx900: not there, and 30 more; `rockenv target check --source WORK/profiles/../checkout` shows all
+    error: profile `ENV` is invalid
+      × `rocWMMA` would be built for no target: TheRock excludes it for gfx1201
+       ╭─[WORK/profiles/ENV.toml:5:8]
+     4 │ [[component]]
+     5 │ name = "rocWMMA"
+       ·        ────┬────
+       ·            ╰── too few targets
+     6 │ [[component]]
+       ╰────
+      help: leave it out (take it out of `links`, or `remove = true`, and build without it), let a stub stand in
+            (`stub = true`), or build it for a throwaway target too (`extra-targets = ["gfx1250"]`)
+    exit code 3
+    $ rockenv up ENV --target gfx90a
+    error: source `therock` has no target `gfx90a`: this version of TheRock cannot build for it
+    help: rockenv target check --source WORK/profiles/../checkout
+    exit code 3
+    "#);
 
     fs::write(
         directory.join("cmake/therock_amdgpu_targets.cmake"),
         "therock_add_amdgpu_target(\n  gfx1103 \"A\" NEW b)\n",
     )
     .unwrap();
-    store
-        .rockenv(&["target", "check", "--source", path])
-        .exits(3)
-        .says(&[
-            "cmake/therock_amdgpu_targets.cmake:2:15: unknown keyword",
-            "  gfx1103 \"A\" NEW b)",
-        ]);
+    insta::assert_snapshot!(store.shown(&store.rockenv(&["target", "check", "--source", path])), @r#"
+    error: cmake/therock_amdgpu_targets.cmake:2:15: unknown keyword
+      caused by:   gfx1103 "A" NEW b)
+                      ^^^
+    exit code 3
+    "#);
     store
         .rockenv(&["plan", env, "--target", "gfx1201"])
         .ok()
@@ -187,12 +213,26 @@ fn several_targets_have_to_fit_and_share_an_env() {
     };
     store.profile(STEPS);
     for verb in [&["profile", "check", env][..], &["plan", env], &["up", env]] {
-        with(verb).exits(3).says(&[
-            "`rccl` is not built for gfx1103, and `torch`, which links it, is",
-            "`stub = true`",
-            "`extra-targets = [\"gfx1250\"]`",
-            "https://github.com/ROCm/TheRock/issues/150",
-        ]);
+        // `up` has told before that the table is another.
+        let said = store.shown(&with(verb).exits(3));
+        let said = said.split_once("error: ").unwrap().1;
+        insta::allow_duplicates! {
+            insta::assert_snapshot!(said, @r#"
+            profile `ENV` is invalid
+              × `rccl` is not built for gfx1103, and `torch`, which links it, is
+               ╭─[WORK/profiles/ENV.toml:7:8]
+             6 │ [[component]]
+             7 │ name = "rccl"
+               ·        ───┬──
+               ·           ╰── too few targets
+             8 │ [[component]]
+               ╰────
+              help: https://github.com/ROCm/TheRock/issues/150
+                    leave it out (take it out of `links`, or `remove = true`, and build without it), let a stub stand in
+                    (`stub = true`), or build it for a throwaway target too (`extra-targets = ["gfx1250"]`)
+            exit code 3
+            "#);
+        }
     }
     for choice in [
         STEPS.replace("links = [\"rccl\"]", ""),
@@ -231,10 +271,22 @@ fn therock_with_rccl_needs_a_target_that_can_have_it() {
     let with = ["plan", "gfx1103", "--variant", "full-torch"];
     store.rockenv(&with).ok();
     let alone = [&with[..], &["--param", "test-targets="]].concat();
-    store.rockenv(&alone).exits(3).says(&[
-        "`rccl` is not built for gfx1103, and `torch`, which links it, is",
-        "150\n        build variant `lean`, which does not need it, leave it out",
-    ]);
+    insta::assert_snapshot!(store.shown(&store.rockenv(&alone)), @r#"
+    error: profile `gfx1103` is invalid
+      × `rccl` is not built for gfx1103, and `torch`, which links it, is
+         ╭─[profiles/therock.toml (built in):181:8]
+     180 │ [[component]]
+     181 │ name = "rccl"
+         ·        ───┬──
+         ·           ╰── too few targets
+     182 │ extra-targets = ["${test-targets}"]
+         ╰────
+      help: https://github.com/ROCm/TheRock/issues/150
+            build variant `lean`, which does not need it, leave it out (take it out of `links`, or `remove =
+            true`, and build without it), let a stub stand in (`stub = true`), or build it for a throwaway
+            target too (`extra-targets = ["gfx1250"]`)
+    exit code 3
+    "#);
     // One that can have it needs no other.
     let other: Vec<&str> = alone
         .iter()
@@ -260,18 +312,35 @@ fn a_target_that_only_a_newer_checkout_has_is_learned() {
     );
     store.profile(STEPS);
     let up = || store.rockenv(&["up", env, "--target", "gfx1310"]);
-    up().exits(3).says(&[
-        "unknown target `gfx1310`",
-        "`rockenv target learn --source DIR`",
-    ]);
-    let learned = store
-        .rockenv(&["target", "learn", "--source", path])
-        .ok()
-        .says(&["2 targets of"]);
-    let text = learned.text();
-    assert!(text.contains("gfx1310: new, A card to come\n"), "{text}");
-    let text = store.rockenv(&["target", "show", "gfx1310"]).ok().text();
-    assert!(text.contains("A card to come"), "{text}");
+    let said = store.shows(
+        "up ENV --target gfx1310
+        target learn --source WORK/checkout
+        target show gfx1310",
+    );
+    let is_there = |line: &&str| !line.ends_with(": not there");
+    let said = said.lines().filter(is_there).collect::<Vec<_>>().join("\n");
+    insta::assert_snapshot!(said, @"
+    $ rockenv up ENV --target gfx1310
+    error: unknown target `gfx1310`
+    help: did you mean `gfx1010`? `rockenv target ls` shows them all, `rockenv target learn --source DIR` imports those of a newer TheRock
+    exit code 3
+    $ rockenv target learn --source WORK/checkout
+    gfx1103: product `A laptop`, previously `AMD Radeon 780M Laptop iGPU`
+    gfx1103: hipSPARSELt is now built
+    gfx1103: rccl is now built
+    gfx1103: rccl-tests is now built
+    gfx1103: rocprofiler-compute is now built
+    gfx1310: new, A card to come
+    the store at `STORE` now uses the 2 targets of `WORK/checkout`; to undo: rockenv target forget
+    $ rockenv target show gfx1310
+    target    gfx1310
+    product   A card to come
+    kind      graphics card
+    families  gfx1310, dgpu-all, gfx131X-all
+    override  13.1.0
+    support   not documented upstream
+    variant   lean: RCCL is for several cards; with these: `--variant full-torch`
+    ");
     // A family that nobody heard of before can be named as well.
     store.profile(&steps);
     up().ok();
@@ -292,11 +361,13 @@ fn a_target_that_only_a_newer_checkout_has_is_learned() {
     let list = || store.rockenv(&["ls"]).ok();
     let said = list().says(&["targets.json", "is damaged", "target learn"]);
     assert!(said.text().contains(env), "{}", said.text());
-    store.rockenv(&["target", "forget"]).ok();
-    store
-        .rockenv(&["target", "forget"])
-        .ok()
-        .says(&["no learned targets to forget"]);
+    insta::assert_snapshot!(store.shows("target forget\ntarget forget"), @"
+    $ rockenv target forget
+    warning: cannot read `STORE/targets.json`: `STORE/targets.json` is damaged: EOF while parsing an object at line 1 column 1; using the built-in targets only; write the file again with `rockenv target learn --source DIR`
+    now uses the built-in targets of TheRock ID
+    $ rockenv target forget
+    no learned targets to forget
+    ");
     assert!(list().text().contains(env));
     store.rockenv(&["status", env]).ok();
     store.rockenv(&["fsck"]).ok();

@@ -16,6 +16,7 @@ pub(crate) mod run;
 pub(crate) mod skip;
 pub(crate) mod template;
 pub(crate) mod terminal;
+pub(crate) mod transcript;
 pub(crate) mod wheels;
 
 pub(crate) use rootfs::rootfs;

@@ -58,7 +58,7 @@ impl Ordinary {
             let new = self
                 .directory
                 .join(format!("rockenv.{:?}", std::thread::current().id()));
-            fs::copy(env!("CARGO_BIN_EXE_rockenv"), &new).expect("a copy of rockenv");
+            super::run::copy_program(&new);
             fs::rename(new, &copy).expect("a copy of rockenv");
         }
         copy
@@ -127,7 +127,7 @@ impl MadeUp {
         });
         fs::create_dir(&home).expect("a home");
         chown(&home, Some(Self::UID), Some(Self::UID)).expect("a new owner");
-        fs::copy(env!("CARGO_BIN_EXE_rockenv"), home.join("program")).expect("a copy of rockenv");
+        super::run::copy_program(&home.join("program"));
         Self {
             home,
             _known: known.into(),

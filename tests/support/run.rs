@@ -206,6 +206,16 @@ pub(crate) fn processes_called(line: &str) -> Vec<i32> {
     found.map(|(pid, _)| pid).collect()
 }
 
+/// Copies rockenv by a process of its own: what this one has open for writing, a child that another test starts just now has
+/// too, and Linux runs no such file ("text file busy").
+pub(crate) fn copy_program(to: &Path) {
+    super::loopfs::run(
+        Command::new("cp")
+            .arg(env!("CARGO_BIN_EXE_rockenv"))
+            .arg(to),
+    );
+}
+
 /// Returns the digest of a file, by another program than rockenv.
 pub(crate) fn sha256(path: &Path) -> String {
     let text = super::loopfs::run(Command::new("sha256sum").arg(path));

@@ -253,5 +253,14 @@ fn where_a_registry_has_what_others_built_no_volume_has_to() {
         }
     }
     let asked = ["matrix", "kubernetes", "gfx1103"];
-    store.rockenv(&asked).exits(2).says(&["--image", "--claim"]);
+    insta::assert_snapshot!(store.shown(&store.rockenv(&asked)), @"
+    error: the following required arguments were not provided:
+      --image <IMAGE>
+      --claim <NAME>
+
+    Usage: rockenv matrix kubernetes --image <IMAGE> --claim <NAME> <TARGET|FAMILY>... [-- <OPTION>...]
+
+    For more information, try '--help'.
+    exit code 2
+    ");
 }

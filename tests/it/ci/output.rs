@@ -254,8 +254,10 @@ run = 'false'
     assert_eq!(rows[4]["wall_ms"], 0);
     let nowhere = store.work().join("none/rows");
     let up = ["up", store.env(), "--metrics", nowhere.to_str().unwrap()];
-    store
-        .rockenv(&up)
-        .exits(1)
-        .says(&["/none`", "help: --metrics FILE"]);
+    insta::assert_snapshot!(store.shown(&store.rockenv(&up)), @"
+    error: cannot open directory `WORK/none`
+      caused by: No such file or directory (os error 2)
+    help: --metrics FILE, in an existing directory
+    exit code 1
+    ");
 }

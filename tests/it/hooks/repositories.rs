@@ -22,10 +22,14 @@ fn a_hook_for_a_submodule_waits_for_the_step_that_fetches_it() {
     let edit = EDIT.replace("a.txt", "sub/f");
     hook(&store, "fix", &edit);
     store.profile(steps);
-    store.rockenv(&["up", store.env()]).exits(3).says(&[
-        "hook `fix`: `sub/f` is in a submodule that is not fetched yet",
-        "from-step",
-    ]);
+    insta::assert_snapshot!(store.shows("up ENV"), @r#"
+    warning: hook `fix` cannot be checked before its source is fetched
+    ENV: 2 steps, 0 done before; engine nspawn (root, and systemd-nspawn is installed)
+    step 1/2 fetch …
+    error: hook `fix`: `sub/f` is in a submodule that is not fetched yet
+    help: from-step = "STEP" in its hook.toml names a step after the one that fetches it
+    exit code 3
+    "#);
     hook(&store, "fix", &format!("from-step = 'build'\n{edit}"));
     store
         .up()

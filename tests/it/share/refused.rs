@@ -55,13 +55,11 @@ fn nothing_is_written_over() {
 fn what_cannot_be_pushed_cannot_be_exported() {
     let (one, other) = (TestStore::new(), TestStore::new());
     let name = built(&one, &other, STEPS);
-    one.rockenv(&["export", &name, "--snapshots", "x.oci.tar"])
-        .exits(2)
-        .says(&[
-            "no snapshot of env",
-            "build volume `build` is not part of it",
-            "--store-image",
-        ]);
+    insta::assert_snapshot!(one.shown(&one.rockenv(&["export", &name, "--snapshots", "x.oci.tar"])), @"
+    error: no snapshot of env `ENV` can be shared: its build volume `build` is not part of it, because this is an overlay store
+    help: rockenv setup --store-image SIZE makes a store that freezes them
+    exit code 2
+    ");
 }
 
 fn digest(bytes: &[u8]) -> String {
@@ -392,10 +390,12 @@ fn a_file_that_is_no_layout_is_not_imported() {
         import.exits(3).says(&["cannot import", says]);
         untouched(&other);
     }
-    other
-        .rockenv(&["import", "absent.tar"])
-        .exits(7)
-        .says(&["`absent.tar` does not exist", "--snapshots"]);
+    insta::assert_snapshot!(other.shows("import absent.tar"), @"
+    error: cannot import `absent.tar`
+      caused by: `absent.tar` does not exist
+    help: rockenv export ENV --snapshots FILE.oci.tar, on the machine that built it
+    exit code 7
+    ");
     other
         .rockenv(&["import", "/dev/null"])
         .exits(3)

@@ -50,10 +50,11 @@ fn rerun_and_until() {
         .ok()
         .says(&["step 3/3 three"]);
     store.up().says(&["nothing to do"]);
-    store
-        .rockenv(&["up", store.env(), "--rerun", "tow"])
-        .exits(7)
-        .says(&["has no step `tow`", "one, two, three"]);
+    insta::assert_snapshot!(store.shows("up ENV --rerun tow"), @"
+    error: profile `ENV` has no step `tow`
+    help: did you mean `two`? its steps are: one, two, three
+    exit code 7
+    ");
 }
 
 #[test]
