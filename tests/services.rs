@@ -460,7 +460,7 @@ fn what_gc_gives_up_goes_at_the_service_too() {
     assert_eq!(images(), 4);
     let gc = ["--yes", "gc", "--preset", "ci", "--free", "1T"];
     let ran = store.rockenv(&gc).exits(10);
-    assert!(ran.text().contains("removed 2 things"), "{ran:?}");
+    assert!(ran.text().contains("removed 2 items"), "{ran:?}");
     assert_eq!(images(), 2);
     store.sh("cat ~/one ~/two").ok().prints("one\ntwo");
     store.rockenv(&["rm", "--yes", store.env()]).ok();

@@ -21,7 +21,7 @@ use crate::profile::{self, hook};
 use crate::rocm::target;
 use crate::store::Store;
 use crate::store::config::Config;
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::{Error, Result};
 use crate::up::context::Context;
 
 #[derive(Debug, Args)]
@@ -161,7 +161,7 @@ fn script(shell: &str) -> Result<String> {
     let shells = Shells::builtins();
     let completer = shells
         .completer(shell)
-        .ok_or_else(|| Error::new(Kind::Usage, format!("no completions for `{shell}`")))?;
+        .ok_or_else(|| Error::usage(format!("no completions for `{shell}`")))?;
     let mut text = Vec::new();
     completer.write_registration("COMPLETE", "rockenv", "rockenv", "rockenv", &mut text)?;
     Ok(String::from_utf8_lossy(&text).into_owned())

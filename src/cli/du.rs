@@ -17,10 +17,10 @@ pub struct DuArgs {
     /// Only this env, in detail
     #[arg(value_name = "ENV")]
     name: Option<String>,
-    /// Show the directories so deep in build volumes, caches, sources and outputs; without, what TheRock's build trees hold
+    /// Show directories down to this depth in build volumes, caches, sources and outputs [default: the parts of TheRock's build trees]
     #[arg(long, value_name = "LEVELS")]
     depth: Option<usize>,
-    /// Order of the rows: as things depend on each other, or the largest first
+    /// Order of the rows: by kind, or largest first
     #[arg(long, value_enum, default_value = "kind")]
     sort: Sort,
     /// Show exclusive and shared space

@@ -4,6 +4,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::sys::error::Result;
+use crate::ui::object;
 use crate::up::context::Context;
 
 #[derive(Debug, Args)]
@@ -36,14 +37,7 @@ pub(crate) fn env(cx: &Context, args: &EnvArgs) -> Result<()> {
         })
         .collect();
     if cx.json {
-        #[derive(Serialize)]
-        struct EnvVariables<'a> {
-            schema: &'static str,
-            env: &'a str,
-            profile: &'a str,
-            variables: &'a [Variable<'a>],
-        }
-        return cx.ui.json(&EnvVariables {
+        return cx.ui.json(&object! {
             schema: "rockenv/env/1",
             env: &name,
             profile: &spec.profile,

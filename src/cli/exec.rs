@@ -4,7 +4,7 @@ use std::io::IsTerminal as _;
 
 use clap::Args;
 
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::{Error, Result};
 use crate::up::context::Context;
 use crate::up::exec::{Job, Opened, run};
 
@@ -54,7 +54,7 @@ pub(crate) fn exec(cx: &Context, args: ExecArgs) -> Result<u8> {
     let mut variables = Vec::new();
     for text in &args.env {
         let (name, value) = text.split_once('=').ok_or_else(|| {
-            Error::new(Kind::Usage, format!("`{text}` is not NAME=VALUE"))
+            Error::usage(format!("`{text}` is not NAME=VALUE"))
                 .help("rockenv exec --env NAME=VALUE ENV -- CMD")
         })?;
         variables.push((name.to_owned(), value.to_owned()));

@@ -10,8 +10,8 @@ use crate::share::Shareable;
 use crate::store::export::{self, ExportedEntry, OutputsExport};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::signals::Signals;
-use crate::ui::Format;
 use crate::ui::event::Outcome;
+use crate::ui::{Format, object};
 use crate::up::context::Context;
 use crate::up::push;
 use crate::up::task::Task;
@@ -27,8 +27,8 @@ pub struct ExportArgs {
     /// Output volume to export instead of all; may be given again
     #[arg(long, value_name = "NAME")]
     volume: Vec<String>,
-    /// Export the env's snapshots instead, for `import` on another machine: an OCI image layout, as a file where the name ends in
-    /// `.tar`, else as a directory
+    /// Export the env's snapshots instead, for `import` on another machine: an OCI image layout, in a file if the name ends in
+    /// `.tar`, otherwise in a directory
     #[arg(long, value_name = "FILE|DIR", conflicts_with_all = ["directory", "volume"])]
     snapshots: Option<PathBuf>,
     /// Last step whose snapshot is exported
@@ -116,16 +116,6 @@ fn show(cx: &Context, manifest: &Path, entries: &BTreeMap<String, ExportedEntry>
 
 /// Writes shareable snapshots to a file or a directory.
 fn snapshots(cx: &Context, args: &ExportArgs, env: &str, place: &Path) -> Result<()> {
-    #[derive(Serialize)]
-    struct SnapshotsReport<'a> {
-        schema: &'static str,
-        snapshots: &'a Path,
-        key: Option<&'a str>,
-        steps: Vec<&'a str>,
-        layers: u64,
-        bytes: u64,
-        left_out: u64,
-    }
     cx.host_as_root("exporting snapshots")?;
     let store = cx.existing_store()?;
     let signals = Signals::take()?;
@@ -137,7 +127,7 @@ fn snapshots(cx: &Context, args: &ExportArgs, env: &str, place: &Path) -> Result
     reporter.finish(Outcome::Done, message);
     if cx.json {
         let last = what.layers.last();
-        cx.ui.json(&SnapshotsReport {
+        cx.ui.json(&object! {
             schema: "rockenv/export-snapshots/1",
             snapshots: place,
             key: last.and_then(|layer| layer.key.as_deref()),

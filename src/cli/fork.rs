@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::store::lock;
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::{Error, Result};
 use crate::up::context::Context;
 
 #[derive(Debug, Args)]
@@ -22,10 +22,8 @@ pub(crate) fn fork(cx: &Context, args: &ForkArgs) -> Result<()> {
     let mut new = store.lock_env(&args.new, "fork", Duration::ZERO)?;
     new.check_owner()?;
     if new.record().is_some() {
-        return Err(
-            Error::new(Kind::Usage, format!("env `{}` exists already", args.new))
-                .help(format!("rockenv rm {}", args.new)),
-        );
+        return Err(Error::usage(format!("env `{}` exists already", args.new))
+            .help(format!("rockenv rm {}", args.new)));
     }
     new.fork_from(&mut from)?;
     cx.ui.note(&format!("{}: a copy of {}", args.new, args.env));

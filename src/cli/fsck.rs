@@ -8,7 +8,7 @@ use crate::engine::docker::Service;
 use crate::plan::resolve::Engine;
 use crate::store::check::{Attempt, Findings, Problem, examine, repair, repair_format};
 use crate::sys::error::{Error, Result};
-use crate::ui::size;
+use crate::ui::{object, size};
 use crate::up::context::Context;
 
 #[derive(Debug, Args)]
@@ -67,29 +67,14 @@ pub(crate) fn fsck(cx: &Context, args: &FsckArgs) -> Result<u8> {
     lines.extend(left.into_iter().map(|problem| line(problem, false, None)));
     let clean = lines.iter().all(|line| line.mended);
     if cx.json {
-        #[derive(Serialize)]
-        struct Note {
-            message: String,
-            help: String,
-        }
-        #[derive(Serialize)]
-        struct FsckReport<'a> {
-            schema: &'static str,
-            store: String,
-            clean: bool,
-            problems: &'a [Line],
-            notes: Vec<Note>,
-        }
-        cx.ui.json(&FsckReport {
+        let notes = found.notes.iter();
+        let notes = notes.map(|(message, help)| object! { message: message, help: help });
+        cx.ui.json(&object! {
             schema: "rockenv/fsck/1",
             store: cx.config.home.display().to_string(),
-            clean,
+            clean: clean,
             problems: &lines,
-            notes: found
-                .notes
-                .into_iter()
-                .map(|(message, help)| Note { message, help })
-                .collect(),
+            notes: notes.collect::<Vec<_>>(),
         })?;
     } else {
         show(cx, &lines, &found.notes, args.repair);

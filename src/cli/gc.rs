@@ -11,8 +11,8 @@ use crate::profile::value;
 use crate::store::inventory::Look;
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host::free_space;
-use crate::ui::size;
 use crate::ui::table::Table;
+use crate::ui::{object, size};
 use crate::up::context::Context;
 use crate::up::gc::{Done, collect, decide};
 
@@ -24,7 +24,7 @@ pub struct GcArgs {
     /// Continue until this much more space is free
     #[arg(long, value_name = "SIZE")]
     free: Option<String>,
-    /// Policy to begin with, in place of the configuration's
+    /// Policy preset, instead of the configured one
     #[arg(long)]
     preset: Option<Preset>,
     /// Also remove sub-projects of TheRock from build volumes if an artifact holds their installed files
@@ -67,8 +67,7 @@ pub(crate) fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
 }
 
 fn parse_size(text: &str) -> Result<u64> {
-    value::size(text)
-        .map_err(|refused| Error::new(Kind::Usage, refused.message).help("rockenv gc --free 50G"))
+    value::size(text).map_err(|refused| Error::usage(refused.message).help("rockenv gc --free 50G"))
 }
 
 fn report(cx: &Context, done: &Done, asked: Option<u64>, free: u64) -> Result<()> {
@@ -90,7 +89,7 @@ fn report(cx: &Context, done: &Done, asked: Option<u64>, free: u64) -> Result<()
     } else {
         cx.ui.data(&format!(
             "removed {}: {} freed ({} estimated); {} free now\n",
-            size::count(done.removed.len(), "thing"),
+            size::count(done.removed.len(), "item"),
             size::bytes(done.freed),
             size::bytes(done.estimate + done.trash),
             size::bytes(free)
@@ -189,13 +188,7 @@ fn show(
 fn show_roots(cx: &Context, inventory: &Inventory, limits: &Limits) -> Result<()> {
     let rows = rooted(inventory, limits);
     if cx.json {
-        #[derive(Serialize)]
-        struct RootsReport<'a> {
-            schema: &'static str,
-            roots: &'a [crate::plan::gc::Rooted],
-            notes: &'a [String],
-        }
-        return cx.ui.json(&RootsReport {
+        return cx.ui.json(&object! {
             schema: "rockenv/gc-roots/1",
             roots: &rows,
             notes: &inventory.notes,

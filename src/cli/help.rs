@@ -7,10 +7,10 @@ use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory as _, FromArgMatches as _};
 
-use super::examples::EXAMPLES;
+use super::examples::examples;
 use crate::cli::Cli;
 use crate::rocm::target::Target;
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::{Error, Result};
 use crate::sys::suggest;
 use crate::up::context::Context;
 
@@ -52,79 +52,11 @@ pub(super) const GROUPS: [(&str, &[&str]); 5] = [
 ];
 
 /// Words of other tools, and what to type.
-const WORDS: [(&str, &str); 23] = [
-    ("attach", "`rockenv shell ENV` opens a shell in an env"),
-    (
-        "build",
-        "`rockenv up PROFILE` builds an env, `rockenv image build IMAGE` an image",
-    ),
-    (
-        "clean",
-        "`rockenv gc` frees disk space, `rockenv up PROFILE --clean` builds from a clean snapshot",
-    ),
-    (
-        "config",
-        "`rockenv schema config` describes rockenv.toml, `rockenv doctor` checks it",
-    ),
-    (
-        "create",
-        "`rockenv up PROFILE` builds an env, `rockenv profile new NAME` writes a profile",
-    ),
-    ("delete", "`rockenv rm ENV` removes an env"),
-    (
-        "detect",
-        "`rockenv target detect` shows the GPUs of this machine",
-    ),
-    ("images", "`rockenv image ls` lists images"),
-    (
-        "info",
-        "`rockenv status ENV` shows an env, `rockenv doctor` this machine",
-    ),
-    (
-        "init",
-        "`rockenv profile new NAME` writes a profile, `rockenv up NAME` builds it",
-    ),
-    ("inspect", "`rockenv status ENV` shows an env"),
-    (
-        "install",
-        "`rockenv setup` installs what the host needs, `rockenv up PROFILE` builds an env",
-    ),
-    (
-        "login",
-        "`docker login HOST` or `podman login HOST`: rockenv uses the same logins",
-    ),
-    (
-        "new",
-        "`rockenv profile new NAME` writes a profile, `rockenv up NAME` builds it",
-    ),
-    (
-        "prune",
-        "`rockenv gc` frees disk space, `rockenv gc -n` shows what it would remove",
-    ),
-    (
-        "ps",
-        "`rockenv ls` lists envs and whether something runs in them",
-    ),
-    (
-        "run",
-        "`rockenv up PROFILE` builds an env, `rockenv exec ENV CMD` runs a command in one",
-    ),
-    (
-        "search",
-        "`rockenv profile ls` lists profiles, `rockenv target ls` GPU targets",
-    ),
-    (
-        "ssh",
-        "`rockenv on ssh://HOST COMMAND` runs rockenv there, `rockenv shell ENV` opens a shell in an env",
-    ),
-    (
-        "start",
-        "`rockenv up PROFILE` builds an env, `rockenv shell ENV` opens a shell in one",
-    ),
-    ("stop", "`rockenv down ENV` stops all processes in an env"),
-    ("update", "`rockenv up PROFILE` brings an env up to date"),
-    ("version", "`rockenv --version` prints the version"),
-];
+fn words() -> impl Iterator<Item = (&'static str, &'static str)> {
+    include_str!("synonyms.txt")
+        .lines()
+        .filter_map(|line| line.split_once(": "))
+}
 
 #[derive(Debug, Args)]
 pub struct HelpArgs {
@@ -200,14 +132,14 @@ pub(super) enum Unparsed {
 
 /// Returns the error for a word of another tool, or for a target in a command's place.
 fn meant(word: &str) -> Option<Error> {
-    let help = match WORDS.iter().find(|(known, _)| *known == word) {
-        Some((_, help)) => (*help).to_owned(),
+    let help = match words().find(|(known, _)| *known == word) {
+        Some((_, help)) => help.to_owned(),
         None => {
             let target = Target::named(word).ok()?;
             format!("`rockenv up {target}` builds for it")
         }
     };
-    Some(Error::new(Kind::Usage, format!("no command `{}`", word.escape_debug())).help(help))
+    Some(Error::usage(format!("no command `{}`", word.escape_debug())).help(help))
 }
 
 /// Prints the help of a command, as its `--help` does.
@@ -234,19 +166,11 @@ pub(super) fn find(mut command: clap::Command, words: &[String]) -> Result<clap:
                 _ => format!("rockenv {} --help", words[..at].join(" ")),
             };
             let known = command.get_subcommands().map(clap::Command::get_name);
-            return Err(Error::new(Kind::Usage, message).help(suggest::help(word, known, &all)));
+            return Err(Error::usage(message).help(suggest::help(word, known, &all)));
         };
         command = inner.clone();
     }
     Ok(command)
-}
-
-/// Returns the examples of a command, by its words.
-pub fn examples(path: &str) -> &'static [(&'static str, &'static str)] {
-    EXAMPLES
-        .iter()
-        .find(|(known, _)| *known == path)
-        .map_or(&[], |(_, examples)| examples)
 }
 
 fn with_examples(command: clap::Command, path: &str) -> clap::Command {
@@ -302,19 +226,9 @@ fn heading(title: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::examples::EXAMPLES;
+    use super::super::man_pages::each;
     use super::*;
-
-    /// Calls `with` for each command that does something, by its words.
-    fn each(command: &clap::Command, path: &str, with: &mut dyn FnMut(&str)) {
-        for inner in command.get_subcommands() {
-            let path = format!("{path} {}", inner.get_name());
-            let is_group = inner.has_subcommands() && inner.is_subcommand_required_set();
-            if !is_group {
-                with(path.trim());
-            }
-            each(inner, &path, with);
-        }
-    }
 
     #[test]
     fn every_command_is_in_one_group() {
@@ -336,13 +250,18 @@ mod tests {
     #[test]
     fn every_command_has_examples_that_parse() {
         let mut paths = vec![String::new()];
-        each(&Cli::command(), "", &mut |path| paths.push(path.to_owned()));
-        for (path, examples) in EXAMPLES {
+        each(&Cli::command(), "", &mut |path, command| {
+            // A group of commands does nothing by itself.
+            if !(command.has_subcommands() && command.is_subcommand_required_set()) {
+                paths.push(path.to_owned());
+            }
+        });
+        for (path, examples) in EXAMPLES.iter() {
             assert!(
                 paths.iter().any(|known| known == path),
                 "no command `{path}`"
             );
-            for (line, _) in *examples {
+            for (line, _) in examples {
                 let words = shlex::split(line).unwrap();
                 assert!(words[1..].join(" ").starts_with(path), "{line}");
                 let parsed = command().try_get_matches_from(&words);
@@ -356,22 +275,9 @@ mod tests {
         }
     }
 
-    /// Calls `with` for each command, by its words.
-    fn each_command(
-        command: &clap::Command,
-        path: &str,
-        with: &mut dyn FnMut(&str, &clap::Command),
-    ) {
-        for inner in command.get_subcommands() {
-            let path = format!("{path} {}", inner.get_name());
-            with(path.trim(), inner);
-            each_command(inner, &path, with);
-        }
-    }
-
     #[test]
     fn many_options_are_under_headings() {
-        each_command(&Cli::command(), "", &mut |path, command| {
+        each(&Cli::command(), "", &mut |path, command| {
             let own = command.get_arguments().filter(|one| !one.is_positional());
             let own: Vec<_> = own.filter(|one| !one.is_global_set()).collect();
             let bare: Vec<_> = own
@@ -385,7 +291,7 @@ mod tests {
 
     #[test]
     fn words_of_other_tools_name_commands() {
-        for (word, help) in WORDS {
+        for (word, help) in words() {
             assert!(Cli::command().find_subcommand(word).is_none(), "{word}");
             // Every command that they name exists.
             for line in help
@@ -403,7 +309,7 @@ mod tests {
                 );
             }
         }
-        assert!(WORDS.is_sorted());
+        assert!(words().is_sorted());
         let error = meant("780m").unwrap();
         assert_eq!(
             error.help_text(),

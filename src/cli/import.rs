@@ -3,12 +3,11 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use serde::Serialize;
 
 use crate::share::{self, Pulled};
 use crate::sys::error::Result;
 use crate::sys::signals::Signals;
-use crate::ui::Format;
+use crate::ui::{Format, object};
 use crate::up::context::Context;
 use crate::up::registry;
 use crate::up::task::{Subject, Task};
@@ -27,11 +26,6 @@ pub struct ImportArgs {
 }
 
 pub(crate) fn import(cx: &Context, args: &ImportArgs) -> Result<()> {
-    #[derive(Serialize)]
-    struct ImportReport<'a> {
-        schema: &'static str,
-        snapshots: &'a [Pulled],
-    }
     let engine = args.engine.as_deref();
     registry::host_for(cx, engine, "importing snapshots")?;
     let service = registry::service(cx, engine)?;
@@ -66,10 +60,8 @@ pub(crate) fn import(cx: &Context, args: &ImportArgs) -> Result<()> {
     });
     registry::finish("imported", &all, &from, &reporter);
     if cx.json {
-        cx.ui.json(&ImportReport {
-            schema: "rockenv/import/1",
-            snapshots: &taken,
-        })?;
+        cx.ui
+            .json(&object! { schema: "rockenv/import/1", snapshots: &taken })?;
     }
     Ok(())
 }

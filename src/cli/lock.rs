@@ -4,14 +4,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
-use serde::Serialize;
 
 use crate::plan::lockfile::{self, LockChange, Lockfile, VERSION};
 use crate::plan::resolve::VolumeKind;
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::signals::Signals;
-use crate::ui::Format;
 use crate::ui::size::count;
+use crate::ui::{Format, object};
 use crate::up::context::Context;
 use crate::up::downloads::Fetching;
 use crate::up::lock::{ALL, Locking};
@@ -29,7 +28,7 @@ pub struct LockArgs {
     command: Option<LockCommand>,
     #[command(flatten)]
     select: SelectArgs,
-    /// Image or source to lock anew, as it is now, or `all`; may be given again
+    /// Image or source to lock again at its current version, or `all`; may be given again
     #[arg(short, long, value_name = "NAME", help_heading = LOCK)]
     update: Vec<String>,
     /// Also lock outputs of steps that were built on files from an earlier build [default: `reuse` in the configuration]
@@ -117,13 +116,10 @@ fn fits(cx: &Context, path: &Path, old: &Lockfile, selection: &mut Selection) ->
     now.params = &none;
     let differences = lockfile::choices(old, &now);
     if let Some(first) = differences.first() {
-        return Err(Error::new(
-            Kind::Usage,
-            format!(
-                "`{}` is the lock file of another profile: {first}",
-                path.display()
-            ),
-        )
+        return Err(Error::usage(format!(
+            "`{}` is the lock file of another profile: {first}",
+            path.display()
+        ))
         .help("rockenv lock ... --file OTHER.lock"));
     }
     if selection.inputs.params.is_empty() {
@@ -161,14 +157,7 @@ fn say(
     let is_new = changes.is_none();
     let changes = changes.unwrap_or_default();
     if cx.json {
-        #[derive(Serialize)]
-        struct LockReport<'a> {
-            schema: &'static str,
-            file: &'a Path,
-            new: bool,
-            changes: &'a [LockChange],
-        }
-        return cx.ui.json(&LockReport {
+        return cx.ui.json(&object! {
             schema: "rockenv/lock/1",
             file: path,
             new: is_new,
@@ -212,15 +201,9 @@ fn diff(cx: &Context, args: &DiffArgs) -> Result<()> {
     };
     let changes = lockfile::changes(&read(&args.old)?, &read(&args.new)?);
     if cx.json {
-        #[derive(Serialize)]
-        struct LockDiffReport<'a> {
-            schema: &'static str,
-            changes: &'a [LockChange],
-        }
-        return cx.ui.json(&LockDiffReport {
-            schema: "rockenv/lock-diff/1",
-            changes: &changes,
-        });
+        return cx
+            .ui
+            .json(&object! { schema: "rockenv/lock-diff/1", changes: &changes });
     }
     tell(cx, &changes);
     if changes.is_empty() {

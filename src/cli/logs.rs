@@ -30,7 +30,7 @@ pub struct LogsArgs {
     /// Show the time and stream of each line
     #[arg(short, long)]
     times: bool,
-    /// Show every byte as the step wrote it, control sequences of terminals too
+    /// Show every byte as the step wrote it, including terminal control sequences
     #[arg(long)]
     raw: bool,
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use fs_err as fs;
 
-use crate::cli::{help, manual};
+use crate::cli::{help, man_pages};
 use crate::sys::account::become_caller;
 use crate::sys::error::Result;
 use crate::up::context::Context;
@@ -24,13 +24,14 @@ pub struct ManArgs {
 pub(crate) fn man(cx: &Context, args: &ManArgs) -> Result<()> {
     let Some(directory) = &args.dir else {
         let command = help::find(help::command(), &args.command)?;
-        cx.ui.raw(&manual::page(&command, &args.command.join(" "))?);
+        cx.ui
+            .raw(&man_pages::page(&command, &args.command.join(" "))?);
         return Ok(());
     };
     // This needs none of root's rights.
     become_caller()?;
     fs::create_dir_all(directory)?;
-    for (path, page) in manual::pages()? {
+    for (path, page) in man_pages::pages()? {
         let name = format!("rockenv {path}");
         let file = format!("{}.1", name.trim_end().replace(' ', "-"));
         fs::write(directory.join(file), page)?;

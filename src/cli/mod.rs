@@ -1,49 +1,49 @@
 //! Owns the command line's shape. Each verb's file runs its command.
 
-pub(crate) mod cache;
-pub(crate) mod completions;
-pub(crate) mod dispatch;
-pub(crate) mod doctor;
-pub(crate) mod down;
-pub(crate) mod du;
-pub(crate) mod env;
-mod examples;
-pub(crate) mod exec;
-pub(crate) mod export;
-pub(crate) mod fork;
-pub(crate) mod fsck;
-pub(crate) mod gc;
-pub(crate) mod help;
-pub(crate) mod hook;
-pub(crate) mod image;
-pub(crate) mod import;
-pub(crate) mod job_summary;
-pub(crate) mod lock;
-pub(crate) mod logs;
-pub(crate) mod ls;
-pub(crate) mod man;
-pub(crate) mod manual;
-pub(crate) mod matrix;
-pub(crate) mod on;
-pub(crate) mod plan;
-pub(crate) mod profile;
+mod cache;
+mod completions;
+mod dispatch;
+mod doctor;
+mod down;
+mod du;
+mod env;
+pub(crate) mod examples;
+mod exec;
+mod export;
+mod fork;
+mod fsck;
+mod gc;
+mod help;
+mod hook;
+mod image;
+mod import;
+mod job_summary;
+mod lock;
+mod logs;
+mod ls;
+mod man;
+pub(crate) mod man_pages;
+mod matrix;
+mod on;
+mod plan;
+mod profile;
 pub(crate) mod program;
-pub(crate) mod pull;
-pub(crate) mod push;
-pub(crate) mod report;
-pub(crate) mod rm;
-pub(crate) mod rollback;
-pub(crate) mod schema;
-pub(crate) mod setup;
-pub(crate) mod shell;
-pub(crate) mod snapshot;
-pub(crate) mod status;
-pub(crate) mod target;
+mod pull;
+mod push;
+mod report;
+mod rm;
+mod rollback;
+mod schema;
+mod setup;
+mod shell;
+mod snapshot;
+mod status;
+mod target;
 pub(crate) mod testing;
-pub(crate) mod trust;
-pub(crate) mod up;
-pub(crate) mod verify;
-pub(crate) mod watch;
+mod trust;
+mod up;
+mod verify;
+mod watch;
 
 use std::path::PathBuf;
 
@@ -68,44 +68,22 @@ pub struct Cli {
 }
 
 #[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Global options")]
 pub struct GlobalArgs {
     /// Print more; repeat for even more
-    #[arg(short, long, global = true, help_heading = "Global options", hide_short_help = true, action = clap::ArgAction::Count)]
+    #[arg(short, long, global = true, hide_short_help = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
     /// Print errors only
-    #[arg(
-        short,
-        long,
-        global = true,
-        help_heading = "Global options",
-        hide_short_help = true
-    )]
+    #[arg(short, long, global = true, hide_short_help = true)]
     pub quiet: bool,
     /// Answer questions with yes
-    #[arg(
-        short,
-        long,
-        global = true,
-        help_heading = "Global options",
-        hide_short_help = true
-    )]
+    #[arg(short, long, global = true, hide_short_help = true)]
     pub yes: bool,
     /// Print results as JSON
-    #[arg(
-        long,
-        global = true,
-        help_heading = "Global options",
-        hide_short_help = true
-    )]
+    #[arg(long, global = true, hide_short_help = true)]
     pub json: bool,
     /// The store's root [default: /var/lib/rockenv for root]
-    #[arg(
-        long,
-        global = true,
-        help_heading = "Global options",
-        hide_short_help = true,
-        value_name = "DIR"
-    )]
+    #[arg(long, global = true, hide_short_help = true, value_name = "DIR")]
     pub home: Option<PathBuf>,
 }
 
@@ -137,11 +115,11 @@ pub enum Command {
     /// Work with snapshots
     #[command(subcommand)]
     Snapshot(snapshot::SnapshotCommand),
-    /// Build steps of an env again, from clean, and compare with their snapshots
+    /// Rebuild steps of an env from clean, and compare them with their snapshots
     Verify(verify::VerifyArgs),
     /// Go back to a snapshot
     Rollback(rollback::RollbackArgs),
-    /// Make a new env from an env's present state
+    /// Create an env from the current state of another
     Fork(fork::ForkArgs),
     /// Push an env's snapshots to a registry, for other machines
     Push(push::PushArgs),
@@ -165,7 +143,7 @@ pub enum Command {
     /// Work with hooks: checked changes of sources
     #[command(subcommand)]
     Hook(hook::HookCommand),
-    /// Run a command of rockenv on another machine, by ssh
+    /// Run a rockenv command on another machine, over ssh
     On(on::OnArgs),
     /// Work with several targets at once
     #[command(subcommand)]

@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 use crate::cli::{Cli, Command};
 use crate::remote::{LATEST, Machine, Manifest, Seen, SshConnection, Tree, send, short};
 use crate::sys::account::become_caller;
-use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::host::Host;
 use crate::sys::shell::quoted;
 use crate::tree::listing::Listing;
@@ -32,7 +32,7 @@ pub struct OnArgs {
     /// Run it there with `sudo -n`
     #[arg(long)]
     sudo: bool,
-    /// Send a file or directory below the working directory too; may be given again
+    /// Also send a file or directory below the working directory; may be given again
     #[arg(long, value_name = "PATH")]
     send: Vec<PathBuf>,
     /// After success, fetch a file or directory, below the working directory on both machines; no file here is
@@ -56,7 +56,7 @@ pub(crate) fn on(cx: &Context, args: &OnArgs) -> Result<u8> {
     }
     // This needs none of root's rights: the files and the keys are the caller's.
     become_caller()?;
-    let way = SshConnection {
+    let ssh = SshConnection {
         machine: &args.machine,
         ssh: &cx.config.ssh,
     };
@@ -67,25 +67,25 @@ pub(crate) fn on(cx: &Context, args: &OnArgs) -> Result<u8> {
     );
     if args.command.is_empty() && args.send.is_empty() {
         let latest = format!("{place}/{LATEST}");
-        return fetch_all(&way, &latest, &working, args).map(|()| 0);
+        return fetch_all(&ssh, &latest, &working, args).map(|()| 0);
     }
     let manifest = manifest(&working, &args.send)?;
-    let program = send_program(cx, &way)?;
-    let received = send(&way, &program, &place, &working, &manifest)?;
+    let program = send_program(cx, &ssh)?;
+    let received = send(&ssh, &program, &place, &working, &manifest)?;
     if let Some((directory, path)) = received.changed {
         cx.ui.note(&format!(
             "`{}` was changed on {} since it was sent: keeping it in `~/{place}/{directory}`",
             path.display(),
-            way.machine
+            ssh.machine
         ));
     }
     let directory = format!("{place}/{}", received.directory);
     let code = match args.command.is_empty() {
         true => 0,
-        false => run(cx, &way, &directory, &program, args)?,
+        false => run(cx, &ssh, &directory, &program, args)?,
     };
     if code == 0 {
-        fetch_all(&way, &directory, &working, args)?;
+        fetch_all(&ssh, &directory, &working, args)?;
     }
     Ok(code)
 }
@@ -102,36 +102,36 @@ fn check_below(path: &Path) -> Result<()> {
     {
         return Ok(());
     }
-    Err(Error::new(
-        Kind::Usage,
-        format!("`{}` is not below the working directory", path.display()),
-    )
+    Err(Error::usage(format!(
+        "`{}` is not below the working directory",
+        path.display()
+    ))
     .help("name it relative to the working directory, without `..`"))
 }
 
 /// Makes sure that this exact program is there; returns its path below the home.
-fn send_program(cx: &Context, way: &SshConnection<'_>) -> Result<String> {
+fn send_program(cx: &Context, ssh: &SshConnection<'_>) -> Result<String> {
     let bytes = fs::read(Host::probe()?.program)?;
     let digest = hex::encode(Sha256::digest(&bytes));
     let path = format!("{PLACE}/bin/{digest}");
-    let mut look = way.script(
+    let mut look = ssh.script(
         r#"[ "$(uname -m)" = x86_64 ] || exit 3; test -x "$HOME/$1" || exit 4"#,
         &[&path],
     )?;
     look.stdin(Stdio::null());
-    let status = way.start(look)?.wait()?;
+    let status = ssh.start(look)?.wait()?;
     match status.code() {
         Some(0) => return Ok(path),
         Some(3) => {
             return Err(Error::unavailable(format!(
                 "{} is not an x86_64 machine",
-                way.machine
+                ssh.machine
             )));
         }
         Some(4) => {}
-        _ => return way.judge("look for rockenv", status).map(|()| path),
+        _ => return ssh.judge("look for rockenv", status).map(|()| path),
     }
-    cx.ui.note(&format!("sending rockenv to {}", way.machine));
+    cx.ui.note(&format!("sending rockenv to {}", ssh.machine));
     let script = r#"set -e
 umask 077
 mkdir -p "$HOME/${1%/*}"
@@ -141,7 +141,7 @@ cat >"$new"
 [ "$(sha256sum <"$new")" = "$2  -" ]
 chmod 755 "$new"
 mv "$new" "$HOME/$1""#;
-    way.converse("store rockenv", script, &[&path, &digest], |mut pipe, _| {
+    ssh.converse("store rockenv", script, &[&path, &digest], |mut pipe, _| {
         pipe.write_all(&bytes)
     })?;
     Ok(path)
@@ -206,7 +206,7 @@ fn list(working: &Path, path: &Path, found: &mut Manifest) -> Result<()> {
 /// further output.
 fn run(
     cx: &Context,
-    way: &SshConnection<'_>,
+    ssh: &SshConnection<'_>,
     directory: &str,
     program: &str,
     args: &OnArgs,
@@ -232,37 +232,37 @@ exit $?"#;
         true => &["-t", "-o", "LogLevel=ERROR"],
         false => &[],
     };
-    let mut command = way.script_with(options, script, &words)?;
+    let mut command = ssh.script_with(options, script, &words)?;
     if !at_terminal && !reads {
         // It would consume input that is meant for a later program.
         command.stdin(Stdio::null());
     }
-    let status = way.start(command)?.wait()?;
+    let status = ssh.start(command)?.wait()?;
     match status.code() {
         // 1: sudo refuses. 126, 127: the shell finds no sudo.
-        Some(1 | 126 | 127) if args.sudo => check_sudo(way, options, program)?,
+        Some(1 | 126 | 127) if args.sudo => check_sudo(ssh, options, program)?,
         _ => {}
     }
     match status.code() {
         Some(code) if !SshConnection::is_failure(status) => Ok(u8::try_from(code).unwrap_or(1)),
-        _ => way.judge("run rockenv", status).map(|()| 0),
+        _ => ssh.judge("run rockenv", status).map(|()| 0),
     }
 }
 
 /// Distinguishes a sudo that refuses from a command that failed and has reported why.
-fn check_sudo(way: &SshConnection<'_>, options: &[&str], program: &str) -> Result<()> {
+fn check_sudo(ssh: &SshConnection<'_>, options: &[&str], program: &str) -> Result<()> {
     let script = r#"exec sudo -n "$HOME/$1" --version >/dev/null 2>&1"#;
-    let mut command = way.script_with(options, script, &[program])?;
+    let mut command = ssh.script_with(options, script, &[program])?;
     if options.is_empty() {
         command.stdin(Stdio::null());
     }
-    let status = way.start(command)?.wait()?;
+    let status = ssh.start(command)?.wait()?;
     if status.success() || SshConnection::is_failure(status) {
         return Ok(());
     }
     Err(Error::unavailable(format!(
         "`sudo -n` does not run rockenv on {}",
-        way.machine
+        ssh.machine
     ))
     .help(
         "a line `USER ALL=(root) NOPASSWD: ALL` in a file of /etc/sudoers.d there, or ssh://root@HOST without --sudo",
@@ -277,29 +277,29 @@ fn reads_input(words: &[String]) -> bool {
 }
 
 fn fetch_all(
-    way: &SshConnection<'_>,
+    ssh: &SshConnection<'_>,
     directory: &str,
     working: &Path,
     args: &OnArgs,
 ) -> Result<()> {
-    let fetch = |path: &PathBuf| fetch(way, directory, working, path);
+    let fetch = |path: &PathBuf| fetch(ssh, directory, working, path);
     args.fetch.iter().try_for_each(fetch)
 }
 
 /// Fetches a file or directory, all or nothing.
-fn fetch(way: &SshConnection<'_>, directory: &str, working: &Path, path: &Path) -> Result<()> {
+fn fetch(ssh: &SshConnection<'_>, directory: &str, working: &Path, path: &Path) -> Result<()> {
     let name = path.to_string_lossy();
-    let cannot = || format!("cannot fetch `{name}` from {}", way.machine);
+    let cannot = || format!("cannot fetch `{name}` from {}", ssh.machine);
     let arriving = tempfile::Builder::new()
         .prefix(".rockenv-fetch-")
         .tempdir_in(working)
         .context(cannot)?;
-    let mut command = way.script(
+    let mut command = ssh.script(
         r#"cd "$HOME/$1" 2>/dev/null && { [ -e "$2" ] || [ -L "$2" ]; } || exit 7; exec tar -c -f - -- "$2""#,
         &[directory, &name],
     )?;
     command.stdin(Stdio::null()).stdout(Stdio::piped());
-    let mut child = way.start(command)?;
+    let mut child = ssh.start(command)?;
     let unpacked = match child.stdout.take() {
         Some(pipe) => unpack(pipe, arriving.path()),
         None => Ok(()),
@@ -311,7 +311,7 @@ fn fetch(way: &SshConnection<'_>, directory: &str, working: &Path, path: &Path) 
         ));
     }
     unpacked.context(cannot)?;
-    way.judge(&format!("read `{name}`"), status)?;
+    ssh.judge(&format!("read `{name}`"), status)?;
     place_below(arriving.path(), working).context(cannot)
 }
 
@@ -325,13 +325,10 @@ fn unpack(pipe: impl std::io::Read, directory: &Path) -> std::io::Result<()> {
 fn place_below(arriving: &Path, working: &Path) -> Result<()> {
     let (from, to) = (Tree::open(arriving)?, Tree::open(working)?);
     let in_the_way = |path: &Path| {
-        Error::new(
-            Kind::Usage,
-            format!(
-                "`{}` exists already, with different content",
-                path.display()
-            ),
-        )
+        Error::usage(format!(
+            "`{}` exists already, with different content",
+            path.display()
+        ))
         .help(format!("mv {0} {0}.mine", quoted(&path.to_string_lossy())))
     };
     let mut fresh = Vec::new();

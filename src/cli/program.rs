@@ -67,7 +67,7 @@ pub(crate) fn run() -> ExitCode {
             json: cli.global.json,
         };
         let cx = crate::cli::trust::ask(cx, &cli)?;
-        heed_learned(&cx);
+        use_learned_targets(&cx);
         let code =
             dispatch::run(&cx, cli.command).map_err(|error| cx.perhaps_in_roots_store(error))?;
         cx.ui.finish()?;
@@ -83,7 +83,7 @@ pub(crate) fn run() -> ExitCode {
 }
 
 /// Uses the targets that the store learned.
-fn heed_learned(cx: &Context) {
+fn use_learned_targets(cx: &Context) {
     let home = &cx.config.home;
     // Opening another user's store reports the refusal.
     if nix::unistd::access(&target::learned_file(home), AccessFlags::R_OK).is_err() {
@@ -141,7 +141,7 @@ fn own_subcommand() -> Option<ExitCode> {
         "__watch" => remote::watch(&rest),
         account::rights::SUBCOMMAND => account::rights::serve(&rest),
         "__probe-gpu" => gpu::probe::run(&rest),
-        _ => Err(Error::new(Kind::Usage, format!("no subcommand `{name}`"))),
+        _ => Err(Error::usage(format!("no subcommand `{name}`"))),
     };
     Some(match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -155,7 +155,7 @@ fn own_subcommand() -> Option<ExitCode> {
 fn reap(arguments: &[String]) -> Result<()> {
     let root = arguments
         .first()
-        .ok_or_else(|| Error::new(Kind::Usage, "no store given"))?;
+        .ok_or_else(|| Error::usage("no store given"))?;
     // A terminal's Ctrl-C must not reach a process that only cleans up.
     let _: nix::Result<nix::unistd::Pid> = nix::unistd::setsid();
     match crate::store::Store::open_existing(root.as_ref())? {

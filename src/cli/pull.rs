@@ -8,7 +8,7 @@ use crate::share::{self, Pulled, Repository, SnapshotRef};
 use crate::store::Store;
 use crate::store::history::Reuse;
 use crate::sys::checksum::is_sha256;
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::{Error, Result};
 use crate::sys::signals::Signals;
 use crate::ui::Format;
 use crate::up::context::Context;
@@ -33,11 +33,10 @@ pub(crate) fn pull(cx: &Context, args: &PullArgs) -> Result<()> {
     let engine = args.engine.as_deref();
     let by_name = args.what.contains('/');
     if let (Some(_), false) = (engine, by_name) {
-        return Err(Error::new(
-            Kind::Usage,
-            format!("env `{}` cannot change its engine", args.what),
-        )
-        .help(format!("rockenv pull {}", args.what)));
+        return Err(
+            Error::usage(format!("env `{}` cannot change its engine", args.what))
+                .help(format!("rockenv pull {}", args.what)),
+        );
     }
     registry::host_for(cx, engine, "pulling snapshots")?;
     let signals = Signals::take()?;
@@ -69,7 +68,7 @@ impl Asking<'_> {
     fn by_name(&self, store: &Store, text: &str, service: Option<&Service>) -> Result<Pulled> {
         let repository = Repository::parse(text)?;
         let name = repository.names_one().ok_or_else(|| {
-            Error::new(Kind::Usage, format!("`{text}` does not name a snapshot"))
+            Error::usage(format!("`{text}` does not name a snapshot"))
                 .help(format!("rockenv pull {text}:TAG"))
         })?;
         let wanted = match is_sha256(&name) {

@@ -10,13 +10,13 @@ use crate::up::exec::{Job, Opened, run};
 
 #[derive(Debug, Args)]
 pub struct ShellArgs {
-    /// Be root inside
+    /// Run as root inside
     #[arg(long)]
     root: bool,
     /// Pass a GPU in: the one that fits the env, or a PCI address, render node or index
     #[arg(long, value_name = "WHICH", num_args = 0..=1, require_equals = true, default_missing_value = "auto")]
     gpu: Option<String>,
-    /// Look at the tree that the failed step left
+    /// Open the tree that the failed step left
     #[arg(long)]
     failed: bool,
     /// The env [default: the only one]

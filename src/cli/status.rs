@@ -24,7 +24,7 @@ pub struct StatusArgs {
     /// The env [default: the only one]
     #[arg(value_name = "ENV")]
     name: Option<String>,
-    /// Show it again every second, until Ctrl-C
+    /// Refresh every second until Ctrl-C
     #[arg(long, conflicts_with = "check")]
     watch: bool,
     /// Exit with 8 unless the env is complete and its outputs are unchanged

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::cli::{Cli, Command};
 use crate::store::config::Config;
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::{Error, Result};
 use crate::sys::trust::{self, TrustState, Trusted};
 use crate::ui::table::Table;
 use crate::up::context::Context;
@@ -59,7 +59,7 @@ pub(crate) fn trust(cx: &Context, args: &TrustArgs) -> Result<()> {
     }
     if !path.is_dir() {
         let message = format!("`{}` is not a directory", path.display());
-        return Err(Error::new(Kind::Usage, message).help("rockenv trust DIR"));
+        return Err(Error::usage(message).help("rockenv trust DIR"));
     }
     let names = trust::present(&path);
     if names.is_empty() {

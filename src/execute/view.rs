@@ -354,7 +354,7 @@ fn found(root: &Path, path: &Path) -> Result<FileInSource> {
     })
 }
 
-/// Reads what is at a path of a source, for [`hook::early`].
+/// Reads what is at a path of a source, for [`hook::precheck`].
 pub(crate) fn look(source: &Path, path: &Path) -> Result<FileInSource> {
     found(source, path)
 }

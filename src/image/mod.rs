@@ -7,7 +7,6 @@ pub(crate) mod certificates;
 pub(crate) mod provider;
 
 pub mod catalog;
-mod check;
 pub(crate) mod compression;
 pub(crate) mod fetch;
 pub(crate) mod normalise;

@@ -1,5 +1,7 @@
 //! Owns `Recipe`: a checked image file (`images/*.toml`), and the digest over everything that determines its content.
 
+mod check;
+
 use std::path::{Path, PathBuf};
 
 use jiff::civil::DateTime;
@@ -7,11 +9,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::check::{Bad, nearest};
 use super::oci::Platform;
 use crate::sys::error::{Error, Result};
 use crate::sys::span::{self, At, Place};
-use crate::sys::{catalog, checked};
+use crate::sys::{catalog, checked, suggest};
+use check::Bad;
 
 /// A recipe is written by hand.
 const LARGEST: u64 = 1 << 20;
@@ -234,11 +236,7 @@ impl Recipe {
         }
         let provider = raw.provider.as_str();
         if !PROVIDERS.contains(&provider) {
-            let known = format!("providers: {}", PROVIDERS.join(", "));
-            let help = match nearest(provider, &PROVIDERS) {
-                Some(near) => format!("did you mean \"{near}\"? {known}"),
-                None => known,
-            };
+            let help = suggest::among(provider, &PROVIDERS, "providers");
             let error = Error::invalid(format!("unknown provider `{provider}`")).help(help);
             return Err(at(&raw.provider.place, error));
         }

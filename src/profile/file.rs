@@ -1,4 +1,4 @@
-//! Owns the types of a profile exactly as it is written in TOML. The JSON schema and the structural check of `shape`
+//! Owns the types of a profile exactly as it is written in TOML. The JSON schema and the structural check of `structure`
 //! are generated from them, so editors show the doc comments here.
 //!
 //! No `flatten`, `untagged` or `tag`: they lose the position of errors.
@@ -20,7 +20,7 @@ pub(crate) struct File {
     #[schemars(required, range(min = 1, max = 1))]
     #[expect(
         dead_code,
-        reason = "`shape` and `merge` read it before there are types"
+        reason = "`structure` and `merge` read it before there are types"
     )]
     schema: Option<i64>,
     /// One line for `rockenv profile ls`.

@@ -1,7 +1,7 @@
 //! Owns the advice of `rockenv profile check`: things that are valid but probably unintended.
 
 use super::load::load;
-use super::text::{TextPart, pieces};
+use super::references::{TextPart, pieces};
 use super::{Action, Profile, VolumeKind, copy_files};
 use crate::sys::catalog::Directory;
 use crate::sys::error::Result;

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize as _, Serialize};
 
+use super::diagnostics::{Doubt, Problem, Sources, invalid};
 use super::file::File;
-use super::report::{Doubt, Problem, Sources, invalid};
-use super::shape::shorten;
+use super::structure::shorten;
 use super::{Profile, check, merge, value};
 use crate::sys::catalog::Directory;
 use crate::sys::error::{Error, Result, ResultExt as _};
@@ -422,7 +422,7 @@ fn assemble(name: String, sources: Sources, unreadable: Vec<Problem>) -> Profile
             let (name, sources) = (name.clone(), sources.clone());
             Some(check::finish(name, sources, file, &mut found))
         }
-        // serde found an error that `shape` did not: still an error with a place, only less friendly.
+        // serde found an error that `structure` did not: still an error with a place, only less friendly.
         Err(error) => {
             let place = error.span().unwrap_or(0..0);
             found.push(Problem::new(&place, error.message(), "here"));

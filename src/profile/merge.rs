@@ -6,8 +6,8 @@
 use serde_spanned::Spanned;
 use toml::de::{DeTable, DeValue, Error};
 
-use super::report::{Doubt, Problem, SourceFile, Sources};
-use super::shape::{self, shorten};
+use super::diagnostics::{Doubt, Problem, SourceFile, Sources};
+use super::structure::{self, shorten};
 use crate::sys::span::At;
 
 /// Actions of a step; a new one replaces the inherited one.
@@ -63,7 +63,7 @@ pub(crate) fn merge<'t>(
     for source in sources.iter().rev() {
         let (mut table, errors) = parse(source);
         if errors.is_empty() {
-            structure.extend(shape::check(source.start, &mut table));
+            structure.extend(structure::check(source.start, &mut table));
             merge.file(table.into_inner());
         }
         merge.extending = true;

@@ -1,24 +1,24 @@
 //! Profiles: TOML text in, `Profile` out. Independent of machines, engines and stores.
 //!
-//! `load` finds and reads files, `shape` checks the structure, `merge` applies `extends`, `file` has the types of
+//! `load` finds and reads files, `structure` checks the structure, `merge` applies `extends`, `file` has the types of
 //! what is written, `check` interprets values. Open choices in a `Profile` (targets, parameters, `${...}`) are for
 //! `spec`.
 
 pub mod hook;
 
 mod check;
-mod copy;
+mod copy_files;
+mod diagnostics;
 mod file;
 mod lint;
 mod load;
 mod merge;
-mod report;
+pub(crate) mod references;
 mod resources;
-mod shape;
+mod structure;
 mod template;
 #[cfg(test)]
 mod tests;
-pub(crate) mod text;
 pub(crate) mod value;
 
 use std::collections::BTreeMap;
@@ -26,7 +26,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub(crate) use check::host_path;
-pub(crate) use copy::{CopiedFile, CopyFiles, copy_files, copy_key, read_files};
+pub(crate) use copy_files::{CopiedFile, CopyFiles, copy_files, copy_key, read_files};
+pub(crate) use diagnostics::{Doubt, Problem, Sources, invalid};
 pub(crate) use file::{Access, CopyItem, Engine, ExportItem, User, VolumeKind, When, schema};
 pub(crate) use lint::advice;
 pub use lint::check;
@@ -34,9 +35,8 @@ pub use lint::check;
 pub(crate) use load::from_text;
 pub use load::load;
 pub(crate) use load::{Origin, ProfileDraft, draft, is_path, list};
-pub(crate) use report::{Doubt, Problem, Sources, invalid};
 pub(crate) use resources::Resources;
-pub(crate) use shape::{check_as, shorten};
+pub(crate) use structure::{check_as, shorten};
 pub(crate) use template::template;
 pub(crate) use value::MemoryMax;
 
@@ -86,7 +86,7 @@ pub struct Profile {
     pub volumes: Vec<Volume>,
     /// Steps in order.
     pub steps: Vec<Step>,
-    pub(crate) sources: report::Sources,
+    pub(crate) sources: diagnostics::Sources,
 }
 
 impl Profile {

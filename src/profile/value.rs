@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::shape::shorten;
+use super::structure::shorten;
 use crate::rocm::target::Target;
 use crate::sys::host::is_variable_name;
 
@@ -35,21 +35,26 @@ impl Refused {
 
 type Result<T> = std::result::Result<T, Refused>;
 
+/// Refuses a value: "bad WHAT `TEXT`".
+fn bad(what: &str, text: &str, help: &str) -> Refused {
+    Refused::new(format!("bad {what} `{}`", shorten(text))).help(help)
+}
+
 /// Checks a name of a profile, image, hook, volume, step, parameter or env.
 ///
 /// The same rule everywhere: such a name becomes a file name, a label and part of a command line.
 pub(crate) fn name(what: &str, text: &str) -> Result<()> {
     let first = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    let good = text.bytes().next().is_some_and(first)
+    let is_good = text.bytes().next().is_some_and(first)
         && text.len() <= 64
         && text
             .bytes()
             .all(|byte| first(byte) || matches!(byte, b'.' | b'_' | b'-'));
-    if good {
-        return Ok(());
-    }
     let rule = "up to 64 of a-z, 0-9, `.`, `_` and `-`, starting with a letter or digit";
-    Err(Refused::new(format!("bad {what} name `{}`", shorten(text))).help(rule))
+    match is_good {
+        true => Ok(()),
+        false => Err(bad(&format!("{what} name"), text, rule)),
+    }
 }
 
 /// Checks the name of a component, which may have capitals like the project's.
@@ -58,11 +63,11 @@ pub(crate) fn project(what: &str, text: &str) -> Result<()> {
 }
 
 pub(crate) fn variable(text: &str) -> Result<()> {
-    if is_variable_name(text) {
-        return Ok(());
-    }
     let rule = "letters, digits and `_`, not starting with a digit";
-    Err(Refused::new(format!("bad variable name `{}`", shorten(text))).help(rule))
+    match is_variable_name(text) {
+        true => Ok(()),
+        false => Err(bad("variable name", text, rule)),
+    }
 }
 
 /// Parses a size in bytes: `230G`, `1.5 GiB`, `500MB`, `4096`.
@@ -70,10 +75,8 @@ pub(crate) fn variable(text: &str) -> Result<()> {
 /// `K`, `M`, `G` and `T` are powers of 1024, as in systemd and the container engines; `KB`, `MB`, `GB` and `TB` are
 /// powers of 1000.
 pub(crate) fn size(text: &str) -> Result<u64> {
-    let bad = || {
-        Refused::new(format!("bad size `{}`", shorten(text)))
-            .help("a number and K, M, G or T, such as \"230G\" or \"1.5T\"")
-    };
+    let help = "a number and K, M, G or T, such as \"230G\" or \"1.5T\"";
+    let bad = || bad("size", text, help);
     let trimmed = text.trim();
     let end = trimmed
         .find(|letter: char| !letter.is_ascii_digit() && letter != '.')
@@ -151,10 +154,7 @@ pub(crate) fn memory_max(text: &str) -> Result<MemoryMax> {
     };
     match number.trim_end().parse() {
         Ok(percent @ 1..=100) => Ok(MemoryMax::Percent(percent)),
-        _ => {
-            Err(Refused::new(format!("bad percentage `{}`", shorten(text)))
-                .help("\"1%\" to \"100%\""))
-        }
+        _ => Err(bad("percentage", text, "\"1%\" to \"100%\"")),
     }
 }
 
@@ -173,10 +173,8 @@ pub(crate) fn targets(text: &str) -> Result<Vec<Target>> {
 
 /// Parses a duration: `90s`, `10m`, `2h 30m`, `1d`.
 pub(crate) fn duration(text: &str) -> Result<Duration> {
-    let bad = || {
-        Refused::new(format!("bad duration `{}`", shorten(text)))
-            .help("numbers with d, h, m or s, such as \"2h 30m\"")
-    };
+    let help = "numbers with d, h, m or s, such as \"2h 30m\"";
+    let bad = || bad("duration", text, help);
     let mut rest = text.trim();
     let mut seconds = 0_u64;
     if rest.is_empty() {
@@ -272,7 +270,7 @@ pub(crate) fn beside(text: &str) -> Result<()> {
     let shown = shorten(text);
     let advice = "relative to the profile's directory, such as `files/build.sh`";
     if text.len() > 4095 || text.chars().any(char::is_control) {
-        return Err(Refused::new(format!("bad path `{shown}`")).help(advice));
+        return Err(bad("path", text, advice));
     }
     if text.starts_with('/') || text.starts_with('~') {
         return Err(Refused::new(format!("`{shown}` is not relative")).help(advice));
@@ -290,10 +288,8 @@ pub(crate) fn beside(text: &str) -> Result<()> {
 ///
 /// A closed list, because git runs on the host: `ext::` runs a command there, and a leading dash is an option.
 pub(crate) fn git_url(text: &str) -> Result<()> {
-    let bad = || {
-        Refused::new(format!("bad git URL `{}`", shorten(text)))
-            .help("https://, http://, ssh://, git:// or file://, or user@host:path")
-    };
+    let help = "https://, http://, ssh://, git:// or file://, or user@host:path";
+    let bad = || bad("git URL", text, help);
     if text
         .chars()
         .any(|letter| letter.is_control() || letter == ' ')
@@ -350,8 +346,7 @@ pub(crate) fn git_rev(text: &str) -> Result<()> {
         || text.contains("@{")
         || text.chars().any(odd)
     {
-        return Err(Refused::new(format!("bad revision `{}`", shorten(text)))
-            .help("a commit, tag or branch"));
+        return Err(bad("revision", text, "a commit, tag or branch"));
     }
     Ok(())
 }
@@ -360,10 +355,7 @@ pub(crate) fn git_rev(text: &str) -> Result<()> {
 pub(crate) fn package(text: &str) -> Result<()> {
     let odd = |letter: char| letter.is_control() || letter.is_whitespace();
     if text.is_empty() || text.starts_with('-') || text.chars().any(odd) {
-        return Err(
-            Refused::new(format!("bad package name `{}`", shorten(text)))
-                .help("one package for each entry"),
-        );
+        return Err(bad("package name", text, "one package for each entry"));
     }
     Ok(())
 }

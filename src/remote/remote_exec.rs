@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::host::Host;
 use crate::sys::trust;
 
@@ -79,8 +79,5 @@ pub(crate) fn watch(arguments: &[String]) -> Result<()> {
 }
 
 fn usage() -> Error {
-    Error::new(
-        Kind::Usage,
-        "this subcommand is for rockenv's own use, on another machine",
-    )
+    Error::usage("this subcommand is for rockenv's own use, on another machine")
 }

@@ -19,7 +19,7 @@ use sha2::{Digest as _, Sha256};
 use super::ssh::SshConnection;
 use super::tree::{Seen, Tree};
 use crate::store::lock::Lock;
-use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::trust;
 use crate::tree::{file, remove_tree};
 
@@ -47,14 +47,14 @@ pub(crate) fn short(bytes: &[u8]) -> String {
 
 /// Sends files below `working` into a directory below `place` on the other machine.
 pub(crate) fn send(
-    way: &SshConnection<'_>,
+    ssh: &SshConnection<'_>,
     program: &str,
     place: &str,
     working: &Path,
     manifest: &Manifest,
 ) -> Result<Received> {
     let script = r#"exec "$HOME/$1" __receive "$HOME/$2""#;
-    way.converse("store files", script, &[program, place], |pipe, reply| {
+    ssh.converse("store files", script, &[program, place], |pipe, reply| {
         let mut pipe = io::BufWriter::new(pipe);
         write_line(&mut pipe, manifest)?;
         let mut reply = BufReader::new(reply);
@@ -75,8 +75,7 @@ pub(crate) fn send(
 /// `__receive PLACE`: receives files into a directory below PLACE.
 pub(crate) fn receive(arguments: &[String]) -> Result<()> {
     let [place] = arguments else {
-        return Err(Error::new(
-            Kind::Usage,
+        return Err(Error::usage(
             "this subcommand is for rockenv's own use, on another machine",
         ));
     };

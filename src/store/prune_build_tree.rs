@@ -17,7 +17,7 @@ use crate::store::gc_apply::Swept;
 use crate::sys::atomic::random_id;
 use crate::sys::error::Result;
 use crate::tree::file::FoundEntry;
-use crate::tree::{self, file, measure};
+use crate::tree::{file, measure};
 
 fn read(top: &Path, below: &Path) -> Option<String> {
     match file::read(top, below) {
@@ -41,7 +41,7 @@ fn archived_in(top: &Path) -> Result<BTreeSet<PathBuf>> {
         for project in archived(&manifest) {
             let copy = artifact.join(&project).join("stage");
             let built = read(top, &project.join("stamp/stage.stamp")).is_some();
-            if built && tree::is_directory_below(top, &copy) {
+            if built && file::is_directory(top, &copy) {
                 found.insert(project);
             }
         }
@@ -86,7 +86,7 @@ impl Store {
         let top = self.volume_dir(volume);
         for part in EXPUNGED {
             let place = self.root().join("trash").join(random_id()?);
-            tree::take_below(&top, &project.join(part), &place)?;
+            file::move_out(&top, &project.join(part), &place)?;
         }
         Ok(())
     }

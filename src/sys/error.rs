@@ -158,6 +158,11 @@ impl Error {
         Self::new(Kind::NotFound, message)
     }
 
+    /// Makes an error for a command line that cannot be followed.
+    pub fn usage(message: impl Into<String>) -> Self {
+        Self::new(Kind::Usage, message)
+    }
+
     /// Makes an error for something held by another process.
     pub fn busy(message: impl Into<String>) -> Self {
         Self::new(Kind::Busy, message)

@@ -17,6 +17,7 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::statfs::{BTRFS_SUPER_MAGIC, fstatfs};
 
+use super::btrfs_search::{EXTENT_DATA, Key, Search};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
 
@@ -75,38 +76,17 @@ struct RootRefs {
     align: [u8; 7],
 }
 
-#[repr(C)]
-#[derive(Default)]
-struct SearchKey {
-    tree: u64,
-    objectid: [u64; 2],
-    offset: [u64; 2],
-    generation: [u64; 2],
-    kind: [u32; 2],
-    items: u32,
-    unused: u32,
-    reserved: [u64; 4],
-}
-
-#[repr(C)]
-struct Search {
-    key: SearchKey,
-    found: [u8; 3992],
-}
-
 // The sizes are part of the ioctl numbers: wrong ones would fail with ENOTTY on every machine.
 const _: () = assert!(size_of::<Args>() == 4096);
 const _: () = assert!(size_of::<ArgsV2>() == 4096);
 const _: () = assert!(size_of::<Info>() == 504);
 const _: () = assert!(size_of::<RootRefs>() == 4096);
-const _: () = assert!(size_of::<Search>() == 4096);
 
 mod ioctl {
-    use super::{Args, ArgsV2, Info, RootRefs, Search};
+    use super::{Args, ArgsV2, Info, RootRefs};
     nix::ioctl_none!(sync, 0x94, 8);
     nix::ioctl_write_ptr!(subvolume_create, 0x94, 14, Args);
     nix::ioctl_write_ptr!(destroy, 0x94, 15, Args);
-    nix::ioctl_readwrite!(search, 0x94, 17, Search);
     nix::ioctl_write_ptr!(snapshot, 0x94, 23, ArgsV2);
     nix::ioctl_read!(get_flags, 0x94, 25, u64);
     nix::ioctl_write_ptr!(set_flags, 0x94, 26, u64);
@@ -222,65 +202,49 @@ pub fn written(path: &Path) -> Result<u64> {
 
 /// An inode as stored in a tree.
 const INODE_ITEM: u32 = 1;
-/// Transaction, object, offset, kind and length before each item found.
-const HEADER: usize = 32;
+/// Room for an answer.
+const ANSWER: usize = 4096;
 
 /// Returns whether any inode of a subvolume newer than the generation differs in the other subvolume, or is missing
 /// there.
 fn inodes_differ(fd: BorrowedFd<'_>, generation: u64, other: BorrowedFd<'_>) -> nix::Result<bool> {
-    let mut search = Box::new(Search {
-        key: SearchKey {
-            objectid: [SUBVOLUME_ROOT, u64::MAX],
-            offset: [0, u64::MAX],
-            // The kernel then skips every older branch of the tree.
-            generation: [generation + 1, u64::MAX],
-            kind: [INODE_ITEM; 2],
-            ..SearchKey::default()
-        },
-        found: [0; 3992],
+    let mut search = Search::<ANSWER>::new(Key {
+        objectid: [SUBVOLUME_ROOT, u64::MAX],
+        // The kernel then skips every older branch of the tree.
+        generation: [generation + 1, u64::MAX],
+        kind: [INODE_ITEM; 2],
+        ..Key::default()
     });
     loop {
-        search.key.items = u32::MAX;
-        // SAFETY: `search` is a valid structure of the size in the ioctl number, which the kernel reads and fills.
-        unsafe { ioctl::search(fd.as_raw_fd(), &raw mut *search) }?;
-        if search.key.items == 0 {
-            return Ok(false);
-        }
-        let mut rest = &search.found[..];
-        for _ in 0..search.key.items {
-            let length = number::<4>(rest, 28) as usize;
-            let object = number::<8>(rest, 8);
-            let item = rest.get(HEADER..HEADER + length).unwrap_or_default();
+        search.run(fd, u32::MAX)?;
+        let mut last = None;
+        for item in search.items() {
+            last = Some(item.inode);
             // A new branch contains old inodes too. Other items in between add nothing to what the inodes tell.
-            if number::<4>(rest, 24) == u64::from(INODE_ITEM)
-                && number::<8>(item, 8) > generation
-                && inode(other, object)?.as_deref() != Some(&without_access(item)[..])
+            if item.kind == INODE_ITEM
+                && number(item.body, 8) > generation
+                && inode(other, item.inode)?.as_deref() != Some(&without_access(item.body)[..])
             {
                 return Ok(true);
             }
-            search.key.objectid[0] = object.saturating_add(1);
-            rest = rest.get(HEADER + length..).unwrap_or_default();
+        }
+        match last {
+            Some(last) => search.key.objectid[0] = last.saturating_add(1),
+            None => return Ok(false),
         }
     }
 }
 
 /// Returns an inode of a subvolume, without fields that an access changes.
 fn inode(fd: BorrowedFd<'_>, object: u64) -> nix::Result<Option<Vec<u8>>> {
-    let mut search = Box::new(Search {
-        key: SearchKey {
-            objectid: [object; 2],
-            generation: [0, u64::MAX],
-            kind: [INODE_ITEM; 2],
-            items: 1,
-            ..SearchKey::default()
-        },
-        found: [0; 3992],
+    let mut search = Search::<ANSWER>::new(Key {
+        objectid: [object; 2],
+        kind: [INODE_ITEM; 2],
+        ..Key::default()
     });
-    // SAFETY: `search` is a valid structure of the size in the ioctl number, which the kernel reads and fills.
-    unsafe { ioctl::search(fd.as_raw_fd(), &raw mut *search) }?;
-    let length = number::<4>(&search.found, 28) as usize;
-    let item = search.found.get(HEADER..HEADER + length);
-    Ok(item.filter(|_| search.key.items == 1).map(without_access))
+    search.run(fd, 1)?;
+    let found = search.items().next();
+    Ok(found.map(|item| without_access(item.body)))
 }
 
 /// Returns an inode with its transaction and access time zeroed.
@@ -296,66 +260,49 @@ fn without_access(item: &[u8]) -> Vec<u8> {
 
 /// Adds up the file extents of a subvolume that are newer than the generation.
 fn extents_since(fd: BorrowedFd<'_>, generation: u64) -> nix::Result<u64> {
-    const EXTENT_DATA: u32 = 108;
-    let mut search = Box::new(Search {
-        key: SearchKey {
-            objectid: [0, u64::MAX],
-            offset: [0, u64::MAX],
-            // The kernel then skips every older branch of the tree.
-            generation: [generation + 1, u64::MAX],
-            kind: [EXTENT_DATA; 2],
-            ..SearchKey::default()
-        },
-        found: [0; 3992],
+    let mut search = Search::<ANSWER>::new(Key {
+        // The kernel then skips every older branch of the tree.
+        generation: [generation + 1, u64::MAX],
+        kind: [EXTENT_DATA; 2],
+        ..Key::default()
     });
     let mut seen = HashSet::new();
     let mut total = 0;
     loop {
-        search.key.items = u32::MAX;
-        // SAFETY: `search` is a valid structure of the size in the ioctl number, which the kernel reads and fills.
-        unsafe { ioctl::search(fd.as_raw_fd(), &raw mut *search) }?;
-        if search.key.items == 0 {
-            return Ok(total);
-        }
-        let mut rest = &search.found[..];
-        let mut next = (0, 0);
-        for _ in 0..search.key.items {
-            // A `btrfs_file_extent_item` follows the header.
-            let length = number::<4>(rest, 28) as usize;
-            let (object, offset) = (number::<8>(rest, 8), number::<8>(rest, 16));
-            let kind = number::<4>(rest, 24);
-            next = match (kind < u64::from(EXTENT_DATA), offset) {
+        search.run(fd, u32::MAX)?;
+        let mut next = None;
+        for item in search.items() {
+            next = Some(match (item.kind < EXTENT_DATA, item.offset) {
                 // Extents come after the other kinds of the same object.
-                (true, _) => (object, 0),
-                (false, u64::MAX) => (object.saturating_add(1), 0),
-                (false, offset) => (object, offset + 1),
-            };
-            let item = rest.get(HEADER..HEADER + length).unwrap_or_default();
-            // A new branch contains old items too, and items of other kinds.
-            if kind == u64::from(EXTENT_DATA) && number::<8>(item, 0) > generation {
-                total += match item.get(20) {
+                (true, _) => (item.inode, 0),
+                (false, u64::MAX) => (item.inode.saturating_add(1), 0),
+                (false, offset) => (item.inode, offset + 1),
+            });
+            // A `btrfs_file_extent_item`. A new branch contains old items too, and items of other kinds.
+            let body = item.body;
+            if item.kind == EXTENT_DATA && number(body, 0) > generation {
+                total += match body.get(20) {
                     // Inline: the content follows.
-                    Some(0) => item.len() as u64 - 21,
+                    Some(0) => body.len() as u64 - 21,
                     // A hole has no place on disk; parts of one extent name the same.
-                    _ if number::<8>(item, 21) != 0 && seen.insert(number::<8>(item, 21)) => {
-                        number::<8>(item, 29)
-                    }
+                    _ if number(body, 21) != 0 && seen.insert(number(body, 21)) => number(body, 29),
                     _ => 0,
                 };
             }
-            rest = rest.get(HEADER + length..).unwrap_or_default();
         }
+        let Some(next) = next else {
+            return Ok(total);
+        };
         (search.key.objectid[0], search.key.offset[0]) = next;
     }
 }
 
-/// Reads a little-endian number of `N` bytes; zero if the bytes end before.
-fn number<const N: usize>(bytes: &[u8], at: usize) -> u64 {
-    let mut all = [0; 8];
-    if let Some(found) = bytes.get(at..at + N) {
-        all[..N].copy_from_slice(found);
-    }
-    u64::from_le_bytes(all)
+/// Reads a little-endian number; zero if the bytes end before.
+fn number(bytes: &[u8], at: usize) -> u64 {
+    let found = bytes
+        .get(at..at + 8)
+        .and_then(|bytes| bytes.try_into().ok());
+    found.map_or(0, u64::from_le_bytes)
 }
 
 /// Deletes the subvolume `name` of `parent` with all subvolumes nested in it, innermost first, and returns their
@@ -436,22 +383,15 @@ fn has_deleted(fd: BorrowedFd<'_>) -> nix::Result<bool> {
     const ROOT_TREE: u64 = 1;
     const ORPHANS: u64 = u64::MAX - 4;
     const ORPHAN_ITEM: u32 = 48;
-    let mut search = Box::new(Search {
-        key: SearchKey {
-            tree: ROOT_TREE,
-            objectid: [ORPHANS; 2],
-            offset: [0, u64::MAX],
-            generation: [0, u64::MAX],
-            kind: [ORPHAN_ITEM; 2],
-            items: 1,
-            ..SearchKey::default()
-        },
-        found: [0; 3992],
+    let mut search = Search::<ANSWER>::new(Key {
+        tree: ROOT_TREE,
+        objectid: [ORPHANS; 2],
+        kind: [ORPHAN_ITEM; 2],
+        ..Key::default()
     });
-    // SAFETY: `search` is a complete structure of the size in the ioctl number and outlives the call.
-    match unsafe { ioctl::search(fd.as_raw_fd(), &raw mut *search) } {
+    match search.run(fd, 1) {
         Err(Errno::EPERM) => Ok(false),
-        other => other.map(|_| search.key.items > 0),
+        other => other.map(|()| search.items().next().is_some()),
     }
 }
 

@@ -15,9 +15,9 @@ use nix::unistd::{Gid, Uid, Whence, getegid, geteuid};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::signals::stop_if;
-use crate::tree::content::copy_range;
 use crate::tree::metadata;
 use crate::tree::root_fs::{self, Tree};
+use crate::tree::transfer::copy_range;
 use crate::tree::xattr::{self, Attributes};
 
 /// Copies the content of `from` into the existing directory `into`, without following links or entering mounts.

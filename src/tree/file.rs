@@ -13,7 +13,7 @@ use nix::sys::stat::{Mode, SFlag, fchmod, fstat, futimens, mkdirat};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{UnlinkatFlags, fchown, unlinkat};
 
-use super::content::Transport;
+use super::transfer::Transport;
 use crate::sys::beneath::{self, openat2};
 use crate::sys::error::{Error, Result, ResultExt as _};
 
@@ -199,6 +199,27 @@ pub(crate) fn remove(root: &Path, below: &Path) -> Result<()> {
     let top = beneath::open_path(root)?;
     let directory = beneath::open_below(&top, &parent).context(shown)?;
     unlinkat(&directory, name.as_c_str(), UnlinkatFlags::NoRemoveDir).context(shown)
+}
+
+/// Moves the entry at `below` to `to`, on the same file system, by one rename. A missing entry is a success.
+pub(crate) fn move_out(root: &Path, below: &Path, to: &Path) -> Result<()> {
+    let shown = || format!("cannot remove `{}`", root.join(below).display());
+    let (parent, name) = split(below)?;
+    let top = beneath::open_path(root)?;
+    let holder = match beneath::open_below(&top, &parent) {
+        Err(Errno::ENOENT) => return Ok(()),
+        other => other.context(shown)?,
+    };
+    let (trash, new) = beneath::split(to)?;
+    match renameat(&holder, name.as_c_str(), &trash, new.as_c_str()) {
+        Err(Errno::ENOENT) => Ok(()),
+        other => other.context(shown),
+    }
+}
+
+/// Returns whether there is a directory at `below`.
+pub(crate) fn is_directory(root: &Path, below: &Path) -> bool {
+    beneath::open_path(root).is_ok_and(|top| beneath::open_below(&top, below).is_ok())
 }
 
 fn split(below: &Path) -> Result<(PathBuf, CString)> {

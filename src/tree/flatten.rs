@@ -1,7 +1,7 @@
 //! Owns merging several overlay layers into an equivalent one.
 //!
 //! Files of the layers are hard-linked, not copied: frozen layers are never written, so two may share an inode. A
-//! program inside sees a higher link count until the old layers are removed. Directories are made anew. Nothing is
+//! program inside sees a higher link count until the old layers are removed. Directories are new. Nothing is
 //! held open between directories, so neither depth nor the number of layers is limited.
 
 use std::collections::HashMap;
@@ -17,10 +17,10 @@ use nix::fcntl::AtFlags;
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, mkdirat, mknodat};
 use nix::unistd::linkat;
 
-use super::content::Transport;
 use super::metadata;
 use super::reflink::Worker;
-use super::work::Queue;
+use super::transfer::Transport;
+use super::work_queue::Queue;
 use super::xattr::{Attributes, OPAQUE, XattrFile};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};

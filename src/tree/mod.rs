@@ -8,7 +8,7 @@ pub(crate) mod root_fs;
 
 pub(crate) mod acl;
 pub mod btrfs;
-mod content;
+mod btrfs_search;
 pub(crate) mod file;
 mod flatten;
 mod inode_flags;
@@ -20,8 +20,8 @@ pub mod overlay;
 mod probe;
 mod reflink;
 mod remove;
-mod take;
-pub(crate) mod work;
+mod transfer;
+pub(crate) mod work_queue;
 pub(crate) mod write;
 pub(crate) mod xattr;
 pub(crate) mod xfs;
@@ -37,7 +37,6 @@ pub(crate) use mounts::{at_or_below as mounts_at_or_below, compresses};
 pub use probe::probe;
 pub use reflink::{Cloned, copy_tree};
 pub use remove::{Removed, remove_tree};
-pub(crate) use take::{is_directory_below, take_below};
 
 use crate::sys::error::{Error, Result};
 

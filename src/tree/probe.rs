@@ -6,7 +6,7 @@ use std::path::Path;
 
 use nix::sys::statfs::{OVERLAYFS_SUPER_MAGIC, fstatfs};
 
-use super::{Method, btrfs, content, mounts, overlay, remove_tree};
+use super::{Method, btrfs, mounts, overlay, remove_tree, transfer};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result};
 
@@ -96,7 +96,7 @@ fn try_reflink(place: &Path) -> Result<()> {
     fs_err::write(&from, vec![1; 128 * 1024])?;
     let source = fs_err::File::open(&from)?;
     let target = fs_err::File::create(&to)?;
-    content::share(source.as_fd(), target.as_fd()).map_err(|error| {
+    transfer::share(source.as_fd(), target.as_fd()).map_err(|error| {
         Error::unavailable("files cannot share extents (FICLONE)")
             .source(std::io::Error::from(error))
     })

@@ -18,9 +18,9 @@ use nix::fcntl::{AtFlags, OFlag, openat, readlinkat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, mkdirat, mknodat};
 use nix::unistd::{linkat, symlinkat};
 
-use super::content::{Transfer, Transport};
 use super::metadata;
-use super::work::Queue;
+use super::transfer::{Transfer, Transport};
+use super::work_queue::Queue;
 use super::xattr::Attributes;
 use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};

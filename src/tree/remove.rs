@@ -18,7 +18,7 @@ use nix::sys::stat::{SFlag, fstat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 use rustix::fs::{FileType, RawDir, SeekFrom, seek};
 
-use super::work::Queue;
+use super::work_queue::Queue;
 use super::{btrfs, inode_flags, mounts};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};

@@ -14,11 +14,11 @@ use nix::sys::stat::{Mode, fchmod, fstat, futimens};
 use nix::sys::time::TimeSpec;
 use nix::unistd::fchownat;
 
-use super::content::Transport;
 use super::listing::{Content, ListingEntry, split};
+use super::transfer::Transport;
 use crate::sys::account::{Rights, caller};
 use crate::sys::beneath;
-use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::error::{Error, Result, ResultExt as _};
 
 /// How an existing entry is handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -279,11 +279,8 @@ impl Writer {
 
 /// Makes the error for an existing entry that must not be overwritten.
 pub(crate) fn in_the_way(place: &Path) -> Error {
-    Error::new(
-        Kind::Usage,
-        format!(
-            "`{}` exists with other content; refusing to overwrite it",
-            place.display()
-        ),
-    )
+    Error::usage(format!(
+        "`{}` exists with other content; refusing to overwrite it",
+        place.display()
+    ))
 }

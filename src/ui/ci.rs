@@ -1,6 +1,6 @@
 //! Owns output for CI systems: sections that fold, and annotations.
 //!
-//! GitHub's runner obeys every line that looks like one of its commands, whoever wrote it, and steps may write
+//! GitHub's runner obeys every line that looks like one of its commands, whatever its origin, and steps may write
 //! anything. While a section is open the runner is told to ignore commands until a secret word. Outside of sections,
 //! text that looks like a command is escaped.
 

@@ -158,3 +158,55 @@ pub(crate) struct Cost {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk_delta: Option<i64>,
 }
+
+/// Events for tests.
+#[cfg(test)]
+pub(super) mod samples {
+    use super::{Cost, Event, Outcome, Planned};
+
+    pub(in crate::ui) fn planned(index: u32, cached: bool, expected_ms: Option<u64>) -> Planned {
+        Planned {
+            index,
+            name: "compile".to_owned(),
+            key: "k".to_owned(),
+            cached,
+            reason: "never built".to_owned(),
+            expected_ms,
+        }
+    }
+
+    pub(in crate::ui) fn run(env: &str, plan: Vec<Planned>) -> Event {
+        Event::RunStarted {
+            env: env.to_owned(),
+            plan,
+            chosen: None,
+        }
+    }
+
+    pub(in crate::ui) fn started(index: u32, total: u32) -> Event {
+        Event::StepStarted {
+            index,
+            total,
+            name: "compile".to_owned(),
+            key: "k".to_owned(),
+            cached: false,
+        }
+    }
+
+    pub(in crate::ui) fn ended(index: u32, total: u32, outcome: Outcome, cost: Cost) -> Event {
+        Event::StepFinished {
+            index,
+            total,
+            name: "compile".to_owned(),
+            outcome,
+            cost,
+        }
+    }
+
+    pub(in crate::ui) fn finished(outcome: Outcome, message: &str) -> Event {
+        Event::Finished {
+            outcome,
+            message: message.to_owned(),
+        }
+    }
+}

@@ -1,25 +1,31 @@
 //! Owns `--progress json`: one event a line, each with the version of the stream and the time.
 
 use jiff::Timestamp;
-use serde::Serialize;
 
 use super::event::{Event, SCHEMA};
 use super::text::escape_json;
 
-#[derive(Serialize)]
-struct Stamped {
-    schema: u32,
-    time: Timestamp,
+/// Returns a value that serializes as a JSON object with these fields, in this order.
+macro_rules! object {
+    ($($name:ident: $value:expr),* $(,)?) => {{
+        #[expect(non_camel_case_types, reason = "the type of each field is named after it")]
+        let object = {
+            #[derive(serde::Serialize)]
+            struct Object<$($name),*> {
+                $($name: $name),*
+            }
+            Object { $($name: $value),* }
+        };
+        object
+    }};
 }
+pub(crate) use object;
 
 /// Returns the line with its newline. Text in it is escaped for a terminal too, because people run this to look at
 /// it.
 pub(super) fn line(event: &Event, time: Timestamp) -> String {
     // Put together from two objects: flattening would go through a buffer and lose integers above 64 bits.
-    let stamp = serde_json::to_string(&Stamped {
-        schema: SCHEMA,
-        time,
-    });
+    let stamp = serde_json::to_string(&object! { schema: SCHEMA, time: time });
     let event = serde_json::to_string(event);
     let (stamp, event) = (
         stamp.expect("plain values are always json"),

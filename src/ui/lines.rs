@@ -22,10 +22,6 @@ pub(crate) struct Line<'a> {
 }
 
 impl Lines {
-    pub(crate) fn new() -> Self {
-        Self::default()
-    }
-
     /// Takes the next bytes and calls `each` for the completed lines.
     pub(crate) fn push(&mut self, mut bytes: &[u8], mut each: impl FnMut(Line<'_>)) {
         while let Some(&first) = bytes.first() {
@@ -149,7 +145,7 @@ mod tests {
     use super::*;
 
     fn cut(chunks: &[&[u8]]) -> Vec<(String, bool)> {
-        let mut lines = Lines::new();
+        let mut lines = Lines::default();
         let mut out = Vec::new();
         let mut each = |line: Line<'_>| out.push((line.text.to_owned(), line.overwritten));
         for chunk in chunks {
@@ -205,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_line_without_end_takes_little_memory() {
-        let mut lines = Lines::new();
+        let mut lines = Lines::default();
         let chunk = vec![b'x'; 1 << 20];
         for _ in 0..100 {
             lines.push(&chunk, |_| panic!("no line yet"));

@@ -53,7 +53,7 @@ pub(crate) struct Rows {
     path: PathBuf,
     file: fs::File,
     /// Steps that have a row: the next plan of the same command finds a step that has just run.
-    told: Mutex<BTreeSet<String>>,
+    written: Mutex<BTreeSet<String>>,
 }
 
 impl Rows {
@@ -64,14 +64,14 @@ impl Rows {
         Ok(Self {
             path: path.to_owned(),
             file: place.append()?,
-            told: Mutex::default(),
+            written: Mutex::default(),
         })
     }
 
     /// Adds a row; a hit gets one only if the step has none yet.
     pub(crate) fn add(&self, row: &Row) -> Result<()> {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if !told.insert(row.step.clone()) && row.outcome == Outcome::Hit {
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        if !written.insert(row.step.clone()) && row.outcome == Outcome::Hit {
             return Ok(());
         }
         let mut line = serde_json::to_vec(row)

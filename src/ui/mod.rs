@@ -10,9 +10,9 @@ mod json;
 pub(crate) mod lines;
 pub(crate) mod ninja;
 mod osc;
-mod overall;
 mod plain;
 pub(crate) mod report;
+mod run_progress;
 pub(crate) mod size;
 pub(crate) mod table;
 pub(crate) mod tail;
@@ -27,8 +27,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::error::{Error, Result, ResultExt as _};
 use ci::{Level, Sections};
+pub(crate) use json::object;
 pub(crate) use osc::Integration;
 pub(crate) use report::{Format, Reporter, StepOutput};
 use table::Table;
@@ -438,7 +439,7 @@ impl Ui {
         let question = text::escape_lines(question);
         if !stdin || !stderr {
             let message = format!("cannot ask without a terminal: {question}");
-            return Err(Error::new(Kind::Usage, message).help("add `--yes` to proceed"));
+            return Err(Error::usage(message).help("add `--yes` to proceed"));
         }
         self.flush();
         self.write_err(&format!("{question} [y/N] "));

@@ -120,10 +120,6 @@ pub(crate) struct Tracker {
 }
 
 impl Tracker {
-    pub(crate) fn new() -> Self {
-        Self::default()
-    }
-
     /// Examines one line of output, without escape sequences; returns the new sum if it changed.
     pub(crate) fn line(&mut self, line: &str) -> Option<NinjaProgress> {
         if let Some(count) = parse(line) {
@@ -300,7 +296,7 @@ mod tests {
     }
 
     fn sums(lines: &[&str]) -> Vec<(u64, u64)> {
-        let mut tracker = Tracker::new();
+        let mut tracker = Tracker::default();
         lines
             .iter()
             .map(|line| {
@@ -380,7 +376,7 @@ mod tests {
 
     #[test]
     fn output_that_makes_things_up_fills_no_memory() {
-        let mut tracker = Tracker::new();
+        let mut tracker = Tracker::default();
         for number in 0..100_000_u64 {
             tracker.line(&format!("[{number}] x"));
             tracker.line(&format!("[l{number}] [1/2] x"));
@@ -435,7 +431,7 @@ mod tests {
                 0..200,
             ),
         ) {
-            let mut tracker = Tracker::new();
+            let mut tracker = Tracker::default();
             let mut estimate = Estimate::default();
             let mut before = NinjaProgress::default();
             for (second, line) in (0..).zip(&lines) {

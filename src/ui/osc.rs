@@ -36,16 +36,16 @@ impl Integration {
     }
 }
 
-/// What the terminal was told last.
+/// What the terminal shows.
 #[derive(Debug, Default)]
-pub(super) struct Told {
+pub(super) struct TerminalState {
     integration: Integration,
     env: String,
     percent: Option<u64>,
     title: Option<String>,
 }
 
-impl Told {
+impl TerminalState {
     pub(super) fn new(integration: Integration) -> Self {
         Self {
             integration,
@@ -119,6 +119,7 @@ impl Told {
 
 #[cfg(test)]
 mod tests {
+    use super::super::event::samples;
     use super::*;
 
     #[test]
@@ -149,20 +150,13 @@ mod tests {
 
     #[test]
     fn what_is_shown_is_taken_back() {
-        let started = Event::RunStarted {
-            env: "e\x1b]".to_owned(),
-            plan: Vec::new(),
-            chosen: None,
-        };
-        let finished = Event::Finished {
-            outcome: Outcome::Failed,
-            message: String::new(),
-        };
-        let mut told = Told::new(Integration {
+        let started = samples::run("e\x1b]", Vec::new());
+        let finished = samples::finished(Outcome::Failed, "");
+        let mut state = TerminalState::new(Integration {
             progress: true,
             title: true,
         });
-        let text = told.event(&started, 5, Duration::ZERO);
+        let text = state.event(&started, 5, Duration::ZERO);
         assert_eq!(
             text,
             "\x1b[22;2t\x1b]2;rockenv e\\x1b]: up\x1b\\\x1b]9;4;1;5\x1b\\"
@@ -170,14 +164,14 @@ mod tests {
         let note = Event::Note {
             message: String::new(),
         };
-        assert_eq!(told.event(&note, 5, Duration::ZERO), "");
-        assert_eq!(told.event(&note, 6, Duration::ZERO), "\x1b]9;4;1;6\x1b\\");
+        assert_eq!(state.event(&note, 5, Duration::ZERO), "");
+        assert_eq!(state.event(&note, 6, Duration::ZERO), "\x1b]9;4;1;6\x1b\\");
         assert_eq!(
-            told.event(&finished, 6, LONG),
+            state.event(&finished, 6, LONG),
             "\x1b]9;4;0;\x1b\\\x1b[23;2t\x1b]9;rockenv: e\\x1b] failed\x1b\\"
         );
-        assert_eq!(told.clear(), "");
-        let mut silent = Told::default();
+        assert_eq!(state.clear(), "");
+        let mut silent = TerminalState::default();
         assert_eq!(silent.event(&started, 5, Duration::ZERO), "");
         assert_eq!(silent.event(&finished, 5, LONG), "");
     }

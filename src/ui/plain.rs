@@ -12,13 +12,11 @@ const PROGRESS_EVERY: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub(super) struct Plain {
-    quiet: bool,
-    verbose: bool,
     color: bool,
     settings: UiSettings,
     /// Titles of running steps.
     titles: HashMap<u32, String>,
-    told: Option<Instant>,
+    printed: Option<Instant>,
     /// The current work of an image build or a transfer.
     work: String,
 }
@@ -26,12 +24,10 @@ pub(super) struct Plain {
 impl Plain {
     pub(super) fn new(settings: &UiSettings) -> Self {
         Self {
-            quiet: settings.quiet,
-            verbose: settings.verbose > 0,
             color: settings.color(settings.terminals.stderr),
             settings: *settings,
             titles: HashMap::new(),
-            told: None,
+            printed: None,
             work: String::new(),
         }
     }
@@ -41,7 +37,7 @@ impl Plain {
         if let Some(text) = self.important(event) {
             return text;
         }
-        if self.quiet {
+        if self.settings.quiet {
             return String::new();
         }
         match event {
@@ -55,10 +51,12 @@ impl Plain {
                 let title = title(*index, *total, name);
                 let text = format!("{title} …\n");
                 self.titles.insert(*index, title);
-                self.told = Some(now);
+                self.printed = Some(now);
                 text
             }
-            Event::Output { line, .. } if self.verbose => format!("{}\n", escape(line)),
+            Event::Output { line, .. } if self.settings.verbose > 0 => {
+                format!("{}\n", escape(line))
+            }
             Event::Ninja {
                 index,
                 done,
@@ -106,7 +104,7 @@ impl Plain {
             return String::new();
         }
         message.clone_into(&mut self.work);
-        self.told = Some(now);
+        self.printed = Some(now);
         let text = match done {
             Some(done) if message.is_empty() => size::progress(done, total).into(),
             _ => escape(message),
@@ -116,10 +114,10 @@ impl Plain {
 
     fn due(&mut self, now: Instant) -> bool {
         let due = self
-            .told
-            .is_none_or(|told| now.saturating_duration_since(told) >= PROGRESS_EVERY);
+            .printed
+            .is_none_or(|printed| now.saturating_duration_since(printed) >= PROGRESS_EVERY);
         if due {
-            self.told = Some(now);
+            self.printed = Some(now);
         }
         due
     }
@@ -162,7 +160,11 @@ impl Plain {
             }
             _ => return None,
         };
-        Some(if self.quiet { String::new() } else { text })
+        Some(if self.settings.quiet {
+            String::new()
+        } else {
+            text
+        })
     }
 
     fn outcome(&self, outcome: Outcome, cost: &Cost) -> String {

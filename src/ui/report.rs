@@ -193,9 +193,9 @@ impl Reporter {
         StepOutput {
             reporter: self.clone(),
             index,
-            stdout: Lines::new(),
-            stderr: Lines::new(),
-            ninja: Tracker::new(),
+            stdout: Lines::default(),
+            stderr: Lines::default(),
+            ninja: Tracker::default(),
             estimate: Estimate::default(),
             started: Instant::now(),
             reported: None,
@@ -331,32 +331,16 @@ impl StepOutput {
 
 #[cfg(test)]
 mod tests {
-    use super::super::event::{Cost, Outcome, Planned};
+    use super::super::event::{Cost, Outcome, samples};
     use super::super::tests::ui;
     use super::super::{Terminals, UiSettings};
     use super::*;
 
     fn run(ui: &Ui, format: Format) -> Vec<String> {
         let reporter = ui.reporter(format);
-        reporter.emit(&Event::RunStarted {
-            env: "gfx1103".to_owned(),
-            plan: vec![Planned {
-                index: 1,
-                name: "compile".to_owned(),
-                key: "k".to_owned(),
-                cached: false,
-                reason: "never built".to_owned(),
-                expected_ms: None,
-            }],
-            chosen: None,
-        });
-        reporter.emit(&Event::StepStarted {
-            index: 1,
-            total: 1,
-            name: "compile".to_owned(),
-            key: "k".to_owned(),
-            cached: false,
-        });
+        let plan = vec![samples::planned(1, false, None)];
+        reporter.emit(&samples::run("gfx1103", plan));
+        reporter.emit(&samples::started(1, 1));
         let mut output = reporter.step_output(1);
         output.push(Stream::Stdout, b"[1/2] a\x1b[31m\n[2/2");
         output.push(Stream::Stderr, b"warning \xff\n");
@@ -366,20 +350,12 @@ mod tests {
         }
         output.finish();
         ui.warn("from elsewhere");
-        reporter.emit(&Event::StepFinished {
-            index: 1,
-            total: 1,
-            name: "compile".to_owned(),
-            outcome: Outcome::Failed,
-            cost: Cost {
-                wall_ms: 245_000,
-                ..Cost::default()
-            },
-        });
-        reporter.emit(&Event::Finished {
-            outcome: Outcome::Failed,
-            message: "step `compile` failed".to_owned(),
-        });
+        let cost = Cost {
+            wall_ms: 245_000,
+            ..Cost::default()
+        };
+        reporter.emit(&samples::ended(1, 1, Outcome::Failed, cost));
+        reporter.finish(Outcome::Failed, "step `compile` failed");
         output.tail().why()
     }
 

@@ -9,9 +9,9 @@ use console::truncate_str;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
 use super::event::Event;
-use super::osc::Told;
-use super::overall::{Overall, boxed};
+use super::osc::TerminalState;
 use super::plain::{Plain, title};
+use super::run_progress::{RunProgress, boxed};
 use super::text::{escape, escape_lines};
 use super::{Paint, UiSettings, lock, paint, size};
 
@@ -42,8 +42,8 @@ struct State {
     lines: HashMap<Key, Moving>,
     /// The permanent lines above.
     plain: Plain,
-    overall: Overall,
-    told: Told,
+    progress: RunProgress,
+    terminal: TerminalState,
     closed: bool,
     /// The closing message, to be written when nothing moves any more.
     finished: String,
@@ -53,7 +53,7 @@ impl Drop for Bars {
     // A run that ends with an error reports no end.
     fn drop(&mut self) {
         self.close();
-        let sequences = lock(&self.state).told.clear();
+        let sequences = lock(&self.state).terminal.clear();
         if !sequences.is_empty() {
             // A failure to draw has nowhere to be reported.
             drop(std::io::stderr().write_all(sequences.as_bytes()));
@@ -123,8 +123,8 @@ impl Bars {
             state: Mutex::new(State {
                 lines: HashMap::new(),
                 plain: Plain::new(settings),
-                overall: Overall::default(),
-                told: Told::new(settings.integration),
+                progress: RunProgress::default(),
+                terminal: TerminalState::new(settings.integration),
                 closed: false,
                 finished: String::new(),
             }),
@@ -145,7 +145,7 @@ impl Bars {
             return;
         }
         let now = Instant::now();
-        state.overall.event(event, now);
+        state.progress.event(event, now);
         let over = match event {
             Event::StepFinished { index, .. } => Some(Key::Step(*index)),
             Event::ImageFinished { image, .. } => Some(Key::Image(image.clone())),
@@ -170,7 +170,7 @@ impl Bars {
         }
         self.moving(&mut state, event, now);
         if let Some(run) = state.lines.get(&Key::Run) {
-            run.bar.set_message(state.overall.line(now));
+            run.bar.set_message(state.progress.line(now));
         }
     }
 
@@ -286,8 +286,8 @@ impl Bars {
     pub(super) fn osc(&self, event: &Event) -> String {
         let now = Instant::now();
         let mut state = lock(&self.state);
-        let (percent, elapsed) = (state.overall.percent(now), state.overall.elapsed(now));
-        state.told.event(event, percent, elapsed)
+        let (percent, elapsed) = (state.progress.percent(now), state.progress.elapsed(now));
+        state.terminal.event(event, percent, elapsed)
     }
 
     fn entry<'s>(
@@ -385,7 +385,7 @@ impl Bars {
 /// Shows a step's progress.
 fn show_step(state: &State, index: u32, now: Instant) {
     if let Some(moving) = state.lines.get(&Key::Step(index)) {
-        let left = state.overall.step_left(index, now);
+        let left = state.progress.step_left(index, now);
         let left = left.filter(|left| !left.is_zero());
         let left = left.map(|left| {
             // Fractions of a second are noise.
@@ -395,7 +395,7 @@ fn show_step(state: &State, index: u32, now: Instant) {
         let count = moving.count.and_then(|(done, total)| Some((done, total?)));
         let mut parts = Vec::new();
         if count.is_some() || left.is_some() {
-            parts.push(boxed(state.overall.step_share(index, now), 1000));
+            parts.push(boxed(state.progress.step_share(index, now), 1000));
         }
         let count = count.map(|(done, total)| format!("{done}/{total}"));
         let figures: Vec<String> = count.into_iter().chain(left).collect();
@@ -416,7 +416,7 @@ mod tests {
 
     use indicatif::TermLike;
 
-    use super::super::event::{Cost, Outcome, Planned, Stream};
+    use super::super::event::{Cost, Outcome, Stream, samples};
     use super::*;
 
     /// A terminal of 80 columns that remembers its output.
@@ -464,26 +464,9 @@ mod tests {
             ..UiSettings::default()
         };
         let bars = Bars::new(&settings, target);
-        let planned = |index| Planned {
-            index,
-            name: "compile".to_owned(),
-            key: "k".to_owned(),
-            cached: index < 2,
-            reason: String::new(),
-            expected_ms: None,
-        };
-        bars.event(&Event::RunStarted {
-            env: "gfx1103".to_owned(),
-            plan: (1..=5).map(planned).collect(),
-            chosen: None,
-        });
-        bars.event(&Event::StepStarted {
-            index: 2,
-            total: 5,
-            name: "compile".to_owned(),
-            key: "k".to_owned(),
-            cached: false,
-        });
+        let plan = (1..=5).map(|index| samples::planned(index, index < 2, None));
+        bars.event(&samples::run("gfx1103", plan.collect()));
+        bars.event(&samples::started(2, 5));
         bars.event(&Event::Load {
             index: 2,
             jobs: Some(8),
@@ -502,22 +485,14 @@ mod tests {
         });
         std::thread::sleep(TICK * 2);
         bars.print("a warning\n");
-        bars.event(&Event::StepFinished {
-            index: 2,
-            total: 5,
-            name: "compile".to_owned(),
-            outcome: Outcome::Done,
-            cost: Cost {
-                wall_ms: 3200,
-                peak_memory: Some(1 << 30),
-                disk_delta: Some(-4096),
-                ..Cost::default()
-            },
-        });
-        bars.event(&Event::Finished {
-            outcome: Outcome::Done,
-            message: "`gfx1103` is ready".to_owned(),
-        });
+        let cost = Cost {
+            wall_ms: 3200,
+            peak_memory: Some(1 << 30),
+            disk_delta: Some(-4096),
+            ..Cost::default()
+        };
+        bars.event(&samples::ended(2, 5, Outcome::Done, cost));
+        bars.event(&samples::finished(Outcome::Done, "`gfx1103` is ready"));
         let last = bars.close();
         let text = lock(&screen.0).clone();
         (text, last)

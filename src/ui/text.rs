@@ -15,39 +15,45 @@ fn is_unsafe(c: char) -> bool {
         || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-fn escape_where(text: &str, escaped: impl Fn(char) -> bool) -> Cow<'_, str> {
+/// Returns text in which `push` has written each character that is `escaped`.
+fn escape_where(
+    text: &str,
+    escaped: impl Fn(char) -> bool,
+    push: impl Fn(&mut String, char) -> std::fmt::Result,
+) -> Cow<'_, str> {
     if !text.chars().any(&escaped) {
         return Cow::Borrowed(text);
     }
     let mut safe = String::with_capacity(text.len() + 16);
     for c in text.chars() {
-        if escaped(c) {
-            push_escape(&mut safe, c);
-        } else {
-            safe.push(c);
+        match escaped(c) {
+            true => push(&mut safe, c).expect("a string takes everything"),
+            false => safe.push(c),
         }
     }
     Cow::Owned(safe)
 }
 
-fn push_escape(out: &mut String, c: char) {
+fn push_escape(out: &mut String, c: char) -> std::fmt::Result {
     match c {
-        '\n' | '\r' | '\t' => out.extend(c.escape_default()),
-        c if u32::from(c) < 0x100 => {
-            write!(out, "\\x{:02x}", u32::from(c)).expect("a string takes everything");
-        }
-        c => write!(out, "\\u{{{:x}}}", u32::from(c)).expect("a string takes everything"),
+        '\n' | '\r' | '\t' => write!(out, "{}", c.escape_default()),
+        c if u32::from(c) < 0x100 => write!(out, "\\x{:02x}", u32::from(c)),
+        c => write!(out, "\\u{{{:x}}}", u32::from(c)),
     }
 }
 
 /// Returns text of one line, such as a name, with all characters escaped that a terminal acts on.
 pub(crate) fn escape(text: &str) -> Cow<'_, str> {
-    escape_where(text, is_unsafe)
+    escape_where(text, is_unsafe, push_escape)
 }
 
 /// As [`escape`], but newlines and tabs stay.
 pub(crate) fn escape_lines(text: &str) -> Cow<'_, str> {
-    escape_where(text, |c| is_unsafe(c) && c != '\n' && c != '\t')
+    escape_where(
+        text,
+        |c| is_unsafe(c) && c != '\n' && c != '\t',
+        push_escape,
+    )
 }
 
 /// Returns a path to show; bytes that are not UTF-8 are escaped as well.
@@ -69,19 +75,8 @@ pub(crate) fn os(text: &OsStr) -> String {
 
 /// Returns JSON with the same characters written as JSON escapes; they can only be inside strings.
 pub(super) fn escape_json(json: &str) -> Cow<'_, str> {
-    let escaped = |c: char| is_unsafe(c) && c != '\n';
-    if !json.chars().any(escaped) {
-        return Cow::Borrowed(json);
-    }
-    let mut safe = String::with_capacity(json.len() + 16);
-    for c in json.chars() {
-        if escaped(c) {
-            write!(safe, "\\u{:04x}", u32::from(c)).expect("a string takes everything");
-        } else {
-            safe.push(c);
-        }
-    }
-    Cow::Owned(safe)
+    let push = |out: &mut String, c| write!(out, "\\u{:04x}", u32::from(c));
+    escape_where(json, |c| is_unsafe(c) && c != '\n', push)
 }
 
 /// Returns text whose commands of rockenv begin with `sudo`: those at its start, in backquotes and after a colon.

@@ -143,7 +143,7 @@ pub(crate) fn ask(gathered: &Gathered<'_>) -> Result<Vec<String>> {
             hooks.push(hook);
         }
     }
-    let early = hook::early(&hooks, &|volume, path| {
+    let early = hook::precheck(&hooks, &|volume, path| {
         let source = sources
             .get(volume)
             .ok_or_else(|| Error::unexpected(format!("source `{volume}` is missing")))?;

@@ -10,7 +10,7 @@ use crate::up::context::Context;
 
 #[derive(Debug, Subcommand)]
 pub enum CacheCommand {
-    /// List caches with what they hold
+    /// List caches and what they hold
     #[command(visible_alias = "list")]
     Ls(ls::LsArgs),
     /// Empty caches; steps fill them again

@@ -1,13 +1,12 @@
 //! Owns `doctor`.
 
 use clap::Args;
-use serde::Serialize;
 
-use crate::cli::doctor::{Ability, CheckState, Facts, Section, abilities, examine, is_fit};
+use crate::cli::doctor::{CheckState, Facts, abilities, examine, is_fit};
 use crate::sys::error::{Kind, Result};
 use crate::sys::host::Host;
-use crate::ui::Tone;
 use crate::ui::table::Table;
+use crate::ui::{Tone, object};
 use crate::up::context::Context;
 
 #[derive(Debug, Args)]
@@ -26,17 +25,9 @@ pub(crate) fn doctor(cx: &Context, _args: &DoctorArgs) -> Result<u8> {
         Kind::Unavailable.exit_code()
     };
     if cx.json {
-        #[derive(Serialize)]
-        struct DoctorReport<'a> {
-            schema: &'static str,
-            fit: bool,
-            sections: &'a [Section],
-            engines: &'a [Ability],
-            facts: &'a Facts,
-        }
-        cx.ui.json(&DoctorReport {
+        cx.ui.json(&object! {
             schema: "rockenv/doctor/1",
-            fit,
+            fit: fit,
             sections: &sections,
             engines: &abilities,
             facts: &facts,

@@ -165,7 +165,7 @@ pub(super) mod tests {
             finding.ok = false;
             finding.layer = Some(layer);
             finding.error = Some("no".to_owned());
-            finding.mend = Some(layer.mend("/dev/kfd", false));
+            finding.mend = Some(layer.fix("/dev/kfd", false));
         };
         assert_eq!(check(|_| {}), None);
         let (message, command) = check(|facts| facts.gpu.machine.kfd = false).unwrap();

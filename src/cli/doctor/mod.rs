@@ -13,7 +13,7 @@ mod tests;
 
 use std::path::PathBuf;
 
-pub(crate) use engines::{Ability, abilities};
+pub(crate) use engines::abilities;
 pub(crate) use gpu::{GpuFacts, Node};
 pub(crate) use network::NetworkFacts;
 use serde::Serialize;

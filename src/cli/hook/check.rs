@@ -15,7 +15,7 @@ use crate::up::hook_revisions::{AtRevision, RevisionSource};
 
 #[derive(Debug, Args)]
 pub struct CheckArgs {
-    /// Revisions of the source, as `FROM..TO` or a single one; without, what is checked out with all changes
+    /// Revisions of the source, `FROM..TO` or a single one [default: the working tree, with uncommitted changes]
     #[arg(value_name = "REVISIONS", requires = "source")]
     revisions: Option<String>,
     /// Directory of the source; nothing in it is changed

@@ -1,38 +1,24 @@
 //! Owns `hook ls`.
 
-use std::path::PathBuf;
-
-use serde::Serialize;
-
-use crate::profile::hook::{self};
+use crate::profile::hook;
 use crate::sys::error::Result;
+use crate::ui::object;
 use crate::ui::table::Table;
 use crate::up::context::Context;
 
 pub(super) fn ls(cx: &Context) -> Result<()> {
-    #[derive(Serialize)]
-    struct HookRow {
-        name: String,
-        description: String,
-        why: String,
-        links: Vec<String>,
-        volume: String,
-        applies: hook::Applies,
-        digest: String,
-        built_in: bool,
-        path: Option<PathBuf>,
-    }
     let mut rows = Vec::new();
     for listed in hook::list(&cx.config.hook_dirs)? {
         let hook = hook::load(&cx.config.hook_dirs, &listed.name)?;
-        rows.push(HookRow {
-            digest: hook.digest()?,
+        let digest = hook.digest()?;
+        rows.push(object! {
             name: hook.name,
             description: hook.description,
             why: hook.why.split_whitespace().collect::<Vec<_>>().join(" "),
             links: hook.links,
             volume: hook.work.volume,
             applies: hook.applies,
+            digest: digest,
             built_in: hook.path.is_none(),
             path: hook.path,
         });

@@ -1,34 +1,24 @@
 //! Owns `profile ls`.
 
-use serde::Serialize;
-
 use crate::profile::{self, Origin};
 use crate::sys::error::Result;
+use crate::ui::object;
 use crate::ui::table::Table;
 use crate::up::context::Context;
 
 pub(super) fn ls(cx: &Context) -> Result<()> {
     let listed = profile::list(&cx.config.profile_dirs)?;
     if cx.json {
-        #[derive(Serialize)]
-        struct ProfileRow<'a> {
-            name: &'a str,
-            description: &'a str,
-            origin: String,
-            built_in: bool,
-            problem: Option<&'a str>,
-        }
-        let rows: Vec<_> = listed
-            .iter()
-            .map(|profile| ProfileRow {
+        let rows = listed.iter().map(|profile| {
+            object! {
                 name: &profile.name,
                 description: &profile.description,
                 origin: profile.origin.to_string(),
                 built_in: matches!(profile.origin, Origin::Builtin(_)),
-                problem: profile.problem.as_deref(),
-            })
-            .collect();
-        return cx.ui.json(&rows);
+                problem: &profile.problem,
+            }
+        });
+        return cx.ui.json(&rows.collect::<Vec<_>>());
     }
     let mut table = Table::new(["profile", "description", "where"]);
     for profile in &listed {

@@ -1,12 +1,12 @@
 //! Owns `profile show`.
 
 use clap::Args;
-use serde::Serialize;
 
 use crate::plan::resolve;
-use crate::profile::{self};
+use crate::profile;
 use crate::store::Store;
 use crate::sys::error::{Error, Result};
+use crate::ui::object;
 use crate::up::context::Context;
 use crate::up::request::UpRequest;
 use crate::up::resolve::Gathered;
@@ -37,29 +37,13 @@ pub(super) fn show(cx: &Context, args: &ShowArgs) -> Result<()> {
     let request = resolve::choose(&args.what, &[], None, names)?;
     let profile = profile::load(&cx.config.profile_dirs, &request.profile)?;
     if cx.json {
-        #[derive(Serialize)]
-        struct File<'a> {
-            origin: String,
-            text: &'a str,
-        }
-        #[derive(Serialize)]
-        struct ProfileReport<'a> {
-            schema: &'static str,
-            name: &'a str,
-            description: &'a str,
-            files: Vec<File<'a>>,
-        }
-        return cx.ui.json(&ProfileReport {
+        let files = profile.files();
+        let files = files.map(|(origin, text)| object! { origin: origin.to_string(), text: text });
+        return cx.ui.json(&object! {
             schema: "rockenv/profile/1",
             name: &profile.name,
             description: &profile.description,
-            files: profile
-                .files()
-                .map(|(origin, text)| File {
-                    origin: origin.to_string(),
-                    text,
-                })
-                .collect(),
+            files: files.collect::<Vec<_>>(),
         });
     }
     let count = profile.files().count();

@@ -1,10 +1,8 @@
 //! Owns `setup`: installs what the host needs, and makes a btrfs store in a file.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use clap::Args;
-use serde::Serialize;
 
 use crate::cli::setup::store_image::StoreImage;
 use crate::cli::setup::timer::Timer;
@@ -14,6 +12,7 @@ use crate::profile::value;
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host::Host;
 use crate::sys::signals::Signals;
+use crate::ui::object;
 use crate::ui::table::Table;
 use crate::up::context::Context;
 
@@ -28,15 +27,14 @@ pub struct SetupArgs {
     /// Make a btrfs store of at most this size in a file beside the store's directory, and mount it there
     #[arg(long, value_name = "SIZE")]
     store_image: Option<String>,
-    /// Install a systemd timer that runs `gc` every day by this policy
+    /// Install a systemd timer that runs `gc` every day with this policy
     #[arg(long, value_name = "PRESET", num_args = 0..=1, require_equals = true, default_missing_value = "workstation")]
     timer: Option<Preset>,
 }
 
 fn parse_size(text: &str) -> Result<u64> {
-    value::size(text).map_err(|refused| {
-        Error::new(Kind::Usage, refused.message).help("rockenv setup --store-image 300G")
-    })
+    value::size(text)
+        .map_err(|refused| Error::usage(refused.message).help("rockenv setup --store-image 300G"))
 }
 
 /// Installs missing packages, and makes the store's image if requested.
@@ -97,7 +95,7 @@ pub(crate) fn setup(cx: &Context, args: &SetupArgs) -> Result<()> {
         (true, None) => "installing a timer",
     })?;
     if !cx.ui.confirm("go ahead?")? {
-        return Err(Error::new(Kind::Usage, "nothing changed").help("rockenv setup --yes"));
+        return Err(Error::usage("nothing changed").help("rockenv setup --yes"));
     }
     let signals = Signals::take()?;
     if !tools.is_empty() {
@@ -106,7 +104,7 @@ pub(crate) fn setup(cx: &Context, args: &SetupArgs) -> Result<()> {
     if let Some(image) = image {
         image.make(&cx.ui, &signals)?;
         cx.ui.note(&format!(
-            "the store at {} is btrfs now, and mounted at each start",
+            "the store at {} is now on btrfs, and mounted at every boot",
             image.at.display()
         ));
         cx.ui.note(&image.undo_text());
@@ -203,41 +201,22 @@ fn show(
         .filter(|_| !packages.is_empty())
         .map(|manager| manager.command(&packages).join(" "));
     if cx.json {
-        #[derive(Serialize)]
-        struct Missing<'a> {
-            name: &'a str,
-            package: Option<&'a str>,
-            why: &'a str,
-            optional: bool,
-        }
-        #[derive(Serialize)]
-        struct SetupReport<'a> {
-            schema: &'static str,
-            manager: Option<Manager>,
-            missing: Vec<Missing<'a>>,
-            command: Option<String>,
-            store_image: Vec<String>,
-            units: BTreeMap<&'a Path, &'a str>,
-        }
-        return cx.ui.json(&SetupReport {
+        let missing = tools.iter().map(|tool| {
+            object! {
+                name: tool.name,
+                package: manager.and_then(|manager| tool.package(manager)),
+                why: tool.why,
+                optional: tool.optional,
+            }
+        });
+        let units = timer.iter().flat_map(|timer| &timer.files);
+        return cx.ui.json(&object! {
             schema: "rockenv/setup/1",
-            manager,
-            missing: tools
-                .iter()
-                .map(|tool| Missing {
-                    name: tool.name,
-                    package: manager.and_then(|manager| tool.package(manager)),
-                    why: tool.why,
-                    optional: tool.optional,
-                })
-                .collect(),
-            command,
+            manager: manager,
+            missing: missing.collect::<Vec<_>>(),
+            command: command,
             store_image: image.map(StoreImage::steps).unwrap_or_default(),
-            units: timer
-                .iter()
-                .flat_map(|timer| &timer.files)
-                .map(|(path, text)| (path.as_path(), text.as_str()))
-                .collect(),
+            units: units.map(|(path, text)| (path, text)).collect::<BTreeMap<_, _>>(),
         });
     }
     if !tools.is_empty() {

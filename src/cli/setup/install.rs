@@ -107,7 +107,7 @@ impl Run<'_> {
         for tool in optional {
             match tool.package(self.manager) {
                 Some(package) if self.apt_knows(&[package]) => wanted.push(package),
-                _ => self.gone(tool),
+                _ => self.warn_unavailable(tool),
             }
         }
         if wanted.is_empty() {
@@ -149,11 +149,11 @@ impl Run<'_> {
             None => Err(Error::unavailable("no package")),
         };
         if done.is_err() {
-            self.gone(tool);
+            self.warn_unavailable(tool);
         }
     }
 
-    fn gone(&self, tool: &Tool) {
+    fn warn_unavailable(&self, tool: &Tool) {
         self.ui.warn(&format!(
             "cannot install {}: no package of this distribution provides what is needed to {}",
             tool.name, tool.why

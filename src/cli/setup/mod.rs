@@ -119,8 +119,8 @@ pub(crate) struct Tool {
     pub why: &'static str,
     /// Without it only a part of the feature fails.
     pub optional: bool,
-    /// Packages: apt, pacman, dnf, zypper. `None` if the distribution has none.
-    packages: [Option<&'static str>; 4],
+    /// Its package for apt, pacman, dnf and zypper, or one name for all of them; `-` where there is none.
+    packages: &'static str,
 }
 
 /// All tools.
@@ -130,7 +130,7 @@ pub(crate) const TOOLS: &[Tool] = {
         name: &'static str,
         features: &'static [Feature],
         why: &'static str,
-        packages: [Option<&'static str>; 4],
+        packages: &'static str,
     ) -> Tool {
         Tool {
             name,
@@ -141,38 +141,30 @@ pub(crate) const TOOLS: &[Tool] = {
             packages,
         }
     }
-    const fn all(name: &'static str) -> [Option<&'static str>; 4] {
-        [Some(name); 4]
-    }
     &[
         program(
             "systemd-nspawn",
             &[Nspawn, Tests],
             "run each step in a container",
-            [
-                Some("systemd-container"),
-                Some("systemd"),
-                Some("systemd-container"),
-                Some("systemd-container"),
-            ],
+            "systemd-container systemd systemd-container systemd-container",
         ),
         program(
             "unshare",
             &[Nspawn, Images, Tests],
             "isolate image builders",
-            all("util-linux"),
+            "util-linux",
         ),
         program(
             "mmdebstrap",
             &[Images, Tests],
             "build Debian and Ubuntu images",
-            [Some("mmdebstrap"), None, None, None],
+            "mmdebstrap - - -",
         ),
         program(
             "gpg",
             &[Images, Tests],
             "find the key that signed an archive",
-            [Some("gpg"), Some("gnupg"), Some("gnupg2"), Some("gpg2")],
+            "gpg gnupg gnupg2 gpg2",
         ),
         Tool {
             name: "Debian archive keys",
@@ -183,12 +175,7 @@ pub(crate) const TOOLS: &[Tool] = {
             features: &[Images, Tests],
             why: "verify Debian images",
             optional: true,
-            packages: [
-                Some("debian-archive-keyring"),
-                Some("debian-archive-keyring"),
-                Some("debian-keyring"),
-                None,
-            ],
+            packages: "debian-archive-keyring debian-archive-keyring debian-keyring -",
         },
         Tool {
             name: "Ubuntu archive keys",
@@ -199,12 +186,7 @@ pub(crate) const TOOLS: &[Tool] = {
             features: &[Images],
             why: "verify Ubuntu images",
             optional: true,
-            packages: [
-                Some("ubuntu-keyring"),
-                Some("ubuntu-keyring"),
-                Some("ubu-keyring"),
-                None,
-            ],
+            packages: "ubuntu-keyring ubuntu-keyring ubu-keyring -",
         },
         Tool {
             name: "CA certificates",
@@ -216,25 +198,20 @@ pub(crate) const TOOLS: &[Tool] = {
             features: &[Images, Sources, Tests],
             why: "fetch over https",
             optional: false,
-            packages: all("ca-certificates"),
+            packages: "ca-certificates",
         },
-        program("git", &[Sources, Tests], "clone sources", all("git")),
+        program("git", &[Sources, Tests], "clone sources", "git"),
         program(
             "pacstrap",
             &[Pacman, Tests],
             "build Arch images",
-            all("arch-install-scripts"),
+            "arch-install-scripts",
         ),
         program(
             "pacman-key",
             &[Pacman, Tests],
             "verify Arch packages",
-            [
-                Some("pacman-package-manager"),
-                Some("pacman"),
-                Some("pacman"),
-                Some("pacman"),
-            ],
+            "pacman-package-manager pacman pacman pacman",
         ),
         Tool {
             name: "Arch package keys",
@@ -245,67 +222,37 @@ pub(crate) const TOOLS: &[Tool] = {
             features: &[Pacman],
             why: "verify Arch images",
             optional: true,
-            packages: [
-                Some("archlinux-keyring"),
-                Some("archlinux-keyring"),
-                Some("archlinux-keyring"),
-                None,
-            ],
+            packages: "archlinux-keyring archlinux-keyring archlinux-keyring -",
         },
         program(
             "makepkg",
             &[Tests],
             "build packages for a test repository",
-            [
-                Some("makepkg"),
-                Some("pacman"),
-                Some("pacman"),
-                Some("pacman"),
-            ],
+            "makepkg pacman pacman pacman",
         ),
         program(
             "mkfs.btrfs",
             &[Btrfs, Tests],
             "make a btrfs store",
-            [
-                Some("btrfs-progs"),
-                Some("btrfs-progs"),
-                Some("btrfs-progs"),
-                Some("btrfsprogs"),
-            ],
+            "btrfs-progs btrfs-progs btrfs-progs btrfsprogs",
         ),
-        program("mkfs.ext4", &[Tests], "test on ext4", all("e2fsprogs")),
-        program("mkfs.xfs", &[Tests], "test on xfs", all("xfsprogs")),
-        program(
-            "setfattr",
-            &[Tests],
-            "test extended attributes",
-            all("attr"),
-        ),
-        program("setfacl", &[Tests], "test access lists", all("acl")),
+        program("mkfs.ext4", &[Tests], "test on ext4", "e2fsprogs"),
+        program("mkfs.xfs", &[Tests], "test on xfs", "xfsprogs"),
+        program("setfattr", &[Tests], "test extended attributes", "attr"),
+        program("setfacl", &[Tests], "test access lists", "acl"),
         program(
             "setcap",
             &[Tests],
             "test capabilities",
-            [
-                Some("libcap2-bin"),
-                Some("libcap"),
-                Some("libcap"),
-                Some("libcap-progs"),
-            ],
+            "libcap2-bin libcap libcap libcap-progs",
         ),
         program(
             "ninja",
             &[Tests],
             "test that a build finds nothing to do",
-            [
-                Some("ninja-build"),
-                Some("ninja"),
-                Some("ninja-build"),
-                Some("ninja"),
-            ],
+            "ninja-build ninja ninja-build ninja",
         ),
-        program("cc", &[Tests], "build test programs", all("gcc")),
+        program("cc", &[Tests], "build test programs", "gcc"),
     ]
 };
 
@@ -319,12 +266,9 @@ impl Tool {
     }
 
     pub(crate) fn package(&self, manager: Manager) -> Option<&'static str> {
-        self.packages[match manager {
-            Manager::Apt => 0,
-            Manager::Pacman => 1,
-            Manager::Dnf => 2,
-            Manager::Zypper => 3,
-        }]
+        let packages: Vec<&str> = self.packages.split(' ').collect();
+        let package = packages.get(manager as usize).or(packages.first())?;
+        Some(*package).filter(|package| *package != "-")
     }
 }
 

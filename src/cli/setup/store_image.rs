@@ -35,17 +35,16 @@ impl StoreImage {
     /// Checks that one can be made at `home`; changes nothing.
     pub(crate) fn plan(home: &Path, size: u64) -> Result<Self> {
         let (Some(parent), Some(name)) = (home.parent(), home.file_name()) else {
-            return Err(Error::new(
-                Kind::Usage,
-                format!("a store cannot be at `{}`", home.display()),
-            )
-            .help("ROCKENV_HOME=/var/lib/rockenv rockenv setup --store-image 300G"));
+            return Err(
+                Error::usage(format!("a store cannot be at `{}`", home.display()))
+                    .help("ROCKENV_HOME=/var/lib/rockenv rockenv setup --store-image 300G"),
+            );
         };
         if size < SMALLEST {
-            return Err(Error::new(
-                Kind::Usage,
-                format!("{} is too small for a store", crate::ui::size::bytes(size)),
-            )
+            return Err(Error::usage(format!(
+                "{} is too small for a store",
+                crate::ui::size::bytes(size)
+            ))
             .help("rockenv setup --store-image 300G"));
         }
         if !parent.is_dir() {
@@ -199,22 +198,18 @@ fn refuse_unfit(at: &Path, file: &Path) -> Result<()> {
         .iter()
         .any(|point| point == at)
     {
-        return Err(Error::new(
-            Kind::Usage,
-            format!("`{}` is a mount point already", at.display()),
-        )
-        .help(format!("umount {0}, {elsewhere}", at.display())));
+        return Err(
+            Error::usage(format!("`{}` is a mount point already", at.display()))
+                .help(format!("umount {0}, {elsewhere}", at.display())),
+        );
     }
     match fs::read_dir(at) {
         Ok(mut entries) => {
             if entries.next().is_some() {
-                return Err(Error::new(
-                    Kind::Usage,
-                    format!(
-                        "`{}` is not empty: a file system mounted there would hide what is in it",
-                        at.display()
-                    ),
-                )
+                return Err(Error::usage(format!(
+                    "`{}` is not empty: a file system mounted there would hide what is in it",
+                    at.display()
+                ))
                 .help(format!("mv {0} {0}.old, {elsewhere}", at.display())));
             }
         }
@@ -222,27 +217,22 @@ fn refuse_unfit(at: &Path, file: &Path) -> Result<()> {
         Err(error) => return Err(error.into()),
     }
     if fstab::mounts(&read_table()?.unwrap_or_default(), at) {
-        return Err(Error::new(
-            Kind::Usage,
-            format!("{FSTAB} mounts something at `{}` already", at.display()),
-        )
+        return Err(Error::usage(format!(
+            "{FSTAB} mounts something at `{}` already",
+            at.display()
+        ))
         .help(format!("mount {}, {elsewhere}", at.display())));
     }
     if fs::symlink_metadata(file).is_ok() {
-        return Err(
-            Error::new(Kind::Usage, format!("`{}` exists already", file.display()))
-                .help(format!("mv {0} {0}.old, {elsewhere}", file.display())),
-        );
+        return Err(Error::usage(format!("`{}` exists already", file.display()))
+            .help(format!("mv {0} {0}.old, {elsewhere}", file.display())));
     }
     let parent = at.parent().unwrap_or(Path::new("/"));
     if tree::btrfs::is_btrfs(fs::File::open(parent)?.file())? {
-        return Err(Error::new(
-            Kind::Usage,
-            format!(
-                "`{}` is on btrfs already: the store needs no file system of its own",
-                parent.display()
-            ),
-        )
+        return Err(Error::usage(format!(
+            "`{}` is on btrfs already: the store needs no file system of its own",
+            parent.display()
+        ))
         .help("rockenv up hip-smoke"));
     }
     Ok(())

@@ -1,15 +1,12 @@
 //! Owns `snapshot ls`.
 
 use clap::Args;
-use jiff::Timestamp;
-use serde::Serialize;
 
-use crate::plan::ids::{LayerId, StepKey};
 use crate::plan::record::Origin;
 use crate::store::history::History;
 use crate::sys::error::Result;
-use crate::ui::size;
 use crate::ui::table::Table;
+use crate::ui::{object, size};
 use crate::up::context::Context;
 
 #[derive(Debug, Args)]
@@ -19,35 +16,21 @@ pub struct LsArgs {
 }
 
 pub(super) fn ls(cx: &Context, args: &LsArgs) -> Result<()> {
-    #[derive(Serialize)]
-    struct SnapshotRow {
-        name: String,
-        origin: Origin,
-        created: Timestamp,
-        layer: LayerId,
-        key: Option<StepKey>,
-        current: bool,
-        history: Option<History>,
-    }
     let store = cx.existing_store()?;
     let record = store.known(&store.named_or_only(args.env.as_deref())?)?;
-    let rows: Vec<SnapshotRow> = record
-        .snapshots
-        .iter()
-        .map(|snapshot| SnapshotRow {
-            name: snapshot.name.clone(),
+    let rows = record.snapshots.iter().map(|snapshot| {
+        let layer = store.layer(&snapshot.layer).ok().flatten();
+        object! {
+            name: &snapshot.name,
             origin: snapshot.origin,
             created: snapshot.created,
-            layer: snapshot.layer.clone(),
-            key: snapshot.key.clone(),
+            layer: &snapshot.layer,
+            key: &snapshot.key,
             current: record.head.layer.as_ref() == Some(&snapshot.layer),
-            history: store
-                .layer(&snapshot.layer)
-                .ok()
-                .flatten()
-                .map(|layer| layer.history()),
-        })
-        .collect();
+            history: layer.map(|layer| layer.history()),
+        }
+    });
+    let rows: Vec<_> = rows.collect();
     if cx.json {
         return cx.ui.json(&rows);
     }
@@ -63,7 +46,7 @@ pub(super) fn ls(cx: &Context, args: &LsArgs) -> Result<()> {
         };
         table.row([
             if row.current { "*" } else { "" },
-            &row.name,
+            row.name,
             origin,
             &size::ago(row.created),
             &row.layer[..12],

@@ -3,12 +3,11 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use serde::Serialize;
 
 use crate::rocm::target::{self, Learned};
 use crate::rocm::therock::{self, Checkout};
 use crate::sys::error::{Kind, Result};
-use crate::ui::size;
+use crate::ui::{object, size};
 use crate::up::context::Context;
 
 #[derive(Debug, Args)]
@@ -28,30 +27,16 @@ pub(super) fn check(cx: &Context, args: &CheckArgs) -> Result<u8> {
         true => 0,
         false => Kind::Drift.exit_code(),
     };
-    let stages = checkout
-        .topology
-        .as_ref()
-        .map(|topology| topology.stages.len());
-    let artifacts = checkout
-        .topology
-        .as_ref()
-        .map(|topology| topology.artifacts.len());
+    let topology = checkout.topology.as_ref();
+    let stages = topology.map(|topology| topology.stages.len());
+    let artifacts = topology.map(|topology| topology.artifacts.len());
     if cx.json {
-        #[derive(Serialize)]
-        struct TargetCheckReport<'a> {
-            schema: &'static str,
-            therock: &'static str,
-            targets: &'a [therock::Declared],
-            stages: Option<usize>,
-            artifacts: Option<usize>,
-            drift: &'a [therock::Drift],
-        }
-        cx.ui.json(&TargetCheckReport {
+        cx.ui.json(&object! {
             schema: "rockenv/target-check/1",
             therock: target::table_commit(),
             targets: &checkout.targets,
-            stages,
-            artifacts,
+            stages: stages,
+            artifacts: artifacts,
             drift: &drift,
         })?;
         return Ok(code);

@@ -2,17 +2,27 @@
 
 use serde::Serialize;
 
-use crate::rocm::gpu::{Gpu, Machine};
+use crate::rocm::gpu::Gpu;
 use crate::rocm::target::Target;
 use crate::sys::error::Result;
-use crate::ui::size;
 use crate::ui::table::Table;
+use crate::ui::{object, size};
 use crate::up::context::Context;
 
 pub(super) fn detect(cx: &Context) -> Result<()> {
     let machine = cx.gpus();
     if cx.json {
-        return cx.ui.json(&Detected::new(&machine));
+        let rows = machine.gpus.iter().map(|gpu| TargetRow {
+            gpu,
+            target: gpu.target(),
+            product: gpu.target().map(|target| target.info().product.as_str()),
+        });
+        return cx.ui.json(&object! {
+            schema: "rockenv/gpus/1",
+            usable: machine.lack().is_none(),
+            lack: machine.lack(),
+            gpus: rows.collect::<Vec<_>>(),
+        });
     }
     if !machine.gpus.is_empty() {
         let mut table = Table::new([
@@ -44,38 +54,10 @@ pub(super) fn detect(cx: &Context) -> Result<()> {
     Ok(())
 }
 
-/// JSON of `target detect`.
-#[derive(Serialize)]
-struct Detected<'a> {
-    schema: &'static str,
-    usable: bool,
-    lack: Option<&'static str>,
-    gpus: Vec<TargetRow<'a>>,
-}
-
 #[derive(Serialize)]
 struct TargetRow<'a> {
     #[serde(flatten)]
     gpu: &'a Gpu,
     target: Option<Target>,
     product: Option<&'static str>,
-}
-
-impl<'a> Detected<'a> {
-    fn new(machine: &'a Machine) -> Self {
-        Self {
-            schema: "rockenv/gpus/1",
-            usable: machine.lack().is_none(),
-            lack: machine.lack(),
-            gpus: machine
-                .gpus
-                .iter()
-                .map(|gpu| TargetRow {
-                    gpu,
-                    target: gpu.target(),
-                    product: gpu.target().map(|target| target.info().product.as_str()),
-                })
-                .collect(),
-        }
-    }
 }

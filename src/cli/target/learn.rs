@@ -1,15 +1,13 @@
 //! Owns `target learn` and `target forget`.
 
-use std::path::Path;
-
 use fs_err as fs;
-use serde::Serialize;
 
 use super::check::CheckArgs;
 use crate::rocm::target::{self, Learned};
 use crate::rocm::therock::{self, Checkout};
 use crate::store::Store;
 use crate::sys::error::{Error, Result};
+use crate::ui::object;
 use crate::up::context::Context;
 
 pub(super) fn learn(cx: &Context, args: &CheckArgs) -> Result<()> {
@@ -23,14 +21,7 @@ pub(super) fn learn(cx: &Context, args: &CheckArgs) -> Result<()> {
     let store = Store::open(&cx.config.home)?;
     Learned::of(&source, &checkout.targets).save(store.root())?;
     if cx.json {
-        #[derive(Serialize)]
-        struct LearnReport<'a> {
-            schema: &'static str,
-            source: &'a Path,
-            targets: &'a [therock::Declared],
-            drift: &'a [therock::Drift],
-        }
-        return cx.ui.json(&LearnReport {
+        return cx.ui.json(&object! {
             schema: "rockenv/target-learn/1",
             source: &source,
             targets: &checkout.targets,

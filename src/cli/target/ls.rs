@@ -1,31 +1,23 @@
 //! Owns `target ls`.
 
-use serde::Serialize;
-
 use super::support_word;
-use crate::rocm::target::{self};
+use crate::rocm::target;
 use crate::sys::error::Result;
+use crate::ui::object;
 use crate::ui::table::Table;
 use crate::up::context::Context;
 
 pub(super) fn ls(cx: &Context) -> Result<()> {
-    #[derive(Serialize)]
-    struct TargetRow {
-        target: &'static str,
-        product: &'static str,
-        kind: target::GpuKind,
-        support: &'static str,
-        families: &'static [String],
-    }
-    let rows: Vec<TargetRow> = target::all()
-        .map(|target| TargetRow {
+    let rows = target::all().map(|target| {
+        object! {
             target: target.name(),
-            product: &target.info().product,
+            product: target.info().product.as_str(),
             kind: target.info().kind,
             support: support_word(target.support()),
             families: &target.info().families,
-        })
-        .collect();
+        }
+    });
+    let rows: Vec<_> = rows.collect();
     if cx.json {
         return cx.ui.json(&rows);
     }

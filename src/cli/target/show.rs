@@ -1,12 +1,12 @@
 //! Owns `target show`.
 
 use clap::Args;
-use serde::Serialize;
 
 use super::support_word;
 use crate::rocm::gpu::Gpu;
-use crate::rocm::target::{self, Support, Target};
+use crate::rocm::target::{self, Target};
 use crate::sys::error::Result;
+use crate::ui::object;
 use crate::ui::table::Table;
 use crate::up::context::Context;
 
@@ -16,29 +16,18 @@ pub struct ShowArgs {
     target: String,
 }
 
-/// A project that TheRock does not build for a target.
-#[derive(Serialize)]
-struct Excluded {
-    project: &'static str,
-    issue: Option<&'static str>,
-    meaning: Option<&'static str>,
-}
-
 pub(super) fn show(cx: &Context, args: &ShowArgs) -> Result<()> {
     let target = Target::named(&args.target)?;
     let info = target.info();
-    let excluded: Vec<Excluded> = info
-        .excluded_projects
-        .iter()
-        .map(|project| Excluded {
-            project,
-            issue: info
-                .exclusion_issues
-                .get(project)
-                .and_then(|issue| issue.as_deref()),
+    let excluded = info.excluded_projects.iter().map(|project| {
+        let issue = info.exclusion_issues.get(project);
+        object! {
+            project: project.as_str(),
+            issue: issue.and_then(|issue| issue.as_deref()),
             meaning: target::without(project),
-        })
-        .collect();
+        }
+    });
+    let excluded: Vec<_> = excluded.collect();
     let runs = target::runs(target);
     let (variant, because) = target::advised_variant(info);
     let here: Vec<Gpu> = cx
@@ -48,27 +37,7 @@ pub(super) fn show(cx: &Context, args: &ShowArgs) -> Result<()> {
         .filter(|gpu| gpu.isa == target.name())
         .collect();
     if cx.json {
-        #[derive(Serialize)]
-        struct TargetReport<'a> {
-            schema: &'static str,
-            target: &'static str,
-            product: &'static str,
-            marketing_names: &'static [&'static str],
-            release_products: Option<&'static str>,
-            kind: target::GpuKind,
-            families: &'static [String],
-            #[serde(rename = "override")]
-            override_version: String,
-            support: Option<&'static Support>,
-            rccl_buildable: bool,
-            excluded_projects: &'a [Excluded],
-            variant: &'static str,
-            variant_because: &'static str,
-            runs: &'a [target::Runs],
-            gpus: &'a [Gpu],
-            therock: &'static str,
-        }
-        return cx.ui.json(&TargetReport {
+        return cx.ui.json(&object! {
             schema: "rockenv/target/1",
             target: target.name(),
             product: &info.product,
@@ -76,11 +45,11 @@ pub(super) fn show(cx: &Context, args: &ShowArgs) -> Result<()> {
             release_products: info.release_products.as_deref(),
             kind: info.kind,
             families: &info.families,
-            override_version: target.override_version(),
+            r#override: target.override_version(),
             support: target.support(),
             rccl_buildable: info.rccl_buildable,
             excluded_projects: &excluded,
-            variant,
+            variant: variant,
             variant_because: because,
             runs: &runs,
             gpus: &here,
@@ -144,7 +113,7 @@ fn show_facts(cx: &Context, target: Target, variant: &str, here: &[Gpu]) {
     cx.ui.data(&text);
 }
 
-fn show_runs(cx: &Context, runs: &[target::Runs]) {
+fn show_runs(cx: &Context, runs: &[target::Compatible]) {
     if runs.is_empty() {
         return;
     }

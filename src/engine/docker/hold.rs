@@ -161,7 +161,7 @@ fn refused_node(error: Error, container: &Container) -> Error {
                 "`{}`: operation not permitted: device rules of a control group exclude it",
                 node.path
             ))
-            .help(AccessLayer::DeviceCgroup.mend(&node.path, container.keep_groups)),
+            .help(AccessLayer::DeviceCgroup.fix(&node.path, container.keep_groups)),
         None => error,
     }
 }

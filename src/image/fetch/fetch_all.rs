@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_util::StreamExt as _;
 
-use crate::image::fetch::{self, Meter, POLL, Size, Wanted};
+use crate::image::fetch::{self, Meter, Size, Wanted};
 use crate::sys::checksum::Checksum;
 use crate::sys::error::{Error, Kind, Result};
 
@@ -37,36 +37,27 @@ pub(crate) fn fetch_all(
     progress: &mut dyn FnMut(u64),
 ) -> Result<Vec<PathBuf>> {
     let meter = Meter::default();
-    // A separate thread: the caller's may already be running a tokio runtime.
-    std::thread::scope(|scope| {
-        let worker = scope.spawn(|| {
-            fetch::run(cancel, async {
-                let client = fetch::client(false)?;
-                // After a failure no download is begun; those in progress finish.
-                let failed = AtomicBool::new(false);
-                let found: Vec<Option<Result<PathBuf>>> = futures_util::stream::iter(pieces)
-                    .map(async |piece| {
-                        if failed.load(Ordering::Relaxed) {
-                            return None;
-                        }
-                        let found = one(piece, &client, blobs, mirrors, &meter).await;
-                        failed.fetch_or(found.is_err(), Ordering::Relaxed);
-                        Some(found)
-                    })
-                    .buffered(PARALLEL)
-                    .collect()
-                    .await;
-                found.into_iter().flatten().collect()
-            })
-        });
-        while !worker.is_finished() {
-            progress(meter.done.load(Ordering::Relaxed));
-            std::thread::sleep(POLL);
-        }
-        worker
-            .join()
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
+    let work = || {
+        fetch::run(cancel, async {
+            let client = fetch::client(false)?;
+            // After a failure no download is begun; those in progress finish.
+            let failed = AtomicBool::new(false);
+            let found: Vec<Option<Result<PathBuf>>> = futures_util::stream::iter(pieces)
+                .map(async |piece| {
+                    if failed.load(Ordering::Relaxed) {
+                        return None;
+                    }
+                    let found = one(piece, &client, blobs, mirrors, &meter).await;
+                    failed.fetch_or(found.is_err(), Ordering::Relaxed);
+                    Some(found)
+                })
+                .buffered(PARALLEL)
+                .collect()
+                .await;
+            found.into_iter().flatten().collect()
+        })
+    };
+    fetch::in_thread(work, || progress(meter.done.load(Ordering::Relaxed)))
 }
 
 async fn one(

@@ -131,26 +131,34 @@ fn fetch_by(
         digest: sha256,
         size: Size::AtMost(u64::MAX),
     };
-    // A separate thread: the caller's may already be running a tokio runtime.
+    let work = || {
+        run(cancel, async {
+            let client = client(https_only)?;
+            let open = async |from| {
+                let response = ranged(client.get(url), from)
+                    .send()
+                    .await
+                    .map_err(|error| failed(url, error))?;
+                let total = response.content_length().map_or(0, |length| from + length);
+                meter.total.store(total, Ordering::Relaxed);
+                Ok(response)
+            };
+            obtain(&wanted, open, blobs, &meter).await
+        })
+    };
+    in_thread(work, || {
+        let (done, total) = meter.read();
+        progress(done, total);
+    })
+}
+
+/// Runs `work` in a thread of its own, because the caller's may already be running a tokio runtime; calls `tick`
+/// meanwhile.
+fn in_thread<T: Send>(work: impl FnOnce() -> T + Send, mut tick: impl FnMut()) -> T {
     std::thread::scope(|scope| {
-        let worker = scope.spawn(|| {
-            run(cancel, async {
-                let client = client(https_only)?;
-                let open = async |from| {
-                    let response = ranged(client.get(url), from)
-                        .send()
-                        .await
-                        .map_err(|error| failed(url, error))?;
-                    let total = response.content_length().map_or(0, |length| from + length);
-                    meter.total.store(total, Ordering::Relaxed);
-                    Ok(response)
-                };
-                obtain(&wanted, open, blobs, &meter).await
-            })
-        });
+        let worker = scope.spawn(work);
         while !worker.is_finished() {
-            let (done, total) = meter.read();
-            progress(done, total);
+            tick();
             std::thread::sleep(POLL);
         }
         worker
@@ -497,7 +505,7 @@ async fn transfer(
     }
     .await;
     if outcome.is_err() {
-        // The next attempt counts the existing part anew.
+        // The next attempt counts the existing part again.
         meter.done.fetch_sub(counted, Ordering::Relaxed);
     }
     outcome.map(|()| hex::encode(hash.finalize()))

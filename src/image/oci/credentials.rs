@@ -38,7 +38,7 @@ pub(super) struct Login {
 
 /// A credential helper.
 #[derive(Debug)]
-pub(super) struct Keeper<'a> {
+pub(super) struct CredentialHelper<'a> {
     /// The part of its name after `docker-credential-`.
     name: &'a str,
     /// The registry, as the file writes it.
@@ -81,7 +81,7 @@ pub(super) fn find(
     reference: &Reference,
     host: &str,
     files: &[PathBuf],
-    ask: &mut dyn FnMut(&Keeper<'_>) -> Result<Option<Login>>,
+    ask: &mut dyn FnMut(&CredentialHelper<'_>) -> Result<Option<Login>>,
 ) -> Result<Option<Login>> {
     let mut names = vec![format!("{host}/{}", reference.repository)];
     while let Some((shorter, _)) = names.last().and_then(|name| name.rsplit_once('/')) {
@@ -113,7 +113,7 @@ pub(super) fn find(
             (None, None) => None,
         };
         if let Some((name, server, promised)) = keeper
-            && let Some(login) = ask(&Keeper {
+            && let Some(login) = ask(&CredentialHelper {
                 name,
                 server,
                 promised,
@@ -127,7 +127,7 @@ pub(super) fn find(
     Ok(None)
 }
 
-impl Keeper<'_> {
+impl CredentialHelper<'_> {
     /// Asks the helper; `None` if it does not have the password.
     pub(super) fn ask(
         &self,
@@ -287,7 +287,7 @@ mod tests {
         fs_err::write(&path, file).unwrap();
         let reference = Reference::parse("h.example:5000/team/app:1").unwrap();
         let files = [directory.path().join("absent"), path];
-        let mut ask = |keeper: &Keeper<'_>| {
+        let mut ask = |keeper: &CredentialHelper<'_>| {
             let user = format!("{} for {} {}", keeper.name, keeper.server, keeper.promised);
             Ok((keeper.name != "empty").then(|| Login {
                 user,

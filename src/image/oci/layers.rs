@@ -19,6 +19,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::image::compression::decompressed;
 use crate::image::tar::lossy;
+use crate::image::tar::pack::join;
 use crate::image::tar::unpack::{
     UnpackOptions, UnpackReport, Unpacker, cannot, open_path, refused,
 };
@@ -30,7 +31,7 @@ use crate::tree::xattr;
 pub(crate) const WHITEOUT: &[u8] = b".wh.";
 /// aufs kept its own files under such names, and some old images still have them.
 const AUFS: &[u8] = b".wh..wh.";
-const OPAQUE: &[u8] = b".wh..wh..opq";
+pub(crate) const OPAQUE: &[u8] = b".wh..wh..opq";
 
 /// How deletions are handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -308,13 +309,6 @@ impl Unpacker<'_> {
             self.directories.remove(path);
         }
         Ok(())
-    }
-}
-
-fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
-    match directory {
-        b"" => name.to_vec(),
-        _ => [directory, b"/", name].concat(),
     }
 }
 

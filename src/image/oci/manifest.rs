@@ -42,18 +42,9 @@ pub(crate) struct Descriptor {
     pub(crate) media_type: String,
     digest: String,
     pub(crate) size: u64,
-    platform: Option<DescribedPlatform>,
+    platform: Option<Platform>,
     #[serde(default)]
     annotations: BTreeMap<String, String>,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-struct DescribedPlatform {
-    #[serde(default)]
-    os: String,
-    #[serde(default)]
-    architecture: String,
-    variant: Option<String>,
 }
 
 impl Descriptor {
@@ -210,15 +201,11 @@ pub(super) fn choose<'a>(entries: &'a [Descriptor], platform: &Platform) -> Resu
             .iter()
             .filter_map(|entry| entry.platform.as_ref())
             .filter(|platform| platform.os != "unknown")
-            .map(|platform| match &platform.variant {
-                Some(variant) => format!("{}/{}/{variant}", platform.os, platform.architecture),
-                None => format!("{}/{}", platform.os, platform.architecture),
-            })
+            .map(Platform::to_string)
             .collect();
         there.sort();
         there.dedup();
-        let wanted = named(platform);
-        Error::not_found(format!("the image is not available for {wanted}")).help(
+        Error::not_found(format!("the image is not available for {platform}")).help(
             match there.is_empty() {
                 true => "its index is empty; take another image".into(),
                 false => format!(
@@ -229,13 +216,6 @@ pub(super) fn choose<'a>(entries: &'a [Descriptor], platform: &Platform) -> Resu
             },
         )
     })
-}
-
-fn named(platform: &Platform) -> String {
-    match &platform.variant {
-        Some(variant) => format!("{}/{}/{variant}", platform.os, platform.architecture),
-        None => format!("{}/{}", platform.os, platform.architecture),
-    }
 }
 
 /// The used part of a configuration.
@@ -277,11 +257,10 @@ impl Configuration {
         if differs(&raw.os, &platform.os) || differs(&raw.architecture, &platform.architecture) {
             let there = format!("{}/{}", raw.os, raw.architecture);
             let there = there.escape_debug();
-            return Err(Error::not_found(format!(
-                "the image is for {there}, not for {}",
-                named(platform)
-            ))
-            .help(format!("platform = \"{there}\"")));
+            return Err(
+                Error::not_found(format!("the image is for {there}, not for {platform}"))
+                    .help(format!("platform = \"{there}\"")),
+            );
         }
         if raw.rootfs.diff_ids.len() != layers {
             return Err(refused(format!(

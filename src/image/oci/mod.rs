@@ -7,13 +7,13 @@
 pub(crate) mod changes;
 pub(crate) mod layers;
 
-mod challenge;
 mod credentials;
+mod endpoint;
 mod layout;
 mod manifest;
-mod place;
 mod reference;
 mod registry;
+mod token_server;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,9 @@
 //! Owns image references, `host/name:tag@sha256:digest`, and platforms such as `linux/amd64`.
 
+use std::fmt;
+
+use serde::Deserialize;
+
 /// A parsed reference.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reference {
@@ -130,9 +134,11 @@ fn is_tag(tag: &str) -> bool {
 }
 
 /// The operating system and processor of an image.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub(in crate::image) struct Platform {
+    #[serde(default)]
     pub(super) os: String,
+    #[serde(default)]
     pub(super) architecture: String,
     pub(super) variant: Option<String>,
 }
@@ -157,18 +163,21 @@ impl Platform {
             return None;
         }
         match parts.as_slice() {
-            ["linux", architecture] => Some(Self {
+            ["linux", architecture, variant @ ..] if variant.len() < 2 => Some(Self {
                 os: "linux".into(),
                 architecture: (*architecture).into(),
-                variant: None,
-            }),
-            ["linux", architecture, variant] => Some(Self {
-                os: "linux".into(),
-                architecture: (*architecture).into(),
-                variant: Some((*variant).into()),
+                variant: variant.first().map(|variant| (*variant).into()),
             }),
             _ => None,
         }
+    }
+}
+
+impl fmt::Display for Platform {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.os, self.architecture)?;
+        let variant = self.variant.as_ref();
+        variant.map_or(Ok(()), |variant| write!(f, "/{variant}"))
     }
 }
 

@@ -12,11 +12,11 @@ use reqwest::header::{
 use reqwest::{Method, RequestBuilder, Response, StatusCode, Url};
 use sha2::{Digest as _, Sha256};
 
-use super::challenge::TokenServer;
 use super::credentials::{self, Login};
+use super::endpoint::Endpoint;
 use super::manifest::{self, Descriptor, MANIFEST_TYPES, MAX_MANIFEST, damaged, refused};
-use super::place::RegistryPlace;
 use super::reference::{Reference, sha256};
+use super::token_server::TokenServer;
 use crate::image::Logins;
 use crate::image::fetch::{self, Body, Meter, Size, Wanted};
 use crate::sys::checksum::Algorithm;
@@ -106,11 +106,11 @@ impl Registry {
         operation: Operation,
         access: &mut Access<'_>,
     ) -> Result<Self> {
-        let RegistryPlace {
+        let Endpoint {
             https,
             host,
             repository,
-        } = RegistryPlace::of(reference, access.mirrors)?;
+        } = Endpoint::of(reference, access.mirrors)?;
         // Docker Hub's registry has another name than its web site.
         let host = match host.as_str() {
             "docker.io" => "index.docker.io".to_owned(),

@@ -86,7 +86,7 @@ fn semantic_errors_name_the_line_and_suggest() {
     refuses(
         "schema = 1\nprovider = \"mmdebstap\"\n",
         "images/x.toml:2: unknown provider `mmdebstap`",
-        "did you mean \"mmdebstrap\"",
+        "did you mean `mmdebstrap`",
     );
     refuses(
         &format!("{DEBIAN}[tarball]\npath=\"x\"\nsha256=\"\""),

@@ -16,6 +16,7 @@ use nix::unistd::Whence;
 use tar::{EntryType, Header};
 
 use super::unpack::Limits;
+use crate::image::oci::layers::{OPAQUE, WHITEOUT};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::signals::stop_if;
@@ -28,8 +29,6 @@ const MAX_ID: u32 = 0o777_7777;
 /// A file with more pieces than this is written in full.
 const MAX_SEGMENTS: usize = 4096;
 const CHUNK: usize = 256 << 10;
-/// Prefix of deletions in an OCI layer: no file of a tree may have such a name.
-const WHITEOUT: &[u8] = b".wh.";
 
 /// Writes one archive.
 pub(crate) struct Packer<'a, W> {
@@ -150,7 +149,7 @@ impl<'a, W: Write> Packer<'a, W> {
 
     /// Writes that a directory hides all content of lower layers.
     pub(crate) fn opaque(&mut self, directory: &[u8]) -> Result<()> {
-        self.mark(directory, b".wh..wh..opq")
+        self.mark(directory, OPAQUE)
     }
 
     fn mark(&mut self, parent: &[u8], name: &[u8]) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::profile::text::Scope;
+use crate::profile::references::Scope;
 use crate::profile::{Choice, FROM_SOURCE, Profile, value};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::span::At;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::profile::text;
+use crate::profile::references;
 
 /// Directory of rockenv's own programs inside, at the start of every `PATH` except a profile's.
 const BIN: &str = "/run/rockenv/bin";
@@ -26,8 +26,8 @@ pub(super) fn defaults(image: &BTreeMap<String, String>) -> BTreeMap<String, Str
     let taken = image.iter().filter(|(name, _)| !is_own(name));
     taken
         .map(|(name, value)| match name.as_str() {
-            "PATH" => (name.clone(), text::late(&format!("{BIN}:{value}"))),
-            _ => (name.clone(), text::late(value)),
+            "PATH" => (name.clone(), references::late(&format!("{BIN}:{value}"))),
+            _ => (name.clone(), references::late(value)),
         })
         .collect()
 }

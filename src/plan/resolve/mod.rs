@@ -32,7 +32,7 @@ pub(crate) use hooks::HookFacts;
 pub(crate) use key::StepKey;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use crate::profile::text::{Facts, finish};
+pub(crate) use crate::profile::references::{Facts, finish};
 pub(crate) use crate::profile::{
     Access, Engine, Fingerprints, Origin, Resources, User, VolumeKind,
 };

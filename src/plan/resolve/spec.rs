@@ -14,7 +14,7 @@ use super::{
     Action, CopyItem, Engine, ExportItem, Git, Origin, Resources, Skipped, Spec, Step, User,
     VERSION, Volume, VolumeKind, VolumeSource, env_name,
 };
-use crate::profile::text::{Fault, Scope};
+use crate::profile::references::{Fault, Scope};
 use crate::profile::value::{self, Refused};
 use crate::profile::{self, Problem, Profile, When, copy_key, host_path};
 use crate::rocm::target::Target;

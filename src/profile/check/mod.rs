@@ -7,10 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub(crate) use volume::host_path;
 
+use super::diagnostics::{Doubt, Problem, Sources};
 use super::file::{self, File, VolumeKind};
-use super::report::{Doubt, Problem, Sources};
-use super::shape::shorten;
-use super::text::{self, Late, TextPart};
+use super::references::{self, Late, TextPart};
+use super::structure::shorten;
 use super::value::{self, Refused};
 use super::{Choice, Component, FROM_SOURCE, Profile, Volume};
 use crate::rocm::gpu::Extras;
@@ -31,7 +31,7 @@ pub(crate) fn finish(
     };
     check.params(file.params);
     let variants = check.choices("variant", file.variants);
-    let from = check.choices("way", file.from);
+    let from = check.choices("starting point", file.from);
     let releases = check.choices("release", file.releases);
     let choices = (&variants, &from);
     let needed_by = check.needed_by(file.gpu.needed_by.as_deref(), &file.step);
@@ -149,7 +149,7 @@ impl Check<'_> {
     }
 
     fn text(&mut self, text: &At<String>, late: Late) {
-        for fault in text::check(text, self.params.keys().map(String::as_str), late) {
+        for fault in references::check(text, self.params.keys().map(String::as_str), late) {
             self.problems.push(fault.problem(&text.place, self.sources));
         }
     }
@@ -158,7 +158,7 @@ impl Check<'_> {
     fn expandable(&mut self, text: &At<String>, meaning: impl Fn(&str) -> Result<(), Refused>) {
         self.text(text, Late::Refuse);
         let mut literal = String::new();
-        for piece in text::pieces(text) {
+        for piece in references::pieces(text) {
             match piece {
                 TextPart::Literal(part) => literal.push_str(part),
                 TextPart::Reference(..) | TextPart::Unclosed(_) => return,
@@ -189,7 +189,7 @@ impl Check<'_> {
             if !self.name("parameter", &name) {
                 continue;
             }
-            if text::FACTS.contains(&name.as_str()) || name.starts_with("target.") {
+            if references::FACTS.contains(&name.as_str()) || name.starts_with("target.") {
                 let message = format!("`${{{name}}}` has a meaning of its own");
                 self.push(&name.place, message, "not a name for a parameter");
                 continue;
@@ -212,7 +212,7 @@ impl Check<'_> {
         let mut choices = BTreeMap::new();
         for (name, written) in written {
             self.name(what, &name);
-            if what == "way" && name.value == FROM_SOURCE {
+            if what == "starting point" && name.value == FROM_SOURCE {
                 let message = format!("`{FROM_SOURCE}` is built in: it builds everything");
                 self.push(&name.place, message, "has nothing to change");
             }

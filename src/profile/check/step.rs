@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::{Check, Volumes, place, values};
+use crate::profile::diagnostics::Problem;
 use crate::profile::file::{self, User, VolumeKind};
-use crate::profile::report::Problem;
-use crate::profile::shape::shorten;
-use crate::profile::text::Late;
+use crate::profile::references::Late;
+use crate::profile::structure::shorten;
 use crate::profile::{
     Action, Choice, ExportItem, FROM_SOURCE, Fingerprints, Published, Step, When, input, value,
 };
@@ -219,8 +219,8 @@ impl Check<'_> {
         }
         self.chosen("variant", when.variant.as_deref(), variants.keys());
         let source = FROM_SOURCE.to_owned();
-        let ways = from.keys().chain(std::iter::once(&source));
-        self.chosen("way", when.from.as_deref(), ways);
+        let points = from.keys().chain(std::iter::once(&source));
+        self.chosen("starting point", when.from.as_deref(), points);
         when
     }
 

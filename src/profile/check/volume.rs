@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::{Check, Volumes, place, values};
+use crate::profile::diagnostics::Problem;
 use crate::profile::file::{self, VolumeKind};
-use crate::profile::report::Problem;
-use crate::profile::shape::shorten;
+use crate::profile::structure::shorten;
 use crate::profile::value::{self, Refused};
 use crate::profile::{Downloads, Volume, VolumeSource};
 use crate::sys::span::At;

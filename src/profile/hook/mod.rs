@@ -2,14 +2,14 @@
 //! conditions.
 //!
 //! `file` is the format, `catalog` finds and reads hooks, `apply` decides the changes (pure), `patch` parses unified
-//! diffs, `early` checks the sources before the build. `execute` makes the changes, in a view that belongs to one
+//! diffs, `precheck` checks the sources before the build. `execute` makes the changes, in a view that belongs to one
 //! env.
 
 mod apply;
 mod catalog;
-mod early;
 mod file;
 mod patch;
+mod precheck;
 
 use std::path::PathBuf;
 
@@ -20,10 +20,10 @@ use crate::rocm::target::Target;
 use crate::sys::error::{Error, Result};
 pub use apply::{FileInSource, HookChange, HookChanges, apply};
 pub use catalog::{list, load};
-pub(crate) use early::files;
-pub use early::{Early, early};
 pub use file::schema;
 pub use patch::{FilePatch, parse as parse_patch};
+pub(crate) use precheck::files;
+pub use precheck::precheck;
 
 /// A hook, read and checked.
 #[derive(Clone, Debug)]

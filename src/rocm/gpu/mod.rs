@@ -132,10 +132,10 @@ impl Machine {
                 ),
             ),
             [one] => Target::parse(one),
-            [..] => Err(Error::new(
-                crate::sys::error::Kind::Usage,
-                format!("the GPUs in this machine differ: {}", isas.join(", ")),
-            )
+            [..] => Err(Error::usage(format!(
+                "the GPUs in this machine differ: {}",
+                isas.join(", ")
+            ))
             .help(command(&self.gpus[0].isa))),
         }
     }
@@ -210,12 +210,12 @@ fn device(root: &Path, path: &str) -> Result<Device> {
     let (source, found) = found.map_err(|error| {
         Error::unavailable(format!("the GPU's device node `{path}` is gone"))
             .source(error)
-            .help(probe::AccessLayer::Absent.mend(path, false))
+            .help(probe::AccessLayer::Absent.fix(path, false))
     })?;
     if !found.file_type().is_char_device() {
         return Err(
             Error::unavailable(format!("`{}` is not a device node", place.display()))
-                .help(probe::AccessLayer::Absent.mend(path, false)),
+                .help(probe::AccessLayer::Absent.fix(path, false)),
         );
     }
     Ok(Device {

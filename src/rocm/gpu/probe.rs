@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::KFD;
 use crate::rocm::gpu::Device;
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::{Error, Result};
 
 /// The layer that refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,8 +67,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         })
         .collect();
     if nodes.is_empty() || nodes.len() != arguments.len() {
-        return Err(Error::new(
-            Kind::Usage,
+        return Err(Error::usage(
             "this subcommand is for rockenv's own use, inside an env",
         ));
     }
@@ -181,7 +180,7 @@ pub(crate) fn examine(path: &str, expected: Option<(u64, u64)>) -> Finding {
             driver: None,
             layer: Some(layer),
             error: Some(error),
-            mend: Some(layer.mend(path, rootless)),
+            mend: Some(layer.fix(path, rootless)),
         },
     }
 }
@@ -316,7 +315,7 @@ impl Attempt {
 impl AccessLayer {
     /// Returns what to type on the host, or a sentence if there is no command. `rootless`: for a container of an
     /// ordinary user.
-    pub(crate) fn mend(self, path: &str, rootless: bool) -> String {
+    pub(crate) fn fix(self, path: &str, rootless: bool) -> String {
         match self {
             Self::Absent if path == KFD => "sudo modprobe amdgpu".to_owned(),
             Self::Absent => "sudo journalctl -k -g amdgpu".to_owned(),
@@ -418,6 +417,7 @@ fn drm_driver(fd: i32) -> std::result::Result<String, Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::error::Kind;
 
     fn attempt() -> Attempt {
         Attempt {

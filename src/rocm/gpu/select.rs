@@ -3,7 +3,7 @@
 
 use super::{Extras, Gpu, Grant, Machine};
 use crate::rocm::target::Target;
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::{Error, Result};
 
 /// A parsed `--gpu`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -142,13 +142,10 @@ impl Machine {
                     (true, None) => error.help("rockenv doctor"),
                 })
             }
-            [..] => Err(Error::new(
-                Kind::Usage,
-                format!(
-                    "`--gpu {name}` matches {} partitions of one device",
-                    found.len()
-                ),
-            )
+            [..] => Err(Error::usage(format!(
+                "`--gpu {name}` matches {} partitions of one device",
+                found.len()
+            ))
             .help(choices(found.into_iter()))),
         }
     }

@@ -4,17 +4,17 @@
 //! that a name is checked before anything is downloaded. Targets that the store learned from a newer checkout take
 //! precedence.
 
+mod compatibility;
 mod learned;
 mod products;
-mod runs;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::LazyLock;
 
+pub(crate) use compatibility::{Compatible, How, advised_variant, runs, without};
 pub(crate) use learned::{Learned, file as learned_file};
-pub(crate) use runs::{How, Runs, advised_variant, runs, without};
 use serde::{Deserialize, Serialize};
 
 use crate::rocm::therock::Declared;

@@ -4,195 +4,18 @@
 //! point: TheRock counts the RX 5500 among gfx1011, LLVM and Linux among gfx1012. Mobile products without an entry there
 //! have the chip of a desktop product that has one.
 
-use super::{Target, all};
-use crate::sys::error::{Error, Kind, Result};
+use std::sync::LazyLock;
 
-const PRODUCTS: &[(&str, &[&str])] = &[
-    (
-        "gfx900",
-        &[
-            "Radeon RX Vega 64",
-            "Radeon RX Vega 56",
-            "Radeon Vega Frontier Edition",
-            "Radeon Pro WX 9100",
-            "Radeon Pro WX 8200",
-            "Instinct MI25",
-        ],
-    ),
-    ("gfx90c", &["Renoir", "Lucienne", "Cezanne", "Barcelo"]),
-    (
-        "gfx906",
-        &[
-            "Radeon VII",
-            "Radeon Pro VII",
-            "Instinct MI50",
-            "Instinct MI60",
-        ],
-    ),
-    ("gfx908", &["Instinct MI100"]),
-    (
-        "gfx90a",
-        &["Instinct MI250X", "Instinct MI250", "Instinct MI210"],
-    ),
-    (
-        "gfx942",
-        &[
-            "Instinct MI300X",
-            "Instinct MI300A",
-            "Instinct MI308X",
-            "Instinct MI325X",
-        ],
-    ),
-    ("gfx950", &["Instinct MI355X", "Instinct MI350X"]),
-    (
-        "gfx1010",
-        &[
-            "Radeon RX 5700 XT",
-            "Radeon RX 5700 XT 50th Anniversary",
-            "Radeon RX 5700",
-            "Radeon RX 5600 XT",
-            "Radeon RX 5600",
-            "Radeon RX 5600M",
-            "Radeon Pro W5700",
-        ],
-    ),
-    ("gfx1011", &["Radeon Pro V520"]),
-    (
-        "gfx1012",
-        &[
-            "Radeon RX 5500 XT",
-            "Radeon RX 5500",
-            "Radeon RX 5300 XT",
-            "Radeon RX 5300",
-            "Radeon Pro W5500",
-        ],
-    ),
-    (
-        "gfx1030",
-        &[
-            "Radeon RX 6950 XT",
-            "Radeon RX 6900 XT",
-            "Radeon RX 6800 XT",
-            "Radeon RX 6800",
-            "Radeon PRO W6800",
-            "Radeon PRO V620",
-        ],
-    ),
-    (
-        "gfx1031",
-        &[
-            "Radeon RX 6750 XT",
-            "Radeon RX 6700 XT",
-            "Radeon RX 6700",
-            "Radeon RX 6800M",
-            "Radeon RX 6700M",
-        ],
-    ),
-    (
-        "gfx1032",
-        &[
-            "Radeon RX 6650 XT",
-            "Radeon RX 6600 XT",
-            "Radeon RX 6600",
-            "Radeon RX 6800S",
-            "Radeon RX 6700S",
-            "Radeon RX 6600M",
-            "Radeon PRO W6600",
-        ],
-    ),
-    ("gfx1033", &["Van Gogh", "Steam Deck"]),
-    (
-        "gfx1034",
-        &[
-            "Radeon RX 6500 XT",
-            "Radeon RX 6500",
-            "Radeon RX 6400",
-            "Radeon PRO W6400",
-        ],
-    ),
-    ("gfx1035", &["Radeon 680M", "Radeon 660M", "Rembrandt"]),
-    ("gfx1036", &["Raphael", "Granite Ridge"]),
-    (
-        "gfx1100",
-        &[
-            "Radeon RX 7900 XTX",
-            "Radeon RX 7900 XT",
-            "Radeon RX 7900 GRE",
-            "Radeon RX 7900M",
-            "Radeon PRO W7900",
-            "Radeon PRO W7900 Dual Slot",
-            "Radeon PRO W7800",
-            "Radeon PRO W7800 48GB",
-        ],
-    ),
-    (
-        "gfx1101",
-        &[
-            "Radeon RX 7800 XT",
-            "Radeon RX 7800",
-            "Radeon RX 7700 XT",
-            "Radeon RX 7700",
-            "Radeon RX 7800M",
-            "Radeon PRO W7700",
-            "Radeon PRO V710",
-        ],
-    ),
-    (
-        "gfx1102",
-        &[
-            "Radeon RX 7600 XT",
-            "Radeon RX 7600",
-            "Radeon RX 7650 GRE",
-            "Radeon RX 7400",
-            "Radeon RX 7700S",
-            "Radeon RX 7600S",
-            "Radeon RX 7600M XT",
-            "Radeon RX 7600M",
-            "Radeon PRO W7600",
-            "Radeon PRO W7500",
-        ],
-    ),
-    (
-        "gfx1103",
-        &[
-            "Radeon 780M",
-            "Radeon 760M",
-            "Radeon 740M",
-            "Phoenix",
-            "Hawk Point",
-        ],
-    ),
-    ("gfx1150", &["Radeon 890M", "Radeon 880M", "Strix Point"]),
-    (
-        "gfx1151",
-        &[
-            "Radeon 8060S",
-            "Radeon 8050S",
-            "Radeon 8040S",
-            "Strix Halo",
-            "Ryzen AI Max+ 395",
-            "Ryzen AI Max 390",
-            "Ryzen AI Max 385",
-        ],
-    ),
-    ("gfx1152", &["Radeon 860M", "Radeon 840M", "Krackan Point"]),
-    ("gfx1153", &["Radeon 820M"]),
-    ("gfx1200", &["Radeon RX 9060 XT", "Radeon RX 9060"]),
-    (
-        "gfx1201",
-        &[
-            "Radeon RX 9070 XT",
-            "Radeon RX 9070 GRE",
-            "Radeon RX 9070",
-            "Radeon AI PRO R9700",
-            "Radeon AI PRO R9600D",
-        ],
-    ),
-    (
-        "gfx1250",
-        &["Instinct MI455X", "Instinct MI450X", "Instinct MI450"],
-    ),
-];
+use super::{Target, all};
+use crate::sys::error::{Error, Result};
+
+/// Targets with their products, best known first.
+static PRODUCTS: LazyLock<Vec<(&str, Vec<&str>)>> = LazyLock::new(|| {
+    let lines = include_str!("products.txt").lines();
+    let rows = lines.filter_map(|line| line.split_once(": "));
+    rows.map(|(target, products)| (target, products.split(", ").collect()))
+        .collect()
+});
 
 /// Words that people write or leave out.
 const BRANDS: [&str; 8] = [
@@ -243,7 +66,7 @@ pub(super) fn only(text: &str) -> Result<Option<Target>> {
                 .collect();
             let message = format!("`{shown}` fits several targets: {}", list.join(", "));
             let help = format!("name one of them, such as `{}`", several[0].0);
-            Err(Error::new(Kind::Usage, message).help(help))
+            Err(Error::usage(message).help(help))
         }
     }
 }
@@ -271,6 +94,7 @@ fn words(text: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::error::Kind;
 
     #[test]
     fn every_target_has_products_and_every_product_one_target() {
@@ -281,7 +105,7 @@ mod tests {
                 assert!(found.eq([target]), "{product}");
             }
         }
-        for (name, _) in PRODUCTS {
+        for (name, _) in PRODUCTS.iter() {
             Target::parse(name).unwrap();
         }
     }

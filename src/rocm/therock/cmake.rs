@@ -66,15 +66,14 @@ impl<'a> Reader<'a> {
         &rest[..end]
     }
 
-    /// Skips blanks and comments; returns the text of the last comment, if any.
-    fn space(&mut self) -> Result<Option<String>> {
-        let mut comment = None;
+    /// Skips blanks and comments.
+    fn space(&mut self) -> Result<()> {
         loop {
             self.take(char::is_whitespace);
             if !self.rest().starts_with('#') {
-                return Ok(comment);
+                return Ok(());
             }
-            comment = Some(self.comment()?);
+            self.comment()?;
         }
     }
 
@@ -123,11 +122,7 @@ impl<'a> Reader<'a> {
                 if let Some(last) = arguments.last_mut() {
                     last.comment.get_or_insert(comment);
                 }
-                self.take(|c| c.is_whitespace());
-                while self.rest().starts_with('#') {
-                    self.comment()?;
-                    self.take(|c| c.is_whitespace());
-                }
+                self.space()?;
                 continue;
             }
             let Some(next) = self.rest().chars().next() else {
@@ -147,13 +142,7 @@ impl<'a> Reader<'a> {
                     depth += if next == '(' { 1 } else { -1 };
                     self.at += 1;
                 }
-                _ if next.is_whitespace() => {
-                    self.take(|c| c.is_whitespace());
-                    while self.rest().starts_with('#') {
-                        self.comment()?;
-                        self.take(|c| c.is_whitespace());
-                    }
-                }
+                _ if next.is_whitespace() => self.space()?,
                 _ => arguments.push(self.argument()?),
             }
         }

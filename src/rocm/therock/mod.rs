@@ -1,12 +1,12 @@
 //! A checkout of TheRock: its table of targets and its topology, read as data.
 //!
 //! Nothing in a checkout is executed: `cmake` parses the one function call that declares a target, `topology` the
-//! TOML, and both refuse unknown input rather than guess. `drift` compares with the built-in table; `prints` are the
+//! TOML, and both refuse unknown input rather than guess. `drift` compares with the built-in table; `fingerprints` are those
 //! fingerprints that it writes when it is configured, `tarballs` the downloads of its build.
 
 mod cmake;
 mod drift;
-mod prints;
+mod fingerprints;
 pub(crate) mod tarballs;
 mod targets;
 mod topology;
@@ -14,8 +14,8 @@ pub(crate) mod tree;
 
 use std::path::Path;
 
-pub(crate) use drift::{Drift, drift};
-pub(crate) use prints::Prints;
+pub(crate) use drift::drift;
+pub(crate) use fingerprints::Prints;
 pub(crate) use targets::{Declared, Excluded};
 pub(crate) use topology::{ArtifactType as StageKind, Topology};
 

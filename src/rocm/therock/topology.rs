@@ -148,49 +148,32 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Topology> {
         error_at(file, text, span, error.message())
     })?;
     let check = |known: bool, what: &str, name: &Spanned<String>| -> Result<()> {
-        match known {
-            true => Ok(()),
-            false => {
-                let message = format!("there is no {what} `{}`", name.get_ref());
-                Err(error_at(file, text, name.span(), &message))
-            }
-        }
+        let message = || format!("there is no {what} `{}`", name.get_ref());
+        known
+            .then_some(())
+            .ok_or_else(|| error_at(file, text, name.span(), &message()))
     };
-    for stage in topology.stages.values() {
-        for group in &stage.groups {
-            check(
-                topology.groups.contains_key(group.get_ref()),
-                "group",
-                group,
-            )?;
-        }
-    }
-    for group in topology.groups.values() {
-        for dep in &group.deps {
-            check(topology.groups.contains_key(dep.get_ref()), "group", dep)?;
-        }
-        for set in &group.sources {
-            check(
-                topology.sources.contains_key(set.get_ref()),
-                "source set",
-                set,
-            )?;
-        }
-    }
-    for artifact in topology.artifacts.values() {
-        let group = &artifact.group;
+    let group =
+        |name: &Spanned<String>| check(topology.groups.contains_key(name.get_ref()), "group", name);
+    let stages = topology.stages.values().flat_map(|stage| &stage.groups);
+    let groups = topology.groups.values();
+    let artifacts = topology.artifacts.values();
+    let named = stages.chain(groups.clone().flat_map(|group| &group.deps));
+    let named = named.chain(artifacts.clone().map(|artifact| &artifact.group));
+    named.into_iter().try_for_each(group)?;
+    for set in groups.flat_map(|group| &group.sources) {
         check(
-            topology.groups.contains_key(group.get_ref()),
-            "group",
-            group,
+            topology.sources.contains_key(set.get_ref()),
+            "source set",
+            set,
         )?;
-        for dep in &artifact.deps {
-            check(
-                topology.artifacts.contains_key(dep.get_ref()),
-                "artifact",
-                dep,
-            )?;
-        }
+    }
+    for dep in artifacts.flat_map(|artifact| &artifact.deps) {
+        check(
+            topology.artifacts.contains_key(dep.get_ref()),
+            "artifact",
+            dep,
+        )?;
     }
     if topology.stages.is_empty() {
         return Err(Error::invalid(format!("{file} has no stages")));

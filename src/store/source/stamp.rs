@@ -16,7 +16,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::sys::atomic;
 use crate::sys::error::Result;
-use crate::tree::work::Queue;
+use crate::tree::work_queue::Queue;
 
 /// Changes closer together than this may have the same time, whatever the file system's clock.
 const SETTLED: Duration = Duration::from_secs(2);

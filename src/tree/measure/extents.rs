@@ -21,6 +21,7 @@ use rustix::fs::{FileType, Mode, OFlags, Statx, openat};
 use rustix::io::Errno;
 
 use super::Sums;
+use crate::tree::btrfs_search::{EXTENT_DATA, HEADER, Item, Key, Search};
 
 /// Fewer extents than this are not worth tidying.
 const TIDY_FIRST: usize = 1 << 16;
@@ -99,11 +100,18 @@ impl Spaces {
 
 /// Returns whether this process may read the trees of a btrfs.
 fn may_search(directory: BorrowedFd<'_>) -> bool {
-    let mut answer = Box::new(ioctl::Answer::<ANSWER>::new());
-    answer.ask_extents(0, 0);
-    // SAFETY: `answer` is a complete structure followed by the `size` bytes that it announces.
-    let asked = unsafe { ioctl::tree_search(directory.as_raw_fd(), (&raw mut *answer).cast()) };
-    asked != Err(nix::Error::EPERM)
+    let mut search = Search::<ANSWER>::new(extents_of(0, 0));
+    search.run(directory, u32::MAX) != Err(nix::Error::EPERM)
+}
+
+/// The key of a file's extents from an offset on.
+fn extents_of(inode: u64, from: u64) -> Key {
+    Key {
+        objectid: [inode; 2],
+        offset: [from, u64::MAX],
+        kind: [EXTENT_DATA; 2],
+        ..Key::default()
+    }
 }
 
 /// Extents seen by one worker.
@@ -113,7 +121,7 @@ pub(super) struct Extents {
     /// Files that did not report their compressed size.
     pub(super) squeezed: u64,
     tidy_at: usize,
-    answer: Box<ioctl::Answer<ANSWER>>,
+    answer: Box<Search<ANSWER>>,
     map: Box<ioctl::Map>,
 }
 
@@ -123,7 +131,7 @@ impl Extents {
             list: Vec::new(),
             squeezed: 0,
             tidy_at: TIDY_FIRST,
-            answer: Box::new(ioctl::Answer::new()),
+            answer: Search::new(Key::default()),
             map: Box::new(ioctl::Map::new()),
         }
     }
@@ -183,13 +191,13 @@ impl Extents {
         let mut next = 0;
         loop {
             let answer = &mut *self.answer;
-            answer.ask_extents(stat.stx_ino, next);
-            // SAFETY: `answer` is a complete structure followed by the `size` bytes that it announces.
-            unsafe { ioctl::tree_search(directory.as_raw_fd(), (&raw mut *answer).cast()) }
+            answer.key = extents_of(stat.stx_ino, next);
+            answer
+                .run(directory, u32::MAX)
                 .map_err(|error| Errno::from_raw_os_error(error as i32))?;
             let mut bytes = 0;
             for item in answer.items() {
-                bytes += item.body.len() + ioctl::HEADER;
+                bytes += item.body.len() + HEADER;
                 next = item.offset + 1;
                 if let Some(found) = Placed::parse(&item) {
                     placed += found.note(&mut self.list, space, stat, root);
@@ -334,7 +342,7 @@ struct Placed {
 }
 
 impl Placed {
-    fn parse(item: &ioctl::Item<'_>) -> Option<Self> {
+    fn parse(item: &Item<'_>) -> Option<Self> {
         let number = |at: usize| {
             let bytes = item.body.get(at..at + 8)?;
             bytes.try_into().ok().map(u64::from_le_bytes)
@@ -388,18 +396,19 @@ impl Placed {
 
 impl Subvolume {
     fn read(directory: BorrowedFd<'_>) -> Result<Self, Errno> {
-        let mut answer = Box::new(ioctl::Answer::<BULK>::new());
+        let mut answer = Search::<BULK>::new(Key::default());
         let mut all = Vec::new();
         let mut next = Some((0, 0, 0));
-        while let Some(from) = next {
-            answer.ask_all(from);
-            // SAFETY: `answer` is a complete structure followed by the `size` bytes that it announces.
-            unsafe { ioctl::tree_search(directory.as_raw_fd(), (&raw mut *answer).cast()) }
+        while let Some((inode, kind, offset)) = next {
+            let key = &mut answer.key;
+            (key.objectid[0], key.kind[0], key.offset[0]) = (inode, kind, offset);
+            answer
+                .run(directory, u32::MAX)
                 .map_err(|error| Errno::from_raw_os_error(error as i32))?;
             next = None;
             for item in answer.items() {
                 next = item.after();
-                if item.is_extent() {
+                if item.kind == EXTENT_DATA {
                     all.extend(Placed::parse(&item));
                 }
             }

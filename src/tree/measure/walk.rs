@@ -25,7 +25,7 @@ use rustix::io::Errno;
 use super::extents::{Extents, Means, Spaces, Subvolume};
 use super::links::{Link, Links};
 use super::{MeasureOptions, Root, Sums, Usage};
-use crate::tree::work::Queue;
+use crate::tree::work_queue::Queue;
 
 /// Buffer size of a listing call: one or two thousand entries.
 const LISTING: usize = 64 * 1024;

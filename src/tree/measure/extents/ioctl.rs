@@ -1,4 +1,4 @@
-//! Owns the structures of queries for extents, and of their answers.
+//! Owns the structures of queries for a file system's id and a file's extents.
 
 use super::size_of;
 
@@ -8,129 +8,6 @@ pub(super) struct FsInfo {
     pub(super) devices: [u64; 2],
     pub(super) id: [u8; 16],
     pub(super) rest: [u8; 992],
-}
-
-/// `struct btrfs_ioctl_search_args_v2`, without its buffer.
-#[repr(C)]
-pub(super) struct Search {
-    tree: u64,
-    min_objectid: u64,
-    max_objectid: u64,
-    min_offset: u64,
-    max_offset: u64,
-    min_transid: u64,
-    max_transid: u64,
-    min_type: u32,
-    max_type: u32,
-    items: u32,
-    unused: [u32; 9],
-    size: u64,
-}
-
-/// A search and its answer.
-#[repr(C)]
-pub(super) struct Answer<const N: usize> {
-    search: Search,
-    bytes: [u8; N],
-}
-
-impl<const N: usize> std::fmt::Debug for Answer<N> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Answer").finish_non_exhaustive()
-    }
-}
-
-/// One item of an answer.
-pub(super) struct Item<'a> {
-    pub(super) transaction: u64,
-    pub(super) inode: u64,
-    kind: u32,
-    pub(super) offset: u64,
-    pub(super) body: &'a [u8],
-}
-
-impl Item<'_> {
-    pub(super) fn is_extent(&self) -> bool {
-        self.kind == EXTENT_DATA
-    }
-
-    /// The first key after this item's.
-    pub(super) fn after(&self) -> Option<(u64, u32, u64)> {
-        if let Some(offset) = self.offset.checked_add(1) {
-            return Some((self.inode, self.kind, offset));
-        }
-        match self.kind {
-            0..255 => Some((self.inode, self.kind + 1, 0)),
-            _ => Some((self.inode.checked_add(1)?, 0, 0)),
-        }
-    }
-}
-
-/// `BTRFS_EXTENT_DATA_KEY`.
-const EXTENT_DATA: u32 = 108;
-/// `struct btrfs_ioctl_search_header`.
-pub(super) const HEADER: usize = 32;
-
-impl<const N: usize> Answer<N> {
-    pub(super) fn new() -> Self {
-        Self {
-            search: Search {
-                // That of the descriptor.
-                tree: 0,
-                min_objectid: 0,
-                max_objectid: 0,
-                min_offset: 0,
-                max_offset: u64::MAX,
-                min_transid: 0,
-                max_transid: u64::MAX,
-                min_type: EXTENT_DATA,
-                max_type: EXTENT_DATA,
-                items: 0,
-                unused: [0; 9],
-                size: N as u64,
-            },
-            bytes: [0; N],
-        }
-    }
-
-    pub(super) fn ask_extents(&mut self, inode: u64, from: u64) {
-        self.search.min_objectid = inode;
-        self.search.max_objectid = inode;
-        self.search.min_offset = from;
-        self.search.items = u32::MAX;
-        self.search.size = N as u64;
-    }
-
-    pub(super) fn ask_all(&mut self, (inode, kind, offset): (u64, u32, u64)) {
-        self.search.min_objectid = inode;
-        self.search.min_type = kind;
-        self.search.min_offset = offset;
-        self.search.max_objectid = u64::MAX;
-        self.search.max_type = u32::MAX;
-        self.search.items = u32::MAX;
-        self.search.size = N as u64;
-    }
-
-    pub(super) fn items(&self) -> impl Iterator<Item = Item<'_>> {
-        let mut left = self.search.items;
-        let mut at = 0;
-        std::iter::from_fn(move || {
-            left = left.checked_sub(1)?;
-            let header = self.bytes.get(at..at + HEADER)?;
-            let long = |at: usize| header[at..at + 8].try_into().map_or(0, u64::from_ne_bytes);
-            let word = |at: usize| header[at..at + 4].try_into().map_or(0, u32::from_ne_bytes);
-            let length = word(28) as usize;
-            let body = self.bytes.get(at + HEADER..at + HEADER + length)?;
-            at += HEADER + length;
-            Some(Item {
-                transaction: long(0),
-                inode: long(8),
-                kind: word(24),
-                offset: long(16),
-                body,
-            })
-        })
-    }
 }
 
 /// `struct fiemap_extent`.
@@ -213,10 +90,8 @@ impl Map {
 
 // The sizes are part of the ioctl numbers: wrong ones would fail with ENOTTY on every machine.
 const _: () = assert!(size_of::<FsInfo>() == 1024);
-const _: () = assert!(size_of::<Search>() == 112);
 const _: () = assert!(size_of::<MapHeader>() == 32);
 const _: () = assert!(size_of::<MapExtent>() == 56);
 
-nix::ioctl_readwrite!(tree_search, 0x94, 17, Search);
 nix::ioctl_read!(fs_info, 0x94, 31, FsInfo);
 nix::ioctl_readwrite!(fiemap, b'f', 11, MapHeader);

@@ -7,13 +7,13 @@ use crate::sys::error::{Error, Result};
 
 /// The destination of requests.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct RegistryPlace {
+pub(super) struct Endpoint {
     pub(super) https: bool,
     pub(super) host: String,
     pub(super) repository: String,
 }
 
-impl RegistryPlace {
+impl Endpoint {
     /// Uses the user's mirror of the registry if there is one. Only a mirror, or this machine, may be reached by
     /// `http://`.
     pub(super) fn of(reference: &Reference, mirrors: &BTreeMap<String, String>) -> Result<Self> {
@@ -66,7 +66,7 @@ mod tests {
                 .into_iter()
                 .map(|(k, v)| (k.into(), v.into()))
                 .collect();
-            RegistryPlace::of(&Reference::parse(reference).unwrap(), &mirrors)
+            Endpoint::of(&Reference::parse(reference).unwrap(), &mirrors)
                 .map(|place| (place.https, place.host, place.repository))
         };
         let expect =

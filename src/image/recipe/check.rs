@@ -6,10 +6,11 @@
 
 use std::path::Path;
 
-use super::oci::{Platform, Reference};
-use super::recipe::{Mmdebstrap, Oci, Pacstrap, Source, Tarball, snapshot_time};
+use super::{Mmdebstrap, Oci, Pacstrap, Source, Tarball, snapshot_time};
+use crate::image::oci::{Platform, Reference};
 use crate::sys::checksum::is_sha256;
 use crate::sys::error::Error;
+use crate::sys::suggest;
 
 /// apt options that a recipe may set. Excluded on purpose: options that run a program (`DPkg::*`, `*::Pre-Invoke`,
 /// `Proxy-Auto-Detect`, `Apt::Key::gpgvcommand`), move a directory (`Dir::*`) or weaken signatures.
@@ -92,7 +93,7 @@ impl Mmdebstrap {
                 "components = [\"main\"]",
             ));
         }
-        const VARIANTS: [&str; 9] = [
+        const VARIANTS: [&str; 8] = [
             "minbase",
             "essential",
             "apt",
@@ -101,18 +102,12 @@ impl Mmdebstrap {
             "important",
             "debootstrap",
             "standard",
-            "-",
         ];
-        if !VARIANTS[..8].contains(&self.variant.as_str()) {
-            let near = nearest(&self.variant, &VARIANTS[..8]).unwrap_or("minbase");
-            return Err(bad(
-                &self.variant,
-                format!("unknown variant `{}`", self.variant),
-                format!(
-                    "did you mean \"{near}\"? variants: {}",
-                    VARIANTS[..8].join(", ")
-                ),
-            ));
+        let variant = self.variant.as_str();
+        if !VARIANTS.contains(&variant) {
+            let message = format!("unknown variant `{variant}`");
+            let help = suggest::among(variant, &VARIANTS, "variants");
+            return Err(bad(variant, message, help));
         }
         for package in &self.packages {
             word("package", package, "+.:=~/-_")?;
@@ -166,7 +161,7 @@ impl Pacstrap {
 
 impl Oci {
     /// Returns the digest pinned by `ref`, in hexadecimal digits.
-    pub(super) fn sha256(&self) -> Option<String> {
+    pub(in crate::image) fn sha256(&self) -> Option<String> {
         Reference::parse(self.reference.as_deref()?).ok()?.sha256
     }
 
@@ -287,40 +282,10 @@ fn check_apt_option(option: &str) -> std::result::Result<(), Bad> {
     {
         return Ok(());
     }
-    let help = match nearest(name, &APT_OPTIONS) {
-        Some(near) => format!("did you mean `{near}`? allowed: {}", APT_OPTIONS.join(", ")),
-        None => format!("allowed: {}", APT_OPTIONS.join(", ")),
-    };
+    let message = format!("a recipe cannot set apt option `{name}`");
     Err(bad(
         name,
-        format!("a recipe cannot set apt option `{name}`"),
-        help,
+        message,
+        suggest::among(name, &APT_OPTIONS, "allowed"),
     ))
-}
-
-/// Returns the candidate closest to `word`, if it is close enough to be a typing error.
-pub(super) fn nearest<'a>(word: &str, candidates: &[&'a str]) -> Option<&'a str> {
-    let distance = |other: &str| {
-        let (a, b): (Vec<char>, Vec<char>) = (
-            word.to_lowercase().chars().collect(),
-            other.to_lowercase().chars().collect(),
-        );
-        let mut row: Vec<usize> = (0..=b.len()).collect();
-        for (i, x) in a.iter().enumerate() {
-            let mut diagonal = row[0];
-            row[0] = i + 1;
-            for (j, y) in b.iter().enumerate() {
-                let next = (diagonal + usize::from(x != y))
-                    .min(row[j] + 1)
-                    .min(row[j + 1] + 1);
-                diagonal = std::mem::replace(&mut row[j + 1], next);
-            }
-        }
-        row[b.len()]
-    };
-    let best = candidates
-        .iter()
-        .map(|candidate| (distance(candidate), *candidate))
-        .min()?;
-    (best.0 <= 1 + word.len() / 3).then_some(best.1)
 }

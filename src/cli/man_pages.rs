@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use clap::Command;
 
-use crate::cli::help;
+use crate::cli::{examples, help};
 use crate::store::config::VARIABLES;
 use crate::sys::error::{EXIT_CODES, Result};
 
@@ -44,7 +44,7 @@ pub(super) fn page(command: &Command, path: &str) -> Result<Vec<u8>> {
     if path.is_empty() {
         page.extend_from_slice(surroundings().as_bytes());
     }
-    let examples = help::examples(path);
+    let examples = examples::examples(path);
     if !examples.is_empty() {
         let mut text = String::from(".SH EXAMPLES\n");
         for (line, purpose) in examples {

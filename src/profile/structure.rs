@@ -9,8 +9,8 @@ use serde_json::Value as Json;
 use serde_spanned::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};
 
+use super::diagnostics::Problem;
 use super::file;
-use super::report::Problem;
 use crate::sys::span::Place;
 use crate::sys::suggest;
 

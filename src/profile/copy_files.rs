@@ -15,9 +15,9 @@ use nix::fcntl::{OFlag, readlinkat};
 use nix::sys::stat::{Mode, SFlag, fstat};
 use sha2::{Digest as _, Sha256};
 
+use super::diagnostics::Problem;
 use super::load::Origin;
-use super::report::Problem;
-use super::shape::shorten;
+use super::structure::shorten;
 use super::{Action, CopyItem, Profile};
 use crate::sys::catalog::Directory;
 use crate::sys::checked::FileRead;

@@ -28,16 +28,16 @@ enum State {
 
 /// The steps of one run.
 #[derive(Debug, Default)]
-pub(super) struct Overall {
+pub(super) struct RunProgress {
     steps: BTreeMap<u32, Step>,
     begun: Option<Instant>,
 }
 
-impl Overall {
+impl RunProgress {
     pub(super) fn event(&mut self, event: &Event, now: Instant) {
         match event {
             Event::RunStarted { plan, .. } => {
-                // A later attempt of the same run plans anew.
+                // A later attempt of the same run makes a new plan.
                 self.begun.get_or_insert(now);
                 let steps = plan.iter().map(|planned| {
                     let step = Step {
@@ -187,67 +187,32 @@ pub(super) fn boxed(part: u64, whole: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::event::{Cost, Planned};
+    use super::super::event::Cost;
+    use super::super::event::samples::{self, planned, started};
     use super::*;
-
-    fn planned(index: u32, expected: Option<u64>, cached: bool) -> Planned {
-        Planned {
-            index,
-            name: format!("s{index}"),
-            key: String::new(),
-            cached,
-            reason: String::new(),
-            expected_ms: expected.map(|seconds| seconds * 1000),
-        }
-    }
-
-    fn started(index: u32) -> Event {
-        Event::StepStarted {
-            index,
-            total: 3,
-            name: format!("s{index}"),
-            key: String::new(),
-            cached: false,
-        }
-    }
 
     #[test]
     fn time_left_is_from_earlier_runs_else_from_the_pace() {
         let begun = Instant::now();
         let at = |seconds| begun + Duration::from_secs(seconds);
-        let mut run = Overall::default();
+        let mut run = RunProgress::default();
         let plan = vec![
-            planned(1, None, true),
-            planned(2, Some(100), false),
-            planned(3, None, false),
+            planned(1, true, None),
+            planned(2, false, Some(100_000)),
+            planned(3, false, None),
         ];
-        run.event(
-            &Event::RunStarted {
-                env: "e".to_owned(),
-                plan,
-                chosen: None,
-            },
-            begun,
-        );
+        run.event(&samples::run("e", plan), begun);
         assert_eq!(
             run.line(begun),
             "▕███▉        ▏ 1/3 steps  more than 1 min 40 s left"
         );
-        run.event(&started(2), begun);
+        run.event(&started(2, 3), begun);
         assert_eq!(run.percent(at(50)), 50);
         assert_eq!(run.step_left(2, at(60)), Some(Duration::from_secs(40)));
         assert_eq!(run.step_left(2, at(200)), None);
-        run.event(
-            &Event::StepFinished {
-                index: 2,
-                total: 3,
-                name: "s2".to_owned(),
-                outcome: Outcome::Done,
-                cost: Cost::default(),
-            },
-            at(100),
-        );
-        run.event(&started(3), at(100));
+        let ended = samples::ended(2, 3, Outcome::Done, Cost::default());
+        run.event(&ended, at(100));
+        run.event(&started(3, 3), at(100));
         run.event(
             &Event::Ninja {
                 index: 3,

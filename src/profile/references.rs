@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::report::{Doubt, Problem, Sources};
-use super::shape::shorten;
+use super::diagnostics::{Doubt, Problem, Sources};
+use super::structure::shorten;
 use crate::rocm::target::Target;
 use crate::sys::span::Place;
 use crate::sys::suggest;
@@ -103,6 +103,15 @@ pub(crate) struct Fault {
 }
 
 impl Fault {
+    fn new(name: &str, message: String, help: impl Into<String>) -> Self {
+        Self {
+            reference: format!("${{{name}}}"),
+            index: 0,
+            message,
+            help: Some(help.into()),
+        }
+    }
+
     /// Points at the reference in the file, not only at the value that contains it.
     pub(crate) fn problem(self, place: &Place, sources: &Sources) -> Problem {
         let file = sources.file(place);
@@ -159,19 +168,13 @@ fn check_name<'a>(
     late: Late,
 ) -> Option<Fault> {
     let shown = shorten(name);
-    let fault = |message: String, help: String| Fault {
-        reference: format!("${{{name}}}"),
-        index: 0,
-        message,
-        help: Some(help),
-    };
     if is_late(name) {
         return match late {
             Late::Keep => None,
-            Late::Refuse => Some(fault(
+            Late::Refuse => Some(Fault::new(
+                name,
                 format!("unknown reference `${{{shown}}}`"),
-                "only scripts and variables of steps can use `${jobs}`, `${link-jobs}`, `${tensile-jobs}` and `${memory}`"
-                    .to_owned(),
+                "only scripts and variables of steps can use `${jobs}`, `${link-jobs}`, `${tensile-jobs}` and `${memory}`",
             )),
         };
     }
@@ -183,7 +186,7 @@ fn check_name<'a>(
         Some(close) => format!("did you mean `${{{close}}}`? {literal}"),
         None => format!("{literal}, or add `{shown}` to [params]"),
     };
-    Some(fault(format!("unknown `${{{shown}}}`"), help))
+    Some(Fault::new(name, format!("unknown `${{{shown}}}`"), help))
 }
 
 /// The values of references.
@@ -198,55 +201,41 @@ pub(crate) struct Scope {
 impl Scope {
     /// Returns the final text; `${jobs}` and `${memory}` are faults.
     pub(crate) fn expand(&self, text: &str) -> Result<String, Fault> {
-        let mut result = String::with_capacity(text.len());
-        self.walk(text, Late::Refuse, &mut |part| match part {
-            Part::Text(text) => result.push_str(text),
-            Part::Late(_) => {}
-        })?;
-        Ok(result)
+        let late = self.late_form(text, Late::Refuse)?;
+        Ok(finish(&late, &Facts::default()))
     }
 
     /// Returns the text in late form.
     pub(crate) fn expand_late(&self, text: &str) -> Result<String, Fault> {
-        let mut result = String::with_capacity(text.len());
-        let mut literal = String::new();
-        self.walk(text, Late::Keep, &mut |part| match part {
-            Part::Text(text) => literal.push_str(text),
-            Part::Late(name) => {
-                escape(&std::mem::take(&mut literal), true, &mut result);
-                result.push_str("${");
-                result.push_str(name);
-                result.push('}');
-            }
-        })?;
-        escape(&literal, false, &mut result);
-        Ok(result)
+        self.late_form(text, Late::Keep)
     }
 
-    fn walk(&self, text: &str, late: Late, sink: &mut dyn FnMut(Part<'_>)) -> Result<(), Fault> {
-        if let Some(fault) = check(text, self.params.keys().map(String::as_str), late)
-            .into_iter()
-            .next()
-        {
+    fn late_form(&self, text: &str, late: Late) -> Result<String, Fault> {
+        let faults = check(text, self.params.keys().map(String::as_str), late);
+        if let Some(fault) = faults.into_iter().next() {
             return Err(fault);
         }
+        let mut result = String::with_capacity(text.len());
+        let mut literal = String::new();
         let mut index = 0;
         for piece in pieces(text) {
             match piece {
-                TextPart::Literal(text) => sink(Part::Text(text)),
+                TextPart::Literal(text) => literal.push_str(text),
                 TextPart::Reference(name, _) => {
-                    match name {
-                        name if is_late(name) => sink(Part::Late(name)),
-                        name => sink(Part::Text(
-                            &self.value(name).map_err(|fault| Fault { index, ..fault })?,
-                        )),
+                    if is_late(name) {
+                        escape(&std::mem::take(&mut literal), true, &mut result);
+                        result.extend(["${", name, "}"]);
+                    } else {
+                        let value = self.value(name);
+                        literal.push_str(&value.map_err(|fault| Fault { index, ..fault })?);
                     }
                     index += 1;
                 }
                 TextPart::Unclosed(_) => {}
             }
         }
-        Ok(())
+        escape(&literal, false, &mut result);
+        Ok(result)
     }
 
     fn value(&self, name: &str) -> Result<String, Fault> {
@@ -254,12 +243,7 @@ impl Scope {
             return Ok(value.clone());
         }
         let names: Vec<&str> = self.targets.iter().map(Target::name).collect();
-        let fault = |message: String, help: &str| Fault {
-            reference: format!("${{{name}}}"),
-            index: 0,
-            message,
-            help: Some(help.to_owned()),
-        };
+        let fault = |message, help| Fault::new(name, message, help);
         let one = match (self.targets.as_slice(), name) {
             ([], _) => {
                 let message = format!("`${{{name}}}` needs a target, but there is none");
@@ -295,11 +279,6 @@ impl Scope {
     }
 }
 
-enum Part<'a> {
-    Text(&'a str),
-    Late(&'a str),
-}
-
 /// Stands for a `$` that would escape the next reference.
 const DOLLAR: &str = "${$}";
 
@@ -326,17 +305,16 @@ pub(crate) fn finish(late: &str, facts: &Facts) -> String {
     for piece in pieces(late) {
         match piece {
             TextPart::Literal(text) => result.push_str(text),
-            TextPart::Reference("jobs", _) => result.push_str(&facts.jobs.to_string()),
-            TextPart::Reference("link-jobs", _) => result.push_str(&facts.link_jobs.to_string()),
-            TextPart::Reference("tensile-jobs", _) => {
-                result.push_str(&facts.tensile_jobs.to_string());
-            }
-            TextPart::Reference("memory", _) => result.push_str(&facts.memory.to_string()),
-            TextPart::Reference("$", _) => result.push('$'),
-            // Not late form; a text that was never expanded is best left unchanged.
-            TextPart::Reference(_, range) | TextPart::Unclosed(range) => {
-                result.push_str(&late[range]);
-            }
+            TextPart::Reference(name, range) => match name {
+                "jobs" => result.push_str(&facts.jobs.to_string()),
+                "link-jobs" => result.push_str(&facts.link_jobs.to_string()),
+                "tensile-jobs" => result.push_str(&facts.tensile_jobs.to_string()),
+                "memory" => result.push_str(&facts.memory.to_string()),
+                "$" => result.push('$'),
+                // Not late form; a text that was never expanded is best left unchanged.
+                _ => result.push_str(&late[range]),
+            },
+            TextPart::Unclosed(range) => result.push_str(&late[range]),
         }
     }
     result

@@ -8,7 +8,7 @@ use crate::sys::error::Result;
 
 /// The result of an early check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Early {
+pub struct Precheck {
     /// Patches that the source already has, as `(hook, patch)`.
     pub already: Vec<(String, String)>,
     /// Hooks that cannot be checked yet: they follow a script, or are for submodules that are not fetched.
@@ -18,22 +18,25 @@ pub struct Early {
 /// Decides in memory what `hooks` would do one after the other; `read` returns the entry at a path of a volume.
 ///
 /// A hook that does not fit is an error now rather than after hours.
-pub fn early(hooks: &[&Hook], read: &dyn Fn(&str, &Path) -> Result<FileInSource>) -> Result<Early> {
-    let mut early = Early::default();
+pub fn precheck(
+    hooks: &[&Hook],
+    read: &dyn Fn(&str, &Path) -> Result<FileInSource>,
+) -> Result<Precheck> {
+    let mut found = Precheck::default();
     let mut states: BTreeMap<&str, HookChanges> = BTreeMap::new();
     let mut scripted = BTreeSet::new();
     for hook in hooks {
         let volume = hook.work.volume.as_str();
         let fetched = hook.work.patches.iter().all(|patch| patch.bytes.is_some());
         if scripted.contains(volume) || !fetched || unfetched(hook, read)? {
-            early.later.push(hook.name.clone());
+            found.later.push(hook.name.clone());
             scripted.insert(volume);
             continue;
         }
         let state = states.entry(volume).or_default();
         let below = |path: &Path| read(volume, path);
         let changes = apply(hook, &|path| state.look(path, &below))?;
-        early.already.extend(
+        found.already.extend(
             changes
                 .already
                 .into_iter()
@@ -54,7 +57,7 @@ pub fn early(hooks: &[&Hook], read: &dyn Fn(&str, &Path) -> Result<FileInSource>
             scripted.insert(volume);
         }
     }
-    Ok(early)
+    Ok(found)
 }
 
 fn unfetched(hook: &Hook, read: &dyn Fn(&str, &Path) -> Result<FileInSource>) -> Result<bool> {

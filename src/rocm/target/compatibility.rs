@@ -21,7 +21,7 @@ pub(crate) enum How {
 
 /// Other code that runs on a target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Runs {
+pub(crate) struct Compatible {
     /// The ISA it was built for.
     pub code: String,
     pub how: How,
@@ -90,14 +90,14 @@ const OVERRIDES: [(&[&str], &str, &str, &str); 2] = [
 ];
 
 /// Returns which other code runs on a target.
-pub(crate) fn runs(target: Target) -> Vec<Runs> {
+pub(crate) fn runs(target: Target) -> Vec<Compatible> {
     let name = target.name();
     let mut runs = Vec::new();
     for (code, _) in GENERIC
         .iter()
         .filter(|(_, members)| members.contains(&name))
     {
-        runs.push(Runs {
+        runs.push(Compatible {
             code: (*code).to_owned(),
             how: How::Generic,
             note: format!("built with --offload-arch={code}, in code objects of version 6"),
@@ -106,7 +106,7 @@ pub(crate) fn runs(target: Target) -> Vec<Runs> {
     }
     for (_, code, source, note) in OVERRIDES.iter().filter(|(on, ..)| on.contains(&name)) {
         let value = Target::parse(code).map(|code| code.override_version());
-        runs.push(Runs {
+        runs.push(Compatible {
             code: (*code).to_owned(),
             how: How::Override,
             note: format!(
@@ -118,7 +118,7 @@ pub(crate) fn runs(target: Target) -> Vec<Runs> {
     }
     for (_, codes) in EXTENDED.iter().filter(|(on, _)| on.contains(&name)) {
         for code in codes.iter().filter(|code| **code != name) {
-            runs.push(Runs {
+            runs.push(Compatible {
                 code: (*code).to_owned(),
                 how: How::Extended,
                 note: "if comgr and the HIP runtime have Debian's patches, which Gentoo, Solus and nixpkgs also use"
