@@ -9,6 +9,7 @@ use crate::up::seize::seize;
 #[derive(Debug, Args)]
 pub struct DownArgs {
     /// The env
+    #[arg(value_name = "ENV")]
     name: String,
 }
 

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use clap::Command;
+use clap::builder::Resettable;
 
 use crate::cli::{examples, help};
 use crate::store::config::VARIABLES;
@@ -39,8 +40,15 @@ pub(super) fn pages() -> Result<Vec<(String, Vec<u8>)>> {
 /// Returns the manual page of a command, with its examples at the end.
 pub(super) fn page(command: &Command, path: &str) -> Result<Vec<u8>> {
     let mut page = Vec::new();
-    let plain = command.clone().after_help("").after_long_help("");
-    clap_mangen::Man::new(plain).render(&mut page)?;
+    // A manual page has the text of every option, also of those that `-h` leaves out.
+    let plain = command
+        .clone()
+        .after_help(Resettable::Reset)
+        .after_long_help(Resettable::Reset)
+        .mut_args(|one| one.hide_short_help(false));
+    clap_mangen::Man::new(plain)
+        .source(concat!("rockenv ", env!("CARGO_PKG_VERSION")))
+        .render(&mut page)?;
     if path.is_empty() {
         page.extend_from_slice(surroundings().as_bytes());
     }
@@ -86,4 +94,22 @@ fn entry(text: &mut String, term: &str, meaning: &str) {
             .replace('`', "")
     };
     let _: std::fmt::Result = write!(text, ".TP\n\\fB{}\\fR\n{}\n", roff(term), roff(meaning));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_option_has_its_text_in_the_manual() {
+        for (path, page) in pages().unwrap() {
+            let page = String::from_utf8(page).unwrap();
+            for (at, _) in page.match_indices("\n.TP\n") {
+                let mut lines = page[at + 5..].lines();
+                let (term, text) = (lines.next().unwrap(), lines.next().unwrap());
+                assert!(!text.is_empty() && !text.starts_with('.'), "{path}: {term}");
+            }
+            assert!(!page.contains("SH EXTRA"), "{path}");
+        }
+    }
 }

@@ -11,7 +11,7 @@ use crate::up::seize::seize;
 #[derive(Debug, Args)]
 pub struct RmArgs {
     /// The envs
-    #[arg(required = true)]
+    #[arg(required = true, value_name = "ENV")]
     names: Vec<String>,
     /// First stop everything that runs in them
     #[arg(short, long)]

@@ -224,12 +224,13 @@ impl Selection {
 fn perhaps_env(cx: &Context, what: &str, error: Error) -> Error {
     let store = Store::open_existing(&cx.config.home).ok().flatten();
     let record = store.and_then(|store| store.known(what).ok());
-    match record.filter(|_| error.kind() == Kind::NotFound) {
-        Some(record) => {
+    // An older record has no command.
+    match record.and_then(|record| record.command) {
+        Some(command) if error.kind() == Kind::NotFound => {
             let message = format!("`{what}` is an env, not a profile or target");
-            Error::new(error.kind(), message).help(record.up_command())
+            Error::new(error.kind(), message).help(command)
         }
-        None => error,
+        _ => error,
     }
 }
 
