@@ -86,8 +86,7 @@ pub(crate) fn show_plan(
     let refused = refused(&selection, &missing, &plan, &needs, is_forced, &up);
     let mut notes = missing.notes;
     notes.extend(plan.notes.iter().cloned());
-    if let Some(store) = &store {
-        let image = &gathered.inputs.image_key;
+    if let (Some(store), Some(image)) = (&store, gathered.inputs.image.key()) {
         notes.extend(gpu_code::notes(store, &spec, plan.start.as_ref(), image));
     }
     let ways = match &store {

@@ -14,7 +14,7 @@ impl Row {
         Self {
             schema: SCHEMA,
             time: Timestamp::now(),
-            env: spec.name.clone(),
+            env: spec.name.to_string(),
             profile: spec.profile.clone(),
             target: targets.join(","),
             engine: spec.engine.name().to_owned(),

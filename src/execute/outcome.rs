@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::Ending;
+use crate::plan::ids::PathBelow;
 use crate::plan::record::{Cost, Outcome, StepRecord};
 use crate::plan::resolve::Step;
 use crate::store::history::History;
@@ -72,20 +73,20 @@ pub(super) struct Ran {
     /// The last lines it wrote.
     pub(super) tail: Vec<String>,
     /// Its log, relative to the env's directory.
-    pub(super) log: String,
+    pub(super) log: PathBelow,
     /// The file system that it filled.
     pub(super) full: Option<PathBuf>,
 }
 
 impl Ran {
     /// It was stopped before it began.
-    pub(super) fn interrupted(signal: i32, log: &str) -> Self {
+    pub(super) fn interrupted(signal: i32, log: &PathBelow) -> Self {
         Self {
             ending: Ending::Interrupted(signal),
             cost: Cost::default(),
             frozen: 0,
             tail: Vec::new(),
-            log: log.to_owned(),
+            log: log.clone(),
             full: None,
         }
     }

@@ -18,7 +18,7 @@ use crate::execute::sampler::Sampler;
 use crate::execute::supervise::{self, Ending};
 use crate::execute::wait_for_slot::Admitted;
 use crate::execute::{gpu_check, wait_for_slot};
-use crate::plan::ids::{LayerId, TreeId};
+use crate::plan::ids::{LayerId, PathBelow, TreeId};
 use crate::plan::record::Cost;
 use crate::plan::resolve::Step;
 use crate::rocm::gpu::{self, Device};
@@ -35,7 +35,7 @@ pub(super) struct Attempt<'a> {
     /// The layer that the tree stands on.
     pub(super) parent: Option<&'a LayerId>,
     /// Its log, relative to the env's directory.
-    pub(super) log: String,
+    pub(super) log: PathBelow,
     pub(super) jobs: u32,
     pub(super) views: &'a Views,
 }
@@ -67,7 +67,7 @@ impl Execution<'_, '_> {
         let volumes = &self.env.known_record()?.head.volumes;
         let seen = volumes
             .iter()
-            .filter(|(name, _)| step.volumes.contains(*name));
+            .filter(|(name, _)| step.volumes.iter().any(|seen| **name == **seen));
         Ok(seen
             .map(|(_, id)| allocated(&self.store.volume_dir(id)))
             .sum())

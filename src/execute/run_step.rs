@@ -7,7 +7,7 @@ use super::outcome::Ran;
 use super::run_container::Attempt;
 use super::step_outputs::StepOutputs;
 use super::{Ended, Ending, Execution, Failure, StepEnd, step};
-use crate::plan::ids::LayerId;
+use crate::plan::ids::{LayerId, PathBelow};
 use crate::plan::record::{Cost, Failed, Origin, Outcome, Record, StepRecord};
 use crate::plan::resolve::{Step, VolumeKind};
 use crate::store::layer;
@@ -26,7 +26,7 @@ struct Metrics<'a> {
     outcome: Outcome,
     jobs: u32,
     cost: Cost,
-    log: &'a str,
+    log: &'a PathBelow,
 }
 
 /// ccache's hits and misses.
@@ -43,7 +43,7 @@ impl Execution<'_, '_> {
             step,
             tree: self.env.checkout_tree(parent.as_ref())?,
             parent: parent.as_ref(),
-            log: format!("logs/{run}/{index:02}-{}.log", step.name),
+            log: format!("logs/{run}/{index:02}-{}.log", step.name).parse()?,
             jobs: self.sizing.jobs.value,
             views: &views,
         };
@@ -105,7 +105,7 @@ impl Execution<'_, '_> {
         self.reporter.warn(message);
         self.discard_tree(attempt)?;
         let (index, name) = (attempt.index, &attempt.step.name);
-        attempt.log = format!("logs/{run}/{index:02}-{name}-again.log");
+        attempt.log = format!("logs/{run}/{index:02}-{name}-again.log").parse()?;
         attempt.tree = self.env.checkout_tree(attempt.parent)?;
         Ok(())
     }

@@ -21,7 +21,7 @@ use stack::{Stack, StackLayer, Time};
 
 use super::Execution;
 use crate::engine::View;
-use crate::plan::ids::LayerId;
+use crate::plan::ids::{LayerId, ViewLayerId};
 use crate::plan::resolve::{Access, Step, Volume, VolumeKind};
 use crate::plan::{self, resolve};
 use crate::profile::hook::{self, FileInSource, Hook, HookChange, HookChanges};
@@ -182,11 +182,11 @@ impl<'a> Execution<'a, '_> {
                 && !overlay::is_clean(&directory.join(&upper))?
             {
                 stack.layers.push(StackLayer {
-                    id: upper,
+                    id: Some(upper),
                     hook: None,
                 });
             }
-            let id = random_id()?;
+            let id: ViewLayerId = random_id()?.try_into()?;
             let made = self.layer(&mut stack, &directory, &id, &source, hook)?;
             if let Some(script) = &hook.work.script {
                 let view = View {
@@ -202,13 +202,13 @@ impl<'a> Execution<'a, '_> {
             }
             sync(&directory.join(&id))?;
             stack.layers.push(StackLayer {
-                id,
+                id: Some(id),
                 hook: Some(wanted.digest.clone()),
             });
             atomic::write_json(&stack_file(&directory), &stack)?;
         }
         if stack.upper.is_none() {
-            let id = random_id()?;
+            let id: ViewLayerId = random_id()?.try_into()?;
             make_upper(self.store, &directory, &id, &source)?;
             stack.upper = Some(id);
             atomic::write_json(&stack_file(&directory), &stack)?;

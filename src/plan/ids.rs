@@ -4,22 +4,24 @@
 use std::borrow::Borrow;
 use std::fmt;
 use std::ops::Deref;
-use std::path::Path;
+use std::path::{Component, Path};
 use std::str::FromStr;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::checked::{self, is_name};
+use crate::sys::checksum;
 use crate::sys::error::Error;
 
 /// What is wrong with a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvalidName(&'static str);
 
-const LEADS_OUT: InvalidName = InvalidName(checked::LEADS_OUT);
-const NO_KEY: InvalidName = InvalidName("a key is 64 hexadecimal digits");
+const LEADS_OUT: InvalidName = InvalidName("a name in it is empty or leads out of its directory");
+const NO_ENV_NAME: InvalidName =
+    InvalidName("a name is up to 64 of a-z 0-9 . _ -, beginning with a letter or digit");
+const NO_SHA256: InvalidName = InvalidName("a key or digest is 64 hexadecimal digits");
 
 impl fmt::Display for InvalidName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -35,9 +37,33 @@ impl From<InvalidName> for Error {
     }
 }
 
+/// Maximum length of a file name on all file systems.
+const LONGEST: usize = 255;
+
+/// Returns whether a text can be the name of an entry in a directory: one component of letters, digits and `. _ - +`.
+fn is_name(text: &str) -> bool {
+    let fine = |byte: u8| byte.is_ascii_alphanumeric() || b"._-+".contains(&byte);
+    !text.is_empty() && text.len() <= LONGEST && text.bytes().all(fine) && !text.starts_with('.')
+}
+
+/// Returns whether a text can name an env, whose name engines get too.
+fn is_env_name(text: &str) -> bool {
+    let first = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let fine = |byte: u8| first(byte) || b"._-".contains(&byte);
+    text.bytes().next().is_some_and(first)
+        && text.len() <= 64
+        && text.bytes().all(fine)
+        && !text.contains("..")
+}
+
+/// Returns whether a path stays below the directory that it is joined to.
+fn is_below(text: &str) -> bool {
+    let mut parts = Path::new(text).components().peekable();
+    parts.peek().is_some() && parts.all(|part| matches!(part, Component::Normal(_)))
+}
+
 fn is_sha256(text: &str) -> bool {
-    let digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-    text.len() == 64 && text.bytes().all(digit)
+    checksum::is_sha256(text) && !text.bytes().any(|byte| byte.is_ascii_uppercase())
 }
 
 macro_rules! checked {
@@ -88,6 +114,12 @@ macro_rules! checked {
 
         impl Borrow<str> for $name {
             fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl Borrow<String> for $name {
+            fn borrow(&self) -> &String {
                 &self.0
             }
         }
@@ -146,7 +178,21 @@ checked! {
     /// Random and never reused: prefix of the names of an env's build volumes.
     EnvId: is_name or LEADS_OUT;
     /// Identifies the content of a snapshot: a SHA-256 in lower-case hexadecimal.
-    StepKey: is_sha256 or NO_KEY;
+    StepKey: is_sha256 or NO_SHA256;
+    /// Names an image's directory in `images/`: recipe, resolved inputs, packages and content.
+    ImageKey: is_name or LEADS_OUT;
+    /// Names a live build volume's directory in `volumes/`.
+    VolumeId: is_name or LEADS_OUT;
+    /// Names a volume of a profile, and its frozen state in a layer.
+    VolumeName: is_name or LEADS_OUT;
+    /// Names an env: its directory in `envs/`, and its containers.
+    EnvName: is_env_name or NO_ENV_NAME;
+    /// A SHA-256 in lower-case hexadecimal.
+    Sha256Hex: is_sha256 or NO_SHA256;
+    /// Names a layer of an env's view of a source.
+    ViewLayerId: is_name or LEADS_OUT;
+    /// A path below a directory of the store.
+    PathBelow: is_below or LEADS_OUT;
 }
 
 impl From<StepKey> for LayerId {
@@ -165,6 +211,11 @@ impl StepKey {
         hash.update(content);
         Self(hex::encode(hash.finalize()))
     }
+}
+
+/// Reads the name of a volume, checked, as text.
+pub(crate) fn volume_name<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    VolumeName::deserialize(from).map(Into::into)
 }
 
 /// Reads and writes an optional name, with an empty text for `None`.
@@ -197,30 +248,53 @@ pub(crate) mod or_empty {
 }
 
 #[cfg(test)]
-impl From<&str> for LayerId {
-    fn from(text: &str) -> Self {
-        text.parse().unwrap()
-    }
+macro_rules! parsed_in_tests {
+    ($($name:ident)*) => {$(
+        impl From<&str> for $name {
+            fn from(text: &str) -> Self {
+                text.parse().unwrap()
+            }
+        }
+    )*};
 }
 
 #[cfg(test)]
-impl From<&str> for TreeId {
-    fn from(text: &str) -> Self {
-        text.parse().unwrap()
-    }
-}
-
-#[cfg(test)]
-impl From<&str> for EnvId {
-    fn from(text: &str) -> Self {
-        text.parse().unwrap()
-    }
-}
+parsed_in_tests! { LayerId TreeId EnvId ImageKey VolumeId VolumeName PathBelow }
 
 /// Makes a key from any text, for tests.
 #[cfg(test)]
 impl From<&str> for StepKey {
     fn from(text: &str) -> Self {
         text.parse().unwrap_or_else(|_| Self::hash("test", text))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_one_component() {
+        for good in ["a", "0f", "c++", "1234-build-5678", "A.b_c", "a..b"] {
+            assert!(is_name(good), "{good}");
+        }
+        let long = "a".repeat(256);
+        for bad in ["", ".", "..", "a/b", "/a", ".a", "a\0", "a\n", &long] {
+            assert!(!is_name(bad), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_path_stays_below() {
+        for (path, good) in [
+            ("a/b", true),
+            ("logs/2026/x.log", true),
+            ("", false),
+            ("/a", false),
+            ("a/../../b", false),
+            ("..", false),
+        ] {
+            assert_eq!(is_below(path), good, "{path}");
+        }
     }
 }

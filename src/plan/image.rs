@@ -5,19 +5,17 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::checked;
+use super::ids::{ImageKey, Sha256Hex};
 use crate::image::Package;
 
 /// A built image, `image.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Image {
     /// Names its directory: recipe, resolved inputs, packages and content.
-    #[serde(deserialize_with = "checked::names")]
-    pub key: String,
+    pub key: ImageKey,
     /// Recipe's name when it was built.
     pub name: String,
-    #[serde(deserialize_with = "checked::names")]
-    pub recipe: String,
+    pub recipe: Sha256Hex,
     /// Digest of the manifest that the recipe resolved to, for a container image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resolved: Option<String>,

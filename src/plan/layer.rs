@@ -7,8 +7,7 @@ use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::checked;
-use super::ids::{self, EnvId, LayerId, StepKey, TreeId};
+use super::ids::{self, EnvId, ImageKey, LayerId, StepKey, TreeId, VolumeId, VolumeName};
 use crate::plan::pins::Pins;
 use crate::rocm::therock::Prints;
 
@@ -20,8 +19,8 @@ pub enum VolumeState {
     Frozen,
     /// The volume was empty.
     Empty,
-    /// Not frozen: the content is in this live volume, if it still exists.
-    Live(String),
+    /// Not frozen: the content is in this live volume, if it still exists. Older versions wrote `None` for [`Self::Absent`].
+    Live(#[serde(with = "ids::or_empty")] Option<VolumeId>),
     /// Not frozen, and made on another machine.
     Absent,
 }
@@ -51,8 +50,7 @@ pub struct Layer {
     #[serde(with = "ids::or_empty")]
     pub env: Option<EnvId>,
     /// The image at the bottom.
-    #[serde(deserialize_with = "checked::names")]
-    pub image_key: String,
+    pub image_key: ImageKey,
     /// The live tree it was: shows whether an interrupted publication was finished.
     #[serde(with = "ids::or_empty")]
     pub tree: Option<TreeId>,
@@ -62,8 +60,7 @@ pub struct Layer {
     pub created: Timestamp,
     /// The boot during which it was frozen: until it is on disk, it is valid only during that boot.
     pub boot: String,
-    #[serde(deserialize_with = "checked::names")]
-    pub volumes: BTreeMap<String, VolumeState>,
+    pub volumes: BTreeMap<VolumeName, VolumeState>,
     /// How they began; [`Layer::history`] interprets a missing value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub history: Option<History>,

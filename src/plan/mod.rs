@@ -1,6 +1,5 @@
 //! Owns deciding what `up` does: a pure function of the wanted steps and the observed state.
 
-pub(crate) mod checked;
 pub(crate) mod gc;
 pub(crate) mod ids;
 pub(crate) mod image;

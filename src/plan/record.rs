@@ -8,8 +8,9 @@ use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::checked;
-use super::ids::{self, EnvId, LayerId, StepKey, TreeId};
+use super::ids::{
+    self, EnvId, ImageKey, LayerId, PathBelow, StepKey, TreeId, VolumeId, VolumeName,
+};
 use crate::plan::layer::{ByHand, VolumesFrom};
 use crate::sys::shell::quoted;
 
@@ -34,8 +35,7 @@ pub struct Record {
     /// Image recipe's name.
     pub image: String,
     /// Key of its image.
-    #[serde(deserialize_with = "checked::names")]
-    pub image_key: String,
+    pub image_key: ImageKey,
     /// Engine it was made with.
     pub engine: String,
     /// Socket of the service that has its trees; none with systemd-nspawn.
@@ -66,8 +66,7 @@ pub struct Head {
     #[serde(default)]
     pub tree: Option<TreeId>,
     /// Live volumes of kind `build`: name to directory in `volumes/`.
-    #[serde(deserialize_with = "checked::names")]
-    pub volumes: BTreeMap<String, String>,
+    pub volumes: BTreeMap<VolumeName, VolumeId>,
     /// Origin of their content; [`Head::volumes_from`] interprets a missing value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volumes_from: Option<VolumesFrom>,
@@ -137,8 +136,7 @@ pub struct StepRecord {
     /// Why, in a sentence, if there is more to say.
     pub reason: Option<String>,
     /// Its log, relative to the env's directory.
-    #[serde(default, deserialize_with = "checked::below")]
-    pub log: Option<String>,
+    pub log: Option<PathBelow>,
     /// Its cost.
     pub cost: Option<Cost>,
 }
@@ -168,8 +166,7 @@ pub struct Failed {
     #[serde(default)]
     pub parent: Option<LayerId>,
     /// Its log, relative to the env's directory.
-    #[serde(deserialize_with = "checked::below")]
-    pub log: String,
+    pub log: PathBelow,
     /// Exit code of its script.
     pub code: Option<u8>,
 }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::image::oci::{Descriptor, refused, sha256};
-use crate::plan::ids::StepKey;
+use crate::plan::ids::{StepKey, VolumeName};
 use crate::plan::pins::Pins;
 use crate::rocm::therock::Prints;
 use crate::store::history::History;
@@ -58,7 +58,7 @@ pub(super) struct SharedStep {
     /// Index of the layer with its changes.
     pub(super) layer: usize,
     /// The build volumes after it.
-    pub(super) volumes: BTreeMap<String, SharedVolume>,
+    pub(super) volumes: BTreeMap<VolumeName, SharedVolume>,
     /// How they began, as in a layer of the store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) history: Option<History>,
@@ -353,8 +353,8 @@ impl Manifest {
             let diff_id = sha256(diff_id)
                 .ok_or_else(|| refused("a layer is not identified by a SHA-256".into()))?;
             blobs.push(Blob {
-                diff_id: diff_id.to_owned(),
-                sha256: layer.sha256()?.to_owned(),
+                diff_id: diff_id.parse()?,
+                sha256: layer.sha256()?.parse()?,
                 size: layer.size,
                 unpacked: layer
                     .annotation(UNPACKED)
@@ -387,7 +387,7 @@ impl Document {
         let hexadecimal =
             |text: &str| sha256(&format!("sha256:{text}")).is_some_and(|digits| digits == text);
         let image = &self.snapshot.image;
-        if self.blobs.is_empty() || !hexadecimal(&image.recipe) || !hexadecimal(&image.digest) {
+        if self.blobs.is_empty() || !hexadecimal(&image.digest) {
             return Err(refused("it does not name its base image".into()));
         }
         if image.key != image.computed_key()? {
@@ -408,10 +408,15 @@ impl Document {
             {
                 return Err(refused("a step names a missing layer".into()));
             }
-            if !hexadecimal(&step.key) || !keys.insert(&step.key) {
+            if !keys.insert(&step.key) {
                 return Err(refused("its steps have no keys of their own".into()));
             }
-            for name in step.volumes.keys().chain([&step.name]) {
+            for name in step
+                .volumes
+                .keys()
+                .map(VolumeName::as_str)
+                .chain([step.name.as_str()])
+            {
                 crate::store::check_name(name)
                     .map_err(|error| refused("it contains an invalid name".into()).source(error))?;
             }

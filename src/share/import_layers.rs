@@ -18,7 +18,7 @@ use crate::engine::BuildUser;
 use crate::engine::docker::Service;
 use crate::image::BuildProgress;
 use crate::image::fetch::{self, Meter, POLL};
-use crate::plan::ids::TreeId;
+use crate::plan::ids::{TreeId, VolumeName};
 use crate::share::downloaded::{Downloaded, On, cannot_unpack};
 use crate::share::service_image::{self, Arrived};
 use crate::store::images::{Image, Means};
@@ -65,7 +65,7 @@ fn all(
         supply.forget(arrival, &document.blobs[*index])?;
     }
     Ok(Pulled {
-        image: document.snapshot.image.key.clone(),
+        image: document.snapshot.image.key.to_string(),
         image_pulled: pull.needs_image,
         steps: document.snapshot.steps[pull.first..]
             .iter()
@@ -431,7 +431,7 @@ impl<'a> Pull<'a> {
         place: &Path,
         below: Option<&Path>,
         downloaded: &mut Downloaded<'_>,
-    ) -> Result<BTreeMap<String, VolumeState>> {
+    ) -> Result<BTreeMap<VolumeName, VolumeState>> {
         let steps = &self.document.snapshot.steps;
         let (method, mut made) = (self.store.method(), BTreeMap::new());
         for (name, volume) in &steps[at].volumes {
@@ -487,7 +487,7 @@ impl<'a> Pull<'a> {
     }
 
     /// Describes a layer without an id yet; all but the lowest one are based on another such layer.
-    fn describe(&self, at: usize, volumes: BTreeMap<String, VolumeState>) -> Layer {
+    fn describe(&self, at: usize, volumes: BTreeMap<VolumeName, VolumeState>) -> Layer {
         let step = &self.document.snapshot.steps[at];
         Layer {
             // Its own id where another layer has this one.

@@ -55,7 +55,7 @@ impl Supply<'_> {
         match self {
             Self::Registry(_, blobs) => {
                 // The names of complete and partial downloads.
-                let names = [blob.sha256.clone(), format!(".{}.partial", blob.sha256)];
+                let names = [blob.sha256.to_string(), format!(".{}.partial", blob.sha256)];
                 let found = names.map(|name| fs_err::metadata(blobs.join("sha256").join(name)));
                 let sizes = found.iter().flatten().map(std::fs::Metadata::len);
                 blob.size.saturating_sub(sizes.max().unwrap_or_default())

@@ -22,6 +22,7 @@ use super::{Repository, Shareable, recipe_tag, watched};
 use crate::image::fetch::{Meter, long_patience};
 use crate::image::oci::Operation;
 use crate::image::oci::changes::LayerContent;
+use crate::plan::ids::VolumeName;
 use crate::share::service_image;
 use crate::store::images::Means;
 use crate::store::layer::VolumeState;
@@ -290,7 +291,11 @@ impl Pushing<'_> {
     }
 
     /// Returns the changes of a layer's frozen build volumes, by name.
-    fn frozen_volumes(&self, layer: &Layer, below: Option<&Layer>) -> Vec<(String, LayerContent)> {
+    fn frozen_volumes(
+        &self,
+        layer: &Layer,
+        below: Option<&Layer>,
+    ) -> Vec<(VolumeName, LayerContent)> {
         let mut all = Vec::new();
         for (name, state) in &layer.volumes {
             let volume = |layer: &Layer| {

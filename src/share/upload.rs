@@ -95,7 +95,7 @@ pub(super) async fn transfer(
     let digest = async || {
         let outcome = outcome().await?;
         let blob = outcome.as_ref().map(|sent| &sent.blob);
-        let digest = blob.map(|blob| (blob.sha256.clone(), blob.size));
+        let digest = blob.map(|blob| (blob.sha256.to_string(), blob.size));
         sent = outcome;
         Ok(digest)
     };
@@ -213,8 +213,8 @@ fn through(chunks: Chunks, fill: impl FnOnce(Archive) -> Result<(Archive, u64)>)
     chunks.flush()?;
     Ok(Sent {
         blob: Blob {
-            diff_id,
-            sha256,
+            diff_id: diff_id.parse()?,
+            sha256: sha256.parse()?,
             size,
             unpacked: Some(unpacked),
         },

@@ -16,8 +16,7 @@ use super::snapshot::push_snapshot;
 use super::{Lock, Store, check_name, no_env, removal};
 use crate::engine::hold::ContainerRecord;
 use crate::engine::{BuildUser, Root, session};
-use crate::plan::checked;
-use crate::plan::ids::{LayerId, StepKey, TreeId};
+use crate::plan::ids::{EnvName, LayerId, StepKey, TreeId, VolumeId};
 use crate::plan::record::Record;
 use crate::plan::resolve::Spec;
 use crate::sys::atomic::{self, random_id};
@@ -28,7 +27,7 @@ use crate::tree;
 #[derive(Debug)]
 pub struct LockedEnv<'a> {
     pub(super) store: &'a Store,
-    name: String,
+    name: EnvName,
     pub(super) directory: PathBuf,
     lock: Lock,
     pub(super) record: Option<Record>,
@@ -80,39 +79,34 @@ impl Store {
             }
             other => other?,
         };
-        let damaged = |why: String| {
+        toml::from_str(&text).map_err(|error| {
             Error::unexpected(format!("`{}` is damaged", path.display()))
-                .source(why)
+                .source(error)
                 .help("rockenv fsck")
-        };
-        let spec: Spec = toml::from_str(&text).map_err(|error| damaged(error.to_string()))?;
-        let mut names = spec.volumes.iter().map(|volume| &volume.name);
-        match names.all(|name| checked::is_name(name)) && checked::is_name(&spec.name) {
-            true => Ok(spec),
-            false => Err(damaged(checked::LEADS_OUT.to_owned())),
-        }
+        })
     }
 
     /// Locks an env for `verb`, finishing or undoing the work of a killed command.
     pub fn lock_env(&self, name: &str, verb: &str, wait: Duration) -> Result<LockedEnv<'_>> {
-        check_name(name)?;
-        let directory = self.env_dir(name);
+        let name = check_name(name)?;
+        let directory = self.env_dir(&name);
         fs::create_dir_all(&directory)?;
-        let lock = lock_alone(&directory, name, verb, wait)?;
+        let lock = lock_alone(&directory, &name, verb, wait)?;
         self.with_lock(name, lock)
     }
 
-    fn with_lock(&self, name: &str, lock: Lock) -> Result<LockedEnv<'_>> {
+    fn with_lock(&self, name: EnvName, lock: Lock) -> Result<LockedEnv<'_>> {
+        let shown = env_named(&name);
         let mut env = LockedEnv {
             store: self,
-            name: name.to_owned(),
-            directory: self.env_dir(name),
+            directory: self.env_dir(&name),
+            record: self.record(&name)?,
+            name,
             lock,
-            record: self.record(name)?,
             reaped: None,
         };
         env.recover()
-            .context(|| format!("cannot clean up after the last command on env `{name}`"))?;
+            .context(|| format!("cannot clean up after the last command on {shown}"))?;
         Ok(env)
     }
 
@@ -121,7 +115,7 @@ impl Store {
         self.known(name)?;
         let path = super::lock::env_lock(&self.env_dir(name));
         let lock = Lock::exclusive(&path, &env_named(name), verb, Duration::ZERO)?;
-        let env = self.with_lock(name, lock)?;
+        let env = self.with_lock(check_name(name)?, lock)?;
         env.known_record()?;
         Ok(env)
     }
@@ -137,7 +131,7 @@ impl Store {
 }
 
 impl LockedEnv<'_> {
-    pub fn name(&self) -> &str {
+    pub fn name(&self) -> &EnvName {
         &self.name
     }
 
@@ -257,7 +251,7 @@ impl LockedEnv<'_> {
                 JournalEntry::Forget { layers } => self.store.remove_unused_layers(&layers)?,
                 // A failed move must not block the env: without its stamps ninja builds the project anew.
                 JournalEntry::Expunge { volume, project } => {
-                    drop(self.store.take_project(&volume, &project));
+                    drop(self.store.take_project(&volume, project.as_ref()));
                 }
                 JournalEntry::Freeze { tree, snapshot } => {
                     let published = self
@@ -379,7 +373,7 @@ impl LockedEnv<'_> {
             let directory = self.store.volume_dir(&id);
             tree::create_tree(self.store.method(), &directory)?;
             nix::unistd::chown(&directory, Some(user.uid.into()), Some(user.gid.into()))?;
-            made.insert(name, id);
+            made.insert(name.try_into()?, id);
         }
         self.update(|record| {
             if record.head.volumes.is_empty() {
@@ -389,12 +383,9 @@ impl LockedEnv<'_> {
         })
     }
 
-    pub(super) fn new_volume_id(&self, name: &str) -> Result<String> {
-        Ok(format!(
-            "{}-{name}-{}",
-            self.known_record()?.id,
-            random_id()?
-        ))
+    pub(super) fn new_volume_id(&self, name: &str) -> Result<VolumeId> {
+        let id = format!("{}-{name}-{}", self.known_record()?.id, random_id()?);
+        Ok(id.try_into()?)
     }
 }
 
@@ -412,7 +403,7 @@ fn remove(file: &Path) -> Result<()> {
 
 /// Includes the volumes: an attempt on volumes that were replaced since says nothing about the current ones.
 fn attempt_line(key: &StepKey, record: &Record) -> String {
-    let volumes: Vec<&str> = record.head.volumes.values().map(String::as_str).collect();
+    let volumes: Vec<&str> = record.head.volumes.values().map(VolumeId::as_str).collect();
     format!("{key} {}", volumes.join(" "))
 }
 

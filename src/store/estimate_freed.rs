@@ -16,7 +16,7 @@ use super::layer::VolumeState;
 use crate::engine::docker::Service;
 use crate::plan::gc::roots::Roots;
 use crate::plan::gc::{Frozen, Inventory};
-use crate::plan::ids::{LayerId, TreeId};
+use crate::plan::ids::{ImageKey, LayerId, TreeId};
 use crate::store::inventory::{Look, allocated};
 use crate::sys::error::{Result, ResultExt as _};
 use crate::tree::measure::{MeasureOptions, Root};
@@ -219,7 +219,7 @@ impl Store {
 
 /// A removable thing whose blocks others may share.
 enum Thing {
-    Image(String),
+    Image(ImageKey),
     Layer(LayerId),
     /// The env and its tree.
     Failed(String, TreeId),

@@ -9,7 +9,7 @@ use super::check::names;
 use super::{Lock, LockedEnv, Store};
 use crate::plan::gc::GcTarget;
 use crate::plan::gc::roots::tops;
-use crate::plan::ids::LayerId;
+use crate::plan::ids::{ImageKey, LayerId};
 use crate::plan::record::Origin;
 use crate::sys::atomic;
 use crate::sys::error::{Error, Kind, Result};
@@ -106,19 +106,21 @@ impl Store {
         }
     }
 
-    fn remove_image(&self, key: &str) -> Result<Swept> {
+    fn remove_image(&self, key: &ImageKey) -> Result<Swept> {
         let _lock = self.lock("gc")?;
         if let Some(unreadable) = self.unreadable()?.first() {
             return Ok(Swept::Stays(format!("{} may need it", unreadable.object)));
         }
-        let mut used = self.leases()?.values().any(|lease| lease.image == key);
+        let mut used = self.leases()?.values().any(|lease| lease.image == *key);
         for name in self.envs()? {
             used |= self
                 .record(&name)?
-                .is_some_and(|record| record.image_key == key);
+                .is_some_and(|record| record.image_key == *key);
         }
         for id in self.layer_ids()? {
-            used |= self.layer(&id)?.is_some_and(|layer| layer.image_key == key);
+            used |= self
+                .layer(&id)?
+                .is_some_and(|layer| layer.image_key == *key);
         }
         if used {
             return Ok(Swept::Stays("a layer or env now depends on it".to_owned()));
@@ -131,7 +133,7 @@ impl Store {
                 true => atomic::read_json(&path)?,
                 false => None,
             };
-            if reference.is_some_and(|reference| reference["key"] == key) {
+            if reference.is_some_and(|reference| reference["key"] == key.as_str()) {
                 fs::remove_file(path)?;
             }
         }

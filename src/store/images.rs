@@ -17,8 +17,8 @@ use sha2::{Digest as _, Sha256};
 use super::check::names;
 use super::{Lock, Store};
 use crate::image::recipe::Pin;
-use crate::image::{self, BuildContext, BuildProgress, Built, Logins, Recipe};
-use crate::plan::checked;
+use crate::image::{self, BuildContext, BuildProgress, Built, Logins, Package, Recipe};
+use crate::plan::ids::ImageKey;
 pub use crate::plan::image::Image;
 use crate::sys::atomic::{self, random_id};
 use crate::sys::error::{Error, Result, ResultExt as _};
@@ -31,8 +31,7 @@ const SWEEP_WAIT: Duration = Duration::from_secs(60);
 /// The current image of a recipe.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Reference {
-    #[serde(deserialize_with = "checked::names")]
-    key: String,
+    key: ImageKey,
 }
 
 /// Everything from outside the store that building needs.
@@ -69,45 +68,61 @@ impl std::fmt::Debug for Means<'_> {
 
 impl Image {
     /// Returns the key for its content.
-    pub fn computed_key(&self) -> Result<String> {
-        let failed = |error| Error::unexpected("cannot encode an image").source(error);
-        let packages = serde_json::to_vec(&self.packages).map_err(failed)?;
-        // Images without variables keep the keys of versions that had none.
-        let env = self.env.as_ref().filter(|env| !env.is_empty());
-        let env = env.map(serde_json::to_vec).transpose().map_err(failed)?;
-        let mut hash = Sha256::new();
-        let parts = [
-            b"rockenv-image-1".as_slice(),
-            self.recipe.as_bytes(),
-            &packages,
-            self.digest.as_bytes(),
-        ];
-        for part in parts
-            .into_iter()
-            .chain(self.resolved.as_deref().map(str::as_bytes))
-            .chain(env.iter().flat_map(|env| [b"env".as_slice(), env]))
-        {
-            hash.update(u64::try_from(part.len()).unwrap_or(u64::MAX).to_le_bytes());
-            hash.update(part);
-        }
-        Ok(hex::encode(hash.finalize()))
+    pub fn computed_key(&self) -> Result<ImageKey> {
+        key_of(
+            &self.recipe,
+            &self.packages,
+            &self.digest,
+            self.resolved.as_deref(),
+            self.env.as_ref(),
+        )
     }
 }
 
+fn key_of(
+    recipe: &str,
+    packages: &[Package],
+    digest: &str,
+    resolved: Option<&str>,
+    env: Option<&BTreeMap<String, String>>,
+) -> Result<ImageKey> {
+    let failed = |error| Error::unexpected("cannot encode an image").source(error);
+    let packages = serde_json::to_vec(packages).map_err(failed)?;
+    // Images without variables keep the keys of versions that had none.
+    let env = env.filter(|env| !env.is_empty());
+    let env = env.map(serde_json::to_vec).transpose().map_err(failed)?;
+    let mut hash = Sha256::new();
+    let parts = [
+        b"rockenv-image-1".as_slice(),
+        recipe.as_bytes(),
+        &packages,
+        digest.as_bytes(),
+    ];
+    for part in parts
+        .into_iter()
+        .chain(resolved.map(str::as_bytes))
+        .chain(env.iter().flat_map(|env| [b"env".as_slice(), env]))
+    {
+        hash.update(u64::try_from(part.len()).unwrap_or(u64::MAX).to_le_bytes());
+        hash.update(part);
+    }
+    Ok(hex::encode(hash.finalize()).try_into()?)
+}
+
 impl Store {
-    pub(super) fn image_dir(&self, key: &str) -> PathBuf {
+    pub(super) fn image_dir(&self, key: &ImageKey) -> PathBuf {
         self.root.join("images").join(key)
     }
 
-    pub fn image_root(&self, key: &str) -> PathBuf {
+    pub fn image_root(&self, key: &ImageKey) -> PathBuf {
         self.image_dir(key).join("root")
     }
 
     /// Reads an image by key.
-    pub fn image(&self, key: &str) -> Result<Option<Image>> {
+    pub fn image(&self, key: &ImageKey) -> Result<Option<Image>> {
         let path = self.image_dir(key).join("image.json");
         match atomic::read_json::<Image>(&path)? {
-            Some(image) if image.key != key => Err(Error::unexpected(format!(
+            Some(image) if image.key != *key => Err(Error::unexpected(format!(
                 "`{}` belongs to another image",
                 path.display()
             ))
@@ -143,7 +158,7 @@ impl Store {
     pub fn images(&self) -> Result<Vec<Image>> {
         let mut images: Vec<Image> = Vec::new();
         for key in names(&self.root.join("images"))? {
-            images.extend(self.image(&key).ok().flatten());
+            images.extend(key.parse().ok().and_then(|key| self.image(&key).ok()?));
         }
         images.sort_by_key(|image| std::cmp::Reverse(image.built));
         Ok(images)
@@ -228,7 +243,7 @@ impl Store {
         &self,
         name: &str,
         recipe: &Recipe,
-        wanted: &str,
+        wanted: &ImageKey,
         source_date: i64,
         means: &mut Means<'_>,
     ) -> Result<Image> {
@@ -247,7 +262,7 @@ impl Store {
             .build_image(&work, recipe, Some(source_date), means)
             .context(|| format!("cannot build image `{name}`"))?;
         let mut image = describe(name, &digest, built)?;
-        if image.key != wanted {
+        if image.key != *wanted {
             self.discard(&work)?;
             return Ok(image);
         }
@@ -346,10 +361,16 @@ impl Store {
 }
 
 fn describe(name: &str, recipe: &str, built: Built) -> Result<Image> {
-    let mut image = Image {
-        key: String::new(),
+    Ok(Image {
+        key: key_of(
+            recipe,
+            &built.packages,
+            &built.digest,
+            built.resolved.as_deref(),
+            built.env.as_ref(),
+        )?,
         name: name.to_owned(),
-        recipe: recipe.to_owned(),
+        recipe: recipe.parse()?,
         resolved: built.resolved,
         env: built.env,
         digest: built.digest,
@@ -361,7 +382,5 @@ fn describe(name: &str, recipe: &str, built: Built) -> Result<Image> {
         packages: built.packages,
         bytes: built.bytes,
         took_ms: None,
-    };
-    image.key = image.computed_key()?;
-    Ok(image)
+    })
 }

@@ -123,13 +123,15 @@ impl Store {
         references: &BTreeMap<String, Read<String>>,
     ) {
         for (key, item) in images {
-            if let Read::Fine(image) = item.image {
+            if let Read::Fine(image) = item.image
+                && image.key == *key
+            {
                 let base = Base {
                     name: image.name.clone(),
                     built: image.built,
                     used: self.last_use_of_image(&image),
                     current: references.values().any(|reference| match reference {
-                        Read::Fine(known) => *known == key,
+                        Read::Fine(known) => *known == *image.key,
                         // It may name the image.
                         Read::Damaged(_) | Read::Foreign(_) => true,
                         Read::Absent => false,
@@ -137,7 +139,7 @@ impl Store {
                     bytes: image.bytes,
                     took_ms: image.took_ms,
                 };
-                inventory.images.insert(key, base);
+                inventory.images.insert(image.key, base);
             }
         }
     }
@@ -146,7 +148,7 @@ impl Store {
         for volume in volumes {
             let id = volume.split('-').next().unwrap_or_default();
             if !inventory.envs.values().any(|env| *env.record.id == *id) {
-                let path = self.volume_dir(volume);
+                let path = self.root().join("volumes").join(volume);
                 let bytes = size::bytes(allocated(&path));
                 let path = path.display();
                 inventory.notes.push(format!(

@@ -9,8 +9,7 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
-use crate::plan::checked;
-use crate::plan::ids::{EnvId, LayerId, TreeId};
+use crate::plan::ids::{EnvId, LayerId, PathBelow, TreeId, VolumeId};
 use crate::plan::record::Snapshot;
 use crate::sys::error::{Error, Result};
 
@@ -33,11 +32,9 @@ pub(crate) enum JournalEntry {
     },
     /// A sub-project of TheRock is about to be discarded.
     Expunge {
-        #[serde(deserialize_with = "checked::names")]
-        volume: String,
+        volume: VolumeId,
         /// The sub-project's directory there.
-        #[serde(deserialize_with = "checked::path_below")]
-        project: PathBuf,
+        project: PathBelow,
     },
     /// The record is about to forget snapshots.
     Forget {

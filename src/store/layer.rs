@@ -13,20 +13,12 @@ use fs_err as fs;
 use super::Store;
 use super::check::names;
 use crate::engine::Root;
-use crate::plan::checked;
-use crate::plan::ids::{EnvId, LayerId, TreeId};
+use crate::plan::ids::{EnvId, ImageKey, LayerId, TreeId};
 pub(crate) use crate::plan::layer::{Cost, Layer, VolumeState};
 use crate::sys::atomic::{self, random_id};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::tree::merged::MergedDir;
 use crate::tree::{self, Method};
-
-impl checked::Names for VolumeState {
-    /// Its volume is looked up, and never part of a path.
-    fn all(&self, _: fn(&str) -> bool) -> bool {
-        true
-    }
-}
 
 impl Store {
     pub fn layer_dir(&self, id: &LayerId) -> PathBuf {
@@ -126,7 +118,11 @@ impl Store {
     }
 
     /// Returns the root of a layer's tree, or of the image's without one; empty if a service has it.
-    pub(crate) fn look_into(&self, layer: Option<&LayerId>, image_key: &str) -> Result<MergedDir> {
+    pub(crate) fn look_into(
+        &self,
+        layer: Option<&LayerId>,
+        image_key: &ImageKey,
+    ) -> Result<MergedDir> {
         let mut roots = Vec::new();
         let mut next = layer.cloned();
         while let Some(id) = next {
@@ -161,7 +157,11 @@ impl Store {
     }
 
     /// Returns the key of the lowest image: the layer's own, which may be older than the env's.
-    pub(super) fn image_below(&self, layer: Option<&LayerId>, image_key: &str) -> Result<String> {
+    pub(super) fn image_below(
+        &self,
+        layer: Option<&LayerId>,
+        image_key: &ImageKey,
+    ) -> Result<ImageKey> {
         match layer {
             None => Ok(image_key.to_owned()),
             Some(id) => Ok(self.layer(id)?.ok_or_else(|| missing(id))?.image_key),
@@ -172,7 +172,7 @@ impl Store {
     /// those of the image `image_key`.
     ///
     /// A chain near the kernel's limit is first merged, by hard links, into `flat` of its top.
-    pub fn lowers(&self, layer: Option<&LayerId>, image_key: &str) -> Result<Vec<PathBuf>> {
+    pub fn lowers(&self, layer: Option<&LayerId>, image_key: &ImageKey) -> Result<Vec<PathBuf>> {
         let mut lowers = Vec::new();
         let mut next = layer.cloned();
         while let Some(id) = next {
@@ -217,7 +217,7 @@ impl Store {
         &self,
         env: &Path,
         layer: Option<&LayerId>,
-        image_key: &str,
+        image_key: &ImageKey,
     ) -> Result<TreeId> {
         let id: TreeId = random_id()?.try_into()?;
         let directory = env.join("trees").join(&id);
@@ -254,7 +254,7 @@ impl Store {
         env: &Path,
         tree: &TreeId,
         layer: Option<&LayerId>,
-        image_key: &str,
+        image_key: &ImageKey,
     ) -> Result<Root> {
         let directory = env.join("trees").join(tree);
         match self.method() {

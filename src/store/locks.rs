@@ -173,7 +173,7 @@ fn names(lock: &Lockfile) -> Vec<String> {
     let fetched = lock.fetched.values().map(|file| file.sha256.clone());
     let files = lock.files.values().flat_map(BTreeMap::values);
     let files = files.filter(|file| file.url().is_some());
-    [lock.image.key.clone()]
+    [lock.image.key.to_string()]
         .into_iter()
         .chain(steps)
         .chain(fetched)

@@ -68,6 +68,7 @@ pub use env::LockedEnv;
 pub(crate) use layer::Layer;
 pub use lock::Lock;
 
+use crate::plan::ids::{EnvName, VolumeId};
 use crate::plan::jobs::Past;
 use crate::sys::atomic::random_id;
 use crate::sys::error::{Error, Kind, Result};
@@ -285,12 +286,12 @@ impl Store {
         self.root.join("envs").join(name)
     }
 
-    pub fn volume_dir(&self, id: &str) -> PathBuf {
+    pub fn volume_dir(&self, id: &VolumeId) -> PathBuf {
         self.root.join("volumes").join(id)
     }
 
     /// Returns whether a live build volume is empty.
-    pub fn is_volume_empty(&self, id: &str) -> bool {
+    pub fn is_volume_empty(&self, id: &VolumeId) -> bool {
         fs::read_dir(self.volume_dir(id)).is_ok_and(|mut entries| entries.next().is_none())
     }
 
@@ -365,22 +366,12 @@ impl Store {
 }
 
 /// Refuses a name that could leave its directory or confuse an engine.
-pub(crate) fn check_name(name: &str) -> Result<()> {
-    let fine = |byte: u8| {
-        byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'.' | b'_' | b'-')
-    };
-    let first = name
-        .bytes()
-        .next()
-        .is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
-    if first && name.len() <= 64 && name.bytes().all(fine) && !name.contains("..") {
-        return Ok(());
-    }
-    Err(Error::new(
-        crate::sys::error::Kind::Usage,
-        format!("`{}` is not a valid name", name.escape_debug()),
-    )
-    .help("use up to 64 of a-z 0-9 . _ -, beginning with a letter or digit"))
+pub(crate) fn check_name(name: &str) -> Result<EnvName> {
+    name.parse().map_err(|_| {
+        let message = format!("`{}` is not a valid name", name.escape_debug());
+        Error::new(Kind::Usage, message)
+            .help("use up to 64 of a-z 0-9 . _ -, beginning with a letter or digit")
+    })
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use super::check::names;
 use super::journal;
 use super::{LockedEnv, Store};
 use crate::plan::gc::{Inventory, Project};
+use crate::plan::ids::{PathBelow, VolumeId};
 use crate::plan::ninja_log;
 use crate::rocm::therock::tree::{EXPUNGED, archived, is_top};
 use crate::store::gc_apply::Swept;
@@ -69,7 +70,7 @@ impl Store {
                         commands.map(|all| all.iter().map(|command| command.took_ms).sum());
                     let bytes = build_tree_bytes(&top.join(&project));
                     if let Some(path) = project.to_str() {
-                        let place = (name.clone(), volume.clone(), path.to_owned());
+                        let place = (name.clone(), volume.to_string(), path.to_owned());
                         projects.insert(place, Project { bytes, took_ms });
                     }
                 }
@@ -82,7 +83,7 @@ impl Store {
 
 impl Store {
     /// Moves the files that `+expunge` removes of a sub-project to the trash.
-    pub(super) fn take_project(&self, volume: &str, project: &Path) -> Result<()> {
+    pub(super) fn take_project(&self, volume: &VolumeId, project: &Path) -> Result<()> {
         let top = self.volume_dir(volume);
         for part in EXPUNGED {
             let place = self.root().join("trash").join(random_id()?);
@@ -116,17 +117,17 @@ impl LockedEnv<'_> {
             return Ok(Swept::Gone);
         };
         let top = self.store.volume_dir(id);
-        let project = Path::new(project);
-        if !archived_in(&top)?.contains(project) {
+        let project: PathBelow = project.parse()?;
+        if !archived_in(&top)?.contains::<Path>(project.as_ref()) {
             return Ok(Swept::Stays("no artifact contains it any more".to_owned()));
         }
         // The stamp is the only sign that the rest must go too.
         let entry = journal::JournalEntry::Expunge {
             volume: id.clone(),
-            project: project.to_owned(),
+            project: project.clone(),
         };
         journal::begin(&self.directory, &entry)?;
-        let taken = self.store.take_project(id, project);
+        let taken = self.store.take_project(id, project.as_ref());
         journal::clear(&self.directory)?;
         taken.map(|()| Swept::Gone)
     }

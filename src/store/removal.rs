@@ -14,7 +14,7 @@ use super::check::names;
 use super::journal::{self, JournalEntry};
 use super::snapshot::no_snapshot;
 use super::{LockedEnv, Record, Store, ephemeral};
-use crate::plan::ids::{EnvId, LayerId};
+use crate::plan::ids::{EnvId, LayerId, VolumeId};
 use crate::plan::record::Snapshot;
 use crate::sys::atomic;
 use crate::sys::error::{Kind, Result};
@@ -172,14 +172,15 @@ impl LockedEnv<'_> {
     }
 
     /// Discards this env's live volumes that are not in `keep`.
-    pub(super) fn discard_volumes(&self, id: &EnvId, keep: &BTreeSet<String>) -> Result<()> {
+    pub(super) fn discard_volumes(&self, id: &EnvId, keep: &BTreeSet<VolumeId>) -> Result<()> {
         for name in names(&self.store.root.join("volumes"))? {
             if name
                 .strip_prefix(id.as_str())
                 .is_some_and(|rest| rest.starts_with('-'))
-                && !keep.contains(&name)
+                && !keep.contains(name.as_str())
             {
-                self.store.discard(&self.store.volume_dir(&name))?;
+                self.store
+                    .discard(&self.store.root.join("volumes").join(&name))?;
             }
         }
         Ok(())

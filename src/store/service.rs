@@ -12,7 +12,7 @@ use fs_err as fs;
 use super::snapshot::Freeze;
 use super::{LockedEnv, Store};
 use crate::engine::docker::{ContainerTree, EngineImage, Object, ObjectFilter, Service};
-use crate::plan::ids::{LayerId, StepKey, TreeId};
+use crate::plan::ids::{ImageKey, LayerId, StepKey, TreeId};
 pub(crate) use crate::plan::layer::SnapshotImage;
 use crate::sys::atomic;
 use crate::sys::error::{Error, Result};
@@ -26,7 +26,7 @@ const DEPTH: usize = 2;
 
 impl Store {
     /// Returns the name of a store's image at a service.
-    fn imported(key: &str) -> String {
+    fn imported(key: &ImageKey) -> String {
         format!("rockenv/image-{}", &key[..key.len().min(32)])
     }
 
@@ -34,7 +34,7 @@ impl Store {
     pub fn import_image(
         &self,
         service: &Service,
-        key: &str,
+        key: &ImageKey,
         say: &mut dyn FnMut(&str),
     ) -> Result<()> {
         let directory = self.root().join("images").join(key);
@@ -67,7 +67,7 @@ impl Store {
     }
 
     /// Returns the id of a store's image at a service, if it was copied there.
-    pub fn imported_id(&self, socket: &Path, key: &str) -> Result<Option<String>> {
+    pub fn imported_id(&self, socket: &Path, key: &ImageKey) -> Result<Option<String>> {
         let objects = read_objects(&self.root().join("images").join(key))?;
         let found = objects.into_iter().find(|object| {
             object.socket == socket && matches!(object.what, ObjectFilter::Image(_))

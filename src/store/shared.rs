@@ -13,8 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::images::{Image, Means};
 use super::layer::Layer;
 use super::{Lock, Store, random_id};
-use crate::plan::checked;
-use crate::plan::ids::LayerId;
+use crate::plan::ids::{ImageKey, LayerId, Sha256Hex, VolumeName};
 use crate::sys::atomic;
 use crate::sys::error::{Error, Result};
 
@@ -26,11 +25,9 @@ pub(super) const ARRIVING: &str = "tmp-pull-";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Blob {
     /// SHA-256 of the archive.
-    #[serde(deserialize_with = "checked::names")]
-    pub diff_id: String,
+    pub diff_id: Sha256Hex,
     /// SHA-256 of the compressed archive.
-    #[serde(deserialize_with = "checked::names")]
-    pub sha256: String,
+    pub sha256: Sha256Hex,
     /// Size of the compressed archive.
     pub size: u64,
     /// Size of the archive, if its maker declared it.
@@ -46,7 +43,7 @@ pub struct Shared {
     /// The tree, or its difference from the parent's.
     pub tree: Option<Blob>,
     /// The same for frozen build volumes.
-    pub volumes: BTreeMap<String, Blob>,
+    pub volumes: BTreeMap<VolumeName, Blob>,
     /// The step's results in output volumes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub results: Option<Blob>,
@@ -68,7 +65,7 @@ impl Store {
     }
 
     /// Returns the description of an image.
-    pub fn shared_image(&self, key: &str) -> Result<Option<Shared>> {
+    pub fn shared_image(&self, key: &ImageKey) -> Result<Option<Shared>> {
         atomic::read_json(&self.image_dir(key).join(FILE))
     }
 
@@ -78,7 +75,7 @@ impl Store {
     }
 
     /// Remembers the description of an image.
-    pub fn remember_image(&self, key: &str, shared: &Shared) -> Result<()> {
+    pub fn remember_image(&self, key: &ImageKey, shared: &Shared) -> Result<()> {
         atomic::write_json(&self.image_dir(key).join(FILE), shared)
     }
 
@@ -164,7 +161,7 @@ impl Arrival<'_> {
     }
 
     /// Removes a download that is no longer needed.
-    pub fn drop_blob(&self, sha256: &str) -> Result<()> {
+    pub fn drop_blob(&self, sha256: &Sha256Hex) -> Result<()> {
         match fs::remove_file(self.store.root.join("blobs/sha256").join(sha256)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
             _ => Ok(()),

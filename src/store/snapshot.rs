@@ -10,7 +10,7 @@ use super::history::{History, VolumesFrom};
 use super::journal::{self, JournalEntry};
 use super::layer::{Layer, VolumeState, boot_id};
 use super::{LockedEnv, check_name};
-use crate::plan::ids::{LayerId, StepKey, TreeId};
+use crate::plan::ids::{LayerId, StepKey, TreeId, VolumeId, VolumeName};
 use crate::plan::pins::Pins;
 use crate::plan::record::{Head, Origin, Record, Snapshot};
 use crate::rocm::therock::Prints;
@@ -143,7 +143,7 @@ impl LockedEnv<'_> {
         Ok(id)
     }
 
-    fn freeze_volume(&self, tree: &Path, name: &str, id: &str) -> Result<VolumeState> {
+    fn freeze_volume(&self, tree: &Path, name: &str, id: &VolumeId) -> Result<VolumeState> {
         let live = self.store.volume_dir(id);
         if self.store.freezes_volumes() {
             fs::create_dir_all(tree.join("volumes"))?;
@@ -153,7 +153,7 @@ impl LockedEnv<'_> {
         Ok(if self.store.is_volume_empty(id) {
             VolumeState::Empty
         } else {
-            VolumeState::Live(id.to_owned())
+            VolumeState::Live(Some(id.clone()))
         })
     }
 
@@ -179,7 +179,7 @@ impl LockedEnv<'_> {
             if self.store.freezes_volumes() {
                 record.head.by_hand = None;
             }
-            let frozen = |name: &String| found.volumes.get(name) == Some(&VolumeState::Frozen);
+            let frozen = |name: &VolumeName| found.volumes.get(name) == Some(&VolumeState::Frozen);
             if record.head.volumes.keys().all(frozen) {
                 record.head.volumes_from = Some(VolumesFrom {
                     layer: Some(found.id.clone()),
@@ -216,7 +216,11 @@ impl LockedEnv<'_> {
         self.collect_garbage()
     }
 
-    fn restored_volumes(&self, old: &Head, layer: &Layer) -> Result<BTreeMap<String, String>> {
+    fn restored_volumes(
+        &self,
+        old: &Head,
+        layer: &Layer,
+    ) -> Result<BTreeMap<VolumeName, VolumeId>> {
         // Stores that cannot freeze volumes keep them, unless the layer came from a store that can.
         let mut volumes = match self.store.freezes_volumes() {
             true => BTreeMap::new(),

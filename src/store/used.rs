@@ -9,6 +9,7 @@ use jiff::Timestamp;
 
 use super::images::Image;
 use super::{LockedEnv, Record, Store};
+use crate::plan::ids::ImageKey;
 
 const FILE: &str = "used";
 
@@ -43,7 +44,7 @@ impl Store {
         self.use_image(&record.image_key);
     }
 
-    pub fn use_image(&self, key: &str) {
+    pub fn use_image(&self, key: &ImageKey) {
         let directory = self.image_dir(key);
         if directory.exists() {
             touch(&directory);

@@ -12,7 +12,7 @@ use super::registry::wanted_image;
 use super::resolve::Gathered;
 use super::select::Selection;
 use crate::plan::lockfile;
-use crate::plan::resolve::{VolumeKind, VolumeSource};
+use crate::plan::resolve::{BaseImage, VolumeKind, VolumeSource};
 use crate::store::Store;
 use crate::store::images::Image;
 use crate::store::source;
@@ -21,7 +21,7 @@ use crate::sys::error::Result;
 /// What an env is based on: an image's key and variables, which may be known before the store has the image.
 #[derive(Debug)]
 pub(crate) struct Base {
-    pub(crate) key: String,
+    pub(crate) key: BaseImage,
     pub(crate) env: BTreeMap<String, String>,
     /// `None` until it is built or a registry delivers it.
     pub(crate) image: Option<Image>,
@@ -38,7 +38,7 @@ impl Base {
     /// An image that only a registry has.
     pub(crate) fn announced(image: Image) -> Self {
         Self {
-            key: image.key,
+            key: BaseImage::Known(image.key),
             env: image.env.unwrap_or_default(),
             image: None,
         }
@@ -47,7 +47,7 @@ impl Base {
     /// The lock file has everything about the image that the keys need.
     pub(crate) fn locked(selection: &Selection) -> Self {
         Self {
-            key: selection.inputs.image_key.clone(),
+            key: selection.inputs.image.clone(),
             env: selection.inputs.image_env.clone(),
             image: None,
         }
@@ -56,7 +56,7 @@ impl Base {
     /// Its key is not known, so the keys of steps are not those that `up` will have.
     pub(crate) fn unbuilt(selection: &Selection) -> Self {
         Self {
-            key: format!("unbuilt {}", selection.recipe.digest()),
+            key: BaseImage::Unbuilt(selection.recipe.digest()),
             env: BTreeMap::new(),
             image: None,
         }
@@ -90,7 +90,7 @@ pub(super) fn settle(run: &Run<'_>, gathered: &Gathered<'_>) -> Result<Option<Im
         source.pull(run.with.store, &wanted_image(selection), None)?;
     }
     match there(run.with.store, selection)? {
-        Some(image) if image.key == gathered.inputs.image_key => Ok(Some(image)),
+        Some(image) if Some(&image.key) == gathered.inputs.image.key() => Ok(Some(image)),
         // The registry did not deliver the announced image, and all keys are based on that.
         Some(_) => Ok(None),
         None => build(run, selection).map(|_| None),

@@ -7,7 +7,7 @@ use super::hooks;
 use super::select::machine_targets;
 use crate::engine::choose::{choose_to_plan, is_nspawn_installed};
 use crate::image::catalog;
-use crate::plan::resolve::{self, Engine, Inputs, Spec};
+use crate::plan::resolve::{self, BaseImage, Engine, Fingerprint, Inputs, Spec};
 use crate::profile::hook::{self, Hook};
 use crate::profile::{self, Action, Doubt, Problem, Profile, ProfileDraft, VolumeKind, copy_key};
 use crate::rocm::target::Target;
@@ -198,10 +198,12 @@ fn inputs(
         without_gpu: None,
         user: cx.config.user.clone(),
         host_home: cx.config.host_home.clone(),
-        image_key: unseen(),
+        image: BaseImage::Unbuilt(unseen()),
         image_env: BTreeMap::new(),
         file_digests: copied.map(|key| (key, unseen())).collect(),
-        fingerprints: sources.map(|name| (name.clone(), unseen())).collect(),
+        fingerprints: sources
+            .map(|name| (name.clone(), Fingerprint::Known(unseen())))
+            .collect(),
         prints: BTreeMap::new(),
         excluded: None,
         declared: Vec::new(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::Run;
 use super::resolve::Resolved;
 use crate::plan::gc::Lease;
-use crate::plan::ids::LayerId;
+use crate::plan::ids::{ImageKey, LayerId};
 use crate::plan::record::{self, Head, Record};
 use crate::plan::resolve::Spec;
 use crate::plan::{Observed, Plan};
@@ -78,7 +78,11 @@ pub(super) fn record(
     Ok(())
 }
 
-pub(crate) fn new_record(spec: &Spec, image_key: &str, service: Option<PathBuf>) -> Result<Record> {
+pub(crate) fn new_record(
+    spec: &Spec,
+    image_key: &ImageKey,
+    service: Option<PathBuf>,
+) -> Result<Record> {
     let now = jiff::Timestamp::now();
     Ok(Record {
         version: record::VERSION,

@@ -12,6 +12,7 @@ use crate::execute::container;
 use crate::image::BuildProgress;
 use crate::image::fetch;
 use crate::image::fetch::fetch_all::{FetchItem, fetch_all};
+use crate::plan::ids::ImageKey;
 use crate::plan::lockfile::{CacheFile, Fetched, Lockfile};
 use crate::plan::resolve::Spec;
 use crate::plan::{Action, Plan};
@@ -45,7 +46,7 @@ pub(crate) struct Fetching<'a> {
 
 impl Fetching<'_> {
     /// Prepares what an env's containers need: the image at its service, and Ninja.
-    pub(crate) fn equip(&self, env: &LockedEnv<'_>, spec: &Spec, image: &str) -> Result<()> {
+    pub(crate) fn equip(&self, env: &LockedEnv<'_>, spec: &Spec, image: &ImageKey) -> Result<()> {
         let mut note = |message: &str| self.task.reporter.note(message);
         if let Some(service) = env.service()? {
             self.store.import_image(&service, image, &mut note)?;

@@ -27,7 +27,7 @@ pub(super) fn execute<'a>(
     let Resolved { spec, gathered, .. } = resolved;
     let selection = gathered.selection;
     run.with.task.reporter.emit(&Event::RunStarted {
-        env: spec.name.clone(),
+        env: spec.name.to_string(),
         plan: shown(plan, selection),
         chosen: match selection.choice.reason {
             Reason::Found(why) => Some(Chosen {
@@ -44,7 +44,7 @@ pub(super) fn execute<'a>(
         plan,
         files: &selection.files,
         sources: &gathered.sources,
-        fingerprints: &gathered.inputs.fingerprints,
+        fingerprints: &spec.fingerprints,
         locked: selection.locked.as_ref().map(|locked| &locked.lock),
         hooks: &gathered.hooks,
         host: &selection.host,

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::image::{DPKG_STATUS, MAX_DATABASE, gpu_code};
-use crate::plan::ids::LayerId;
+use crate::plan::ids::{ImageKey, LayerId};
 use crate::plan::resolve::Spec;
 use crate::rocm::kernels::kernels;
 use crate::rocm::target::{How, Target, runs};
@@ -19,7 +19,7 @@ pub(crate) fn notes(
     store: &Store,
     spec: &Spec,
     layer: Option<&LayerId>,
-    image_key: &str,
+    image_key: &ImageKey,
 ) -> Vec<String> {
     let libraries = libraries(store, layer, image_key).unwrap_or_default();
     let targets = spec.targets.iter();
@@ -31,7 +31,7 @@ pub(crate) fn notes(
 /// ISAs of code by library: a package, or else a directory.
 type Libraries = BTreeMap<String, BTreeSet<String>>;
 
-fn libraries(store: &Store, layer: Option<&LayerId>, image_key: &str) -> Result<Libraries> {
+fn libraries(store: &Store, layer: Option<&LayerId>, image_key: &ImageKey) -> Result<Libraries> {
     let tree = store.look_into(layer, image_key)?;
     let status = tree.read(DPKG_STATUS, MAX_DATABASE).ok().flatten();
     let status = status.unwrap_or_default();

@@ -9,7 +9,9 @@ use super::request::UpRequest;
 use crate::engine::ninja;
 use crate::plan::Plan;
 use crate::plan::lockfile::{self, CacheFile, Choices, Fetched, Lockfile};
-use crate::plan::resolve::{self, BuildUser, Inputs, Spec, Step, VolumeSource};
+use crate::plan::resolve::{
+    self, BaseImage, BuildUser, Fingerprint, Inputs, Spec, Step, VolumeSource,
+};
 use crate::profile::Profile;
 use crate::rocm::target::Target;
 use crate::rocm::therock::Prints;
@@ -121,10 +123,11 @@ pub(crate) fn adopt(cx: &Context, selection: &mut Selection, locked: Locked) -> 
     differences.extend(lockfile::fetched(lock, &fetched(cx, selection)?));
     let inputs = &mut selection.inputs;
     inputs.machine_targets = targets(&lock.machine_targets)?;
-    inputs.image_key.clone_from(&lock.image.key);
+    inputs.image = BaseImage::Known(lock.image.key.clone());
     inputs.image_env.clone_from(&lock.image.env);
     let prints = lock.source.iter();
-    let prints = prints.map(|(name, source)| (name.clone(), source.fingerprint()));
+    let prints =
+        prints.map(|(name, source)| (name.clone(), Fingerprint::Known(source.fingerprint())));
     inputs.fingerprints.extend(prints);
     let volumes = resolve::volumes(&selection.profile, inputs)?;
     differences.extend(lockfile::sources(lock, &volumes));
@@ -196,7 +199,7 @@ pub(crate) fn check_steps(selection: &Selection, inputs: &Inputs) -> Result<()> 
     let known = |name: &String| {
         prints
             .get(name)
-            .is_some_and(|print| print != resolve::ABSENT)
+            .is_some_and(|print| print.known().is_some())
     };
     let mut needed = selection.profile.steps.iter().flat_map(|step| &step.inputs);
     if !needed.all(known) {

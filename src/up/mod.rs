@@ -192,7 +192,7 @@ fn build(
             Err(error) if begun => {
                 return Ok(Finished {
                     ended: Some(Ended::broke(error, task.signals)),
-                    env: selection.name.clone(),
+                    env: selection.name.to_string(),
                     lacking: String::new(),
                 });
             }

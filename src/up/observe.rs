@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use crate::engine::docker::Service;
-use crate::plan::ids::{LayerId, StepKey};
+use crate::plan::ids::{ImageKey, LayerId, StepKey};
 use crate::plan::record::Snapshot;
 use crate::plan::resolve::{self, Spec, Step};
 use crate::plan::{CachedLayer, Observed, Plan, StepInput, StepOptions, plan as decide};
@@ -53,7 +53,7 @@ pub(crate) fn observe(
     env: Option<&LockedEnv<'_>>,
     spec: &Spec,
     wanted: &[StepInput],
-    image_key: &str,
+    image_key: Option<&ImageKey>,
     seeker: &Seeker<'_>,
 ) -> Result<Observed> {
     let service = seeker.service.map(Service::connect).transpose()?;
@@ -118,7 +118,7 @@ pub(crate) fn observe(
             && let (Some(old), Some(new)) = (before.step(&step.name), spec.step(&step.name))
             && old.key != new.key
         {
-            let is_rebased = record.image_key != image_key;
+            let is_rebased = Some(&record.image_key) != image_key;
             observed
                 .changed
                 .insert(key.clone(), changed(old, new, is_rebased));
@@ -127,7 +127,7 @@ pub(crate) fn observe(
     if let Some(service) = &service {
         find_forgotten(store, service, wanted, &mut observed)?;
     }
-    let Some(record) = record.filter(|record| record.image_key == image_key) else {
+    let Some(record) = record.filter(|record| Some(&record.image_key) == image_key) else {
         return Ok(observed);
     };
     observed.exists = true;
@@ -197,10 +197,15 @@ struct Stand<'a> {
 }
 
 impl<'a> Stand<'a> {
-    fn read(store: &Store, record: &'a Record, env: &str, image_key: &str) -> Result<Self> {
+    fn read(
+        store: &Store,
+        record: &'a Record,
+        env: &str,
+        image_key: Option<&ImageKey>,
+    ) -> Result<Self> {
         let mut head = Vec::new();
         if let Some(layer) = &record.head.layer
-            && record.image_key == image_key
+            && Some(&record.image_key) == image_key
         {
             head.extend(store.chain(layer)?.into_iter().map(|layer| layer.id));
         }
@@ -351,7 +356,9 @@ fn unusable(
     let mut states = layer.volumes.iter();
     let (name, _) = states.find(|(name, state)| {
         let lost = match state {
-            VolumeState::Live(id) => own.and_then(|own| own.get(*name)) != Some(id),
+            VolumeState::Live(id) => {
+                id.is_none() || own.and_then(|own| own.get(*name)) != id.as_ref()
+            }
             VolumeState::Absent => true,
             VolumeState::Frozen | VolumeState::Empty => false,
         };
@@ -387,7 +394,7 @@ pub(crate) fn plan_for(
         env,
         spec,
         &wanted,
-        &gathered.inputs.image_key,
+        gathered.inputs.image.key(),
         &seeker,
     )?;
     let plan = decide(&wanted, &observed, options);

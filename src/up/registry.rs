@@ -236,7 +236,7 @@ impl<'a> Source<'a> {
 pub(crate) fn wanted_image(selection: &Selection) -> SnapshotRef {
     match &selection.locked {
         None => SnapshotRef::Recipe(selection.recipe.digest()),
-        Some(locked) => SnapshotRef::Key(locked.lock.image.key.clone()),
+        Some(locked) => SnapshotRef::Key(locked.lock.image.key.to_string()),
     }
 }
 

@@ -13,7 +13,9 @@ use super::select::Selection;
 use super::{Finished, Run, base, checkout, hooks, locked, summary};
 use crate::execute::Ended;
 use crate::plan::lockfile;
-use crate::plan::resolve::{self, Inputs, Spec, VolumeKind, VolumeSource, is_untracked};
+use crate::plan::resolve::{
+    self, Fingerprint, Inputs, Spec, VolumeKind, VolumeSource, is_untracked,
+};
 use crate::plan::{Observed, Plan, StepOptions};
 use crate::profile::hook::Hook;
 use crate::profile::{self, Profile};
@@ -171,7 +173,7 @@ impl<'a> Gathered<'a> {
                         for input in self.inputs_in(&volume.name) {
                             // The lock file knows it without the source.
                             let print = self.inputs.fingerprints.entry(input);
-                            print.or_insert_with(|| resolve::ABSENT.to_owned());
+                            print.or_insert(Fingerprint::Absent);
                         }
                     }
                 }
@@ -188,7 +190,7 @@ impl<'a> Gathered<'a> {
 
     /// Uses another image, with its key and its variables.
     pub(crate) fn base_on(&mut self, base: Base) {
-        self.inputs.image_key = base.key;
+        self.inputs.image = base.key;
         self.inputs.image_env = base.env;
         self.image = base.image;
     }
@@ -224,7 +226,9 @@ impl<'a> Gathered<'a> {
                 "" => whole(at)?,
                 path => git.fingerprint_of(&at.join(path))?,
             };
-            self.inputs.fingerprints.insert(input, print);
+            self.inputs
+                .fingerprints
+                .insert(input, Fingerprint::Known(print));
         }
         Ok(())
     }
@@ -237,7 +241,7 @@ impl<'a> Gathered<'a> {
             let prints = step
                 .inputs
                 .iter()
-                .filter_map(|name| self.inputs.fingerprints.get(name));
+                .filter_map(|name| self.inputs.fingerprints.get(name)?.known());
             let blind = prints.into_iter().any(|print| is_untracked(print));
             let own: Vec<String> = known.map_or_else(Vec::new, |prints| {
                 let all = prints.artifacts.iter();
@@ -376,7 +380,7 @@ impl Resolved<'_> {
     pub(super) fn finished(&self, ended: Option<Ended>, plan: &Plan) -> Finished {
         Finished {
             ended,
-            env: self.spec.name.clone(),
+            env: self.spec.name.to_string(),
             lacking: summary::lacking(plan, self.gathered.selection),
         }
     }

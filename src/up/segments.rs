@@ -1,6 +1,6 @@
 //! Owns deciding, for `verify`, which steps must run to rebuild steps of an env from clean.
 
-use crate::plan::ids::{LayerId, StepKey};
+use crate::plan::ids::{ImageKey, LayerId, StepKey};
 use crate::plan::layer::{Layer, VolumeState};
 use crate::plan::record::Record;
 use crate::plan::resolve::{Spec, Step};
@@ -14,7 +14,7 @@ use crate::sys::suggest;
 pub(crate) struct Segment {
     /// The layer that the first one starts from; `None` for the image.
     pub(crate) start: Option<LayerId>,
-    pub(crate) image_key: String,
+    pub(crate) image_key: ImageKey,
     /// Keys of the steps.
     pub(crate) runs: Vec<StepKey>,
     /// Keys of the steps that are compared.

@@ -7,8 +7,9 @@ use super::hooks;
 use super::request::UpRequest;
 use crate::engine::choose::{Choice, Reason, choose, choose_to_plan, is_nspawn_installed};
 use crate::image::{Recipe, catalog};
+use crate::plan::ids::EnvName;
 use crate::plan::jobs::{self, Past, Sizing};
-use crate::plan::resolve::{self, Inputs};
+use crate::plan::resolve::{self, BaseImage, Inputs};
 use crate::profile::hook::Hook;
 use crate::profile::{self, CopyFiles, Profile};
 use crate::rocm::gpu;
@@ -23,7 +24,7 @@ use crate::up::locked::Locked;
 /// What a request selects: the profile, the engine, the GPU and the lock file. The stages of `up` only read it.
 #[derive(Debug)]
 pub(crate) struct Selection {
-    pub(crate) name: String,
+    pub(crate) name: EnvName,
     pub(crate) profile: Profile,
     /// The profile's file, if it was named by that.
     pub(crate) file: Option<PathBuf>,
@@ -149,7 +150,7 @@ impl Selection {
             without_gpu,
             user: cx.config.user.clone(),
             host_home: cx.config.host_home.clone(),
-            image_key: String::new(),
+            image: BaseImage::Unbuilt(recipe.digest()),
             image_env: BTreeMap::new(),
             file_digests: files.digests(),
             fingerprints: BTreeMap::new(),

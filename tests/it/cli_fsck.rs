@@ -66,9 +66,9 @@ impl Lab {
         let place = self.root.join("images").join(KEY);
         fs::create_dir_all(place.join("root/etc")).unwrap();
         let image = Image {
-            key: KEY.into(),
+            key: KEY.parse().unwrap(),
             name: "debian-forky".into(),
-            recipe: "r".repeat(64),
+            recipe: "4".repeat(64).parse().unwrap(),
             resolved: None,
             env: None,
             digest: "d".repeat(64),
@@ -86,7 +86,7 @@ impl Lab {
     }
 
     fn reference(&self) -> PathBuf {
-        let file = format!("images/refs/{}.json", "r".repeat(64));
+        let file = format!("images/refs/{}.json", "4".repeat(64));
         self.root.join(file)
     }
 
@@ -109,7 +109,7 @@ impl Lab {
             profile: "rocm-library".into(),
             targets: vec!["gfx1103".into()],
             image: "debian-forky".into(),
-            image_key: KEY.into(),
+            image_key: KEY.parse().unwrap(),
             engine: "nspawn".into(),
             service: None,
             head: Head::default(),
@@ -377,7 +377,7 @@ fn orphans_go_to_the_trash() {
         "envs/one/trees/0123456789abcdef/diff".to_owned(),
         "volumes/fedcba9876543210-build-0123456789abcdef/x".to_owned(),
         format!("volumes/{id}-build-0123456789abcdef/x"),
-        format!("images/tmp-{}-0123", "r".repeat(16)),
+        format!("images/tmp-{}-0123", "4".repeat(16)),
         "sources/therock-123456789abc.part/.git".to_owned(),
     ] {
         fs::create_dir_all(lab.at(&path)).unwrap();

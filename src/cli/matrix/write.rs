@@ -344,7 +344,8 @@ impl Part {
                         &profile.name,
                         asked,
                         &[],
-                    )?,
+                    )?
+                    .into(),
                     target: runners
                         .choose(&targets)
                         .ok_or_else(|| Error::unexpected("an env has no target"))?,

@@ -180,7 +180,10 @@ fn builds(store: &Store, record: &Record, report: &mut EnvReport) {
             let Some(commands) = ninja_log::parse(&String::from_utf8_lossy(&bytes)) else {
                 continue;
             };
-            let directory = Path::new(volume).join(&below).display().to_string();
+            let directory = Path::new(volume.as_str())
+                .join(&below)
+                .display()
+                .to_string();
             report.builds.push(Build {
                 directory: directory.clone(),
                 edges: commands.len(),

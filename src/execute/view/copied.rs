@@ -11,6 +11,7 @@ use super::script::Look;
 use super::stack::{Stack, StackLayer};
 use super::{PatchedSource, Sight, change, stack_file};
 use crate::execute::Execution;
+use crate::plan::ids::ViewLayerId;
 use crate::plan::resolve;
 use crate::sys::atomic::{self, random_id};
 use crate::sys::error::Result;
@@ -33,10 +34,10 @@ impl Execution<'_, '_> {
         }
         let from = match (stack.upper.take(), stack.layers.last_mut()) {
             (Some(upper), Some(last)) => {
-                last.id.clone_from(&upper);
+                last.id = Some(upper.clone());
                 directory.join(upper)
             }
-            (None, Some(last)) if !last.id.is_empty() => directory.join(&last.id),
+            (None, Some(StackLayer { id: Some(id), .. })) => directory.join(id),
             // Between hooks of one step there is no copy: no step saw the first without the second.
             _ => {
                 stack.layers.clear();
@@ -46,7 +47,7 @@ impl Execution<'_, '_> {
         };
         atomic::write_json(&stack_file(directory), stack)?;
         self.collect(directory, stack)?;
-        let id = random_id()?;
+        let id: ViewLayerId = random_id()?.try_into()?;
         let copy = directory.join(&id);
         let made = tree::copy_tree(&from, &copy)?;
         if made.copied_bytes > 0 {
@@ -67,14 +68,12 @@ impl Execution<'_, '_> {
                 script.check(hook, &made, changed, &copy)?;
             }
             stack.layers.push(StackLayer {
-                id: String::new(),
+                id: None,
                 hook: Some(wanted.digest.clone()),
             });
         }
-        if let Some(last) = stack.layers.last_mut()
-            && last.id.is_empty()
-        {
-            last.id.clone_from(&id);
+        if let Some(last) = stack.layers.last_mut() {
+            last.id.get_or_insert_with(|| id.clone());
         }
         stack.upper = Some(id);
         atomic::write_json(&stack_file(directory), stack)?;

@@ -46,7 +46,7 @@ impl Execution<'_, '_> {
             step: &job,
             tree: self.env.checkout_tree(parent)?,
             parent,
-            log: format!("logs/{}/{index:02}-{}.log", sight.run, job.name),
+            log: format!("logs/{}/{index:02}-{}.log", sight.run, job.name).parse()?,
             jobs: 1,
             views: &views,
         };

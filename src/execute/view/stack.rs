@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::plan::ids::{self, ViewLayerId};
+
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Stack {
     /// Fingerprint of the source below them.
@@ -12,8 +14,8 @@ pub(super) struct Stack {
     /// From the bottom up.
     pub(super) layers: Vec<StackLayer>,
     /// The layer that steps write to; always the topmost.
-    #[serde(default, deserialize_with = "crate::plan::checked::names")]
-    pub(super) upper: Option<String>,
+    #[serde(default)]
+    pub(super) upper: Option<ViewLayerId>,
     /// When files first got the content that hooks gave them. Made again, they get the same times, so that nothing
     /// built from them is built again.
     pub(super) times: BTreeMap<PathBuf, Time>,
@@ -21,9 +23,9 @@ pub(super) struct Stack {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct StackLayer {
-    /// Its directory.
-    #[serde(deserialize_with = "crate::plan::checked::names")]
-    pub(super) id: String,
+    /// Its directory; none between two hooks of one step, if a copy has the changes of both.
+    #[serde(with = "ids::or_empty")]
+    pub(super) id: Option<ViewLayerId>,
     /// Digest of the hook that made it; `None` if steps did.
     pub(super) hook: Option<String>,
 }
@@ -63,12 +65,13 @@ impl Stack {
     /// Returns the layers below the upper one, topmost first.
     pub(super) fn lowers(&self, directory: &Path) -> Vec<PathBuf> {
         let layers = self.layers.iter().rev();
-        layers.map(|layer| directory.join(&layer.id)).collect()
+        let ids = layers.filter_map(|layer| layer.id.as_ref());
+        ids.map(|id| directory.join(id)).collect()
     }
 
     pub(super) fn names(&self) -> BTreeSet<&str> {
-        let layers = self.layers.iter().map(|layer| layer.id.as_str());
-        layers.chain(self.upper.as_deref()).collect()
+        let layers = self.layers.iter().filter_map(|layer| layer.id.as_ref());
+        layers.chain(&self.upper).map(ViewLayerId::as_str).collect()
     }
 }
 
@@ -82,11 +85,11 @@ mod tests {
             layers: layers
                 .iter()
                 .map(|(id, hook)| StackLayer {
-                    id: (*id).into(),
+                    id: Some(id.parse().unwrap()),
                     hook: hook.map(str::to_owned),
                 })
                 .collect(),
-            upper: Some("u".into()),
+            upper: Some("u".parse().unwrap()),
             times: BTreeMap::new(),
         }
     }
@@ -94,11 +97,29 @@ mod tests {
     fn fitted(layers: &[(&str, Option<&str>)], base: &str, hooks: &[&str]) -> (usize, String) {
         let mut stack = stack(layers);
         let there = stack.fit(base, hooks);
-        let ids: Vec<&str> = stack.layers.iter().map(|layer| layer.id.as_str()).collect();
+        let ids: Vec<&str> = stack
+            .layers
+            .iter()
+            .filter_map(|layer| layer.id.as_deref())
+            .collect();
         (
             there,
-            format!("{}|{}", ids.join(" "), stack.upper.unwrap_or_default()),
+            format!(
+                "{}|{}",
+                ids.join(" "),
+                stack.upper.as_deref().unwrap_or_default()
+            ),
         )
+    }
+
+    #[test]
+    fn a_layer_without_a_directory_can_be_read_again() {
+        let mut written = stack(&[("1", Some("a")), ("2", Some("b"))]);
+        written.layers[0].id = None;
+        let text = serde_json::to_string(&written).unwrap();
+        assert!(text.contains(r#"{"id":"","hook":"a"}"#), "{text}");
+        assert_eq!(serde_json::from_str::<Stack>(&text).unwrap(), written);
+        assert_eq!(written.names(), ["2", "u"].into());
     }
 
     #[test]

@@ -18,7 +18,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::plan::ids::LayerId;
+use crate::plan::ids::{ImageKey, LayerId};
 use crate::plan::layer::Layer;
 use crate::plan::record::Record;
 pub(crate) use decide::plan;
@@ -45,7 +45,7 @@ pub struct Inventory {
     /// Leases of running commands, by env.
     pub leases: BTreeMap<String, Lease>,
     pub layers: BTreeMap<LayerId, Frozen>,
-    pub images: BTreeMap<String, Base>,
+    pub images: BTreeMap<ImageKey, Base>,
     pub blobs: BTreeMap<String, CachedFile>,
     /// Files that no command will ever use: path in the store, reason, and bytes.
     pub strays: BTreeMap<String, (String, u64)>,
@@ -76,12 +76,11 @@ pub struct Env {
 }
 
 /// What a running command is about to use.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, serde::Deserialize)]
 pub struct Lease {
     pub layers: Vec<LayerId>,
     /// The image's key.
-    #[serde(deserialize_with = "crate::plan::checked::names")]
-    pub image: String,
+    pub image: ImageKey,
 }
 
 /// A layer.
@@ -153,7 +152,7 @@ pub enum GcTarget {
     Logs { env: String, run: String },
     Image {
         /// Its key.
-        image: String,
+        image: ImageKey,
     },
     Download {
         /// Its name below `blobs/sha256`.
@@ -278,7 +277,7 @@ pub(crate) fn rooted(inventory: &Inventory, limits: &Limits) -> Vec<Rooted> {
         let image = inventory.images.get(key)?;
         Some(Rooted {
             name: format!("image {}", image.name),
-            id: key.clone(),
+            id: key.to_string(),
             bytes: image.bytes,
             because: say(reasons),
         })

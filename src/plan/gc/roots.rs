@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::Inventory;
-use crate::plan::ids::LayerId;
+use crate::plan::ids::{ImageKey, LayerId};
 use crate::plan::record::{Origin, Record, Snapshot};
 
 /// Why an item stays.
@@ -71,7 +71,7 @@ impl fmt::Display for Why {
 pub(crate) struct Roots {
     /// Layers by id, including the parents of named ones.
     pub layers: BTreeMap<LayerId, BTreeSet<Why>>,
-    pub images: BTreeMap<String, BTreeSet<Why>>,
+    pub images: BTreeMap<ImageKey, BTreeSet<Why>>,
     pub blobs: BTreeMap<String, BTreeSet<Why>>,
 }
 
@@ -134,7 +134,9 @@ impl Roots {
             if let Some((id, _)) = inventory.layers.get_key_value(key.as_str()) {
                 roots.layer(inventory, id, &why);
             }
-            roots.image(key, why.clone());
+            if let Some((image, _)) = inventory.images.get_key_value(key.as_str()) {
+                roots.image(image, why.clone());
+            }
             roots.blobs.entry(key.clone()).or_default().insert(why);
         }
         let recorded: BTreeSet<&LayerId> = inventory
@@ -205,7 +207,7 @@ impl Roots {
         }
     }
 
-    fn image(&mut self, key: &str, why: Why) {
+    fn image(&mut self, key: &ImageKey, why: Why) {
         self.images.entry(key.to_owned()).or_default().insert(why);
     }
 }

@@ -38,7 +38,7 @@ fn env(id: &str) -> Env {
             profile: "p".to_owned(),
             targets: Vec::new(),
             image: "base".to_owned(),
-            image_key: "image".to_owned(),
+            image_key: "image".into(),
             engine: "nspawn".to_owned(),
             service: None,
             head: Head::default(),
@@ -75,7 +75,7 @@ fn frozen(id: &str, parent: Option<&str>, bytes: u64, seconds: u64) -> Frozen {
             key: Some(id.into()),
             parent: parent.map(LayerId::from),
             env: Some("e".into()),
-            image_key: "image".to_owned(),
+            image_key: "image".into(),
             tree: None,
             title: id.to_owned(),
             created: hours_ago(100),
@@ -118,7 +118,7 @@ fn inventory() -> Inventory {
         envs: BTreeMap::from([("one".to_owned(), one)]),
         layers,
         images: BTreeMap::from([(
-            "image".to_owned(),
+            "image".into(),
             Base {
                 name: "base".to_owned(),
                 built: hours_ago(1000),
@@ -263,7 +263,7 @@ fn pins_changes_leases_and_lock_files_hold() {
     let mut leased = inventory();
     let lease = Lease {
         layers: vec!["a".into()],
-        image: "image".to_owned(),
+        image: "image".into(),
     };
     leased.leases.insert("two".to_owned(), lease);
     assert_eq!(count(&leased), 2);
@@ -320,23 +320,21 @@ fn a_killed_command_s_work_is_kept_for_the_next_one_and_garbage_goes() {
 fn an_image_goes_with_the_last_that_stands_on_it() {
     let mut inventory = inventory();
     let mut old = inventory.images["image"].clone();
-    inventory.images.insert("old".to_owned(), old.clone());
+    inventory.images.insert("old".into(), old.clone());
     let limits = Limits::default();
     assert_eq!(names(&plan(&inventory, &limits, Some(1 << 40))).len(), 4);
     for id in ["a", "b"] {
-        inventory.layers.get_mut(id).unwrap().layer.image_key = "old".to_owned();
+        inventory.layers.get_mut(id).unwrap().layer.image_key = "old".into();
     }
     let all = plan(&inventory, &limits, Some(1 << 40));
     assert_eq!(names(&all).last(), Some(&"image base"));
     old.current = false;
-    inventory
-        .images
-        .insert("superseded".to_owned(), old.clone());
+    inventory.images.insert("superseded".into(), old.clone());
     let found = plan(&inventory, &limits, None);
     assert_eq!(names(&found), ["image base"]);
     assert_eq!(found.items[0].rule, Rule::Garbage);
     old.built = hours_ago(0);
-    inventory.images.insert("superseded".to_owned(), old);
+    inventory.images.insert("superseded".into(), old);
     assert!(plan(&inventory, &limits, None).items.is_empty());
 }
 
@@ -348,7 +346,7 @@ fn logs_go_by_age_alone_and_never_those_that_a_step_names() {
         step: "c".to_owned(),
         tree: "t".into(),
         parent: None,
-        log: "logs/20200101T000000Z/01-c.log".to_owned(),
+        log: "logs/20200101T000000Z/01-c.log".into(),
         code: Some(1),
     });
     one.failed = 7 * MIB;

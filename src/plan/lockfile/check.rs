@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::steps::{differing, words};
 use super::{Fetched, LockedImage, LockedPrints, LockedSource, LockedStep, Lockfile};
+use crate::plan::ids::ImageKey;
 use crate::plan::image::Image;
 use crate::plan::pins::{self, Pins};
 use crate::plan::resolve::{Spec, VolumeKind, VolumeSource};
@@ -286,7 +287,7 @@ pub(crate) fn steps(lock: &Lockfile, spec: &Spec) -> Vec<String> {
 }
 
 /// Describes how an env differs from a lock file: choices, image, sources, and steps.
-pub(crate) fn built(lock: &Lockfile, spec: &Spec, image_key: &str) -> Vec<String> {
+pub(crate) fn built(lock: &Lockfile, spec: &Spec, image_key: &ImageKey) -> Vec<String> {
     let now = Choices {
         profile: &spec.profile,
         targets: &spec.targets,
@@ -295,7 +296,7 @@ pub(crate) fn built(lock: &Lockfile, spec: &Spec, image_key: &str) -> Vec<String
         params: &BTreeMap::new(),
     };
     let mut found = choices(lock, &now);
-    if lock.image.key != image_key {
+    if lock.image.key != *image_key {
         let name = &lock.image.name;
         found.push(format!("image `{name}` differs from the lock file"));
     }

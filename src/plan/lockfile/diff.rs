@@ -222,7 +222,6 @@ mod tests {
     use super::super::CacheFile;
     use super::super::tests::example;
     use super::*;
-    use crate::plan::resolve::StepKey;
 
     #[test]
     fn every_change_is_said_in_words() {
@@ -253,7 +252,7 @@ mod tests {
             .unwrap()
             .insert("new.tgz".to_owned(), CacheFile::Sha256("7".repeat(64)));
         for step in &mut b.steps {
-            step.key = StepKey::base(&format!("new {}", step.name));
+            step.key = format!("new {}", step.name).as_str().into();
         }
         b.steps[0]
             .parts

@@ -9,7 +9,8 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, ResolveFlag};
 use nix::sys::stat::Mode;
 
-use super::{CacheFile, Lockfile, VERSION};
+use super::{Lockfile, VERSION};
+use crate::plan::ids::Sha256Hex;
 use crate::profile::Origin;
 use crate::sys::account::{self, Existing, FilePlace, Rights};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
@@ -82,7 +83,10 @@ pub(crate) fn parse(text: &str, name: &str) -> Result<Lockfile> {
         _ => return Err(bad(&"it has no `version`")),
     }
     let file: Lockfile = toml::from_str(text).map_err(|error| bad(&error))?;
-    if let Some(digest) = file.digests().find(|digest| !is_sha256(digest)) {
+    if let Some(digest) = file
+        .digests()
+        .find(|digest| digest.parse::<Sha256Hex>().is_err())
+    {
         return Err(bad(&format!(
             "`{}` is not a SHA-256",
             digest.escape_debug()
@@ -91,18 +95,13 @@ pub(crate) fn parse(text: &str, name: &str) -> Result<Lockfile> {
     Ok(file)
 }
 
-fn is_sha256(text: &str) -> bool {
-    let digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-    text.len() == 64 && text.bytes().all(digit)
-}
-
 impl Lockfile {
     /// Returns the digests that become names of files and directories.
-    fn digests(&self) -> impl Iterator<Item = &String> {
-        let image = [&self.image.key, &self.image.digest, &self.image.recipe];
-        let fetched = self.fetched.values().map(|file| &file.sha256);
+    fn digests(&self) -> impl Iterator<Item = &str> {
+        let image = [&*self.image.key, &self.image.digest, &self.image.recipe];
+        let fetched = self.fetched.values().map(|file| file.sha256.as_str());
         let files = self.files.values().flat_map(BTreeMap::values);
-        let files = files.map(CacheFile::sha256);
+        let files = files.map(|file| file.sha256().as_str());
         image.into_iter().chain(fetched).chain(files)
     }
 

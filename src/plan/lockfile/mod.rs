@@ -23,6 +23,7 @@ pub(crate) use file::{parse, place, read, write};
 
 use crate::image::Package;
 use crate::image::recipe::Pin;
+use crate::plan::ids::ImageKey;
 use crate::plan::image::Image;
 use crate::plan::pins::Pins;
 use crate::plan::resolve::StepKey;
@@ -90,7 +91,7 @@ pub struct LockedImage {
     /// Digest of the recipe as written.
     pub recipe: String,
     /// Names the image in a store: the pinned recipe, packages and content.
-    pub key: String,
+    pub key: ImageKey,
     pub digest: String,
     /// Digest of the container image's manifest, with `sha256:`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -292,6 +293,7 @@ pub struct Observed {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::plan::resolve::BaseImage;
 
     fn parts(names: &[&str]) -> BTreeMap<String, String> {
         let parts = names.iter();
@@ -315,7 +317,7 @@ pub(crate) mod tests {
             image: LockedImage {
                 name: "debian".to_owned(),
                 recipe: digest("1"),
-                key: digest("2"),
+                key: digest("2").as_str().into(),
                 digest: digest("3"),
                 resolved: None,
                 env: BTreeMap::from([("LANG".to_owned(), "C".to_owned())]),
@@ -363,7 +365,7 @@ pub(crate) mod tests {
             steps: vec![
                 LockedStep {
                     name: "z-first".to_owned(),
-                    key: StepKey::base("one"),
+                    key: StepKey::base(&BaseImage::Known("one".into())),
                     parts: parts(&["script", "settings", "input therock"]),
                     pins: BTreeMap::from([(
                         "meson".to_owned(),
@@ -374,7 +376,7 @@ pub(crate) mod tests {
                 },
                 LockedStep {
                     name: "a-second".to_owned(),
-                    key: StepKey::base("two"),
+                    key: StepKey::base(&BaseImage::Known("two".into())),
                     parts: parts(&["script", "settings"]),
                     pins: Pins::new(),
                     prints: Some(LockedPrints {

@@ -146,18 +146,17 @@ mod tests {
     use super::super::tests::example;
     use super::super::{changes, told};
     use super::*;
-    use crate::plan::resolve::StepKey;
 
     /// A file with these steps. A step's only part is its script, and its key depends on the steps before it too.
     fn with(image: &str, steps: &[(&str, &str)]) -> Lockfile {
         let mut lock = example();
-        lock.image.key = image.repeat(64);
+        lock.image.key = image.repeat(64).as_str().into();
         let mut all = image.to_owned();
         let step = |(name, script): &(&str, &str)| {
             all = format!("{all} {script}");
             LockedStep {
                 name: (*name).to_owned(),
-                key: StepKey::base(&all),
+                key: all.as_str().into(),
                 parts: BTreeMap::from([
                     ("script".to_owned(), (*script).to_owned()),
                     ("settings".to_owned(), "0".to_owned()),

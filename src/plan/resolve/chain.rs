@@ -85,16 +85,13 @@ pub(super) fn chain(
 
 fn fingerprints(step: &Step, inputs: &Inputs) -> Result<Vec<(String, String)>> {
     let print = |name: &String| match inputs.fingerprints.get(name) {
-        Some(print) => Ok((name.clone(), print.clone())),
+        Some(print) => Ok((name.clone(), print.to_string())),
         None => Err(Error::unexpected(format!(
             "no fingerprint of the volume `{name}`"
         ))),
     };
     step.inputs.iter().map(print).collect()
 }
-
-/// The fingerprint, in a plan, of a source that is not there yet.
-pub(crate) const ABSENT: &str = "absent";
 
 /// Suffix of a fingerprint of a checkout with untracked files.
 pub(crate) const UNTRACKED: &str = "?";

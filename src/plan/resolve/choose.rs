@@ -2,7 +2,8 @@
 
 use std::borrow::Cow;
 
-use crate::profile::{is_path, value};
+use crate::plan::ids::{EnvName, InvalidName};
+use crate::profile::{is_path, shorten};
 use crate::rocm::target::{self, Target};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::suggest;
@@ -121,7 +122,7 @@ pub(crate) fn env_name(
     profile: &str,
     targets: &[Target],
     choices: &[String],
-) -> Result<String> {
+) -> Result<EnvName> {
     let name = match given {
         Some(name) => name.to_owned(),
         None => {
@@ -134,15 +135,14 @@ pub(crate) fn env_name(
             name
         }
     };
-    match value::name("env", &name) {
-        Ok(()) => Ok(name),
-        Err(refused) if given.is_none() => {
-            Err(Error::new(Kind::Usage, refused.message).help("choose one: --name NAME"))
-        }
-        Err(refused) => {
-            Err(Error::new(Kind::Usage, refused.message).help(refused.help.unwrap_or_default()))
-        }
-    }
+    name.parse().map_err(|why: InvalidName| {
+        let help = match given {
+            Some(_) => why.to_string(),
+            None => "choose one: --name NAME".to_owned(),
+        };
+        let message = format!("bad env name `{}`", shorten(&name));
+        Error::new(Kind::Usage, message).help(help)
+    })
 }
 
 #[cfg(test)]

@@ -1,12 +1,14 @@
 //! Owns the inputs of resolving, beside the profile.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
 
 use super::chosen::{Chosen, choices};
 use super::hooks::HookFacts;
 use super::key::StepKey;
 use super::{BuildUser, Engine};
+use crate::plan::ids::ImageKey;
 use crate::profile::Profile;
 use crate::rocm::target::Target;
 use crate::rocm::therock::Prints;
@@ -37,14 +39,14 @@ pub(crate) struct Inputs {
     pub user: BuildUser,
     /// Meaning of `~`: the invoking user's home, also under sudo.
     pub host_home: PathBuf,
-    /// Identity of the image: its recipe and resolved inputs.
-    pub image_key: String,
+    /// The image that keys are based on.
+    pub image: BaseImage,
     /// Environment variables of the image.
     pub image_env: BTreeMap<String, String>,
     /// Digests of copied files: `profile::copy_files(..)?.digests()`.
     pub file_digests: BTreeMap<String, String>,
     /// Fingerprints of the source volumes in steps' `inputs`, by volume.
-    pub fingerprints: BTreeMap<String, String>,
+    pub fingerprints: BTreeMap<String, Fingerprint>,
     /// TheRock's fingerprints, by the key of the step that made them.
     pub prints: BTreeMap<StepKey, Prints>,
     /// Targets that a checkout declares differently from the built-in table.
@@ -53,6 +55,61 @@ pub(crate) struct Inputs {
     pub excluded: Option<BTreeMap<String, BTreeMap<String, Option<String>>>>,
     /// Facts about the profile's hooks, by name.
     pub hooks: BTreeMap<String, HookFacts>,
+}
+
+/// The image below the first step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum BaseImage {
+    /// It is built, or a lock file or a registry names it.
+    Known(ImageKey),
+    /// Only its recipe is known, by digest: steps will have other keys.
+    Unbuilt(String),
+}
+
+impl BaseImage {
+    pub(crate) fn key(&self) -> Option<&ImageKey> {
+        match self {
+            Self::Known(key) => Some(key),
+            Self::Unbuilt(_) => None,
+        }
+    }
+}
+
+/// As in keys.
+impl fmt::Display for BaseImage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Known(key) => key.fmt(f),
+            Self::Unbuilt(recipe) => write!(f, "unbuilt {recipe}"),
+        }
+    }
+}
+
+/// What identifies the content of a source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Fingerprint {
+    Known(String),
+    /// The source is not there yet: steps will have other keys.
+    Absent,
+}
+
+impl Fingerprint {
+    pub(crate) fn known(&self) -> Option<&String> {
+        match self {
+            Self::Known(print) => Some(print),
+            Self::Absent => None,
+        }
+    }
+}
+
+/// As in keys.
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Known(print) => print.fmt(f),
+            Self::Absent => f.write_str("absent"),
+        }
+    }
 }
 
 impl Inputs {

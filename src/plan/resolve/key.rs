@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
-use super::{Action, BuildUser, Step, User, Volume, VolumeKind};
+use super::{Action, BaseImage, BuildUser, Step, User, Volume, VolumeKind};
 pub(crate) use crate::plan::ids::StepKey;
 use crate::rocm::gpu::Extras;
 
@@ -18,8 +18,8 @@ const FORMAT: &str = "rockenv-1";
 
 impl StepKey {
     /// Returns the key of the image, the parent of the first step.
-    pub fn base(image_key: &str) -> Self {
-        Self::hash(FORMAT, image_key)
+    pub(crate) fn base(image: &BaseImage) -> Self {
+        Self::hash(FORMAT, &image.to_string())
     }
 }
 

@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub(crate) use crate::plan::resolve::inputs::Inputs;
+pub(crate) use crate::plan::resolve::inputs::{BaseImage, Fingerprint, Inputs};
 pub(crate) use crate::plan::resolve::spec::{draft, resolve, volumes};
 pub(crate) use changed::changed;
 pub(crate) use choose::{DEFAULT_PROFILE, choose, env_name};
@@ -32,6 +32,7 @@ pub(crate) use hooks::HookFacts;
 pub(crate) use key::StepKey;
 use serde::{Deserialize, Serialize};
 
+use crate::plan::ids::{self, EnvName};
 pub(crate) use crate::profile::references::{Facts, finish};
 pub(crate) use crate::profile::{
     Access, Engine, Fingerprints, Origin, Resources, User, VolumeKind,
@@ -39,7 +40,7 @@ pub(crate) use crate::profile::{
 use crate::rocm::gpu::Extras;
 use crate::rocm::target::Target;
 pub use crate::sys::account::BuildUser;
-pub(crate) use chain::{ABSENT, UNTRACKED, is_untracked};
+pub(crate) use chain::{UNTRACKED, is_untracked};
 
 /// Version of the saved form.
 pub(crate) const VERSION: u32 = 1;
@@ -49,7 +50,7 @@ pub(crate) const VERSION: u32 = 1;
 pub struct Spec {
     /// Version of this form.
     pub version: u32,
-    pub name: String,
+    pub name: EnvName,
     pub profile: String,
     /// Where the profile is.
     pub origin: Origin,
@@ -146,6 +147,7 @@ pub struct Hook {
 /// A directory to mount.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Volume {
+    #[serde(deserialize_with = "ids::volume_name")]
     pub name: String,
     pub kind: VolumeKind,
     /// Absolute path in the env.

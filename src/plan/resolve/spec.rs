@@ -85,7 +85,9 @@ pub(crate) fn draft(
     let (variant, from) = (chosen.variant.map(str::to_owned), chosen.from.to_owned());
     let names = chosen.hooks();
     let (hooks, hooks_left_out) = hooks(profile, inputs, &targets, &steps, &names, problems)?;
-    let base_key = StepKey::base(&inputs.image_key);
+    let known = inputs.fingerprints.iter();
+    let known = known.filter_map(|(name, print)| Some((name.clone(), print.known()?.clone())));
+    let base_key = StepKey::base(&inputs.image);
     let open = chain(&mut steps, &base_key, profile, inputs, &volumes, &hooks)?;
     Ok(Spec {
         version: VERSION,
@@ -102,7 +104,7 @@ pub(crate) fn draft(
         user: inputs.user.clone(),
         resources,
         gpu: profile.gpu,
-        fingerprints: inputs.fingerprints.clone(),
+        fingerprints: known.collect(),
         lock: None,
         image_env,
         env,
@@ -467,7 +469,7 @@ impl<'a> Resolver<'a> {
             .collect();
         Ok(Some(Step {
             name: step.name.clone(),
-            key: StepKey::base(&self.inputs.image_key),
+            key: StepKey::base(&self.inputs.image),
             parts: BTreeMap::new(),
             user: step.user,
             workdir,

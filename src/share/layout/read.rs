@@ -193,7 +193,7 @@ impl Layout {
             tokio::task::yield_now().await;
         }
         match hex::encode(hash.finalize()) {
-            found if found == blob.sha256 => Ok(piece),
+            found if blob.sha256 == *found => Ok(piece),
             found => Err(damaged("a layer in it", &found, &blob.sha256)),
         }
     }

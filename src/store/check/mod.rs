@@ -358,7 +358,12 @@ impl Judge<'_> {
             let object = format!("volume `{volume}`");
             match owner {
                 Some((name, record)) => {
-                    if !record.head.volumes.values().any(|known| known == volume) {
+                    if !record
+                        .head
+                        .volumes
+                        .values()
+                        .any(|known| **known == **volume)
+                    {
                         let message = format!("was left by an earlier state of env `{name}`");
                         self.problem(object, message, Mend::CleanUp(name.clone()));
                     }
@@ -447,7 +452,7 @@ impl Inventory {
             losses.push(format!("its live tree `{tree}` is missing"));
         }
         for (name, id) in &record.head.volumes {
-            if !self.volumes.contains(id) {
+            if !self.volumes.contains(id.as_str()) {
                 losses.push(format!("its build volume `{name}` (`{id}`) is missing"));
             }
         }
@@ -491,7 +496,7 @@ impl Inventory {
         record
             .head
             .volumes
-            .retain(|_, id| self.volumes.contains(id));
+            .retain(|_, id| self.volumes.contains(id.as_str()));
         if record
             .failed
             .as_ref()

@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use super::inventory::{ASIDE, Read, is_busy, names};
 use super::{Inventory, Mend, Problem, examine};
 use crate::engine::docker::Service;
-use crate::plan::ids::{EnvId, LayerId};
+use crate::plan::ids::{EnvId, LayerId, VolumeId, VolumeName};
 use crate::plan::record::{self, Head, Origin, Record, Snapshot};
 use crate::plan::resolve::Spec;
 use crate::store::access::{self, MODE};
@@ -266,7 +266,9 @@ fn record_from(inventory: &Inventory, name: &str, spec: &Spec) -> Result<Option<
         None => {
             let images = inventory.images.iter();
             let built = images.filter_map(|(key, item)| match &item.image {
-                Read::Fine(image) if image.name == spec.image => Some((image.built, key)),
+                Read::Fine(image) if image.name == spec.image && image.key == **key => {
+                    Some((image.built, &image.key))
+                }
                 _ => None,
             });
             built.max().map(|(_, key)| key.clone())
@@ -380,7 +382,7 @@ impl Inventory {
 }
 
 /// Returns the volumes `<id>-<name>-<random>` by name.
-fn volumes_of(inventory: &Inventory, id: &str, spec: &Spec) -> BTreeMap<String, String> {
+fn volumes_of(inventory: &Inventory, id: &str, spec: &Spec) -> BTreeMap<VolumeName, VolumeId> {
     let mut volumes = BTreeMap::new();
     for volume in &inventory.volumes {
         let name = volume
@@ -388,8 +390,10 @@ fn volumes_of(inventory: &Inventory, id: &str, spec: &Spec) -> BTreeMap<String, 
             .and_then(|rest| rest.strip_prefix('-'))
             .and_then(|rest| rest.rsplit_once('-'))
             .map(|(name, _)| name);
-        if let Some(name) = name.filter(|name| spec.volume(name).is_some()) {
-            volumes.insert(name.to_owned(), volume.clone());
+        if let Some(name) = name.filter(|name| spec.volume(name).is_some())
+            && let (Ok(name), Ok(id)) = (name.parse(), volume.parse())
+        {
+            volumes.insert(name, id);
         }
     }
     volumes

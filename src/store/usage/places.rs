@@ -8,7 +8,7 @@ use fs_err as fs;
 use super::inside;
 use super::report::{Class, FileSystem, UsageReport, UsageRow};
 use super::service::holdings;
-use crate::plan::ids::LayerId;
+use crate::plan::ids::{LayerId, VolumeId};
 use crate::plan::resolve::{VolumeKind, VolumeSource};
 use crate::store::source::Repository;
 use crate::store::{Layer, Record, Store};
@@ -202,8 +202,12 @@ impl Places<'_> {
                 continue;
             }
             let path = directory.join(&key);
-            let users = self.who(|record| record.image_key == key);
-            match self.store.image(&key).ok().flatten() {
+            let users = self.who(|record| *record.image_key == *key);
+            match key
+                .parse()
+                .ok()
+                .and_then(|key| self.store.image(&key).ok()?)
+            {
                 Some(image) => self.add(path, KEPT, Class::Image, image.name, users),
                 None => self.add(path, NOBODY, Class::Unused, key, Vec::new()),
             }
@@ -321,15 +325,15 @@ impl Places<'_> {
     }
 
     fn volumes(&mut self) {
-        let mut known: BTreeMap<String, (String, String)> = BTreeMap::new();
+        let mut known: BTreeMap<VolumeId, (String, String)> = BTreeMap::new();
         for (env, record) in &self.envs {
             for (volume, id) in &record.head.volumes {
-                known.insert(id.clone(), (env.clone(), volume.clone()));
+                known.insert(id.clone(), (env.clone(), volume.to_string()));
             }
         }
         for id in names(&self.store.root().join("volumes")) {
-            let path = self.store.volume_dir(&id);
-            match known.remove(&id) {
+            let path = self.store.root().join("volumes").join(&id);
+            match known.remove(id.as_str()) {
                 Some((env, volume)) => {
                     let users = vec![env];
                     let owner = self.owner(&users);

@@ -34,7 +34,7 @@ impl Pushed {
         let store = Store::open_existing(two.one.home()).unwrap().unwrap();
         let layers = two.one.keys(&name).into_iter().map(|(_, key)| {
             let shared = store.shared_layer(&key.parse().unwrap()).unwrap().unwrap();
-            shared.tree.unwrap().sha256
+            shared.tree.unwrap().sha256.to_string()
         });
         let layers: Vec<String> = layers.collect();
         Self {

@@ -38,14 +38,14 @@ fn inventories() -> impl Strategy<Value = Inventory> {
             inventory.envs.clear();
             inventory
                 .images
-                .insert("other".to_owned(), inventory.images["image"].clone());
+                .insert("other".into(), inventory.images["image"].clone());
             for (at, (parent, bottom, bytes, seconds, hours, image)) in layers.iter().enumerate() {
                 let parent = (!bottom && at > 0).then(|| id(parent.index(at)));
                 let mut item = frozen(&id(at), parent.as_deref(), bytes * MIB, *seconds);
                 item.layer.created = hours_ago(*hours * DAY);
                 item.layer.image_key = match &parent {
                     Some(parent) => inventory.layers[parent.as_str()].layer.image_key.clone(),
-                    None => ["image", "other"][*image].to_owned(),
+                    None => ["image", "other"][*image].into(),
                 };
                 inventory.layers.insert(id(at).as_str().into(), item);
             }
@@ -63,7 +63,7 @@ fn inventories() -> impl Strategy<Value = Inventory> {
                         step: "f".to_owned(),
                         tree: "t".into(),
                         parent: Some(id(head.index(layers.len())).as_str().into()),
-                        log: String::new(),
+                        log: "log".into(),
                         code: None,
                     });
                 }

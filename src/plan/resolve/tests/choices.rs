@@ -44,7 +44,11 @@ fn chosen(
         _ => unreachable!("they all run"),
     });
     let steps = steps.collect::<Vec<_>>().join(", ");
-    Ok((spec.name, steps, spec.resources.disk.map(|disk| disk >> 30)))
+    Ok((
+        spec.name.to_string(),
+        steps,
+        spec.resources.disk.map(|disk| disk >> 30),
+    ))
 }
 
 #[test]

@@ -167,7 +167,7 @@ fn what_is_content_changes_the_key_from_there_on() {
     for (other, kept) in [
         (
             Inputs {
-                image_key: "image-2".to_owned(),
+                image: BaseImage::Known("image-2".into()),
                 ..inputs()
             },
             0,
@@ -195,7 +195,7 @@ fn what_is_content_changes_the_key_from_there_on() {
         ),
         (
             Inputs {
-                fingerprints: some("src", "f2"),
+                fingerprints: [("src".to_owned(), Fingerprint::Known("f2".to_owned()))].into(),
                 ..inputs()
             },
             2,
@@ -302,8 +302,11 @@ fn configured(source: &str, llvm: Option<&str>, blas: Option<&str>) -> Vec<StepK
     let print = |print: Option<&str>| print.map(str::to_owned);
     let mut inputs = Inputs {
         fingerprints: [
-            ("src".to_owned(), source.to_owned()),
-            ("src/requirements.txt".to_owned(), "r1".to_owned()),
+            ("src".to_owned(), Fingerprint::Known(source.to_owned())),
+            (
+                "src/requirements.txt".to_owned(),
+                Fingerprint::Known("r1".to_owned()),
+            ),
         ]
         .into(),
         ..inputs()
