@@ -9,7 +9,7 @@ use fs_err as fs;
 
 use crate::execute::log::{Reader, text_of};
 use crate::store::Store;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::{Error, Result, if_there};
 use crate::sys::suggest;
 use crate::up::context::Context;
 use crate::up::seize::holder;
@@ -107,9 +107,8 @@ fn chosen(store: &Store, args: &LogsArgs) -> Result<(String, Option<String>)> {
 /// time of its `up` and the number of its step.
 pub(super) fn all(store: &Store, env: &str, wanted: Option<&str>) -> Result<BTreeSet<PathBuf>> {
     let mut found = BTreeSet::new();
-    let runs = match fs::read_dir(store.env_dir(env).join("logs")) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(found),
-        other => other?,
+    let Some(runs) = if_there(fs::read_dir(store.env_dir(env).join("logs")))? else {
+        return Ok(found);
     };
     for run in runs {
         for entry in fs::read_dir(run?.path())? {

@@ -22,7 +22,7 @@ use super::jobserver::Server;
 use super::wire::{FromAgent, ToAgent};
 use super::{Container, Device, Root, Usage, docker, nspawn};
 use crate::engine::job_slots::Ticket;
-use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_there};
 use crate::sys::frames;
 use crate::sys::userns;
 
@@ -230,9 +230,8 @@ impl ContainerRecord {
     /// Returns what there was. The caller holds the env's lock.
     pub(crate) fn recover(run: &Path) -> Result<Option<Ended>> {
         let path = Self::path(run);
-        let text = match fs::read(&path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            other => other?,
+        let Some(text) = if_there(fs::read(&path))? else {
+            return Ok(None);
         };
         let mut ended = Ended::default();
         // Written completely before the container exists: half a file means that nothing was started.
@@ -366,15 +365,11 @@ fn is_gpu(node: &Path) -> bool {
 
 /// Removes a lock file, unless another tree got the same numbers and is locked by now.
 fn remove_lock(path: &Path) -> Result<()> {
-    let file = match fs::File::open(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        other => other?,
+    let Some(file) = if_there(fs::File::open(path))? else {
+        return Ok(());
     };
     if file.file().try_lock().is_ok() {
-        match fs::remove_file(path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            other => other?,
-        }
+        if_there(fs::remove_file(path))?;
     }
     Ok(())
 }
@@ -446,13 +441,9 @@ fn hold_container(hold: &Hold, fds: Vec<OwnedFd>, starter: &UnixStream) -> Resul
         }
     };
     // If anything is left, so is the state: the next command that takes the lock continues from it.
-    let cleared =
-        state.clear().and_then(
-            |()| match fs::remove_file(ContainerRecord::path(&hold.run)) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
-                _ => Ok(()),
-            },
-        );
+    let cleared = state
+        .clear()
+        .and_then(|()| if_there(fs::remove_file(ContainerRecord::path(&hold.run))).map(drop));
     let usage = result?;
     cleared?;
     Ok(usage)

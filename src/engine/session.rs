@@ -13,7 +13,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::Usage;
 use super::hold::{ContainerRecord, FromHolder, Hold};
 use super::wire::{Command, Reply, Request};
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Error, Result, ResultExt as _, if_there};
 use crate::sys::frames;
 use crate::sys::signals;
 
@@ -47,10 +47,7 @@ impl Running {
     pub(crate) fn start(hold: &Hold, lock: BorrowedFd<'_>, jobs: OwnedFd) -> Result<Self> {
         fs::create_dir_all(hold.run.join("root"))?;
         let path = hold.run.join(SOCKET);
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            other => other?,
-        }
+        if_there(fs::remove_file(&path))?;
         let listener = UnixListener::bind(short_path(&hold.run, SOCKET)?.1)
             .context(|| format!("cannot listen at `{}`", path.display()))?;
         let (ours, theirs) = UnixStream::pair()?;

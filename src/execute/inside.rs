@@ -17,7 +17,7 @@ use crate::image::oci::layers::{Deletions, Layers};
 use crate::image::tar::unpack::{Devices, Limits, UnpackOptions};
 use crate::store::export;
 use crate::sys::checksum;
-use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_there};
 use crate::tree::listing::{self, Content, ListingEntry, PathState, look};
 use crate::tree::write::{Existing, Writer};
 
@@ -349,10 +349,7 @@ struct Manifest {
 
 impl Manifest {
     fn read(target: &Path) -> Result<Self> {
-        let text = match fs::read_to_string(target.join(MANIFEST)) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
-            other => other?,
-        };
+        let text = if_there(fs::read_to_string(target.join(MANIFEST)))?.unwrap_or_default();
         let mut manifest = Self {
             others: Vec::new(),
             left: BTreeMap::new(),

@@ -27,7 +27,7 @@ use crate::plan::{self, resolve};
 use crate::profile::hook::{self, FileInSource, Hook, HookChange, HookChanges};
 use crate::store::{LockedEnv, Store};
 use crate::sys::atomic::{self, random_id};
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Error, Result, ResultExt as _, if_there};
 use crate::tree::{self, file, overlay};
 
 fn directory(env: &LockedEnv<'_>, volume: &str) -> PathBuf {
@@ -281,10 +281,8 @@ impl<'a> Execution<'a, '_> {
     /// changed by hand.
     fn collect(&self, directory: &Path, stack: &Stack) -> Result<()> {
         let names = stack.names();
-        let commands = match fs::read_to_string(directory.join(manual_edits::COMMANDS)) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
-            other => other?,
-        };
+        let commands = if_there(fs::read_to_string(directory.join(manual_edits::COMMANDS)))?
+            .unwrap_or_default();
         for entry in fs::read_dir(directory)? {
             let entry = entry?;
             let name = entry.file_name();

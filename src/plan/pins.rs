@@ -8,7 +8,7 @@ use std::path::Path;
 use fs_err as fs;
 
 use crate::sys::checksum::is_sha256;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::{Error, Result, if_there};
 
 /// Directory inside: a step reads `locked`, which exists if a lock file has pins for it, and writes `installed`.
 pub(crate) const INSIDE: &str = "/run/rockenv/pins";
@@ -37,9 +37,8 @@ pub(crate) fn offer(directory: &Path, locked: Option<&Pins>) -> Result<()> {
 /// Reads a step's report; empty if there is none.
 pub(crate) fn read(directory: &Path, step: &str) -> Result<Pins> {
     let path = directory.join(INSTALLED);
-    let found = match fs::symlink_metadata(&path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Pins::new()),
-        other => other?,
+    let Some(found) = if_there(fs::symlink_metadata(&path))? else {
+        return Ok(Pins::new());
     };
     let bad = |what: &str| {
         let message = format!("the report of step `{step}`, `{INSIDE}/{INSTALLED}`, {what}");

@@ -14,7 +14,7 @@ use nix::unistd::geteuid;
 
 use super::Store;
 use super::check::names;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::{Error, Result, if_there};
 use crate::sys::userns;
 use crate::tree;
 
@@ -31,9 +31,8 @@ const DEPTH: [usize; 3] = [1, 2, 1];
 /// Refuses a store that another user owns or may write to: its content may be forged.
 pub(super) fn check_owner(root: &Path) -> Result<()> {
     for path in [root.to_owned(), root.join("format"), root.join("envs")] {
-        let found = match fs::symlink_metadata(&path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => continue,
-            other => other?,
+        let Some(found) = if_there(fs::symlink_metadata(&path))? else {
+            continue;
         };
         let fault = if found.uid() != geteuid().as_raw() {
             format!("belongs to user {}, not to user {}", found.uid(), geteuid())

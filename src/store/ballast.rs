@@ -7,7 +7,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 
 use super::Store;
-use crate::sys::error::Result;
+use crate::sys::error::{Result, if_there};
 use crate::sys::host::{free_space, space};
 
 const NAME: &str = ".ballast";
@@ -77,10 +77,8 @@ impl Store {
         if free_space(&self.root)? >= LITTLE {
             return Ok(None);
         }
-        match fs::remove_file(self.root.join(NAME)) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            other => Ok(other.map(|()| Some(Dropped(self.clone())))?),
-        }
+        let removed = if_there(fs::remove_file(self.root.join(NAME)))?;
+        Ok(removed.map(|()| Dropped(self.clone())))
     }
 }
 

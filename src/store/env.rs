@@ -20,7 +20,7 @@ use crate::plan::ids::{EnvName, LayerId, StepKey, TreeId, VolumeId};
 use crate::plan::record::Record;
 use crate::plan::resolve::Spec;
 use crate::sys::atomic::{self, random_id};
-use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_there};
 use crate::tree;
 
 /// An env that nobody else can change.
@@ -71,14 +71,9 @@ impl Store {
     /// Reads an env's resolved spec.
     pub fn spec(&self, name: &str) -> Result<Spec> {
         let path = self.env_dir(name).join(SPEC);
-        let text = match fs::read_to_string(&path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                return Err(
-                    Error::not_found(format!("env `{name}` has no spec yet")).help("rockenv up")
-                );
-            }
-            other => other?,
-        };
+        let text = if_there(fs::read_to_string(&path))?.ok_or_else(|| {
+            Error::not_found(format!("env `{name}` has no spec yet")).help("rockenv up")
+        })?;
         toml::from_str(&text).map_err(|error| {
             Error::unexpected(format!("`{}` is damaged", path.display()))
                 .source(error)
@@ -395,10 +390,7 @@ const ATTEMPT: &str = "attempt";
 const JOINED: &str = "joined";
 
 fn remove(file: &Path) -> Result<()> {
-    match fs::remove_file(file) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
-        _ => Ok(()),
-    }
+    if_there(fs::remove_file(file)).map(drop)
 }
 
 /// Includes the volumes: an attempt on volumes that were replaced since says nothing about the current ones.
@@ -420,10 +412,9 @@ impl Store {
     pub fn join_attempt(&self, name: &str) -> Result<bool> {
         let directory = self.env_dir(name);
         let (attempt, joined) = (directory.join(ATTEMPT), directory.join(JOINED));
-        let text = match fs::read(&attempt) {
+        let Some(text) = if_there(fs::read(&attempt))? else {
             // It ended a moment ago.
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
-            other => other?,
+            return Ok(false);
         };
         if fs::read(&joined).is_ok_and(|known| known == text) {
             return Ok(false);

@@ -16,7 +16,7 @@ use super::layer::boot_id;
 use super::{LockedEnv, Store, lock};
 use crate::engine::hold::Ended;
 use crate::sys::atomic;
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::{Error, Kind, Result, if_there};
 
 /// Name of the file in an env's directory.
 pub(super) const FILE: &str = "ephemeral";
@@ -82,9 +82,8 @@ pub(super) enum Fate {
 
 /// Reads the fate of the env in `directory`.
 fn fate(directory: &Path) -> Result<Fate> {
-    let mut file = match fs::File::open(directory.join(FILE)) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Fate::Kept),
-        other => other?,
+    let Some(mut file) = if_there(fs::File::open(directory.join(FILE)))? else {
+        return Ok(Fate::Kept);
     };
     // Shared: two readers do not disturb each other, and the owner never asks.
     let lives = match file.file().try_lock_shared() {
@@ -231,10 +230,7 @@ impl LockedEnv<'_> {
 
     /// Makes the env one that stays: the last step of removing it.
     pub(super) fn disown(&self) -> Result<()> {
-        match fs::remove_file(self.directory().join(FILE)) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
-            _ => Ok(()),
-        }
+        if_there(fs::remove_file(self.directory().join(FILE))).map(drop)
     }
 }
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::ids::{EnvId, LayerId, PathBelow, TreeId, VolumeId};
 use crate::plan::record::Snapshot;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::{Error, Result, if_there};
 
 /// An operation in progress.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,9 +63,8 @@ pub(crate) fn begin(env: &Path, entry: &JournalEntry) -> Result<()> {
 
 /// Reads the entries. A truncated last line was never acted upon, so it is ignored.
 pub(crate) fn read(env: &Path) -> Result<Vec<JournalEntry>> {
-    let text = match fs::read(path(env)) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        other => other?,
+    let Some(text) = if_there(fs::read(path(env)))? else {
+        return Ok(Vec::new());
     };
     let text = String::from_utf8_lossy(&text);
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
@@ -82,10 +81,7 @@ pub(crate) fn read(env: &Path) -> Result<Vec<JournalEntry>> {
 
 /// Clears the journal: the operations are done and recorded.
 pub(crate) fn clear(env: &Path) -> Result<()> {
-    match fs::remove_file(path(env)) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        other => Ok(other?),
-    }
+    if_there(fs::remove_file(path(env))).map(drop)
 }
 
 #[cfg(test)]

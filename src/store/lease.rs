@@ -10,7 +10,7 @@ use fs_err as fs;
 use super::check::{is_busy, names};
 use super::{LockedEnv, Store, lock};
 use crate::plan::gc::Lease;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::{Error, Result, if_there};
 
 const LEASE: &str = "lease";
 
@@ -34,10 +34,7 @@ impl LockedEnv<'_> {
 
     /// Ends the lease of an earlier command.
     pub(super) fn end_lease(&self) -> Result<()> {
-        match fs::remove_file(self.directory.join(LEASE)) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
-            _ => Ok(()),
-        }
+        if_there(fs::remove_file(self.directory.join(LEASE))).map(drop)
     }
 }
 

@@ -71,7 +71,7 @@ pub use lock::Lock;
 use crate::plan::ids::{EnvName, VolumeId};
 use crate::plan::jobs::Past;
 use crate::sys::atomic::random_id;
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::{Error, Kind, Result, if_there};
 use crate::sys::suggest;
 use crate::tree::{self, Method};
 
@@ -267,10 +267,8 @@ impl Store {
 
     /// Returns the store's unique id; empty if an older version made it.
     pub fn id(&self) -> Result<String> {
-        match fs::read_to_string(self.root.join("id")) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
-            other => Ok(other?.trim().to_owned()),
-        }
+        let id = if_there(fs::read_to_string(self.root.join("id")))?;
+        Ok(id.unwrap_or_default().trim().to_owned())
     }
 
     pub fn method(&self) -> Method {

@@ -15,7 +15,7 @@ use super::layer::Layer;
 use super::{Lock, Store, random_id};
 use crate::plan::ids::{ImageKey, LayerId, Sha256Hex, VolumeName};
 use crate::sys::atomic;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::{Error, Result, if_there};
 
 const FILE: &str = "shared.json";
 /// Prefix of directories for arriving data.
@@ -162,10 +162,10 @@ impl Arrival<'_> {
 
     /// Removes a download that is no longer needed.
     pub fn drop_blob(&self, sha256: &Sha256Hex) -> Result<()> {
-        match fs::remove_file(self.store.root.join("blobs/sha256").join(sha256)) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
-            _ => Ok(()),
-        }
+        if_there(fs::remove_file(
+            self.store.root.join("blobs/sha256").join(sha256),
+        ))
+        .map(drop)
     }
 
     /// Ends the arrival and discards the rest of its directory.

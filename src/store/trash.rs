@@ -10,7 +10,7 @@ use fs_err as fs;
 
 use super::{Lock, Store, access};
 use crate::sys::atomic::random_id;
-use crate::sys::error::{Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _, if_there};
 use crate::tree;
 
 impl Store {
@@ -40,10 +40,7 @@ impl Store {
         }
         self.remove_objects(path);
         for name in ["layer.json", "image.json"] {
-            match fs::remove_file(path.join(name)) {
-                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
-                _ => {}
-            }
+            if_there(fs::remove_file(path.join(name)))?;
         }
         tree::remove_tree(path)
             .map(drop)

@@ -263,6 +263,14 @@ impl Error {
     }
 }
 
+/// Returns `None` if what the operation was about does not exist.
+pub(crate) fn if_there<T>(result: std::io::Result<T>) -> Result<Option<T>> {
+    match result {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        other => Ok(Some(other?)),
+    }
+}
+
 /// Adds a sentence about the failed operation, keeping the cause and its class.
 pub trait ResultExt<T> {
     /// Wraps the error: `message` names the failure ("cannot freeze `gfx1103`"), the old error becomes its cause.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use fs_err as fs;
 use nix::sched::{CloneFlags, unshare};
 
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Error, Result, ResultExt as _, if_there};
 
 /// Whether this process has entered one.
 static ENTERED: AtomicBool = AtomicBool::new(false);
@@ -106,10 +106,7 @@ fn map(own: u32, ranges: &[Range]) -> String {
 }
 
 fn ranges(file: &str, name: &str, uid: u32) -> Result<Vec<Range>> {
-    let text = match fs::read_to_string(file) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
-        other => other?,
-    };
+    let text = if_there(fs::read_to_string(file))?.unwrap_or_default();
     let found = parse(&text, name, uid);
     if found.is_empty() {
         return Err(Error::unavailable(format!(

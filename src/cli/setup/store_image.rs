@@ -9,7 +9,7 @@ use nix::mount::{MntFlags, umount2};
 
 use super::fstab;
 use crate::store::Store;
-use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_there};
 use crate::sys::host::free_space;
 use crate::sys::process::Program;
 use crate::sys::signals::Signals;
@@ -239,10 +239,7 @@ fn refuse_unfit(at: &Path, file: &Path) -> Result<()> {
 }
 
 fn read_table() -> Result<Option<Vec<u8>>> {
-    match fs::read(FSTAB) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        other => Ok(Some(other?)),
-    }
+    if_there(fs::read(FSTAB))
 }
 
 fn run(name: &str, arguments: &[&std::ffi::OsStr]) -> Result<()> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use crate::sys::error::{Error, Result};
+use crate::sys::error::{Error, Result, if_there};
 use fs_err as fs;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -80,9 +80,8 @@ impl Contexts {
 }
 
 fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
-    let bytes = match fs::read(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        other => other?,
+    let Some(bytes) = if_there(fs::read(path))? else {
+        return Ok(None);
     };
     serde_json::from_slice(&bytes).map(Some).map_err(|error| {
         Error::invalid(format!("`{}` is damaged", path.display()))

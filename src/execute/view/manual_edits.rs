@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 use jiff::Timestamp;
 
-use crate::sys::error::Result;
+use crate::sys::error::{Result, if_there};
 
 /// The file that lists the commands.
 pub(super) const COMMANDS: &str = "hand";
@@ -63,9 +63,8 @@ fn now() -> i128 {
 }
 
 fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
-    let found = match fs::read_dir(directory) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        other => other?,
+    let Some(found) = if_there(fs::read_dir(directory))? else {
+        return Ok(Vec::new());
     };
     let paths = found.map(|entry| Ok(entry?.path()));
     paths.collect()

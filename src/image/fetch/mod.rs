@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::image::certificates::Authorities;
 use crate::sys::checksum::Algorithm;
-use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_there};
 use crate::sys::signals::stop_if;
 use bytes::Bytes;
 use nix::fcntl::{Flock, FlockArg};
@@ -381,9 +381,8 @@ pub(super) fn keep(bytes: &[u8], sha256: &str, blobs: &Path) -> Result<()> {
 
 /// Returns whether a blob exists, undamaged; removes a damaged one.
 async fn present(blob: &Path, wanted: &Wanted<'_>, meter: &Meter) -> Result<bool> {
-    let mut file = match fs_err::File::open(blob) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
-        other => other?,
+    let Some(mut file) = if_there(fs_err::File::open(blob))? else {
+        return Ok(false);
     };
     let mut hash = wanted.algorithm.hasher();
     let size = hash_on(&mut file, &mut *hash).await?;

@@ -20,7 +20,7 @@ use crate::image::oci::{Descriptor, MAX_MANIFEST, damaged, refused};
 use crate::image::tar::{self, Reader, broken, lossy};
 use crate::store::export;
 use crate::store::shared::Blob;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::{Error, Result, if_there};
 
 /// Each image has its own manifest and configuration, and all are checked before the first is imported.
 const MAX_IMAGES: usize = 256;
@@ -111,16 +111,10 @@ struct Index {
 impl Layout {
     /// Locates the parts, without verifying them yet.
     pub(in crate::share) fn open(path: &Path) -> Result<Self> {
-        let found = match fs::metadata(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(
-                    Error::not_found(format!("`{}` does not exist", path.display())).help(
-                        "rockenv export ENV --snapshots FILE.oci.tar, on the machine that built it",
-                    ),
-                );
-            }
-            found => found?,
-        };
+        let found = if_there(fs::metadata(path))?.ok_or_else(|| {
+            Error::not_found(format!("`{}` does not exist", path.display()))
+                .help("rockenv export ENV --snapshots FILE.oci.tar, on the machine that built it")
+        })?;
         let layout = Self {
             path: path.to_owned(),
             places: match (found.is_dir(), found.is_file()) {
@@ -266,10 +260,9 @@ impl Layout {
             return Ok(Some((fs::File::open(&path)?, Piece { path, at, size })));
         }
         let path = self.path.join(name);
-        match fs::symlink_metadata(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            other => other?,
-        };
+        if if_there(fs::symlink_metadata(&path))?.is_none() {
+            return Ok(None);
+        }
         // Follows no links: everything read is inside the layout.
         let file = export::open(&self.path, Path::new(name))
             .map_err(|error| none(&format!("`{name}` is not a regular file")).source(error))?;

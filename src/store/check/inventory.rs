@@ -18,7 +18,7 @@ use crate::store::images::Image;
 use crate::store::removal::{REMOVED, leave_out_forgotten};
 use crate::store::results::{Left, ResultState};
 use crate::store::{Layer, Lock, Record, Store, journal, lock};
-use crate::sys::error::{Kind, Result};
+use crate::sys::error::{Kind, Result, if_there};
 use crate::tree::Method;
 
 /// Part of the name of everything that a repair sets aside.
@@ -417,9 +417,8 @@ fn read<T: DeserializeOwned>(path: &Path) -> Read<T> {
 
 /// Returns the sorted names in a directory; none if it is absent.
 pub(in crate::store) fn names(directory: &Path) -> Result<Vec<String>> {
-    let entries = match fs::read_dir(directory) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        other => other?,
+    let Some(entries) = if_there(fs::read_dir(directory))? else {
+        return Ok(Vec::new());
     };
     let mut names = Vec::new();
     for entry in entries {

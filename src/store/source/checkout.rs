@@ -16,7 +16,7 @@ use fs_err::os::unix::fs::OpenOptionsExt as _;
 use nix::fcntl::OFlag;
 
 use super::git::{Git, Rights};
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Error, Result, ResultExt as _, if_there};
 use crate::tree;
 
 /// The repository settings that define the meaning of its files and objects, and the format of differences; none of
@@ -162,13 +162,14 @@ fn git_directory(work: &Path) -> Result<PathBuf> {
 /// Reads a short text; `None` if the file is missing. Refuses anything that would block, such as a FIFO.
 fn small_file(path: &Path) -> Result<Option<String>> {
     let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
-    let file = match fs::OpenOptions::new()
-        .read(true)
-        .custom_flags(flags.bits())
-        .open(path)
-    {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        other => other?,
+    let Some(file) = if_there(
+        fs::OpenOptions::new()
+            .read(true)
+            .custom_flags(flags.bits())
+            .open(path),
+    )?
+    else {
+        return Ok(None);
     };
     if !file.metadata()?.is_file() {
         return Err(not_regular(path));

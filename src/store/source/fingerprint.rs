@@ -12,7 +12,7 @@ use super::Git;
 use super::checkout::Checkout;
 use super::stamp::{self, Stamp};
 use crate::plan::resolve::{UNTRACKED, is_untracked};
-use crate::sys::error::Result;
+use crate::sys::error::{Result, if_there};
 
 impl Git<'_> {
     /// Returns the fingerprint of a source: the one in the file `known`, if nothing was touched since.
@@ -203,12 +203,9 @@ fn changes(status: &[u8]) -> Vec<Change<'_>> {
 }
 
 fn hash_file(path: &Path, hash: &mut Sha256) -> Result<()> {
-    let found = match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            hash.update(b"absent");
-            return Ok(());
-        }
-        other => other?,
+    let Some(found) = if_there(fs::symlink_metadata(path))? else {
+        hash.update(b"absent");
+        return Ok(());
     };
     if found.is_symlink() {
         hash.update(fs::read_link(path)?.as_os_str().as_bytes());

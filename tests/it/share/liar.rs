@@ -526,7 +526,7 @@ fn what_a_snapshot_says_leads_nowhere_and_fills_no_disk() {
         let set = |forged: &mut Forged<'_>| {
             forged.config["rockenv"]["steps"][0]["volumes"] = json!({ name: "empty" });
         };
-        refused(&set, 3, &["it contains an invalid name"]);
+        refused(&set, 3, &["is empty or leads out of its directory"]);
     }
     let digest = |forged: &mut Forged<'_>| {
         forged.config["rootfs"]["diff_ids"][0] = "sha256:../../../outside".into();
