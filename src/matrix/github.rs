@@ -2,10 +2,19 @@
 
 use super::pipeline::{Pipeline, Share, block, list, scalar};
 
-/// The only action: it checks out the profile's repository. Pinned by commit, which nobody can move.
+/// Checks out the profile's repository. Pinned by commit, which nobody can move.
 const CHECKOUT: &str = "actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b1 # v7.0.1";
 
-pub(crate) fn workflow(pipeline: &Pipeline) -> String {
+/// The action that installs rockenv on machines that lack it.
+#[derive(Clone, Debug)]
+pub(crate) struct Action {
+    /// `OWNER/REPOSITORY@COMMIT`.
+    pub uses: String,
+    /// The digest of the program.
+    pub sha256: String,
+}
+
+pub(crate) fn workflow(pipeline: &Pipeline, action: Option<&Action>) -> String {
     let mut text = vec![pipeline.heading()];
     // Envs of one store have the same names in each run of the workflow.
     let (which, cancel) = match pipeline.cleans_last() {
@@ -37,7 +46,15 @@ jobs:
     if let Some(common) = common {
         let run = pipeline.build_common(common, &[]);
         let title = format!("common steps, up to {}", common.until);
-        text.push(job(pipeline, "common", &title, &common.runner, None, &run));
+        text.push(job(
+            pipeline,
+            action,
+            "common",
+            &title,
+            &common.runner,
+            None,
+            &run,
+        ));
         if !pipeline.cleans_last() {
             text.push(always(&pipeline.clean([common.env.as_str()])));
         }
@@ -49,7 +66,15 @@ jobs:
         };
         let run = pipeline.build(one, &[]);
         let (id, needs) = (id(&one.name), needs.as_deref());
-        text.push(job(pipeline, &id, &one.name, &one.runner, needs, &run));
+        text.push(job(
+            pipeline,
+            action,
+            &id,
+            &one.name,
+            &one.runner,
+            needs,
+            &run,
+        ));
         if !pipeline.cleans_last() {
             text.push(always(&pipeline.clean([one.env.as_str()])));
         }
@@ -66,11 +91,12 @@ jobs:
     runs-on: {}
     timeout-minutes: {}
 {}    steps:
-",
+{}",
             list(&needs),
             literal(&list(runner)),
             pipeline.calls.minutes,
-            environment(pipeline)
+            environment(pipeline),
+            install(action)
         ));
         text.push(always(&pipeline.clean(pipeline.envs())));
     }
@@ -80,6 +106,7 @@ jobs:
 /// Writes a job and the step that does its work.
 fn job(
     pipeline: &Pipeline,
+    action: Option<&Action>,
     id: &str,
     name: &str,
     runner: &[String],
@@ -96,17 +123,35 @@ fn job(
       - uses: {CHECKOUT}
         with:
           persist-credentials: false
-      - name: build
+{}      - name: build
         run: {}",
         literal(&scalar(name)),
         literal(&list(runner)),
         pipeline.calls.minutes,
         environment(pipeline),
+        install(action),
         block(
             10,
             &run.iter().map(|line| literal(line)).collect::<Vec<_>>()
         )
     )
+}
+
+/// Writes the step that installs the program that wrote the file.
+fn install(action: Option<&Action>) -> String {
+    let step = action.map(|action| {
+        format!(
+            "      - uses: {}
+        with:
+          version: {}
+          sha256: {}
+",
+            literal(&scalar(&action.uses)),
+            scalar(env!("CARGO_PKG_VERSION")),
+            scalar(&action.sha256)
+        )
+    });
+    step.unwrap_or_default()
 }
 
 /// Writes the secrets of a job: the only expressions in the file.
@@ -154,7 +199,7 @@ mod tests {
 
     #[test]
     fn expressions_are_text() {
-        let text = workflow(&pipeline(false, &["--param", "a=${{ secrets.x }}"]));
+        let text = workflow(&pipeline(false, &["--param", "a=${{ secrets.x }}"]), None);
         assert!(text.contains("'a=${{ '${{' }} secrets.x }}'"), "{text}");
         let ids = ["a.b", "a_b", "a-b", "a_.b", "a._b"].map(id);
         assert_eq!(
@@ -170,12 +215,15 @@ mod tests {
         // The named secret is one, in each job.
         let secret = "    env:\n      TOKEN: ${{ secrets.REGISTRY_TOKEN }}\n    steps:\n";
         assert_eq!(text.matches(secret).count(), 2, "{text}");
-        assert_eq!(workflow(&pipeline(true, &[])).matches(secret).count(), 5);
+        assert_eq!(
+            workflow(&pipeline(true, &[]), None).matches(secret).count(),
+            5
+        );
     }
 
     #[test]
     fn what_is_common_comes_first_and_cleaning_last() {
-        let text = workflow(&pipeline(true, &[]));
+        let text = workflow(&pipeline(true, &[]), None);
         let jobs: Vec<&str> = text
             .lines()
             .filter(|line| line.starts_with("  ") && !line.starts_with("   "))
@@ -188,18 +236,18 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("needs: [\"env-a\", \"env-a-gpu\", \"env-b\", \"common\"]"));
-        assert!(!workflow(&pipeline(false, &[])).contains("common"));
+        assert!(!workflow(&pipeline(false, &[]), None).contains("common"));
         // Labels are text, whatever the job.
         let mut labelled = pipeline(true, &[]);
         for job in &mut labelled.jobs {
             job.runner = vec!["${{ x }}".to_owned()];
         }
-        let text = workflow(&labelled);
+        let text = workflow(&labelled, None);
         let label = "    runs-on: [\"${{ '${{' }} x }}\"]\n";
         assert_eq!(text.matches(label).count(), 4, "{text}");
         // Results that others get elsewhere can be removed at once.
         let pushed = Share::Registry("registry.example.org/r".to_owned());
-        let text = workflow(&sharing(pushed, &[]));
+        let text = workflow(&sharing(pushed, &[]), None);
         assert_eq!(text.matches("if: always()").count(), 4, "{text}");
         assert!(
             text.contains("needs: common") && !text.contains("  clean:"),
@@ -209,7 +257,7 @@ mod tests {
         let may = "permissions:\n  contents: read\n";
         assert!(text.contains(&format!("{may}concurrency:")), "{text}");
         let own = Share::Registry("ghcr.io/o/r".to_owned());
-        let text = workflow(&sharing(own, &[]));
+        let text = workflow(&sharing(own, &[]), None);
         assert!(
             text.contains(&format!("{may}  packages: write\nconcurrency:")),
             "{text}"

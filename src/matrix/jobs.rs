@@ -8,12 +8,44 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use super::Cell;
+use super::pipeline::Size;
 use crate::rocm::target::{self, Target};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::suggest;
+use crate::ui::size::bytes;
 
 /// GitHub's limit for jobs in one matrix.
 pub(crate) const MOST: usize = 256;
+
+/// GitHub's own machines, by label, with their memory and disk as its documentation has them for public repositories.
+const HOSTED: [&str; 3] = ["ubuntu-latest", "ubuntu-24.04", "ubuntu-22.04"];
+const HOSTED_MEMORY: u64 = 16_000_000_000;
+const HOSTED_DISK: u64 = 14_000_000_000;
+
+/// Returns the label by which these are one of GitHub's own machines: new for each job, without rockenv, with sudo.
+pub(crate) fn hosted(labels: &[String]) -> Option<&str> {
+    let mut labels = labels.iter().map(String::as_str);
+    labels.find(|label| HOSTED.contains(label))
+}
+
+/// Returns why a job does not fit on the machine with these labels, as far as that is known.
+pub(crate) fn shortage(labels: &[String], size: Size) -> Option<String> {
+    let label = hosted(labels)?;
+    let parts = [
+        ("memory", size.memory, HOSTED_MEMORY),
+        ("disk", size.disk, HOSTED_DISK),
+    ];
+    let short = parts.iter().filter_map(|(what, needed, there)| {
+        let needed = needed.filter(|needed| needed > there)?;
+        Some(format!(
+            "{} of {what}, `{label}` has {}",
+            bytes(needed),
+            bytes(*there)
+        ))
+    });
+    let short: Vec<String> = short.collect();
+    (!short.is_empty()).then(|| short.join("; "))
+}
 
 /// The machines for each kind of job, by the CI system's labels.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -347,6 +379,26 @@ mod tests {
         let several = ["gfx1201", "gfx1103"].map(|name| Target::parse(name).unwrap());
         assert_eq!(runners.choose(&several), Some(several[1]));
         assert_eq!(Runners::default().choose(&several), Some(several[0]));
+    }
+
+    #[test]
+    fn what_does_not_fit_on_a_machine_of_github_is_known_before() {
+        let size = |memory, disk| Size {
+            memory,
+            disk,
+            ..Size::default()
+        };
+        let hosted = build();
+        let own = vec!["self-hosted".to_owned(), "64-gb".to_owned()];
+        let large = size(Some(32 << 30), Some(230 << 30));
+        assert_eq!(
+            shortage(&hosted, large).unwrap(),
+            "32.0 GiB of memory, `ubuntu-latest` has 14.9 GiB; 230.0 GiB of disk, `ubuntu-latest` has 13.0 GiB"
+        );
+        let small = size(Some(HOSTED_MEMORY), Some(HOSTED_DISK));
+        for (labels, size) in [(&own, large), (&hosted, small), (&hosted, size(None, None))] {
+            assert_eq!(shortage(labels, size), None);
+        }
     }
 
     #[test]

@@ -276,8 +276,9 @@ fn container(pipeline: &Pipeline, cluster: &Cluster, phase: &Phase<'_>) -> Strin
     if cluster.login.is_some() {
         variables += &variable("REGISTRY_AUTH_FILE", &format!("{LOGIN}/auth.json"));
     }
-    for secret in &pipeline.calls.secrets {
-        variables += &format!(
+    let secrets = pipeline.calls.secrets.iter();
+    variables.extend(secrets.map(|secret| {
+        format!(
             "  - name: {}
     valueFrom:
       secretKeyRef:
@@ -286,8 +287,8 @@ fn container(pipeline: &Pipeline, cluster: &Cluster, phase: &Phase<'_>) -> Strin
 ",
             scalar(&secret.variable),
             scalar(&secret.name)
-        );
-    }
+        )
+    }));
     if !variables.is_empty() {
         variables = format!("env:\n{variables}");
     }

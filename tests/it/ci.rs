@@ -1,5 +1,7 @@
 //! Builds in CI: what is said there, and the jobs that are written for it. Needs root.
 
+mod action;
+mod gitlab;
 mod kubernetes;
 mod output;
 mod pipelines;
@@ -34,6 +36,7 @@ name = 'own'
 run = '''
 echo ${target} >> /runs/log
 test ! -e /runs/no-${target}
+test ! -e /runs/wait || $(cat /runs/wait)
 '''
 [[step]]
 name = 'test'

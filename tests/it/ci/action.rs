@@ -1,0 +1,169 @@
+//! The action of this repository, and the workflows that use it on GitHub's own runners.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::Command;
+
+use fs_err as fs;
+use serde_json::Value;
+
+use super::project;
+use crate::support::env::TestStore;
+use crate::support::loopfs::run;
+use crate::support::python::{check_schema, check_workflow, yaml};
+use crate::support::run::{Ran, finish};
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+/// Writes a workflow without a file of runners, checks it, and returns what is in it.
+fn workflow(store: &TestStore, more: &[&str]) -> Value {
+    let asked = ["matrix", "github", "--profile", store.env(), "gfx1201"];
+    let text = store.rockenv(&[&asked[..], more].concat()).ok().text();
+    let file = store.work().join("hosted.yml");
+    fs::write(&file, text).unwrap();
+    check_schema("vendor.github-workflows", &file);
+    check_workflow(&file);
+    yaml(&file).remove(0)
+}
+
+/// Returns the steps of the only job.
+fn steps(workflow: &Value) -> &[Value] {
+    let jobs = workflow["jobs"].as_object().unwrap();
+    assert_eq!(jobs.len(), 1);
+    jobs.values().next().unwrap()["steps"].as_array().unwrap()
+}
+
+#[test]
+fn this_repository_s_workflows_and_action_are_valid() {
+    let root = Path::new(ROOT);
+    check_schema("vendor.github-actions", &root.join("action.yml"));
+    for file in fs::read_dir(root.join(".github/workflows")).unwrap() {
+        check_workflow(&file.unwrap().path());
+    }
+}
+
+#[test]
+fn a_runner_of_github_s_gets_the_program_that_wrote_the_workflow() {
+    let store = TestStore::new();
+    project(&store);
+    let hosted = workflow(&store, &[]);
+    let [_, install, build, clean] = steps(&hosted) else {
+        panic!("{hosted:#}");
+    };
+    let version = env!("CARGO_PKG_VERSION");
+    assert_eq!(install["uses"], format!("rockenv/rockenv@v{version}"));
+    assert!(
+        build["run"]
+            .as_str()
+            .unwrap()
+            .contains("sudo -E rockenv -v up")
+    );
+    assert!(
+        clean["run"]
+            .as_str()
+            .unwrap()
+            .contains("sudo -E rockenv --yes gc")
+    );
+    // Who sets it up has no need of it, and who names an action gets that one.
+    let own = workflow(&store, &["--setup", "./install"]);
+    assert_eq!(steps(&own).len(), 3, "{own:#}");
+    let named = workflow(&store, &["--action", "o/r@0123", "--rockenv", "rockenv"]);
+    assert_eq!(steps(&named)[1]["uses"], "o/r@0123");
+    let bad = ["matrix", "github", "gfx1201", "--action", "o/r"];
+    store
+        .rockenv(&bad)
+        .exits(2)
+        .says(&["OWNER/REPOSITORY@COMMIT"]);
+
+    // What the action does there: a release is fetched, compared with the digest, and installed.
+    let release = store.work().join(format!("releases/v{version}"));
+    let tree = store.work().join("tree/bin");
+    fs::create_dir_all(&release).unwrap();
+    fs::create_dir_all(&tree).unwrap();
+    fs::copy(env!("CARGO_BIN_EXE_rockenv"), tree.join("rockenv")).unwrap();
+    let name = format!("rockenv-{version}-x86_64-linux");
+    run(Command::new("tar")
+        .args(["--create", "--use-compress-program=zstd -1", "--file"])
+        .arg(release.join(format!("{name}.tar.zst")))
+        .arg("--directory")
+        .arg(store.work().join("tree"))
+        .args([format!("--transform=s,^\\.,{name},"), ".".to_owned()]));
+    let releases = format!("file://{}", store.work().join("releases").display());
+    let with = |sha256: &str| {
+        let inputs = [
+            ("version", version),
+            ("sha256", sha256),
+            ("releases", &releases),
+        ];
+        action(&store, &inputs)
+    };
+    let said = with(install["with"]["sha256"].as_str().unwrap())
+        .ok()
+        .text();
+    assert!(said.contains(&format!("\nrockenv {version}\n")), "{said}");
+    let refused = with(&"0".repeat(64)).exits(1);
+    assert!(refused.text().contains("rockenv: FAILED"));
+    assert!(!refused.text().contains("installed"));
+}
+
+/// Runs the shell steps of the action, where nothing of it stays: `/usr/local/bin` is an empty one of its own.
+fn action(store: &TestStore, inputs: &[(&str, &str)]) -> Ran {
+    let action = yaml(&Path::new(ROOT).join("action.yml")).remove(0);
+    let steps = action["runs"]["steps"].as_array().unwrap();
+    // Debian has no keys of Ubuntu's archive, without which the program looks for them at the mirrors.
+    let mut script = "mount -t tmpfs tmpfs /usr/local/bin
+        cp -r /usr/share/keyrings keyrings; touch keyrings/ubuntu-archive-keyring.gpg
+        mount --bind keyrings /usr/share/keyrings\n"
+        .to_owned();
+    for step in steps {
+        for (variable, value) in step["env"].as_object().into_iter().flatten() {
+            let name = value.as_str().unwrap().strip_prefix("${{ inputs.").unwrap();
+            let name = name.strip_suffix(" }}").unwrap();
+            let (_, value) = inputs.iter().find(|(input, _)| *input == name).unwrap();
+            writeln!(script, "export {variable}='{value}'").unwrap();
+        }
+        let file = store.work().join("step");
+        let run = step["run"].as_str().unwrap();
+        let file = file.display();
+        let shell = "bash --noprofile --norc -eo pipefail";
+        writeln!(script, "cat >{file} <<'END'\n{run}\nEND\n{shell} {file}").unwrap();
+    }
+    script += "echo installed; /usr/local/bin/rockenv --version\n";
+    let own = store.command::<&str>(&[]);
+    let mut shell = Command::new("unshare");
+    shell
+        .args(["--mount", "bash", "-ec", &script])
+        .env_clear()
+        .envs(
+            own.get_envs()
+                .filter_map(|(name, value)| Some((name, value?))),
+        )
+        .env("RUNNER_TEMP", store.work())
+        .current_dir(store.work());
+    finish(script, shell)
+}
+
+#[test]
+fn what_does_not_fit_is_said_before_it_is_written() {
+    let store = TestStore::new();
+    let large =
+        "[resources]\nmemory = '64G'\ndisk = '230G'\n[[step]]\nname = 'own'\nrun = 'true'\n";
+    store.profile(large);
+    let asked = ["matrix", "github", "--profile", store.env(), "gfx1201"];
+    let env = format!("{}-gfx1201", store.env());
+    let short = [
+        format!("{env}: needs 64.0 GiB of memory, `ubuntu-latest` has 14.9 GiB"),
+        "230.0 GiB of disk, `ubuntu-latest` has 13.0 GiB".to_owned(),
+    ];
+    let short = short.each_ref().map(String::as_str);
+    let refused = store.rockenv(&asked).exits(9).prints("");
+    refused.says(&short).says(&["help: ", "--runners"]);
+    // Who names the machines is warned only: a label may have other machines.
+    let runners = store.work().join("runners.toml");
+    fs::write(&runners, "build = ['ubuntu-latest', 'large']\n").unwrap();
+    let named = [&asked[..], &["--runners", runners.to_str().unwrap()]].concat();
+    store.rockenv(&named).ok().says(&["warning: "]).says(&short);
+    fs::write(&runners, "build = ['self-hosted']\n").unwrap();
+    let fits = store.rockenv(&named).ok();
+    assert!(!fits.err.contains("needs"), "{}", fits.err);
+}
