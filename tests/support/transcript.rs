@@ -55,7 +55,7 @@ pub(crate) fn transcript(
         };
         let words = shlex::split(line).expect("words").into_iter().map(named);
         if lines.len() > 1 {
-            all += &format!("$ rockenv {line}\n");
+            all.extend(["$ rockenv ", line, "\n"]);
         }
         all += &run(&words.collect::<Vec<_>>()).shown();
     }
