@@ -310,6 +310,13 @@ impl LockedEnv<'_> {
         record.id = random_id()?.try_into()?;
         record.created = Timestamp::now();
         record.failed = None;
+        record.command = record.command.map(|command| {
+            let (own, new) = (format!(" --name {}", from.name()), self.name());
+            match command.split_once(&own) {
+                Some((before, after)) => format!("{before} --name {new}{after}"),
+                None => format!("{command} --name {new}"),
+            }
+        });
         record.head.drop_tree();
         record.head.volumes = BTreeMap::new();
         for step in &mut record.steps {

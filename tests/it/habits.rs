@@ -434,6 +434,12 @@ fn an_env_is_brought_up_to_date_by_the_command_that_made_it() {
         .rockenv(&["up", file, "--name", &other])
         .ok()
         .says(&["nothing to do"]);
+    store.up();
+    for (from, new) in [(other.as_str(), "one"), (store.env(), "two")] {
+        store.rockenv(&["fork", from, new]).ok();
+        let name = format!("--name {new}");
+        store.rockenv(&["up", new]).exits(7).says(&[&name]);
+    }
 }
 
 #[test]
