@@ -353,6 +353,8 @@ fn serve(session: &mut Session, rest: &mut Rest) {
                 // The command may have ended in between.
                 let _: std::result::Result<(), Errno> = killpg(pid, signal);
             }
+            // A disconnected client needs no answer.
+            drop(frames::send(socket, &Reply::Signalled, &[]));
         }
         Ok(Some((Request::Retire, _))) => {
             drop(frames::send(socket, &rest.until.is_some(), &[]));

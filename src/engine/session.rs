@@ -21,7 +21,10 @@ use crate::sys::signals;
 const SOCKET: &str = "control.sock";
 
 /// How long an agent may take to tell whether its container is idle.
-const ANSWER: Duration = Duration::from_secs(1);
+const IDLE: Duration = Duration::from_secs(1);
+
+/// How long an agent may take to read the rest of a frame, or to send it.
+const ANSWER: Duration = Duration::from_secs(10);
 
 /// How long the holder may take to end its container once the command was interrupted.
 const FAREWELL: Duration = Duration::from_secs(30);
@@ -89,7 +92,11 @@ impl Running {
 
     /// Connects a client.
     pub(crate) fn connect(&self) -> Result<Client> {
-        Client::join(&self.run)?.ok_or_else(|| Error::unavailable("the container ended"))
+        let client = Client::join(&self.run)?;
+        let client = client.ok_or_else(|| Error::unavailable("the container ended"))?;
+        // A service may still start the container.
+        client.socket.set_write_timeout(None)?;
+        Ok(client)
     }
 
     /// Reads one message of the holder; `Ready` carries the limits that could not be set.
@@ -198,7 +205,12 @@ impl Client {
             return Ok(None);
         };
         match UnixStream::connect(path) {
-            Ok(socket) => Ok(Some(Self { socket })),
+            Ok(socket) => {
+                // Root of the container may stop the agent, at any moment.
+                socket.set_read_timeout(Some(ANSWER))?;
+                socket.set_write_timeout(Some(ANSWER))?;
+                Ok(Some(Self { socket }))
+            }
             Err(error)
                 if matches!(
                     error.kind(),
@@ -243,7 +255,7 @@ pub(crate) fn retire(run: &Path) -> Result<bool> {
         return Ok(false);
     };
     // A stopped container (SIGSTOP) does not answer.
-    client.socket.set_read_timeout(Some(ANSWER))?;
+    client.socket.set_read_timeout(Some(IDLE))?;
     // It may be ending at this moment.
     Ok(frames::send(&client.socket, &Request::Retire, &[]).is_ok()
         && matches!(frames::receive(&client.socket), Ok(Some((true, _)))))

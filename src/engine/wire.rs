@@ -45,6 +45,8 @@ pub(crate) enum Request {
 pub(crate) enum Reply {
     /// The command runs; with `tty` the frame carries the terminal's other end.
     Started,
+    /// The signal was sent: the agent answers, whatever the command does.
+    Signalled,
     /// The command could not be started, with the exit code that shells use (126 or 127).
     NotStarted {
         /// 127 if the program is missing, 126 if it cannot be run.

@@ -85,7 +85,7 @@ pub(crate) fn prove(
             continue;
         }
         match client.hear()? {
-            Some((Reply::Started, _)) => {}
+            Some((Reply::Started | Reply::Signalled, _)) => {}
             Some((Reply::Exited { .. }, _)) => return judge(&read(report)?),
             Some((Reply::NotStarted { message, .. }, _)) => {
                 return Err(

@@ -227,7 +227,7 @@ impl Supervision<'_, '_> {
     fn hear_command(&mut self) -> Result<Option<Ending>> {
         let stopped = self.stopping.map(|(ending, _)| ending);
         Ok(match self.client.hear()?.map(|(reply, _)| reply) {
-            Some(Reply::Started) => None,
+            Some(Reply::Started | Reply::Signalled) => None,
             Some(Reply::NotStarted { code, message }) => {
                 self.step.keep(Stream::Stderr, message.as_bytes())?;
                 Some(Ending::Exited { code, signal: None })

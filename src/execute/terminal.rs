@@ -16,7 +16,7 @@ use crate::engine::wire::{Command, Reply, Then};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::signals::{self, STOP};
 
-/// How long a container that was asked to end a command may take to answer at all.
+/// How long a container that was asked to signal a command may take to answer.
 const ANSWER: Duration = Duration::from_secs(10);
 
 /// How a command ended.
@@ -46,16 +46,18 @@ pub(crate) fn run(client: &Client, command: Command) -> Result<Option<Exit>> {
     }
     let mut raw = None;
     let mut started = false;
+    let mut interrupted = false;
+    // A signal that the container has not answered.
     let mut asked: Option<(i32, Instant)> = None;
     let mut terminal: Option<OwnedFd> = None;
     loop {
-        let until = asked.filter(|_| !started).map(|(_, until)| until);
+        let until = asked.map(|(_, until)| until);
         let Ready {
             from_client,
             signalled,
             copies: ready,
         } = wait(client, &signals, &copies, until)?;
-        if let Some((number, until)) = asked.filter(|_| !started && !from_client)
+        if let Some((number, until)) = asked.filter(|_| !from_client)
             && Instant::now() >= until
         {
             return Err(no_answer(number));
@@ -72,7 +74,8 @@ pub(crate) fn run(client: &Client, command: Command) -> Result<Option<Exit>> {
                     // A stopped container (SIGSTOP) never answers: the second Ctrl-C ends the wait.
                     number if asked.is_some() && !started => return Err(no_answer(number)),
                     number => {
-                        asked = Some((number, Instant::now() + ANSWER));
+                        interrupted = true;
+                        asked = asked.or(Some((number, Instant::now() + ANSWER)));
                         drop(client.signal(number));
                     }
                 }
@@ -90,6 +93,7 @@ pub(crate) fn run(client: &Client, command: Command) -> Result<Option<Exit>> {
                 ));
             }
             None => return Ok(None),
+            Some((Reply::Signalled, _)) => asked = None,
             Some((Reply::Started, fds)) => {
                 started = true;
                 if let Some(outer) = fds.into_iter().next() {
@@ -119,7 +123,7 @@ pub(crate) fn run(client: &Client, command: Command) -> Result<Option<Exit>> {
                 return Ok(Some(Exit {
                     code,
                     then,
-                    interrupted: asked.is_some(),
+                    interrupted,
                 }));
             }
         }

@@ -49,6 +49,8 @@ pub(crate) fn send(socket: &UnixStream, body: &impl Serialize, fds: &[RawFd]) ->
 fn not_sent(error: std::io::Error) -> Error {
     if is_gone(&error) {
         Error::unavailable("the container ended").source(error)
+    } else if error.kind() == std::io::ErrorKind::WouldBlock {
+        Error::unavailable("the container does not answer")
     } else {
         error.into()
     }
@@ -118,7 +120,7 @@ pub(crate) fn receive<T: DeserializeOwned>(
 fn fill(mut socket: &UnixStream, buffer: &mut [u8]) -> Result<bool> {
     match socket.read_exact(buffer) {
         Err(error) if is_gone(&error) => Ok(false),
-        other => Ok(other.map(|()| true)?),
+        other => other.map(|()| true).map_err(not_sent),
     }
 }
 

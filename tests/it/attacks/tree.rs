@@ -3,14 +3,14 @@
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use fs_err as fs;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::support::env::TestStore;
+use crate::support::env::{TestStore, is_service};
 use crate::support::run::{processes, processes_called, wait_until};
 
 /// Long enough for a busy machine, and far from for ever.
@@ -39,18 +39,24 @@ fn traps_where_accounts_are_written_are_not_opened() {
         match trap {
             "mkdir" => {
                 assert_ne!(ran.code, 0);
-                ran.says(&["group.rockenv"]);
+                // A service keeps what the container's first process said.
+                ran.says(&[match is_service() {
+                    true => "before it was ready",
+                    false => "group.rockenv",
+                }]);
                 store.rockenv(&["up", store.env(), "--rerun", "a"]).ok();
             }
             _ => assert_eq!(ran.ok().text().trim(), "builder", "{trap}"),
         }
     }
-    for trap in [
+    // A service reads the list itself, in its own way.
+    let traps: &[&str] = &[
         "mkfifo /etc/passwd",
         "truncate -s 2G /etc/passwd",
         "ln -s /dev/zero /etc/passwd",
         "mknod /etc/passwd c 1 5",
-    ] {
+    ];
+    for trap in traps.iter().filter(|_| !is_service()) {
         store.rockenv(&["up", store.env(), "--rerun", "a"]).ok();
         store.root_sh(&format!("rm /etc/passwd; {trap}")).ok();
         let begun = Instant::now();
@@ -120,6 +126,9 @@ fn a_disk_where_accounts_are_written_is_neither_written_nor_read() {
         assert_eq!(store.sh("id -un").ok().text().trim(), "builder", "{file}");
         store.root_sh(&format!("test ! -b {path}")).ok();
         disk.assert_untouched();
+        if is_service() {
+            continue;
+        }
         let path = format!("/etc/{file}");
         store
             .root_sh(&format!("rm {path}; {}", disk.node(&path)))
@@ -173,6 +182,42 @@ fn a_holder_that_does_not_answer_is_ended() {
         assert!(begun.elapsed() < LONG, "{arguments:?}");
         drop(job);
     }
+    store.assert_clean();
+}
+
+/// Stops rockenv's process in the container, which passes signals on and tells how commands end.
+const STOP_AGENT: &str = "for process in /proc/[0-9]*; do
+    case $(tr '\\0' ' ' < $process/cmdline) in *rockenv\\ __agent*) kill -STOP ${process#/proc/};; esac; done; sleep 6009";
+
+#[test]
+fn a_command_whose_container_was_stopped_ends_when_it_is_told_to() {
+    let store = TestStore::new();
+    store.up_with("[[step]]\nname = \"a\"\nrun = \"true\"\n");
+    store.sh("true").ok();
+    // What a stopped process was sent keeps a pipe open: nobody would read its end.
+    let start = |arguments: &[&str]| {
+        let mut command = store.command(&[&["exec", "--root"], arguments].concat());
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        command.spawn().expect("rockenv")
+    };
+    let mut job = start(&[store.env(), "--", "sh", "-c", STOP_AGENT]);
+    wait_until("the command runs", || {
+        !processes_called("sleep 6009").is_empty()
+    });
+    let begun = Instant::now();
+    // More than a socket takes where nobody reads.
+    let long = (0..8).map(|n| format!("--env=A{n}={}", "x".repeat(100_000)));
+    let long: Vec<String> = long.collect();
+    let long: Vec<&str> = long.iter().map(String::as_str).collect();
+    let refused = start(&[&long[..], &[store.env(), "--", "true"]].concat()).wait();
+    let refused = refused.expect("an end").code();
+    assert!(matches!(refused, Some(4 | 6)), "{refused:?}");
+    kill(Pid::from_raw(job.id().cast_signed()), Signal::SIGTERM).expect("a signal");
+    let ended = job.wait().expect("an end").code();
+    assert_eq!(ended, Some(143));
+    assert!(begun.elapsed() < LONG);
+    store.rockenv(&["down", store.env()]).ok();
+    store.sh("true").ok();
     store.assert_clean();
 }
 
