@@ -36,14 +36,16 @@ const MADE: [&str; 8] = [
     "sys",
 ];
 
-/// `__layer ARCHIVE SHA256 REPORT`: unpacks a layer on the root file system; errors go to the file `REPORT`.
+/// `__layer ARCHIVE SHA256 REPORT [BYTES]`: unpacks a layer of `BYTES` on the root file system; errors go to the file
+/// `REPORT`.
 pub(crate) fn layer(arguments: &[String]) -> Result<()> {
-    let [archive, diff_id, report] = arguments else {
+    let [archive, diff_id, report, unpacked @ ..] = arguments else {
         return Err(usage());
     };
+    let unpacked = unpacked.first().map(|bytes| parse(bytes)).transpose()?;
     let options = UnpackOptions {
         devices: Devices::Make,
-        limits: Limits::SNAPSHOT,
+        limits: Limits::of_snapshot(unpacked),
         left_out: &MADE,
         ..UnpackOptions::default()
     };
@@ -420,7 +422,7 @@ fn usage() -> Error {
     )
 }
 
-fn parse(text: &str) -> Result<u32> {
+fn parse<T: std::str::FromStr>(text: &str) -> Result<T> {
     text.parse().map_err(|_| usage())
 }
 

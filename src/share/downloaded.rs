@@ -11,7 +11,6 @@ use crate::image::BuildProgress;
 use crate::image::fetch::{Meter, POLL};
 use crate::image::oci::layers::{Deletions, Layers};
 use crate::image::tar::unpack::{Devices, Limits, UnpackOptions};
-use crate::store::shared::Blob;
 use crate::sys::error::{Error, Result, ResultExt as _};
 
 pub(super) fn cannot_unpack(document: &Document, index: usize) -> String {
@@ -28,17 +27,6 @@ pub(super) enum On {
     Tree,
     /// An empty directory that an overlay mounts above others.
     Overlay,
-}
-
-/// Returns the limits for a layer: as its manifest declares; without a declaration, those of an image.
-fn limits(blob: &Blob) -> Limits {
-    match blob.unpacked {
-        Some(unpacked) => Limits {
-            unpacked,
-            ..Limits::SNAPSHOT
-        },
-        None => Limits::default(),
-    }
 }
 
 /// Downloads as they arrive.
@@ -62,7 +50,7 @@ impl Downloaded<'_> {
         // As in the original store: the engine decides which devices a container may open.
         let options = UnpackOptions {
             devices: Devices::Make,
-            limits: limits(&document.blobs[index]),
+            limits: Limits::of_snapshot(document.blobs[index].unpacked),
             ..UnpackOptions::default()
         };
         let mut layers = match on {

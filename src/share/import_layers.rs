@@ -415,6 +415,7 @@ impl<'a> Pull<'a> {
             below,
             archive: &archive,
             diff_id: &self.document.blobs[index].diff_id,
+            unpacked: self.document.blobs[index].unpacked,
         };
         let kept = service_image::make(self.store, service, arrived, &mut look)
             .context(|| cannot_unpack(self.document, index))?;

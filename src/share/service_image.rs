@@ -213,6 +213,7 @@ pub(super) struct Arrived<'a> {
     pub(super) below: String,
     pub(super) archive: &'a Path,
     pub(super) diff_id: &'a str,
+    pub(super) unpacked: Option<u64>,
 }
 
 /// Makes an image of it at the service.
@@ -228,6 +229,7 @@ pub(super) fn make(
         below,
         archive,
         diff_id,
+        unpacked,
     } = arrived;
     // Before it exists, so that discarding the directory removes it too.
     store.note_tree(directory, &service.socket, tree)?;
@@ -247,6 +249,7 @@ pub(super) fn make(
         place: &place,
         archive,
         diff_id,
+        unpacked,
         program: &Host::probe()?.program,
         report: &report,
     };

@@ -32,6 +32,8 @@ pub struct Unpack<'a> {
     pub archive: &'a Path,
     /// SHA-256 of the unpacked archive.
     pub diff_id: &'a str,
+    /// The size of the unpacked archive, if its publisher declares it.
+    pub unpacked: Option<u64>,
     /// The rockenv binary that unpacks.
     pub program: &'a Path,
     /// Host path for the error report.
@@ -71,14 +73,17 @@ impl Service {
             security_opt: Some(vec!["label=disable".to_owned()]),
             ..HostConfig::default()
         };
-        let words = [SUBCOMMAND, LAYER, what.diff_id, REPORT];
+        let mut words = [SUBCOMMAND, LAYER, what.diff_id, REPORT]
+            .map(str::to_owned)
+            .to_vec();
+        words.extend(what.unpacked.map(|unpacked| unpacked.to_string()));
         let body = ContainerCreateBody {
             image: Some(what.place.image.clone()),
             labels: Some(what.place.labels().map()),
             user: Some("0:0".to_owned()),
             working_dir: Some("/".to_owned()),
             entrypoint: Some(vec![nspawn::PROGRAM.to_owned()]),
-            cmd: Some(words.map(str::to_owned).to_vec()),
+            cmd: Some(words),
             host_config: Some(host),
             ..ContainerCreateBody::default()
         };

@@ -48,11 +48,18 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// For snapshots: a step's output may have any compression ratio, and its publisher runs code here anyway.
-    pub const SNAPSHOT: Self = Self {
-        ratio: u64::MAX,
-        ..Self::ARCHIVE
-    };
+    /// Returns the limits for a layer of a snapshot: its size as declared, with any compression ratio, since it is a
+    /// step's output; without a declaration, those of an image.
+    pub(crate) fn of_snapshot(unpacked: Option<u64>) -> Self {
+        match unpacked {
+            Some(unpacked) => Self {
+                ratio: u64::MAX,
+                unpacked,
+                ..Self::ARCHIVE
+            },
+            None => Self::ARCHIVE,
+        }
+    }
 
     /// Ten times the largest ROCm image, and the kernel's limits for a path.
     const ARCHIVE: Self = Self {
