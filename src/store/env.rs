@@ -1,6 +1,7 @@
 //! Owns an env under its lock: every change of its data on disk, and cleaning up after a killed command.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write as _;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -419,7 +420,64 @@ impl Store {
         if fs::read(&joined).is_ok_and(|known| known == text) {
             return Ok(false);
         }
-        atomic::write(&joined, &text)?;
+        let mut new = tempfile::Builder::new()
+            .prefix(atomic::PREFIX)
+            .tempfile_in(&directory)?;
+        new.write_all(&text)?;
+        new.as_file().sync_data()?;
+        match new.persist(&joined) {
+            // Who took the lock after the step's end has discarded it.
+            Err(error) if error.error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+            other => drop(other.map_err(|error| error.error)?),
+        }
+        fs::File::open(&directory)?.sync_data()?;
+        if !attempt.exists() {
+            // So has who removed the env, but for this file.
+            remove(&joined)?;
+        }
         Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    /// Whoever takes the env's lock discards unfinished files in its directory.
+    #[test]
+    fn whoever_joins_a_step_that_ends_gets_no_error() {
+        let root = tempfile::tempdir().unwrap();
+        let store = Store::open(&root.path().join("store")).unwrap();
+        let env = store.env_dir("a");
+        fs::create_dir_all(&env).unwrap();
+        fs::write(env.join(ATTEMPT), "key").unwrap();
+        let ended = AtomicBool::new(false);
+        let mut joined = [0, 0];
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !ended.load(Ordering::Relaxed) {
+                    for name in names(&env).unwrap() {
+                        if name.starts_with(atomic::PREFIX) {
+                            drop(fs::remove_file(env.join(name)));
+                        }
+                    }
+                }
+            });
+            let until = Instant::now() + Duration::from_secs(20);
+            while Instant::now() < until && joined.contains(&0) {
+                match store.join_attempt("a") {
+                    Ok(first) => joined[usize::from(first)] += 1,
+                    Err(error) => {
+                        ended.store(true, Ordering::Relaxed);
+                        panic!("{error}");
+                    }
+                }
+                drop(fs::remove_file(env.join(JOINED)));
+            }
+            ended.store(true, Ordering::Relaxed);
+        });
+        assert!(joined[0] > 0, "the racer never won: {joined:?}");
     }
 }

@@ -51,11 +51,12 @@ impl ByHand {
 }
 
 fn append(file: &Path, line: &str) -> Result<()> {
-    let mut file = fs::OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(file)?;
-    Ok(file.write_all(line.as_bytes())?)
+    let mut options = fs::OpenOptions::new();
+    match options.create(true).append(true).open(file) {
+        // The view was removed after the container that the command joined.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        file => Ok(file?.write_all(line.as_bytes())?),
+    }
 }
 
 fn now() -> i128 {
@@ -154,5 +155,9 @@ mod tests {
         assert!(layer.join("d/step").exists() && layer.join("later").exists());
         assert!(!keep(&commands, &layer, &env.join("none")).unwrap());
         assert!(!env.join("none").exists());
+        // Another command may have removed the view by then.
+        let command = ByHand::begin(env).unwrap();
+        fs::remove_dir_all(env.join("views")).unwrap();
+        command.end().unwrap();
     }
 }
