@@ -51,7 +51,8 @@ fuzz: ## hostile files for every reader of files, FUZZ_SECONDS (60) for each; fi
 	export TMPDIR=$$scratch RUSTFLAGS=-Ccodegen-units=16; \
 	for target in $(FUZZ_TARGETS); do \
 	    echo "== $$target"; mkdir -p "fuzz/target/corpus/$$target"; \
-	    RUSTC_BOOTSTRAP=1 nice cargo fuzz run --sanitizer none "$$target" "fuzz/target/corpus/$$target" "fuzz/corpus/$$target" -- \
+	    built_in=; [ "$$target" != profile ] || built_in='profiles images'; \
+	    RUSTC_BOOTSTRAP=1 nice cargo fuzz run --sanitizer none "$$target" "fuzz/target/corpus/$$target" "fuzz/corpus/$$target" $$built_in -- \
 	        -max_total_time=$(FUZZ_SECONDS) -timeout=20 -rss_limit_mb=1024 -max_len=65536 -print_final_stats=1 -verbosity=0; \
 	done
 
