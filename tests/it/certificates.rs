@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use crate::archive::service::{Archive, SUITE};
 use crate::image::arch_repository;
 use crate::support::env::TestStore;
-use crate::support::loopfs::{LoopFs, Mount, run};
+use crate::support::loopfs::{LoopFs, Mount, bind, run};
 use crate::support::run::{Ran, finish, sha256};
 use fs_err as fs;
 
@@ -160,6 +160,14 @@ run = '''env -i python3 -c "{look}"'''
     store.rockenv(&run).exits(1);
     if !crate::support::env::is_service() {
         with(&store, &authority, &run).ok().prints("200");
+    }
+    if !crate::support::env::is_service() {
+        // An administrator has added it to the machine's own.
+        let added = bind(Path::new(&authority), &Path::new("/").join(list));
+        store.rockenv(&run).exits(1);
+        with(&store, "host", &run).ok().prints("200");
+        drop(added);
+        assert_ne!(with(&store, "host", &run).code, 0);
     }
     let write = format!("echo > /{list}");
     let read_only = ["exec", "--root", name, "--", "sh", "-c", &write];

@@ -20,6 +20,8 @@ struct Ground {
     user: PathBuf,
     /// The machine's control groups are named for them: no other test may have them.
     envs: [String; 2],
+    /// How long a command runs at most before it is killed, in ms.
+    patience: u64,
     /// How the commands ended: verb and exit code, or `killed`.
     ends: Mutex<BTreeMap<String, u32>>,
     /// What those said that ended with a code that nothing explains.
@@ -138,6 +140,7 @@ changes = ["d2/f2", "d3/f3", "d3/f7", "d3/f11", "linked"]
             store: store.to_path_buf(),
             user: user.to_path_buf(),
             envs: ["a", "b"].map(|env| format!("s{}-{method}-{env}", std::process::id())),
+            patience: 600,
             ends: Mutex::default(),
             wrong: Mutex::default(),
         }
@@ -212,7 +215,7 @@ changes = ["d2/f2", "d3/f3", "d3/f7", "d3/f11", "linked"]
             .process_group(0)
             .spawn()
             .unwrap();
-        let patience = Duration::from_millis(random.below(600));
+        let patience = Duration::from_millis(random.below(self.patience));
         let started = Instant::now();
         while started.elapsed() < patience {
             if let Some(status) = child.try_wait().unwrap() {
@@ -289,8 +292,10 @@ changes = ["d2/f2", "d3/f3", "d3/f7", "d3/f11", "linked"]
 impl Drop for Ground {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let [one, two] = &self.envs;
-            drop(self.rockenv(&["rm", "--yes", "--force", one, two]).output());
+            // One may be missing. What is left would fail the next round.
+            for env in &self.envs {
+                drop(self.rockenv(&["rm", "--yes", "--force", env]).output());
+            }
         }
     }
 }
@@ -424,9 +429,14 @@ pub(crate) fn hammer(kind: Kind, method: &str, cycles: u64, seed: u64) -> BTreeM
         .prefix("rockenv-safety-")
         .tempdir()
         .unwrap();
-    let ground = Ground::new(&disk.path().join("store"), user.path(), method);
+    let mut ground = Ground::new(&disk.path().join("store"), user.path(), method);
     let before = content(user.path());
     ground.ok(&["image", "build", "mini"]);
+    // On a busy machine too, commands of each kind come to their end.
+    let began = Instant::now();
+    ground.ok(&["up", "p", "--name", ground.envs[0].as_str()]);
+    let up = u64::try_from(began.elapsed().as_millis()).unwrap();
+    ground.patience = ground.patience.max(up * 3 / 2);
     eprintln!("{method}, seed {seed}");
     std::thread::scope(|scope| {
         for worker in 0..2 {
