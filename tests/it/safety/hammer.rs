@@ -436,7 +436,7 @@ pub(crate) fn hammer(kind: Kind, method: &str, cycles: u64, seed: u64) -> BTreeM
     let began = Instant::now();
     ground.ok(&["up", "p", "--name", ground.envs[0].as_str()]);
     let up = u64::try_from(began.elapsed().as_millis()).unwrap();
-    ground.patience = ground.patience.max(up * 3 / 2);
+    ground.patience = ground.patience.max(up / 2);
     eprintln!("{method}, seed {seed}");
     std::thread::scope(|scope| {
         for worker in 0..2 {
