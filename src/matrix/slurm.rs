@@ -15,11 +15,23 @@ pub(crate) struct Site {
 /// Writes the script. It prints a line for each job, its name and its id, and if one is refused it cancels the
 /// others.
 pub(crate) fn script(pipeline: &Pipeline, site: &Site) -> String {
+    // An env belongs to one matrix, so the first one's name can identify all.
+    let all = format!(
+        "envs-{}",
+        pipeline.envs().first().copied().unwrap_or_default()
+    );
     let mut text = vec![
         "#!/bin/sh\n".to_owned(),
         pipeline.heading(),
-        "set -eu
-jobs=
+        "set -eu\n".to_owned(),
+        // Two submissions at once would meet in the same envs.
+        format!(
+            "queued=$(squeue --me --noheader --format=%A --name={})
+[ -z \"$queued\" ] || {{ echo \"these envs are already in the queue, as job ${{queued%%[!0-9]*}}\" >&2; exit 1; }}
+",
+            quote(&all)
+        ),
+        "jobs=
 trap '[ -z \"$jobs\" ] || scancel $jobs' EXIT
 # A shell that a signal ends does not get there by itself.
 trap 'exit 130' INT
@@ -52,7 +64,7 @@ submit() { # NAME OPTION...: a job that runs what comes in
     let lines = pipeline.build_one_of(&envs, "SLURM_ARRAY_TASK_ID", &jobs);
     let array = format!("--array=0-{}", envs.len().saturating_sub(1));
     let options_of_array = options(pipeline, site, "%A_%a", &[array]) + after;
-    text.push(submit("rockenv", &options_of_array, &lines));
+    text.push(submit(&all, &options_of_array, &lines));
     text.push("array=$id\n".to_owned());
     for (task, job) in envs.iter().enumerate() {
         text.push(format!("echo {}\" ${{array}}_{task}\"\n", quote(&job.env)));
@@ -122,7 +134,7 @@ mod tests {
             [
                 format!("common {same}%j.log --mem=3073M '--partition=a b'"),
                 format!(
-                    "rockenv {same}%A_%a.log --mem=3073M --array=0-1 '--partition=a b' --dependency=\"afterok:$id\""
+                    "envs-a {same}%A_%a.log --mem=3073M --array=0-1 '--partition=a b' --dependency=\"afterok:$id\""
                 ),
                 format!(
                     "a-gpu {same}%j.log --mem=3073M --gres=gpu:gfx1103:1 '--partition=a b' --dependency=\"afterok:${{array}}_0\""

@@ -223,7 +223,15 @@ fn what_is_common_is_a_job_and_each_env_a_task() {
     let refused = submit(&store, &slurm, &["--gres", "tape:1"]).exits(1);
     refused.says(&["cannot submit the jobs to Slurm", "sbatch: error"]);
     let left = slurm.ended();
-    assert_eq!(left, ["common CANCELLED", "rockenv CANCELLED"]);
+    let array = format!("envs-{}-gfx1103", store.env());
+    assert_eq!(left, ["common CANCELLED", &format!("{array} CANCELLED")]);
+
+    // What is in the queue is not submitted again.
+    submit(&store, &slurm, &["--sbatch=--hold"]).ok();
+    let again = submit(&store, &slurm, &[]).exits(1);
+    again.says(&["these envs are already in the queue, as job "]);
+    run(slurm.tool("scancel").arg("--user=root"));
+    assert!(slurm.ended().iter().all(|job| job.ends_with("CANCELLED")));
 
     let submitted = submit(&store, &slurm, &["--gres", "gpu:1", "--timeout", "30"])
         .ok()
@@ -252,8 +260,8 @@ fn what_is_common_is_a_job_and_each_env_a_task() {
         done,
         [
             "common COMPLETED",
-            "rockenv COMPLETED",
-            "rockenv COMPLETED",
+            "envs-E-gfx1103 COMPLETED",
+            "envs-E-gfx1103 COMPLETED",
             "E-gfx1103-gpu FAILED",
             "E-gfx1201-gpu FAILED",
         ],
@@ -310,6 +318,7 @@ fn a_submission_that_is_interrupted_takes_back_what_it_has() {
     for (name, script) in [
         ("sbatch", sbatch.as_str()),
         ("scancel", "echo $* > ../taken-back"),
+        ("squeue", ""),
     ] {
         let file = place.join(name);
         fs::write(
