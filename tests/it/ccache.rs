@@ -93,12 +93,7 @@ fn port() -> u16 {
 
 /// A machine that knows of a storage.
 fn machine(storage: &str) -> TestStore {
-    let store = TestStore::new();
-    let image = format!(
-        "schema = 1\nprovider = \"directory\"\n[directory]\npath = '{}'\n",
-        crate::support::rootfs::builder().display()
-    );
-    fs::write(store.work().join("images/builder.toml"), image).unwrap();
+    let store = TestStore::with_builder();
     fs::write(
         store
             .work()

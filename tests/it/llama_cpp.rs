@@ -45,15 +45,9 @@ export = [{ from = "/build/llama/bin", to = "result" }]
 
 #[test]
 fn the_archive_is_fetched_configured_and_compiled_through_ccache() {
-    let store = TestStore::new();
+    let store = TestStore::with_builder();
     // Whoever reads along on the way to the index is known to this machine, if anybody does.
     store.configure("ca-certificates = \"host\"\n");
-    let tree = crate::support::rootfs::builder();
-    let image = format!(
-        "schema = 1\nprovider = \"directory\"\n[directory]\npath = '{}'\n",
-        tree.display()
-    );
-    fs::write(store.work().join("images/builder.toml"), image).unwrap();
     let name = store.env();
     let profile = store.work().join(format!("profiles/{name}.toml"));
     fs::write(

@@ -14,10 +14,10 @@ use nix::unistd::Pid;
 use super::loopfs::{LoopFs, need_root};
 use super::ordinary::Ordinary;
 use super::run::{Background, Ran, children, finish, hear_signals, processes, wait_for};
-use super::template::{clone_template, directory, lay_out};
+use super::template::{clone_template, directory, lay_out, lay_out_builder};
 
 /// How long what ends by itself may take to do so, in seconds: on a busy disk, the trash is emptied for longer than the command took.
-const PATIENCE: u64 = 60;
+const PATIENCE: u64 = 120;
 
 /// A store and the directories of a user around it.
 #[derive(Debug)]
@@ -35,8 +35,19 @@ impl TestStore {
         need_root();
         let directory = directory();
         let home = directory.path().join("store");
-        clone_template(&home);
+        clone_template(&home, "base");
         Self::with(directory, home)
+    }
+
+    /// Makes a store in which image `builder` is built already, of [`super::rootfs::builder`].
+    pub(crate) fn with_builder() -> Self {
+        need_root();
+        let directory = directory();
+        let home = directory.path().join("store");
+        clone_template(&home, "builder");
+        let store = Self::with(directory, home);
+        lay_out_builder(&store.work);
+        store
     }
 
     /// Makes a store at `home`, of which only the parent exists; the first `up` builds image `base` in it.

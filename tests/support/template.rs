@@ -1,4 +1,4 @@
-//! A store with nothing but image `base`, made once for each build of rockenv, and the directories around one.
+//! Stores with nothing but one image, each made once for each build of rockenv, and the directories around one.
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -46,10 +46,7 @@ pub(super) fn lay_out(work: &Path) {
         std::os::unix::fs::chown(directory, Some(1234), Some(1234)).expect("an owner");
     }
     let base = match Ordinary::get() {
-        None => format!(
-            "schema = 1\nprovider = \"directory\"\n[directory]\npath = '{}'\n",
-            super::rootfs().display()
-        ),
+        None => recipe(&super::rootfs()),
         Some(user) => {
             user.own(work);
             let (path, digest) = user.archive(&super::rootfs());
@@ -62,9 +59,20 @@ pub(super) fn lay_out(work: &Path) {
     fs::write(work.join("images/base.toml"), base).expect("an image recipe");
 }
 
-/// Makes a store from one in which image `base` is built: its files, which nobody changes, by hard links.
-pub(super) fn clone_template(home: &Path) {
-    let template = template();
+/// Adds the recipe of image `builder`.
+pub(super) fn lay_out_builder(work: &Path) {
+    let recipe = recipe(&super::rootfs::builder());
+    fs::write(work.join("images/builder.toml"), recipe).expect("an image recipe");
+}
+
+fn recipe(tree: &Path) -> String {
+    let path = tree.display();
+    format!("schema = 1\nprovider = \"directory\"\n[directory]\npath = '{path}'\n")
+}
+
+/// Makes a store from one in which an image is built: its files, which nobody changes, by hard links.
+pub(super) fn clone_template(home: &Path, image: &str) {
+    let template = template(image);
     fs::create_dir(home).expect("the store's root");
     let ordinary = Ordinary::get();
     if let Some(user) = &ordinary {
@@ -91,8 +99,8 @@ pub(super) fn clone_template(home: &Path) {
     }
 }
 
-/// Returns a store with nothing but image `base`, made once for each build of rockenv.
-fn template() -> PathBuf {
+/// Returns a store with nothing but this image, made once for each build of rockenv.
+fn template(image: &str) -> PathBuf {
     let program = fs::metadata(env!("CARGO_BIN_EXE_rockenv")).expect("rockenv");
     let version = format!(
         "{}.{:09}-{}",
@@ -105,6 +113,7 @@ fn template() -> PathBuf {
         Some(user) => user.directory.join("template"),
         None => base().join("template"),
     };
+    let parent = parent.join(image);
     fs::create_dir_all(&parent).expect("a directory for the template");
     let lock = fs::File::create(parent.join("lock")).expect("a lock file");
     lock.file().lock().expect("the lock");
@@ -119,6 +128,9 @@ fn template() -> PathBuf {
     run(Command::new("sh").args(["-euc", clean, "sh"]).arg(&parent));
     let work = current.join("work");
     lay_out(&work);
+    if image == "builder" {
+        lay_out_builder(&work);
+    }
     let mut build = match &ordinary {
         Some(user) => Command::new(user.program()),
         None => Command::new(env!("CARGO_BIN_EXE_rockenv")),
@@ -128,7 +140,7 @@ fn template() -> PathBuf {
         user.become_user(&mut build);
     }
     run(build
-        .args(["image", "build", "base"])
+        .args(["image", "build", image])
         .env_clear()
         .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .env("HOME", &work)
