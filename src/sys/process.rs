@@ -526,7 +526,7 @@ mod tests {
             }
         });
         assert_eq!(outcome.unwrap_err().kind(), Kind::Signal(2));
-        assert!(start.elapsed() < Duration::from_secs(5));
+        assert!(start.elapsed() < Duration::from_secs(30));
     }
 
     #[test]
@@ -541,8 +541,8 @@ mod tests {
     #[test]
     fn a_daemon_that_keeps_stderr_open_does_not_hold_us() {
         let start = Instant::now();
-        run(&sh("setsid sleep 8 >/dev/null & exit 0")).unwrap();
-        assert!(start.elapsed() < Duration::from_secs(4));
+        run(&sh("setsid sleep 60 >/dev/null & exit 0")).unwrap();
+        assert!(start.elapsed() < Duration::from_secs(30));
     }
 
     #[test]

@@ -170,7 +170,7 @@ fn a_cancelled_build_leaves_no_process_and_no_mount() {
     });
     assert_eq!(outcome.unwrap_err().kind(), Kind::Signal(2));
     assert!(
-        stopped.unwrap().elapsed() < Duration::from_secs(2),
+        stopped.unwrap().elapsed() < Duration::from_secs(10),
         "{:?}",
         stopped.unwrap().elapsed()
     );
@@ -201,7 +201,7 @@ fn a_killed_build_leaves_no_process_and_no_mount() {
     let start = Instant::now();
     while !mounts_and_processes(&path).is_empty() {
         let left = mounts_and_processes(&path);
-        assert!(start.elapsed() < Duration::from_secs(3), "{left:#?}");
+        assert!(start.elapsed() < Duration::from_secs(20), "{left:#?}");
         std::thread::sleep(Duration::from_millis(20));
     }
     for entry in fs_err::read_dir("/var/tmp").unwrap() {

@@ -144,7 +144,7 @@ fn until_memory_is_free(what: &str, mut attempt: impl FnMut() -> bool) {
 #[test]
 fn nested_builds_never_run_more_compilers_than_the_budget() {
     let watched = Watched::new();
-    let build = "tree 4 4 0.1; ninja";
+    let build = "tree 4 4 0.3; ninja";
     let mut index = 0;
     for (budget, envs, least) in [(4, 1, 4), (4, 2, 3), (4, 4, 3), (2, 4, 2)] {
         until_memory_is_free("too few compilers at once", || {
@@ -168,7 +168,7 @@ fn nested_builds_never_run_more_compilers_than_the_budget() {
     let name = watched.profile(
         0,
         "ninja = true",
-        &["tree 4 4 0.1; unset MAKEFLAGS; ninja -j 8"],
+        &["tree 4 4 0.3; unset MAKEFLAGS; ninja -j 8"],
     );
     watched.all(4, &[name]);
     let (most, _) = watched.events();
@@ -211,7 +211,7 @@ fn a_build_gives_way_to_another() {
 fn tokens_of_a_killed_client_come_back() {
     let watched = Watched::new();
     let script = "tree 1 8 0.5; (cd sub1; ninja & sleep 0.3; kill -9 $!; wait $! || true); sleep 3
-        echo again > /log/again; rm -f /log/events; tree 1 8 0.2; rm -f sub1/o*; ninja";
+        echo again > /log/again; rm -f /log/events; tree 1 8 0.6; rm -f sub1/o*; ninja";
     let mut index = 0;
     until_memory_is_free("tokens that a killed client had are lost", || {
         index += 1;
@@ -248,7 +248,7 @@ fn who_waits_is_told_by_whom_and_goes_on_when_that_is_killed() {
     assert_eq!(up.wait().code, 137);
     assert_eq!(waits.wait().code, 0);
     assert!(
-        started.elapsed() < crate::support::env::patience(10),
+        started.elapsed() < crate::support::env::patience(60),
         "{:?}",
         started.elapsed()
     );
@@ -260,7 +260,7 @@ fn make_takes_part_when_it_is_asked_for_several_jobs() {
     let make = which("make");
     let script = r"
         echo 'all: a b c d e f' > Makefile
-        printf 'a b c d e f: ; @echo + >> /log/events; sleep 0.3; echo - >> /log/events\n' >> Makefile
+        printf 'a b c d e f: ; @echo + >> /log/events; sleep 0.6; echo - >> /log/events\n' >> Makefile
         printf 'deep: ; $(MAKE) all\n' >> Makefile
         make $1";
     let mut index = 0;
@@ -300,7 +300,9 @@ fn tokens_are_held_back_while_memory_is_short() {
                 my $n = sysread($f, my $x, 99) // 0; syswrite($f, $x) if $n; print "$n\n"' >> /log/tokens
         }
         sleep 0.3; tokens
-        perl -e 'my @x = map { $_ . "x" x (1 << 20) } 1..236; sleep 6' & sleep 5; tokens; wait
+        perl -e 'my @x = map { $_ . "x" x (1 << 20) } 1..236; sleep 600' &
+        for i in $(seq 120); do sleep 0.5; tokens; [ "$(tail -n 1 /log/tokens)" -gt 1 ] || break; done
+        kill $!; wait; echo freed >> /log/tokens
         for i in $(seq 60); do sleep 0.5; tokens; [ "$(tail -n 1 /log/tokens)" != 3 ] || break; done"#;
     let mut index = 0;
     until_memory_is_free("tokens do not come back", || {
@@ -310,9 +312,9 @@ fn tokens_are_held_back_while_memory_is_short() {
         let path = watched.log.join("tokens");
         let tokens = fs::read_to_string(&path).unwrap();
         fs::remove_file(path).unwrap();
-        let tokens: Vec<u32> = tokens.lines().map(|line| line.parse().unwrap()).collect();
-        assert!(tokens[1] <= 1, "{tokens:?}");
-        tokens[0] == 3 && tokens.last() == Some(&3)
+        let (full, freed) = tokens.split_once("freed\n").unwrap();
+        assert!(matches!(full.lines().last(), Some("0" | "1")), "{tokens}");
+        full.starts_with("3\n") && freed.ends_with("3\n")
     });
 }
 
@@ -388,7 +390,7 @@ fn a_step_pauses_before_the_disk_is_full() {
         Background::start(command)
     };
     let says = |text: &str| {
-        wait_for(Duration::from_secs(30), text, || {
+        wait_for(Duration::from_secs(120), text, || {
             let said = fs::read_to_string(&said).unwrap();
             if said.contains(text) {
                 Ok(())
@@ -406,7 +408,7 @@ fn a_step_pauses_before_the_disk_is_full() {
     up.signal(Signal::SIGINT);
     assert_eq!(up.wait().code, 130);
     assert!(
-        started.elapsed() < crate::support::env::patience(8),
+        started.elapsed() < crate::support::env::patience(60),
         "{:?}",
         started.elapsed()
     );

@@ -178,10 +178,10 @@ pub(crate) fn wait_for(
     }
 }
 
-/// Waits until `done` is true.
+/// Waits until `done` is true. The limit is for what hangs, and not for what is slow.
 #[track_caller]
 pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    wait_for(Duration::from_secs(30), what, || {
+    wait_for(Duration::from_secs(120), what, || {
         if done() { Ok(()) } else { Err(String::new()) }
     });
 }

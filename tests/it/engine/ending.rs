@@ -23,11 +23,9 @@ fn start_step(store: &TestStore, script: &str, sleeper: &str) -> Background {
 }
 
 fn gone(what: &str, sleeper: &str) {
-    wait_for(Duration::from_secs(5), what, || {
-        match processes_called(sleeper) {
-            left if left.is_empty() => Ok(()),
-            left => Err(format!("{left:?}")),
-        }
+    wait_for(patience(30), what, || match processes_called(sleeper) {
+        left if left.is_empty() => Ok(()),
+        left => Err(format!("{left:?}")),
     });
 }
 
@@ -64,7 +62,8 @@ fn once_asks_and_twice_forces() {
     up.signal(Signal::SIGINT);
     up.wait().exits(130);
     assert!(processes_called(&sleeper).is_empty());
-    assert!(started.elapsed() < patience(3), "{:?}", started.elapsed());
+    // Asked once, it would have been given 5 seconds.
+    assert!(started.elapsed() < patience(5), "{:?}", started.elapsed());
 
     // Between begin and end, whenever it comes.
     for delay in [0, 10, 50, 100, 200, 400] {
@@ -120,7 +119,7 @@ fn whoever_is_killed_leaves_no_process() {
             "{who}: {ran:?}"
         );
         gone(&format!("payload is left after killing {who}"), &sleeper);
-        wait_for(Duration::from_secs(5), who, || match store.contained() {
+        wait_for(patience(30), who, || match store.contained() {
             left if left.is_empty() => Ok(()),
             left => Err(format!("{left:?}")),
         });
@@ -265,11 +264,7 @@ fn down_stops_steps_and_commands() {
         .rockenv(&["down", store.env()])
         .ok()
         .says(&["stopped"]);
-    assert!(
-        started.elapsed() < Duration::from_secs(9),
-        "{:?}",
-        started.elapsed()
-    );
+    assert!(started.elapsed() < patience(30), "{:?}", started.elapsed());
     assert!(processes_called(&sleeper).is_empty());
     assert_ne!(first.wait().code, 0);
     assert_ne!(second.wait().code, 0);
@@ -294,5 +289,6 @@ fn a_signal_ends_the_digest_of_a_result() {
     let started = Instant::now();
     up.signal(Signal::SIGTERM);
     up.wait().exits(143).says(&["interrupted"]);
-    assert!(started.elapsed() < patience(10), "{:?}", started.elapsed());
+    // The whole digest takes longer than that on any machine.
+    assert!(started.elapsed() < patience(60), "{:?}", started.elapsed());
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use fs_err as fs;
 
 use crate::support::env::TestStore;
-use crate::support::run::{children, own_memory, peak_memory, wait_for, wait_until};
+use crate::support::run::{children, own_memory, peak_memory, wait_until};
 
 #[test]
 fn a_failed_step_says_what_to_do_and_goes_on_there() {
@@ -166,13 +166,7 @@ fn logs_follow_a_step_as_it_runs() {
     follow.stdout(fs::File::create(&file).unwrap().into_parts().0);
     let follow = crate::support::run::Background::start(follow);
     let shows = |text: &str| fs::read_to_string(&file).unwrap().contains(text);
-    wait_for(Duration::from_secs(5), "the first line", || {
-        if shows("begun\n") {
-            Ok(())
-        } else {
-            Err(String::new())
-        }
-    });
+    wait_until("the first line", || shows("begun\n"));
     assert!(!shows("done"));
     fs::write(
         store

@@ -243,7 +243,7 @@ fn a_sparse_file_larger_than_the_disk_takes_no_time() {
     let place = as_gnu_tar(&pax(start()).end());
     let one = digest(&place.root(), &AtomicBool::new(false)).unwrap();
     assert!(
-        began.elapsed() < Duration::from_secs(20),
+        began.elapsed() < Duration::from_secs(60),
         "{:?}",
         began.elapsed()
     );

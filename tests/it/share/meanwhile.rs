@@ -116,7 +116,7 @@ fn what_another_up_finishes_meanwhile_is_in_nobodys_way() {
 /// Runs a command that has to wait for a lock, which the test has, until it says so; then stops it.
 fn stopped(mut command: Command, lock: &Path, verb: &str, signal: Signal) {
     // A process that another test starts has the file of the lock before until it executes its program.
-    let wait = std::time::Duration::from_secs(5);
+    let wait = std::time::Duration::from_secs(60);
     let _lock = Lock::exclusive(lock, "it", verb, wait).unwrap();
     let said = tempfile::NamedTempFile::new().unwrap();
     command.stderr(said.reopen().unwrap());
