@@ -7,6 +7,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::ExitCode;
 
+use clap::builder::PossibleValue;
 use clap::{Args, Command, ValueEnum};
 use clap_complete::CompleteEnv;
 use clap_complete::engine::{
@@ -47,13 +48,8 @@ pub(crate) enum Shell {
 
 /// Prints a script that completes with rockenv's own help.
 pub(crate) fn completions(cx: &Context, args: &CompletionsArgs) -> Result<()> {
-    let shell = match args.shell {
-        Shell::Bash => "bash",
-        Shell::Zsh => "zsh",
-        Shell::Fish => "fish",
-        Shell::Elvish => "elvish",
-        Shell::Powershell => "powershell",
-    };
+    let shell = args.shell.to_possible_value();
+    let shell = shell.as_ref().map_or("", PossibleValue::get_name);
     cx.ui.raw(script(shell)?.as_bytes());
     Ok(())
 }

@@ -338,16 +338,12 @@ fn overview(report: &UsageReport) -> Lines {
         lines.lines.push(line);
     }
     for row in report.rows.iter().filter(|row| row.is_whole()) {
-        let word = match row.class {
-            Class::Image => "image",
-            Class::Cache => "cache",
-            Class::Source => "source",
-            Class::Output => "output",
-            _ => continue,
-        };
         let name = match (row.class, row.envs.as_slice()) {
             (Class::Output, [env]) => format!("output {env}/{}", row.name),
-            _ => format!("{word} {}", row.name),
+            (Class::Image | Class::Cache | Class::Source | Class::Output, _) => {
+                format!("{} {}", class_word(row.class), row.name)
+            }
+            _ => continue,
         };
         let mut line = Line::of(name, &same(report, row));
         if row.class == Class::Image {
@@ -411,23 +407,16 @@ fn detail(report: &UsageReport, env: &str) -> Lines {
     let mut lines = Lines::default();
     for row in report.rows.iter().filter(|row| row.is_whole()) {
         let name = match row.class {
-            Class::Snapshots => format!("snapshot {}", row.name),
             Class::Frozen => format!(
                 "volume {} in snapshot {}",
                 row.name,
                 row.snapshot.as_deref().unwrap_or_default()
             ),
-            Class::Live if row.name.is_empty() => "live tree".to_owned(),
-            Class::Live => "tree of a running step".to_owned(),
-            Class::Build => format!("build volume {}", row.name),
-            Class::Failed => format!("failed tree of {}", row.name),
-            Class::Logs => "logs".to_owned(),
-            Class::Records => "records".to_owned(),
-            Class::Image => format!("image {}", row.name),
-            Class::Cache => format!("cache {}", row.name),
-            Class::Source => format!("source {}", row.name),
-            Class::Output => format!("output {}", row.name),
+            Class::Live if !row.name.is_empty() => "tree of a running step".to_owned(),
             Class::Blobs | Class::Trash | Class::Unused | Class::Other => continue,
+            class => format!("{} {}", class_word(class), row.name)
+                .trim_end()
+                .to_owned(),
         };
         let others: Vec<&str> = row
             .envs
@@ -461,9 +450,8 @@ fn detail(report: &UsageReport, env: &str) -> Lines {
     }
     for held in &report.at_services {
         let name = match held.class {
-            Class::Image => format!("image {}", held.name),
             Class::Live => "live tree".to_owned(),
-            Class::Failed => format!("failed tree of {}", held.name),
+            Class::Image | Class::Failed => format!("{} {}", class_word(held.class), held.name),
             _ => format!("snapshot {}", held.name),
         };
         let others = held.envs.iter().map(String::as_str);
@@ -497,6 +485,24 @@ fn shared(report: &UsageReport) -> BTreeMap<&[String], Size> {
         }
     }
     sums
+}
+
+/// Returns the word in front of a row's name.
+pub(super) fn class_word(class: Class) -> &'static str {
+    match class {
+        Class::Snapshots => "snapshot",
+        Class::Frozen => "frozen volume",
+        Class::Live => "live tree",
+        Class::Build => "build volume",
+        Class::Failed => "failed tree of",
+        Class::Logs => "logs",
+        Class::Records => "records",
+        Class::Image => "image",
+        Class::Cache => "cache",
+        Class::Source => "source",
+        Class::Output => "output",
+        Class::Blobs | Class::Trash | Class::Unused | Class::Other => "store",
+    }
 }
 
 fn used_by(row: &UsageRow) -> String {

@@ -158,5 +158,5 @@ fn check(cx: &Context, directory: &Path) -> Result<u8> {
             ));
         }
     }
-    Ok(if same { 0 } else { Kind::Drift.exit_code() })
+    Ok(super::code_of(same, Kind::Drift))
 }

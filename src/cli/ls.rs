@@ -1,41 +1,40 @@
 //! Owns `ls`.
 
 use clap::Args;
-use jiff::Timestamp;
-use serde::Serialize;
 
 use crate::plan::record::Record;
 use crate::store::{Store, lock};
 use crate::sys::error::Result;
-use crate::ui::size;
 use crate::ui::table::Table;
+use crate::ui::{object, size};
 use crate::up::context::Context;
 use crate::up::seize::holder;
 
 #[derive(Debug, Args)]
 pub struct LsArgs {}
 
-#[derive(Serialize)]
-struct EnvRow {
-    env: String,
-    state: &'static str,
-    profile: String,
-    targets: Vec<String>,
-    image: String,
-    snapshots: usize,
-    created: Timestamp,
-    used: Timestamp,
-    holder: Option<lock::Holder>,
-}
-
 pub(crate) fn ls(cx: &Context, _args: &LsArgs) -> Result<()> {
     let mut rows = Vec::new();
     let store = Store::open_existing(&cx.config.home)?;
     if let Some(store) = &store {
         for name in store.envs()? {
-            if let Ok(Some(record)) = store.record(&name) {
-                rows.push(row(store, name, &record));
-            }
+            let Ok(Some(record)) = store.record(&name) else {
+                continue;
+            };
+            let holder = holder(store, &name);
+            let state = state(store, &name, &record, holder.as_ref());
+            let used = store.last_use(&name, &record);
+            rows.push(object! {
+                env: name,
+                state: state,
+                profile: record.profile,
+                targets: record.targets,
+                image: record.image,
+                snapshots: record.snapshots.len(),
+                created: record.created,
+                used: used,
+                holder: holder,
+            });
         }
         for unreadable in store.unreadable_envs()? {
             cx.ui.warn(&unreadable.to_string());
@@ -75,21 +74,6 @@ pub(crate) fn ls(cx: &Context, _args: &LsArgs) -> Result<()> {
     cx.ui.table(&table);
     cx.note_roots_store(true);
     Ok(())
-}
-
-fn row(store: &Store, env: String, record: &Record) -> EnvRow {
-    let holder = holder(store, &env);
-    EnvRow {
-        state: state(store, &env, record, holder.as_ref()),
-        profile: record.profile.clone(),
-        targets: record.targets.clone(),
-        image: record.image.clone(),
-        snapshots: record.snapshots.len(),
-        created: record.created,
-        used: store.last_use(&env, record),
-        holder,
-        env,
-    }
 }
 
 pub(super) fn state(

@@ -49,7 +49,16 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::sys::error::Kind;
 use crate::up::options::UpOptions;
+
+/// Returns the exit code of a check.
+fn code_of(is_good: bool, otherwise: Kind) -> u8 {
+    match is_good {
+        true => 0,
+        false => otherwise.exit_code(),
+    }
+}
 
 /// Reproducible build environments for ROCm, in systemd-nspawn and containers.
 #[derive(Debug, Parser)]

@@ -114,10 +114,7 @@ pub(crate) fn show_plan(
         notes: &notes,
         other_choices: savings::other_choices(&selection.profile, &spec),
     };
-    let code = match is_check && refused.is_some() {
-        true => Kind::Preflight.exit_code(),
-        false => 0,
-    };
+    let code = super::code_of(!is_check || refused.is_none(), Kind::Preflight);
     if cx.json {
         cx.ui.json(&report)?;
         return Ok(code);

@@ -6,7 +6,9 @@ use clap::Args;
 use jiff::Timestamp;
 use serde::Serialize;
 
+use super::code_of;
 use super::ls::state;
+use super::report::word;
 use super::{logs, watch};
 use crate::execute::samples_beside;
 use crate::plan::record::{Outcome, Record};
@@ -53,10 +55,7 @@ fn show_status(cx: &Context, args: &StatusArgs) -> Result<u8> {
     let spec = store.spec(&name).ok().filter(|_| record.complete);
     let handed_over = spec.map(|spec| HandedOver::of(&store, &spec));
     let is_whole = record.complete && results.is_empty();
-    let code = match args.check && !is_whole {
-        true => Kind::Drift.exit_code(),
-        false => 0,
-    };
+    let code = code_of(!args.check || is_whole, Kind::Drift);
     if cx.json {
         #[derive(Serialize)]
         struct StatusReport<'a> {
@@ -165,14 +164,7 @@ fn steps(record: &Record) -> Table {
         "disk",
     ]);
     for step in &record.steps {
-        let word = match step.outcome {
-            Outcome::Done => "done",
-            Outcome::Hit => "from snapshot",
-            Outcome::Failed => "failed",
-            Outcome::Skipped => "skipped",
-            Outcome::Pending => "not done",
-        };
-        let mut cells = vec![step.name.clone(), word.to_owned()];
+        let mut cells = vec![step.name.clone(), word(step.outcome).to_owned()];
         if let Some(cost) = step.cost {
             cells.extend([
                 size::duration(std::time::Duration::from_millis(cost.wall_ms)),

@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use serde::Serialize;
 
 use crate::cli::{Cli, Command};
 use crate::store::config::Config;
 use crate::sys::error::{Error, Result};
 use crate::sys::trust::{self, TrustState, Trusted};
+use crate::ui::object;
 use crate::ui::table::Table;
 use crate::up::context::Context;
 
@@ -23,14 +23,6 @@ pub struct TrustArgs {
     /// Stop trusting it
     #[arg(long)]
     revoke: bool,
-}
-
-/// A trusted path, as shown.
-#[derive(Debug, Serialize)]
-struct TrustRow {
-    path: PathBuf,
-    state: TrustState,
-    writes: Vec<PathBuf>,
 }
 
 /// Trusts a directory, revokes that, or lists trusted paths.
@@ -105,11 +97,7 @@ fn show(cx: &Context) -> Result<()> {
             }
             Some(_) => TrustState::Changed,
         };
-        rows.push(TrustRow {
-            path: known.path,
-            state,
-            writes: known.writes,
-        });
+        rows.push(object! { path: known.path, state: state, writes: known.writes });
     }
     if cx.json {
         return cx.ui.json(&rows);

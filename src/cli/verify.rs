@@ -1,14 +1,13 @@
 //! Owns `verify`: builds steps of an env again from clean, in a scratch env that is removed afterwards, and compares.
 
 use clap::Args;
-use serde::Serialize;
 
 use crate::store::lock;
 use crate::sys::atomic::random_id;
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::signals::Signals;
 use crate::ui::event::Outcome;
-use crate::ui::{Format, Reporter, text};
+use crate::ui::{Format, Reporter, object, text};
 use crate::up::context::Context;
 use crate::up::downloads::Fetching;
 use crate::up::ephemeral;
@@ -31,14 +30,6 @@ pub struct VerifyArgs {
     /// Let the steps use the store's caches, as `up` does [default: they start with empty caches]
     #[arg(long)]
     with_caches: bool,
-}
-
-/// The result for an env.
-#[derive(Debug, Serialize)]
-struct Report {
-    env: String,
-    same: bool,
-    steps: Vec<StepReport>,
 }
 
 /// Builds steps of an env again and compares; returns the exit code.
@@ -71,15 +62,7 @@ pub(crate) fn verify(cx: &Context, args: &VerifyArgs) -> Result<u8> {
         (outcome, _) => outcome?,
     };
     removed.map_err(|error| error.help("to remove the rest, run: rockenv gc"))?;
-    say(
-        cx,
-        &reporter,
-        Report {
-            env: args.env.clone(),
-            same: steps.iter().all(|step| step.same),
-            steps,
-        },
-    )
+    say(cx, &reporter, &args.env, &steps)
 }
 
 /// Returns a name for the scratch env.
@@ -92,29 +75,24 @@ fn scratch_name(env: &str) -> Result<String> {
     ))
 }
 
-fn say(cx: &Context, reporter: &Reporter, report: Report) -> Result<u8> {
-    let differing = report.steps.iter().filter(|step| !step.same).count();
+fn say(cx: &Context, reporter: &Reporter, env: &str, steps: &[StepReport]) -> Result<u8> {
+    let differing = steps.iter().filter(|step| !step.same).count();
     let (outcome, message) = match differing {
-        0 => (Outcome::Done, format!("{}: reproduced", report.env)),
+        0 => (Outcome::Done, format!("{env}: reproduced")),
         count => (
             Outcome::Failed,
-            format!(
-                "{}: {count} of {} steps differ",
-                report.env,
-                report.steps.len()
-            ),
+            format!("{env}: {count} of {} steps differ", steps.len()),
         ),
     };
     reporter.finish(outcome, message);
-    let code = match report.same {
-        true => 0,
-        false => Kind::Drift.exit_code(),
-    };
+    let same = differing == 0;
+    let code = super::code_of(same, Kind::Drift);
     if cx.json {
-        cx.ui.json(&report)?;
+        cx.ui
+            .json(&object! { env: env, same: same, steps: steps })?;
         return Ok(code);
     }
-    for step in &report.steps {
+    for step in steps {
         let StepReport { compared, .. } = step;
         let count = compared.differences.len() + compared.more;
         cx.ui.data(&match count {

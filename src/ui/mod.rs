@@ -217,9 +217,7 @@ impl Ui {
 
     /// Writes a line that begins with a name: of a result, painted by how good it is.
     pub(crate) fn verdict(&self, tone: Tone, text: &str) {
-        let on = self.settings.color(self.settings.terminals.stdout);
-        let text = paint(on, tone.paint(), &text::escape_lines(text));
-        self.write_out(format!("{text}\n").as_bytes());
+        self.painted(tone.paint(), text);
     }
 
     /// Writes text that has been through another `Ui`, in place of the `before` lines that this wrote last. Returns its
@@ -242,8 +240,12 @@ impl Ui {
 
     /// Writes a title of results.
     pub(crate) fn heading(&self, text: &str) {
+        self.painted(Paint::Bold, text);
+    }
+
+    fn painted(&self, color: Paint, text: &str) {
         let on = self.settings.color(self.settings.terminals.stdout);
-        let text = paint(on, Paint::Bold, &text::escape_lines(text));
+        let text = paint(on, color, &text::escape_lines(text));
         self.write_out(format!("{text}\n").as_bytes());
     }
 

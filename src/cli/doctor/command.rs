@@ -2,6 +2,7 @@
 
 use clap::Args;
 
+use crate::cli::code_of;
 use crate::cli::doctor::{CheckState, Facts, abilities, examine, is_fit};
 use crate::sys::error::{Kind, Result};
 use crate::sys::host::Host;
@@ -19,11 +20,7 @@ pub(crate) fn doctor(cx: &Context, _args: &DoctorArgs) -> Result<u8> {
     let sections = examine(&facts);
     let abilities = abilities(&facts);
     let fit = is_fit(&sections);
-    let code = if fit {
-        0
-    } else {
-        Kind::Unavailable.exit_code()
-    };
+    let code = code_of(fit, Kind::Unavailable);
     if cx.json {
         cx.ui.json(&object! {
             schema: "rockenv/doctor/1",

@@ -172,20 +172,19 @@ fn ok(message: impl Into<String>) -> Check {
 }
 
 fn missing(message: impl Into<String>, command: impl Into<String>) -> Check {
+    let state = CheckState::Missing;
     Check {
-        state: CheckState::Missing,
-        message: message.into(),
-        command: Some(command.into()),
-        essential: false,
+        state,
+        ..ok(message)
     }
+    .try_(command)
 }
 
 fn note(message: impl Into<String>) -> Check {
+    let state = CheckState::Note;
     Check {
-        state: CheckState::Note,
-        message: message.into(),
-        command: None,
-        essential: false,
+        state,
+        ..ok(message)
     }
 }
 

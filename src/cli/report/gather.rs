@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use serde::Deserialize;
 
 use super::{Build, Cache, Edge, EnvReport, Fact, Run, Space, StepRow, Verdict, locked};
+use crate::cli::du::class_word;
 use crate::execute::log::text_of;
 use crate::execute::samples_beside;
 use crate::plan::ids::StepKey;
@@ -19,7 +20,6 @@ use crate::plan::record::{Cost, Outcome, Record};
 use crate::plan::resolve::{Spec, VolumeKind, VolumeSource};
 use crate::plan::samples;
 use crate::store::Store;
-use crate::store::usage::report::Class;
 use crate::sys::error::Result;
 use crate::sys::host::{self, Host};
 use crate::tree::file::{self, FoundEntry};
@@ -267,24 +267,6 @@ fn left_out(spec: &Spec, record: &Record) -> Vec<Fact> {
         .collect()
 }
 
-/// Names the class of a row.
-fn word(class: Class) -> &'static str {
-    match class {
-        Class::Snapshots => "snapshot",
-        Class::Frozen => "frozen volume",
-        Class::Live => "live tree",
-        Class::Build => "build volume",
-        Class::Failed => "failed tree of",
-        Class::Logs => "logs",
-        Class::Records => "records",
-        Class::Image => "image",
-        Class::Cache => "cache",
-        Class::Source => "source",
-        Class::Output => "output",
-        Class::Blobs | Class::Trash | Class::Unused | Class::Other => "store",
-    }
-}
-
 /// Returns the largest rows, in the store and at services.
 fn spaces(found: &crate::store::usage::report::UsageReport) -> Vec<Space> {
     let shared = |envs: &[String]| match envs.len() {
@@ -292,7 +274,7 @@ fn spaces(found: &crate::store::usage::report::UsageReport) -> Vec<Space> {
         many => Some(format!("shared by {many} envs")),
     };
     let rows = found.rows.iter().map(|row| {
-        let mut name = format!("{} {}", word(row.class), row.name);
+        let mut name = format!("{} {}", class_word(row.class), row.name);
         if let Some(inside) = &row.inside {
             name = format!("{name}/{}", inside.display());
         }
@@ -308,7 +290,7 @@ fn spaces(found: &crate::store::usage::report::UsageReport) -> Vec<Space> {
         }
     });
     let held = found.at_services.iter().map(|held| Space {
-        name: format!("{} {}", word(held.class), held.name)
+        name: format!("{} {}", class_word(held.class), held.name)
             .trim_end()
             .to_owned()
             + " at "

@@ -240,7 +240,7 @@ fn took(cost: Cost) -> [String; 5] {
 }
 
 /// Returns the word for how a step ended.
-fn word(outcome: Outcome) -> &'static str {
+pub(super) fn word(outcome: Outcome) -> &'static str {
     match outcome {
         Outcome::Done => "done",
         Outcome::Hit => "from snapshot",

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::cli::code_of;
 use crate::rocm::target::{self, Learned};
 use crate::rocm::therock::{self, Checkout};
 use crate::sys::error::{Kind, Result};
@@ -23,10 +24,7 @@ pub(super) fn check(cx: &Context, args: &CheckArgs) -> Result<u8> {
         cx.ui.warn(ignored);
     }
     let drift = therock::drift(&checkout);
-    let code = match drift.is_empty() {
-        true => 0,
-        false => Kind::Drift.exit_code(),
-    };
+    let code = code_of(drift.is_empty(), Kind::Drift);
     let topology = checkout.topology.as_ref();
     let stages = topology.map(|topology| topology.stages.len());
     let artifacts = topology.map(|topology| topology.artifacts.len());

@@ -146,6 +146,10 @@ impl CredentialHelper<'_> {
             .help("log in again: podman login, docker login"));
         }
         let need = format!("the password for `{}`", self.server);
+        let help = format!(
+            "podman login --authfile auth.json {}, then REGISTRY_AUTH_FILE=$PWD/auth.json",
+            self.server
+        );
         let (uid, gid) = self.owner;
         let found = match (nix::unistd::geteuid().is_root(), uid) {
             (true, 0) => Program::find(&name, &need),
@@ -161,12 +165,7 @@ impl CredentialHelper<'_> {
         let program = match found {
             Ok(program) => program,
             Err(_) if !self.promised => return Ok(None),
-            Err(error) => {
-                return Err(error.help(format!(
-                    "podman login --authfile auth.json {}, then REGISTRY_AUTH_FILE=$PWD/auth.json",
-                    self.server
-                )));
-            }
+            Err(error) => return Err(error.help(help)),
         };
         let answer = program
             .arg("get")
@@ -200,10 +199,7 @@ impl CredentialHelper<'_> {
             "`{name}` does not give the password for `{}`",
             self.server
         ))
-        .help(format!(
-            "podman login --authfile auth.json {}, then REGISTRY_AUTH_FILE=$PWD/auth.json",
-            self.server
-        ));
+        .help(help);
         Err(match said.contains('{') || said.is_empty() {
             true => error,
             false => error.source(said.to_owned()),

@@ -318,6 +318,7 @@ impl Check<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::profile::tests::cases;
 
     const HEAD: &str = "schema = 1\ndescription = \"d\"\nwhy = \"w\"\nvolume = \"src\"\n";
 
@@ -344,66 +345,26 @@ mod tests {
 
     #[test]
     fn mistakes_have_a_line() {
-        for (rest, words) in [
-            ("", ":4: it changes nothing"),
-            (
-                "[[edit]]\nfile = \"../f\"\nfind = \"a\"\nreplace = \"\"\n",
-                ":6: `../f` leaves the volume",
-            ),
-            (
-                "[[edit]]\nfile = \"/f\"\nfind = \"a\"\nreplace = \"\"\n",
-                ":6: `/f` leaves the volume",
-            ),
-            (
-                "[[edit]]\nfile = \"a/.git/config\"\nfind = \"a\"\nreplace = \"\"\n",
-                ":6: `a/.git/config` belongs to git",
-            ),
-            (
-                "[[edit]]\nfile = \"f\"\nfind = \"\"\nreplace = \"\"\n",
-                ":7: the text must not be empty",
-            ),
-            (
-                "[[edit]]\nfile = \"f\"\nreplace = \"\"\n",
-                ":6: an edit has either `find` or `find-line`",
-            ),
-            (
-                "[[edit]]\nfile = \"f\"\nfind-line = \" a\"\nreplace = \"\"\n",
-                ":7: `find-line` is one line",
-            ),
-            (
-                "[[edit]]\nfile = \"f\"\nfind = \"a\"\nreplace = \"a\"\n",
-                ":7: the edit changes nothing",
-            ),
-            (
-                "[[edit]]\nfile = \"f\"\nfind = \"a\"\nreplace = \"\"\ncount = 0\n",
-                ":9: the count must be at least 1",
-            ),
-            (
-                "[[patch]]\nfile = \"away.patch\"\n",
-                "cannot read patch `away.patch`",
-            ),
-            (
-                "[[patch]]\nfile = \"../a.patch\"\n",
-                ":6: not the name of a file",
-            ),
-            (
-                "[[patch]]\nurl = \"https://example.org/p\"\n",
-                ":6: an address needs",
-            ),
-            (
-                "[[patch]]\nurl = \"http://example.org/p\"\nsha256 = \"0\"\n",
-                ":6: the address must begin",
-            ),
-            (
-                "[applies]\ntargets = [\"gfx9999\"]\n",
-                ":6: unknown target `gfx9999`, nor a family",
-            ),
-            ("[applies]\nsince = \"main\"\n", ":6: not 40"),
-            (
-                "[script]\nrun = \"x\"\nchanges = []\n",
-                "which files it changes",
-            ),
-        ] {
+        for (rest, words) in cases(
+            r#"
+        => :4: it changes nothing
+        [[edit]]; file = "../f"; find = "a"; replace = "" => :6: `../f` leaves the volume
+        [[edit]]; file = "/f"; find = "a"; replace = "" => :6: `/f` leaves the volume
+        [[edit]]; file = "a/.git/config"; find = "a"; replace = "" => :6: `a/.git/config` belongs to git
+        [[edit]]; file = "f"; find = ""; replace = "" => :7: the text must not be empty
+        [[edit]]; file = "f"; replace = "" => :6: an edit has either `find` or `find-line`
+        [[edit]]; file = "f"; find-line = " a"; replace = "" => :7: `find-line` is one line
+        [[edit]]; file = "f"; find = "a"; replace = "a" => :7: the edit changes nothing
+        [[edit]]; file = "f"; find = "a"; replace = ""; count = 0 => :9: the count must be at least 1
+        [[patch]]; file = "away.patch" => cannot read patch `away.patch`
+        [[patch]]; file = "../a.patch" => :6: not the name of a file
+        [[patch]]; url = "https://example.org/p" => :6: an address needs
+        [[patch]]; url = "http://example.org/p"; sha256 = "0" => :6: the address must begin
+        [applies]; targets = ["gfx9999"] => :6: unknown target `gfx9999`, nor a family
+        [applies]; since = "main" => :6: not 40
+        [script]; run = "x"; changes = [] => which files it changes
+        "#,
+        ) {
             let error = read_text(&format!("{HEAD}{rest}")).unwrap_err();
             assert!(error.message().contains(words), "{rest}: {error}");
         }

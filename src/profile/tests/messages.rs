@@ -257,166 +257,62 @@ cmake -DGPU=${traget} \
 
 #[test]
 fn sentences_about_structure() {
-    for (text, want) in [
-        ("image = \"x\"", "missing key `schema` in the profile"),
-        (
-            "schema = 2\nimage = \"x\"",
-            "this version of rockenv supports format version 1, not 2",
-        ),
-        ("schema = 1", "no image"),
-        ("schema = 1\nimage = 3", "`image` must be a string"),
-        (
-            "schema = 1\nimage = \"x\"\n[volume]\nname = \"a\"",
-            "`volume` must be an array",
-        ),
-        (
-            "schema = 1\nimage = \"x\"\nimage = \"y\"",
-            "this is not TOML: duplicate key",
-        ),
-        (
-            "schema = 1\nimage = \"a\\u0000b\"",
-            "`image` contains a NUL byte",
-        ),
-        ("schema = 1\nimage = \"../x\"", "bad image name `../x`"),
-        (
-            "schema = 1\nimage = \"x\"\n[params]\njobs = \"3\"",
-            "`${jobs}` has a meaning of its own",
-        ),
-        (
-            "schema = 1\nimage = \"x\"\n[params]\na = \"${b}\"",
-            "a parameter's value is not expanded",
-        ),
-        (
-            "schema = 1\nimage = \"x\"\n[env]\n\"A=B\" = \"1\"",
-            "bad variable name `A=B`",
-        ),
-        (
-            "schema = 1\nimage = \"x\"\n[env]\nA = 1",
-            "`A` must be a string",
-        ),
-        (
-            "schema = 1\nimage = \"x\"\n[runtime-notes]\nA = \"x\"",
-            "there is no runtime variable `A`",
-        ),
-        (
-            "schema = 1\nimage = \"x\"\nvariant = \"b\"\n[variants.a]",
-            "there is no variant `b`",
-        ),
-        (
-            "schema = 1\nimage = \"x\"\n[variants.a]",
-            "there are variants, but no default one",
-        ),
-        (
-            "schema = 1\nimage = \"x\"\n[from.x.params]\np = \"1\"",
-            "there is no parameter `p`",
-        ),
-        (
-            "schema = 1\nimage = \"x\"\n[from.source]",
-            "`source` is built in: it builds everything",
-        ),
-        (
-            "schema = 1\nimage = \"x\"\n[[step]]\nname = \"s\"\nrun = \"x\"\nwhen = { from = [\"source\"], variant = [\"a\"] }",
-            "there is no variant `a`",
-        ),
-        (
-            "schema = 1\nimage = \"x\"\n[runtime-env]\nA = \"${jobs}\"",
-            "unknown reference `${jobs}`",
-        ),
-        (
-            "schema = 1\nimage = \"x\"\nhooks = [\"a\", \"a\"]",
-            "duplicate hook `a`",
-        ),
-        (
-            "schema = 1\nimage = \"x\"\n[[component]]\nname = \"rccl\"\nlinks = [\"nccl\"]",
-            "there is no component `nccl`",
-        ),
-        (
-            "schema = 1\nimage = \"x\"\n[[component]]\nname = \"rccl\"\nextra-targets = [\"gfx1\"]",
-            "unknown target `gfx1`",
-        ),
-        (
-            "schema = 1\nimage = \"x\"\n[[component]]\nname = \"rccl\"\nremove = true",
-            "there is no component `rccl` to remove",
-        ),
-        (
-            "schema = 1\nimage = \"x\"\ncomponent = [{ name = \"a\" }, { name = \"a\" }]",
-            "two components are named `a`",
-        ),
-        (
-            "schema = 1\nimage = \"x\"\ntargets = [\"gfx1100\", \"gfx1100\"]",
-            "duplicate target `gfx1100`",
-        ),
-    ] {
-        assert_eq!(sentences(text), [want], "{text}");
+    for (text, want) in cases(
+        r#"
+        image = "x" => missing key `schema` in the profile
+        schema = 2; image = "x" => this version of rockenv supports format version 1, not 2
+        schema = 1 => no image
+        schema = 1; image = 3 => `image` must be a string
+        schema = 1; image = "x"; [volume]; name = "a" => `volume` must be an array
+        schema = 1; image = "x"; image = "y" => this is not TOML: duplicate key
+        schema = 1; image = "a\u0000b" => `image` contains a NUL byte
+        schema = 1; image = "../x" => bad image name `../x`
+        schema = 1; image = "x"; [params]; jobs = "3" => `${jobs}` has a meaning of its own
+        schema = 1; image = "x"; [params]; a = "${b}" => a parameter's value is not expanded
+        schema = 1; image = "x"; [env]; "A=B" = "1" => bad variable name `A=B`
+        schema = 1; image = "x"; [env]; A = 1 => `A` must be a string
+        schema = 1; image = "x"; [runtime-notes]; A = "x" => there is no runtime variable `A`
+        schema = 1; image = "x"; variant = "b"; [variants.a] => there is no variant `b`
+        schema = 1; image = "x"; [variants.a] => there are variants, but no default one
+        schema = 1; image = "x"; [from.x.params]; p = "1" => there is no parameter `p`
+        schema = 1; image = "x"; [from.source] => `source` is built in: it builds everything
+        schema = 1; image = "x"; [[step]]; name = "s"; run = "x"; when = { from = ["source"], variant = ["a"] } => there is no variant `a`
+        schema = 1; image = "x"; [runtime-env]; A = "${jobs}" => unknown reference `${jobs}`
+        schema = 1; image = "x"; hooks = ["a", "a"] => duplicate hook `a`
+        schema = 1; image = "x"; [[component]]; name = "rccl"; links = ["nccl"] => there is no component `nccl`
+        schema = 1; image = "x"; [[component]]; name = "rccl"; extra-targets = ["gfx1"] => unknown target `gfx1`
+        schema = 1; image = "x"; [[component]]; name = "rccl"; remove = true => there is no component `rccl` to remove
+        schema = 1; image = "x"; component = [{ name = "a" }, { name = "a" }] => two components are named `a`
+        schema = 1; image = "x"; targets = ["gfx1100", "gfx1100"] => duplicate target `gfx1100`
+        "#,
+    ) {
+        assert_eq!(sentences(&text), [want], "{text}");
     }
 }
 
 #[test]
 fn sentences_about_volumes() {
-    for (body, want) in [
-        ("kind = \"build\"", "volume `v` has no `target`"),
-        ("target = \"/v\"", "volume `v` has no `kind`"),
-        (
-            "kind = \"host\"\ntarget = \"/v\"",
-            "host volume `v` has no `path`",
-        ),
-        (
-            "kind = \"source\"\ntarget = \"/v\"",
-            "source `v` has neither `path` nor `git`",
-        ),
-        (
-            "kind = \"source\"\ntarget = \"/v\"\npath = \"/x\"\ngit = \"https://x/y\"",
-            "a source has either `path` or `git`, not both",
-        ),
-        (
-            "kind = \"cache\"\ntarget = \"/v\"\npath = \"/x\"",
-            "`path` is for volumes of kind `source`, `output` and `host`",
-        ),
-        (
-            "kind = \"cache\"\ntarget = \"/v\"\ngit = \"https://x/y\"",
-            "`git` is for a volume of kind `source`",
-        ),
-        (
-            "kind = \"build\"\ntarget = \"/v\"\nmax = \"1G\"",
-            "`max` is for a volume of kind `cache`",
-        ),
-        (
-            "kind = \"host\"\ntarget = \"/v\"\npath = \"/x\"\nrev = \"a\"",
-            "`rev` is for a volume with `git`",
-        ),
-        (
-            "kind = \"host\"\ntarget = \"/v\"\npath = \"~joe/x\"",
-            "another user's home: `~joe/x`",
-        ),
-        (
-            "kind = \"source\"\ntarget = \"/v\"\ngit = \"ext::sh -c id\"",
-            "bad git URL `ext::sh -c id`",
-        ),
-        (
-            "kind = \"source\"\ntarget = \"/v\"\ngit = \"https://x/y\"\nrev = \"--upload-pack=id\"",
-            "bad revision `--upload-pack=id`",
-        ),
-        (
-            "kind = \"source\"\ntarget = \"/v\"\ngit = \"https://x/y\"\ndepth = 0",
-            "`depth` is 0",
-        ),
-        (
-            "kind = \"build\"\ntarget = \"/\"",
-            "`/` belongs to the engine",
-        ),
-        (
-            "kind = \"build\"\ntarget = \"/run/rockenv/x\"",
-            "`/run/rockenv/x` belongs to the engine",
-        ),
-        (
-            "kind = \"build\"\ntarget = \"/a/../b\"",
-            "`/a/../b` is not a normal path",
-        ),
-        (
-            "kind = \"build\"\ntarget = \"/${target}\"",
-            "`target` must not contain references such as `${...}`",
-        ),
-    ] {
+    for (body, want) in cases(
+        r#"
+        kind = "build" => volume `v` has no `target`
+        target = "/v" => volume `v` has no `kind`
+        kind = "host"; target = "/v" => host volume `v` has no `path`
+        kind = "source"; target = "/v" => source `v` has neither `path` nor `git`
+        kind = "source"; target = "/v"; path = "/x"; git = "https://x/y" => a source has either `path` or `git`, not both
+        kind = "cache"; target = "/v"; path = "/x" => `path` is for volumes of kind `source`, `output` and `host`
+        kind = "cache"; target = "/v"; git = "https://x/y" => `git` is for a volume of kind `source`
+        kind = "build"; target = "/v"; max = "1G" => `max` is for a volume of kind `cache`
+        kind = "host"; target = "/v"; path = "/x"; rev = "a" => `rev` is for a volume with `git`
+        kind = "host"; target = "/v"; path = "~joe/x" => another user's home: `~joe/x`
+        kind = "source"; target = "/v"; git = "ext::sh -c id" => bad git URL `ext::sh -c id`
+        kind = "source"; target = "/v"; git = "https://x/y"; rev = "--upload-pack=id" => bad revision `--upload-pack=id`
+        kind = "source"; target = "/v"; git = "https://x/y"; depth = 0 => `depth` is 0
+        kind = "build"; target = "/" => `/` belongs to the engine
+        kind = "build"; target = "/run/rockenv/x" => `/run/rockenv/x` belongs to the engine
+        kind = "build"; target = "/a/../b" => `/a/../b` is not a normal path
+        kind = "build"; target = "/${target}" => `target` must not contain references such as `${...}`
+        "#,
+    ) {
         let text = format!("{HEAD}[[volume]]\nname = \"v\"\n{body}\n");
         assert_eq!(sentences(&text), [want], "{text}");
     }
@@ -439,76 +335,33 @@ fn sentences_about_volumes() {
 
 #[test]
 fn sentences_about_steps() {
-    for (body, want) in [
-        ("", "step `s` does nothing"),
-        ("run = \" \"", "step `s` has nothing to do"),
-        ("packages = []", "step `s` has nothing to do"),
-        (
-            "run = \"a\"\npackages = [\"b\"]",
-            "a step has one action: `run` or `packages`",
-        ),
-        ("packages = [\"-y\"]", "bad package name `-y`"),
-        (
-            "packages = [\"a\"]\nuser = \"builder\"",
-            "packages are installed by root",
-        ),
-        (
-            "packages = [\"a\"]\nshell = [\"/bin/sh\"]",
-            "`shell` is for a step with `run`",
-        ),
-        (
-            "run = \"a\"\nshell = [\"sh\"]",
-            "a shell starts with the absolute path of a program",
-        ),
-        (
-            "run = \"a\"\nworkdir = \"src\"",
-            "`src` is not an absolute path",
-        ),
-        ("run = \"a ${b\"", "`${` without `}`"),
-        ("run = \"a\"\nafter = \"b\"", "`s` cannot come after `b`"),
-        ("remove = true", "there is no step `s` to remove"),
-        (
-            "remove = true\nrun = \"a\"",
-            "step `s` is both removed and defined",
-        ),
-        (
-            "copy = [{ from = \"../x\", to = \"/x\" }]",
-            "`../x` leaves the profile's directory",
-        ),
-        (
-            "copy = [{ from = \"/x\", to = \"/x\" }]",
-            "`/x` is not relative",
-        ),
-        (
-            "copy = [{ from = \"x\", to = \"x\" }]",
-            "`x` is not an absolute path",
-        ),
-        (
-            "copy = [{ from = \"x\", to = \"/dev/sda\" }]",
-            "`/dev/sda` belongs to the engine",
-        ),
-        (
-            "copy = [{ from = \"x\", to = \"/${jobs}\" }]",
-            "unknown reference `${jobs}`",
-        ),
-        (
-            "copy = [{ from = \"x\" }]",
-            "missing key `to` in copy entry",
-        ),
-        (
-            "export = [{ from = \"/x\", to = \"y\" }]",
-            "there is no volume of kind `output` called `y`",
-        ),
-        (
-            "run = \"a\"\nwhen = { family = [\"gfx110x-all\"], target = [\"gfx1\"] }",
-            "unknown family `gfx110x-all`",
-        ),
-        (
-            "run = \"a\"\nwhen = { engine = [\"lxc\"] }",
-            "`engine entry` cannot be `lxc`",
-        ),
-        ("run = \"a\"\nwhen = { gpu = true }", "unknown key `gpu`"),
-    ] {
+    for (body, want) in cases(
+        r#"
+        => step `s` does nothing
+        run = " " => step `s` has nothing to do
+        packages = [] => step `s` has nothing to do
+        run = "a"; packages = ["b"] => a step has one action: `run` or `packages`
+        packages = ["-y"] => bad package name `-y`
+        packages = ["a"]; user = "builder" => packages are installed by root
+        packages = ["a"]; shell = ["/bin/sh"] => `shell` is for a step with `run`
+        run = "a"; shell = ["sh"] => a shell starts with the absolute path of a program
+        run = "a"; workdir = "src" => `src` is not an absolute path
+        run = "a ${b" => `${` without `}`
+        run = "a"; after = "b" => `s` cannot come after `b`
+        remove = true => there is no step `s` to remove
+        remove = true; run = "a" => step `s` is both removed and defined
+        copy = [{ from = "../x", to = "/x" }] => `../x` leaves the profile's directory
+        copy = [{ from = "/x", to = "/x" }] => `/x` is not relative
+        copy = [{ from = "x", to = "x" }] => `x` is not an absolute path
+        copy = [{ from = "x", to = "/dev/sda" }] => `/dev/sda` belongs to the engine
+        copy = [{ from = "x", to = "/${jobs}" }] => unknown reference `${jobs}`
+        copy = [{ from = "x" }] => missing key `to` in copy entry
+        export = [{ from = "/x", to = "y" }] => there is no volume of kind `output` called `y`
+        run = "a"; when = { family = ["gfx110x-all"], target = ["gfx1"] } => unknown family `gfx110x-all`
+        run = "a"; when = { engine = ["lxc"] } => `engine entry` cannot be `lxc`
+        run = "a"; when = { gpu = true } => unknown key `gpu`
+        "#,
+    ) {
         let text = format!("{HEAD}[[step]]\nname = \"s\"\n{body}\n");
         assert_eq!(
             sentences(&text).first().map(String::as_str),

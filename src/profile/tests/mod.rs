@@ -26,6 +26,12 @@ fn sentences(text: &str) -> Vec<String> {
     marked.map(str::to_owned).collect()
 }
 
+/// Returns the cases of a table: lines of TOML with `; ` between them, and behind `=>` what is said of them.
+pub(in crate::profile) fn cases(table: &str) -> impl Iterator<Item = (String, &str)> {
+    let rows = table.lines().filter_map(|line| line.split_once("=> "));
+    rows.map(|(body, want)| (body.trim().replace("; ", "\n"), want))
+}
+
 const HEAD: &str = "schema = 1\nimage = \"debian\"\n";
 
 /// A directory of profiles, each `name` with its text.
