@@ -15,39 +15,23 @@ use crate::sys::suggest;
 use crate::up::context::Context;
 
 /// The commands in the order of `--help`.
-pub(super) const GROUPS: [(&str, &[&str]); 5] = [
+pub(super) const GROUPS: [(&str, &str); 5] = [
     (
         "Environments",
-        &[
-            "up", "plan", "ls", "status", "shell", "exec", "env", "logs", "report", "down", "rm",
-        ],
+        "up plan ls status shell exec env logs report down rm",
     ),
     (
         "Snapshots",
-        &[
-            "snapshot", "rollback", "fork", "verify", "push", "pull", "export", "import",
-        ],
+        "snapshot rollback fork verify push pull export import",
     ),
     (
         "Profiles, images, hooks, targets",
-        &["profile", "image", "hook", "target", "lock"],
+        "profile image hook target lock",
     ),
-    ("Several builds and machines", &["matrix", "on"]),
+    ("Several builds and machines", "matrix on"),
     (
         "The machine",
-        &[
-            "setup",
-            "doctor",
-            "du",
-            "gc",
-            "cache",
-            "fsck",
-            "trust",
-            "completions",
-            "man",
-            "schema",
-            "help",
-        ],
+        "setup doctor du gc cache fsck trust completions man schema help",
     ),
 ];
 
@@ -209,7 +193,7 @@ fn groups(command: &clap::Command) -> String {
     let width = width.max().unwrap_or_default();
     for (title, names) in GROUPS {
         let _: std::fmt::Result = write!(text, "\n{}\n", heading(title));
-        for name in names {
+        for name in names.split(' ') {
             let inner = command.find_subcommand(name);
             let about = inner.and_then(clap::Command::get_about);
             let about = about.map(ToString::to_string).unwrap_or_default();
@@ -235,8 +219,7 @@ mod tests {
         let command = Cli::command();
         let mut named: Vec<&str> = GROUPS
             .iter()
-            .flat_map(|(_, names)| *names)
-            .copied()
+            .flat_map(|(_, names)| names.split(' '))
             .collect();
         let mut there: Vec<&str> = command
             .get_subcommands()

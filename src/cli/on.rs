@@ -217,7 +217,7 @@ fn run(
 program=$HOME/$2 sudo=$3 digest=$4
 shift 4
 trap : HUP INT QUIT TERM
-$sudo "$program" __attend $PPID "$digest" "$@"
+$sudo "$program" __remote-exec $PPID "$digest" "$@"
 exit $?"#;
     let sudo = if args.sudo { "sudo -n" } else { "" };
     let digest = cx.config.current.digest()?.unwrap_or_default();

@@ -137,7 +137,7 @@ fn own_subcommand() -> Option<ExitCode> {
         "__export" => inside::export(&rest),
         inside::LAYER => inside::layer(&rest),
         "__receive" => remote::receive(&rest),
-        "__attend" => remote::attend(&rest),
+        "__remote-exec" => remote::remote_exec(&rest),
         "__watch" => remote::watch(&rest),
         account::rights::SUBCOMMAND => account::rights::serve(&rest),
         "__probe-gpu" => gpu::probe::run(&rest),

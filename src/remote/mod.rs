@@ -6,7 +6,7 @@ mod ssh;
 mod transfer;
 mod tree;
 
-pub(crate) use crate::remote::remote_exec::{attend, watch};
+pub(crate) use crate::remote::remote_exec::{remote_exec, watch};
 pub(crate) use crate::remote::ssh::{Machine, SshConnection};
 pub(crate) use transfer::{LATEST, Manifest, receive, send, short};
 pub(crate) use tree::{Seen, Tree};

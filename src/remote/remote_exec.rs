@@ -16,9 +16,9 @@ use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::host::Host;
 use crate::sys::trust;
 
-/// `__attend PID DIGEST ARGUMENT...`: becomes rockenv with these arguments, which gets SIGTERM when the process
+/// `__remote-exec PID DIGEST ARGUMENT...`: becomes rockenv with these arguments, which gets SIGTERM when the process
 /// ends. If DIGEST is not empty, the received files apply, and must be those that apply on the sending machine.
-pub(crate) fn attend(arguments: &[String]) -> Result<()> {
+pub(crate) fn remote_exec(arguments: &[String]) -> Result<()> {
     let [session, digest, arguments @ ..] = arguments else {
         return Err(usage());
     };

@@ -17,7 +17,7 @@ pub(crate) enum Event {
         plan: Vec<Planned>,
         /// The engine, if rockenv chose it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        chosen: Option<Chosen>,
+        chosen: Option<ChosenEngine>,
     },
     /// The base image is being built; `done` and `total` if its provider reports them.
     Image {
@@ -95,7 +95,7 @@ pub(crate) enum Event {
 /// The engine chosen for a new env.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) struct Chosen {
+pub(crate) struct ChosenEngine {
     pub engine: String,
     /// Why it was chosen.
     pub reason: String,

@@ -14,7 +14,7 @@ use crate::plan::{Action, Observed, Plan};
 use crate::store::LockedEnv;
 use crate::sys::error::Result;
 use crate::ui::Reporter;
-use crate::ui::event::{Chosen, Event, Planned};
+use crate::ui::event::{ChosenEngine, Event, Planned};
 
 pub(super) fn execute<'a>(
     run: &Run<'a>,
@@ -30,7 +30,7 @@ pub(super) fn execute<'a>(
         env: spec.name.to_string(),
         plan: shown(plan, selection),
         chosen: match selection.choice.reason {
-            Reason::Found(why) => Some(Chosen {
+            Reason::Found(why) => Some(ChosenEngine {
                 engine: spec.engine.to_string(),
                 reason: why.to_owned(),
             }),

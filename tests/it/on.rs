@@ -140,7 +140,7 @@ fn ssh_of(command: &Background) -> i32 {
         let all = processes();
         let of = |pid: &i32| {
             all.iter()
-                .any(|(other, line)| other == pid && line.contains("__attend"))
+                .any(|(other, line)| other == pid && line.contains("__remote-exec"))
         };
         found = children(command.pid()).into_iter().find(of).unwrap_or(0);
         found != 0

@@ -127,12 +127,8 @@ pub(crate) fn html(report: &EnvReport) -> String {
                 (steps(report))
                 (compilation(report))
                 (space(report))
-                (section("environment", "Build environment and inputs"))
-                (facts(&report.facts))
-                @if !report.lock.is_empty() {
-                    (section("lock", "Locked"))
-                    (facts(&report.lock))
-                }
+                (facts("environment", "Build environment and inputs", &report.facts))
+                (facts("lock", "Locked", &report.lock))
                 footer { (text(report.written_by())) }
                 script { (PreEscaped(SCRIPT)) }
             }
@@ -143,6 +139,22 @@ pub(crate) fn html(report: &EnvReport) -> String {
 
 fn section(id: &str, title: &str) -> Markup {
     markup! { h2 id=(id) { (title) } }
+}
+
+/// Returns a section with a table, unless that has no rows.
+fn listing(
+    id: &str,
+    title: &str,
+    columns: &[Column],
+    rows: impl IntoIterator<Item = Vec<Markup>>,
+) -> Markup {
+    let rows: Vec<_> = rows.into_iter().collect();
+    markup! {
+        @if !rows.is_empty() {
+            (section(id, title))
+            (table(columns, rows))
+        }
+    }
 }
 
 fn header(report: &EnvReport) -> Markup {
@@ -291,18 +303,13 @@ fn steps(report: &EnvReport) -> Markup {
     markup! {
         (section("steps", "Steps"))
         (table(&columns, rows))
-        @if !report.left_out.is_empty() {
-            (section("skipped", "Left out"))
-            (facts(&report.left_out))
-        }
+        (facts("skipped", "Left out", &report.left_out))
     }
 }
 
-fn facts(facts: &[super::Fact]) -> Markup {
-    let rows = facts
-        .iter()
-        .map(|fact| vec![text(&fact.name), text(&fact.value)]);
-    table(&[name(""), name("")], rows)
+fn facts(id: &str, title: &str, facts: &[super::Fact]) -> Markup {
+    let row = |fact: &super::Fact| vec![text(&fact.name), text(&fact.value)];
+    listing(id, title, &[name(""), name("")], facts.iter().map(row))
 }
 
 fn compilation(report: &EnvReport) -> Markup {
@@ -340,18 +347,9 @@ fn compilation(report: &EnvReport) -> Markup {
         ]
     });
     markup! {
-        @if !report.builds.is_empty() {
-            (section("builds", "Ninja builds"))
-            (table(&[name("directory"), BAR, number("sum of commands"), number("commands")], builds))
-        }
-        @if !report.slowest.is_empty() {
-            (section("slowest", "Longest commands"))
-            (table(&[name("makes"), name("in"), BAR, number("time")], slowest))
-        }
-        @if !report.caches.is_empty() {
-            (section("caches", "Caches"))
-            (table(&[name("cache"), (None, "content"), number("total hits"), number("on disk"), number("at most")], caches))
-        }
+        (listing("builds", "Ninja builds", &[name("directory"), BAR, number("sum of commands"), number("commands")], builds))
+        (listing("slowest", "Longest commands", &[name("makes"), name("in"), BAR, number("time")], slowest))
+        (listing("caches", "Caches", &[name("cache"), (None, "content"), number("total hits"), number("on disk"), number("at most")], caches))
     }
 }
 
@@ -365,12 +363,8 @@ fn space(report: &EnvReport) -> Markup {
             text(size::bytes(space.bytes)),
         ]
     });
-    markup! {
-        @if !report.space.is_empty() {
-            (section("space", "Largest on disk"))
-            (table(&[name("what"), (None, ""), BAR, number("on disk")], rows))
-        }
-    }
+    let columns = [name("what"), (None, ""), BAR, number("on disk")];
+    listing("space", "Largest on disk", &columns, rows)
 }
 
 #[cfg(test)]

@@ -57,15 +57,23 @@ pub(crate) fn table(
     }
 }
 
-fn facts(page: &mut String, title: &str, facts: &[Fact]) {
-    if facts.is_empty() {
-        return;
+/// Adds a section with a table, unless that has no rows.
+fn section(
+    page: &mut String,
+    title: &str,
+    titles: &[&str],
+    rows: impl IntoIterator<Item = Vec<String>>,
+) {
+    let mut rows = rows.into_iter().peekable();
+    if rows.peek().is_some() {
+        write!(page, "\n## {title}\n").expect("a string");
+        table(page, titles, rows);
     }
-    write!(page, "\n## {title}\n").expect("a string");
-    let rows = facts
-        .iter()
-        .map(|fact| vec![text(&fact.name), text(&fact.value)]);
-    table(page, &["what", ""], rows);
+}
+
+fn facts(page: &mut String, title: &str, facts: &[Fact]) {
+    let row = |fact: &Fact| vec![text(&fact.name), text(&fact.value)];
+    section(page, title, &["what", ""], facts.iter().map(row));
 }
 
 pub(crate) fn markdown(report: &EnvReport) -> String {
@@ -109,48 +117,34 @@ pub(crate) fn markdown(report: &EnvReport) -> String {
         }
     }
     facts(&mut page, "Left out", &report.left_out);
-    if !report.builds.is_empty() {
-        page.push_str("\n## Ninja builds\n");
-        let rows = report.builds.iter().map(|build| {
-            let busy = millis(build.busy_ms);
-            vec![text(&build.directory), busy, build.edges.to_string()]
-        });
-        table(
-            &mut page,
-            &["directory", ">sum of commands", ">commands"],
-            rows,
-        );
-    }
-    if !report.slowest.is_empty() {
-        page.push_str("\n## Longest commands\n");
-        let rows = report.slowest.iter().map(|edge| {
-            vec![
-                text(&edge.output),
-                text(&edge.directory),
-                millis(edge.took_ms),
-            ]
-        });
-        table(&mut page, &["makes", "in", ">time"], rows);
-    }
-    if !report.caches.is_empty() {
-        page.push_str("\n## Caches\n");
-        let rows = report.caches.iter().map(|cache| {
-            let content = text(cache.content.as_deref().unwrap_or(""));
-            vec![text(&cache.name), content, size::bytes(cache.bytes)]
-        });
-        table(&mut page, &["cache", "content", ">on disk"], rows);
-    }
-    if !report.space.is_empty() {
-        page.push_str("\n## Largest on disk\n");
-        let rows = report.space.iter().map(|space| {
-            vec![
-                text(&space.name),
-                text(&space.note),
-                size::bytes(space.bytes),
-            ]
-        });
-        table(&mut page, &["what", "", ">on disk"], rows);
-    }
+    let builds = report.builds.iter().map(|build| {
+        let busy = millis(build.busy_ms);
+        vec![text(&build.directory), busy, build.edges.to_string()]
+    });
+    let titles = ["directory", ">sum of commands", ">commands"];
+    section(&mut page, "Ninja builds", &titles, builds);
+    let slowest = report.slowest.iter().map(|edge| {
+        let took = millis(edge.took_ms);
+        vec![text(&edge.output), text(&edge.directory), took]
+    });
+    let titles = ["makes", "in", ">time"];
+    section(&mut page, "Longest commands", &titles, slowest);
+    let caches = report.caches.iter().map(|cache| {
+        let content = text(cache.content.as_deref().unwrap_or(""));
+        vec![text(&cache.name), content, size::bytes(cache.bytes)]
+    });
+    let titles = ["cache", "content", ">on disk"];
+    section(&mut page, "Caches", &titles, caches);
+    let space = report.space.iter().map(|space| {
+        let bytes = size::bytes(space.bytes);
+        vec![text(&space.name), text(&space.note), bytes]
+    });
+    section(
+        &mut page,
+        "Largest on disk",
+        &["what", "", ">on disk"],
+        space,
+    );
     facts(&mut page, "Build environment and inputs", &report.facts);
     facts(&mut page, "Locked", &report.lock);
     write!(page, "\n{}\n", text(&report.written_by())).expect("a string");

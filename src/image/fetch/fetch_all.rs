@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_util::StreamExt as _;
 
-use crate::image::fetch::{self, Meter, Size, Wanted};
+use crate::image::fetch::{self, Download, Meter, Size};
 use crate::sys::checksum::Checksum;
 use crate::sys::error::{Error, Kind, Result};
 
@@ -70,7 +70,7 @@ async fn one(
     let mut last = None;
     for url in &piece.urls {
         let url = &mirrored(url, mirrors);
-        let wanted = Wanted {
+        let wanted = Download {
             name: url,
             algorithm: piece.checksum.algorithm,
             digest: &piece.checksum.digits,

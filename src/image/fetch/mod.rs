@@ -67,7 +67,7 @@ impl Meter {
 
 /// A file to download.
 #[derive(Debug)]
-pub(super) struct Wanted<'a> {
+pub(super) struct Download<'a> {
     /// Its name in messages.
     pub(super) name: &'a str,
     /// The algorithm of its digest.
@@ -125,7 +125,7 @@ fn fetch_by(
     progress: &mut dyn FnMut(u64, Option<u64>),
 ) -> Result<PathBuf> {
     let meter = Meter::default();
-    let wanted = Wanted {
+    let wanted = Download {
         name: url,
         algorithm: Algorithm::Sha256,
         digest: sha256,
@@ -295,7 +295,7 @@ fn too_long(name: &str, most: u64) -> Error {
 /// Returns the path of a blob, downloading it if necessary; `open` sends the request for the rest after a number of
 /// bytes.
 pub(super) async fn obtain(
-    wanted: &Wanted<'_>,
+    wanted: &Download<'_>,
     open: impl AsyncFn(u64) -> Result<Response>,
     blobs: &Path,
     meter: &Meter,
@@ -380,7 +380,7 @@ pub(super) fn keep(bytes: &[u8], sha256: &str, blobs: &Path) -> Result<()> {
 }
 
 /// Returns whether a blob exists, undamaged; removes a damaged one.
-async fn present(blob: &Path, wanted: &Wanted<'_>, meter: &Meter) -> Result<bool> {
+async fn present(blob: &Path, wanted: &Download<'_>, meter: &Meter) -> Result<bool> {
     let Some(mut file) = if_there(fs_err::File::open(blob))? else {
         return Ok(false);
     };
@@ -442,7 +442,7 @@ fn names(path: &Path, file: &Flock<std::os::fd::OwnedFd>) -> Result<bool> {
 
 /// Completes the partial file and returns the digest of all of it.
 async fn transfer(
-    wanted: &Wanted<'_>,
+    wanted: &Download<'_>,
     open: &impl AsyncFn(u64) -> Result<Response>,
     partial: &Path,
     meter: &Meter,

@@ -18,7 +18,7 @@ use super::manifest::{self, Descriptor, MANIFEST_TYPES, MAX_MANIFEST, damaged, r
 use super::reference::{Reference, sha256};
 use super::token_server::TokenServer;
 use crate::image::Logins;
-use crate::image::fetch::{self, Body, Meter, Size, Wanted};
+use crate::image::fetch::{self, Body, Download, Meter, Size};
 use crate::sys::checksum::Algorithm;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 
@@ -356,7 +356,7 @@ impl Registry {
     ) -> Result<PathBuf> {
         let digest = format!("sha256:{sha256}");
         let name = format!("{}@{digest}", self.name);
-        let wanted = Wanted {
+        let wanted = Download {
             name: &name,
             algorithm: Algorithm::Sha256,
             digest: sha256,

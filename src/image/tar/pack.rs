@@ -253,7 +253,8 @@ impl<'a, W: Write> Packer<'a, W> {
         let size = u64::try_from(stat.st_size).unwrap_or(0);
         let Some(segments) = segments(&file, stat).context(|| cannot(path))? else {
             self.header(EntryType::Regular, path, b"", stat, size, extended)?;
-            return self.data(&file, 0, size, path);
+            self.copy(&file, 0, size, path)?;
+            return self.pad(size);
         };
         let mut map = format!("{}\n", segments.len()).into_bytes();
         for (offset, length) in &segments {
@@ -272,11 +273,6 @@ impl<'a, W: Write> Packer<'a, W> {
             self.copy(&file, offset, length, path)?;
         }
         self.pad(held)
-    }
-
-    fn data(&mut self, file: &OwnedFd, offset: u64, length: u64, path: &[u8]) -> Result<()> {
-        self.copy(file, offset, length, path)?;
-        self.pad(length)
     }
 
     fn copy(&mut self, file: &OwnedFd, offset: u64, length: u64, path: &[u8]) -> Result<()> {

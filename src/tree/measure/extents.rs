@@ -289,7 +289,12 @@ impl Extents {
     }
 
     /// Adds each block to the class of its first root, and to the others as counted elsewhere.
-    pub(super) fn settle(mut self, class_of: &[usize], owner_of: &[u32], sums: &mut [Sums]) {
+    pub(super) fn add_to_classes(
+        mut self,
+        class_of: &[usize],
+        owner_of: &[u32],
+        sums: &mut [Sums],
+    ) {
         self.tidy();
         let mut give = |length: u64, roots: &mut dyn Iterator<Item = u32>| {
             let Some(first) = roots.next() else { return };
@@ -506,7 +511,7 @@ fn mix(numbers: [u64; 4]) -> u64 {
 mod tests {
     use super::*;
 
-    fn settle(extents: &[(u64, u64, u32)], owner_of: &[u32]) -> Vec<Sums> {
+    fn add_to_classes(extents: &[(u64, u64, u32)], owner_of: &[u32]) -> Vec<Sums> {
         let mut all = Extents::new();
         all.list = extents
             .iter()
@@ -519,13 +524,13 @@ mod tests {
             .collect();
         let class_of: Vec<usize> = (0..owner_of.len()).collect();
         let mut sums = vec![Sums::default(); owner_of.len()];
-        all.settle(&class_of, owner_of, &mut sums);
+        all.add_to_classes(&class_of, owner_of, &mut sums);
         sums
     }
 
     #[test]
     fn a_block_belongs_to_the_first_root_that_reaches_it() {
-        let sums = settle(
+        let sums = add_to_classes(
             &[(0, 100, 1), (0, 100, 0), (0, 100, 0), (200, 50, 1)],
             &[0, 1],
         );
@@ -543,7 +548,7 @@ mod tests {
     #[test]
     fn extents_that_overlap_in_part_are_cut() {
         // 0..100 by root 1, 50..150 by root 0, 120..130 by root 2, of the same owner as root 0.
-        let sums = settle(
+        let sums = add_to_classes(
             &[(0, 100, 1), (50, 100, 0), (120, 10, 2), (150, 5, 2)],
             &[7, 8, 7],
         );
@@ -580,7 +585,7 @@ mod tests {
                     expected[first as usize] += 1;
                 }
             }
-            let sums = settle(&extents, &[0, 1, 2, 3]);
+            let sums = add_to_classes(&extents, &[0, 1, 2, 3]);
             for (at, expected) in expected.into_iter().enumerate() {
                 assert_eq!(sums[at].allocated, expected, "{extents:?}");
             }

@@ -57,7 +57,12 @@ impl Links {
 
     /// Adds each inode to the class of its first root, and to the others as shared. `class_of` maps roots to
     /// positions in `sums`.
-    pub(super) fn settle(mut self, class_of: &[usize], owner_of: &[u32], sums: &mut [Sums]) {
+    pub(super) fn add_to_classes(
+        mut self,
+        class_of: &[usize],
+        owner_of: &[u32],
+        sums: &mut [Sums],
+    ) {
         tidy(&mut self.list);
         for inode in self
             .list
@@ -128,7 +133,7 @@ mod tests {
             links.push(link);
         }
         let mut sums = [Sums::default(); 3];
-        links.settle(&[0, 1, 2], &[0, 1, 2], &mut sums);
+        links.add_to_classes(&[0, 1, 2], &[0, 1, 2], &mut sums);
         assert_eq!(sums[0], Sums::default());
         assert_eq!(
             sums[1],
@@ -158,7 +163,7 @@ mod tests {
         links.push(link(7, 1, 2));
         links.push(link(7, 0, 2));
         let mut sums = [Sums::default(); 1];
-        links.settle(&[0, 0], &[0, 0], &mut sums);
+        links.add_to_classes(&[0, 0], &[0, 0], &mut sums);
         assert_eq!(sums[0].exclusive, 512);
         assert_eq!(sums[0].counted_elsewhere, 0);
     }
@@ -171,7 +176,7 @@ mod tests {
         }
         assert!(links.list.capacity() <= 2 * TIDY_FIRST);
         let mut sums = [Sums::default(); 1];
-        links.settle(&[0], &[0], &mut sums);
+        links.add_to_classes(&[0], &[0], &mut sums);
         assert_eq!((sums[0].entries, sums[0].exclusive), (100, 51_200));
     }
 }

@@ -240,8 +240,8 @@ pub(super) fn scan(roots: &[Root], options: &MeasureOptions) -> Usage {
         .queue
         .run_on(threads, start, |task, worker| worker.run(task), gather);
     let owner_of: Vec<u32> = roots.iter().map(|root| root.owner).collect();
-    links.settle(&shared.class_of, &owner_of, &mut sums);
-    extents.settle(&shared.class_of, &owner_of, &mut sums);
+    links.add_to_classes(&shared.class_of, &owner_of, &mut sums);
+    extents.add_to_classes(&shared.class_of, &owner_of, &mut sums);
     usage.classes = classes.into_iter().zip(sums).collect();
     usage
 }
