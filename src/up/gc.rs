@@ -162,7 +162,7 @@ fn agree(cx: &Context, plan: &Plan, agreed: &mut BTreeSet<GcTarget>) -> Result<b
     }
     cx.agrees(&format!(
         "{more}remove {} ({}; making them again would take {})?",
-        size::count(new.len(), "thing"),
+        size::count(new.len(), "item"),
         size::bytes(new.iter().map(|item| item.bytes).sum()),
         size::duration(Duration::from_millis(time))
     ))

@@ -318,11 +318,11 @@ fn what_a_later_look_adds_is_asked_for_too() {
     }
     let words = ["gc", "--free", "200M", "--preset", "ci"];
     let mut asked = Terminal::start(store.command(&words), 33, 101);
-    asked.expect("remove 1 thing ");
+    asked.expect("remove 1 item ");
     asked.write("y\n");
     asked.expect("less was freed than estimated: remove");
     asked.write("n\n");
-    asked.expect("removed 1 thing");
+    asked.expect("removed 1 item");
     asked.wait(10);
     assert_eq!(snapshots(&store), ["a0", "a1", "b1", "a2", "b2"]);
 }
@@ -425,7 +425,7 @@ fn a_cache_stays_as_it_is_while_another_env_builds_on_it() {
     };
     // It begins while somebody thinks about what is to go.
     let mut asked = Terminal::start(store.command(&["gc"]), 33, 101);
-    asked.expect("remove 1 thing ");
+    asked.expect("remove 1 item ");
     let running = build();
     asked.write("y\n");
     asked.expect(&format!(

@@ -154,7 +154,7 @@ fn full_disk(kind: Kind) {
         33,
         101,
     );
-    asked.expect("remove 2 things");
+    asked.expect("remove 2 items");
     asked.write("n\n");
     asked.wait(2);
     assert_eq!(snapshots(&store).len(), 4);
