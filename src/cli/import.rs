@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::share::{self, Pulled};
+use crate::share::{self, Import, Pulled};
 use crate::sys::error::Result;
 use crate::sys::signals::Signals;
 use crate::ui::{Format, object};
@@ -35,10 +35,14 @@ pub(crate) fn import(cx: &Context, args: &ImportArgs) -> Result<()> {
     let from = args.from.display();
     let shown = format!("import {from}");
     let task = Task::new(cx, &signals, &reporter);
+    let to = Import {
+        store: &store,
+        user: &cx.config.user,
+        service: service.as_ref(),
+        reuse: cx.config.reuse.or_asked(args.allow_incremental),
+    };
     let taken = task.with_progress(Subject::Transfer(&shown), |means| {
-        let reuse = cx.config.reuse.or_asked(args.allow_incremental);
-        let user = &cx.config.user;
-        share::import(&store, &args.from, reuse, user, service.as_ref(), means)
+        share::import(to, &args.from, means)
     });
     cx.settle(&store)?;
     let taken = taken?;

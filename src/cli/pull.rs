@@ -4,7 +4,7 @@ use clap::Args;
 
 use crate::engine::docker::Service;
 use crate::plan::ids::StepKey;
-use crate::share::{self, Pulled, Repository, SnapshotRef};
+use crate::share::{self, Import, Pulled, Repository, SnapshotRef};
 use crate::store::Store;
 use crate::store::history::Reuse;
 use crate::sys::checksum::is_sha256;
@@ -119,9 +119,14 @@ impl Asking<'_> {
     ) -> Result<Option<Pulled>> {
         let shown = registry::shown(repository);
         let Task { cx, reporter, .. } = self.task;
+        let to = Import {
+            store,
+            user: &cx.config.user,
+            service,
+            reuse: self.reuse,
+        };
         let pulled = self.task.with_progress(Subject::Transfer(&shown), |means| {
-            let user = &cx.config.user;
-            share::pull(store, repository, wanted, self.reuse, user, service, means)
+            share::pull(to, repository, wanted, means)
         });
         cx.settle(store)?;
         let Some(pulled) = pulled? else {

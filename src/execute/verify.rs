@@ -114,65 +114,46 @@ enum Tree {
     Lost,
 }
 
-/// Compares the old results of a step with the new ones. `strict`: also modification times, and files that only
-/// record the time of the build.
-pub(crate) fn compare(
-    store: &Store,
-    spec: &Spec,
-    step: &Step,
-    before: Side<'_>,
-    now: Side<'_>,
-    strict: bool,
-    cancel: &AtomicBool,
-) -> Result<Compared> {
-    let comparison = StepComparison {
-        store,
-        before,
-        now,
-        strict,
-        cancel,
-    };
-    let mut compared = Compared::default();
-    compared.add(Path::new("/"), None, comparison.roots()?);
-    for volume in spec.visible(step) {
-        let inside = Path::new(&volume.target);
-        let name = volume.name.as_str();
-        match volume.kind {
-            VolumeKind::Build => {
-                let (old, new) = (
-                    comparison.built(before, name)?,
-                    comparison.built(now, name)?,
-                );
-                match (old, new) {
-                    (Tree::Lost, _) | (_, Tree::Lost) => compared.not_compared.push(format!(
-                        "build volume `{name}`: not in snapshots of an overlay store"
-                    )),
-                    (old, new) => compared.add(inside, Some(name), comparison.trees(&old, &new)?),
-                }
-            }
-            VolumeKind::Output => {
-                let (old, new) = (
-                    comparison.results(before, name),
-                    comparison.results(now, name),
-                );
-                compared.add(inside, Some(name), comparison.trees(&old, &new)?);
-                compared.add(inside, Some(name), comparison.removed(name)?);
-            }
-            VolumeKind::Source | VolumeKind::Cache | VolumeKind::Host => {}
-        }
-    }
-    Ok(compared)
-}
-
-struct StepComparison<'a> {
-    store: &'a Store,
-    before: Side<'a>,
-    now: Side<'a>,
-    strict: bool,
-    cancel: &'a AtomicBool,
+/// A comparison of the old results of a step with the new ones.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepComparison<'a> {
+    pub store: &'a Store,
+    pub before: Side<'a>,
+    pub now: Side<'a>,
+    /// Also modification times, and files that only record the time of the build.
+    pub strict: bool,
+    pub cancel: &'a AtomicBool,
 }
 
 impl StepComparison<'_> {
+    pub(crate) fn compare(&self, spec: &Spec, step: &Step) -> Result<Compared> {
+        let (before, now) = (self.before, self.now);
+        let mut compared = Compared::default();
+        compared.add(Path::new("/"), None, self.roots()?);
+        for volume in spec.visible(step) {
+            let inside = Path::new(&volume.target);
+            let name = volume.name.as_str();
+            match volume.kind {
+                VolumeKind::Build => {
+                    let (old, new) = (self.built(before, name)?, self.built(now, name)?);
+                    match (old, new) {
+                        (Tree::Lost, _) | (_, Tree::Lost) => compared.not_compared.push(format!(
+                            "build volume `{name}`: not in snapshots of an overlay store"
+                        )),
+                        (old, new) => compared.add(inside, Some(name), self.trees(&old, &new)?),
+                    }
+                }
+                VolumeKind::Output => {
+                    let (old, new) = (self.results(before, name), self.results(now, name));
+                    compared.add(inside, Some(name), self.trees(&old, &new)?);
+                    compared.add(inside, Some(name), self.removed(name)?);
+                }
+                VolumeKind::Source | VolumeKind::Cache | VolumeKind::Host => {}
+            }
+        }
+        Ok(compared)
+    }
+
     /// Compares two directories, except paths for which `except` is true.
     fn directories(
         &self,

@@ -21,6 +21,7 @@ use crate::image::fetch::{self, Meter, POLL};
 use crate::plan::ids::{TreeId, VolumeName};
 use crate::share::downloaded::{Downloaded, On, cannot_unpack};
 use crate::share::service_image::{self, Arrived};
+use crate::store::history::Reuse;
 use crate::store::images::{Image, Means};
 use crate::store::layer::{VolumeState, boot_id};
 use crate::store::service::SnapshotImage;
@@ -32,58 +33,45 @@ use crate::sys::host;
 use crate::tree::{self, Method};
 use crate::ui::size;
 
-/// Imports the missing layers of a document, to the service that keeps the trees of steps, else into the store.
-pub(super) fn import_layers(
-    store: &Store,
-    supply: Supply<'_>,
-    document: &Document,
-    user: &BuildUser,
-    service: Option<&Service>,
-    means: &mut Means<'_>,
-) -> Result<Pulled> {
-    let arrival = store.arrival(means)?;
-    let pulled = all(store, &arrival, supply, document, user, service, means);
-    // On a full disk nothing of it may stay, except downloads, which need not be repeated.
-    let finished = arrival.finish();
-    let pulled = pulled?;
-    finished?;
-    Ok(pulled)
+/// Where snapshots go, and which of them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Import<'a> {
+    pub store: &'a Store,
+    /// The owner of build volumes.
+    pub user: &'a BuildUser,
+    /// Keeps the trees of steps instead of the store.
+    pub service: Option<&'a Service>,
+    pub reuse: Reuse,
 }
 
-fn all(
-    store: &Store,
-    arrival: &Arrival<'_>,
-    supply: Supply<'_>,
-    document: &Document,
-    user: &BuildUser,
-    service: Option<&Service>,
-    means: &mut Means<'_>,
-) -> Result<Pulled> {
-    let mut pull = Pull::new(store, arrival, document, user, service)?;
-    pull.run(supply, means)?;
-    for index in &pull.needed {
-        supply.forget(arrival, &document.blobs[*index])?;
+impl Import<'_> {
+    /// Imports the missing layers of a document.
+    pub(super) fn run(
+        self,
+        supply: Supply<'_>,
+        mut document: Document,
+        means: &mut Means<'_>,
+    ) -> Result<Pulled> {
+        let incremental = match self.reuse {
+            Reuse::Clean => document.cut_incremental(),
+            Reuse::Incremental => Vec::new(),
+        };
+        let arrival = self.store.arrival(means)?;
+        let pulled = Pull::new(self, &arrival, &document)
+            .and_then(|mut pull| pull.finish(supply, incremental, means));
+        // On a full disk nothing of it may stay, except downloads, which need not be repeated.
+        let finished = arrival.finish();
+        let pulled = pulled?;
+        finished?;
+        Ok(pulled)
     }
-    Ok(Pulled {
-        image: document.snapshot.image.key.to_string(),
-        image_pulled: pull.needs_image,
-        steps: document.snapshot.steps[pull.first..]
-            .iter()
-            .map(|step| step.name.clone())
-            .collect(),
-        incremental: Vec::new(),
-        bytes: pull.bytes(),
-    })
 }
 
 /// A pull with known missing layers.
 struct Pull<'a> {
-    store: &'a Store,
+    to: Import<'a>,
     arrival: &'a Arrival<'a>,
     document: &'a Document,
-    user: &'a BuildUser,
-    /// Keeps the trees of steps instead of the store.
-    service: Option<&'a Service>,
     chains: Vec<String>,
     needs_image: bool,
     /// The first step whose snapshot is missing.
@@ -95,13 +83,8 @@ struct Pull<'a> {
 }
 
 impl<'a> Pull<'a> {
-    fn new(
-        store: &'a Store,
-        arrival: &'a Arrival<'a>,
-        document: &'a Document,
-        user: &'a BuildUser,
-        service: Option<&'a Service>,
-    ) -> Result<Self> {
+    fn new(to: Import<'a>, arrival: &'a Arrival<'a>, document: &'a Document) -> Result<Self> {
+        let Import { store, service, .. } = to;
         let chains = document.chains();
         let steps = &document.snapshot.steps;
         let mut known = store.layers_by_chain(service.map(|service| service.socket.as_path()))?;
@@ -127,11 +110,9 @@ impl<'a> Pull<'a> {
         };
         let image = &document.snapshot.image;
         let mut pull = Self {
-            store,
+            to,
             arrival,
             document,
-            user,
-            service,
             chains,
             needs_image: base.is_none() && store.image(&image.key)?.is_none(),
             first,
@@ -153,6 +134,27 @@ impl<'a> Pull<'a> {
         Ok(pull)
     }
 
+    fn finish(
+        &mut self,
+        supply: Supply<'_>,
+        incremental: Vec<String>,
+        means: &mut Means<'_>,
+    ) -> Result<Pulled> {
+        self.run(supply, means)?;
+        for index in &self.needed {
+            supply.forget(self.arrival, &self.document.blobs[*index])?;
+        }
+        let snapshot = &self.document.snapshot;
+        let steps = snapshot.steps[self.first..].iter();
+        Ok(Pulled {
+            image: snapshot.image.key.to_string(),
+            image_pulled: self.needs_image,
+            steps: steps.map(|step| step.name.clone()).collect(),
+            incremental,
+            bytes: self.bytes(),
+        })
+    }
+
     /// Returns the steps whose changes produce a build volume as it is after step `at`, on top of what exists by
     /// then. If the store does not freeze volumes, only the last snapshot has them: one copy on the disk is enough.
     fn volume_layers(&self, name: &str, at: usize) -> std::ops::Range<usize> {
@@ -160,7 +162,7 @@ impl<'a> Pull<'a> {
         if steps[at].volume(name).is_none() {
             return at..at;
         }
-        if self.store.freezes_volumes() {
+        if self.to.store.freezes_volumes() {
             return at..at + 1;
         }
         if at + 1 < steps.len() {
@@ -191,13 +193,13 @@ impl<'a> Pull<'a> {
 
     /// Refuses a pull that the disk has no room for. Downloads stay until everything is unpacked.
     fn check_room(&self, supply: Supply<'_>) -> Result<()> {
-        let root = self.store.root();
+        let root = self.to.store.root();
         let blobs = self.needed.iter().map(|index| &self.document.blobs[*index]);
         let downloads = blobs.map(|blob| supply.lacking(blob));
         // A service has its own disk for the trees of steps.
         let elsewhere = |index: &usize| {
             let mut steps = self.document.snapshot.steps.iter();
-            self.service.is_some() && steps.any(|step| step.layer == *index)
+            self.to.service.is_some() && steps.any(|step| step.layer == *index)
         };
         let copies = self.needed.iter().filter(|index| elsewhere(index));
         let copies = copies.map(|index| supply.copied(&self.document.blobs[*index]));
@@ -279,17 +281,17 @@ impl<'a> Pull<'a> {
         if self.needs_image {
             fs::create_dir(&image_place)?;
             let root = image_place.join("root");
-            tree::create_tree(self.store.method(), &root)?;
+            tree::create_tree(self.to.store.method(), &root)?;
             downloaded.unpack(self.document, 0, &root, On::Nothing)?;
             self.check_image(&root, image, downloaded.cancel)?;
         }
-        if let Some(service) = self.service.filter(|_| self.base.is_none()) {
+        if let Some(service) = self.to.service.filter(|_| self.base.is_none()) {
             if self.needs_image {
                 self.publish_image(&image_place)?;
             }
             let progress = &mut *downloaded.progress;
             let say = &mut |line: &str| progress(BuildProgress::Line(line));
-            self.store.import_image(service, &image.key, say)?;
+            self.to.store.import_image(service, &image.key, say)?;
         }
         let mut made: Vec<(PathBuf, Layer, Shared)> = Vec::new();
         for at in self.first..self.document.snapshot.steps.len() {
@@ -297,7 +299,7 @@ impl<'a> Pull<'a> {
             fs::create_dir(&place)?;
             let below = match (made.last(), &self.base) {
                 (Some((place, _, _)), _) => Some(place.clone()),
-                (None, Some(base)) => Some(self.store.layer_dir(&base.id)),
+                (None, Some(base)) => Some(self.to.store.layer_dir(&base.id)),
                 (None, None) => None,
             };
             let below_layer = made
@@ -305,7 +307,7 @@ impl<'a> Pull<'a> {
                 .map(|(_, layer, _)| layer)
                 .or(self.base.as_ref());
             let tree: TreeId = random_id()?.try_into()?;
-            let kept = match self.service {
+            let kept = match self.to.service {
                 Some(service) => {
                     Some(self.keep(service, at, &place, &tree, below_layer, downloaded)?)
                 }
@@ -327,7 +329,7 @@ impl<'a> Pull<'a> {
             };
             made.push((place, layer, self.shared(at)));
         }
-        if self.needs_image && self.service.is_none() {
+        if self.needs_image && self.to.service.is_none() {
             self.publish_image(&image_place)?;
         }
         self.arrival.publish_layers(made)
@@ -369,7 +371,7 @@ impl<'a> Pull<'a> {
         downloaded: &mut Downloaded<'_>,
     ) -> Result<()> {
         let index = self.document.snapshot.steps[at].layer;
-        if self.store.method() == Method::Overlay {
+        if self.to.store.method() == Method::Overlay {
             let diff = place.join("diff");
             fs::create_dir(&diff)?;
             return downloaded.unpack(self.document, index, &diff, On::Overlay);
@@ -378,10 +380,10 @@ impl<'a> Pull<'a> {
         let from = match below {
             Some(below) => below.join("root"),
             None if self.needs_image => self.arrival.work.join("image/root"),
-            None => self.store.image_root(image),
+            None => self.to.store.image_root(image),
         };
         let root = place.join("root");
-        tree::clone_tree(self.store.method(), &from, &root)?;
+        tree::clone_tree(self.to.store.method(), &from, &root)?;
         downloaded.unpack(self.document, index, &root, On::Tree)
     }
 
@@ -398,7 +400,7 @@ impl<'a> Pull<'a> {
         let key = &self.document.snapshot.image.key;
         let below = match below {
             Some(below) => below.kept.as_ref().map(|kept| kept.image.clone()),
-            None => self.store.imported_id(&service.socket, key)?,
+            None => self.to.store.imported_id(&service.socket, key)?,
         };
         let below = below.ok_or_else(|| {
             Error::unexpected(format!("{} has no image below it", service.flavour))
@@ -417,7 +419,7 @@ impl<'a> Pull<'a> {
             diff_id: &self.document.blobs[index].diff_id,
             unpacked: self.document.blobs[index].unpacked,
         };
-        let kept = service_image::make(self.store, service, arrived, &mut look)
+        let kept = service_image::make(self.to.store, service, arrived, &mut look)
             .context(|| cannot_unpack(self.document, index))?;
         if archive == copy {
             fs::remove_file(copy)?;
@@ -434,17 +436,17 @@ impl<'a> Pull<'a> {
         downloaded: &mut Downloaded<'_>,
     ) -> Result<BTreeMap<VolumeName, VolumeState>> {
         let steps = &self.document.snapshot.steps;
-        let (method, mut made) = (self.store.method(), BTreeMap::new());
+        let (method, mut made) = (self.to.store.method(), BTreeMap::new());
         for (name, volume) in &steps[at].volumes {
             let into = place.join("volumes").join(name);
             let changed = self.volume_layers(name, at);
             let state = match volume {
                 SharedVolume::Absent => VolumeState::Absent,
-                SharedVolume::Empty if !self.store.freezes_volumes() => VolumeState::Empty,
+                SharedVolume::Empty if !self.to.store.freezes_volumes() => VolumeState::Empty,
                 SharedVolume::Empty => {
                     fs::create_dir_all(place.join("volumes"))?;
                     tree::create_tree(method, &into)?;
-                    let user = self.user;
+                    let user = self.to.user;
                     nix::unistd::chown(&into, Some(user.uid.into()), Some(user.gid.into()))?;
                     VolumeState::Frozen
                 }
@@ -457,7 +459,7 @@ impl<'a> Pull<'a> {
                     let on_base = changed.start == self.first && self.base_has(name);
                     let base = self.base.as_ref().filter(|_| on_base);
                     let from = match (base, below) {
-                        (Some(base), _) => Some(self.store.layer_dir(&base.id)),
+                        (Some(base), _) => Some(self.to.store.layer_dir(&base.id)),
                         (None, below) => below.map(Path::to_owned),
                     };
                     let from = from.map(|from| from.join("volumes").join(name));

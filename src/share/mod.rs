@@ -15,6 +15,7 @@ mod service_image;
 mod shareable;
 mod upload;
 
+pub(crate) use crate::share::import_layers::Import;
 pub(crate) use crate::share::service_image::ServiceImage;
 pub(crate) use pull::examine;
 pub(crate) use pull::{Pulled, SnapshotRef, available, image, import, pull};

@@ -10,13 +10,10 @@ use super::document::{Document, MAX_CONFIG, Manifest};
 use super::layout::Layout;
 use super::place::Supply;
 use super::{RECIPE, Repository, recipe_tag, watched};
-use crate::engine::BuildUser;
-use crate::engine::docker::Service;
 use crate::image::fetch::Meter;
 use crate::image::oci::{Operation, Registry, RequestSubject, sha256};
 use crate::plan::ids::StepKey;
-use crate::share::import_layers::import_layers;
-use crate::store::Store;
+use crate::share::import_layers::Import;
 use crate::store::history::Reuse;
 use crate::store::images::{Image, Means};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
@@ -143,17 +140,14 @@ pub(crate) fn image(
     Ok(Some(document.snapshot.image))
 }
 
-/// Pulls a snapshot and its missing parents, to the service that keeps the trees, else into the store; `None` if the
-/// registry has none.
+/// Pulls a snapshot and its missing parents; `None` if the registry has none.
 pub(crate) fn pull(
-    store: &Store,
+    to: Import<'_>,
     repository: &Repository,
     wanted: &SnapshotRef,
-    reuse: Reuse,
-    user: &BuildUser,
-    service: Option<&Service>,
     means: &mut Means<'_>,
 ) -> Result<Option<Pulled>> {
+    let store = to.store;
     let tag = wanted.tag();
     let registry = repository.open(Operation::Pull, means)?;
     let cannot = || format!("cannot pull `{tag}` from `{repository}`");
@@ -166,52 +160,23 @@ pub(crate) fn pull(
         find(&registry, &tag, &blobs).await
     })
     .context(cannot)?;
-    let Some(mut document) = document else {
+    let Some(document) = document else {
         return Ok(None);
     };
     wanted.check(&document).context(cannot)?;
-    let incremental = match reuse {
-        Reuse::Clean => document.cut_incremental(),
-        Reuse::Incremental => Vec::new(),
-    };
     let supply = Supply::Registry(&registry, &blobs);
-    let pulled = import_layers(store, supply, &document, user, service, means).context(cannot)?;
-    Ok(Some(Pulled {
-        incremental,
-        ..pulled
-    }))
+    to.run(supply, document, means).context(cannot).map(Some)
 }
 
-/// Imports the missing ones of all snapshots in a file or directory made by [`super::export`], to the service that
-/// keeps the trees, else into the store.
-pub(crate) fn import(
-    store: &Store,
-    path: &Path,
-    reuse: Reuse,
-    user: &BuildUser,
-    service: Option<&Service>,
-    means: &mut Means<'_>,
-) -> Result<Vec<Pulled>> {
+/// Imports the missing ones of all snapshots in a file or directory made by [`super::export`].
+pub(crate) fn import(to: Import<'_>, path: &Path, means: &mut Means<'_>) -> Result<Vec<Pulled>> {
     let mut all = || -> Result<_> {
         // Report a fault of the last one before the first is imported.
         examine(path)?;
         let layout = Layout::open(path)?;
         let entries = layout.entries()?;
-        let mut taken = Vec::new();
-        for entry in &entries {
-            let mut document = layout.document(entry)?;
-            let incremental = match reuse {
-                Reuse::Clean => document.cut_incremental(),
-                Reuse::Incremental => Vec::new(),
-            };
-            let supply = Supply::Layout(&layout);
-            let pulled = import_layers(store, supply, &document, user, service, means)?;
-            taken.push(Pulled {
-                incremental,
-                ..pulled
-            });
-        }
-        Ok(taken)
+        let mut one = |entry| to.run(Supply::Layout(&layout), layout.document(entry)?, means);
+        entries.iter().map(&mut one).collect()
     };
     all().context(|| format!("cannot import `{}`", path.display()))
 }

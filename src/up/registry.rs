@@ -9,7 +9,7 @@ use crate::engine::docker::Service;
 use crate::plan::ids::StepKey;
 use crate::plan::resolve::{Engine, Spec};
 use crate::plan::{Action, StepOptions};
-use crate::share::{self, Pulled, Repository, SnapshotRef};
+use crate::share::{self, Import, Pulled, Repository, SnapshotRef};
 use crate::store::Store;
 use crate::store::history::Reuse;
 use crate::sys::error::{Error, Kind, Result};
@@ -135,17 +135,14 @@ impl<'a> Source<'a> {
         let what = shown(&self.repository);
         let shown = Subject::Transfer(&what);
         let started = Instant::now();
-        let user = &self.task.cx.config.user;
+        let to = Import {
+            store,
+            user: &self.task.cx.config.user,
+            service,
+            reuse: self.reuse,
+        };
         let pulled = self.task.with_progress(shown, |means| {
-            share::pull(
-                store,
-                &self.repository,
-                wanted,
-                self.reuse,
-                user,
-                service,
-                means,
-            )
+            share::pull(to, &self.repository, wanted, means)
         });
         self.task.transfer_finished(what, started);
         if pulled.is_err() {

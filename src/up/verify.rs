@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::execute::verify::{self, Compared, Side, changed, compare};
+use crate::execute::verify::{self, Compared, Side, StepComparison, changed};
 use crate::execute::{APART, Ended, Execution, ExecutionProgress};
 use crate::plan::ids::{LayerId, StepKey};
 use crate::plan::lockfile::{self, Lockfile};
@@ -222,26 +222,20 @@ impl<'a> Rebuild<'a> {
         let cancel = Cancel::new(self.with.task.signals);
         let flag = cancel.flag();
         let compared = std::thread::scope(|scope| {
-            let before = Side {
-                env: self.env,
-                layer: &old,
+            let comparison = StepComparison {
+                store,
+                before: Side {
+                    env: self.env,
+                    layer: &old,
+                },
+                now: Side {
+                    env: scratch,
+                    layer: &new,
+                },
+                strict: self.options.strict,
+                cancel: flag,
             };
-            let now = Side {
-                env: scratch,
-                layer: &new,
-            };
-            let work = move || {
-                compare(
-                    store,
-                    &self.spec,
-                    step,
-                    before,
-                    now,
-                    self.options.strict,
-                    flag,
-                )
-            };
-            let comparing = scope.spawn(work);
+            let comparing = scope.spawn(move || comparison.compare(&self.spec, step));
             while !comparing.is_finished() {
                 cancel.look();
                 std::thread::sleep(LOOK);
