@@ -1,355 +1,136 @@
-//! Owns what a lock file is written from: the image, the sources, the files and the steps, as locked or as they are now.
+//! Owns `lock`: finds the exact inputs of a profile and writes them to its lock file.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use jiff::Timestamp;
-
-use crate::image::Recipe;
-use crate::image::recipe::{Pin, snapshot_id};
-use crate::plan::lockfile::{
-    CacheFile, LockedImage, LockedPrints, LockedSource, LockedStep, Lockfile, Observed, VERSION,
-};
-use crate::plan::pins::Pins;
-use crate::plan::resolve::{self, Step, VolumeKind, VolumeSource};
-use crate::store::history::{Reuse, Seeker};
-use crate::store::source::{self, Git, Repository};
+use crate::plan::lockfile::{self, LockChange, Lockfile, VERSION};
+use crate::plan::resolve::VolumeKind;
 use crate::sys::error::{Error, Kind, Result};
-use crate::sys::host;
-use crate::sys::signals::Cancel;
-use crate::up::base::Base;
+use crate::sys::signals::Signals;
+use crate::ui::Format;
+use crate::up::context::Context;
 use crate::up::downloads::Fetching;
-use crate::up::locked::{self, Locked};
-use crate::up::resolve::Gathered;
+use crate::up::lock_inputs::{ALL, Locking};
+use crate::up::locked;
+use crate::up::request::UpRequest;
 use crate::up::select::Selection;
-use crate::up::sources;
+use crate::up::task::Task;
 
-/// Updates everything.
-pub(crate) const ALL: &str = "all";
-
-/// Finds the exact inputs of a profile: those of the old lock file, and new ones.
-pub(crate) struct Locking<'a> {
-    pub(crate) with: Fetching<'a>,
-    /// The images and sources to lock anew.
+/// What to lock, and where.
+pub(crate) struct LockOptions<'a> {
+    /// Images and sources to lock again.
     pub(crate) update: &'a [String],
-    pub(crate) old: Option<&'a Lockfile>,
+    /// Also lock outputs of incremental steps.
+    pub(crate) allow_incremental: bool,
+    pub(crate) file: Option<&'a Path>,
 }
 
-impl Locking<'_> {
-    fn updates(&self, name: &str) -> bool {
-        self.update
-            .iter()
-            .any(|asked| asked == name || asked == ALL)
-    }
-
-    fn warn(&self, message: String) {
-        self.with.task.reporter.warn(message);
-    }
-
-    pub(crate) fn lock(
-        &self,
-        selection: &mut Selection,
-        path: &Path,
-        command: String,
-    ) -> Result<Lockfile> {
-        for message in std::mem::take(&mut selection.notes) {
-            self.warn(message);
-        }
-        let image = self.image(selection)?;
-        let source = self.sources(selection)?;
-        let choices = locked::choices(selection);
-        let user = &selection.inputs.user;
-        let hooks = selection.inputs.hooks.iter();
-        let lock = Lockfile {
-            version: VERSION,
-            profile: choices.profile.to_owned(),
-            targets: choices.targets.iter().map(ToString::to_string).collect(),
-            machine_targets: self.machine_targets(selection),
-            variant: choices.variant.map(str::to_owned),
-            from: choices.from.to_owned(),
-            build_user: match self.old {
-                Some(old) => old.build_user.clone(),
-                None => format!("{}:{}", user.uid, user.gid),
-            },
-            params: selection.inputs.params.clone(),
-            image,
-            source,
-            hooks: hooks
-                .map(|(name, facts)| (name.clone(), facts.digest.clone()))
-                .collect(),
-            fetched: locked::fetched(self.with.task.cx, selection)?,
-            files: self.files(selection)?,
-            steps: Vec::new(),
-            observed: Observed {
-                time: Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default(),
-                rockenv: env!("CARGO_PKG_VERSION").to_owned(),
-                engine: selection.inputs.engine.name().to_owned(),
-                kernel: host::kernel().unwrap_or_default(),
-                amdgpu: host::amdgpu(),
-            },
-        };
-        let adopted = Locked {
-            path: path.to_owned(),
-            lock: lock.clone(),
-            command,
-        };
-        // From here on the same code as `up --locked`, so that nothing is locked that it would refuse.
-        locked::adopt(self.with.task.cx, selection, adopted)?;
-        let gathered = Gathered::on(selection, Base::locked(selection), false);
-        let (mut gathered, notes) = sources::gather(gathered, self.with)?;
-        for message in notes {
-            self.warn(message);
-        }
-        let mut lock = lock;
-        let git = Git::new(&gathered.inputs.user);
-        for volume in resolve::volumes(&gathered.selection.profile, &gathered.inputs)? {
-            let inside = matches!(&volume.source, VolumeSource::Git(git) if git.submodules);
-            if let (Some(locked), Some(directory)) = (
-                lock.source.get_mut(&volume.name),
-                gathered.sources.get(&volume.name),
-            ) && locked.commit.is_some()
-            {
-                locked.submodules = git.submodules(directory, inside)?;
-            }
-        }
-        lock.steps = self.steps(&mut gathered, &lock)?;
-        let notes = self
-            .with
-            .lock(gathered.selection, &gathered.sources, &mut lock)?;
-        notes.into_iter().for_each(|message| self.warn(message));
-        Ok(lock)
-    }
-
-    /// Returns the steps, with outputs from this machine's runs, or else as they were locked.
-    fn steps(&self, gathered: &mut Gathered<'_>, lock: &Lockfile) -> Result<Vec<LockedStep>> {
-        let mut left = BTreeMap::new();
-        let mut refused = Vec::new();
-        for step in gathered.resolve(Some(self.with.store))?.steps {
-            let find = |reuse| {
-                let seeker = Seeker {
-                    reuse,
-                    ..Seeker::default()
-                };
-                self.with.store.step_layer(&step.key, &seeker)
-            };
-            match find(gathered.selection.reuse)? {
-                Some(layer) => drop(left.insert(step.name, layer)),
-                None if find(Reuse::Incremental)?.is_some() => refused.push(step.name),
-                None => {}
-            }
-        }
-        if !refused.is_empty() {
-            self.warn(format!(
-                "not locked, because it was built on files from an earlier build: the files fetched by {}; build them anew with `up --clean`, or lock them with `--allow-incremental`",
-                refused.join(", ")
-            ));
-        }
-        // As everywhere: what is locked stays.
-        let old = self.old.filter(|_| !self.updates(ALL));
-        let prints = |step: &Step| {
-            old.and_then(|old| locked::locked_prints(old, step))
-                .or_else(|| left.get(&step.name)?.prints.clone())
-        };
-        let spec = locked::whole(&gathered.selection.profile, &gathered.inputs, lock, &prints)?;
-        let locked = spec.steps.into_iter().map(|step| {
-            let layer = left.get(&step.name);
-            let old = old.and_then(|old| old.step(&step.name));
-            let old = old.filter(|old| old.key == step.key && !old.pins.is_empty());
-            let found = step.fingerprints.as_ref().and_then(|_| prints(&step));
-            let pins = match (old, layer) {
-                (Some(old), _) => old.pins.clone(),
-                (None, Some(layer)) => layer.pins.clone(),
-                (None, None) => Pins::new(),
-            };
-            let says_something = !pins.is_empty() || found.is_some();
-            LockedStep {
-                incremental: match (old, layer) {
-                    (Some(old), _) => old.incremental,
-                    (None, Some(layer)) => says_something && !layer.is_clean(),
-                    (None, None) => false,
-                },
-                prints: found.as_ref().map(LockedPrints::new),
-                pins,
-                name: step.name,
-                key: step.key,
-                parts: step.parts,
-            }
-        });
-        Ok(locked.collect())
-    }
-
-    /// The machine's list of targets may grow; what is locked stays until everything is locked anew.
-    fn machine_targets(&self, selection: &Selection) -> Vec<String> {
-        match self.old {
-            Some(old) if !self.updates(ALL) => old.machine_targets.clone(),
-            _ => selection
-                .inputs
-                .machine_targets
-                .iter()
-                .map(ToString::to_string)
-                .collect(),
-        }
-    }
-
-    /// Returns the image as it was locked, or builds and describes it.
-    fn image(&self, selection: &Selection) -> Result<LockedImage> {
-        let name = &selection.image;
-        let recipe = &selection.recipe;
-        let digest = recipe.digest();
-        let update = self.updates(name);
-        if let Some(old) = self.old
-            && !update
-            && (&old.image.name, &old.image.recipe) == (name, &digest)
-        {
-            return Ok(old.image.clone());
-        }
-        let snapshot = recipe
-            .dated_mirror()
-            .filter(|mirror| self.with.task.cx.config.mirrors.contains_key(mirror))
-            .and_then(|_| snapshot_id(Timestamp::now().as_second()));
-        let pin = Pin {
-            snapshot: snapshot.as_deref(),
-            resolved: None,
-        };
-        let dated = recipe.pinned(pin);
-        let store = self.with.store;
-        let ensure = |recipe: &Recipe, refresh: bool| match store.image_of(recipe)? {
-            Some(image) if !refresh => Ok(image),
-            _ => self.with.task.build_image(store, name, recipe, refresh),
-        };
-        let mut image = ensure(&dated, update)?;
-        let resolved = dated.pinned(Pin {
-            snapshot: None,
-            resolved: image.resolved.as_deref(),
-        });
-        if resolved != dated {
-            image = ensure(&resolved, false)?;
-        }
-        if let Some(mirror) = dated.dated_mirror() {
-            self.warn(format!(
-                "the packages of image `{name}` are locked by version, and their archive will move on: with a dated archive \
-                 configured as mirror `{mirror}` they could be had again"
-            ));
-        }
-        Ok(LockedImage::new(&digest, dated.snapshot(), &image))
-    }
-
-    /// Returns each source as it was locked, or as it is now.
-    fn sources(&self, selection: &Selection) -> Result<BTreeMap<String, LockedSource>> {
-        let cancel = Cancel::new(self.with.task.signals);
-        let look = || cancel.look();
-        let git = Git {
-            user: &selection.inputs.user,
-            cancel: cancel.flag(),
-            tick: &look,
-        };
-        let mut sources = BTreeMap::new();
-        for volume in resolve::volumes(&selection.profile, &selection.inputs)? {
-            if volume.kind != VolumeKind::Source {
-                continue;
-            }
-            let locked = match &volume.source {
-                VolumeSource::Git(source) => {
-                    let repository = Repository::new(&volume.name, source);
-                    cancel.outcome(self.repository(&repository, &git))?
-                }
-                VolumeSource::Path(path) => {
-                    source::is_there(&volume.name, path)?;
-                    let print = cancel.outcome(git.fingerprint(path))?;
-                    by_fingerprint(&volume.name, path, &print)?
-                }
-                VolumeSource::Store => continue,
-            };
-            sources.insert(volume.name, locked);
-        }
-        Ok(sources)
-    }
-
-    /// Returns the cache files that the profile locks: those already locked, and new ones.
-    fn files(
-        &self,
-        selection: &Selection,
-    ) -> Result<BTreeMap<String, BTreeMap<String, CacheFile>>> {
-        let mut all = BTreeMap::new();
-        for volume in selection
-            .profile
-            .volumes
-            .iter()
-            .filter(|volume| volume.locked)
-        {
-            let found = self.with.store.cache_files(&volume.name)?.into_iter();
-            let mut files: BTreeMap<_, _> = found
-                .map(|(path, sha256)| (path, CacheFile::Sha256(sha256)))
-                .collect();
-            if let Some(old) = self.old.and_then(|old| old.files.get(&volume.name))
-                && !self.updates(ALL)
-            {
-                // Files that rockenv itself fetches are looked up again: the source decides.
-                let old = old.iter().filter(|(_, file)| file.url().is_none());
-                files.extend(old.map(|(path, file)| (path.clone(), file.clone())));
-            }
-            if !files.is_empty() {
-                all.insert(volume.name.clone(), files);
-            }
-        }
-        Ok(all)
-    }
-
-    fn repository(&self, repository: &Repository, git: &Git<'_>) -> Result<LockedSource> {
-        let place = (Some(&repository.url), repository.rev.as_ref());
-        let update = self.updates(&repository.name);
-        if let Some(old) = self
-            .old
-            .and_then(|old| old.source.get(&repository.name))
-            .filter(|old| !update && (old.git.as_ref(), old.rev.as_ref()) == place)
-        {
-            return Ok(old.clone());
-        }
-        let newest = match update {
-            true => git.newest(&repository.url, repository.rev.as_deref())?,
-            false => None,
-        };
-        let mut locked = match newest {
-            Some(commit) => LockedSource {
-                git: None,
-                rev: None,
-                commit: Some(commit),
-                content: None,
-                submodules: BTreeMap::new(),
-            },
-            // A commit does not change, and envs are built from the store's copy.
-            None => {
-                let mut say = |message: &str| self.with.task.reporter.note(message);
-                let directory = repository.prepare(self.with.store, git, false, &mut say)?;
-                let print = git.fingerprint(&directory)?;
-                by_fingerprint(&repository.name, &directory, &print)?
-            }
-        };
-        locked.git = Some(repository.url.clone());
-        locked.rev.clone_from(&repository.rev);
-        Ok(locked)
-    }
+/// A lock file that is up to date.
+pub(crate) struct WrittenLock {
+    pub(crate) path: PathBuf,
+    pub(crate) lock: Lockfile,
+    /// What changed; `None` for a new file.
+    pub(crate) changes: Option<Vec<LockChange>>,
+    /// It was of an older format.
+    pub(crate) was_older: bool,
 }
 
-/// Locks by fingerprint. Uncommitted changes are refused: nobody else could get them.
-fn by_fingerprint(name: &str, directory: &Path, print: &str) -> Result<LockedSource> {
-    let (kind, rest) = print.split_once(':').unwrap_or_default();
-    if rest.contains('+') {
-        return Err(Error::new(
-            Kind::Drift,
-            format!(
-                "source `{name}` in `{}` has uncommitted changes, which a lock file cannot name",
-                directory.display()
-            ),
-        )
-        .help(format!("git -C {} status", directory.display())));
+/// Locks a profile; the file is rewritten only if something in it changed.
+pub(crate) fn lock(
+    cx: &Context,
+    request: &UpRequest<'_>,
+    options: &LockOptions<'_>,
+) -> Result<WrittenLock> {
+    let mut selection = Selection::new(cx, request)?;
+    selection.reuse = selection.reuse.or_asked(options.allow_incremental);
+    // An env's own layers are of no use to others.
+    selection.own = false;
+    let path = match options.file {
+        Some(file) => file.to_owned(),
+        None => locked::place(&selection)?,
+    };
+    let old = lockfile::read(&path)?;
+    if let Some(old) = &old {
+        fits(cx, &path, old, &mut selection)?;
     }
-    let only = |wanted: &str| (kind == wanted).then(|| rest.to_owned());
-    Ok(LockedSource {
-        git: None,
-        rev: None,
-        commit: only("git"),
-        content: only("content"),
-        submodules: BTreeMap::new(),
+    check_names(options.update, &selection)?;
+    selection.note_absent_engine(cx);
+    let is_rootless = selection.choice.service.is_some();
+    // Its packages are known when it has been built.
+    let what = format!("locking the packages of image `{}`", selection.image);
+    match is_rootless {
+        true => cx.host_as_rootless(&what)?,
+        false => cx.host_as_root(&what)?,
+    };
+    let store = cx.store()?;
+    let signals = Signals::take()?;
+    let reporter = cx.ui.reporter(Format::Human);
+    let locking = Locking {
+        with: Fetching {
+            task: Task::new(cx, &signals, &reporter),
+            store: &store,
+            offline: false,
+        },
+        update: options.update,
+        old: old.as_ref(),
+    };
+    let command = locked::command(request, options.file);
+    let outcome = locking.lock(&mut selection, &path, command);
+    cx.tidy(&store)?;
+    let lock = match (outcome, signals.pending()?) {
+        (Err(_), Some(signal)) => return Err(Error::new(Kind::Signal(signal), "interrupted")),
+        (outcome, _) => outcome?,
+    };
+    let changes = old.as_ref().map(|old| lockfile::changes(old, &lock));
+    // A changed machine description alone is no reason to rewrite the file.
+    let is_older = old.as_ref().is_some_and(|old| old.version < VERSION);
+    if is_older || changes.as_ref().is_none_or(|changes| !changes.is_empty()) {
+        lockfile::write(&path, &lock)?;
+    }
+    store.remember_lock(&path, &lock)?;
+    Ok(WrittenLock {
+        path,
+        lock,
+        changes,
+        was_older: is_older,
     })
+}
+
+/// Refuses to overwrite the lock file of another profile. Without parameters on the command line, those of the lock
+/// file apply.
+fn fits(cx: &Context, path: &Path, old: &Lockfile, selection: &mut Selection) -> Result<()> {
+    let mut now = locked::choices(selection);
+    let none = BTreeMap::new();
+    now.params = &none;
+    let differences = lockfile::choices(old, &now);
+    if let Some(first) = differences.first() {
+        return Err(Error::usage(format!(
+            "`{}` is the lock file of another profile: {first}",
+            path.display()
+        ))
+        .help("rockenv lock ... --file OTHER.lock"));
+    }
+    if selection.inputs.params.is_empty() {
+        selection.use_params(cx, old.params.clone())?;
+    }
+    Ok(())
+}
+
+fn check_names(update: &[String], selection: &Selection) -> Result<()> {
+    let mut known = vec![selection.image.clone()];
+    let sources = selection.profile.volumes.iter();
+    known.extend(
+        sources
+            .filter(|volume| volume.kind == VolumeKind::Source)
+            .map(|volume| volume.name.clone()),
+    );
+    known.push(ALL.to_owned());
+    match update.iter().find(|name| !known.contains(name)) {
+        None => Ok(()),
+        Some(name) => Err(Error::not_found(format!(
+            "profile `{}` has no image or source `{name}` to update",
+            selection.profile.name
+        ))
+        .help(format!("there is {}", known.join(", ")))),
+    }
 }

@@ -15,6 +15,7 @@ pub(crate) mod hook_revisions;
 pub(crate) mod hooks;
 pub(crate) mod host_writes;
 pub(crate) mod lock;
+pub(crate) mod lock_inputs;
 pub(crate) mod locked;
 pub(crate) mod observe;
 pub(crate) mod offline;

@@ -1,0 +1,383 @@
+//! Owns running a rockenv command on another machine, by ssh. Store, sources, caches and containers are all there.
+//! This machine sends the program and its configuration, shows the output, and fetches results.
+
+use std::io::Write as _;
+use std::path::{Component, Path, PathBuf};
+use std::process::Stdio;
+
+use fs_err as fs;
+use sha2::{Digest as _, Sha256};
+
+use super::ssh::{Machine, SshConnection};
+use super::transfer::{LATEST, Manifest, send, short};
+use super::tree::{Seen, Tree};
+use crate::store::config::Config;
+use crate::sys::account::become_caller;
+use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::host::Host;
+use crate::sys::shell::quoted;
+use crate::tree::listing::Listing;
+use crate::tree::write::{Existing, Writer};
+use crate::ui::Ui;
+
+/// The directory on the other machine, below the user's home.
+const PLACE: &str = ".cache/rockenv";
+/// Directories that rockenv reads, and that are therefore always sent, besides `.toml` and `.lock` files.
+const ALWAYS: [&str; 3] = ["profiles", "images", "hooks"];
+
+/// What to do on which machine.
+pub(crate) struct RemoteRequest<'a> {
+    pub machine: &'a Machine,
+    /// Run the command with `sudo -n`.
+    pub sudo: bool,
+    /// More files and directories to send, below the working directory.
+    pub send: &'a [PathBuf],
+    /// Files and directories to fetch after success.
+    pub fetch: &'a [PathBuf],
+    pub command: &'a [String],
+    /// Whether the command passes its standard input on.
+    pub reads_input: bool,
+}
+
+/// Runs the command there; returns its exit code.
+pub(crate) fn on(ui: &Ui, config: &Config, request: &RemoteRequest<'_>) -> Result<u8> {
+    for path in request.send.iter().chain(request.fetch) {
+        check_below(path)?;
+    }
+    // This needs none of root's rights: the files and the keys are the caller's.
+    become_caller()?;
+    let ssh = SshConnection {
+        machine: request.machine,
+        ssh: &config.ssh,
+    };
+    let working = std::env::current_dir()?;
+    let place = format!(
+        "{PLACE}/on/{}",
+        short(working.as_os_str().as_encoded_bytes())
+    );
+    if request.command.is_empty() && request.send.is_empty() {
+        let latest = format!("{place}/{LATEST}");
+        return fetch_all(&ssh, &latest, &working, request.fetch).map(|()| 0);
+    }
+    let manifest = manifest(&working, request.send)?;
+    let program = send_program(ui, &ssh)?;
+    let received = send(&ssh, &program, &place, &working, &manifest)?;
+    if let Some((directory, path)) = received.changed {
+        ui.note(&format!(
+            "`{}` was changed on {} since it was sent: keeping it in `~/{place}/{directory}`",
+            path.display(),
+            ssh.machine
+        ));
+    }
+    let directory = format!("{place}/{}", received.directory);
+    let code = match request.command.is_empty() {
+        true => 0,
+        false => run(ui, config, &ssh, &directory, &program, request)?,
+    };
+    if code == 0 {
+        fetch_all(&ssh, &directory, &working, request.fetch)?;
+    }
+    Ok(code)
+}
+
+/// Refuses paths outside the working directory.
+fn check_below(path: &Path) -> Result<()> {
+    let below = path
+        .components()
+        .all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+    if below
+        && path
+            .components()
+            .any(|part| matches!(part, Component::Normal(_)))
+    {
+        return Ok(());
+    }
+    Err(Error::usage(format!(
+        "`{}` is not below the working directory",
+        path.display()
+    ))
+    .help("name it relative to the working directory, without `..`"))
+}
+
+/// Makes sure that this exact program is there; returns its path below the home.
+fn send_program(ui: &Ui, ssh: &SshConnection<'_>) -> Result<String> {
+    let bytes = fs::read(Host::probe()?.program)?;
+    let digest = hex::encode(Sha256::digest(&bytes));
+    let path = format!("{PLACE}/bin/{digest}");
+    let mut look = ssh.script(
+        r#"[ "$(uname -m)" = x86_64 ] || exit 3; test -x "$HOME/$1" || exit 4"#,
+        &[&path],
+    )?;
+    look.stdin(Stdio::null());
+    let status = ssh.start(look)?.wait()?;
+    match status.code() {
+        Some(0) => return Ok(path),
+        Some(3) => {
+            return Err(Error::unavailable(format!(
+                "{} is not an x86_64 machine",
+                ssh.machine
+            )));
+        }
+        Some(4) => {}
+        _ => return ssh.judge("look for rockenv", status).map(|()| path),
+    }
+    ui.note(&format!("sending rockenv to {}", ssh.machine));
+    let script = r#"set -e
+umask 077
+mkdir -p "$HOME/${1%/*}"
+new=$(mktemp "$HOME/$1.XXXXXX")
+trap 'rm -f "$new"' EXIT
+cat >"$new"
+[ "$(sha256sum <"$new")" = "$2  -" ]
+chmod 755 "$new"
+mv "$new" "$HOME/$1""#;
+    ssh.converse("store rockenv", script, &[&path, &digest], |mut pipe, _| {
+        pipe.write_all(&bytes)
+    })?;
+    Ok(path)
+}
+
+/// Lists the local configuration, profiles, images and hooks, and `more`.
+fn manifest(working: &Path, more: &[PathBuf]) -> Result<Manifest> {
+    let mut found = Manifest::new();
+    for entry in fs::read_dir(working)? {
+        let name = PathBuf::from(entry?.file_name());
+        let is_ending = |ending| ending == "toml" || ending == "lock";
+        if ALWAYS.iter().any(|always| name == Path::new(always))
+            || name.extension().is_some_and(is_ending)
+        {
+            list(working, &name, &mut found)?;
+        }
+    }
+    for path in more {
+        let path: PathBuf = path
+            .components()
+            .filter(|part| *part != Component::CurDir)
+            .collect();
+        if let Err(error) = fs::symlink_metadata(working.join(&path)) {
+            let error = Error::not_found(format!("cannot send `{}`", path.display())).source(error);
+            return Err(error.help("--send takes a path below the working directory"));
+        }
+        list(working, &path, &mut found)?;
+    }
+    Ok(found)
+}
+
+fn list(working: &Path, path: &Path, found: &mut Manifest) -> Result<()> {
+    let refuse = |why: &str| {
+        Err(
+            Error::invalid(format!("cannot send `{}`: {why}", path.display()))
+                .help("move it out of the directory that is sent"),
+        )
+    };
+    if path.to_str().is_none() {
+        return refuse("its name is not UTF-8");
+    }
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return refuse("it has no name");
+    };
+    let seen = Tree::open(&working.join(parent))?.look(name.as_ref())?;
+    match &seen {
+        Seen::Directory => {
+            for entry in fs::read_dir(working.join(path))? {
+                list(working, &path.join(entry?.file_name()), found)?;
+            }
+        }
+        Seen::Is(_) => {}
+        Seen::Absent | Seen::Other => {
+            return refuse("it is not a readable file, directory or link");
+        }
+    }
+    found.insert(path.to_owned(), seen);
+    Ok(())
+}
+
+/// Runs rockenv there, at a terminal if we are at one. It ends with the connection, because nobody would see its
+/// further output.
+fn run(
+    ui: &Ui,
+    config: &Config,
+    ssh: &SshConnection<'_>,
+    directory: &str,
+    program: &str,
+    request: &RemoteRequest<'_>,
+) -> Result<u8> {
+    // The shell turns a signal into an exit code, because ssh reports a signal as a failure of its own; Ctrl-C must
+    // not end the shell.
+    let script = r#"cd "$HOME/$1" || exit 1
+program=$HOME/$2 sudo=$3 digest=$4
+shift 4
+trap : HUP INT QUIT TERM
+$sudo "$program" __remote-exec $PPID "$digest" "$@"
+exit $?"#;
+    let sudo = if request.sudo { "sudo -n" } else { "" };
+    let digest = config.current.digest()?.unwrap_or_default();
+    let mut words = vec![directory, program, sudo, &digest];
+    words.extend(request.command.iter().map(String::as_str));
+    let terminals = ui.settings().terminals;
+    // A terminal there merges stdout and stderr. If they are separate here, they must stay separate.
+    let at_terminal =
+        terminals.stdin && terminals.stdout && (terminals.stderr || request.reads_input);
+    let options: &[&str] = match at_terminal {
+        // Hides ssh's own closing message.
+        true => &["-t", "-o", "LogLevel=ERROR"],
+        false => &[],
+    };
+    let mut command = ssh.script_with(options, script, &words)?;
+    if !at_terminal && !request.reads_input {
+        // It would consume input that is meant for a later program.
+        command.stdin(Stdio::null());
+    }
+    let status = ssh.start(command)?.wait()?;
+    match status.code() {
+        // 1: sudo refuses. 126, 127: the shell finds no sudo.
+        Some(1 | 126 | 127) if request.sudo => check_sudo(ssh, options, program)?,
+        _ => {}
+    }
+    match status.code() {
+        Some(code) if !SshConnection::is_failure(status) => Ok(u8::try_from(code).unwrap_or(1)),
+        _ => ssh.judge("run rockenv", status).map(|()| 0),
+    }
+}
+
+/// Distinguishes a sudo that refuses from a command that failed and has reported why.
+fn check_sudo(ssh: &SshConnection<'_>, options: &[&str], program: &str) -> Result<()> {
+    let script = r#"exec sudo -n "$HOME/$1" --version >/dev/null 2>&1"#;
+    let mut command = ssh.script_with(options, script, &[program])?;
+    if options.is_empty() {
+        command.stdin(Stdio::null());
+    }
+    let status = ssh.start(command)?.wait()?;
+    if status.success() || SshConnection::is_failure(status) {
+        return Ok(());
+    }
+    Err(Error::unavailable(format!(
+        "`sudo -n` does not run rockenv on {}",
+        ssh.machine
+    ))
+    .help(
+        "a line `USER ALL=(root) NOPASSWD: ALL` in a file of /etc/sudoers.d there, or ssh://root@HOST without --sudo",
+    ))
+}
+
+fn fetch_all(
+    ssh: &SshConnection<'_>,
+    directory: &str,
+    working: &Path,
+    paths: &[PathBuf],
+) -> Result<()> {
+    let fetch = |path: &PathBuf| fetch(ssh, directory, working, path);
+    paths.iter().try_for_each(fetch)
+}
+
+/// Fetches a file or directory, all or nothing.
+fn fetch(ssh: &SshConnection<'_>, directory: &str, working: &Path, path: &Path) -> Result<()> {
+    let name = path.to_string_lossy();
+    let cannot = || format!("cannot fetch `{name}` from {}", ssh.machine);
+    let arriving = tempfile::Builder::new()
+        .prefix(".rockenv-fetch-")
+        .tempdir_in(working)
+        .context(cannot)?;
+    let mut command = ssh.script(
+        r#"cd "$HOME/$1" 2>/dev/null && { [ -e "$2" ] || [ -L "$2" ]; } || exit 7; exec tar -c -f - -- "$2""#,
+        &[directory, &name],
+    )?;
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut child = ssh.start(command)?;
+    let unpacked = match child.stdout.take() {
+        Some(pipe) => unpack(pipe, arriving.path()),
+        None => Ok(()),
+    };
+    let status = child.wait()?;
+    if status.code() == Some(7) {
+        return Err(Error::not_found(cannot()).source("there is no such file").help(
+            format!("--fetch takes a path below ~/{directory} there, which corresponds to the working directory"),
+        ));
+    }
+    unpacked.context(cannot)?;
+    ssh.judge(&format!("read `{name}`"), status)?;
+    place_below(arriving.path(), working).context(cannot)
+}
+
+fn unpack(pipe: impl std::io::Read, directory: &Path) -> std::io::Result<()> {
+    let mut archive = tar::Archive::new(pipe);
+    archive.set_preserve_mtime(true);
+    archive.unpack(directory)
+}
+
+/// Moves files below `working`. A file with the same content stays; if any file differs, nothing is moved.
+fn place_below(arriving: &Path, working: &Path) -> Result<()> {
+    let (from, to) = (Tree::open(arriving)?, Tree::open(working)?);
+    let in_the_way = |path: &Path| {
+        Error::usage(format!(
+            "`{}` exists already, with different content",
+            path.display()
+        ))
+        .help(format!("mv {0} {0}.mine", quoted(&path.to_string_lossy())))
+    };
+    let mut fresh = Vec::new();
+    for path in from.leaves(Path::new(""))? {
+        match to.look(&path)? {
+            Seen::Absent => fresh.push(path),
+            found if found == from.look(&path)? => {}
+            _ => return Err(in_the_way(&path)),
+        }
+    }
+    // New directories, even empty ones, keep their permissions and times.
+    let mut writer = Writer::open(working, None, false)?;
+    for (path, entry) in Listing::of(arriving)?.entries {
+        if entry.is_directory() {
+            match to.look(&path)? {
+                Seen::Absent => writer.put(&path, &entry, None, Existing::Refuse)?,
+                Seen::Directory => {}
+                Seen::Is(_) | Seen::Other => return Err(in_the_way(&path)),
+            }
+        }
+    }
+    for path in fresh {
+        if !from.give(&path, &to, &path)? {
+            return Err(in_the_way(&path));
+        }
+    }
+    writer.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tree_arrives_whole_or_not_at_all() {
+        use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+        let directory = tempfile::tempdir().unwrap();
+        let [from, to] = ["from", "to"].map(|name| directory.path().join(name));
+        {
+            fs::create_dir_all(from.join("out/empty")).unwrap();
+            fs::write(from.join("out/a"), "a").unwrap();
+            fs::hard_link(from.join("out/a"), from.join("out/b")).unwrap();
+            std::os::unix::fs::symlink("a", from.join("out/l")).unwrap();
+            let mode = std::fs::Permissions::from_mode(0o750);
+            fs::set_permissions(from.join("out/empty"), mode).unwrap();
+        }
+        fs::create_dir_all(to.join("out")).unwrap();
+        fs::write(to.join("out/l"), "mine").unwrap();
+        assert!(place_below(&from, &to).is_err());
+        assert_eq!(fs::read_dir(to.join("out")).unwrap().count(), 1);
+        fs::remove_file(to.join("out/l")).unwrap();
+        place_below(&from, &to).unwrap();
+        let found = |name: &str| fs::symlink_metadata(to.join("out").join(name)).unwrap();
+        assert_eq!(found("empty").mode() & 0o777, 0o750);
+        assert_eq!(found("a").ino(), found("b").ino());
+        assert!(found("l").is_symlink());
+    }
+
+    #[test]
+    fn only_what_is_below_is_sent_and_fetched() {
+        for path in ["out", "./out/a", "a/b"] {
+            check_below(path.as_ref()).unwrap();
+        }
+        for path in ["/etc", "../x", "a/../../b", ".", ""] {
+            assert!(check_below(path.as_ref()).is_err(), "{path}");
+        }
+    }
+}
