@@ -4,7 +4,7 @@ use clap::Args;
 
 use crate::sys::error::Result;
 use crate::up::context::Context;
-use crate::up::seize::seize;
+use crate::up::stop_and_lock::stop_and_lock;
 
 #[derive(Debug, Args)]
 pub struct DownArgs {
@@ -16,7 +16,7 @@ pub struct DownArgs {
 pub(crate) fn down(cx: &Context, args: &DownArgs) -> Result<()> {
     let store = cx.store_to_change("stopping an env")?;
     store.known(&args.name)?;
-    let (_, stopped) = seize(&store, &args.name, "down")?;
+    let (_, stopped) = stop_and_lock(&store, &args.name, "down")?;
     let word = if stopped { "stopped" } else { "nothing runs" };
     cx.ui
         .note(&format!("{}: {word}; everything is kept", args.name));

@@ -12,7 +12,7 @@ use crate::store::Store;
 use crate::sys::error::{Error, Result, if_there};
 use crate::sys::suggest;
 use crate::up::context::Context;
-use crate::up::seize::holder;
+use crate::up::stop_and_lock::holder;
 
 /// Polling interval for a growing log.
 const PERIOD: Duration = Duration::from_millis(100);

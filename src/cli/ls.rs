@@ -8,7 +8,7 @@ use crate::sys::error::Result;
 use crate::ui::table::Table;
 use crate::ui::{object, size};
 use crate::up::context::Context;
-use crate::up::seize::holder;
+use crate::up::stop_and_lock::holder;
 
 #[derive(Debug, Args)]
 pub struct LsArgs {}

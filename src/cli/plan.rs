@@ -90,8 +90,10 @@ pub(crate) fn show_plan(
         notes.extend(gpu_code::notes(store, &spec, plan.start.as_ref(), image));
     }
     let ways = match &store {
-        Some(store) => savings::ways(&selection.profile, &spec, &recorded(store, &spec)?),
-        None => savings::ways(&selection.profile, &spec, &BTreeMap::new()),
+        Some(store) => {
+            savings::starting_points(&selection.profile, &spec, &recorded(store, &spec)?)
+        }
+        None => savings::starting_points(&selection.profile, &spec, &BTreeMap::new()),
     };
     let gpu = selection
         .gpu

@@ -6,7 +6,7 @@ use clap::Args;
 
 use crate::sys::error::{Kind, Result};
 use crate::up::context::Context;
-use crate::up::seize::seize;
+use crate::up::stop_and_lock::stop_and_lock;
 
 #[derive(Debug, Args)]
 pub struct RmArgs {
@@ -35,7 +35,7 @@ pub(crate) fn rm(cx: &Context, args: &RmArgs) -> Result<()> {
     cx.reap(&store)?;
     for name in &args.names {
         let env = match args.force {
-            true => seize(&store, name, "rm")?.0,
+            true => stop_and_lock(&store, name, "rm")?.0,
             false => store
                 .lock_env(name, "rm", Duration::ZERO)
                 .map_err(|error| match error.kind() {

@@ -19,7 +19,7 @@ use crate::ui::size;
 use crate::ui::table::Table;
 use crate::up::context::Context;
 use crate::up::results::HandedOver;
-use crate::up::seize::holder;
+use crate::up::stop_and_lock::holder;
 
 #[derive(Debug, Args)]
 pub struct StatusArgs {

@@ -54,12 +54,12 @@ impl StartingPoint {
 
 /// Compares every starting point of a profile with building from source; `recorded` are this machine's figures, by
 /// step.
-pub(crate) fn ways(
+pub(crate) fn starting_points(
     profile: &Profile,
     spec: &Spec,
     recorded: &BTreeMap<String, Figure>,
 ) -> Vec<StartingPoint> {
-    let mut ways = Vec::new();
+    let mut points = Vec::new();
     for (name, choice) in &profile.from {
         let without: Vec<&Step> = profile
             .steps
@@ -67,7 +67,7 @@ pub(crate) fn ways(
             .filter(|step| in_variant(step, spec.variant.as_deref()))
             .filter(|step| is_of(step, FROM_SOURCE) && !is_of(step, name))
             .collect();
-        ways.push(StartingPoint {
+        points.push(StartingPoint {
             name: name.clone(),
             description: choice.description.clone(),
             leaves_out: without.iter().map(|step| step.name.clone()).collect(),
@@ -85,8 +85,8 @@ pub(crate) fn ways(
         });
     }
     // Closest to the sources first.
-    ways.sort_by_key(|way| way.leaves_out.len());
-    ways
+    points.sort_by_key(|point| point.leaves_out.len());
+    points
 }
 
 /// Returns the steps that belong to other variants or starting points.
@@ -97,9 +97,9 @@ pub(crate) fn other_choices<'a>(profile: &'a Profile, spec: &Spec) -> BTreeSet<&
     other.map(|step| step.name.as_str()).collect()
 }
 
-fn is_of(step: &Step, way: &str) -> bool {
+fn is_of(step: &Step, point: &str) -> bool {
     let from = step.when.from.as_ref();
-    from.is_none_or(|from| from.iter().any(|name| name.value == way))
+    from.is_none_or(|from| from.iter().any(|name| name.value == point))
 }
 
 fn in_variant(step: &Step, variant: Option<&str>) -> bool {
@@ -172,10 +172,16 @@ run = "x"
                 source: "env x on this machine".to_owned(),
             },
         )];
-        let ways = ways(&profile, &spec, &recorded.into());
-        let shown: Vec<_> = ways
+        let points = starting_points(&profile, &spec, &recorded.into());
+        let shown: Vec<_> = points
             .iter()
-            .map(|way| (way.name.as_str(), way.leaves_out.join(" "), way.sums()))
+            .map(|point| {
+                (
+                    point.name.as_str(),
+                    point.leaves_out.join(" "),
+                    point.sums(),
+                )
+            })
             .collect();
         assert_eq!(
             shown,
@@ -184,7 +190,7 @@ run = "x"
                 ("wheels", "compiler libs".to_owned(), (8 * 3600 + 60, 5)),
             ]
         );
-        assert_eq!(ways[1].figures[1].source, "env x on this machine");
-        assert_eq!(ways[0].figures[0].source, "them");
+        assert_eq!(points[1].figures[1].source, "env x on this machine");
+        assert_eq!(points[0].figures[0].source, "them");
     }
 }

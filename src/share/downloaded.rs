@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use super::document::Document;
 use super::layout::Piece;
 use crate::image::BuildProgress;
-use crate::image::fetch::{Meter, POLL};
+use crate::image::fetch::{ByteCounter, POLL};
 use crate::image::oci::layers::{Deletions, Layers};
 use crate::image::tar::unpack::{Devices, Limits, UnpackOptions};
 use crate::sys::error::{Error, Result, ResultExt as _};
@@ -32,7 +32,7 @@ pub(super) enum On {
 /// Downloads as they arrive.
 pub(super) struct Downloaded<'a> {
     pub(super) news: Receiver<(usize, Piece)>,
-    pub(super) meter: &'a Meter,
+    pub(super) counter: &'a ByteCounter,
     pub(super) cancel: &'a AtomicBool,
     pub(super) arrived: BTreeMap<usize, Piece>,
     pub(super) progress: &'a mut dyn FnMut(BuildProgress<'_>),
@@ -58,9 +58,9 @@ impl Downloaded<'_> {
             On::Tree => Layers::upon(into, &options, Deletions::Apply)?,
             On::Overlay => Layers::upon(into, &options, Deletions::Keep)?,
         };
-        let (meter, progress) = (self.meter, &mut *self.progress);
+        let (counter, progress) = (self.counter, &mut *self.progress);
         let mut report = |_| {
-            let (done, total) = meter.read();
+            let (done, total) = counter.read();
             progress(BuildProgress::Bytes { done, total });
         };
         let diff_id = &document.blobs[index].diff_id;
@@ -83,7 +83,7 @@ impl Downloaded<'_> {
     /// Shows the other side's progress, and stops on request.
     pub(super) fn look(&mut self) -> Result<()> {
         crate::sys::signals::stop_if(self.cancel)?;
-        let (done, total) = self.meter.read();
+        let (done, total) = self.counter.read();
         (self.progress)(BuildProgress::Bytes { done, total });
         Ok(())
     }

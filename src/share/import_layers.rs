@@ -17,7 +17,7 @@ use super::pull::{PARALLEL, Pulled};
 use crate::engine::BuildUser;
 use crate::engine::docker::Service;
 use crate::image::BuildProgress;
-use crate::image::fetch::{self, Meter, POLL};
+use crate::image::fetch::{self, ByteCounter, POLL};
 use crate::plan::ids::{TreeId, VolumeName};
 use crate::share::downloaded::{Downloaded, On, cannot_unpack};
 use crate::share::service_image::{self, Arrived};
@@ -231,8 +231,8 @@ impl<'a> Pull<'a> {
     }
 
     fn run(&mut self, supply: Supply<'_>, means: &mut Means<'_>) -> Result<()> {
-        let meter = Meter::default();
-        meter.total.store(self.bytes(), Ordering::Relaxed);
+        let counter = ByteCounter::default();
+        counter.total.store(self.bytes(), Ordering::Relaxed);
         self.check_room(supply)?;
         let failed = AtomicBool::new(false);
         let (sender, news) = channel();
@@ -243,7 +243,7 @@ impl<'a> Pull<'a> {
                 fetch::run(cancel, async {
                     let all = futures_util::stream::iter(needed)
                         .map(async |index| {
-                            let piece = supply.layer(&document.blobs[index], &meter).await?;
+                            let piece = supply.layer(&document.blobs[index], &counter).await?;
                             // The other side reports its own error.
                             drop(sender.send((index, piece)));
                             Ok(())
@@ -258,7 +258,7 @@ impl<'a> Pull<'a> {
             });
             let mut downloaded = Downloaded {
                 news,
-                meter: &meter,
+                counter: &counter,
                 cancel,
                 arrived: BTreeMap::new(),
                 progress: &mut *means.progress,

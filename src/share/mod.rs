@@ -24,7 +24,7 @@ pub(crate) use shareable::Shareable;
 
 use std::sync::atomic::AtomicBool;
 
-use crate::image::fetch::{self, Meter};
+use crate::image::fetch::{self, ByteCounter};
 use crate::image::oci::{Access, Operation, Reference, Registry};
 use crate::store::images::Means;
 use crate::sys::error::{Error, Kind, Result};
@@ -92,14 +92,14 @@ fn recipe_tag(recipe: &str) -> String {
 /// Runs network work in a separate thread, and shows its progress.
 fn watched<T: Send>(
     cancel: &AtomicBool,
-    meter: &Meter,
+    counter: &ByteCounter,
     progress: &mut dyn FnMut(crate::image::BuildProgress<'_>),
     work: impl AsyncFnOnce() -> Result<T> + Send,
 ) -> Result<T> {
     std::thread::scope(|scope| {
         let worker = scope.spawn(|| fetch::run(cancel, work()));
         while !worker.is_finished() {
-            let (done, total) = meter.read();
+            let (done, total) = counter.read();
             progress(crate::image::BuildProgress::Bytes { done, total });
             std::thread::sleep(fetch::POLL);
         }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::layout::{Layout, LayoutDraft, Piece};
-use crate::image::fetch::{Meter, Size};
+use crate::image::fetch::{ByteCounter, Size};
 use crate::image::oci::{Registry, RequestSubject};
 use crate::store::shared::{Arrival, Blob};
 use crate::sys::error::Result;
@@ -34,7 +34,7 @@ pub(super) enum Supply<'a> {
 
 impl Supply<'_> {
     /// Returns where a layer is, once it is complete and verified.
-    pub(super) async fn layer(self, blob: &Blob, meter: &Meter) -> Result<Piece> {
+    pub(super) async fn layer(self, blob: &Blob, counter: &ByteCounter) -> Result<Piece> {
         match self {
             Self::Registry(registry, blobs) => registry
                 .obtain_sha256(
@@ -42,11 +42,11 @@ impl Supply<'_> {
                     &blob.sha256,
                     Size::Exactly(blob.size),
                     blobs,
-                    meter,
+                    counter,
                 )
                 .await
                 .map(Piece::whole),
-            Self::Layout(layout) => layout.layer(blob, meter).await,
+            Self::Layout(layout) => layout.layer(blob, counter).await,
         }
     }
 

@@ -10,7 +10,7 @@ use super::document::{Document, MAX_CONFIG, Manifest};
 use super::layout::Layout;
 use super::place::Supply;
 use super::{RECIPE, Repository, recipe_tag, watched};
-use crate::image::fetch::Meter;
+use crate::image::fetch::ByteCounter;
 use crate::image::oci::{Operation, Registry, RequestSubject, sha256};
 use crate::plan::ids::StepKey;
 use crate::share::import_layers::Import;
@@ -93,9 +93,9 @@ pub(crate) fn available(
     means: &mut Means<'_>,
 ) -> Result<Option<StepKey>> {
     let registry = repository.open(Operation::Pull, means)?;
-    let meter = Meter::default();
+    let counter = ByteCounter::default();
     let cancel = means.cancel;
-    watched(cancel, &meter, means.progress, async || {
+    watched(cancel, &counter, means.progress, async || {
         // Requested in parallel, because latency dominates.
         let mut found = futures_util::stream::iter(keys)
             .map(async |key| (key, registry.has(key).await))
@@ -128,8 +128,8 @@ pub(crate) fn image(
 ) -> Result<Option<Image>> {
     let (tag, aside) = (wanted.tag(), tempfile::tempdir()?);
     let registry = repository.open(Operation::Pull, means)?;
-    let meter = Meter::default();
-    let document = watched(means.cancel, &meter, means.progress, async || {
+    let counter = ByteCounter::default();
+    let document = watched(means.cancel, &counter, means.progress, async || {
         find(&registry, &tag, aside.path()).await
     })
     .context(|| format!("cannot ask `{repository}`"))?;
@@ -154,9 +154,9 @@ pub(crate) fn pull(
     // From the beginning, because a download may wait for hours until it is unpacked.
     let _downloads = store.keep_downloads()?;
     let blobs = store.root().join("blobs");
-    let meter = Meter::default();
+    let counter = ByteCounter::default();
     let cancel = means.cancel;
-    let document = watched(cancel, &meter, means.progress, async || {
+    let document = watched(cancel, &counter, means.progress, async || {
         find(&registry, &tag, &blobs).await
     })
     .context(cannot)?;
@@ -196,7 +196,7 @@ pub(super) async fn find(registry: &Registry, tag: &str, blobs: &Path) -> Result
         return Ok(None);
     };
     let manifest = Manifest::parse(&bytes)?;
-    let aside = Meter::default();
+    let aside = ByteCounter::default();
     let config = registry
         .obtain(
             RequestSubject::Blob,

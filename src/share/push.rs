@@ -19,7 +19,7 @@ use super::place::Destination;
 use super::pull::find;
 use super::upload::{send, took_nothing};
 use super::{Repository, Shareable, recipe_tag, watched};
-use crate::image::fetch::{Meter, long_patience};
+use crate::image::fetch::{ByteCounter, long_patience};
 use crate::image::oci::Operation;
 use crate::image::oci::changes::LayerContent;
 use crate::plan::ids::VolumeName;
@@ -87,7 +87,7 @@ fn send_all(
     means: &mut Means<'_>,
 ) -> Result<Pushed> {
     let done = Arc::new(AtomicU64::new(0));
-    let meter = Meter::default();
+    let counter = ByteCounter::default();
     let mut pushing = Pushing {
         store,
         to,
@@ -112,7 +112,7 @@ fn send_all(
             total: None,
         });
     };
-    watched(means.cancel, &meter, &mut shown, async move || {
+    watched(means.cancel, &counter, &mut shown, async move || {
         pushing.all().await?;
         if let Destination::Layout(draft) = pushing.to {
             draft.finish()?;

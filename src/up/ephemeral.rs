@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::seize::seize;
+use super::stop_and_lock::stop_and_lock;
 use crate::store::Store;
 use crate::store::ephemeral::Claim;
 use crate::store::results;
@@ -12,7 +12,7 @@ use crate::sys::error::Result;
 pub(crate) fn end(store: &Store, name: &str, claim: Claim) -> Result<Vec<PathBuf>> {
     let outputs = outputs(store, name);
     // Also ends an `exec` in it.
-    let (env, _) = seize(store, name, "up")?;
+    let (env, _) = stop_and_lock(store, name, "up")?;
     if env.is_owned()? {
         env.remove()?;
     } else {

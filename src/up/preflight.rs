@@ -49,7 +49,7 @@ pub(crate) struct Needs {
     runs: usize,
     /// Starting points with less to do, by name.
     #[serde(skip)]
-    ways: Vec<StartingPoint>,
+    points: Vec<StartingPoint>,
     /// The last step before those that need more memory than the machine has.
     #[serde(skip)]
     stop: Option<String>,
@@ -159,8 +159,8 @@ impl Needs {
             published: runs.iter().filter_map(published).collect(),
             stop: stop.map(|last| runs[last].name.clone()),
             runs: runs.len(),
-            ways: match spec.from == FROM_SOURCE {
-                true => savings::ways(profile, spec, &BTreeMap::new()),
+            points: match spec.from == FROM_SOURCE {
+                true => savings::starting_points(profile, spec, &BTreeMap::new()),
                 false => Vec::new(),
             },
             machine,
@@ -236,26 +236,26 @@ impl Needs {
         } else if full_before {
             choices.push(format!("free some {GC}"));
         }
-        let fits_memory = |way: &StartingPoint| {
-            memory.is_none() || way.memory <= Some(self.machine) && self.memory_for.is_some()
+        let fits_memory = |point: &StartingPoint| {
+            memory.is_none() || point.memory <= Some(self.machine) && self.memory_for.is_some()
         };
-        let fits_disk = |way: &StartingPoint| {
+        let fits_disk = |point: &StartingPoint| {
             disks
                 .iter()
-                .all(|disk| way.disk.is_some_and(|needed| needed <= disk.free))
+                .all(|disk| point.disk.is_some_and(|needed| needed <= disk.free))
         };
-        let fitting = self.ways.iter().filter(|way| {
-            (memory.is_some() || !disks.is_empty()) && fits_memory(way) && fits_disk(way)
+        let fitting = self.points.iter().filter(|point| {
+            (memory.is_some() || !disks.is_empty()) && fits_memory(point) && fits_disk(point)
         });
-        let ways: Vec<String> = fitting
-            .map(|way| match way.disk.filter(|_| !disks.is_empty()) {
-                Some(needed) => format!("--from {} ({})", way.name, bytes(needed)),
-                None => format!("--from {}", way.name),
+        let points: Vec<String> = fitting
+            .map(|point| match point.disk.filter(|_| !disks.is_empty()) {
+                Some(needed) => format!("--from {} ({})", point.name, bytes(needed)),
+                None => format!("--from {}", point.name),
             })
             .collect();
-        if !ways.is_empty() {
-            let ways = ways.join(" or ");
-            choices.push(format!("start from prebuilt parts with {ways}"));
+        if !points.is_empty() {
+            let points = points.join(" or ");
+            choices.push(format!("start from prebuilt parts with {points}"));
         }
         if lacking > 0 || full_before {
             if memory.is_none() {

@@ -23,7 +23,7 @@ pub(crate) struct SelectArgs {
     #[arg(long, value_name = "VERSION", help_heading = WHAT)]
     release: Option<String>,
     /// Starting point: `source`, or prebuilt parts that the profile offers, such as `compiler`, `rocm` or `wheels`
-    #[arg(long, value_name = "WAY", help_heading = WHAT)]
+    #[arg(long, value_name = "START", help_heading = WHAT)]
     from: Option<String>,
     /// Set a parameter of the profile
     #[arg(short, long, value_name = "NAME=VALUE", help_heading = WHAT)]

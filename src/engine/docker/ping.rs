@@ -85,7 +85,7 @@ fn parse(head: &str) -> Option<Greeting> {
 mod tests {
     use super::*;
 
-    fn greeting(head: &str) -> Option<(Flavour, String, usize)> {
+    fn identify_head(head: &str) -> Option<(Flavour, String, usize)> {
         parse(head).map(|found| (found.flavour, found.version, found.protocol.minor_version))
     }
 
@@ -94,12 +94,12 @@ mod tests {
         let docker =
             "HTTP/1.1 200 OK\r\nApi-Version: 1.41\r\nServer: Docker/20.10.24+dfsg1 (linux)\r\n\r\n";
         assert_eq!(
-            greeting(docker),
+            identify_head(docker),
             Some((Flavour::Docker, "20.10.24+dfsg1".to_owned(), 41))
         );
         let podman = "HTTP/1.1 200 OK\r\nAPI-Version: 1.41\r\nLibpod-API-Version: 5.4.2\r\nServer: Libpod/5.4.2 (linux)\r\n\r\n";
         assert_eq!(
-            greeting(podman),
+            identify_head(podman),
             Some((Flavour::Podman, "5.4.2".to_owned(), 41))
         );
         for other in [
@@ -108,7 +108,7 @@ mod tests {
             "HTTP/1.1 500 Internal Server Error\r\nApi-Version: 1.41\r\n\r\n",
             "HTTP/1.1 200 OK\r\nServer: nginx\r\n\r\n",
         ] {
-            assert_eq!(greeting(other), None, "{other}");
+            assert_eq!(identify_head(other), None, "{other}");
         }
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_util::StreamExt as _;
 
-use crate::image::fetch::{self, Download, Meter, Size};
+use crate::image::fetch::{self, ByteCounter, Download, Size};
 use crate::sys::checksum::Checksum;
 use crate::sys::error::{Error, Kind, Result};
 
@@ -36,7 +36,7 @@ pub(crate) fn fetch_all(
     cancel: &AtomicBool,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Vec<PathBuf>> {
-    let meter = Meter::default();
+    let counter = ByteCounter::default();
     let work = || {
         fetch::run(cancel, async {
             let client = fetch::client(false)?;
@@ -47,7 +47,7 @@ pub(crate) fn fetch_all(
                     if failed.load(Ordering::Relaxed) {
                         return None;
                     }
-                    let found = one(piece, &client, blobs, mirrors, &meter).await;
+                    let found = one(piece, &client, blobs, mirrors, &counter).await;
                     failed.fetch_or(found.is_err(), Ordering::Relaxed);
                     Some(found)
                 })
@@ -57,7 +57,7 @@ pub(crate) fn fetch_all(
             found.into_iter().flatten().collect()
         })
     };
-    fetch::in_thread(work, || progress(meter.done.load(Ordering::Relaxed)))
+    fetch::in_thread(work, || progress(counter.done.load(Ordering::Relaxed)))
 }
 
 async fn one(
@@ -65,7 +65,7 @@ async fn one(
     client: &reqwest::Client,
     blobs: &Path,
     mirrors: &BTreeMap<String, String>,
-    meter: &Meter,
+    counter: &ByteCounter,
 ) -> Result<PathBuf> {
     let mut last = None;
     for url in &piece.urls {
@@ -83,7 +83,7 @@ async fn one(
                 .await
                 .map_err(|error| fetch::failed(url, error))
         };
-        match fetch::obtain(&wanted, open, blobs, meter).await {
+        match fetch::obtain(&wanted, open, blobs, counter).await {
             Ok(path) => return Ok(path),
             Err(error) => last = Some((url.clone(), error)),
         }

@@ -51,13 +51,13 @@ pub(crate) fn long_patience() -> Duration {
 
 /// Progress of downloads; shared with the waiting thread.
 #[derive(Debug, Default)]
-pub(crate) struct Meter {
+pub(crate) struct ByteCounter {
     pub(crate) done: AtomicU64,
     /// 0: not known.
     pub(crate) total: AtomicU64,
 }
 
-impl Meter {
+impl ByteCounter {
     /// Returns the bytes downloaded so far, and the total if known.
     pub(crate) fn read(&self) -> (u64, Option<u64>) {
         let total = Some(self.total.load(Ordering::Relaxed)).filter(|total| *total > 0);
@@ -124,7 +124,7 @@ fn fetch_by(
     cancel: &AtomicBool,
     progress: &mut dyn FnMut(u64, Option<u64>),
 ) -> Result<PathBuf> {
-    let meter = Meter::default();
+    let counter = ByteCounter::default();
     let wanted = Download {
         name: url,
         algorithm: Algorithm::Sha256,
@@ -140,14 +140,14 @@ fn fetch_by(
                     .await
                     .map_err(|error| failed(url, error))?;
                 let total = response.content_length().map_or(0, |length| from + length);
-                meter.total.store(total, Ordering::Relaxed);
+                counter.total.store(total, Ordering::Relaxed);
                 Ok(response)
             };
-            obtain(&wanted, open, blobs, &meter).await
+            obtain(&wanted, open, blobs, &counter).await
         })
     };
     in_thread(work, || {
-        let (done, total) = meter.read();
+        let (done, total) = counter.read();
         progress(done, total);
     })
 }
@@ -298,24 +298,24 @@ pub(super) async fn obtain(
     wanted: &Download<'_>,
     open: impl AsyncFn(u64) -> Result<Response>,
     blobs: &Path,
-    meter: &Meter,
+    counter: &ByteCounter,
 ) -> Result<PathBuf> {
     let directory = blobs.join(wanted.algorithm.name());
     fs_err::create_dir_all(&directory)?;
     let blob = directory.join(wanted.digest);
-    if present(&blob, wanted, meter).await? {
+    if present(&blob, wanted, counter).await? {
         return Ok(blob);
     }
     let partial = directory.join(format!(".{}.partial", wanted.digest));
     let file = lock(&partial).await?;
     // Another process may have finished it while this one waited.
-    if present(&blob, wanted, meter).await? {
+    if present(&blob, wanted, counter).await? {
         fs_err::remove_file(&partial)?;
         return Ok(blob);
     }
     let (mut had, mut poor) = (0, 0);
     let found = loop {
-        match transfer(wanted, &open, &partial, meter).await {
+        match transfer(wanted, &open, &partial, counter).await {
             Ok(found) => break found,
             Err(error) if [Kind::Drift, Kind::Invalid].contains(&error.kind()) => {
                 return Err(error);
@@ -380,7 +380,7 @@ pub(super) fn keep(bytes: &[u8], sha256: &str, blobs: &Path) -> Result<()> {
 }
 
 /// Returns whether a blob exists, undamaged; removes a damaged one.
-async fn present(blob: &Path, wanted: &Download<'_>, meter: &Meter) -> Result<bool> {
+async fn present(blob: &Path, wanted: &Download<'_>, counter: &ByteCounter) -> Result<bool> {
     let Some(mut file) = if_there(fs_err::File::open(blob))? else {
         return Ok(false);
     };
@@ -391,7 +391,7 @@ async fn present(blob: &Path, wanted: &Download<'_>, meter: &Meter) -> Result<bo
         return Ok(false);
     }
     wanted.size.check(wanted.name, size)?;
-    meter.done.fetch_add(size, Ordering::Relaxed);
+    counter.done.fetch_add(size, Ordering::Relaxed);
     Ok(true)
 }
 
@@ -445,13 +445,13 @@ async fn transfer(
     wanted: &Download<'_>,
     open: &impl AsyncFn(u64) -> Result<Response>,
     partial: &Path,
-    meter: &Meter,
+    counter: &ByteCounter,
 ) -> Result<String> {
     let mut hash = wanted.algorithm.hasher();
     let mut have = hash_on(&mut fs_err::File::open(partial)?, &mut *hash).await?;
     // Killed between the last byte and the rename.
     if have > 0 && hex::encode(hash.box_clone().finalize()) == wanted.digest {
-        meter.done.fetch_add(have, Ordering::Relaxed);
+        counter.done.fetch_add(have, Ordering::Relaxed);
         return Ok(wanted.digest.to_owned());
     }
     let mut response = open(have).await?;
@@ -485,7 +485,7 @@ async fn transfer(
         );
     }
     let mut counted = have;
-    meter.done.fetch_add(have, Ordering::Relaxed);
+    counter.done.fetch_add(have, Ordering::Relaxed);
     let outcome = async {
         let mut file = fs_err::OpenOptions::new().append(true).open(partial)?;
         let mut body = Body::new(response, wanted.name);
@@ -498,14 +498,14 @@ async fn transfer(
             file.write_all(&chunk)?;
             hash.update(&chunk);
             counted += amount;
-            meter.done.fetch_add(amount, Ordering::Relaxed);
+            counter.done.fetch_add(amount, Ordering::Relaxed);
         }
         Ok(())
     }
     .await;
     if outcome.is_err() {
         // The next attempt counts the existing part again.
-        meter.done.fetch_sub(counted, Ordering::Relaxed);
+        counter.done.fetch_sub(counted, Ordering::Relaxed);
     }
     outcome.map(|()| hex::encode(hash.finalize()))
 }

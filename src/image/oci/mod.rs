@@ -24,7 +24,7 @@ use futures_util::{StreamExt as _, TryStreamExt as _};
 
 use super::recipe::Oci;
 use super::{BuildContext, BuildProgress};
-use crate::image::fetch::{self, Meter, POLL, Size};
+use crate::image::fetch::{self, ByteCounter, POLL, Size};
 use crate::image::oci::layers::Layers;
 use crate::image::tar::unpack::{UnpackOptions, UnpackReport};
 use crate::sys::error::{Error, Result, ResultExt as _};
@@ -134,7 +134,7 @@ fn pull(reference: &Reference, platform: &Platform, cx: &mut BuildContext<'_>) -
     let registry = Registry::new(reference, Operation::Pull, &mut access)?;
     let (cancel, blobs, into) = (cx.cancel, cx.blobs, cx.into);
     let progress = &mut *cx.progress;
-    let meter = Meter::default();
+    let counter = ByteCounter::default();
     let failed = AtomicBool::new(false);
     let (sender, news) = channel();
     // A separate thread: the caller's may already be running a tokio runtime.
@@ -143,14 +143,14 @@ fn pull(reference: &Reference, platform: &Platform, cx: &mut BuildContext<'_>) -
             let sender = sender;
             fetch::run(cancel, async {
                 tokio::select! {
-                    outcome = fetch(&registry, reference, platform, blobs, &meter, &sender) => outcome,
+                    outcome = fetch(&registry, reference, platform, blobs, &counter, &sender) => outcome,
                     () = given_up(&failed) => Ok(()),
                 }
             })
         });
         let outcome = Extraction {
             news: &news,
-            meter: &meter,
+            counter: &counter,
             cancel,
             arrived: BTreeMap::new(),
         }
@@ -176,11 +176,11 @@ async fn fetch(
     reference: &Reference,
     platform: &Platform,
     blobs: &Path,
-    meter: &Meter,
+    counter: &ByteCounter,
     sender: &Sender<News>,
 ) -> Result<()> {
     // Small downloads need no progress.
-    let aside = Meter::default();
+    let aside = ByteCounter::default();
     let (mut bytes, mut sha256) = match &reference.sha256 {
         // The digest decides. The tag beside it is only informative and may have moved.
         Some(sha256) => {
@@ -238,13 +238,13 @@ async fn fetch(
     if total > UnpackOptions::default().limits.bytes {
         return Err(manifest::refused(format!("its layers have {total} bytes")));
     }
-    meter.total.store(total, Ordering::Relaxed);
+    counter.total.store(total, Ordering::Relaxed);
     // The other side reports its own error.
     drop(sender.send(News::Image(sha256, config)));
     futures_util::stream::iter(layers.iter().enumerate())
         .map(async |(index, layer)| {
             let path = registry
-                .obtain(RequestSubject::Blob, layer, u64::MAX, blobs, meter)
+                .obtain(RequestSubject::Blob, layer, u64::MAX, blobs, counter)
                 .await?;
             drop(sender.send(News::Layer(index, path)));
             Ok(())
@@ -257,7 +257,7 @@ async fn fetch(
 /// The extracting side of a pull.
 struct Extraction<'a> {
     news: &'a Receiver<News>,
-    meter: &'a Meter,
+    counter: &'a ByteCounter,
     cancel: &'a AtomicBool,
     arrived: BTreeMap<usize, PathBuf>,
 }
@@ -283,9 +283,9 @@ impl Extraction<'_> {
                     }
                 }
             };
-            let meter = self.meter;
+            let counter = self.counter;
             let mut report = |_| {
-                let (done, total) = meter.read();
+                let (done, total) = counter.read();
                 progress(BuildProgress::Bytes { done, total });
             };
             layers
@@ -304,7 +304,7 @@ impl Extraction<'_> {
                 })?;
         }
         // A small layer may have arrived and been extracted between two updates.
-        let (done, total) = self.meter.read();
+        let (done, total) = self.counter.read();
         progress(BuildProgress::Bytes { done, total });
         let report = layers.finish()?;
         Ok(resolved(&sha256, config, &report, progress))
@@ -317,7 +317,7 @@ impl Extraction<'_> {
                 Ok(news) => return Ok(news),
                 Err(RecvTimeoutError::Timeout) => {
                     stop_if(self.cancel)?;
-                    let (done, total) = self.meter.read();
+                    let (done, total) = self.counter.read();
                     progress(BuildProgress::Bytes { done, total });
                 }
                 // The other side failed and reports its own error.

@@ -18,7 +18,7 @@ use super::manifest::{self, Descriptor, MANIFEST_TYPES, MAX_MANIFEST, damaged, r
 use super::reference::{Reference, sha256};
 use super::token_server::TokenServer;
 use crate::image::Logins;
-use crate::image::fetch::{self, Body, Download, Meter, Size};
+use crate::image::fetch::{self, Body, ByteCounter, Download, Size};
 use crate::sys::checksum::Algorithm;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 
@@ -333,7 +333,7 @@ impl Registry {
         descriptor: &Descriptor,
         limit: u64,
         blobs: &Path,
-        meter: &Meter,
+        counter: &ByteCounter,
     ) -> Result<PathBuf> {
         let (sha256, size) = (descriptor.sha256()?, descriptor.size);
         if size > limit {
@@ -341,7 +341,7 @@ impl Registry {
                 "`sha256:{sha256}` has {size} bytes (limit {limit})"
             )));
         }
-        self.obtain_sha256(part, sha256, Size::Exactly(size), blobs, meter)
+        self.obtain_sha256(part, sha256, Size::Exactly(size), blobs, counter)
             .await
     }
 
@@ -352,7 +352,7 @@ impl Registry {
         sha256: &str,
         size: Size,
         blobs: &Path,
-        meter: &Meter,
+        counter: &ByteCounter,
     ) -> Result<PathBuf> {
         let digest = format!("sha256:{sha256}");
         let name = format!("{}@{digest}", self.name);
@@ -363,7 +363,7 @@ impl Registry {
             size,
         };
         let open = async |from| self.get(part, &digest, from).await;
-        fetch::obtain(&wanted, open, blobs, meter).await
+        fetch::obtain(&wanted, open, blobs, counter).await
     }
 
     async fn get(&self, part: RequestSubject, name: &str, from: u64) -> Result<Response> {

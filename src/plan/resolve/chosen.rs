@@ -55,7 +55,7 @@ impl<'a> Chosen<'a> {
         }
         let from = from.unwrap_or(FROM_SOURCE);
         if from != FROM_SOURCE {
-            choice(profile, "way", &profile.from, from)?;
+            choice(profile, STARTING_POINT, &profile.from, from)?;
         }
         let mut chosen = Self {
             variant: variant.or(profile.variant.as_deref()),
@@ -140,6 +140,9 @@ impl<'a> Chosen<'a> {
     }
 }
 
+/// What `--from` chooses, in [`choice`].
+const STARTING_POINT: &str = "starting point";
+
 fn choice<'a>(
     profile: &Profile,
     what: &str,
@@ -151,7 +154,7 @@ fn choice<'a>(
     }
     let shown: String = name.escape_debug().take(80).collect();
     let message = match what {
-        "way" => format!(
+        STARTING_POINT => format!(
             "`--from {shown}` is not available in profile `{}`",
             profile.name
         ),
@@ -162,8 +165,12 @@ fn choice<'a>(
     Err(
         match (suggest::closest(name, names.iter().copied()), what) {
             (Some(close), _) => error.help(format!("did you mean `{close}`?")),
-            (None, "way") if names.is_empty() => error.help(format!("choose {FROM_SOURCE}")),
-            (None, "way") => error.help(format!("choose {FROM_SOURCE} or {}", names.join(" or "))),
+            (None, STARTING_POINT) if names.is_empty() => {
+                error.help(format!("choose {FROM_SOURCE}"))
+            }
+            (None, STARTING_POINT) => {
+                error.help(format!("choose {FROM_SOURCE} or {}", names.join(" or ")))
+            }
             (None, _) if names.is_empty() => error,
             (None, _) => error.help(format!("choose {}", names.join(" or "))),
         },

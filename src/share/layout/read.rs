@@ -15,7 +15,7 @@ use sha2::{Digest as _, Sha256};
 use super::super::document::{Document, MAX_CONFIG, Manifest};
 use super::super::pull::SnapshotRef;
 use super::{INDEX, MARK, blob, is_part};
-use crate::image::fetch::Meter;
+use crate::image::fetch::ByteCounter;
 use crate::image::oci::{Descriptor, MAX_MANIFEST, damaged, refused};
 use crate::image::tar::{self, Reader, broken, lossy};
 use crate::store::export;
@@ -172,7 +172,11 @@ impl Layout {
     }
 
     /// Hashes a layer in place.
-    pub(in crate::share) async fn layer(&self, blob: &Blob, meter: &Meter) -> Result<Piece> {
+    pub(in crate::share) async fn layer(
+        &self,
+        blob: &Blob,
+        counter: &ByteCounter,
+    ) -> Result<Piece> {
         let (mut part, piece) = self.open_blob(&blob.sha256, blob.size)?;
         let mut hash = Sha256::new();
         let mut buffer = vec![0; CHUNK];
@@ -182,7 +186,7 @@ impl Layout {
                 break;
             }
             hash.update(&buffer[..amount]);
-            meter.done.fetch_add(amount as u64, Ordering::Relaxed);
+            counter.done.fetch_add(amount as u64, Ordering::Relaxed);
             // Another task of this thread checks for cancellation.
             tokio::task::yield_now().await;
         }

@@ -18,7 +18,11 @@ const POLITE: Duration = Duration::from_secs(1);
 
 /// Locks an env: asks its holder to stop, with increasing force, and waits until nothing runs in it. Returns whether
 /// anything did.
-pub(crate) fn seize<'a>(store: &'a Store, name: &str, verb: &str) -> Result<(LockedEnv<'a>, bool)> {
+pub(crate) fn stop_and_lock<'a>(
+    store: &'a Store,
+    name: &str,
+    verb: &str,
+) -> Result<(LockedEnv<'a>, bool)> {
     let started = Instant::now();
     let mut asked = Asked::Nobody;
     loop {
