@@ -14,7 +14,7 @@ use crate::sys::host::free_space;
 use crate::ui::table::Table;
 use crate::ui::{object, size};
 use crate::up::context::Context;
-use crate::up::gc::{Done, collect, decide};
+use crate::up::gc::{Decision, Done, collect, decide};
 
 #[derive(Debug, Args)]
 pub struct GcArgs {
@@ -58,7 +58,7 @@ pub(crate) fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
     if args.dry_run {
         let trash = store.trash_bytes()?;
         let left = asked.map(|asked| asked.saturating_sub(trash));
-        let (inventory, plan) = decide(&store, &look, &limits, left, trash)?;
+        let Decision { inventory, plan } = decide(&store, &look, &limits, left, trash)?;
         let free = inventory.free.saturating_sub(trash);
         return show(cx, &policy, &limits, free, trash, &plan);
     }

@@ -6,7 +6,7 @@
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -67,6 +67,16 @@ impl Hold {
         let limit = self.container.limits.memory_max;
         Server::start(self.jobs.clone(), file, cgroup.clone(), limit)
     }
+}
+
+/// What the holder is connected to.
+pub(super) struct Connections<'a> {
+    /// Where commands connect; the agent accepts them.
+    pub listener: UnixListener,
+    /// The file with the job slots.
+    pub jobs: OwnedFd,
+    pub signals: &'a SignalFd,
+    pub starter: &'a UnixStream,
 }
 
 /// Messages from the holder to its starter.
@@ -421,23 +431,21 @@ fn hold_container(hold: &Hold, fds: Vec<OwnedFd>, starter: &UnixStream) -> Resul
         made_of: hold.made_of.clone(),
         nodes: Vec::new(),
     };
+    let connections = Connections {
+        listener: listener.into(),
+        jobs,
+        signals: &signals,
+        starter,
+    };
     let result = match &hold.container.root {
         Root::Service(place) => {
             state.place = Some(place.clone());
             state.nodes.clone_from(&hold.container.devices);
-            docker::hold(
-                hold,
-                place,
-                &mut state,
-                listener.into(),
-                jobs,
-                &signals,
-                starter,
-            )
+            docker::hold(hold, place, &mut state, connections)
         }
         Root::Directory(_) | Root::Overlay { .. } => {
             state.cgroup = Cgroup::plan(&state.id, &Hierarchies::probe()?, hold.systemd);
-            nspawn::hold(hold, &mut state, listener.into(), jobs, &signals, starter)
+            nspawn::hold(hold, &mut state, connections)
         }
     };
     // If anything is left, so is the state: the next command that takes the lock continues from it.

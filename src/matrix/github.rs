@@ -49,11 +49,13 @@ jobs:
         text.push(job(
             pipeline,
             action,
-            "common",
-            &title,
-            &common.runner,
-            None,
-            &run,
+            &WorkflowJob {
+                id: "common",
+                name: &title,
+                runner: &common.runner,
+                needs: None,
+                run: &run,
+            },
         ));
         if !pipeline.cleans_last() {
             text.push(always(&pipeline.clean([common.env.as_str()])));
@@ -65,15 +67,16 @@ jobs:
             None => common.map(|_| "common".to_owned()),
         };
         let run = pipeline.build(one, &[]);
-        let (id, needs) = (id(&one.name), needs.as_deref());
         text.push(job(
             pipeline,
             action,
-            &id,
-            &one.name,
-            &one.runner,
-            needs,
-            &run,
+            &WorkflowJob {
+                id: &id(&one.name),
+                name: &one.name,
+                runner: &one.runner,
+                needs: needs.as_deref(),
+                run: &run,
+            },
         ));
         if !pipeline.cleans_last() {
             text.push(always(&pipeline.clean([one.env.as_str()])));
@@ -103,16 +106,24 @@ jobs:
     text.concat()
 }
 
+/// A job as the workflow names it.
+struct WorkflowJob<'a> {
+    id: &'a str,
+    name: &'a str,
+    runner: &'a [String],
+    needs: Option<&'a str>,
+    run: &'a [String],
+}
+
 /// Writes a job and the step that does its work.
-fn job(
-    pipeline: &Pipeline,
-    action: Option<&Action>,
-    id: &str,
-    name: &str,
-    runner: &[String],
-    needs: Option<&str>,
-    run: &[String],
-) -> String {
+fn job(pipeline: &Pipeline, action: Option<&Action>, job: &WorkflowJob<'_>) -> String {
+    let WorkflowJob {
+        id,
+        name,
+        runner,
+        needs,
+        run,
+    } = job;
     let needs = needs.map_or_else(String::new, |needs| format!("    needs: {needs}\n"));
     format!(
         "  {id}:

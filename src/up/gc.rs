@@ -53,11 +53,11 @@ pub(crate) fn collect(
         let left = asked.map(|asked| asked.saturating_sub(gained));
         // A tool that left more than requested would do so again.
         look.caches = round == 0;
-        let (inventory, plan) = decide(store, &look, limits, left, 0)?;
+        let decision = decide(store, &look, limits, left, 0)?;
         if round == 0 {
             done.trash = gained;
         }
-        if !agree(cx, &plan, &mut agreed)? {
+        if !agree(cx, &decision.plan, &mut agreed)? {
             if round == 0 {
                 return Err(Error::new(Kind::Usage, "nothing changed"));
             }
@@ -67,8 +67,8 @@ pub(crate) fn collect(
             unused: asked.map(|asked| before.saturating_add(asked)),
             free: limits.min_free,
         };
-        let removed = apply(cx, store, &plan, &inventory, limits, &goal, &mut done)?;
-        done.notes = plan.notes;
+        let removed = apply(cx, store, &decision, limits, &goal, &mut done)?;
+        done.notes = decision.plan.notes;
         // Look again only if space is still short and this round removed something.
         if removed == 0 || left.is_none_or(|left| left == 0) {
             break;
@@ -82,6 +82,12 @@ pub(crate) fn collect(
     Ok(done)
 }
 
+/// What the store holds, and what is to go.
+pub(crate) struct Decision {
+    pub inventory: Inventory,
+    pub plan: Plan,
+}
+
 /// Reads the store and decides. Recorded sizes come first; if they make anything go, or leave space short, measured
 /// sizes decide. `trash` is bytes already detached, which are freed first.
 pub(crate) fn decide(
@@ -90,7 +96,7 @@ pub(crate) fn decide(
     limits: &Limits,
     asked: Option<u64>,
     trash: u64,
-) -> Result<(Inventory, Plan)> {
+) -> Result<Decision> {
     let mut inventory = store.gc_inventory(look, limits.keep_last)?;
     inventory.free += trash;
     let mut decided = plan(&inventory, limits, asked);
@@ -98,7 +104,10 @@ pub(crate) fn decide(
     if matters && store.estimate_shared(&mut inventory, look, limits.keep_last)? {
         decided = plan(&inventory, limits, asked);
     }
-    Ok((inventory, decided))
+    Ok(Decision {
+        inventory,
+        plan: decided,
+    })
 }
 
 /// Returns the free bytes of the file system, root's reserve included: their growth is what was freed, on a full disk
@@ -172,15 +181,14 @@ fn agree(cx: &Context, plan: &Plan, agreed: &mut BTreeSet<GcTarget>) -> Result<b
 fn apply(
     cx: &Context,
     store: &Store,
-    plan: &Plan,
-    inventory: &Inventory,
+    decision: &Decision,
     limits: &Limits,
     goal: &Goal,
     done: &mut Done,
 ) -> Result<usize> {
     let mut removed = 0;
     let mut looked = Instant::now();
-    for item in &plan.items {
+    for item in &decision.plan.items {
         // Estimates may be too low: remove nothing for space that is free already.
         if item.rule.wants_space() && looked.elapsed() > LOOK {
             store.reclaim()?;
@@ -190,7 +198,7 @@ fn apply(
             }
         }
         let swept = match &item.what {
-            GcTarget::Cache { cache, max } => shrink(cx, store, inventory, cache, *max),
+            GcTarget::Cache { cache, max } => shrink(cx, store, &decision.inventory, cache, *max),
             what => store.sweep(what, limits.keep_last),
         };
         let stays = match swept {

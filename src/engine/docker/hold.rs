@@ -1,19 +1,20 @@
 //! Owns the holder of a service's container: it starts the container, and passes the listening socket to the agent
 //! inside, which is not its child.
 
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use fs_err as fs;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signalfd::SignalFd;
 
 use super::container::AGENT_SOCKET;
 use super::{ContainerTree, Service};
 use crate::engine::cgroup::{Cgroup, Figures};
-use crate::engine::hold::{ContainerRecord, FromHolder, Hold, Watch, check_binds, supervise};
+use crate::engine::hold::{
+    Connections, ContainerRecord, FromHolder, Hold, Watch, check_binds, supervise,
+};
 use crate::engine::session::short_path;
 use crate::engine::wire::ToAgent;
 use crate::engine::{Container, Usage};
@@ -37,11 +38,14 @@ pub(in crate::engine) fn hold(
     hold: &Hold,
     place: &ContainerTree,
     state: &mut ContainerRecord,
-    listener: UnixListener,
-    jobs: OwnedFd,
-    signals: &SignalFd,
-    starter: &UnixStream,
+    connections: Connections<'_>,
 ) -> Result<Usage> {
+    let Connections {
+        listener,
+        jobs,
+        signals,
+        starter,
+    } = connections;
     let service = Service::connect(&place.socket)?;
     let mut hold = hold.clone();
     hold.container.show_certificates(None, &hold.run)?;

@@ -3,7 +3,7 @@
 
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Stdio};
@@ -12,12 +12,11 @@ use std::time::{Duration, Instant};
 use fs_err as fs;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::Signal;
-use nix::sys::signalfd::SignalFd;
 use nix::sys::statvfs::{FsFlags, statvfs};
 
 use crate::engine::cgroup::Figures;
 use crate::engine::hold::{
-    ContainerRecord, Hold, PATIENCE, TreeLock, Watch, check_binds, supervise,
+    Connections, ContainerRecord, Hold, PATIENCE, TreeLock, Watch, check_binds, supervise,
 };
 use crate::engine::wire::ToAgent;
 use crate::engine::{Root, Usage};
@@ -29,10 +28,7 @@ use crate::tree::overlay;
 pub(in crate::engine) fn hold(
     hold: &Hold,
     state: &mut ContainerRecord,
-    listener: UnixListener,
-    jobs: OwnedFd,
-    signals: &SignalFd,
-    starter: &UnixStream,
+    connections: Connections<'_>,
 ) -> Result<Usage> {
     let container = &hold.container;
     let root = hold.run.join("root");
@@ -68,7 +64,7 @@ pub(in crate::engine) fn hold(
     state.lock = Some(TreeLock::of(&root)?);
     // Mounts end with this process; what follows outlives it.
     state.save(&hold.run)?;
-    let result = run_engine(hold, state, listener, jobs, signals, starter, &root);
+    let result = run_engine(hold, state, connections, &root);
     if let Err(nix::Error::EBUSY) = umount2(&root, MntFlags::empty()) {
         let _: nix::Result<()> = umount2(&root, MntFlags::MNT_DETACH);
     }
@@ -163,12 +159,15 @@ fn with_volumes(mut hold: Hold) -> Result<Hold> {
 fn run_engine(
     hold: &Hold,
     state: &mut ContainerRecord,
-    listener: UnixListener,
-    jobs: OwnedFd,
-    signals: &SignalFd,
-    starter: &UnixStream,
+    connections: Connections<'_>,
     root: &Path,
 ) -> Result<Usage> {
+    let Connections {
+        listener,
+        jobs,
+        signals,
+        starter,
+    } = connections;
     if let Some(user) = &hold.container.user {
         user.ensure(root)?;
     }
