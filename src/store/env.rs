@@ -426,13 +426,13 @@ impl Store {
         new.write_all(&text)?;
         new.as_file().sync_data()?;
         match new.persist(&joined) {
-            // Who took the lock after the step's end has discarded it.
+            // The step ended, and the next process that took the lock discarded the file.
             Err(error) if error.error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
             other => drop(other.map_err(|error| error.error)?),
         }
         fs::File::open(&directory)?.sync_data()?;
         if !attempt.exists() {
-            // So has who removed the env, but for this file.
+            // The env was removed meanwhile, and only this file is left.
             remove(&joined)?;
         }
         Ok(true)
@@ -445,9 +445,9 @@ mod tests {
 
     use super::*;
 
-    /// Whoever takes the env's lock discards unfinished files in its directory.
+    /// A process that takes the env's lock discards unfinished files in its directory.
     #[test]
-    fn whoever_joins_a_step_that_ends_gets_no_error() {
+    fn a_command_that_joins_an_ending_step_gets_no_error() {
         let root = tempfile::tempdir().unwrap();
         let store = Store::open(&root.path().join("store")).unwrap();
         let env = store.env_dir("a");

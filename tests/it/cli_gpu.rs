@@ -98,7 +98,7 @@ fn show_tells_what_a_target_lacks() {
     rccl-tests           none named                                   the tests of rccl
     rocprofiler-compute  https://github.com/ROCm/TheRock/issues/2892  a tool for profiles; the rest of the profiler is built
 
-    other code that runs there (reported by others, not tested):
+    code for these targets also runs on it (reported by others, not tested):
     gfx11-generic: built with --offload-arch=gfx11-generic, in code objects of version 6
       https://llvm.org/docs/AMDGPUUsage.html
     gfx1100: HSA_OVERRIDE_GFX_VERSION=11.0.0: works for some users; not official, and not needed for code built for gfx1103

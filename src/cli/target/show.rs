@@ -118,7 +118,7 @@ fn show_runs(cx: &Context, runs: &[target::Compatible]) {
         return;
     }
     cx.ui
-        .data("\nother code that runs there (reported by others, not tested):\n");
+        .data("\ncode for these targets also runs on it (reported by others, not tested):\n");
     for alike in runs.chunk_by(|a, b| a.note == b.note) {
         let codes: Vec<&str> = alike.iter().map(|one| one.code.as_str()).collect();
         let one = &alike[0];
