@@ -73,7 +73,12 @@ pub(crate) fn command() -> clap::Command {
 
 /// Parses the command line. An unknown command gets the name of the one that is meant.
 pub(super) fn parse() -> std::result::Result<Cli, Unparsed> {
-    let parsed = command().try_get_matches();
+    // Writing the help takes longer than parsing, and most command lines do not need it.
+    let parsed = Cli::command().try_get_matches();
+    let parsed = parsed.or_else(|error| match error.kind() {
+        ErrorKind::DisplayVersion => Err(error),
+        _ => command().try_get_matches(),
+    });
     let parsed = parsed.and_then(|matches| Cli::from_arg_matches(&matches));
     parsed.map_err(|mut error| {
         keep_close(&mut error);
