@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-COLUMNS = 108
+COLUMNS = 116
 HERE = Path(__file__).parent
 STORE = Path("/var/lib/rockenv")
 
@@ -51,7 +51,13 @@ def own_store(scratch):
     """Mounts an empty directory at the store's place, for this process and its children only."""
     libc("unshare", CLONE_NEWNS)
     libc("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)
-    libc("mount", scratch.encode(), bytes(STORE), None, MS_BIND, None)
+    # The place is made in a layer over its parent: nobody else sees it, even if this process is killed.
+    for name in ("upper", "work", "store"):
+        os.mkdir(f"{scratch}/{name}")
+    options = f"lowerdir={STORE.parent},upperdir={scratch}/upper,workdir={scratch}/work"
+    libc("mount", b"overlay", bytes(STORE.parent), b"overlay", 0, options.encode())
+    STORE.mkdir(exist_ok=True)
+    libc("mount", f"{scratch}/store".encode(), bytes(STORE), None, MS_BIND, None)
 
 
 def run(words, stream):
@@ -132,8 +138,6 @@ def photograph(rockenv, env, scratch):
 def main():
     rockenv = os.path.realpath(sys.argv[1])
     scratch = tempfile.mkdtemp(dir="/var/tmp")
-    missing = not STORE.exists()
-    STORE.mkdir(exist_ok=True)
     own_store(scratch)
     try:
         for name, commands in PICTURES.items():
@@ -141,9 +145,8 @@ def main():
         photograph(rockenv, "hip-smoke-gfx1103", scratch)
     finally:
         libc("umount2", bytes(STORE), 0)
+        libc("umount2", bytes(STORE.parent), 0)
         shutil.rmtree(scratch, ignore_errors=True)
-        if missing:
-            STORE.rmdir()
 
 
 if __name__ == "__main__":
