@@ -37,6 +37,7 @@ mod reading;
 mod readme;
 mod releases;
 mod report;
+mod rocm_libs;
 mod rootfs;
 mod safety;
 mod share;

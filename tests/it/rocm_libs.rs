@@ -1,0 +1,93 @@
+//! The shipped profile `rocm-libs`: what targets share of it, and its steps on a real header-only library, with the real
+//! compiler for GPUs.
+
+use std::collections::BTreeMap;
+
+use crate::support::env::TestStore;
+use fs_err as fs;
+use serde_json::Value;
+
+/// rocPRIM alone, of which the steps of the others say that they are left out.
+const SMALL: &str = r#"
+extends = "rocm-libs"
+[params]
+components = "rocprim"
+[resources]
+disk = "2G"
+[[step]]
+name = "packages"
+packages = ["ccache", "cmake", "hipcc", "ninja-build", "rocm-cmake"]
+[[step]]
+name = "rocprim-test"
+remove = true
+"#;
+
+fn plan(store: &TestStore, arguments: &[&str]) -> Value {
+    let all = [&["plan", "rocm-libs", "--json"], arguments].concat();
+    serde_json::from_str(&store.rockenv(&all).ok().text()).unwrap()
+}
+
+#[test]
+fn a_header_only_library_is_fetched_installed_and_used_by_a_hip_program() {
+    let store = TestStore::new();
+    // Whoever reads along on the way to the archive is known to this machine, if anybody does.
+    store.configure("ca-certificates = \"host\"\n");
+    let name = store.env();
+    let profile = store.work().join(format!("profiles/{name}.toml"));
+    fs::write(&profile, format!("schema = 1\n{SMALL}")).unwrap();
+    store.rockenv(&["up", name, "--name", name]).ok();
+    let log = |step: &str| store.rockenv(&["logs", name, step]).ok().text();
+    for step in ["rocrand", "rocfft", "rocblas", "rocsparse", "hipsolver"] {
+        let expected = format!("left out: {step} is not among the components");
+        assert!(log(step).contains(&expected), "{step}: {}", log(step));
+    }
+    // It found the library in the prefix, and its code is for the target.
+    let built = log("consumer");
+    for line in [
+        "with rocprim 3.4.1",
+        "entry gfx1103, ELF machine gfx1103, note gfx1103",
+    ] {
+        assert!(built.contains(line), "{built}");
+    }
+    assert!(!built.contains("with rocrand"), "{built}");
+    let result = store.home().join("outputs").join(name).join("result/rocm");
+    for file in [
+        "include/rocprim/rocprim.hpp",
+        "lib/cmake/rocprim/rocprim-config.cmake",
+    ] {
+        assert!(result.join(file).is_file(), "{file}");
+    }
+    store
+        .rockenv(&["up", name, "--name", name])
+        .ok()
+        .says(&["nothing to do"]);
+}
+
+#[test]
+fn three_targets_fetch_and_install_the_headers_once() {
+    let store = TestStore::new();
+    let keys = |target: &str| -> BTreeMap<String, String> {
+        let plan = plan(&store, &["--target", target]);
+        let steps = plan["plan"]["steps"].as_array().unwrap().iter();
+        let word = |step: &Value, key: &str| step[key].as_str().unwrap().to_owned();
+        steps
+            .map(|step| (word(step, "name"), word(step, "key")))
+            .collect()
+    };
+    let [one, two, three] = ["gfx1103", "gfx1201", "gfx90a"].map(keys);
+    let common = [
+        "packages",
+        "sources",
+        "fetch",
+        "scripts",
+        "hipblas-common",
+        "rocprim",
+        "hipcub",
+        "rocthrust",
+    ];
+    // `gpu-test` is skipped where there is no GPU, and has no key then.
+    for (step, key) in one.iter().filter(|(step, _)| *step != "gpu-test") {
+        let is_same = two[step] == *key && three[step] == *key;
+        assert_eq!(is_same, common.contains(&step.as_str()), "{step}");
+    }
+}
