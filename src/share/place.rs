@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use tokio::sync::Mutex;
+
 use super::layout::{Layout, LayoutDraft, Piece};
 use crate::image::fetch::{ByteCounter, Size};
 use crate::image::oci::{Registry, RequestSubject};
@@ -11,7 +13,7 @@ use crate::sys::error::Result;
 /// Where snapshots go.
 pub(super) enum Destination<'a> {
     Registry(&'a Registry),
-    Layout(Box<LayoutDraft>),
+    Layout(Box<Mutex<LayoutDraft>>),
 }
 
 impl Destination<'_> {
@@ -19,7 +21,7 @@ impl Destination<'_> {
     pub(super) async fn has(&self, sha256: &str, size: u64) -> Result<bool> {
         match self {
             Self::Registry(registry) => registry.has_blob(sha256, size).await,
-            Self::Layout(draft) => Ok(draft.has(sha256)),
+            Self::Layout(draft) => Ok(draft.lock().await.has(sha256)),
         }
     }
 }

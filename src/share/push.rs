@@ -2,14 +2,16 @@
 //! same into files.
 //!
 //! A layer that was pushed before has a known digest, so the registry is only asked whether it has it. Tags come last
-//! and from the bottom up: a reader that finds one finds all of its parents. An interrupted push resumes with the current
-//! layer.
+//! and from the bottom up: a reader that finds one finds all of its parents. Several layers are on their way at once. An
+//! interrupted push resumes with these.
 
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use futures_util::{StreamExt as _, TryStreamExt as _};
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
@@ -30,6 +32,9 @@ use crate::store::shared::{Blob, Shared};
 use crate::store::{Layer, Store};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::tree::Method;
+
+/// Snapshots whose layers are sent at once. Each takes 10 MiB of memory.
+const AT_ONCE: usize = 3;
 
 /// The result of a push.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -70,7 +75,7 @@ pub(crate) fn export(
     let created = what.layers.last().map(|layer| layer.created.as_second());
     let time = created.and_then(|seconds| u64::try_from(seconds).ok());
     let draft = LayoutDraft::new(place, time.unwrap_or_default())?;
-    let to = Destination::Layout(Box::new(draft));
+    let to = Destination::Layout(Box::new(draft.into()));
     // For `podman load`; not every env name is a valid image name.
     let last = what.layers.last();
     let name = last.map(|layer| format!("localhost/{}:{}", what.env, layer.title));
@@ -88,21 +93,22 @@ fn send_all(
 ) -> Result<Pushed> {
     let done = Arc::new(AtomicU64::new(0));
     let counter = ByteCounter::default();
+    let mut document = Document {
+        snapshot: SharedSnapshot {
+            schema: 1,
+            image: what.image.clone(),
+            steps: Vec::new(),
+        },
+        blobs: Vec::new(),
+    };
     let mut pushing = Pushing {
         store,
         to,
         what,
         tag,
         done: Arc::clone(&done),
-        document: Document {
-            snapshot: SharedSnapshot {
-                schema: 1,
-                image: what.image.clone(),
-                steps: Vec::new(),
-            },
-            blobs: Vec::new(),
-        },
-        pushed: Pushed::default(),
+        sending: Cell::new(0),
+        pushed: RefCell::default(),
         trees: Vec::new(),
     };
     let progress = &mut *means.progress;
@@ -113,11 +119,11 @@ fn send_all(
         });
     };
     watched(means.cancel, &counter, &mut shown, async move || {
-        pushing.all().await?;
+        pushing.all(&mut document).await?;
         if let Destination::Layout(draft) = pushing.to {
-            draft.finish()?;
+            draft.into_inner().finish()?;
         }
-        Ok(pushing.pushed)
+        Ok(pushing.pushed.into_inner())
     })
 }
 
@@ -129,31 +135,45 @@ struct Pushing<'a> {
     tag: Option<&'a str>,
     /// Bytes that were read.
     done: Arc<AtomicU64>,
-    document: Document,
-    pushed: Pushed,
+    /// Layers that are being sent.
+    sending: Cell<usize>,
+    pushed: RefCell<Pushed>,
     /// The changes of each snapshot, if a service keeps them.
     trees: Vec<Blob>,
 }
 
 impl Pushing<'_> {
-    async fn all(&mut self) -> Result<()> {
-        self.image().await?;
+    async fn all(&mut self, document: &mut Document) -> Result<()> {
+        self.image(document).await?;
         if let Some(kept) = &self.what.kept {
-            let (layers, pushed) = (&self.what.layers, &mut self.pushed);
+            let (layers, pushed) = (&self.what.layers, self.pushed.get_mut());
             self.trees =
-                service_image::send(self.store, &mut self.to, kept, layers, &self.done, pushed)
-                    .await?;
+                service_image::send(self.store, &self.to, kept, layers, &self.done, pushed).await?;
         }
-        for at in 0..self.what.layers.len() {
-            self.layer(at).await?;
+        let at_once = match &self.to {
+            Destination::Registry(_) => AT_ONCE,
+            Destination::Layout(_) => 1,
+        };
+        let pushing = &*self;
+        let layers = (0..self.what.layers.len()).map(async |at| {
+            let sent = pushing.send_layer(at).await;
+            let title = &pushing.what.layers[at].title;
+            sent.map(|shared| (at, shared))
+                .context(|| format!("cannot push snapshot `{title}`"))
+        });
+        // In their order. The first error drops the others, which ends them.
+        let layers = futures_util::stream::iter(layers).buffered(at_once);
+        let mut layers = std::pin::pin!(layers);
+        while let Some((at, shared)) = layers.try_next().await? {
+            self.describe(document, at, shared).await?;
         }
         if let Some(tag) = self.tag {
-            self.publish(tag, true).await?;
+            self.publish(document, tag, true).await?;
         }
         Ok(())
     }
 
-    async fn image(&mut self) -> Result<()> {
+    async fn image(&self, document: &mut Document) -> Result<()> {
         let image = &self.what.image;
         let store = self.store;
         let known = store.shared_image(&image.key).ok().flatten();
@@ -177,9 +197,10 @@ impl Pushing<'_> {
             };
             unless_full(store.remember_image(&image.key, &shared))?;
         }
-        self.document.blobs.push(blob);
-        self.publish(&image.key, false).await?;
-        self.publish(&recipe_tag(&image.recipe), true).await
+        document.blobs.push(blob);
+        self.publish(document, &image.key, false).await?;
+        let recipe = recipe_tag(&image.recipe);
+        self.publish(document, &recipe, true).await
     }
 
     /// Returns the image's layer that the registry has under its key; a faulty one counts as missing.
@@ -195,15 +216,11 @@ impl Pushing<'_> {
         document.blobs.into_iter().next().filter(|_| is_right)
     }
 
-    /// Pushes the changes of one step, and sets the step's tag.
-    async fn layer(&mut self, at: usize) -> Result<()> {
+    /// Sends what belongs to one snapshot, and remembers it.
+    async fn send_layer(&self, at: usize) -> Result<Shared> {
         let (store, what) = (self.store, self.what);
         let layer = &what.layers[at];
         let below = at.checked_sub(1).map(|below| &what.layers[below]);
-        let key = layer
-            .key
-            .as_ref()
-            .ok_or_else(|| Error::unexpected("a snapshot without a key is to be pushed"))?;
         let remembered = store.shared_layer(&layer.id).ok().flatten();
         let remembered = remembered.unwrap_or_default();
         let mut shared = Shared::default();
@@ -222,72 +239,77 @@ impl Pushing<'_> {
             let mut all = [Some(layer), below].into_iter().flatten();
             Ok(all.all(|layer| place(layer, "layer.json").exists()))
         };
-        let failed = || format!("cannot push snapshot `{}`", layer.title);
-        let blob = match self.trees.get(at) {
+        shared.tree = Some(match self.trees.get(at) {
             Some(sent) => sent.clone(),
-            None => {
-                let tree = remembered.tree.clone();
-                self.blob(tree, changes, there).await.context(failed)?
-            }
+            None => self.blob(remembered.tree.clone(), changes, there).await?,
+        });
+        for (name, changes) in self.frozen_volumes(layer, below) {
+            let known = remembered.volumes.get(&name).cloned();
+            let blob = self.blob(known, changes, there).await?;
+            shared.volumes.insert(name, blob);
+        }
+        let results = place(layer, "results");
+        if results.is_dir() {
+            let known = remembered.results.clone();
+            let blob = self.blob(known, LayerContent::Whole(results), there).await;
+            shared.results = Some(blob?);
+        }
+        shared.chain.clone_from(&remembered.chain);
+        if shared != remembered {
+            // A snapshot below it may still be on its way, so its chain is not known yet.
+            shared.chain.clear();
+            unless_full(store.remember_layer(&layer.id, &shared))?;
+        }
+        Ok(shared)
+    }
+
+    /// Describes a snapshot that was sent, and sets its tag.
+    async fn describe(&self, document: &mut Document, at: usize, mut shared: Shared) -> Result<()> {
+        let layer = &self.what.layers[at];
+        let key = layer
+            .key
+            .as_ref()
+            .ok_or_else(|| Error::unexpected("a snapshot without a key is to be pushed"))?;
+        let mut add = |blob: &Blob| {
+            document.blobs.push(blob.clone());
+            document.blobs.len() - 1
         };
-        let index = self.document.blobs.len();
-        shared.tree = Some(blob.clone());
-        self.document.blobs.push(blob);
+        let tree = shared.tree.as_ref().map(&mut add).unwrap_or_default();
         let mut volumes = BTreeMap::new();
         for (name, state) in &layer.volumes {
-            let state = match state {
-                VolumeState::Empty => SharedVolume::Empty,
-                VolumeState::Live(_) | VolumeState::Absent | VolumeState::Frozen => {
+            let state = match (shared.volumes.get(name), state) {
+                (Some(blob), _) => SharedVolume::Layer(add(blob)),
+                (None, VolumeState::Empty) => SharedVolume::Empty,
+                (None, VolumeState::Live(_) | VolumeState::Absent | VolumeState::Frozen) => {
                     SharedVolume::Absent
                 }
             };
             volumes.insert(name.clone(), state);
         }
-        for (name, changes) in self.frozen_volumes(layer, below) {
-            let known = remembered.volumes.get(&name).cloned();
-            let blob = self.blob(known, changes, there).await.context(failed)?;
-            volumes.insert(name.clone(), SharedVolume::Layer(self.document.blobs.len()));
-            shared.volumes.insert(name, blob.clone());
-            self.document.blobs.push(blob);
-        }
-        let results = place(layer, "results");
-        let results = match results.is_dir() {
-            true => {
-                let known = remembered.results.clone();
-                let blob = self.blob(known, LayerContent::Whole(results), there).await;
-                let blob = blob.context(failed)?;
-                shared.results = Some(blob.clone());
-                self.document.blobs.push(blob);
-                Some(self.document.blobs.len() - 1)
-            }
-            false => None,
-        };
-        self.document.snapshot.steps.push(SharedStep {
+        let results = shared.results.as_ref().map(&mut add);
+        let is_whole = !volumes.values().any(|state| *state == SharedVolume::Absent);
+        document.snapshot.steps.push(SharedStep {
             key: key.clone(),
             name: layer.title.clone(),
             created: layer.created,
             cost: layer.cost,
             prints: layer.prints.clone(),
             pins: layer.pins.clone(),
-            layer: index,
+            layer: tree,
             volumes,
             history: Some(layer.history()),
             results,
         });
-        shared.chain = self.document.chains().pop().unwrap_or_default();
-        if shared != remembered {
+        let chain = document.chains().pop().unwrap_or_default();
+        if shared.chain != chain {
+            shared.chain = chain;
             unless_full(self.store.remember_layer(&layer.id, &shared))?;
         }
-        let last = &self.document.snapshot.steps[at];
-        if last
-            .volumes
-            .values()
-            .any(|volume| *volume == SharedVolume::Absent)
-        {
+        match is_whole {
+            true => self.publish(document, key, false).await,
             // It can only be the parent of others, so it gets no tag.
-            return Ok(());
+            false => Ok(()),
         }
-        self.publish(key, false).await
     }
 
     /// Returns the changes of a layer's frozen build volumes, by name.
@@ -324,7 +346,7 @@ impl Pushing<'_> {
 
     /// Makes sure that the other side has a layer. `there`: its source was not removed meanwhile.
     async fn blob(
-        &mut self,
+        &self,
         known: Option<Blob>,
         changes: LayerContent,
         there: impl Fn() -> Result<bool>,
@@ -332,28 +354,34 @@ impl Pushing<'_> {
         if let Some(blob) = known
             && self.to.has(&blob.sha256, blob.size).await?
         {
-            self.pushed.there += 1;
+            self.pushed.borrow_mut().there += 1;
             return Ok(blob);
         }
-        let sent = send(&mut self.to, changes, Arc::clone(&self.done)).await?;
+        let others = self.sending.get();
+        self.sending.set(others + 1);
+        let sent = send(&self.to, changes, Arc::clone(&self.done), others == 0).await;
+        self.sending.set(self.sending.get() - 1);
+        let sent = sent?;
         if !there()? {
             return Err(Error::busy("it was removed while it was read").help("rockenv ls"));
         }
-        self.pushed.sent += 1;
-        self.pushed.sent_bytes += sent.blob.size;
-        self.pushed.left_out += sent.left_out;
+        let mut pushed = self.pushed.borrow_mut();
+        pushed.sent += 1;
+        pushed.sent_bytes += sent.blob.size;
+        pushed.left_out += sent.left_out;
         Ok(sent.blob)
     }
 
     /// Stores the current document under a tag; an existing one for the same key stays, unless this one `moves` it.
-    async fn publish(&mut self, tag: &str, moves: bool) -> Result<()> {
-        let (config, manifest) = self.document.encode(&self.what.profile)?;
-        let registry = match &mut self.to {
+    async fn publish(&self, document: &Document, tag: &str, moves: bool) -> Result<()> {
+        let (config, manifest) = document.encode(&self.what.profile)?;
+        let registry = match &self.to {
             Destination::Registry(registry) => *registry,
             Destination::Layout(draft) => {
                 // One image: the last description includes all lower ones, and most programs look for just one.
-                draft.describe(self.document.key(), self.tag, config, manifest);
-                self.pushed.tags = 1;
+                let mut draft = draft.lock().await;
+                draft.describe(document.key(), self.tag, config, manifest);
+                self.pushed.borrow_mut().tags = 1;
                 return Ok(());
             }
         };
@@ -362,8 +390,8 @@ impl Pushing<'_> {
                 let manifest = Manifest::parse(&there).ok();
                 // The result of a clean build replaces another one.
                 manifest.is_some_and(|manifest| {
-                    manifest.key() == Some(self.document.key())
-                        && (manifest.is_clean() || !self.document.is_clean())
+                    manifest.key() == Some(document.key())
+                        && (manifest.is_clean() || !document.is_clean())
                 })
             };
             if sha256 == hex::encode(Sha256::digest(&manifest)) || (!moves && same_key()) {
@@ -380,7 +408,7 @@ impl Pushing<'_> {
                 .map_err(|_| took_nothing())??;
         }
         registry.publish(tag, MANIFEST, &manifest).await?;
-        self.pushed.tags += 1;
+        self.pushed.borrow_mut().tags += 1;
         Ok(())
     }
 }

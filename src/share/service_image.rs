@@ -99,7 +99,7 @@ struct Package {
 /// layer at once, so that an interrupted push resumes.
 pub(super) async fn send(
     store: &Store,
-    to: &mut Destination<'_>,
+    to: &Destination<'_>,
     kept: &ServiceImage,
     layers: &[Layer],
     done: &Arc<AtomicU64>,
@@ -172,7 +172,7 @@ fn read(
     done: &AtomicU64,
 ) -> Result<()> {
     let mut hand_on = |diff_id: &str, from: &mut dyn std::io::Read| {
-        let (chunked, pieces) = chunked();
+        let (chunked, pieces) = chunked(true);
         let (tell, outcome) = oneshot::channel();
         let package = Package {
             diff_id: diff_id.to_owned(),

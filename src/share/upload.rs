@@ -38,6 +38,8 @@ pub(super) struct Sent {
 /// The writing end of a layer's stream.
 pub(super) struct Chunked {
     sender: Sender<io::Result<Bytes>>,
+    /// Compressing threads.
+    threads: usize,
 }
 
 /// The other end.
@@ -46,13 +48,14 @@ pub(super) type Pieces = Receiver<io::Result<Bytes>>;
 /// The layer's archive, as it is written.
 type Archive = Hashed<zstd::Encoder<'static, Hashed<Chunks>>>;
 
-/// Sends a layer; `done` counts the bytes that were read.
+/// Sends a layer; `done` counts the bytes that were read. `alone`: no other is being sent.
 pub(super) async fn send(
-    to: &mut Destination<'_>,
+    to: &Destination<'_>,
     changes: LayerContent,
     done: Arc<AtomicU64>,
+    alone: bool,
 ) -> Result<Sent> {
-    let (chunked, pieces) = chunked();
+    let (chunked, pieces) = chunked(alone);
     let stop = Stop(Arc::new(AtomicBool::new(false)));
     let flag = Arc::clone(&stop.0);
     let (ended, packed) = tokio::sync::oneshot::channel();
@@ -79,15 +82,17 @@ pub(super) async fn send(
     Ok(sent)
 }
 
-/// Returns both ends of a layer's stream.
-pub(super) fn chunked() -> (Chunked, Pieces) {
+/// Returns both ends of a layer's stream; one that is not `alone` is compressed by one thread.
+pub(super) fn chunked(alone: bool) -> (Chunked, Pieces) {
     let (sender, pieces) = channel(IN_FLIGHT);
-    (Chunked { sender }, pieces)
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = if alone { cores.min(MAX_THREADS) } else { 1 };
+    (Chunked { sender, threads }, pieces)
 }
 
 /// Sends the stream; `outcome` is that of the producing thread.
 pub(super) async fn transfer(
-    to: &mut Destination<'_>,
+    to: &Destination<'_>,
     pieces: Pieces,
     outcome: impl AsyncFnOnce() -> Result<Option<Sent>>,
 ) -> Result<Sent> {
@@ -115,7 +120,7 @@ pub(super) async fn transfer(
                 () = stalled(&taken) => return Err(took_nothing()),
             }
         }
-        Destination::Layout(draft) => draft.layer(pieces, digest).await?,
+        Destination::Layout(draft) => draft.lock().await.layer(pieces, digest).await?,
     }
     sent.ok_or_else(|| Error::unexpected("a layer was sent without its digest"))
 }
@@ -186,7 +191,7 @@ impl Chunked {
             hung_up: Arc::new(AtomicBool::new(false)),
         };
         let (hung_up, failure) = (Arc::clone(&chunks.hung_up), chunks.sender.clone());
-        let outcome = through(chunks, fill);
+        let outcome = through(chunks, self.threads, fill);
         match outcome {
             Err(_) if hung_up.load(Ordering::Relaxed) => Ok(None),
             Err(error) => {
@@ -200,9 +205,11 @@ impl Chunked {
     }
 }
 
-fn through(chunks: Chunks, fill: impl FnOnce(Archive) -> Result<(Archive, u64)>) -> Result<Sent> {
-    let threads =
-        std::thread::available_parallelism().map_or(1, |count| count.get().min(MAX_THREADS));
+fn through(
+    chunks: Chunks,
+    threads: usize,
+    fill: impl FnOnce(Archive) -> Result<(Archive, u64)>,
+) -> Result<Sent> {
     let mut encoder = zstd::Encoder::new(Hashed::new(chunks), LEVEL)?;
     encoder.multithread(u32::try_from(threads).unwrap_or(1))?;
     encoder.set_parameter(CParameter::JobSize(JOB))?;

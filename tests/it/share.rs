@@ -1,5 +1,6 @@
 //! Sharing snapshots by way of a real registry, or of files: two stores as two machines. Needs root and `docker-registry`.
 
+mod at_once;
 mod ends;
 mod faults;
 mod files;

@@ -1,0 +1,115 @@
+//! Several layers on their way at once: how many, how much memory, and what an error of one does to the others.
+
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use super::Two;
+use super::proxy::{Fault, Proxy};
+use crate::support::env::TestStore;
+use crate::support::run::{Background, own_memory};
+
+/// Layers that are sent at once.
+const AT_ONCE: usize = 3;
+
+/// Four steps, which write so much each that does not get smaller.
+fn steps(size: &str) -> String {
+    let step = |number| {
+        format!(
+            "[[step]]\nname = 's{number}'\nrun = 'head -c {size} /dev/urandom > $HOME/{number}'\n"
+        )
+    };
+    (1..=4).map(step).collect()
+}
+
+/// Uploads that wait for each other.
+#[derive(Default)]
+struct Meeting {
+    begun: AtomicUsize,
+    together: Mutex<usize>,
+}
+
+impl Meeting {
+    /// Returns the number of an upload of a layer, once all that are expected have begun, or time is up.
+    fn join(&self, head: &str) -> Option<usize> {
+        // The image comes first, and then its description.
+        let number = head
+            .starts_with("PATCH ")
+            .then(|| self.begun.fetch_add(1, Ordering::Relaxed))?
+            .checked_sub(2)?;
+        if number < AT_ONCE {
+            *self.together.lock().unwrap() += 1;
+            let begun = Instant::now();
+            while *self.together.lock().unwrap() < AT_ONCE {
+                if begun.elapsed() > Duration::from_secs(30) {
+                    *self.together.lock().unwrap() -= 1;
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+        Some(number)
+    }
+}
+
+#[test]
+fn layers_are_sent_at_once_in_little_memory() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let name = two.profile(&steps("40M")).to_owned();
+    two.one.rockenv(&["up", &name]).ok();
+    let meeting = Arc::new(Meeting::default());
+    let seen = Arc::clone(&meeting);
+    let proxy = Proxy::start(&two.registry.host, move |head| {
+        seen.join(head);
+        Fault::None
+    });
+    let mut command = two.one.command(&["push", &name]);
+    command.env("ROCKENV_REGISTRY", proxy.repository());
+    let mut push = Background::start(command);
+    let mut peak = 0;
+    while push.runs() {
+        peak = peak.max(own_memory(push.pid()));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    push.wait().ok().says(&["4 snapshots at", "5 layers sent"]);
+    assert_eq!(*meeting.together.lock().unwrap(), AT_ONCE);
+    eprintln!("push took {} KiB of memory", peak >> 10);
+    assert!(
+        (1 << 20..64 << 20).contains(&peak),
+        "push took {peak} bytes of memory"
+    );
+    two.run(&two.other, &["up", &name, "--pull"])
+        .ok()
+        .says(&["4 done before"]);
+    two.assert_same(&name);
+}
+
+#[test]
+fn a_refused_layer_ends_the_others_and_the_next_push_finishes() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let name = two.profile(&steps("8M")).to_owned();
+    two.one.rockenv(&["up", &name]).ok();
+    let meeting = Meeting::default();
+    let proxy = Proxy::start(&two.registry.host, move |head| match meeting.join(head) {
+        None => Fault::None,
+        // The second of three that are on their way, of which the others wait.
+        Some(1) => Fault::Says(500, String::new(), String::new()),
+        Some(_) => Fault::Hangs(1 << 20),
+    });
+    let mut command = two.one.command(&["push", &name]);
+    command.env("ROCKENV_REGISTRY", proxy.repository());
+    let begun = Instant::now();
+    crate::support::run::finish("push".into(), command)
+        .exits(4)
+        .says(&["cannot push snapshot `s", "the registry answered 500"]);
+    // Those that hang did not have to give up first.
+    assert!(begun.elapsed() < Duration::from_secs(60));
+    let found = two.run(&two.other, &["up", &name, "--pull"]).ok();
+    found.says(&["step 1/4 s1"]);
+    two.run(&two.one, &["push", &name]).ok().says(&[
+        "4 snapshots at",
+        "4 layers sent",
+        "1 already there",
+    ]);
+}
