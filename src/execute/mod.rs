@@ -6,6 +6,7 @@
 pub(crate) mod inside;
 mod metrics;
 
+pub(crate) mod build_watch;
 pub(crate) mod container;
 pub(crate) mod disk_guard;
 mod durable;

@@ -1,6 +1,6 @@
 //! Owns one run of a step: its container, from waiting for a free job to measuring its usage.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::log::Log;
@@ -12,15 +12,16 @@ use crate::engine::job_slots::Claim;
 use crate::engine::jobserver::Gauge;
 use crate::engine::session::{End, Running};
 use crate::engine::{Container, Usage, hold};
+use crate::execute::build_watch::BuildWatch;
 use crate::execute::disk_guard::{self, DiskGuard};
 use crate::execute::redact::Redactor;
 use crate::execute::sampler::Sampler;
 use crate::execute::supervise::{self, Ending};
 use crate::execute::wait_for_slot::Admitted;
 use crate::execute::{gpu_check, wait_for_slot};
-use crate::plan::ids::{LayerId, PathBelow, TreeId};
+use crate::plan::ids::{LayerId, PathBelow, TreeId, VolumeName};
 use crate::plan::record::Cost;
-use crate::plan::resolve::Step;
+use crate::plan::resolve::{Action, Step};
 use crate::rocm::gpu::{self, Device};
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::tree::{self, Method, measure};
@@ -62,15 +63,21 @@ impl Execution<'_, '_> {
         Ok(allocated(&directory.join("root")) - allocated(&below))
     }
 
-    /// Returns the size of the build volumes that a step sees, in allocated bytes.
-    fn volume_bytes(&self, step: &Step) -> Result<i64> {
+    /// Returns the build volumes that a step sees, with their directories.
+    fn build_volumes(&self, step: &Step) -> Result<Vec<(VolumeName, PathBuf)>> {
         let volumes = &self.env.known_record()?.head.volumes;
         let seen = volumes
             .iter()
             .filter(|(name, _)| step.volumes.iter().any(|seen| **name == **seen));
         Ok(seen
-            .map(|(_, id)| allocated(&self.store.volume_dir(id)))
-            .sum())
+            .map(|(name, id)| (name.clone(), self.store.volume_dir(id)))
+            .collect())
+    }
+
+    /// Returns the size of the build volumes that a step sees, in allocated bytes.
+    fn volume_bytes(&self, step: &Step) -> Result<i64> {
+        let volumes = self.build_volumes(step)?;
+        Ok(volumes.iter().map(|(_, top)| allocated(top)).sum())
     }
 
     /// Returns the current device nodes for a step.
@@ -210,6 +217,12 @@ impl Execution<'_, '_> {
         let handed = self.spec.env_from_host.iter();
         let mut redactor = Redactor::of(handed.filter_map(|name| self.config.host_variable(name)));
         let mut sampler = Sampler::start(&samples_beside(&log_path), &self.env.run_dir(), gauge);
+        let script = match &attempt.step.action {
+            Action::Run { script, .. } => script.clone(),
+            Action::Packages(_) | Action::Copy(_) | Action::Export(_) => String::new(),
+        };
+        let volumes = self.build_volumes(attempt.step)?;
+        let mut builds = BuildWatch::start(self.store, volumes, script, attempt.jobs);
         let mut warn = |message| self.warn(message);
         let proven = gpu_check::step(
             &mut running,
@@ -231,6 +244,7 @@ impl Execution<'_, '_> {
                     redactor: &mut redactor,
                     log: &mut log,
                     output,
+                    builds: &mut builds,
                     guard,
                     sampler: &mut sampler,
                     advice: &|| disk_guard::advice(self.store, self.config),

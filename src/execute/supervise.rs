@@ -13,6 +13,7 @@ use super::log::Log;
 use crate::engine::hold::FromHolder;
 use crate::engine::session::{Client, Running};
 use crate::engine::wire::{Command, Reply, Then};
+use crate::execute::build_watch::BuildWatch;
 use crate::execute::disk_guard::DiskGuard;
 use crate::execute::redact::Redactor;
 use crate::execute::sampler::Sampler;
@@ -52,6 +53,8 @@ pub(crate) struct Attended<'a> {
     pub log: &'a mut Log,
     /// Shows its output.
     pub output: &'a mut StepOutput,
+    /// Watches its builds.
+    pub builds: &'a mut BuildWatch<'a>,
     /// Guards its disk space.
     pub guard: &'a mut DiskGuard,
     /// Records its resource usage.
@@ -157,6 +160,9 @@ impl Supervision<'_, '_> {
             looked = now;
             if let Some(sample) = self.step.sampler.look(self.step.guard.grown()) {
                 self.step.output.load(sample.jobs, sample.memory);
+            }
+            if let Some(left) = self.step.builds.look(self.step.output.ninja()) {
+                self.step.output.expect(left);
             }
             let events = self.wait()?;
             for slot in [0, 1] {

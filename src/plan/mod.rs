@@ -1,5 +1,6 @@
 //! Owns deciding what `up` does: a pure function of the wanted steps and the observed state.
 
+pub(crate) mod build_graph;
 pub(crate) mod gc;
 pub(crate) mod ids;
 pub(crate) mod image;
@@ -12,6 +13,7 @@ pub mod record;
 pub(crate) mod resolve;
 pub(crate) mod samples;
 pub(crate) mod savings;
+pub(crate) mod time_left;
 
 use std::collections::{BTreeMap, BTreeSet};
 

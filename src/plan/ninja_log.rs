@@ -6,10 +6,12 @@ use std::collections::BTreeMap;
 const HEADER: &str = "# ninja log v";
 
 /// A command that ninja ran, by its first output.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Command {
     /// Its first output, relative to the build's directory.
     pub output: String,
+    /// When it ended, in milliseconds since that ninja began.
+    pub ended_ms: u64,
     /// How long it took, in milliseconds.
     pub took_ms: u64,
 }
@@ -48,6 +50,7 @@ pub(crate) fn parse(text: &str) -> Option<Vec<Command>> {
     commands.sort_by_key(|(_, order)| *order);
     let command = |((start, end, _), (_, output)): ((u64, u64, &str), (usize, &str))| Command {
         output: output.to_owned(),
+        ended_ms: end,
         took_ms: end.saturating_sub(start),
     };
     Some(commands.into_iter().map(command).collect())

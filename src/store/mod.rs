@@ -28,6 +28,7 @@ pub(crate) mod usage;
 
 mod access;
 pub(crate) mod ballast;
+pub(crate) mod build_logs;
 pub(crate) mod caches;
 pub(crate) mod check;
 pub(crate) mod damage;

@@ -62,9 +62,12 @@ pub(crate) enum Event {
         index: u32,
         done: u64,
         total: u64,
-        /// Milliseconds left at the recent rate.
+        /// Milliseconds left: by the commands that have not ended, or else at the recent rate.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         left_ms: Option<u64>,
+        /// The least and the most milliseconds left, where the commands are known.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        range_ms: Option<(u64, u64)>,
     },
     /// What a step uses now.
     Load {

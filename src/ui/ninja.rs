@@ -213,7 +213,15 @@ fn completed(line: &str) -> Option<&str> {
     Some(label)
 }
 
-/// Time left, from the rate of the last few minutes.
+/// The time that a build still takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TimeLeft {
+    pub least: Duration,
+    pub likely: Duration,
+    pub most: Duration,
+}
+
+/// Time left, from the rate of the last few minutes, for a build of which only the count is known.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Estimate {
     first: Option<(Duration, u64)>,

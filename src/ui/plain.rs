@@ -62,9 +62,13 @@ impl Plain {
                 done,
                 total,
                 left_ms,
+                range_ms,
             } if self.due(now) => {
                 let title = self.titles.get(index).map_or("", String::as_str);
-                format!("{title} … {}\n", ninja(*done, *total, *left_ms))
+                format!(
+                    "{title} … {}\n",
+                    ninja(*done, *total, range_ms.or(left_ms.map(|left| (left, left))))
+                )
             }
             Event::Image {
                 image,
@@ -206,12 +210,12 @@ pub(super) fn title(index: u32, total: u32, name: &str) -> String {
     format!("step {index}/{total} {}", escape(name))
 }
 
-/// Formats ninja's progress: `1204/3450, about 41 min left`.
-pub(super) fn ninja(done: u64, total: u64, left_ms: Option<u64>) -> String {
+/// Formats ninja's progress: `1204/3450, 37–46 min left`.
+pub(super) fn ninja(done: u64, total: u64, left_ms: Option<(u64, u64)>) -> String {
     match left_ms {
-        Some(left) if done < total => {
-            let left = size::duration(Duration::from_secs(left.div_ceil(1000)));
-            format!("{done}/{total}, about {left} left")
+        Some((least, most)) if done < total => {
+            let left = size::left(Duration::from_millis(least), Duration::from_millis(most));
+            format!("{done}/{total}, {left}")
         }
         _ => format!("{done}/{total}"),
     }

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 
 use super::event::{Event, Outcome, Stream};
 use super::lines::{Line, Lines};
-use super::ninja::{Estimate, Tracker};
+use super::ninja::{Estimate, NinjaProgress, TimeLeft, Tracker};
 use super::plain::{Plain, title};
 use super::tail::Tail;
 use super::term::Bars;
@@ -197,6 +197,7 @@ impl Reporter {
             stderr: Lines::default(),
             ninja: Tracker::default(),
             estimate: Estimate::default(),
+            left: None,
             started: Instant::now(),
             reported: None,
             loaded: None,
@@ -220,6 +221,8 @@ pub(crate) struct StepOutput {
     stderr: Lines,
     ninja: Tracker,
     estimate: Estimate,
+    /// By the commands of the build, and when that was known.
+    left: Option<(TimeLeft, Instant)>,
     started: Instant,
     reported: Option<Instant>,
     loaded: Option<Instant>,
@@ -243,6 +246,17 @@ impl StepOutput {
     /// Returns the end of the output, safe to show.
     pub(crate) fn tail(&self) -> &Tail {
         &self.tail
+    }
+
+    /// Returns ninja's progress so far.
+    pub(crate) fn ninja(&self) -> NinjaProgress {
+        self.ninja.progress()
+    }
+
+    /// Shows how long its build still takes.
+    pub(crate) fn expect(&mut self, left: TimeLeft) {
+        self.left = Some((left, Instant::now()));
+        self.report_ninja(false);
     }
 
     fn with_lines(
@@ -319,12 +333,18 @@ impl StepOutput {
             return;
         }
         self.reported = Some(at);
-        let left = self.estimate.update(at - self.started, progress);
+        let paced = self.estimate.update(at - self.started, progress);
+        let millis = |left: Duration| u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+        let known = self.left.map(|(left, known)| {
+            let rest = |left: Duration| millis(left.saturating_sub(at - known));
+            (rest(left.likely), (rest(left.least), rest(left.most)))
+        });
         self.reporter.emit(&Event::Ninja {
             index: self.index,
             done: progress.done,
             total: progress.total,
-            left_ms: left.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)),
+            left_ms: known.map(|(likely, _)| likely).or(paced.map(millis)),
+            range_ms: known.map(|(_, range)| range),
         });
     }
 }

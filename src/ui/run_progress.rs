@@ -14,9 +14,14 @@ struct Step {
     state: State,
     /// Done and total of its ninja.
     count: Option<(u64, u64)>,
-    /// At the recent pace, and when that was known.
-    left: Option<(Duration, Instant)>,
+    /// By its build, and when that was known.
+    left: Option<(Left, Instant)>,
+    /// It is by the commands of the build, not by its pace.
+    exact: bool,
 }
+
+/// The least and the most time left.
+type Left = (Duration, Duration);
 
 #[derive(Debug, Default)]
 enum State {
@@ -67,10 +72,16 @@ impl RunProgress {
                 done,
                 total,
                 left_ms,
+                range_ms,
             } => {
                 if let Some(step) = self.steps.get_mut(index) {
                     step.count = Some((*done, *total));
-                    step.left = left_ms.map(|left| (Duration::from_millis(left), now));
+                    let left = range_ms.or(left_ms.map(|left| (left, left)));
+                    let left = left.map(|(least, most)| {
+                        (Duration::from_millis(least), Duration::from_millis(most))
+                    });
+                    step.left = left.map(|left| (left, now));
+                    step.exact = range_ms.is_some();
                 }
             }
             Event::StepFinished { index, outcome, .. } => {
@@ -89,8 +100,8 @@ impl RunProgress {
             .map_or(Duration::ZERO, |begun| now.saturating_duration_since(begun))
     }
 
-    /// Returns how long a step still takes: from its earlier runs, else at its pace.
-    pub(super) fn step_left(&self, index: u32, now: Instant) -> Option<Duration> {
+    /// Returns how long a step still takes: by the commands of its build, from its earlier runs, or else at its pace.
+    pub(super) fn step_left(&self, index: u32, now: Instant) -> Option<Left> {
         self.steps.get(&index)?.left(now)
     }
 
@@ -122,42 +133,47 @@ impl RunProgress {
         }
     }
 
-    /// Returns the line for the whole run: `3/16 steps  ████  about 5 h 10 min left`.
+    /// Returns the line for the whole run: `3/16 steps  ████  5–6 h left`.
     pub(super) fn line(&self, now: Instant) -> String {
         let is_over = |step: &&Step| matches!(step.state, State::Over);
         let over = self.steps.values().filter(is_over).count();
         let bar = boxed(self.percent(now), 100);
-        let mut text = format!("{bar} {over}/{} steps", self.steps.len());
-        let mut left = Duration::ZERO;
+        let text = format!("{bar} {over}/{} steps", self.steps.len());
+        let (mut least, mut most) = Left::default();
         let mut unknown = 0;
         for step in self.steps.values().filter(|step| !is_over(step)) {
             match step.left(now) {
-                Some(time) => left += time,
+                Some(time) => (least, most) = (least + time.0, most + time.1),
                 None => unknown += 1,
             }
         }
-        if !left.is_zero() {
-            let word = if unknown > 0 { "more than" } else { "about" };
-            text.extend(["  ", word, " ", &size::duration(left), " left"]);
+        if most.is_zero() {
+            return text;
         }
-        text
+        let left = match unknown {
+            0 => size::left(least, most),
+            _ => format!("more than {} left", size::duration(least)),
+        };
+        format!("{text}  {left}")
     }
 }
 
 impl Step {
-    fn left(&self, now: Instant) -> Option<Duration> {
-        let paced = self
-            .left
-            .map(|(left, at)| left.saturating_sub(now.saturating_duration_since(at)));
+    fn left(&self, now: Instant) -> Option<Left> {
+        let by_build = self.left.map(|((least, most), at)| {
+            let since = now.saturating_duration_since(at);
+            (least.saturating_sub(since), most.saturating_sub(since))
+        });
+        let exactly = |left| (left, left);
         match (&self.state, self.expected) {
-            (State::Over, _) => Some(Duration::ZERO),
-            (State::Waiting, expected) => expected,
-            (State::Running(begun), Some(expected)) => {
+            (State::Over, _) => Some(Left::default()),
+            (State::Waiting, expected) => expected.map(exactly),
+            (State::Running(begun), Some(expected)) if !self.exact => {
                 let left = expected.checked_sub(now.saturating_duration_since(*begun));
                 // It takes longer than before: its pace knows better.
-                left.or(paced)
+                left.map(exactly).or(by_build)
             }
-            (State::Running(_), None) => paced,
+            (State::Running(_), _) => by_build,
         }
     }
 
@@ -208,7 +224,8 @@ mod tests {
         );
         run.event(&started(2, 3), begun);
         assert_eq!(run.percent(at(50)), 50);
-        assert_eq!(run.step_left(2, at(60)), Some(Duration::from_secs(40)));
+        let left = Duration::from_secs(40);
+        assert_eq!(run.step_left(2, at(60)), Some((left, left)));
         assert_eq!(run.step_left(2, at(200)), None);
         let ended = samples::ended(2, 3, Outcome::Done, Cost::default());
         run.event(&ended, at(100));
@@ -219,6 +236,7 @@ mod tests {
                 done: 1,
                 total: 4,
                 left_ms: Some(30_000),
+                range_ms: None,
             },
             at(110),
         );
@@ -228,5 +246,18 @@ mod tests {
             "▕█████████   ▏ 2/3 steps  about 20.0 s left"
         );
         assert_eq!(run.elapsed(at(120)), Duration::from_secs(120));
+        // Its commands are known: a range, which gets closer.
+        run.event(
+            &Event::Ninja {
+                index: 3,
+                done: 2,
+                total: 4,
+                left_ms: Some(200_000),
+                range_ms: Some((150_000, 300_000)),
+            },
+            at(120),
+        );
+        let line = run.line(at(130));
+        assert!(line.ends_with("  2–5 min left"), "{line}");
     }
 }

@@ -84,6 +84,19 @@ pub(crate) fn duration(duration: Duration) -> String {
     format!("{} d {} h", hours / 24, hours % 24)
 }
 
+/// Formats how long something still takes: `12–18 min left`, `about 41 min 00 s left` if that is known exactly.
+pub(crate) fn left(least: Duration, most: Duration) -> String {
+    let whole = |duration: Duration| Duration::from_secs(duration.as_secs().max(1));
+    let (unit, name) = match most.as_secs() {
+        _ if least == most => return format!("about {} left", self::duration(whole(most))),
+        0..120 => (1, "s"),
+        120..7200 => (60, "min"),
+        _ => (3600, "h"),
+    };
+    let (least, most) = (least.as_secs() / unit, most.as_secs().div_ceil(unit).max(1));
+    format!("{least}–{most} {name} left")
+}
+
 /// Formats how long ago something was, to one place: `5 min ago`.
 pub(crate) fn ago(then: Timestamp) -> String {
     let since = Timestamp::now().duration_since(then);
@@ -104,6 +117,22 @@ fn age(since: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn time_left_is_a_range_to_one_place() {
+        for (least, most, text) in [
+            (0, 0, "about 1.0 s left"),
+            (61, 61, "about 1 min 01 s left"),
+            (0, 1, "0–1 s left"),
+            (40, 119, "40–119 s left"),
+            (59, 121, "0–3 min left"),
+            (720, 1080, "12–18 min left"),
+            (7100, 7201, "1–3 h left"),
+        ] {
+            let seconds = Duration::from_secs;
+            assert_eq!(left(seconds(least), seconds(most)), text);
+        }
+    }
 
     #[test]
     fn sizes() {

@@ -386,12 +386,8 @@ impl Bars {
 fn show_step(state: &State, index: u32, now: Instant) {
     if let Some(moving) = state.lines.get(&Key::Step(index)) {
         let left = state.progress.step_left(index, now);
-        let left = left.filter(|left| !left.is_zero());
-        let left = left.map(|left| {
-            // Fractions of a second are noise.
-            let left = Duration::from_secs(left.as_secs().max(1));
-            format!("about {} left", size::duration(left))
-        });
+        let left = left.filter(|left| !left.1.is_zero());
+        let left = left.map(|(least, most)| size::left(least, most));
         let count = moving.count.and_then(|(done, total)| Some((done, total?)));
         let mut parts = Vec::new();
         if count.is_some() || left.is_some() {
@@ -477,6 +473,7 @@ mod tests {
             done: 12,
             total: 345,
             left_ms: Some(61_000),
+            range_ms: None,
         });
         bars.event(&Event::Output {
             index: 2,

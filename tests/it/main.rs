@@ -9,6 +9,7 @@
 
 mod archive;
 mod attacks;
+mod build_time;
 mod ccache;
 mod certificates;
 mod ci;

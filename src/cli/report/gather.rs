@@ -20,16 +20,14 @@ use crate::plan::record::{Cost, Outcome, Record};
 use crate::plan::resolve::{Spec, VolumeKind, VolumeSource};
 use crate::plan::samples;
 use crate::store::Store;
+use crate::store::build_logs::{self, BuildLog};
 use crate::sys::error::Result;
 use crate::sys::host::{self, Host};
-use crate::tree::file::{self, FoundEntry};
 use crate::ui::size;
 
 /// Lines shown of the failed step's log.
 const TAIL: usize = 20;
 const ROWS: usize = 20;
-/// Search depth for ninja logs: TheRock's builds are four levels down, LLVM's own two more.
-const DEPTH: usize = 8;
 
 /// A row of `metrics.jsonl`. Rows of older versions have no log.
 #[derive(Debug, Deserialize)]
@@ -170,14 +168,8 @@ fn tail(directory: &Path, record: &Record) -> Vec<String> {
 fn builds(store: &Store, record: &Record, report: &mut EnvReport) {
     for (volume, id) in &record.head.volumes {
         let top = store.volume_dir(id);
-        let mut found = Vec::new();
-        find_logs(&top, Path::new(""), 0, &mut found);
-        for below in found {
-            let Ok(FoundEntry::File { bytes, .. }) = file::read(&top, &below.join(".ninja_log"))
-            else {
-                continue;
-            };
-            let Some(commands) = ninja_log::parse(&String::from_utf8_lossy(&bytes)) else {
+        for below in build_logs::find(&top) {
+            let Some(BuildLog { commands, .. }) = build_logs::read(&top, &below) else {
                 continue;
             };
             let directory = Path::new(volume.as_str())
@@ -208,32 +200,6 @@ fn builds(store: &Store, record: &Record, report: &mut EnvReport) {
 fn shorten<T>(rows: &mut Vec<T>, size: impl Fn(&T) -> u64) {
     rows.sort_by_key(|row| std::cmp::Reverse(size(row)));
     rows.truncate(ROWS);
-}
-
-/// Finds directories in which ninja ran. Does not descend into directories that hold only build results.
-fn find_logs(top: &Path, below: &Path, depth: usize, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(top.join(below))
-        .into_iter()
-        .flatten()
-        .flatten()
-    {
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
-        let Ok(kind) = entry.file_type() else {
-            continue;
-        };
-        let built = matches!(&*name, "stage" | "dist" | "stamp" | "CMakeFiles");
-        if kind.is_file() && name == ".ninja_log" {
-            found.push(below.to_owned());
-        } else if kind.is_dir()
-            && depth < DEPTH
-            && !built
-            && !name.starts_with('.')
-            && !name.starts_with("artifacts")
-        {
-            find_logs(top, &below.join(entry.file_name()), depth + 1, found);
-        }
-    }
 }
 
 fn caches(store: &Store, spec: &Spec) -> Result<Vec<Cache>> {
@@ -388,26 +354,5 @@ mod tests {
         ] {
             assert_eq!(without_login(url), shown);
         }
-    }
-
-    #[test]
-    fn logs_of_ninjas_are_found_where_builds_are_and_through_no_link() {
-        let top = tempfile::tempdir().unwrap();
-        for path in [
-            "",
-            "core/hip/build",
-            "core/hip/stage",
-            "core/hip/build/CMakeFiles",
-        ] {
-            fs::create_dir_all(top.path().join(path)).unwrap();
-            fs::write(top.path().join(path).join(".ninja_log"), "").unwrap();
-        }
-        fs_err::os::unix::fs::symlink("core", top.path().join("link")).unwrap();
-        let elsewhere = top.path().join("core/.ninja_log");
-        fs_err::os::unix::fs::symlink("/etc/passwd", elsewhere).unwrap();
-        let mut found = Vec::new();
-        find_logs(top.path(), Path::new(""), 0, &mut found);
-        found.sort();
-        assert_eq!(found, [Path::new(""), Path::new("core/hip/build")]);
     }
 }

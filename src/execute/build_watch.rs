@@ -1,0 +1,182 @@
+//! Owns watching the builds of a running step, to tell how long they still take: finds the directories in its build
+//! volumes in which ninja works, and reads from their logs which commands have ended.
+//!
+//! Whatever cannot be read is left out and never causes a failure.
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::PathBuf;
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::plan::build_graph::BuildGraph;
+use crate::plan::ids::VolumeName;
+use crate::plan::ninja_log::Command;
+use crate::plan::time_left::BuildForecast;
+use crate::store::Store;
+use crate::store::build_logs::{self, BuildLog};
+use crate::ui::ninja::{NinjaProgress, TimeLeft};
+
+/// Minimum interval of looking.
+const PERIOD: Duration = Duration::from_secs(2);
+/// Looking takes at most this part of the time.
+const SHARE: u32 = 100;
+/// Commands that must have ended before an estimate is shown.
+const KNOWN: usize = 3;
+
+/// The builds of one step.
+#[derive(Debug)]
+pub(crate) struct BuildWatch<'a> {
+    store: &'a Store,
+    /// The build volumes that the step sees.
+    volumes: Vec<(VolumeName, PathBuf)>,
+    builds: BTreeMap<(usize, PathBuf), Build>,
+    /// What the step runs.
+    script: String,
+    jobs: usize,
+    due: Instant,
+}
+
+/// The build in one directory.
+#[derive(Debug, Default)]
+struct Build {
+    /// What its log had when the step began.
+    before: Vec<Command>,
+    /// The number of commands, if it is the only build, and what is known of them.
+    forecast: Option<(Option<usize>, BuildForecast)>,
+    /// When its log was last read.
+    modified: Option<SystemTime>,
+    ended: usize,
+    /// When its ninja began.
+    began: Option<SystemTime>,
+}
+
+impl<'a> BuildWatch<'a> {
+    /// Begins watching the builds in these volumes, with so many jobs.
+    pub(crate) fn start(
+        store: &'a Store,
+        volumes: Vec<(VolumeName, PathBuf)>,
+        script: String,
+        jobs: u32,
+    ) -> Self {
+        let mut builds = BTreeMap::new();
+        for (at, (_, top)) in volumes.iter().enumerate() {
+            for below in build_logs::find(top) {
+                let log = build_logs::read(top, &below);
+                let build = Build {
+                    modified: log.as_ref().map(|log| log.modified),
+                    before: log.map(|log| log.commands).unwrap_or_default(),
+                    ..Build::default()
+                };
+                builds.insert((at, below), build);
+            }
+        }
+        Self {
+            store,
+            volumes,
+            builds,
+            script,
+            jobs: jobs as usize,
+            due: Instant::now(),
+        }
+    }
+
+    /// Returns how long the step's builds still take, if it is time to look and something is known.
+    pub(crate) fn look(&mut self, progress: NinjaProgress) -> Option<TimeLeft> {
+        let began = Instant::now();
+        if progress.total == 0 || began < self.due {
+            return None;
+        }
+        self.read();
+        let left = self.estimate(progress);
+        self.due = Instant::now() + PERIOD.max(began.elapsed() * SHARE);
+        left
+    }
+
+    /// Reads the logs that have grown.
+    fn read(&mut self) {
+        for (at, (_, top)) in self.volumes.iter().enumerate() {
+            for below in build_logs::find(top) {
+                let modified = build_logs::modified(top, &below);
+                let build = self.builds.entry((at, below.clone())).or_default();
+                if modified != build.modified
+                    && let Some(log) = build_logs::read(top, &below)
+                {
+                    build.take(log);
+                }
+            }
+        }
+    }
+
+    fn estimate(&mut self, progress: NinjaProgress) -> Option<TimeLeft> {
+        let active = self.builds.values().filter(|build| build.ended > 0).count();
+        let now = SystemTime::now();
+        let mut all: Option<TimeLeft> = None;
+        for ((at, below), build) in &mut self.builds {
+            let Some(began) = build.began else { continue };
+            // The count is the sum over all builds.
+            let total = (active == 1).then_some(progress.total as usize);
+            if build
+                .forecast
+                .as_ref()
+                .is_none_or(|(known, _)| *known != total)
+            {
+                let (volume, top) = &self.volumes[*at];
+                let file = build_logs::text(top, &below.join("build.ninja"))?;
+                let earlier = self.store.earlier_builds(volume, below);
+                let mut earlier = earlier.unwrap_or_default();
+                let before = build.before.iter();
+                earlier.extend(before.map(|command| (command.output.clone(), command.took_ms)));
+                let graph = BuildGraph::parse(&file);
+                let forecast = BuildForecast::new(graph, total, &self.script, |output| {
+                    earlier.get(output).copied()
+                });
+                build.forecast = Some((total, forecast));
+                // Read it again, for the new forecast.
+                build.modified = None;
+                let log = build_logs::read(top, below)?;
+                build.take(log);
+            }
+            let (_, forecast) = build.forecast.as_ref()?;
+            if build.ended < KNOWN && build.before.is_empty() {
+                continue;
+            }
+            let since = now.duration_since(began).unwrap_or_default();
+            let left = forecast.left(since, build.ended, self.jobs);
+            // Nested builds share the jobs, and the outer one waits for them.
+            if all.is_none_or(|most| most.likely < left.likely) {
+                all = Some(left);
+            }
+        }
+        all
+    }
+}
+
+impl Build {
+    /// Takes what has ended since the step began.
+    fn take(&mut self, log: BuildLog) {
+        self.modified = Some(log.modified);
+        let before: HashSet<&Command> = self.before.iter().collect();
+        let new = log
+            .commands
+            .iter()
+            .filter(|command| !before.contains(command));
+        let mut ended = 0;
+        let mut last = 0;
+        for command in new {
+            ended += 1;
+            last = last.max(command.ended_ms);
+            if let Some((_, forecast)) = &mut self.forecast {
+                let start = Duration::from_millis(command.ended_ms - command.took_ms);
+                forecast.ended(
+                    &command.output,
+                    start,
+                    Duration::from_millis(command.ended_ms),
+                );
+            }
+        }
+        if ended > 0 {
+            self.ended = ended;
+            // Its last line was written when that command ended.
+            self.began = log.modified.checked_sub(Duration::from_millis(last));
+        }
+    }
+}

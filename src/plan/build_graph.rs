@@ -1,0 +1,289 @@
+//! Owns reading `build.ninja`: the commands of a build, from what they are made, and what each waits for. Pure.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+
+/// The kind of a command, which determines how long it takes more than anything else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum EdgeKind {
+    C,
+    Cxx,
+    /// Code for a GPU.
+    Device,
+    Archive,
+    Link,
+    Other,
+}
+
+/// A command of a build.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Edge {
+    /// Its first output, as written.
+    pub output: String,
+    /// `None` if it only names others.
+    pub kind: Option<EdgeKind>,
+    /// The commands that must have ended before, by position.
+    pub needs: Vec<usize>,
+}
+
+/// The commands of a build, in the order of the file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct BuildGraph {
+    pub edges: Vec<Edge>,
+    defaults: Vec<usize>,
+}
+
+/// One `build` statement.
+struct Statement<'a> {
+    rule: &'a str,
+    /// All paths.
+    paths: Vec<String>,
+    outputs: usize,
+    /// Those of `paths` that are waited for.
+    inputs: Range<usize>,
+}
+
+impl BuildGraph {
+    /// Parses a `build.ninja`. Skips what it does not understand.
+    pub(crate) fn parse(text: &str) -> Self {
+        let joined = text.replace("$\r\n", " ").replace("$\n", " ");
+        let mut variables = HashMap::new();
+        let mut statements = Vec::new();
+        let mut defaults = Vec::new();
+        for line in joined.lines() {
+            if let Some(rest) = line.strip_prefix("build ") {
+                statements.extend(statement(rest, &variables));
+            } else if let Some(rest) = line.strip_prefix("default ") {
+                defaults.extend(paths(rest, &variables));
+            } else if let Some((name, value)) = line.split_once(" = ")
+                && !line.starts_with(' ')
+            {
+                variables.insert(name, value);
+            }
+        }
+        let mut makers = HashMap::new();
+        for (at, statement) in statements.iter().enumerate() {
+            let outputs = statement.paths.iter().take(statement.outputs);
+            makers.extend(outputs.map(|output| (output.as_str(), at)));
+        }
+        let find = |path: &String| makers.get(path.as_str()).copied();
+        let edges = statements.iter().map(|statement| {
+            let inputs = &statement.paths[statement.inputs.clone()];
+            let mut needs: Vec<usize> = inputs.iter().filter_map(find).collect();
+            needs.sort_unstable();
+            needs.dedup();
+            Edge {
+                output: statement.paths.first().cloned().unwrap_or_default(),
+                kind: kind(statement.rule),
+                needs,
+            }
+        });
+        Self {
+            edges: edges.collect(),
+            defaults: defaults.iter().filter_map(find).collect(),
+        }
+    }
+
+    /// Returns, for every command, whether a build with this number of commands contains it: the default one, that of
+    /// the targets among the words of `script`, or of any one target. `None` if that cannot be determined.
+    pub(crate) fn members(&self, total: Option<usize>, script: &str) -> Option<Vec<bool>> {
+        let mut needed = vec![false; self.edges.len()];
+        for edge in &self.edges {
+            edge.needs.iter().for_each(|need| needed[*need] = true);
+        }
+        let tops = (0..self.edges.len()).filter(|at| !needed[*at]);
+        let defaults = match self.defaults.is_empty() {
+            true => tops.collect(),
+            false => self.defaults.clone(),
+        };
+        let whole = self.closure(&defaults);
+        let Some(total) = total.filter(|total| *total != self.commands(&whole)) else {
+            return Some(whole);
+        };
+        let words: HashSet<&str> = script.split_whitespace().collect();
+        let named = self.edges.iter().enumerate();
+        let named = named.filter(|(_, edge)| words.contains(edge.output.as_str()));
+        let named = self.closure(&named.map(|(at, _)| at).collect::<Vec<_>>());
+        if self.commands(&named) == total {
+            return Some(named);
+        }
+        // Names without a command: `ninja llvm-tblgen`.
+        let mut names = (0..self.edges.len()).filter(|at| {
+            let edge = &self.edges[*at];
+            edge.kind.is_none() && !edge.output.contains('/')
+        });
+        names.find_map(|name| {
+            let members = self.closure(&[name]);
+            (self.commands(&members) == total).then_some(members)
+        })
+    }
+
+    fn commands(&self, members: &[bool]) -> usize {
+        let members = self.edges.iter().zip(members);
+        members
+            .filter(|(edge, is)| **is && edge.kind.is_some())
+            .count()
+    }
+
+    fn closure(&self, of: &[usize]) -> Vec<bool> {
+        let mut members = vec![false; self.edges.len()];
+        let mut open = of.to_vec();
+        while let Some(at) = open.pop() {
+            if !std::mem::replace(&mut members[at], true) {
+                open.extend(&self.edges[at].needs);
+            }
+        }
+        members
+    }
+}
+
+/// Returns the kind of a rule as CMake, Meson and GN call theirs.
+fn kind(rule: &str) -> Option<EdgeKind> {
+    // What follows is the target's name, which may have any of these words.
+    let rule = rule.split("__").next().unwrap_or_default();
+    let rule = rule.to_ascii_lowercase();
+    let has = |words: &[&str]| words.iter().any(|word| rule.contains(word));
+    Some(match rule.as_str() {
+        "phony" => return None,
+        _ if has(&["static_librar", "static_linker", "alink", "archive"]) => EdgeKind::Archive,
+        _ if has(&["link"]) => EdgeKind::Link,
+        _ if has(&["hip_compiler", "cuda", "hipcc", "nvcc"]) => EdgeKind::Device,
+        _ if has(&["cxx", "cpp", "c++"]) => EdgeKind::Cxx,
+        _ if has(&["c_compiler", "cc", "asm", "objc"]) => EdgeKind::C,
+        _ => EdgeKind::Other,
+    })
+}
+
+/// Parses what follows `build `: `out | implicit: rule in | implicit || before |@ validations`.
+fn statement<'a>(text: &'a str, variables: &HashMap<&str, &str>) -> Option<Statement<'a>> {
+    let mut from = 0;
+    let colon = loop {
+        let at = from + text[from..].find(':')?;
+        // An escaped one.
+        let dollars = text[..at].bytes().rev().take_while(|byte| *byte == b'$');
+        if dollars.count() % 2 == 0 {
+            break at;
+        }
+        from = at + 1;
+    };
+    let rest = text[colon + 1..].trim_start();
+    let (rule, inputs) = rest.split_once(' ').unwrap_or((rest, ""));
+    let mut all = paths(&text[..colon], variables);
+    let outputs = all.len();
+    let inputs = inputs.split("|@").next().unwrap_or_default();
+    all.extend(paths(inputs, variables));
+    Some(Statement {
+        rule: rule.trim_end(),
+        outputs,
+        inputs: outputs..all.len(),
+        paths: all,
+    })
+}
+
+/// Splits paths at spaces and the signs between their groups, and expands variables of the file.
+fn paths(text: &str, variables: &HashMap<&str, &str>) -> Vec<String> {
+    let mut all = Vec::new();
+    let mut path = String::new();
+    let mut rest = text.chars();
+    while let Some(char) = rest.next() {
+        match char {
+            ' ' | '|' if path.is_empty() => {}
+            ' ' => all.push(std::mem::take(&mut path)),
+            '$' if rest.as_str().starts_with('{') => {
+                let (name, after) = rest.as_str()[1..].split_once('}').unwrap_or_default();
+                path.push_str(variables.get(name).copied().unwrap_or_default());
+                rest = after.chars();
+            }
+            '$' => path.extend(rest.next()),
+            other => path.push(other),
+        }
+    }
+    if !path.is_empty() {
+        all.push(path);
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: &str = "\
+ninja_required_version = 1.5
+include CMakeFiles/rules.ninja
+cmake_ninja_workdir = /build/
+build edit_cache: phony CMakeFiles/edit_cache.util
+build CMakeFiles/edit_cache.util: CUSTOM_COMMAND
+  COMMAND = cmake
+build gen.h | ${cmake_ninja_workdir}gen.h: CUSTOM_COMMAND gen.py
+build a.o: CXX_COMPILER__a_Release /src/a$ b$:c.cpp d$ e.h | /build/gen.h || order
+build d$ e.h: CUSTOM_COMMAND
+  DEFINES = -Da = b
+build b.o: HIP_COMPILER__a_Release /src/b.cu || order
+build order: phony gen.h
+build lib/a.a: CXX_STATIC_LIBRARY_LINKER__a_Release a.o $
+  b.o
+build bin/a: CXX_EXECUTABLE_LINKER__a_Release c.o | lib/a.a || lib/a.a
+build c.o: C_COMPILER__linkage_Release c.c
+build one: phony c.o
+build all: phony bin/a
+default all
+";
+
+    #[test]
+    fn a_file_of_cmake_is_read() {
+        let graph = BuildGraph::parse(FILE);
+        let edge = |output: &str| {
+            let at = graph.edges.iter().position(|edge| edge.output == output);
+            let edge = &graph.edges[at.unwrap()];
+            let needs = edge.needs.iter().map(|at| graph.edges[*at].output.as_str());
+            (edge.kind, needs.collect::<Vec<_>>().join(" "))
+        };
+        let found = |kind, needs: &str| (kind, needs.to_owned());
+        assert_eq!(edge("gen.h"), found(Some(EdgeKind::Other), ""));
+        let a = found(Some(EdgeKind::Cxx), "gen.h d e.h order");
+        assert_eq!(edge("a.o"), a);
+        assert_eq!(edge("b.o"), found(Some(EdgeKind::Device), "order"));
+        assert_eq!(edge("order"), found(None, "gen.h"));
+        assert_eq!(edge("lib/a.a"), found(Some(EdgeKind::Archive), "a.o b.o"));
+        assert_eq!(edge("bin/a"), found(Some(EdgeKind::Link), "lib/a.a c.o"));
+        assert_eq!(edge("c.o"), found(Some(EdgeKind::C), ""));
+    }
+
+    #[test]
+    fn the_number_of_commands_tells_what_is_built() {
+        let graph = BuildGraph::parse(FILE);
+        let members = |total| {
+            let members = graph.members(Some(total), "ninja -j 2 one bin/b order")?;
+            let named = graph.edges.iter().zip(members).filter(|(_, is)| *is);
+            let named = named.map(|(edge, _)| edge.output.as_str());
+            Some(named.collect::<Vec<_>>().join(" "))
+        };
+        let all = "gen.h a.o d e.h b.o order lib/a.a bin/a c.o all";
+        assert_eq!(members(7).unwrap(), all);
+        assert_eq!(members(2).unwrap(), "gen.h order c.o one");
+        assert_eq!(members(3), None);
+        // Unlike the first name with one command.
+        assert_eq!(members(1).unwrap(), "edit_cache CMakeFiles/edit_cache.util");
+    }
+
+    #[test]
+    fn nothing_makes_it_panic() {
+        for text in [
+            "build",
+            "build ",
+            "build :",
+            "build a$:b",
+            "build ${: x",
+            "build a: ",
+            "build é$",
+            "default $",
+            "build |||: |@",
+        ] {
+            BuildGraph::parse(text).members(Some(1), "a");
+        }
+        // A cycle, which ninja refuses.
+        let graph = BuildGraph::parse("build a: cc b\nbuild b: cc a\ndefault a\n");
+        assert_eq!(graph.members(Some(2), ""), Some(vec![true, true]));
+    }
+}

@@ -1,0 +1,549 @@
+//! Owns estimating how long a build still takes: what each of its commands will take, from an earlier build or from
+//! similar commands that have ended, and then the order in which ninja runs them on so many jobs. Pure.
+//!
+//! A command that never ran takes the usual time of its kind, corrected by the ratio of actual to usual time among those
+//! that ended: of all, of its kind, of its directory, and of those with a similar name. The closer ones count more, the
+//! more of them there are.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::time::Duration;
+
+use super::build_graph::{BuildGraph, Edge, EdgeKind};
+use crate::ui::ninja::TimeLeft;
+
+/// Groups that a command belongs to, from the widest.
+const LEVELS: usize = 6;
+/// How many commands the wider group counts for in each.
+const WEIGHT: [f64; LEVELS] = [0.5, 1.0, 1.0, 2.0, 2.0, 2.0];
+/// How much commands of one group differ, relative to their mean.
+const SPREAD: f64 = 0.9;
+/// The same, if they ran before.
+const SPREAD_KNOWN: f64 = 0.25;
+/// Bounds of the range, relative to the estimate.
+const RANGE: (f64, f64) = (0.1, 1.5);
+
+/// Actual and expected seconds of a group's commands.
+#[derive(Clone, Copy, Debug, Default)]
+struct Group {
+    actual: f64,
+    expected: f64,
+    count: f64,
+}
+
+#[derive(Debug)]
+struct Work {
+    /// Usual or earlier time, in seconds.
+    usual: f64,
+    /// It ran before.
+    known: bool,
+    /// It runs, and does not only name others.
+    runs: bool,
+    member: bool,
+    groups: [usize; LEVELS],
+    /// As ninja has it: the number of commands that wait for it, one after the other.
+    priority: u32,
+    needs: Vec<usize>,
+    needed_by: Vec<usize>,
+    /// When it began and ended, in seconds since the build began.
+    ended: Option<(f64, f64)>,
+}
+
+/// What is known of a build.
+#[derive(Debug)]
+pub(crate) struct BuildForecast {
+    work: Vec<Work>,
+    names: HashMap<String, usize>,
+    groups: Vec<Group>,
+    /// Whether it is known which commands the build consists of.
+    exact: bool,
+    /// The number of commands, if it is known.
+    total: Option<usize>,
+}
+
+impl BuildForecast {
+    /// Begins a build of `total` commands by a `script`, with the milliseconds that the command with an output took
+    /// before.
+    pub(crate) fn new(
+        graph: BuildGraph,
+        total: Option<usize>,
+        script: &str,
+        past: impl Fn(&str) -> Option<u64>,
+    ) -> Self {
+        let members = graph.members(total, script);
+        let mut ids = HashMap::new();
+        let mut groups: Vec<Group> = Vec::new();
+        let mut work = Vec::new();
+        for (at, edge) in graph.edges.iter().enumerate() {
+            let before = past(&edge.output).map(|ms| (ms as f64 / 1e3).max(0.001));
+            let usual = usual(edge);
+            let mut find = |known| {
+                names_of_groups(edge, known).map(|name| {
+                    *ids.entry(name).or_insert_with(|| {
+                        groups.push(Group::default());
+                        groups.len() - 1
+                    })
+                })
+            };
+            let (own, new) = (find(before.is_some()), find(false));
+            if let (Some(before), Some(_)) = (before, edge.kind) {
+                // What is new in a known project is like the rest of it.
+                new.iter()
+                    .skip(1)
+                    .for_each(|group| groups[*group].add(before, usual));
+            }
+            work.push(Work {
+                usual: before.unwrap_or(usual),
+                known: before.is_some(),
+                runs: edge.kind.is_some(),
+                member: members.as_ref().is_none_or(|members| members[at]),
+                groups: own,
+                priority: 0,
+                needs: edge.needs.clone(),
+                needed_by: Vec::new(),
+                ended: None,
+            });
+        }
+        let names = graph.edges.into_iter().map(|edge| edge.output).zip(0..);
+        let mut forecast = Self {
+            work,
+            names: names.collect(),
+            groups,
+            exact: members.is_some(),
+            total,
+        };
+        forecast.rank();
+        forecast
+    }
+
+    /// Links what waits for what, and ranks it as ninja does.
+    fn rank(&mut self) {
+        let mut waiting = vec![0; self.work.len()];
+        for at in 0..self.work.len() {
+            for need in self.work[at].needs.clone() {
+                self.work[need].needed_by.push(at);
+                waiting[need] += 1;
+            }
+        }
+        // From the results back to the sources.
+        let mut open: Vec<usize> = (0..waiting.len()).filter(|at| waiting[*at] == 0).collect();
+        while let Some(at) = open.pop() {
+            let own = self.work[at].priority + u32::from(self.work[at].runs);
+            self.work[at].priority = own;
+            for need in self.work[at].needs.clone() {
+                self.work[need].priority = self.work[need].priority.max(own);
+                waiting[need] -= 1;
+                if waiting[need] == 0 {
+                    open.push(need);
+                }
+            }
+        }
+    }
+
+    /// Takes a command that ended, by its first output; times since the build began.
+    pub(crate) fn ended(&mut self, output: &str, start: Duration, end: Duration) {
+        let Some(at) = self.names.get(output) else {
+            return;
+        };
+        let work = &mut self.work[*at];
+        let (start, end) = (
+            start.as_secs_f64(),
+            end.as_secs_f64().max(start.as_secs_f64()),
+        );
+        if work.ended.replace((start, end)).is_none() && work.runs {
+            for group in work.groups {
+                self.groups[group].add(end - start, work.usual);
+            }
+        }
+    }
+
+    /// Returns the time left at `now`, since the build began, with `done` commands ended and so many jobs.
+    pub(crate) fn left(&self, now: Duration, done: usize, jobs: usize) -> TimeLeft {
+        let now = now.as_secs_f64();
+        let seconds = self.predict();
+        let mut ready = self.ready().into_sorted_vec();
+        let mut running = Vec::new();
+        for began in self.slots(jobs, now) {
+            let elapsed = |at: usize| {
+                let needs = self.work[at].needs.iter();
+                let ended = needs.filter_map(|need| self.work[*need].ended);
+                (now - ended.fold(began, |latest, (_, end)| latest.max(end))).max(0.0)
+            };
+            // The next in ninja's order that can have been running for so long, or else the longest.
+            let fits = |&(_, Reverse(at)): &(u32, Reverse<usize>)| seconds[at] * 1.5 >= elapsed(at);
+            let longest = || {
+                let longer = |one: &usize, other: &usize| {
+                    let second = |position: usize| seconds[ready[position].1.0];
+                    second(*one).total_cmp(&second(*other))
+                };
+                (0..ready.len()).max_by(longer)
+            };
+            let Some(position) = ready.iter().rposition(fits).or_else(longest) else {
+                break;
+            };
+            let (_, Reverse(at)) = ready.remove(position);
+            running.push((at, elapsed(at)));
+        }
+        let ready = BinaryHeap::from(ready);
+        let likely = match self.exact {
+            true => self.simulate(&seconds, running, ready, jobs),
+            false => self.share(&seconds, done, jobs),
+        };
+        let range = self.uncertainty(&seconds).clamp(RANGE.0, RANGE.1);
+        let duration = |seconds: f64| Duration::from_secs_f64(seconds.clamp(0.0, 1e9));
+        TimeLeft {
+            least: duration(likely / (1.0 + range)),
+            likely: duration(likely),
+            most: duration(likely * (1.0 + range)),
+        }
+    }
+
+    /// Returns since when each job has been running its command, longest first.
+    fn slots(&self, jobs: usize, now: f64) -> Vec<f64> {
+        let mut ended: Vec<(f64, f64)> = self.work.iter().filter_map(|work| work.ended).collect();
+        ended.sort_by(|one, other| one.0.total_cmp(&other.0));
+        let mut slots: Vec<f64> = Vec::new();
+        for (start, end) in ended {
+            // Ninja's own time between two commands.
+            let free = slots.iter_mut().filter(|free| **free <= start + 0.05);
+            match free.max_by(|one, other| one.total_cmp(other)) {
+                Some(free) => *free = end,
+                None => slots.push(end),
+            }
+        }
+        slots.sort_by(|one, other| other.total_cmp(one));
+        slots.truncate(jobs);
+        slots.resize(jobs, 0.0);
+        slots.reverse();
+        slots.iter().map(|free| free.min(now)).collect()
+    }
+
+    /// Returns the commands that can run, in ninja's order.
+    fn ready(&self) -> BinaryHeap<(u32, Reverse<usize>)> {
+        let mut met = vec![false; self.work.len()];
+        let mut open: Vec<usize> = Vec::new();
+        let mut waiting: Vec<usize> = self.work.iter().map(|work| work.needs.len()).collect();
+        let mut ready = BinaryHeap::new();
+        open.extend((0..waiting.len()).filter(|at| waiting[*at] == 0));
+        while let Some(at) = open.pop() {
+            let work = &self.work[at];
+            if work.runs && work.ended.is_none() {
+                if work.member {
+                    ready.push((work.priority, Reverse(at)));
+                }
+                continue;
+            }
+            if !std::mem::replace(&mut met[at], true) {
+                for next in &work.needed_by {
+                    waiting[*next] -= 1;
+                    if waiting[*next] == 0 {
+                        open.push(*next);
+                    }
+                }
+            }
+        }
+        ready
+    }
+
+    /// Returns what each command takes, in seconds.
+    fn predict(&self) -> Vec<f64> {
+        let predict = |work: &Work| {
+            let mut ratio = 1.0;
+            for (group, weight) in work.groups.iter().zip(WEIGHT) {
+                let group = self.groups[*group];
+                if group.count > 0.0 {
+                    let weight = weight * f64::max(group.expected / group.count, 0.01);
+                    ratio = (group.actual + weight * ratio) / (group.expected + weight);
+                }
+            }
+            work.usual * ratio
+        };
+        self.work.iter().map(predict).collect()
+    }
+
+    /// Runs the rest as ninja does, and returns how long it takes.
+    fn simulate(
+        &self,
+        seconds: &[f64],
+        begun: Vec<(usize, f64)>,
+        mut ready: BinaryHeap<(u32, Reverse<usize>)>,
+        jobs: usize,
+    ) -> f64 {
+        // Microseconds, which have an order.
+        let micros = |seconds: f64| (seconds * 1e6) as u64;
+        let is_over = |at: usize| !self.work[at].runs || self.work[at].ended.is_some();
+        let mut waiting: Vec<usize> = self.work.iter().map(|work| work.needs.len()).collect();
+        let mut running = BinaryHeap::new();
+        let mut seen = vec![false; self.work.len()];
+        for (_, Reverse(at)) in &ready {
+            seen[*at] = true;
+        }
+        for (at, elapsed) in begun {
+            seen[at] = true;
+            // The longer it has been running, the longer it will.
+            let more = if self.work[at].known { 0.1 } else { 0.3 };
+            let left = (seconds[at] - elapsed).max(elapsed * more);
+            running.push(Reverse((micros(left), at)));
+        }
+        let mut open: Vec<usize> = (0..waiting.len())
+            .filter(|at| waiting[*at] == 0 && is_over(*at))
+            .collect();
+        let mut now = 0;
+        loop {
+            while let Some(at) = open.pop() {
+                for next in &self.work[at].needed_by {
+                    waiting[*next] -= 1;
+                    if waiting[*next] > 0 || seen[*next] || !self.work[*next].member {
+                        continue;
+                    }
+                    match is_over(*next) {
+                        true => open.push(*next),
+                        false => ready.push((self.work[*next].priority, Reverse(*next))),
+                    }
+                }
+            }
+            while running.len() < jobs
+                && let Some((_, Reverse(at))) = ready.pop()
+            {
+                running.push(Reverse((now + micros(seconds[at]), at)));
+            }
+            let Some(Reverse((end, at))) = running.pop() else {
+                return now as f64 / 1e6;
+            };
+            now = end;
+            open.push(at);
+        }
+    }
+
+    /// Returns the time of the remaining number of commands, whichever they are.
+    fn share(&self, seconds: &[f64], done: usize, jobs: usize) -> f64 {
+        let left = self.total.map_or(0, |total| total.saturating_sub(done)) as f64;
+        let sum = |known: bool| {
+            let rest = self.work.iter().zip(seconds);
+            let rest = rest
+                .filter(|(work, _)| work.runs && work.ended.is_none() && (work.known || !known));
+            rest.fold((0.0, 0.0), |(count, sum), (_, time)| {
+                (count + 1.0, sum + time)
+            })
+        };
+        // What ran before is what will run, if there is enough of it.
+        let known = Some(sum(true)).filter(|(count, _)| *count >= left);
+        let (count, time) = known.unwrap_or_else(|| sum(false));
+        time * (left / f64::max(count, 1.0)) / jobs.max(1) as f64
+    }
+
+    /// Returns how wrong the prediction may be, relative to it.
+    fn uncertainty(&self, seconds: &[f64]) -> f64 {
+        // By directory, which share their error.
+        let mut sums: HashMap<usize, (f64, f64)> = HashMap::new();
+        let mut all = 0.0;
+        for (work, time) in self.work.iter().zip(seconds) {
+            if work.runs && work.member && work.ended.is_none() {
+                let spread = if work.known { SPREAD_KNOWN } else { SPREAD };
+                sums.entry(work.groups[3]).or_insert((0.0, spread)).0 += time;
+                all += time;
+            }
+        }
+        let errors = sums.iter().map(|(group, (sum, spread))| {
+            let error = sum * spread / (self.groups[*group].count + 1.0).sqrt();
+            error * error
+        });
+        errors.sum::<f64>().sqrt() / f64::max(all, 1e-9)
+    }
+}
+
+impl Group {
+    fn add(&mut self, actual: f64, expected: f64) {
+        self.actual += actual;
+        self.expected += expected;
+        self.count += 1.0;
+    }
+}
+
+/// Returns the names of a command's groups: all, its kind, its directory, and the first words of its name.
+fn names_of_groups(edge: &Edge, known: bool) -> [String; LEVELS] {
+    let (directory, name) = edge.output.rsplit_once('/').unwrap_or(("", &edge.output));
+    let mut words = name
+        .match_indices(['-', '_', '.'])
+        .map(|(at, _)| &name[..at]);
+    let first = words.next().unwrap_or(name);
+    let two = words.next().unwrap_or(first);
+    let kind = format!("{known} {:?}", edge.kind);
+    let top = directory.split('/').next().unwrap_or_default();
+    let top = format!("{kind} {top}");
+    let directory = format!("{kind} {directory}");
+    [
+        format!("{known}"),
+        kind,
+        top,
+        directory.clone(),
+        format!("{directory}/{first}"),
+        format!("{directory}/{first} {two}"),
+    ]
+}
+
+/// Returns the usual time of a command, in seconds. Only the ratios matter, and only at first.
+fn usual(edge: &Edge) -> f64 {
+    match edge.kind {
+        None => 0.0,
+        Some(EdgeKind::C) => 0.7,
+        Some(EdgeKind::Cxx) => 4.0,
+        Some(EdgeKind::Device) => 15.0,
+        Some(EdgeKind::Archive) => 0.1,
+        Some(EdgeKind::Link) => 0.7,
+        Some(EdgeKind::Other) => 0.3,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use super::*;
+
+    /// A recorded build: its commands, what was built, and when each began and ended. See `tests/builds/README.md`.
+    struct Recording {
+        name: &'static str,
+        graph: String,
+        target: String,
+        log: Vec<(u64, u64, String)>,
+    }
+
+    impl Recording {
+        fn read(name: &'static str, packed: &[u8]) -> Self {
+            let mut text = String::new();
+            let mut decoder = zstd::Decoder::new(packed).unwrap();
+            decoder.read_to_string(&mut text).unwrap();
+            let (graph, rest) = text.split_once("%built ").unwrap();
+            let (target, log) = rest.split_once('\n').unwrap();
+            let line = |line: &str| {
+                let mut fields = line.splitn(3, ' ');
+                let mut next = || fields.next().unwrap().to_owned();
+                (next().parse().unwrap(), next().parse().unwrap(), next())
+            };
+            let mut log: Vec<(u64, u64, String)> = log.lines().map(line).collect();
+            log.sort_by_key(|(_, end, _)| *end);
+            Self {
+                name,
+                graph: graph.to_owned(),
+                target: target.to_owned(),
+                log,
+            }
+        }
+
+        fn all() -> [Self; 3] {
+            let rocrand = include_bytes!("../../tests/builds/rocrand.zst");
+            let llama = include_bytes!("../../tests/builds/llama-cpp.zst");
+            let llvm = include_bytes!("../../tests/builds/llvm.zst");
+            [
+                Self::read("rocRAND", rocrand),
+                Self::read("llama.cpp", llama),
+                Self::read("LLVM", llvm),
+            ]
+        }
+
+        /// The same commands in an earlier build: three times as slow, and each up to 20 % off.
+        fn earlier(&self) -> HashMap<&str, u64> {
+            let times = self
+                .log
+                .iter()
+                .zip(0_u64..)
+                .map(|((start, end, output), at)| {
+                    let off = 80 + at.wrapping_mul(0x9E37_79B9_7F4A_7C15) % 41;
+                    (output.as_str(), (end - start) * 3 * off / 100)
+                });
+            times.collect()
+        }
+
+        /// Returns, for each percent of the build's time, the true time left and the estimate, as parts of it.
+        fn replay(&self, earlier: &HashMap<&str, u64>) -> Vec<(f64, [f64; 3])> {
+            let graph = BuildGraph::parse(&self.graph);
+            let total = self.log.len();
+            let past = |output: &str| earlier.get(output).copied();
+            let mut forecast = BuildForecast::new(graph, Some(total), &self.target, past);
+            assert!(forecast.exact, "{}: {total} commands", self.name);
+            let whole = self.log.last().unwrap().1;
+            let mut done = 0;
+            let point = |percent: u64| {
+                let now = whole * percent / 100;
+                while self.log[done].1 <= now {
+                    let (start, end, output) = &self.log[done];
+                    let millis = Duration::from_millis;
+                    forecast.ended(output, millis(*start), millis(*end));
+                    done += 1;
+                }
+                let left = forecast.left(Duration::from_millis(now), done, 2);
+                let part = |left: Duration| left.as_secs_f64() * 1e3 / whole as f64;
+                let truth = (whole - now) as f64 / whole as f64;
+                (truth, [left.least, left.likely, left.most].map(part))
+            };
+            (1..100).map(point).collect()
+        }
+    }
+
+    /// Returns how far off the estimate is at worst from some percent on, relative to the time left. A twentieth of
+    /// the whole build is always near enough.
+    fn worst(name: &str, points: &[(f64, [f64; 3])], from: usize) -> f64 {
+        let mut worst = 0.0;
+        for ((truth, [least, likely, most]), percent) in points.iter().zip(1..) {
+            // For `tests/bench/time_left.py`, which draws them.
+            println!("{name},{percent},{truth:.4},{least:.4},{likely:.4},{most:.4}");
+            let error = (truth - likely).abs();
+            if percent >= from && error > 0.05 {
+                worst = f64::max(worst, error / truth);
+            }
+        }
+        println!("{name}: at worst {worst:.2} from {from} % on");
+        worst
+    }
+
+    /// In rocRAND one command takes half the time, so its 20 % alone are a tenth of the whole.
+    #[test]
+    fn a_build_whose_commands_are_known_is_within_a_quarter_from_the_first_fifth_on() {
+        for (recording, bound) in Recording::all().iter().zip([0.30, 0.25, 0.25]) {
+            let points = recording.replay(&recording.earlier());
+            let name = format!("{}, known", recording.name);
+            assert!(worst(&name, &points, 20) <= bound, "{name}");
+        }
+    }
+
+    /// Nothing tells that a directory in which no command has ended takes longer than the others. So a first build has
+    /// that bound only later: llama.cpp's from a quarter on, but for its last fifth, where C++ follows on HIP; LLVM's from
+    /// half on, when its largest library is reached; rocRAND's not at all, one of whose 24 commands takes half the time.
+    #[test]
+    fn a_first_build_is_within_half_once_its_directories_are_known() {
+        let bounds = [(20, 0.50), (25, 0.55), (50, 0.25)];
+        for (recording, (from, bound)) in Recording::all().iter().zip(bounds) {
+            let points = recording.replay(&HashMap::new());
+            let name = format!("{}, new", recording.name);
+            assert!(worst(&name, &points, from) <= bound, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_build_of_part_of_the_commands_counts_those_that_remain() {
+        // Which of them is built is not known.
+        let file = "build a.o: cc a.c\nbuild b.o: cc b.c\nbuild c.o: cc c.c\n";
+        let graph = BuildGraph::parse(file);
+        let mut forecast = BuildForecast::new(graph, Some(2), "", |_| Some(8000));
+        assert!(!forecast.exact);
+        let seconds = Duration::from_secs;
+        assert_eq!(forecast.left(seconds(0), 0, 2).likely, seconds(8));
+        forecast.ended("a.o", seconds(0), seconds(8));
+        assert_eq!(forecast.left(seconds(8), 1, 1).likely, seconds(8));
+        forecast.ended("unknown", seconds(0), seconds(8));
+        assert_eq!(forecast.left(seconds(8), 2, 1).likely, seconds(0));
+    }
+
+    #[test]
+    fn nothing_makes_it_panic() {
+        let graph = BuildGraph::parse("build a: cc b\nbuild b: cc a\nbuild c: phony a\n");
+        let mut forecast = BuildForecast::new(graph, None, "", |_| None);
+        let seconds = Duration::from_secs;
+        forecast.ended("a", seconds(5), seconds(1));
+        forecast.ended("a", seconds(5), Duration::MAX);
+        for jobs in [0, 1, 1000] {
+            forecast.left(seconds(0), usize::MAX, jobs);
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Owns finding the logs that ninja keeps in build volumes, and those of the same build in other envs. The volumes are
+//! untrusted.
+
+use std::collections::HashMap;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use fs_err as fs;
+
+use super::Store;
+use super::layer::VolumeState;
+use crate::plan::ids::VolumeName;
+use crate::plan::ninja_log::{self, Command};
+use crate::sys::error::Result;
+use crate::tree::file;
+
+/// Its name.
+const LOG: &str = ".ninja_log";
+/// How deep they are looked for: TheRock's builds are four levels down, LLVM's own two more.
+const DEPTH: usize = 8;
+/// Maximum size of a log or of a `build.ninja`, in bytes.
+const LARGEST: u64 = 64 << 20;
+/// Number of earlier builds, newest first, whose times are used.
+const EARLIER: usize = 4;
+
+/// The log of one build.
+#[derive(Debug)]
+pub(crate) struct BuildLog {
+    /// When its last command ended.
+    pub modified: SystemTime,
+    pub commands: Vec<Command>,
+}
+
+/// Returns the directories below `top` in which ninja ran. Does not descend into directories that hold only build
+/// results.
+pub(crate) fn find(top: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    find_below(top, Path::new(""), 0, &mut found);
+    found
+}
+
+fn find_below(top: &Path, below: &Path, depth: usize, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(top.join(below))
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let Ok(kind) = entry.file_type() else {
+            continue;
+        };
+        let built = matches!(&*name, "stage" | "dist" | "stamp" | "CMakeFiles");
+        if kind.is_file() && name == LOG {
+            found.push(below.to_owned());
+        } else if kind.is_dir()
+            && depth < DEPTH
+            && !built
+            && !name.starts_with('.')
+            && !name.starts_with("artifacts")
+        {
+            find_below(top, &below.join(entry.file_name()), depth + 1, found);
+        }
+    }
+}
+
+/// Returns when the log of a build directory was written.
+pub(crate) fn modified(top: &Path, below: &Path) -> Option<SystemTime> {
+    let log = file::open(top, &below.join(LOG)).ok()??;
+    log.metadata().ok()?.modified().ok()
+}
+
+/// Reads the log of a build directory; `None` if it is not one.
+pub(crate) fn read(top: &Path, below: &Path) -> Option<BuildLog> {
+    let modified = modified(top, below)?;
+    let commands = ninja_log::parse(&text(top, &below.join(LOG))?)?;
+    Some(BuildLog { modified, commands })
+}
+
+/// Reads a text of a build.
+pub(crate) fn text(top: &Path, path: &Path) -> Option<String> {
+    let file = file::open(top, path).ok()??;
+    if !file.metadata().ok()?.is_file() {
+        return None;
+    }
+    let mut bytes = Vec::new();
+    file.take(LARGEST).read_to_end(&mut bytes).ok()?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+impl Store {
+    /// Returns the time of each command of the same build, by its first output, from the newest of other envs and from
+    /// snapshots.
+    pub(crate) fn earlier_builds(
+        &self,
+        volume: &VolumeName,
+        below: &Path,
+    ) -> Result<HashMap<String, u64>> {
+        let mut tops = Vec::new();
+        for env in self.envs()? {
+            let record = self.record(&env).ok().flatten();
+            let id = record.and_then(|record| record.head.volumes.get(volume).cloned());
+            tops.extend(id.map(|id| self.volume_dir(&id)));
+        }
+        for layer in self.layers()? {
+            if layer.volumes.get(volume) == Some(&VolumeState::Frozen) {
+                tops.push(self.layer_dir(&layer.id).join("volumes").join(volume));
+            }
+        }
+        let dated = tops
+            .iter()
+            .filter_map(|top| Some((modified(top, below)?, top)));
+        let mut dated: Vec<_> = dated.collect();
+        dated.sort_by_key(|(modified, _)| std::cmp::Reverse(*modified));
+        let mut times = HashMap::new();
+        for (_, top) in dated.into_iter().take(EARLIER) {
+            for command in read(top, below).into_iter().flat_map(|log| log.commands) {
+                times.entry(command.output).or_insert(command.took_ms);
+            }
+        }
+        Ok(times)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn logs_are_found_where_builds_are_and_through_no_link() {
+        let top = tempfile::tempdir().unwrap();
+        for path in [
+            "",
+            "core/hip/build",
+            "core/hip/stage",
+            "core/hip/build/CMakeFiles",
+        ] {
+            fs::create_dir_all(top.path().join(path)).unwrap();
+            fs::write(top.path().join(path).join(LOG), "").unwrap();
+        }
+        fs_err::os::unix::fs::symlink("core", top.path().join("link")).unwrap();
+        let elsewhere = top.path().join("core").join(LOG);
+        fs_err::os::unix::fs::symlink("/etc/passwd", elsewhere).unwrap();
+        let mut found = find(top.path());
+        found.sort();
+        assert_eq!(found, [Path::new(""), Path::new("core/hip/build")]);
+    }
+
+    #[test]
+    fn a_log_that_is_a_link_is_not_read() {
+        let top = tempfile::tempdir().unwrap();
+        fs::write(top.path().join("log"), "# ninja log v7\n0\t7\t1\ta.o\taa\n").unwrap();
+        fs_err::os::unix::fs::symlink(top.path().join("log"), top.path().join(LOG)).unwrap();
+        assert!(read(top.path(), Path::new("")).is_none());
+        fs::rename(top.path().join("log"), top.path().join(LOG)).unwrap();
+        assert_eq!(read(top.path(), Path::new("")).unwrap().commands.len(), 1);
+    }
+}

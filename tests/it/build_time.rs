@@ -1,0 +1,54 @@
+//! The time left of a build, from what ninja writes into a build volume. Needs root.
+
+use serde_json::Value;
+
+use crate::support::env::TestStore;
+
+/// Writes what ninja does: its commands, and which of them have ended, one a second.
+const STEP: &str = r#"
+[[volume]]
+name = "build"
+kind = "build"
+target = "/v/build"
+[[step]]
+name = "one"
+run = '''
+cd /v/build
+for n in $(seq 12); do echo "build $n.o: CXX_COMPILER__a $n.cpp"; done > build.ninja
+echo '# ninja log v7' > .ninja_log
+for n in $(seq 9); do
+    sleep 1
+    printf '%d\t%d\t1\t%s.o\t%x\n' $((n * 1000 - 1000)) $((n * 1000)) $n $n >> .ninja_log
+    echo "[$n/12] Building CXX object $n.o"
+done
+'''
+"#;
+
+#[test]
+fn the_time_left_is_a_range_from_ninjas_files() {
+    let store = TestStore::new();
+    store.profile(STEP);
+    let up = store.rockenv(&["up", store.env(), "--jobs", "1", "--progress", "json"]);
+    let out = up.ok().text();
+    let lines = out.lines();
+    let events: Vec<Value> = lines
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let known: Vec<_> = events
+        .iter()
+        .filter(|event| event["event"] == "ninja" && event["range_ms"].is_array())
+        .collect();
+    assert!(!known.is_empty(), "{events:#?}");
+    for event in known {
+        let left = event["left_ms"].as_u64().unwrap();
+        let (least, most) = (&event["range_ms"][0], &event["range_ms"][1]);
+        assert!(
+            least.as_u64() < Some(left) && Some(left) < most.as_u64(),
+            "{event}"
+        );
+        // A second for each of the rest, where the rate of the first seconds is not known yet.
+        let done = event["done"].as_u64().unwrap();
+        let truth = (12 - done) * 1000;
+        assert!(left.abs_diff(truth) < 2500, "{event}");
+    }
+}
