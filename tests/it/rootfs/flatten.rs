@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::io::Write as _;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt, symlink};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -107,12 +107,11 @@ impl Change {
             Self::Owner(path, id) => {
                 std::os::unix::fs::lchown(at(path), Some(*id), Some(id * 2)).is_ok()
             }
-            Self::Attribute(path, n) => Command::new("setfattr")
-                .args(["-h", "-n", &format!("trusted.t{}", n % 3)])
-                .args(["-v", &n.to_string()])
-                .arg(at(path))
-                .output()
-                .is_ok_and(|output| output.status.success()),
+            Self::Attribute(path, n) => {
+                let (name, value) = (format!("trusted.t{}", n % 3), n.to_string());
+                let flags = rustix::fs::XattrFlags::empty();
+                rustix::fs::lsetxattr(at(path), name, value.as_bytes(), flags).is_ok()
+            }
             Self::Time(path, seconds) => {
                 let time = TimeSpec::new(*seconds, 987_654_321);
                 let flag = UtimensatFlags::NoFollowSymlink;
@@ -245,21 +244,20 @@ fn stack(diffs: &[PathBuf], image: &Path) -> Vec<PathBuf> {
     lowers
 }
 
-fn count(diff: &Path, whiteouts: &Cell<u64>, opaque: &Cell<u64>) {
-    let found = run(Command::new("find").arg(diff).args(["-type", "c"]));
-    for path in found.lines() {
-        if fs_err::symlink_metadata(path).unwrap().rdev() == 0 {
+fn count(directory: &Path, whiteouts: &Cell<u64>, opaque: &Cell<u64>) {
+    let mut value = [0];
+    // Most have no such attribute.
+    let found = rustix::fs::lgetxattr(directory, "trusted.overlay.opaque", &mut value[..]);
+    opaque.set(opaque.get() + u64::from(found == Ok(1) && value == *b"y"));
+    for entry in fs_err::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        let stat = fs_err::symlink_metadata(&path).unwrap();
+        if stat.is_dir() {
+            count(&path, whiteouts, opaque);
+        } else if stat.file_type().is_char_device() && stat.rdev() == 0 {
             whiteouts.set(whiteouts.get() + 1);
         }
     }
-    // Fails for all that have no such attribute.
-    let found = Command::new("getfattr")
-        .args(["-R", "-h", "-n", "trusted.overlay.opaque"])
-        .arg(diff)
-        .output()
-        .unwrap();
-    let found = String::from_utf8_lossy(&found.stdout);
-    opaque.set(opaque.get() + found.matches("opaque=\"y\"").count() as u64);
 }
 
 #[test]

@@ -4,11 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use sha2::{Digest as _, Sha256};
-
-use crate::support::loopfs::run;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct What {
@@ -39,7 +36,6 @@ pub(crate) fn walk(top: &Path, what: What) -> BTreeMap<PathBuf, String> {
         all.push((path, full, stat));
     }
     all.sort_by(|a, b| a.0.cmp(&b.0));
-    let attributes = attributes(top);
     for (path, full, stat) in all {
         let kind = stat.file_type();
         let mut line = format!(
@@ -77,49 +73,34 @@ pub(crate) fn walk(top: &Path, what: What) -> BTreeMap<PathBuf, String> {
                 write!(line, " {} links", stat.nlink()).unwrap();
             }
         }
-        if let Some(attributes) = attributes.get(&path) {
-            line.push_str(attributes);
-        }
+        line.push_str(&attributes(&full));
         lines.insert(path, line);
     }
     lines
 }
 
-/// Every extended attribute of every entry, as getfattr(1) prints them.
-fn attributes(top: &Path) -> HashMap<PathBuf, String> {
-    use std::os::unix::ffi::OsStringExt as _;
-    let output = run(Command::new("getfattr")
-        .args(["-R", "-h", "-d", "-m", "-", "-e", "hex", "."])
-        .current_dir(top));
-    let mut found = HashMap::new();
-    for block in output.split("\n\n") {
-        let mut lines = block.lines();
-        let Some(name) = lines.next().and_then(|line| line.strip_prefix("# file: ")) else {
-            continue;
-        };
-        let mut bytes = Vec::new();
-        let mut rest = name.as_bytes();
-        while let Some((&first, tail)) = rest.split_first() {
-            if first == b'\\' {
-                let digits = std::str::from_utf8(&tail[..3]).unwrap();
-                bytes.push(u8::from_str_radix(digits, 8).unwrap());
-                rest = &tail[3..];
-            } else {
-                bytes.push(first);
-                rest = tail;
-            }
-        }
-        let path = PathBuf::from(std::ffi::OsString::from_vec(bytes));
-        let path = path.strip_prefix(".").unwrap_or(&path).to_owned();
-        let mut lines: Vec<_> = lines
-            // What an overlay writes into its layers is no part of the tree.
-            .filter(|line| !line.starts_with("trusted.overlay."))
-            .collect();
-        lines.sort_unstable();
-        found.insert(path, format!(" {}", lines.join(" ")));
-    }
-    found.retain(|_, line| line.len() > 1);
-    found
+/// Every extended attribute of an entry, in order.
+fn attributes(path: &Path) -> String {
+    let names = read(|into| rustix::fs::llistxattr(path, into));
+    let names = names.split(|byte| *byte == 0);
+    let mut lines: Vec<String> = names
+        // What an overlay writes into its layers is no part of the tree.
+        .filter(|name| !name.is_empty() && !name.starts_with(b"trusted.overlay."))
+        .map(|name| {
+            let value = read(|into| rustix::fs::lgetxattr(path, name, into));
+            format!(" {}={value:02x?}", String::from_utf8_lossy(name))
+        })
+        .collect();
+    lines.sort_unstable();
+    lines.concat()
+}
+
+/// Returns what a call writes: names or a value, of which the kernel has at most so much.
+fn read(call: impl FnOnce(&mut [u8]) -> rustix::io::Result<usize>) -> Vec<u8> {
+    let mut bytes = vec![0; 1 << 16];
+    let written = call(&mut bytes).unwrap();
+    bytes.truncate(written);
+    bytes
 }
 
 /// Fails with the differing lines only.
