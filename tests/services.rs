@@ -52,20 +52,16 @@ fn assert_nothing_left(store: &TestStore) {
 
 fn assert_nothing_left_at(service: &Service, store: &TestStore) {
     let home = store.home().to_str().unwrap();
-    support::run::wait_for(
-        std::time::Duration::from_secs(60),
-        "something is left at the service",
-        || {
-            let containers = service.containers("store", home).unwrap();
-            let images = service.images("store", home).unwrap();
-            if containers.is_empty() && images.is_empty() {
-                return Ok(());
-            }
-            // Whatever could not be removed is tried again by the next command.
-            store.rockenv(&["fsck", "--repair"]);
-            Err(format!("{containers:?} {images:?}"))
-        },
-    );
+    support::run::wait_for("something is left at the service", || {
+        let containers = service.containers("store", home).unwrap();
+        let images = service.images("store", home).unwrap();
+        if containers.is_empty() && images.is_empty() {
+            return Ok(());
+        }
+        // Whatever could not be removed is tried again by the next command.
+        store.rockenv(&["fsck", "--repair"]);
+        Err(format!("{containers:?} {images:?}"))
+    });
 }
 
 #[test]
@@ -130,8 +126,7 @@ fn what_somebody_deleted_is_said_and_built_again() {
     store.rockenv(&["rm", "--yes", store.env()]).ok();
     assert_nothing_left(&store);
     // Podman may still be busy with the last container on it.
-    let patience = std::time::Duration::from_secs(30);
-    support::run::wait_for(patience, "the image stays", || {
+    support::run::wait_for("the image stays", || {
         let removed = service.remove_image(&image);
         removed.map_err(|error| error.chain().join(": "))
     });

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use crate::support::loopfs::{Kind, LoopFs};
 use fs_err as fs;
@@ -136,7 +135,7 @@ impl Lab {
 
     fn locked(&self, name: &str) -> LockedEnv<'_> {
         // A program that another test of this process is just starting has all its files, until it is that program.
-        let patience = Duration::from_secs(10);
+        let patience = crate::support::run::HANGS;
         self.store.lock_env(name, "test", patience).unwrap()
     }
 

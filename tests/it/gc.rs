@@ -213,7 +213,8 @@ fn it_frees_what_it_says_on_btrfs() {
 
 #[test]
 fn what_nobody_can_use_goes_and_other_things_are_not_looked_at() {
-    let store = TestStore::new();
+    let disk = LoopFs::new(Kind::Ext4);
+    let store = TestStore::on(&disk);
     round(&store, 0, 1);
     store.up();
     fill(&store);
@@ -229,7 +230,6 @@ fn what_nobody_can_use_goes_and_other_things_are_not_looked_at() {
     fs_err::os::unix::fs::symlink(&elsewhere, home.join("caches/link")).unwrap();
     fs::write(home.join("mine"), "x").unwrap();
     fs::write(home.join("sources/mine"), "x").unwrap();
-    // What is freed is measured: others who write meanwhile must not matter.
     let download = home.join("blobs/sha256").join("feed".repeat(16));
     fs::write(&download, vec![1; 64 << 20]).unwrap();
     fs::write(home.join("blobs/sha256/notes"), "mine").unwrap();

@@ -248,7 +248,7 @@ fn who_waits_is_told_by_whom_and_goes_on_when_that_is_killed() {
     assert_eq!(up.wait().code, 137);
     assert_eq!(waits.wait().code, 0);
     assert!(
-        started.elapsed() < crate::support::env::patience(60),
+        started.elapsed() < crate::support::run::HANGS,
         "{:?}",
         started.elapsed()
     );
@@ -390,7 +390,7 @@ fn a_step_pauses_before_the_disk_is_full() {
         Background::start(command)
     };
     let says = |text: &str| {
-        wait_for(Duration::from_secs(120), text, || {
+        wait_for(text, || {
             let said = fs::read_to_string(&said).unwrap();
             if said.contains(text) {
                 Ok(())
@@ -408,7 +408,7 @@ fn a_step_pauses_before_the_disk_is_full() {
     up.signal(Signal::SIGINT);
     assert_eq!(up.wait().code, 130);
     assert!(
-        started.elapsed() < crate::support::env::patience(60),
+        started.elapsed() < crate::support::run::HANGS,
         "{:?}",
         started.elapsed()
     );

@@ -9,7 +9,7 @@ mod upstream;
 use std::collections::BTreeMap;
 use std::process::Command;
 
-use crate::support::env::{TestStore, is_service, patience};
+use crate::support::env::{TestStore, is_service};
 use crate::support::loopfs::{Kind, LoopFs, run};
 use crate::support::run::{Ran, processes, wait_for};
 use again::{
@@ -429,7 +429,7 @@ fn remove(case: &Case, suffixes: &[&str]) {
     case.store.rockenv(&words).ok();
     // Nobody waits for what deletes in the background, but a service takes long over a build's images.
     let home = case.store.home().to_string_lossy();
-    wait_for(patience(60), "it still deletes", || {
+    wait_for("it still deletes", || {
         let mut left = processes();
         left.retain(|(_, line)| line.contains("__reap") && line.contains(&*home));
         if left.is_empty() {

@@ -370,8 +370,7 @@ fn assert_nothing_half(two: &Two) {
     assert_eq!(left.filter(|name| name.starts_with("tmp-")).count(), 0);
     other.rockenv(&["down", name]).ok();
     let home = other.home().to_str().unwrap().to_owned();
-    let waits = std::time::Duration::from_secs(30);
-    crate::support::run::wait_for(waits, "containers of killed pulls are left", || {
+    crate::support::run::wait_for("containers of killed pulls are left", || {
         let containers = service().containers("store", &home).unwrap();
         let pulls = containers
             .iter()

@@ -16,9 +16,6 @@ use super::ordinary::Ordinary;
 use super::run::{Background, Ran, children, finish, hear_signals, processes, wait_for};
 use super::template::{clone_template, directory, lay_out, lay_out_builder};
 
-/// How long what ends by itself may take to do so, in seconds: on a busy disk, the trash is emptied for longer than the command took.
-const PATIENCE: u64 = 120;
-
 /// A store and the directories of a user around it.
 #[derive(Debug)]
 pub(crate) struct TestStore {
@@ -241,7 +238,7 @@ impl TestStore {
 
     /// Fails unless nothing of the store is left; runs by itself when a test ends well.
     pub(crate) fn assert_clean(&self) {
-        wait_for(patience(PATIENCE), "something is left", || {
+        wait_for("something is left", || {
             self.retire();
             match self.left() {
                 left if left.is_empty() => Ok(()),

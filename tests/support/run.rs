@@ -158,32 +158,26 @@ impl Drop for Background {
     }
 }
 
+/// After how long something hangs. It is the same on every machine, since none is as slow.
+pub(crate) const HANGS: Duration = Duration::from_secs(600);
+
 /// Waits until `done`, or fails with what it says is missing.
 #[track_caller]
-pub(crate) fn wait_for(
-    patience: Duration,
-    what: &str,
-    mut done: impl FnMut() -> Result<(), String>,
-) {
+pub(crate) fn wait_for(what: &str, mut done: impl FnMut() -> Result<(), String>) {
     let started = Instant::now();
     loop {
         match done() {
             Ok(()) => return,
-            Err(left) => assert!(
-                started.elapsed() < patience,
-                "{what} after {patience:?}:\n{left}"
-            ),
+            Err(left) => assert!(started.elapsed() < HANGS, "{what} after {HANGS:?}:\n{left}"),
         }
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// Waits until `done` is true. The limit is for what hangs, and not for what is slow.
+/// Waits until `done` is true.
 #[track_caller]
 pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    wait_for(Duration::from_secs(120), what, || {
-        if done() { Ok(()) } else { Err(String::new()) }
-    });
+    wait_for(what, || if done() { Ok(()) } else { Err(String::new()) });
 }
 
 /// Returns the processes of the machine with their command lines, arguments apart by one space.

@@ -87,7 +87,7 @@ impl Terminal {
                 Err(_) => std::thread::sleep(Duration::from_millis(5)),
             }
             assert!(
-                started.elapsed() < Duration::from_secs(60),
+                started.elapsed() < super::run::HANGS,
                 "no `{text}` in:\n{}",
                 self.seen
             );

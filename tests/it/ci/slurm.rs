@@ -3,7 +3,6 @@
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use fs_err as fs;
 use nix::sys::signal::{Signal, kill};
@@ -13,9 +12,6 @@ use super::{NO_GPU, project, without_gpu};
 use crate::support::env::TestStore;
 use crate::support::loopfs::run;
 use crate::support::run::{Background, Ran, finish, processes_called, wait_for, wait_until};
-
-/// As long as Slurm may take to see to what is waiting.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The three daemons, ended when dropped.
 struct Slurm {
@@ -58,15 +54,13 @@ impl Slurm {
             .concat(),
         );
         let socket = slurm.path("munge/socket");
-        wait_for(PATIENCE, "munge does not listen", || {
-            match socket.exists() {
-                true => Ok(()),
-                false => Err(slurm.log("munged")),
-            }
+        wait_for("munge does not listen", || match socket.exists() {
+            true => Ok(()),
+            false => Err(slurm.log("munged")),
         });
         slurm.daemon("/usr/sbin/slurmctld", &["-D".to_owned()]);
         slurm.daemon("/usr/sbin/slurmd", &["-D".to_owned()]);
-        wait_for(PATIENCE, "the node is not ready", || {
+        wait_for("the node is not ready", || {
             let state = slurm
                 .tool("sinfo")
                 .args(["-h", "-o", "%T"])
@@ -153,7 +147,7 @@ PartitionName=all Nodes={name} Default=YES MaxTime=INFINITE State=UP
 
     /// Waits until no job is left to do; returns the jobs' names and how they ended, sorted.
     fn ended(&self) -> Vec<String> {
-        wait_for(PATIENCE, "jobs are left", || {
+        wait_for("jobs are left", || {
             let queue = run(self.tool("squeue").args(["--noheader", "--array"]));
             match queue.is_empty() {
                 true => Ok(()),

@@ -147,7 +147,7 @@ fn who_joins_a_container_without_a_gpu_is_told() {
     let running = machine
         .store
         .start(&["exec", machine.store.env(), "--", "sh", "-c", &line]);
-    crate::support::run::wait_for(std::time::Duration::from_secs(60), "no container", || {
+    crate::support::run::wait_for("no container", || {
         match machine
             .store
             .contained()

@@ -9,8 +9,11 @@ use nix::unistd::Pid;
 use super::commands::ONE;
 use crate::support::env::{TestStore, is_service, patience};
 use crate::support::run::{
-    Background, children, processes, processes_called, wait_for, wait_until,
+    Background, HANGS, children, processes, processes_called, wait_for, wait_until,
 };
+
+/// How often what has to be quick once may be slow before.
+pub(super) const TRIES: u32 = 20;
 
 fn start_step(store: &TestStore, script: &str, sleeper: &str) -> Background {
     let volume = "volume = [{ name = 'out', kind = 'output', target = '/out' }]\n";
@@ -23,7 +26,7 @@ fn start_step(store: &TestStore, script: &str, sleeper: &str) -> Background {
 }
 
 fn gone(what: &str, sleeper: &str) {
-    wait_for(patience(30), what, || match processes_called(sleeper) {
+    wait_for(what, || match processes_called(sleeper) {
         left if left.is_empty() => Ok(()),
         left => Err(format!("{left:?}")),
     });
@@ -54,16 +57,19 @@ fn once_asks_and_twice_forces() {
         .join("out/asked");
     assert_eq!(fs::read_to_string(asked).unwrap(), "asked\n".repeat(3));
 
-    let up = start_step(&store, "trap '' TERM INT HUP", &sleeper);
-    let started = Instant::now();
-    up.signal(Signal::SIGINT);
-    std::thread::sleep(Duration::from_millis(300));
-    assert!(!processes_called(&sleeper).is_empty());
-    up.signal(Signal::SIGINT);
-    up.wait().exits(130);
-    assert!(processes_called(&sleeper).is_empty());
-    // Asked once, it would have been given 5 seconds.
-    assert!(started.elapsed() < patience(5), "{:?}", started.elapsed());
+    // Asked once, it would be given 5 seconds each time; a slow machine may take as long for the rest, but not always.
+    let forced = |_| {
+        let up = start_step(&store, "trap '' TERM INT HUP", &sleeper);
+        let started = Instant::now();
+        up.signal(Signal::SIGINT);
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(!processes_called(&sleeper).is_empty());
+        up.signal(Signal::SIGINT);
+        up.wait().exits(130);
+        assert!(processes_called(&sleeper).is_empty());
+        started.elapsed() < patience(5)
+    };
+    assert!((0..TRIES).any(forced));
 
     // Between begin and end, whenever it comes.
     for delay in [0, 10, 50, 100, 200, 400] {
@@ -119,7 +125,7 @@ fn whoever_is_killed_leaves_no_process() {
             "{who}: {ran:?}"
         );
         gone(&format!("payload is left after killing {who}"), &sleeper);
-        wait_for(patience(30), who, || match store.contained() {
+        wait_for(who, || match store.contained() {
             left if left.is_empty() => Ok(()),
             left => Err(format!("{left:?}")),
         });
@@ -264,7 +270,7 @@ fn down_stops_steps_and_commands() {
         .rockenv(&["down", store.env()])
         .ok()
         .says(&["stopped"]);
-    assert!(started.elapsed() < patience(30), "{:?}", started.elapsed());
+    assert!(started.elapsed() < HANGS, "{:?}", started.elapsed());
     assert!(processes_called(&sleeper).is_empty());
     assert_ne!(first.wait().code, 0);
     assert_ne!(second.wait().code, 0);

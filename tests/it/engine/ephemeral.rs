@@ -8,7 +8,7 @@ use fs_err as fs;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
-use crate::support::env::{TestStore, is_service, patience};
+use crate::support::env::{TestStore, is_service};
 use crate::support::ordinary::Ordinary;
 use crate::support::random::Random;
 use crate::support::run::{
@@ -188,7 +188,7 @@ fn killed_at_any_moment_it_is_removed_by_the_next_command() {
                 "{known}"
             );
         }
-        wait_for(patience(20), "something is left", || {
+        wait_for("something is left", || {
             store.rockenv(&["gc", "--yes"]).ok();
             match left(&store) {
                 left if left.is_empty() => Ok(()),

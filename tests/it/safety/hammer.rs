@@ -14,6 +14,7 @@ use fs_err as fs;
 
 use crate::support::loopfs::{self, Kind, LoopFs};
 use crate::support::random::Random;
+use crate::support::run::wait_for;
 
 struct Ground {
     store: PathBuf,
@@ -352,23 +353,9 @@ fn content(root: &Path) -> Content {
     found
 }
 
-fn wait_until(what: &str, mut done: impl FnMut() -> Result<(), String>) {
-    let started = Instant::now();
-    loop {
-        match done() {
-            Ok(()) => return,
-            Err(left) => assert!(
-                started.elapsed() < Duration::from_secs(30),
-                "{what}: {left}"
-            ),
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
 /// Fails unless nothing of the store runs or is mounted any more.
 fn nothing_runs(ground: &Ground) {
-    wait_until("a process is left", || {
+    wait_for("a process is left", || {
         let own = std::process::id().cast_signed();
         let left: Vec<_> = processes()
             .into_iter()
@@ -390,7 +377,7 @@ fn nothing_runs(ground: &Ground) {
         .collect();
     assert!(left.is_empty(), "mounts are left: {left:?}");
     for hierarchy in fs::read_dir("/sys/fs/cgroup").unwrap().flatten() {
-        wait_until("a control group is left", || {
+        wait_for("a control group is left", || {
             let Ok(groups) = fs::read_dir(hierarchy.path()) else {
                 return Ok(());
             };
@@ -488,7 +475,7 @@ pub(crate) fn hammer(kind: Kind, method: &str, cycles: u64, seed: u64) -> BTreeM
     assert_changed_nothing(&before, user.path());
     let [one, two] = &ground.envs;
     ground.ok(&["rm", "--yes", one, two]);
-    wait_until("the store is not empty", || {
+    wait_for("the store is not empty", || {
         let mut left = Vec::new();
         for name in ["layers", "volumes", "trash"] {
             left.extend(

@@ -14,7 +14,7 @@ use super::Two;
 use super::proxy::{Fault, Proxy};
 use crate::support::env::TestStore;
 use crate::support::loopfs::run;
-use crate::support::run::{Background, wait_until};
+use crate::support::run::{Background, HANGS, wait_until};
 
 const ONE: &str = "[[step]]\nname = 'one'\nrun = 'head -c 1M /dev/urandom > $HOME/one'\n";
 const TWO: &str = "[[step]]\nname = 'two'\nrun = 'head -c 1M /dev/urandom > $HOME/two'\n";
@@ -116,8 +116,7 @@ fn what_another_up_finishes_meanwhile_is_in_nobodys_way() {
 /// Runs a command that has to wait for a lock, which the test has, until it says so; then stops it.
 fn stopped(mut command: Command, lock: &Path, verb: &str, signal: Signal) {
     // A process that another test starts has the file of the lock before until it executes its program.
-    let wait = std::time::Duration::from_secs(60);
-    let _lock = Lock::exclusive(lock, "it", verb, wait).unwrap();
+    let _lock = Lock::exclusive(lock, "it", verb, HANGS).unwrap();
     let said = tempfile::NamedTempFile::new().unwrap();
     command.stderr(said.reopen().unwrap());
     let mut waiting = Background::start(command);

@@ -12,7 +12,7 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use super::{on_each, on_overlay_and_btrfs};
-use crate::support::env::{TestStore, patience};
+use crate::support::env::TestStore;
 use crate::support::run::{Background, Ran, processes_called, wait_for, wait_until};
 
 const VOLUMES: &str = "volume = [{ name = 'out', kind = 'output', target = '/out' },
@@ -384,7 +384,7 @@ fn killed_in_the_middle_it_leaves_nothing() {
         }
         let code = verify.wait().code;
         assert_eq!(code, 128 + signal as i32);
-        wait_for(patience(30), "something is left", || {
+        wait_for("something is left", || {
             store.rockenv(&["gc", "--yes"]).ok();
             let (processes, changed) = (processes_called(&sleeper), changed(&store, &before));
             let trash = fs::read_dir(store.home().join("trash")).unwrap().flatten();
