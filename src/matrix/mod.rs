@@ -1,4 +1,4 @@
-//! Owns the decisions about several envs at once: the list of envs, their common steps, their order (`turns`), their
+//! Owns the decisions about several envs at once: the list of envs, their common steps, their order (`scheduler`), their
 //! CI `jobs`, and the `pipeline` of these for a system that runs jobs. Pure.
 
 pub(crate) mod github;

@@ -1,4 +1,4 @@
-//! Owns deciding whose turn it is: which of several envs builds what next, so that common steps at the beginning,
+//! Owns the order of builds: which of several envs builds what next, so that common steps at the beginning,
 //! with the same keys, are built once, by one of them. Pure.
 
 use std::cmp::Reverse;
@@ -11,7 +11,7 @@ use super::PlannedStep;
 /// Their steps form a forest, in which envs share a path as far as their keys are equal. An env waits at a step that
 /// another one is building; what one has built the others find.
 #[derive(Debug)]
-pub(crate) struct Turns {
+pub(crate) struct Scheduler {
     envs: Vec<Env>,
     /// Places in the forest whose steps have a snapshot.
     built: BTreeSet<Place>,
@@ -37,7 +37,7 @@ enum State {
 
 /// One `up`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Turn {
+pub(crate) struct ScheduledUp {
     /// Its env, by position.
     pub env: usize,
     /// The part that it builds for others too; without it, the env builds everything that it lacks.
@@ -55,7 +55,7 @@ pub(crate) struct Shared {
     pub steps: usize,
 }
 
-impl Turns {
+impl Scheduler {
     /// Begins with the envs of these plans; an env without a plan takes no part.
     pub(crate) fn new(plans: &[Option<Vec<PlannedStep>>]) -> Self {
         let mut places = BTreeMap::new();
@@ -88,8 +88,8 @@ impl Turns {
         Self { envs, built }
     }
 
-    /// Returns the best turn that can run beside the current ones, and records it: the one that most envs wait for.
-    pub(crate) fn take(&mut self) -> Option<Turn> {
+    /// Returns the best `up` that can run beside the current ones, and records it: the one that most envs wait for.
+    pub(crate) fn start_next(&mut self) -> Option<ScheduledUp> {
         let waits = |index: &usize| self.envs[*index].state == State::Waits;
         let builds = |index: &usize| self.envs[*index].state == State::Builds;
         let ready = (0..self.envs.len())
@@ -97,26 +97,26 @@ impl Turns {
             .map(|index| (index, self.sharers(index, self.there(index))))
             .filter(|(_, sharers)| !sharers.iter().any(builds));
         let (index, sharers) = ready.max_by_key(|(index, all)| (all.len(), Reverse(*index)))?;
-        let turn = match sharers.len() {
-            0 | 1 => Turn {
+        let up = match sharers.len() {
+            0 | 1 => ScheduledUp {
                 env: index,
                 shared: None,
             },
             _ => self.together(index, sharers),
         };
-        self.envs[turn.env].state = State::Builds;
-        Some(turn)
+        self.envs[up.env].state = State::Builds;
+        Some(up)
     }
 
-    /// Returns the turn of envs that share the next step: up to where they part, built by the one that has most.
-    fn together(&self, index: usize, envs: Vec<usize>) -> Turn {
+    /// Returns the `up` for envs that share the next step: up to where they part, built by the one that has most.
+    fn together(&self, index: usize, envs: Vec<usize>) -> ScheduledUp {
         let (steps, there) = (&self.envs[index].steps, self.there(index));
         let same = (there..steps.len()).take_while(|at| self.sharers(index, *at) == envs);
         let count = same.count();
         let most = envs
             .iter()
             .max_by_key(|env| (self.envs[**env].has, Reverse(**env)));
-        Turn {
+        ScheduledUp {
             env: most.copied().unwrap_or(index),
             shared: Some(Shared {
                 until: steps[there + count - 1].1.clone(),
@@ -126,10 +126,10 @@ impl Turns {
         }
     }
 
-    /// Records that a turn succeeded.
-    pub(crate) fn done(&mut self, turn: &Turn) {
-        let env = &mut self.envs[turn.env];
-        env.state = match &turn.shared {
+    /// Records that an `up` succeeded.
+    pub(crate) fn succeeded(&mut self, up: &ScheduledUp) {
+        let env = &mut self.envs[up.env];
+        env.state = match &up.shared {
             None => State::Over,
             Some(shared) => {
                 let until = env.steps.iter().position(|(_, name)| *name == shared.until);
@@ -140,17 +140,17 @@ impl Turns {
         };
     }
 
-    /// Records that a turn's env could not be built: the others continue without it.
-    pub(crate) fn dropped(&mut self, turn: &Turn) {
-        self.envs[turn.env].state = State::Over;
+    /// Records that an `up`'s env could not be built: the others continue without it.
+    pub(crate) fn dropped(&mut self, up: &ScheduledUp) {
+        self.envs[up.env].state = State::Over;
     }
 
-    /// Records that a step failed in a turn, as it would in each env that shares it; returns the other envs that this
+    /// Records that a step failed in an `up`, as it would in each env that shares it; returns the other envs that this
     /// stops.
-    pub(crate) fn failed(&mut self, turn: &Turn) -> Vec<usize> {
-        self.dropped(turn);
-        let shared = turn.shared.iter().flat_map(|shared| &shared.envs);
-        let others: Vec<usize> = shared.copied().filter(|env| *env != turn.env).collect();
+    pub(crate) fn failed(&mut self, up: &ScheduledUp) -> Vec<usize> {
+        self.dropped(up);
+        let shared = up.shared.iter().flat_map(|shared| &shared.envs);
+        let others: Vec<usize> = shared.copied().filter(|env| *env != up.env).collect();
         for env in &others {
             self.envs[*env].state = State::Over;
         }
@@ -206,34 +206,36 @@ mod tests {
         steps
     }
 
-    fn turns(plans: &[&str]) -> Turns {
+    fn scheduler(plans: &[&str]) -> Scheduler {
         let plans = plans.iter().map(|keys| Some(plan(keys)));
-        Turns::new(&plans.collect::<Vec<_>>())
+        Scheduler::new(&plans.collect::<Vec<_>>())
     }
 
-    /// Formats a turn: `0+1:step2(3)` is env 0 that builds three steps up to `step2` for itself and env 1.
-    fn shown(turn: &Turn) -> String {
-        let Some(shared) = &turn.shared else {
-            return turn.env.to_string();
+    /// Formats an `up`: `0+1:step2(3)` is env 0 that builds three steps up to `step2` for itself and env 1.
+    fn shown(up: &ScheduledUp) -> String {
+        let Some(shared) = &up.shared else {
+            return up.env.to_string();
         };
-        let others = shared.envs.iter().filter(|env| **env != turn.env);
+        let others = shared.envs.iter().filter(|env| **env != up.env);
         let others: String = others.map(|env| format!("+{env}")).collect();
         let (until, steps) = (&shared.until, shared.steps);
-        format!("{}{others}:{until}({steps})", turn.env)
+        format!("{}{others}:{until}({steps})", up.env)
     }
 
-    /// Takes all turns, so many at once; each group ends before the next begins.
+    /// Takes all scheduler, so many at once; each group ends before the next begins.
     fn all(plans: &[&str], parallel: usize) -> Vec<Vec<String>> {
-        let mut turns = turns(plans);
+        let mut scheduler = scheduler(plans);
         let mut taken = Vec::new();
         loop {
-            let now: Vec<Turn> = std::iter::from_fn(|| turns.take()).take(parallel).collect();
+            let now: Vec<ScheduledUp> = std::iter::from_fn(|| scheduler.start_next())
+                .take(parallel)
+                .collect();
             if now.is_empty() {
                 return taken;
             }
             taken.push(now.iter().map(shown).collect());
-            for turn in &now {
-                turns.done(turn);
+            for up in &now {
+                scheduler.succeeded(up);
             }
         }
     }
@@ -305,38 +307,38 @@ mod tests {
 
     #[test]
     fn a_step_that_fails_stops_only_those_who_share_it() {
-        let mut forest = turns(&["abcx", "abcy", "az"]);
-        let first = forest.take().unwrap();
-        assert_eq!(forest.take(), None, "all wait for it");
-        forest.done(&first);
-        let (two, alone) = (forest.take().unwrap(), forest.take().unwrap());
+        let mut forest = scheduler(&["abcx", "abcy", "az"]);
+        let first = forest.start_next().unwrap();
+        assert_eq!(forest.start_next(), None, "all wait for it");
+        forest.succeeded(&first);
+        let (two, alone) = (forest.start_next().unwrap(), forest.start_next().unwrap());
         assert_eq!(
             (shown(&two), shown(&alone)),
             ("0+1:step2(2)".into(), "2".into())
         );
         assert_eq!(forest.failed(&two), [1]);
         assert!(forest.failed(&alone).is_empty());
-        assert_eq!(forest.take(), None);
+        assert_eq!(forest.start_next(), None);
     }
 
     #[test]
     fn the_others_go_on_without_an_env_that_could_not_be_built() {
-        let mut forest = turns(&["abx", "aby", "abz"]);
-        let mut take = |want: &str| {
-            let turn = forest.take().unwrap();
-            assert_eq!(shown(&turn), want);
-            forest.dropped(&turn);
+        let mut forest = scheduler(&["abx", "aby", "abz"]);
+        let mut drop_next = |want: &str| {
+            let up = forest.start_next().unwrap();
+            assert_eq!(shown(&up), want);
+            forest.dropped(&up);
         };
-        take("0+1+2:step1(2)");
-        take("1+2:step1(2)");
-        take("2");
-        assert_eq!(forest.take(), None);
+        drop_next("0+1+2:step1(2)");
+        drop_next("1+2:step1(2)");
+        drop_next("2");
+        assert_eq!(forest.start_next(), None);
         // One without a plan takes no part.
-        let mut forest = Turns::new(&[None, Some(plan("ab")), Some(plan("ab"))]);
-        assert_eq!(shown(&forest.take().unwrap()), "1+2:step1(2)");
+        let mut forest = Scheduler::new(&[None, Some(plan("ab")), Some(plan("ab"))]);
+        assert_eq!(shown(&forest.start_next().unwrap()), "1+2:step1(2)");
     }
 
-    /// How a turn ends.
+    /// How an `up` ends.
     #[derive(Clone, Copy, Debug)]
     enum End {
         Done,
@@ -344,10 +346,10 @@ mod tests {
         Failed,
     }
 
-    /// The steps that a turn builds, each with all before it, by the plans and the existing snapshots.
-    fn builds(plans: &[String], there: &BTreeSet<String>, turn: &Turn) -> Vec<String> {
-        let keys = &plans[turn.env];
-        let last = match &turn.shared {
+    /// The steps that an `up` builds, each with all before it, by the plans and the existing snapshots.
+    fn builds(plans: &[String], there: &BTreeSet<String>, up: &ScheduledUp) -> Vec<String> {
+        let keys = &plans[up.env];
+        let last = match &up.shared {
             None => keys.len(),
             Some(shared) => shared.until["step".len()..].parse::<usize>().unwrap() + 1,
         };
@@ -363,50 +365,50 @@ mod tests {
             ends in proptest::collection::vec((prop_oneof![6 => Just(End::Done), 1 => Just(End::Dropped), 1 => Just(End::Failed)], any::<usize>()), 64),
         ) {
             let refs: Vec<&str> = plans.iter().map(String::as_str).collect();
-            let mut turns = turns(&refs);
+            let mut scheduler = scheduler(&refs);
             let mut there = BTreeSet::new();
-            let mut running: Vec<Turn> = Vec::new();
+            let mut running: Vec<ScheduledUp> = Vec::new();
             let mut over = BTreeMap::new();
             for (end, which) in ends {
-                while running.len() < parallel && let Some(turn) = turns.take() {
-                    prop_assert!(!over.contains_key(&turn.env));
+                while running.len() < parallel && let Some(up) = scheduler.start_next() {
+                    prop_assert!(!over.contains_key(&up.env));
                     // No env builds what another one is building.
-                    let new = builds(&plans, &there, &turn);
+                    let new = builds(&plans, &there, &up);
                     for other in &running {
-                        prop_assert!(other.env != turn.env);
+                        prop_assert!(other.env != up.env);
                         prop_assert!(builds(&plans, &there, other).iter().all(|step| !new.contains(step)));
                     }
                     // Only the part that it builds for others belongs to them.
                     for (env, keys) in plans.iter().enumerate().filter(|(env, _)| !over.contains_key(env)) {
-                        let shares = turn.shared.as_ref().map_or(env == turn.env, |shared| shared.envs.contains(&env));
+                        let shares = up.shared.as_ref().map_or(env == up.env, |shared| shared.envs.contains(&env));
                         for step in &new {
                             prop_assert_eq!(keys.starts_with(step), shares, "{} of {}", step, env);
                         }
                     }
-                    running.push(turn);
+                    running.push(up);
                 }
                 if running.is_empty() {
                     break;
                 }
-                let turn = running.remove(which % running.len());
+                let up = running.remove(which % running.len());
                 match end {
                     End::Done => {
-                        there.extend(builds(&plans, &there, &turn));
-                        turns.done(&turn);
-                        if turn.shared.is_none() {
-                            over.insert(turn.env, true);
+                        there.extend(builds(&plans, &there, &up));
+                        scheduler.succeeded(&up);
+                        if up.shared.is_none() {
+                            over.insert(up.env, true);
                         }
                     }
                     End::Dropped => {
-                        turns.dropped(&turn);
-                        over.insert(turn.env, false);
+                        scheduler.dropped(&up);
+                        over.insert(up.env, false);
                     }
                     End::Failed => {
-                        let shares = turn.shared.as_ref().map_or(1, |shared| shared.envs.len());
-                        let stopped = turns.failed(&turn);
+                        let shares = up.shared.as_ref().map_or(1, |shared| shared.envs.len());
+                        let stopped = scheduler.failed(&up);
                         prop_assert_eq!(stopped.len() + 1, shares);
                         over.extend(stopped.into_iter().map(|env| (env, false)));
-                        over.insert(turn.env, false);
+                        over.insert(up.env, false);
                     }
                 }
             }

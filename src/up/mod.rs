@@ -17,6 +17,7 @@ pub(crate) mod host_writes;
 pub(crate) mod lock;
 pub(crate) mod lock_inputs;
 pub(crate) mod locked;
+pub(crate) mod matrix;
 pub(crate) mod observe;
 pub(crate) mod offline;
 pub(crate) mod options;

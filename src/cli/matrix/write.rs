@@ -7,28 +7,22 @@ use clap::{Args, Subcommand};
 use fs_err as fs;
 use serde::Serialize;
 
-use super::{GRACE, MatrixReport, Starter, Which};
+use super::Which;
 use crate::image::fetch;
 use crate::matrix::github::{self, Action};
-use crate::matrix::jobs::{Env, Job, NEEDED, Runners, Shard, gpu_option, hosted, jobs, shortage};
+use crate::matrix::jobs::{Job, NEEDED, Runners, Shard, hosted};
 use crate::matrix::kubernetes::{self, Cluster, Orchestrator};
-use crate::matrix::pipeline::{Calls, Common, Pipeline, Secret, Share, Size, whole, words};
+use crate::matrix::pipeline::{Calls, Pipeline, Secret, Share, whole, words};
 use crate::matrix::slurm::{self, Site};
-use crate::matrix::{Cell, cells, check_names, common, gitlab};
-use crate::plan::resolve;
-use crate::profile;
-use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::matrix::{Cell, cells, gitlab};
+use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host::Host;
-use crate::sys::process::{self, Program};
-use crate::sys::signals::{Cancel, Signals};
 use crate::up::context::Context;
+use crate::up::matrix::jobs::{self, PipelineRequest};
 use crate::up::request::WHAT;
 
 const MACHINES: &str = "Machines";
 const JOBS: &str = "Jobs";
-
-/// Larger than the ids of any submission.
-const IDS_LIMIT: u64 = 1 << 20;
 
 /// The system that the jobs are written for.
 #[derive(Debug, Subcommand)]
@@ -194,7 +188,7 @@ pub(super) fn write(cx: &Context, form: &For) -> Result<()> {
         For::Gitlab(args) => {
             gitlab::pipeline(&args.pipeline.pipeline(cx, Runners::any)?, &args.path)
         }
-        For::Slurm(args) if args.submit => submit(cx, &args.script(cx)?)?,
+        For::Slurm(args) if args.submit => jobs::submit(cx, &args.script(cx)?)?,
         For::Slurm(args) => args.script(cx)?,
         For::Kubernetes(args) => {
             let pipeline = scheduled(cx, &args.part, &args.call, NEEDED)?;
@@ -208,9 +202,8 @@ pub(super) fn write(cx: &Context, form: &For) -> Result<()> {
 impl JsonArgs {
     /// Returns the jobs on one line, the form in which CI systems read an output.
     fn line(&self, cx: &Context) -> Result<String> {
-        let runners = runners(self.runners.as_deref())?.unwrap_or_default();
-        let envs = self.part.envs(cx, &self.part.cells()?, &runners)?;
-        let include = jobs_for(cx, &envs, &runners, NEEDED)?;
+        let runners = runners(self.runners.as_deref(), Runners::default)?;
+        let include = jobs::without_plans(cx, &self.part.cells()?, &runners)?;
         #[derive(Serialize)]
         struct Matrix {
             include: Vec<Job>,
@@ -221,6 +214,27 @@ impl JsonArgs {
 }
 
 impl Call {
+    fn calls(&self, runners: &Runners) -> Calls {
+        let arguments = ["rockenv".to_owned()]
+            .into_iter()
+            .chain(std::env::args().skip(1));
+        Calls {
+            written_by: words(&arguments.collect::<Vec<_>>()),
+            rockenv: self.rockenv.clone().unwrap_or_else(|| {
+                let sudo = hosted(runners.build()).map_or("", |_| "sudo -E ");
+                format!("{sudo}rockenv")
+            }),
+            setup: self.setup.clone(),
+            secrets: self.secrets.clone(),
+            options: self.options.clone(),
+            minutes: self.timeout,
+        }
+    }
+
+    fn share(&self, otherwise: Share) -> Share {
+        self.registry.clone().map_or(otherwise, Share::Registry)
+    }
+
     /// Refuses secrets for systems that keep none.
     fn without_secrets(&self, help: &str) -> Result<()> {
         match self.secrets.first() {
@@ -257,28 +271,6 @@ impl SlurmArgs {
         }
         Ok(slurm::script(&pipeline, &site))
     }
-}
-
-/// Runs a script that submits the jobs, and returns their ids.
-fn submit(cx: &Context, script: &str) -> Result<String> {
-    let path = cx.config.host_variable("PATH").unwrap_or_default();
-    let signals = Signals::take()?;
-    let cancel = Cancel::new(&signals);
-    let submitted = Program::at("/bin/sh")
-        .inherit_env()
-        .env("PATH", path)
-        .directory(std::env::current_dir()?)
-        .grace(GRACE)
-        .arg("-c")
-        .arg(script)
-        .output(IDS_LIMIT, cancel.flag(), &mut |event| match event {
-            process::Event::Line(line) => cx.ui.note(line),
-            process::Event::Tick => cancel.look(),
-        });
-    let submitted = cancel
-        .outcome(submitted)
-        .context(|| "cannot submit the jobs to Slurm".to_owned())?;
-    Ok(String::from_utf8_lossy(&submitted).into_owned())
 }
 
 impl KubernetesArgs {
@@ -318,34 +310,37 @@ impl GithubArgs {
 
 impl PipelineArgs {
     fn pipeline(&self, cx: &Context, without_file: fn() -> Runners) -> Result<Pipeline> {
-        let runners = runners(self.runners.as_deref())?.unwrap_or_else(without_file);
+        let runners = runners(self.runners.as_deref(), without_file)?;
         let share = match self.one_store {
             true => Share::Store,
             false => Share::Nothing,
         };
-        pipeline(cx, &self.part, &self.call, &runners, NEEDED, share)
+        let request = PipelineRequest {
+            cells: &self.part.some_cells()?,
+            runners: &runners,
+            gpu: NEEDED,
+            calls: self.call.calls(&runners),
+            share: self.call.share(share),
+        };
+        jobs::pipeline(cx, request)
     }
+}
+
+fn runners(path: Option<&Path>, without_file: fn() -> Runners) -> Result<Runners> {
+    path.map_or_else(|| Ok(without_file()), jobs::runners)
 }
 
 /// Decides the jobs for a scheduler that chooses the machines, which share one store.
 fn scheduled(cx: &Context, part: &Part, call: &Call, gpu: &str) -> Result<Pipeline> {
-    pipeline(cx, part, call, &Runners::scheduled(), gpu, Share::Store)
-}
-
-fn runners(path: Option<&Path>) -> Result<Option<Runners>> {
-    let Some(path) = path else {
-        return Ok(None);
+    let runners = Runners::scheduled();
+    let request = PipelineRequest {
+        cells: &part.some_cells()?,
+        runners: &runners,
+        gpu,
+        calls: call.calls(&runners),
+        share: call.share(Share::Store),
     };
-    fs::read_to_string(path)
-        .map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound => Error::not_found("there is no such file").help(
-                "--runners takes a file that names the build machines: `build = [\"self-hosted\"]`",
-            ),
-            _ => error.into(),
-        })
-        .and_then(|text| Runners::parse(&text))
-        .context(|| format!("cannot read `{}`", path.display()))
-        .map(Some)
+    jobs::pipeline(cx, request)
 }
 
 impl Part {
@@ -370,154 +365,4 @@ impl Part {
     fn all(&self) -> Result<Vec<Cell>> {
         cells(&self.which.profile, &self.which.targets)
     }
-
-    /// Returns the envs, named as `up` names them by default.
-    fn envs(&self, cx: &Context, cells: &[Cell], runners: &Runners) -> Result<Vec<Env>> {
-        cells
-            .iter()
-            .map(|cell| {
-                let name = cell.profile.as_deref().unwrap_or(resolve::DEFAULT_PROFILE);
-                let profile = profile::load(&cx.config.profile_dirs, name)?;
-                let stem = cell.target.filter(|_| cell.profile.is_none());
-                let targets = cell.targets(&profile.targets)?;
-                let asked = cell.target.as_slice();
-                Ok(Env {
-                    name: resolve::env_name(
-                        None,
-                        stem.map(|target| target.name()),
-                        &profile.name,
-                        asked,
-                        &[],
-                    )?
-                    .into(),
-                    target: runners
-                        .choose(&targets)
-                        .ok_or_else(|| Error::unexpected("an env has no target"))?,
-                    gpu: profile.steps.iter().any(|step| step.gpu),
-                    cell: cell.clone(),
-                })
-            })
-            .collect()
-    }
-}
-
-/// Returns the jobs, and warns of steps that none of them runs.
-fn jobs_for(cx: &Context, envs: &[Env], runners: &Runners, gpu: &str) -> Result<Vec<Job>> {
-    check_names(envs.iter().map(|env| (env.name.as_str(), &env.cell)))?;
-    let (jobs, homeless) = jobs(envs, runners, gpu)?;
-    if !homeless.is_empty() {
-        cx.ui.note(&format!(
-            "no job runs the steps with a GPU for {}: no runner has one",
-            homeless.join(", ")
-        ));
-    }
-    Ok(jobs)
-}
-
-/// Decides the jobs by the current plans of the envs. `gpu` is the `--gpu` value for jobs with a GPU, unless the
-/// options name another.
-fn pipeline(
-    cx: &Context,
-    part: &Part,
-    call: &Call,
-    runners: &Runners,
-    gpu: &str,
-    otherwise: Share,
-) -> Result<Pipeline> {
-    let cells = part.some_cells()?;
-    let (options, asked) = gpu_option(&call.options);
-    let plans = plans(cx, &cells, &options)?;
-    let mut envs = part.envs(cx, &cells, runners)?;
-    for (env, plan) in envs.iter_mut().zip(&plans) {
-        // The options may change the name, and `rm` must find it.
-        env.name.clone_from(&plan.env);
-    }
-    let jobs = jobs_for(cx, &envs, runners, asked.as_deref().unwrap_or(gpu))?;
-    let steps: Vec<_> = plans.iter().map(|plan| plan.plan.steps.clone()).collect();
-    let common = match (common(&steps), cells.first(), plans.first()) {
-        (1.., Some(cell), Some(plan)) => Some(Common {
-            env: plan.env.clone(),
-            up: [&cell.args[..], &["--gpu".to_owned(), "none".to_owned()]].concat(),
-            until: steps[0][common(&steps) - 1].name.clone(),
-            runner: runners.build().to_vec(),
-        }),
-        _ => None,
-    };
-    let calls = Calls {
-        written_by: words(
-            &["rockenv".to_owned()]
-                .into_iter()
-                .chain(std::env::args().skip(1))
-                .collect::<Vec<_>>(),
-        ),
-        rockenv: call.rockenv.clone().unwrap_or_else(|| {
-            let sudo = hosted(runners.build()).map_or("", |_| "sudo -E ");
-            format!("{sudo}rockenv")
-        }),
-        setup: call.setup.clone(),
-        secrets: call.secrets.clone(),
-        options,
-        minutes: call.timeout,
-    };
-    let share = call.registry.clone().map_or(otherwise, Share::Registry);
-    let pipeline = Pipeline::new(calls, size(&plans), common, jobs, share)?;
-    check_machines(cx, &pipeline, &plans, runners)?;
-    Ok(pipeline)
-}
-
-/// Returns what the largest of these envs needs.
-fn size<'a>(plans: impl IntoIterator<Item = &'a MatrixReport>) -> Size {
-    let mut size = Size {
-        cpus: 1,
-        ..Size::default()
-    };
-    for MatrixReport { needs, .. } in plans {
-        let disk = needs.disk.first().map(|disk| disk.needed);
-        size.cpus = size.cpus.max(needs.sizing.jobs.value);
-        size.memory = size.memory.max(needs.memory);
-        size.disk = size.disk.max(disk.filter(|needed| *needed > 0));
-    }
-    size
-}
-
-/// Warns of jobs that do not fit on their machines. Refuses them if no machines were named.
-fn check_machines(
-    cx: &Context,
-    pipeline: &Pipeline,
-    plans: &[MatrixReport],
-    runners: &Runners,
-) -> Result<()> {
-    let common = pipeline.common.iter();
-    let common = common.map(|common| ("common steps", &common.env, &common.runner));
-    let jobs = pipeline.jobs.iter();
-    let jobs = jobs.map(|job| (job.name.as_str(), &job.env, &job.runner));
-    for (name, env, runner) in common.chain(jobs) {
-        let plan = plans.iter().filter(|plan| plan.env == *env);
-        let Some(short) = shortage(runner, size(plan)) else {
-            continue;
-        };
-        let message = format!("{name}: needs {short}");
-        if *runners == Runners::default() {
-            return Err(Error::new(Kind::Preflight, message).help(
-                "name machines that fit in a file, for `--runners`: `build = [\"self-hosted\"]`",
-            ));
-        }
-        cx.ui.warn(&message);
-    }
-    Ok(())
-}
-
-fn plans(cx: &Context, cells: &[Cell], options: &[String]) -> Result<Vec<MatrixReport>> {
-    let signals = Signals::take()?;
-    let cancel = Cancel::new(&signals);
-    let starter = Starter {
-        cx,
-        host: Host::probe()?,
-        options,
-        cancel: &cancel,
-    };
-    cells
-        .iter()
-        .map(|cell| cancel.outcome(starter.plan(cell)))
-        .collect()
 }

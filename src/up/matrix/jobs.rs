@@ -1,0 +1,202 @@
+//! Owns the jobs of several envs for another system, by their current plans.
+
+use std::path::Path;
+
+use fs_err as fs;
+
+use super::rockenv_command::{EnvPlan, GRACE, RockenvCommand};
+use crate::matrix::jobs::{Env, Job, NEEDED, Runners, gpu_option, jobs, shortage};
+use crate::matrix::pipeline::{Calls, Common, Pipeline, Share, Size};
+use crate::matrix::{Cell, check_names, common};
+use crate::plan::resolve;
+use crate::profile;
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::host::Host;
+use crate::sys::process::{self, Program};
+use crate::sys::signals::{Cancel, Signals};
+use crate::up::context::Context;
+
+/// Larger than the ids of any submission.
+const IDS_LIMIT: u64 = 1 << 20;
+
+/// What a pipeline is made from.
+pub(crate) struct PipelineRequest<'a> {
+    pub cells: &'a [Cell],
+    pub runners: &'a Runners,
+    /// The `--gpu` value for jobs with a GPU, unless the options name another.
+    pub gpu: &'a str,
+    pub calls: Calls,
+    pub share: Share,
+}
+
+/// Returns the jobs of envs whose plans do not matter.
+pub(crate) fn without_plans(cx: &Context, cells: &[Cell], runners: &Runners) -> Result<Vec<Job>> {
+    jobs_for(cx, &envs(cx, cells, runners)?, runners, NEEDED)
+}
+
+/// Decides the jobs by the current plans of the envs.
+pub(crate) fn pipeline(cx: &Context, request: PipelineRequest<'_>) -> Result<Pipeline> {
+    let PipelineRequest {
+        cells,
+        runners,
+        gpu,
+        mut calls,
+        share,
+    } = request;
+    let (options, asked) = gpu_option(&calls.options);
+    calls.options = options;
+    let plans = plans(cx, cells, &calls.options)?;
+    let mut envs = envs(cx, cells, runners)?;
+    for (env, plan) in envs.iter_mut().zip(&plans) {
+        // The options may change the name, and `rm` must find it.
+        env.name.clone_from(&plan.env);
+    }
+    let jobs = jobs_for(cx, &envs, runners, asked.as_deref().unwrap_or(gpu))?;
+    let steps: Vec<_> = plans.iter().map(|plan| plan.plan.steps.clone()).collect();
+    let common = match (common(&steps), cells.first(), plans.first()) {
+        (count @ 1.., Some(cell), Some(plan)) => Some(Common {
+            env: plan.env.clone(),
+            up: [&cell.args[..], &["--gpu".to_owned(), "none".to_owned()]].concat(),
+            until: steps[0][count - 1].name.clone(),
+            runner: runners.build().to_vec(),
+        }),
+        _ => None,
+    };
+    let pipeline = Pipeline::new(calls, size(&plans), common, jobs, share)?;
+    check_machines(cx, &pipeline, &plans, runners)?;
+    Ok(pipeline)
+}
+
+/// Reads the file that lists the machines.
+pub(crate) fn runners(path: &Path) -> Result<Runners> {
+    fs::read_to_string(path)
+        .map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => Error::not_found("there is no such file").help(
+                "--runners takes a file that names the build machines: `build = [\"self-hosted\"]`",
+            ),
+            _ => error.into(),
+        })
+        .and_then(|text| Runners::parse(&text))
+        .context(|| format!("cannot read `{}`", path.display()))
+}
+
+/// Runs a script that submits the jobs, and returns their ids.
+pub(crate) fn submit(cx: &Context, script: &str) -> Result<String> {
+    let path = cx.config.host_variable("PATH").unwrap_or_default();
+    let signals = Signals::take()?;
+    let cancel = Cancel::new(&signals);
+    let submitted = Program::at("/bin/sh")
+        .inherit_env()
+        .env("PATH", path)
+        .directory(std::env::current_dir()?)
+        .grace(GRACE)
+        .arg("-c")
+        .arg(script)
+        .output(IDS_LIMIT, cancel.flag(), &mut |event| match event {
+            process::Event::Line(line) => cx.ui.note(line),
+            process::Event::Tick => cancel.look(),
+        });
+    let submitted = cancel
+        .outcome(submitted)
+        .context(|| "cannot submit the jobs to Slurm".to_owned())?;
+    Ok(String::from_utf8_lossy(&submitted).into_owned())
+}
+
+/// Returns the envs, named as `up` names them by default.
+fn envs(cx: &Context, cells: &[Cell], runners: &Runners) -> Result<Vec<Env>> {
+    cells
+        .iter()
+        .map(|cell| {
+            let name = cell.profile.as_deref().unwrap_or(resolve::DEFAULT_PROFILE);
+            let profile = profile::load(&cx.config.profile_dirs, name)?;
+            let stem = cell.target.filter(|_| cell.profile.is_none());
+            let targets = cell.targets(&profile.targets)?;
+            let asked = cell.target.as_slice();
+            Ok(Env {
+                name: resolve::env_name(
+                    None,
+                    stem.map(|target| target.name()),
+                    &profile.name,
+                    asked,
+                    &[],
+                )?
+                .into(),
+                target: runners
+                    .choose(&targets)
+                    .ok_or_else(|| Error::unexpected("an env has no target"))?,
+                gpu: profile.steps.iter().any(|step| step.gpu),
+                cell: cell.clone(),
+            })
+        })
+        .collect()
+}
+
+/// Returns the jobs, and warns of steps that none of them runs.
+fn jobs_for(cx: &Context, envs: &[Env], runners: &Runners, gpu: &str) -> Result<Vec<Job>> {
+    check_names(envs.iter().map(|env| (env.name.as_str(), &env.cell)))?;
+    let (jobs, homeless) = jobs(envs, runners, gpu)?;
+    if !homeless.is_empty() {
+        cx.ui.note(&format!(
+            "no job runs the steps with a GPU for {}: no runner has one",
+            homeless.join(", ")
+        ));
+    }
+    Ok(jobs)
+}
+
+/// Returns what the largest of these envs needs.
+fn size<'a>(plans: impl IntoIterator<Item = &'a EnvPlan>) -> Size {
+    let mut size = Size {
+        cpus: 1,
+        ..Size::default()
+    };
+    for EnvPlan { needs, .. } in plans {
+        let disk = needs.disk.first().map(|disk| disk.needed);
+        size.cpus = size.cpus.max(needs.sizing.jobs.value);
+        size.memory = size.memory.max(needs.memory);
+        size.disk = size.disk.max(disk.filter(|needed| *needed > 0));
+    }
+    size
+}
+
+/// Warns of jobs that do not fit on their machines. Refuses them if no machines were named.
+fn check_machines(
+    cx: &Context,
+    pipeline: &Pipeline,
+    plans: &[EnvPlan],
+    runners: &Runners,
+) -> Result<()> {
+    let common = pipeline.common.iter();
+    let common = common.map(|common| ("common steps", &common.env, &common.runner));
+    let jobs = pipeline.jobs.iter();
+    let jobs = jobs.map(|job| (job.name.as_str(), &job.env, &job.runner));
+    for (name, env, runner) in common.chain(jobs) {
+        let plan = plans.iter().filter(|plan| plan.env == *env);
+        let Some(short) = shortage(runner, size(plan)) else {
+            continue;
+        };
+        let message = format!("{name}: needs {short}");
+        if *runners == Runners::default() {
+            return Err(Error::new(Kind::Preflight, message).help(
+                "name machines that fit in a file, for `--runners`: `build = [\"self-hosted\"]`",
+            ));
+        }
+        cx.ui.warn(&message);
+    }
+    Ok(())
+}
+
+fn plans(cx: &Context, cells: &[Cell], options: &[String]) -> Result<Vec<EnvPlan>> {
+    let signals = Signals::take()?;
+    let cancel = Cancel::new(&signals);
+    let rockenv = RockenvCommand {
+        cx,
+        host: Host::probe()?,
+        options,
+        cancel: &cancel,
+    };
+    cells
+        .iter()
+        .map(|cell| cancel.outcome(rockenv.plan(cell)))
+        .collect()
+}

@@ -1,0 +1,394 @@
+//! Owns several envs at once: each is built by its own `up`, in the order of the scheduler. All share the machine's
+//! one budget of jobs and memory.
+
+pub(crate) mod jobs;
+mod rockenv_command;
+
+use std::collections::BTreeSet;
+use std::sync::mpsc;
+use std::time::Instant;
+
+use serde::Serialize;
+
+use self::rockenv_command::{EnvPlan, RockenvCommand, UpEvents};
+use crate::matrix::scheduler::{ScheduledUp, Scheduler};
+use crate::matrix::{Cell, PlannedStep, check_names};
+use crate::profile;
+use crate::store::Store;
+use crate::store::ephemeral::Claim;
+use crate::sys::error::{Error, Kind, Result};
+use crate::sys::host::Host;
+use crate::sys::signals::{Cancel, Signals};
+use crate::ui::event::Outcome;
+use crate::ui::size;
+use crate::up::context::Context;
+use crate::up::ephemeral;
+
+/// What `matrix up` was asked for.
+pub(crate) struct MatrixRequest<'a> {
+    pub cells: &'a [Cell],
+    /// Envs to build at once.
+    pub parallel: u8,
+    /// Remove all envs at the end.
+    pub ephemeral: bool,
+    /// Options for each `up`.
+    pub options: &'a [String],
+}
+
+/// How `matrix up` ended.
+pub(crate) struct MatrixResult {
+    pub common: Vec<CommonSteps>,
+    pub envs: Vec<EnvResult>,
+    /// Whether ephemeral envs were removed.
+    pub removed: Result<()>,
+}
+
+impl MatrixResult {
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self.envs.iter().any(EnvResult::is_failed) {
+            true => Kind::StepFailed.exit_code(),
+            false => 0,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum EnvOutcome {
+    Done,
+    /// There was nothing to do.
+    Hit,
+    Failed,
+    /// A shared step failed.
+    NotRun,
+}
+
+impl EnvOutcome {
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Hit => "hit",
+            Self::Failed => "failed",
+            Self::NotRun => "not run",
+        }
+    }
+}
+
+/// How an env ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct EnvResult {
+    /// The target; several targets of one profile are joined by commas.
+    pub target: String,
+    /// The env's name, once known.
+    pub env: Option<String>,
+    pub outcome: EnvOutcome,
+    /// Milliseconds of its `up`, without steps built for others.
+    pub wall_ms: u64,
+    /// Growth of disk usage in bytes.
+    pub disk_delta: i64,
+    /// Why it failed or did not run.
+    pub why: Option<String>,
+}
+
+impl EnvResult {
+    fn new(cx: &Context, cell: &Cell) -> Result<Self> {
+        let own = match (cell.target, &cell.profile) {
+            (None, Some(name)) => profile::load(&cx.config.profile_dirs, name)?.targets,
+            _ => Vec::new(),
+        };
+        let targets = cell.targets(&own)?;
+        let names: Vec<&str> = targets.iter().map(|target| target.name()).collect();
+        Ok(Self {
+            target: names.join(","),
+            env: None,
+            outcome: EnvOutcome::NotRun,
+            wall_ms: 0,
+            disk_delta: 0,
+            why: None,
+        })
+    }
+
+    fn name(&self) -> &str {
+        self.env.as_deref().unwrap_or(&self.target)
+    }
+
+    fn is_failed(&self) -> bool {
+        self.outcome == EnvOutcome::Failed
+    }
+
+    /// Records why an `up` failed, in its own words if it gave any.
+    fn fail(&mut self, error: &Error) {
+        let chain = error.chain();
+        let said = chain.iter().flat_map(|text| text.lines());
+        let own = said
+            .filter_map(|line| line.strip_prefix("error: "))
+            .next_back();
+        self.outcome = EnvOutcome::Failed;
+        self.why = Some(own.unwrap_or_else(|| error.message()).to_owned());
+    }
+}
+
+/// Steps that several envs share, and that one of them has built.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct CommonSteps {
+    pub env: String,
+    /// All envs that share them.
+    pub envs: Vec<String>,
+    /// The last of them.
+    until: String,
+    steps: usize,
+    pub wall_ms: u64,
+    pub disk_delta: i64,
+}
+
+/// How one `up` ended.
+struct FinishedUp {
+    up: ScheduledUp,
+    wall_ms: u64,
+    events: UpEvents,
+    result: Result<()>,
+}
+
+/// The state of all envs, and its display.
+struct Progress<'a> {
+    cx: &'a Context,
+    envs: Vec<EnvResult>,
+    common: Vec<CommonSteps>,
+    /// Whether a CI system's section is open for envs that are built side by side.
+    beside: bool,
+}
+
+/// Brings all envs up.
+pub(crate) fn up(cx: &Context, request: &MatrixRequest<'_>) -> Result<MatrixResult> {
+    let signals = Signals::take()?;
+    let cancel = Cancel::new(&signals);
+    let rockenv = RockenvCommand {
+        cx,
+        host: Host::probe()?,
+        options: request.options,
+        cancel: &cancel,
+    };
+    let envs = request.cells.iter().map(|cell| EnvResult::new(cx, cell));
+    let mut progress = Progress {
+        cx,
+        envs: envs.collect::<Result<_>>()?,
+        common: Vec::new(),
+        beside: false,
+    };
+    let scheduler = Scheduler::new(&plan_all(&rockenv, request.cells, &mut progress.envs)?);
+    // Kept until the last env has ended: each builds on steps that another built.
+    let claims = match request.ephemeral {
+        true => claim(cx, &progress.envs)?,
+        false => Vec::new(),
+    };
+    build(&rockenv, request, &mut progress, scheduler);
+    let mut removed = Ok(());
+    for (store, env, claim) in claims {
+        if let Err(error) = ephemeral::end(&store, &env, claim) {
+            cx.ui.warn(&error.chain().join(": "));
+            removed = Err(error.help("to remove the rest, run: rockenv gc"));
+        }
+    }
+    if let Some(signal) = cancel.caught() {
+        let kept = match request.ephemeral {
+            true => "run the same command again",
+            false => "run the same command again: finished steps are kept",
+        };
+        return Err(Error::new(Kind::Signal(signal), "interrupted").help(kept));
+    }
+    for env in progress.envs.iter().filter(|env| env.is_failed()) {
+        cx.ui
+            .annotate_failure(env.name(), env.why.as_deref().unwrap_or_default());
+    }
+    Ok(MatrixResult {
+        common: progress.common,
+        envs: progress.envs,
+        removed,
+    })
+}
+
+/// Plans each env; an env that cannot be planned has failed.
+fn plan_all(
+    rockenv: &RockenvCommand<'_>,
+    cells: &[Cell],
+    envs: &mut [EnvResult],
+) -> Result<Vec<Option<Vec<PlannedStep>>>> {
+    let mut plans = Vec::new();
+    let mut told = BTreeSet::new();
+    for (env, cell) in envs.iter_mut().zip(cells) {
+        plans.push(match rockenv.cancel.outcome(rockenv.plan(cell)) {
+            Ok(EnvPlan {
+                env: name, plan, ..
+            }) => {
+                env.env = Some(name);
+                Some(plan.steps)
+            }
+            Err(error) if matches!(error.kind(), Kind::Signal(_)) => return Err(error),
+            Err(error) => {
+                env.fail(&error);
+                // An invalid profile is invalid for all of its targets.
+                for text in error.chain().into_iter().skip(1) {
+                    if told.insert(text.clone()) {
+                        let lines = text.lines().map(|line| format!("{}: {line}", env.name()));
+                        lines.for_each(|line| rockenv.cx.ui.note(&line));
+                    }
+                }
+                None
+            }
+        });
+    }
+    let named = envs.iter().zip(cells);
+    check_names(named.filter_map(|(env, cell)| Some((env.env.as_deref()?, cell))))?;
+    Ok(plans)
+}
+
+/// Ties the envs that can be built to the life of this command.
+fn claim(cx: &Context, envs: &[EnvResult]) -> Result<Vec<(Store, String, Claim)>> {
+    // Without root, each `up` is root in its own user namespace.
+    if !nix::unistd::geteuid().is_root() {
+        return Err(Error::unavailable("`matrix up --ephemeral` needs root")
+            .help("sudo rockenv matrix up ..."));
+    }
+    let store = cx.store()?;
+    envs.iter()
+        .filter_map(|env| env.env.clone())
+        .map(|env| {
+            let claim = store.claim(&env, "up --ephemeral")?;
+            Ok((store.clone(), env, claim))
+        })
+        .collect()
+}
+
+/// Builds the envs, several at a time.
+fn build(
+    rockenv: &RockenvCommand<'_>,
+    request: &MatrixRequest<'_>,
+    progress: &mut Progress<'_>,
+    mut scheduler: Scheduler,
+) {
+    std::thread::scope(|scope| {
+        let (ended, ends) = mpsc::channel();
+        let mut running = 0;
+        loop {
+            while running < request.parallel
+                && rockenv.cancel.caught().is_none()
+                && let Some(up) = scheduler.start_next()
+            {
+                progress.begin(&up);
+                running += 1;
+                let env = progress.envs[up.env].name().to_owned();
+                let ended = ended.clone();
+                scope.spawn(move || {
+                    let began = Instant::now();
+                    let until = up.shared.as_ref().map(|shared| shared.until.as_str());
+                    let (events, result) = rockenv.up(&request.cells[up.env], &env, until);
+                    let wall_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+                    let finished = FinishedUp {
+                        up,
+                        wall_ms,
+                        events,
+                        result,
+                    };
+                    // The receiver is gone only at the end.
+                    drop(ended.send(finished));
+                });
+            }
+            if running == 0 {
+                break;
+            }
+            let Ok(finished) = ends.recv() else { break };
+            running -= 1;
+            progress.end(finished, &mut scheduler);
+        }
+    });
+    rockenv.cx.ui.end_section();
+}
+
+impl Progress<'_> {
+    /// Announces an `up`. A step common to all remaining envs is built alone in its own section; envs built side by
+    /// side share a section.
+    fn begin(&mut self, up: &ScheduledUp) {
+        let ui = &self.cx.ui;
+        let shared = up.shared.as_ref();
+        let title = shared.map(|shared| {
+            let whose = match self.is_all(&shared.envs) {
+                true => "all".to_owned(),
+                false => self.names(&shared.envs).join(", "),
+            };
+            let env = self.envs[up.env].name();
+            let until = &shared.until;
+            format!("common to {whose} up to step `{until}`: env {env} builds it")
+        });
+        let alone = shared.is_some_and(|shared| self.is_all(&shared.envs));
+        if let (true, Some(title)) = (alone, &title) {
+            ui.end_section();
+            return ui.begin_section(title);
+        }
+        if self.cx.config.terminal.ci_system.is_some() && !self.beside {
+            ui.end_section();
+            ui.begin_section(&size::count(self.envs.len(), "env"));
+            self.beside = true;
+        }
+        if let Some(title) = title {
+            ui.note(&title);
+        }
+    }
+
+    /// Returns whether these are all envs that can still succeed.
+    fn is_all(&self, envs: &[usize]) -> bool {
+        let lost = self.envs.iter().filter(|env| env.is_failed());
+        envs.len() + lost.count() == self.envs.len()
+    }
+
+    fn names(&self, envs: &[usize]) -> Vec<String> {
+        let envs = envs.iter().map(|env| self.envs[*env].name().to_owned());
+        envs.collect()
+    }
+
+    /// Records how an `up` ended, and its effect on envs that share its steps.
+    fn end(&mut self, finished: FinishedUp, scheduler: &mut Scheduler) {
+        let FinishedUp {
+            up,
+            wall_ms,
+            events,
+            result,
+        } = finished;
+        let env = self.envs[up.env].name().to_owned();
+        if let (Some(shared), Ok(())) = (&up.shared, &result) {
+            scheduler.succeeded(&up);
+            self.common.push(CommonSteps {
+                env,
+                envs: self.names(&shared.envs),
+                until: shared.until.clone(),
+                steps: shared.steps,
+                wall_ms,
+                disk_delta: events.disk_delta,
+            });
+            return;
+        }
+        let own = &mut self.envs[up.env];
+        own.wall_ms = wall_ms;
+        own.disk_delta = events.disk_delta;
+        match result {
+            Ok(()) => {
+                scheduler.succeeded(&up);
+                own.outcome = match events.outcome {
+                    Some(Outcome::Hit) => EnvOutcome::Hit,
+                    _ => EnvOutcome::Done,
+                };
+            }
+            Err(error) => {
+                own.fail(&error);
+                match events.failed_for_all(&error) {
+                    None => scheduler.dropped(&up),
+                    Some(step) => {
+                        for other in scheduler.failed(&up) {
+                            self.envs[other].why =
+                                Some(format!("step `{step}` failed in env {env}"));
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Owns the processes of a matrix: a separate rockenv plans and builds each env, so that none can take another down.
+
+use std::io::{BufRead as _, BufReader};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use crate::matrix::{Cell, PlannedStep};
+use crate::sys::error::{Error, Kind, Result};
+use crate::sys::host::Host;
+use crate::sys::process::{self, Program};
+use crate::sys::signals::Cancel;
+use crate::ui::event::{Event, Outcome};
+use crate::ui::size;
+use crate::up::context::Context;
+
+/// How long a process may take to stop: as long as `up` gives a step, plus a margin. Also for Slurm to cancel jobs.
+pub(super) const GRACE: Duration = Duration::from_secs(30);
+/// Larger than any plan.
+const PLAN_LIMIT: u64 = 64 << 20;
+
+/// The part of `plan --json` that is used here.
+#[derive(Debug, Deserialize)]
+pub(super) struct EnvPlan {
+    pub env: String,
+    pub needs: Needs,
+    pub plan: Steps,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Steps {
+    pub steps: Vec<PlannedStep>,
+}
+
+/// What an env needs of a machine.
+#[derive(Debug, Deserialize)]
+pub(super) struct Needs {
+    pub sizing: Sizing,
+    pub memory: Option<u64>,
+    pub disk: Vec<Disk>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Sizing {
+    pub jobs: Jobs,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Jobs {
+    pub value: u32,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Disk {
+    pub needed: u64,
+}
+
+/// What the events of one `up` reported.
+#[derive(Debug, Default)]
+pub(super) struct UpEvents {
+    pub outcome: Option<Outcome>,
+    pub disk_delta: i64,
+    failed: Option<String>,
+}
+
+impl UpEvents {
+    /// Returns the step that failed, if it would fail in every env that has it. `None` if only this env could not be
+    /// built: locked, refused by preflight, interrupted.
+    pub(super) fn failed_for_all(&self, error: &Error) -> Option<&str> {
+        let kinds = [Kind::StepFailed, Kind::Drift, Kind::OutOfSpace];
+        let failed = self.failed.as_deref();
+        failed.filter(|_| kinds.contains(&error.kind()))
+    }
+}
+
+/// How rockenv is started for each env.
+pub(super) struct RockenvCommand<'a> {
+    pub cx: &'a Context,
+    pub host: Host,
+    pub options: &'a [String],
+    pub cancel: &'a Cancel<'a>,
+}
+
+impl RockenvCommand<'_> {
+    fn program(&self, verb: &str, cell: &Cell) -> Result<Program> {
+        let directory = std::env::current_dir()?;
+        Ok(Program::at(&self.host.program)
+            .inherit_env()
+            // This command writes for the CI system, on behalf of all of them.
+            .env("GITHUB_ACTIONS", "")
+            .env("GITLAB_CI", "")
+            .directory(directory)
+            .grace(GRACE)
+            .own_codes()
+            .arg("--home")
+            .arg(&self.cx.config.home)
+            .args([verb])
+            .args(&cell.args)
+            .args(self.options))
+    }
+
+    /// Returns what `up` would do: the env's name, and its steps.
+    pub(super) fn plan(&self, cell: &Cell) -> Result<EnvPlan> {
+        let program = self.program("plan", cell)?.arg("--json");
+        let text = program.output(PLAN_LIMIT, self.cancel.flag(), &mut |event| {
+            if let process::Event::Tick = event {
+                self.cancel.look();
+            }
+        })?;
+        serde_json::from_slice(&text)
+            .map_err(|error| Error::unexpected("cannot read a plan").source(error))
+    }
+
+    /// Runs one `up` and shows its output, each line with the env's name.
+    pub(super) fn up(&self, cell: &Cell, env: &str, until: Option<&str>) -> (UpEvents, Result<()>) {
+        let events = Mutex::new(UpEvents::default());
+        let run = || {
+            let mut program = self.program("up", cell)?.args(["--progress", "json"]);
+            if let Some(until) = until {
+                program = program.args(["--until", until]);
+            }
+            let mut on = |event: process::Event<'_>| match event {
+                process::Event::Line(line) => self.cx.ui.note(&format!("{env}: {line}")),
+                process::Event::Tick => self.cancel.look(),
+            };
+            program.stream(self.cancel.flag(), &mut on, |stdout| {
+                for line in BufReader::new(stdout).lines() {
+                    // An unknown event can only come from a later rockenv; nothing depends on it.
+                    if let Ok(event) = serde_json::from_str::<Event>(&line?) {
+                        let mut events = events.lock().unwrap_or_else(PoisonError::into_inner);
+                        self.show(env, &event, &mut events);
+                    }
+                }
+                Ok(())
+            })
+        };
+        let result = run();
+        (
+            events.into_inner().unwrap_or_else(PoisonError::into_inner),
+            result,
+        )
+    }
+
+    fn show(&self, env: &str, event: &Event, events: &mut UpEvents) {
+        let say = |text: String| self.cx.ui.note(&format!("{env}: {text}"));
+        match event {
+            Event::StepStarted {
+                index,
+                total,
+                name,
+                cached: false,
+                ..
+            } => say(format!("step {index}/{total} {name}")),
+            Event::StepFinished {
+                name,
+                outcome,
+                cost,
+                ..
+            } => {
+                events.disk_delta += cost.disk_delta.unwrap_or(0);
+                if *outcome == Outcome::Failed {
+                    events.failed = Some(name.clone());
+                }
+                if *outcome == Outcome::Done {
+                    let time = size::duration(Duration::from_millis(cost.wall_ms));
+                    say(format!("{name} done in {time}"));
+                }
+            }
+            Event::Image { message, done, .. } if done.is_none() && !message.is_empty() => {
+                say(message.clone());
+            }
+            Event::Note { message } | Event::Warning { message } => say(message.clone()),
+            Event::Finished { outcome, message } => {
+                events.outcome = Some(*outcome);
+                if !message.is_empty() {
+                    self.cx.ui.note(message);
+                }
+            }
+            Event::Output { line, .. } => self.cx.ui.detail(&format!("{env}: {line}")),
+            _ => {}
+        }
+    }
+}
