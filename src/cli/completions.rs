@@ -17,6 +17,7 @@ use clap_complete::env::Shells;
 
 use crate::cli::help;
 use crate::image::catalog;
+use crate::plan::ids::EnvName;
 use crate::plan::resolve::choose;
 use crate::profile::{self, hook};
 use crate::rocm::target;
@@ -254,13 +255,16 @@ fn find(names: Names, words: &[String]) -> Result<Vec<CompletionCandidate>> {
         Names::Envs => envs(&config)?
             .1
             .into_iter()
-            .map(CompletionCandidate::new)
+            .map(|env| CompletionCandidate::new(env.as_str()))
             .collect(),
         Names::Snapshots | Names::Steps => {
             let (store, envs) = envs(&config)?;
             let mut found = Vec::new();
             // The env comes earlier on the same line.
-            for env in envs.iter().filter(|env| words.contains(env)) {
+            for env in envs
+                .iter()
+                .filter(|env| words.iter().any(|word| **env == **word))
+            {
                 let Some(record) = store.record(env)? else {
                     continue;
                 };
@@ -305,7 +309,7 @@ fn profile_steps(config: &Config, words: &[String]) -> Result<Vec<CompletionCand
     Ok(steps.into_iter().map(CompletionCandidate::new).collect())
 }
 
-fn envs(config: &Config) -> Result<(Store, Vec<String>)> {
+fn envs(config: &Config) -> Result<(Store, Vec<EnvName>)> {
     let store =
         Store::open_existing(&config.home)?.ok_or_else(|| Error::not_found("no store yet"))?;
     let envs = store.envs()?;

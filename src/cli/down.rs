@@ -2,6 +2,7 @@
 
 use clap::Args;
 
+use crate::plan::ids::EnvName;
 use crate::sys::error::Result;
 use crate::up::context::Context;
 use crate::up::stop_and_lock::stop_and_lock;
@@ -10,7 +11,7 @@ use crate::up::stop_and_lock::stop_and_lock;
 pub struct DownArgs {
     /// The env
     #[arg(value_name = "ENV")]
-    name: String,
+    name: EnvName,
 }
 
 pub(crate) fn down(cx: &Context, args: &DownArgs) -> Result<()> {

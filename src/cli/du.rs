@@ -5,6 +5,7 @@ use std::path::Path;
 
 use clap::{Args, ValueEnum};
 
+use crate::plan::ids::EnvName;
 use crate::store::usage::report::{Class, Inside, Size, UsageReport, UsageRow, count};
 use crate::store::usage::service::Held;
 use crate::sys::error::Result;
@@ -16,7 +17,7 @@ use crate::up::context::Context;
 pub struct DuArgs {
     /// Only this env, in detail
     #[arg(value_name = "ENV")]
-    name: Option<String>,
+    name: Option<EnvName>,
     /// Show directories down to this depth in build volumes, caches, sources and outputs [default: the parts of TheRock's build trees]
     #[arg(long, value_name = "LEVELS")]
     depth: Option<usize>,

@@ -3,6 +3,7 @@
 use clap::Args;
 use serde::Serialize;
 
+use crate::plan::ids::EnvName;
 use crate::sys::error::Result;
 use crate::ui::object;
 use crate::up::context::Context;
@@ -11,7 +12,7 @@ use crate::up::context::Context;
 pub struct EnvArgs {
     /// The env [default: the only one]
     #[arg(value_name = "ENV")]
-    name: Option<String>,
+    name: Option<EnvName>,
 }
 
 #[derive(Serialize)]
@@ -24,7 +25,7 @@ struct Variable<'a> {
 /// Prints the variables, for `eval` in a shell or as JSON.
 pub(crate) fn env(cx: &Context, args: &EnvArgs) -> Result<()> {
     let store = cx.existing_store()?;
-    let name = store.named_or_only(args.name.as_deref())?;
+    let name = store.named_or_only(args.name.as_ref())?;
     store.known(&name)?;
     let spec = store.spec(&name)?;
     let variables: Vec<Variable<'_>> = spec

@@ -4,6 +4,7 @@ use std::io::IsTerminal as _;
 
 use clap::Args;
 
+use crate::plan::ids::EnvName;
 use crate::sys::error::{Error, Result};
 use crate::up::context::Context;
 use crate::up::exec::{Job, Opened, run};
@@ -30,7 +31,7 @@ pub struct ExecArgs {
     apart: bool,
     /// The env [default: the only one, if `--` follows]
     #[arg(value_name = "ENV")]
-    name: Option<String>,
+    name: Option<EnvName>,
     /// The command and its arguments
     #[arg(
         value_name = "CMD",
@@ -59,7 +60,7 @@ pub(crate) fn exec(cx: &Context, args: ExecArgs) -> Result<u8> {
         })?;
         variables.push((name.to_owned(), value.to_owned()));
     }
-    let opened = Opened::new(cx, args.name.as_deref())?;
+    let opened = Opened::new(cx, args.name.as_ref())?;
     run(
         cx,
         &opened,

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde::Serialize;
 
+use crate::plan::ids::EnvName;
 use crate::share::Shareable;
 use crate::store::export::{self, ExportedEntry, OutputsExport};
 use crate::sys::error::{Error, Kind, Result};
@@ -20,7 +21,7 @@ use crate::up::task::Task;
 pub struct ExportArgs {
     /// The env
     #[arg(required_unless_present = "check")]
-    env: Option<String>,
+    env: Option<EnvName>,
     /// Directory to write to, created if missing; existing files are never replaced
     #[arg(value_name = "DIR", required_unless_present_any = ["check", "snapshots"])]
     directory: Option<PathBuf>,
@@ -115,7 +116,7 @@ fn show(cx: &Context, manifest: &Path, entries: &BTreeMap<String, ExportedEntry>
 }
 
 /// Writes shareable snapshots to a file or a directory.
-fn snapshots(cx: &Context, args: &ExportArgs, env: &str, place: &Path) -> Result<()> {
+fn snapshots(cx: &Context, args: &ExportArgs, env: &EnvName, place: &Path) -> Result<()> {
     cx.host_as_root("exporting snapshots")?;
     let store = cx.existing_store()?;
     let signals = Signals::take()?;

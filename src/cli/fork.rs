@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 
+use crate::plan::ids::EnvName;
 use crate::store::lock;
 use crate::sys::error::{Error, Result};
 use crate::up::context::Context;
@@ -11,9 +12,9 @@ use crate::up::context::Context;
 #[derive(Debug, Args)]
 pub struct ForkArgs {
     /// The env
-    env: String,
+    env: EnvName,
     /// Name of the new env
-    new: String,
+    new: EnvName,
 }
 
 pub(crate) fn fork(cx: &Context, args: &ForkArgs) -> Result<()> {

@@ -3,13 +3,14 @@
 use std::io::Write as _;
 
 use crate::cli::report;
+use crate::plan::ids::EnvName;
 use crate::store::Store;
 use crate::sys::account::{FilePlace, caller};
 use crate::sys::error::{Result, ResultExt as _};
 use crate::up::context::Context;
 
 /// Adds an env's report: its steps and its disk usage.
-pub(crate) fn of_env(cx: &Context, store: &Store, env: &str) {
+pub(crate) fn of_env(cx: &Context, store: &Store, env: &EnvName) {
     let page = || Ok(report::markdown(&report::gather::gather(store, env)?));
     add(cx, page);
 }

@@ -8,7 +8,8 @@ use clap::Args;
 use fs_err as fs;
 
 use crate::execute::log::{Reader, text_of};
-use crate::store::Store;
+use crate::plan::ids::EnvName;
+use crate::store::{Store, check_name};
 use crate::sys::error::{Error, Result, if_there};
 use crate::sys::suggest;
 use crate::up::context::Context;
@@ -39,7 +40,7 @@ pub struct LogsArgs {
 pub(crate) fn logs(cx: &Context, args: &LogsArgs) -> Result<()> {
     let store = cx.existing_store()?;
     let (name, step) = chosen(&store, args)?;
-    let (name, step) = (name.as_str(), step.as_deref());
+    let (name, step) = (&name, step.as_deref());
     let path = all(&store, name, step)?.pop_last();
     let mut path = path.ok_or_else(|| none(&store, name, step))?;
     let mut log = Reader::open(&path)?;
@@ -87,25 +88,26 @@ fn show(cx: &Context, lines: &[u8], args: &LogsArgs) {
 }
 
 /// Returns the env and the step. A single word names a step if it names no env, and there is only one.
-fn chosen(store: &Store, args: &LogsArgs) -> Result<(String, Option<String>)> {
+fn chosen(store: &Store, args: &LogsArgs) -> Result<(EnvName, Option<String>)> {
     if let (Some(word), None) = (&args.name, &args.step) {
         let envs = store.envs()?;
         if let [only] = envs.as_slice()
-            && word != only
+            && *only != **word
             && let Some(record) = store.record(only)?
             && record.steps.iter().any(|step| step.name == *word)
         {
             return Ok((only.clone(), Some(word.clone())));
         }
     }
-    let name = store.named_or_only(args.name.as_deref())?;
+    let name = args.name.as_deref().map(check_name).transpose()?;
+    let name = store.named_or_only(name.as_ref())?;
     store.known(&name)?;
     Ok((name, args.step.clone()))
 }
 
 /// Returns the logs in the order in which they began; only those of the step if one is named. Each name contains the
 /// time of its `up` and the number of its step.
-pub(super) fn all(store: &Store, env: &str, wanted: Option<&str>) -> Result<BTreeSet<PathBuf>> {
+pub(super) fn all(store: &Store, env: &EnvName, wanted: Option<&str>) -> Result<BTreeSet<PathBuf>> {
     let mut found = BTreeSet::new();
     let Some(runs) = if_there(fs::read_dir(store.env_dir(env).join("logs")))? else {
         return Ok(found);
@@ -124,7 +126,7 @@ pub(super) fn all(store: &Store, env: &str, wanted: Option<&str>) -> Result<BTre
     Ok(found)
 }
 
-fn none(store: &Store, env: &str, step: Option<&str>) -> Error {
+fn none(store: &Store, env: &EnvName, step: Option<&str>) -> Error {
     let what = step.map_or_else(|| "any step".to_owned(), |step| format!("step `{step}`"));
     let record = store.record(env).ok().flatten();
     let steps = record.iter().flat_map(|record| &record.steps);

@@ -2,6 +2,7 @@
 
 use clap::Args;
 
+use crate::plan::ids::EnvName;
 use crate::plan::record::Record;
 use crate::store::{Store, lock};
 use crate::sys::error::Result;
@@ -62,7 +63,7 @@ pub(crate) fn ls(cx: &Context, _args: &LsArgs) -> Result<()> {
     ]);
     for row in rows {
         table.row([
-            row.env,
+            row.env.into(),
             row.state.to_owned(),
             row.profile,
             row.targets.join(","),
@@ -78,7 +79,7 @@ pub(crate) fn ls(cx: &Context, _args: &LsArgs) -> Result<()> {
 
 pub(super) fn state(
     store: &Store,
-    env: &str,
+    env: &EnvName,
     record: &Record,
     holder: Option<&lock::Holder>,
 ) -> &'static str {

@@ -3,10 +3,10 @@
 use clap::Args;
 
 use crate::engine::docker::Service;
-use crate::plan::ids::StepKey;
+use crate::plan::ids::{EnvName, StepKey};
 use crate::share::{self, Import, Pulled, Repository, SnapshotRef};
-use crate::store::Store;
 use crate::store::history::Reuse;
+use crate::store::{Store, check_name};
 use crate::sys::checksum::is_sha256;
 use crate::sys::error::{Error, Result};
 use crate::sys::signals::Signals;
@@ -50,7 +50,7 @@ pub(crate) fn pull(cx: &Context, args: &PullArgs) -> Result<()> {
             let service = registry::service(cx, engine)?;
             asking.by_name(&cx.store()?, &args.what, service.as_ref())?
         }
-        false => asking.of_env(&cx.existing_store()?, &args.what)?,
+        false => asking.of_env(&cx.existing_store()?, &check_name(&args.what)?)?,
     };
     if cx.json {
         return cx.ui.json(&pulled);
@@ -84,7 +84,7 @@ impl Asking<'_> {
     }
 
     /// Pulls the snapshot of the env's last step that the registry has.
-    fn of_env(&self, store: &Store, env: &str) -> Result<Pulled> {
+    fn of_env(&self, store: &Store, env: &EnvName) -> Result<Pulled> {
         let repository = registry::repository(self.task.cx, None)?;
         let record = store.known(env).map_err(|error| {
             let help = format!("rockenv up {env} --pull, or rockenv pull {repository}:TAG");

@@ -2,6 +2,7 @@
 
 use clap::Args;
 
+use crate::plan::ids::EnvName;
 use crate::share::Shareable;
 use crate::sys::error::Result;
 use crate::sys::signals::Signals;
@@ -14,7 +15,7 @@ use crate::up::{push, registry};
 #[derive(Debug, Args)]
 pub struct PushArgs {
     /// The env
-    env: String,
+    env: EnvName,
     /// Destination: `HOST/NAME`, and `:TAG` as another name for the last snapshot [default: `registry` in the
     /// configuration]
     #[arg(value_name = "REF")]

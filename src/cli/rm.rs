@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 
+use crate::plan::ids::EnvName;
 use crate::sys::error::{Kind, Result};
 use crate::up::context::Context;
 use crate::up::stop_and_lock::stop_and_lock;
@@ -12,7 +13,7 @@ use crate::up::stop_and_lock::stop_and_lock;
 pub struct RmArgs {
     /// The envs
     #[arg(required = true, value_name = "ENV")]
-    names: Vec<String>,
+    names: Vec<EnvName>,
     /// First stop everything that runs in them
     #[arg(short, long)]
     force: bool,

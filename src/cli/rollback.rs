@@ -2,6 +2,7 @@
 
 use clap::Args;
 
+use crate::plan::ids::EnvName;
 use crate::store::lock;
 use crate::store::snapshot::no_snapshot;
 use crate::sys::error::Result;
@@ -10,7 +11,7 @@ use crate::up::context::Context;
 #[derive(Debug, Args)]
 pub struct RollbackArgs {
     /// The env
-    env: String,
+    env: EnvName,
     /// The snapshot
     snapshot: String,
 }

@@ -4,6 +4,7 @@ use std::io::IsTerminal as _;
 
 use clap::Args;
 
+use crate::plan::ids::EnvName;
 use crate::sys::error::Result;
 use crate::up::context::Context;
 use crate::up::exec::{Job, Opened, run};
@@ -21,13 +22,13 @@ pub struct ShellArgs {
     failed: bool,
     /// The env [default: the only one]
     #[arg(value_name = "ENV")]
-    name: Option<String>,
+    name: Option<EnvName>,
 }
 
 /// Opens a shell in an env; returns its exit code.
 pub(crate) fn shell(cx: &Context, args: ShellArgs) -> Result<u8> {
     let choose = "if command -v bash >/dev/null; then exec bash -l; else exec sh -l; fi";
-    let opened = Opened::new(cx, args.name.as_deref())?;
+    let opened = Opened::new(cx, args.name.as_ref())?;
     run(
         cx,
         &opened,

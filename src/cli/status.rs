@@ -11,6 +11,7 @@ use super::ls::state;
 use super::report::word;
 use super::{logs, watch};
 use crate::execute::samples_beside;
+use crate::plan::ids::EnvName;
 use crate::plan::record::{Outcome, Record};
 use crate::plan::samples::Sample;
 use crate::store::{Store, lock};
@@ -25,7 +26,7 @@ use crate::up::stop_and_lock::holder;
 pub struct StatusArgs {
     /// The env [default: the only one]
     #[arg(value_name = "ENV")]
-    name: Option<String>,
+    name: Option<EnvName>,
     /// Refresh every second until Ctrl-C
     #[arg(long, conflicts_with = "check")]
     watch: bool,
@@ -43,7 +44,7 @@ pub(crate) fn status(cx: &Context, args: &StatusArgs) -> Result<u8> {
 
 fn show_status(cx: &Context, args: &StatusArgs) -> Result<u8> {
     let store = cx.existing_store()?;
-    let name = store.named_or_only(args.name.as_deref())?;
+    let name = store.named_or_only(args.name.as_ref())?;
     let mut record = store.known(&name)?;
     record.used = store.last_use(&name, &record);
     let holder = holder(&store, &name);
@@ -138,7 +139,7 @@ fn show_status(cx: &Context, args: &StatusArgs) -> Result<u8> {
 }
 
 /// Returns what the running step uses, by its latest sample.
-fn now(store: &Store, env: &str) -> Option<String> {
+fn now(store: &Store, env: &EnvName) -> Option<String> {
     let log = logs::all(store, env, None).ok()?.pop_last()?;
     let samples = fs_err::read_to_string(samples_beside(&log)).ok()?;
     let sample: Sample = samples.lines().next_back()?.parse().ok()?;
@@ -191,7 +192,7 @@ struct Changed {
     what: String,
 }
 
-fn results(store: &Store, env: &str, record: &Record) -> Result<Vec<Changed>> {
+fn results(store: &Store, env: &EnvName, record: &Record) -> Result<Vec<Changed>> {
     let Some(head) = &record.head.layer else {
         return Ok(Vec::new());
     };

@@ -234,8 +234,7 @@ fn store(input: &[u8]) -> Result<()> {
         let limits = Policy::new(&Table::default(), None)?.limits(inventory.size);
         gc::plan(&inventory, &limits, Some(0));
     }
-    for name in fs::read_dir(root.join("envs"))? {
-        let name = name?.file_name().to_string_lossy().into_owned();
+    for name in store.env_names()? {
         let (env, run) = (store.env_dir(&name), store.env_dir(&name).join("run"));
         drop((store.record(&name), store.spec(&name), journal::read(&env)));
         // It names processes to end, which could be any on this machine.

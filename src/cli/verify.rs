@@ -2,6 +2,7 @@
 
 use clap::Args;
 
+use crate::plan::ids::EnvName;
 use crate::store::lock;
 use crate::sys::atomic::random_id;
 use crate::sys::error::{Error, Kind, Result};
@@ -21,7 +22,7 @@ const STEM: usize = 40;
 #[derive(Debug, Args)]
 pub struct VerifyArgs {
     /// The env
-    env: String,
+    env: EnvName,
     /// The steps [default: all that have a snapshot]
     steps: Vec<String>,
     /// Also compare modification times, and the logs and caches of package managers and ninja
@@ -66,13 +67,10 @@ pub(crate) fn verify(cx: &Context, args: &VerifyArgs) -> Result<u8> {
 }
 
 /// Returns a name for the scratch env.
-fn scratch_name(env: &str) -> Result<String> {
+fn scratch_name(env: &EnvName) -> Result<EnvName> {
     let stem: String = env.chars().take(STEM).collect();
-    Ok(format!(
-        "{}-verify-{}",
-        stem.trim_end_matches('.'),
-        random_id()?
-    ))
+    let name = format!("{}-verify-{}", stem.trim_end_matches('.'), random_id()?);
+    Ok(name.try_into()?)
 }
 
 fn say(cx: &Context, reporter: &Reporter, env: &str, steps: &[StepReport]) -> Result<u8> {

@@ -19,6 +19,7 @@ use crate::engine::jobserver;
 use crate::engine::ninja;
 use crate::engine::{Bind, Container, Limits, Root};
 use crate::image::certificates::Given;
+use crate::plan::ids::EnvName;
 use crate::plan::pins;
 use crate::plan::resolve::{Access, Spec, Step, Volume, VolumeKind, VolumeSource};
 use crate::rocm::gpu::Device;
@@ -185,7 +186,7 @@ impl Around<'_> {
 ///
 /// A directory that was removed and made again is another one, and the container has the old one.
 pub(crate) fn made_of(
-    env: &str,
+    env: &EnvName,
     store: &Store,
     spec: &Spec,
     host: &Host,
@@ -260,7 +261,7 @@ pub(crate) fn directory_of(
     }
 }
 
-fn output_directory(store: &Store, env: &str, name: &str) -> PathBuf {
+fn output_directory(store: &Store, env: &EnvName, name: &str) -> PathBuf {
     store.root().join("outputs").join(env).join(name)
 }
 
@@ -350,7 +351,7 @@ fn existing(path: &Path, volume: &Volume) -> Result<PathBuf> {
 }
 
 /// Returns a machine name: at most 64 characters, each label valid in a host name.
-fn container_id(env: &str) -> Result<String> {
+fn container_id(env: &EnvName) -> Result<String> {
     Ok(format!("{}{}", name_prefix(env), random_id()?))
 }
 

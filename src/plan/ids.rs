@@ -259,7 +259,7 @@ macro_rules! parsed_in_tests {
 }
 
 #[cfg(test)]
-parsed_in_tests! { LayerId TreeId EnvId ImageKey VolumeId VolumeName PathBelow }
+parsed_in_tests! { LayerId TreeId EnvId EnvName ImageKey VolumeId VolumeName PathBelow }
 
 /// Makes a key from any text, for tests.
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Owns the choice of what can be shared of an env: the snapshots, from the lowest, that are complete without this store.
 
 use crate::engine::docker::Service;
+use crate::plan::ids::EnvName;
 use crate::share::ServiceImage;
 use crate::store::history::Reuse;
 use crate::store::images::Image;
@@ -10,7 +11,7 @@ use crate::ui::Reporter;
 
 /// The shareable part of an env.
 pub(crate) struct Shareable {
-    pub env: String,
+    pub env: EnvName,
     /// The profile, for people who look at the registry.
     pub profile: String,
     /// The image at the bottom.
@@ -25,7 +26,7 @@ impl Shareable {
     /// Chooses the shareable part; reports what cannot be shared, and why.
     pub(crate) fn of(
         store: &Store,
-        env: &str,
+        env: &EnvName,
         until: Option<&str>,
         reuse: Reuse,
         reporter: &Reporter,

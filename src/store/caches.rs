@@ -10,6 +10,7 @@ use super::check::names;
 use super::{Store, check_name};
 use crate::plan::gc::Inventory;
 use crate::plan::gc::cache::{self, CacheKind, Entries};
+use crate::plan::ids::EnvName;
 use crate::plan::resolve::VolumeKind;
 use crate::store::inventory::allocated;
 use crate::sys::error::{Error, Result};
@@ -19,15 +20,15 @@ pub struct Shelf {
     /// The tool that made it, if its files show that.
     pub kind: Option<CacheKind>,
     /// The envs that mount it, with the mount point.
-    pub users: BTreeMap<String, String>,
+    pub users: BTreeMap<EnvName, String>,
     /// The largest limit that a profile sets, in bytes.
     pub max: Option<u64>,
 }
 
 impl Shelf {
     /// Returns an env that mounts it and in which a command runs.
-    pub fn busy(&self, store: &Store) -> Option<&str> {
-        let mut users = self.users.keys().map(String::as_str);
+    pub fn busy(&self, store: &Store) -> Option<&EnvName> {
+        let mut users = self.users.keys();
         users.find(|env| store.is_env_busy(env))
     }
 }
@@ -150,7 +151,7 @@ impl Store {
             let Some(max) = limits.get(&name).copied().or(shelf.max) else {
                 continue;
             };
-            let busy = shelf.busy(self).map(str::to_owned);
+            let busy = shelf.busy(self).cloned();
             let mut users = shelf.users.into_iter();
             let idle = match busy {
                 None => users.find(|(env, _)| inventory.envs.contains_key(env)),

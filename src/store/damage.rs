@@ -6,6 +6,7 @@ use std::fmt;
 use super::Store;
 use super::check::{is_busy, names};
 use super::lock;
+use crate::plan::ids::EnvName;
 use crate::sys::error::{Error, Result};
 
 /// An object whose description cannot be read.
@@ -41,7 +42,14 @@ impl Store {
     pub fn unreadable_envs(&self) -> Result<Vec<Unreadable>> {
         let mut found = Vec::new();
         for name in names(&self.root.join("envs"))? {
-            let error = self.record(&name).err();
+            let error = match name.parse::<EnvName>() {
+                Ok(name) => self.record(&name).err(),
+                // Not made by rockenv: a file, or a directory that somebody renamed.
+                Err(error) => {
+                    let record = self.root.join("envs").join(&name).join("record.json");
+                    record.exists().then(|| error.into())
+                }
+            };
             found.extend(error.map(|error| Unreadable::new(format!("env `{name}`"), &error)));
         }
         Ok(found)
@@ -57,7 +65,7 @@ impl Store {
                 found.extend(error.map(|error| Unreadable::new(format!("layer `{id}`"), &error)));
             }
         }
-        for name in names(&self.root.join("envs"))? {
+        for name in self.env_names()? {
             if let Err(error) = self.lease_of(&name)
                 && is_busy(&lock::env_lock(&self.env_dir(&name)))
             {

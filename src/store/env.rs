@@ -14,7 +14,7 @@ use super::ephemeral::{Fate, Reaped};
 use super::history::VolumesFrom;
 use super::journal::{self, JournalEntry};
 use super::snapshot::push_snapshot;
-use super::{Lock, Store, check_name, no_env, removal};
+use super::{Lock, Store, no_env, removal};
 use crate::engine::hold::ContainerRecord;
 use crate::engine::{BuildUser, Root, session};
 use crate::plan::ids::{EnvName, LayerId, StepKey, TreeId, VolumeId};
@@ -42,7 +42,12 @@ const RETIREMENT: Duration = Duration::from_secs(30);
 const ASK: Duration = Duration::from_millis(100);
 
 /// Takes the lock of the env in `directory` for `verb`. A container that only waits for another command is ended.
-pub(super) fn lock_alone(directory: &Path, name: &str, verb: &str, wait: Duration) -> Result<Lock> {
+pub(super) fn lock_alone(
+    directory: &Path,
+    name: &EnvName,
+    verb: &str,
+    wait: Duration,
+) -> Result<Lock> {
     let (path, what) = (super::lock::env_lock(directory), env_named(name));
     let mut deadline = Instant::now() + wait;
     let mut piece = Duration::ZERO;
@@ -61,7 +66,7 @@ pub(super) fn lock_alone(directory: &Path, name: &str, verb: &str, wait: Duratio
     }
 }
 
-fn env_named(name: &str) -> String {
+fn env_named(name: &EnvName) -> String {
     format!("env `{name}`")
 }
 
@@ -70,7 +75,7 @@ const SPEC: &str = "spec.toml";
 
 impl Store {
     /// Reads an env's resolved spec.
-    pub fn spec(&self, name: &str) -> Result<Spec> {
+    pub fn spec(&self, name: &EnvName) -> Result<Spec> {
         let path = self.env_dir(name).join(SPEC);
         let text = if_there(fs::read_to_string(&path))?.ok_or_else(|| {
             Error::not_found(format!("env `{name}` has no spec yet")).help("rockenv up")
@@ -83,12 +88,11 @@ impl Store {
     }
 
     /// Locks an env for `verb`, finishing or undoing the work of a killed command.
-    pub fn lock_env(&self, name: &str, verb: &str, wait: Duration) -> Result<LockedEnv<'_>> {
-        let name = check_name(name)?;
-        let directory = self.env_dir(&name);
+    pub fn lock_env(&self, name: &EnvName, verb: &str, wait: Duration) -> Result<LockedEnv<'_>> {
+        let directory = self.env_dir(name);
         fs::create_dir_all(&directory)?;
-        let lock = lock_alone(&directory, &name, verb, wait)?;
-        self.with_lock(name, lock)
+        let lock = lock_alone(&directory, name, verb, wait)?;
+        self.with_lock(name.clone(), lock)
     }
 
     fn with_lock(&self, name: EnvName, lock: Lock) -> Result<LockedEnv<'_>> {
@@ -107,17 +111,17 @@ impl Store {
     }
 
     /// Locks an existing env if nobody holds it, not even a container that only waits for another command.
-    pub fn lock_unheld(&self, name: &str, verb: &str) -> Result<LockedEnv<'_>> {
+    pub fn lock_unheld(&self, name: &EnvName, verb: &str) -> Result<LockedEnv<'_>> {
         self.known(name)?;
         let path = super::lock::env_lock(&self.env_dir(name));
         let lock = Lock::exclusive(&path, &env_named(name), verb, Duration::ZERO)?;
-        let env = self.with_lock(check_name(name)?, lock)?;
+        let env = self.with_lock(name.clone(), lock)?;
         env.known_record()?;
         Ok(env)
     }
 
     /// Locks an existing env.
-    pub fn lock_known(&self, name: &str, verb: &str, wait: Duration) -> Result<LockedEnv<'_>> {
+    pub fn lock_known(&self, name: &EnvName, verb: &str, wait: Duration) -> Result<LockedEnv<'_>> {
         self.known(name)?;
         let env = self.lock_env(name, verb, wait)?;
         // Removed before the lock was taken.
@@ -402,7 +406,7 @@ fn attempt_line(key: &StepKey, record: &Record) -> String {
 
 impl Store {
     /// Returns the key of the step that was begun on the env's current build volumes and did not end well.
-    pub fn attempt(&self, name: &str, record: &Record) -> Option<StepKey> {
+    pub fn attempt(&self, name: &EnvName, record: &Record) -> Option<StepKey> {
         let text = fs::read_to_string(self.env_dir(name).join(ATTEMPT)).ok()?;
         let key = text.split(' ').next()?.parse().ok()?;
         (text == attempt_line(&key, record)).then_some(key)
@@ -410,7 +414,7 @@ impl Store {
 
     /// Records that a command of `exec` or `shell` joins the step that is running in an env, by a copy of the record of
     /// that step: its `up` has the lock. Returns whether it is the first one.
-    pub fn join_attempt(&self, name: &str) -> Result<bool> {
+    pub fn join_attempt(&self, name: &EnvName) -> Result<bool> {
         let directory = self.env_dir(name);
         let (attempt, joined) = (directory.join(ATTEMPT), directory.join(JOINED));
         let Some(text) = if_there(fs::read(&attempt))? else {
@@ -450,7 +454,7 @@ mod tests {
     fn a_command_that_joins_an_ending_step_gets_no_error() {
         let root = tempfile::tempdir().unwrap();
         let store = Store::open(&root.path().join("store")).unwrap();
-        let env = store.env_dir("a");
+        let env = store.env_dir(&"a".into());
         fs::create_dir_all(&env).unwrap();
         fs::write(env.join(ATTEMPT), "key").unwrap();
         let ended = AtomicBool::new(false);
@@ -467,7 +471,7 @@ mod tests {
             });
             let until = Instant::now() + Duration::from_secs(20);
             while Instant::now() < until && joined.contains(&0) {
-                match store.join_attempt("a") {
+                match store.join_attempt(&"a".into()) {
                     Ok(first) => joined[usize::from(first)] += 1,
                     Err(error) => {
                         ended.store(true, Ordering::Relaxed);

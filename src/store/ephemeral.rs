@@ -11,10 +11,10 @@ use std::path::Path;
 use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
-use super::check::names;
 use super::layer::boot_id;
 use super::{LockedEnv, Store, lock};
 use crate::engine::hold::Ended;
+use crate::plan::ids::EnvName;
 use crate::sys::atomic;
 use crate::sys::error::{Error, Kind, Result, if_there};
 
@@ -106,15 +106,15 @@ fn fate(directory: &Path) -> Result<Fate> {
 /// An env that was removed because its command is gone.
 #[derive(Debug)]
 pub struct Reaped {
-    pub env: String,
+    pub env: EnvName,
     owner: Option<Owner>,
     ended: Ended,
 }
 
 impl Reaped {
-    pub(super) fn new(env: &str, owner: Option<Owner>, ended: Ended) -> Self {
+    pub(super) fn new(env: &EnvName, owner: Option<Owner>, ended: Ended) -> Self {
         Self {
-            env: env.to_owned(),
+            env: env.clone(),
             owner,
             ended,
         }
@@ -149,7 +149,7 @@ impl std::fmt::Display for Reaped {
 
 impl Store {
     /// Makes a new env that ends with this command, which is `up --ephemeral` or similar.
-    pub fn claim(&self, name: &str, command: &str) -> Result<Claim> {
+    pub fn claim(&self, name: &EnvName, command: &str) -> Result<Claim> {
         let env = self.lock_env(name, "up", lock::WAIT)?;
         env.check_owner()?;
         if env.record().is_some() {
@@ -177,13 +177,13 @@ impl Store {
     }
 
     /// Returns whether an env still exists although the command that it should have ended with is gone.
-    pub fn is_left(&self, name: &str) -> bool {
+    pub fn is_left(&self, name: &EnvName) -> bool {
         matches!(fate(&self.env_dir(name)), Ok(Fate::Left(_)))
     }
 
     /// Returns the envs that ephemeral commands left.
-    pub fn abandoned(&self) -> Result<Vec<String>> {
-        let mut names = names(&self.root().join("envs"))?;
+    pub fn abandoned(&self) -> Result<Vec<EnvName>> {
+        let mut names = self.env_names()?;
         names.retain(|name| self.is_left(name));
         Ok(names)
     }

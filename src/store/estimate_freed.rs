@@ -16,7 +16,7 @@ use super::layer::VolumeState;
 use crate::engine::docker::Service;
 use crate::plan::gc::roots::Roots;
 use crate::plan::gc::{Frozen, Inventory};
-use crate::plan::ids::{ImageKey, LayerId, TreeId};
+use crate::plan::ids::{EnvName, ImageKey, LayerId, TreeId};
 use crate::store::inventory::{Look, allocated};
 use crate::sys::error::{Result, ResultExt as _};
 use crate::tree::measure::{MeasureOptions, Root};
@@ -192,7 +192,7 @@ impl Store {
             || volumes.any(|state| *state == VolumeState::Frozen)
     }
 
-    fn tree_dir(&self, env: &str, tree: &TreeId) -> PathBuf {
+    fn tree_dir(&self, env: &EnvName, tree: &TreeId) -> PathBuf {
         self.env_dir(env).join("trees").join(tree)
     }
 
@@ -222,7 +222,7 @@ enum Thing {
     Image(ImageKey),
     Layer(LayerId),
     /// The env and its tree.
-    Failed(String, TreeId),
+    Failed(EnvName, TreeId),
 }
 
 /// Things from the bottom up, each with its owner: one owner for all that stand on the same removable thing.

@@ -9,7 +9,7 @@ use super::check::names;
 use super::{Lock, LockedEnv, Store};
 use crate::plan::gc::GcTarget;
 use crate::plan::gc::roots::tops;
-use crate::plan::ids::{ImageKey, LayerId};
+use crate::plan::ids::{EnvName, ImageKey, LayerId};
 use crate::plan::record::Origin;
 use crate::sys::atomic;
 use crate::sys::error::{Error, Kind, Result};
@@ -59,7 +59,7 @@ impl Store {
     /// Does something with an env that nobody holds.
     fn with_idle(
         &self,
-        name: &str,
+        name: &EnvName,
         then: impl FnOnce(&mut LockedEnv<'_>) -> Result<Swept>,
     ) -> Result<Swept> {
         match self.lock_known(name, "gc", Duration::ZERO) {
@@ -153,7 +153,7 @@ impl Store {
     /// Finishes what killed commands left in envs that nobody holds. Returns the errors.
     pub fn settle_envs(&self) -> Result<Vec<Error>> {
         let mut wrong = Vec::new();
-        for name in names(&self.root.join("envs"))? {
+        for name in self.env_names()? {
             match self.lock_env(&name, "gc", Duration::ZERO) {
                 Err(error) if error.kind() != Kind::Busy => wrong.push(error),
                 _ => {}

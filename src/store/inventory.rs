@@ -13,6 +13,7 @@ use super::check::{self, Read, is_busy, names};
 use super::{Store, lock};
 use crate::engine::hold::ContainerRecord;
 use crate::plan::gc::{Base, CachedFile, Env, Frozen, Inventory};
+use crate::plan::ids::EnvName;
 use crate::sys::checksum::is_sha256;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::tree::measure::{self, scan_one};
@@ -92,7 +93,7 @@ impl Store {
     fn add_envs(
         &self,
         inventory: &mut Inventory,
-        envs: BTreeMap<String, check::EnvItem>,
+        envs: BTreeMap<EnvName, check::EnvItem>,
     ) -> Result<bool> {
         let mut any_busy = false;
         for (name, item) in envs {
@@ -172,7 +173,7 @@ impl Store {
 
     fn read_env(
         &self,
-        name: &str,
+        name: &EnvName,
         record: super::Record,
         busy: bool,
         unsettled: bool,
@@ -224,12 +225,12 @@ impl Store {
     }
 
     /// Returns whether a command holds an env, or runs in it.
-    pub fn is_env_busy(&self, name: &str) -> bool {
+    pub fn is_env_busy(&self, name: &EnvName) -> bool {
         is_busy(&lock::env_lock(&self.env_dir(name))) && !self.only_waits(name)
     }
 
     /// Returns whether only a container that waits for another command holds an env: taking the lock ends it.
-    pub fn only_waits(&self, name: &str) -> bool {
+    pub fn only_waits(&self, name: &EnvName) -> bool {
         ContainerRecord::read(&self.env_dir(name).join("run")).is_some_and(|state| state.idle)
     }
 }

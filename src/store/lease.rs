@@ -7,9 +7,10 @@ use std::collections::BTreeMap;
 
 use fs_err as fs;
 
-use super::check::{is_busy, names};
+use super::check::is_busy;
 use super::{LockedEnv, Store, lock};
 use crate::plan::gc::Lease;
+use crate::plan::ids::EnvName;
 use crate::sys::error::{Error, Result, if_there};
 
 const LEASE: &str = "lease";
@@ -40,9 +41,9 @@ impl LockedEnv<'_> {
 
 impl Store {
     /// Returns what running commands keep, by env.
-    pub fn leases(&self) -> Result<BTreeMap<String, Lease>> {
+    pub fn leases(&self) -> Result<BTreeMap<EnvName, Lease>> {
         let mut leases = BTreeMap::new();
-        for name in names(&self.root.join("envs"))? {
+        for name in self.env_names()? {
             // An unreadable lease keeps everything: see [`Store::unreadable`].
             if let Ok(Some(lease)) = self.lease_of(&name)
                 && is_busy(&lock::env_lock(&self.env_dir(&name)))
@@ -54,7 +55,7 @@ impl Store {
     }
 
     /// Reads a lease, valid or not.
-    pub(super) fn lease_of(&self, env: &str) -> Result<Option<Lease>> {
+    pub(super) fn lease_of(&self, env: &EnvName) -> Result<Option<Lease>> {
         crate::sys::atomic::read_json(&self.env_dir(env).join(LEASE))
     }
 }

@@ -177,18 +177,17 @@ impl Store {
 
     /// Returns the earlier costs of a profile's steps, from all its existing envs; oldest first.
     pub fn past(&self, profile: &str) -> Vec<Past> {
-        let entries = fs::read_dir(self.root.join("envs")).into_iter().flatten();
         let mut rows = Vec::new();
-        for entry in entries.flatten() {
-            let name = entry.file_name().to_string_lossy().into_owned();
+        for name in self.env_names().unwrap_or_default() {
             let record = self.record(&name).ok().flatten();
             if record.is_none_or(|record| record.profile != profile) {
                 continue;
             }
-            let text = fs::read_to_string(entry.path().join("metrics.jsonl")).unwrap_or_default();
+            let text = fs::read_to_string(self.env_dir(&name).join("metrics.jsonl"));
             // Skips lines cut short by a crash or written by another version.
             rows.extend(
-                text.lines()
+                text.unwrap_or_default()
+                    .lines()
                     .filter_map(|line| serde_json::from_str::<Past>(line).ok()),
             );
         }
@@ -281,7 +280,7 @@ impl Store {
         self.method != Method::Overlay
     }
 
-    pub fn env_dir(&self, name: &str) -> PathBuf {
+    pub fn env_dir(&self, name: &EnvName) -> PathBuf {
         self.root.join("envs").join(name)
     }
 
@@ -295,22 +294,20 @@ impl Store {
     }
 
     /// Returns the names of the envs that have a record, sorted.
-    pub fn envs(&self) -> Result<Vec<String>> {
-        let mut names = Vec::new();
-        for entry in fs::read_dir(self.root.join("envs"))? {
-            let entry = entry?;
-            if entry.path().join("record.json").exists()
-                && let Ok(name) = entry.file_name().into_string()
-            {
-                names.push(name);
-            }
-        }
-        names.sort();
+    pub fn envs(&self) -> Result<Vec<EnvName>> {
+        let mut names = self.env_names()?;
+        names.retain(|name| self.env_dir(name).join("record.json").exists());
         Ok(names)
     }
 
+    /// Returns the names of all envs, also of those without a record, sorted.
+    pub(crate) fn env_names(&self) -> Result<Vec<EnvName>> {
+        let names = check::names(&self.root.join("envs"))?.into_iter();
+        Ok(names.filter_map(|name| name.try_into().ok()).collect())
+    }
+
     /// Reads an env's record without its lock, as the last finished command left it.
-    pub fn record(&self, name: &str) -> Result<Option<Record>> {
+    pub fn record(&self, name: &EnvName) -> Result<Option<Record>> {
         let directory = self.env_dir(name);
         let record = directory.join("record.json");
         let Some(mut record) = crate::sys::atomic::read_json::<Record>(&record)? else {
@@ -327,19 +324,18 @@ impl Store {
     }
 
     /// Reads an env's record; an error if there is no such env.
-    pub fn known(&self, name: &str) -> Result<Record> {
-        check_name(name)?;
+    pub fn known(&self, name: &EnvName) -> Result<Record> {
         self.record(name)?.ok_or_else(|| {
             let envs = self.envs().unwrap_or_default();
-            let help = suggest::help(name, envs.iter().map(String::as_str), "rockenv ls");
+            let help = suggest::help(name, envs.iter().map(EnvName::as_str), "rockenv ls");
             no_env(name).help(help)
         })
     }
 
     /// Returns the env that a command is about: the named one, or else the only one there is.
-    pub fn named_or_only(&self, name: Option<&str>) -> Result<String> {
+    pub fn named_or_only(&self, name: Option<&EnvName>) -> Result<EnvName> {
         if let Some(name) = name {
-            return Ok(name.to_owned());
+            return Ok(name.clone());
         }
         let mut envs = self.envs()?;
         match envs.len() {

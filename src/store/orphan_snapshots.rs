@@ -65,7 +65,7 @@ impl Store {
                 listed(&images.join(arriving), &mut known);
             }
         }
-        for env in names(&self.root().join("envs"))? {
+        for env in self.env_names()? {
             let trees = names(&self.env_dir(&env).join("trees"))?.into_iter();
             known.extend(trees.filter_map(|tree| TreeId::try_from(tree).ok()));
         }

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 
 use super::images::Image;
 use super::{LockedEnv, Record, Store};
-use crate::plan::ids::ImageKey;
+use crate::plan::ids::{EnvName, ImageKey};
 
 const FILE: &str = "used";
 
@@ -27,7 +27,7 @@ fn modified_at(directory: &Path) -> Option<Timestamp> {
 
 impl Store {
     /// Returns when an env was last used.
-    pub fn last_use(&self, name: &str, record: &Record) -> Timestamp {
+    pub fn last_use(&self, name: &EnvName, record: &Record) -> Timestamp {
         let modified_at = modified_at(&self.env_dir(name));
         modified_at.map_or(record.used, |modified_at| modified_at.max(record.used))
     }
@@ -39,7 +39,7 @@ impl Store {
     }
 
     /// Records that an env is used, by a command that has its lock or a share in its container.
-    pub fn use_env(&self, name: &str, record: &Record) {
+    pub fn use_env(&self, name: &EnvName, record: &Record) {
         touch(&self.env_dir(name));
         self.use_image(&record.image_key);
     }

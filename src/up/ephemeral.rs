@@ -3,13 +3,14 @@
 use std::path::PathBuf;
 
 use super::stop_and_lock::stop_and_lock;
+use crate::plan::ids::EnvName;
 use crate::store::Store;
 use crate::store::ephemeral::Claim;
 use crate::store::results;
 use crate::sys::error::Result;
 
 /// Removes the env and waits until its space is free. Returns the directories of its outputs.
-pub(crate) fn end(store: &Store, name: &str, claim: Claim) -> Result<Vec<PathBuf>> {
+pub(crate) fn end(store: &Store, name: &EnvName, claim: Claim) -> Result<Vec<PathBuf>> {
     let outputs = outputs(store, name);
     // Also ends an `exec` in it.
     let (env, _) = stop_and_lock(store, name, "up")?;
@@ -26,7 +27,7 @@ pub(crate) fn end(store: &Store, name: &str, claim: Claim) -> Result<Vec<PathBuf
 }
 
 /// Returns the existing directories of the env's outputs.
-fn outputs(store: &Store, name: &str) -> Vec<PathBuf> {
+fn outputs(store: &Store, name: &EnvName) -> Vec<PathBuf> {
     let Ok(spec) = store.spec(name) else {
         return Vec::new();
     };

@@ -11,6 +11,7 @@ use crate::execute::gpu_check::{Proof, prove};
 use crate::execute::terminal::Exit;
 use crate::execute::{ByHand, base_environment, container, terminal};
 use crate::image::certificates;
+use crate::plan::ids::EnvName;
 use crate::plan::resolve::{self, Spec, VolumeKind};
 use crate::rocm::gpu::{self, Choice, Device, Selector};
 use crate::store::{LockedEnv, Store, source};
@@ -25,7 +26,7 @@ const NOTE: Duration = Duration::from_secs(1);
 
 /// A command to run in an env.
 pub(crate) struct Job {
-    pub env: String,
+    pub env: EnvName,
     pub root: bool,
     pub gpu: Option<String>,
     pub failed: bool,
@@ -41,11 +42,11 @@ pub(crate) struct Job {
 pub(crate) struct Opened {
     host: Host,
     store: Store,
-    pub env: String,
+    pub env: EnvName,
 }
 
 impl Opened {
-    pub(crate) fn new(cx: &Context, name: Option<&str>) -> Result<Self> {
+    pub(crate) fn new(cx: &Context, name: Option<&EnvName>) -> Result<Self> {
         let host = cx.host_as_root("running commands in an env")?;
         let store = cx.existing_store()?;
         cx.reap(&store)?;

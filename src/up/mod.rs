@@ -39,6 +39,7 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 use crate::execute::{Ended, ExecutionProgress};
+use crate::plan::ids::EnvName;
 use crate::plan::resolve::Engine;
 use crate::plan::{Action, Plan, StepOptions};
 use crate::store::{LockedEnv, Store};
@@ -63,7 +64,11 @@ const ATTEMPTS: usize = 5;
 
 /// Brings an env up: refuses what cannot work, builds, hands on and reports. Calls `summarise` when the steps are over,
 /// while the env still exists. Returns the exit code.
-pub(crate) fn up(cx: &Context, args: &UpOptions, summarise: &dyn Fn(&Store, &str)) -> Result<u8> {
+pub(crate) fn up(
+    cx: &Context,
+    args: &UpOptions,
+    summarise: &dyn Fn(&Store, &EnvName),
+) -> Result<u8> {
     let selection = args.plan.select(cx, "up")?;
     check_rights(cx, args, &selection)?;
     let store = cx.store()?;
@@ -73,7 +78,7 @@ pub(crate) fn up(cx: &Context, args: &UpOptions, summarise: &dyn Fn(&Store, &str
     let reporter = cx.ui.reporter(args.format()).with_metrics(metrics);
     selection.notes.iter().for_each(|note| reporter.warn(note));
     let task = Task::new(cx, &signals, &reporter);
-    let name = selection.name.as_str();
+    let name = &selection.name;
     let claim = args.ephemeral.then(|| store.claim(name, "up --ephemeral"));
     let claim = claim.transpose()?;
     let mut outcome = build(task, args, &store, &selection);
@@ -194,7 +199,7 @@ fn build(
             Err(error) if begun => {
                 return Ok(Finished {
                     ended: Some(Ended::broke(error, task.signals)),
-                    env: selection.name.to_string(),
+                    env: selection.name.clone(),
                     lacking: String::new(),
                 });
             }
@@ -210,7 +215,7 @@ fn build(
 pub(crate) struct Finished {
     /// How the steps ended; `None` if there was nothing to do.
     pub(crate) ended: Option<Ended>,
-    pub(crate) env: String,
+    pub(crate) env: EnvName,
     /// The steps that lacked a GPU, as the last line names them.
     pub(crate) lacking: String,
 }

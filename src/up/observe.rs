@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use crate::engine::docker::Service;
-use crate::plan::ids::{ImageKey, LayerId, StepKey};
+use crate::plan::ids::{EnvName, ImageKey, LayerId, StepKey};
 use crate::plan::record::Snapshot;
 use crate::plan::resolve::{self, Spec, Step};
 use crate::plan::{CachedLayer, Observed, Plan, StepInput, StepOptions, plan as decide};
@@ -200,7 +200,7 @@ impl<'a> Stand<'a> {
     fn read(
         store: &Store,
         record: &'a Record,
-        env: &str,
+        env: &EnvName,
         image_key: Option<&ImageKey>,
     ) -> Result<Self> {
         let mut head = Vec::new();

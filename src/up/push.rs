@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Instant;
 
+use crate::plan::ids::EnvName;
 use crate::plan::record::Record;
 use crate::share::{self, Pushed, Repository, Shareable};
 use crate::store::Store;
@@ -79,7 +80,7 @@ fn send(
 pub(super) fn finished_steps(
     task: Task<'_>,
     store: &Store,
-    name: &str,
+    name: &EnvName,
     reuse: Reuse,
 ) -> Result<()> {
     let Task { cx, reporter, .. } = task;

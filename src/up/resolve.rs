@@ -380,7 +380,7 @@ impl Resolved<'_> {
     pub(super) fn finished(&self, ended: Option<Ended>, plan: &Plan) -> Finished {
         Finished {
             ended,
-            env: self.spec.name.to_string(),
+            env: self.spec.name.clone(),
             lacking: summary::lacking(plan, self.gathered.selection),
         }
     }

@@ -224,7 +224,7 @@ impl Selection {
 /// Names the command for an env, which is no profile.
 fn perhaps_env(cx: &Context, what: &str, error: Error) -> Error {
     let store = Store::open_existing(&cx.config.home).ok().flatten();
-    let record = store.and_then(|store| store.known(what).ok());
+    let record = store.and_then(|store| store.known(&what.parse().ok()?).ok());
     // An older record has no command.
     match record.and_then(|record| record.command) {
         Some(command) if error.kind() == Kind::NotFound => {
@@ -260,7 +260,7 @@ fn params(request: &UpRequest<'_>, profile: &Profile) -> Result<BTreeMap<String,
     Ok(params)
 }
 
-fn engine(cx: &Context, request: &UpRequest<'_>, host: &Host, env: &str) -> Result<Choice> {
+fn engine(cx: &Context, request: &UpRequest<'_>, host: &Host, env: &EnvName) -> Result<Choice> {
     // Without a readable store there is no earlier env to keep the engine of.
     let store = Store::open_existing(&cx.config.home).ok().flatten();
     // An env that is about to be removed does not count.

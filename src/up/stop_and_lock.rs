@@ -7,6 +7,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::engine::hold::ContainerRecord;
+use crate::plan::ids::EnvName;
 use crate::store::{LockedEnv, Store, lock};
 use crate::sys::error::{Kind, Result};
 
@@ -20,7 +21,7 @@ const POLITE: Duration = Duration::from_secs(1);
 /// anything did.
 pub(crate) fn stop_and_lock<'a>(
     store: &'a Store,
-    name: &str,
+    name: &EnvName,
     verb: &str,
 ) -> Result<(LockedEnv<'a>, bool)> {
     let started = Instant::now();
@@ -89,7 +90,7 @@ fn is_rockenv(pid: i32) -> bool {
 }
 
 /// Returns who holds an env.
-pub(crate) fn holder(store: &Store, env: &str) -> Option<lock::Holder> {
+pub(crate) fn holder(store: &Store, env: &EnvName) -> Option<lock::Holder> {
     lock::holder(&lock::env_lock(&store.env_dir(env)))
 }
 

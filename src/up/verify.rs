@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::execute::verify::{self, Compared, Side, StepComparison, changed};
 use crate::execute::{APART, Ended, Execution, ExecutionProgress};
-use crate::plan::ids::{LayerId, StepKey};
+use crate::plan::ids::{EnvName, LayerId, StepKey};
 use crate::plan::lockfile::{self, Lockfile};
 use crate::plan::record::Head;
 use crate::plan::resolve::{Action, Spec, Step, VolumeKind, VolumeSource};
@@ -72,7 +72,7 @@ impl<'a> Rebuild<'a> {
         options: VerifyOptions,
         env: &'a LockedEnv<'a>,
         mut spec: Spec,
-        name: &str,
+        name: &EnvName,
         segments: &[Segment],
     ) -> Result<Self> {
         let (cx, store) = (with.task.cx, with.store);
@@ -119,7 +119,7 @@ impl<'a> Rebuild<'a> {
     }
 
     /// Builds and compares everything in the scratch env of this name.
-    pub(crate) fn all(&self, name: &str, segments: &[Segment]) -> Result<Vec<StepReport>> {
+    pub(crate) fn all(&self, name: &EnvName, segments: &[Segment]) -> Result<Vec<StepReport>> {
         let mut scratch = self.with.store.lock_env(name, "verify", lock::WAIT)?;
         let mut reports = Vec::new();
         for segment in segments {

@@ -136,11 +136,13 @@ impl Lab {
     fn locked(&self, name: &str) -> LockedEnv<'_> {
         // A program that another test of this process is just starting has all its files, until it is that program.
         let patience = crate::support::run::HANGS;
-        self.store.lock_env(name, "test", patience).unwrap()
+        self.store
+            .lock_env(&name.parse().unwrap(), "test", patience)
+            .unwrap()
     }
 
     fn record(&self) -> Record {
-        self.store.record("one").unwrap().unwrap()
+        self.store.record(&"one".parse().unwrap()).unwrap().unwrap()
     }
 
     fn at(&self, path: &str) -> PathBuf {

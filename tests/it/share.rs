@@ -159,7 +159,7 @@ type State = (String, String, Vec<Option<String>>);
 
 fn trees(home: &Path, name: &str) -> Vec<State> {
     let store = Store::open_existing(home).unwrap().unwrap();
-    let record = store.record(name).unwrap().unwrap();
+    let record = store.record(&name.parse().unwrap()).unwrap().unwrap();
     let cancel = AtomicBool::new(false);
     let of = |path: &Path| digest(path, &cancel).unwrap().digest;
     let mut chain = store.chain(record.head.layer.as_ref().unwrap()).unwrap();
@@ -345,7 +345,7 @@ fn what_was_tampered_with_is_refused() {
     let two = Two::new(TestStore::new(), TestStore::new());
     let name = two.pushed("[[step]]\nname = 'one'\nrun = 'echo one > $HOME/one'\n[[step]]\nname = 'two'\nrun = 'true'\n");
     let store = Store::open_existing(two.one.home()).unwrap().unwrap();
-    let record = store.record(name).unwrap().unwrap();
+    let record = store.record(&name.parse().unwrap()).unwrap().unwrap();
     let tags = two
         .registry
         .data()
@@ -414,7 +414,7 @@ fn a_pull_that_was_killed_leaves_nothing_and_the_next_one_converges() {
 fn other_key(store: &TestStore, name: &str) -> String {
     let store = Store::open_existing(store.home()).unwrap().unwrap();
     store
-        .record(name)
+        .record(&name.parse().unwrap())
         .unwrap()
         .unwrap()
         .steps

@@ -107,7 +107,7 @@ impl Two {
 
 fn volumes(store: &TestStore, name: &str) -> Vec<String> {
     let store = Store::open_existing(store.home()).unwrap().unwrap();
-    let record = store.record(name).unwrap().unwrap();
+    let record = store.record(&name.parse().unwrap()).unwrap().unwrap();
     let chain = store.chain(record.head.layer.as_ref().unwrap()).unwrap();
     let of = |path: &Path| digest(path, &AtomicBool::new(false)).unwrap().digest;
     let volumes = chain
@@ -390,7 +390,7 @@ fn what_was_tampered_with_is_refused() {
     two.run(one, &["up", name, "--push"]).ok();
     let store = Store::open_existing(one.home()).unwrap().unwrap();
     let key = store
-        .record(name)
+        .record(&name.parse().unwrap())
         .unwrap()
         .unwrap()
         .steps

@@ -22,7 +22,7 @@ pub(super) fn ls(cx: &Context) -> Result<()> {
             content: store.cache_content(name),
             bytes: store.cache_bytes(name),
             max: policy.cache_max.get(name).copied().or(shelf.max),
-            envs: shelf.users.keys().map(String::as_str).collect::<Vec<_>>(),
+            envs: shelf.users.keys().cloned().collect::<Vec<_>>(),
         }
     });
     let rows: Vec<_> = rows.collect();

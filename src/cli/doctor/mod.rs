@@ -20,6 +20,7 @@ use serde::Serialize;
 pub(crate) use services::ServiceFacts;
 
 use crate::cli::setup::{Feature, Manager, TOOLS, Tool};
+use crate::plan::ids::EnvName;
 use crate::tree::Method;
 use crate::ui::size;
 
@@ -88,9 +89,9 @@ pub(crate) struct StoreFacts {
     /// fstab has an entry for this path, but nothing is mounted.
     pub unmounted: bool,
     /// Envs with leftovers of a killed command.
-    pub leftovers: Vec<String>,
+    pub leftovers: Vec<EnvName>,
     /// Envs whose `up --ephemeral` has ended without removing them.
-    pub ephemeral: Vec<String>,
+    pub ephemeral: Vec<EnvName>,
 }
 
 /// The result of a check.

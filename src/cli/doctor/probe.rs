@@ -9,6 +9,7 @@ use super::{Cgroups, Facts, GpuFacts, NetworkFacts, Node, ServiceFacts, StoreFac
 use crate::cli::setup::{Manager, TOOLS, fstab};
 use crate::engine::cgroup::Hierarchies;
 use crate::engine::hold::ContainerRecord;
+use crate::plan::ids::EnvName;
 use crate::rocm::gpu;
 use crate::store::config::Config;
 use crate::store::{Store, lock};
@@ -160,7 +161,7 @@ fn is_unmounted(home: &Path) -> bool {
     fstab::mounts(&table, home) && !mounted
 }
 
-fn leftovers(store: &Store) -> Vec<String> {
+fn leftovers(store: &Store) -> Vec<EnvName> {
     let mut found = store.envs().unwrap_or_default();
     found.retain(|name| {
         let directory = store.env_dir(name);

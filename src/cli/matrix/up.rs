@@ -91,7 +91,10 @@ fn lines(common: &[CommonSteps], envs: &[EnvResult]) -> Vec<Vec<String>> {
     let envs = envs.iter().map(|env| {
         vec![
             env.target.clone(),
-            env.env.clone().unwrap_or_default(),
+            env.env
+                .as_ref()
+                .map(ToString::to_string)
+                .unwrap_or_default(),
             env.outcome.text().to_owned(),
             time(env.wall_ms),
             size::delta(env.disk_delta),

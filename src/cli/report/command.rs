@@ -8,6 +8,7 @@ use fs_err as fs;
 
 use crate::cli::report::gather::gather;
 use crate::cli::report::{self, MARK};
+use crate::plan::ids::EnvName;
 use crate::sys::account::{Existing, FilePlace, caller};
 use crate::sys::error::Result;
 use crate::ui::text;
@@ -20,7 +21,7 @@ const BEGINNING: u64 = 512;
 pub struct ReportArgs {
     /// The env [default: the only one]
     #[arg(value_name = "ENV")]
-    name: Option<String>,
+    name: Option<EnvName>,
     /// Markdown instead of HTML
     #[arg(long, conflicts_with = "json")]
     markdown: bool,
@@ -34,7 +35,7 @@ pub struct ReportArgs {
 
 pub(crate) fn report(cx: &Context, args: &ReportArgs) -> Result<()> {
     let store = cx.store_to_read()?;
-    let name = store.named_or_only(args.name.as_deref())?;
+    let name = store.named_or_only(args.name.as_ref())?;
     let path = args.output.clone().unwrap_or_else(|| {
         let end = if args.markdown { "md" } else { "html" };
         PathBuf::from(format!("{name}-report.{end}"))

@@ -13,7 +13,7 @@ use super::{Build, Cache, Edge, EnvReport, Fact, Run, Space, StepRow, Verdict, l
 use crate::cli::du::class_word;
 use crate::execute::log::text_of;
 use crate::execute::samples_beside;
-use crate::plan::ids::StepKey;
+use crate::plan::ids::{EnvName, StepKey};
 use crate::plan::jobs;
 use crate::plan::ninja_log;
 use crate::plan::record::{Cost, Outcome, Record};
@@ -42,7 +42,7 @@ struct Past {
 }
 
 /// Reads everything that the report of an env shows.
-pub(crate) fn gather(store: &Store, env: &str) -> Result<EnvReport> {
+pub(crate) fn gather(store: &Store, env: &EnvName) -> Result<EnvReport> {
     let record = store.known(env)?;
     // An env whose first `up` stopped early has no spec.
     let spec = store.spec(env).ok();
@@ -56,7 +56,7 @@ pub(crate) fn gather(store: &Store, env: &str) -> Result<EnvReport> {
         schema: "rockenv/report/1",
         version: env!("CARGO_PKG_VERSION"),
         written: Timestamp::now(),
-        env: env.to_owned(),
+        env: env.to_string(),
         profile: record.profile.clone(),
         targets: record.targets.clone(),
         verdict,
@@ -77,7 +77,8 @@ pub(crate) fn gather(store: &Store, env: &str) -> Result<EnvReport> {
         report.lock = locked::facts(store, &record, spec)?;
     }
     let space = crate::store::usage::report::report(store, Some(env), 2)?;
-    report.frees = space.freed.get(env).copied().unwrap_or(0) + space.freed_at_services(env);
+    report.frees =
+        space.freed.get(env.as_str()).copied().unwrap_or(0) + space.freed_at_services(env);
     report.space = spaces(&space);
     report.facts = facts(store, &record, spec.as_ref(), &host)?;
     Ok(report)
@@ -109,7 +110,7 @@ fn steps(record: &Record) -> Vec<StepRow> {
 }
 
 /// Reads the history of the env's current steps. A run under another key was another step.
-fn runs(store: &Store, env: &str, record: &Record) -> Vec<Run> {
+fn runs(store: &Store, env: &EnvName, record: &Record) -> Vec<Run> {
     let places: BTreeMap<&StepKey, usize> = record
         .steps
         .iter()

@@ -2,6 +2,7 @@
 
 use clap::Args;
 
+use crate::plan::ids::EnvName;
 use crate::plan::record::Origin;
 use crate::store::lock;
 use crate::sys::error::Result;
@@ -10,7 +11,7 @@ use crate::up::context::Context;
 #[derive(Debug, Args)]
 pub struct CreateArgs {
     /// The env
-    env: String,
+    env: EnvName,
     /// The snapshot's name
     name: String,
 }

@@ -3,6 +3,7 @@
 use clap::Args;
 
 use crate::execute::inspect;
+use crate::plan::ids::EnvName;
 use crate::store::lock;
 use crate::sys::error::Result;
 use crate::up::context::Context;
@@ -10,7 +11,7 @@ use crate::up::context::Context;
 #[derive(Debug, Args)]
 pub struct DiffArgs {
     /// The env
-    env: String,
+    env: EnvName,
     /// The older snapshot
     from: String,
     /// The newer snapshot [default: the env as it is now]

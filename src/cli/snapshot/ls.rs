@@ -2,6 +2,7 @@
 
 use clap::Args;
 
+use crate::plan::ids::EnvName;
 use crate::plan::record::Origin;
 use crate::store::history::History;
 use crate::sys::error::Result;
@@ -12,12 +13,12 @@ use crate::up::context::Context;
 #[derive(Debug, Args)]
 pub struct LsArgs {
     /// The env [default: the only one]
-    env: Option<String>,
+    env: Option<EnvName>,
 }
 
 pub(super) fn ls(cx: &Context, args: &LsArgs) -> Result<()> {
     let store = cx.existing_store()?;
-    let record = store.known(&store.named_or_only(args.env.as_deref())?)?;
+    let record = store.known(&store.named_or_only(args.env.as_ref())?)?;
     let rows = record.snapshots.iter().map(|snapshot| {
         let layer = store.layer(&snapshot.layer).ok().flatten();
         object! {

@@ -2,6 +2,7 @@
 
 use clap::Args;
 
+use crate::plan::ids::EnvName;
 use crate::store::lock;
 use crate::sys::error::Result;
 use crate::up::context::Context;
@@ -9,7 +10,7 @@ use crate::up::context::Context;
 #[derive(Debug, Args)]
 pub struct RmArgs {
     /// The env
-    env: String,
+    env: EnvName,
     /// The snapshots
     #[arg(required = true)]
     names: Vec<String>,

@@ -18,7 +18,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::plan::ids::{ImageKey, LayerId};
+use crate::plan::ids::{EnvName, ImageKey, LayerId};
 use crate::plan::layer::Layer;
 use crate::plan::record::Record;
 pub(crate) use decide::plan;
@@ -41,9 +41,9 @@ pub struct Inventory {
     pub free: u64,
     /// Size of the whole store; `None` if no limit needs it.
     pub used: Option<u64>,
-    pub envs: BTreeMap<String, Env>,
+    pub envs: BTreeMap<EnvName, Env>,
     /// Leases of running commands, by env.
-    pub leases: BTreeMap<String, Lease>,
+    pub leases: BTreeMap<EnvName, Lease>,
     pub layers: BTreeMap<LayerId, Frozen>,
     pub images: BTreeMap<ImageKey, Base>,
     pub blobs: BTreeMap<String, CachedFile>,
@@ -52,7 +52,7 @@ pub struct Inventory {
     /// Caches with a limit, by name.
     pub caches: BTreeMap<String, Cache>,
     /// Removable sub-projects of TheRock: env, build volume, and path in it.
-    pub projects: BTreeMap<(String, String, String), Project>,
+    pub projects: BTreeMap<(EnvName, String, String), Project>,
     /// Layers and images that lock files name, with the file.
     pub locked: BTreeMap<String, String>,
     /// Unreadable objects, which may need any layer and image.
@@ -124,9 +124,9 @@ pub struct Cache {
     /// Its tool, if its files show that.
     pub kind: Option<cache::CacheKind>,
     /// An idle env that mounts it, and the mount point; `None` while one is busy.
-    pub at: Option<(String, String)>,
+    pub at: Option<(EnvName, String)>,
     /// An env that mounts it and in which a command runs, whose files the tool might remove.
-    pub busy: Option<String>,
+    pub busy: Option<EnvName>,
 }
 
 /// A sub-project in a build volume that an artifact contains too.
@@ -147,9 +147,9 @@ pub enum GcTarget {
     /// A layer that no env names.
     Layer { layer: LayerId },
     /// The tree of a failed step.
-    Failed { env: String },
+    Failed { env: EnvName },
     /// The logs of one run.
-    Logs { env: String, run: String },
+    Logs { env: EnvName, run: String },
     Image {
         /// Its key.
         image: ImageKey,
@@ -165,7 +165,7 @@ pub enum GcTarget {
     },
     /// The files that `+expunge` removes of a sub-project in a build volume.
     Project {
-        env: String,
+        env: EnvName,
         volume: String,
         /// Its path in the volume.
         path: String,

@@ -5,28 +5,28 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::Inventory;
-use crate::plan::ids::{ImageKey, LayerId};
+use crate::plan::ids::{EnvName, ImageKey, LayerId};
 use crate::plan::record::{Origin, Record, Snapshot};
 
 /// Why an item stays.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Why {
     /// A command runs in an env that needs it.
-    Running(String),
+    Running(EnvName),
     /// A running command is about to use it.
-    Lease(String),
+    Lease(EnvName),
     /// An env is in this state.
-    Head(String),
+    Head(EnvName),
     /// The newest snapshot of an env.
-    Newest(String, String),
+    Newest(EnvName, String),
     /// A manual snapshot of an env.
-    Pinned(String, String),
+    Pinned(EnvName, String),
     /// A snapshot with manual changes.
-    Changes(String, String),
+    Changes(EnvName, String),
     /// One of an env's newest snapshots that the policy keeps.
-    Last(String, String),
+    Last(EnvName, String),
     /// A killed `up` finished it for this env and could not record it.
-    Unrecorded(String),
+    Unrecorded(EnvName),
     /// No step makes it again and no env names it: its env may have lost its record.
     Nameless,
     Locked(String),
@@ -76,7 +76,7 @@ pub(crate) struct Roots {
 }
 
 /// Returns the topmost layers that an idle env keeps, with the reason for each.
-pub(crate) fn tops(env: &str, record: &Record, keep_last: usize) -> Vec<(LayerId, Why)> {
+pub(crate) fn tops(env: &EnvName, record: &Record, keep_last: usize) -> Vec<(LayerId, Why)> {
     let mut tops = Vec::new();
     let mut add = |layer: &LayerId, why: Why| tops.push((layer.clone(), why));
     let name = || env.to_owned();

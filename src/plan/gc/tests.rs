@@ -115,7 +115,7 @@ fn inventory() -> Inventory {
         now: now(),
         size: 1000 * MIB,
         free: 100 * MIB,
-        envs: BTreeMap::from([("one".to_owned(), one)]),
+        envs: BTreeMap::from([("one".into(), one)]),
         layers,
         images: BTreeMap::from([(
             "image".into(),
@@ -265,7 +265,7 @@ fn pins_changes_leases_and_lock_files_hold() {
         layers: vec!["a".into()],
         image: "image".into(),
     };
-    leased.leases.insert("two".to_owned(), lease);
+    leased.leases.insert("two".into(), lease);
     assert_eq!(count(&leased), 2);
     let mut locked = inventory();
     locked.locked.insert("b".to_owned(), "p.lock".to_owned());
@@ -372,7 +372,7 @@ fn a_cache_that_its_tool_empties_counts_as_a_whole() {
             bytes: 21 * MIB,
             max: 20 * MIB,
             kind: Some(kind),
-            at: Some(("one".to_owned(), "/cache".to_owned())),
+            at: Some(("one".into(), "/cache".to_owned())),
             busy: None,
         };
         inventory.caches.insert("c".to_owned(), cache);

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use super::roots::Roots;
 use super::{Env, GcTarget, Inventory};
-use crate::plan::ids::{LayerId, StepKey};
+use crate::plan::ids::{EnvName, LayerId, StepKey};
 
 /// Assumed speed of making untimed items again, in bytes a second: a download.
 const GUESS: u64 = 10 << 20;
@@ -119,7 +119,7 @@ pub(super) fn units(inventory: &Inventory, roots: &Roots) -> Vec<Unit> {
 
 /// Adds the tree of an env's failed step, and the logs that its record does not name.
 fn env_units(
-    name: &str,
+    name: &EnvName,
     env: &Env,
     now: Timestamp,
     layers: &BTreeMap<&LayerId, usize>,

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 
 use super::ContainerItem;
 use crate::engine::hold::ContainerRecord;
-use crate::plan::ids::TreeId;
+use crate::plan::ids::{EnvName, TreeId};
 use crate::plan::record;
 use crate::plan::resolve::{Spec, VolumeSource};
 use crate::store::access::{PRIVATE, SHARED};
@@ -45,7 +45,7 @@ pub struct Inventory {
     pub owner: u32,
     /// The store's own directories.
     pub directories: Vec<Directory>,
-    pub envs: BTreeMap<String, EnvItem>,
+    pub envs: BTreeMap<EnvName, EnvItem>,
     pub layers: BTreeMap<String, LayerItem>,
     pub images: BTreeMap<String, ImageItem>,
     /// Image keys by recipe.
@@ -162,7 +162,14 @@ impl Store {
             trees: BTreeSet::new(),
         };
         for name in names(&root.join("envs"))? {
-            let directory = self.env_dir(&name);
+            let directory = root.join("envs").join(&name);
+            let Ok(name) = EnvName::try_from(name) else {
+                if directory.join("record.json").exists() {
+                    let why = "its directory has another name than envs have".to_owned();
+                    inventory.foreign.push((directory, why));
+                }
+                continue;
+            };
             if directory.is_dir() {
                 let item = env(self, &name, &mut inventory.set_aside)?;
                 if let Read::Foreign(why) = &item.record {
@@ -293,7 +300,7 @@ fn directories(root: &Path) -> Vec<Directory> {
         .collect()
 }
 
-fn env(store: &Store, name: &str, aside: &mut Vec<PathBuf>) -> Result<EnvItem> {
+fn env(store: &Store, name: &EnvName, aside: &mut Vec<PathBuf>) -> Result<EnvItem> {
     let directory = &store.env_dir(name);
     let mut own = Vec::new();
     note_aside(directory, &mut own)?;

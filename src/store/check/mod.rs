@@ -16,7 +16,7 @@ pub(super) use inventory::{ASIDE, is_busy, names};
 pub(crate) use inventory::{EnvItem, ImageItem, Inventory, Read};
 pub(crate) use repair::{Attempt, repair, repair_format};
 
-use crate::plan::ids::{LayerId, TreeId};
+use crate::plan::ids::{EnvName, LayerId, TreeId};
 use crate::plan::record::Record;
 use crate::tree::Method;
 
@@ -41,15 +41,15 @@ pub(crate) enum Mend {
     /// Forget a layer's parent, which it does not need because its tree is complete.
     Cut(String),
     /// Set the record aside and rebuild it from the spec and the layers.
-    Rebuild(String),
+    Rebuild(EnvName),
     /// Set the journal aside, then clean up.
-    Journal(String),
+    Journal(EnvName),
     /// Set the spec aside, so that `up` writes a new one.
-    Spec(String),
+    Spec(EnvName),
     /// Lock the env, which cleans up after a killed command.
-    CleanUp(String),
+    CleanUp(EnvName),
     /// Drop missing objects from the record.
-    Forget(String),
+    Forget(EnvName),
     /// Discard files of image builds that are not running.
     ImageWork(String),
     /// Discard an interrupted merge: layer and directory.
@@ -224,7 +224,7 @@ impl Judge<'_> {
         }
     }
 
-    fn env(&mut self, name: &str, env: &EnvItem) {
+    fn env(&mut self, name: &EnvName, env: &EnvItem) {
         let object = format!("env `{name}`");
         let clean = || Mend::CleanUp(name.to_owned());
         let journalled = match &env.journal {

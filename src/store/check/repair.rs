@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use super::inventory::{ASIDE, Read, is_busy, names};
 use super::{Inventory, Mend, Problem, examine};
 use crate::engine::docker::Service;
-use crate::plan::ids::{EnvId, LayerId, VolumeId, VolumeName};
+use crate::plan::ids::{EnvId, EnvName, LayerId, VolumeId, VolumeName};
 use crate::plan::record::{self, Head, Origin, Record, Snapshot};
 use crate::plan::resolve::Spec;
 use crate::store::access::{self, MODE};
@@ -148,14 +148,14 @@ fn set_aside(path: &Path) -> Result<PathBuf> {
 }
 
 /// Takes only an env's lock: `lock_env` would read the damaged files.
-fn lock_env_only(store: &Store, name: &str) -> Result<Lock> {
+fn lock_env_only(store: &Store, name: &EnvName) -> Result<Lock> {
     lock_alone(&store.env_dir(name), name, "fsck", Duration::ZERO)
 }
 
 /// Takes every env's lock, or none, so that no layers are merged meanwhile.
 fn every_env(store: &Store) -> Result<Vec<Lock>> {
     let mut held = Vec::new();
-    for name in names(&store.root().join("envs"))? {
+    for name in store.env_names()? {
         if store.env_dir(&name).is_dir() {
             held.push(lock_env_only(store, &name)?);
         }
@@ -176,7 +176,7 @@ fn image_work(store: &Store, name: &str) -> Result<()> {
     store.discard(&images.join(name))
 }
 
-fn forget(store: &Store, name: &str) -> Result<Option<String>> {
+fn forget(store: &Store, name: &EnvName) -> Result<Option<String>> {
     let mut env = store.lock_env(name, "fsck", Duration::ZERO)?;
     // The state may have changed before the lock was taken.
     let inventory = store.inventory()?;
@@ -201,7 +201,7 @@ fn forget(store: &Store, name: &str) -> Result<Option<String>> {
 }
 
 /// Rebuilds a record from the last resolved spec and the existing layers.
-fn rebuild(store: &Store, inventory: &Inventory, name: &str) -> Result<String> {
+fn rebuild(store: &Store, inventory: &Inventory, name: &EnvName) -> Result<String> {
     let directory = store.env_dir(name);
     {
         let _lock = lock_env_only(store, name)?;
@@ -231,7 +231,7 @@ fn rebuild(store: &Store, inventory: &Inventory, name: &str) -> Result<String> {
     }
 }
 
-fn record_from(inventory: &Inventory, name: &str, spec: &Spec) -> Result<Option<Record>> {
+fn record_from(inventory: &Inventory, name: &EnvName, spec: &Spec) -> Result<Option<Record>> {
     let layers: Vec<&Layer> = inventory
         .layers
         .values()
@@ -321,7 +321,7 @@ fn record_from(inventory: &Inventory, name: &str, spec: &Spec) -> Result<Option<
 
 /// Finds the id of a lost record: from its layers, except those shared with other envs, or else from its volumes and
 /// manual snapshots if no other env can own them.
-fn owner(inventory: &Inventory, name: &str, snapshots: &[(&&Layer, String)]) -> Option<EnvId> {
+fn owner(inventory: &Inventory, name: &EnvName, snapshots: &[(&&Layer, String)]) -> Option<EnvId> {
     let known: BTreeSet<&EnvId> = inventory
         .envs
         .values()

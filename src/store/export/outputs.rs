@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::files::{self, ExportedEntry, OutputItem, copy, list, owner, write};
 use super::manifest::{Env, manifest, parse};
-use crate::plan::ids::StepKey;
+use crate::plan::ids::{EnvName, StepKey};
 use crate::plan::lockfile::{self, Lockfile};
 use crate::plan::record::{Outcome as Step, StepRecord};
 use crate::plan::resolve::Spec;
@@ -27,7 +27,7 @@ const MANIFEST: &str = ".provenance.json";
 
 /// An export of an env's outputs.
 pub(crate) struct OutputsExport<'a> {
-    pub env: &'a str,
+    pub env: &'a EnvName,
     /// Made if missing; existing files are never replaced.
     pub directory: &'a Path,
     /// The output volumes; none: all.

@@ -14,7 +14,7 @@ use fs_err as fs;
 pub(crate) use left::{Left, LeftIn, refuse_special};
 
 use super::Store;
-use crate::plan::ids::LayerId;
+use crate::plan::ids::{EnvName, LayerId};
 use crate::plan::resolve::{Spec, Volume, VolumeKind, VolumeSource};
 use crate::store::export;
 use crate::sys::account::{self, Rights};
@@ -129,7 +129,7 @@ pub(crate) fn outputs(spec: &Spec) -> impl Iterator<Item = &Volume> {
 }
 
 impl Store {
-    pub fn output_dir(&self, env: &str, volume: &Volume) -> PathBuf {
+    pub fn output_dir(&self, env: &EnvName, volume: &Volume) -> PathBuf {
         match &volume.source {
             VolumeSource::Path(path) => path.clone(),
             VolumeSource::Git(_) | VolumeSource::Store => {

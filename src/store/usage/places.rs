@@ -8,7 +8,7 @@ use fs_err as fs;
 use super::inside;
 use super::report::{Class, FileSystem, UsageReport, UsageRow};
 use super::service::holdings;
-use crate::plan::ids::{LayerId, VolumeId};
+use crate::plan::ids::{EnvName, LayerId, VolumeId};
 use crate::plan::resolve::{VolumeKind, VolumeSource};
 use crate::store::source::Repository;
 use crate::store::{Layer, Record, Store};
@@ -45,10 +45,10 @@ pub(crate) fn count(store: &Store, only: Option<&str>, inside: Inside) -> Result
         rows: Vec::new(),
         owners: Vec::new(),
     };
-    for name in names(&store.root().join("envs")) {
+    for name in store.env_names()? {
         if let Ok(Some(record)) = store.record(&name) {
             places.mounts_of(&name);
-            places.envs.push((name, record));
+            places.envs.push((name.into(), record));
         }
     }
     places.images();
@@ -154,7 +154,7 @@ impl Places<'_> {
     }
 
     /// Records the store's directories that an env mounts and does not own; none before it was resolved.
-    fn mounts_of(&mut self, env: &str) {
+    fn mounts_of(&mut self, env: &EnvName) {
         let spec = self.store.spec(env);
         for volume in spec.iter().flat_map(|spec| &spec.volumes) {
             let directory = match (volume.kind, &volume.source) {
@@ -166,8 +166,8 @@ impl Places<'_> {
                 | (VolumeKind::Build | VolumeKind::Output | VolumeKind::Host, _) => continue,
             };
             let users = self.mounted.entry(directory).or_default();
-            if users.last().is_none_or(|last| last != env) {
-                users.push(env.to_owned());
+            if users.last().is_none_or(|last| *env != **last) {
+                users.push(env.to_string());
             }
         }
     }

@@ -49,13 +49,13 @@ pub(crate) fn pipeline(cx: &Context, request: PipelineRequest<'_>) -> Result<Pip
     let mut envs = envs(cx, cells, runners)?;
     for (env, plan) in envs.iter_mut().zip(&plans) {
         // The options may change the name, and `rm` must find it.
-        env.name.clone_from(&plan.env);
+        plan.env.as_str().clone_into(&mut env.name);
     }
     let jobs = jobs_for(cx, &envs, runners, asked.as_deref().unwrap_or(gpu))?;
     let steps: Vec<_> = plans.iter().map(|plan| plan.plan.steps.clone()).collect();
     let common = match (common(&steps), cells.first(), plans.first()) {
         (count @ 1.., Some(cell), Some(plan)) => Some(Common {
-            env: plan.env.clone(),
+            env: plan.env.to_string(),
             up: [&cell.args[..], &["--gpu".to_owned(), "none".to_owned()]].concat(),
             until: steps[0][count - 1].name.clone(),
             runner: runners.build().to_vec(),
@@ -171,7 +171,7 @@ fn check_machines(
     let jobs = pipeline.jobs.iter();
     let jobs = jobs.map(|job| (job.name.as_str(), &job.env, &job.runner));
     for (name, env, runner) in common.chain(jobs) {
-        let plan = plans.iter().filter(|plan| plan.env == *env);
+        let plan = plans.iter().filter(|plan| *plan.env == **env);
         let Some(short) = shortage(runner, size(plan)) else {
             continue;
         };

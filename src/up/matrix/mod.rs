@@ -13,6 +13,7 @@ use serde::Serialize;
 use self::rockenv_command::{EnvPlan, RockenvCommand, UpEvents};
 use crate::matrix::scheduler::{ScheduledUp, Scheduler};
 use crate::matrix::{Cell, PlannedStep, check_names};
+use crate::plan::ids::EnvName;
 use crate::profile;
 use crate::store::Store;
 use crate::store::ephemeral::Claim;
@@ -80,7 +81,7 @@ pub(crate) struct EnvResult {
     /// The target; several targets of one profile are joined by commas.
     pub target: String,
     /// The env's name, once known.
-    pub env: Option<String>,
+    pub env: Option<EnvName>,
     pub outcome: EnvOutcome,
     /// Milliseconds of its `up`, without steps built for others.
     pub wall_ms: u64,
@@ -243,7 +244,7 @@ fn plan_all(
 }
 
 /// Ties the envs that can be built to the life of this command.
-fn claim(cx: &Context, envs: &[EnvResult]) -> Result<Vec<(Store, String, Claim)>> {
+fn claim(cx: &Context, envs: &[EnvResult]) -> Result<Vec<(Store, EnvName, Claim)>> {
     // Without root, each `up` is root in its own user namespace.
     if !nix::unistd::geteuid().is_root() {
         return Err(Error::unavailable("`matrix up --ephemeral` needs root")

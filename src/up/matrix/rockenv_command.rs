@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use crate::matrix::{Cell, PlannedStep};
+use crate::plan::ids::EnvName;
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host::Host;
 use crate::sys::process::{self, Program};
@@ -23,7 +24,7 @@ const PLAN_LIMIT: u64 = 64 << 20;
 /// The part of `plan --json` that is used here.
 #[derive(Debug, Deserialize)]
 pub(super) struct EnvPlan {
-    pub env: String,
+    pub env: EnvName,
     pub needs: Needs,
     pub plan: Steps,
 }

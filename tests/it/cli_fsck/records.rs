@@ -66,7 +66,7 @@ fn a_damaged_record_without_a_spec_is_set_aside_and_its_volumes_stay() {
     fs::remove_file(lab.at("envs/one/spec.toml")).unwrap();
     let text = lab.finds_and_mends(&["record is damaged"]);
     assert!(text.contains("rockenv up"), "{text}");
-    assert!(lab.store.record("one").unwrap().is_none());
+    assert!(lab.store.record(&"one".parse().unwrap()).unwrap().is_none());
     assert!(lab.store.volume_dir(&volume).join("object.o").exists());
 }
 

@@ -81,7 +81,9 @@ fn inventories() -> impl Strategy<Value = Inventory> {
                         *hours * DAY,
                     ));
                 }
-                inventory.envs.insert(format!("env{number}"), one);
+                inventory
+                    .envs
+                    .insert(format!("env{number}").as_str().into(), one);
             }
             for (at, bytes) in blobs.iter().enumerate() {
                 let kept = CachedFile {
