@@ -61,6 +61,7 @@ pub mod testing {
     };
 
     pub mod profile {
-        pub use crate::profile::{check, load};
+        pub use crate::cli::testing::check_profile as check;
+        pub use crate::profile::load;
     }
 }

@@ -47,7 +47,7 @@ pub(crate) fn import(cx: &Context, args: &ImportArgs) -> Result<()> {
     cx.settle(&store)?;
     let taken = taken?;
     for pulled in &taken {
-        registry::said_of_incremental(pulled, &reporter);
+        registry::note_incremental(pulled, &reporter);
         let image = store.image(&pulled.image.parse()?)?;
         if let Some(image) = image.filter(|image| !store.is_current(image).unwrap_or(false)) {
             cx.ui.warn(&format!(

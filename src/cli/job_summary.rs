@@ -11,7 +11,7 @@ use crate::up::context::Context;
 
 /// Adds an env's report: its steps and its disk usage.
 pub(crate) fn of_env(cx: &Context, store: &Store, env: &EnvName) {
-    let page = || Ok(report::markdown(&report::gather::gather(store, env)?));
+    let page = || Ok(report::markdown(&report::collect::gather(store, env)?));
     add(cx, page);
 }
 

@@ -7,7 +7,7 @@ use nix::unistd::AccessFlags;
 use crate::cli::help::{self, Unparsed};
 use crate::cli::{Command, GlobalArgs, completions, dispatch};
 use crate::engine::shim;
-use crate::execute::inside;
+use crate::execute::in_container;
 use crate::image::{certificates, fetch};
 use crate::rocm::target::Learned;
 use crate::rocm::{gpu, target};
@@ -20,7 +20,7 @@ use crate::{engine, remote};
 
 pub(crate) fn run() -> ExitCode {
     let mut arguments = std::env::args_os();
-    if let Some(program) = arguments.next().filter(|program| shim::is_meant(program)) {
+    if let Some(program) = arguments.next().filter(|program| shim::is_make(program)) {
         return shim::run(&program, &arguments.collect::<Vec<_>>());
     }
     if let Some(code) = own_subcommand().or_else(completions::answer) {
@@ -133,9 +133,9 @@ fn own_subcommand() -> Option<ExitCode> {
         "__hold" => engine::hold::run(),
         "__agent" => engine::agent::run(rest.first().map(std::path::Path::new)),
         "__reap" => reap(&rest),
-        "__copy" => inside::copy(&rest),
-        "__export" => inside::export(&rest),
-        inside::LAYER => inside::layer(&rest),
+        "__copy" => in_container::copy(&rest),
+        "__export" => in_container::export(&rest),
+        in_container::LAYER => in_container::layer(&rest),
         "__receive" => remote::receive(&rest),
         "__remote-exec" => remote::remote_exec(&rest),
         "__watch" => remote::watch(&rest),

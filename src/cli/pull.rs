@@ -132,7 +132,7 @@ impl Asking<'_> {
         let Some(pulled) = pulled? else {
             return Ok(None);
         };
-        registry::said_of_incremental(&pulled, reporter);
+        registry::note_incremental(&pulled, reporter);
         registry::finish("pulled", &pulled, repository, reporter);
         Ok(Some(pulled))
     }

@@ -19,7 +19,7 @@ use crate::sys::error::{Kind, Result};
 use crate::ui::size;
 use crate::ui::table::Table;
 use crate::up::context::Context;
-use crate::up::results::HandedOver;
+use crate::up::results::ResultsSummary;
 use crate::up::stop_and_lock::holder;
 
 #[derive(Debug, Args)]
@@ -54,7 +54,7 @@ fn show_status(cx: &Context, args: &StatusArgs) -> Result<u8> {
         false => Vec::new(),
     };
     let spec = store.spec(&name).ok().filter(|_| record.complete);
-    let handed_over = spec.map(|spec| HandedOver::of(&store, &spec));
+    let handed_over = spec.map(|spec| ResultsSummary::of(&store, &spec));
     let is_whole = record.complete && results.is_empty();
     let code = code_of(!args.check || is_whole, Kind::Drift);
     if cx.json {
@@ -71,7 +71,7 @@ fn show_status(cx: &Context, args: &StatusArgs) -> Result<u8> {
             holder: Option<lock::Holder>,
             /// Where the results of a complete env are, and how to use them.
             #[serde(skip_serializing_if = "Option::is_none")]
-            handed_over: Option<&'a HandedOver>,
+            handed_over: Option<&'a ResultsSummary>,
             record: &'a Record,
         }
         cx.ui.json(&StatusReport {

@@ -178,6 +178,17 @@ fn profile(input: &[u8]) -> Result<()> {
     profile.or(recipe).or(config)
 }
 
+/// Loads a profile, reads the files that it copies, and returns advice.
+pub fn check_profile(
+    dirs: &[Directory],
+    name_or_path: &str,
+) -> Result<(profile::Profile, Vec<String>)> {
+    let profile = profile::load(dirs, name_or_path)?;
+    profile::copy_files(dirs, &profile)?;
+    let advice = profile::advice(&profile);
+    Ok((profile, advice))
+}
+
 /// Two lock files; the second one may be missing.
 fn lock(input: &[u8]) -> Result<()> {
     let files = files(input);
@@ -231,7 +242,7 @@ fn store(input: &[u8]) -> Result<()> {
     drop((store.images(), store.leases(), store.past("p")));
     examine(&store.inventory()?);
     if let Ok(inventory) = store.gc_inventory(&Look::default(), 1) {
-        let limits = Policy::new(&Table::default(), None)?.limits(inventory.size);
+        let limits = Policy::new(&Table::default(), None)?.limits(1 << 40);
         gc::plan(&inventory, &limits, Some(0));
     }
     for name in store.env_names()? {

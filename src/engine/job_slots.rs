@@ -2,7 +2,7 @@
 //!
 //! A slot of the budget is a byte in the store's file `jobs`, and the process that has locked it has the slot. The kernel
 //! releases it however its owner ends, so there is no broker that could die, and nothing to recover. The holders
-//! coordinate through the same file: each has a seat in it, a locked record of its number of slots and its need, and
+//! coordinate through the same file: each has an entry in it, a locked record of its number of slots and its need, and
 //! each decides for itself by the same rule (`target`).
 
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -17,14 +17,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::sys::error::{Error, Result, ResultExt as _};
 
-/// Length of a seat's record: slots, need, name.
-const SEAT: u64 = 64;
-/// More seats than envs can run at once.
-const SEATS: u32 = 4096;
-/// Offset of the bytes for slots: after every seat.
+/// Length of an entry's record: slots, need, name.
+const ENTRY: u64 = 64;
+/// More entries than envs can run at once.
+const ENTRIES: u32 = 4096;
+/// Offset of the bytes for slots: after every entry.
 const SLOTS: u64 = 1 << 40;
 
-/// The record of another seat.
+/// The record of another entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Other {
     pub env: String,
@@ -43,7 +43,7 @@ pub(super) enum Need {
     More,
 }
 
-/// A seat at the budget, and the slots taken.
+/// An entry at the budget, and the slots taken.
 #[derive(Debug)]
 pub(crate) struct Claim {
     file: fs::File,
@@ -67,7 +67,7 @@ pub(crate) struct Ticket {
 }
 
 impl Claim {
-    /// Takes a seat for `env` at the budget of `total` slots in the store's file `path`.
+    /// Takes an entry for `env` at the budget of `total` slots in the store's file `path`.
     pub(crate) fn open(path: &Path, total: u32, env: &str) -> Result<Self> {
         let file = fs::OpenOptions::new()
             .read(true)
@@ -75,8 +75,8 @@ impl Claim {
             .create(true)
             .truncate(false)
             .open(path)?;
-        for slot in 0..SEATS {
-            if lock(&file, u64::from(slot) * SEAT)? {
+        for slot in 0..ENTRIES {
+            if lock(&file, u64::from(slot) * ENTRY)? {
                 let claim = Self {
                     file,
                     slot,
@@ -89,7 +89,7 @@ impl Claim {
             }
         }
         Err(Error::busy(format!(
-            "all {SEATS} seats of `{}` are taken",
+            "all {ENTRIES} entries of `{}` are taken",
             path.display()
         )))
     }
@@ -141,7 +141,7 @@ impl Claim {
 
     /// Publishes the need.
     pub(super) fn say(&self, need: Need) -> Result<()> {
-        let mut record = [0; SEAT as usize];
+        let mut record = [0; ENTRY as usize];
         record[..4].copy_from_slice(&self.count().to_le_bytes());
         record[4] = need as u8;
         let name = self.env.as_bytes();
@@ -149,14 +149,14 @@ impl Claim {
         record[5..5 + length].copy_from_slice(&name[..length]);
         self.file
             .file()
-            .write_all_at(&record, u64::from(self.slot) * SEAT)?;
+            .write_all_at(&record, u64::from(self.slot) * ENTRY)?;
         Ok(())
     }
 
-    /// Returns the records of the other seats that are taken.
+    /// Returns the records of the other entries that are taken.
     pub(crate) fn others(&self) -> Result<Vec<Other>> {
         let mut others = Vec::new();
-        for slot in 0..self.file.metadata()?.len() / SEAT {
+        for slot in 0..self.file.metadata()?.len() / ENTRY {
             if slot != u64::from(self.slot) {
                 others.extend(slot_holder(&self.file, slot)?);
             }
@@ -178,13 +178,13 @@ impl Claim {
     }
 }
 
-/// Returns the record of a seat in `file`, if it is taken.
+/// Returns the record of an entry in `file`, if it is taken.
 fn slot_holder(file: &fs::File, slot: u64) -> Result<Option<Other>> {
-    if !is_locked(file, slot * SEAT)? {
+    if !is_locked(file, slot * ENTRY)? {
         return Ok(None);
     }
-    let mut record = [0; SEAT as usize];
-    file.file().read_exact_at(&mut record, slot * SEAT)?;
+    let mut record = [0; ENTRY as usize];
+    file.file().read_exact_at(&mut record, slot * ENTRY)?;
     let [a, b, c, d, need, name @ ..] = record;
     let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
     Ok(Some(Other {
@@ -198,12 +198,12 @@ fn slot_holder(file: &fs::File, slot: u64) -> Result<Option<Other>> {
     }))
 }
 
-/// Returns how many slots of the budget in `file` an env has, if it has a seat.
+/// Returns how many slots of the budget in `file` an env has, if it has an entry.
 pub(super) fn held(file: &fs::File, env: &str) -> Result<Option<u32>> {
-    // Names are cut to the size of a seat's record.
-    let end = env.len().min(SEAT as usize - 5);
+    // Names are cut to the size of an entry's record.
+    let end = env.len().min(ENTRY as usize - 5);
     let mut sum = None;
-    for slot in 0..file.metadata()?.len() / SEAT {
+    for slot in 0..file.metadata()?.len() / ENTRY {
         if let Some(found) = slot_holder(file, slot)?
             && found.env.as_bytes() == &env.as_bytes()[..end]
         {
@@ -246,7 +246,7 @@ fn range(at: u64, kind: i32) -> libc::flock {
 
 /// The state of an env, for [`target`].
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Mine {
+pub(super) struct EnvSlots {
     /// Slots it has.
     pub(super) held: u32,
     /// Slots it keeps in any case.
@@ -262,8 +262,8 @@ pub(super) struct Mine {
 ///
 /// If nobody asks for more, free slots stay wherever they are. Otherwise unused tokens go to the envs that ask, and
 /// any env with more than an equal share releases the rest as its jobs end.
-pub(super) fn target(total: u32, mine: Mine, others: &[Other]) -> u32 {
-    let Mine {
+pub(super) fn target(total: u32, mine: EnvSlots, others: &[Other]) -> u32 {
+    let EnvSlots {
         held,
         base,
         limit,
@@ -313,8 +313,8 @@ mod tests {
         }
     }
 
-    fn mine(held: u32, idle: u32, need: Need) -> Mine {
-        Mine {
+    fn mine(held: u32, idle: u32, need: Need) -> EnvSlots {
+        EnvSlots {
             held,
             base: 1,
             limit: 8,

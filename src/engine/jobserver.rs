@@ -21,12 +21,12 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::cgroup::Cgroup;
 use super::pressure::{self, Throttle};
-use crate::engine::job_slots::{Claim, Mine, Need, Ticket, held, target};
+use crate::engine::job_slots::{Claim, EnvSlots, Need, Ticket, held, target};
 use crate::sys::error::{Result, ResultExt as _};
 
 /// Path of the FIFO inside every env.
 pub(crate) const INSIDE: &str = "/run/rockenv/jobserver";
-/// How often a holder checks its FIFO and the other seats, in ms.
+/// How often a holder checks its FIFO and the other entries, in ms.
 const PERIOD: u16 = 50;
 /// How long an env that had unused tokens, and returned them, asks for none.
 const REST: Duration = Duration::from_secs(1);
@@ -259,7 +259,7 @@ impl Env {
         } else {
             Need::More
         };
-        let mine = Mine {
+        let mine = EnvSlots {
             held: self.claim.count(),
             base: self.base,
             limit,

@@ -9,6 +9,7 @@ pub(crate) mod ninja;
 pub(crate) mod shim;
 
 pub(crate) mod agent;
+pub(crate) mod build_user;
 pub(crate) mod cgroup;
 pub(crate) mod choose;
 pub(crate) mod docker;
@@ -18,7 +19,6 @@ pub(crate) mod jobserver;
 pub(crate) mod nspawn;
 mod pressure;
 pub(crate) mod session;
-pub(crate) mod user;
 pub(crate) mod wire;
 
 use std::path::{Path, PathBuf};
@@ -30,8 +30,8 @@ pub(crate) use crate::plan::record::Usage;
 pub(crate) use crate::rocm::gpu::Device;
 use crate::sys::error::Result;
 
+pub(crate) use build_user::BuildUser;
 pub(crate) use cgroup::Limits;
-pub(crate) use user::BuildUser;
 
 /// The tree of a container, and thereby its engine.
 #[derive(Clone, Debug, Serialize, Deserialize)]

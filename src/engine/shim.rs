@@ -42,7 +42,7 @@ pub(crate) fn install() {
 }
 
 /// Returns whether the program was started as make.
-pub(crate) fn is_meant(program: &OsStr) -> bool {
+pub(crate) fn is_make(program: &OsStr) -> bool {
     Path::new(program)
         .file_name()
         .is_some_and(|name| NAMES.iter().any(|own| name == *own))

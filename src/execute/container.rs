@@ -36,7 +36,7 @@ pub(crate) const FIFO: &str = "jobserver";
 
 /// What every container of an env is made of.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Around<'a> {
+pub(crate) struct ContainerContext<'a> {
     /// The env, locked.
     pub env: &'a LockedEnv<'a>,
     /// The store.
@@ -56,7 +56,7 @@ struct Options {
     packages: bool,
 }
 
-impl Around<'_> {
+impl ContainerContext<'_> {
     /// Returns the container of a step.
     pub(crate) fn of_step(
         &self,

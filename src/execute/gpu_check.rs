@@ -1,4 +1,4 @@
-//! Owns proving that a command can use its devices: rockenv's probe runs in the container first, as the same user
+//! Owns checking that a command can use its devices: rockenv's probe runs in the container first, as the same user
 //! with the same groups, and its result decides.
 
 use std::io::Read as _;
@@ -25,20 +25,20 @@ const MAX_REPORT: u64 = 1 << 16;
 
 /// The result, if nothing failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Proof {
-    Given,
+pub(crate) enum GpuCheck {
+    Passed,
     Gone,
     Interrupted(i32),
 }
 
-/// Proves that `command` can use `devices`. The error for an unusable device names the layer that refuses it, and the
+/// Checks that `command` can use `devices`. The error for an unusable device names the layer that refuses it, and the
 /// fix.
-pub(crate) fn prove(
+pub(crate) fn check(
     client: &Client,
     devices: &[Device],
     command: &Command,
     signals: Option<&Signals>,
-) -> Result<Proof> {
+) -> Result<GpuCheck> {
     let mut argv = vec![PROGRAM.to_owned(), "__probe-gpu".to_owned()];
     argv.extend(probe::arguments(devices));
     let probe = Command {
@@ -56,7 +56,7 @@ pub(crate) fn prove(
     );
     drop(report_end);
     if sent.is_err() {
-        return Ok(Proof::Gone);
+        return Ok(GpuCheck::Gone);
     }
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -79,25 +79,25 @@ pub(crate) fn prove(
             && let Some(signals) = signals
             && let Some(number) = signals.pending()?
         {
-            return Ok(Proof::Interrupted(number));
+            return Ok(GpuCheck::Interrupted(number));
         }
         if !ready[0] {
             continue;
         }
         match client.hear()? {
             Some((Reply::Started | Reply::Signalled, _)) => {}
-            Some((Reply::Exited { .. }, _)) => return judge(&read(report)?),
+            Some((Reply::Exited { .. }, _)) => return result(&read(report)?),
             Some((Reply::NotStarted { message, .. }, _)) => {
                 return Err(
                     Error::unexpected("cannot check the GPU inside the container").source(message),
                 );
             }
-            None => return Ok(Proof::Gone),
+            None => return Ok(GpuCheck::Gone),
         }
     }
 }
 
-/// Proves it for a step whose container was just started; returns an ending if the step must not begin.
+/// Checks it for a step whose container was just started; returns an ending if the step must not begin.
 pub(crate) fn step(
     running: &mut Running,
     devices: &[Device],
@@ -108,14 +108,14 @@ pub(crate) fn step(
     if devices.is_empty() {
         return Ok(None);
     }
-    let proof = match running.connect() {
-        Ok(client) => prove(&client, devices, command, Some(signals))?,
-        Err(_) => Proof::Gone,
+    let checked = match running.connect() {
+        Ok(client) => check(&client, devices, command, Some(signals))?,
+        Err(_) => GpuCheck::Gone,
     };
-    match proof {
-        Proof::Given => return Ok(None),
-        Proof::Interrupted(signal) => return Ok(Some(Ending::Interrupted(signal))),
-        Proof::Gone => {}
+    match checked {
+        GpuCheck::Passed => return Ok(None),
+        GpuCheck::Interrupted(signal) => return Ok(Some(Ending::Interrupted(signal))),
+        GpuCheck::Gone => {}
     }
     // It ended or never started; its holder has the reason.
     loop {
@@ -140,13 +140,13 @@ fn read(report: OwnedFd) -> Result<Vec<u8>> {
     Ok(text)
 }
 
-fn judge(report: &[u8]) -> Result<Proof> {
+fn result(report: &[u8]) -> Result<GpuCheck> {
     let findings: Vec<Finding> = serde_json::from_slice(report).map_err(|error| {
         Error::unexpected("the GPU check inside the container failed").source(error)
     })?;
     let failed: Vec<&Finding> = findings.iter().filter(|finding| !finding.ok).collect();
     let Some(first) = failed.first() else {
-        return Ok(Proof::Given);
+        return Ok(GpuCheck::Passed);
     };
     let each: Vec<String> = failed
         .iter()
@@ -179,20 +179,23 @@ mod tests {
             r#"{"path":"/dev/dri/renderD128","ok":false,"layer":"group","error":"no","mend":"do"}"#;
         let absent =
             r#"{"path":"/dev/kfd","ok":false,"layer":"absent","error":"gone","mend":"load"}"#;
-        let judge = |findings: &[&str]| judge(format!("[{}]", findings.join(",")).as_bytes());
-        assert_eq!(judge(&[ok, ok]).unwrap(), Proof::Given);
-        let error = judge(&[ok, group]).unwrap_err();
+        let result = |findings: &[&str]| {
+            let report = format!("[{}]", findings.join(","));
+            super::result(report.as_bytes())
+        };
+        assert_eq!(result(&[ok, ok]).unwrap(), GpuCheck::Passed);
+        let error = result(&[ok, group]).unwrap_err();
         assert_eq!(error.kind(), Kind::Unavailable);
         assert_eq!(error.help_text(), Some("do"));
         assert_eq!(error.chain()[1], "`/dev/dri/renderD128`: no");
         assert_eq!(
-            judge(&[absent, group]).unwrap_err().help_text(),
+            result(&[absent, group]).unwrap_err().help_text(),
             Some("load")
         );
-        let error = judge(&[absent, absent]).unwrap_err();
+        let error = result(&[absent, absent]).unwrap_err();
         assert!(error.help_text().unwrap().contains("without the GPU"));
         assert_eq!(
-            super::judge(b"Segmentation fault").unwrap_err().kind(),
+            super::result(b"Segmentation fault").unwrap_err().kind(),
             Kind::Unexpected
         );
     }

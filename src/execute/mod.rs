@@ -3,15 +3,14 @@
 //! Each step gets its own container, and its own tree based on its parent's snapshot. If it succeeds, one rename
 //! turns the tree into its snapshot. Until then the env stays as it was.
 
-pub(crate) mod inside;
+pub(crate) mod in_container;
 mod metrics;
 
 pub(crate) mod build_watch;
+mod changed_sources;
 pub(crate) mod container;
 pub(crate) mod disk_guard;
-mod durable;
 pub(crate) mod gpu_check;
-mod inputs;
 pub(crate) mod inspect;
 pub(crate) mod log;
 mod outcome;
@@ -23,6 +22,7 @@ mod sampler;
 mod step;
 mod step_outputs;
 pub(crate) mod supervise;
+mod sync;
 pub(crate) mod terminal;
 pub(crate) mod verify;
 mod view;
@@ -114,7 +114,7 @@ impl Execution<'_, '_> {
             .collect();
         self.env.ensure_volumes(&volumes, &self.spec.user)?;
         let run = Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
-        let durable = durable::Durable::start(self.store);
+        let durable = sync::Durable::start(self.store);
         let stopped = self.run_steps(&run, &durable);
         durable.finish()?;
         match stopped {
@@ -127,7 +127,7 @@ impl Execution<'_, '_> {
         let ran = steps.iter().any(|step| step.action == Action::Run);
         self.env.update(|record| record.complete = whole)?;
         if whole && ran {
-            self.say_stale()?;
+            self.warn_stale()?;
         }
         Ok(ExecutionProgress::Ended(Ended::Complete))
     }
@@ -136,7 +136,7 @@ impl Execution<'_, '_> {
     fn run_steps(
         &mut self,
         run: &str,
-        durable: &durable::Durable,
+        durable: &sync::Durable,
     ) -> Result<Option<ExecutionProgress>> {
         let (plan, spec) = (self.plan, self.spec);
         let total = u32::try_from(plan.steps.len()).unwrap_or(u32::MAX);
@@ -252,7 +252,7 @@ impl Execution<'_, '_> {
         for note in &self.plan.notes {
             self.reporter.warn(note);
         }
-        self.bring_results()?;
+        self.restore_results()?;
         if self.plan.moves {
             match (&self.plan.start, self.plan.volumes) {
                 (Some(layer), volumes) => {

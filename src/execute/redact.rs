@@ -34,7 +34,7 @@ impl Redactor {
     }
 
     /// Returns the part of the stream that can be shown now.
-    pub(crate) fn hide<'a>(&mut self, stream: Stream, bytes: &'a [u8]) -> Cow<'a, [u8]> {
+    pub(crate) fn redact<'a>(&mut self, stream: Stream, bytes: &'a [u8]) -> Cow<'a, [u8]> {
         if self.secrets.is_empty() {
             return Cow::Borrowed(bytes);
         }
@@ -97,7 +97,7 @@ mod tests {
     fn shown(redactor: &mut Redactor, pieces: &[&str]) -> String {
         let mut text = Vec::new();
         for piece in pieces {
-            text.extend_from_slice(&redactor.hide(Stream::Stdout, piece.as_bytes()));
+            text.extend_from_slice(&redactor.redact(Stream::Stdout, piece.as_bytes()));
         }
         text.extend(redactor.rest(Stream::Stdout));
         String::from_utf8(text).unwrap()
@@ -135,8 +135,8 @@ mod tests {
         let mut redactor = Redactor::of(["redis://:hunter22@cache"].into_iter());
         assert_eq!(shown(&mut redactor, &["ends in hunt"]), "ends in hunt");
         // Streams do not mix.
-        assert_eq!(&*redactor.hide(Stream::Stderr, b"hunter"), b"");
-        assert_eq!(&*redactor.hide(Stream::Stdout, b"22"), b"22");
+        assert_eq!(&*redactor.redact(Stream::Stderr, b"hunter"), b"");
+        assert_eq!(&*redactor.redact(Stream::Stdout, b"22"), b"22");
         assert_eq!(redactor.rest(Stream::Stderr), b"hunter");
     }
 
@@ -144,7 +144,7 @@ mod tests {
     fn without_secrets_nothing_is_copied() {
         let mut redactor = Redactor::of(["plain"].into_iter());
         assert!(matches!(
-            redactor.hide(Stream::Stdout, b"text"),
+            redactor.redact(Stream::Stdout, b"text"),
             Cow::Borrowed(b"text")
         ));
     }

@@ -8,7 +8,7 @@ use crate::plan::Action;
 use crate::plan::ids::{LayerId, TreeId};
 use crate::plan::resolve::{Step, VolumeSource};
 use crate::profile::Access;
-use crate::store::results::{self, Left};
+use crate::store::results::{self, StepResults};
 use crate::sys::error::{Error, Kind, Result};
 use crate::tree::listing::Listing;
 
@@ -58,7 +58,7 @@ impl Execution<'_, '_> {
             Some(parent) if !before.is_empty() => self.store.results(parent, self.spec)?,
             _ => BTreeMap::new(),
         };
-        let mut left = Left::default();
+        let mut left = StepResults::default();
         for (name, before) in before {
             let Some(volume) = self.spec.volume(name) else {
                 continue;
@@ -72,7 +72,7 @@ impl Execution<'_, '_> {
     }
 
     /// Restores the results of steps that do not run. Changed files stay, but no later step may use them as results.
-    pub(super) fn bring_results(&self) -> Result<()> {
+    pub(super) fn restore_results(&self) -> Result<()> {
         let runs = || {
             let steps = self.plan.steps.iter();
             let runs = steps.filter(|step| step.action == Action::Run);
@@ -95,8 +95,8 @@ impl Execution<'_, '_> {
         let resumes = attempt.is_some_and(|key| runs().any(|step| step.key == key));
         let layers = record.snapshots.iter();
         let known: Vec<LayerId> = layers.map(|snapshot| snapshot.layer.clone()).collect();
-        let bringing = self.store.results_to_bring(top, self.spec, &known)?;
-        for other in &bringing.in_the_way {
+        let plan = self.store.plan_restore(top, self.spec, &known)?;
+        for other in &plan.blocked {
             let message = format!(
                 "`{}` in output volume `{}` was changed after step `{}` wrote it",
                 other.path.display(),
@@ -122,6 +122,6 @@ impl Execution<'_, '_> {
                 }
             }
         }
-        self.store.bring_results(bringing, self.spec)
+        self.store.restore_results(plan, self.spec)
     }
 }

@@ -17,7 +17,7 @@ use crate::execute::disk_guard::{self, DiskGuard};
 use crate::execute::redact::Redactor;
 use crate::execute::sampler::Sampler;
 use crate::execute::supervise::{self, Ending};
-use crate::execute::wait_for_slot::Admitted;
+use crate::execute::wait_for_slot::SlotWait;
 use crate::execute::{gpu_check, wait_for_slot};
 use crate::plan::ids::{LayerId, PathBelow, TreeId, VolumeName};
 use crate::plan::record::Cost;
@@ -96,17 +96,17 @@ impl Execution<'_, '_> {
     pub(super) fn run_container(&mut self, attempt: &Attempt<'_>) -> Result<Ran> {
         let step = attempt.step;
         let claim = match self.wait_for_slot(step)? {
-            Admitted::Yes(claim) => claim,
-            Admitted::Interrupted(signal) => return Ok(Ran::interrupted(signal, &attempt.log)),
+            SlotWait::Granted(claim) => claim,
+            SlotWait::Interrupted(signal) => return Ok(Ran::interrupted(signal, &attempt.log)),
         };
         let started = Instant::now();
         let before = self.volume_bytes(step)?;
-        let (container, prepared) = self.container(attempt)?;
+        let prepared = self.prepare(attempt)?;
         let mut output = self.reporter.step_output(attempt.index);
-        let mut guard = self.disk_guard(step, &container)?;
-        let seen = self.attend(attempt, container, prepared, claim, &mut output, &mut guard)?;
+        let mut guard = self.disk_guard(step, &prepared.container)?;
+        let seen = self.run_prepared(attempt, prepared, claim, &mut output, &mut guard)?;
         container::clean(self.store, &self.env.run_dir())?;
-        let (ending, mut usage) = how_it_ended(step, seen.attended, seen.end)?;
+        let (ending, mut usage) = how_it_ended(step, seen.ending, seen.end)?;
         // The report's curve must not exceed this figure, so use the larger one.
         usage.memory_held = usage.memory_held.max(seen.most_memory);
         let written = self.tree_growth(&attempt.tree, attempt.parent)?;
@@ -138,7 +138,7 @@ impl Execution<'_, '_> {
         self.reporter.warn(message);
     }
 
-    fn wait_for_slot(&self, step: &Step) -> Result<Admitted> {
+    fn wait_for_slot(&self, step: &Step) -> Result<SlotWait> {
         wait_for_slot::wait_for_slot(
             &self.store.jobs_file(),
             self.sizing.budget.value,
@@ -149,13 +149,13 @@ impl Execution<'_, '_> {
     }
 
     /// Prepares a step's container, except for its job slots, and what runs in it.
-    fn container(&mut self, attempt: &Attempt<'_>) -> Result<(Container, PreparedCommand)> {
+    fn prepare(&mut self, attempt: &Attempt<'_>) -> Result<Prepared> {
         let step = attempt.step;
         let root = self
             .env
             .root(&attempt.tree, attempt.parent, Some(&step.key))?;
         let devices = self.devices(step)?;
-        let prepared = PreparedCommand::prepare(
+        let command = PreparedCommand::prepare(
             step,
             self.spec,
             self.files,
@@ -164,16 +164,16 @@ impl Execution<'_, '_> {
             self.host.root.then(|| gpu::groups(&devices)),
         )?;
         self.offer(step)?;
-        let around = container::Around {
+        let context = container::ContainerContext {
             env: self.env,
             store: self.store,
             spec: self.spec,
             sources: self.sources,
             host: self.host,
         };
-        let mut container = around.of_step(step, attempt.views, root, devices)?;
+        let mut container = context.of_step(step, attempt.views, root, devices)?;
         container.network &= !self.offline;
-        Ok((container, prepared))
+        Ok(Prepared { container, command })
     }
 
     /// Guards the disks that a step writes to.
@@ -189,15 +189,15 @@ impl Execution<'_, '_> {
     }
 
     /// Starts the container, waits for the command's end, and ends the container.
-    fn attend(
+    fn run_prepared(
         &self,
         attempt: &Attempt<'_>,
-        container: Container,
-        prepared: PreparedCommand,
+        prepared: Prepared,
         claim: Claim,
         output: &mut StepOutput,
         guard: &mut DiskGuard,
     ) -> Result<Observed> {
+        let Prepared { container, command } = prepared;
         let fifo = self.env.run_dir().join(container::FIFO);
         let gauge = Gauge::open(&self.store.jobs_file(), &fifo, self.env.name());
         let (ticket, claim) = claim.pass(attempt.jobs, fifo);
@@ -224,22 +224,22 @@ impl Execution<'_, '_> {
         let volumes = self.build_volumes(attempt.step)?;
         let mut builds = BuildWatch::start(self.store, volumes, script, attempt.jobs);
         let mut warn = |message| self.warn(message);
-        let proven = gpu_check::step(
+        let gpu_failure = gpu_check::step(
             &mut running,
             &hold.container.devices,
-            &prepared.command,
+            &command.command,
             self.signals,
             &mut warn,
         );
-        let attended = match proven {
+        let ending = match gpu_failure {
             Err(error) => Err(error),
             Ok(Some(ending)) => Ok(ending),
-            Ok(None) => supervise::attend(
+            Ok(None) => supervise::supervise(
                 &mut running,
                 self.signals,
-                supervise::Attended {
-                    command: prepared.command,
-                    stdin: std::os::fd::AsFd::as_fd(&prepared.stdin),
+                supervise::Supervised {
+                    command: command.command,
+                    stdin: std::os::fd::AsFd::as_fd(&command.stdin),
                     timeout: attempt.step.timeout,
                     redactor: &mut redactor,
                     log: &mut log,
@@ -256,29 +256,31 @@ impl Execution<'_, '_> {
         guard.release();
         // Before the container ends, which removes its control group.
         sampler.take(guard.grown());
-        let interrupted = matches!(&attended, Ok(Ending::Interrupted(_)));
+        let interrupted = matches!(&ending, Ok(Ending::Interrupted(_)));
         Ok(Observed {
-            attended,
+            ending,
             end: running.finish(interrupted),
             most_memory: sampler.most_memory(),
         })
     }
 }
 
+/// A container that is ready to start, and what runs in it.
+struct Prepared {
+    container: Container,
+    command: PreparedCommand,
+}
+
 /// What was seen of a container from its start to its end.
 struct Observed {
-    attended: Result<Ending>,
+    ending: Result<Ending>,
     end: Result<End>,
     most_memory: Option<u64>,
 }
 
 /// Returns how the step ended, and what its container used.
-fn how_it_ended(
-    step: &Step,
-    attended: Result<Ending>,
-    end: Result<End>,
-) -> Result<(Ending, Usage)> {
-    match (attended, end) {
+fn how_it_ended(step: &Step, ending: Result<Ending>, end: Result<End>) -> Result<(Ending, Usage)> {
+    match (ending, end) {
         // The first error is the cause; what follows is its consequence.
         (Err(error), _) | (Ok(_), Err(error)) => {
             Err(error).context(|| format!("cannot run step `{}`", step.name))

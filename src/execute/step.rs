@@ -99,7 +99,9 @@ impl PreparedCommand {
                     spec.user.uid.to_string(),
                     spec.user.gid.to_string(),
                 ];
-                let theirs = spec.visible(step).filter(|volume| volume.kind.is_theirs());
+                let theirs = spec
+                    .visible(step)
+                    .filter(|volume| volume.kind.is_users_own());
                 argv.extend(theirs.map(|volume| volume.target.clone()));
                 argv
             }

@@ -5,13 +5,13 @@ use super::{Execution, container};
 use crate::plan::lockfile;
 use crate::plan::pins::{self, Pins};
 use crate::plan::resolve::Step;
-use crate::rocm::therock::{Checkout, Prints};
+use crate::rocm::therock::{ArtifactFingerprints, Checkout};
 use crate::sys::error::Result;
 
 /// The outputs of a step.
 #[derive(Debug, Default)]
 pub(super) struct StepOutputs {
-    pub(super) prints: Option<Prints>,
+    pub(super) prints: Option<ArtifactFingerprints>,
     pub(super) pins: Pins,
     /// Differences from the lock file.
     pub(super) drift: Vec<String>,
@@ -55,7 +55,7 @@ impl Execution<'_, '_> {
     }
 
     /// Reads the fingerprints that a step has left for the keys of later ones.
-    fn prints(&self, step: &Step) -> Result<Option<Prints>> {
+    fn prints(&self, step: &Step) -> Result<Option<ArtifactFingerprints>> {
         let Some(at) = &step.fingerprints else {
             return Ok(None);
         };
@@ -67,7 +67,7 @@ impl Execution<'_, '_> {
             let source = self.sources.get(name)?;
             Checkout::is_one(source).then_some(source.as_path())
         });
-        let read = Prints::read(&self.store.volume_dir(id).join(&at.path), source);
+        let read = ArtifactFingerprints::read(&self.store.volume_dir(id).join(&at.path), source);
         Ok(Some(read.unwrap_or_else(|error| {
             let message = format!(
                 "step `{}` left no fingerprints of TheRock ({}); using the source's",
@@ -75,7 +75,7 @@ impl Execution<'_, '_> {
                 error.chain().join(": ")
             );
             self.reporter.warn(message);
-            Prints::none()
+            ArtifactFingerprints::none()
         })))
     }
 }

@@ -43,7 +43,7 @@ pub(crate) enum Ending {
 }
 
 /// The inputs of a step's command, and where its output goes.
-pub(crate) struct Attended<'a> {
+pub(crate) struct Supervised<'a> {
     pub command: Command,
     pub stdin: BorrowedFd<'a>,
     /// The longest it may take.
@@ -65,20 +65,20 @@ pub(crate) struct Attended<'a> {
     pub warn: &'a mut dyn FnMut(String),
 }
 
-impl Attended<'_> {
+impl Supervised<'_> {
     /// Shows and logs some of its output.
     fn keep(&mut self, stream: Stream, bytes: &[u8]) -> Result<()> {
-        let bytes = self.redactor.hide(stream, bytes);
+        let bytes = self.redactor.redact(stream, bytes);
         self.output.push(stream, &bytes);
         self.log.write(stream, &bytes)
     }
 }
 
 /// Runs the command in the container and waits for its end.
-pub(crate) fn attend(
+pub(crate) fn supervise(
     running: &mut Running,
     signals: &Signals,
-    step: Attended<'_>,
+    step: Supervised<'_>,
 ) -> Result<Ending> {
     let (stdout, stdout_end) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
     let (stderr, stderr_end) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
@@ -133,7 +133,7 @@ struct Supervision<'a, 'step> {
     running: &'a mut Running,
     client: Client,
     signals: &'a Signals,
-    step: Attended<'step>,
+    step: Supervised<'step>,
     pipes: [(Stream, Pipe); 2],
     buffer: Vec<u8>,
     deadline: Option<Instant>,

@@ -12,7 +12,7 @@ use crate::engine::docker::Service;
 use crate::image::normalise;
 use crate::plan::layer::{Layer, VolumeState};
 use crate::plan::resolve::{Access, Spec, Step, Volume, VolumeKind};
-use crate::store::results::Left;
+use crate::store::results::StepResults;
 use crate::store::{LockedEnv, Store};
 use crate::sys::error::{Error, Result};
 use crate::tree::digest::{self, Comparing};
@@ -280,7 +280,7 @@ impl StepComparison<'_> {
     /// Compares which results of earlier steps the step removed.
     fn removed(&self, volume: &str) -> Result<digest::Differences> {
         let removed = |side: Side<'_>| -> Result<BTreeSet<PathBuf>> {
-            let left = Left::read(&self.store.results_dir(&side.layer.id))?.take(volume);
+            let left = StepResults::read(&self.store.results_dir(&side.layer.id))?.take(volume);
             Ok(left.removed.0.into_iter().collect())
         };
         let (old, new) = (removed(self.before)?, removed(self.now)?);

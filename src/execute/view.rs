@@ -85,7 +85,7 @@ pub(super) fn existing(env: &LockedEnv<'_>, volume: &str) -> Result<Option<Patch
 }
 
 /// The step that a view is made for.
-struct Sight<'s> {
+struct ViewedStep<'s> {
     /// The step that sees it, and its number.
     step: &'s Step,
     index: u32,
@@ -110,14 +110,14 @@ impl<'a> Execution<'a, '_> {
         for volume in spec.visible(step) {
             let hooks: Vec<&resolve::Hook> = spec.hooks_at(step, &volume.name).collect();
             if volume.kind == VolumeKind::Source && !hooks.is_empty() {
-                let sight = Sight {
+                let viewed = ViewedStep {
                     step,
                     index,
                     volume,
                     parent,
                     run,
                 };
-                views.insert(volume.name.clone(), self.view(&sight, &hooks)?);
+                views.insert(volume.name.clone(), self.view(&viewed, &hooks)?);
             } else if self.apart.contains(&volume.name) {
                 views.insert(volume.name.clone(), self.apart(volume)?);
             }
@@ -159,23 +159,23 @@ impl<'a> Execution<'a, '_> {
         })
     }
 
-    fn view(&mut self, sight: &Sight<'_>, hooks: &[&resolve::Hook]) -> Result<PatchedSource> {
-        let volume = sight.volume;
+    fn view(&mut self, viewed: &ViewedStep<'_>, hooks: &[&resolve::Hook]) -> Result<PatchedSource> {
+        let volume = viewed.volume;
         let directory = directory(self.env, &volume.name);
         fs::create_dir_all(&directory)?;
         let source =
             super::container::directory_of(self.env, self.store, self.spec, volume, self.sources)?;
         no_mounts_inside(volume, &source)?;
-        let base = self.base(sight)?;
+        let base = self.base(viewed)?;
         let digests: Vec<&str> = hooks.iter().map(|hook| hook.digest.as_str()).collect();
         let mut stack: Stack = atomic::read_json(&stack_file(&directory))?.unwrap_or_default();
-        let there = stack.fit(&base, &digests);
+        stack.fit(&base, &digests);
         if self.env.known_record()?.service.is_some() {
-            return self.copied(sight, &directory, &mut stack, &source, hooks, there);
+            return self.copied(viewed, &directory, &mut stack, &source, hooks);
         }
         atomic::write_json(&stack_file(&directory), &stack)?;
         self.collect(&directory, &stack)?;
-        for wanted in &hooks[there..] {
+        for wanted in &hooks[stack.hooks()..] {
             let hook = self.hook(wanted)?;
             // Earlier writes of steps are below the hook, which may change them.
             if let Some(upper) = stack.upper.take()
@@ -196,7 +196,7 @@ impl<'a> Execution<'a, '_> {
                 };
                 let mut below = view.layers.clone();
                 below.push(source.clone());
-                self.script(sight, hook, script, PatchedSource::Overlay(view))?;
+                self.script(viewed, hook, script, PatchedSource::Overlay(view))?;
                 let changed = script::changed_in(&directory.join(&id), &below, &at(&directory))?;
                 script.check(hook, &made, changed, &directory.join(&id))?;
             }
@@ -219,8 +219,8 @@ impl<'a> Execution<'a, '_> {
 
     /// Returns the fingerprint of the source below the view. A step of this run that sees the source itself, before
     /// the first hook, may have fetched something into it; the hooks must then apply to that.
-    fn base(&self, sight: &Sight<'_>) -> Result<String> {
-        let name = &sight.volume.name;
+    fn base(&self, viewed: &ViewedStep<'_>) -> Result<String> {
+        let name = &viewed.volume.name;
         let writes = |step: &Step| {
             self.spec
                 .visible(step)
@@ -231,7 +231,7 @@ impl<'a> Execution<'a, '_> {
             .plan
             .steps
             .iter()
-            .take_while(|planned| planned.name != sight.step.name)
+            .take_while(|planned| planned.name != viewed.step.name)
             .filter(|planned| planned.action == plan::Action::Run)
             .filter_map(|planned| self.spec.step(&planned.name))
             .any(writes);

@@ -13,9 +13,9 @@ const PERIOD: u16 = 100;
 
 /// Whether the step may start.
 #[derive(Debug)]
-pub(super) enum Admitted {
+pub(super) enum SlotWait {
     /// With its first job.
-    Yes(Claim),
+    Granted(Claim),
     /// The user stopped the wait.
     Interrupted(i32),
 }
@@ -27,7 +27,7 @@ pub(super) fn wait_for_slot(
     env: &str,
     signals: &Signals,
     say: &mut dyn FnMut(String),
-) -> Result<Admitted> {
+) -> Result<SlotWait> {
     let mut claim = Claim::open(path, total, env)?;
     let mut told = false;
     while !claim.take()? {
@@ -54,8 +54,8 @@ pub(super) fn wait_for_slot(
             Err(error) => return Err(error.into()),
         }
         if let Some(signal) = signals.pending()? {
-            return Ok(Admitted::Interrupted(signal));
+            return Ok(SlotWait::Interrupted(signal));
         }
     }
-    Ok(Admitted::Yes(claim))
+    Ok(SlotWait::Granted(claim))
 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ids::{self, EnvId, ImageKey, LayerId, StepKey, TreeId, VolumeId, VolumeName};
 use crate::plan::pins::Pins;
-use crate::rocm::therock::Prints;
+use crate::rocm::therock::ArtifactFingerprints;
 
 /// A layer's state of a build volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,7 +72,7 @@ pub struct Layer {
     pub cost: Option<Cost>,
     /// The fingerprints that its step found.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub prints: Option<Prints>,
+    pub prints: Option<ArtifactFingerprints>,
     /// Files that its step reports to have fetched.
     #[serde(default, skip_serializing_if = "Pins::is_empty")]
     pub pins: Pins,

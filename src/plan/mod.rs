@@ -64,13 +64,13 @@ pub(crate) struct Observed {
     /// What changed in steps since the last `up`, by their key.
     pub changed: BTreeMap<StepKey, String>,
     /// Keys of orphaned snapshots at a service; those among `layers` can be used.
-    pub forgotten: BTreeSet<StepKey>,
+    pub orphaned: BTreeSet<StepKey>,
     /// The last step's key for which a registry has a layer, and the registry.
     pub remote: Option<(StepKey, String)>,
     /// Key of the step begun last that did not end well.
     pub attempt: Option<StepKey>,
     /// Whether the live tree has changes since its snapshot.
-    pub touched: bool,
+    pub is_modified: bool,
     /// Whether any build volume of the env has content.
     pub has_volumes: bool,
     /// Whether the store freezes build volumes.
@@ -228,7 +228,7 @@ pub(crate) fn plan(wanted: &[StepInput], observed: &Observed, options: &StepOpti
     }
     let moves = moves
         && (first_run.is_none()
-            || observed.touched
+            || observed.is_modified
             || observed.head.first() != start.as_ref()
             || volumes != Volumes::Live);
     Plan {
@@ -236,7 +236,7 @@ pub(crate) fn plan(wanted: &[StepInput], observed: &Observed, options: &StepOpti
         start,
         moves,
         volumes,
-        keep_changes: observed.touched && (moves || first_run.is_some()),
+        keep_changes: observed.is_modified && (moves || first_run.is_some()),
         brings,
         notes,
     }
@@ -366,7 +366,7 @@ impl<'a> Decision<'a> {
         let volumes = if self.afresh {
             Volumes::Fresh
         } else if !self.options.clean && continues
-            || (at_start && observed.attempt.is_none() && !observed.touched)
+            || (at_start && observed.attempt.is_none() && !observed.is_modified)
         {
             Volumes::Live
         } else if start.is_some() {
@@ -375,7 +375,7 @@ impl<'a> Decision<'a> {
             Volumes::Fresh
         };
         // It starts from its parent's snapshot, not from manual changes since.
-        let as_it_is = at_start && !observed.touched && volumes == Volumes::Live;
+        let as_it_is = at_start && !observed.is_modified && volumes == Volumes::Live;
         (!as_it_is || !observed.exists, volumes)
     }
 }

@@ -289,7 +289,7 @@ fn a_step_starts_from_its_parent_and_not_from_what_was_changed_by_hand() {
     let (steps, all) = (wanted(&["a", "b"]), StepOptions::default());
     let mut observed = built(&["a"]);
     assert!(!plan(&steps, &observed, &all).moves);
-    observed.touched = true;
+    observed.is_modified = true;
     let next = plan(&steps, &observed, &all);
     assert_eq!((next.moves, next.volumes), (true, Volumes::Restored));
     // A step that continues does so with its volumes.
@@ -317,7 +317,7 @@ fn an_unusable_layer_says_why() {
 #[test]
 fn changes_are_kept_before_they_would_be_dropped() {
     let mut observed = built(&["a"]);
-    observed.touched = true;
+    observed.is_modified = true;
     assert!(!plan(&wanted(&["a"]), &observed, &StepOptions::default()).keep_changes);
     assert!(plan(&wanted(&["a", "b"]), &observed, &StepOptions::default()).keep_changes);
 }

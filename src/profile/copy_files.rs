@@ -20,9 +20,9 @@ use super::load::Origin;
 use super::structure::shorten;
 use super::{Action, CopyItem, Profile};
 use crate::sys::catalog::Directory;
-use crate::sys::checked::FileRead;
 use crate::sys::error::Result;
-use crate::sys::{beneath, builtin, checked};
+use crate::sys::trusted_files::FileRead;
+use crate::sys::{beneath, builtin, trusted_files};
 
 /// Limit for all files of a profile together: they are kept in memory until the steps have run.
 const MOST_BYTES: u64 = 64 << 20;
@@ -266,14 +266,14 @@ impl Reader<'_> {
             SFlag::S_IFLNK => {
                 let target = readlinkat(&found, "").map_err(|errno| explain(&path, errno))?;
                 let target = PathBuf::from(target);
-                same(checked::link(self.directories, &whole, &target))?;
+                same(trusted_files::link(self.directories, &whole, &target))?;
                 CopiedFile::Link(target)
             }
             SFlag::S_IFREG => {
                 // Before reading it, so that a huge file is refused by its size.
                 self.count(u64::try_from(stat.st_size).unwrap_or(u64::MAX))?;
                 let file = read(root, &path)?;
-                same(checked::file(self.directories, &whole, &file))?;
+                same(trusted_files::file(self.directories, &whole, &file))?;
                 CopiedFile::File {
                     executable: file.executable,
                     bytes: file.bytes,
@@ -296,7 +296,7 @@ impl Reader<'_> {
         });
         if is_dir {
             let names = names(root, &path)?;
-            same(checked::names(self.directories, &whole, names.len()))?;
+            same(trusted_files::names(self.directories, &whole, names.len()))?;
             for name in names {
                 self.host(base, from, &below.join(name), depth + 1, entries)?;
             }
@@ -346,7 +346,7 @@ fn read(root: BorrowedFd<'_>, path: &Path) -> Read<FileRead> {
         ));
     }
     let mut bytes = Vec::new();
-    let real = checked::real(&file).map_err(|error| error.message().to_owned())?;
+    let real = trusted_files::real(&file).map_err(|error| error.message().to_owned())?;
     let file = fs_err::File::from_parts(file.into(), path.to_owned());
     file.take(MOST_BYTES + 1)
         .read_to_end(&mut bytes)

@@ -66,7 +66,7 @@ impl SourceFile {
 
 /// A part of a profile that could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Doubt {
+pub(crate) enum UnreadPart {
     /// A key or table.
     Part,
     /// A file, its own or one that it extends.
@@ -80,7 +80,7 @@ pub(crate) struct Problem {
     pub(crate) label: String,
     pub(crate) help: Option<String>,
     /// What could not be read and may hold what is missing, if something is.
-    pub(super) doubt: Option<Doubt>,
+    pub(super) doubt: Option<UnreadPart>,
 }
 
 impl Problem {
@@ -97,12 +97,12 @@ impl Problem {
 
     /// Marks something missing as one problem too many if such a part of the profile could not be read.
     #[must_use]
-    pub(crate) fn unless(self, doubt: Doubt) -> Self {
+    pub(crate) fn unless(self, doubt: UnreadPart) -> Self {
         let doubt = Some(doubt);
         Self { doubt, ..self }
     }
 
-    pub(crate) fn is_certain(&self, unread: Option<Doubt>) -> bool {
+    pub(crate) fn is_certain(&self, unread: Option<UnreadPart>) -> bool {
         self.doubt.is_none() || self.doubt > unread
     }
 

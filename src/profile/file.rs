@@ -128,7 +128,7 @@ pub enum VolumeKind {
 
 impl VolumeKind {
     /// Returns whether the files in such a volume are the user's, and nothing that `copy` replaces.
-    pub fn is_theirs(self) -> bool {
+    pub fn is_users_own(self) -> bool {
         match self {
             Self::Source | Self::Output | Self::Host => true,
             Self::Build | Self::Cache => false,

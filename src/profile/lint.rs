@@ -1,19 +1,9 @@
 //! Owns the advice of `rockenv profile check`: things that are valid but probably unintended.
 
-use super::load::load;
 use super::references::{TextPart, pieces};
-use super::{Action, Profile, VolumeKind, copy_files};
-use crate::sys::catalog::Directory;
-use crate::sys::error::Result;
+use super::{Action, Profile, VolumeKind};
 
-/// Loads a profile, reads the files that it copies, and returns advice, one sentence each.
-pub fn check(dirs: &[Directory], name_or_path: &str) -> Result<(Profile, Vec<String>)> {
-    let profile = load(dirs, name_or_path)?;
-    copy_files(dirs, &profile)?;
-    let advice = advice(&profile);
-    Ok((profile, advice))
-}
-
+/// Returns advice, one sentence each.
 pub(crate) fn advice(profile: &Profile) -> Vec<String> {
     let mut advice = Vec::new();
     for (name, value) in &profile.env {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize as _, Serialize};
 
-use super::diagnostics::{Doubt, Problem, Sources, invalid};
+use super::diagnostics::{Problem, Sources, UnreadPart, invalid};
 use super::file::File;
 use super::structure::shorten;
 use super::{Profile, check, merge, value};
@@ -14,7 +14,7 @@ use crate::sys::catalog::Directory;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::span::At;
 use crate::sys::suggest;
-use crate::sys::{builtin, catalog, checked};
+use crate::sys::{builtin, catalog, trusted_files};
 
 /// Maximum size: profiles are written by hand, so a larger file is a mistake, or an attack on the parser.
 const LARGEST: u64 = 256 * 1024;
@@ -65,7 +65,7 @@ pub(crate) struct ProfileDraft {
     pub(crate) has_steps: bool,
     problems: Vec<Problem>,
     /// The largest part that could not be read.
-    unread: Option<Doubt>,
+    unread: Option<UnreadPart>,
 }
 
 impl ProfileDraft {
@@ -256,7 +256,7 @@ fn read(dirs: &[Directory], path: &Path) -> Result<(PathBuf, String)> {
         }
         other => other.context(about)?,
     };
-    let found = checked::read(dirs, path, LARGEST + 1)?
+    let found = trusted_files::read(dirs, path, LARGEST + 1)?
         .ok_or_else(|| Error::invalid(format!("{} is not a regular file", path.display())))?;
     if found.bytes.len() as u64 > LARGEST {
         return Err(Error::invalid(format!(
@@ -411,8 +411,8 @@ fn assemble(name: String, sources: Sources, unreadable: Vec<Problem>) -> Profile
     let (mut structure, mut found) = (Vec::new(), Vec::new());
     let merged = merge::merge(&sources, &mut structure, &mut found);
     let unread = match (unreadable.is_empty(), structure.is_empty()) {
-        (false, _) => Some(Doubt::File),
-        (true, false) => Some(Doubt::Part),
+        (false, _) => Some(UnreadPart::File),
+        (true, false) => Some(UnreadPart::Part),
         (true, true) => None,
     };
     let mut has_steps = false;

@@ -6,7 +6,7 @@
 use serde_spanned::Spanned;
 use toml::de::{DeTable, DeValue, Error};
 
-use super::diagnostics::{Doubt, Problem, SourceFile, Sources};
+use super::diagnostics::{Problem, SourceFile, Sources, UnreadPart};
 use super::structure::{self, shorten};
 use crate::sys::span::At;
 
@@ -206,7 +206,7 @@ impl<'t> Merge<'_, 't> {
                 let name = &component.name;
                 let message = format!("there is no component `{}` to remove", shorten(name));
                 let problem = Problem::new(&name.place, message, "not there");
-                self.problems.push(problem.unless(Doubt::Part));
+                self.problems.push(problem.unless(UnreadPart::Part));
             }
             (None, _) => self.components.push(component),
         }
@@ -269,7 +269,7 @@ impl<'t> Merge<'_, 't> {
             let message = format!("`{}` cannot come after `{}`", shorten(step), shorten(after));
             let label = "no step of this name before this one";
             let problem = Problem::new(&after.place, message, label).meant(after, known, None);
-            self.problems.push(problem.unless(Doubt::Part));
+            self.problems.push(problem.unless(UnreadPart::Part));
         }
         index.map(|index| index + 1)
     }
@@ -288,8 +288,8 @@ impl<'t> Merge<'_, 't> {
             return;
         } else {
             let message = format!("there is no step `{}` to remove", shorten(name));
-            let problem =
-                Problem::new(&name.place, message, "not an inherited step").unless(Doubt::Part);
+            let problem = Problem::new(&name.place, message, "not an inherited step")
+                .unless(UnreadPart::Part);
             match self.extending {
                 false => problem.help("only a profile with `extends` can remove steps"),
                 true => {

@@ -27,10 +27,9 @@ use std::time::Duration;
 
 pub(crate) use check::host_path;
 pub(crate) use copy_files::{CopiedFile, CopyFiles, copy_files, copy_key, read_files};
-pub(crate) use diagnostics::{Doubt, Problem, Sources, invalid};
+pub(crate) use diagnostics::{Problem, Sources, UnreadPart, invalid};
 pub(crate) use file::{Access, CopyItem, Engine, ExportItem, User, VolumeKind, When, schema};
 pub(crate) use lint::advice;
-pub use lint::check;
 #[cfg(test)]
 pub(crate) use load::from_text;
 pub use load::load;

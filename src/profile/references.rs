@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::diagnostics::{Doubt, Problem, Sources};
+use super::diagnostics::{Problem, Sources, UnreadPart};
 use super::structure::shorten;
 use crate::rocm::target::Target;
 use crate::sys::span::Place;
@@ -86,7 +86,7 @@ pub(crate) fn pieces(text: &str) -> Vec<TextPart<'_>> {
 
 /// Whether a text may contain `${jobs}` and `${memory}`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Late {
+pub(crate) enum LateReferences {
     Keep,
     Refuse,
 }
@@ -129,7 +129,7 @@ impl Fault {
             });
         let exact = reference.map(|range| place.start + range.start..place.start + range.end);
         let problem = Problem::new(exact.as_ref().unwrap_or(place), self.message, "here");
-        let problem = problem.unless(Doubt::File);
+        let problem = problem.unless(UnreadPart::File);
         match self.help {
             Some(help) => problem.help(help),
             None => problem,
@@ -141,7 +141,7 @@ impl Fault {
 pub(crate) fn check<'a>(
     text: &str,
     params: impl Iterator<Item = &'a str> + Clone,
-    late: Late,
+    late: LateReferences,
 ) -> Vec<Fault> {
     let mut faults = Vec::new();
     let mut index = 0;
@@ -165,13 +165,13 @@ pub(crate) fn check<'a>(
 fn check_name<'a>(
     name: &str,
     params: impl Iterator<Item = &'a str> + Clone,
-    late: Late,
+    late: LateReferences,
 ) -> Option<Fault> {
     let shown = shorten(name);
     if is_late(name) {
         return match late {
-            Late::Keep => None,
-            Late::Refuse => Some(Fault::new(
+            LateReferences::Keep => None,
+            LateReferences::Refuse => Some(Fault::new(
                 name,
                 format!("unknown reference `${{{shown}}}`"),
                 "only scripts and variables of steps can use `${jobs}`, `${link-jobs}`, `${tensile-jobs}` and `${memory}`",
@@ -201,16 +201,16 @@ pub(crate) struct Scope {
 impl Scope {
     /// Returns the final text; `${jobs}` and `${memory}` are faults.
     pub(crate) fn expand(&self, text: &str) -> Result<String, Fault> {
-        let late = self.late_form(text, Late::Refuse)?;
+        let late = self.late_form(text, LateReferences::Refuse)?;
         Ok(finish(&late, &Facts::default()))
     }
 
     /// Returns the text in late form.
     pub(crate) fn expand_late(&self, text: &str) -> Result<String, Fault> {
-        self.late_form(text, Late::Keep)
+        self.late_form(text, LateReferences::Keep)
     }
 
-    fn late_form(&self, text: &str, late: Late) -> Result<String, Fault> {
+    fn late_form(&self, text: &str, late: LateReferences) -> Result<String, Fault> {
         let faults = check(text, self.params.keys().map(String::as_str), late);
         if let Some(fault) = faults.into_iter().next() {
             return Err(fault);

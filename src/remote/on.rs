@@ -17,7 +17,7 @@ use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::host::Host;
 use crate::sys::shell::quoted;
 use crate::tree::listing::Listing;
-use crate::tree::write::{Existing, Writer};
+use crate::tree::writer::{Existing, Writer};
 use crate::ui::Ui;
 
 /// The directory on the other machine, below the user's home.
@@ -131,7 +131,7 @@ cat >"$new"
 [ "$(sha256sum <"$new")" = "$2  -" ]
 chmod 755 "$new"
 mv "$new" "$HOME/$1""#;
-    ssh.converse("store rockenv", script, &[&path, &digest], |mut pipe, _| {
+    ssh.run_script("store rockenv", script, &[&path, &digest], |mut pipe, _| {
         pipe.write_all(&bytes)
     })?;
     Ok(path)

@@ -137,7 +137,7 @@ impl SshConnection<'_> {
     }
 
     /// Runs a script whose input and output are `talk`'s.
-    pub(crate) fn converse<T>(
+    pub(crate) fn run_script<T>(
         &self,
         what: &str,
         script: &str,

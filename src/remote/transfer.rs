@@ -54,7 +54,7 @@ pub(crate) fn send(
     manifest: &Manifest,
 ) -> Result<Received> {
     let script = r#"exec "$HOME/$1" __receive "$HOME/$2""#;
-    ssh.converse("store files", script, &[program, place], |pipe, reply| {
+    ssh.run_script("store files", script, &[program, place], |pipe, reply| {
         let mut pipe = io::BufWriter::new(pipe);
         write_line(&mut pipe, manifest)?;
         let mut reply = BufReader::new(reply);

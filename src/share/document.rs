@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::image::oci::{Descriptor, refused, sha256};
 use crate::plan::ids::{StepKey, VolumeName};
 use crate::plan::pins::Pins;
-use crate::rocm::therock::Prints;
+use crate::rocm::therock::ArtifactFingerprints;
 use crate::store::history::History;
 use crate::store::images::Image;
 use crate::store::layer::Cost;
@@ -52,7 +52,7 @@ pub(super) struct SharedStep {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) cost: Option<Cost>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) prints: Option<Prints>,
+    pub(super) prints: Option<ArtifactFingerprints>,
     #[serde(default)]
     pub(super) pins: Pins,
     /// Index of the layer with its changes.

@@ -12,7 +12,7 @@ use fs_err as fs;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 
 use super::document::{Document, SharedVolume};
-use super::place::Supply;
+use super::place::SnapshotSource;
 use super::pull::{PARALLEL, Pulled};
 use crate::engine::BuildUser;
 use crate::engine::docker::Service;
@@ -25,7 +25,7 @@ use crate::store::history::Reuse;
 use crate::store::images::{Image, Means};
 use crate::store::layer::{VolumeState, boot_id};
 use crate::store::service::SnapshotImage;
-use crate::store::shared::{Arrival, Shared};
+use crate::store::shared::{IncomingLayers, Shared};
 use crate::store::{Layer, Store};
 use crate::sys::atomic::random_id;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
@@ -48,7 +48,7 @@ impl Import<'_> {
     /// Imports the missing layers of a document.
     pub(super) fn run(
         self,
-        supply: Supply<'_>,
+        source: SnapshotSource<'_>,
         mut document: Document,
         means: &mut Means<'_>,
     ) -> Result<Pulled> {
@@ -56,11 +56,11 @@ impl Import<'_> {
             Reuse::Clean => document.cut_incremental(),
             Reuse::Incremental => Vec::new(),
         };
-        let arrival = self.store.arrival(means)?;
-        let pulled = Pull::new(self, &arrival, &document)
-            .and_then(|mut pull| pull.finish(supply, incremental, means));
+        let incoming = self.store.incoming(means)?;
+        let pulled = Pull::new(self, &incoming, &document)
+            .and_then(|mut pull| pull.finish(source, incremental, means));
         // On a full disk nothing of it may stay, except downloads, which need not be repeated.
-        let finished = arrival.finish();
+        let finished = incoming.finish();
         let pulled = pulled?;
         finished?;
         Ok(pulled)
@@ -70,7 +70,7 @@ impl Import<'_> {
 /// A pull with known missing layers.
 struct Pull<'a> {
     to: Import<'a>,
-    arrival: &'a Arrival<'a>,
+    incoming: &'a IncomingLayers<'a>,
     document: &'a Document,
     chains: Vec<String>,
     needs_image: bool,
@@ -82,8 +82,20 @@ struct Pull<'a> {
     needed: Vec<usize>,
 }
 
+/// A step whose layer is being made: its position, the layer's new directory, and that of the layer below.
+#[derive(Clone, Copy)]
+struct ImportedStep<'a> {
+    at: usize,
+    place: &'a Path,
+    below: Option<&'a Path>,
+}
+
 impl<'a> Pull<'a> {
-    fn new(to: Import<'a>, arrival: &'a Arrival<'a>, document: &'a Document) -> Result<Self> {
+    fn new(
+        to: Import<'a>,
+        incoming: &'a IncomingLayers<'a>,
+        document: &'a Document,
+    ) -> Result<Self> {
         let Import { store, service, .. } = to;
         let chains = document.chains();
         let steps = &document.snapshot.steps;
@@ -111,7 +123,7 @@ impl<'a> Pull<'a> {
         let image = &document.snapshot.image;
         let mut pull = Self {
             to,
-            arrival,
+            incoming,
             document,
             chains,
             needs_image: base.is_none() && store.image(&image.key)?.is_none(),
@@ -136,13 +148,13 @@ impl<'a> Pull<'a> {
 
     fn finish(
         &mut self,
-        supply: Supply<'_>,
+        source: SnapshotSource<'_>,
         incremental: Vec<String>,
         means: &mut Means<'_>,
     ) -> Result<Pulled> {
-        self.run(supply, means)?;
+        self.run(source, means)?;
         for index in &self.needed {
-            supply.forget(self.arrival, &self.document.blobs[*index])?;
+            source.forget(self.incoming, &self.document.blobs[*index])?;
         }
         let snapshot = &self.document.snapshot;
         let steps = snapshot.steps[self.first..].iter();
@@ -192,17 +204,17 @@ impl<'a> Pull<'a> {
     }
 
     /// Refuses a pull that the disk has no room for. Downloads stay until everything is unpacked.
-    fn check_room(&self, supply: Supply<'_>) -> Result<()> {
+    fn check_room(&self, source: SnapshotSource<'_>) -> Result<()> {
         let root = self.to.store.root();
         let blobs = self.needed.iter().map(|index| &self.document.blobs[*index]);
-        let downloads = blobs.map(|blob| supply.lacking(blob));
+        let downloads = blobs.map(|blob| source.lacking(blob));
         // A service has its own disk for the trees of steps.
         let elsewhere = |index: &usize| {
             let mut steps = self.document.snapshot.steps.iter();
             self.to.service.is_some() && steps.any(|step| step.layer == *index)
         };
         let copies = self.needed.iter().filter(|index| elsewhere(index));
-        let copies = copies.map(|index| supply.copied(&self.document.blobs[*index]));
+        let copies = copies.map(|index| source.copied(&self.document.blobs[*index]));
         let downloads = downloads.fold(copies.max().unwrap_or_default(), u64::saturating_add);
         let here = self.needed.iter().filter(|index| !elsewhere(index));
         let unpacked = match tree::compresses(root) {
@@ -230,10 +242,10 @@ impl<'a> Pull<'a> {
         .help("rockenv gc"))
     }
 
-    fn run(&mut self, supply: Supply<'_>, means: &mut Means<'_>) -> Result<()> {
+    fn run(&mut self, source: SnapshotSource<'_>, means: &mut Means<'_>) -> Result<()> {
         let counter = ByteCounter::default();
         counter.total.store(self.bytes(), Ordering::Relaxed);
-        self.check_room(supply)?;
+        self.check_room(source)?;
         let failed = AtomicBool::new(false);
         let (sender, news) = channel();
         let (cancel, document, needed) = (means.cancel, self.document, self.needed.clone());
@@ -243,7 +255,7 @@ impl<'a> Pull<'a> {
                 fetch::run(cancel, async {
                     let all = futures_util::stream::iter(needed)
                         .map(async |index| {
-                            let piece = supply.layer(&document.blobs[index], &counter).await?;
+                            let piece = source.layer(&document.blobs[index], &counter).await?;
                             // The other side reports its own error.
                             drop(sender.send((index, piece)));
                             Ok(())
@@ -276,7 +288,7 @@ impl<'a> Pull<'a> {
     /// Makes everything that is missing, then publishes it.
     fn unpack(&self, downloaded: &mut Downloaded<'_>) -> Result<()> {
         let image = &self.document.snapshot.image;
-        let work = &self.arrival.work;
+        let work = &self.incoming.work;
         let image_place = work.join("image");
         if self.needs_image {
             fs::create_dir(&image_place)?;
@@ -307,12 +319,17 @@ impl<'a> Pull<'a> {
                 .map(|(_, layer, _)| layer)
                 .or(self.base.as_ref());
             let tree: TreeId = random_id()?.try_into()?;
+            let step = ImportedStep {
+                at,
+                place: &place,
+                below: below.as_deref(),
+            };
             let kept = match self.to.service {
                 Some(service) => {
-                    Some(self.keep(service, at, &place, &tree, below_layer, downloaded)?)
+                    Some(self.service_image(service, step, &tree, below_layer, downloaded)?)
                 }
                 None => {
-                    self.tree(at, &place, below.as_deref(), downloaded)?;
+                    self.tree(step, downloaded)?;
                     None
                 }
             };
@@ -321,7 +338,7 @@ impl<'a> Pull<'a> {
                 fs::create_dir(&into)?;
                 downloaded.unpack(self.document, index, &into, On::Nothing)?;
             }
-            let volumes = self.volumes(at, &place, below.as_deref(), downloaded)?;
+            let volumes = self.volumes(step, downloaded)?;
             let layer = Layer {
                 tree: Some(tree),
                 kept,
@@ -332,7 +349,7 @@ impl<'a> Pull<'a> {
         if self.needs_image && self.to.service.is_none() {
             self.publish_image(&image_place)?;
         }
-        self.arrival.publish_layers(made)
+        self.incoming.publish_layers(made)
     }
 
     fn publish_image(&self, place: &Path) -> Result<()> {
@@ -342,7 +359,7 @@ impl<'a> Pull<'a> {
             tree: Some(self.document.blobs[0].clone()),
             ..Shared::default()
         };
-        self.arrival.publish_image(place, image, &shared)
+        self.incoming.publish_image(place, image, &shared)
     }
 
     fn check_image(&self, root: &Path, image: &Image, cancel: &AtomicBool) -> Result<()> {
@@ -363,13 +380,8 @@ impl<'a> Pull<'a> {
     }
 
     /// Makes the root file system after a step, or its changes.
-    fn tree(
-        &self,
-        at: usize,
-        place: &Path,
-        below: Option<&Path>,
-        downloaded: &mut Downloaded<'_>,
-    ) -> Result<()> {
+    fn tree(&self, step: ImportedStep<'_>, downloaded: &mut Downloaded<'_>) -> Result<()> {
+        let ImportedStep { at, place, below } = step;
         let index = self.document.snapshot.steps[at].layer;
         if self.to.store.method() == Method::Overlay {
             let diff = place.join("diff");
@@ -379,7 +391,7 @@ impl<'a> Pull<'a> {
         let image = &self.document.snapshot.image.key;
         let from = match below {
             Some(below) => below.join("root"),
-            None if self.needs_image => self.arrival.work.join("image/root"),
+            None if self.needs_image => self.incoming.work.join("image/root"),
             None => self.to.store.image_root(image),
         };
         let root = place.join("root");
@@ -388,15 +400,15 @@ impl<'a> Pull<'a> {
     }
 
     /// Makes the image after a step at a service.
-    fn keep(
+    fn service_image(
         &self,
         service: &Service,
-        at: usize,
-        place: &Path,
+        step: ImportedStep<'_>,
         tree: &TreeId,
         below: Option<&Layer>,
         downloaded: &mut Downloaded<'_>,
     ) -> Result<SnapshotImage> {
+        let ImportedStep { at, place, .. } = step;
         let key = &self.document.snapshot.image.key;
         let below = match below {
             Some(below) => below.kept.as_ref().map(|kept| kept.image.clone()),
@@ -430,11 +442,10 @@ impl<'a> Pull<'a> {
     /// Makes the build volumes after a step.
     fn volumes(
         &self,
-        at: usize,
-        place: &Path,
-        below: Option<&Path>,
+        step: ImportedStep<'_>,
         downloaded: &mut Downloaded<'_>,
     ) -> Result<BTreeMap<VolumeName, VolumeState>> {
+        let ImportedStep { at, place, below } = step;
         let steps = &self.document.snapshot.steps;
         let (method, mut made) = (self.to.store.method(), BTreeMap::new());
         for (name, volume) in &steps[at].volumes {

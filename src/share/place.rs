@@ -7,7 +7,7 @@ use tokio::sync::Mutex;
 use super::layout::{Layout, LayoutDraft, Piece};
 use crate::image::fetch::{ByteCounter, Size};
 use crate::image::oci::{Registry, RequestSubject};
-use crate::store::shared::{Arrival, Blob};
+use crate::store::shared::{Blob, IncomingLayers};
 use crate::sys::error::Result;
 
 /// Where snapshots go.
@@ -28,13 +28,13 @@ impl Destination<'_> {
 
 /// Where snapshots come from.
 #[derive(Clone, Copy)]
-pub(super) enum Supply<'a> {
+pub(super) enum SnapshotSource<'a> {
     /// Layers are downloaded to here.
     Registry(&'a Registry, &'a Path),
     Layout(&'a Layout),
 }
 
-impl Supply<'_> {
+impl SnapshotSource<'_> {
     /// Returns where a layer is, once it is complete and verified.
     pub(super) async fn layer(self, blob: &Blob, counter: &ByteCounter) -> Result<Piece> {
         match self {
@@ -75,9 +75,9 @@ impl Supply<'_> {
     }
 
     /// Removes a layer that is no longer needed; the user's files stay.
-    pub(super) fn forget(self, arrival: &Arrival<'_>, blob: &Blob) -> Result<()> {
+    pub(super) fn forget(self, incoming: &IncomingLayers<'_>, blob: &Blob) -> Result<()> {
         match self {
-            Self::Registry(..) => arrival.drop_blob(&blob.sha256),
+            Self::Registry(..) => incoming.drop_blob(&blob.sha256),
             Self::Layout(_) => Ok(()),
         }
     }

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::document::{Document, MAX_CONFIG, Manifest};
 use super::layout::Layout;
-use super::place::Supply;
+use super::place::SnapshotSource;
 use super::{RECIPE, Repository, recipe_tag, watched};
 use crate::image::fetch::ByteCounter;
 use crate::image::oci::{Operation, Registry, RequestSubject, sha256};
@@ -164,8 +164,8 @@ pub(crate) fn pull(
         return Ok(None);
     };
     wanted.check(&document).context(cannot)?;
-    let supply = Supply::Registry(&registry, &blobs);
-    to.run(supply, document, means).context(cannot).map(Some)
+    let source = SnapshotSource::Registry(&registry, &blobs);
+    to.run(source, document, means).context(cannot).map(Some)
 }
 
 /// Imports the missing ones of all snapshots in a file or directory made by [`super::export`].
@@ -175,7 +175,13 @@ pub(crate) fn import(to: Import<'_>, path: &Path, means: &mut Means<'_>) -> Resu
         examine(path)?;
         let layout = Layout::open(path)?;
         let entries = layout.entries()?;
-        let mut one = |entry| to.run(Supply::Layout(&layout), layout.document(entry)?, means);
+        let mut one = |entry| {
+            to.run(
+                SnapshotSource::Layout(&layout),
+                layout.document(entry)?,
+                means,
+            )
+        };
         entries.iter().map(&mut one).collect()
     };
     all().context(|| format!("cannot import `{}`", path.display()))

@@ -102,7 +102,7 @@ impl Store {
                 people.remove(&geteuid().as_raw());
             }
             if new {
-                tree::acl::admit(&path, &people)?;
+                tree::acl::grant_access(&path, &people)?;
             }
         }
         Ok(())

@@ -16,7 +16,7 @@ use crate::store::inventory::allocated;
 use crate::sys::error::{Error, Result};
 
 #[derive(Clone, Debug)]
-pub struct Shelf {
+pub struct StoreCache {
     /// The tool that made it, if its files show that.
     pub kind: Option<CacheKind>,
     /// The envs that mount it, with the mount point.
@@ -25,7 +25,7 @@ pub struct Shelf {
     pub max: Option<u64>,
 }
 
-impl Shelf {
+impl StoreCache {
     /// Returns an env that mounts it and in which a command runs.
     pub fn busy(&self, store: &Store) -> Option<&EnvName> {
         let mut users = self.users.keys();
@@ -68,38 +68,38 @@ impl Store {
         self.root.join("caches").join(name)
     }
 
-    pub fn caches(&self) -> Result<BTreeMap<String, Shelf>> {
-        let mut shelves = BTreeMap::new();
+    pub fn caches(&self) -> Result<BTreeMap<String, StoreCache>> {
+        let mut caches = BTreeMap::new();
         for name in names(&self.root.join("caches"))? {
             let directory = self.cache_dir(&name);
             // A link is the user's own arrangement.
             if !fs::symlink_metadata(&directory).is_ok_and(|data| data.is_dir()) {
                 continue;
             }
-            let shelf = Shelf {
+            let cache = StoreCache {
                 kind: CacheKind::of(&entries(&directory)),
                 users: BTreeMap::new(),
                 max: None,
             };
-            shelves.insert(name, shelf);
+            caches.insert(name, cache);
         }
         for env in self.envs()? {
             // An env that was never resolved mounts nothing; `fsck` reports a damaged one.
             let Ok(spec) = self.spec(&env) else {
                 continue;
             };
-            let caches = spec
+            let mounted = spec
                 .volumes
                 .iter()
                 .filter(|volume| volume.kind == VolumeKind::Cache);
-            for volume in caches {
-                if let Some(shelf) = shelves.get_mut(&volume.name) {
-                    shelf.users.insert(env.clone(), volume.target.clone());
-                    shelf.max = shelf.max.max(volume.max);
+            for volume in mounted {
+                if let Some(cache) = caches.get_mut(&volume.name) {
+                    cache.users.insert(env.clone(), volume.target.clone());
+                    cache.max = cache.max.max(volume.max);
                 }
             }
         }
-        Ok(shelves)
+        Ok(caches)
     }
 
     pub fn cache_bytes(&self, name: &str) -> u64 {
@@ -147,12 +147,12 @@ impl Store {
         inventory: &mut Inventory,
         limits: &BTreeMap<String, u64>,
     ) -> Result<()> {
-        for (name, shelf) in self.caches()? {
-            let Some(max) = limits.get(&name).copied().or(shelf.max) else {
+        for (name, cache) in self.caches()? {
+            let Some(max) = limits.get(&name).copied().or(cache.max) else {
                 continue;
             };
-            let busy = shelf.busy(self).cloned();
-            let mut users = shelf.users.into_iter();
+            let busy = cache.busy(self).cloned();
+            let mut users = cache.users.into_iter();
             let idle = match busy {
                 None => users.find(|(env, _)| inventory.envs.contains_key(env)),
                 Some(_) => None,
@@ -161,7 +161,7 @@ impl Store {
                 busy,
                 bytes: self.cache_bytes(&name),
                 max,
-                kind: shelf.kind,
+                kind: cache.kind,
                 at: idle,
             };
             inventory.caches.insert(name, cache);
@@ -172,11 +172,11 @@ impl Store {
     /// Empties a cache. The directory stays, because it may be mounted.
     pub fn clear_cache(&self, name: &str) -> Result<()> {
         check_name(name)?;
-        let shelves = self.caches()?;
-        let shelf = shelves.get(name).ok_or_else(|| {
+        let caches = self.caches()?;
+        let cache = caches.get(name).ok_or_else(|| {
             Error::not_found(format!("no cache `{name}`")).help("rockenv cache ls")
         })?;
-        if let Some(env) = shelf.busy(self) {
+        if let Some(env) = cache.busy(self) {
             return Err(Error::busy(format!(
                 "cache `{name}` is in use: a command runs in env `{env}`"
             ))

@@ -192,7 +192,7 @@ impl LockedEnv<'_> {
     /// The same for cleanup, which does not count as a use.
     pub(super) fn put(&mut self, record: Record) -> Result<()> {
         atomic::write_json(&self.directory.join("record.json"), &record)?;
-        removal::clear_forgotten(&self.directory)?;
+        removal::clear_removal_marks(&self.directory)?;
         self.record = Some(record);
         Ok(())
     }

@@ -96,8 +96,8 @@ impl Store {
     /// Measures everything removable against the rest of the store, if recorded figures may be wrong. Returns whether
     /// it did.
     ///
-    /// Things are counted after everything that stands on them: a block that only these share counts for the lowest
-    /// of them. The sum over a thing and everything on it is thus what removing them frees.
+    /// Items are counted after everything that stands on them: a block that only these share counts for the lowest
+    /// of them. The sum over an item and everything on it is thus what removing them frees.
     pub fn estimate_shared(
         &self,
         inventory: &mut Inventory,
@@ -105,26 +105,26 @@ impl Store {
         keep_last: usize,
     ) -> Result<bool> {
         let roots = Roots::of(inventory, keep_last);
-        let things = Things::of(inventory, &roots, look.everything);
-        let unsure = |(thing, _): &(Thing, u32)| match thing {
-            Thing::Layer(id) => self.is_unsure(&inventory.layers[id.as_str()]),
-            Thing::Image(_) | Thing::Failed(..) => false,
+        let items = RemovableItems::of(inventory, &roots, look.everything);
+        let unsure = |(item, _): &(RemovableItem, u32)| match item {
+            RemovableItem::Layer(id) => self.is_unsure(&inventory.layers[id.as_str()]),
+            RemovableItem::Image(_) | RemovableItem::Failed(..) => false,
         };
-        if self.method() == Method::Overlay || !things.0.iter().any(unsure) {
+        if self.method() == Method::Overlay || !items.0.iter().any(unsure) {
             return Ok(false);
         }
         // Data without allocated blocks would count for everybody who shares it.
         nix::unistd::syncfs(fs::File::open(self.root())?.file())
             .context(|| format!("cannot sync `{}`", self.root().display()))?;
         let mut places = Vec::new();
-        for (at, (thing, owner)) in (1..).zip(&things.0) {
-            let path = match thing {
-                Thing::Image(key) => self.image_dir(key),
-                Thing::Layer(id) if inventory.layers[id.as_str()].layer.kept.is_some() => {
+        for (at, (item, owner)) in (1..).zip(&items.0) {
+            let path = match item {
+                RemovableItem::Image(key) => self.image_dir(key),
+                RemovableItem::Layer(id) if inventory.layers[id.as_str()].layer.kept.is_some() => {
                     self.layer_dir(id).join("volumes")
                 }
-                Thing::Layer(id) => self.layer_dir(id),
-                Thing::Failed(env, tree) => self.tree_dir(env, tree),
+                RemovableItem::Layer(id) => self.layer_dir(id),
+                RemovableItem::Failed(env, tree) => self.tree_dir(env, tree),
             };
             places.push(Root::new(path, at).owned_by(*owner));
         }
@@ -138,22 +138,22 @@ impl Store {
                 ..MeasureOptions::default()
             },
         );
-        for (at, (thing, _)) in (1..).zip(&things.0) {
+        for (at, (item, _)) in (1..).zip(&items.0) {
             let bytes = usage.class(at).exclusive;
-            match thing {
-                Thing::Image(key) => {
+            match item {
+                RemovableItem::Image(key) => {
                     inventory
                         .images
                         .entry(key.clone())
                         .and_modify(|image| image.bytes = bytes);
                 }
-                Thing::Layer(id) => {
+                RemovableItem::Layer(id) => {
                     inventory
                         .layers
                         .entry(id.clone())
                         .and_modify(|item| item.bytes = item.at_service + bytes);
                 }
-                Thing::Failed(env, _) => {
+                RemovableItem::Failed(env, _) => {
                     inventory
                         .envs
                         .entry(env.clone())
@@ -217,29 +217,29 @@ impl Store {
     }
 }
 
-/// A removable thing whose blocks others may share.
-enum Thing {
+/// An item whose blocks others may share.
+enum RemovableItem {
     Image(ImageKey),
     Layer(LayerId),
     /// The env and its tree.
     Failed(EnvName, TreeId),
 }
 
-/// Things from the bottom up, each with its owner: one owner for all that stand on the same removable thing.
-struct Things(Vec<(Thing, u32)>);
+/// Removable items from the bottom up, each with its owner: one owner for all that stand on the same removable item.
+struct RemovableItems(Vec<(RemovableItem, u32)>);
 
-impl Things {
-    /// With `everything`, includes what stays, each thing alone.
+impl RemovableItems {
+    /// With `everything`, includes what stays, each item alone.
     fn of(inventory: &Inventory, roots: &Roots, everything: bool) -> Self {
         let mut owners: BTreeMap<String, u32> = BTreeMap::new();
         let mut owner = |bottom: &str| {
             let next = u32::try_from(owners.len() + 1).unwrap_or(u32::MAX);
             *owners.entry(bottom.to_owned()).or_insert(next)
         };
-        let mut things = Vec::new();
+        let mut items = Vec::new();
         for key in inventory.images.keys() {
             if everything || !roots.images.contains_key(key) {
-                things.push((Thing::Image(key.clone()), owner(key)));
+                items.push((RemovableItem::Image(key.clone()), owner(key)));
             }
         }
         let mut layers = Vec::new();
@@ -250,7 +250,7 @@ impl Things {
         }
         layers.sort_by_key(|((depth, _), _)| *depth);
         for ((_, bottom), id) in layers {
-            things.push((Thing::Layer(id.clone()), owner(bottom)));
+            items.push((RemovableItem::Layer(id.clone()), owner(bottom)));
         }
         for (name, env) in &inventory.envs {
             // A service has the tree of its env.
@@ -262,15 +262,15 @@ impl Things {
                     inventory.layers.contains_key(*id) && !roots.layers.contains_key(*id)
                 });
                 let bottom = below.map_or(own.as_str(), |id| bottom(inventory, roots, id).1);
-                let tree = Thing::Failed(name.clone(), failed.tree.clone());
-                things.push((tree, owner(bottom)));
+                let tree = RemovableItem::Failed(name.clone(), failed.tree.clone());
+                items.push((tree, owner(bottom)));
             }
         }
-        Self(things)
+        Self(items)
     }
 }
 
-/// Returns how many removable things are below a layer, and the lowest of them, whose removal takes all of them.
+/// Returns how many removable items are below a layer, and the lowest of them, whose removal takes all of them.
 fn bottom<'a>(inventory: &'a Inventory, roots: &Roots, id: &'a LayerId) -> (usize, &'a str) {
     let (mut depth, mut at) = (0, id);
     if roots.layers.contains_key(id) {

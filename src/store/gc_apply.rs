@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The result of a removal.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Swept {
+pub enum Removal {
     /// It is in the trash.
     Gone,
     /// It stays, for a reason that is newer than the decision.
@@ -29,7 +29,7 @@ pub enum Swept {
 
 impl Store {
     /// Removes one item, if it may still be removed. Caches are handled elsewhere.
-    pub fn sweep(&self, what: &GcTarget, keep_last: usize) -> Result<Swept> {
+    pub fn gc_apply(&self, what: &GcTarget, keep_last: usize) -> Result<Removal> {
         match what {
             GcTarget::Snapshot { layer } => self.remove_snapshot(layer, keep_last),
             GcTarget::Layer { layer } => {
@@ -44,10 +44,10 @@ impl Store {
             GcTarget::Image { image } => self.remove_image(image),
             GcTarget::Download { blob } => {
                 let Some(_alone) = Lock::try_exclusive(&self.blobs_lock())? else {
-                    return Ok(Swept::Stays("a command needs downloads".to_owned()));
+                    return Ok(Removal::Stays("a command needs downloads".to_owned()));
                 };
                 self.discard(&self.root.join("blobs/sha256").join(blob))?;
-                Ok(Swept::Gone)
+                Ok(Removal::Gone)
             }
             GcTarget::Stray { path } => self.remove_stray(path),
             GcTarget::Cache { cache, .. } => Err(Error::unexpected(format!(
@@ -60,21 +60,21 @@ impl Store {
     fn with_idle(
         &self,
         name: &EnvName,
-        then: impl FnOnce(&mut LockedEnv<'_>) -> Result<Swept>,
-    ) -> Result<Swept> {
+        then: impl FnOnce(&mut LockedEnv<'_>) -> Result<Removal>,
+    ) -> Result<Removal> {
         match self.lock_known(name, "gc", Duration::ZERO) {
             Ok(mut env) => then(&mut env),
             Err(error) if error.kind() == Kind::Busy => {
-                Ok(Swept::Stays(format!("in use by a command in env {name}")))
+                Ok(Removal::Stays(format!("in use by a command in env {name}")))
             }
-            Err(error) if error.kind() == Kind::NoEnv => Ok(Swept::Gone),
+            Err(error) if error.kind() == Kind::NoEnv => Ok(Removal::Gone),
             Err(error) => Err(error),
         }
     }
 
-    fn remove_snapshot(&self, layer: &LayerId, keep_last: usize) -> Result<Swept> {
+    fn remove_snapshot(&self, layer: &LayerId, keep_last: usize) -> Result<Removal> {
         if let Some(unreadable) = self.unreadable()?.first() {
-            return Ok(Swept::Stays(format!("{} may need it", unreadable.object)));
+            return Ok(Removal::Stays(format!("{} may need it", unreadable.object)));
         }
         let mut names = Vec::new();
         for name in self.envs()? {
@@ -87,29 +87,29 @@ impl Store {
         }
         // Before the first one forgets it: the layer would stay for the env that cannot.
         if let Some(busy) = names.iter().find(|name| self.is_env_busy(name)) {
-            return Ok(Swept::Stays(format!("in use by a command in env {busy}")));
+            return Ok(Removal::Stays(format!("in use by a command in env {busy}")));
         }
         for name in names {
-            let swept = self.with_idle(&name, |env| env.drop_layer(layer, keep_last))?;
-            if swept != Swept::Gone {
-                return Ok(swept);
+            let removal = self.with_idle(&name, |env| env.drop_layer(layer, keep_last))?;
+            if removal != Removal::Gone {
+                return Ok(removal);
             }
         }
         Ok(self.left(layer))
     }
 
-    fn left(&self, layer: &LayerId) -> Swept {
+    fn left(&self, layer: &LayerId) -> Removal {
         if self.layer_dir(layer).exists() {
-            Swept::Stays("a layer or env now depends on it".to_owned())
+            Removal::Stays("a layer or env now depends on it".to_owned())
         } else {
-            Swept::Gone
+            Removal::Gone
         }
     }
 
-    fn remove_image(&self, key: &ImageKey) -> Result<Swept> {
+    fn remove_image(&self, key: &ImageKey) -> Result<Removal> {
         let _lock = self.lock("gc")?;
         if let Some(unreadable) = self.unreadable()?.first() {
-            return Ok(Swept::Stays(format!("{} may need it", unreadable.object)));
+            return Ok(Removal::Stays(format!("{} may need it", unreadable.object)));
         }
         let mut used = self.leases()?.values().any(|lease| lease.image == *key);
         for name in self.envs()? {
@@ -123,7 +123,9 @@ impl Store {
                 .is_some_and(|layer| layer.image_key == *key);
         }
         if used {
-            return Ok(Swept::Stays("a layer or env now depends on it".to_owned()));
+            return Ok(Removal::Stays(
+                "a layer or env now depends on it".to_owned(),
+            ));
         }
         let images = self.root.join("images");
         // The references first: they must not name a missing image.
@@ -138,16 +140,16 @@ impl Store {
             }
         }
         self.discard(&images.join(key))?;
-        Ok(Swept::Gone)
+        Ok(Removal::Gone)
     }
 
-    fn remove_stray(&self, path: &str) -> Result<Swept> {
+    fn remove_stray(&self, path: &str) -> Result<Removal> {
         let _lock = self.lock("gc")?;
         if !path.starts_with("images/tmp-") {
             return Err(Error::unexpected(format!("`gc` does not manage `{path}`")));
         }
         self.discard(&self.root.join(path))?;
-        Ok(Swept::Gone)
+        Ok(Removal::Gone)
     }
 
     /// Finishes what killed commands left in envs that nobody holds. Returns the errors.
@@ -192,20 +194,20 @@ impl Store {
 
 impl LockedEnv<'_> {
     /// Forgets the steps' snapshots on a layer, unless the env has come to need it.
-    fn drop_layer(&mut self, layer: &LayerId, keep_last: usize) -> Result<Swept> {
+    fn drop_layer(&mut self, layer: &LayerId, keep_last: usize) -> Result<Removal> {
         let record = self.known_record()?;
         for (top, why) in tops(self.name(), record, keep_last) {
             if self.store.descends(Some(&top), layer)? {
-                return Ok(Swept::Stays(why.to_string()));
+                return Ok(Removal::Stays(why.to_string()));
             }
         }
         self.forget(layer, |known| {
             known.layer == *layer && known.origin == Origin::Step
         })?;
-        Ok(Swept::Gone)
+        Ok(Removal::Gone)
     }
 
-    fn drop_failed(&mut self) -> Result<Swept> {
+    fn drop_failed(&mut self) -> Result<Removal> {
         let mut record = self.known_record()?.clone();
         if let Some(failed) = record.failed.take() {
             let tree = self.directory.join("trees").join(failed.tree);
@@ -222,17 +224,17 @@ impl LockedEnv<'_> {
                 }
             }
         }
-        Ok(Swept::Gone)
+        Ok(Removal::Gone)
     }
 
-    fn drop_logs(&mut self, run: &str) -> Result<Swept> {
+    fn drop_logs(&mut self, run: &str) -> Result<Removal> {
         let prefix = format!("logs/{run}/");
         let record = self.known_record()?;
         let mut logs = record.steps.iter().filter_map(|step| step.log.as_ref());
         if logs.any(|log| log.starts_with(&prefix)) {
-            return Ok(Swept::Stays("`rockenv logs` shows them".to_owned()));
+            return Ok(Removal::Stays("`rockenv logs` shows them".to_owned()));
         }
         self.store.discard(&self.directory.join("logs").join(run))?;
-        Ok(Swept::Gone)
+        Ok(Removal::Gone)
     }
 }

@@ -39,7 +39,7 @@ impl Reuse {
 
 /// The env that looks for a step's layer.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Seeker<'a> {
+pub struct LayerSearch<'a> {
     /// Its record: an env may use all of its own layers.
     pub record: Option<&'a Record>,
     /// Which layers of other envs it may use.
@@ -109,29 +109,29 @@ impl Layer {
 impl Store {
     /// Finds a step's layer that the env may use: its own, else the one that has the key as its id, else any other.
     /// Another engine's is returned only if this env's has none.
-    pub fn step_layer(&self, key: &StepKey, seeker: &Seeker<'_>) -> Result<Option<Layer>> {
-        let own = seeker.record.and_then(|record| record.of_step(key));
+    pub fn step_layer(&self, key: &StepKey, search: &LayerSearch<'_>) -> Result<Option<Layer>> {
+        let own = search.record.and_then(|record| record.of_step(key));
         if let Some(own) = own
             && let Some(layer) = self.layer(&own.layer)?
-            && (!seeker.clean || layer.is_clean())
+            && (!search.clean || layer.is_clean())
         {
             return Ok(Some(layer));
         }
         let serves = |layer: &Layer| {
-            let made = seeker
+            let made = search
                 .record
                 .is_some_and(|record| layer.env.as_ref() == Some(&record.id));
-            let takes_all = made || seeker.reuse == Reuse::Incremental;
-            layer.is_clean() || (takes_all && !seeker.clean)
+            let takes_all = made || search.reuse == Reuse::Incremental;
+            layer.is_clean() || (takes_all && !search.clean)
         };
         let named = self.layer(&key.clone().into())?;
-        if named.is_none() && seeker.reuse == Reuse::Clean {
+        if named.is_none() && search.reuse == Reuse::Clean {
             // One of the clean layers with a key has it as its id.
             return Ok(None);
         }
         let named = named.filter(|layer| serves(layer));
         if let Some(layer) = named.as_ref()
-            && layer.is_kept_at(seeker.service)
+            && layer.is_kept_at(search.service)
         {
             return Ok(named);
         }
@@ -140,7 +140,7 @@ impl Store {
             layer.key.as_ref() == Some(key) && serves(layer) && self.is_sound(layer)
         });
         let best = of_key.max_by_key(|layer| {
-            let is_here = layer.is_kept_at(seeker.service);
+            let is_here = layer.is_kept_at(search.service);
             (is_here, layer.is_clean(), layer.created)
         });
         Ok(best.or(named))

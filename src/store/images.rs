@@ -26,7 +26,7 @@ use crate::sys::signals::stop_if;
 use crate::tree;
 
 /// How long `gc` may take with downloads, which it renames one after the other.
-const SWEEP_WAIT: Duration = Duration::from_secs(60);
+const GC_WAIT: Duration = Duration::from_secs(60);
 
 /// The current image of a recipe.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -51,7 +51,7 @@ pub struct Means<'a> {
 impl Means<'_> {
     /// Takes a lock, however long others hold it; reports the holder meanwhile, and stops on request.
     pub(super) fn lock(&mut self, path: &Path, verb: &str) -> Result<Lock> {
-        Lock::awaited(path, verb, &mut |waits| {
+        Lock::exclusive_waiting(path, verb, &mut |waits| {
             (self.progress)(BuildProgress::Line(waits));
             stop_if(self.cancel)
         })
@@ -171,7 +171,7 @@ impl Store {
 
     /// Prevents removing downloads for as long as the returned lock lives.
     pub fn keep_downloads(&self) -> Result<Lock> {
-        Lock::shared(&self.blobs_lock(), "the downloads", SWEEP_WAIT)
+        Lock::shared(&self.blobs_lock(), "the downloads", GC_WAIT)
     }
 
     fn reference(&self, recipe: &str, extension: &str) -> PathBuf {

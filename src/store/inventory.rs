@@ -45,7 +45,6 @@ impl Store {
         let locked = self.locked()?;
         let mut inventory = Inventory {
             now: Timestamp::now(),
-            size: disk.blocks() * disk.fragment_size(),
             free: disk.blocks_available() * disk.fragment_size(),
             leases: self.leases()?,
             locked: locked.names,

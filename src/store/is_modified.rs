@@ -98,7 +98,7 @@ impl LockedEnv<'_> {
     ///
     /// With shared extents nothing proves that: a clone's inodes are all new, and their times depend on the clock.
     /// There, any command that ran counts as a change, because an unneeded snapshot is better than a lost file.
-    pub fn is_touched(&self) -> Result<bool> {
+    pub fn is_modified(&self) -> Result<bool> {
         let record = self.known_record()?;
         let Some(tree) = &record.head.tree else {
             return Ok(false);
@@ -130,11 +130,11 @@ impl LockedEnv<'_> {
                 .as_ref()
                 .map(|layer| self.store.layer_dir(layer).join("volumes").join(name))
                 .filter(|frozen| frozen.exists());
-            let touched = match frozen {
+            let changed = match frozen {
                 Some(frozen) => tree::btrfs::differs(&self.store.volume_dir(id), &frozen)?,
                 None => !self.store.is_volume_empty(id),
             };
-            if touched {
+            if changed {
                 return Ok(true);
             }
         }
@@ -143,7 +143,7 @@ impl LockedEnv<'_> {
 
     /// Keeps changes of the live tree, which the caller is about to drop, as a snapshot. Returns its name.
     pub fn keep_changes(&mut self, why: &str) -> Result<Option<String>> {
-        if !self.is_touched()? {
+        if !self.is_modified()? {
             return Ok(None);
         }
         let name = self.known_record()?.free_name(why);

@@ -54,7 +54,7 @@ impl Lock {
 
     /// Takes the lock at `path` exclusively for `verb`, however long others hold it. Meanwhile calls `waits`
     /// repeatedly with the holder; its error ends the wait.
-    pub fn awaited(
+    pub fn exclusive_waiting(
         path: &Path,
         verb: &str,
         waits: &mut dyn FnMut(&str) -> Result<()>,
@@ -218,9 +218,9 @@ mod tests {
             assert!(text.starts_with(&expected), "{text}");
             Err(Error::unexpected("stop"))
         };
-        Lock::awaited(&path, "up", &mut { stop }).unwrap_err();
+        Lock::exclusive_waiting(&path, "up", &mut { stop }).unwrap_err();
         let mut asked = 0;
-        let lock = Lock::awaited(&path, "up", &mut |_| {
+        let lock = Lock::exclusive_waiting(&path, "up", &mut |_| {
             asked += 1;
             if asked == 2 {
                 first = None;

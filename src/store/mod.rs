@@ -31,7 +31,6 @@ pub(crate) mod ballast;
 pub(crate) mod build_logs;
 pub(crate) mod caches;
 pub(crate) mod check;
-pub(crate) mod damage;
 pub(crate) mod env;
 pub(crate) mod ephemeral;
 mod estimate_freed;
@@ -41,10 +40,11 @@ pub(crate) mod images;
 pub(crate) mod inventory;
 pub(crate) mod is_modified;
 pub(crate) mod journal;
+pub(crate) mod last_used;
 pub(crate) mod layer;
 mod lease;
 pub(crate) mod lock;
-mod locks;
+mod lock_files;
 mod orphan_snapshots;
 mod prune_build_tree;
 pub(crate) mod removal;
@@ -53,7 +53,7 @@ pub(crate) mod service;
 pub(crate) mod shared;
 pub(crate) mod snapshot;
 mod trash;
-pub(crate) mod used;
+pub(crate) mod unreadable;
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -313,7 +313,7 @@ impl Store {
         let Some(mut record) = crate::sys::atomic::read_json::<Record>(&record)? else {
             return Ok(None);
         };
-        removal::leave_out_forgotten(&directory, &mut record);
+        removal::leave_out_removed(&directory, &mut record);
         if record.version > crate::plan::record::VERSION {
             return Err(
                 Error::unexpected(format!("env `{name}` was made by a newer rockenv"))

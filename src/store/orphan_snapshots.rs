@@ -24,7 +24,7 @@ use crate::sys::error::Result;
 
 impl Store {
     /// Returns the orphaned images of steps with one of these keys, the newest last.
-    pub fn forgotten(&self, service: &Service, keys: &[&StepKey]) -> Result<Vec<Frozen>> {
+    pub fn orphan_snapshots(&self, service: &Service, keys: &[&StepKey]) -> Result<Vec<Frozen>> {
         let mut found = service.frozen(&self.root().to_string_lossy())?;
         found.retain(|frozen| keys.contains(&&frozen.key));
         if found.is_empty() {
@@ -78,9 +78,9 @@ impl Store {
     }
 
     /// Removes orphaned images that have become useless because their steps have layers.
-    pub fn remove_forgotten(&self, service: &Service, keys: &[&StepKey]) -> Result<()> {
+    pub fn remove_orphan_snapshots(&self, service: &Service, keys: &[&StepKey]) -> Result<()> {
         let _lock = self.lock("up")?;
-        for frozen in self.forgotten(service, keys)? {
+        for frozen in self.orphan_snapshots(service, keys)? {
             service.remove_image(&frozen.image)?;
         }
         Ok(())
@@ -90,13 +90,17 @@ impl Store {
 impl LockedEnv<'_> {
     /// Makes layers of orphaned images; `steps` are names and keys of the steps that need not run, in order. Returns
     /// how many were found.
-    pub fn remember(&self, service: &Service, steps: &[(&str, &StepKey)]) -> Result<usize> {
+    pub fn adopt_orphan_snapshots(
+        &self,
+        service: &Service,
+        steps: &[(&str, &StepKey)],
+    ) -> Result<usize> {
         let record = self.known_record()?;
         let _lock = self.store.lock("up")?;
         let keys: Vec<&StepKey> = steps.iter().map(|(_, key)| *key).collect();
-        let mut forgotten: BTreeMap<StepKey, Frozen> = self
+        let mut orphans: BTreeMap<StepKey, Frozen> = self
             .store
-            .forgotten(service, &keys)?
+            .orphan_snapshots(service, &keys)?
             .into_iter()
             .filter(|frozen| frozen.whole.is_some())
             .map(|frozen| (frozen.key.clone(), frozen))
@@ -109,7 +113,7 @@ impl LockedEnv<'_> {
                 parent = Some(layer.id);
                 continue;
             }
-            let Some(frozen) = forgotten.remove(*key) else {
+            let Some(frozen) = orphans.remove(*key) else {
                 continue;
             };
             let directory = self.directory().join("trees").join(&frozen.tree);

@@ -13,8 +13,8 @@ use super::{LockedEnv, Store};
 use crate::plan::gc::{Inventory, Project};
 use crate::plan::ids::{PathBelow, VolumeId};
 use crate::plan::ninja_log;
-use crate::rocm::therock::tree::{EXPUNGED, archived, is_top};
-use crate::store::gc_apply::Swept;
+use crate::rocm::therock::build_tree::{EXPUNGED, archived, is_top};
+use crate::store::gc_apply::Removal;
 use crate::sys::atomic::random_id;
 use crate::sys::error::Result;
 use crate::tree::file::FoundEntry;
@@ -108,18 +108,20 @@ fn build_tree_bytes(project: &Path) -> u64 {
 
 impl LockedEnv<'_> {
     /// Removes a sub-project, if it still may be removed.
-    pub(super) fn prune_build_tree(&mut self, volume: &str, project: &str) -> Result<Swept> {
+    pub(super) fn prune_build_tree(&mut self, volume: &str, project: &str) -> Result<Removal> {
         let record = self.known_record()?;
         if !record.complete {
-            return Ok(Swept::Stays("the env is no longer complete".to_owned()));
+            return Ok(Removal::Stays("the env is no longer complete".to_owned()));
         }
         let Some(id) = record.head.volumes.get(volume) else {
-            return Ok(Swept::Gone);
+            return Ok(Removal::Gone);
         };
         let top = self.store.volume_dir(id);
         let project: PathBelow = project.parse()?;
         if !archived_in(&top)?.contains::<Path>(project.as_ref()) {
-            return Ok(Swept::Stays("no artifact contains it any more".to_owned()));
+            return Ok(Removal::Stays(
+                "no artifact contains it any more".to_owned(),
+            ));
         }
         // The stamp is the only sign that the rest must go too.
         let entry = journal::JournalEntry::Expunge {
@@ -129,6 +131,6 @@ impl LockedEnv<'_> {
         journal::begin(&self.directory, &entry)?;
         let taken = self.store.take_project(id, project.as_ref());
         journal::clear(&self.directory)?;
-        taken.map(|()| Swept::Gone)
+        taken.map(|()| Removal::Gone)
     }
 }

@@ -23,7 +23,7 @@ use crate::tree;
 /// Directory of the name that marks snapshots as removed although the record still lists them.
 /// XFS keeps a small directory in its inode, and a full disk has no block for a larger one. So it has nothing else in
 /// it.
-const FORGOTTEN: &str = "gone";
+const REMOVED_SNAPSHOTS: &str = "gone";
 /// What a mark's name follows: in its directory, or else beside the record. An older version made no directory, and a
 /// full disk may have no room for one.
 const PLACES: [&str; 2] = ["gone/", "gone."];
@@ -32,7 +32,7 @@ const PLACES: [&str; 2] = ["gone/", "gone."];
 ///
 /// The mark is a hard link to the record, which takes neither inode nor block. There is only one, whose name has a bit
 /// for each snapshot: it is renamed when further ones go.
-fn mark_forgotten(env: &Path, kept: &[Snapshot]) -> Result<()> {
+fn mark_removed(env: &Path, kept: &[Snapshot]) -> Result<()> {
     let path = env.join("record.json");
     let record = atomic::read_json::<Record>(&path)?;
     let listed = record.map(|record| record.snapshots).unwrap_or_default();
@@ -62,7 +62,7 @@ fn at(env: &Path, place: &str, mark: &str) -> PathBuf {
 /// Returns the marks with their places.
 fn marks(env: &Path) -> Result<Vec<(&'static str, String)>> {
     let [own, beside] = PLACES;
-    let within = names(&env.join(FORGOTTEN))?.into_iter();
+    let within = names(&env.join(REMOVED_SNAPSHOTS))?.into_iter();
     let mut marks: Vec<_> = within.map(|mark| (own, mark)).collect();
     for name in names(env)? {
         if let Some(mark) = name.strip_prefix(beside) {
@@ -75,7 +75,7 @@ fn marks(env: &Path) -> Result<Vec<(&'static str, String)>> {
 /// Makes the directory of the mark, which every env has since its record was written; returns false if there is no
 /// room for it.
 fn make_directory(env: &Path) -> Result<bool> {
-    match fs::create_dir(env.join(FORGOTTEN)) {
+    match fs::create_dir(env.join(REMOVED_SNAPSHOTS)) {
         Err(error) if error.kind() == ErrorKind::StorageFull => Ok(false),
         Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error.into()),
         _ => Ok(true),
@@ -98,7 +98,7 @@ fn digest(listed: &[Snapshot]) -> String {
 }
 
 /// Removes the marked snapshots from a record.
-pub(super) fn leave_out_forgotten(env: &Path, record: &mut Record) {
+pub(super) fn leave_out_removed(env: &Path, record: &mut Record) {
     let digest = digest(&record.snapshots);
     let marks = marks(env).unwrap_or_default();
     let mut marks = marks.iter();
@@ -116,7 +116,7 @@ pub(super) fn leave_out_forgotten(env: &Path, record: &mut Record) {
 }
 
 /// Removes the mark, once a record without these snapshots is written. Makes its directory if there is room.
-pub(super) fn clear_forgotten(env: &Path) -> Result<()> {
+pub(super) fn clear_removal_marks(env: &Path) -> Result<()> {
     make_directory(env)?;
     for (place, mark) in marks(env)? {
         fs::remove_file(at(env, place, &mark))?;
@@ -162,7 +162,7 @@ impl LockedEnv<'_> {
         record.snapshots.retain(|known| !which(known));
         match self.put(record.clone()) {
             Err(error) if error.kind() == Kind::OutOfSpace => {
-                mark_forgotten(&self.directory, &record.snapshots)?;
+                mark_removed(&self.directory, &record.snapshots)?;
                 self.record = Some(record);
             }
             other => other?,

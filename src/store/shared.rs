@@ -51,7 +51,7 @@ pub struct Shared {
 
 /// A place to assemble data from a registry.
 #[derive(Debug)]
-pub struct Arrival<'a> {
+pub struct IncomingLayers<'a> {
     store: &'a Store,
     /// Its directory, on the store's file system.
     pub work: PathBuf,
@@ -97,7 +97,7 @@ impl Store {
     }
 
     /// Makes a directory for arriving data; waits while another command has one, which may bring the same data.
-    pub fn arrival(&self, means: &mut Means<'_>) -> Result<Arrival<'_>> {
+    pub fn incoming(&self, means: &mut Means<'_>) -> Result<IncomingLayers<'_>> {
         let images = self.root.join("images");
         fs::create_dir_all(images.join("refs"))?;
         let lock = means.lock(&images.join("refs/pull.lock"), "pull")?;
@@ -109,7 +109,7 @@ impl Store {
         }
         let work = images.join(format!("{ARRIVING}{}", random_id()?));
         fs::create_dir(&work)?;
-        Ok(Arrival {
+        Ok(IncomingLayers {
             store: self,
             work,
             _lock: lock,
@@ -117,7 +117,7 @@ impl Store {
     }
 }
 
-impl Arrival<'_> {
+impl IncomingLayers<'_> {
     /// Publishes an image whose tree is `root` in `place`, as the current image of its recipe if there is none.
     pub fn publish_image(&self, place: &Path, image: &Image, shared: &Shared) -> Result<()> {
         atomic::write_json(&place.join(FILE), shared)?;
@@ -168,7 +168,7 @@ impl Arrival<'_> {
         .map(drop)
     }
 
-    /// Ends the arrival and discards the rest of its directory.
+    /// Ends the incoming and discards the rest of its directory.
     pub fn finish(self) -> Result<()> {
         self.store.discard(&self.work)
     }

@@ -13,7 +13,7 @@ use super::{LockedEnv, check_name};
 use crate::plan::ids::{LayerId, StepKey, TreeId, VolumeId, VolumeName};
 use crate::plan::pins::Pins;
 use crate::plan::record::{Head, Origin, Record, Snapshot};
-use crate::rocm::therock::Prints;
+use crate::rocm::therock::ArtifactFingerprints;
 use crate::sys::atomic::random_id;
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::suggest;
@@ -36,7 +36,7 @@ pub struct Freeze<'a> {
     /// The cost of making it, if known.
     pub cost: Option<super::layer::Cost>,
     /// Fingerprints that the step found.
-    pub prints: Option<Prints>,
+    pub prints: Option<ArtifactFingerprints>,
     /// Files that the step reports to have fetched.
     pub pins: Pins,
 }

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::sys::checked::Checked;
 use crate::sys::error::{Error, Result};
 use crate::sys::suggest;
+use crate::sys::trusted_files::Checked;
 
 /// A directory that is searched.
 #[derive(Clone, Debug, PartialEq, Eq)]

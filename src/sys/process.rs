@@ -226,13 +226,17 @@ impl Program {
                 failed.store(outcome.is_err(), Ordering::Release);
                 outcome
             });
-            let mut lines = Lines::default();
-            let watched = self.watch(&mut child, &stderr.into(), cancel, &failed, &mut lines, on);
+            let mut lines = Lines {
+                partial: Vec::new(),
+                tail: VecDeque::new(),
+                on,
+            };
+            let ended = self.supervise(&mut child, &stderr.into(), cancel, &failed, &mut lines);
             drop(held);
             let consumed = consumer
                 .join()
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            match (watched?, consumed) {
+            match (ended?, consumed) {
                 (End::Cancelled, _) => Err(Error::new(
                     Kind::Signal(2),
                     format!("`{}` was interrupted", self.name),
@@ -337,14 +341,13 @@ impl Program {
         })
     }
 
-    fn watch(
+    fn supervise(
         &self,
         child: &mut Child,
         stderr: &OwnedFd,
         cancel: &AtomicBool,
         failed: &AtomicBool,
-        lines: &mut Lines,
-        on: &mut dyn FnMut(Event<'_>),
+        lines: &mut Lines<'_>,
     ) -> Result<End> {
         let mut open = true;
         let mut give_up: Option<Instant> = None;
@@ -368,14 +371,14 @@ impl Program {
             let timeout = if exited.is_some() { 0 } else { POLL };
             let ready = open && readable(stderr, timeout);
             if ready {
-                open = lines.read(stderr, on);
+                open = lines.read(stderr);
             } else if let Some(status) = exited {
-                lines.flush(on);
+                lines.flush();
                 return Ok(End::Exited(status));
             } else if !open {
                 std::thread::sleep(Duration::from_millis(20));
             }
-            on(Event::Tick);
+            (lines.on)(Event::Tick);
         }
     }
 
@@ -417,15 +420,15 @@ fn readable(fd: &OwnedFd, timeout: u16) -> bool {
 }
 
 /// Splits output into lines, also at carriage returns, and keeps the last ones.
-#[derive(Default)]
-struct Lines {
+struct Lines<'a> {
     partial: Vec<u8>,
     tail: VecDeque<String>,
+    on: &'a mut dyn FnMut(Event<'_>),
 }
 
-impl Lines {
+impl Lines<'_> {
     /// Reads once; false at the end.
-    fn read(&mut self, fd: &OwnedFd, on: &mut dyn FnMut(Event<'_>)) -> bool {
+    fn read(&mut self, fd: &OwnedFd) -> bool {
         let mut buffer = [0; 8192];
         let amount = match nix::unistd::read(fd, &mut buffer) {
             Ok(0) => return false,
@@ -435,7 +438,7 @@ impl Lines {
         };
         for byte in &buffer[..amount] {
             match byte {
-                b'\n' | b'\r' => self.flush(on),
+                b'\n' | b'\r' => self.flush(),
                 _ if self.partial.len() < MAX_LINE => self.partial.push(*byte),
                 _ => {}
             }
@@ -443,13 +446,13 @@ impl Lines {
         true
     }
 
-    fn flush(&mut self, on: &mut dyn FnMut(Event<'_>)) {
+    fn flush(&mut self) {
         let bytes = std::mem::take(&mut self.partial);
         let line = String::from_utf8_lossy(bytes.trim_ascii_end()).into_owned();
         if line.is_empty() {
             return;
         }
-        on(Event::Line(&line));
+        (self.on)(Event::Line(&line));
         self.tail.push_back(line);
         if self.tail.len() > TAIL_LINES {
             self.tail.pop_front();

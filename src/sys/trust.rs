@@ -17,8 +17,8 @@ use crate::sys::account::{self, Existing, FilePlace};
 use crate::sys::atomic;
 use crate::sys::builtin;
 use crate::sys::catalog::Directory;
-use crate::sys::checked::{Checked, MOST_FILES};
 use crate::sys::error::{Error, Result};
+use crate::sys::trusted_files::{Checked, MOST_FILES};
 
 /// The variable that names trusted directories, for use without a terminal.
 pub(crate) const VARIABLE: &str = "ROCKENV_TRUSTED_DIRS";

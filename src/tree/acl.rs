@@ -48,7 +48,7 @@ pub(crate) fn people(directory: &Path) -> Result<BTreeSet<u32>> {
 
 /// Lets only its owner and these users enter a directory. If the file system has no lists, all users may enter it who
 /// know a name inside.
-pub(crate) fn admit(directory: &Path, people: &BTreeSet<u32>) -> Result<()> {
+pub(crate) fn grant_access(directory: &Path, people: &BTreeSet<u32>) -> Result<()> {
     let file = fs::File::open(directory)?;
     let mut value = VERSION.to_le_bytes().to_vec();
     let mut add = |tag: u16, rights: u16, id: u32| {
@@ -80,7 +80,7 @@ mod tests {
     fn who_was_admitted_is_read_again_and_others_have_no_rights() {
         let directory = tempfile::tempdir().unwrap();
         let people = BTreeSet::from([1234, 70_000]);
-        admit(directory.path(), &people).unwrap();
+        grant_access(directory.path(), &people).unwrap();
         let mode = fs::metadata(directory.path()).unwrap().permissions().mode();
         // A file system without lists cannot be tested here.
         if mode & 0o001 == 0 {

@@ -22,7 +22,7 @@ mod reflink;
 mod remove;
 mod transfer;
 pub(crate) mod work_queue;
-pub(crate) mod write;
+pub(crate) mod writer;
 pub(crate) mod xattr;
 pub(crate) mod xfs;
 

@@ -44,7 +44,7 @@ impl<T: Send> Queue<T> {
     }
 
     /// Returns whether a thread waits for tasks; may be out of date, which costs only time.
-    pub(crate) fn is_hungry(&self) -> bool {
+    pub(crate) fn has_idle_thread(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > 0
     }
 

@@ -216,7 +216,7 @@ impl Ui {
     }
 
     /// Writes a line that begins with a name: of a result, painted by how good it is.
-    pub(crate) fn verdict(&self, tone: Tone, text: &str) {
+    pub(crate) fn headline(&self, tone: Tone, text: &str) {
         self.painted(tone.paint(), text);
     }
 

@@ -9,7 +9,9 @@ use crate::engine::choose::{choose_to_plan, is_nspawn_installed};
 use crate::image::catalog;
 use crate::plan::resolve::{self, BaseImage, Engine, Fingerprint, Inputs, Spec};
 use crate::profile::hook::{self, Hook};
-use crate::profile::{self, Action, Doubt, Problem, Profile, ProfileDraft, VolumeKind, copy_key};
+use crate::profile::{
+    self, Action, Problem, Profile, ProfileDraft, UnreadPart, VolumeKind, copy_key,
+};
 use crate::rocm::target::Target;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::shell::quoted;
@@ -70,7 +72,7 @@ impl ProfileCheck {
         if !draft.has_steps {
             let problem = Problem::new(&(0..0), "no steps", "in this file or one it extends");
             let help = "add one: [[step]] with a name, and run, packages, copy or export";
-            draft.add(vec![problem.help(help).unless(Doubt::Part)]);
+            draft.add(vec![problem.help(help).unless(UnreadPart::Part)]);
         }
         self.advice.extend(profile::advice(&profile));
         // What follows from problems with a place is not worth a message.

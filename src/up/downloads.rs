@@ -46,7 +46,12 @@ pub(crate) struct Fetching<'a> {
 
 impl Fetching<'_> {
     /// Prepares what an env's containers need: the image at its service, and Ninja.
-    pub(crate) fn equip(&self, env: &LockedEnv<'_>, spec: &Spec, image: &ImageKey) -> Result<()> {
+    pub(crate) fn prepare_containers(
+        &self,
+        env: &LockedEnv<'_>,
+        spec: &Spec,
+        image: &ImageKey,
+    ) -> Result<()> {
         let mut note = |message: &str| self.task.reporter.note(message);
         if let Some(service) = env.service()? {
             self.store.import_image(&service, image, &mut note)?;

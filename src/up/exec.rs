@@ -7,7 +7,7 @@ use crate::engine::hold::{ContainerRecord, Hold, OnDisconnect};
 use crate::engine::job_slots::Claim;
 use crate::engine::session::{Client, End, Running};
 use crate::engine::wire::{Command, Then};
-use crate::execute::gpu_check::{Proof, prove};
+use crate::execute::gpu_check::{self, GpuCheck};
 use crate::execute::terminal::Exit;
 use crate::execute::{ByHand, base_environment, container, terminal};
 use crate::image::certificates;
@@ -144,7 +144,7 @@ fn join(cx: &Context, job: &Job, store: &Store, host: &Host) -> Result<Option<te
         let Some(second) = Client::join(&run)? else {
             return Ok(None);
         };
-        if prove(&second, &devices, &command, None)? == Proof::Gone {
+        if gpu_check::check(&second, &devices, &command, None)? == GpuCheck::Gone {
             return Ok(None);
         }
     }
@@ -228,14 +228,14 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
     };
     let root = env.root(&tree, layer.as_ref(), None)?;
     let devices = devices(cx, job, &spec)?;
-    let around = container::Around {
+    let context = container::ContainerContext {
         env: &env,
         store,
         spec: &spec,
         sources: &source::directories(store, &spec),
         host,
     };
-    let container = around.of_shell(root, devices.clone())?;
+    let container = context.of_shell(root, devices.clone())?;
     // Device nodes get new numbers when a driver is reloaded, and a failed step's tree is used only once.
     let stays = devices.is_empty() && !job.failed && !job.apart;
     // A person must not wait for job slots: the first one is always granted, more only as they are free.
@@ -293,7 +293,7 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
     Ok(exit.code)
 }
 
-/// Runs a command in a container that was just started, after its devices are proven; `None` if it did not start.
+/// Runs a command in a container that was just started, after its devices are checked; `None` if it did not start.
 fn in_container(
     running: &Running,
     devices: &[Device],
@@ -301,7 +301,8 @@ fn in_container(
 ) -> Result<Option<terminal::Exit>> {
     if !devices.is_empty() {
         match running.connect() {
-            Ok(client) if prove(&client, devices, &command, None)? == Proof::Given => {}
+            Ok(client)
+                if gpu_check::check(&client, devices, &command, None)? == GpuCheck::Passed => {}
             // It failed to start, and its holder has the reason.
             _ => return Ok(None),
         }

@@ -1,4 +1,4 @@
-//! Owns running a plan in a claimed env: what its containers need first, the steps, and forgotten snapshots.
+//! Owns running a plan in a claimed env: what its containers need first, the steps, and orphaned snapshots.
 
 use std::collections::BTreeSet;
 
@@ -58,7 +58,7 @@ pub(super) fn execute<'a>(
     }
     .run()?;
     if matches!(progress, ExecutionProgress::Ended(Ended::Complete))
-        && !observed.forgotten.is_empty()
+        && !observed.orphaned.is_empty()
         && let Some(service) = env.service()?
     {
         let done = plan
@@ -66,7 +66,7 @@ pub(super) fn execute<'a>(
             .iter()
             .filter(|step| step.action != Action::Later);
         let keys: Vec<&StepKey> = done.filter_map(|step| step.key.as_ref()).collect();
-        run.with.store.remove_forgotten(&service, &keys)?;
+        run.with.store.remove_orphan_snapshots(&service, &keys)?;
     }
     Ok(progress)
 }
@@ -86,9 +86,9 @@ fn provide(
         ..
     } = resolved;
     let reporter = run.with.task.reporter;
-    run.with.equip(env, spec, &image.key)?;
+    run.with.prepare_containers(env, spec, &image.key)?;
     if let Some(service) = env.service()? {
-        remember(env, &service, observed, plan, reporter)?;
+        adopt_orphans(env, &service, observed, plan, reporter)?;
     }
     let notes = run
         .with
@@ -98,21 +98,21 @@ fn provide(
 }
 
 /// Records snapshots again that only the service still has.
-fn remember(
+fn adopt_orphans(
     env: &LockedEnv<'_>,
     service: &Service,
     observed: &Observed,
     plan: &Plan,
     reporter: &Reporter,
 ) -> Result<()> {
-    if observed.forgotten.is_empty() {
+    if observed.orphaned.is_empty() {
         return Ok(());
     }
     let hits = plan.steps.iter().filter(|step| step.action == Action::Hit);
     let steps: Vec<(&str, &StepKey)> = hits
         .filter_map(|step| Some((step.name.as_str(), step.key.as_ref()?)))
         .collect();
-    let count = env.remember(service, &steps)?;
+    let count = env.adopt_orphan_snapshots(service, &steps)?;
     if count > 0 {
         reporter.warn(format!(
             "{count} snapshots that the store had lost were found at {} by their keys",

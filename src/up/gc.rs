@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::plan::gc::policy::Limits;
 use crate::plan::gc::{GcItem, GcTarget, Inventory, Plan, Rule, plan};
 use crate::store::Store;
-use crate::store::gc_apply::Swept;
+use crate::store::gc_apply::Removal;
 use crate::store::inventory::Look;
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host::{Host, free_space};
@@ -139,7 +139,7 @@ impl Goal {
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Done {
     pub removed: Vec<GcItem>,
-    pub stayed: Vec<Stayed>,
+    pub stayed: Vec<SkippedItem>,
     /// Bytes that were waiting in the trash.
     pub trash: u64,
     /// Sum of the removed items' bytes.
@@ -150,7 +150,7 @@ pub(crate) struct Done {
 }
 
 #[derive(Debug, Serialize)]
-pub(crate) struct Stayed {
+pub(crate) struct SkippedItem {
     pub name: String,
     pub why: String,
 }
@@ -197,23 +197,23 @@ fn apply(
                 continue;
             }
         }
-        let swept = match &item.what {
+        let removal = match &item.what {
             GcTarget::Cache { cache, max } => shrink(cx, store, &decision.inventory, cache, *max),
-            what => store.sweep(what, limits.keep_last),
+            what => store.gc_apply(what, limits.keep_last),
         };
-        let stays = match swept {
-            Ok(Swept::Gone) => {
+        let stays = match removal {
+            Ok(Removal::Gone) => {
                 cx.ui.detail(&format!("removed {}", item.name));
                 removed += 1;
                 done.estimate += item.bytes;
                 done.removed.push(item.clone());
                 continue;
             }
-            Ok(Swept::Stays(why)) => why,
+            Ok(Removal::Stays(why)) => why,
             Err(error) => error.chain().join(": "),
         };
         cx.ui.detail(&format!("{} stays: {stays}", item.name));
-        done.stayed.push(Stayed {
+        done.stayed.push(SkippedItem {
             name: item.name.clone(),
             why: stays,
         });
@@ -228,17 +228,17 @@ fn shrink(
     inventory: &Inventory,
     name: &str,
     max: u64,
-) -> Result<Swept> {
+) -> Result<Removal> {
     let Some(cache) = inventory.caches.get(name) else {
-        return Ok(Swept::Gone);
+        return Ok(Removal::Gone);
     };
     let (Some(kind), Some((env, target))) = (cache.kind, &cache.at) else {
-        return Ok(Swept::Stays("no env mounts it".to_owned()));
+        return Ok(Removal::Stays("no env mounts it".to_owned()));
     };
     // A build may have begun since the inventory was made.
-    let shelves = store.caches()?;
-    if let Some(env) = shelves.get(name).and_then(|shelf| shelf.busy(store)) {
-        return Ok(Swept::Stays(format!("in use by a command in env {env}")));
+    let caches = store.caches()?;
+    if let Some(env) = caches.get(name).and_then(|cache| cache.busy(store)) {
+        return Ok(Removal::Stays(format!("in use by a command in env {env}")));
     }
     let home = cx.config.home.display().to_string();
     // `--apart`: files that the tool leaves beside the cache must not be kept as a change of the env.
@@ -261,5 +261,5 @@ fn shrink(
             .source(error)
             .help(format!("rockenv cache clear {name}"))
         })?;
-    Ok(Swept::Gone)
+    Ok(Removal::Gone)
 }

@@ -8,16 +8,17 @@ use jiff::Timestamp;
 use crate::image::Recipe;
 use crate::image::recipe::{Pin, snapshot_id};
 use crate::plan::lockfile::{
-    CacheFile, LockedImage, LockedPrints, LockedSource, LockedStep, Lockfile, Observed, VERSION,
+    CacheFile, LockedFingerprints, LockedImage, LockedSource, LockedStep, Lockfile, Observed,
+    VERSION,
 };
 use crate::plan::pins::Pins;
 use crate::plan::resolve::{self, Step, VolumeKind, VolumeSource};
-use crate::store::history::{Reuse, Seeker};
+use crate::store::history::{LayerSearch, Reuse};
 use crate::store::source::{self, Git, Repository};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host;
 use crate::sys::signals::Cancel;
-use crate::up::base::Base;
+use crate::up::base_image::Base;
 use crate::up::downloads::Fetching;
 use crate::up::locked::{self, Locked};
 use crate::up::resolve::Gathered;
@@ -126,11 +127,11 @@ impl Locking<'_> {
         let mut refused = Vec::new();
         for step in gathered.resolve(Some(self.with.store))?.steps {
             let find = |reuse| {
-                let seeker = Seeker {
+                let search = LayerSearch {
                     reuse,
-                    ..Seeker::default()
+                    ..LayerSearch::default()
                 };
-                self.with.store.step_layer(&step.key, &seeker)
+                self.with.store.step_layer(&step.key, &search)
             };
             match find(gathered.selection.reuse)? {
                 Some(layer) => drop(left.insert(step.name, layer)),
@@ -147,7 +148,7 @@ impl Locking<'_> {
         // As everywhere: what is locked stays.
         let old = self.old.filter(|_| !self.updates(ALL));
         let prints = |step: &Step| {
-            old.and_then(|old| locked::locked_prints(old, step))
+            old.and_then(|old| locked::locked_fingerprints(old, step))
                 .or_else(|| left.get(&step.name)?.prints.clone())
         };
         let spec = locked::whole(&gathered.selection.profile, &gathered.inputs, lock, &prints)?;
@@ -168,7 +169,7 @@ impl Locking<'_> {
                     (None, Some(layer)) => says_something && !layer.is_clean(),
                     (None, None) => false,
                 },
-                prints: found.as_ref().map(LockedPrints::new),
+                prints: found.as_ref().map(LockedFingerprints::new),
                 pins,
                 name: step.name,
                 key: step.key,

@@ -14,7 +14,7 @@ use crate::plan::resolve::{
 };
 use crate::profile::Profile;
 use crate::rocm::target::Target;
-use crate::rocm::therock::Prints;
+use crate::rocm::therock::ArtifactFingerprints;
 use crate::store::Store;
 use crate::store::source::Repository;
 use crate::sys::error::{Error, Result};
@@ -205,7 +205,7 @@ pub(crate) fn check_steps(selection: &Selection, inputs: &Inputs) -> Result<()> 
     if !needed.all(known) {
         return Ok(());
     }
-    let prints = |step: &Step| locked_prints(&locked.lock, step);
+    let prints = |step: &Step| locked_fingerprints(&locked.lock, step);
     let spec = whole(&selection.profile, inputs, &locked.lock, &prints)?;
     let differences = lockfile::steps(&locked.lock, &spec);
     match differences.is_empty() {
@@ -270,7 +270,7 @@ pub(crate) fn whole(
     profile: &Profile,
     inputs: &Inputs,
     lock: &Lockfile,
-    prints: &dyn Fn(&Step) -> Option<Prints>,
+    prints: &dyn Fn(&Step) -> Option<ArtifactFingerprints>,
 ) -> Result<Spec> {
     let mut inputs = inputs.clone();
     inputs.without_gpu = None;
@@ -296,9 +296,9 @@ pub(crate) fn whole(
 }
 
 /// Returns the TheRock fingerprints that a lock file has for a step.
-pub(crate) fn locked_prints(lock: &Lockfile, step: &Step) -> Option<Prints> {
+pub(crate) fn locked_fingerprints(lock: &Lockfile, step: &Step) -> Option<ArtifactFingerprints> {
     let locked = lock.step(&step.name)?;
-    let prints = locked.prints.as_ref()?.prints();
+    let prints = locked.prints.as_ref()?.fingerprints();
     (locked.key == step.key).then_some(prints)
 }
 

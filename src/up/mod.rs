@@ -1,9 +1,8 @@
 //! Owns one `up`, from the request to its end. `up` tells the story around the build, `attempt` that of the build.
 
-pub(crate) mod base;
+pub(crate) mod base_image;
 pub(crate) mod check;
 pub(crate) mod checkout;
-pub(crate) mod claim;
 pub(crate) mod context;
 pub(crate) mod downloads;
 pub(crate) mod ephemeral;
@@ -15,6 +14,7 @@ pub(crate) mod hook_revisions;
 pub(crate) mod hooks;
 pub(crate) mod host_writes;
 pub(crate) mod lock;
+pub(crate) mod lock_env;
 pub(crate) mod lock_inputs;
 pub(crate) mod locked;
 pub(crate) mod matrix;
@@ -54,7 +54,7 @@ use crate::up::options::{UpOptions, options, rest};
 use crate::up::preflight::Needs;
 use crate::up::registry::Source;
 use crate::up::resolve::{Gathered, Resolved, resolve_and_pull};
-use crate::up::results::HandedOver;
+use crate::up::results::ResultsSummary;
 use crate::up::select::Selection;
 use crate::up::summary::Fate;
 use crate::up::task::Task;
@@ -105,7 +105,7 @@ pub(crate) fn up(
     let (is_done, has_run) = (finished.is_done(), finished.ended.is_some());
     let code = summary::say(cx, &reporter, finished, &fate, &args.resume_command())?;
     if let (Fate::Stays, true, Ok(spec)) = (&fate, is_done, store.spec(name)) {
-        HandedOver::of(&store, &spec).note(&cx.ui);
+        ResultsSummary::of(&store, &spec).note(&cx.ui);
         if let (true, Some(record)) = (has_run, store.record(name)?) {
             let layer = record.head.layer.as_ref();
             let notes = gpu_code::notes(&store, &spec, layer, &record.image_key);
@@ -254,13 +254,13 @@ enum Attempt {
 
 /// One attempt: to the end, or to a step whose result decides later keys.
 fn attempt(run: &Run<'_>, asked: &StepOptions, selection: &Selection) -> Result<Attempt> {
-    let base = base::find(run, selection)?;
+    let base = base_image::find(run, selection)?;
     let gathered = gather_sources(run, Gathered::on(selection, base, asked.clean))?;
     locked::check_steps(selection, &gathered.inputs)?;
     let Some(resolved) = resolve_and_pull(run, asked, gathered)? else {
         return Ok(Attempt::Gone);
     };
-    let mut env = claim::lock(run, &resolved)?;
+    let mut env = lock_env::lock(run, &resolved)?;
     let (observed, plan) = resolved.plan(run, &env)?;
     locked::check_built(selection, run.with.store, &plan)?;
     env.touch();
@@ -269,11 +269,11 @@ fn attempt(run: &Run<'_>, asked: &StepOptions, selection: &Selection) -> Result<
         return Ok(Attempt::Done(resolved.finished(None, &plan)));
     }
     preflight(run, asked, &resolved, &env, &plan)?;
-    if !claim::lease(&env, &resolved, &observed, &plan)? {
+    if !lock_env::lease(&env, &resolved, &observed, &plan)? {
         return Ok(Attempt::Gone);
     }
     run.with.store.load_ballast()?;
-    claim::record(run, &mut env, &resolved)?;
+    lock_env::record(run, &mut env, &resolved)?;
     let (observed, plan) = resolved.plan(run, &env)?;
     match execute::execute(run, &resolved, &mut env, &observed, &plan)? {
         ExecutionProgress::Changed(step) => Ok(Attempt::Known(step)),

@@ -9,7 +9,7 @@ use crate::plan::record::Snapshot;
 use crate::plan::resolve::{self, Spec, Step};
 use crate::plan::{CachedLayer, Observed, Plan, StepInput, StepOptions, plan as decide};
 use crate::profile::Profile;
-use crate::store::history::Seeker;
+use crate::store::history::LayerSearch;
 use crate::store::layer::VolumeState;
 use crate::store::{Layer, LockedEnv, Record, Store};
 use crate::sys::error::Result;
@@ -28,7 +28,7 @@ pub(crate) fn wanted(profile: &Profile, spec: &Spec) -> Vec<StepInput> {
                 key: Some(found.key.clone()),
                 incremental: found.incremental,
                 skip: None,
-                uncached_downstream: found.is_aside(),
+                uncached_downstream: found.is_in_no_later_key(),
             });
         } else if let Some(skipped) = spec
             .skipped
@@ -54,10 +54,10 @@ pub(crate) fn observe(
     spec: &Spec,
     wanted: &[StepInput],
     image_key: Option<&ImageKey>,
-    seeker: &Seeker<'_>,
+    search: &LayerSearch<'_>,
 ) -> Result<Observed> {
-    let service = seeker.service.map(Service::connect).transpose()?;
-    let record = seeker.record;
+    let service = search.service.map(Service::connect).transpose()?;
+    let record = search.record;
     let mut observed = Observed {
         freezes_volumes: store.freezes_volumes(),
         ..Observed::default()
@@ -80,7 +80,7 @@ pub(crate) fn observe(
         .iter()
         .filter_map(|step| Some((step, step.key.as_ref()?)))
     {
-        let served = store.step_layer(key, seeker)?;
+        let served = store.step_layer(key, search)?;
         let is_served = served.is_some();
         let other = match served {
             Some(layer) => Some(layer),
@@ -125,7 +125,7 @@ pub(crate) fn observe(
         }
     }
     if let Some(service) = &service {
-        find_forgotten(store, service, wanted, &mut observed)?;
+        find_orphans(store, service, wanted, &mut observed)?;
     }
     let Some(record) = record.filter(|record| Some(&record.image_key) == image_key) else {
         return Ok(observed);
@@ -135,8 +135,8 @@ pub(crate) fn observe(
         observed.outlived = stand.outlived(store, wanted)?;
         (observed.head, observed.attempt) = (stand.head, stand.attempt);
     }
-    observed.touched = match env {
-        Some(env) => env.is_touched()?,
+    observed.is_modified = match env {
+        Some(env) => env.is_modified()?,
         None => record.head.tree.is_some(),
     };
     observed.has_volumes = record.head.volumes.values().any(|id| {
@@ -156,7 +156,7 @@ fn changed(old: &Step, new: &Step, is_rebased: bool) -> String {
 }
 
 /// Finds the snapshots that only the service still has.
-fn find_forgotten(
+fn find_orphans(
     store: &Store,
     service: &Service,
     wanted: &[StepInput],
@@ -169,7 +169,7 @@ fn find_forgotten(
     if missing.is_empty() {
         return Ok(());
     }
-    for frozen in store.forgotten(service, &missing)? {
+    for frozen in store.orphan_snapshots(service, &missing)? {
         if frozen.whole.is_some() {
             let found = CachedLayer {
                 layer: frozen.key.clone().into(),
@@ -180,7 +180,7 @@ fn find_forgotten(
             };
             observed.layers.insert(frozen.key.clone(), found);
         }
-        observed.forgotten.insert(frozen.key);
+        observed.orphaned.insert(frozen.key);
     }
     Ok(())
 }
@@ -311,9 +311,9 @@ impl Results<'_> {
         if self.store.chain(top).is_err() {
             return Ok(BTreeSet::new());
         }
-        let bringing = self.store.results_to_bring(top, self.spec, &self.known)?;
+        let plan = self.store.plan_restore(top, self.spec, &self.known)?;
         let mut keys = BTreeSet::new();
-        for id in bringing.layers() {
+        for id in plan.layers() {
             keys.extend(self.store.layer(&id)?.and_then(|layer| layer.key));
         }
         Ok(keys)
@@ -383,7 +383,7 @@ pub(crate) fn plan_for(
         Some(env) => env.record().cloned(),
         None => store.record(&spec.name)?,
     };
-    let seeker = Seeker {
+    let search = LayerSearch {
         record: record.as_ref(),
         reuse: selection.reuse,
         service: selection.choice.service.as_deref(),
@@ -395,7 +395,7 @@ pub(crate) fn plan_for(
         spec,
         &wanted,
         gathered.inputs.image.key(),
-        &seeker,
+        &search,
     )?;
     let plan = decide(&wanted, &observed, options);
     Ok((observed, plan))

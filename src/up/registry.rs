@@ -16,7 +16,7 @@ use crate::sys::error::{Error, Kind, Result};
 use crate::sys::userns;
 use crate::ui::event::Outcome;
 use crate::ui::{Reporter, size};
-use crate::up::base::Base;
+use crate::up::base_image::Base;
 use crate::up::context::Context;
 use crate::up::observe::plan_for;
 use crate::up::options::{PlanOptions, options};
@@ -88,7 +88,7 @@ pub(crate) fn finish(verb: &str, pulled: &Pulled, from: &dyn Display, reporter: 
 }
 
 /// Reports what was skipped.
-pub(crate) fn said_of_incremental(pulled: &Pulled, reporter: &Reporter) {
+pub(crate) fn note_incremental(pulled: &Pulled, reporter: &Reporter) {
     if !pulled.incremental.is_empty() {
         let steps = pulled.incremental.join(", ");
         reporter.warn(format!(

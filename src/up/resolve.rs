@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::base::Base;
+use super::base_image::Base;
 use super::locked::Locked;
 use super::observe::plan_for;
 use super::select::Selection;
-use super::{Finished, Run, base, checkout, hooks, locked, summary};
+use super::{Finished, Run, base_image, checkout, hooks, locked, summary};
 use crate::execute::Ended;
 use crate::plan::lockfile;
 use crate::plan::resolve::{
@@ -19,8 +19,8 @@ use crate::plan::resolve::{
 use crate::plan::{Observed, Plan, StepOptions};
 use crate::profile::hook::Hook;
 use crate::profile::{self, Profile};
-use crate::rocm::therock::Prints;
-use crate::store::history::Seeker;
+use crate::rocm::therock::ArtifactFingerprints;
+use crate::store::history::LayerSearch;
 use crate::store::images::Image;
 use crate::store::source::{Git, Repository};
 use crate::store::{LockedEnv, Store};
@@ -108,7 +108,7 @@ impl<'a> Gathered<'a> {
         let mut missing = MissingInputs::default();
         missing.notes.clone_from(&selection.notes);
         let image = match store {
-            Some(store) => base::there(store, selection)?,
+            Some(store) => base_image::there(store, selection)?,
             None => None,
         };
         if image.is_none() {
@@ -272,16 +272,16 @@ impl<'a> Gathered<'a> {
                 true => store.record(&spec.name)?,
                 false => None,
             };
-            let seeker = Seeker {
+            let search = LayerSearch {
                 record: record.as_ref(),
                 reuse: self.selection.reuse,
                 service: self.selection.choice.service.as_deref(),
                 clean: self.clean,
             };
-            let Some(layer) = store.step_layer(&step.key, &seeker)? else {
+            let Some(layer) = store.step_layer(&step.key, &search)? else {
                 return Ok(spec);
             };
-            let prints = layer.prints.unwrap_or_else(Prints::none);
+            let prints = layer.prints.unwrap_or_else(ArtifactFingerprints::none);
             self.inputs.prints.insert(step.key.clone(), prints);
         }
     }
@@ -345,7 +345,7 @@ pub(super) fn resolve_and_pull<'a>(
             spec = gathered.resolve(Some(run.with.store))?;
         }
     }
-    let Some(image) = base::settle(run, &gathered)? else {
+    let Some(image) = base_image::settle(run, &gathered)? else {
         return Ok(None);
     };
     let selection = gathered.selection;

@@ -18,7 +18,7 @@ const DEPTH: usize = 3;
 
 /// The results of an env.
 #[derive(Debug, Serialize)]
-pub(crate) struct HandedOver {
+pub(crate) struct ResultsSummary {
     pub(crate) outputs: Vec<OutputDirectory>,
     /// Commands to use them, in order.
     pub(crate) next: Vec<String>,
@@ -33,7 +33,7 @@ pub(crate) struct OutputDirectory {
     pub(crate) bytes: u64,
 }
 
-impl HandedOver {
+impl ResultsSummary {
     /// Looks at the env's output volumes that have content.
     pub(crate) fn of(store: &Store, spec: &Spec) -> Self {
         let mut found = Vec::new();

@@ -21,10 +21,10 @@ use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host::Host;
 use crate::sys::signals::Cancel;
 use crate::ui::event::Outcome;
-use crate::up::claim::new_record;
 use crate::up::context::Context;
 use crate::up::downloads::Fetching;
 use crate::up::hooks;
+use crate::up::lock_env::new_record;
 use crate::up::segments::{Segment, plan, runs, snapshot_layer};
 
 /// Interval at which a comparison checks for Ctrl-C.
@@ -146,7 +146,8 @@ impl<'a> Rebuild<'a> {
             }
             Some(_) => {}
         }
-        self.with.equip(scratch, &self.spec, &segment.image_key)
+        self.with
+            .prepare_containers(scratch, &self.spec, &segment.image_key)
     }
 
     fn build<'s>(&self, scratch: &mut LockedEnv<'s>, segment: &Segment) -> Result<()>

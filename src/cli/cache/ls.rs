@@ -15,14 +15,14 @@ pub(super) fn ls(cx: &Context) -> Result<()> {
     let policy = Policy::new(&cx.config.gc, None)?;
     let store = cx.store_to_read()?;
     let caches = store.caches()?;
-    let rows = caches.iter().map(|(name, shelf)| {
+    let rows = caches.iter().map(|(name, cache)| {
         object! {
             name: name.as_str(),
-            tool: shelf.kind,
+            tool: cache.kind,
             content: store.cache_content(name),
             bytes: store.cache_bytes(name),
-            max: policy.cache_max.get(name).copied().or(shelf.max),
-            envs: shelf.users.keys().cloned().collect::<Vec<_>>(),
+            max: policy.cache_max.get(name).copied().or(cache.max),
+            envs: cache.users.keys().cloned().collect::<Vec<_>>(),
         }
     });
     let rows: Vec<_> = rows.collect();

@@ -50,13 +50,13 @@ pub(crate) fn doctor(cx: &Context, _args: &DoctorArgs) -> Result<u8> {
         table.row([row.what, &row.nspawn, &row.docker, &row.podman]);
     }
     cx.ui.table(&table);
-    let (tone, verdict) = match fit {
+    let (tone, summary) = match fit {
         true => (Tone::Good, "envs can be built here"),
         false => (
             Tone::Bad,
             "envs cannot be built here yet: see the missing items above",
         ),
     };
-    cx.ui.verdict(tone, verdict);
+    cx.ui.headline(tone, summary);
     Ok(code)
 }

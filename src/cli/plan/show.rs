@@ -1,4 +1,4 @@
-//! Owns what `plan` prints: the verdict, the machine's part, the steps and the starting points, in 80 columns.
+//! Owns what `plan` prints: the summary, the machine's part, the steps and the starting points, in 80 columns.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -27,7 +27,7 @@ pub(super) fn show(
     store: Option<&Store>,
     is_verbose: bool,
 ) {
-    verdict(ui, report);
+    summary(ui, report);
     ui.data("\n");
     row(ui, "image", report.image);
     let engine = match selection.choice.reason {
@@ -61,10 +61,10 @@ pub(super) fn show(
 }
 
 /// Says first what `up` would do, or every reason why it would not.
-fn verdict(ui: &Ui, report: &PlanReport<'_>) {
+fn summary(ui: &Ui, report: &PlanReport<'_>) {
     let env = report.env;
     if let Some(refused) = report.refused {
-        ui.verdict(Tone::Bad, &format!("{env}: `up` would refuse"));
+        ui.headline(Tone::Bad, &format!("{env}: `up` would refuse"));
         for reason in &refused.reasons {
             paragraph(ui, "  - ", reason);
         }
@@ -92,7 +92,7 @@ fn verdict(ui: &Ui, report: &PlanReport<'_>) {
         let time = time.unwrap_or_default();
         format!("{env}: `up` would {}{time}", parts.join(" and "))
     };
-    ui.verdict(Tone::Good, &text);
+    ui.headline(Tone::Good, &text);
 }
 
 fn row(ui: &Ui, name: &str, text: &str) {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use fs_err as fs;
 
-use crate::cli::report::gather::gather;
+use crate::cli::report::collect::gather;
 use crate::cli::report::{self, MARK};
 use crate::plan::ids::EnvName;
 use crate::sys::account::{Existing, FilePlace, caller};

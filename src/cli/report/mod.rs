@@ -5,7 +5,7 @@
 
 pub(crate) mod command;
 
-pub(crate) mod gather;
+pub(crate) mod collect;
 mod html;
 mod locked;
 pub(crate) mod markdown;
@@ -38,8 +38,8 @@ pub(crate) struct EnvReport {
     pub env: String,
     pub profile: String,
     pub targets: Vec<String>,
-    pub verdict: Verdict,
-    /// The verdict in a sentence.
+    pub verdict: EnvState,
+    /// The state in a sentence.
     pub summary: String,
     /// Processors of the machine, if steps ran on this one.
     pub cores: u32,
@@ -70,7 +70,7 @@ pub(crate) struct EnvReport {
 /// The state of an env.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Verdict {
+pub(crate) enum EnvState {
     /// Every step is done.
     Complete,
     /// A step failed.
@@ -171,7 +171,7 @@ impl Fact {
     }
 }
 
-impl Verdict {
+impl EnvState {
     fn name(self) -> &'static str {
         match self {
             Self::Complete => "complete",

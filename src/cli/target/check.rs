@@ -46,12 +46,12 @@ pub(super) fn check(cx: &Context, args: &CheckArgs) -> Result<u8> {
         (Some(stages), Some(artifacts)) => format!("{stages} stages and {artifacts} artifacts"),
         _ => "no topology".to_owned(),
     };
-    let verdict = match drift.len() {
+    let result = match drift.len() {
         0 => "same as rockenv's table".to_owned(),
         count => size::count(count, "difference"),
     };
     cx.ui.note(&format!(
-        "{} targets, {topology}: {verdict} ({})",
+        "{} targets, {topology}: {result} ({})",
         checkout.targets.len(),
         origin()
     ));

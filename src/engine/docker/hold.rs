@@ -63,7 +63,7 @@ pub(in crate::engine) fn hold(
     // Nobody wants a container whose starter is gone. Wait a little for its creation: otherwise it would appear later
     // and stay until a command looks for leftovers.
     let gone = || starter.as_fd().try_clone_to_owned();
-    service.heed(Some((gone()?, ANSWER)));
+    service.end_waits_with(Some((gone()?, ANSWER)));
     let told = UnixStream::from(gone()?);
     // A starter that is gone needs no message.
     service.tell(move |text| drop(frames::send(&told, &FromHolder::Waits(text), &[])));
@@ -75,12 +75,12 @@ pub(in crate::engine) fn hold(
         hold.systemd,
     )?;
     // It has a name by now, so a start need not be waited for.
-    service.heed(Some((gone()?, Duration::ZERO)));
+    service.end_waits_with(Some((gone()?, Duration::ZERO)));
     service
         .start(&place.name)
         .map_err(|error| refused_node(error, &hold.container))?;
     let agent = accept(&entrance, &service, &place.name)?;
-    service.heed(None);
+    service.end_waits_with(None);
     drop(entrance);
     fs::remove_file(&path)?;
     if let Some(found) = service.state(&place.name)? {

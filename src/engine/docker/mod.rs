@@ -16,7 +16,7 @@ mod retry;
 mod unpack;
 pub(crate) use unpack::SUBCOMMAND as UNPACK;
 
-use crate::engine::docker::ping::greet;
+use crate::engine::docker::ping::ping;
 pub(crate) use container::ContainerTree;
 pub(crate) use context::Contexts;
 pub(super) use hold::hold;
@@ -163,7 +163,7 @@ impl Service {
             .enable_all()
             .build()?;
         let unreachable = |source: String| unreachable(socket, source);
-        let greeting = greet(socket).map_err(unreachable)?;
+        let greeting = ping(socket).map_err(unreachable)?;
         let client = |version: &ClientVersion| {
             bollard::Docker::connect_with_unix(&socket.to_string_lossy(), LATE.as_secs(), version)
                 .map_err(|error| unreachable(error.to_string()))
@@ -185,7 +185,7 @@ impl Service {
     }
 
     /// From now on, ends every wait this long after the other side of a socket has closed it; `None` stops that.
-    fn heed(&self, starter: Option<(OwnedFd, Duration)>) {
+    fn end_waits_with(&self, starter: Option<(OwnedFd, Duration)>) {
         *self.starter.borrow_mut() = starter;
     }
 

@@ -14,7 +14,7 @@ const MAX_HEAD: usize = 1 << 16;
 
 /// A service's description of itself.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Greeting {
+pub(super) struct Ping {
     pub(super) flavour: Flavour,
     pub(super) version: String,
     /// The version of its protocol.
@@ -22,7 +22,7 @@ pub(super) struct Greeting {
 }
 
 /// Asks the service at a socket; the error tells why there is no answer.
-pub(super) fn greet(socket: &Path) -> Result<Greeting, String> {
+pub(super) fn ping(socket: &Path) -> Result<Ping, String> {
     let head = ask(socket).map_err(|error| match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut => "it does not answer".to_owned(),
         _ => error.to_string(),
@@ -56,7 +56,7 @@ fn ask(socket: &Path) -> std::io::Result<String> {
     Ok(String::from_utf8_lossy(&head).into_owned())
 }
 
-fn parse(head: &str) -> Option<Greeting> {
+fn parse(head: &str) -> Option<Ping> {
     let mut lines = head.lines();
     let (_, status) = lines.next()?.strip_prefix("HTTP/1.")?.split_once(' ')?;
     if !status.starts_with("200") {
@@ -74,7 +74,7 @@ fn parse(head: &str) -> Option<Greeting> {
         minor_version: minor.parse().ok()?,
     };
     let (flavour, version) = Flavour::identify(&field);
-    Some(Greeting {
+    Some(Ping {
         flavour,
         version: version.unwrap_or_default().to_owned(),
         protocol,

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use super::script::Look;
 use super::stack::{Stack, StackLayer};
-use super::{PatchedSource, Sight, change, stack_file};
+use super::{PatchedSource, ViewedStep, change, stack_file};
 use crate::execute::Execution;
 use crate::plan::ids::ViewLayerId;
 use crate::plan::resolve;
@@ -18,16 +18,16 @@ use crate::sys::error::Result;
 use crate::tree;
 
 impl Execution<'_, '_> {
-    /// Brings the copy up to the hooks that a step is to see; the stack has the first `there` of them.
+    /// Brings the copy up to the hooks that a step is to see; the stack has the first of them.
     pub(super) fn copied(
         &mut self,
-        sight: &Sight<'_>,
+        viewed: &ViewedStep<'_>,
         directory: &Path,
         stack: &mut Stack,
         source: &Path,
         hooks: &[&resolve::Hook],
-        mut there: usize,
     ) -> Result<PatchedSource> {
+        let mut there = stack.hooks();
         if let (Some(upper), true) = (&stack.upper, there == hooks.len()) {
             self.collect(directory, stack)?;
             return Ok(PatchedSource::Copy(directory.join(upper)));
@@ -63,7 +63,7 @@ impl Execution<'_, '_> {
             self.tell(hook, &made);
             if let Some(script) = &hook.work.script {
                 let before = Look::at(&copy)?;
-                self.script(sight, hook, script, PatchedSource::Copy(copy.clone()))?;
+                self.script(viewed, hook, script, PatchedSource::Copy(copy.clone()))?;
                 let changed = before.differences(&Look::at(&copy)?);
                 script.check(hook, &made, changed, &copy)?;
             }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 
-use super::{PatchedSource, Sight, Views};
+use super::{PatchedSource, ViewedStep, Views};
 use crate::execute::run_container::Attempt;
 use crate::execute::{Ending, Execution};
 use crate::plan::resolve::{Action, Step, User};
@@ -19,7 +19,7 @@ impl Execution<'_, '_> {
     /// Runs a hook's script in a container like the step's, with `shown` in place of the volume.
     pub(super) fn script(
         &mut self,
-        sight: &Sight<'_>,
+        viewed: &ViewedStep<'_>,
         hook: &Hook,
         script: &Script,
         shown: PatchedSource,
@@ -27,26 +27,26 @@ impl Execution<'_, '_> {
         let job = Step {
             name: format!("hook-{}", hook.name),
             user: User::Builder,
-            workdir: sight.volume.target.clone(),
+            workdir: viewed.volume.target.clone(),
             network: false,
             gpu: false,
             timeout: None,
             inputs: Vec::new(),
-            volumes: vec![sight.volume.name.clone()],
+            volumes: vec![viewed.volume.name.clone()],
             action: Action::Run {
                 shell: script.shell.clone(),
                 script: script.run.clone(),
             },
-            ..sight.step.clone()
+            ..viewed.step.clone()
         };
-        let (index, parent) = (sight.index, sight.parent);
-        let views = Views::from([(sight.volume.name.clone(), shown)]);
+        let (index, parent) = (viewed.index, viewed.parent);
+        let views = Views::from([(viewed.volume.name.clone(), shown)]);
         let attempt = Attempt {
             index,
             step: &job,
             tree: self.env.checkout_tree(parent)?,
             parent,
-            log: format!("logs/{}/{index:02}-{}.log", sight.run, job.name).parse()?,
+            log: format!("logs/{}/{index:02}-{}.log", viewed.run, job.name).parse()?,
             jobs: 1,
             views: &views,
         };
@@ -146,11 +146,11 @@ impl Look {
     /// Returns the files that differ in `later` or are missing there.
     pub(super) fn differences(&self, later: &Self) -> BTreeSet<PathBuf> {
         let (before, after) = (&self.0, &later.0);
-        let touched = before
+        let changed = before
             .iter()
             .filter(|(path, identity)| after.get(*path) != Some(identity));
         let made = after.iter().filter(|(path, _)| !before.contains_key(*path));
-        touched.chain(made).map(|(path, _)| path.clone()).collect()
+        changed.chain(made).map(|(path, _)| path.clone()).collect()
     }
 }
 

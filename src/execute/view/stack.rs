@@ -38,10 +38,10 @@ pub(super) struct Time {
 }
 
 impl Stack {
-    /// Drops layers that do not belong to these hooks on this source; returns how many of the hooks remain.
+    /// Drops layers that do not belong to these hooks on this source.
     ///
     /// Steps' writes stay as long as nothing below them changes.
-    pub(super) fn fit(&mut self, base: &str, hooks: &[&str]) -> usize {
+    pub(super) fn fit(&mut self, base: &str, hooks: &[&str]) {
         if self.base != base {
             base.clone_into(&mut self.base);
             self.layers.clear();
@@ -59,7 +59,12 @@ impl Stack {
                 None => {}
             }
         }
-        there
+    }
+
+    /// Returns how many hooks the layers contain.
+    pub(super) fn hooks(&self) -> usize {
+        let made = self.layers.iter().filter(|layer| layer.hook.is_some());
+        made.count()
     }
 
     /// Returns the layers below the upper one, topmost first.
@@ -96,7 +101,8 @@ mod tests {
 
     fn fitted(layers: &[(&str, Option<&str>)], base: &str, hooks: &[&str]) -> (usize, String) {
         let mut stack = stack(layers);
-        let there = stack.fit(base, hooks);
+        stack.fit(base, hooks);
+        let there = stack.hooks();
         let ids: Vec<&str> = stack
             .layers
             .iter()

@@ -121,6 +121,18 @@ fn is_directory(stat: &FileStat) -> bool {
     beneath::kind(stat) == SFlag::S_IFDIR
 }
 
+/// An entry other than a directory, in the old tree and in the new one.
+struct Pair<'a> {
+    old: BorrowedFd<'a>,
+    before: &'a FileStat,
+    new: BorrowedFd<'a>,
+    stat: &'a FileStat,
+    /// Its name in both directories.
+    name: &'a [u8],
+    /// Its path, for messages.
+    path: &'a [u8],
+}
+
 impl<W: Write> Walk<'_, W> {
     fn deeper(&self, path: &[u8], depth: usize) -> Result<usize> {
         stop_if(self.cancel)?;
@@ -166,7 +178,7 @@ impl<W: Write> Walk<'_, W> {
         path: &[u8],
     ) -> Result<bool> {
         let before = fstat(old).context(|| cannot(path))?;
-        if self.untouched(&before, stat) {
+        if self.is_same_inode(&before, stat) {
             return Ok(true);
         }
         let attributes = |file: &OwnedFd| {
@@ -176,7 +188,7 @@ impl<W: Write> Walk<'_, W> {
         Ok(same_attributes(&before, stat) && attributes(old)? == attributes(new)?)
     }
 
-    fn untouched(&self, old: &FileStat, new: &FileStat) -> bool {
+    fn is_same_inode(&self, old: &FileStat, new: &FileStat) -> bool {
         self.inodes
             && (old.st_ino, old.st_ctime, old.st_ctime_nsec)
                 == (new.st_ino, new.st_ctime, new.st_ctime_nsec)
@@ -228,46 +240,47 @@ impl<W: Write> Walk<'_, W> {
                 self.enter(&directory, &below, counterpart.as_ref())?;
                 self.inside(counterpart.as_ref(), &directory, &below, depth)?;
                 self.pending.pop();
-            } else if !self.same(old, before.as_ref(), new, &name, &stat, &below)? {
-                self.flush()?;
-                self.packer.entry(new.as_fd(), &name, &below, &stat)?;
+            } else {
+                let pair = old.zip(before.as_ref()).map(|(old, before)| Pair {
+                    old: old.as_fd(),
+                    before,
+                    new: new.as_fd(),
+                    stat: &stat,
+                    name: &name,
+                    path: &below,
+                });
+                let same = pair.map_or(Ok(false), |pair| self.same(&pair))?;
+                if !same {
+                    self.flush()?;
+                    self.packer.entry(new.as_fd(), &name, &below, &stat)?;
+                }
             }
         }
         Ok(())
     }
 
-    /// Returns whether an entry other than a directory is unchanged from the old tree's under this name.
-    fn same(
-        &self,
-        old: Option<&OwnedFd>,
-        before: Option<&FileStat>,
-        new: &OwnedFd,
-        name: &[u8],
-        stat: &FileStat,
-        path: &[u8],
-    ) -> Result<bool> {
-        let (Some(old), Some(before)) = (old, before) else {
-            return Ok(false);
-        };
-        if self.untouched(before, stat) {
+    /// Returns whether an entry is unchanged.
+    fn same(&self, pair: &Pair<'_>) -> Result<bool> {
+        let stat = pair.stat;
+        if self.is_same_inode(pair.before, stat) {
             return Ok(true);
         }
         match self.groups.get(&stat.st_ino).filter(|_| stat.st_nlink > 1) {
             Some(group) => Ok(!group.changed),
-            None => self.equal(old, before, new, name, stat, path),
+            None => self.equal(pair),
         }
     }
 
     /// Compares two entries by everything that a tree's digest covers.
-    fn equal(
-        &self,
-        old: &OwnedFd,
-        before: &FileStat,
-        new: &OwnedFd,
-        name: &[u8],
-        stat: &FileStat,
-        path: &[u8],
-    ) -> Result<bool> {
+    fn equal(&self, pair: &Pair<'_>) -> Result<bool> {
+        let Pair {
+            old,
+            before,
+            new,
+            stat,
+            name,
+            path,
+        } = *pair;
         // Names that were one file and no longer are would become one again.
         if !same_attributes(before, stat)
             || before.st_nlink != stat.st_nlink
@@ -276,7 +289,6 @@ impl<W: Write> Walk<'_, W> {
         {
             return Ok(false);
         }
-        let (old, new) = (old.as_fd(), new.as_fd());
         let read = |parent| {
             XattrFile::Entry(parent, name)
                 .content()
@@ -334,7 +346,8 @@ impl<W: Write> Walk<'_, W> {
                 }
                 continue;
             }
-            if stat.st_nlink < 2 || before.is_some_and(|before| self.untouched(&before, &stat)) {
+            if stat.st_nlink < 2 || before.is_some_and(|before| self.is_same_inode(&before, &stat))
+            {
                 continue;
             }
             let known = self.groups.get(&stat.st_ino);
@@ -345,7 +358,14 @@ impl<W: Write> Walk<'_, W> {
                         || group.old != Some(before.st_ino)
                         || before.st_nlink != stat.st_nlink
                 }
-                (Some(before), None) => !self.equal(old, before, new, &name, &stat, &below)?,
+                (Some(before), None) => !self.equal(&Pair {
+                    old: old.as_fd(),
+                    before,
+                    new: new.as_fd(),
+                    stat: &stat,
+                    name: &name,
+                    path: &below,
+                })?,
             };
             self.note(&stat, before.map(|before| before.st_ino), changed);
         }

@@ -51,7 +51,7 @@ pub(crate) struct LayerEntries {
     /// Whether there are layers below; the lowest one has nothing to delete.
     is_upper: bool,
     /// Hashes of paths: eight bytes each, because an image has hundreds of thousands.
-    touched: HashSet<u64>,
+    made: HashSet<u64>,
     hasher: RandomState,
 }
 
@@ -83,9 +83,9 @@ impl<'a> Layers<'a> {
         for path in options.left_out {
             // Emptying a directory around it must not remove it either.
             for (at, _) in path.match_indices('/') {
-                layers.unpacker.touch(&path.as_bytes()[..at]);
+                layers.unpacker.note_made(&path.as_bytes()[..at]);
             }
-            layers.unpacker.touch(path.as_bytes());
+            layers.unpacker.note_made(path.as_bytes());
         }
         Ok(layers)
     }
@@ -121,7 +121,7 @@ impl<'a> Layers<'a> {
         unpacker.stack.clear();
         if let Some(layer) = &mut unpacker.layer {
             layer.is_upper = true;
-            layer.touched = HashSet::new();
+            layer.made = HashSet::new();
         }
         Ok(())
     }
@@ -181,11 +181,11 @@ impl<R: BufRead> BufRead for Hashed<R> {
 
 impl Unpacker<'_> {
     /// Records that the current layer made this path, or something below it.
-    pub(crate) fn touch(&mut self, path: &[u8]) {
+    pub(crate) fn note_made(&mut self, path: &[u8]) {
         if let Some(layer) = &mut self.layer
             && layer.is_upper
         {
-            layer.touched.insert(layer.hasher.hash_one(path));
+            layer.made.insert(layer.hasher.hash_one(path));
         }
     }
 
@@ -193,10 +193,10 @@ impl Unpacker<'_> {
         self.layer.as_ref().is_some_and(|layer| layer.is_upper)
     }
 
-    fn is_touched(&self, path: &[u8]) -> bool {
+    fn is_made(&self, path: &[u8]) -> bool {
         self.layer
             .as_ref()
-            .is_none_or(|layer| layer.touched.contains(&layer.hasher.hash_one(path)))
+            .is_none_or(|layer| layer.made.contains(&layer.hasher.hash_one(path)))
     }
 
     /// Carries out the deletion of an entry; false if it is a normal entry.
@@ -289,7 +289,7 @@ impl Unpacker<'_> {
         path: &[u8],
     ) -> Result<()> {
         let fail = || cannot("remove", path);
-        let stays = self.is_touched(path);
+        let stays = self.is_made(path);
         if !stays {
             match nix::unistd::unlinkat(parent, name, UnlinkatFlags::NoRemoveDir) {
                 Ok(()) | Err(Errno::ENOENT) => return Ok(()),

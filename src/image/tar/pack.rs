@@ -77,7 +77,7 @@ impl<'a, W: Write> Packer<'a, W> {
                 .content()
                 .context(|| cannot(path))?,
         );
-        self.header(EntryType::Directory, &name, b"", stat, 0, extended)
+        self.header(EntryType::Directory, &name, b"", stat, extended)
     }
 
     /// Writes an entry other than a directory.
@@ -113,7 +113,7 @@ impl<'a, W: Write> Packer<'a, W> {
         if stat.st_nlink > 1 {
             let inode = (stat.st_dev, stat.st_ino);
             if let Some(first) = self.links.get(&inode).cloned() {
-                return self.header(EntryType::Link, path, &first, stat, 0, Extended::default());
+                return self.header(EntryType::Link, path, &first, stat, Extended::default());
             }
             self.links.insert(inode, path.to_vec());
         }
@@ -139,7 +139,7 @@ impl<'a, W: Write> Packer<'a, W> {
             SFlag::S_IFCHR => (EntryType::Char, b""),
             _ => (EntryType::Block, b""),
         };
-        self.header(kind, path, link, stat, 0, extended)
+        self.header(kind, path, link, stat, extended)
     }
 
     /// Writes the deletion of lower layers' content under this name.
@@ -171,9 +171,12 @@ impl<'a, W: Write> Packer<'a, W> {
         path: &[u8],
         link: &[u8],
         stat: &FileStat,
-        size: u64,
         mut extended: Extended,
     ) -> Result<()> {
+        let size = match kind {
+            EntryType::Regular => u64::try_from(stat.st_size).unwrap_or(0),
+            _ => 0,
+        };
         let mut header = Header::new_ustar();
         fill(&mut header, kind, path, link, &mut extended);
         header.set_mode(stat.st_mode & 0o7777);
@@ -252,7 +255,7 @@ impl<'a, W: Write> Packer<'a, W> {
         );
         let size = u64::try_from(stat.st_size).unwrap_or(0);
         let Some(segments) = segments(&file, stat).context(|| cannot(path))? else {
-            self.header(EntryType::Regular, path, b"", stat, size, extended)?;
+            self.header(EntryType::Regular, path, b"", stat, extended)?;
             self.copy(&file, 0, size, path)?;
             return self.pad(size);
         };
@@ -266,8 +269,9 @@ impl<'a, W: Write> Packer<'a, W> {
         extended.add(b"GNU.sparse.minor", b"0");
         extended.add(b"GNU.sparse.name", path);
         extended.add(b"GNU.sparse.realsize", size.to_string().as_bytes());
-        let held_with_map = held + map.len() as u64;
-        self.header(EntryType::Regular, path, b"", stat, held_with_map, extended)?;
+        let mut written = *stat;
+        written.st_size = i64::try_from(held + map.len() as u64).unwrap_or(i64::MAX);
+        self.header(EntryType::Regular, path, b"", &written, extended)?;
         self.write(&map)?;
         for (offset, length) in segments {
             self.copy(&file, offset, length, path)?;

@@ -264,14 +264,14 @@ impl<'a> Unpacker<'a> {
         };
         self.enter(parents, &entry.path)?;
         let path = components.join(&b'/');
-        self.touch(&path);
+        self.note_made(&path);
         match &entry.kind {
             TarEntryKind::Directory => self.directory(name, path, entry),
             TarEntryKind::HardLink(target) => {
                 let target = target.clone();
                 self.hard_link(name, &path, &target, &entry.path)
             }
-            _ => self.file(reader, name, &path, &entry, cancel, progress),
+            _ => self.file(reader, &path, &entry, cancel, progress),
         }
     }
 
@@ -389,7 +389,7 @@ impl<'a> Unpacker<'a> {
                 )),
                 error => Error::from(std::io::Error::from(error)),
             })?;
-            self.touch(&components[..=depth].join(&b'/'));
+            self.note_made(&components[..=depth].join(&b'/'));
             self.stack.push((name.to_vec(), fd));
         }
         Ok(())
@@ -523,12 +523,12 @@ impl<'a> Unpacker<'a> {
     fn file<R: BufRead>(
         &mut self,
         reader: &mut Reader<R>,
-        name: &[u8],
         path: &[u8],
         entry: &TarEntry,
         cancel: &AtomicBool,
         progress: &mut dyn FnMut(u64),
     ) -> Result<()> {
+        let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
         match &entry.kind {
             TarEntryKind::File { size, map } => {
                 let flags = OFlag::O_WRONLY

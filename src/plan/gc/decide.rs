@@ -15,38 +15,40 @@ use super::{GcItem, GcTarget, Inventory, Plan, Rule, age};
 /// Decides what to remove. `asked` is what the user wants freed in any case, in bytes.
 pub(crate) fn plan(inventory: &Inventory, limits: &Limits, asked: Option<u64>) -> Plan {
     let roots = Roots::of(inventory, limits.keep_last);
-    let mut sweep = Sweep {
+    let mut decider = Decider {
         units: units(inventory, &roots),
         gone: Vec::new(),
         left: 0,
         plan: Plan::default(),
     };
-    sweep.gone = vec![false; sweep.units.len()];
-    sweep.left = sweep.units.iter().map(Unit::worth).sum();
-    sweep.garbage(inventory);
-    sweep.caches(inventory);
+    decider.gone = vec![false; decider.units.len()];
+    decider.left = decider.units.iter().map(Unit::worth).sum();
+    decider.garbage(inventory);
+    decider.caches(inventory);
     if let Some(limit) = limits.older_than {
-        sweep.old(inventory.now, limit, limits.keep_at_least);
+        decider.old(inventory.now, limit, limits.keep_at_least);
     }
     let freed = |plan: &Plan| plan.estimate;
     if let (Some(most), Some(used)) = (limits.keep_at_most, inventory.used) {
-        let over = used.saturating_sub(freed(&sweep.plan)).saturating_sub(most);
-        sweep.pressure(Rule::KeepAtMost, over, limits.keep_at_least);
+        let over = used
+            .saturating_sub(freed(&decider.plan))
+            .saturating_sub(most);
+        decider.pressure(Rule::KeepAtMost, over, limits.keep_at_least);
     }
     // `--free` may go below the floor, because it is the user's decision now.
     if let Some(asked) = asked {
-        let missing = asked.saturating_sub(freed(&sweep.plan));
-        sweep.pressure(Rule::Free, missing, 0);
+        let missing = asked.saturating_sub(freed(&decider.plan));
+        decider.pressure(Rule::Free, missing, 0);
     }
-    let will_be = inventory.free.saturating_add(freed(&sweep.plan));
+    let will_be = inventory.free.saturating_add(freed(&decider.plan));
     let short = limits.min_free.saturating_sub(will_be);
     if short > 0 {
-        sweep.pressure(Rule::MinFree, short, limits.keep_at_least);
+        decider.pressure(Rule::MinFree, short, limits.keep_at_least);
     }
-    sweep.finish(inventory, limits, asked)
+    decider.finish(inventory, limits, asked)
 }
 
-struct Sweep {
+struct Decider {
     units: Vec<Unit>,
     gone: Vec<bool>,
     /// Bytes of removable items that were kept.
@@ -54,7 +56,7 @@ struct Sweep {
     plan: Plan,
 }
 
-impl Sweep {
+impl Decider {
     fn take(&mut self, at: usize, rule: Rule, reason: String) {
         let unit = &self.units[at];
         self.gone[at] = true;

@@ -35,8 +35,6 @@ const FRESH: Duration = Duration::from_secs(3600);
 pub struct Inventory {
     /// When it was read.
     pub now: Timestamp,
-    /// Size of the file system.
-    pub size: u64,
     /// Bytes that an ordinary user could still write.
     pub free: u64,
     /// Size of the whole store; `None` if no limit needs it.
@@ -251,7 +249,7 @@ fn age(now: Timestamp, then: Timestamp) -> Duration {
 
 /// An item that stays, and why.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Rooted {
+pub(crate) struct KeptItem {
     /// Its name for people.
     pub name: String,
     /// Layer, image or download.
@@ -261,12 +259,12 @@ pub(crate) struct Rooted {
 }
 
 /// Lists what stays in any case, with the reasons.
-pub(crate) fn rooted(inventory: &Inventory, limits: &Limits) -> Vec<Rooted> {
+pub(crate) fn rooted(inventory: &Inventory, limits: &Limits) -> Vec<KeptItem> {
     let roots = Roots::of(inventory, limits.keep_last);
     let say = |reasons: &BTreeSet<Why>| reasons.iter().map(ToString::to_string).collect();
     let layers = roots.layers.iter().filter_map(|(id, reasons)| {
         let item = inventory.layers.get(id)?;
-        Some(Rooted {
+        Some(KeptItem {
             name: format!("layer {} ({})", short(id), item.layer.title),
             id: id.to_string(),
             bytes: item.bytes,
@@ -275,7 +273,7 @@ pub(crate) fn rooted(inventory: &Inventory, limits: &Limits) -> Vec<Rooted> {
     });
     let images = roots.images.iter().filter_map(|(key, reasons)| {
         let image = inventory.images.get(key)?;
-        Some(Rooted {
+        Some(KeptItem {
             name: format!("image {}", image.name),
             id: key.to_string(),
             bytes: image.bytes,
@@ -284,7 +282,7 @@ pub(crate) fn rooted(inventory: &Inventory, limits: &Limits) -> Vec<Rooted> {
     });
     let blobs = roots.blobs.iter().filter_map(|(name, reasons)| {
         let blob = inventory.blobs.get(name)?;
-        Some(Rooted {
+        Some(KeptItem {
             name: format!("download {}", short(name)),
             id: name.clone(),
             bytes: blob.bytes,

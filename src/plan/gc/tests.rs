@@ -113,7 +113,6 @@ fn inventory() -> Inventory {
     }
     Inventory {
         now: now(),
-        size: 1000 * MIB,
         free: 100 * MIB,
         envs: BTreeMap::from([("one".into(), one)]),
         layers,

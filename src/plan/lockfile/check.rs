@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::steps::{differing, words};
-use super::{Fetched, LockedImage, LockedPrints, LockedSource, LockedStep, Lockfile};
+use super::{Fetched, LockedFingerprints, LockedImage, LockedSource, LockedStep, Lockfile};
 use crate::plan::ids::ImageKey;
 use crate::plan::image::Image;
 use crate::plan::pins::{self, Pins};
 use crate::plan::resolve::{Spec, VolumeKind, VolumeSource};
 use crate::rocm::target::Target;
-use crate::rocm::therock::Prints;
+use crate::rocm::therock::ArtifactFingerprints;
 use crate::sys::error::{Error, Kind};
 
 /// How many differences an error lists.
@@ -37,12 +37,16 @@ pub(crate) fn some(differences: &[String]) -> String {
 }
 
 /// Compares a step's outputs with the locked ones.
-pub(crate) fn left(locked: &LockedStep, found: Option<&Prints>, pins: &Pins) -> Vec<String> {
+pub(crate) fn left(
+    locked: &LockedStep,
+    found: Option<&ArtifactFingerprints>,
+    pins: &Pins,
+) -> Vec<String> {
     let mut differences = match locked.pins.is_empty() {
         true => Vec::new(),
         false => pins::differences(&locked.name, &locked.pins, pins),
     };
-    let found = found.map(LockedPrints::new);
+    let found = found.map(LockedFingerprints::new);
     if let (Some(prints), Some(found)) = (&locked.prints, found) {
         let (old, new) = (&prints.artifacts, &found.artifacts);
         let names: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
@@ -469,13 +473,13 @@ mod tests {
         let none = Pins::new();
         // Values that were unknown when it was locked are not compared.
         let first = lock.step("z-first").unwrap();
-        assert!(left(first, Some(&Prints::none()), &first.pins).is_empty());
+        assert!(left(first, Some(&ArtifactFingerprints::none()), &first.pins).is_empty());
         assert_eq!(
             one(&left(first, None, &none)),
             "`meson` of step `z-first` is 1.7.0 in the lock file, but nothing was installed"
         );
         let second = lock.step("a-second").unwrap();
-        let mut prints = second.prints.as_ref().unwrap().prints();
+        let mut prints = second.prints.as_ref().unwrap().fingerprints();
         assert_eq!(prints.artifacts["blas"], None);
         assert!(left(second, Some(&prints), &none).is_empty());
         prints

@@ -27,7 +27,7 @@ use crate::plan::ids::ImageKey;
 use crate::plan::image::Image;
 use crate::plan::pins::Pins;
 use crate::plan::resolve::StepKey;
-use crate::rocm::therock::Prints;
+use crate::rocm::therock::ArtifactFingerprints;
 
 /// Version of the format. Newer ones are refused, older ones can always be read.
 ///
@@ -234,7 +234,7 @@ pub struct LockedStep {
     pub pins: Pins,
     /// TheRock's fingerprints that it left for later keys, if it had run when this was written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub prints: Option<LockedPrints>,
+    pub prints: Option<LockedFingerprints>,
     /// Both come from a snapshot built on another build's files, as `--allow-incremental` permits.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub incremental: bool,
@@ -243,7 +243,7 @@ pub struct LockedStep {
 /// TheRock's fingerprints after a step that configures it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct LockedPrints {
+pub struct LockedFingerprints {
     /// Artifacts with their fingerprints, empty if TheRock has none.
     pub artifacts: BTreeMap<String, String>,
     /// The artifacts of each stage.
@@ -251,9 +251,9 @@ pub struct LockedPrints {
     pub stages: BTreeMap<String, BTreeSet<String>>,
 }
 
-impl LockedPrints {
+impl LockedFingerprints {
     /// Describes a step's outputs.
-    pub fn new(prints: &Prints) -> Self {
+    pub fn new(prints: &ArtifactFingerprints) -> Self {
         let artifacts = prints.artifacts.iter();
         Self {
             artifacts: artifacts
@@ -264,9 +264,9 @@ impl LockedPrints {
     }
 
     /// Returns them in the form that a step leaves.
-    pub fn prints(&self) -> Prints {
+    pub fn fingerprints(&self) -> ArtifactFingerprints {
         let artifacts = self.artifacts.iter();
-        Prints {
+        ArtifactFingerprints {
             artifacts: artifacts
                 .map(|(name, print)| (name.clone(), (!print.is_empty()).then(|| print.clone())))
                 .collect(),
@@ -379,7 +379,7 @@ pub(crate) mod tests {
                     key: StepKey::base(&BaseImage::Known("two".into())),
                     parts: parts(&["script", "settings"]),
                     pins: Pins::new(),
-                    prints: Some(LockedPrints {
+                    prints: Some(LockedFingerprints {
                         artifacts: BTreeMap::from([
                             ("blas".to_owned(), String::new()),
                             ("base".to_owned(), digest("8")),

@@ -5,7 +5,7 @@ use super::key::{StepKey, Surroundings, key, parts};
 use super::{Hook, Step, Volume};
 use crate::plan::resolve::inputs::Inputs;
 use crate::profile::Profile;
-use crate::rocm::therock::Prints;
+use crate::rocm::therock::ArtifactFingerprints;
 use crate::sys::error::{Error, Result};
 
 /// Gives the steps their keys; returns the step that must run before later keys are final.
@@ -37,7 +37,7 @@ pub(super) fn chain(
             .filter(|(name, _)| !standing_in.contains(name))
             .cloned()
             .collect();
-        let uses = prints.map_or_else(Vec::new, |prints: &Prints| {
+        let uses = prints.map_or_else(Vec::new, |prints: &ArtifactFingerprints| {
             prints.of(&step.stages, &own, blind)
         });
         let around = |inputs_of: &[(String, String)], parent: &StepKey| {
@@ -59,7 +59,7 @@ pub(super) fn chain(
         };
         let ((own_key, parts), (without, _)) = (around(&content, &parent), around(&rest, &bare));
         step.parts = parts;
-        if step.is_aside() {
+        if step.is_in_no_later_key() {
             uncached_downstream.push(step.name.clone());
             step.key = own_key;
             continue;

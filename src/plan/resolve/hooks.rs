@@ -3,7 +3,7 @@
 use super::{Hook, Skipped, Step};
 use crate::plan::resolve::inputs::Inputs;
 use crate::profile::hook::Applies;
-use crate::profile::{self, Doubt, Problem, Profile, VolumeKind};
+use crate::profile::{self, Problem, Profile, UnreadPart, VolumeKind};
 use crate::rocm::target::Target;
 use crate::sys::error::{Error, Result};
 use crate::sys::span::At;
@@ -57,7 +57,7 @@ pub(super) fn hooks(
             Err((message, help)) => {
                 let message = format!("hook `{name}` {message}");
                 let problem = Problem::new(place, message, "this one").help(help);
-                problems.push(problem.unless(Doubt::Part));
+                problems.push(problem.unless(UnreadPart::Part));
                 continue;
             }
         };

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
-use super::chosen::{Chosen, choices};
+use super::choices_in_effect::{Chosen, choices};
 use super::hooks::HookFacts;
 use super::key::StepKey;
 use super::{BuildUser, Engine};
 use crate::plan::ids::ImageKey;
 use crate::profile::Profile;
 use crate::rocm::target::Target;
-use crate::rocm::therock::Prints;
+use crate::rocm::therock::ArtifactFingerprints;
 use crate::sys::error::Result;
 
 /// Everything that `resolve` needs besides the profile.
@@ -48,7 +48,7 @@ pub(crate) struct Inputs {
     /// Fingerprints of the source volumes in steps' `inputs`, by volume.
     pub fingerprints: BTreeMap<String, Fingerprint>,
     /// TheRock's fingerprints, by the key of the step that made them.
-    pub prints: BTreeMap<StepKey, Prints>,
+    pub prints: BTreeMap<StepKey, ArtifactFingerprints>,
     /// Targets that a checkout declares differently from the built-in table.
     pub declared: Vec<Target>,
     /// The source's exclusions, by target and project, with the issue behind each; default: the built-in ones.

@@ -4,14 +4,14 @@
 //! because they may vary from run to run without changing the result: see `finish`.
 
 mod chain;
-mod changed;
+mod choices_in_effect;
 mod choose;
-mod chosen;
-pub(crate) mod coherent;
+pub(crate) mod component_targets;
 mod hooks;
 mod image_env;
 mod inputs;
 mod key;
+mod key_differences;
 mod spec;
 #[cfg(test)]
 mod tests;
@@ -24,12 +24,12 @@ use std::time::Duration;
 
 pub(crate) use crate::plan::resolve::inputs::{BaseImage, Fingerprint, Inputs};
 pub(crate) use crate::plan::resolve::spec::{draft, resolve, volumes};
-pub(crate) use changed::changed;
+pub(crate) use choices_in_effect::{Chosen, choices};
+pub(crate) use choices_in_effect::{by_version, version};
 pub(crate) use choose::{DEFAULT_PROFILE, choose, env_name};
-pub(crate) use chosen::{Chosen, choices};
-pub(crate) use chosen::{by_version, version};
 pub(crate) use hooks::HookFacts;
 pub(crate) use key::StepKey;
+pub(crate) use key_differences::changed;
 use serde::{Deserialize, Serialize};
 
 use crate::plan::ids::{self, EnvName};
@@ -233,7 +233,7 @@ pub struct Step {
 impl Step {
     /// Returns whether it is in no later key. A step that needs a GPU is skipped without one, and later steps must be
     /// the same on every machine. A configuring step affects later keys in any case.
-    pub fn is_aside(&self) -> bool {
+    pub fn is_in_no_later_key(&self) -> bool {
         self.gpu && self.fingerprints.is_none()
     }
 

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::chain::chain;
-use super::chosen::Chosen;
-use super::coherent::{self, Excluded};
+use super::choices_in_effect::Chosen;
+use super::component_targets::{self, Excluded};
 use super::hooks::hooks;
 use super::image_env;
 use super::inputs::Inputs;
@@ -320,7 +320,9 @@ impl<'a> Resolver<'a> {
                 })
             }
         };
-        for misfit in coherent::misfits(&components, &self.scope.targets, &excluded) {
+        for misfit in
+            component_targets::incompatibilities(&components, &self.scope.targets, &excluded)
+        {
             let name = &misfit.component;
             let missing: Vec<_> = misfit.missing.iter().map(Target::name).collect();
             let missing = missing.join(", ");
@@ -363,7 +365,7 @@ impl<'a> Resolver<'a> {
         }
     }
 
-    fn component(&mut self, component: &profile::Component) -> coherent::Component {
+    fn component(&mut self, component: &profile::Component) -> component_targets::Component {
         let mut extra = Vec::new();
         for text in &component.extra {
             let text = self.text(text, |text| value::targets(text).map(drop));
@@ -372,7 +374,7 @@ impl<'a> Resolver<'a> {
                     .unwrap_or_default(),
             );
         }
-        coherent::Component {
+        component_targets::Component {
             name: component.name.value.clone(),
             project: component.project.clone(),
             links: component.links.clone(),
@@ -543,7 +545,7 @@ fn copy_destination(to: &str, volumes: &[Volume]) -> std::result::Result<(), Ref
     value::destination(to)?;
     let theirs = volumes
         .iter()
-        .find(|volume| volume.kind.is_theirs() && Path::new(to).starts_with(&volume.target));
+        .find(|volume| volume.kind.is_users_own() && Path::new(to).starts_with(&volume.target));
     match theirs {
         None => Ok(()),
         Some(volume) => Err(Refused::new(format!(

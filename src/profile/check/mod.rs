@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub(crate) use volume::host_path;
 
-use super::diagnostics::{Doubt, Problem, Sources};
+use super::diagnostics::{Problem, Sources, UnreadPart};
 use super::file::{self, File, VolumeKind};
-use super::references::{self, Late, TextPart};
+use super::references::{self, LateReferences, TextPart};
 use super::structure::shorten;
 use super::value::{self, Refused};
 use super::{Choice, Component, FROM_SOURCE, Profile, Volume};
@@ -39,7 +39,7 @@ pub(crate) fn finish(
     let steps = file.step.into_iter();
     let steps = steps.filter_map(|step| check.step(step, &volumes, &needed_by, choices));
     let steps = steps.collect();
-    let runtime_env = check.env(file.runtime_env, Late::Refuse);
+    let runtime_env = check.env(file.runtime_env, LateReferences::Refuse);
     let image = check.image(file.image);
     Profile {
         name,
@@ -55,7 +55,7 @@ pub(crate) fn finish(
             dma_heap: file.gpu.dma_heap.unwrap_or_default(),
         },
         components: check.components(file.component, choices),
-        env: check.env(file.env, Late::Keep),
+        env: check.env(file.env, LateReferences::Keep),
         runtime_notes: check.runtime_notes(file.runtime_notes, &runtime_env),
         runtime_env,
         volumes: volumes.into_iter().filter_map(|(_, good)| good).collect(),
@@ -94,7 +94,7 @@ impl Check<'_> {
 
     /// Reports something missing, which may be in a part that could not be read.
     fn missing(&mut self, problem: Problem) {
-        self.problems.push(problem.unless(Doubt::Part));
+        self.problems.push(problem.unless(UnreadPart::Part));
     }
 
     /// Refuses keys that are for something else.
@@ -148,7 +148,7 @@ impl Check<'_> {
         self.accepted(&name.place, checked).is_some()
     }
 
-    fn text(&mut self, text: &At<String>, late: Late) {
+    fn text(&mut self, text: &At<String>, late: LateReferences) {
         for fault in references::check(text, self.params.keys().map(String::as_str), late) {
             self.problems.push(fault.problem(&text.place, self.sources));
         }
@@ -156,7 +156,7 @@ impl Check<'_> {
 
     /// Checks the references of a value, and its meaning unless that depends on them.
     fn expandable(&mut self, text: &At<String>, meaning: impl Fn(&str) -> Result<(), Refused>) {
-        self.text(text, Late::Refuse);
+        self.text(text, LateReferences::Refuse);
         let mut literal = String::new();
         for piece in references::pieces(text) {
             match piece {
@@ -389,7 +389,7 @@ impl Check<'_> {
         good.into_iter().collect()
     }
 
-    fn env(&mut self, entries: Entries, late: Late) -> BTreeMap<String, At<String>> {
+    fn env(&mut self, entries: Entries, late: LateReferences) -> BTreeMap<String, At<String>> {
         let mut env = BTreeMap::new();
         for (name, value) in entries {
             self.accepted(&name.place, value::variable(&name));

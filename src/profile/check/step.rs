@@ -6,7 +6,7 @@ use std::path::Path;
 use super::{Check, Volumes, place, values};
 use crate::profile::diagnostics::Problem;
 use crate::profile::file::{self, User, VolumeKind};
-use crate::profile::references::Late;
+use crate::profile::references::LateReferences;
 use crate::profile::structure::shorten;
 use crate::profile::{
     Action, Choice, ExportItem, FROM_SOURCE, Fingerprints, Published, Step, When, input, value,
@@ -58,7 +58,7 @@ impl Check<'_> {
         let fingerprints = written
             .fingerprints
             .and_then(|at| self.fingerprints(&at, volumes));
-        let env = self.env(written.env, Late::Keep);
+        let env = self.env(written.env, LateReferences::Keep);
         let only_for_run = [
             ("shell", place(written.shell.as_ref())),
             ("workdir", place(written.workdir.as_ref())),
@@ -66,7 +66,7 @@ impl Check<'_> {
         // `merge` left one of them.
         let action = if let Some(script) = written.run {
             self.action(&name, script.trim().is_empty());
-            self.text(&script, Late::Keep);
+            self.text(&script, LateReferences::Keep);
             let shell = self.shell(written.shell);
             Action::Run { script, shell }
         } else if let Some(packages) = written.packages {

@@ -10,7 +10,7 @@ use crate::rocm::target::{self, Target};
 use crate::sys::catalog::{CatalogEntry, Directory};
 use crate::sys::error::{Error, Result};
 use crate::sys::span::{self, At, Place};
-use crate::sys::{builtin, catalog, checked};
+use crate::sys::{builtin, catalog, trusted_files};
 
 /// Maximum size of a patch: people read them, so a larger one is a mistake.
 const LARGEST: u64 = 16 << 20;
@@ -60,7 +60,7 @@ pub fn load(directories: &[Directory], name: &str) -> Result<Hook> {
 /// Reads a regular file of limited size; refuses anything else, including a link.
 fn read(directories: &[Directory], path: &Path) -> Result<Vec<u8>> {
     let is_link = fs_err::symlink_metadata(path)?.is_symlink();
-    let found = checked::read(directories, path, LARGEST + 1)?;
+    let found = trusted_files::read(directories, path, LARGEST + 1)?;
     let found = found.filter(|found| !is_link && found.bytes.len() as u64 <= LARGEST);
     let found = found.ok_or_else(|| {
         Error::invalid(format!(

@@ -165,7 +165,7 @@ pub(crate) fn examine(path: &str, expected: Option<(u64, u64)>) -> Finding {
         }
     }
     let rootless = attempt.who.mapped;
-    match attempt.verdict() {
+    match attempt.refusal() {
         None => Finding {
             path: path.to_owned(),
             ok: true,
@@ -222,7 +222,7 @@ impl Who {
 
 impl Attempt {
     /// Returns the layer that refused, and an explanation; `None` if the node can be used.
-    fn verdict(&self) -> Option<(AccessLayer, String)> {
+    fn refusal(&self) -> Option<(AccessLayer, String)> {
         let words = |error: Errno| error.desc().to_lowercase();
         let node = match &self.node {
             Err(Errno::ENOENT | Errno::ENOTDIR) => {
@@ -443,7 +443,7 @@ mod tests {
     fn layer(change: impl FnOnce(&mut Attempt)) -> Option<AccessLayer> {
         let mut attempt = attempt();
         change(&mut attempt);
-        attempt.verdict().map(|(layer, _)| layer)
+        attempt.refusal().map(|(layer, _)| layer)
     }
 
     fn change_node(attempt: &mut Attempt, change: impl FnOnce(&mut Node)) {
@@ -494,7 +494,7 @@ mod tests {
             let mut attempt = attempt();
             attempt.open = Some(Errno::EACCES);
             change(&mut attempt);
-            attempt.verdict().unwrap()
+            attempt.refusal().unwrap()
         };
         let (layer, words) = denied(&|it| it.who.groups = vec![1000]);
         assert_eq!(layer, AccessLayer::Group);

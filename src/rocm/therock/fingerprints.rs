@@ -18,14 +18,14 @@ const MAX: u64 = 1 << 20;
 
 /// A configured build directory's description of the build.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Prints {
+pub struct ArtifactFingerprints {
     /// Artifacts that it builds, with their fingerprint if there is one.
     pub artifacts: BTreeMap<String, Option<String>>,
     /// The artifacts of each stage.
     pub stages: BTreeMap<String, BTreeSet<String>>,
 }
 
-impl Prints {
+impl ArtifactFingerprints {
     /// Reads the fingerprints from a build directory in which `source` was configured.
     pub fn read(build: &Path, source: Option<&Path>) -> Result<Self> {
         let file = build.join("artifact_subprojects.json");
@@ -145,18 +145,18 @@ mod tests {
         write("core_hip_dev_generic.fprint", "b");
         write("core_hip_lib_generic.fprint", "c");
         write("left-over_lib_generic.fprint", "d");
-        let mut before = Prints::read(path, None).unwrap();
+        let mut before = ArtifactFingerprints::read(path, None).unwrap();
         let missing = before.artifacts.iter().filter(|(_, print)| print.is_none());
         assert_eq!(missing.map(|(name, _)| name).collect::<Vec<_>>(), ["blas"]);
         write("core_hip_dev_generic.fprint", "x");
-        let after = Prints::read(path, None).unwrap();
+        let after = ArtifactFingerprints::read(path, None).unwrap();
         let changed = |name: &str| before.artifacts[name] != after.artifacts[name];
         assert_eq!(
             (changed("amd-llvm"), changed("core_hip"), changed("blas")),
             (false, true, false)
         );
 
-        let names = |stages: &[&str], prints: &Prints| {
+        let names = |stages: &[&str], prints: &ArtifactFingerprints| {
             let stages: Vec<String> = stages.iter().map(|name| (*name).to_owned()).collect();
             let found = prints.of(&stages, "f1", false);
             found.into_iter().map(|(name, _)| name).collect::<Vec<_>>()
@@ -175,7 +175,7 @@ mod tests {
         let build = tempfile::tempdir().unwrap();
         let list = build.path().join("artifact_subprojects.json");
         std::os::unix::fs::symlink("/etc/passwd", &list).unwrap();
-        let error = Prints::read(build.path(), None).unwrap_err();
+        let error = ArtifactFingerprints::read(build.path(), None).unwrap_err();
         assert!(error.message().contains("not a file of TheRock"), "{error}");
     }
 }

@@ -4,18 +4,18 @@
 //! TOML, and both refuse unknown input rather than guess. `drift` compares with the built-in table; `fingerprints` are those
 //! fingerprints that it writes when it is configured, `tarballs` the downloads of its build.
 
+pub(crate) mod build_tree;
 mod cmake;
 mod drift;
 mod fingerprints;
 pub(crate) mod tarballs;
 mod targets;
 mod topology;
-pub(crate) mod tree;
 
 use std::path::Path;
 
 pub(crate) use drift::drift;
-pub(crate) use fingerprints::Prints;
+pub(crate) use fingerprints::ArtifactFingerprints;
 pub(crate) use targets::{Declared, Excluded};
 pub(crate) use topology::{ArtifactType as StageKind, Topology};
 

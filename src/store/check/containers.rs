@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{Inventory, Judge, Mend, Read};
+use super::{Examination, Fix, Inventory, Read};
 use crate::engine::docker::{Flavour, Service};
 use crate::store::Store;
 use crate::sys::error::Result;
@@ -51,7 +51,7 @@ impl Store {
     }
 }
 
-impl Judge<'_> {
+impl Examination<'_> {
     pub(super) fn containers(&mut self) {
         for container in &self.store.containers {
             let known = self.store.envs.values().any(
@@ -71,7 +71,7 @@ impl Judge<'_> {
             self.problem(
                 format!("container `{name}` at {}", container.flavour),
                 "belongs to an env that was removed",
-                Mend::Container(container.socket.clone(), container.id.clone()),
+                Fix::Container(container.socket.clone(), container.id.clone()),
             );
         }
     }

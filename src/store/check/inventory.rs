@@ -15,8 +15,8 @@ use crate::plan::record;
 use crate::plan::resolve::{Spec, VolumeSource};
 use crate::store::access::{PRIVATE, SHARED};
 use crate::store::images::Image;
-use crate::store::removal::{REMOVED, leave_out_forgotten};
-use crate::store::results::{Left, ResultState};
+use crate::store::removal::{REMOVED, leave_out_removed};
+use crate::store::results::{ResultState, StepResults};
 use crate::store::{Layer, Lock, Record, Store, journal, lock};
 use crate::sys::error::{Kind, Result, if_there};
 use crate::tree::Method;
@@ -165,7 +165,7 @@ impl Store {
             let directory = root.join("envs").join(&name);
             let Ok(name) = EnvName::try_from(name) else {
                 if directory.join("record.json").exists() {
-                    let why = "its directory has another name than envs have".to_owned();
+                    let why = "no env has such a name; if you renamed it, rename it back".to_owned();
                     inventory.foreign.push((directory, why));
                 }
                 continue;
@@ -309,7 +309,7 @@ fn env(store: &Store, name: &EnvName, aside: &mut Vec<PathBuf>) -> Result<EnvIte
             Read::Foreign(format!("its version is {}", record.version))
         }
         Read::Fine(mut record) => {
-            leave_out_forgotten(directory, &mut record);
+            leave_out_removed(directory, &mut record);
             Read::Fine(record)
         }
         other => other,
@@ -347,7 +347,7 @@ fn env(store: &Store, name: &EnvName, aside: &mut Vec<PathBuf>) -> Result<EnvIte
 
 /// Returns the faults in the results that a layer keeps.
 fn results_faults(results: &Path) -> Vec<String> {
-    let found = Left::read(results).and_then(|left| left.check(results));
+    let found = StepResults::read(results).and_then(|left| left.check(results));
     found.unwrap_or_else(|error| vec![error.chain().join(": ")])
 }
 

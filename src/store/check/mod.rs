@@ -1,8 +1,8 @@
 //! Owns finding faults in a store: a pure decision over an inventory, with the fix for each fault.
 
-mod chain;
 mod containers;
 mod inventory;
+mod layer_chain;
 mod repair;
 
 use std::collections::BTreeSet;
@@ -10,10 +10,10 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use chain::Fault;
 pub(crate) use containers::ContainerItem;
 pub(super) use inventory::{ASIDE, is_busy, names};
 pub(crate) use inventory::{EnvItem, ImageItem, Inventory, Read};
+use layer_chain::Fault;
 pub(crate) use repair::{Attempt, repair, repair_format};
 
 use crate::plan::ids::{EnvName, LayerId, TreeId};
@@ -28,12 +28,12 @@ pub(crate) struct Problem {
     /// What to type.
     pub help: String,
     #[serde(skip)]
-    pub mend: Mend,
+    pub fix: Fix,
 }
 
 /// The fix for a problem.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Mend {
+pub(crate) enum Fix {
     /// Make the directory, or correct its owner and mode.
     Directory(&'static str),
     /// Rename it, so that it is neither used nor lost; the path is relative to the store.
@@ -73,38 +73,38 @@ const REPAIR: &str = "rockenv fsck --repair";
 
 /// Examines a store.
 pub(crate) fn examine(store: &Inventory) -> Findings {
-    let mut judge = Judge {
+    let mut examination = Examination {
         store,
         found: Findings::default(),
     };
-    judge.directories();
+    examination.directories();
     if !store.foreign.is_empty() {
-        judge.foreign();
-        return judge.found;
+        examination.foreign();
+        return examination.found;
     }
-    judge.layers();
-    judge.images();
+    examination.layers();
+    examination.images();
     for (name, env) in &store.envs {
-        judge.env(name, env);
+        examination.env(name, env);
     }
-    judge.volumes();
-    judge.containers();
-    judge.rest();
-    judge.found
+    examination.volumes();
+    examination.containers();
+    examination.rest();
+    examination.found
 }
 
-struct Judge<'a> {
+struct Examination<'a> {
     store: &'a Inventory,
     found: Findings,
 }
 
-impl Judge<'_> {
-    fn problem(&mut self, object: impl Into<String>, message: impl Into<String>, mend: Mend) {
+impl Examination<'_> {
+    fn problem(&mut self, object: impl Into<String>, message: impl Into<String>, fix: Fix) {
         self.found.problems.push(Problem {
             object: object.into(),
             message: message.into(),
             help: REPAIR.to_owned(),
-            mend,
+            fix,
         });
     }
 
@@ -115,18 +115,18 @@ impl Judge<'_> {
     fn directories(&mut self) {
         for directory in &self.store.directories {
             let object = format!("directory `{}`", directory.name);
-            let mend = Mend::Directory(directory.name);
+            let fix = Fix::Directory(directory.name);
             match directory.found {
-                None => self.problem(object, "is missing", mend),
+                None => self.problem(object, "is missing", fix),
                 Some((uid, _)) if uid != self.store.owner => self.problem(
                     object,
                     format!("belongs to user {uid}, not to {}", self.store.owner),
-                    mend,
+                    fix,
                 ),
                 Some((_, mode)) if mode & directory.forbidden != 0 => self.problem(
                     object,
                     format!("others may {}: its mode is {mode:04o}", directory.risk()),
-                    mend,
+                    fix,
                 ),
                 Some(_) => {}
             }
@@ -141,7 +141,7 @@ impl Judge<'_> {
                 message: format!("was written by another version of rockenv: {why}"),
                 help: "use the version that wrote it, or move the store away and begin a new one"
                     .to_owned(),
-                mend: Mend::Nothing,
+                fix: Fix::Nothing,
             });
         }
     }
@@ -150,14 +150,14 @@ impl Judge<'_> {
         let busy = self.store.is_busy();
         for (id, item) in &self.store.layers {
             let object = format!("layer `{}`", short(id));
-            let aside = Mend::SetAside(PathBuf::from("layers").join(id));
+            let aside = Fix::SetAside(PathBuf::from("layers").join(id));
             match self.store.layer_fault(id) {
                 Some(Fault::Own(message)) => self.problem(object, message, aside),
                 Some(Fault::Parent(message)) => {
                     // A merged or cloned tree is complete without its parent.
                     let whole = self.store.method != Method::Overlay;
-                    let mend = if whole { Mend::Cut(id.clone()) } else { aside };
-                    self.problem(object, message, mend);
+                    let fix = if whole { Fix::Cut(id.clone()) } else { aside };
+                    self.problem(object, message, fix);
                 }
                 None => {
                     if let Read::Fine(layer) = &item.layer
@@ -174,7 +174,7 @@ impl Judge<'_> {
                 self.problem(
                     format!("layer `{}`", short(id)),
                     format!("`{flat}` was left by an interrupted merge"),
-                    Mend::Merge(id.clone(), flat.clone()),
+                    Fix::Merge(id.clone(), flat.clone()),
                 );
             }
         }
@@ -185,11 +185,11 @@ impl Judge<'_> {
             let object = format!("image `{}`", short(key));
             let place = PathBuf::from("images").join(key);
             match &item.image {
-                _ if !item.root => self.problem(object, "has no tree", Mend::SetAside(place)),
+                _ if !item.root => self.problem(object, "has no tree", Fix::SetAside(place)),
                 Read::Damaged(why) => self.problem(
                     object,
                     format!("image.json is damaged: {why}"),
-                    Mend::SetAside(place.join("image.json")),
+                    Fix::SetAside(place.join("image.json")),
                 ),
                 Read::Absent => self.note(
                     format!("image `{}` has no image.json; envs based on it still work; building it again restores the file", short(key)),
@@ -203,12 +203,12 @@ impl Judge<'_> {
             let path = PathBuf::from("images/refs").join(format!("{recipe}.json"));
             match reference {
                 Read::Damaged(why) => {
-                    self.problem(object, format!("is damaged: {why}"), Mend::SetAside(path));
+                    self.problem(object, format!("is damaged: {why}"), Fix::SetAside(path));
                 }
                 Read::Fine(key) if !self.store.images.contains_key(key) => self.problem(
                     object,
                     format!("names image `{}`, which is missing", short(key)),
-                    Mend::Reference(recipe.clone()),
+                    Fix::Reference(recipe.clone()),
                 ),
                 _ => {}
             }
@@ -218,7 +218,7 @@ impl Judge<'_> {
                 self.problem(
                     format!("`images/{name}`"),
                     "was left by an interrupted image build",
-                    Mend::ImageWork(name.clone()),
+                    Fix::ImageWork(name.clone()),
                 );
             }
         }
@@ -226,13 +226,13 @@ impl Judge<'_> {
 
     fn env(&mut self, name: &EnvName, env: &EnvItem) {
         let object = format!("env `{name}`");
-        let clean = || Mend::CleanUp(name.to_owned());
+        let clean = || Fix::CleanUp(name.to_owned());
         let journalled = match &env.journal {
             Read::Damaged(why) if !env.busy => {
                 self.problem(
                     object.clone(),
                     format!("its journal is damaged: {why}"),
-                    Mend::Journal(name.to_owned()),
+                    Fix::Journal(name.to_owned()),
                 );
                 true
             }
@@ -264,7 +264,7 @@ impl Judge<'_> {
             Read::Damaged(why) => self.problem(
                 object,
                 format!("its record is damaged: {why}"),
-                Mend::Rebuild(name.to_owned()),
+                Fix::Rebuild(name.to_owned()),
             ),
             Read::Foreign(_) => {}
             Read::Absent => {
@@ -276,7 +276,7 @@ impl Judge<'_> {
                 // The journal may name the tree's new place, so it comes first.
                 if !journalled {
                     for message in self.store.losses(record, env) {
-                        self.problem(object.clone(), message, Mend::Forget(name.to_owned()));
+                        self.problem(object.clone(), message, Fix::Forget(name.to_owned()));
                     }
                 }
                 for message in env.lost_results.iter().filter(|_| !env.busy) {
@@ -284,7 +284,7 @@ impl Judge<'_> {
                         object: object.clone(),
                         message: message.clone(),
                         help: format!("rockenv up ... --name {name}"),
-                        mend: Mend::Nothing,
+                        fix: Fix::Nothing,
                     });
                 }
                 self.missing_image(&object, record);
@@ -292,7 +292,7 @@ impl Judge<'_> {
                     self.problem(
                         object.clone(),
                         format!("its resolved spec is damaged: {why}"),
-                        Mend::Spec(name.to_owned()),
+                        Fix::Spec(name.to_owned()),
                     );
                 }
                 let live: BTreeSet<&str> = record.trees().map(TreeId::as_str).collect();
@@ -334,7 +334,7 @@ impl Judge<'_> {
                         record.image
                     ),
                     help: format!("rockenv image build {}", record.image),
-                    mend: Mend::Nothing,
+                    fix: Fix::Nothing,
                 });
             }
         }
@@ -365,7 +365,7 @@ impl Judge<'_> {
                         .any(|known| **known == **volume)
                     {
                         let message = format!("was left by an earlier state of env `{name}`");
-                        self.problem(object, message, Mend::CleanUp(name.clone()));
+                        self.problem(object, message, Fix::CleanUp(name.clone()));
                     }
                 }
                 // It may be the last of an env that lost its record, and hours of work: only the user may delete it.

@@ -10,7 +10,7 @@ use fs_err as fs;
 use jiff::Timestamp;
 
 use super::inventory::{ASIDE, Read, is_busy, names};
-use super::{Inventory, Mend, Problem, examine};
+use super::{Fix, Inventory, Problem, examine};
 use crate::engine::docker::Service;
 use crate::plan::ids::{EnvId, EnvName, LayerId, VolumeId, VolumeName};
 use crate::plan::record::{self, Head, Origin, Record, Snapshot};
@@ -34,23 +34,23 @@ pub(crate) struct Attempt {
 /// are final.
 pub(crate) fn repair(store: &Store, services: &[Service]) -> Result<Vec<Attempt>> {
     let mut attempts: Vec<Attempt> = Vec::new();
-    let mut tried: BTreeSet<(String, Mend)> = BTreeSet::new();
+    let mut tried: BTreeSet<(String, Fix)> = BTreeSet::new();
     loop {
         let inventory = store.inventory_with(services)?;
         let mut problems = examine(&inventory).problems;
-        problems.sort_by(|a, b| a.mend.cmp(&b.mend));
+        problems.sort_by(|a, b| a.fix.cmp(&b.fix));
         let mut progress = false;
         for problem in problems {
             let known = attempts.iter().any(|one| one.problem == problem);
-            if problem.mend == Mend::Nothing || known {
+            if problem.fix == Fix::Nothing || known {
                 continue;
             }
             // One repair may fix several problems; the next examination shows whether it did.
-            let again = !tried.insert((problem.object.clone(), problem.mend.clone()));
+            let again = !tried.insert((problem.object.clone(), problem.fix.clone()));
             let done = if again {
                 Ok(None)
             } else {
-                mend(store, &inventory, &problem.mend).map_err(|error| match error.kind() {
+                fix(store, &inventory, &problem.fix).map_err(|error| match error.kind() {
                     Kind::Busy => format!("skipped: {}", error.message()),
                     _ => error.chain().join(": "),
                 })
@@ -69,22 +69,22 @@ pub(crate) fn repair(store: &Store, services: &[Service]) -> Result<Vec<Attempt>
     }
 }
 
-fn mend(store: &Store, inventory: &Inventory, mend: &Mend) -> Result<Option<String>> {
-    match mend {
-        Mend::Nothing => {}
-        Mend::Directory(name) => {
+fn fix(store: &Store, inventory: &Inventory, fix: &Fix) -> Result<Option<String>> {
+    match fix {
+        Fix::Nothing => {}
+        Fix::Directory(name) => {
             let path = store.root().join(name);
             fs::create_dir_all(&path)?;
             nix::unistd::chown(&path, Some(inventory.owner.into()), None)
                 .context(|| format!("cannot take over `{}`", path.display()))?;
             fs::set_permissions(&path, std::fs::Permissions::from_mode(MODE))?;
         }
-        Mend::SetAside(path) => {
+        Fix::SetAside(path) => {
             let _lock = store.lock("fsck")?;
             let to = set_aside(&store.root().join(path))?;
             return Ok(Some(format!("it is now `{}`", to.display())));
         }
-        Mend::Cut(id) => {
+        Fix::Cut(id) => {
             let _lock = store.lock("fsck")?;
             let id: LayerId = id.parse()?;
             if let Some(mut layer) = store.layer(&id)? {
@@ -92,15 +92,15 @@ fn mend(store: &Store, inventory: &Inventory, mend: &Mend) -> Result<Option<Stri
                 atomic::write_json(&store.layer_dir(&id).join("layer.json"), &layer)?;
             }
         }
-        Mend::Rebuild(name) => return rebuild(store, inventory, name).map(Some),
-        Mend::Journal(name) => {
+        Fix::Rebuild(name) => return rebuild(store, inventory, name).map(Some),
+        Fix::Journal(name) => {
             {
                 let _lock = lock_env_only(store, name)?;
                 set_aside(&store.env_dir(name).join("journal.jsonl"))?;
             }
             drop(store.lock_env(name, "fsck", Duration::ZERO)?);
         }
-        Mend::Spec(name) => {
+        Fix::Spec(name) => {
             let mut env = store.lock_env(name, "fsck", Duration::ZERO)?;
             // `up` writes a spec only when it has something to do.
             env.update(|record| record.complete = false)?;
@@ -110,20 +110,20 @@ fn mend(store: &Store, inventory: &Inventory, mend: &Mend) -> Result<Option<Stri
                 to.display()
             )));
         }
-        Mend::CleanUp(name) => drop(store.lock_env(name, "fsck", Duration::ZERO)?),
-        Mend::Forget(name) => return forget(store, name),
-        Mend::ImageWork(name) => image_work(store, name)?,
-        Mend::Merge(layer, directory) => {
+        Fix::CleanUp(name) => drop(store.lock_env(name, "fsck", Duration::ZERO)?),
+        Fix::Forget(name) => return forget(store, name),
+        Fix::ImageWork(name) => image_work(store, name)?,
+        Fix::Merge(layer, directory) => {
             let _held = every_env(store)?;
             store.discard(&store.root().join("layers").join(layer).join(directory))?;
         }
-        Mend::Reference(recipe) => {
+        Fix::Reference(recipe) => {
             let references = store.root().join("images/refs");
             let path = references.join(format!("{recipe}.lock"));
             let _lock = Lock::exclusive(&path, "an image", "fsck", Duration::ZERO)?;
             store.discard(&references.join(format!("{recipe}.json")))?;
         }
-        Mend::Container(socket, id) => Service::connect(socket)?.remove_container(id)?,
+        Fix::Container(socket, id) => Service::connect(socket)?.remove_container(id)?,
     }
     Ok(None)
 }
@@ -183,11 +183,11 @@ fn forget(store: &Store, name: &EnvName) -> Result<Option<String>> {
     let (Some(item), Some(record)) = (inventory.envs.get(name), env.record().cloned()) else {
         return Ok(None);
     };
-    let mended = inventory.without_losses(&record, item);
+    let repaired = inventory.without_losses(&record, item);
     let mut done = None;
     // Changes based on a missing layer cannot be shown any more, but they are the user's.
     if let Some(tree) = &record.head.tree
-        && mended.head.tree.is_none()
+        && repaired.head.tree.is_none()
         && item.trees.contains(tree.as_str())
     {
         let from = store.env_dir(name).join("trees").join(tree);
@@ -196,7 +196,7 @@ fn forget(store: &Store, name: &EnvName) -> Result<Option<String>> {
         let to = set_aside(&place)?;
         done = Some(format!("its changes since then are now `{}`", to.display()));
     }
-    env.commit(mended)?;
+    env.commit(repaired)?;
     Ok(done)
 }
 
@@ -442,7 +442,7 @@ pub(crate) fn repair_format(root: &Path, write: bool) -> Result<Option<Problem>>
         object: format!("`{}`", path.display()),
         message,
         help: super::REPAIR.to_owned(),
-        mend: Mend::Nothing,
+        fix: Fix::Nothing,
     }))
 }
 

@@ -16,10 +16,10 @@ use crate::plan::gc::policy::{self, Policy};
 use crate::profile::{self, Origin, Problem, Sources, value};
 use crate::rocm::target::Target;
 use crate::store::history::Reuse;
-use crate::sys::checked;
 use crate::sys::error::Error;
 use crate::sys::span::Place;
 use crate::sys::trust::{self, Current};
+use crate::sys::trusted_files;
 
 /// Larger than any configuration, in bytes.
 const MAX_FILE: u64 = 1 << 20;
@@ -96,7 +96,7 @@ pub(super) fn read_current(
     if fs::symlink_metadata(&path).is_err() {
         return None;
     }
-    let read = checked::read(&[current.as_directory()], &path, MAX_FILE).and_then(|file| {
+    let read = trusted_files::read(&[current.as_directory()], &path, MAX_FILE).and_then(|file| {
         file.ok_or_else(|| Error::invalid(format!("`{}` is not a regular file", path.display())))
     });
     match read {

@@ -17,8 +17,8 @@ use crate::sys::beneath;
 use crate::sys::checksum;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::tree::listing::{Content, Listing, ListingEntry, PathState, look};
-use crate::tree::write as tree;
-use crate::tree::write::{Existing, Writer};
+use crate::tree::writer as tree;
+use crate::tree::writer::{Existing, Writer};
 
 const ELSEWHERE: &str = "rockenv export ENV NEW-DIRECTORY";
 

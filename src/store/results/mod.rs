@@ -3,7 +3,7 @@
 //!
 //! Anything else in an output directory belongs to somebody else. Links are kept as text and never followed.
 
-mod left;
+mod step_results;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd as _;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 
-pub(crate) use left::{Left, LeftIn, refuse_special};
+pub(crate) use step_results::{StepResults, VolumeResults, refuse_special};
 
 use super::Store;
 use crate::plan::ids::{EnvName, LayerId};
@@ -21,7 +21,7 @@ use crate::sys::account::{self, Rights};
 use crate::sys::error::{Error, Result};
 use crate::tree::file;
 use crate::tree::listing::{Content, Listing, ListingEntry, PathState, look};
-use crate::tree::write::{Existing, Writer};
+use crate::tree::writer::{Existing, Writer};
 
 /// The results in one output volume, of several steps.
 #[derive(Clone, Debug, Default)]
@@ -76,7 +76,7 @@ pub struct Difference {
 
 /// A result that could not be restored because another file is there.
 #[derive(Debug)]
-pub struct InTheWay {
+pub struct BlockedResult {
     pub volume: String,
     /// The existing file.
     pub path: PathBuf,
@@ -98,7 +98,7 @@ struct Item {
 
 /// Everything to write to one output volume.
 #[derive(Debug)]
-struct BringingTo {
+struct VolumeRestore {
     volume: String,
     directory: PathBuf,
     items: Vec<Item>,
@@ -108,13 +108,13 @@ struct BringingTo {
 
 /// Everything to do about results that an env's output lacks.
 #[derive(Debug, Default)]
-pub struct Bringing {
-    volumes: Vec<BringingTo>,
+pub struct RestorePlan {
+    volumes: Vec<VolumeRestore>,
     /// Results that cannot be restored.
-    pub in_the_way: Vec<InTheWay>,
+    pub blocked: Vec<BlockedResult>,
 }
 
-impl Bringing {
+impl RestorePlan {
     /// Returns the layers that have the results to write.
     pub fn layers(&self) -> BTreeSet<LayerId> {
         let items = self.volumes.iter().flat_map(|volume| &volume.items);
@@ -150,9 +150,9 @@ impl Store {
             .map(|volume| (volume.name.clone(), Results::default()))
             .collect();
         for layer in self.chain(top)?.into_iter().rev() {
-            let mut left = Left::read(&self.results_dir(&layer.id))?;
+            let mut left = StepResults::read(&self.results_dir(&layer.id))?;
             for (volume, results) in &mut found {
-                let LeftIn { entries, removed } = left.take(volume);
+                let VolumeResults { entries, removed } = left.take(volume);
                 for path in &removed.0 {
                     results.listing.remove(path);
                 }
@@ -196,19 +196,19 @@ impl Store {
 
     /// Decides which results of the steps up to a layer go to the env's output. An existing file is replaced if one
     /// of `known`, layers of the same env, has it; else it is in the way.
-    pub fn results_to_bring(
+    pub fn plan_restore(
         &self,
         top: &LayerId,
         spec: &Spec,
         known: &[LayerId],
-    ) -> Result<Bringing> {
-        let mut bringing = Bringing::default();
+    ) -> Result<RestorePlan> {
+        let mut plan = RestorePlan::default();
         for (name, results) in self.results(top, spec)? {
             let Some(volume) = spec.volume(&name) else {
                 continue;
             };
             let directory = self.output_dir(&spec.name, volume);
-            let mut judge = Judge {
+            let mut comparison = VolumeComparison {
                 ours: self.ours(&name, known)?,
                 directory,
                 items: Vec::new(),
@@ -216,41 +216,41 @@ impl Store {
                 blocked: None,
             };
             for (path, entry, layer) in results.entries() {
-                judge.judge(path, entry, layer.clone())?;
+                comparison.decide(path, entry, layer.clone())?;
             }
-            for path in judge.stays {
-                bringing.in_the_way.push(InTheWay {
+            for path in comparison.stays {
+                plan.blocked.push(BlockedResult {
                     step: self.title_of(&results.layers[&path]),
                     volume: name.clone(),
                     path,
                 });
             }
-            if !judge.items.is_empty() {
-                bringing.volumes.push(BringingTo {
+            if !comparison.items.is_empty() {
+                plan.volumes.push(VolumeRestore {
                     volume: name,
-                    directory: judge.directory,
-                    items: judge.items,
+                    directory: comparison.directory,
+                    items: comparison.items,
                     listing: results.listing,
                 });
             }
         }
-        Ok(bringing)
+        Ok(plan)
     }
 
     /// Returns each layer's listing of an output volume.
     fn ours(&self, volume: &str, layers: &[LayerId]) -> Result<Vec<Listing>> {
         let mut found = Vec::new();
         for layer in layers {
-            let left = Left::read(&self.results_dir(layer))?.take(volume);
+            let left = StepResults::read(&self.results_dir(layer))?.take(volume);
             found.push(left.entries);
         }
         Ok(found)
     }
 
     /// Restores results.
-    pub fn bring_results(&self, bringing: Bringing, spec: &Spec) -> Result<()> {
-        for bringing in bringing.volumes {
-            let directory = &bringing.directory;
+    pub fn restore_results(&self, plan: RestorePlan, spec: &Spec) -> Result<()> {
+        for volume in plan.volumes {
+            let directory = &volume.directory;
             let mut writer = match account::caller() {
                 // In a user's own directory, root must not write with more rights than that user has.
                 rights @ Rights::Of(..) if !directory.starts_with(&self.root) => {
@@ -259,22 +259,22 @@ impl Store {
                 }
                 Rights::Own | Rights::Of(..) => output_writer(directory, spec)?,
             };
-            for item in &bringing.items {
+            for item in &volume.items {
                 // The parent directory keeps the time that the step gave it.
                 let above = item.path.parent().unwrap_or(Path::new(""));
-                if let Some(entry) = bringing.listing.entries.get(above)
+                if let Some(entry) = volume.listing.entries.get(above)
                     && compare(entry, directory, above, false)? == ResultState::Same
                 {
                     writer.put(above, entry, None, Existing::Refuse)?;
                 }
-                self.bring(&bringing.volume, item, &mut writer)?;
+                self.restore_result(&volume.volume, item, &mut writer)?;
             }
             writer.finish()?;
         }
         Ok(())
     }
 
-    fn bring(&self, volume: &str, item: &Item, writer: &mut Writer) -> Result<()> {
+    fn restore_result(&self, volume: &str, item: &Item, writer: &mut Writer) -> Result<()> {
         for (path, is_directory) in &item.clears {
             writer.remove(path, *is_directory)?;
         }
@@ -319,7 +319,7 @@ impl Results {
 }
 
 /// Decides about the results in one output volume, each directory before its content.
-struct Judge {
+struct VolumeComparison {
     directory: PathBuf,
     /// Listings of layers of the same env.
     ours: Vec<Listing>,
@@ -330,8 +330,8 @@ struct Judge {
     blocked: Option<PathBuf>,
 }
 
-impl Judge {
-    fn judge(&mut self, path: &Path, entry: &ListingEntry, layer: LayerId) -> Result<()> {
+impl VolumeComparison {
+    fn decide(&mut self, path: &Path, entry: &ListingEntry, layer: LayerId) -> Result<()> {
         if let Some(above) = &self.blocked
             && path.starts_with(above)
         {

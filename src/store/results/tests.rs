@@ -21,7 +21,7 @@ fn what_a_step_left_is_kept_and_nothing_else() {
             .map(|(name, of)| (name.into(), before.entries[Path::new(of)].clone()))
             .into(),
     };
-    let mut left = Left::default();
+    let mut left = StepResults::default();
     left.keep(results, "out", out, &before, &earlier).unwrap();
     left.write(results).unwrap();
     assert!(!results.exists());
@@ -34,7 +34,7 @@ fn what_a_step_left_is_kept_and_nothing_else() {
     left.keep(results, "out", out, &before, &earlier).unwrap();
     left.write(results).unwrap();
     assert_eq!(left.check(results).unwrap(), [""; 0]);
-    let left_in = Left::read(results).unwrap().take("out");
+    let left_in = StepResults::read(results).unwrap().take("out");
     let names = left_in.entries.entries.keys().map(PathBuf::as_path);
     let wanted = ["also", "empty", "link", "rewritten", "sub", "sub/new"].map(Path::new);
     assert!(names.eq(wanted), "{left_in:?}");
@@ -73,7 +73,7 @@ fn results_of_another_machine_lead_nowhere() {
     // A volume that is a link, with a listing and without one.
     symlink("/etc", results.join("out")).unwrap();
     assert!(
-        Left::read(results)
+        StepResults::read(results)
             .unwrap()
             .take("out")
             .entries
@@ -83,7 +83,7 @@ fn results_of_another_machine_lead_nowhere() {
     let listing = r#"{"volumes": {"out": {"entries": [
         {"path": "passwd", "type": "file", "size": 1, "mode": 420, "mtime": [0, 0]}]}}}"#;
     fs::write(results.join(".listing.json"), listing).unwrap();
-    let left = Left::read(results).unwrap();
+    let left = StepResults::read(results).unwrap();
     assert_eq!(left.check(results).unwrap(), ["`out` is missing"]);
     assert!(
         file::open(results, Path::new("out/passwd"))
@@ -96,12 +96,12 @@ fn results_of_another_machine_lead_nowhere() {
             listing.replace("passwd", bad),
         )
         .unwrap();
-        assert!(Left::read(results).is_err(), "{bad}");
+        assert!(StepResults::read(results).is_err(), "{bad}");
     }
     fs::remove_file(results.join(".listing.json")).unwrap();
     symlink("/etc/hostname", results.join(".listing.json")).unwrap();
     assert!(
-        Left::read(results)
+        StepResults::read(results)
             .unwrap()
             .take("out")
             .entries

@@ -10,14 +10,14 @@ use sha2::{Digest as _, Sha256};
 
 use super::Git;
 use super::checkout::Checkout;
-use super::stamp::{self, Stamp};
+use super::unchanged::{self, Stamp};
 use crate::plan::resolve::{UNTRACKED, is_untracked};
 use crate::sys::error::{Result, if_there};
 
 impl Git<'_> {
     /// Returns the fingerprint of a source: the one in the file `known`, if nothing was touched since.
     pub(crate) fn known_fingerprint(&self, directory: &Path, known: &Path) -> Result<String> {
-        match stamp::recall(known, directory) {
+        match unchanged::recall(known, directory) {
             Some(fingerprint) => Ok(fingerprint),
             None => self.fingerprint(directory),
         }
@@ -25,7 +25,7 @@ impl Git<'_> {
 
     /// Returns the current fingerprint of a source, and writes it to the file `known` if it is safe to rely on there.
     pub(crate) fn remembered_fingerprint(&self, directory: &Path, known: &Path) -> Result<String> {
-        if let Some(fingerprint) = stamp::recall(known, directory) {
+        if let Some(fingerprint) = unchanged::recall(known, directory) {
             return Ok(fingerprint);
         }
         let before = Stamp::of(directory);

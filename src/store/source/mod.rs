@@ -7,7 +7,7 @@ mod checkout;
 mod fingerprint;
 mod git;
 mod pin;
-mod stamp;
+mod unchanged;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -109,7 +109,7 @@ impl Repository {
         let mut lock = directory.clone().into_os_string();
         lock.push(".lock");
         let mut told = String::new();
-        let _lock = Lock::awaited(Path::new(&lock), "clone", &mut |waits| {
+        let _lock = Lock::exclusive_waiting(Path::new(&lock), "clone", &mut |waits| {
             if told != waits {
                 waits.clone_into(&mut told);
                 progress(&format!("source `{}` {waits}", self.name));

@@ -1,6 +1,6 @@
 //! Owns the disk usage of the store, by place: who needs it, and what is inside build trees.
 
-pub(crate) mod inside;
 pub(crate) mod places;
 pub(crate) mod report;
 pub(crate) mod service;
+pub(crate) mod subdirectories;

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 
-use super::inside;
 use super::report::{Class, FileSystem, UsageReport, UsageRow};
 use super::service::holdings;
+use super::subdirectories;
 use crate::plan::ids::{EnvName, LayerId, VolumeId};
 use crate::plan::resolve::{VolumeKind, VolumeSource};
 use crate::store::source::Repository;
@@ -58,7 +58,7 @@ pub(crate) fn count(store: &Store, only: Option<&str>, inside: Inside) -> Result
     places.frozen(own);
     places.trees();
     // Also for one env: what it shares with these is not its own.
-    places.shelves();
+    places.shared_directories();
     let extents = store.method() != Method::Overlay;
     let before = FileSystem::of(store.root())?;
     let usage = scan(
@@ -114,10 +114,11 @@ impl Places<'_> {
 
     /// Adds a directory whose content may get rows.
     fn content(&mut self, path: PathBuf, owner: u32, mut row: UsageRow) {
-        let built = matches!(row.class, Class::Build | Class::Frozen) && inside::is_therock(&path);
+        let built =
+            matches!(row.class, Class::Build | Class::Frozen) && subdirectories::is_therock(&path);
         match self.inside {
             Inside::Parts if built => {
-                for (part, directories) in inside::parts(&path) {
+                for (part, directories) in subdirectories::parts(&path) {
                     let row = UsageRow {
                         part: Some(part),
                         content: Some(part.note().to_owned()),
@@ -128,7 +129,7 @@ impl Places<'_> {
             }
             Inside::Parts => {}
             Inside::Directories(depth) => {
-                for found in inside::directories(&path, depth) {
+                for found in subdirectories::directories(&path, depth) {
                     let known = found.part.filter(|_| built && found.is_part);
                     let row = UsageRow {
                         inside: found.path.strip_prefix(&path).ok().map(Path::to_owned),
@@ -345,7 +346,7 @@ impl Places<'_> {
     }
 
     /// Everything that belongs to no env, and the rest of the store.
-    fn shelves(&mut self) {
+    fn shared_directories(&mut self) {
         let root = self.store.root().to_owned();
         for (directory, class) in [("caches", Class::Cache), ("sources", Class::Source)] {
             for name in names(&root.join(directory)) {

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::inside::BuildTreePart;
 pub(crate) use super::places::{Inside, count};
 use super::service::Held;
+use super::subdirectories::BuildTreePart;
 use crate::store::Store;
 use crate::sys::error::{Result, ResultExt as _};
 use crate::tree::Method;

@@ -31,14 +31,14 @@ pub(crate) struct Held {
 
 /// Everything at services.
 #[derive(Debug, Default)]
-pub(crate) struct Holdings {
+pub(crate) struct ServiceUsage {
     pub(crate) held: Vec<Held>,
     /// Services that do not answer, and why.
     pub(crate) problems: Vec<String>,
 }
 
 /// Asks the services of a store's envs, layers and images.
-pub(crate) fn holdings(store: &Store, envs: &[(String, Record)]) -> Result<Holdings> {
+pub(crate) fn holdings(store: &Store, envs: &[(String, Record)]) -> Result<ServiceUsage> {
     let mut layers: BTreeMap<LayerId, (Layer, BTreeSet<&str>)> = BTreeMap::new();
     for layer in store.layers()? {
         layers.insert(layer.id.clone(), (layer, BTreeSet::new()));
@@ -59,7 +59,7 @@ pub(crate) fn holdings(store: &Store, envs: &[(String, Record)]) -> Result<Holdi
     let mut sockets = store.services_of_images()?;
     sockets.extend(kept.map(|kept| kept.socket.clone()));
     sockets.extend(envs.iter().filter_map(|(_, record)| record.service.clone()));
-    let mut found = Holdings::default();
+    let mut found = ServiceUsage::default();
     for socket in sockets {
         let asked = Service::connect(&socket)
             .and_then(|service| ask(store, &service, &socket, envs, &layers));

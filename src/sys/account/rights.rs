@@ -228,7 +228,10 @@ impl Rights {
     }
 
     /// Returns the owner for files that root makes for itself in a directory: the directory's owner.
-    pub(crate) fn heir(&self, directory: BorrowedFd<'_>) -> nix::Result<Option<(u32, u32)>> {
+    pub(crate) fn owner_for_root_files(
+        &self,
+        directory: BorrowedFd<'_>,
+    ) -> nix::Result<Option<(u32, u32)>> {
         let found = nix::sys::stat::fstat(directory)?;
         let gives = matches!(self, Self::Own) && nix::unistd::geteuid().is_root();
         Ok(gives.then_some((found.st_uid, found.st_gid)))

@@ -114,6 +114,15 @@ fn extents_of(inode: u64, from: u64) -> Key {
     }
 }
 
+/// A file whose extents are asked for, in its directory, and the root that it is counted for.
+#[derive(Clone, Copy)]
+pub(super) struct Queried<'a> {
+    pub(super) directory: BorrowedFd<'a>,
+    pub(super) name: &'a CStr,
+    pub(super) stat: &'a Statx,
+    pub(super) root: u32,
+}
+
 /// Extents seen by one worker.
 #[derive(Debug)]
 pub(super) struct Extents {
@@ -146,27 +155,25 @@ impl Extents {
         Subvolume::read(directory).ok()
     }
 
-    /// Records the extents of the regular file `name` in `directory` and returns its bytes outside of them.
-    pub(super) fn ask(
+    /// Records the extents of a regular file and returns its bytes outside of them.
+    pub(super) fn query(
         &mut self,
         means: Means,
-        directory: BorrowedFd<'_>,
-        name: &CStr,
-        stat: &Statx,
-        root: u32,
+        file: Queried<'_>,
         subvolume: Option<&Subvolume>,
     ) -> Result<u64, Errno> {
+        let Queried { stat, root, .. } = file;
         let before = self.list.len();
         let all = stat.stx_blocks * 512;
         let own = if let Some(subvolume) = subvolume {
             Ok(all.saturating_sub(self.look_up(subvolume, means.space, stat, root)))
         } else if means.trees {
-            let placed = self.search(means.space, directory, stat, root);
+            let placed = self.search(means.space, file);
             placed.map(|placed| all.saturating_sub(placed))
         } else if FileType::from_raw_mode(stat.stx_mode.into()) == FileType::Symlink {
             Ok(inline(stat))
         } else {
-            self.map(means, directory, name, stat, root)
+            self.map(means, file)
         };
         if own.is_err() {
             self.list.truncate(before);
@@ -180,20 +187,15 @@ impl Extents {
     }
 
     /// Reads a file's extents from the tree of its btrfs subvolume; returns the bytes of the file in them.
-    fn search(
-        &mut self,
-        space: u32,
-        directory: BorrowedFd<'_>,
-        stat: &Statx,
-        root: u32,
-    ) -> Result<u64, Errno> {
+    fn search(&mut self, space: u32, file: Queried<'_>) -> Result<u64, Errno> {
+        let Queried { stat, root, .. } = file;
         let mut placed = 0;
         let mut next = 0;
         loop {
             let answer = &mut *self.answer;
             answer.key = extents_of(stat.stx_ino, next);
             answer
-                .run(directory, u32::MAX)
+                .run(file.directory, u32::MAX)
                 .map_err(|error| Errno::from_raw_os_error(error as i32))?;
             let mut bytes = 0;
             for item in answer.items() {
@@ -220,16 +222,10 @@ impl Extents {
     }
 
     /// Queries a file's shared extents; returns its bytes outside of them.
-    fn map(
-        &mut self,
-        means: Means,
-        directory: BorrowedFd<'_>,
-        name: &CStr,
-        stat: &Statx,
-        root: u32,
-    ) -> Result<u64, Errno> {
+    fn map(&mut self, means: Means, file: Queried<'_>) -> Result<u64, Errno> {
+        let Queried { stat, root, .. } = file;
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = openat(directory, name, flags, Mode::empty())?;
+        let file = openat(file.directory, file.name, flags, Mode::empty())?;
         let all = stat.stx_blocks * 512;
         let mut shared = 0;
         let mut squeezed = false;

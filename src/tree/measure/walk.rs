@@ -22,7 +22,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::extents::{Extents, Means, Spaces, Subvolume};
+use super::extents::{Extents, Means, Queried, Spaces, Subvolume};
 use super::links::{Link, Links};
 use super::{MeasureOptions, Root, Sums, Usage};
 use crate::tree::work_queue::Queue;
@@ -283,7 +283,7 @@ impl<'s, 'a> Worker<'s, 'a> {
 
     /// Gives the older half of the stack, which is the larger part of the tree, to idle workers.
     fn share(&mut self) {
-        if self.stack.len() > 1 && self.shared.queue.is_hungry() {
+        if self.stack.len() > 1 && self.shared.queue.has_idle_thread() {
             let half = self.stack.len() / 2;
             self.shared.queue.push(self.stack.drain(..half));
         }
@@ -388,7 +388,7 @@ impl<'s, 'a> Worker<'s, 'a> {
                 self.hand(dir, &mut names);
                 // Idle workers get one listing of a large directory at a time: otherwise a single thread would have
                 // to process a million files.
-                handing = !first && dir.below.is_empty() && self.shared.queue.is_hungry();
+                handing = !first && dir.below.is_empty() && self.shared.queue.has_idle_thread();
                 first = false;
             }
             match entries.next() {
@@ -485,7 +485,13 @@ impl<'s, 'a> Worker<'s, 'a> {
             return all;
         }
         let subvolume = dir.subvolume.as_deref();
-        match self.extents.ask(means, fd, name, stat, dir.root, subvolume) {
+        let file = Queried {
+            directory: fd,
+            name,
+            stat,
+            root: dir.root,
+        };
+        match self.extents.query(means, file, subvolume) {
             Ok(own) => own,
             Err(Errno::NOENT) => all,
             Err(_) => {

@@ -29,7 +29,6 @@ fn inventories() -> impl Strategy<Value = Inventory> {
             let id = |at: usize| format!("l{at:02}");
             let mut inventory = Inventory {
                 now: now(),
-                size: 1000 * MIB,
                 free: free * MIB,
                 used: Some(900 * MIB),
                 ..inventory()

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::rocm::therock::Prints;
+use crate::rocm::therock::ArtifactFingerprints;
 
 #[test]
 fn keys_stay_what_they_are() {
@@ -319,7 +319,7 @@ fn configured(source: &str, llvm: Option<&str>, blas: Option<&str>) -> Vec<StepK
         (fingerprints.volume.as_str(), fingerprints.path.to_str()),
         ("build", Some("therock"))
     );
-    let prints = Prints {
+    let prints = ArtifactFingerprints {
         artifacts: [
             ("amd-llvm".to_owned(), print(llvm)),
             ("blas".to_owned(), print(blas)),

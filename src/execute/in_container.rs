@@ -19,7 +19,7 @@ use crate::store::export;
 use crate::sys::checksum;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_there};
 use crate::tree::listing::{self, Content, ListingEntry, PathState, look};
-use crate::tree::write::{Existing, Writer};
+use crate::tree::writer::{Existing, Writer};
 
 /// Name of an export's manifest, in the format of `sha256sum`.
 pub(crate) const MANIFEST: &str = "SHA256SUMS";

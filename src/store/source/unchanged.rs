@@ -99,7 +99,7 @@ impl Stamp {
                 while let Some(path) = stack.pop() {
                     let looked = seen.look(root, &top, &path, listing, &mut stack);
                     seen.failed |= looked.is_none();
-                    if stack.len() > 1 && queue.is_hungry() {
+                    if stack.len() > 1 && queue.has_idle_thread() {
                         queue.push(stack.drain(..stack.len() / 2));
                     }
                 }
@@ -156,11 +156,11 @@ fn holds(records: &[u8], root: &Path) -> bool {
     let (Some(records), Some(top)) = (split(records), open(root)) else {
         return false;
     };
-    let (next, touched) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let (next, changed) = (AtomicUsize::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
         for _ in 0..threads().min(records.len().div_ceil(SHARE)) {
             scope.spawn(|| {
-                while !touched.load(Ordering::Relaxed) {
+                while !changed.load(Ordering::Relaxed) {
                     let from = next.fetch_add(SHARE, Ordering::Relaxed);
                     let share = records.iter().skip(from).take(SHARE);
                     if share.len() == 0 {
@@ -170,14 +170,14 @@ fn holds(records: &[u8], root: &Path) -> bool {
                         if Record::read(record).and_then(|record| record.holds(root, &top))
                             != Some(true)
                         {
-                            touched.store(true, Ordering::Relaxed);
+                            changed.store(true, Ordering::Relaxed);
                         }
                     }
                 }
             });
         }
     });
-    !touched.into_inner() && !records.is_empty()
+    !changed.into_inner() && !records.is_empty()
 }
 
 /// Returns the records; `None` if one is cut short.
@@ -404,7 +404,7 @@ mod tests {
         let before = git.remembered_fingerprint(source, &known).unwrap();
         assert!(known.exists());
         assert_eq!(before, git.fingerprint(source).unwrap());
-        // The cache answers: a forged answer is used as long as nothing was touched.
+        // The cache answers: a forged answer is used as long as nothing was changed.
         let real = fs::read(&known).unwrap();
         Stamp::of(source)
             .unwrap()

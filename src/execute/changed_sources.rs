@@ -31,7 +31,7 @@ impl Execution<'_, '_> {
     }
 
     /// Warns at the end which step the next `up` will run again, because its sources changed after it began.
-    pub(super) fn say_stale(&self) -> Result<()> {
+    pub(super) fn warn_stale(&self) -> Result<()> {
         for planned in &self.plan.steps {
             let Some(step) = self.spec.step(&planned.name) else {
                 continue;

@@ -1,4 +1,4 @@
-//! Owns claiming an env for an `up`: its lock, its lease on layers, and its record.
+//! Owns locking an env for an `up`: its lock, its lease on layers, and its record.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -35,8 +35,8 @@ pub(super) fn lease(
     observed: &Observed,
     plan: &Plan,
 ) -> Result<bool> {
-    // A forgotten layer is not in the store yet, so `gc` cannot remove it.
-    let known = |layer: &&LayerId| !observed.forgotten.contains(layer.as_str());
+    // An orphaned layer is not in the store yet, so `gc` cannot remove it.
+    let known = |layer: &&LayerId| !observed.orphaned.contains(layer.as_str());
     env.lease(&Lease {
         layers: plan.start.iter().filter(known).cloned().collect(),
         image: resolved.image.key.clone(),

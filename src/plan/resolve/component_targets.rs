@@ -31,7 +31,7 @@ pub(crate) struct Excluded {
 
 /// A component that does not fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Misfit {
+pub(crate) struct Incompatibility {
     pub component: String,
     /// The component that links it; `None` if it would be built for no target at all.
     pub linked_by: Option<String>,
@@ -43,16 +43,16 @@ pub(crate) struct Misfit {
 
 /// Returns what does not fit, in the order of `components`; `excluded` tells whether a project is excluded for a
 /// target.
-pub(crate) fn misfits(
+pub(crate) fn incompatibilities(
     components: &[Component],
     targets: &[Target],
     excluded: &dyn Fn(&str, &str) -> Option<Excluded>,
-) -> Vec<Misfit> {
+) -> Vec<Incompatibility> {
     let left_out = |component: &Component| {
         let of = |target: &&Target| excluded(target.name(), &component.project).is_some();
         targets.iter().filter(of).copied().collect::<BTreeSet<_>>()
     };
-    let mut misfits = Vec::new();
+    let mut incompatibilities = Vec::new();
     for component in components {
         let lacks = left_out(component);
         // A throwaway target helps only if the component is built for it.
@@ -64,14 +64,14 @@ pub(crate) fn misfits(
             let issues = missing.iter().filter_map(|target| {
                 excluded(target.name(), &component.project).and_then(|found| found.issue)
             });
-            Misfit {
+            Incompatibility {
                 component: component.name.clone(),
                 linked_by: linked_by.map(str::to_owned),
                 issues: issues.collect::<BTreeSet<_>>().into_iter().collect(),
                 missing,
             }
         };
-        let before = misfits.len();
+        let before = incompatibilities.len();
         for user in components
             .iter()
             .filter(|user| user.links.contains(&component.name))
@@ -79,14 +79,14 @@ pub(crate) fn misfits(
             // If its user is not built for these targets either, or the library is, both fit.
             let missing: Vec<Target> = lacks.difference(&left_out(user)).copied().collect();
             if !missing.is_empty() {
-                misfits.push(misfit(Some(&user.name), missing));
+                incompatibilities.push(misfit(Some(&user.name), missing));
             }
         }
-        if misfits.len() == before && lacks.len() == targets.len() {
-            misfits.push(misfit(None, lacks.into_iter().collect()));
+        if incompatibilities.len() == before && lacks.len() == targets.len() {
+            incompatibilities.push(misfit(None, lacks.into_iter().collect()));
         }
     }
-    misfits
+    incompatibilities
 }
 
 #[cfg(test)]
@@ -118,8 +118,8 @@ mod tests {
         })
     }
 
-    fn found(components: &[Component], names: &[&str]) -> Vec<Misfit> {
-        misfits(components, &targets(names), &no_rccl_on_gfx1103)
+    fn found(components: &[Component], names: &[&str]) -> Vec<Incompatibility> {
+        incompatibilities(components, &targets(names), &no_rccl_on_gfx1103)
     }
 
     #[test]
@@ -127,11 +127,11 @@ mod tests {
         let both = [component("rccl", &[]), component("torch", &["rccl"])];
         assert_eq!(found(&both, &["gfx1100", "gfx1201"]), []);
         for names in [&["gfx1103"][..], &["gfx1103", "gfx1201"]] {
-            let misfits = found(&both, names);
-            assert_eq!(misfits.len(), 1, "{names:?}");
-            assert_eq!(misfits[0].linked_by.as_deref(), Some("torch"));
-            assert_eq!(misfits[0].missing, targets(&["gfx1103"]));
-            assert_eq!(misfits[0].issues, ["https://example.org/150"]);
+            let incompatibilities = found(&both, names);
+            assert_eq!(incompatibilities.len(), 1, "{names:?}");
+            assert_eq!(incompatibilities[0].linked_by.as_deref(), Some("torch"));
+            assert_eq!(incompatibilities[0].missing, targets(&["gfx1103"]));
+            assert_eq!(incompatibilities[0].issues, ["https://example.org/150"]);
         }
     }
 
@@ -193,7 +193,7 @@ mod tests {
                 });
                 hit.then_some(Excluded { issue: None })
             };
-            let linked = |names: &[&str]| misfits(&parts, &targets(names), &excluded)
+            let linked = |names: &[&str]| incompatibilities(&parts, &targets(names), &excluded)
                 .into_iter()
                 .filter_map(|one| one.linked_by.map(|by| (one.component, by)))
                 .collect::<BTreeSet<_>>();

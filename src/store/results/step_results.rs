@@ -15,22 +15,22 @@ use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::tree::file;
 use crate::tree::listing::{Content, Listing, PathState, Paths, look};
 
-use crate::tree::write::{Existing, Writer};
+use crate::tree::writer::{Existing, Writer};
 
 /// No volume can have this name.
 const LISTING: &str = ".listing.json";
 
 /// The results of a step in its output volumes.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Left {
+pub(crate) struct StepResults {
     /// By the volume's name.
     #[serde(default)]
-    volumes: BTreeMap<String, LeftIn>,
+    volumes: BTreeMap<String, VolumeResults>,
 }
 
 /// The results of a step in one output volume.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct LeftIn {
+pub(crate) struct VolumeResults {
     /// New and changed files.
     pub entries: Listing,
     /// Results of earlier steps that it removed.
@@ -38,7 +38,7 @@ pub(crate) struct LeftIn {
     pub removed: Paths,
 }
 
-impl Left {
+impl StepResults {
     /// Reads the directory `results` of a layer.
     pub(crate) fn read(results: &Path) -> Result<Self> {
         if !results.is_dir() {
@@ -71,7 +71,7 @@ impl Left {
     }
 
     /// Returns the results in an output volume.
-    pub(crate) fn take(&mut self, volume: &str) -> LeftIn {
+    pub(crate) fn take(&mut self, volume: &str) -> VolumeResults {
         self.volumes.remove(volume).unwrap_or_default()
     }
 
@@ -90,7 +90,7 @@ impl Left {
             before.entries.contains_key(*path) && !now.entries.contains_key(*path)
         };
         let removed = earlier.entries.keys().filter(removed).cloned().collect();
-        let mut left = LeftIn {
+        let mut left = VolumeResults {
             removed: Paths(removed),
             entries: now.since(before),
         };

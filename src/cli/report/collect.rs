@@ -9,7 +9,7 @@ use fs_err as fs;
 use jiff::Timestamp;
 use serde::Deserialize;
 
-use super::{Build, Cache, Edge, EnvReport, Fact, Run, Space, StepRow, Verdict, locked};
+use super::{Build, Cache, Edge, EnvReport, EnvState, Fact, Run, Space, StepRow, locked};
 use crate::cli::du::class_word;
 use crate::execute::log::text_of;
 use crate::execute::samples_beside;
@@ -48,9 +48,9 @@ pub(crate) fn gather(store: &Store, env: &EnvName) -> Result<EnvReport> {
     let spec = store.spec(env).ok();
     let host = Host::probe()?;
     let verdict = match &record {
-        record if record.failed.is_some() => Verdict::Failed,
-        record if record.complete => Verdict::Complete,
-        _ => Verdict::Unfinished,
+        record if record.failed.is_some() => EnvState::Failed,
+        record if record.complete => EnvState::Complete,
+        _ => EnvState::Unfinished,
     };
     let mut report = EnvReport {
         schema: "rockenv/report/1",
@@ -204,17 +204,17 @@ fn shorten<T>(rows: &mut Vec<T>, size: impl Fn(&T) -> u64) {
 }
 
 fn caches(store: &Store, spec: &Spec) -> Result<Vec<Cache>> {
-    let mut shelves = store.caches()?;
+    let mut caches = store.caches()?;
     let mounted = spec
         .volumes
         .iter()
         .filter(|volume| volume.kind == VolumeKind::Cache);
     let caches = mounted.filter_map(|volume| {
-        let shelf = shelves.remove(&volume.name)?;
+        let cache = caches.remove(&volume.name)?;
         Some(Cache {
             content: store.cache_content(&volume.name),
             bytes: store.cache_bytes(&volume.name),
-            max: shelf.max,
+            max: cache.max,
             lookups: store.cache_lookups(&volume.name),
             name: volume.name.clone(),
         })

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 use serde::Serialize;
 
-use crate::rocm::therock::tree::is_top;
+use crate::rocm::therock::build_tree::is_top;
 use crate::tree::file::FoundEntry;
 use crate::tree::{self, file};
 
