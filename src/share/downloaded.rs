@@ -6,10 +6,10 @@ use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 
 use super::document::Document;
-use super::layout::Piece;
 use crate::image::BuildProgress;
 use crate::image::fetch::{ByteCounter, POLL};
 use crate::image::oci::layers::{Deletions, Layers};
+use crate::image::oci::layout_files::Piece;
 use crate::image::tar::unpack::{Devices, Limits, UnpackOptions};
 use crate::sys::error::{Error, Result, ResultExt as _};
 

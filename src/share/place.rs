@@ -4,8 +4,9 @@ use std::path::Path;
 
 use tokio::sync::Mutex;
 
-use super::layout::{Layout, LayoutDraft, Piece};
+use super::layout::{Layout, LayoutDraft};
 use crate::image::fetch::{ByteCounter, Size};
+use crate::image::oci::layout_files::Piece;
 use crate::image::oci::{Registry, RequestSubject};
 use crate::store::shared::{Blob, IncomingLayers};
 use crate::sys::error::Result;

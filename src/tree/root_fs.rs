@@ -66,10 +66,10 @@ impl Tree {
         }
     }
 
-    /// Opens a regular file, following links as [`Self::read`] does.
-    pub(crate) fn open_file(&self, path: &str) -> Result<Option<OwnedFd>> {
+    /// Opens a regular file by the rules of [`beneath`]; `None` for anything else.
+    pub(crate) fn open_file(&self, path: &str, resolve: ResolveFlag) -> Result<Option<OwnedFd>> {
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
-        let file = self.open_with(path, flags, beneath::IN_ROOT)?;
+        let file = self.open_with(path, flags, resolve)?;
         match file {
             Some(file) if regular(&fstat(&file)?).is_some() => Ok(Some(file)),
             _ => Ok(None),

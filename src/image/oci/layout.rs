@@ -1,12 +1,12 @@
 //! Owns images in files: an OCI layout, in a directory or packed into an archive, and the output of `docker save`.
 
-use std::io::{Seek as _, SeekFrom};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
+use super::layout_files::{INDEX, LayoutFiles, Part, blob};
 use super::manifest::{
     self, Configuration, Descriptor, Document, MAX_CONFIG, MAX_MANIFEST, MAX_NESTING, Manifest,
     damaged, refused,
@@ -15,12 +15,11 @@ use super::reference::{Platform, Reference, sha256};
 use crate::image::fetch::sha256_of;
 use crate::image::tar::unpack::{self, unpack};
 use crate::sys::error::{Error, Result, ResultExt as _};
-use crate::tree::root_fs::Tree;
 
 /// An image in files.
 #[derive(Debug)]
 pub(super) struct Layout {
-    tree: Tree,
+    files: LayoutFiles,
     /// Of the manifest, or of the configuration if there is none.
     pub(super) sha256: String,
     pub(super) config: Configuration,
@@ -52,8 +51,8 @@ impl Layout {
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self> {
         let is_directory = fs_err::metadata(path)?.is_dir();
-        let (tree, unpacked) = if is_directory {
-            (Tree::open(path)?, None)
+        let (files, unpacked) = if is_directory {
+            (LayoutFiles::with_links(path)?, None)
         } else {
             let directory = tempfile::Builder::new()
                 .prefix(".unpacked-")
@@ -66,13 +65,12 @@ impl Layout {
             let file = fs_err::File::open(path)?.into_file();
             unpack(file, directory.path(), &options, cancel, progress)
                 .context(|| format!("cannot unpack `{}`", path.display()))?;
-            (Tree::open(directory.path())?, Some(directory))
+            (LayoutFiles::with_links(directory.path())?, Some(directory))
         };
-        let (sha256, config, layers) = if let Some(index) = read(&tree, "index.json", MAX_MANIFEST)?
-        {
-            from_index(&tree, &index, wanted, platform)?
-        } else if let Some(list) = read(&tree, "manifest.json", MAX_MANIFEST)? {
-            from_docker(&tree, &list, wanted, platform)?
+        let (sha256, config, layers) = if let Some(index) = files.read(INDEX, MAX_MANIFEST)? {
+            from_index(&files, &index, wanted, platform)?
+        } else if let Some(list) = files.read("manifest.json", MAX_MANIFEST)? {
+            from_docker(&files, &list, wanted, platform)?
         } else {
             return Err(Error::invalid(format!(
                 "`{}` is neither an OCI layout nor what `docker save` writes",
@@ -81,7 +79,7 @@ impl Layout {
             .help("skopeo copy FROM oci:DIR, or docker save -o FILE.tar NAME"));
         };
         Ok(Self {
-            tree,
+            files,
             sha256,
             config,
             layers,
@@ -90,63 +88,23 @@ impl Layout {
     }
 
     /// Opens a layer's file, verified as far as its digest is known.
-    pub(super) fn layer(&self, layer: &LayoutLayer, cancel: &AtomicBool) -> Result<fs_err::File> {
-        let file = self.tree.open_file(&layer.path)?.ok_or_else(|| {
-            refused(format!(
-                "layer `{}` is not in it",
-                layer.path.escape_debug()
-            ))
-        })?;
-        let mut file = fs_err::File::from_parts(file.into(), &layer.path);
-        if let Some(size) = layer.size {
-            same_size(&layer.path, file.metadata()?.len(), size)?;
-        }
+    pub(super) fn layer(&self, layer: &LayoutLayer, cancel: &AtomicBool) -> Result<Part> {
+        let (mut part, _) = self.files.part(&layer.path, layer.size)?;
         if let Some(sha256) = &layer.sha256 {
-            let found = sha256_of(&mut file, cancel)?;
+            let found = sha256_of(&mut part, cancel)?;
             if found != *sha256 {
                 return Err(damaged(&format!("layer `{}`", layer.path), &found, sha256));
             }
-            file.seek(SeekFrom::Start(0))?;
+            part.rewind();
         }
-        Ok(file)
+        Ok(part)
     }
 }
 
 type Found = (String, Configuration, Vec<LayoutLayer>);
 
-fn read(tree: &Tree, path: &str, limit: u64) -> Result<Option<Vec<u8>>> {
-    tree.read(path, usize::try_from(limit).unwrap_or(usize::MAX))
-}
-
-fn blob(sha256: &str) -> String {
-    format!("blobs/sha256/{sha256}")
-}
-
-/// Reads a document by its descriptor, and verifies it.
-fn document(tree: &Tree, descriptor: &Descriptor, limit: u64) -> Result<Vec<u8>> {
-    let sha256 = descriptor.sha256()?;
-    let bytes = read(tree, &blob(sha256), limit)?
-        .ok_or_else(|| refused(format!("`{}` is not in it", blob(sha256))))?;
-    let found = hex::encode(Sha256::digest(&bytes));
-    same_size(&blob(sha256), bytes.len() as u64, descriptor.size)?;
-    match found == sha256 {
-        true => Ok(bytes),
-        false => Err(damaged(&format!("`{}`", blob(sha256)), &found, sha256)),
-    }
-}
-
-/// Refuses a file whose size differs from its descriptor.
-fn same_size(name: &str, found: u64, size: u64) -> Result<()> {
-    match found == size {
-        true => Ok(()),
-        false => Err(refused(format!(
-            "`{name}` has {found} bytes, not {size} as the image says"
-        ))),
-    }
-}
-
 fn from_index(
-    tree: &Tree,
+    files: &LayoutFiles,
     index: &[u8],
     wanted: Option<&str>,
     platform: &Platform,
@@ -161,13 +119,13 @@ fn from_index(
     several(&entries)?;
     for _ in 0..MAX_NESTING {
         let chosen = manifest::choose(&entries, platform)?;
-        let bytes = document(tree, chosen, MAX_MANIFEST)?;
+        let bytes = files.verified(chosen, MAX_MANIFEST)?;
         let parsed = Document::parse(&bytes)?;
         parsed.check_type(&chosen.media_type)?;
         match parsed {
             Document::Index(inner) => entries = inner,
             Document::Manifest(Manifest { config, layers }) => {
-                let config = document(tree, &config, MAX_CONFIG)?;
+                let config = files.verified(&config, MAX_CONFIG)?;
                 let config = Configuration::parse(&config, layers.len(), platform)?;
                 let layers = layers.iter().zip(&config.diff_ids);
                 let layers = layers.map(|(layer, diff_id)| {
@@ -253,7 +211,7 @@ fn ambiguous(names: &[&str]) -> Result<()> {
 }
 
 fn from_docker(
-    tree: &Tree,
+    files: &LayoutFiles,
     list: &[u8],
     wanted: Option<&str>,
     platform: &Platform,
@@ -287,7 +245,8 @@ fn from_docker(
     let Some(image) = saved.into_iter().next() else {
         return Err(refused("it contains no image".into()));
     };
-    let config = read(tree, &image.config, MAX_CONFIG)?
+    let config = files
+        .read(&image.config, MAX_CONFIG)?
         .ok_or_else(|| refused(format!("`{}` is not in it", image.config.escape_debug())))?;
     let found = hex::encode(Sha256::digest(&config));
     // The file is named by its digest, with or without `.json`.

@@ -10,6 +10,7 @@ pub(crate) mod layers;
 mod credentials;
 mod endpoint;
 mod layout;
+pub(crate) mod layout_files;
 mod manifest;
 mod reference;
 mod registry;

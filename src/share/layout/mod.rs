@@ -5,20 +5,13 @@ mod write;
 
 use std::path::Path;
 
-use crate::image::oci::sha256;
 use crate::sys::error::{Error, Kind, Result};
 
-pub(super) use read::{Layout, Piece};
+pub(super) use read::Layout;
 pub(super) use write::LayoutDraft;
 
-/// Marks a layout, with its version.
-const MARK: &str = "oci-layout";
 const MARK_TEXT: &[u8] = br#"{"imageLayoutVersion":"1.0.0"}"#;
-/// Lists the images of a layout.
-const INDEX: &str = "index.json";
 const INDEX_TYPE: &str = "application/vnd.oci.image.index.v1+json";
-/// Directory of everything else, by digest.
-const BLOBS: &str = "blobs/sha256";
 /// Keys of an image's names in an index: its tag, and the name to load it under.
 const TAG: &str = "org.opencontainers.image.ref.name";
 const NAME: &str = "io.containerd.image.name";
@@ -62,20 +55,6 @@ impl Form {
     }
 }
 
-/// Returns the path of the bytes with this SHA-256.
-fn blob(sha256: &str) -> String {
-    format!("{BLOBS}/{sha256}")
-}
-
-/// Returns whether a file belongs in a layout.
-fn is_part(name: &str) -> bool {
-    let is_digest = |digits: &str| sha256(&format!("sha256:{digits}")) == Some(digits);
-    match name.strip_prefix(BLOBS) {
-        Some(rest) => rest.strip_prefix('/').is_some_and(is_digest),
-        None => name == MARK || name == INDEX,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -102,29 +81,6 @@ mod tests {
         ] {
             let error = form(name).unwrap_err();
             assert_eq!((error.kind(), error.help_text()), (Kind::Usage, Some(help)));
-        }
-    }
-
-    #[test]
-    fn only_a_layouts_own_files_are_parts_of_it() {
-        let digits = "0123456789abcdef".repeat(4);
-        for part in [MARK, INDEX, &blob(&digits)] {
-            assert!(is_part(part), "{part}");
-        }
-        for other in [
-            "",
-            "manifest.json",
-            "oci-layout/x",
-            "blobs/sha256",
-            "blobs/sha256/",
-            "blobs/sha256/../../index.json",
-            "blobs/sha512/00",
-            &format!("/{}", blob(&digits)),
-            &format!("{}/x", blob(&digits)),
-            &blob(&digits[1..]),
-            &blob(&digits.to_uppercase()),
-        ] {
-            assert!(!is_part(other), "{other}");
         }
     }
 }

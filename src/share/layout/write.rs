@@ -22,7 +22,8 @@ use tar::{EntryType, Header};
 use tokio::sync::mpsc::Receiver;
 
 use super::super::document::MANIFEST;
-use super::{BLOBS, Form, INDEX, INDEX_TYPE, MARK, MARK_TEXT, NAME, TAG, blob};
+use super::{Form, INDEX_TYPE, MARK_TEXT, NAME, TAG};
+use crate::image::oci::layout_files::{BLOBS, INDEX, MARK, blob};
 use crate::sys::account::{self, Rights};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
@@ -86,7 +87,7 @@ impl LayoutDraft {
             }
             other => other.map_err(|errno| rights.refused(parent, errno))?,
         };
-        let owner = rights.heir(parent.as_fd())?;
+        let owner = rights.owner_for_root_files(parent.as_fd())?;
         if rights.exists(parent.as_fd(), name) {
             return Err(in_the_way(&place));
         }

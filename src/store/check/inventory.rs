@@ -165,7 +165,8 @@ impl Store {
             let directory = root.join("envs").join(&name);
             let Ok(name) = EnvName::try_from(name) else {
                 if directory.join("record.json").exists() {
-                    let why = "no env has such a name; if you renamed it, rename it back".to_owned();
+                    let why =
+                        "no env has such a name; if you renamed it, rename it back".to_owned();
                     inventory.foreign.push((directory, why));
                 }
                 continue;

@@ -115,18 +115,17 @@ fn documents_that_are_not_what_they_should_be_are_refused() {
         &|m| m["layers"][0]["size"] = json!(-1),
         "is invalid",
     );
-    for (name, size) in [("smaller", 1), ("larger", 1 << 30)] {
+    for (name, size, config_says) in [
+        ("smaller", 1, "as the image says"),
+        ("larger", 1 << 30, "limit"),
+    ] {
         refused(
             name,
             &|m| m["layers"][0]["size"] = json!(size),
             "as the image says",
         );
         let config = format!("{name} config");
-        refused(
-            &config,
-            &|m| m["config"]["size"] = json!(size),
-            "as the image says",
-        );
+        refused(&config, &|m| m["config"]["size"] = json!(size), config_says);
     }
 }
 
