@@ -1,0 +1,258 @@
+#!/usr/bin/env -S python3 -B
+"""Simulates a farm: 200 environments, 20 machines of different size, one registry. Prints the tables of docs/explanation/farm.md.
+
+    tests/bench/farm.py ROWS.jsonl LAYERS.json
+
+ROWS.jsonl is what `rockenv up --metrics` wrote when it built rocm-library, llama-cpp and hip-smoke for one target: the processor time,
+wall time and memory of each step. LAYERS.json is {profile: {step: bytes}}, the compressed layers as `push` sent them. The keys, and with them what
+environments share, come from `rockenv plan` for each of the 200, with ROCKENV=PROGRAM. Nothing is built.
+
+A step takes its serial part and its parallel part divided by the machine's cores (both from the recording). A layer travels at the
+slower of the machine's link and its share of the registry's.
+"""
+
+import argparse
+import heapq
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROCKENV = os.environ.get("ROCKENV", "rockenv")
+ENVS = 200
+# Cores and GiB of memory: desktops, workstations and two servers.
+MACHINES = [(4, 16)] * 6 + [(8, 32)] * 6 + [(16, 64)] * 4 + [(32, 128)] * 2 + [(64, 256)] * 2
+REGISTRY = 10e9 / 8  # bytes a second, for all machines together
+LINK = 1e9 / 8  # for one machine
+REQUEST = 0.02  # seconds
+BUILD_TYPES = ["Release", "RelWithDebInfo", "Debug"]
+REVS = ["1652066e0af45f2313b339670ef9555e8a54e545", "0" * 39 + "1", "0" * 39 + "2"]
+
+
+@dataclass(frozen=True)
+class Step:
+    name: str
+    key: str
+    serial: float
+    parallel: float
+    memory: int
+    size: int
+
+    def seconds(self, cores):
+        return self.serial + self.parallel / cores
+
+
+@dataclass
+class Env:
+    profile: str
+    target: str
+    steps: list = field(default_factory=list)
+
+    def work(self):
+        return sum(step.serial + step.parallel for step in self.steps)
+
+
+def recorded(rows, layers):
+    """{(profile, step): (serial, parallel, memory, bytes)}: what was measured with `jobs` at once, as two parts (Amdahl)."""
+    steps = {}
+    for row in map(json.loads, rows.read_text().splitlines()):
+        if row["outcome"] != "done":
+            continue
+        wall, cpu, jobs = row["wall_ms"] / 1000, (row["cpu_ms"] or 0) / 1000, row["jobs"] or 1
+        # wall = serial + parallel / jobs, and serial + parallel is the processor time, or all of the wall time where it waited.
+        total = max(wall, cpu)
+        parallel = (total - wall) / (1 - 1 / jobs) if jobs > 1 else 0
+        steps[row["profile"], row["step"]] = (max(total - parallel, 0), min(parallel, total), row["peak_memory"] or 0,
+                                              layers.get(row["profile"], {}).get(row["step"], 0))
+    return steps
+
+
+def planned(arguments, home):
+    command = [ROCKENV, "--home", home, "plan", *arguments, "--json", "--gpu", "none"]
+    done = subprocess.run(command, text=True, capture_output=True)
+    if done.returncode:
+        sys.exit(f"{command}: {done.stderr}")
+    return [(step["name"], step["key"]) for step in json.loads(done.stdout)["plan"]["steps"] if step["action"] != "skip"]
+
+
+def envs(steps):
+    """200 environments: every target with the profiles' variants, as `plan` gives their keys."""
+    targets = [line.split()[0] for line in subprocess.run([ROCKENV, "target", "ls"], text=True, check=True, capture_output=True)
+               .stdout.splitlines()[1:]]
+    asked = [("rocm-library", target, ["-p", f"build-type={kind}"]) for kind in BUILD_TYPES for target in targets]
+    asked += [("llama-cpp", target, ["-p", f"rev={rev}"]) for rev in REVS for target in targets]
+    asked += [("hip-smoke", target, []) for target in targets]
+    asked = asked[:ENVS]
+    if len(asked) < ENVS:
+        sys.exit(f"{len(asked)} environments: {ENVS} are wanted")
+    with tempfile.TemporaryDirectory() as home, ThreadPoolExecutor(2) as pool:
+        plans = pool.map(lambda env: planned([env[0], "--target", env[1], *env[2]], f"{home}/store"), asked)
+        found = []
+        for (profile, target, _), plan in zip(asked, plans, strict=True):
+            found.append(Env(profile, target, [Step(name, key, *steps.get((profile, name), (0, 0, 0, 0))) for name, key in plan]))
+    return found
+
+
+# --- the farm
+
+@dataclass
+class Result:
+    makespan: float = 0
+    busy: float = 0
+    built: int = 0
+    again: int = 0
+    up: int = 0
+    down: int = 0
+    requests: int = 0
+    peak: int = 0
+
+
+class Farm:
+    """Machines that take jobs in order as they become free, and a registry whose bandwidth the transfers of a moment share."""
+
+    def __init__(self, registry, present=()):
+        self.registry, self.present, self.result = registry, set(present), Result()
+        self.now, self.events, self.count = 0.0, [], 0
+        self.idle = sorted(MACHINES, reverse=True)
+        self.transfers, self.ever = 0, set(present)
+
+    def after(self, seconds, action):
+        self.count += 1
+        heapq.heappush(self.events, (self.now + seconds, self.count, action))
+
+    def run(self, jobs):
+        """Jobs are (environment, how many of its steps, jobs that must be over first)."""
+        self.waiting, self.over = list(enumerate(jobs)), set()
+        self.start()
+        while self.events:
+            self.now, _, action = heapq.heappop(self.events)
+            next_event = next(action, None)
+            if next_event is not None:
+                self.after(next_event, action)
+            self.start()
+        self.result.makespan = self.now
+        return self.result
+
+    def start(self):
+        for entry in list(self.waiting):
+            number, (env, until, needs) = entry
+            if not self.idle:
+                return
+            if needs <= self.over:
+                memory = max(step.memory for step in env.steps)
+                machine = next((machine for machine in self.idle if machine[1] * 2**30 >= memory), None)
+                if machine:
+                    self.idle.remove(machine)
+                    self.waiting.remove(entry)
+                    self.after(0, self.job(number, machine, env, until))
+
+    def job(self, number, machine, env, until):
+        """What a machine does for one job; each value is for how long."""
+        began, steps = self.now, env.steps[:until]
+        there = 0
+        if self.registry:
+            there = max((at + 1 for at, step in enumerate(steps) if step.key in self.present), default=0)
+            self.result.requests += len(steps) - there + 1 + 2 * there
+            yield REQUEST * (len(steps) - there + 1)
+            yield from self.transfer(sum(step.size for step in steps[:there]), "down")
+        for step in steps[there:]:
+            yield step.seconds(machine[0])
+            self.result.built += 1
+            self.result.again += step.key in self.ever
+            self.ever.add(step.key)
+            if self.registry:
+                self.result.requests += 4
+                yield from self.transfer(step.size, "up")
+                self.present.add(step.key)
+        self.result.busy += (self.now - began) * machine[0]
+        self.idle = sorted([*self.idle, machine], reverse=True)
+        self.over.add(number)
+
+    def transfer(self, size, way):
+        if not size:
+            return
+        setattr(self.result, way, getattr(self.result, way) + size)
+        self.transfers += 1
+        self.result.peak = max(self.result.peak, self.transfers)
+        # The share is that of the moment it begins.
+        yield size / min(LINK, REGISTRY / self.transfers)
+        self.transfers -= 1
+
+
+def shared(found):
+    """The steps at the beginning that all environments of a profile have in common, as `matrix` finds them."""
+    groups = defaultdict(list)
+    for number, env in enumerate(found):
+        groups[env.profile].append(number)
+    for members in groups.values():
+        count = 0
+        for keys in zip(*([step.key for step in found[number].steps] for number in members)):
+            if len(set(keys)) > 1:
+                break
+            count += 1
+        yield members, count
+
+
+def as_written(found, order=None):
+    """The jobs that `matrix slurm` writes: for each profile one that builds what is common, then one for each environment."""
+    jobs, numbers = [], []
+    for members, count in shared(found):
+        needs = set()
+        if count and len(members) > 1:
+            jobs.append((found[members[0]], count, set()))
+            needs = {len(jobs) - 1}
+        numbers += [(number, needs) for number in members]
+    numbers.sort(key=lambda entry: order(found[entry[0]]) if order else 0)
+    return jobs + [(found[number], len(found[number].steps), needs) for number, needs in numbers]
+
+
+def bound(found):
+    """No farm is faster: all distinct work spread evenly over all cores, and the longest environment on the largest machine."""
+    distinct = {step.key: step for env in found for step in env.steps}
+    even = sum(step.serial + step.parallel for step in distinct.values()) / sum(cores for cores, _ in MACHINES)
+    return max(even, max(sum(step.seconds(MACHINES[-1][0]) for step in env.steps) for env in found))
+
+
+def minutes(seconds):
+    return f"{seconds / 60:.1f}"
+
+
+def line(what, result, least):
+    print(f"| {what} | {minutes(result.makespan)} | {result.makespan / least:.2f} | {result.built} | {result.again} | "
+          f"{result.up / 1e9:.1f} | {result.down / 1e9:.1f} | {result.requests} | {result.peak} |")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", type=Path)
+    parser.add_argument("layers", type=Path)
+    options = parser.parse_args()
+    steps = recorded(options.rows, json.loads(options.layers.read_text()))
+    found = envs(steps)
+    keys = {step.key for env in found for step in env.steps}
+    least = bound(found)
+    longest = lambda env: -env.work()
+    print(f"{len(found)} environments, {sum(len(env.steps) for env in found)} steps with {len(keys)} keys, "
+          f"{sum(env.work() for env in found) / 3600:.1f} core hours; lower bound {minutes(least)} min\n")
+    head = "| | minutes | of the bound | steps built | built again | GB pushed | GB pulled | requests | transfers at once |\n" + "| --- |" + " ---: |" * 8
+    print(head)
+    alone = [(env, len(env.steps), set()) for env in found]
+    line("no registry: each environment builds everything", Farm(False).run(alone), least)
+    line("registry, no shared job: environments race", Farm(True).run(alone), least)
+    line("as `matrix slurm` writes it", Farm(True).run(as_written(found)), least)
+    line("the same, longest environments first", Farm(True).run(as_written(found, longest)), least)
+    print("\nThe next day, nothing changed, and a part of the keys is missing in the registry:\n\n" + head)
+    for missing in [0, 0.01, 0.05, 0.2, 1]:
+        draw = random.Random(1)
+        present = {key for key in sorted(keys) if draw.random() >= missing}
+        line(f"{missing:.0%} missing", Farm(True, present).run(as_written(found)), least)
+
+
+if __name__ == "__main__":
+    main()
