@@ -107,7 +107,11 @@ fn keep_close(error: &mut clap::Error) {
             ContextKind::SuggestedSubcommand,
             ContextValue::Strings(vec![close]),
         ),
-        None => error.remove(ContextKind::SuggestedSubcommand),
+        None => {
+            // Their empty list of tips would be an empty line.
+            error.remove(ContextKind::Suggested);
+            error.remove(ContextKind::SuggestedSubcommand)
+        }
     };
 }
 

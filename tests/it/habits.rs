@@ -124,7 +124,6 @@ fn words_of_other_tools_name_the_command() {
     $ rockenv frobnicate
     error: unrecognized subcommand 'frobnicate'
 
-
     Usage: rockenv [OPTIONS] <COMMAND>
 
     For more information, try '--help'.

@@ -36,8 +36,8 @@ fn check_names_every_mistake_with_its_place() {
        ·                  ╰── here
        ╰────
       help: write `$${nothing}` for a shell's own, or add `nothing` to [params]
-    error: no profile nope.toml
-    help: `rockenv profile ls` shows those that have a name
+    error: no profile file `nope.toml`
+    help: `rockenv profile ls` lists the profiles that have names
     exit code 3
     "#);
     let json =
