@@ -3,12 +3,12 @@
 
     tests/bench/farm.py ROWS.jsonl LAYERS.json
 
-ROWS.jsonl is what `rockenv up --metrics` wrote when it built rocm-library, llama-cpp and hip-smoke for one target: the processor time,
-wall time and memory of each step. LAYERS.json is {profile: {step: bytes}}, the compressed layers as `push` sent them. The keys, and with them what
+ROWS.jsonl is what `rockenv up --metrics` wrote when it built rocm-library, llama-cpp and hip-smoke for one target: the processor time
+and memory of each step. LAYERS.json is {profile: {step: bytes}}, the compressed layers as `push` sent them. The keys, and with them what
 environments share, come from `rockenv plan` for each of the 200, with ROCKENV=PROGRAM. Nothing is built.
 
-A step takes its serial part and its parallel part divided by the machine's cores (both from the recording). A layer travels at the
-slower of the machine's link and its share of the registry's.
+A step takes its processor time, divided by the machine's cores if it is a step of PARALLEL. A layer travels at the slower of the
+machine's link and its share of the registry's.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 ROCKENV = os.environ.get("ROCKENV", "rockenv")
@@ -31,8 +31,10 @@ MACHINES = [(4, 16)] * 6 + [(8, 32)] * 6 + [(16, 64)] * 4 + [(32, 128)] * 2 + [(
 REGISTRY = 10e9 / 8  # bytes a second, for all machines together
 LINK = 1e9 / 8  # for one machine
 REQUEST = 0.02  # seconds
+# What runs as many jobs as there are cores.
+PARALLEL = ["build", "wheel"]
 BUILD_TYPES = ["Release", "RelWithDebInfo", "Debug"]
-REVS = ["1652066e0af45f2313b339670ef9555e8a54e545", "0" * 39 + "1", "0" * 39 + "2"]
+REVS = ["1652066e0af45f2313b339670ef9555e8a54e545", *("0" * 39 + digit for digit in "123")]
 
 
 @dataclass(frozen=True)
@@ -50,26 +52,22 @@ class Step:
 
 @dataclass
 class Env:
-    profile: str
-    target: str
-    steps: list = field(default_factory=list)
+    # Those of one call of `matrix`: a profile with its parameters.
+    call: tuple
+    steps: list
 
     def work(self):
         return sum(step.serial + step.parallel for step in self.steps)
 
 
 def recorded(rows, layers):
-    """{(profile, step): (serial, parallel, memory, bytes)}: what was measured with `jobs` at once, as two parts (Amdahl)."""
+    """{(profile, step): (serial, parallel, memory, bytes)}."""
     steps = {}
     for row in map(json.loads, rows.read_text().splitlines()):
-        if row["outcome"] != "done":
-            continue
-        wall, cpu, jobs = row["wall_ms"] / 1000, (row["cpu_ms"] or 0) / 1000, row["jobs"] or 1
-        # wall = serial + parallel / jobs, and serial + parallel is the processor time, or all of the wall time where it waited.
-        total = max(wall, cpu)
-        parallel = (total - wall) / (1 - 1 / jobs) if jobs > 1 else 0
-        steps[row["profile"], row["step"]] = (max(total - parallel, 0), min(parallel, total), row["peak_memory"] or 0,
-                                              layers.get(row["profile"], {}).get(row["step"], 0))
+        if row["outcome"] == "done":
+            name, work = (row["profile"], row["step"]), row["cpu_ms"] / 1000
+            parallel = work * (name[1] in PARALLEL)
+            steps[name] = (work - parallel, parallel, row["peak_memory"], layers.get(name[0], {}).get(name[1], 0))
     return steps
 
 
@@ -94,8 +92,9 @@ def envs(steps):
     with tempfile.TemporaryDirectory() as home, ThreadPoolExecutor(2) as pool:
         plans = pool.map(lambda env: planned([env[0], "--target", env[1], *env[2]], f"{home}/store"), asked)
         found = []
-        for (profile, target, _), plan in zip(asked, plans, strict=True):
-            found.append(Env(profile, target, [Step(name, key, *steps.get((profile, name), (0, 0, 0, 0))) for name, key in plan]))
+        for (profile, _, params), plan in zip(asked, plans, strict=True):
+            known = [Step(name, key, *steps.get((profile, name), (0, 0, 0, 0))) for name, key in plan]
+            found.append(Env((profile, *params), known))
     return found
 
 
@@ -186,11 +185,11 @@ class Farm:
 
 
 def shared(found):
-    """The steps at the beginning that all environments of a profile have in common, as `matrix` finds them."""
-    groups = defaultdict(list)
+    """The steps at the beginning that all environments of a call have in common, as `matrix` finds them."""
+    calls = defaultdict(list)
     for number, env in enumerate(found):
-        groups[env.profile].append(number)
-    for members in groups.values():
+        calls[env.call].append(number)
+    for members in calls.values():
         count = 0
         for keys in zip(*([step.key for step in found[number].steps] for number in members)):
             if len(set(keys)) > 1:
@@ -200,7 +199,7 @@ def shared(found):
 
 
 def as_written(found, order=None):
-    """The jobs that `matrix slurm` writes: for each profile one that builds what is common, then one for each environment."""
+    """The jobs that `matrix slurm` writes: for each call one that builds what is common, then one for each environment."""
     jobs, numbers = [], []
     for members, count in shared(found):
         needs = set()
