@@ -24,6 +24,8 @@ use crate::ui::event::Stream;
 
 /// How long a step may take to end after being asked to.
 const GRACE: Duration = Duration::from_secs(5);
+/// What a command has to start in a container, beside its timeout, which counts from then on.
+const START: Duration = Duration::from_secs(120);
 /// How often buffered log lines are flushed, whether or not the step writes.
 const FLUSH: Duration = Duration::from_millis(250);
 
@@ -100,7 +102,7 @@ pub(crate) fn supervise(
             (Stream::Stderr, Some(reader(stderr))),
         ],
         buffer: vec![0u8; 64 << 10],
-        deadline: step.timeout.map(|timeout| Instant::now() + timeout),
+        deadline: step.timeout.map(|timeout| Instant::now() + START + timeout),
         stopping: None,
         ready: false,
         step,
@@ -233,7 +235,12 @@ impl Supervision<'_, '_> {
     fn hear_command(&mut self) -> Result<Option<Ending>> {
         let stopped = self.stopping.map(|(ending, _)| ending);
         Ok(match self.client.hear()?.map(|(reply, _)| reply) {
-            Some(Reply::Started | Reply::Signalled) => None,
+            Some(Reply::Started) => {
+                let timeout = self.step.timeout;
+                self.deadline = timeout.map(|timeout| Instant::now() + timeout);
+                None
+            }
+            Some(Reply::Signalled) => None,
             Some(Reply::NotStarted { code, message }) => {
                 self.step.keep(Stream::Stderr, message.as_bytes())?;
                 Some(Ending::Exited { code, signal: None })

@@ -251,8 +251,10 @@ fn read(dirs: &[Directory], path: &Path) -> Result<(PathBuf, String)> {
     let about = || format!("cannot read the profile {}", path.display());
     match fs_err::metadata(path) {
         Err(error) if catalog::is_absent(&error) => {
-            return Err(Error::not_found(format!("no profile file `{}`", path.display()))
-                .help("`rockenv profile ls` lists the profiles that have names"));
+            return Err(
+                Error::not_found(format!("no profile file `{}`", path.display()))
+                    .help("`rockenv profile ls` lists the profiles that have names"),
+            );
         }
         other => other.context(about)?,
     };

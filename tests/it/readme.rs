@@ -169,6 +169,11 @@ fn refused(line: &str, named: bool) -> Option<String> {
     if words.first()? != "rockenv" {
         return None;
     }
+    // A name is in small letters, and what stands for one, such as ENV, is not.
+    let is_placeholder = |word: &&mut String| word.bytes().all(|byte| byte.is_ascii_uppercase());
+    for word in words.iter_mut().filter(is_placeholder) {
+        word.make_ascii_lowercase();
+    }
     match Cli::try_parse_from(&words) {
         Err(error) if named && error.kind() == ErrorKind::MissingRequiredArgument => None,
         Err(error) if named && error.kind() == ErrorKind::MissingSubcommand => None,
