@@ -40,6 +40,7 @@ pub mod testing {
     pub use crate::cli::testing::{READERS, Reader, fuzz};
     pub use crate::engine::cgroup::Hierarchies;
     pub use crate::engine::docker::{Flavour, Service};
+    pub use crate::image::oci::Notice;
     pub use crate::image::tar::unpack;
     pub use crate::image::{BuildContext, BuildProgress, Built, Logins, Recipe, build, catalog};
     pub use crate::matrix::jobs::Runners;

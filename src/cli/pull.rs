@@ -1,5 +1,7 @@
 //! Owns `pull`: fetches snapshots from a registry, by their name there, or the missing ones of an env.
 
+use std::path::{Path, PathBuf};
+
 use clap::Args;
 
 use crate::engine::docker::Service;
@@ -27,6 +29,10 @@ pub struct PullArgs {
     /// Also take snapshots that were built on files from an earlier build [default: `reuse` in the configuration]
     #[arg(long)]
     allow_incremental: bool,
+    /// Refuse snapshots that are not signed with this public key, as `cosign generate-key-pair` makes it [default:
+    /// `verify-key` in the configuration]
+    #[arg(long, value_name = "KEY")]
+    verify: Option<PathBuf>,
 }
 
 pub(crate) fn pull(cx: &Context, args: &PullArgs) -> Result<()> {
@@ -44,6 +50,7 @@ pub(crate) fn pull(cx: &Context, args: &PullArgs) -> Result<()> {
     let asking = Asking {
         task: Task::new(cx, &signals, &reporter),
         reuse: cx.config.reuse.or_asked(args.allow_incremental),
+        verify: args.verify.as_deref(),
     };
     let pulled = match by_name {
         true => {
@@ -62,11 +69,17 @@ pub(crate) fn pull(cx: &Context, args: &PullArgs) -> Result<()> {
 struct Asking<'a> {
     task: Task<'a>,
     reuse: Reuse,
+    /// The key that must have signed it, in place of the configured one.
+    verify: Option<&'a Path>,
 }
 
 impl Asking<'_> {
+    fn repository(&self, named: Option<&str>) -> Result<Repository> {
+        registry::repository(self.task.cx, named, self.verify)
+    }
+
     fn by_name(&self, store: &Store, text: &str, service: Option<&Service>) -> Result<Pulled> {
-        let repository = Repository::parse(text)?;
+        let repository = self.repository(Some(text))?;
         let name = repository.names_one().ok_or_else(|| {
             Error::usage(format!("`{text}` does not name a snapshot"))
                 .help(format!("rockenv pull {text}:TAG"))
@@ -85,7 +98,7 @@ impl Asking<'_> {
 
     /// Pulls the snapshot of the env's last step that the registry has.
     fn of_env(&self, store: &Store, env: &EnvName) -> Result<Pulled> {
-        let repository = registry::repository(self.task.cx, None)?;
+        let repository = self.repository(None)?;
         let record = store.known(env).map_err(|error| {
             let help = format!("rockenv up {env} --pull, or rockenv pull {repository}:TAG");
             Error::new(error.kind(), error.message()).help(help)

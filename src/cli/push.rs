@@ -1,5 +1,7 @@
 //! Owns `push`: sends an env's shareable snapshots to a registry.
 
+use std::path::PathBuf;
+
 use clap::Args;
 
 use crate::plan::ids::EnvName;
@@ -26,11 +28,16 @@ pub struct PushArgs {
     /// Also push snapshots that were built on files from an earlier build [default: `reuse` in the configuration]
     #[arg(long)]
     allow_incremental: bool,
+    /// Sign the snapshots with this private key, as `cosign generate-key-pair` makes it; its password is in
+    /// COSIGN_PASSWORD [default: `sign-key` in the configuration]
+    #[arg(long, value_name = "KEY")]
+    sign: Option<PathBuf>,
 }
 
 pub(crate) fn push(cx: &Context, args: &PushArgs) -> Result<()> {
     cx.host_as_root("pushing snapshots")?;
-    let repository = registry::repository(cx, args.reference.as_deref())?;
+    let (named, key) = (args.reference.as_deref(), args.sign.as_deref());
+    let repository = registry::repository_to_push(cx, named, key)?;
     let store = cx.existing_store()?;
     let signals = Signals::take()?;
     let reporter = cx.ui.reporter(Format::Human);

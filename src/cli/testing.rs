@@ -153,6 +153,7 @@ fn build(scratch: &Path, recipe: &str) -> Result<()> {
         blobs: &scratch.join("blobs"),
         mirrors: &BTreeMap::new(),
         logins: &Logins::default(),
+        notice: image::oci::Notice::default(),
         env: &BTreeMap::new(),
         source_date: None,
         cancel: &AtomicBool::new(false),

@@ -67,6 +67,8 @@ pub struct BuildContext<'a> {
     /// `ubuntu-signed-by`, `arch-signatures`; and registries' mirrors by host.
     pub mirrors: &'a BTreeMap<String, String>,
     pub logins: &'a Logins,
+    /// Gets what the user has to wait for.
+    pub notice: oci::Notice,
     /// Further environment variables for the tools: the proxy variables.
     pub env: &'a BTreeMap<String, String>,
     /// Timestamp for files made by the build; default: the snapshot's, else last midnight (UTC).

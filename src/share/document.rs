@@ -20,7 +20,7 @@ use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
 pub(super) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
-const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+pub(super) const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
 const VOLUME: &str = "application/vnd.rockenv.volume.v1.tar+zstd";
 /// Annotation of a layer: its uncompressed size, in bytes.

@@ -7,21 +7,27 @@
 mod document;
 mod downloaded;
 mod import_layers;
+mod key_file;
 mod layout;
 mod place;
+mod prune;
 mod pull;
 mod push;
 mod service_image;
 mod shareable;
+mod signature;
 mod upload;
 
 pub(crate) use crate::share::import_layers::Import;
 pub(crate) use crate::share::service_image::ServiceImage;
+pub(crate) use key_file::{SigningKey, VerifyingKey};
+pub(crate) use prune::{Keep, PrunePlan, remove, survey};
 pub(crate) use pull::examine;
 pub(crate) use pull::{Pulled, SnapshotRef, available, image, import, pull};
 pub(crate) use push::{Pushed, export, push};
 pub(crate) use shareable::Shareable;
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use crate::image::fetch::{self, ByteCounter};
@@ -33,13 +39,21 @@ use crate::sys::error::{Error, Kind, Result};
 #[derive(Clone, Debug)]
 pub(crate) struct Repository {
     reference: Reference,
+    /// Signs what is pushed.
+    pub(crate) signs: Option<Arc<SigningKey>>,
+    /// Must have signed what is pulled.
+    pub(crate) verifies: Option<Arc<VerifyingKey>>,
 }
 
 impl Repository {
     /// Parses `host/name`, `host/name:tag` or `host/name@digest`.
     pub(crate) fn parse(text: &str) -> Result<Self> {
         match Reference::parse(text) {
-            Ok(reference) => Ok(Self { reference }),
+            Ok(reference) => Ok(Self {
+                reference,
+                signs: None,
+                verifies: None,
+            }),
             // The help text for that is about image recipes.
             Err((message, _)) => Err(Error::new(Kind::Usage, message)
                 .help("registry.example.org/name, or registry.example.org/name:tag")),
@@ -68,6 +82,7 @@ impl Repository {
         let mut access = Access {
             mirrors: means.mirrors,
             logins: means.logins,
+            notice: means.notice.clone(),
             cancel: means.cancel,
             tick,
         };

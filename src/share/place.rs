@@ -25,6 +25,11 @@ impl Destination<'_> {
             Self::Layout(draft) => Ok(draft.lock().await.has(sha256)),
         }
     }
+
+    /// Returns whether a layer's digest must be known before it is sent.
+    pub(super) fn wants_digests(&self) -> bool {
+        matches!(self, Self::Registry(registry) if registry.wants_digests())
+    }
 }
 
 /// Where snapshots come from.

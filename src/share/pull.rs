@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::document::{Document, MAX_CONFIG, Manifest};
 use super::layout::Layout;
 use super::place::SnapshotSource;
-use super::{RECIPE, Repository, recipe_tag, watched};
+use super::{RECIPE, Repository, VerifyingKey, recipe_tag, signature, watched};
 use crate::image::fetch::ByteCounter;
 use crate::image::oci::{Operation, Registry, RequestSubject, sha256};
 use crate::plan::ids::StepKey;
@@ -128,9 +128,10 @@ pub(crate) fn image(
 ) -> Result<Option<Image>> {
     let (tag, aside) = (wanted.tag(), tempfile::tempdir()?);
     let registry = repository.open(Operation::Pull, means)?;
+    let verifies = repository.verifies.as_deref();
     let counter = ByteCounter::default();
     let document = watched(means.cancel, &counter, means.progress, async || {
-        find(&registry, &tag, aside.path()).await
+        find(&registry, &tag, aside.path(), verifies).await
     })
     .context(|| format!("cannot ask `{repository}`"))?;
     let Some(document) = document else {
@@ -150,6 +151,7 @@ pub(crate) fn pull(
     let store = to.store;
     let tag = wanted.tag();
     let registry = repository.open(Operation::Pull, means)?;
+    let verifies = repository.verifies.as_deref();
     let cannot = || format!("cannot pull `{tag}` from `{repository}`");
     // From the beginning, because a download may wait for hours until it is unpacked.
     let _downloads = store.keep_downloads()?;
@@ -157,7 +159,7 @@ pub(crate) fn pull(
     let counter = ByteCounter::default();
     let cancel = means.cancel;
     let document = watched(cancel, &counter, means.progress, async || {
-        find(&registry, &tag, &blobs).await
+        find(&registry, &tag, &blobs, verifies).await
     })
     .context(cannot)?;
     let Some(document) = document else {
@@ -196,12 +198,25 @@ pub(crate) fn examine(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Resolves a tag.
-pub(super) async fn find(registry: &Registry, tag: &str, blobs: &Path) -> Result<Option<Document>> {
-    let Some((bytes, _)) = registry.find_tag(tag).await? else {
+/// Resolves a tag; if it must be signed, before anything else of it is read.
+pub(super) async fn find(
+    registry: &Registry,
+    tag: &str,
+    blobs: &Path,
+    verifies: Option<&VerifyingKey>,
+) -> Result<Option<Document>> {
+    let Some((bytes, sha256)) = registry.find_tag(tag).await? else {
         return Ok(None);
     };
-    let manifest = Manifest::parse(&bytes)?;
+    if let Some(key) = verifies {
+        signature::verify(registry, key, &sha256, blobs).await?;
+    }
+    document(registry, &bytes, blobs).await.map(Some)
+}
+
+/// Joins a manifest with its configuration.
+pub(super) async fn document(registry: &Registry, bytes: &[u8], blobs: &Path) -> Result<Document> {
+    let manifest = Manifest::parse(bytes)?;
     let aside = ByteCounter::default();
     let config = registry
         .obtain(
@@ -213,7 +228,7 @@ pub(super) async fn find(registry: &Registry, tag: &str, blobs: &Path) -> Result
         )
         .await?;
     let config = fs::read(config)?;
-    manifest.with(&config).map(Some)
+    manifest.with(&config)
 }
 
 #[cfg(test)]

@@ -19,11 +19,11 @@ use super::document::{Document, MANIFEST, Manifest, SharedSnapshot, SharedStep, 
 use super::layout::LayoutDraft;
 use super::place::Destination;
 use super::pull::find;
-use super::upload::{send, took_nothing};
-use super::{Repository, Shareable, recipe_tag, watched};
-use crate::image::fetch::{ByteCounter, long_patience};
-use crate::image::oci::Operation;
+use super::upload::send;
+use super::{Repository, Shareable, SigningKey, recipe_tag, signature, watched};
+use crate::image::fetch::ByteCounter;
 use crate::image::oci::changes::LayerContent;
+use crate::image::oci::{Operation, Registry, Tagged};
 use crate::plan::ids::VolumeName;
 use crate::share::service_image;
 use crate::store::images::Means;
@@ -49,6 +49,8 @@ pub(crate) struct Pushed {
     pub there: u64,
     /// Sockets that no archive can hold.
     pub left_out: u64,
+    /// Tags that stay as they were, because the registry does not let them move.
+    pub immutable: u64,
 }
 
 /// Pushes snapshots, with everything below them.
@@ -60,7 +62,8 @@ pub(crate) fn push(
 ) -> Result<Pushed> {
     let registry = repository.open(Operation::Push, means)?;
     let tag = repository.tag();
-    send_all(store, Destination::Registry(&registry), what, tag, means)
+    let to = Destination::Registry(&registry);
+    send_all(store, to, what, (tag, Some(repository)), means)
         .context(|| format!("cannot push to `{repository}`"))
 }
 
@@ -80,7 +83,7 @@ pub(crate) fn export(
     let last = what.layers.last();
     let name = last.map(|layer| format!("localhost/{}:{}", what.env, layer.title));
     let name = name.filter(|name| Repository::parse(name).is_ok());
-    send_all(store, to, what, name.as_deref(), means)
+    send_all(store, to, what, (name.as_deref(), None), means)
         .context(|| format!("cannot export to `{}`", place.display()))
 }
 
@@ -88,7 +91,7 @@ fn send_all(
     store: &Store,
     to: Destination<'_>,
     what: &Shareable,
-    tag: Option<&str>,
+    (tag, repository): (Option<&str>, Option<&Repository>),
     means: &mut Means<'_>,
 ) -> Result<Pushed> {
     let done = Arc::new(AtomicU64::new(0));
@@ -106,6 +109,7 @@ fn send_all(
         to,
         what,
         tag,
+        repository,
         done: Arc::clone(&done),
         sending: Cell::new(0),
         pushed: RefCell::default(),
@@ -133,6 +137,8 @@ struct Pushing<'a> {
     what: &'a Shareable,
     /// Another tag for the last snapshot; in a file, the name to load it under.
     tag: Option<&'a str>,
+    /// The registry's repository.
+    repository: Option<&'a Repository>,
     /// Bytes that were read.
     done: Arc<AtomicU64>,
     /// Layers that are being sent.
@@ -208,10 +214,14 @@ impl Pushing<'_> {
         let Destination::Registry(registry) = &self.to else {
             return None;
         };
+        // A signature is for bytes that come from here.
+        if self.signs().is_some() {
+            return None;
+        }
         let key = &self.what.image.key;
         let _downloads = self.store.keep_downloads().ok()?;
         let blobs = self.store.root().join("blobs");
-        let document = find(registry, key, &blobs).await.ok().flatten()?;
+        let document = find(registry, key, &blobs, None).await.ok().flatten()?;
         let is_right = document.snapshot.image.key == *key;
         document.blobs.into_iter().next().filter(|_| is_right)
     }
@@ -359,7 +369,7 @@ impl Pushing<'_> {
         }
         let others = self.sending.get();
         self.sending.set(others + 1);
-        let sent = send(&self.to, changes, Arc::clone(&self.done), others == 0).await;
+        let sent = send(&self.to, &changes, &self.done, others == 0).await;
         self.sending.set(self.sending.get() - 1);
         let sent = sent?;
         if !there()? {
@@ -385,6 +395,7 @@ impl Pushing<'_> {
                 return Ok(());
             }
         };
+        let ours = hex::encode(Sha256::digest(&manifest));
         if let Some((there, sha256)) = registry.find_tag(tag).await? {
             let same_key = || {
                 let manifest = Manifest::parse(&there).ok();
@@ -394,22 +405,60 @@ impl Pushing<'_> {
                         && (manifest.is_clean() || !document.is_clean())
                 })
             };
-            if sha256 == hex::encode(Sha256::digest(&manifest)) || (!moves && same_key()) {
+            if sha256 == ours {
+                return self.sign(registry, &ours).await;
+            }
+            if !moves && same_key() && self.trusts(registry, &sha256).await? {
                 return Ok(());
             }
         }
         let sha256 = hex::encode(Sha256::digest(&config));
-        let size = config.len() as u64;
-        if !registry.has_blob(&sha256, size).await? {
-            let digest = async || Ok(Some((sha256, size)));
-            let sent = registry.upload(config.into(), digest);
-            tokio::time::timeout(long_patience(), sent)
-                .await
-                .map_err(|_| took_nothing())??;
+        if !registry.has_blob(&sha256, config.len() as u64).await? {
+            registry.upload_bytes(&config).await?;
         }
-        registry.publish(tag, MANIFEST, &manifest).await?;
-        self.pushed.borrow_mut().tags += 1;
+        // Before the tag: a reader that finds the tag finds the signature.
+        self.sign(registry, &ours).await?;
+        match registry.publish(tag, MANIFEST, &manifest).await? {
+            Tagged::Set => self.pushed.borrow_mut().tags += 1,
+            Tagged::Immutable if self.tag != Some(tag) => self.pushed.borrow_mut().immutable += 1,
+            Tagged::Immutable => {
+                return Err(Error::unavailable(format!(
+                    "tag `{tag}` exists, and the registry does not let it move"
+                ))
+                .help("push under another tag, or allow tags to move there"));
+            }
+        }
         Ok(())
+    }
+}
+
+impl Pushing<'_> {
+    fn signs(&self) -> Option<&SigningKey> {
+        self.repository?.signs.as_deref()
+    }
+
+    /// Returns the directory for small downloads.
+    fn blobs(&self) -> std::path::PathBuf {
+        self.store.root().join("blobs")
+    }
+
+    /// Signs a manifest of this machine.
+    async fn sign(&self, registry: &Registry, manifest: &str) -> Result<()> {
+        let (Some(key), Some(repository)) = (self.signs(), self.repository) else {
+            return Ok(());
+        };
+        let name = repository.to_string();
+        signature::sign(registry, key, &name, manifest, &self.blobs())
+            .await
+            .context(|| "cannot sign".to_owned())
+    }
+
+    /// Returns whether another machine's manifest may stay: if it is signed like this one's would be.
+    async fn trusts(&self, registry: &Registry, manifest: &str) -> Result<bool> {
+        match self.signs() {
+            Some(key) => signature::is_signed(registry, key, manifest, &self.blobs()).await,
+            None => Ok(true),
+        }
     }
 }
 

@@ -18,6 +18,7 @@ use super::push::{Pushed, unless_full};
 use super::upload::{Pieces, Sent, chunked, transfer};
 use crate::engine::docker::{ContainerTree, Service, Unpack};
 use crate::image::compression;
+use crate::image::oci::Attempts;
 use crate::plan::ids::TreeId;
 use crate::store::service;
 use crate::store::shared::Blob;
@@ -133,7 +134,14 @@ pub(super) async fn send(
         }) = packages.recv().await
         {
             let made = async || made.await.unwrap_or(Ok(None));
-            match transfer(to, pieces, made).await {
+            let sent = transfer(to, pieces, made, None, &mut Attempts::default()).await;
+            // The service has read the layer already.
+            let again = || {
+                Error::unavailable("the registry did not take a layer").help(
+                    "run the same command again, or use a registry that accepts uploads by PATCH",
+                )
+            };
+            match sent.and_then(|sent| sent.ok_or_else(again)) {
                 Ok(sent) => {
                     pushed.sent += 1;
                     pushed.sent_bytes += sent.blob.size;

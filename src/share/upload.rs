@@ -8,11 +8,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::sync::oneshot;
 use zstd::zstd_safe::CParameter;
 
 use super::place::Destination;
 use crate::image::fetch::long_patience;
 use crate::image::oci::changes::{LayerContent, pack};
+use crate::image::oci::{Attempts, Upload};
 use crate::store::shared::Blob;
 use crate::sys::error::{Error, Result};
 use crate::ui::size;
@@ -48,17 +50,51 @@ pub(super) type Pieces = Receiver<io::Result<Bytes>>;
 /// The layer's archive, as it is written.
 type Archive = Hashed<zstd::Encoder<'static, Hashed<Chunks>>>;
 
-/// Sends a layer; `done` counts the bytes that were read. `alone`: no other is being sent.
+/// Sends a layer, packed again whenever the registry did not take it; `done` counts the bytes that were read.
+/// `alone`: no other is being sent.
 pub(super) async fn send(
     to: &Destination<'_>,
-    changes: LayerContent,
-    done: Arc<AtomicU64>,
+    changes: &LayerContent,
+    done: &Arc<AtomicU64>,
     alone: bool,
 ) -> Result<Sent> {
+    let mut attempts = Attempts::default();
+    let mut measured = None;
+    loop {
+        if to.wants_digests() && measured.is_none() {
+            let (mut pieces, packing) = packed(changes, done, alone);
+            while pieces.recv().await.is_some() {}
+            measured = packing.outcome().await?.map(|sent| sent.blob);
+        }
+        let (pieces, packing) = packed(changes, done, alone);
+        let outcome = async || packing.outcome().await;
+        let known = measured.as_ref();
+        if let Some(sent) = transfer(to, pieces, outcome, known, &mut attempts).await? {
+            return Ok(sent);
+        }
+    }
+}
+
+/// A thread that packs a layer.
+struct Packing {
+    outcome: oneshot::Receiver<Result<Option<Sent>>>,
+    _stop: Stop,
+}
+
+impl Packing {
+    async fn outcome(self) -> Result<Option<Sent>> {
+        let panicked = |_| Error::unexpected("a thread that packed a layer panicked");
+        self.outcome.await.map_err(panicked)?
+    }
+}
+
+/// Packs a layer in a thread of its own.
+fn packed(changes: &LayerContent, done: &Arc<AtomicU64>, alone: bool) -> (Pieces, Packing) {
     let (chunked, pieces) = chunked(alone);
     let stop = Stop(Arc::new(AtomicBool::new(false)));
     let flag = Arc::clone(&stop.0);
-    let (ended, packed) = tokio::sync::oneshot::channel();
+    let (ended, outcome) = oneshot::channel();
+    let (changes, done) = (changes.clone(), Arc::clone(done));
     std::thread::spawn(move || {
         let outcome = chunked.compress(|archive| {
             let mut before = 0;
@@ -71,15 +107,11 @@ pub(super) async fn send(
         // A receiver that stopped is not interested.
         drop(ended.send(outcome));
     });
-    // The connection lives meanwhile; if it breaks, the thread's pending chunk is dropped.
-    let outcome = async || {
-        packed
-            .await
-            .map_err(|_| Error::unexpected("a thread that packed a layer panicked"))?
+    let packing = Packing {
+        outcome,
+        _stop: stop,
     };
-    let sent = transfer(to, pieces, outcome).await?;
-    drop(stop);
-    Ok(sent)
+    (pieces, packing)
 }
 
 /// Returns both ends of a layer's stream; one that is not `alone` is compressed by one thread.
@@ -90,12 +122,15 @@ pub(super) fn chunked(alone: bool) -> (Chunked, Pieces) {
     (Chunked { sender, threads }, pieces)
 }
 
-/// Sends the stream; `outcome` is that of the producing thread.
+/// Sends the stream; `outcome` is that of the producing thread, which makes the `measured` bytes if these are known.
+/// `None`: the registry did not take it, but may if it is sent again.
 pub(super) async fn transfer(
     to: &Destination<'_>,
     pieces: Pieces,
     outcome: impl AsyncFnOnce() -> Result<Option<Sent>>,
-) -> Result<Sent> {
+    measured: Option<&Blob>,
+    attempts: &mut Attempts,
+) -> Result<Option<Sent>> {
     let mut sent = None;
     let digest = async || {
         let outcome = outcome().await?;
@@ -115,14 +150,34 @@ pub(super) async fn transfer(
                     Some((chunk, pieces))
                 }
             });
-            tokio::select! {
-                outcome = registry.upload(reqwest::Body::wrap_stream(stream), digest) => outcome?,
+            let body = reqwest::Body::wrap_stream(stream);
+            let sending = async {
+                match measured {
+                    None => registry.upload(body, digest, attempts).await,
+                    Some(Blob { sha256, size, .. }) => {
+                        let upload = registry.upload_whole(body, sha256, *size, attempts).await;
+                        // A local read error is the cause of a broken connection.
+                        if !matches!(upload, Ok(Upload::Again)) {
+                            digest().await?;
+                        }
+                        upload
+                    }
+                }
+            };
+            let upload = tokio::select! {
+                upload = sending => upload?,
                 () = stalled(&taken) => return Err(took_nothing()),
+            };
+            if upload == Upload::Again {
+                return Ok(None);
             }
         }
         Destination::Layout(draft) => draft.lock().await.layer(pieces, digest).await?,
     }
-    sent.ok_or_else(|| Error::unexpected("a layer was sent without its digest"))
+    match sent {
+        Some(sent) => Ok(Some(sent)),
+        None => Err(Error::unexpected("a layer was sent without its digest")),
+    }
 }
 
 pub(super) fn took_nothing() -> Error {

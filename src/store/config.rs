@@ -87,6 +87,10 @@ pub struct Config {
     pub pull: bool,
     /// Whether `up` pushes new snapshots.
     pub push: bool,
+    /// Private key that signs pushed snapshots.
+    pub sign_key: Option<PathBuf>,
+    /// Public key that pulled snapshots must be signed with.
+    pub verify_key: Option<PathBuf>,
     /// Which snapshots envs and machines share.
     pub reuse: Reuse,
     /// Targets of all envs on this machine.
@@ -177,6 +181,8 @@ impl Config {
             registry: settings.text("ROCKENV_REGISTRY", |file| file.registry.clone()),
             pull: settings.first(|file| file.pull).unwrap_or(false),
             push: settings.first(|file| file.push).unwrap_or(false),
+            sign_key: settings.key_file("ROCKENV_SIGN_KEY", |file| file.sign_key.clone()),
+            verify_key: settings.key_file("ROCKENV_VERIFY_KEY", |file| file.verify_key.clone()),
             reuse: settings.first(|file| file.reuse).unwrap_or_default(),
             targets: settings.targets(),
             profile_dirs: settings.directories(|file| &file.profile_dirs, "profiles"),

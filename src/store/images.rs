@@ -16,6 +16,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::check::names;
 use super::{Lock, Store};
+use crate::image::oci::Notice;
 use crate::image::recipe::Pin;
 use crate::image::{self, BuildContext, BuildProgress, Built, Logins, Package, Recipe};
 use crate::plan::ids::ImageKey;
@@ -40,6 +41,8 @@ pub struct Means<'a> {
     pub mirrors: &'a BTreeMap<String, String>,
     /// The user's logins to registries.
     pub logins: &'a Logins,
+    /// Gets what the user has to wait for.
+    pub notice: Notice,
     /// Proxy variables for the tools.
     pub env: &'a BTreeMap<String, String>,
     /// Receives progress.
@@ -346,6 +349,7 @@ impl Store {
                 blobs: &self.root.join("blobs"),
                 mirrors: means.mirrors,
                 logins: means.logins,
+                notice: means.notice.clone(),
                 env: means.env,
                 source_date,
                 progress: &mut *means.progress,

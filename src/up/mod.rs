@@ -127,7 +127,7 @@ fn check_rights(cx: &Context, args: &UpOptions, selection: &Selection) -> Result
     // An ordinary user's only engine is their own Podman.
     cx.host_as_rootless("building an env")?;
     if args.pushes(&cx.config) {
-        registry::repository(cx, None)?;
+        registry::repository_to_push(cx, None, None)?;
     }
     Ok(())
 }

@@ -73,6 +73,12 @@ fn send(
             pushed.left_out
         ));
     }
+    if pushed.immutable > 0 {
+        task.reporter.warn(match pushed.immutable {
+            1 => "1 tag stays as it was: the registry does not let it move".to_owned(),
+            more => format!("{more} tags stay as they were: the registry does not let them move"),
+        });
+    }
     Ok(pushed)
 }
 
@@ -89,7 +95,7 @@ pub(super) fn finished_steps(
         if record.as_ref().and_then(Record::last_step).is_none() {
             return Ok(None);
         }
-        let repository = registry::repository(cx, None)?;
+        let repository = registry::repository_to_push(cx, None, None)?;
         let what = Shareable::of(store, name, None, reuse, reporter)?;
         to_registry(task, store, &repository, &what).map(Some)
     };

@@ -2,6 +2,8 @@
 
 use std::cell::Cell;
 use std::fmt::Display;
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::engine::choose::{choose, choose_to_plan, is_nspawn_installed};
@@ -9,7 +11,7 @@ use crate::engine::docker::Service;
 use crate::plan::ids::StepKey;
 use crate::plan::resolve::{Engine, Spec};
 use crate::plan::{Action, StepOptions};
-use crate::share::{self, Import, Pulled, Repository, SnapshotRef};
+use crate::share::{self, Import, Pulled, Repository, SigningKey, SnapshotRef, VerifyingKey};
 use crate::store::Store;
 use crate::store::history::Reuse;
 use crate::sys::error::{Error, Kind, Result};
@@ -24,8 +26,35 @@ use crate::up::resolve::Gathered;
 use crate::up::select::Selection;
 use crate::up::task::{Subject, Task};
 
-/// Returns the named repository, or the configured one.
-pub(crate) fn repository(cx: &Context, named: Option<&str>) -> Result<Repository> {
+/// Returns the named repository, or the configured one. What is pulled from it must be signed with this key or the
+/// configured one, if there is any.
+pub(crate) fn repository(
+    cx: &Context,
+    named: Option<&str>,
+    key: Option<&Path>,
+) -> Result<Repository> {
+    let mut repository = unsigned(cx, named)?;
+    if let Some(path) = key.or(cx.config.verify_key.as_deref()) {
+        repository.verifies = Some(Arc::new(VerifyingKey::read(path)?));
+    }
+    Ok(repository)
+}
+
+/// Returns the same repository to push to, signing with this key or the configured one.
+pub(crate) fn repository_to_push(
+    cx: &Context,
+    named: Option<&str>,
+    key: Option<&Path>,
+) -> Result<Repository> {
+    let mut repository = unsigned(cx, named)?;
+    if let Some(path) = key.or(cx.config.sign_key.as_deref()) {
+        let password = cx.config.host_variable("COSIGN_PASSWORD");
+        repository.signs = Some(Arc::new(SigningKey::read(path, password)?));
+    }
+    Ok(repository)
+}
+
+fn unsigned(cx: &Context, named: Option<&str>) -> Result<Repository> {
     match (named, &cx.config.registry) {
         (Some(text), _) => Repository::parse(text),
         (None, Some(text)) => Repository::parse(text).map_err(|error| {
@@ -115,7 +144,7 @@ impl<'a> Source<'a> {
         }
         Ok(Some(Self {
             task,
-            repository: repository(cx, None)?,
+            repository: repository(cx, None, None)?,
             reuse: args.reuse(&cx.config),
             failed: Cell::new(false),
         }))
@@ -170,15 +199,19 @@ impl<'a> Source<'a> {
         spec: &Spec,
         asked: &StepOptions,
     ) -> Result<bool> {
-        let keys = lacking(store, gathered, spec, asked)?;
-        match self.available(&keys)? {
-            Some(key) => {
-                let service = gathered.selection.choice.service.as_deref();
-                let service = service.map(Service::connect).transpose()?;
-                self.pull(store, &SnapshotRef::Key(key.into()), service.as_ref())
+        let mut keys = lacking(store, gathered, spec, asked)?;
+        while let Some(key) = self.available(&keys)? {
+            let service = gathered.selection.choice.service.as_deref();
+            let service = service.map(Service::connect).transpose()?;
+            let wanted = SnapshotRef::Key(key.clone().into());
+            if self.pull(store, &wanted, service.as_ref())? {
+                return Ok(true);
             }
-            None => Ok(false),
+            // It expired since, as tags do where a registry has rules for that: an earlier step may still be there.
+            let at = keys.iter().position(|wanted| *wanted == key);
+            keys.drain(..=at.unwrap_or(keys.len() - 1));
         }
+        Ok(false)
     }
 
     /// Returns the registry's image, or the locked one, without pulling it.

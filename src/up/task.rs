@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use crate::image::oci::Notice;
 use crate::image::{BuildProgress, Recipe};
 use crate::plan::lockfile::LockedImage;
 use crate::store::Store;
@@ -100,8 +101,12 @@ impl<'a> Task<'a> {
             reporter,
         } = self;
         let cancel = Cancel::new(signals);
+        let notice = Notice::default();
         let mut progress = |progress: BuildProgress<'_>| {
             cancel.look();
+            if let Some(text) = notice.take() {
+                reporter.warn(text);
+            }
             let (message, done, total) = match progress {
                 BuildProgress::Line(line) => (line.to_owned(), None, None),
                 BuildProgress::Bytes { done, total } => (String::new(), Some(done), total),
@@ -124,6 +129,7 @@ impl<'a> Task<'a> {
         let mut means = Means {
             mirrors: &cx.config.mirrors,
             logins: &cx.config.logins,
+            notice: notice.clone(),
             env: &cx.config.proxies,
             progress: &mut progress,
             cancel: cancel.flag(),

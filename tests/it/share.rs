@@ -7,10 +7,13 @@ mod files;
 mod full_registry;
 mod histories;
 mod liar;
+mod limits;
 mod meanwhile;
 mod proxy;
+mod prune;
 mod refused;
 mod results;
+mod signed;
 mod token;
 mod trees;
 

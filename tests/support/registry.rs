@@ -83,7 +83,7 @@ impl Registry {
             .expect("the registry, its files and its answers");
         let config = format!(
             "version: 0.1\nlog: {{ level: error, accesslog: {{ disabled: false }} }}\n\
-             storage: {{ filesystem: {{ rootdirectory: {place}/data }} }}\n\
+             storage: {{ delete: {{ enabled: true }}, filesystem: {{ rootdirectory: {place}/data }} }}\n\
              http: {{ addr: '{host}', secret: x }}\n{auth}"
         );
         let path = directory.path().join("config.yml");

@@ -2,6 +2,7 @@
 
 mod clear;
 mod ls;
+mod prune;
 
 use clap::Subcommand;
 
@@ -15,11 +16,14 @@ pub enum CacheCommand {
     Ls(ls::LsArgs),
     /// Empty caches; steps fill them again
     Clear(clear::ClearArgs),
+    /// Remove old snapshots from a registry
+    Prune(prune::PruneArgs),
 }
 
 pub(crate) fn cache(cx: &Context, command: &CacheCommand) -> Result<()> {
     match command {
         CacheCommand::Ls(_) => ls::ls(cx),
         CacheCommand::Clear(args) => clear::clear(cx, args),
+        CacheCommand::Prune(args) => prune::prune(cx, args),
     }
 }

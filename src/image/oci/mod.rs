@@ -35,7 +35,8 @@ use manifest::{Configuration, Document, MAX_CONFIG, MAX_NESTING, Manifest};
 pub(crate) use manifest::{Descriptor, MAX_MANIFEST, damaged, refused};
 pub(super) use reference::Platform;
 pub(crate) use reference::{Reference, sha256};
-pub(crate) use registry::{Access, Operation, Registry, RequestSubject};
+pub use registry::Notice;
+pub(crate) use registry::{Access, Attempts, Operation, Registry, RequestSubject, Tagged, Upload};
 
 /// Parallel downloads. More would only share the same bandwidth.
 const PARALLEL: usize = 4;
@@ -124,6 +125,7 @@ fn pull(reference: &Reference, platform: &Platform, cx: &mut BuildContext<'_>) -
     let mut access = Access {
         mirrors: cx.mirrors,
         logins: cx.logins,
+        notice: cx.notice.clone(),
         cancel: cx.cancel,
         tick: &mut || {
             (cx.progress)(BuildProgress::Bytes {

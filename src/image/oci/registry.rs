@@ -1,5 +1,9 @@
 //! Owns the communication with one registry about one repository: its address, its mirror, logging in, requests.
 
+mod retry;
+mod tags;
+mod upload;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -7,7 +11,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use reqwest::header::{
-    ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION,
+    ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue,
 };
 use reqwest::{Method, RequestBuilder, Response, StatusCode, Url};
 use sha2::{Digest as _, Sha256};
@@ -21,6 +25,10 @@ use crate::image::Logins;
 use crate::image::fetch::{self, Body, ByteCounter, Download, Size};
 use crate::sys::checksum::Algorithm;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::ui::size;
+pub use retry::Notice;
+use retry::Patience;
+pub(crate) use upload::{Attempts, Tagged, Upload};
 
 /// The subject of a request.
 #[derive(Clone, Copy, Debug)]
@@ -35,13 +43,19 @@ pub(crate) enum RequestSubject {
 pub(crate) enum Operation {
     Pull,
     Push,
+    Delete,
 }
+
+/// Maximum size of a registry's reason for a refusal, in bytes.
+const MAX_REASON: u64 = 64 << 10;
 
 /// Everything needed to access a registry.
 pub(crate) struct Access<'a> {
     /// The user's mirrors, by the registry's host.
     pub(crate) mirrors: &'a BTreeMap<String, String>,
     pub(crate) logins: &'a Logins,
+    /// Gets what the user has to wait for.
+    pub(crate) notice: Notice,
     pub(crate) cancel: &'a AtomicBool,
     /// Called at intervals while a credential helper runs.
     pub(crate) tick: &'a mut dyn FnMut(),
@@ -62,6 +76,9 @@ pub(crate) struct Registry {
     operation: Operation,
     /// The current login, once the registry asked for one.
     authorization: Mutex<Option<Granted>>,
+    /// The registry does not take streams.
+    wants_digests: AtomicBool,
+    notice: Notice,
 }
 
 /// The authorization of requests since the last login.
@@ -76,9 +93,6 @@ struct Granted {
 /// Maximum age of a token at the start of a layer: the shortest-lived ones last a minute.
 const FRESH: Duration = Duration::from_secs(30);
 
-/// How often a registry is asked for what it has just stored.
-const LOOKS: usize = 3;
-
 /// Returns a header of an answer.
 fn header(response: &Response, name: &str) -> Option<String> {
     let value = response.headers().get(name)?;
@@ -89,6 +103,33 @@ fn header(response: &Response, name: &str) -> Option<String> {
 fn digest_of(response: &Response) -> Option<String> {
     let digest = header(response, "docker-content-digest")?;
     sha256(&digest).map(str::to_owned)
+}
+
+/// Returns an answer's reason for a refusal, as its code and message.
+async fn said(response: Response) -> Option<String> {
+    #[derive(serde::Deserialize)]
+    struct Answer {
+        errors: Vec<Reason>,
+    }
+    #[derive(serde::Deserialize)]
+    struct Reason {
+        #[serde(default)]
+        code: String,
+        #[serde(default)]
+        message: String,
+    }
+    let body = Body::new(response, "answer").whole(MAX_REASON).await.ok()?;
+    let answer: Answer = serde_json::from_slice(&body).ok()?;
+    let reason = answer.errors.into_iter().next()?;
+    let text = format!("{}: {}", reason.code, reason.message);
+    let text: String = text.trim_matches([':', ' ']).chars().take(400).collect();
+    (!text.is_empty()).then_some(text)
+}
+
+/// Returns whether a reason is that the tag exists and must not move.
+fn is_immutable(reason: &str) -> bool {
+    let reason = reason.to_ascii_lowercase();
+    reason.contains("immutable") || reason.contains("cannot be overwritten")
 }
 
 impl Granted {
@@ -134,6 +175,8 @@ impl Registry {
             login,
             operation,
             authorization: Mutex::new(None),
+            wants_digests: AtomicBool::new(false),
+            notice: access.notice.clone(),
         })
     }
 
@@ -152,8 +195,7 @@ impl Registry {
         match response.status() {
             StatusCode::NOT_FOUND => return Ok(None),
             status if !status.is_success() => {
-                return Err(Error::unavailable(format!("cannot ask for `{what}`"))
-                    .source(format!("the registry answered {status}")));
+                return Err(self.answered("ask for", &what, response).await);
             }
             _ => {}
         }
@@ -203,126 +245,31 @@ impl Registry {
         match response.status() {
             StatusCode::NOT_FOUND => Ok(None),
             status if status.is_success() => Ok(Some(response)),
-            status => Err(self.answered("ask for", &format!("{}@{name}", self.name), status)),
-        }
-    }
-
-    /// Fails unless the registry has the blob that it claims to have stored; some need a moment.
-    async fn assert_stored(&self, name: &str, has: impl AsyncFn() -> Result<bool>) -> Result<()> {
-        for _ in 0..LOOKS {
-            if has().await? {
-                return Ok(());
+            _ => {
+                let what = format!("{}@{name}", self.name);
+                Err(self.answered("ask for", &what, response).await)
             }
-            tokio::time::sleep(Duration::from_secs(1)).await;
         }
-        Err(Error::unavailable(format!(
-            "registry `{}` claims to have stored `{}@{name}`, but does not have it",
-            self.host, self.name
-        ))
-        .help("run the same command again, or push to another registry"))
     }
 
-    /// Uploads a blob. Its digest and size are requested after all of it is sent; `None` if the connection ended
-    /// before.
-    pub(crate) async fn upload(
-        &self,
-        blob: reqwest::Body,
-        digest: impl AsyncFnOnce() -> Result<Option<(String, u64)>>,
-    ) -> Result<()> {
-        let begin = format!("{}/blobs/uploads/", self.base);
-        let response = self
-            .authorized(|| self.client.post(&begin).header(CONTENT_LENGTH, 0))
-            .await?;
-        let place = self.next_place(&begin, &response)?;
-        // A stream that is packed while it is sent cannot be sent twice, so begin with a valid token.
-        if self.is_own(&place)
-            && self
-                .granted()
-                .is_some_and(|old| old.is_stale(Instant::now()))
-        {
-            self.log_in(None).await?;
-        }
-        let sent = self
-            .uploads
-            .patch(place.clone())
-            .header(CONTENT_TYPE, "application/octet-stream")
-            .body(blob);
-        let response = self.send_with(sent, self.authorization_at(&place)).await;
-        if let Ok(response) = &response {
-            // A registry that refuses early may stop reading, and the packing side would wait for that.
-            self.accepted(response)?;
-        }
-        // A local read error is the cause of the broken connection.
-        let digest = digest().await?;
-        let place = self.next_place(place.as_str(), &response?)?;
-        let (sha256, size) =
-            digest.ok_or_else(|| self.answered("send to", &self.name, StatusCode::OK))?;
-        let digest = format!("sha256:{sha256}");
-        let mut finish = place.clone();
-        finish.query_pairs_mut().append_pair("digest", &digest);
-        // The token may have expired during the upload.
-        let finish = || self.uploads.put(finish.clone()).header(CONTENT_LENGTH, 0);
-        let response = match self.is_own(&place) {
-            true => self.authorized(finish).await?,
-            false => self.send_with(finish(), None).await?,
+    /// Returns the error for an unsuccessful answer, with the registry's reason.
+    async fn answered(&self, verb: &str, what: &str, response: Response) -> Error {
+        let status = response.status();
+        let wait =
+            retry::asked(&response).map(|wait| format!("it asks to wait {}", size::duration(wait)));
+        let reasons: Vec<String> = said(response).await.into_iter().chain(wait).collect();
+        let reason = (!reasons.is_empty()).then(|| reasons.join("; "));
+        self.error(verb, what, status, reason)
+    }
+
+    fn error(&self, verb: &str, what: &str, status: StatusCode, reason: Option<String>) -> Error {
+        let answer = match reason {
+            Some(reason) => format!("the registry answered {status}: {reason}"),
+            None => format!("the registry answered {status}"),
         };
-        self.accepted(&response)?;
-        self.assert_stored(&digest, async || self.has_blob(&sha256, size).await)
-            .await
-    }
-
-    /// Refuses an unsuccessful answer.
-    fn accepted(&self, response: &Response) -> Result<()> {
-        match response.status().is_success() {
-            true => Ok(()),
-            false => Err(self.answered("send to", &self.name, response.status())),
-        }
-    }
-
-    /// Stores a document under a tag.
-    pub(crate) async fn publish(&self, tag: &str, kind: &str, document: &[u8]) -> Result<()> {
-        let url = format!("{}/manifests/{tag}", self.base);
-        let response = self
-            .authorized(|| {
-                let request = self.client.put(&url).header(CONTENT_TYPE, kind);
-                request.body(document.to_vec())
-            })
-            .await?;
-        let what = format!("{}:{tag}", self.name);
-        if !response.status().is_success() {
-            return Err(self.answered("send to", &what, response.status()));
-        }
-        let sha256 = hex::encode(Sha256::digest(document));
-        if let Some(found) = digest_of(&response).filter(|found| *found != sha256) {
-            let what = format!("what registry `{}` stored as `{what}`", self.host);
-            return Err(damaged(&what, &found, &sha256));
-        }
-        let digest = format!("sha256:{sha256}");
-        self.assert_stored(&digest, async || self.has(&digest).await)
-            .await
-    }
-
-    /// Returns the address where an upload continues.
-    fn next_place(&self, asked: &str, response: &Response) -> Result<Url> {
-        self.accepted(response)?;
-        let location = header(response, LOCATION.as_str());
-        Url::parse(asked)
-            .ok()
-            .zip(location)
-            .and_then(|(asked, location)| asked.join(&location).ok())
-            .ok_or_else(|| {
-                Error::unavailable(format!(
-                    "registry `{}` does not name an address for the upload",
-                    self.host
-                ))
-            })
-    }
-
-    fn answered(&self, verb: &str, what: &str, status: StatusCode) -> Error {
         match status {
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => self.refusal(),
-            _ => Error::unavailable(format!("cannot {verb} `{what}`"))
-                .source(format!("the registry answered {status}")),
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => self.refusal().source(answer),
+            _ => Error::unavailable(format!("cannot {verb} `{what}`")).source(answer),
         }
     }
 
@@ -383,18 +330,26 @@ impl Registry {
         }
     }
 
-    /// Sends a request; logs in when the registry asks for that, and again when the login has expired.
+    /// Sends a request; logs in when the registry asks for that, again when the login has expired, and waits when the
+    /// registry puts it off.
     async fn authorized(&self, make: impl Fn() -> RequestBuilder) -> Result<Response> {
-        let granted = self.granted().map(|granted| granted.header);
-        let response = self.send_with(make(), granted).await?;
-        if response.status() != StatusCode::UNAUTHORIZED {
-            return Ok(response);
-        }
-        let granted = self.log_in(Some(response.headers())).await?;
-        let response = self.send_with(make(), Some(granted)).await?;
-        match response.status() {
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(self.refusal()),
-            _ => Ok(response),
+        let (mut patience, mut logged_in) = (Patience::default(), false);
+        loop {
+            let granted = self.granted().map(|granted| granted.header);
+            let response = self.send_with(make(), granted).await?;
+            if response.status() == StatusCode::UNAUTHORIZED && !logged_in {
+                self.log_in(Some(response.headers())).await?;
+                logged_in = true;
+            } else if patience.waits(&response, &self.host, &self.notice).await {
+                // The login may have expired meanwhile.
+                logged_in = false;
+            } else {
+                let refuses = [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN];
+                return match logged_in && refuses.contains(&response.status()) {
+                    true => Err(self.answered("use", &self.name, response).await),
+                    false => Ok(response),
+                };
+            }
         }
     }
 
@@ -449,6 +404,7 @@ impl Registry {
                 let actions = match self.operation {
                     Operation::Pull => "pull",
                     Operation::Push => "pull,push",
+                    Operation::Delete => "pull,delete",
                 };
                 let scope = format!("repository:{}:{actions}", self.repository);
                 let token = server.token(&self.client, &self.base, &scope, login.as_ref());
@@ -491,6 +447,7 @@ impl Registry {
                 let verb = match self.operation {
                     Operation::Push => "push to",
                     Operation::Pull => "pull",
+                    Operation::Delete => "remove from",
                 };
                 Error::unavailable(format!(
                     "authentication required to {verb} `{}` at registry `{}`",

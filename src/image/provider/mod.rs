@@ -27,6 +27,7 @@ mod tests {
             blobs: Path::new("/"),
             mirrors: &mirrors.collect(),
             logins: &Logins::default(),
+            notice: crate::image::oci::Notice::default(),
             env: &BTreeMap::new(),
             source_date: None,
             cancel: &AtomicBool::new(false),

@@ -53,6 +53,11 @@ pub struct File {
     pub pull: Option<bool>,
     /// Whether `up` pushes new snapshots there.
     pub push: Option<bool>,
+    /// Private key that signs pushed snapshots, as `cosign generate-key-pair` makes it; its password is in
+    /// `COSIGN_PASSWORD`. Relative to this file.
+    pub sign_key: Option<PathBuf>,
+    /// Public key that pulled snapshots must be signed with. Relative to this file.
+    pub verify_key: Option<PathBuf>,
     /// Which snapshots envs and machines share: only `clean` ones, or `incremental` ones too.
     pub reuse: Option<Reuse>,
     /// Build user as `UID:GID`, instead of the invoking user.

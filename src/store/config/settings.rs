@@ -89,14 +89,17 @@ impl Settings {
 
     /// Adds a file of the user or of the system, if there is one.
     fn read_file(&mut self, path: &Path, errors: &mut Vec<Error>) -> Result<()> {
-        let Some(file) = file::read_file(path, errors) else {
+        let Some(mut file) = file::read_file(path, errors) else {
             return Ok(());
         };
+        let directory = path.parent().unwrap_or(&self.working);
+        for key in [&mut file.sign_key, &mut file.verify_key] {
+            *key = key.take().map(|key| directory.join(key));
+        }
         // The working directory may be anybody's, so it must not choose trusted authorities.
         if self.authorities.is_none()
             && let Some(written) = &file.ca_certificates
         {
-            let directory = path.parent().unwrap_or(&self.working);
             self.authorities = Some(written.resolve(directory, &self.host_home)?);
         }
         self.files.push(file);
@@ -120,6 +123,16 @@ impl Settings {
     /// Returns the variable, else what the first file says.
     pub(super) fn text(&self, name: &str, pick: fn(&File) -> Option<String>) -> Option<String> {
         self.set(name).cloned().or_else(|| self.first(pick))
+    }
+
+    /// Returns the file that a variable names, else the one of the first configuration file.
+    pub(super) fn key_file(
+        &self,
+        name: &str,
+        pick: fn(&File) -> Option<PathBuf>,
+    ) -> Option<PathBuf> {
+        let variable = self.path(name).map(|path| self.working.join(path));
+        variable.or_else(|| self.first(pick))
     }
 
     /// Returns a directory of the invoking user: under sudo, `$XDG_*` are root's.

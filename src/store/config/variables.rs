@@ -3,7 +3,7 @@
 use crate::sys::trust;
 
 /// The variables that are read and their meaning, for the documentation.
-pub const VARIABLES: [(&str, &str); 35] = [
+pub const VARIABLES: [(&str, &str); 38] = [
     ("ROCKENV_HOME", "root of the store, like `--home`"),
     (
         "ROCKENV_ENGINE",
@@ -40,6 +40,18 @@ pub const VARIABLES: [(&str, &str); 35] = [
     (
         "ROCKENV_REGISTRY",
         "repository that snapshots are pushed to and pulled from, such as `registry.example.org/rockenv`",
+    ),
+    (
+        "ROCKENV_SIGN_KEY",
+        "private key that signs pushed snapshots, as `cosign generate-key-pair` makes it",
+    ),
+    (
+        "COSIGN_PASSWORD",
+        "password of that key; empty if it has none",
+    ),
+    (
+        "ROCKENV_VERIFY_KEY",
+        "public key that pulled snapshots must be signed with",
     ),
     ("DOCKER_HOST", "socket of Docker, as `unix:///PATH`"),
     (

@@ -58,6 +58,7 @@ impl Place {
                 blobs: &self.path("blobs"),
                 mirrors: &self.mirrors,
                 logins: &self.logins,
+                notice: rockenv::testing::Notice::default(),
                 env: &BTreeMap::new(),
                 source_date: Some(1_790_000_000),
                 cancel: &self.cancel,

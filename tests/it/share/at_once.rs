@@ -33,11 +33,11 @@ struct Meeting {
 impl Meeting {
     /// Returns the number of an upload of a layer, once all that are expected have begun, or time is up.
     fn join(&self, head: &str) -> Option<usize> {
-        // The image comes first, and then its description.
+        // The image comes first.
         let number = head
             .starts_with("PATCH ")
             .then(|| self.begun.fetch_add(1, Ordering::Relaxed))?
-            .checked_sub(2)?;
+            .checked_sub(1)?;
         if number < AT_ONCE {
             *self.together.lock().unwrap() += 1;
             let begun = Instant::now();

@@ -35,8 +35,8 @@ fn a_push_that_was_killed_is_finished_by_the_next() {
     two.one.rockenv(&["up", name]).ok();
     let uploads = AtomicUsize::new(0);
     let proxy = Proxy::start(&two.registry.host, move |head| {
-        // The image arrives, and what is said of it, and half of what comes then.
-        match head.starts_with("PATCH ") && uploads.fetch_add(1, Ordering::Relaxed) > 1 {
+        // The image arrives, and half of the layer that comes then.
+        match head.starts_with("PATCH ") && uploads.fetch_add(1, Ordering::Relaxed) > 0 {
             true => Fault::Hangs(4 << 20),
             false => Fault::None,
         }

@@ -73,7 +73,10 @@ fn answer(
             body.len()
         );
         client.write_all(text.as_bytes())?;
-        return client.shutdown(Shutdown::Write);
+        client.shutdown(Shutdown::Write)?;
+        // Of a connection that is closed with something unread, the other side may not get the answer.
+        client.set_read_timeout(Some(std::time::Duration::from_secs(5)))?;
+        return std::io::copy(&mut client, &mut std::io::sink()).map(drop);
     }
     if let Fault::Endless = fault {
         client.write_all(b"HTTP/1.1 200 so\r\nconnection: close\r\n\r\n")?;

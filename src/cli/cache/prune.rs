@@ -1,0 +1,137 @@
+//! Owns `cache prune`: removes old snapshots from a registry.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use jiff::{SignedDuration, Timestamp};
+
+use crate::plan::lockfile;
+use crate::profile::value;
+use crate::share::{self, Keep, PrunePlan};
+use crate::store::Store;
+use crate::sys::error::{Error, Result};
+use crate::sys::signals::Signals;
+use crate::ui::table::Table;
+use crate::ui::{Format, object, size};
+use crate::up::context::Context;
+use crate::up::registry;
+use crate::up::task::{Subject, Task};
+
+#[derive(Debug, Args)]
+pub struct PruneArgs {
+    /// Repository as `HOST/NAME` [default: `registry` in the configuration]
+    #[arg(long, value_name = "REF", required = true, num_args = 0..=1)]
+    registry: Option<Option<String>>,
+    /// Remove only snapshots that were built longer ago than this, such as `30d`
+    #[arg(long, value_name = "DURATION")]
+    older_than: String,
+    /// Keep the snapshots that this lock file names; may be repeated
+    #[arg(long, value_name = "FILE")]
+    keep_lock: Vec<PathBuf>,
+    /// Show what would be removed, and change nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+}
+
+pub(super) fn prune(cx: &Context, args: &PruneArgs) -> Result<()> {
+    let named = args.registry.as_ref().and_then(Option::as_deref);
+    let repository = registry::repository(cx, named, None)?;
+    let keep = keep(cx, args)?;
+    let signals = Signals::take()?;
+    let reporter = cx.ui.reporter(Format::Human);
+    let task = Task::new(cx, &signals, &reporter);
+    let label = format!("look at {repository}");
+    let plan = task.with_progress(Subject::Transfer(&label), |means| {
+        share::survey(&repository, &keep, means)
+    })?;
+    if !cx.json {
+        show(cx, &plan);
+    }
+    let mut count = 0;
+    if !args.dry_run && !plan.removed.is_empty() {
+        let tags = size::count(plan.removed.len(), "tag");
+        cx.confirm(&format!("remove {tags} from {repository}?"))?;
+        let label = format!("remove from {repository}");
+        count = task.with_progress(Subject::Transfer(&label), |means| {
+            share::remove(&repository, &plan, means)
+        })?;
+    }
+    if cx.json {
+        return cx.ui.json(&object! {
+            schema: "rockenv/cache-prune/1",
+            dry_run: args.dry_run,
+            removed: &plan.removed,
+            kept: plan.kept,
+            others: plan.others,
+            bytes: plan.bytes,
+        });
+    }
+    let kept = format!("{} of rockenv kept, {} of others", plan.kept, plan.others);
+    cx.ui.data(&match (args.dry_run, plan.removed.len()) {
+        (_, 0) => format!("nothing to remove; {kept}\n"),
+        (true, all) => format!(
+            "{} would be removed, with layers of {}; {kept}\n",
+            size::count(all, "tag"),
+            size::bytes(plan.bytes)
+        ),
+        (false, _) => format!(
+            "removed {}; {kept}; the registry frees {} when it collects garbage\n",
+            size::count(count, "tag"),
+            size::bytes(plan.bytes)
+        ),
+    });
+    Ok(())
+}
+
+/// Returns what stays: recent builds, and everything that lock files and this machine's envs name.
+fn keep(cx: &Context, args: &PruneArgs) -> Result<Keep> {
+    let age = value::duration(&args.older_than).map_err(|refused| {
+        Error::usage(format!("--older-than: {}", refused.message)).help("--older-than 30d")
+    })?;
+    let since = SignedDuration::try_from(age)
+        .ok()
+        .and_then(|age| Timestamp::now().checked_sub(age).ok())
+        .unwrap_or(Timestamp::MIN);
+    let mut keep = Keep {
+        keys: std::collections::BTreeSet::new(),
+        since,
+    };
+    for path in &args.keep_lock {
+        let lock = lockfile::read(path)?.ok_or_else(|| {
+            Error::not_found(format!("`{}` does not exist", path.display()))
+                .help("rockenv lock PROFILE writes it")
+        })?;
+        keep.keys.insert(lock.image.key.to_string());
+        keep.keys
+            .extend(lock.steps.iter().map(|step| step.key.to_string()));
+    }
+    if let Some(store) = Store::open_existing(&cx.config.home)? {
+        for env in store.envs()? {
+            let Some(record) = store.record(&env)? else {
+                continue;
+            };
+            keep.keys.insert(record.image_key.to_string());
+            let steps = record.steps.iter().filter_map(|step| step.key.as_ref());
+            keep.keys.extend(steps.map(ToString::to_string));
+        }
+    }
+    Ok(keep)
+}
+
+fn show(cx: &Context, plan: &PrunePlan) {
+    if plan.removed.is_empty() {
+        return;
+    }
+    let mut table = Table::new(["tag", "snapshot", "built"]);
+    for tag in &plan.removed {
+        let built = tag
+            .built
+            .map(|built| built.strftime("%Y-%m-%d").to_string());
+        table.row([
+            tag.tag.as_str(),
+            tag.title.as_deref().unwrap_or("signature"),
+            built.as_deref().unwrap_or("-"),
+        ]);
+    }
+    cx.ui.table(&table);
+}

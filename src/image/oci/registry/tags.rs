@@ -1,0 +1,165 @@
+//! Owns what a repository is asked for as a whole: the list of its tags, and removing a manifest.
+
+use std::collections::BTreeSet;
+
+use reqwest::header::LINK;
+use reqwest::{Method, Response, StatusCode, Url};
+use serde::Deserialize;
+
+use super::{Registry, RequestSubject};
+use crate::image::fetch::Body;
+use crate::sys::error::{Error, Result};
+
+/// Tags on one page; registries may send fewer.
+const PAGE: usize = 1000;
+/// Maximum size of a page, in bytes.
+const MAX_PAGE: u64 = 4 << 20;
+/// Maximum number of tags in a repository.
+const MAX_TAGS: usize = 1_000_000;
+
+#[derive(Deserialize)]
+struct Page {
+    /// `null` in an empty repository.
+    tags: Option<Vec<String>>,
+}
+
+impl Registry {
+    /// Returns all tags; none if the repository does not exist.
+    pub(crate) async fn tags(&self) -> Result<BTreeSet<String>> {
+        let mut tags = BTreeSet::new();
+        let mut next = Some(format!("{}/tags/list?n={PAGE}", self.base));
+        while let Some(url) = next {
+            let response = self.authorized(|| self.client.get(&url)).await?;
+            match response.status() {
+                StatusCode::NOT_FOUND => break,
+                status if !status.is_success() => {
+                    return Err(self
+                        .answered("list the tags of", &self.name, response)
+                        .await);
+                }
+                _ => {}
+            }
+            let following = self.following(&url, &response);
+            let what = format!("the tags of `{}`", self.name);
+            let page = Body::new(response, &what).whole(MAX_PAGE).await?;
+            let page: Page = serde_json::from_slice(&page).map_err(|error| {
+                let message = format!("registry `{}` sent no list of tags", self.host);
+                Error::unavailable(message).source(error)
+            })?;
+            let before = tags.len();
+            tags.extend(page.tags.into_iter().flatten());
+            // A page with nothing new would be followed by the same for ever.
+            next = following.filter(|_| tags.len() > before);
+            if tags.len() > MAX_TAGS {
+                let message = format!("`{}` has more than {MAX_TAGS} tags", self.name);
+                return Err(Error::unavailable(message));
+            }
+        }
+        Ok(tags)
+    }
+
+    /// Returns the address of the next page. It may be relative. Of an absolute one only path and query count:
+    /// behind a proxy a registry often does not know its own name, and nobody else gets its token.
+    fn following(&self, asked: &str, response: &Response) -> Option<String> {
+        let links = response.headers().get_all(LINK).iter();
+        let link = links
+            .filter_map(|link| link.to_str().ok())
+            .find_map(next_link)?;
+        let place = Url::parse(asked).ok()?.join(link).ok()?;
+        let mut next = self.base.clone();
+        next.set_path(place.path());
+        next.set_query(place.query());
+        Some(next.into())
+    }
+
+    /// Removes a manifest and all its tags, if they are still there.
+    pub(crate) async fn delete(&self, sha256: &str) -> Result<()> {
+        let digest = format!("sha256:{sha256}");
+        let response = self
+            .authorized(|| self.request(Method::DELETE, RequestSubject::Manifest, &digest))
+            .await?;
+        match response.status() {
+            // Some that cannot remove anything have nothing at this address.
+            StatusCode::NOT_FOUND => match self.has(&digest).await? {
+                true => Err(self.cannot_delete()),
+                false => Ok(()),
+            },
+            status if status.is_success() => Ok(()),
+            StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED => {
+                Err(self.cannot_delete())
+            }
+            // The code that registries of the time before 405 use.
+            StatusCode::BAD_REQUEST => {
+                let status = response.status();
+                match super::said(response).await {
+                    Some(said) if said.starts_with("UNSUPPORTED") => Err(self.cannot_delete()),
+                    said => {
+                        Err(self.error("remove", &format!("{}@{digest}", self.name), status, said))
+                    }
+                }
+            }
+            _ => Err(self
+                .answered("remove", &format!("{}@{digest}", self.name), response)
+                .await),
+        }
+    }
+
+    fn cannot_delete(&self) -> Error {
+        Error::unavailable(format!(
+            "registry `{}` does not let clients remove anything",
+            self.host
+        ))
+        .help(own_rules(&self.host))
+    }
+}
+
+/// Returns how old tags are removed at a registry whose clients cannot.
+fn own_rules(host: &str) -> &'static str {
+    let name = host.split(':').next().unwrap_or_default();
+    match name {
+        "ghcr.io" => {
+            "remove versions of the package at GitHub, or by the action `actions/delete-package-versions`"
+        }
+        "index.docker.io" => "remove tags in the repository's settings at Docker Hub",
+        _ if name.ends_with(".amazonaws.com") => {
+            "set a lifecycle policy: aws ecr put-lifecycle-policy"
+        }
+        _ => {
+            "allow it there (`storage: delete: enabled: true` in a `registry`), or use the registry's own cleanup rules"
+        }
+    }
+}
+
+/// Returns the address in `<ADDRESS>; rel="next"`.
+fn next_link(header: &str) -> Option<&str> {
+    header.split(',').find_map(|link| {
+        let (address, parameters) = link.trim().strip_prefix('<')?.split_once('>')?;
+        let is_next = |parameter: &str| {
+            let value = parameter.trim().strip_prefix("rel=");
+            value.is_some_and(|value| value.trim_matches('"').eq_ignore_ascii_case("next"))
+        };
+        parameters.split(';').any(is_next).then_some(address)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_page_is_found() {
+        let next = "</v2/a/tags/list?last=b&n=2>; rel=\"next\"";
+        assert_eq!(next_link(next), Some("/v2/a/tags/list?last=b&n=2"));
+        let both = "<https://h.example/1>; rel=\"prev\", <https://h.example/3>; title=x; rel=next";
+        assert_eq!(next_link(both), Some("https://h.example/3"));
+        for not in [
+            "",
+            "</2>",
+            "</2>; rel=\"last\"",
+            "rel=\"next\"",
+            "</2; rel=\"next\"",
+        ] {
+            assert_eq!(next_link(not), None, "{not}");
+        }
+    }
+}

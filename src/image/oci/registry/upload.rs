@@ -1,0 +1,261 @@
+//! Owns sending blobs and manifests to a repository.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use reqwest::header::{CONTENT_LENGTH, CONTENT_TYPE, LOCATION};
+use reqwest::{RequestBuilder, Response, StatusCode, Url};
+use sha2::{Digest as _, Sha256};
+
+use super::retry::Patience;
+use super::{Registry, digest_of, header};
+use crate::image::oci::manifest::damaged;
+use crate::sys::error::{Error, Result};
+
+/// How often a registry is asked for what it has just stored.
+const LOOKS: usize = 3;
+
+/// The result of sending a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Upload {
+    Stored,
+    /// It was not taken, and may be sent once more from its beginning.
+    Again,
+}
+
+/// What happened to one stream so far.
+#[derive(Debug, Default)]
+pub(crate) struct Attempts {
+    patience: Patience,
+    logged_in: bool,
+}
+
+/// The result of setting a tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tagged {
+    Set,
+    /// The registry does not let this tag move.
+    Immutable,
+}
+
+impl Registry {
+    /// Returns whether streams must have a digest and a size from the beginning.
+    pub(crate) fn wants_digests(&self) -> bool {
+        self.wants_digests.load(Ordering::Relaxed)
+    }
+
+    /// Uploads a stream. Its digest and size are requested after all of it is sent; `None` if the connection ended
+    /// before.
+    pub(crate) async fn upload(
+        &self,
+        blob: reqwest::Body,
+        digest: impl AsyncFnOnce() -> Result<Option<(String, u64)>>,
+        attempts: &mut Attempts,
+    ) -> Result<Upload> {
+        let place = self.begin().await?;
+        let sent = self
+            .uploads
+            .patch(place.clone())
+            .header(CONTENT_TYPE, "application/octet-stream")
+            .body(blob);
+        let response = self.send_with(sent, self.authorization_at(&place)).await;
+        if let Ok(response) = &response {
+            // A registry that refuses early may stop reading, and the packing side would wait for that.
+            if self.goes_on(response, &place, attempts).await? {
+                return Ok(Upload::Again);
+            }
+            if is_unsupported(response.status()) {
+                self.wants_digests.store(true, Ordering::Relaxed);
+                return Ok(Upload::Again);
+            }
+        }
+        let response = match response {
+            Ok(response) => Ok(self.accepted(response).await?),
+            Err(error) => Err(error),
+        };
+        // A local read error is the cause of the broken connection.
+        let digest = digest().await?;
+        let place = self.next_place(place.as_str(), &response?)?;
+        let (sha256, size) = digest.ok_or_else(|| self.failed(StatusCode::OK))?;
+        let finish = with_digest(place.clone(), &sha256);
+        // The token may have expired during the upload.
+        let finish = || self.uploads.put(finish.clone()).header(CONTENT_LENGTH, 0);
+        self.accepted(self.send_to(&place, finish).await?).await?;
+        self.assert_blob(&sha256, size).await?;
+        Ok(Upload::Stored)
+    }
+
+    /// Uploads a stream with a known digest in one request.
+    pub(crate) async fn upload_whole(
+        &self,
+        blob: reqwest::Body,
+        sha256: &str,
+        size: u64,
+        attempts: &mut Attempts,
+    ) -> Result<Upload> {
+        let place = self.begin().await?;
+        let sent = whole(self.uploads.put(with_digest(place.clone(), sha256)), size).body(blob);
+        let response = self.send_with(sent, self.authorization_at(&place)).await?;
+        if self.goes_on(&response, &place, attempts).await? {
+            return Ok(Upload::Again);
+        }
+        self.accepted(response).await?;
+        self.assert_blob(sha256, size).await?;
+        Ok(Upload::Stored)
+    }
+
+    /// Uploads bytes.
+    pub(crate) async fn upload_bytes(&self, blob: &[u8]) -> Result<()> {
+        let (sha256, size) = (hex::encode(Sha256::digest(blob)), blob.len() as u64);
+        let place = self.begin().await?;
+        let url = with_digest(place.clone(), &sha256);
+        let send = || whole(self.uploads.put(url.clone()), size).body(blob.to_vec());
+        self.accepted(self.send_to(&place, send).await?).await?;
+        self.assert_blob(&sha256, size).await
+    }
+
+    /// Begins an upload; returns its address. A stream that is packed while it is sent cannot be sent twice, so the
+    /// token is made to be valid.
+    async fn begin(&self) -> Result<Url> {
+        let begin = format!("{}/blobs/uploads/", self.base);
+        let response = self
+            .authorized(|| self.client.post(&begin).header(CONTENT_LENGTH, 0))
+            .await?;
+        let response = self.accepted(response).await?;
+        let place = self.next_place(&begin, &response)?;
+        let granted = self.granted().filter(|_| self.is_own(&place));
+        if granted.is_some_and(|granted| granted.is_stale(Instant::now())) {
+            self.log_in(None).await?;
+        }
+        Ok(place)
+    }
+
+    /// Returns whether a stream that the registry did not take may be sent again: it waits, or has a new token.
+    async fn goes_on(
+        &self,
+        response: &Response,
+        place: &Url,
+        attempts: &mut Attempts,
+    ) -> Result<bool> {
+        if response.status() == StatusCode::UNAUTHORIZED
+            && self.is_own(place)
+            && !attempts.logged_in
+        {
+            self.log_in(Some(response.headers())).await?;
+            attempts.logged_in = true;
+            return Ok(true);
+        }
+        let patience = &mut attempts.patience;
+        let waits = patience.waits(response, &self.host, &self.notice).await;
+        attempts.logged_in &= !waits;
+        Ok(waits)
+    }
+
+    /// Sends a request that can be repeated to an upload's address.
+    async fn send_to(&self, place: &Url, make: impl Fn() -> RequestBuilder) -> Result<Response> {
+        match self.is_own(place) {
+            true => self.authorized(make).await,
+            false => self.send_with(make(), None).await,
+        }
+    }
+
+    /// Refuses an unsuccessful answer.
+    async fn accepted(&self, response: Response) -> Result<Response> {
+        match response.status().is_success() {
+            true => Ok(response),
+            false => Err(self.answered("send to", &self.name, response).await),
+        }
+    }
+
+    fn failed(&self, status: StatusCode) -> Error {
+        self.error("send to", &self.name, status, None)
+    }
+
+    /// Stores a document under a tag, or under its digest.
+    pub(crate) async fn publish(&self, tag: &str, kind: &str, document: &[u8]) -> Result<Tagged> {
+        let url = format!("{}/manifests/{tag}", self.base);
+        let response = self
+            .authorized(|| {
+                let request = self.client.put(&url).header(CONTENT_TYPE, kind);
+                request.body(document.to_vec())
+            })
+            .await?;
+        let what = format!("{}:{tag}", self.name);
+        let status = response.status();
+        if !status.is_success() {
+            let said = super::said(response).await;
+            let is_immutable = said.as_deref().is_some_and(super::is_immutable);
+            if is_immutable && self.has(tag).await? {
+                return Ok(Tagged::Immutable);
+            }
+            return Err(self.error("send to", &what, status, said));
+        }
+        let sha256 = hex::encode(Sha256::digest(document));
+        if let Some(found) = digest_of(&response).filter(|found| *found != sha256) {
+            let what = format!("what registry `{}` stored as `{what}`", self.host);
+            return Err(damaged(&what, &found, &sha256));
+        }
+        let digest = format!("sha256:{sha256}");
+        self.assert_stored(&digest, async || self.has(&digest).await)
+            .await?;
+        Ok(Tagged::Set)
+    }
+
+    async fn assert_blob(&self, sha256: &str, size: u64) -> Result<()> {
+        let digest = format!("sha256:{sha256}");
+        self.assert_stored(&digest, async || self.has_blob(sha256, size).await)
+            .await
+    }
+
+    /// Fails unless the registry has the blob that it claims to have stored; some need a moment.
+    async fn assert_stored(&self, name: &str, has: impl AsyncFn() -> Result<bool>) -> Result<()> {
+        for _ in 0..LOOKS {
+            if has().await? {
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        Err(Error::unavailable(format!(
+            "registry `{}` claims to have stored `{}@{name}`, but does not have it",
+            self.host, self.name
+        ))
+        .help("run the same command again, or push to another registry"))
+    }
+
+    /// Returns the address where an upload continues.
+    fn next_place(&self, asked: &str, response: &Response) -> Result<Url> {
+        let location = header(response, LOCATION.as_str());
+        Url::parse(asked)
+            .ok()
+            .zip(location)
+            .and_then(|(asked, location)| asked.join(&location).ok())
+            .ok_or_else(|| {
+                Error::unavailable(format!(
+                    "registry `{}` does not name an address for the upload",
+                    self.host
+                ))
+            })
+    }
+}
+
+/// Returns whether a registry does not take streams at all.
+fn is_unsupported(status: StatusCode) -> bool {
+    [
+        StatusCode::METHOD_NOT_ALLOWED,
+        StatusCode::UNSUPPORTED_MEDIA_TYPE,
+        StatusCode::NOT_IMPLEMENTED,
+    ]
+    .contains(&status)
+}
+
+fn with_digest(mut place: Url, sha256: &str) -> Url {
+    let digest = format!("sha256:{sha256}");
+    place.query_pairs_mut().append_pair("digest", &digest);
+    place
+}
+
+fn whole(request: RequestBuilder, size: u64) -> RequestBuilder {
+    request
+        .header(CONTENT_TYPE, "application/octet-stream")
+        .header(CONTENT_LENGTH, size)
+}

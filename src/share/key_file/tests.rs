@@ -1,0 +1,101 @@
+//! Keys and a signature that Python's `cryptography` and `PyNaCl` made in cosign's formats.
+
+use super::*;
+
+/// Under the older name, with the password `se:cret`.
+const KEY: &str = include_str!("../../../tests/it/share/keys/one.key");
+const PUB: &str = include_str!("../../../tests/it/share/keys/one.pub");
+/// Of `payload`.
+const SIGNATURE: &str = "MEUCIB+brFJF785Og6Jd3LmipHk+WgMAa8iFvU38b38SyQI3AiEAjw+C3Kl/RydIhRGIgE37N+jn9jjF9RYajKikbTtgRek=";
+/// Without a password.
+const OTHER_KEY: &str = include_str!("../../../tests/it/share/keys/other.key");
+const OTHER_PUB: &str = include_str!("../../../tests/it/share/keys/other.pub");
+/// Of another curve, with the password `x`.
+const P384_KEY: &str = include_str!("../../../tests/it/share/keys/p384.key");
+const P384_PUB: &str = include_str!("../../../tests/it/share/keys/p384.pub");
+
+fn private(text: &str, password: &str) -> Result<SigningKey> {
+    SigningKey::parse(Path::new("cosign.key"), text, password)
+}
+
+fn public(text: &str) -> Result<VerifyingKey> {
+    VerifyingKey::parse(Path::new("cosign.pub"), text)
+}
+
+#[test]
+fn a_key_signs_for_its_public_key_only() {
+    let (one, other) = (
+        private(KEY, "se:cret").unwrap(),
+        private(OTHER_KEY, "").unwrap(),
+    );
+    let (one_pub, other_pub) = (public(PUB).unwrap(), public(OTHER_PUB).unwrap());
+    assert_eq!(one.public().point, one_pub.point);
+    assert_eq!(other.public().point, other_pub.point);
+    let signature = one.sign(b"payload").unwrap();
+    assert!(one_pub.verifies(b"payload", &signature));
+    assert!(one_pub.verifies(b"payload", SIGNATURE));
+    for (key, bytes, signature) in [
+        (&other_pub, b"payload".as_slice(), signature.as_str()),
+        (&one_pub, b"Payload", &signature),
+        (&one_pub, b"payload", ""),
+        (&one_pub, b"payload", "not base64"),
+        (&one_pub, b"payload", &STANDARD.encode(b"not a signature")),
+    ] {
+        assert!(!key.verifies(bytes, signature), "{signature}");
+    }
+}
+
+#[test]
+fn what_is_not_a_key_is_refused_by_name() {
+    let refused = |error: Error, why: &str| {
+        assert!(error.message().contains(why), "{}", error.message());
+        assert!(!format!("{error:?}").contains("se:cret"));
+    };
+    refused(
+        private(KEY, "other").unwrap_err(),
+        "the password of `cosign.key` is wrong",
+    );
+    refused(
+        private(P384_KEY, "x").unwrap_err(),
+        "is not an ECDSA key on P-256",
+    );
+    refused(
+        private(PUB, "").unwrap_err(),
+        "is not a private key of cosign",
+    );
+    refused(
+        public(P384_PUB).unwrap_err(),
+        "`cosign.pub` is not a public ECDSA key",
+    );
+    refused(
+        public(KEY).unwrap_err(),
+        "`cosign.pub` is not a public ECDSA key",
+    );
+    // One bit of the sealed key, and numbers that would take all memory.
+    let sealed = String::from_utf8(pem(KEY, PRIVATE[1]).unwrap()).unwrap();
+    let label = PRIVATE[1];
+    let pem = |json: &str| {
+        let body = STANDARD.encode(json);
+        format!("-----BEGIN {label}-----\n{body}\n-----END {label}-----\n")
+    };
+    assert!(private(&pem(&sealed), "se:cret").is_ok());
+    let flipped = sealed.replacen("\"ciphertext\":\"", "\"ciphertext\":\"AAAA", 1);
+    refused(
+        private(&pem(&flipped), "se:cret").unwrap_err(),
+        "the password of",
+    );
+    for n in ["1", "0", "1000", "2147483648"] {
+        let large = sealed.replacen("\"N\":32768", &format!("\"N\":{n}"), 1);
+        let error = private(&pem(&large), "se:cret").unwrap_err();
+        assert!(
+            error.message().contains("invalid parameters") || error.message().contains("password"),
+            "{}",
+            error.message()
+        );
+    }
+    let other = sealed.replacen("nacl/secretbox", "aes", 1);
+    refused(
+        private(&pem(&other), "se:cret").unwrap_err(),
+        "is encrypted in a way",
+    );
+}

@@ -1,0 +1,393 @@
+//! Owns removing old snapshots from a registry: what is there, what is kept, and the rest.
+//!
+//! Only what rockenv made is removed, and only whole manifests: a tag that cannot be read, that a person chose, or that
+//! shares its manifest with a kept one stays, and so does everything that a kept snapshot stands on.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use futures_util::StreamExt as _;
+use jiff::Timestamp;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::document::Document;
+use super::pull::{PARALLEL, document};
+use super::{Repository, SnapshotRef, signature, watched};
+use crate::image::fetch::ByteCounter;
+use crate::image::oci::{Operation, Registry, sha256};
+use crate::store::images::Means;
+use crate::sys::error::{Kind, Result, ResultExt as _};
+
+/// What must stay.
+#[derive(Clone, Debug)]
+pub(crate) struct Keep {
+    /// Keys of steps and images.
+    pub(crate) keys: BTreeSet<String>,
+    /// Everything that was built since.
+    pub(crate) since: Timestamp,
+}
+
+/// A tag of a repository.
+#[derive(Clone, Debug)]
+struct Tag {
+    name: String,
+    /// SHA-256 of its manifest.
+    manifest: String,
+    content: Content,
+}
+
+#[derive(Clone, Debug)]
+enum Content {
+    /// A snapshot or an image of rockenv.
+    Snapshot {
+        key: String,
+        /// The step, or the image.
+        title: String,
+        built: Timestamp,
+        /// Its keys, and those of everything that it stands on.
+        holds: BTreeSet<String>,
+        /// Its layers with their sizes.
+        layers: BTreeMap<String, u64>,
+        /// The tag is what rockenv would call it.
+        is_named_by_key: bool,
+    },
+    /// Signatures of a manifest.
+    Signature(String),
+    /// Something else, with the manifests that it names.
+    Other(BTreeSet<String>),
+}
+
+/// A tag that is not needed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Unneeded {
+    pub(crate) tag: String,
+    /// The step, or the image; none for signatures.
+    pub(crate) title: Option<String>,
+    pub(crate) built: Option<Timestamp>,
+    #[serde(skip)]
+    manifest: String,
+}
+
+/// What is removed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct PrunePlan {
+    pub(crate) removed: Vec<Unneeded>,
+    /// Tags of rockenv that stay.
+    pub(crate) kept: usize,
+    /// Tags that others made, or that cannot be read.
+    pub(crate) others: usize,
+    /// Bytes of layers that only the removed ones have.
+    pub(crate) bytes: u64,
+    /// All tags that were looked at.
+    #[serde(skip)]
+    looked_at: BTreeSet<String>,
+}
+
+/// Looks at all tags, and decides.
+pub(crate) fn survey(
+    repository: &Repository,
+    keep: &Keep,
+    means: &mut Means<'_>,
+) -> Result<PrunePlan> {
+    let registry = repository.open(Operation::Pull, means)?;
+    let (counter, aside) = (ByteCounter::default(), tempfile::tempdir()?);
+    watched(means.cancel, &counter, means.progress, async || {
+        let names = registry.tags().await?;
+        let tags = futures_util::stream::iter(names)
+            .map(async |name| look(&registry, name, aside.path()).await)
+            .buffered(PARALLEL);
+        let tags: Vec<Result<Option<Tag>>> = tags.collect().await;
+        let tags: Result<Vec<Option<Tag>>> = tags.into_iter().collect();
+        let tags: Vec<Tag> = tags?.into_iter().flatten().collect();
+        Ok(decide(&tags, keep))
+    })
+    .context(|| format!("cannot look at `{repository}`"))
+}
+
+/// Removes what a survey found, except what has got another tag since; returns the number of removed tags.
+pub(crate) fn remove(
+    repository: &Repository,
+    plan: &PrunePlan,
+    means: &mut Means<'_>,
+) -> Result<usize> {
+    let registry = repository.open(Operation::Delete, means)?;
+    let (counter, aside) = (ByteCounter::default(), tempfile::tempdir()?);
+    watched(means.cancel, &counter, means.progress, async || {
+        let mut spared = BTreeSet::new();
+        for name in registry.tags().await?.difference(&plan.looked_at) {
+            let found = look(&registry, name.clone(), aside.path()).await?;
+            spared.extend(found.map(|tag| tag.manifest));
+        }
+        let mut gone = BTreeSet::new();
+        let mut count = 0;
+        for tag in &plan.removed {
+            if spared.contains(&tag.manifest) {
+                continue;
+            }
+            // Other tags of the same manifest went with it.
+            if gone.insert(&tag.manifest) {
+                registry.delete(&tag.manifest).await?;
+            }
+            count += 1;
+        }
+        Ok(count)
+    })
+    .context(|| format!("cannot remove snapshots from `{repository}`"))
+}
+
+/// Looks at one tag; `None` if it has gone since.
+async fn look(registry: &Registry, name: String, blobs: &std::path::Path) -> Result<Option<Tag>> {
+    let (bytes, manifest) = match registry.find_tag(&name).await {
+        Ok(Some(found)) => found,
+        Ok(None) => return Ok(None),
+        // A document that is no manifest.
+        Err(error) if [Kind::Invalid, Kind::Drift].contains(&error.kind()) => {
+            (Vec::new(), String::new())
+        }
+        Err(error) => return Err(error),
+    };
+    let content = match signature::subject(&name) {
+        Some(subject) => Content::Signature(subject.to_owned()),
+        None => match document(registry, &bytes, blobs).await {
+            Ok(document) => Content::snapshot(&name, &document),
+            Err(error) if matches!(error.kind(), Kind::Signal(_) | Kind::OutOfSpace) => {
+                return Err(error);
+            }
+            // Its configuration is gone, or this is something else.
+            Err(_) => Content::other(&bytes),
+        },
+    };
+    Ok(Some(Tag {
+        name,
+        manifest,
+        content,
+    }))
+}
+
+impl Content {
+    fn snapshot(name: &str, document: &Document) -> Self {
+        let snapshot = &document.snapshot;
+        let (image, last) = (&snapshot.image, snapshot.steps.last());
+        let wanted = SnapshotRef::of(name);
+        let steps = snapshot.steps.iter().map(|step| step.key.to_string());
+        let blobs = document.blobs.iter();
+        Self::Snapshot {
+            key: document.key().to_owned(),
+            title: last.map_or(&image.name, |step| &step.name).clone(),
+            built: last.map_or(image.built, |step| step.created),
+            holds: steps.chain([image.key.to_string()]).collect(),
+            layers: blobs
+                .map(|blob| (blob.sha256.to_string(), blob.size))
+                .collect(),
+            is_named_by_key: !matches!(wanted, SnapshotRef::Named(_))
+                && wanted.check(document).is_ok(),
+        }
+    }
+
+    fn other(bytes: &[u8]) -> Self {
+        let index: Value = serde_json::from_slice(bytes).unwrap_or_default();
+        let manifests = index["manifests"].as_array().into_iter().flatten();
+        let digests = manifests.filter_map(|manifest| sha256(manifest["digest"].as_str()?));
+        Self::Other(digests.map(str::to_owned).collect())
+    }
+}
+
+/// Decides which tags are not needed.
+fn decide(tags: &[Tag], keep: &Keep) -> PrunePlan {
+    let mut needed: BTreeSet<&str> = keep.keys.iter().map(String::as_str).collect();
+    for tag in tags {
+        if let Content::Snapshot {
+            key,
+            built,
+            holds,
+            is_named_by_key,
+            ..
+        } = &tag.content
+            && (*built >= keep.since || !is_named_by_key || keep.keys.contains(key))
+        {
+            needed.extend(holds.iter().map(String::as_str));
+        }
+    }
+    let mut manifests = BTreeSet::new();
+    let mut layers = BTreeSet::new();
+    let mut plan = PrunePlan {
+        looked_at: tags.iter().map(|tag| tag.name.clone()).collect(),
+        ..PrunePlan::default()
+    };
+    let is_needed = |tag: &Tag| match &tag.content {
+        Content::Snapshot {
+            key,
+            is_named_by_key,
+            ..
+        } => !is_named_by_key || needed.contains(&**key),
+        Content::Signature(_) | Content::Other(_) => true,
+    };
+    for tag in tags.iter().filter(|tag| is_needed(tag)) {
+        match &tag.content {
+            Content::Snapshot { layers: all, .. } => {
+                manifests.insert(tag.manifest.as_str());
+                layers.extend(all.keys().map(String::as_str));
+                plan.kept += 1;
+            }
+            Content::Signature(_) => {}
+            Content::Other(named) => {
+                manifests.insert(tag.manifest.as_str());
+                manifests.extend(named.iter().map(String::as_str));
+                plan.others += 1;
+            }
+        }
+    }
+    let mut freed = BTreeMap::new();
+    let mut removed = BTreeSet::new();
+    for tag in tags.iter().filter(|tag| !is_needed(tag)) {
+        let Content::Snapshot {
+            title,
+            built,
+            layers: all,
+            ..
+        } = &tag.content
+        else {
+            continue;
+        };
+        if manifests.contains(tag.manifest.as_str()) {
+            plan.kept += 1;
+            layers.extend(all.keys().map(String::as_str));
+            continue;
+        }
+        removed.insert(tag.manifest.as_str());
+        freed.extend(all.iter().map(|(digest, size)| (digest.as_str(), *size)));
+        plan.removed.push(Unneeded {
+            tag: tag.name.clone(),
+            title: Some(title.clone()),
+            built: Some(*built),
+            manifest: tag.manifest.clone(),
+        });
+    }
+    freed.retain(|digest, _| !layers.contains(digest));
+    plan.bytes = freed.values().sum();
+    plan.removed.sort_by_key(|tag| tag.built);
+    // Signatures go first: afterwards nothing would name them.
+    let mut signatures = Vec::new();
+    for tag in tags {
+        if let Content::Signature(subject) = &tag.content {
+            let goes = removed.contains(&**subject) && !manifests.contains(&*tag.manifest);
+            match goes {
+                true => signatures.push(Unneeded {
+                    tag: tag.name.clone(),
+                    title: None,
+                    built: None,
+                    manifest: tag.manifest.clone(),
+                }),
+                false => plan.kept += 1,
+            }
+        }
+    }
+    plan.removed.splice(0..0, signatures);
+    plan
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn time(day: u32) -> Timestamp {
+        format!("2026-11-{day:02}T00:00:00Z").parse().unwrap()
+    }
+
+    /// A snapshot of some steps, built on a day; the first is the image.
+    fn snapshot(name: &str, manifest: &str, keys: &[&str], day: u32) -> Tag {
+        let key = (*keys.last().unwrap()).to_owned();
+        Tag {
+            name: name.to_owned(),
+            manifest: manifest.to_owned(),
+            content: Content::Snapshot {
+                is_named_by_key: name == key || name.starts_with("recipe-"),
+                title: key.clone(),
+                key,
+                built: time(day),
+                holds: keys.iter().map(|key| (*key).to_owned()).collect(),
+                layers: keys.iter().map(|key| (format!("{key}.tar"), 10)).collect(),
+            },
+        }
+    }
+
+    fn signed(manifest: &str) -> Tag {
+        Tag {
+            name: format!("sha256-{manifest}.sig"),
+            manifest: format!("signature-{manifest}"),
+            content: Content::Signature(manifest.to_owned()),
+        }
+    }
+
+    fn other(name: &str, manifest: &str, named: &[&str]) -> Tag {
+        Tag {
+            name: name.to_owned(),
+            manifest: manifest.to_owned(),
+            content: Content::Other(named.iter().map(|name| (*name).to_owned()).collect()),
+        }
+    }
+
+    fn removed(tags: &[Tag], keys: &[&str], since: u32) -> (Vec<String>, PrunePlan) {
+        let keep = Keep {
+            keys: keys.iter().map(|key| (*key).to_owned()).collect(),
+            since: time(since),
+        };
+        let plan = decide(tags, &keep);
+        let names = plan.removed.iter().map(|tag| tag.tag.clone()).collect();
+        (names, plan)
+    }
+
+    #[test]
+    fn what_a_kept_snapshot_stands_on_is_kept() {
+        let tags = [
+            snapshot("i", "mi", &["i"], 1),
+            snapshot("recipe-r", "mi", &["i"], 1),
+            snapshot("a", "ma", &["i", "a"], 2),
+            snapshot("b", "mb", &["i", "a", "b"], 20),
+            snapshot("c", "mc", &["i", "a", "c"], 3),
+            snapshot("old", "mo", &["old"], 1),
+            snapshot("recipe-o", "mo", &["old"], 1),
+        ];
+        let (names, plan) = removed(&tags, &[], 10);
+        assert_eq!(names, ["old", "recipe-o", "c"]);
+        assert_eq!((plan.kept, plan.others, plan.bytes), (4, 0, 20));
+        // A lock file keeps its own, and all below.
+        assert_eq!(removed(&tags, &["c"], 10).0, ["old", "recipe-o"]);
+        assert_eq!(removed(&tags, &["c"], 25).0, ["old", "recipe-o", "b"]);
+        let (names, _) = removed(&tags, &["old"], 25);
+        assert_eq!(names, ["i", "recipe-r", "a", "c", "b"]);
+        assert_eq!(removed(&tags, &[], 1).0, [""; 0]);
+    }
+
+    #[test]
+    fn only_what_rockenv_made_and_nobody_named_goes() {
+        let tags = [
+            other("latest", "mx", &[]),
+            other("index", "my", &["mb"]),
+            snapshot("a", "ma", &["i", "a"], 1),
+            snapshot("nightly", "ma", &["i", "a"], 1),
+            snapshot("b", "mb", &["i", "b"], 1),
+            snapshot("c", "mc", &["i", "c"], 1),
+            other("copy", "mc", &[]),
+            snapshot("i", "mi", &["i"], 1),
+            snapshot("d", "md", &["j", "d"], 1),
+        ];
+        let (names, plan) = removed(&tags, &[], 10);
+        assert_eq!(names, ["d"]);
+        assert_eq!((plan.kept, plan.others, plan.bytes), (5, 3, 20));
+    }
+
+    #[test]
+    fn signatures_go_with_their_subject_and_before_it() {
+        let tags = [
+            snapshot("a", "ma", &["a"], 1),
+            snapshot("b", "mb", &["b"], 20),
+            signed("ma"),
+            signed("mb"),
+            signed("gone"),
+        ];
+        let (names, plan) = removed(&tags, &[], 10);
+        assert_eq!(names, ["sha256-ma.sig", "a"]);
+        assert_eq!(plan.kept, 3);
+    }
+}

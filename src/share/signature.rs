@@ -1,0 +1,195 @@
+//! Owns signatures of snapshots at a registry, as cosign stores them: an image under the tag `sha256-DIGEST.sig`,
+//! whose layers name the digest of the signed manifest, with the signature as an annotation.
+//!
+//! The manifest's digest determines all of a snapshot: its configuration and its layers.
+
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+
+use super::document::{CONFIG, MANIFEST};
+use super::key_file::{SigningKey, VerifyingKey};
+use crate::image::fetch::ByteCounter;
+use crate::image::oci::{Descriptor, Registry, RequestSubject, Tagged, refused, sha256};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+
+const PAYLOAD: &str = "application/vnd.dev.cosign.simplesigning.v1+json";
+const SIGNATURE: &str = "dev.cosignproject.cosign/signature";
+const TYPE: &str = "cosign container image signature";
+const MAX_PAYLOAD: u64 = 64 << 10;
+/// Signatures of one manifest.
+const MAX_SIGNATURES: usize = 64;
+
+/// The parts of a manifest of signatures that are read.
+#[derive(Deserialize)]
+struct Signatures {
+    #[serde(default)]
+    layers: Vec<Value>,
+}
+
+#[derive(Deserialize)]
+struct Payload {
+    critical: Critical,
+}
+
+#[derive(Deserialize)]
+struct Critical {
+    image: SignedImage,
+    r#type: String,
+}
+
+#[derive(Deserialize)]
+struct SignedImage {
+    #[serde(rename = "docker-manifest-digest")]
+    digest: String,
+}
+
+/// Returns the tag for the signatures of a manifest.
+fn tag_for(sha256: &str) -> String {
+    format!("sha256-{sha256}.sig")
+}
+
+/// Returns the SHA-256 of the manifest that a tag of signatures is for.
+pub(super) fn subject(tag: &str) -> Option<&str> {
+    let digits = tag.strip_prefix("sha256-")?.strip_suffix(".sig")?;
+    sha256(&format!("sha256:{digits}")).map(|_| digits)
+}
+
+/// Refuses a manifest that this key has not signed.
+pub(super) async fn verify(
+    registry: &Registry,
+    key: &VerifyingKey,
+    manifest: &str,
+    blobs: &Path,
+) -> Result<()> {
+    let layers = signatures(registry, manifest).await?;
+    let mut others = Vec::new();
+    for layer in &layers {
+        let descriptor = Descriptor::deserialize(layer)
+            .map_err(|error| refused("its signature cannot be read".into()).source(error))?;
+        let Some(signature) = descriptor.annotation(SIGNATURE) else {
+            continue;
+        };
+        let aside = ByteCounter::default();
+        let blob = RequestSubject::Blob;
+        let payload = registry.obtain(blob, &descriptor, MAX_PAYLOAD, blobs, &aside);
+        let payload = fs_err::read(payload.await?)?;
+        if !key.verifies(&payload, signature) {
+            continue;
+        }
+        match serde_json::from_slice(&payload) {
+            Ok(Payload { critical }) if critical.r#type == TYPE => {
+                let signed = critical.image.digest;
+                if sha256(&signed) == Some(manifest) {
+                    return Ok(());
+                }
+                others.push(signed);
+            }
+            _ => others.push("something else".to_owned()),
+        }
+    }
+    let key = key.path().display();
+    let why = match (layers.is_empty(), others.first()) {
+        (true, _) => "it is not signed".to_owned(),
+        (false, None) => format!("it is not signed with the key that belongs to `{key}`"),
+        (false, Some(other)) => {
+            format!("its signature is for {}", other.escape_debug())
+        }
+    };
+    let message = format!("manifest sha256:{manifest} is refused: {why}");
+    Err(Error::new(Kind::Drift, message).help(
+        "rockenv push ENV --sign KEY, on the machine that built it; without --verify and `verify-key` everything is taken",
+    ))
+}
+
+/// Signs a manifest, beside the signatures that it has.
+pub(super) async fn sign(
+    registry: &Registry,
+    key: &SigningKey,
+    repository: &str,
+    manifest: &str,
+    blobs: &Path,
+) -> Result<()> {
+    if is_signed(registry, key, manifest, blobs).await? {
+        return Ok(());
+    }
+    let digest = format!("sha256:{manifest}");
+    let payload = json!({
+        "critical": {
+            "identity": { "docker-reference": repository },
+            "image": { "docker-manifest-digest": digest },
+            "type": TYPE,
+        },
+        "optional": null,
+    })
+    .to_string();
+    let mut layers = signatures(registry, manifest).await?;
+    layers.push(json!({
+        "mediaType": PAYLOAD,
+        "digest": digest_of(payload.as_bytes()),
+        "size": payload.len(),
+        "annotations": { SIGNATURE: key.sign(payload.as_bytes())? },
+    }));
+    let digests: Vec<&Value> = layers.iter().map(|layer| &layer["digest"]).collect();
+    let config = json!({
+        "architecture": "", "os": "", "config": {},
+        "rootfs": { "type": "layers", "diff_ids": digests },
+    })
+    .to_string();
+    let document = json!({
+        "schemaVersion": 2, "mediaType": MANIFEST,
+        "config": {
+            "mediaType": CONFIG, "digest": digest_of(config.as_bytes()), "size": config.len(),
+        },
+        "layers": layers,
+    })
+    .to_string();
+    for blob in [payload.as_bytes(), config.as_bytes()] {
+        registry.upload_bytes(blob).await?;
+    }
+    let tag = tag_for(manifest);
+    match registry
+        .publish(&tag, MANIFEST, document.as_bytes())
+        .await?
+    {
+        Tagged::Set => Ok(()),
+        Tagged::Immutable => Err(Error::unavailable(format!(
+            "the registry does not let tag `{tag}` have another signature"
+        ))
+        .help("allow tags `sha256-*` to move there")),
+    }
+}
+
+/// Returns whether this key has signed a manifest.
+pub(super) async fn is_signed(
+    registry: &Registry,
+    key: &SigningKey,
+    manifest: &str,
+    blobs: &Path,
+) -> Result<bool> {
+    match verify(registry, key.public(), manifest, blobs).await {
+        Ok(()) => Ok(true),
+        Err(error) if [Kind::Drift, Kind::Invalid].contains(&error.kind()) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns the layers with signatures of a manifest.
+async fn signatures(registry: &Registry, manifest: &str) -> Result<Vec<Value>> {
+    let found = registry.find_tag(&tag_for(manifest)).await;
+    let Some((bytes, _)) = found.context(|| "cannot get the signature".to_owned())? else {
+        return Ok(Vec::new());
+    };
+    let found: Signatures = serde_json::from_slice(&bytes)
+        .map_err(|error| refused("its signature cannot be read".into()).source(error))?;
+    let mut layers = found.layers;
+    layers.retain(|layer| layer["mediaType"] == PAYLOAD);
+    layers.truncate(MAX_SIGNATURES);
+    Ok(layers)
+}
+
+fn digest_of(bytes: &[u8]) -> String {
+    format!("sha256:{}", hex::encode(Sha256::digest(bytes)))
+}

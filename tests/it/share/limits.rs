@@ -1,0 +1,244 @@
+//! What registries that people have do: they put requests off, take no streams, end tokens early, let tags expire or
+//! not move. Each is imitated before a real one.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use jiff::fmt::rfc2822::DateTimePrinter;
+
+use super::Two;
+use super::proxy::{Fault, Proxy};
+use crate::support::env::TestStore;
+
+const ONE: &str = "[[step]]\nname = 'one'\nrun = 'head -c 1M /dev/urandom > $HOME/one'\n";
+const TWO: &str = "[[step]]\nname = 'one'\nrun = 'head -c 1M /dev/urandom > $HOME/one'\n[[step]]\nname = 'two'\nrun = 'true'\n";
+
+fn says(status: u16, line: &str) -> Fault {
+    Fault::Says(status, line.to_owned(), String::new())
+}
+
+/// Counts how often something has been done.
+fn counted() -> (Arc<AtomicUsize>, Arc<AtomicUsize>) {
+    let counter = Arc::new(AtomicUsize::new(0));
+    (Arc::clone(&counter), counter)
+}
+
+fn first(counter: &AtomicUsize) -> bool {
+    counter.fetch_add(1, Ordering::Relaxed) == 0
+}
+
+#[test]
+fn a_registry_that_asks_to_wait_is_waited_for() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let name = two.profile(ONE);
+    two.one.rockenv(&["up", name]).ok();
+    let [head, post, patch, put] = std::array::from_fn(|_| AtomicUsize::new(0));
+    let proxy = Proxy::start(&two.registry.host, move |request| {
+        match request.split(' ').next() {
+            Some("GET" | "HEAD") if first(&head) => {
+                let then = Timestamp::now() + Duration::from_secs(3);
+                let then = DateTimePrinter::new()
+                    .timestamp_to_rfc9110_string(&then)
+                    .unwrap();
+                says(503, &format!("retry-after: {then}\r\n"))
+            }
+            Some("POST") if first(&post) => says(429, "retry-after: 1\r\n"),
+            Some("PATCH") if first(&patch) => says(429, "retry-after: 2\r\n"),
+            // It does not say for how long.
+            Some("PUT") if first(&put) => says(429, ""),
+            _ => Fault::None,
+        }
+    });
+    let started = Instant::now();
+    two.with(&two.one, &["push", name], &proxy.repository())
+        .ok()
+        .says(&[
+            "warning: registry `127.0.0.1:",
+            "answered 503 Service Unavailable; waiting",
+            "answered 429 Too Many Requests; waiting 2",
+            "1 snapshots at",
+            "2 layers sent",
+        ]);
+    assert!(
+        started.elapsed() > Duration::from_secs(5),
+        "{:?}",
+        started.elapsed()
+    );
+    let layer = AtomicUsize::new(0);
+    let proxy = Proxy::start(&two.registry.host, move |request| {
+        let is_layer = request.starts_with("GET ") && request.contains("/blobs/");
+        match is_layer && first(&layer) {
+            true => says(429, "retry-after: 1\r\n"),
+            false => Fault::None,
+        }
+    });
+    two.with(&two.other, &["up", name, "--pull"], &proxy.repository())
+        .ok()
+        .says(&[
+            "429 Too Many Requests; waiting",
+            "pulled one from",
+            "1 done before",
+        ]);
+    two.assert_same(name);
+}
+
+#[test]
+fn a_registry_that_asks_to_wait_for_hours_is_not_waited_for() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let name = two.profile(ONE);
+    two.one.rockenv(&["up", name]).ok();
+    let proxy = Proxy::start(&two.registry.host, |_| {
+        let body = r#"{"errors":[{"code":"TOOMANYREQUESTS","message":"You have reached your pull rate limit."}]}"#;
+        Fault::Says(429, "retry-after: 21600\r\n".to_owned(), body.to_owned())
+    });
+    let started = Instant::now();
+    two.with(&two.one, &["push", name], &proxy.repository())
+        .exits(4)
+        .says(&[
+            "the registry answered 429 Too Many Requests: TOOMANYREQUESTS: You have reached your pull rate limit.; it asks to wait 6 h",
+        ]);
+    assert!(started.elapsed() < Duration::from_secs(60));
+}
+
+#[test]
+fn a_registry_without_streams_gets_whole_layers() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let name = two.profile(TWO);
+    two.one.rockenv(&["up", name]).ok();
+    let (counter, streams) = counted();
+    let proxy = Proxy::start(&two.registry.host, move |head| {
+        match head.starts_with("PATCH ") {
+            true => {
+                counter.fetch_add(1, Ordering::Relaxed);
+                let body = r#"{"errors":[{"code":"UNSUPPORTED","message":"no chunks here"}]}"#;
+                Fault::Says(405, String::new(), body.to_owned())
+            }
+            false => Fault::None,
+        }
+    });
+    two.with(&two.one, &["push", name], &proxy.repository())
+        .ok()
+        .says(&["2 snapshots at", "3 layers sent"]);
+    // It is asked once.
+    assert_eq!(streams.load(Ordering::Relaxed), 1);
+    two.run(&two.other, &["up", name, "--pull"])
+        .ok()
+        .says(&["pulled one, two from", "2 done before"]);
+    two.assert_same(name);
+}
+
+#[test]
+fn a_token_that_ends_before_a_layer_is_replaced() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let name = two.profile(ONE);
+    two.one.rockenv(&["up", name]).ok();
+    let (counter, late) = counted();
+    let (issued, ended, uploads) = (
+        AtomicUsize::new(0),
+        AtomicUsize::new(0),
+        AtomicUsize::new(0),
+    );
+    let proxy = Proxy::start(&two.registry.host, move |head| {
+        if head.starts_with("GET /token?") {
+            let number = issued.fetch_add(1, Ordering::Relaxed) + 1;
+            return Fault::Says(200, String::new(), format!(r#"{{"token":"t{number}"}}"#));
+        }
+        let field = |name: &str| {
+            let mut lines = head.lines().filter_map(|line| line.split_once(": "));
+            let found = lines.find(|(found, _)| found.eq_ignore_ascii_case(name));
+            found.map(|(_, value)| value.to_owned())
+        };
+        let token = field("authorization");
+        let number = token.and_then(|token| token.strip_prefix("Bearer t")?.parse().ok());
+        match number {
+            Some(number) if number > ended.load(Ordering::Relaxed) => {
+                // Between the beginning of an upload and the layer; not again when that is repeated.
+                if head.starts_with("POST ") && uploads.fetch_add(1, Ordering::Relaxed) % 2 == 0 {
+                    ended.store(number, Ordering::Relaxed);
+                }
+                Fault::None
+            }
+            _ => {
+                counter.fetch_add(usize::from(head.starts_with("PATCH ")), Ordering::Relaxed);
+                let host = field("host").unwrap();
+                let realm = format!(r#"Bearer realm="http://{host}/token",service="test""#);
+                says(401, &format!("www-authenticate: {realm}\r\n"))
+            }
+        }
+    });
+    two.with(&two.one, &["push", name], &proxy.repository())
+        .ok()
+        .says(&["1 snapshots at", "2 layers sent"]);
+    assert!(late.load(Ordering::Relaxed) > 0);
+    two.run(&two.other, &["up", name, "--pull"])
+        .ok()
+        .says(&["pulled one from", "1 done before"]);
+    two.assert_same(name);
+}
+
+#[test]
+fn a_tag_that_expires_leaves_the_step_before_it() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let name = two.pushed(TWO);
+    let last = two.one.keys(name).pop().unwrap().1;
+    // It is listed, and gone when it is asked for.
+    let proxy = Proxy::start(&two.registry.host, move |head| {
+        let is_gone = head.starts_with("GET ") && head.contains(&format!("/manifests/{last} "));
+        match is_gone {
+            true => says(404, ""),
+            false => Fault::None,
+        }
+    });
+    two.with(
+        &two.other,
+        &["up", name, "--pull", "--allow-incremental"],
+        &proxy.repository(),
+    )
+    .ok()
+    .says(&["pulled one from", "1 done before", "step 2/2 two"]);
+}
+
+#[test]
+fn a_tag_that_may_not_move_is_said() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let name = two.profile(TWO);
+    two.one.rockenv(&["up", name]).ok();
+    let host = two.registry.host.clone();
+    let proxy = Proxy::start(&two.registry.host, move |head| {
+        let mut words = head.split(' ');
+        let (method, path) = (words.next().unwrap(), words.next().unwrap());
+        if method != "PUT" || !path.contains("/manifests/") {
+            return Fault::None;
+        }
+        let tag = crate::support::registry::http(
+            &host,
+            "HEAD",
+            path,
+            "accept: application/vnd.oci.image.manifest.v1+json\r\n",
+            b"",
+        );
+        match tag.status {
+            200 => Fault::Says(
+                400,
+                String::new(),
+                r#"{"errors":[{"code":"TAG_INVALID","message":"The image tag 'x' already exists in the 'team/rocm' repository and cannot be overwritten because the repository is immutable."}]}"#.to_owned(),
+            ),
+            _ => Fault::None,
+        }
+    });
+    let named = format!("{}:nightly", proxy.repository());
+    let push = |words: &[&str]| two.with(&two.one, &[&["push", name], words].concat(), &named);
+    push(&["--until", "one", &named]).ok();
+    push(&["--until", "one", &named])
+        .ok()
+        .says(&["0 layers sent"]);
+    push(&[&named])
+        .exits(4)
+        .says(&["tag `nightly` exists, and the registry does not let it move"]);
+    // What the steps are called by did not move.
+    two.run(&two.other, &["up", name, "--pull"])
+        .ok()
+        .says(&["pulled one, two from"]);
+}

@@ -1,0 +1,260 @@
+//! Removing old snapshots from a registry: a real one, before which pages and refusals are imitated.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use fs_err as fs;
+use serde_json::{Value, json};
+
+use super::Two;
+use super::proxy::{Fault, Proxy};
+use crate::support::env::TestStore;
+use crate::support::registry::http;
+use crate::support::run::Ran;
+
+const INDEX: &str = "application/vnd.oci.image.index.v1+json";
+
+fn body(text: &str) -> String {
+    format!(
+        "[[step]]\nname = 'one'\nrun = 'echo {text} > $HOME/one'\n[[step]]\nname = 'two'\nrun = 'echo {text} > $HOME/two'\n"
+    )
+}
+
+/// An env whose first profile is pushed, and then its second.
+struct Pushed {
+    two: Two,
+    /// Keys of the first and of the second profile.
+    old: Vec<String>,
+    new: Vec<String>,
+}
+
+impl Pushed {
+    fn new() -> Self {
+        let two = Two::new(TestStore::new(), TestStore::new());
+        let keys = |text: &str| {
+            let name = two.pushed(&body(text));
+            let keys = two.one.keys(name).into_iter();
+            keys.map(|(_, key)| key).collect::<Vec<_>>()
+        };
+        let (old, new) = (keys("old"), keys("new"));
+        // Everything is older than a second.
+        std::thread::sleep(std::time::Duration::from_millis(1500));
+        Self { two, old, new }
+    }
+
+    fn prune(&self, store: &TestStore, words: &[&str], repository: &str) -> Ran {
+        let all = [
+            &["cache", "prune", "--registry", repository, "--json"],
+            words,
+        ]
+        .concat();
+        self.two.with(store, &all, "127.0.0.1:9/unused")
+    }
+
+    fn tags(&self) -> Vec<String> {
+        let tags = http(
+            &self.two.registry.host,
+            "GET",
+            "/v2/team/rocm/tags/list",
+            "",
+            b"",
+        );
+        let tags: Value = serde_json::from_slice(&tags.body).unwrap();
+        let mut tags: Vec<String> = serde_json::from_value(tags["tags"].clone()).unwrap();
+        tags.sort();
+        tags
+    }
+
+    /// Sets a tag by hand for an index of these manifests.
+    fn tag_index(&self, tag: &str, manifests: &[&str]) {
+        let manifests = manifests.iter().map(|digest| {
+            json!({
+                "mediaType": "application/vnd.oci.image.manifest.v1+json",
+                "digest": digest, "size": self.manifest(digest).len(),
+            })
+        });
+        let manifests: Vec<Value> = manifests.collect();
+        let index = json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": manifests });
+        let put = http(
+            &self.two.registry.host,
+            "PUT",
+            &format!("/v2/team/rocm/manifests/{tag}"),
+            &format!("content-type: {INDEX}\r\n"),
+            index.to_string().as_bytes(),
+        );
+        assert_eq!(put.status, 201, "{}", put.head);
+    }
+
+    fn manifest(&self, reference: &str) -> Vec<u8> {
+        let head = "accept: application/vnd.oci.image.manifest.v1+json\r\n";
+        let path = format!("/v2/team/rocm/manifests/{reference}");
+        let found = http(&self.two.registry.host, "GET", &path, head, b"");
+        assert_eq!(found.status, 200, "{}", found.head);
+        found.body
+    }
+
+    fn digest(&self, reference: &str) -> String {
+        use sha2::Digest as _;
+        let digest = sha2::Sha256::digest(self.manifest(reference));
+        format!(
+            "sha256:{}",
+            digest
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect::<String>()
+        )
+    }
+}
+
+fn removed(ran: Ran) -> Vec<String> {
+    let report: Value = serde_json::from_slice(&ran.ok().out).unwrap();
+    let removed = report["removed"].as_array().unwrap().iter();
+    let mut tags: Vec<String> = removed
+        .map(|tag| tag["tag"].as_str().unwrap().to_owned())
+        .collect();
+    tags.sort();
+    tags
+}
+
+fn sorted(keys: &[String]) -> Vec<String> {
+    let mut keys = keys.to_vec();
+    keys.sort();
+    keys
+}
+
+#[test]
+fn what_no_env_lock_file_or_recent_build_names_is_removed() {
+    let pushed = Pushed::new();
+    let (two, repository) = (&pushed.two, pushed.two.repository());
+    let all = pushed.tags();
+    let old = ["--older-than", "1s"];
+    // Recent enough, and everything that the machine's own env names.
+    let recent = pushed.prune(&two.one, &["--older-than", "1h"], &repository);
+    assert_eq!(removed(recent), [""; 0]);
+    let dry = pushed.prune(&two.one, &[&old[..], &["-n"]].concat(), &repository);
+    assert_eq!(removed(dry), sorted(&pushed.old));
+    assert_eq!(pushed.tags(), all);
+    // A lock file, on a machine without the env.
+    let name = two.one.env();
+    two.one.rockenv(&["lock", name]).ok();
+    let lock = two.one.work().join(format!("profiles/{name}.lock"));
+    let words = [&old[..], &["-n", "--keep-lock", lock.to_str().unwrap()]].concat();
+    let locked = pushed.prune(&two.other, &words, &repository);
+    assert_eq!(removed(locked), sorted(&pushed.old));
+    let absent = pushed.prune(
+        &two.other,
+        &[&old[..], &["--keep-lock", "absent.lock"]].concat(),
+        &repository,
+    );
+    absent.exits(7).says(&["`absent.lock` does not exist"]);
+    // A name that a person gave, and an index of somebody else.
+    let named = format!("{repository}:nightly");
+    two.one.rockenv(&["push", name, &named]).ok();
+    pushed.tag_index("theirs", &[&pushed.digest(&pushed.old[0])]);
+    let other = pushed.prune(&two.other, &[&old[..], &["-n"]].concat(), &repository);
+    assert_eq!(removed(other), [pushed.old[1].clone()]);
+    // And for real.
+    let done = pushed.prune(&two.one, &old, &repository);
+    assert_eq!(removed(done), [pushed.old[1].clone()]);
+    let mut left = all;
+    left.retain(|tag| *tag != pushed.old[1]);
+    left.extend(["nightly".to_owned(), "theirs".to_owned()]);
+    assert_eq!(pushed.tags(), sorted(&left));
+    two.run(
+        &two.other,
+        &["pull", &format!("{repository}:{}", pushed.old[1])],
+    )
+    .exits(7);
+    two.run(&two.other, &["up", name, "--pull"])
+        .ok()
+        .says(&["pulled one, two from", "2 done before"]);
+    two.assert_same(name);
+    let text = ["cache", "prune", "--registry", "--older-than", "1s"];
+    two.run(&two.one, &text)
+        .ok()
+        .prints("nothing to remove; 6 of rockenv kept, 1 of others");
+    assert_eq!(pushed.new.len(), 2);
+}
+
+#[test]
+fn a_list_in_pages_is_read_to_its_end() {
+    let pushed = Pushed::new();
+    let repository = pushed.two.repository();
+    let whole = removed(pushed.prune(&pushed.two.one, &["--older-than", "1s", "-n"], &repository));
+    assert_eq!(whole, sorted(&pushed.old));
+    let tags = pushed.tags();
+    // The next page by its path, or by an address with a name that nobody but the registry knows.
+    for origin in ["", "http://registry.internal:5000"] {
+        let (listed, pages) = (tags.clone(), Arc::new(AtomicUsize::new(0)));
+        let counter = Arc::clone(&pages);
+        let proxy = Proxy::start(&pushed.two.registry.host, move |head| {
+            let path = head.split(' ').nth(1).unwrap();
+            // There is nothing else that lists: no catalog.
+            if !path.starts_with("/v2/team/rocm/") {
+                return Fault::Says(404, String::new(), String::new());
+            }
+            let Some(query) = path.strip_prefix("/v2/team/rocm/tags/list?") else {
+                return Fault::None;
+            };
+            counter.fetch_add(1, Ordering::Relaxed);
+            let last = query.split('&').find_map(|part| part.strip_prefix("last="));
+            let from = last.map_or(0, |last| {
+                listed.iter().position(|tag| tag == last).unwrap() + 1
+            });
+            let page = &listed[from..listed.len().min(from + 2)];
+            let link = match page.last() {
+                Some(last) if from + 2 < listed.len() => format!(
+                    "link: <{origin}/v2/team/rocm/tags/list?last={last}&n=2>; rel=\"next\"\r\n"
+                ),
+                _ => String::new(),
+            };
+            Fault::Says(
+                200,
+                link,
+                json!({ "name": "team/rocm", "tags": page }).to_string(),
+            )
+        });
+        let words = ["--older-than", "1s", "-n"];
+        let found = pushed.prune(&pushed.two.one, &words, &proxy.repository());
+        assert_eq!(removed(found), whole, "{origin}");
+        assert_eq!(pages.load(Ordering::Relaxed), tags.len().div_ceil(2));
+    }
+}
+
+#[test]
+fn a_registry_that_removes_nothing_is_said() {
+    let pushed = Pushed::new();
+    let tags = pushed.tags();
+    for (status, body) in [
+        (405, ""),
+        (404, "404 page not found"),
+        (
+            400,
+            r#"{"errors":[{"code":"UNSUPPORTED","message":"The operation is unsupported."}]}"#,
+        ),
+    ] {
+        let proxy = Proxy::start(&pushed.two.registry.host, move |head| {
+            match head.starts_with("DELETE ") {
+                true => Fault::Says(status, String::new(), body.to_owned()),
+                false => Fault::None,
+            }
+        });
+        pushed
+            .prune(
+                &pushed.two.one,
+                &["--older-than", "1s"],
+                &proxy.repository(),
+            )
+            .exits(4)
+            .says(&[
+                "does not let clients remove anything",
+                "help: allow it there",
+            ]);
+    }
+    assert_eq!(pushed.tags(), tags);
+    // A repository that does not exist has nothing.
+    let absent = format!("{}/absent", pushed.two.registry.host);
+    let found = pushed.prune(&pushed.two.one, &["--older-than", "1s"], &absent);
+    assert_eq!(removed(found), [""; 0]);
+    fs::metadata(pushed.two.registry.data()).unwrap();
+}

@@ -1,0 +1,250 @@
+//! Signatures of pushed snapshots: what is pulled must have the right one.
+
+use rockenv::testing::Store;
+use serde_json::Value;
+
+use super::Two;
+use super::proxy::{Fault, Proxy};
+use crate::support::env::TestStore;
+use crate::support::registry::{Registry, http};
+use crate::support::run::{Ran, finish};
+
+const ONE: &str = "[[step]]\nname = 'one'\nrun = 'head -c 1M /dev/urandom > $HOME/one'\n";
+const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+/// The password of `one.key`.
+const PASSWORD: &str = "se:cret";
+
+fn key(name: &str) -> String {
+    format!("{}/tests/it/share/keys/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+impl Two {
+    fn push_signed(&self, store: &TestStore, name: &str, repository: &str) -> Ran {
+        self.push_with(store, name, repository, "one.key", Some(PASSWORD))
+    }
+
+    fn push_with(
+        &self,
+        store: &TestStore,
+        name: &str,
+        repository: &str,
+        file: &str,
+        password: Option<&str>,
+    ) -> Ran {
+        let mut command = store.command(&["push", name, repository, "--sign", &key(file)]);
+        command.envs(password.map(|password| ("COSIGN_PASSWORD", password)));
+        finish("push --sign".into(), command)
+    }
+
+    fn pull_verified(&self, reference: &str, file: &str) -> Ran {
+        self.other
+            .rockenv(&["pull", reference, "--verify", &key(file)])
+    }
+
+    /// `up --pull` that must find signatures of `one.key`.
+    fn up_verified(&self, name: &str, repository: &str) -> Ran {
+        let mut command = self.other.command(&["up", name, "--pull"]);
+        command
+            .env("ROCKENV_REGISTRY", repository)
+            .env("ROCKENV_VERIFY_KEY", key("one.pub"));
+        finish("up --pull".into(), command)
+    }
+
+    #[track_caller]
+    fn assert_nothing_pulled(&self) {
+        let store = Store::open_existing(self.other.home()).unwrap().unwrap();
+        assert!(store.layers().unwrap().is_empty());
+    }
+
+    fn last(&self, name: &str) -> String {
+        self.one.keys(name).pop().unwrap().1
+    }
+}
+
+fn get(registry: &Registry, reference: &str) -> Vec<u8> {
+    let path = format!("/v2/team/rocm/manifests/{reference}");
+    let found = http(
+        &registry.host,
+        "GET",
+        &path,
+        &format!("accept: {MANIFEST}\r\n"),
+        b"",
+    );
+    assert_eq!(found.status, 200, "{}", found.head);
+    found.body
+}
+
+fn put(registry: &Registry, reference: &str, manifest: &[u8]) {
+    let path = format!("/v2/team/rocm/manifests/{reference}");
+    let head = format!("content-type: {MANIFEST}\r\n");
+    let put = http(&registry.host, "PUT", &path, &head, manifest);
+    assert_eq!(put.status, 201, "{}", put.head);
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    use sha2::Digest as _;
+    let digest = sha2::Sha256::digest(bytes);
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn what_is_signed_is_pulled() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let name = two.profile(ONE);
+    two.one.rockenv(&["up", name]).ok();
+    let repository = two.repository();
+    two.push_signed(&two.one, name, &repository)
+        .ok()
+        .says(&["1 snapshots at"]);
+    // Once more there is nothing to do, and one signature.
+    let sent = two.uploads();
+    two.push_signed(&two.one, name, &repository).ok();
+    assert_eq!(two.uploads(), sent);
+    two.up_verified(name, &repository)
+        .ok()
+        .says(&["pulled one from", "1 done before"]);
+    two.assert_same(name);
+    let reference = format!("{repository}:{}", two.last(name));
+    two.pull_verified(&reference, "one.pub").ok();
+    // A second key signs beside the first, and each is enough.
+    two.push_with(&two.one, name, &repository, "other.key", Some(""))
+        .ok();
+    for file in ["one.pub", "other.pub"] {
+        two.pull_verified(&reference, file).ok();
+    }
+    // By the configuration, as `up --push` does it.
+    two.one
+        .configure(&format!("sign-key = '{}'\npush = true", key("one.key")));
+    two.one.profile(&ONE.replace("/one", "/other"));
+    let mut command = two.one.command(&["up", name]);
+    command
+        .env("ROCKENV_REGISTRY", &repository)
+        .env("COSIGN_PASSWORD", PASSWORD);
+    finish("up".into(), command).ok().says(&["1 snapshots at"]);
+    two.other
+        .configure(&format!("verify-key = '{}'", key("one.pub")));
+    two.other
+        .profile_named(name, &ONE.replace("/one", "/other"));
+    two.run(&two.other, &["up", name, "--pull"])
+        .ok()
+        .says(&["pulled one from"]);
+}
+
+#[test]
+fn what_is_not_signed_or_wrongly_is_refused() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let name = two.pushed(ONE);
+    let repository = two.repository();
+    let tag = two.last(name);
+    let reference = format!("{repository}:{tag}");
+    let refused = |why: &str| {
+        two.pull_verified(&reference, "one.pub")
+            .exits(8)
+            .says(&["cannot pull", "is refused", why]);
+        // Nor is it taken as a cache, or built instead.
+        let up = two.up_verified(name, &repository);
+        assert!(!up.err.contains("building it here"), "{}", up.err);
+        up.exits(8).says(&["is refused", why]);
+        two.assert_nothing_pulled();
+    };
+    refused("it is not signed");
+    two.push_with(&two.one, name, &repository, "other.key", Some(""))
+        .ok();
+    refused("it is not signed with the key that belongs to");
+    // The right key's signature of another manifest.
+    two.push_signed(&two.one, name, &repository).ok();
+    let right = get(&two.registry, &tag);
+    let signatures = format!("sha256-{}.sig", sha256(&right));
+    let signature = get(&two.registry, &signatures);
+    let mut changed: Value = serde_json::from_slice(&right).unwrap();
+    changed["annotations"]["rockenv.profile"] = "another".into();
+    let changed = changed.to_string();
+    put(&two.registry, &tag, changed.as_bytes());
+    refused("it is not signed");
+    put(
+        &two.registry,
+        &format!("sha256-{}.sig", sha256(changed.as_bytes())),
+        &signature,
+    );
+    let why = format!("its signature is for sha256:{}", sha256(&right));
+    two.pull_verified(&reference, "one.pub")
+        .exits(8)
+        .says(&[&why]);
+    two.assert_nothing_pulled();
+    // A payload with another digest, whose signature no longer fits.
+    let mut forged: Value = serde_json::from_slice(&signature).unwrap();
+    for layer in forged["layers"].as_array_mut().unwrap() {
+        layer["annotations"]["dev.cosignproject.cosign/signature"] = "MEUCIQ==".into();
+    }
+    put(&two.registry, &tag, &right);
+    put(&two.registry, &signatures, forged.to_string().as_bytes());
+    refused("it is not signed with the key that belongs to");
+    put(&two.registry, &signatures, &signature);
+    two.up_verified(name, &repository)
+        .ok()
+        .says(&["1 done before"]);
+    two.assert_same(name);
+}
+
+#[test]
+fn a_key_that_cannot_be_used_stops_before_anything_is_sent() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let name = two.profile(ONE);
+    two.one.rockenv(&["up", name]).ok();
+    let repository = two.repository();
+    let push = |file, password| two.push_with(&two.one, name, &repository, file, password);
+    push("one.key", None)
+        .exits(2)
+        .says(&["no password for the key", "COSIGN_PASSWORD"]);
+    push("one.key", Some("wrong"))
+        .exits(3)
+        .says(&["the password of", "is wrong"]);
+    push("one.pub", Some(""))
+        .exits(3)
+        .says(&["is not a private key of cosign"]);
+    push("p384.key", Some("x"))
+        .exits(3)
+        .says(&["is not an ECDSA key on P-256"]);
+    push("absent.key", Some("")).says(&["cannot read the key"]);
+    assert_eq!(two.uploads(), 0);
+    let reference = format!("{repository}:x");
+    two.pull_verified(&reference, "one.key")
+        .exits(3)
+        .says(&["is not a public ECDSA key"]);
+}
+
+#[test]
+fn what_another_machine_pushed_is_not_signed_but_replaced() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let name = two.pushed(ONE);
+    two.other.rockenv(&["up", name]).ok();
+    let repository = two.repository();
+    let tag = two.last(name);
+    let unsigned = get(&two.registry, &tag);
+    // Where tags do not move, that is said.
+    let proxy = Proxy::start(&two.registry.host, {
+        let tag = tag.clone();
+        move |head| match head.starts_with("PUT ") && head.contains(&format!("/manifests/{tag} ")) {
+            true => Fault::Says(
+                412,
+                String::new(),
+                r#"{"errors":[{"code":"PRECONDITION","message":"configured as immutable"}]}"#
+                    .to_owned(),
+            ),
+            false => Fault::None,
+        }
+    });
+    two.push_signed(&two.other, name, &proxy.repository())
+        .ok()
+        .says(&["warning: 1 tag stays as it was: the registry does not let it move"]);
+    assert_eq!(get(&two.registry, &tag), unsigned);
+    two.push_signed(&two.other, name, &repository).ok();
+    let signed = get(&two.registry, &tag);
+    assert_ne!(signed, unsigned);
+    // An unsigned push leaves it, and one that another key signs does not.
+    two.run(&two.one, &["push", name]).ok();
+    assert_eq!(get(&two.registry, &tag), signed);
+    two.push_with(&two.one, name, &repository, "other.key", Some(""))
+        .ok();
+    assert_ne!(get(&two.registry, &tag), signed);
+}
