@@ -260,7 +260,7 @@ impl<'a> Pull<'a> {
                             drop(sender.send((index, piece)));
                             Ok(())
                         })
-                        .buffered(PARALLEL)
+                        .buffer_unordered(PARALLEL)
                         .try_collect::<()>();
                     tokio::select! {
                         outcome = all => outcome,

@@ -167,11 +167,17 @@ impl Pushing<'_> {
             sent.map(|shared| (at, shared))
                 .context(|| format!("cannot push snapshot `{title}`"))
         });
-        // In their order. The first error drops the others, which ends them.
-        let layers = futures_util::stream::iter(layers).buffered(at_once);
+        // Sent in any order, so that the first error drops the others, which ends them; described from the bottom up.
+        let layers = futures_util::stream::iter(layers).buffer_unordered(at_once);
         let mut layers = std::pin::pin!(layers);
+        let mut sent = BTreeMap::new();
+        let mut next = 0;
         while let Some((at, shared)) = layers.try_next().await? {
-            self.describe(document, at, shared).await?;
+            sent.insert(at, shared);
+            while let Some(shared) = sent.remove(&next) {
+                self.describe(document, next, shared).await?;
+                next += 1;
+            }
         }
         if let Some(tag) = self.tag {
             self.publish(document, tag, true).await?;
