@@ -121,7 +121,8 @@ fn nor_does_an_ordinary_users_service() {
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(text.contains("2 passed"), "{output:?}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(text.contains("2 passed"), "{text}{errors}");
 }
 
 #[test]
