@@ -11,7 +11,10 @@ use nix::unistd::Pid;
 use super::{NO_GPU, project, without_gpu};
 use crate::support::env::TestStore;
 use crate::support::loopfs::run;
-use crate::support::run::{Background, Ran, finish, processes_called, wait_for, wait_until};
+use crate::support::registry::Registry;
+use crate::support::run::{
+    Background, Ran, finish, processes, processes_called, wait_for, wait_until,
+};
 
 /// The three daemons, ended when dropped.
 struct Slurm {
@@ -93,7 +96,7 @@ SlurmctldPort={controller}
 SlurmdPort={node}
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 AuthType=auth/munge
-AuthInfo=socket={at}/munge/socket
+AuthInfo=socket={at}/munge/socket,cred_expire=5
 SlurmUser=root
 SlurmdUser=root
 StateSaveLocation={at}/state
@@ -125,6 +128,29 @@ PartitionName=all Nodes={name} Default=YES MaxTime=INFINITE State=UP
             .stdout(log.file().try_clone().unwrap())
             .stderr(log.into_file());
         self.daemons.push(command.spawn().unwrap());
+    }
+
+    /// The node fails: its daemon ends, and whatever jobs it has, and the controller sees it (by itself after `SlurmdTimeout`).
+    fn fail(&mut self) {
+        let spool = self.path("spool").display().to_string();
+        let mut node = self.daemons.pop().unwrap();
+        node.kill().unwrap();
+        node.wait().unwrap();
+        // A job's shell is the child of the process that keeps it.
+        for (shell, line) in processes() {
+            let stat = fs::read_to_string(format!("/proc/{shell}/stat")).unwrap_or_default();
+            let parent = stat.rsplit(')').next().unwrap().split_whitespace().nth(1);
+            if !line.contains(&spool) || parent.is_none() {
+                continue;
+            }
+            for pid in descendants(parent.unwrap().parse().unwrap()) {
+                let _: nix::Result<()> = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            }
+        }
+        let name = run(self.tool("sinfo").args(["-h", "-o", "%n"]));
+        let name = format!("NodeName={}", name.trim());
+        let state = ["State=DOWN", "Reason=failed"];
+        run(self.tool("scontrol").args(["update", &name]).args(state));
     }
 
     fn log(&self, name: &str) -> String {
@@ -170,6 +196,18 @@ PartitionName=all Nodes={name} Default=YES MaxTime=INFINITE State=UP
         ended.sort();
         ended
     }
+}
+
+/// Returns a process and all that it started.
+fn descendants(pid: i32) -> Vec<i32> {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    let children = children.unwrap_or_default();
+    let below = children
+        .split_whitespace()
+        .filter_map(|child| child.parse().ok());
+    let mut all = vec![pid];
+    all.extend(below.flat_map(descendants));
+    all
 }
 
 impl Drop for Slurm {
@@ -297,6 +335,46 @@ fn what_is_common_is_a_job_and_each_env_a_task() {
             .rockenv(&["--yes", "rm", &format!("{}-{target}", store.env())])
             .ok();
     }
+}
+
+#[test]
+fn jobs_of_a_node_that_fails_go_on_from_the_registry() {
+    let store = TestStore::new();
+    project(&store);
+    let registry = Registry::start(false);
+    let mut slurm = Slurm::start();
+    let sleeper = store.sleeper();
+    fs::write(store.runs().join("wait"), &sleeper).unwrap();
+    let repository = format!("{}/team/rocm", registry.host);
+    submit(&store, &slurm, &["--registry", &repository]).ok();
+    wait_until("both tasks are in their last step", || {
+        processes_called(&sleeper).len() == 2
+    });
+    assert_eq!(store.ran(), ["gfx1103", "gfx1201", "one", "two"]);
+    slurm.fail();
+    fs::remove_file(store.runs().join("wait")).unwrap();
+    wait_until("nothing of the envs is left", || {
+        let home = store.home().display().to_string();
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+        let works = |(_, line): &(i32, String)| line.contains(&home) || *line == sleeper;
+        !mounts.contains(&home) && !processes().iter().any(works)
+    });
+    // The next node has nothing, and what the kernel and nspawn keep in memory ends with this one.
+    fs::remove_dir_all(store.home()).unwrap();
+    let memory = ["/sys/fs/cgroup", "/run/systemd/nspawn"];
+    let ours = format!("*/rockenv-{}-*", store.env());
+    let what = ["-depth", "-type", "d", "-path", &ours, "-delete"];
+    run(Command::new("find").args(memory).args(what));
+    slurm.daemon("/usr/sbin/slurmd", &["-D".to_owned()]);
+    let array = format!("envs-{}-gfx1103", store.env());
+    let expected = [&array, &array, "common"].map(|name| format!("{name} COMPLETED"));
+    let mut ended = slurm.ended();
+    ended.sort_by_key(|line| line.starts_with("common"));
+    assert_eq!(ended, expected);
+    for job in slurm.jobs().iter().filter(|job| job.contains(&array)) {
+        assert!(job.contains(" Restarts=1 "), "{job}");
+    }
+    assert_eq!(store.ran(), ["gfx1103", "gfx1201"]);
 }
 
 #[test]
