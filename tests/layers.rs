@@ -1,4 +1,5 @@
-//! The rooms of `src/`: which there are, and that a room imports only from itself and from rooms below it.
+//! The rooms of `src/`: which there are, that a room imports only from itself and from rooms below it, and that the
+//! documentation names files that exist.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
@@ -276,4 +277,30 @@ fn a_long_function_is_found_wherever_it_is() {
         found,
         ["2: c has 3 lines", "5: d has 6 lines", "6: e has 4 lines"]
     );
+}
+
+#[test]
+fn paths_in_the_documentation_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut found = 0;
+    for name in ["CONTRIBUTING.md", "docs/explanation/architecture.md"] {
+        for line in fs::read_to_string(root.join(name)).unwrap().lines() {
+            // The map of the rooms: `room/` in the first column, its files in the last one.
+            let row = line
+                .strip_prefix("| `")
+                .and_then(|row| row.split_once("/`"));
+            let room = root.join("src").join(row.map_or("", |(room, _)| room));
+            for code in line.split('`').skip(1).step_by(2) {
+                let path = code.split(' ').next().unwrap_or_default();
+                let is_source = path.starts_with("src/") || path.starts_with("tests/");
+                if path.contains("NAME") || !(is_source || path.ends_with(".rs")) {
+                    continue;
+                }
+                let exists = [root, &room].iter().any(|top| top.join(path).exists());
+                assert!(exists, "{name}: no `{path}`");
+                found += 1;
+            }
+        }
+    }
+    assert!(found > 40, "{found} paths");
 }
