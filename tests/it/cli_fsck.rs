@@ -450,6 +450,27 @@ fn what_another_version_wrote_is_left_alone() {
 }
 
 #[test]
+fn an_env_under_a_name_that_no_env_can_have_is_left_alone() {
+    let lab = Lab::new();
+    let (good, bad) = (lab.at("envs/one"), lab.at("envs/my env"));
+    fs::rename(&good, &bad).unwrap();
+    // The trash is nobody's.
+    let kept = || {
+        let mut listing = lab.listing();
+        listing.retain(|path, _| !path.starts_with(lab.at("trash")));
+        listing
+    };
+    let before = kept();
+    for text in [lab.fsck(&["--repair"], 1), lab.gc(1)] {
+        assert!(text.contains("envs/my env"), "{text}");
+        assert!(text.contains("rename it back"), "{text}");
+    }
+    assert_eq!(before, kept());
+    fs::rename(&bad, &good).unwrap();
+    lab.fsck(&[], 0);
+}
+
+#[test]
 fn images_and_references() {
     let lab = Lab::new();
     spoil(&lab.at("images").join(KEY).join("image.json"));
