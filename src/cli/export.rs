@@ -59,7 +59,7 @@ pub(crate) fn export(cx: &Context, args: &ExportArgs) -> Result<u8> {
         env,
         directory,
         volumes: &args.volume,
-        reuse: cx.config.reuse.or_asked(args.allow_incremental),
+        reuse: cx.config.reuse.or_incremental(args.allow_incremental),
         hook_dirs: &cx.config.hook_dirs,
         warn: &|text| cx.ui.warn(text),
     };
@@ -121,7 +121,7 @@ fn snapshots(cx: &Context, args: &ExportArgs, env: &EnvName, place: &Path) -> Re
     let store = cx.existing_store()?;
     let signals = Signals::take()?;
     let reporter = cx.ui.reporter(Format::Human);
-    let reuse = cx.config.reuse.or_asked(args.allow_incremental);
+    let reuse = cx.config.reuse.or_incremental(args.allow_incremental);
     let what = Shareable::of(&store, env, args.until.as_deref(), reuse, &reporter)?;
     let task = Task::new(cx, &signals, &reporter);
     let (pushed, message) = push::to_file(task, &store, place, &what)?;

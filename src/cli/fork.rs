@@ -33,5 +33,5 @@ pub(crate) fn fork(cx: &Context, args: &ForkArgs) -> Result<()> {
             .warn("its build volumes start empty: an overlay store cannot copy them");
     }
     drop((from, new));
-    cx.settle(&store)
+    cx.flush_in_background(&store)
 }

@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::plan::gc::policy::{Limits, Policy, Preset};
 use crate::plan::gc::{Inventory, Plan, rooted};
 use crate::profile::value;
-use crate::store::inventory::Look;
+use crate::store::inventory::InventoryOptions;
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host::free_space;
 use crate::ui::table::Table;
@@ -43,7 +43,7 @@ pub(crate) fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
     let disk = nix::sys::statvfs::statvfs(store.root())
         .map_err(|error| Error::unexpected("cannot ask for free space").source(error))?;
     let limits = policy.limits(disk.blocks() * disk.fragment_size());
-    let look = Look {
+    let options = InventoryOptions {
         caches: true,
         cache_max: policy.cache_max.clone(),
         used: limits.keep_at_most.is_some(),
@@ -51,18 +51,18 @@ pub(crate) fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
         everything: args.roots,
     };
     if args.roots {
-        let mut inventory = store.gc_inventory(&look, limits.keep_last)?;
-        store.estimate_shared(&mut inventory, &look, limits.keep_last)?;
+        let mut inventory = store.gc_inventory(&options, limits.keep_last)?;
+        store.estimate_shared(&mut inventory, &options, limits.keep_last)?;
         return show_roots(cx, &inventory, &limits);
     }
     if args.dry_run {
         let trash = store.trash_bytes()?;
         let left = asked.map(|asked| asked.saturating_sub(trash));
-        let Decision { inventory, plan } = decide(&store, &look, &limits, left, trash)?;
+        let Decision { inventory, plan } = decide(&store, &options, &limits, left, trash)?;
         let free = inventory.free.saturating_sub(trash);
         return show(cx, &policy, &limits, free, trash, &plan);
     }
-    let done = collect(cx, &store, look, &limits, asked)?;
+    let done = collect(cx, &store, options, &limits, asked)?;
     report(cx, &done, asked, free_space(store.root())?)
 }
 

@@ -87,7 +87,7 @@ pub(super) fn parse() -> std::result::Result<Cli, Unparsed> {
             (ErrorKind::InvalidSubcommand, Some(ContextValue::String(word)))
                 if first.as_ref() == Some(word) =>
             {
-                meant(word).map_or(Unparsed::Usage(error), Unparsed::Meant)
+                suggestion(word).map_or(Unparsed::Usage(error), Unparsed::Meant)
             }
             _ => Unparsed::Usage(error),
         }
@@ -124,7 +124,7 @@ pub(super) enum Unparsed {
 }
 
 /// Returns the error for a word of another tool, or for a target in a command's place.
-fn meant(word: &str) -> Option<Error> {
+fn suggestion(word: &str) -> Option<Error> {
     let help = match words().find(|(known, _)| *known == word) {
         Some((_, help)) => help.to_owned(),
         None => {
@@ -148,7 +148,7 @@ pub(super) fn find(mut command: clap::Command, words: &[String]) -> Result<clap:
     for (at, word) in words.iter().enumerate() {
         let Some(inner) = command.find_subcommand(word) else {
             if at == 0
-                && let Some(error) = meant(word)
+                && let Some(error) = suggestion(word)
             {
                 return Err(error);
             }
@@ -302,11 +302,11 @@ mod tests {
             }
         }
         assert!(words().is_sorted());
-        let error = meant("780m").unwrap();
+        let error = suggestion("780m").unwrap();
         assert_eq!(
             error.help_text(),
             Some("`rockenv up gfx1103` builds for it")
         );
-        assert!(meant("nonsense").is_none());
+        assert!(suggestion("nonsense").is_none());
     }
 }

@@ -39,12 +39,12 @@ pub(crate) fn import(cx: &Context, args: &ImportArgs) -> Result<()> {
         store: &store,
         user: &cx.config.user,
         service: service.as_ref(),
-        reuse: cx.config.reuse.or_asked(args.allow_incremental),
+        reuse: cx.config.reuse.or_incremental(args.allow_incremental),
     };
     let taken = task.with_progress(Subject::Transfer(&shown), |means| {
         share::import(to, &args.from, means)
     });
-    cx.settle(&store)?;
+    cx.flush_in_background(&store)?;
     let taken = taken?;
     for pulled in &taken {
         registry::note_incremental(pulled, &reporter);

@@ -103,7 +103,7 @@ fn say(cx: &Context, written: WrittenLock) -> Result<()> {
 }
 
 fn tell(cx: &Context, changes: &[LockChange]) {
-    for line in lockfile::told(changes) {
+    for line in lockfile::describe(changes) {
         cx.ui.data(&format!("{line}\n"));
     }
 }

@@ -10,7 +10,7 @@ use fs_err as fs;
 use crate::execute::log::{Reader, text_of};
 use crate::plan::ids::EnvName;
 use crate::store::{Store, check_name};
-use crate::sys::error::{Error, Result, if_there};
+use crate::sys::error::{Error, Result, if_exists};
 use crate::sys::suggest;
 use crate::up::context::Context;
 use crate::up::stop_and_lock::holder;
@@ -109,7 +109,7 @@ fn chosen(store: &Store, args: &LogsArgs) -> Result<(EnvName, Option<String>)> {
 /// time of its `up` and the number of its step.
 pub(super) fn all(store: &Store, env: &EnvName, wanted: Option<&str>) -> Result<BTreeSet<PathBuf>> {
     let mut found = BTreeSet::new();
-    let Some(runs) = if_there(fs::read_dir(store.env_dir(env).join("logs")))? else {
+    let Some(runs) = if_exists(fs::read_dir(store.env_dir(env).join("logs")))? else {
         return Ok(found);
     };
     for run in runs {

@@ -85,7 +85,7 @@ pub(super) fn state(
 ) -> &'static str {
     match holder.map(|holder| holder.verb.as_str()) {
         Some("up") => "building",
-        Some(_) if !store.only_waits(env) => "in use",
+        Some(_) if !store.has_idle_container(env) => "in use",
         _ if record.failed.is_some() => "failed",
         _ if record.complete => "ready",
         _ => "unfinished",

@@ -76,7 +76,7 @@ pub(crate) fn show_plan(
     if let Some(store) = &store {
         locked::check_built(&selection, store, &plan)?;
     }
-    let fingerprints = gathered.fingerprints_said(&spec);
+    let fingerprints = gathered.fingerprint_uses(&spec);
     let (root, record) = match &store {
         Some(store) => (store.root(), store.record(&spec.name)?),
         None => (cx.config.home.as_path(), None),

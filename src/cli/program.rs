@@ -69,7 +69,7 @@ pub(crate) fn run() -> ExitCode {
         let cx = crate::cli::trust::ask(cx, &cli)?;
         use_learned_targets(&cx);
         let code =
-            dispatch::run(&cx, cli.command).map_err(|error| cx.perhaps_in_roots_store(error))?;
+            dispatch::run(&cx, cli.command).map_err(|error| cx.suggest_roots_store(error))?;
         cx.ui.finish()?;
         Ok(broken.unwrap_or(code))
     });

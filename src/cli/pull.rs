@@ -49,7 +49,7 @@ pub(crate) fn pull(cx: &Context, args: &PullArgs) -> Result<()> {
     let reporter = cx.ui.reporter(Format::Human);
     let asking = Asking {
         task: Task::new(cx, &signals, &reporter),
-        reuse: cx.config.reuse.or_asked(args.allow_incremental),
+        reuse: cx.config.reuse.or_incremental(args.allow_incremental),
         verify: args.verify.as_deref(),
     };
     let pulled = match by_name {
@@ -80,7 +80,7 @@ impl Asking<'_> {
 
     fn by_name(&self, store: &Store, text: &str, service: Option<&Service>) -> Result<Pulled> {
         let repository = self.repository(Some(text))?;
-        let name = repository.names_one().ok_or_else(|| {
+        let name = repository.single_snapshot().ok_or_else(|| {
             Error::usage(format!("`{text}` does not name a snapshot"))
                 .help(format!("rockenv pull {text}:TAG"))
         })?;
@@ -141,7 +141,7 @@ impl Asking<'_> {
         let pulled = self.task.with_progress(Subject::Transfer(&shown), |means| {
             share::pull(to, repository, wanted, means)
         });
-        cx.settle(store)?;
+        cx.flush_in_background(store)?;
         let Some(pulled) = pulled? else {
             return Ok(None);
         };

@@ -42,7 +42,7 @@ pub(crate) fn push(cx: &Context, args: &PushArgs) -> Result<()> {
     let signals = Signals::take()?;
     let reporter = cx.ui.reporter(Format::Human);
     let until = args.until.as_deref();
-    let reuse = cx.config.reuse.or_asked(args.allow_incremental);
+    let reuse = cx.config.reuse.or_incremental(args.allow_incremental);
     let what = Shareable::of(&store, &args.env, until, reuse, &reporter)?;
     let task = Task::new(cx, &signals, &reporter);
     let (pushed, message) = push::to_registry(task, &store, &repository, &what)?;

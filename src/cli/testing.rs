@@ -18,7 +18,7 @@ use crate::profile::hook::{self, FileInSource};
 use crate::share;
 use crate::store::check::{examine, repair};
 use crate::store::config::Config;
-use crate::store::inventory::Look;
+use crate::store::inventory::InventoryOptions;
 use crate::store::{Store, journal};
 use crate::sys::catalog::Directory;
 use crate::sys::error::{Error, Result};
@@ -197,7 +197,7 @@ fn lock(input: &[u8]) -> Result<()> {
     let again = lockfile::parse(&old.text()?, "again")?;
     assert_eq!(old, again, "what is written is what was read");
     let new = lockfile::parse(text(named(&files, "new"))?, "new")?;
-    lockfile::told(&lockfile::changes(&old, &new));
+    lockfile::describe(&lockfile::changes(&old, &new));
     Ok(())
 }
 
@@ -242,7 +242,7 @@ fn store(input: &[u8]) -> Result<()> {
     }
     drop((store.images(), store.leases(), store.past("p")));
     examine(&store.inventory()?);
-    if let Ok(inventory) = store.gc_inventory(&Look::default(), 1) {
+    if let Ok(inventory) = store.gc_inventory(&InventoryOptions::default(), 1) {
         let limits = Policy::new(&Table::default(), None)?.limits(1 << 40);
         gc::plan(&inventory, &limits, Some(0));
     }

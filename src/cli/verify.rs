@@ -53,7 +53,7 @@ pub(crate) fn verify(cx: &Context, args: &VerifyArgs) -> Result<u8> {
         with_caches: args.with_caches,
     };
     let rebuild = Rebuild::prepare(with, options, &env, spec, &name, &segments)?;
-    let claim = store.claim(&name, "verify")?;
+    let claim = store.create_ephemeral(&name, "verify")?;
     let outcome = rebuild.all(&name, &segments);
     let removed = ephemeral::end(&store, &name, claim);
     drop(env);

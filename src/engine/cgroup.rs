@@ -292,7 +292,7 @@ impl Cgroup {
     }
 
     /// Returns the files to write `0` to, in order to enter the group.
-    pub(crate) fn entrances(&self) -> Vec<PathBuf> {
+    pub(crate) fn procs_files(&self) -> Vec<PathBuf> {
         if self.unit.is_some() {
             return Vec::new();
         }
@@ -565,6 +565,6 @@ mod tests {
         );
         assert!(argv.contains(&"--property=MemoryMax=5".to_owned()));
         assert!(argv.contains(&"--property=DeviceAllow=/dev/char/511:0 rw".to_owned()));
-        assert!(group.entrances().is_empty());
+        assert!(group.procs_files().is_empty());
     }
 }

@@ -22,7 +22,7 @@ use super::jobserver::Server;
 use super::wire::{FromAgent, ToAgent};
 use super::{Container, Device, Root, Usage, docker, nspawn};
 use crate::engine::job_slots::Ticket;
-use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_there};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_exists};
 use crate::sys::frames;
 use crate::sys::userns;
 
@@ -240,7 +240,7 @@ impl ContainerRecord {
     /// Returns what there was. The caller holds the env's lock.
     pub(crate) fn recover(run: &Path) -> Result<Option<Ended>> {
         let path = Self::path(run);
-        let Some(text) = if_there(fs::read(&path))? else {
+        let Some(text) = if_exists(fs::read(&path))? else {
             return Ok(None);
         };
         let mut ended = Ended::default();
@@ -375,11 +375,11 @@ fn is_gpu(node: &Path) -> bool {
 
 /// Removes a lock file, unless another tree got the same numbers and is locked by now.
 fn remove_lock(path: &Path) -> Result<()> {
-    let Some(file) = if_there(fs::File::open(path))? else {
+    let Some(file) = if_exists(fs::File::open(path))? else {
         return Ok(());
     };
     if file.file().try_lock().is_ok() {
-        if_there(fs::remove_file(path))?;
+        if_exists(fs::remove_file(path))?;
     }
     Ok(())
 }
@@ -451,7 +451,7 @@ fn hold_container(hold: &Hold, fds: Vec<OwnedFd>, starter: &UnixStream) -> Resul
     // If anything is left, so is the state: the next command that takes the lock continues from it.
     let cleared = state
         .clear()
-        .and_then(|()| if_there(fs::remove_file(ContainerRecord::path(&hold.run))).map(drop));
+        .and_then(|()| if_exists(fs::remove_file(ContainerRecord::path(&hold.run))).map(drop));
     let usage = result?;
     cleared?;
     Ok(usage)

@@ -45,7 +45,7 @@ pub(super) enum Need {
 
 /// An entry at the budget, and the slots taken.
 #[derive(Debug)]
-pub(crate) struct Claim {
+pub(crate) struct SlotClaim {
     file: fs::File,
     slot: u32,
     total: u32,
@@ -53,7 +53,7 @@ pub(crate) struct Claim {
     env: String,
 }
 
-/// A [`Claim`] on its way to another process, together with the file's descriptor, which carries the locks.
+/// A [`SlotClaim`] on its way to another process, together with the file's descriptor, which carries the locks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Ticket {
     slot: u32,
@@ -66,7 +66,7 @@ pub(crate) struct Ticket {
     pub(super) fifo: PathBuf,
 }
 
-impl Claim {
+impl SlotClaim {
     /// Takes an entry for `env` at the budget of `total` slots in the store's file `path`.
     pub(crate) fn open(path: &Path, total: u32, env: &str) -> Result<Self> {
         let file = fs::OpenOptions::new()
@@ -84,7 +84,7 @@ impl Claim {
                     held: Vec::new(),
                     env: env.to_owned(),
                 };
-                claim.say(Need::More)?;
+                claim.publish(Need::More)?;
                 return Ok(claim);
             }
         }
@@ -94,12 +94,12 @@ impl Claim {
         )))
     }
 
-    /// Takes over a claim from [`Claim::pass`].
+    /// Takes over a claim from [`SlotClaim::pass`].
     #[expect(
         clippy::disallowed_types,
         reason = "it came by a socket, without a name"
     )]
-    pub(super) fn adopt(ticket: Ticket, file: OwnedFd) -> Self {
+    pub(super) fn receive(ticket: Ticket, file: OwnedFd) -> Self {
         Self {
             file: fs::File::from_parts(std::fs::File::from(file), "jobs"),
             slot: ticket.slot,
@@ -128,7 +128,7 @@ impl Claim {
     }
 
     /// Releases one slot.
-    pub(super) fn give(&mut self) -> Result<()> {
+    pub(super) fn release(&mut self) -> Result<()> {
         if let Some(slot) = self.held.pop() {
             set_lock(&self.file, SLOTS + u64::from(slot), libc::F_UNLCK)?;
         }
@@ -140,7 +140,7 @@ impl Claim {
     }
 
     /// Publishes the need.
-    pub(super) fn say(&self, need: Need) -> Result<()> {
+    pub(super) fn publish(&self, need: Need) -> Result<()> {
         let mut record = [0; ENTRY as usize];
         record[..4].copy_from_slice(&self.count().to_le_bytes());
         record[4] = need as u8;
@@ -382,21 +382,21 @@ mod tests {
     fn a_slot_is_somebodys_until_its_file_is_closed() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("jobs");
-        let mut a = Claim::open(&path, 2, "a").unwrap();
-        let mut b = Claim::open(&path, 2, "b").unwrap();
+        let mut a = SlotClaim::open(&path, 2, "a").unwrap();
+        let mut b = SlotClaim::open(&path, 2, "b").unwrap();
         assert!(a.take().unwrap() && a.take().unwrap());
         assert!(!a.take().unwrap() && !b.take().unwrap());
-        a.say(Need::Enough).unwrap();
+        a.publish(Need::Enough).unwrap();
         let seen = b.others().unwrap();
         assert_eq!(
             (seen[0].env.as_str(), seen[0].held, seen[0].need),
             ("a", 2, Need::Enough)
         );
-        a.give().unwrap();
+        a.release().unwrap();
         assert!(b.take().unwrap());
         // Still taken after passing it on; a closed descriptor, however its process ended, frees it.
         let (_, fd) = b.pass(2, PathBuf::new());
-        let mut c = Claim::open(&path, 2, "c").unwrap();
+        let mut c = SlotClaim::open(&path, 2, "c").unwrap();
         assert!(!c.take().unwrap());
         drop(fd);
         assert!(c.take().unwrap());

@@ -21,7 +21,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::cgroup::Cgroup;
 use super::pressure::{self, Throttle};
-use crate::engine::job_slots::{Claim, EnvSlots, Need, Ticket, held, target};
+use crate::engine::job_slots::{EnvSlots, Need, SlotClaim, Ticket, held, target};
 use crate::sys::error::{Result, ResultExt as _};
 
 /// Path of the FIFO inside every env.
@@ -78,7 +78,7 @@ impl Server {
         memory_max: Option<u64>,
     ) -> Result<Self> {
         let mut env = Env::open(ticket, file, cgroup, memory_max)?;
-        env.look()?;
+        env.adjust_tokens()?;
         let (told, tell) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
         let thread = std::thread::Builder::new()
             .name("jobserver".to_owned())
@@ -134,7 +134,7 @@ impl Gauge {
 /// The server's state of its env.
 #[derive(Debug)]
 struct Env {
-    claim: Claim,
+    claim: SlotClaim,
     fifo: fs::File,
     cgroup: Cgroup,
     memory_max: Option<u64>,
@@ -167,7 +167,7 @@ impl Env {
                 .open(&ticket.fifo)?
         };
         let cap = ticket.cap;
-        let claim = Claim::adopt(ticket, file);
+        let claim = SlotClaim::receive(ticket, file);
         Ok(Self {
             base: claim.count().min(1),
             claim,
@@ -208,7 +208,7 @@ impl Env {
             }
             match rests {
                 true => self.release()?,
-                false => self.look()?,
+                false => self.adjust_tokens()?,
             }
         }
     }
@@ -217,13 +217,13 @@ impl Env {
     fn release(&mut self) -> Result<()> {
         while self.read()? {}
         while self.claim.count() > self.base {
-            self.claim.give()?;
+            self.claim.release()?;
         }
-        self.claim.say(Need::None)
+        self.claim.publish(Need::None)
     }
 
     /// Checks everything once, and adds or removes tokens.
-    fn look(&mut self) -> Result<()> {
+    fn adjust_tokens(&mut self) -> Result<()> {
         let now = Instant::now();
         let granted = self.claim.count().saturating_sub(self.base);
         let mut idle = self.idle()?;
@@ -273,13 +273,13 @@ impl Env {
             }
         }
         while self.claim.count() > target && self.read()? {
-            self.claim.give()?;
+            self.claim.release()?;
             if need == Need::None {
                 self.rests_until = Some(now + REST);
             }
         }
         self.collects = self.claim.count() > target;
-        self.claim.say(need)
+        self.claim.publish(need)
     }
 
     /// Returns the number of tokens in the FIFO.
@@ -350,27 +350,27 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (path, fifo) = (directory.path().join("jobs"), directory.path().join("fifo"));
         make_fifo(&fifo).unwrap();
-        let mut claim = Claim::open(&path, 4, "a").unwrap();
+        let mut claim = SlotClaim::open(&path, 4, "a").unwrap();
         assert!(claim.take().unwrap());
         let (ticket, fd) = claim.pass(3, fifo);
         let mut env = Env::open(ticket, fd, Cgroup::default(), None).unwrap();
         // The machine may be short of memory while the test runs.
         env.memory_seen = Some(Instant::now() + Duration::from_secs(3600));
-        env.look().unwrap();
+        env.adjust_tokens().unwrap();
         assert_eq!((env.claim.count(), env.idle().unwrap()), (3, 2));
         // Made inside, so removed.
         env.write().unwrap();
-        env.look().unwrap();
+        env.adjust_tokens().unwrap();
         assert_eq!(env.idle().unwrap(), 2);
         // Nothing runs in it: others get all, and it takes them again.
         env.release().unwrap();
         assert_eq!((env.claim.count(), env.idle().unwrap()), (1, 0));
-        env.look().unwrap();
+        env.adjust_tokens().unwrap();
         assert_eq!((env.claim.count(), env.idle().unwrap()), (3, 2));
         // Another env wants tokens: it gets the unused ones.
-        let b = Claim::open(&path, 4, "b").unwrap();
-        b.say(Need::More).unwrap();
-        env.look().unwrap();
+        let b = SlotClaim::open(&path, 4, "b").unwrap();
+        b.publish(Need::More).unwrap();
+        env.adjust_tokens().unwrap();
         assert_eq!((env.claim.count(), env.idle().unwrap()), (1, 0));
     }
 }

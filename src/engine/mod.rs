@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::image::certificates::Given;
+use crate::image::certificates::ContainerAuthorities;
 pub(crate) use crate::plan::record::Usage;
 pub(crate) use crate::rocm::gpu::Device;
 use crate::sys::error::Result;
@@ -94,7 +94,7 @@ pub struct Container {
     pub user: Option<BuildUser>,
     /// Certificate authorities in addition to those of its tree.
     #[serde(default)]
-    pub certificates: Option<Given>,
+    pub certificates: Option<ContainerAuthorities>,
 }
 
 impl Container {

@@ -13,7 +13,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::Usage;
 use super::hold::{ContainerRecord, FromHolder, Hold};
 use super::wire::{Command, Reply, Request};
-use crate::sys::error::{Error, Result, ResultExt as _, if_there};
+use crate::sys::error::{Error, Result, ResultExt as _, if_exists};
 use crate::sys::frames;
 use crate::sys::signals;
 
@@ -50,7 +50,7 @@ impl Running {
     pub(crate) fn start(hold: &Hold, lock: BorrowedFd<'_>, jobs: OwnedFd) -> Result<Self> {
         fs::create_dir_all(hold.run.join("root"))?;
         let path = hold.run.join(SOCKET);
-        if_there(fs::remove_file(&path))?;
+        if_exists(fs::remove_file(&path))?;
         let listener = UnixListener::bind(short_path(&hold.run, SOCKET)?.1)
             .context(|| format!("cannot listen at `{}`", path.display()))?;
         let (ours, theirs) = UnixStream::pair()?;
@@ -100,7 +100,7 @@ impl Running {
     }
 
     /// Reads one message of the holder; `Ready` carries the limits that could not be set.
-    pub(crate) fn hear(&mut self) -> Result<FromHolder> {
+    pub(crate) fn receive(&mut self) -> Result<FromHolder> {
         let Some(link) = &self.link else {
             return Err(Error::unexpected("the holder was already dismissed"));
         };
@@ -127,7 +127,7 @@ impl Running {
                 let _ended = ContainerRecord::recover(&self.run)?;
                 return Ok(End::Ended(Usage::default()));
             }
-            match self.hear() {
+            match self.receive() {
                 Ok(FromHolder::Ready(_) | FromHolder::Waits(_)) => {}
                 Ok(FromHolder::Shared) => return Ok(End::Shared),
                 Ok(FromHolder::Ended(usage)) => break Ok(End::Ended(usage)),
@@ -238,7 +238,7 @@ impl Client {
     }
 
     /// Receives the next answer; `None` when the container is gone.
-    pub(crate) fn hear(&self) -> Result<Option<(Reply, Vec<OwnedFd>)>> {
+    pub(crate) fn receive(&self) -> Result<Option<(Reply, Vec<OwnedFd>)>> {
         frames::receive(&self.socket)
     }
 

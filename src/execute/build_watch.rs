@@ -80,7 +80,7 @@ impl<'a> BuildWatch<'a> {
     }
 
     /// Returns how long the step's builds still take, if it is time to look and something is known.
-    pub(crate) fn look(&mut self, progress: NinjaProgress) -> Option<TimeLeft> {
+    pub(crate) fn time_left(&mut self, progress: NinjaProgress) -> Option<TimeLeft> {
         let began = Instant::now();
         if progress.total == 0 || began < self.due {
             return None;

@@ -77,7 +77,7 @@ impl Execution<'_, '_> {
         let git = Git {
             user: &self.spec.user,
             cancel: cancel.flag(),
-            tick: &|| cancel.look(),
+            tick: &|| cancel.poll(),
         };
         cancel.outcome(match path {
             "" => git.remembered_fingerprint(source, &self.store.known_fingerprint(source)),

@@ -18,7 +18,7 @@ use crate::engine::hold::name_prefix;
 use crate::engine::jobserver;
 use crate::engine::ninja;
 use crate::engine::{Bind, Container, Limits, Root};
-use crate::image::certificates::Given;
+use crate::image::certificates::ContainerAuthorities;
 use crate::plan::ids::EnvName;
 use crate::plan::pins;
 use crate::plan::resolve::{Access, Spec, Step, Volume, VolumeKind, VolumeSource};
@@ -176,7 +176,7 @@ impl ContainerContext<'_> {
                 tasks_max: spec.resources.tasks_max,
             },
             user: options.builder.then(|| spec.user.clone()),
-            certificates: Given::new(options.packages, tree)?,
+            certificates: ContainerAuthorities::new(options.packages, tree)?,
         })
     }
 }
@@ -185,7 +185,7 @@ impl ContainerContext<'_> {
 /// directories of its volumes, the program, the name servers, the certificates, and `settings`.
 ///
 /// A directory that was removed and made again is another one, and the container has the old one.
-pub(crate) fn made_of(
+pub(crate) fn inputs_digest(
     env: &EnvName,
     store: &Store,
     spec: &Spec,
@@ -213,7 +213,7 @@ pub(crate) fn made_of(
     let all = (
         volumes.collect::<Vec<_>>(),
         files,
-        Given::new(false, None)?,
+        ContainerAuthorities::new(false, None)?,
         settings,
     );
     let text = serde_json::to_vec(&all)

@@ -13,7 +13,7 @@ use crate::plan::gc;
 use crate::plan::gc::policy::Policy;
 use crate::store::Store;
 use crate::store::config::Config;
-use crate::store::inventory::Look;
+use crate::store::inventory::InventoryOptions;
 use crate::sys::error::Result;
 use crate::sys::host::{Space, space};
 use crate::ui::size;
@@ -62,7 +62,7 @@ struct Place {
 
 impl Place {
     /// Returns the free bytes.
-    fn look(&mut self) -> Result<u64> {
+    fn measure(&mut self) -> Result<u64> {
         self.now = space(&self.path)?.free;
         self.lowest = self.lowest.min(self.now);
         Ok(self.now)
@@ -113,7 +113,7 @@ impl DiskGuard {
 
     /// Checks if it is time to; pauses or resumes the step. Returns whether it is paused. `advice` tells the user
     /// what to do about too little space.
-    pub(crate) fn look(
+    pub(crate) fn check(
         &mut self,
         advice: &dyn Fn() -> String,
         warn: &mut dyn FnMut(String),
@@ -125,7 +125,7 @@ impl DiskGuard {
         let mut short = None;
         let mut resumes = true;
         for place in &mut self.places {
-            let free = place.look()?;
+            let free = place.measure()?;
             let marks = place.marks;
             if free < marks.floor {
                 short = Some((place.path.clone(), free, marks));
@@ -215,7 +215,7 @@ impl DiskGuard {
     /// Checks the free space, without acting on it.
     pub(crate) fn measure(&mut self) -> Result<()> {
         for place in &mut self.places {
-            place.look()?;
+            place.measure()?;
         }
         Ok(())
     }
@@ -236,13 +236,13 @@ pub(crate) fn advice(store: &Store, config: &Config) -> String {
     let found = || -> Result<gc::Plan> {
         let policy = Policy::new(&config.gc, None)?;
         let limits = policy.limits(space(store.root())?.total);
-        let look = Look {
+        let options = InventoryOptions {
             caches: true,
             cache_max: policy.cache_max,
-            ..Look::default()
+            ..InventoryOptions::default()
         };
         Ok(gc::plan(
-            &store.gc_inventory(&look, limits.keep_last)?,
+            &store.gc_inventory(&options, limits.keep_last)?,
             &limits,
             None,
         ))

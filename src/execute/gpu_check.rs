@@ -84,7 +84,7 @@ pub(crate) fn check(
         if !ready[0] {
             continue;
         }
-        match client.hear()? {
+        match client.receive()? {
             Some((Reply::Started | Reply::Signalled, _)) => {}
             Some((Reply::Exited { .. }, _)) => return result(&read(report)?),
             Some((Reply::NotStarted { message, .. }, _)) => {
@@ -119,7 +119,7 @@ pub(crate) fn step(
     }
     // It ended or never started; its holder has the reason.
     loop {
-        match running.hear()? {
+        match running.receive()? {
             FromHolder::Ready(missing) => missing.into_iter().for_each(&mut *warn),
             FromHolder::Waits(text) => warn(text),
             FromHolder::Failed { reason } => return Err(reason.into()),

@@ -17,8 +17,8 @@ use crate::image::oci::layers::{Deletions, Layers};
 use crate::image::tar::unpack::{Devices, Limits, UnpackOptions};
 use crate::store::export;
 use crate::sys::checksum;
-use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_there};
-use crate::tree::listing::{self, Content, ListingEntry, PathState, look};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_exists};
+use crate::tree::listing::{self, Content, ListingEntry, PathState, path_state};
 use crate::tree::writer::{Existing, Writer};
 
 /// Name of an export's manifest, in the format of `sha256sum`.
@@ -282,7 +282,7 @@ impl Exporting<'_> {
 
 fn entry(source: &Path) -> Result<ListingEntry> {
     let (parent, name) = (source.parent(), source.file_name());
-    let place = look(
+    let place = path_state(
         parent.unwrap_or(Path::new("/")),
         Path::new(name.unwrap_or_default()),
     )?;
@@ -351,7 +351,7 @@ struct Manifest {
 
 impl Manifest {
     fn read(target: &Path) -> Result<Self> {
-        let text = if_there(fs::read_to_string(target.join(MANIFEST)))?.unwrap_or_default();
+        let text = if_exists(fs::read_to_string(target.join(MANIFEST)))?.unwrap_or_default();
         let mut manifest = Self {
             others: Vec::new(),
             left: BTreeMap::new(),

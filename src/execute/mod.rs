@@ -36,7 +36,7 @@ use jiff::Timestamp;
 pub(crate) use crate::execute::supervise::Ending;
 pub(crate) use outcome::{Ended, ExecutionProgress, Failure};
 pub(crate) use step::base_environment;
-pub(crate) use view::{APART, ByHand, look};
+pub(crate) use view::{APART, ByHand, file_in_source};
 
 use crate::plan::ids::{LayerId, StepKey};
 use crate::plan::jobs::Sizing;
@@ -120,7 +120,7 @@ impl Execution<'_, '_> {
         match stopped {
             Ok(None) => {}
             Ok(Some(stopped)) => return Ok(stopped),
-            Err(error) => return Ok(ExecutionProgress::Ended(Ended::broke(error, self.signals))),
+            Err(error) => return Ok(ExecutionProgress::Ended(Ended::failed(error, self.signals))),
         }
         let steps = &self.plan.steps;
         let whole = !steps.iter().any(|step| step.action == Action::Later);
@@ -257,7 +257,8 @@ impl Execution<'_, '_> {
             match (&self.plan.start, self.plan.volumes) {
                 (Some(layer), volumes) => {
                     let snapshots = self.hits(layer)?;
-                    self.env.adopt(snapshots, layer, volumes != Volumes::Live)?;
+                    self.env
+                        .move_to_layer(snapshots, layer, volumes != Volumes::Live)?;
                 }
                 (None, Volumes::Live) => self.env.reset_root()?,
                 (None, _) => self.env.reset()?,

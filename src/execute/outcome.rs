@@ -37,7 +37,7 @@ pub(crate) enum Ended {
 impl Ended {
     /// Returns how execution ended if rockenv could not continue: a tool may have failed because the user's Ctrl-C
     /// ended it too.
-    pub(crate) fn broke(error: Error, signals: &Signals) -> Self {
+    pub(crate) fn failed(error: Error, signals: &Signals) -> Self {
         let signal = match error.kind() {
             Kind::Signal(signal) => Some(signal),
             _ => signals.pending().ok().flatten(),

@@ -8,7 +8,7 @@ use super::outcome::Ran;
 use super::step::PreparedCommand;
 use super::view::Views;
 use super::{Execution, container, samples_beside};
-use crate::engine::job_slots::Claim;
+use crate::engine::job_slots::SlotClaim;
 use crate::engine::jobserver::Gauge;
 use crate::engine::session::{End, Running};
 use crate::engine::{Container, Usage, hold};
@@ -163,7 +163,7 @@ impl Execution<'_, '_> {
             &self.sizing.facts(attempt.jobs),
             self.host.root.then(|| gpu::groups(&devices)),
         )?;
-        self.offer(step)?;
+        self.provide_locked_files(step)?;
         let context = container::ContainerContext {
             env: self.env,
             store: self.store,
@@ -193,7 +193,7 @@ impl Execution<'_, '_> {
         &self,
         attempt: &Attempt<'_>,
         prepared: Prepared,
-        claim: Claim,
+        claim: SlotClaim,
         output: &mut StepOutput,
         guard: &mut DiskGuard,
     ) -> Result<Observed> {
@@ -255,7 +255,7 @@ impl Execution<'_, '_> {
         guard.measure()?;
         guard.release();
         // Before the container ends, which removes its control group.
-        sampler.take(guard.grown());
+        sampler.sample(guard.grown());
         let interrupted = matches!(&ending, Ok(Ending::Interrupted(_)));
         Ok(Observed {
             ending,

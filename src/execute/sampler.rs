@@ -48,11 +48,11 @@ impl Sampler {
     }
 
     /// Takes a sample if it is time to; `grown` is the growth of disk usage in bytes.
-    pub(crate) fn look(&mut self, grown: i64) -> Option<Sample> {
-        (Instant::now() >= self.due).then(|| self.take(grown))
+    pub(crate) fn sample_if_due(&mut self, grown: i64) -> Option<Sample> {
+        (Instant::now() >= self.due).then(|| self.sample(grown))
     }
 
-    pub(crate) fn take(&mut self, grown: i64) -> Sample {
+    pub(crate) fn sample(&mut self, grown: i64) -> Sample {
         if self.cgroup.is_none() {
             self.find_group();
         }

@@ -67,7 +67,7 @@ impl PreparedCommand {
         if let Action::Run { .. } | Action::Packages(_) = step.action {
             let variables = step.env.iter();
             env.extend(variables.map(|(name, value)| (name.clone(), text(value))));
-            certificates::point(&mut env, &step.env, &spec.image_env);
+            certificates::set_variables(&mut env, &step.env, &spec.image_env);
             for name in &spec.env_from_host {
                 if let Some(value) = config.host_variable(name) {
                     env.insert(name.clone(), value.to_owned());

@@ -30,12 +30,12 @@ impl StepOutputs {
 
 impl Execution<'_, '_> {
     /// Provides a step with the locked files that it would otherwise fetch.
-    pub(super) fn offer(&self, step: &Step) -> Result<()> {
+    pub(super) fn provide_locked_files(&self, step: &Step) -> Result<()> {
         let directory = self.env.run_dir().join(pins::NAME);
         container::discard(self.store, &directory)?;
         let locked = self.locked.and_then(|lock| lock.step(&step.name));
         let locked = locked.map(|locked| &locked.pins);
-        pins::offer(&directory, locked.filter(|pins| !pins.is_empty()))
+        pins::write(&directory, locked.filter(|pins| !pins.is_empty()))
     }
 
     /// Reads the outputs of a successful step.

@@ -122,7 +122,7 @@ fn send(running: &mut Running, command: &Command, fds: &[BorrowedFd<'_>; 3]) -> 
     };
     // A container that failed at once took its socket with it; its holder has the reason.
     loop {
-        match running.hear()? {
+        match running.receive()? {
             FromHolder::Waits(_) => {}
             FromHolder::Failed { reason } => return Err(reason.into()),
             FromHolder::Ready(_) | FromHolder::Shared | FromHolder::Ended(_) => return Err(error),
@@ -154,16 +154,16 @@ impl Supervision<'_, '_> {
             let now = Instant::now();
             if self.ready
                 && self.stopping.is_none()
-                && self.step.guard.look(self.step.advice, self.step.warn)?
+                && self.step.guard.check(self.step.advice, self.step.warn)?
             {
                 // The timeout does not count while the step is paused.
                 self.deadline = self.deadline.map(|deadline| deadline + (now - looked));
             }
             looked = now;
-            if let Some(sample) = self.step.sampler.look(self.step.guard.grown()) {
+            if let Some(sample) = self.step.sampler.sample_if_due(self.step.guard.grown()) {
                 self.step.output.load(sample.jobs, sample.memory);
             }
-            if let Some(left) = self.step.builds.look(self.step.output.ninja()) {
+            if let Some(left) = self.step.builds.time_left(self.step.output.ninja()) {
                 self.step.output.expect(left);
             }
             let events = self.wait()?;
@@ -206,7 +206,7 @@ impl Supervision<'_, '_> {
     }
 
     fn hear_holder(&mut self) -> Result<()> {
-        match self.running.hear()? {
+        match self.running.receive()? {
             FromHolder::Ready(missing) => {
                 self.ready = true;
                 missing.into_iter().for_each(&mut *self.step.warn);
@@ -234,7 +234,7 @@ impl Supervision<'_, '_> {
 
     fn hear_command(&mut self) -> Result<Option<Ending>> {
         let stopped = self.stopping.map(|(ending, _)| ending);
-        Ok(match self.client.hear()?.map(|(reply, _)| reply) {
+        Ok(match self.client.receive()?.map(|(reply, _)| reply) {
             Some(Reply::Started) => {
                 let timeout = self.step.timeout;
                 self.deadline = timeout.map(|timeout| Instant::now() + timeout);

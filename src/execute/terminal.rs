@@ -84,7 +84,7 @@ pub(crate) fn run(client: &Client, command: Command) -> Result<Option<Exit>> {
         if !from_client {
             continue;
         }
-        match client.hear()? {
+        match client.receive()? {
             None if started => {
                 drop(raw);
                 return Err(Error::new(

@@ -175,7 +175,7 @@ impl StepComparison<'_> {
         if let Some(service) = before.env.service()? {
             return self.roots_at(&service);
         }
-        let except = |path: &Path| !self.strict && normalise::varies(path);
+        let except = |path: &Path| !self.strict && normalise::is_nondeterministic(path);
         if self.store.method() != Method::Overlay {
             let root = |layer: &Layer| self.store.layer_dir(&layer.id).join("root");
             return self.directories(&root(before.layer), &root(now.layer), &except);
@@ -213,7 +213,7 @@ impl StepComparison<'_> {
                 (None, _) => Some(format!("only in {}", NAMES[1])),
             };
             if let Some(what) = what
-                && (self.strict || !normalise::varies(below))
+                && (self.strict || !normalise::is_nondeterministic(below))
             {
                 found.count += 1;
                 found.first.push(digest::Difference {

@@ -27,7 +27,7 @@ use crate::plan::{self, resolve};
 use crate::profile::hook::{self, FileInSource, Hook, HookChange, HookChanges};
 use crate::store::{LockedEnv, Store};
 use crate::sys::atomic::{self, random_id};
-use crate::sys::error::{Error, Result, ResultExt as _, if_there};
+use crate::sys::error::{Error, Result, ResultExt as _, if_exists};
 use crate::tree::{self, file, overlay};
 
 fn directory(env: &LockedEnv<'_>, volume: &str) -> PathBuf {
@@ -281,7 +281,7 @@ impl<'a> Execution<'a, '_> {
     /// changed by hand.
     fn collect(&self, directory: &Path, stack: &Stack) -> Result<()> {
         let names = stack.names();
-        let commands = if_there(fs::read_to_string(directory.join(manual_edits::COMMANDS)))?
+        let commands = if_exists(fs::read_to_string(directory.join(manual_edits::COMMANDS)))?
             .unwrap_or_default();
         for entry in fs::read_dir(directory)? {
             let entry = entry?;
@@ -320,7 +320,7 @@ impl<'a> Execution<'a, '_> {
 
 /// Makes the changes of a hook's patches and edits in a directory of the env.
 fn change(at: &Path, hook: &Hook, times: &mut BTreeMap<PathBuf, Time>) -> Result<HookChanges> {
-    let changes = hook::apply(hook, &|path| found(at, path))?;
+    let changes = hook::apply(hook, &|path| file_in_source(at, path))?;
     for (path, change) in &changes.files {
         match change {
             HookChange::Remove => file::remove(at, path)?,
@@ -341,7 +341,8 @@ fn change(at: &Path, hook: &Hook, times: &mut BTreeMap<PathBuf, Time>) -> Result
     Ok(changes)
 }
 
-fn found(root: &Path, path: &Path) -> Result<FileInSource> {
+/// Reads what is at a path of a source.
+pub(crate) fn file_in_source(root: &Path, path: &Path) -> Result<FileInSource> {
     Ok(match file::read(root, path)? {
         file::FoundEntry::File { bytes, mode } => FileInSource::File {
             bytes,
@@ -350,11 +351,6 @@ fn found(root: &Path, path: &Path) -> Result<FileInSource> {
         file::FoundEntry::Absent => FileInSource::Absent,
         file::FoundEntry::Empty => FileInSource::Unfetched,
     })
-}
-
-/// Reads what is at a path of a source, for [`hook::precheck`].
-pub(crate) fn look(source: &Path, path: &Path) -> Result<FileInSource> {
-    found(source, path)
 }
 
 fn make_upper(store: &Store, directory: &Path, id: &str, source: &Path) -> Result<()> {

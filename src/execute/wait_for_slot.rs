@@ -4,7 +4,7 @@ use std::path::Path;
 
 use nix::poll::{PollFd, PollFlags, poll};
 
-use crate::engine::job_slots::Claim;
+use crate::engine::job_slots::SlotClaim;
 use crate::sys::error::Result;
 use crate::sys::signals::Signals;
 
@@ -15,7 +15,7 @@ const PERIOD: u16 = 100;
 #[derive(Debug)]
 pub(super) enum SlotWait {
     /// With its first job.
-    Granted(Claim),
+    Granted(SlotClaim),
     /// The user stopped the wait.
     Interrupted(i32),
 }
@@ -28,7 +28,7 @@ pub(super) fn wait_for_slot(
     signals: &Signals,
     say: &mut dyn FnMut(String),
 ) -> Result<SlotWait> {
-    let mut claim = Claim::open(path, total, env)?;
+    let mut claim = SlotClaim::open(path, total, env)?;
     let mut told = false;
     while !claim.take()? {
         if !told {

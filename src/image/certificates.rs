@@ -174,7 +174,7 @@ fn certificates(text: &str) -> String {
 
 /// The additional authorities of a container.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Given {
+pub struct ContainerAuthorities {
     /// The certificates, in PEM form.
     pem: String,
     /// The tree to examine, if a service keeps the container's own.
@@ -184,7 +184,7 @@ pub struct Given {
     packages: bool,
 }
 
-impl Given {
+impl ContainerAuthorities {
     /// Returns the configured authorities for a container, in which a package manager runs or not; `tree` is the
     /// image's, if a service keeps the container's own.
     pub(crate) fn new(packages: bool, tree: Option<PathBuf>) -> Result<Option<Self>> {
@@ -259,7 +259,7 @@ pub(crate) fn list_for_anybody() -> Result<Option<tempfile::NamedTempFile>> {
 
 /// Sets the variables for the list unless the profile sets them: `env` has its variables and the image's, `image` the
 /// latter.
-pub(crate) fn point(
+pub(crate) fn set_variables(
     variables: &mut BTreeMap<String, String>,
     env: &BTreeMap<String, String>,
     image: &BTreeMap<String, String>,
@@ -301,7 +301,7 @@ mod tests {
             (false, vec![INSIDE, "/etc/ssl/certs/ca-certificates.crt"]),
             (true, vec![INSIDE]),
         ] {
-            let given = Given {
+            let given = ContainerAuthorities {
                 pem: format!("{BEGIN}\nMORE\n{END}\n"),
                 tree: None,
                 packages,

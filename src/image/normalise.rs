@@ -44,7 +44,7 @@ const REMOVED: [&str; 24] = [
 
 /// Returns whether a file of a root file system depends only on the time and place of the build: logs, caches,
 /// backups, identities.
-pub(crate) fn varies(path: &Path) -> bool {
+pub(crate) fn is_nondeterministic(path: &Path) -> bool {
     let mut places = REMOVED.iter().copied().chain(["etc/machine-id", "var/log"]);
     places.any(|place| path != Path::new("var/log") && path.starts_with(place))
 }

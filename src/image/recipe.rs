@@ -236,7 +236,7 @@ impl Recipe {
         }
         let provider = raw.provider.as_str();
         if !PROVIDERS.contains(&provider) {
-            let help = suggest::among(provider, &PROVIDERS, "providers");
+            let help = suggest::choices_help(provider, &PROVIDERS, "providers");
             let error = Error::invalid(format!("unknown provider `{provider}`")).help(help);
             return Err(at(&raw.provider.place, error));
         }

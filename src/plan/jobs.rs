@@ -11,7 +11,7 @@ use crate::ui::size;
 
 /// The inputs of the decision.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Given<'a> {
+pub(crate) struct SizingInputs<'a> {
     /// The profile's needs and limits.
     pub resources: &'a Resources,
     pub cores: u32,
@@ -116,7 +116,7 @@ pub(crate) fn memory_limit(limit: Option<MemoryMax>, memory: u64) -> Option<u64>
 }
 
 /// Decides how much may run at once.
-pub(crate) fn size(given: &Given<'_>) -> Sizing {
+pub(crate) fn size(given: &SizingInputs<'_>) -> Sizing {
     let limit = memory_limit(given.resources.memory_max, given.memory);
     let memory = limit.unwrap_or(given.memory);
     let memory_max = limit.map(|value| Figure {
@@ -160,7 +160,7 @@ pub(crate) fn size(given: &Given<'_>) -> Sizing {
     }
 }
 
-fn jobs(given: &Given<'_>, budget: &Figure, memory: u64) -> Figure {
+fn jobs(given: &SizingInputs<'_>, budget: &Figure, memory: u64) -> Figure {
     let mut jobs = budget.clone();
     if let Some(per) = given.resources.memory_per_job.filter(|bytes| *bytes > 0) {
         let why = format!("{} at {} a job", size::bytes(memory), size::bytes(per));
@@ -265,7 +265,7 @@ mod tests {
     }
 
     fn sized(resources: &Resources, asked: Option<u32>, past: &[Past]) -> Sizing {
-        size(&Given {
+        size(&SizingInputs {
             resources,
             cores: 16,
             memory: 64 * GIB,
@@ -313,7 +313,7 @@ mod tests {
 
     #[test]
     fn a_configured_budget_replaces_the_cores() {
-        let given = Given {
+        let given = SizingInputs {
             resources: &Resources::default(),
             cores: 2,
             memory: GIB,

@@ -8,7 +8,7 @@ use std::path::Path;
 use fs_err as fs;
 
 use crate::sys::checksum::is_sha256;
-use crate::sys::error::{Error, Result, if_there};
+use crate::sys::error::{Error, Result, if_exists};
 
 /// Directory inside: a step reads `locked`, which exists if a lock file has pins for it, and writes `installed`.
 pub(crate) const INSIDE: &str = "/run/rockenv/pins";
@@ -23,7 +23,7 @@ const MAX: u64 = 1 << 20;
 pub(crate) type Pins = BTreeMap<String, String>;
 
 /// Makes the directory for one run of a step, with the locked pins.
-pub(crate) fn offer(directory: &Path, locked: Option<&Pins>) -> Result<()> {
+pub(crate) fn write(directory: &Path, locked: Option<&Pins>) -> Result<()> {
     fs::create_dir_all(directory)?;
     // The step's user may not exist outside.
     fs::set_permissions(directory, std::fs::Permissions::from_mode(0o777))?;
@@ -37,7 +37,7 @@ pub(crate) fn offer(directory: &Path, locked: Option<&Pins>) -> Result<()> {
 /// Reads a step's report; empty if there is none.
 pub(crate) fn read(directory: &Path, step: &str) -> Result<Pins> {
     let path = directory.join(INSTALLED);
-    let Some(found) = if_there(fs::symlink_metadata(&path))? else {
+    let Some(found) = if_exists(fs::symlink_metadata(&path))? else {
         return Ok(Pins::new());
     };
     let bad = |what: &str| {
@@ -105,7 +105,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let place = directory.path().join(NAME);
         let locked = pins(&[("lit", "18.1", "a"), ("meson", "1.7", "b")]);
-        offer(&place, Some(&locked)).unwrap();
+        write(&place, Some(&locked)).unwrap();
         assert_eq!(read(&place, "s").unwrap(), Pins::new());
         fs::copy(place.join(LOCKED), place.join(INSTALLED)).unwrap();
         assert_eq!(read(&place, "s").unwrap(), locked);

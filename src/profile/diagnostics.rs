@@ -121,7 +121,7 @@ impl Problem {
 
     /// Adds the known name that was probably meant, or else this help.
     #[must_use]
-    pub(crate) fn meant<'n>(
+    pub(crate) fn suggest<'n>(
         mut self,
         name: &str,
         known: impl IntoIterator<Item = &'n str>,

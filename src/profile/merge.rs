@@ -268,7 +268,7 @@ impl<'t> Merge<'_, 't> {
             let known = self.steps.iter().map(|step| step.name.as_str());
             let message = format!("`{}` cannot come after `{}`", shorten(step), shorten(after));
             let label = "no step of this name before this one";
-            let problem = Problem::new(&after.place, message, label).meant(after, known, None);
+            let problem = Problem::new(&after.place, message, label).suggest(after, known, None);
             self.problems.push(problem.unless(UnreadPart::Part));
         }
         index.map(|index| index + 1)
@@ -294,7 +294,7 @@ impl<'t> Merge<'_, 't> {
                 false => problem.help("only a profile with `extends` can remove steps"),
                 true => {
                     let known = self.steps.iter().map(|step| step.name.as_str());
-                    problem.meant(name, known, None)
+                    problem.suggest(name, known, None)
                 }
             }
         };

@@ -206,7 +206,7 @@ impl Scope {
     }
 
     /// Returns the text in late form.
-    pub(crate) fn expand_late(&self, text: &str) -> Result<String, Fault> {
+    pub(crate) fn expand_for_runtime(&self, text: &str) -> Result<String, Fault> {
         self.late_form(text, LateReferences::Keep)
     }
 
@@ -293,7 +293,7 @@ fn escape(literal: &str, before_reference: bool, result: &mut String) {
 }
 
 /// Returns the late form of a text without references.
-pub(crate) fn late(literal: &str) -> String {
+pub(crate) fn escape_all(literal: &str) -> String {
     let mut result = String::with_capacity(literal.len());
     escape(literal, false, &mut result);
     result
@@ -334,7 +334,7 @@ mod tests {
     #[test]
     fn jobs_of_each_kind_are_put_in_late() {
         let late = Scope::default()
-            .expand_late("${jobs} ${link-jobs} ${tensile-jobs}")
+            .expand_for_runtime("${jobs} ${link-jobs} ${tensile-jobs}")
             .unwrap();
         assert_eq!(finish(&late, &facts(8, 0)), "8 3 2");
     }
@@ -374,7 +374,7 @@ mod tests {
         ] {
             assert_eq!(one.expand(text).unwrap(), want, "{text}");
             assert_eq!(
-                finish(&one.expand_late(text).unwrap(), &facts(1, 2)),
+                finish(&one.expand_for_runtime(text).unwrap(), &facts(1, 2)),
                 want,
                 "{text}"
             );
@@ -407,7 +407,7 @@ mod tests {
     #[test]
     fn late_values() {
         let text = scope(&["gfx1103"])
-            .expand_late("-j${jobs} -m${memory} $${x} ${dollar}${jobs} ${target}")
+            .expand_for_runtime("-j${jobs} -m${memory} $${x} ${dollar}${jobs} ${target}")
             .unwrap();
         assert_eq!(text, "-j${jobs} -m${memory} $${x} ${$}${jobs} gfx1103");
         assert_eq!(finish(&text, &facts(8, 1024)), "-j8 -m1024 ${x} $8 gfx1103");
@@ -430,7 +430,7 @@ mod tests {
                     scope.params.insert(format!("p{index}"), part.clone());
                 }
             }
-            prop_assert_eq!(finish(&scope.expand_late(&text).unwrap(), &facts(7, 0)), want);
+            prop_assert_eq!(finish(&scope.expand_for_runtime(&text).unwrap(), &facts(7, 0)), want);
         }
 
         #[test]

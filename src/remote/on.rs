@@ -176,7 +176,7 @@ fn list(working: &Path, path: &Path, found: &mut Manifest) -> Result<()> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return refuse("it has no name");
     };
-    let seen = Tree::open(&working.join(parent))?.look(name.as_ref())?;
+    let seen = Tree::open(&working.join(parent))?.stat(name.as_ref())?;
     match &seen {
         Seen::Directory => {
             for entry in fs::read_dir(working.join(path))? {
@@ -308,7 +308,7 @@ fn unpack(pipe: impl std::io::Read, directory: &Path) -> std::io::Result<()> {
 /// Moves files below `working`. A file with the same content stays; if any file differs, nothing is moved.
 fn place_below(arriving: &Path, working: &Path) -> Result<()> {
     let (from, to) = (Tree::open(arriving)?, Tree::open(working)?);
-    let in_the_way = |path: &Path| {
+    let refusing_overwrite = |path: &Path| {
         Error::usage(format!(
             "`{}` exists already, with different content",
             path.display()
@@ -317,26 +317,26 @@ fn place_below(arriving: &Path, working: &Path) -> Result<()> {
     };
     let mut fresh = Vec::new();
     for path in from.leaves(Path::new(""))? {
-        match to.look(&path)? {
+        match to.stat(&path)? {
             Seen::Absent => fresh.push(path),
-            found if found == from.look(&path)? => {}
-            _ => return Err(in_the_way(&path)),
+            found if found == from.stat(&path)? => {}
+            _ => return Err(refusing_overwrite(&path)),
         }
     }
     // New directories, even empty ones, keep their permissions and times.
     let mut writer = Writer::open(working, None, false)?;
     for (path, entry) in Listing::of(arriving)?.entries {
         if entry.is_directory() {
-            match to.look(&path)? {
+            match to.stat(&path)? {
                 Seen::Absent => writer.put(&path, &entry, None, Existing::Refuse)?,
                 Seen::Directory => {}
-                Seen::Is(_) | Seen::Other => return Err(in_the_way(&path)),
+                Seen::Is(_) | Seen::Other => return Err(refusing_overwrite(&path)),
             }
         }
     }
     for path in fresh {
-        if !from.give(&path, &to, &path)? {
-            return Err(in_the_way(&path));
+        if !from.move_to(&path, &to, &path)? {
+            return Err(refusing_overwrite(&path));
         }
     }
     writer.finish()

@@ -138,7 +138,7 @@ fn choose(place: &Path, manifest: &Manifest) -> Result<(Received, bool)> {
 
 fn first_difference(tree: &Tree, manifest: &Manifest) -> Result<Option<PathBuf>> {
     for (path, seen) in manifest {
-        if tree.look(path)? != *seen {
+        if tree.stat(path)? != *seen {
             return Ok(Some(path.clone()));
         }
     }
@@ -151,7 +151,7 @@ fn for_rockenv(tree: &Tree) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for name in [trust::CONFIGURATION].into_iter().chain(trust::DIRECTORIES) {
         let name = PathBuf::from(name);
-        match tree.look(&name)? {
+        match tree.stat(&name)? {
             Seen::Absent => {}
             Seen::Directory => found.extend(tree.leaves(&name)?),
             Seen::Is(_) | Seen::Other => found.push(name),
@@ -173,7 +173,7 @@ fn copy_unchanged(latest: &Path, new: &Path, manifest: &Manifest) -> Result<Vec<
             continue;
         }
         let is_same = match &previous {
-            Some(previous) => previous.look(path)? == *seen,
+            Some(previous) => previous.stat(path)? == *seen,
             None => false,
         };
         if is_same && let Some(old) = file::open(latest, path)? {
@@ -185,7 +185,7 @@ fn copy_unchanged(latest: &Path, new: &Path, manifest: &Manifest) -> Result<Vec<
             }
         }
         // It may have changed while it was copied.
-        if !is_same || tree.look(path)? != *seen {
+        if !is_same || tree.stat(path)? != *seen {
             missing.push(path.clone());
         }
     }
@@ -214,7 +214,7 @@ fn unpack(archive: impl BufRead, into: &Path) -> Result<()> {
 /// Compares the files with the manifest, and syncs them to disk.
 fn check(tree: &Tree, manifest: &Manifest, missing: &[PathBuf]) -> Result<()> {
     for path in missing {
-        if tree.look(path)? != manifest[path] {
+        if tree.stat(path)? != manifest[path] {
             return Err(Error::busy(format!(
                 "`{}` changed while it was being sent, or the transfer was interrupted",
                 path.display()
@@ -285,7 +285,7 @@ mod tests {
 
         fn manifest(&self, files: &[&str]) -> Manifest {
             let here = Tree::open(&self.0.path().join("here")).unwrap();
-            let see = |file: &&str| (PathBuf::from(file), here.look(file.as_ref()).unwrap());
+            let see = |file: &&str| (PathBuf::from(file), here.stat(file.as_ref()).unwrap());
             files.iter().map(see).collect()
         }
 

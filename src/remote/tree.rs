@@ -62,7 +62,7 @@ impl Tree {
     }
 
     /// Examines `below`; below a file or link there is nothing.
-    pub(crate) fn look(&self, below: &Path) -> Result<Seen> {
+    pub(crate) fn stat(&self, below: &Path) -> Result<Seen> {
         let cannot = || format!("cannot look at `{}`", self.path.join(below).display());
         let (parent, name) = match self.parent(below) {
             Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => return Ok(Seen::Absent),
@@ -131,7 +131,7 @@ impl Tree {
     }
 
     /// Moves the entry at `below` to `name` in another tree of the same file system; false if that name is taken.
-    pub(crate) fn give(&self, below: &Path, to: &Self, name: &Path) -> Result<bool> {
+    pub(crate) fn move_to(&self, below: &Path, to: &Self, name: &Path) -> Result<bool> {
         let shown = || {
             let (from, to) = (self.path.join(below), to.path.join(name));
             format!("cannot move `{}` to `{}`", from.display(), to.display())

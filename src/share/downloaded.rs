@@ -81,7 +81,7 @@ impl Downloaded<'_> {
     }
 
     /// Shows the other side's progress, and stops on request.
-    pub(super) fn look(&mut self) -> Result<()> {
+    pub(super) fn examine_partial(&mut self) -> Result<()> {
         crate::sys::signals::stop_if(self.cancel)?;
         let (done, total) = self.counter.read();
         (self.progress)(BuildProgress::Bytes { done, total });
@@ -92,7 +92,7 @@ impl Downloaded<'_> {
     fn next(&mut self) -> Result<()> {
         match self.news.recv_timeout(POLL) {
             Ok((index, piece)) => drop(self.arrived.insert(index, piece)),
-            Err(RecvTimeoutError::Timeout) => self.look()?,
+            Err(RecvTimeoutError::Timeout) => self.examine_partial()?,
             // The other side failed and reports its own error.
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(Error::unexpected("the download ended early"));

@@ -22,7 +22,7 @@ use crate::plan::ids::{TreeId, VolumeName};
 use crate::share::downloaded::{Downloaded, On, cannot_unpack};
 use crate::share::service_image::{self, Arrived};
 use crate::store::history::Reuse;
-use crate::store::images::{Image, Means};
+use crate::store::images::{Image, TaskContext};
 use crate::store::layer::{VolumeState, boot_id};
 use crate::store::service::SnapshotImage;
 use crate::store::shared::{IncomingLayers, Shared};
@@ -50,15 +50,15 @@ impl Import<'_> {
         self,
         source: SnapshotSource<'_>,
         mut document: Document,
-        means: &mut Means<'_>,
+        cx: &mut TaskContext<'_>,
     ) -> Result<Pulled> {
         let incremental = match self.reuse {
             Reuse::Clean => document.cut_incremental(),
             Reuse::Incremental => Vec::new(),
         };
-        let incoming = self.store.incoming(means)?;
+        let incoming = self.store.incoming(cx)?;
         let pulled = Pull::new(self, &incoming, &document)
-            .and_then(|mut pull| pull.finish(source, incremental, means));
+            .and_then(|mut pull| pull.finish(source, incremental, cx));
         // On a full disk nothing of it may stay, except downloads, which need not be repeated.
         let finished = incoming.finish();
         let pulled = pulled?;
@@ -150,9 +150,9 @@ impl<'a> Pull<'a> {
         &mut self,
         source: SnapshotSource<'_>,
         incremental: Vec<String>,
-        means: &mut Means<'_>,
+        cx: &mut TaskContext<'_>,
     ) -> Result<Pulled> {
-        self.run(source, means)?;
+        self.run(source, cx)?;
         for index in &self.needed {
             source.forget(self.incoming, &self.document.blobs[*index])?;
         }
@@ -207,7 +207,7 @@ impl<'a> Pull<'a> {
     fn check_room(&self, source: SnapshotSource<'_>) -> Result<()> {
         let root = self.to.store.root();
         let blobs = self.needed.iter().map(|index| &self.document.blobs[*index]);
-        let downloads = blobs.map(|blob| source.lacking(blob));
+        let downloads = blobs.map(|blob| source.missing_bytes(blob));
         // A service has its own disk for the trees of steps.
         let elsewhere = |index: &usize| {
             let mut steps = self.document.snapshot.steps.iter();
@@ -242,13 +242,13 @@ impl<'a> Pull<'a> {
         .help("rockenv gc"))
     }
 
-    fn run(&mut self, source: SnapshotSource<'_>, means: &mut Means<'_>) -> Result<()> {
+    fn run(&mut self, source: SnapshotSource<'_>, cx: &mut TaskContext<'_>) -> Result<()> {
         let counter = ByteCounter::default();
         counter.total.store(self.bytes(), Ordering::Relaxed);
         self.check_room(source)?;
         let failed = AtomicBool::new(false);
         let (sender, news) = channel();
-        let (cancel, document, needed) = (means.cancel, self.document, self.needed.clone());
+        let (cancel, document, needed) = (cx.cancel, self.document, self.needed.clone());
         std::thread::scope(|scope| {
             let downloads = scope.spawn(|| {
                 let sender = sender;
@@ -273,7 +273,7 @@ impl<'a> Pull<'a> {
                 counter: &counter,
                 cancel,
                 arrived: BTreeMap::new(),
-                progress: &mut *means.progress,
+                progress: &mut *cx.progress,
             };
             let outcome = self.unpack(&mut downloaded);
             failed.store(outcome.is_err(), Ordering::Relaxed);
@@ -419,7 +419,7 @@ impl<'a> Pull<'a> {
         })?;
         let index = self.document.snapshot.steps[at].layer;
         let piece = downloaded.piece(index)?;
-        let mut look = || downloaded.look();
+        let mut look = || downloaded.examine_partial();
         // A service mounts whole files, and may not see the disk that a layout is on.
         let copy = place.join("layer");
         let archive = piece.alone(&copy, &mut look)?;

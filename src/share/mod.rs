@@ -32,7 +32,7 @@ use std::sync::atomic::AtomicBool;
 
 use crate::image::fetch::{self, ByteCounter};
 use crate::image::oci::{Access, Operation, Reference, Registry};
-use crate::store::images::Means;
+use crate::store::images::TaskContext;
 use crate::sys::error::{Error, Kind, Result};
 
 /// A repository of a registry, in which tags identify snapshots.
@@ -64,15 +64,15 @@ impl Repository {
         self.reference.tag.as_deref()
     }
 
-    pub(crate) fn names_one(&self) -> Option<String> {
+    pub(crate) fn single_snapshot(&self) -> Option<String> {
         let digest = self.reference.sha256.as_ref();
         digest
             .map(|digest| format!("sha256:{digest}"))
             .or_else(|| self.reference.tag.clone())
     }
 
-    fn open(&self, operation: Operation, means: &mut Means<'_>) -> Result<Registry> {
-        let progress = &mut *means.progress;
+    fn open(&self, operation: Operation, cx: &mut TaskContext<'_>) -> Result<Registry> {
+        let progress = &mut *cx.progress;
         let tick = &mut || {
             progress(crate::image::BuildProgress::Bytes {
                 done: 0,
@@ -80,10 +80,10 @@ impl Repository {
             });
         };
         let mut access = Access {
-            mirrors: means.mirrors,
-            logins: means.logins,
-            notice: means.notice.clone(),
-            cancel: means.cancel,
+            mirrors: cx.mirrors,
+            logins: cx.logins,
+            notice: cx.notice.clone(),
+            cancel: cx.cancel,
             tick,
         };
         Registry::new(&self.reference, operation, &mut access)

@@ -59,7 +59,7 @@ impl SnapshotSource<'_> {
     }
 
     /// Returns how many bytes of a layer must be stored before it can be unpacked.
-    pub(super) fn lacking(self, blob: &Blob) -> u64 {
+    pub(super) fn missing_bytes(self, blob: &Blob) -> u64 {
         match self {
             Self::Registry(_, blobs) => {
                 // The names of complete and partial downloads.

@@ -15,7 +15,7 @@ use super::pull::{PARALLEL, document};
 use super::{Repository, SnapshotRef, signature, watched};
 use crate::image::fetch::ByteCounter;
 use crate::image::oci::{Operation, Registry, sha256};
-use crate::store::images::Means;
+use crate::store::images::TaskContext;
 use crate::sys::error::{Kind, Result, ResultExt as _};
 
 /// What must stay.
@@ -87,11 +87,11 @@ pub(crate) struct PrunePlan {
 pub(crate) fn survey(
     repository: &Repository,
     keep: &Keep,
-    means: &mut Means<'_>,
+    cx: &mut TaskContext<'_>,
 ) -> Result<PrunePlan> {
-    let registry = repository.open(Operation::Pull, means)?;
+    let registry = repository.open(Operation::Pull, cx)?;
     let (counter, aside) = (ByteCounter::default(), tempfile::tempdir()?);
-    watched(means.cancel, &counter, means.progress, async || {
+    watched(cx.cancel, &counter, cx.progress, async || {
         let names = registry.tags().await?;
         let tags = futures_util::stream::iter(names)
             .map(async |name| look(&registry, name, aside.path()).await)
@@ -108,11 +108,11 @@ pub(crate) fn survey(
 pub(crate) fn remove(
     repository: &Repository,
     plan: &PrunePlan,
-    means: &mut Means<'_>,
+    cx: &mut TaskContext<'_>,
 ) -> Result<usize> {
-    let registry = repository.open(Operation::Delete, means)?;
+    let registry = repository.open(Operation::Delete, cx)?;
     let (counter, aside) = (ByteCounter::default(), tempfile::tempdir()?);
-    watched(means.cancel, &counter, means.progress, async || {
+    watched(cx.cancel, &counter, cx.progress, async || {
         let mut spared = BTreeSet::new();
         for name in registry.tags().await?.difference(&plan.looked_at) {
             let found = look(&registry, name.clone(), aside.path()).await?;

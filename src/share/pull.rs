@@ -15,7 +15,7 @@ use crate::image::oci::{Operation, Registry, RequestSubject, sha256};
 use crate::plan::ids::StepKey;
 use crate::share::import_layers::Import;
 use crate::store::history::Reuse;
-use crate::store::images::{Image, Means};
+use crate::store::images::{Image, TaskContext};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 
 /// Parallel downloads.
@@ -90,12 +90,12 @@ pub(crate) fn available(
     repository: &Repository,
     keys: &[StepKey],
     reuse: Reuse,
-    means: &mut Means<'_>,
+    cx: &mut TaskContext<'_>,
 ) -> Result<Option<StepKey>> {
-    let registry = repository.open(Operation::Pull, means)?;
+    let registry = repository.open(Operation::Pull, cx)?;
     let counter = ByteCounter::default();
-    let cancel = means.cancel;
-    watched(cancel, &counter, means.progress, async || {
+    let cancel = cx.cancel;
+    watched(cancel, &counter, cx.progress, async || {
         // Requested in parallel, because latency dominates.
         let mut found = futures_util::stream::iter(keys)
             .map(async |key| (key, registry.has(key).await))
@@ -124,13 +124,13 @@ pub(crate) fn available(
 pub(crate) fn image(
     repository: &Repository,
     wanted: &SnapshotRef,
-    means: &mut Means<'_>,
+    cx: &mut TaskContext<'_>,
 ) -> Result<Option<Image>> {
     let (tag, aside) = (wanted.tag(), tempfile::tempdir()?);
-    let registry = repository.open(Operation::Pull, means)?;
+    let registry = repository.open(Operation::Pull, cx)?;
     let verifies = repository.verifies.as_deref();
     let counter = ByteCounter::default();
-    let document = watched(means.cancel, &counter, means.progress, async || {
+    let document = watched(cx.cancel, &counter, cx.progress, async || {
         find(&registry, &tag, aside.path(), verifies).await
     })
     .context(|| format!("cannot ask `{repository}`"))?;
@@ -146,19 +146,19 @@ pub(crate) fn pull(
     to: Import<'_>,
     repository: &Repository,
     wanted: &SnapshotRef,
-    means: &mut Means<'_>,
+    cx: &mut TaskContext<'_>,
 ) -> Result<Option<Pulled>> {
     let store = to.store;
     let tag = wanted.tag();
-    let registry = repository.open(Operation::Pull, means)?;
+    let registry = repository.open(Operation::Pull, cx)?;
     let verifies = repository.verifies.as_deref();
     let cannot = || format!("cannot pull `{tag}` from `{repository}`");
     // From the beginning, because a download may wait for hours until it is unpacked.
     let _downloads = store.keep_downloads()?;
     let blobs = store.root().join("blobs");
     let counter = ByteCounter::default();
-    let cancel = means.cancel;
-    let document = watched(cancel, &counter, means.progress, async || {
+    let cancel = cx.cancel;
+    let document = watched(cancel, &counter, cx.progress, async || {
         find(&registry, &tag, &blobs, verifies).await
     })
     .context(cannot)?;
@@ -167,23 +167,17 @@ pub(crate) fn pull(
     };
     wanted.check(&document).context(cannot)?;
     let source = SnapshotSource::Registry(&registry, &blobs);
-    to.run(source, document, means).context(cannot).map(Some)
+    to.run(source, document, cx).context(cannot).map(Some)
 }
 
 /// Imports the missing ones of all snapshots in a file or directory made by [`super::export`].
-pub(crate) fn import(to: Import<'_>, path: &Path, means: &mut Means<'_>) -> Result<Vec<Pulled>> {
+pub(crate) fn import(to: Import<'_>, path: &Path, cx: &mut TaskContext<'_>) -> Result<Vec<Pulled>> {
     let mut all = || -> Result<_> {
         // Report a fault of the last one before the first is imported.
         examine(path)?;
         let layout = Layout::open(path)?;
         let entries = layout.entries()?;
-        let mut one = |entry| {
-            to.run(
-                SnapshotSource::Layout(&layout),
-                layout.document(entry)?,
-                means,
-            )
-        };
+        let mut one = |entry| to.run(SnapshotSource::Layout(&layout), layout.document(entry)?, cx);
         entries.iter().map(&mut one).collect()
     };
     all().context(|| format!("cannot import `{}`", path.display()))

@@ -26,7 +26,7 @@ use crate::image::oci::changes::LayerContent;
 use crate::image::oci::{Operation, Registry, Tagged};
 use crate::plan::ids::VolumeName;
 use crate::share::service_image;
-use crate::store::images::Means;
+use crate::store::images::TaskContext;
 use crate::store::layer::VolumeState;
 use crate::store::shared::{Blob, Shared};
 use crate::store::{Layer, Store};
@@ -58,12 +58,12 @@ pub(crate) fn push(
     store: &Store,
     repository: &Repository,
     what: &Shareable,
-    means: &mut Means<'_>,
+    cx: &mut TaskContext<'_>,
 ) -> Result<Pushed> {
-    let registry = repository.open(Operation::Push, means)?;
+    let registry = repository.open(Operation::Push, cx)?;
     let tag = repository.tag();
     let to = Destination::Registry(&registry);
-    send_all(store, to, what, (tag, Some(repository)), means)
+    send_all(store, to, what, (tag, Some(repository)), cx)
         .context(|| format!("cannot push to `{repository}`"))
 }
 
@@ -72,7 +72,7 @@ pub(crate) fn export(
     store: &Store,
     place: &Path,
     what: &Shareable,
-    means: &mut Means<'_>,
+    cx: &mut TaskContext<'_>,
 ) -> Result<Pushed> {
     // Timestamps depend on the content, so that the same snapshots give the same file.
     let created = what.layers.last().map(|layer| layer.created.as_second());
@@ -83,7 +83,7 @@ pub(crate) fn export(
     let last = what.layers.last();
     let name = last.map(|layer| format!("localhost/{}:{}", what.env, layer.title));
     let name = name.filter(|name| Repository::parse(name).is_ok());
-    send_all(store, to, what, (name.as_deref(), None), means)
+    send_all(store, to, what, (name.as_deref(), None), cx)
         .context(|| format!("cannot export to `{}`", place.display()))
 }
 
@@ -92,7 +92,7 @@ fn send_all(
     to: Destination<'_>,
     what: &Shareable,
     (tag, repository): (Option<&str>, Option<&Repository>),
-    means: &mut Means<'_>,
+    cx: &mut TaskContext<'_>,
 ) -> Result<Pushed> {
     let done = Arc::new(AtomicU64::new(0));
     let counter = ByteCounter::default();
@@ -115,14 +115,14 @@ fn send_all(
         pushed: RefCell::default(),
         trees: Vec::new(),
     };
-    let progress = &mut *means.progress;
+    let progress = &mut *cx.progress;
     let mut shown = |_: crate::image::BuildProgress<'_>| {
         progress(crate::image::BuildProgress::Bytes {
             done: done.load(Ordering::Relaxed),
             total: None,
         });
     };
-    watched(means.cancel, &counter, &mut shown, async move || {
+    watched(cx.cancel, &counter, &mut shown, async move || {
         pushing.all(&mut document).await?;
         if let Destination::Layout(draft) = pushing.to {
             draft.into_inner().finish()?;

@@ -166,7 +166,7 @@ pub(super) async fn transfer(
             };
             let upload = tokio::select! {
                 upload = sending => upload?,
-                () = stalled(&taken) => return Err(took_nothing()),
+                () = stalled(&taken) => return Err(stalled_upload()),
             };
             if upload == Upload::Again {
                 return Ok(None);
@@ -180,7 +180,7 @@ pub(super) async fn transfer(
     }
 }
 
-pub(super) fn took_nothing() -> Error {
+pub(super) fn stalled_upload() -> Error {
     let patience = size::duration(long_patience());
     Error::unavailable(format!("the registry accepted no data for {patience}"))
         .help("run the same command again to resume with this layer")

@@ -14,7 +14,7 @@ use nix::unistd::geteuid;
 
 use super::Store;
 use super::check::names;
-use crate::sys::error::{Error, Result, if_there};
+use crate::sys::error::{Error, Result, if_exists};
 use crate::sys::userns;
 use crate::tree;
 
@@ -31,7 +31,7 @@ const DEPTH: [usize; 3] = [1, 2, 1];
 /// Refuses a store that another user owns or may write to: its content may be forged.
 pub(super) fn check_owner(root: &Path) -> Result<()> {
     for path in [root.to_owned(), root.join("format"), root.join("envs")] {
-        let Some(found) = if_there(fs::symlink_metadata(&path))? else {
+        let Some(found) = if_exists(fs::symlink_metadata(&path))? else {
             continue;
         };
         let fault = if found.uid() != geteuid().as_raw() {
@@ -94,7 +94,7 @@ impl Store {
             let Some(mode) = mode(&path)? else {
                 continue;
             };
-            let mut people = tree::acl::people(&path)?;
+            let mut people = tree::acl::named_users(&path)?;
             let mut new = user != geteuid().as_raw() && people.insert(user);
             if mode & 0o077 != 0o050 {
                 new = true;

@@ -7,7 +7,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 
 use super::Store;
-use crate::sys::error::{Result, if_there};
+use crate::sys::error::{Result, if_exists};
 use crate::sys::host::{free_space, space};
 
 const NAME: &str = ".ballast";
@@ -77,7 +77,7 @@ impl Store {
         if free_space(&self.root)? >= LITTLE {
             return Ok(None);
         }
-        let removed = if_there(fs::remove_file(self.root.join(NAME)))?;
+        let removed = if_exists(fs::remove_file(self.root.join(NAME)))?;
         Ok(removed.map(|()| Dropped(self.clone())))
     }
 }

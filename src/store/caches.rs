@@ -51,7 +51,7 @@ fn list(directory: &Path, below: &str, found: &mut Vec<String>) {
         let name = entry.file_name().to_string_lossy().into_owned();
         // A link leads elsewhere.
         let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
-        if is_directory && below.is_empty() && cache::tells(&name) {
+        if is_directory && below.is_empty() && cache::identifies_tool(&name) {
             list(&entry.path(), &format!("{name}/"), found);
         }
         // ccache has its statistics there since 4.8; listing its content would take long.

@@ -141,7 +141,7 @@ impl Config {
             .map(|word| quoted(&word.to_string_lossy()).into_owned())
             .collect();
         config.sudo_command = format!("sudo rockenv {}", words.join(" "));
-        account::settle(&config.invoking_user);
+        account::set_caller(&config.invoking_user);
         Ok((config, errors))
     }
 

@@ -21,7 +21,7 @@ use crate::plan::ids::{EnvName, LayerId, StepKey, TreeId, VolumeId};
 use crate::plan::record::Record;
 use crate::plan::resolve::Spec;
 use crate::sys::atomic::{self, random_id};
-use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_there};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_exists};
 use crate::tree;
 
 /// An env that nobody else can change.
@@ -77,7 +77,7 @@ impl Store {
     /// Reads an env's resolved spec.
     pub fn spec(&self, name: &EnvName) -> Result<Spec> {
         let path = self.env_dir(name).join(SPEC);
-        let text = if_there(fs::read_to_string(&path))?.ok_or_else(|| {
+        let text = if_exists(fs::read_to_string(&path))?.ok_or_else(|| {
             Error::not_found(format!("env `{name}` has no spec yet")).help("rockenv up")
         })?;
         toml::from_str(&text).map_err(|error| {
@@ -230,7 +230,7 @@ impl LockedEnv<'_> {
     /// if the command that the env ends with is gone.
     fn recover(&mut self) -> Result<()> {
         let ended = ContainerRecord::recover(&self.run_dir())?;
-        self.settle(ended.is_some())?;
+        self.apply_journal(ended.is_some())?;
         if let Fate::Left(owner) = self.fate()? {
             self.clear()?;
             self.reaped = Some(Reaped::new(&self.name, owner, ended.unwrap_or_default()));
@@ -239,10 +239,10 @@ impl LockedEnv<'_> {
     }
 
     /// Applies the journal and the record; `ended` is whether a container was left.
-    fn settle(&mut self, ended: bool) -> Result<()> {
+    fn apply_journal(&mut self, ended: bool) -> Result<()> {
         let run = self.run_dir();
         self.end_lease()?;
-        if self.go_on_clearing()? {
+        if self.resume_clearing()? {
             return Ok(());
         }
         for entry in journal::read(&self.directory)? {
@@ -395,7 +395,7 @@ const ATTEMPT: &str = "attempt";
 const JOINED: &str = "joined";
 
 fn remove(file: &Path) -> Result<()> {
-    if_there(fs::remove_file(file)).map(drop)
+    if_exists(fs::remove_file(file)).map(drop)
 }
 
 /// Includes the volumes: an attempt on volumes that were replaced since says nothing about the current ones.
@@ -417,7 +417,7 @@ impl Store {
     pub fn join_attempt(&self, name: &EnvName) -> Result<bool> {
         let directory = self.env_dir(name);
         let (attempt, joined) = (directory.join(ATTEMPT), directory.join(JOINED));
-        let Some(text) = if_there(fs::read(&attempt))? else {
+        let Some(text) = if_exists(fs::read(&attempt))? else {
             // It ended a moment ago.
             return Ok(false);
         };

@@ -16,7 +16,7 @@ use super::{LockedEnv, Store, lock};
 use crate::engine::hold::Ended;
 use crate::plan::ids::EnvName;
 use crate::sys::atomic;
-use crate::sys::error::{Error, Kind, Result, if_there};
+use crate::sys::error::{Error, Kind, Result, if_exists};
 
 /// Name of the file in an env's directory.
 pub(super) const FILE: &str = "ephemeral";
@@ -67,7 +67,7 @@ fn start_of(pid: u32) -> Option<u64> {
 
 /// Ties an env's life to this value, or to the process that has it.
 #[derive(Debug)]
-pub struct Claim(#[expect(dead_code, reason = "its lock is what counts")] fs::File);
+pub struct OwnerLock(#[expect(dead_code, reason = "its lock is what counts")] fs::File);
 
 /// Whether an env stays.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,7 +82,7 @@ pub(super) enum Fate {
 
 /// Reads the fate of the env in `directory`.
 fn fate(directory: &Path) -> Result<Fate> {
-    let Some(mut file) = if_there(fs::File::open(directory.join(FILE)))? else {
+    let Some(mut file) = if_exists(fs::File::open(directory.join(FILE)))? else {
         return Ok(Fate::Kept);
     };
     // Shared: two readers do not disturb each other, and the owner never asks.
@@ -149,7 +149,7 @@ impl std::fmt::Display for Reaped {
 
 impl Store {
     /// Makes a new env that ends with this command, which is `up --ephemeral` or similar.
-    pub fn claim(&self, name: &EnvName, command: &str) -> Result<Claim> {
+    pub fn create_ephemeral(&self, name: &EnvName, command: &str) -> Result<OwnerLock> {
         let env = self.lock_env(name, "up", lock::WAIT)?;
         env.check_owner()?;
         if env.record().is_some() {
@@ -173,18 +173,18 @@ impl Store {
         file.sync_all()?;
         fs::rename(&new, env.directory().join(FILE))?;
         fs::File::open(env.directory())?.sync_all()?;
-        Ok(Claim(file))
+        Ok(OwnerLock(file))
     }
 
     /// Returns whether an env still exists although the command that it should have ended with is gone.
-    pub fn is_left(&self, name: &EnvName) -> bool {
+    pub fn is_abandoned(&self, name: &EnvName) -> bool {
         matches!(fate(&self.env_dir(name)), Ok(Fate::Left(_)))
     }
 
     /// Returns the envs that ephemeral commands left.
     pub fn abandoned(&self) -> Result<Vec<EnvName>> {
         let mut names = self.env_names()?;
-        names.retain(|name| self.is_left(name));
+        names.retain(|name| self.is_abandoned(name));
         Ok(names)
     }
 
@@ -230,7 +230,7 @@ impl LockedEnv<'_> {
 
     /// Makes the env one that stays: the last step of removing it.
     pub(super) fn disown(&self) -> Result<()> {
-        if_there(fs::remove_file(self.directory().join(FILE))).map(drop)
+        if_exists(fs::remove_file(self.directory().join(FILE))).map(drop)
     }
 }
 
@@ -274,7 +274,7 @@ mod tests {
         write(directory.path(), &Owner::this(&up()));
         let file = fs::File::open(directory.path().join(FILE)).unwrap();
         file.file().try_lock().unwrap();
-        let claim = Claim(file);
+        let claim = OwnerLock(file);
         // However often it is checked, and by how many at once.
         for _ in 0..2 {
             assert_eq!(

@@ -17,7 +17,7 @@ use crate::engine::docker::Service;
 use crate::plan::gc::roots::Roots;
 use crate::plan::gc::{Frozen, Inventory};
 use crate::plan::ids::{EnvName, ImageKey, LayerId, TreeId};
-use crate::store::inventory::{Look, allocated};
+use crate::store::inventory::{InventoryOptions, allocated};
 use crate::sys::error::{Result, ResultExt as _};
 use crate::tree::measure::{MeasureOptions, Root};
 use crate::tree::{self, Method, measure};
@@ -35,13 +35,13 @@ impl Store {
     pub(super) fn estimate_freed(
         &self,
         inventory: &mut Inventory,
-        look: &Look,
+        options: &InventoryOptions,
         keep_last: usize,
     ) -> Result<()> {
         let roots = Roots::of(inventory, keep_last);
         let mut services = Services::of(self)?;
         for (id, item) in &mut inventory.layers {
-            if !look.everything && roots.layers.contains_key(id) {
+            if !options.everything && roots.layers.contains_key(id) {
                 continue;
             }
             let directory = self.layer_dir(id);
@@ -65,7 +65,7 @@ impl Store {
             }
         }
         for (key, image) in &mut inventory.images {
-            if look.everything || !roots.images.contains_key(key) {
+            if options.everything || !roots.images.contains_key(key) {
                 image.bytes = allocated(&self.image_dir(key));
             }
         }
@@ -86,7 +86,7 @@ impl Store {
                 }
             };
         }
-        if look.used {
+        if options.used {
             let report = crate::store::usage::report::report(self, None, 0)?;
             inventory.used = Some(report.total.allocated);
         }
@@ -101,11 +101,11 @@ impl Store {
     pub fn estimate_shared(
         &self,
         inventory: &mut Inventory,
-        look: &Look,
+        options: &InventoryOptions,
         keep_last: usize,
     ) -> Result<bool> {
         let roots = Roots::of(inventory, keep_last);
-        let items = RemovableItems::of(inventory, &roots, look.everything);
+        let items = RemovableItems::of(inventory, &roots, options.everything);
         let unsure = |(item, _): &(RemovableItem, u32)| match item {
             RemovableItem::Layer(id) => self.is_unsure(&inventory.layers[id.as_str()]),
             RemovableItem::Image(_) | RemovableItem::Failed(..) => false,

@@ -153,7 +153,7 @@ impl Store {
     }
 
     /// Finishes what killed commands left in envs that nobody holds. Returns the errors.
-    pub fn settle_envs(&self) -> Result<Vec<Error>> {
+    pub fn recover_envs(&self) -> Result<Vec<Error>> {
         let mut wrong = Vec::new();
         for name in self.env_names()? {
             match self.lock_env(&name, "gc", Duration::ZERO) {
@@ -176,12 +176,12 @@ impl Store {
     /// Empties the trash and waits until the file system has the space back.
     pub fn reclaim(&self) -> Result<()> {
         self.await_trash()?;
-        self.settle_space()
+        self.wait_for_free_space()
     }
 
     /// Waits until the file system reports the free space: btrfs frees deleted data with its next commit, XFS in the
     /// background.
-    pub fn settle_space(&self) -> Result<()> {
+    pub fn wait_for_free_space(&self) -> Result<()> {
         let directory = fs::File::open(&self.root)?;
         nix::unistd::syncfs(directory.file())?;
         if self.method() == Method::Btrfs {

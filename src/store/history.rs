@@ -29,7 +29,7 @@ pub enum Reuse {
 
 impl Reuse {
     /// Returns the command line's choice, or else the configured one.
-    pub fn or_asked(self, allow_incremental: bool) -> Self {
+    pub fn or_incremental(self, allow_incremental: bool) -> Self {
         match allow_incremental {
             true => Self::Incremental,
             false => self,

@@ -35,8 +35,8 @@ struct Reference {
     key: ImageKey,
 }
 
-/// Everything from outside the store that building needs.
-pub struct Means<'a> {
+/// What a task on images or snapshots needs from outside the store.
+pub struct TaskContext<'a> {
     /// Mirrors from the configuration.
     pub mirrors: &'a BTreeMap<String, String>,
     /// The user's logins to registries.
@@ -51,7 +51,7 @@ pub struct Means<'a> {
     pub cancel: &'a AtomicBool,
 }
 
-impl Means<'_> {
+impl TaskContext<'_> {
     /// Takes a lock, however long others hold it; reports the holder meanwhile, and stops on request.
     pub(super) fn lock(&mut self, path: &Path, verb: &str) -> Result<Lock> {
         Lock::exclusive_waiting(path, verb, &mut |waits| {
@@ -61,9 +61,9 @@ impl Means<'_> {
     }
 }
 
-impl std::fmt::Debug for Means<'_> {
+impl std::fmt::Debug for TaskContext<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Means")
+        f.debug_struct("TaskContext")
             .field("mirrors", self.mirrors)
             .finish_non_exhaustive()
     }
@@ -189,14 +189,14 @@ impl Store {
         name: &str,
         recipe: &Recipe,
         refresh: bool,
-        means: &mut Means<'_>,
+        cx: &mut TaskContext<'_>,
     ) -> Result<Image> {
         if !refresh && let Some(image) = self.image_of(recipe)? {
             return Ok(image);
         }
         let digest = recipe.digest();
         fs::create_dir_all(self.root.join("images/refs"))?;
-        let lock = means.lock(&self.reference(&digest, "lock"), "image build")?;
+        let lock = cx.lock(&self.reference(&digest, "lock"), "image build")?;
         if !refresh && let Some(image) = self.image_of(recipe)? {
             // Another command built it while we waited.
             return Ok(image);
@@ -212,7 +212,7 @@ impl Store {
             resolved: same.and_then(|image| image.resolved.as_deref()),
         });
         let built = self
-            .build_image(&work, &pinned, source_date, means)
+            .build_image(&work, &pinned, source_date, cx)
             .context(|| format!("cannot build image `{name}`"))?;
         let mut image = describe(name, &digest, built)?;
         image.took_ms = u64::try_from(started.elapsed().as_millis()).ok();
@@ -248,21 +248,21 @@ impl Store {
         recipe: &Recipe,
         wanted: &ImageKey,
         source_date: i64,
-        means: &mut Means<'_>,
+        cx: &mut TaskContext<'_>,
     ) -> Result<Image> {
         if let Some(image) = self.image(wanted)? {
             return Ok(image);
         }
         let digest = recipe.digest();
         fs::create_dir_all(self.root.join("images/refs"))?;
-        let _lock = means.lock(&self.reference(&digest, "lock"), "image build")?;
+        let _lock = cx.lock(&self.reference(&digest, "lock"), "image build")?;
         if let Some(image) = self.image(wanted)? {
             return Ok(image);
         }
         let started = Instant::now();
         let work = self.image_work(&digest)?;
         let built = self
-            .build_image(&work, recipe, Some(source_date), means)
+            .build_image(&work, recipe, Some(source_date), cx)
             .context(|| format!("cannot build image `{name}`"))?;
         let mut image = describe(name, &digest, built)?;
         if image.key != *wanted {
@@ -290,17 +290,17 @@ impl Store {
         &self,
         name: &str,
         recipe: &Recipe,
-        means: &mut Means<'_>,
+        cx: &mut TaskContext<'_>,
     ) -> Result<(Image, Vec<crate::tree::digest::Difference>)> {
         let image = self.image_of(recipe)?.ok_or_else(|| {
             Error::not_found(format!("image `{name}` is not built"))
                 .help(format!("rockenv image build {name}"))
         })?;
         let digest = recipe.digest();
-        let lock = means.lock(&self.reference(&digest, "lock"), "image verify")?;
+        let lock = cx.lock(&self.reference(&digest, "lock"), "image verify")?;
         let work = self.image_work(&digest)?;
         let built = self
-            .build_image(&work, recipe, Some(image.source_date), means)
+            .build_image(&work, recipe, Some(image.source_date), cx)
             .context(|| format!("cannot build image `{name}` again"))?;
         let mut differences = Vec::new();
         if built.digest != image.digest {
@@ -308,7 +308,7 @@ impl Store {
                 &self.image_root(&image.key),
                 &work.join("root"),
                 20,
-                means.cancel,
+                cx.cancel,
             )?;
         }
         self.discard(&work)?;
@@ -336,7 +336,7 @@ impl Store {
         work: &Path,
         recipe: &Recipe,
         source_date: Option<i64>,
-        means: &mut Means<'_>,
+        cx: &mut TaskContext<'_>,
     ) -> Result<Built> {
         // Another command may be about to read downloads.
         let _downloads = self.keep_downloads()?;
@@ -347,13 +347,13 @@ impl Store {
             &mut BuildContext {
                 into: &root,
                 blobs: &self.root.join("blobs"),
-                mirrors: means.mirrors,
-                logins: means.logins,
-                notice: means.notice.clone(),
-                env: means.env,
+                mirrors: cx.mirrors,
+                logins: cx.logins,
+                notice: cx.notice.clone(),
+                env: cx.env,
                 source_date,
-                progress: &mut *means.progress,
-                cancel: means.cancel,
+                progress: &mut *cx.progress,
+                cancel: cx.cancel,
             },
         );
         if built.is_err() {

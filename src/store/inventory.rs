@@ -21,7 +21,7 @@ use crate::ui::size;
 
 /// What to examine closely.
 #[derive(Clone, Debug, Default)]
-pub struct Look {
+pub struct InventoryOptions {
     /// Look for caches that exceed their limit.
     pub caches: bool,
     /// Maximum bytes by cache, from the configuration.
@@ -36,7 +36,7 @@ pub struct Look {
 
 impl Store {
     /// Reads the store. Unreadable objects may need any layer or image.
-    pub fn gc_inventory(&self, look: &Look, keep_last: usize) -> Result<Inventory> {
+    pub fn gc_inventory(&self, options: &InventoryOptions, keep_last: usize) -> Result<Inventory> {
         let found = self.inventory()?;
         self.readable(&found)?;
         let unreadable = self.unreadable()?;
@@ -78,13 +78,13 @@ impl Store {
             self.note_lost_volumes(&mut inventory, &found.volumes);
         }
         self.add_blobs(&mut inventory)?;
-        if look.caches {
-            self.add_caches(&mut inventory, &look.cache_max)?;
+        if options.caches {
+            self.add_caches(&mut inventory, &options.cache_max)?;
         }
-        if look.projects {
+        if options.projects {
             self.add_projects(&mut inventory)?;
         }
-        self.estimate_freed(&mut inventory, look, keep_last)?;
+        self.estimate_freed(&mut inventory, options, keep_last)?;
         Ok(inventory)
     }
 
@@ -225,11 +225,11 @@ impl Store {
 
     /// Returns whether a command holds an env, or runs in it.
     pub fn is_env_busy(&self, name: &EnvName) -> bool {
-        is_busy(&lock::env_lock(&self.env_dir(name))) && !self.only_waits(name)
+        is_busy(&lock::env_lock(&self.env_dir(name))) && !self.has_idle_container(name)
     }
 
     /// Returns whether only a container that waits for another command holds an env: taking the lock ends it.
-    pub fn only_waits(&self, name: &EnvName) -> bool {
+    pub fn has_idle_container(&self, name: &EnvName) -> bool {
         ContainerRecord::read(&self.env_dir(name).join("run")).is_some_and(|state| state.idle)
     }
 }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::ids::{EnvId, LayerId, PathBelow, TreeId, VolumeId};
 use crate::plan::record::Snapshot;
-use crate::sys::error::{Error, Result, if_there};
+use crate::sys::error::{Error, Result, if_exists};
 
 /// An operation in progress.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,7 +63,7 @@ pub(crate) fn begin(env: &Path, entry: &JournalEntry) -> Result<()> {
 
 /// Reads the entries. A truncated last line was never acted upon, so it is ignored.
 pub(crate) fn read(env: &Path) -> Result<Vec<JournalEntry>> {
-    let Some(text) = if_there(fs::read(path(env)))? else {
+    let Some(text) = if_exists(fs::read(path(env)))? else {
         return Ok(Vec::new());
     };
     let text = String::from_utf8_lossy(&text);
@@ -81,7 +81,7 @@ pub(crate) fn read(env: &Path) -> Result<Vec<JournalEntry>> {
 
 /// Clears the journal: the operations are done and recorded.
 pub(crate) fn clear(env: &Path) -> Result<()> {
-    if_there(fs::remove_file(path(env))).map(drop)
+    if_exists(fs::remove_file(path(env))).map(drop)
 }
 
 #[cfg(test)]

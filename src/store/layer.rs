@@ -16,7 +16,7 @@ use crate::engine::Root;
 use crate::plan::ids::{EnvId, ImageKey, LayerId, TreeId};
 pub(crate) use crate::plan::layer::{Cost, Layer, VolumeState};
 use crate::sys::atomic::{self, random_id};
-use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_there};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_exists};
 use crate::tree::merged::MergedDir;
 use crate::tree::{self, Method};
 
@@ -72,7 +72,7 @@ impl Store {
         let directory = fs::File::open(self.root.join("layers"))?;
         nix::unistd::syncfs(directory.file())?;
         for id in layers {
-            if_there(fs::write(self.layer_dir(id).join("durable"), ""))?;
+            if_exists(fs::write(self.layer_dir(id).join("durable"), ""))?;
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use super::check::is_busy;
 use super::{LockedEnv, Store, lock};
 use crate::plan::gc::Lease;
 use crate::plan::ids::EnvName;
-use crate::sys::error::{Error, Result, if_there};
+use crate::sys::error::{Error, Result, if_exists};
 
 const LEASE: &str = "lease";
 
@@ -35,7 +35,7 @@ impl LockedEnv<'_> {
 
     /// Ends the lease of an earlier command.
     pub(super) fn end_lease(&self) -> Result<()> {
-        if_there(fs::remove_file(self.directory.join(LEASE))).map(drop)
+        if_exists(fs::remove_file(self.directory.join(LEASE))).map(drop)
     }
 }
 

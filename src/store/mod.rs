@@ -72,7 +72,7 @@ pub use lock::Lock;
 use crate::plan::ids::{EnvName, VolumeId};
 use crate::plan::jobs::Past;
 use crate::sys::atomic::random_id;
-use crate::sys::error::{Error, Kind, Result, if_there};
+use crate::sys::error::{Error, Kind, Result, if_exists};
 use crate::sys::suggest;
 use crate::tree::{self, Method};
 
@@ -267,7 +267,7 @@ impl Store {
 
     /// Returns the store's unique id; empty if an older version made it.
     pub fn id(&self) -> Result<String> {
-        let id = if_there(fs::read_to_string(self.root.join("id")))?;
+        let id = if_exists(fs::read_to_string(self.root.join("id")))?;
         Ok(id.unwrap_or_default().trim().to_owned())
     }
 

@@ -236,7 +236,7 @@ impl LockedEnv<'_> {
     }
 
     /// Continues a removal in progress; returns whether there was one.
-    pub(super) fn go_on_clearing(&mut self) -> Result<bool> {
+    pub(super) fn resume_clearing(&mut self) -> Result<bool> {
         let begun = fs::symlink_metadata(self.directory.join(REMOVED)).is_ok();
         if begun {
             self.finish_clearing()?;

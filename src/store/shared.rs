@@ -10,12 +10,12 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
-use super::images::{Image, Means};
+use super::images::{Image, TaskContext};
 use super::layer::Layer;
 use super::{Lock, Store, random_id};
 use crate::plan::ids::{ImageKey, LayerId, Sha256Hex, VolumeName};
 use crate::sys::atomic;
-use crate::sys::error::{Error, Result, if_there};
+use crate::sys::error::{Error, Result, if_exists};
 
 const FILE: &str = "shared.json";
 /// Prefix of directories for arriving data.
@@ -97,10 +97,10 @@ impl Store {
     }
 
     /// Makes a directory for arriving data; waits while another command has one, which may bring the same data.
-    pub fn incoming(&self, means: &mut Means<'_>) -> Result<IncomingLayers<'_>> {
+    pub fn incoming(&self, cx: &mut TaskContext<'_>) -> Result<IncomingLayers<'_>> {
         let images = self.root.join("images");
         fs::create_dir_all(images.join("refs"))?;
-        let lock = means.lock(&images.join("refs/pull.lock"), "pull")?;
+        let lock = cx.lock(&images.join("refs/pull.lock"), "pull")?;
         for entry in fs::read_dir(&images)? {
             let entry = entry?;
             if entry.file_name().to_string_lossy().starts_with(ARRIVING) {
@@ -162,7 +162,7 @@ impl IncomingLayers<'_> {
 
     /// Removes a download that is no longer needed.
     pub fn drop_blob(&self, sha256: &Sha256Hex) -> Result<()> {
-        if_there(fs::remove_file(
+        if_exists(fs::remove_file(
             self.store.root.join("blobs/sha256").join(sha256),
         ))
         .map(drop)

@@ -159,7 +159,7 @@ impl LockedEnv<'_> {
 
     /// Moves the env to an existing layer and adds `snapshots` to the record. With `restore`, its volumes come from
     /// the layer, if that has them; else they stay.
-    pub fn adopt(
+    pub fn move_to_layer(
         &mut self,
         snapshots: Vec<Snapshot>,
         layer: &LayerId,
@@ -297,7 +297,7 @@ impl LockedEnv<'_> {
             .map(|snapshot| snapshot.layer.clone())
             .ok_or_else(|| no_snapshot(self.name(), record, name))?;
         let is_last = record.last_step().is_some_and(|last| last.layer == layer);
-        self.adopt(Vec::new(), &layer, true)?;
+        self.move_to_layer(Vec::new(), &layer, true)?;
         // Of an earlier state, `up` decides whether it is complete.
         self.update(|record| record.complete &= is_last)
     }

@@ -10,7 +10,7 @@ use fs_err as fs;
 
 use super::{Lock, Store, access};
 use crate::sys::atomic::random_id;
-use crate::sys::error::{Result, ResultExt as _, if_there};
+use crate::sys::error::{Result, ResultExt as _, if_exists};
 use crate::tree;
 
 impl Store {
@@ -40,7 +40,7 @@ impl Store {
         }
         self.remove_objects(path);
         for name in ["layer.json", "image.json"] {
-            if_there(fs::remove_file(path.join(name)))?;
+            if_exists(fs::remove_file(path.join(name)))?;
         }
         tree::remove_tree(path)
             .map(drop)

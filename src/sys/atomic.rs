@@ -8,7 +8,7 @@ use fs_err as fs;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::sys::error::{Error, Result, ResultExt as _, if_there};
+use crate::sys::error::{Error, Result, ResultExt as _, if_exists};
 
 /// Prefix of files that are being written.
 pub(crate) const PREFIX: &str = ".tmp-";
@@ -45,7 +45,7 @@ pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
 
 /// Reads JSON; `None` if there is no file.
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
-    let Some(bytes) = if_there(fs::read(path))? else {
+    let Some(bytes) = if_exists(fs::read(path))? else {
         return Ok(None);
     };
     serde_json::from_slice(&bytes).map(Some).map_err(|error| {

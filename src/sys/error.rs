@@ -264,7 +264,7 @@ impl Error {
 }
 
 /// Returns `None` if what the operation was about does not exist.
-pub(crate) fn if_there<T>(result: std::io::Result<T>) -> Result<Option<T>> {
+pub(crate) fn if_exists<T>(result: std::io::Result<T>) -> Result<Option<T>> {
     match result {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         other => Ok(Some(other?)),

@@ -189,7 +189,7 @@ impl Program {
     }
 
     /// Accepts this exit status as success too.
-    pub(crate) fn tolerate(mut self, status: i32) -> Self {
+    pub(crate) fn allow_exit_code(mut self, status: i32) -> Self {
         self.tolerated = Some(status);
         self
     }

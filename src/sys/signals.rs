@@ -107,7 +107,7 @@ impl<'a> Cancel<'a> {
     }
 
     /// Checks for a signal; the work calls this at intervals.
-    pub(crate) fn look(&self) {
+    pub(crate) fn poll(&self) {
         if let Ok(Some(number)) = self.signals.pending() {
             self.caught.store(number, Ordering::Relaxed);
             self.flag.store(true, Ordering::Relaxed);

@@ -49,7 +49,7 @@ pub(crate) fn help<'a>(
 }
 
 /// Returns the help for an unknown name among a few: the closest one, and all of them.
-pub(crate) fn among(typed: &str, known: &[&str], what: &str) -> String {
+pub(crate) fn choices_help(typed: &str, known: &[&str], what: &str) -> String {
     let all = format!("{what}: {}", known.join(", "));
     match closest(typed, known.iter().copied()) {
         Some(close) => format!("did you mean `{close}`? {all}"),

@@ -85,7 +85,7 @@ pub(crate) struct Trusted {
 impl Current {
     /// Examines the current directory. `user` is the directory of the user's configuration, `listed` the value of
     /// [`VARIABLE`], `sent` that of [`DIGEST_VARIABLE`].
-    pub(crate) fn look(
+    pub(crate) fn read(
         working: &Path,
         user: &Path,
         listed: Option<&str>,
@@ -333,7 +333,7 @@ mod tests {
             fs::create_dir_all(file.parent().unwrap()).unwrap();
             fs::write(file, "").unwrap();
         }
-        let look = || Current::look(&directory, place.path(), None, None);
+        let look = || Current::read(&directory, place.path(), None, None);
         assert_eq!(look().state, TrustState::Untrusted);
         assert_eq!(look().notice(), None);
         fs::write(directory.join("images/mine.toml"), "").unwrap();

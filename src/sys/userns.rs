@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use fs_err as fs;
 use nix::sched::{CloneFlags, unshare};
 
-use crate::sys::error::{Error, Result, ResultExt as _, if_there};
+use crate::sys::error::{Error, Result, ResultExt as _, if_exists};
 
 /// Whether this process has entered one.
 static ENTERED: AtomicBool = AtomicBool::new(false);
@@ -106,7 +106,7 @@ fn map(own: u32, ranges: &[Range]) -> String {
 }
 
 fn ranges(file: &str, name: &str, uid: u32) -> Result<Vec<Range>> {
-    let text = if_there(fs::read_to_string(file))?.unwrap_or_default();
+    let text = if_exists(fs::read_to_string(file))?.unwrap_or_default();
     let found = parse(&text, name, uid);
     if found.is_empty() {
         return Err(Error::unavailable(format!(

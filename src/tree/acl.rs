@@ -26,7 +26,7 @@ const NOBODY: u32 = u32::MAX;
 const ENTER: u16 = 0o5;
 
 /// Returns the users that a directory's list names.
-pub(crate) fn people(directory: &Path) -> Result<BTreeSet<u32>> {
+pub(crate) fn named_users(directory: &Path) -> Result<BTreeSet<u32>> {
     let file = fs::File::open(directory)?;
     let mut value = vec![0; 4096];
     let length = match XattrFile::Open(file.file().as_fd()).get(ATTRIBUTE, &mut value) {
@@ -85,7 +85,7 @@ mod tests {
         // A file system without lists cannot be tested here.
         if mode & 0o001 == 0 {
             assert_eq!(mode & 0o777, 0o750);
-            assert_eq!(super::people(directory.path()).unwrap(), people);
+            assert_eq!(super::named_users(directory.path()).unwrap(), people);
         }
     }
 }

@@ -241,7 +241,7 @@ fn make_directories(top: &OwnedFd, below: &Path) -> nix::Result<OwnedFd> {
             Err(Errno::ENOENT) => {
                 mkdirat(&at, name.as_c_str(), Mode::from_bits_truncate(0o755))?;
                 let made = beneath::open_dir(&at, name.as_c_str())?;
-                give(made.as_fd(), at.as_fd())?;
+                set_owner(made.as_fd(), at.as_fd())?;
                 made
             }
             other => other?,
@@ -257,11 +257,11 @@ fn create(directory: &OwnedFd, name: &CString) -> nix::Result<OwnedFd> {
         .resolve(beneath::BELOW);
     let file = openat2(directory, name.as_c_str(), how)?;
     fchmod(&file, Mode::from_bits_truncate(0o644))?;
-    give(file.as_fd(), directory.as_fd())?;
+    set_owner(file.as_fd(), directory.as_fd())?;
     Ok(file)
 }
 
-fn give(made: BorrowedFd<'_>, directory: BorrowedFd<'_>) -> nix::Result<()> {
+fn set_owner(made: BorrowedFd<'_>, directory: BorrowedFd<'_>) -> nix::Result<()> {
     let owner = fstat(directory)?;
     let found = fstat(made)?;
     if (found.st_uid, found.st_gid) == (owner.st_uid, owner.st_gid) {

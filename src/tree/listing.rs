@@ -210,7 +210,7 @@ impl Listing {
 }
 
 /// Examines one path below a directory.
-pub(crate) fn look(directory: &Path, path: &Path) -> Result<PathState> {
+pub(crate) fn path_state(directory: &Path, path: &Path) -> Result<PathState> {
     let shown = || format!("cannot read `{}`", directory.join(path).display());
     let top = match beneath::open_path(directory) {
         Err(_) if !directory.exists() => return Ok(PathState::Free),

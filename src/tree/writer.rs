@@ -98,7 +98,7 @@ impl Writer {
             }),
             (Content::Symlink { target }, _) => self.place(path, existing, |this, to, name| {
                 this.rights.symlink(target.as_path(), to, name)?;
-                this.give(to, name)?;
+                this.set_owner(to, name)?;
                 this.rights.set_time(to, name, entry.mtime)
             }),
             (Content::File { .. } | Content::Special(_), _) => Err(Errno::EINVAL),
@@ -168,7 +168,7 @@ impl Writer {
                 Err(Errno::ENOENT) => {
                     self.rights
                         .make_directory(at.as_fd(), name.as_c_str(), Mode::S_IRWXU)?;
-                    self.give(at.as_fd(), &name)?;
+                    self.set_owner(at.as_fd(), &name)?;
                     self.directories.insert(below.clone(), (0o755, None));
                     self.open_dir(at.as_fd(), &name)?
                 }
@@ -251,7 +251,7 @@ impl Writer {
             .open(Some(at), name, flags, Mode::empty(), beneath::STRICT)
     }
 
-    fn give(&self, directory: BorrowedFd<'_>, name: &CStr) -> nix::Result<()> {
+    fn set_owner(&self, directory: BorrowedFd<'_>, name: &CStr) -> nix::Result<()> {
         match self.owner {
             Some((uid, gid)) => fchownat(
                 directory,
@@ -267,7 +267,7 @@ impl Writer {
     fn explain(&self, path: &Path, outcome: nix::Result<()>) -> Result<()> {
         let place = self.shown.join(path);
         match outcome {
-            Err(Errno::EEXIST | Errno::ENOTDIR | Errno::ELOOP) => Err(in_the_way(&place)),
+            Err(Errno::EEXIST | Errno::ENOTDIR | Errno::ELOOP) => Err(refusing_overwrite(&place)),
             Err(errno @ (Errno::EACCES | Errno::EPERM | Errno::EROFS)) => {
                 let parent = place.parent().unwrap_or(&self.shown);
                 Err(self.rights.refused(parent, errno))
@@ -278,7 +278,7 @@ impl Writer {
 }
 
 /// Makes the error for an existing entry that must not be overwritten.
-pub(crate) fn in_the_way(place: &Path) -> Error {
+pub(crate) fn refusing_overwrite(place: &Path) -> Error {
     Error::usage(format!(
         "`{}` exists with other content; refusing to overwrite it",
         place.display()

@@ -107,7 +107,7 @@ impl Sections {
     }
 
     /// Returns text without commands.
-    pub(super) fn harmless<'a>(&self, text: &'a str) -> Cow<'a, str> {
+    pub(super) fn without_commands<'a>(&self, text: &'a str) -> Cow<'a, str> {
         if self.system != Some(System::Github) || self.open.is_some() {
             return Cow::Borrowed(text);
         }
@@ -154,7 +154,7 @@ mod tests {
             github.begin("a 50 %\n::b", now),
             "::group::a 50 %25\\n::b\n::stop-commands::word\n"
         );
-        assert_eq!(github.harmless("::error::x\n"), "::error::x\n");
+        assert_eq!(github.without_commands("::error::x\n"), "::error::x\n");
         assert_eq!(
             github.annotation(Level::Error, "one\n::two%").unwrap(),
             "::word::\n::error title=rockenv::one%0A::two%25\n::stop-commands::word\n"
@@ -171,7 +171,7 @@ mod tests {
             ("a ##[command]", "a #\\x23[command]"),
             ("\u{a0}::x", "\u{a0}\\x3a:x"),
         ] {
-            assert_eq!(github.harmless(text), safe);
+            assert_eq!(github.without_commands(text), safe);
         }
     }
 
@@ -189,7 +189,7 @@ mod tests {
             "{next:?}"
         );
         assert_eq!(gitlab.annotation(Level::Error, "x"), None);
-        assert_eq!(gitlab.harmless("::error::x"), "::error::x");
+        assert_eq!(gitlab.without_commands("::error::x"), "::error::x");
     }
 
     #[test]
@@ -198,7 +198,7 @@ mod tests {
         assert_eq!(none.begin("a", Timestamp::UNIX_EPOCH), "");
         assert_eq!(none.end(Timestamp::UNIX_EPOCH), "");
         assert_eq!(none.annotation(Level::Error, "x"), None);
-        assert_eq!(none.harmless("::x"), "::x");
+        assert_eq!(none.without_commands("::x"), "::x");
         assert_ne!(Sections::new(None).word, none.word);
     }
 }

@@ -471,7 +471,7 @@ impl Ui {
         match err.bars.upgrade() {
             Some(bars) => bars.print(text),
             None => {
-                let text = err.sections.harmless(text);
+                let text = err.sections.without_commands(text);
                 err.write(&text);
             }
         }

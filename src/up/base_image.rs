@@ -79,7 +79,7 @@ pub(super) fn find(run: &Run<'_>, selection: &Selection) -> Result<Base> {
 }
 
 /// Returns the image after pulling; `None` if the keys are based on another one.
-pub(super) fn settle(run: &Run<'_>, gathered: &Gathered<'_>) -> Result<Option<Image>> {
+pub(super) fn ensure_pulled(run: &Run<'_>, gathered: &Gathered<'_>) -> Result<Option<Image>> {
     if let Some(image) = &gathered.image {
         return Ok(Some(image.clone()));
     }

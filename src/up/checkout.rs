@@ -11,7 +11,7 @@ use crate::up::resolve::Gathered;
 /// Uses the checkout's table of targets; returns notes for the user.
 ///
 /// An unreadable checkout is no error here: the built-in table stays in use.
-pub(crate) fn settle(gathered: &mut Gathered<'_>) -> Result<Vec<String>> {
+pub(crate) fn use_target_table(gathered: &mut Gathered<'_>) -> Result<Vec<String>> {
     let Some((name, directory)) = gathered
         .sources
         .iter()

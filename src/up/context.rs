@@ -27,7 +27,7 @@ pub(crate) struct Context {
 impl Context {
     /// Returns the jobs of a command that is not a step.
     pub(crate) fn sizing(&self, spec: &Spec, host: &Host) -> Sizing {
-        jobs::size(&jobs::Given {
+        jobs::size(&jobs::SizingInputs {
             resources: &spec.resources,
             cores: host.cores,
             memory: host.memory,
@@ -144,7 +144,7 @@ impl Context {
     }
 
     /// Points a user whose own store lacks an env to root's.
-    pub(crate) fn perhaps_in_roots_store(&self, error: Error) -> Error {
+    pub(crate) fn suggest_roots_store(&self, error: Error) -> Error {
         let (Some(root), Kind::NoEnv) = (&self.config.roots_store, error.kind()) else {
             return error;
         };
@@ -176,20 +176,20 @@ impl Context {
 
     /// Asks before something is dropped, on a terminal only: a script has decided already.
     pub(crate) fn confirm(&self, question: &str) -> Result<()> {
-        match self.agrees(question)? {
+        match self.is_confirmed(question)? {
             true => Ok(()),
             false => Err(Error::new(Kind::Usage, "nothing changed")),
         }
     }
 
     /// Asks the same when something was dropped already.
-    pub(crate) fn agrees(&self, question: &str) -> Result<bool> {
+    pub(crate) fn is_confirmed(&self, question: &str) -> Result<bool> {
         let terminals = self.ui.settings().terminals;
         Ok(!terminals.stdin || !terminals.stderr || self.ui.confirm(question)?)
     }
 
     /// Ends a command that took a snapshot: the background writes it to disk and empties the trash.
-    pub(crate) fn settle(&self, store: &Store) -> Result<()> {
+    pub(crate) fn flush_in_background(&self, store: &Store) -> Result<()> {
         store.start_background(&Host::probe()?.program)
     }
 

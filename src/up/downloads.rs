@@ -200,9 +200,9 @@ impl Fetching<'_> {
         let started = Instant::now();
         let blobs = self.store.root().join("blobs");
         let shown = Subject::Transfer(&what);
-        let found = self.task.with_progress(shown, |means| {
-            let mut report = |done| (means.progress)(BuildProgress::Bytes { done, total: None });
-            fetch_all(pieces, &blobs, means.mirrors, means.cancel, &mut report)
+        let found = self.task.with_progress(shown, |cx| {
+            let mut report = |done| (cx.progress)(BuildProgress::Bytes { done, total: None });
+            fetch_all(pieces, &blobs, cx.mirrors, cx.cancel, &mut report)
         })?;
         if !absent.is_empty() {
             self.task.transfer_finished(what, started);

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use super::stop_and_lock::stop_and_lock;
 use crate::plan::ids::EnvName;
 use crate::store::Store;
-use crate::store::ephemeral::Claim;
+use crate::store::ephemeral::OwnerLock;
 use crate::store::results;
 use crate::sys::error::Result;
 
 /// Removes the env and waits until its space is free. Returns the directories of its outputs.
-pub(crate) fn end(store: &Store, name: &EnvName, claim: Claim) -> Result<Vec<PathBuf>> {
+pub(crate) fn end(store: &Store, name: &EnvName, claim: OwnerLock) -> Result<Vec<PathBuf>> {
     let outputs = outputs(store, name);
     // Also ends an `exec` in it.
     let (env, _) = stop_and_lock(store, name, "up")?;

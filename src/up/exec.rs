@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::engine::hold::{ContainerRecord, Hold, OnDisconnect};
-use crate::engine::job_slots::Claim;
+use crate::engine::job_slots::SlotClaim;
 use crate::engine::session::{Client, End, Running};
 use crate::engine::wire::{Command, Then};
 use crate::execute::gpu_check::{self, GpuCheck};
@@ -99,17 +99,23 @@ pub(crate) fn run(cx: &Context, opened: &Opened, job: &Job) -> Result<u8> {
 fn is_outdated(cx: &Context, job: &Job, store: &Store, host: &Host) -> Result<bool> {
     match ContainerRecord::read(&store.env_dir(&job.env).join("run")) {
         Some(state) if state.idle => {
-            Ok(state.made_of != made_of(cx, job, store, &store.spec(&job.env)?, host)?)
+            Ok(state.made_of != inputs_digest(cx, job, store, &store.spec(&job.env)?, host)?)
         }
         _ => Ok(false),
     }
 }
 
 /// Returns a digest of what a container of `exec` is made of outside the env, whose lock keeps the rest as it is.
-fn made_of(cx: &Context, job: &Job, store: &Store, spec: &Spec, host: &Host) -> Result<String> {
+fn inputs_digest(
+    cx: &Context,
+    job: &Job,
+    store: &Store,
+    spec: &Spec,
+    host: &Host,
+) -> Result<String> {
     let sizing = cx.sizing(spec, host);
     let settings = (cx.config.idle, sizing.jobs.value, sizing.budget.value);
-    container::made_of(&job.env, store, spec, host, &settings)
+    container::inputs_digest(&job.env, store, spec, host, &settings)
 }
 
 /// Waits for the holder to note that the container waits again: the next command may look there whether the env is in
@@ -240,7 +246,7 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
     let stays = devices.is_empty() && !job.failed && !job.apart;
     // A person must not wait for job slots: the first one is always granted, more only as they are free.
     let sizing = cx.sizing(&spec, host);
-    let claim = Claim::open(&store.jobs_file(), sizing.budget.value, &job.env)?;
+    let claim = SlotClaim::open(&store.jobs_file(), sizing.budget.value, &job.env)?;
     let (ticket, claim) = claim.pass(sizing.jobs.value, env.run_dir().join(container::FIFO));
     let hold = Hold {
         container,
@@ -254,7 +260,7 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
         program: host.program.clone(),
         systemd: host.systemd && host.root,
         rootless: !host.root,
-        made_of: made_of(cx, job, store, &spec, host)?,
+        made_of: inputs_digest(cx, job, store, &spec, host)?,
     };
     let running = Running::start(&hold, env.lock_fd(), claim)?;
     let command = command(cx, job, &spec, host, &devices);
@@ -322,7 +328,7 @@ fn command(cx: &Context, job: &Job, spec: &Spec, host: &Host, devices: &[Device]
             .iter()
             .map(|(name, value)| (name.clone(), resolve::finish(value, &facts))),
     );
-    certificates::point(&mut env, &spec.env, &spec.image_env);
+    certificates::set_variables(&mut env, &spec.env, &spec.image_env);
     env.extend(job.variables.iter().cloned());
     if job.tty {
         let term = cx.config.terminal.term.as_deref().unwrap_or("dumb");

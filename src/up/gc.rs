@@ -11,7 +11,7 @@ use crate::plan::gc::policy::Limits;
 use crate::plan::gc::{GcItem, GcTarget, Inventory, Plan, Rule, plan};
 use crate::store::Store;
 use crate::store::gc_apply::Removal;
-use crate::store::inventory::Look;
+use crate::store::inventory::InventoryOptions;
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host::{Host, free_space};
 use crate::sys::process::Program;
@@ -28,7 +28,7 @@ const LOOK: Duration = Duration::from_secs(2);
 pub(crate) fn collect(
     cx: &Context,
     store: &Store,
-    mut look: Look,
+    mut options: InventoryOptions,
     limits: &Limits,
     asked: Option<u64>,
 ) -> Result<Done> {
@@ -39,10 +39,10 @@ pub(crate) fn collect(
         cx.ui.note("the disk is full: dropping the ballast first");
     }
     // Neither recent deletions by others nor the ballast count as freed by `gc`.
-    store.settle_space()?;
+    store.wait_for_free_space()?;
     let before = unused(store)?;
     cx.reap(store)?;
-    for error in store.settle_envs()? {
+    for error in store.recover_envs()? {
         cx.ui.warn(&error.chain().join(": "));
     }
     let mut done = Done::default();
@@ -52,12 +52,12 @@ pub(crate) fn collect(
         let gained = unused(store)?.saturating_sub(before);
         let left = asked.map(|asked| asked.saturating_sub(gained));
         // A tool that left more than requested would do so again.
-        look.caches = round == 0;
-        let decision = decide(store, &look, limits, left, 0)?;
+        options.caches = round == 0;
+        let decision = decide(store, &options, limits, left, 0)?;
         if round == 0 {
             done.trash = gained;
         }
-        if !agree(cx, &decision.plan, &mut agreed)? {
+        if !confirm(cx, &decision.plan, &mut agreed)? {
             if round == 0 {
                 return Err(Error::new(Kind::Usage, "nothing changed"));
             }
@@ -92,16 +92,16 @@ pub(crate) struct Decision {
 /// sizes decide. `trash` is bytes already detached, which are freed first.
 pub(crate) fn decide(
     store: &Store,
-    look: &Look,
+    options: &InventoryOptions,
     limits: &Limits,
     asked: Option<u64>,
     trash: u64,
 ) -> Result<Decision> {
-    let mut inventory = store.gc_inventory(look, limits.keep_last)?;
+    let mut inventory = store.gc_inventory(options, limits.keep_last)?;
     inventory.free += trash;
     let mut decided = plan(&inventory, limits, asked);
     let matters = !decided.items.is_empty() || decided.missing > 0 || inventory.used.is_some();
-    if matters && store.estimate_shared(&mut inventory, look, limits.keep_last)? {
+    if matters && store.estimate_shared(&mut inventory, options, limits.keep_last)? {
         decided = plan(&inventory, limits, asked);
     }
     Ok(Decision {
@@ -156,7 +156,7 @@ pub(crate) struct SkippedItem {
 }
 
 /// Asks before anything goes that takes time to make again, and again if a later look adds items.
-fn agree(cx: &Context, plan: &Plan, agreed: &mut BTreeSet<GcTarget>) -> Result<bool> {
+fn confirm(cx: &Context, plan: &Plan, agreed: &mut BTreeSet<GcTarget>) -> Result<bool> {
     let more = if agreed.is_empty() {
         ""
     } else {
@@ -169,7 +169,7 @@ fn agree(cx: &Context, plan: &Plan, agreed: &mut BTreeSet<GcTarget>) -> Result<b
     if time == 0 {
         return Ok(true);
     }
-    cx.agrees(&format!(
+    cx.is_confirmed(&format!(
         "{more}remove {} ({}; making them again would take {})?",
         size::count(new.len(), "item"),
         size::bytes(new.iter().map(|item| item.bytes).sum()),

@@ -45,7 +45,7 @@ impl<'a> RevisionSource<'a> {
     /// Returns the first answer, and each that differs from the one before.
     pub(crate) fn history(&self, hook: &Hook, revisions: Option<&str>) -> Result<Vec<AtRevision>> {
         let Some(revisions) = revisions else {
-            let found = hook::apply(hook, &|path| execute::look(&self.directory, path));
+            let found = hook::apply(hook, &|path| execute::file_in_source(&self.directory, path));
             return Ok(vec![answer(None, found)?]);
         };
         let (from, to) = match revisions.split_once("..") {

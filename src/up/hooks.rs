@@ -147,7 +147,7 @@ pub(crate) fn ask(gathered: &Gathered<'_>) -> Result<Vec<String>> {
         let source = sources
             .get(volume)
             .ok_or_else(|| Error::unexpected(format!("source `{volume}` is missing")))?;
-        execute::look(source, path)
+        execute::file_in_source(source, path)
     })?;
     for (hook, patch) in early.already {
         notes.push(format!("hook `{hook}`: the source already has `{patch}`"));

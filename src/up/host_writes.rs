@@ -67,7 +67,7 @@ impl HostWrites {
 
 /// Shows where the steps of a profile that was named by its file can write. Asks about directories that are neither
 /// beside the file nor in the user's home. An answer is remembered.
-pub(crate) fn agree(cx: &Context, selection: &Selection) -> Result<()> {
+pub(crate) fn confirm(cx: &Context, selection: &Selection) -> Result<()> {
     let Some(HostWrites { file, writes, asks }) = HostWrites::new(cx, selection)? else {
         return Ok(());
     };

@@ -42,7 +42,7 @@ pub(crate) fn lock(
     options: &LockOptions<'_>,
 ) -> Result<WrittenLock> {
     let mut selection = Selection::new(cx, request)?;
-    selection.reuse = selection.reuse.or_asked(options.allow_incremental);
+    selection.reuse = selection.reuse.or_incremental(options.allow_incremental);
     // An env's own layers are of no use to others.
     selection.own = false;
     let path = match options.file {

@@ -95,9 +95,9 @@ impl Locking<'_> {
             command,
         };
         // From here on the same code as `up --locked`, so that nothing is locked that it would refuse.
-        locked::adopt(self.with.task.cx, selection, adopted)?;
+        locked::apply_choices(self.with.task.cx, selection, adopted)?;
         let gathered = Gathered::on(selection, Base::locked(selection), false);
-        let (mut gathered, notes) = sources::gather(gathered, self.with)?;
+        let (mut gathered, notes) = sources::fetch(gathered, self.with)?;
         for message in notes {
             self.warn(message);
         }
@@ -151,7 +151,7 @@ impl Locking<'_> {
             old.and_then(|old| locked::locked_fingerprints(old, step))
                 .or_else(|| left.get(&step.name)?.prints.clone())
         };
-        let spec = locked::whole(&gathered.selection.profile, &gathered.inputs, lock, &prints)?;
+        let spec = locked::resolve(&gathered.selection.profile, &gathered.inputs, lock, &prints)?;
         let locked = spec.steps.into_iter().map(|step| {
             let layer = left.get(&step.name);
             let old = old.and_then(|old| old.step(&step.name));
@@ -238,7 +238,7 @@ impl Locking<'_> {
     /// Returns each source as it was locked, or as it is now.
     fn sources(&self, selection: &Selection) -> Result<BTreeMap<String, LockedSource>> {
         let cancel = Cancel::new(self.with.task.signals);
-        let look = || cancel.look();
+        let look = || cancel.poll();
         let git = Git {
             user: &selection.inputs.user,
             cancel: cancel.flag(),

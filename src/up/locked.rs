@@ -90,7 +90,7 @@ pub(crate) fn follow(
         lock,
         command,
     };
-    adopt(cx, selection, locked)?;
+    apply_choices(cx, selection, locked)?;
     // What depends on a source's history is compared when the source exists.
     let by_history = selection
         .inputs
@@ -104,7 +104,7 @@ pub(crate) fn follow(
 }
 
 /// Replaces open choices by the locked ones.
-pub(crate) fn adopt(cx: &Context, selection: &mut Selection, locked: Locked) -> Result<()> {
+pub(crate) fn apply_choices(cx: &Context, selection: &mut Selection, locked: Locked) -> Result<()> {
     let lock = &locked.lock;
     let mut differences = lockfile::choices(lock, &choices(selection));
     selection.use_params(cx, lock.params.clone())?;
@@ -206,7 +206,7 @@ pub(crate) fn check_steps(selection: &Selection, inputs: &Inputs) -> Result<()> 
         return Ok(());
     }
     let prints = |step: &Step| locked_fingerprints(&locked.lock, step);
-    let spec = whole(&selection.profile, inputs, &locked.lock, &prints)?;
+    let spec = resolve(&selection.profile, inputs, &locked.lock, &prints)?;
     let differences = lockfile::steps(&locked.lock, &spec);
     match differences.is_empty() {
         true => Ok(()),
@@ -266,7 +266,7 @@ pub(crate) fn follow_sources(
 
 /// Resolves independently of the machine: with a GPU, the lock file's build user, and the TheRock fingerprints in
 /// `prints`. A step without those has the source's fingerprint in its key.
-pub(crate) fn whole(
+pub(crate) fn resolve(
     profile: &Profile,
     inputs: &Inputs,
     lock: &Lockfile,

@@ -79,7 +79,9 @@ pub(crate) fn up(
     selection.notes.iter().for_each(|note| reporter.warn(note));
     let task = Task::new(cx, &signals, &reporter);
     let name = &selection.name;
-    let claim = args.ephemeral.then(|| store.claim(name, "up --ephemeral"));
+    let claim = args
+        .ephemeral
+        .then(|| store.create_ephemeral(name, "up --ephemeral"));
     let claim = claim.transpose()?;
     let mut outcome = build(task, args, &store, &selection);
     if let Ok(finished) = &outcome {
@@ -117,7 +119,7 @@ pub(crate) fn up(
 
 /// Refuses a request that this user, this machine or the configuration cannot serve.
 fn check_rights(cx: &Context, args: &UpOptions, selection: &Selection) -> Result<()> {
-    host_writes::agree(cx, selection)?;
+    host_writes::confirm(cx, selection)?;
     if selection.choice.engine == Engine::Nspawn && !selection.host.root {
         return Err(
             Error::unavailable("building an env with systemd-nspawn needs root")
@@ -198,7 +200,7 @@ fn build(
             }
             Err(error) if begun => {
                 return Ok(Finished {
-                    ended: Some(Ended::broke(error, task.signals)),
+                    ended: Some(Ended::failed(error, task.signals)),
                     env: selection.name.clone(),
                     lacking: String::new(),
                 });
@@ -286,7 +288,7 @@ fn attempt(run: &Run<'_>, asked: &StepOptions, selection: &Selection) -> Result<
 
 /// Makes missing sources; reports each note about them once.
 fn gather_sources<'a>(run: &Run<'_>, gathered: Gathered<'a>) -> Result<Gathered<'a>> {
-    let (gathered, notes) = sources::gather(gathered, run.with)?;
+    let (gathered, notes) = sources::fetch(gathered, run.with)?;
     for message in notes {
         if run.told.borrow_mut().insert(message.clone()) {
             run.with.task.reporter.warn(message);

@@ -101,7 +101,7 @@ pub(crate) fn observe(
                 .or_else(|| stand.as_ref()?.outdated(store, &layer, wanted));
             let frozen = |state| matches!(state, &VolumeState::Frozen);
             let brings = match &unusable {
-                None => results.lacking(&layer.id)?,
+                None => results.missing(&layer.id)?,
                 Some(_) => BTreeSet::new(),
             };
             observed.layers.insert(
@@ -292,7 +292,7 @@ struct Results<'a> {
 impl Results<'_> {
     /// Returns the keys of steps whose results must be restored for an env at this layer. A layer that it stands on
     /// already does not undo the results of later steps.
-    fn lacking(&mut self, layer: &LayerId) -> Result<BTreeSet<StepKey>> {
+    fn missing(&mut self, layer: &LayerId) -> Result<BTreeSet<StepKey>> {
         let head = self
             .head
             .first()

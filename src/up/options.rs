@@ -173,7 +173,7 @@ impl PlanOptions {
 
     /// Returns the rules for using and sharing snapshots of others.
     pub(crate) fn reuse(&self, config: &Config) -> Reuse {
-        config.reuse.or_asked(self.allow_incremental)
+        config.reuse.or_incremental(self.allow_incremental)
     }
 
     /// Reads the profile and the machine, and applies the lock file if requested.
@@ -237,7 +237,7 @@ fn check_names(profile: &Profile, args: &PlanOptions) -> Result<()> {
                 "profile `{}` has no step `{name}`",
                 profile.name
             ))
-            .help(suggest::among(name, &names, "its steps are")));
+            .help(suggest::choices_help(name, &names, "its steps are")));
         }
     }
     Ok(())

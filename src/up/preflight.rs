@@ -95,7 +95,7 @@ impl Needs {
         });
         let disk = disks(spec, root, u64::try_from(spent).unwrap_or(0))?;
         let forecast = forecast(steps, &selection.past, selection.sizing.jobs.value);
-        let mut needs = Self::told(
+        let mut needs = Self::from_sizing(
             &selection.profile,
             spec,
             plan,
@@ -112,7 +112,7 @@ impl Needs {
     }
 
     /// Takes the profile's figures, for a machine with `machine` bytes of memory.
-    fn told(
+    fn from_sizing(
         profile: &Profile,
         spec: &Spec,
         plan: &Plan,
@@ -471,7 +471,7 @@ mod tests {
             ..StepOptions::default()
         };
         let plan = plan(&wanted(&profile, &spec), &Observed::default(), &options);
-        let sizing = jobs::size(&jobs::Given {
+        let sizing = jobs::size(&jobs::SizingInputs {
             resources: &spec.resources,
             cores: 16,
             memory,
@@ -482,7 +482,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let mut disks = disks(&spec, root.path(), 0).unwrap();
         disks[0].free = free;
-        Needs::told(&profile, &spec, &plan, sizing, memory, disks)
+        Needs::from_sizing(&profile, &spec, &plan, sizing, memory, disks)
     }
 
     fn therock(

@@ -8,7 +8,7 @@ use crate::plan::record::Record;
 use crate::share::{self, Pushed, Repository, Shareable};
 use crate::store::Store;
 use crate::store::history::Reuse;
-use crate::store::images::Means;
+use crate::store::images::TaskContext;
 use crate::sys::error::{Kind, Result};
 use crate::ui::size;
 use crate::up::registry;
@@ -23,9 +23,7 @@ pub(crate) fn to_registry(
 ) -> Result<(Pushed, String)> {
     let started = Instant::now();
     let label = format!("push to {repository}");
-    let pushed = send(task, &label, |means| {
-        share::push(store, repository, what, means)
-    })?;
+    let pushed = send(task, &label, |cx| share::push(store, repository, what, cx))?;
     let message = format!(
         "{}: {} snapshots at {repository}; {} layers sent ({}), {} already there, in {}",
         what.env,
@@ -47,9 +45,7 @@ pub(crate) fn to_file(
 ) -> Result<(Pushed, String)> {
     let started = Instant::now();
     let label = format!("export to {}", place.display());
-    let pushed = send(task, &label, |means| {
-        share::export(store, place, what, means)
-    })?;
+    let pushed = send(task, &label, |cx| share::export(store, place, what, cx))?;
     let message = format!(
         "{}: wrote the image and {} to {} ({}) in {}; read them with `rockenv import`",
         what.env,
@@ -64,7 +60,7 @@ pub(crate) fn to_file(
 fn send(
     task: Task<'_>,
     label: &str,
-    send: impl FnOnce(&mut Means<'_>) -> Result<Pushed>,
+    send: impl FnOnce(&mut TaskContext<'_>) -> Result<Pushed>,
 ) -> Result<Pushed> {
     let pushed = task.with_progress(Subject::Transfer(label), send)?;
     if pushed.left_out > 0 {

@@ -99,7 +99,7 @@ pub(crate) fn host_for(cx: &Context, asked: Option<&str>, what: &str) -> Result<
 }
 
 /// Reports what was transferred.
-pub(crate) fn said(verb: &str, pulled: &Pulled, from: &dyn Display) -> String {
+pub(crate) fn describe(verb: &str, pulled: &Pulled, from: &dyn Display) -> String {
     let what = match (pulled.image_pulled, pulled.steps.as_slice()) {
         (true, []) => "the image".to_owned(),
         (true, steps) => format!("the image and {}", steps.join(", ")),
@@ -112,7 +112,7 @@ pub(crate) fn said(verb: &str, pulled: &Pulled, from: &dyn Display) -> String {
 pub(crate) fn finish(verb: &str, pulled: &Pulled, from: &dyn Display, reporter: &Reporter) {
     match pulled.steps.is_empty() && !pulled.image_pulled {
         true => reporter.finish(Outcome::Hit, "the store already has all of it"),
-        false => reporter.finish(Outcome::Done, said(verb, pulled, from)),
+        false => reporter.finish(Outcome::Done, describe(verb, pulled, from)),
     }
 }
 
@@ -170,9 +170,9 @@ impl<'a> Source<'a> {
             service,
             reuse: self.reuse,
         };
-        let pulled = self.task.with_progress(shown, |means| {
-            share::pull(to, &self.repository, wanted, means)
-        });
+        let pulled = self
+            .task
+            .with_progress(shown, |cx| share::pull(to, &self.repository, wanted, cx));
         self.task.transfer_finished(what, started);
         if pulled.is_err() {
             self.task.cx.tidy(store)?;
@@ -182,8 +182,8 @@ impl<'a> Source<'a> {
                 self.task
                     .cx
                     .ui
-                    .note(&said("pulled", &pulled, &self.repository));
-                self.task.cx.settle(store)?;
+                    .note(&describe("pulled", &pulled, &self.repository));
+                self.task.cx.flush_in_background(store)?;
                 // A skipped snapshot is not available, however often it is requested.
                 Ok(pulled.incremental.is_empty())
             }
@@ -199,7 +199,7 @@ impl<'a> Source<'a> {
         spec: &Spec,
         asked: &StepOptions,
     ) -> Result<bool> {
-        let mut keys = lacking(store, gathered, spec, asked)?;
+        let mut keys = missing_keys(store, gathered, spec, asked)?;
         while let Some(key) = self.available(&keys)? {
             let service = gathered.selection.choice.service.as_deref();
             let service = service.map(Service::connect).transpose()?;
@@ -225,9 +225,9 @@ impl<'a> Source<'a> {
         }
         let what = shown(&self.repository);
         let shown = Subject::Transfer(&what);
-        let found = self.task.with_progress(shown, |means| {
-            share::image(&self.repository, &wanted, means)
-        });
+        let found = self
+            .task
+            .with_progress(shown, |cx| share::image(&self.repository, &wanted, cx));
         Ok(self.or_build(found)?.flatten().map(Base::announced))
     }
 
@@ -238,8 +238,8 @@ impl<'a> Source<'a> {
         }
         let what = shown(&self.repository);
         let shown = Subject::Transfer(&what);
-        let found = self.task.with_progress(shown, |means| {
-            share::available(&self.repository, keys, self.reuse, means)
+        let found = self.task.with_progress(shown, |cx| {
+            share::available(&self.repository, keys, self.reuse, cx)
         });
         Ok(self.or_build(found)?.flatten())
     }
@@ -271,7 +271,7 @@ pub(crate) fn wanted_image(selection: &Selection) -> SnapshotRef {
 }
 
 /// Returns the keys of the steps that would run and could be pulled, the last one first.
-pub(crate) fn lacking(
+pub(crate) fn missing_keys(
     store: &Store,
     gathered: &Gathered<'_>,
     spec: &Spec,
@@ -320,7 +320,7 @@ pub(crate) fn remote(
         spec = gathered.resolve(store)?;
     }
     let keys = match store {
-        Some(store) => lacking(store, gathered, &spec, &options(args))?,
+        Some(store) => missing_keys(store, gathered, &spec, &options(args))?,
         None => {
             let steps = spec.steps.iter().rev();
             steps.map(|step| step.key.clone()).collect()

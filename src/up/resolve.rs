@@ -182,7 +182,7 @@ impl<'a> Gathered<'a> {
         if let Some(store) = store {
             hooks::known_patches(&mut self.hooks, store)?;
         }
-        missing.notes.extend(checkout::settle(self)?);
+        missing.notes.extend(checkout::use_target_table(self)?);
         hooks::apply_to_inputs(self, &git)?;
         missing.notes.extend(hooks::ask(self)?);
         Ok(())
@@ -234,7 +234,7 @@ impl<'a> Gathered<'a> {
     }
 
     /// Reports which fingerprints are in the keys.
-    pub(crate) fn fingerprints_said(&self, spec: &Spec) -> Vec<FingerprintUse> {
+    pub(crate) fn fingerprint_uses(&self, spec: &Spec) -> Vec<FingerprintUse> {
         let mut said = Vec::new();
         for step in spec.steps.iter().filter(|step| step.fingerprints.is_some()) {
             let known = self.inputs.prints.get(&step.key);
@@ -345,7 +345,7 @@ pub(super) fn resolve_and_pull<'a>(
             spec = gathered.resolve(Some(run.with.store))?;
         }
     }
-    let Some(image) = base_image::settle(run, &gathered)? else {
+    let Some(image) = base_image::ensure_pulled(run, &gathered)? else {
         return Ok(None);
     };
     let selection = gathered.selection;
@@ -381,7 +381,7 @@ impl Resolved<'_> {
         Finished {
             ended,
             env: self.spec.name.clone(),
-            lacking: summary::lacking(plan, self.gathered.selection),
+            lacking: summary::skipped_steps(plan, self.gathered.selection),
         }
     }
 }

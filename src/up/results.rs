@@ -50,7 +50,7 @@ impl ResultsSummary {
         let mut next = Vec::new();
         let mut packages = Packages::default();
         for output in &found {
-            packages.look(&output.path, DEPTH);
+            packages.scan(&output.path, DEPTH);
         }
         if let (false, Some(first)) = (packages.rocm.is_empty(), spec.targets.first()) {
             next.push(format!("export ROCM_SDK_TARGET_FAMILY={first}"));
@@ -96,7 +96,7 @@ struct Packages {
 
 impl Packages {
     /// Looks into a directory. Links are not followed: steps made them.
-    fn look(&mut self, directory: &Path, depth: usize) {
+    fn scan(&mut self, directory: &Path, depth: usize) {
         let Ok(entries) = fs::read_dir(directory) else {
             return;
         };
@@ -121,7 +121,7 @@ impl Packages {
         below.sort();
         if depth > 0 {
             for directory in below {
-                self.look(&directory, depth - 1);
+                self.scan(&directory, depth - 1);
             }
         }
     }
@@ -166,7 +166,7 @@ mod tests {
             fs::write(path, "").unwrap();
         }
         let mut packages = Packages::default();
-        packages.look(out.path(), DEPTH);
+        packages.scan(out.path(), DEPTH);
         let command = packages
             .install(&[Target::parse("gfx1103").unwrap()])
             .unwrap();

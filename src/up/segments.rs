@@ -54,7 +54,7 @@ fn chosen<'a>(spec: &'a Spec, record: &Record, names: &[String]) -> Result<Vec<&
                 None => format!("env `{}` has no step `{name}`", spec.name),
             };
             let known: Vec<&str> = known.iter().map(|step| step.name.as_str()).collect();
-            let help = suggest::among(name, &known, "steps with a snapshot");
+            let help = suggest::choices_help(name, &known, "steps with a snapshot");
             return Err(Error::not_found(what).help(help));
         }
     }

@@ -129,7 +129,7 @@ impl Selection {
             .ok()
             .flatten()
             .map_or_else(Vec::new, |store| store.past(&profile.name));
-        let sizing = jobs::size(&jobs::Given {
+        let sizing = jobs::size(&jobs::SizingInputs {
             resources: &profile.resources,
             cores: host.cores,
             memory: host.memory,
@@ -264,7 +264,7 @@ fn engine(cx: &Context, request: &UpRequest<'_>, host: &Host, env: &EnvName) -> 
     // Without a readable store there is no earlier env to keep the engine of.
     let store = Store::open_existing(&cx.config.home).ok().flatten();
     // An env that is about to be removed does not count.
-    let store = store.filter(|store| !store.is_left(env));
+    let store = store.filter(|store| !store.is_abandoned(env));
     let record = store.and_then(|store| store.record(env).ok().flatten());
     let made_with = record
         .as_ref()

@@ -12,12 +12,12 @@ use crate::up::downloads::Fetching;
 use crate::up::resolve::{Gathered, once};
 
 /// Gathers the inputs beside the image: fetches missing sources and patches; returns notes for the user too.
-pub(crate) fn gather<'a>(
+pub(crate) fn fetch<'a>(
     mut gathered: Gathered<'a>,
     with: Fetching<'_>,
 ) -> Result<(Gathered<'a>, Vec<String>)> {
     fetch_sources(with, &mut gathered)?;
-    let mut notes = checkout::settle(&mut gathered)?;
+    let mut notes = checkout::use_target_table(&mut gathered)?;
     notes.extend(prepare_hooks(with, &mut gathered)?);
     Ok((gathered, notes))
 }
@@ -28,7 +28,7 @@ fn fetch_sources(with: Fetching<'_>, gathered: &mut Gathered<'_>) -> Result<()> 
     let selection = gathered.selection;
     let volumes = resolve::volumes(&selection.profile, &gathered.inputs)?;
     let cancel = Cancel::new(with.task.signals);
-    let look = || cancel.look();
+    let look = || cancel.poll();
     let git = Git {
         user: &selection.inputs.user,
         cancel: cancel.flag(),
@@ -68,7 +68,7 @@ fn fetch_sources(with: Fetching<'_>, gathered: &mut Gathered<'_>) -> Result<()> 
 fn prepare_hooks(with: Fetching<'_>, gathered: &mut Gathered<'_>) -> Result<Vec<String>> {
     let selection = gathered.selection;
     let cancel = Cancel::new(with.task.signals);
-    let look = || cancel.look();
+    let look = || cancel.poll();
     cancel.outcome(hooks::fetch_patches(
         &mut gathered.hooks,
         with.store,

@@ -13,7 +13,7 @@ use crate::up::context::Context;
 use crate::up::select::Selection;
 
 /// Names the steps skipped for lack of a GPU, for the last line; empty if there are none.
-pub(crate) fn lacking(plan: &Plan, selection: &Selection) -> String {
+pub(crate) fn skipped_steps(plan: &Plan, selection: &Selection) -> String {
     let Some(why) = &selection.inputs.without_gpu else {
         return String::new();
     };

@@ -6,7 +6,7 @@ use crate::image::oci::Notice;
 use crate::image::{BuildProgress, Recipe};
 use crate::plan::lockfile::LockedImage;
 use crate::store::Store;
-use crate::store::images::{Image, Means};
+use crate::store::images::{Image, TaskContext};
 use crate::sys::error::Result;
 use crate::sys::signals::{Cancel, Signals};
 use crate::ui::Reporter;
@@ -47,8 +47,8 @@ impl<'a> Task<'a> {
         refresh: bool,
     ) -> Result<Image> {
         let started = Instant::now();
-        let image = self.with_progress(Subject::Image(name), |means| {
-            store.ensure_image(name, recipe, refresh, means)
+        let image = self.with_progress(Subject::Image(name), |cx| {
+            store.ensure_image(name, recipe, refresh, cx)
         })?;
         self.image_finished(name, started);
         Ok(image)
@@ -65,8 +65,8 @@ impl<'a> Task<'a> {
         let there = store.image(&wanted.key)?.is_some();
         let started = Instant::now();
         let name = &wanted.name;
-        let image = self.with_progress(Subject::Image(name), |means| {
-            store.locked_image(name, recipe, &wanted.key, wanted.source_date, means)
+        let image = self.with_progress(Subject::Image(name), |cx| {
+            store.locked_image(name, recipe, &wanted.key, wanted.source_date, cx)
         })?;
         if !there {
             self.image_finished(name, started);
@@ -93,7 +93,7 @@ impl<'a> Task<'a> {
     pub(crate) fn with_progress<T>(
         self,
         subject: Subject<'_>,
-        work: impl FnOnce(&mut Means<'_>) -> Result<T>,
+        work: impl FnOnce(&mut TaskContext<'_>) -> Result<T>,
     ) -> Result<T> {
         let Self {
             cx,
@@ -103,7 +103,7 @@ impl<'a> Task<'a> {
         let cancel = Cancel::new(signals);
         let notice = Notice::default();
         let mut progress = |progress: BuildProgress<'_>| {
-            cancel.look();
+            cancel.poll();
             if let Some(text) = notice.take() {
                 reporter.warn(text);
             }
@@ -126,7 +126,7 @@ impl<'a> Task<'a> {
                 },
             });
         };
-        let mut means = Means {
+        let mut cx = TaskContext {
             mirrors: &cx.config.mirrors,
             logins: &cx.config.logins,
             notice: notice.clone(),
@@ -134,7 +134,7 @@ impl<'a> Task<'a> {
             progress: &mut progress,
             cancel: cancel.flag(),
         };
-        let result = work(&mut means);
+        let result = work(&mut cx);
         cancel.outcome(result)
     }
 }

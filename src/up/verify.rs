@@ -238,7 +238,7 @@ impl<'a> Rebuild<'a> {
             };
             let comparing = scope.spawn(move || comparison.compare(&self.spec, step));
             while !comparing.is_finished() {
-                cancel.look();
+                cancel.poll();
                 std::thread::sleep(LOOK);
             }
             comparing
@@ -310,7 +310,7 @@ fn read_hooks(with: &Fetching<'_>, spec: &Spec, steps: &[&Step]) -> Result<BTree
     }
     let cancel = Cancel::new(with.task.signals);
     let fetched = hooks::fetch_patches(&mut hooks, with.store, false, cancel.flag(), &|| {
-        cancel.look();
+        cancel.poll();
     });
     cancel.outcome(fetched)?;
     Ok(hooks)

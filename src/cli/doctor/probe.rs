@@ -119,7 +119,7 @@ fn store(host: &Host, home: &Path) -> StoreFacts {
         .to_owned();
     facts.free = free_space(&there).ok();
     match Store::open_existing(home) {
-        Err(error) => facts.problem = Some(said(&error, "rockenv fsck --repair")),
+        Err(error) => facts.problem = Some(problem(&error, "rockenv fsck --repair")),
         Ok(Some(store)) => {
             facts.exists = true;
             facts.method = Some(store.method());
@@ -138,14 +138,14 @@ fn store(host: &Host, home: &Path) -> StoreFacts {
         }
         // Trying an overlay mount needs root.
         Err(error) if host.root && !facts.exists && facts.problem.is_none() => {
-            facts.problem = Some(said(&error, "rockenv setup --store-image 300G"));
+            facts.problem = Some(problem(&error, "rockenv setup --store-image 300G"));
         }
         Err(_) => {}
     }
     facts
 }
 
-fn said(error: &Error, otherwise: &str) -> (String, String) {
+fn problem(error: &Error, otherwise: &str) -> (String, String) {
     (
         error.chain().join(": "),
         error.help_text().unwrap_or(otherwise).to_owned(),

@@ -31,14 +31,14 @@ impl ServiceFacts {
                 engine,
                 installed: is_installed(engine),
                 version: None,
-                problem: Some(said(&error)),
+                problem: Some(problem(&error)),
             },
         };
         Engine::SERVICES.map(ask).to_vec()
     }
 }
 
-fn said(error: &Error) -> (String, String) {
+fn problem(error: &Error) -> (String, String) {
     let help = error.help_text().unwrap_or("rockenv doctor").to_owned();
     (error.chain().join(": "), help)
 }

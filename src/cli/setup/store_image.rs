@@ -9,7 +9,7 @@ use nix::mount::{MntFlags, umount2};
 
 use super::fstab;
 use crate::store::Store;
-use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_there};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_exists};
 use crate::sys::host::free_space;
 use crate::sys::process::Program;
 use crate::sys::signals::Signals;
@@ -239,7 +239,7 @@ fn refuse_unfit(at: &Path, file: &Path) -> Result<()> {
 }
 
 fn read_table() -> Result<Option<Vec<u8>>> {
-    if_there(fs::read(FSTAB))
+    if_exists(fs::read(FSTAB))
 }
 
 fn run(name: &str, arguments: &[&std::ffi::OsStr]) -> Result<()> {

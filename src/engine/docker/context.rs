@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use crate::sys::error::{Error, Result, if_there};
+use crate::sys::error::{Error, Result, if_exists};
 use fs_err as fs;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -80,7 +80,7 @@ impl Contexts {
 }
 
 fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
-    let Some(bytes) = if_there(fs::read(path))? else {
+    let Some(bytes) = if_exists(fs::read(path))? else {
         return Ok(None);
     };
     serde_json::from_slice(&bytes).map(Some).map_err(|error| {

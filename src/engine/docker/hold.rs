@@ -19,7 +19,7 @@ use crate::engine::session::short_path;
 use crate::engine::wire::ToAgent;
 use crate::engine::{Container, Usage};
 use crate::rocm::gpu::probe::AccessLayer;
-use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_there};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_exists};
 use crate::sys::frames;
 
 /// Limit from the start of a container until its agent answers.
@@ -56,7 +56,7 @@ pub(in crate::engine) fn hold(
     // Inside, only root may enter: the build user must not speak for the agent.
     fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o700))?;
     let path = directory.join(AGENT_SOCKET);
-    if_there(fs::remove_file(&path))?;
+    if_exists(fs::remove_file(&path))?;
     let entrance = UnixListener::bind(short_path(&directory, AGENT_SOCKET)?.1)
         .context(|| format!("cannot listen at `{}`", path.display()))?;
     state.save(&hold.run)?;

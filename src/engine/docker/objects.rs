@@ -109,7 +109,7 @@ impl Service {
         let tar = Program::find("tar", "importing images")?
             // A file changed while it was read: files of an image do not, but another command may make or remove a
             // link to one.
-            .tolerate(1)
+            .allow_exit_code(1)
             .args([
                 "--create",
                 "--file=-",

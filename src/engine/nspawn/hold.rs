@@ -282,9 +282,9 @@ fn spawn(
         .cgroup
         .launcher(&hold.container.limits, &hold.container.devices);
     argv.extend(super::argv(&hold.container, root, &hold.program));
-    let entrances = state
+    let procs_files = state
         .cgroup
-        .entrances()
+        .procs_files()
         .iter()
         .map(|path| {
             Ok(std::fs::OpenOptions::new()
@@ -307,7 +307,7 @@ fn spawn(
     unsafe {
         command.pre_exec(move || {
             nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
-            for entrance in &entrances {
+            for entrance in &procs_files {
                 nix::unistd::write(entrance, b"0")?;
             }
             Ok(())

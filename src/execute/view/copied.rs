@@ -7,7 +7,7 @@
 
 use std::path::Path;
 
-use super::script::Look;
+use super::script::FileIdentities;
 use super::stack::{Stack, StackLayer};
 use super::{PatchedSource, ViewedStep, change, stack_file};
 use crate::execute::Execution;
@@ -62,9 +62,9 @@ impl Execution<'_, '_> {
             let made = change(&copy, hook, &mut stack.times)?;
             self.tell(hook, &made);
             if let Some(script) = &hook.work.script {
-                let before = Look::at(&copy)?;
+                let before = FileIdentities::read(&copy)?;
                 self.script(viewed, hook, script, PatchedSource::Copy(copy.clone()))?;
-                let changed = before.differences(&Look::at(&copy)?);
+                let changed = before.differences(&FileIdentities::read(&copy)?);
                 script.check(hook, &made, changed, &copy)?;
             }
             stack.layers.push(StackLayer {

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 use jiff::Timestamp;
 
-use crate::sys::error::{Result, if_there};
+use crate::sys::error::{Result, if_exists};
 
 /// The file that lists the commands.
 pub(super) const COMMANDS: &str = "hand";
@@ -64,7 +64,7 @@ fn now() -> i128 {
 }
 
 fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
-    let Some(found) = if_there(fs::read_dir(directory))? else {
+    let Some(found) = if_exists(fs::read_dir(directory))? else {
         return Ok(Vec::new());
     };
     let paths = found.map(|entry| Ok(entry?.path()));

@@ -126,11 +126,11 @@ struct Identity {
 
 /// The files of a directory at one time, without directories.
 #[derive(Debug)]
-pub(super) struct Look(BTreeMap<PathBuf, Identity>);
+pub(super) struct FileIdentities(BTreeMap<PathBuf, Identity>);
 
-impl Look {
+impl FileIdentities {
     /// Lists a directory that nobody writes to meanwhile.
-    pub(super) fn at(top: &Path) -> Result<Self> {
+    pub(super) fn read(top: &Path) -> Result<Self> {
         let mut found = BTreeMap::new();
         for path in files(top)? {
             let stat = fs::symlink_metadata(top.join(&path))?;

@@ -83,7 +83,7 @@ async fn one(
                 .await
                 .map_err(|error| fetch::failed(url, error))
         };
-        match fetch::obtain(&wanted, open, blobs, counter).await {
+        match fetch::download(&wanted, open, blobs, counter).await {
             Ok(path) => return Ok(path),
             Err(error) => last = Some((url.clone(), error)),
         }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::image::certificates::Authorities;
 use crate::sys::checksum::Algorithm;
-use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_there};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_exists};
 use crate::sys::signals::stop_if;
 use bytes::Bytes;
 use nix::fcntl::{Flock, FlockArg};
@@ -143,7 +143,7 @@ fn fetch_by(
                 counter.total.store(total, Ordering::Relaxed);
                 Ok(response)
             };
-            obtain(&wanted, open, blobs, &counter).await
+            download(&wanted, open, blobs, &counter).await
         })
     };
     in_thread(work, || {
@@ -294,7 +294,7 @@ fn too_long(name: &str, most: u64) -> Error {
 
 /// Returns the path of a blob, downloading it if necessary; `open` sends the request for the rest after a number of
 /// bytes.
-pub(super) async fn obtain(
+pub(super) async fn download(
     wanted: &Download<'_>,
     open: impl AsyncFn(u64) -> Result<Response>,
     blobs: &Path,
@@ -381,7 +381,7 @@ pub(super) fn keep(bytes: &[u8], sha256: &str, blobs: &Path) -> Result<()> {
 
 /// Returns whether a blob exists, undamaged; removes a damaged one.
 async fn present(blob: &Path, wanted: &Download<'_>, counter: &ByteCounter) -> Result<bool> {
-    let Some(mut file) = if_there(fs_err::File::open(blob))? else {
+    let Some(mut file) = if_exists(fs_err::File::open(blob))? else {
         return Ok(false);
     };
     let mut hash = wanted.algorithm.hasher();

@@ -100,7 +100,7 @@ struct Walk<'a, W> {
     pending: Vec<Option<(OwnedFd, Vec<u8>, FileStat)>>,
 }
 
-fn look(parent: BorrowedFd<'_>, name: &[u8]) -> nix::Result<Option<FileStat>> {
+fn stat_at(parent: BorrowedFd<'_>, name: &[u8]) -> nix::Result<Option<FileStat>> {
     match fstatat(parent, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
         Err(Errno::ENOENT) => Ok(None),
         other => other.map(Some),
@@ -223,7 +223,7 @@ impl<W: Write> Walk<'_, W> {
             let below = join(path, &name);
             let stat = known(new.as_fd(), &name).context(|| cannot(&below))?;
             let before = match old {
-                Some(old) => look(old.as_fd(), &name).context(|| cannot(&below))?,
+                Some(old) => stat_at(old.as_fd(), &name).context(|| cannot(&below))?,
                 None => None,
             };
             if self.upper && beneath::kind(&stat) == SFlag::S_IFCHR && stat.st_rdev == 0 {
@@ -332,7 +332,7 @@ impl<W: Write> Walk<'_, W> {
         for name in names(new)? {
             let below = join(path, &name);
             let stat = known(new.as_fd(), &name).context(|| cannot(&below))?;
-            let before = look(old.as_fd(), &name).context(|| cannot(&below))?;
+            let before = stat_at(old.as_fd(), &name).context(|| cannot(&below))?;
             if is_directory(&stat) {
                 let directory =
                     beneath::open_dir(new.as_fd(), name.as_slice()).context(|| cannot(&below))?;

@@ -173,7 +173,7 @@ impl CredentialHelper<'_> {
             .env("HOME", &logins.home)
             .input(self.server)
             // It prints errors on its standard output.
-            .tolerate(1)
+            .allow_exit_code(1)
             .output(MAX_ANSWER, cancel, &mut |event| {
                 if let Event::Tick = event {
                     tick();

@@ -15,7 +15,7 @@ use super::manifest::{Descriptor, damaged, refused};
 use super::reference::sha256;
 use crate::image::tar::{self, Reader, broken, lossy};
 use crate::sys::beneath;
-use crate::sys::error::{Error, Result, if_there};
+use crate::sys::error::{Error, Result, if_exists};
 use crate::tree::root_fs::Tree;
 
 /// Marks a layout, with its version.
@@ -216,7 +216,7 @@ impl LayoutFiles {
         let Some(file) = file else {
             // Something else is there, such as a link.
             let is_other = matches!(&self.form, Form::Directory(_, resolve) if *resolve == beneath::BELOW)
-                && if_there(fs::symlink_metadata(&path))?.is_some();
+                && if_exists(fs::symlink_metadata(&path))?.is_some();
             return match is_other {
                 true => Err(no_layout(&format!("`{name}` is not a regular file"))),
                 false => Ok(None),

@@ -106,7 +106,7 @@ fn digest_of(response: &Response) -> Option<String> {
 }
 
 /// Returns an answer's reason for a refusal, as its code and message.
-async fn said(response: Response) -> Option<String> {
+async fn error_message(response: Response) -> Option<String> {
     #[derive(serde::Deserialize)]
     struct Answer {
         errors: Vec<Reason>,
@@ -217,13 +217,13 @@ impl Registry {
 
     /// Returns whether a tag, or a manifest of that digest, exists.
     pub(crate) async fn has(&self, tag: &str) -> Result<bool> {
-        Ok(self.look(RequestSubject::Manifest, tag).await?.is_some())
+        Ok(self.head(RequestSubject::Manifest, tag).await?.is_some())
     }
 
     /// Returns whether a blob of that digest exists; it must have that size.
     pub(crate) async fn has_blob(&self, sha256: &str, size: u64) -> Result<bool> {
         let name = format!("sha256:{sha256}");
-        let Some(response) = self.look(RequestSubject::Blob, &name).await? else {
+        let Some(response) = self.head(RequestSubject::Blob, &name).await? else {
             return Ok(false);
         };
         let found = header(&response, CONTENT_LENGTH.as_str());
@@ -238,7 +238,7 @@ impl Registry {
         }
     }
 
-    async fn look(&self, part: RequestSubject, name: &str) -> Result<Option<Response>> {
+    async fn head(&self, part: RequestSubject, name: &str) -> Result<Option<Response>> {
         let response = self
             .authorized(|| self.request(Method::HEAD, part, name))
             .await?;
@@ -257,7 +257,11 @@ impl Registry {
         let status = response.status();
         let wait =
             retry::asked(&response).map(|wait| format!("it asks to wait {}", size::duration(wait)));
-        let reasons: Vec<String> = said(response).await.into_iter().chain(wait).collect();
+        let reasons: Vec<String> = error_message(response)
+            .await
+            .into_iter()
+            .chain(wait)
+            .collect();
         let reason = (!reasons.is_empty()).then(|| reasons.join("; "));
         self.error(verb, what, status, reason)
     }
@@ -310,7 +314,7 @@ impl Registry {
             size,
         };
         let open = async |from| self.get(part, &digest, from).await;
-        fetch::obtain(&wanted, open, blobs, counter).await
+        fetch::download(&wanted, open, blobs, counter).await
     }
 
     async fn get(&self, part: RequestSubject, name: &str, from: u64) -> Result<Response> {

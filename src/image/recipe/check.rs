@@ -106,7 +106,7 @@ impl Mmdebstrap {
         let variant = self.variant.as_str();
         if !VARIANTS.contains(&variant) {
             let message = format!("unknown variant `{variant}`");
-            let help = suggest::among(variant, &VARIANTS, "variants");
+            let help = suggest::choices_help(variant, &VARIANTS, "variants");
             return Err(bad(variant, message, help));
         }
         for package in &self.packages {
@@ -286,6 +286,6 @@ fn check_apt_option(option: &str) -> std::result::Result<(), Bad> {
     Err(bad(
         name,
         message,
-        suggest::among(name, &APT_OPTIONS, "allowed"),
+        suggest::choices_help(name, &APT_OPTIONS, "allowed"),
     ))
 }

@@ -47,7 +47,7 @@ impl Entries {
 }
 
 /// Returns whether the content of a directory of this name helps to identify the tool.
-pub fn tells(name: &str) -> bool {
+pub fn identifies_tool(name: &str) -> bool {
     matches!(name, "archives" | "http" | "http-v2") || is_digit(name)
 }
 

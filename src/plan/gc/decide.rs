@@ -22,7 +22,7 @@ pub(crate) fn plan(inventory: &Inventory, limits: &Limits, asked: Option<u64>) -
         plan: Plan::default(),
     };
     decider.gone = vec![false; decider.units.len()];
-    decider.left = decider.units.iter().map(Unit::worth).sum();
+    decider.left = decider.units.iter().map(Unit::reusable_bytes).sum();
     decider.garbage(inventory);
     decider.caches(inventory);
     if let Some(limit) = limits.older_than {
@@ -60,7 +60,7 @@ impl Decider {
     fn take(&mut self, at: usize, rule: Rule, reason: String) {
         let unit = &self.units[at];
         self.gone[at] = true;
-        self.left -= unit.worth();
+        self.left -= unit.reusable_bytes();
         self.plan.estimate += unit.bytes;
         self.plan.items.push(GcItem {
             what: unit.what.clone(),
@@ -164,7 +164,8 @@ impl Decider {
             let since = age(now, unit.used);
             let goes = since >= limit
                 && !young.contains(&at)
-                && (unit.worth() == 0 || self.left - unit.worth() - self.followers(at) >= floor);
+                && (unit.reusable_bytes() == 0
+                    || self.left - unit.reusable_bytes() - self.followers(at) >= floor);
             if goes {
                 let days = since.as_secs() / 86_400;
                 self.take(at, Rule::OlderThan, format!("not used for {days} days"));
@@ -259,7 +260,7 @@ impl Decider {
             if !nameless || (0..self.units.len()).any(stays) {
                 break;
             }
-            bytes += self.units[below].worth();
+            bytes += self.units[below].reusable_bytes();
             top = below;
         }
         bytes

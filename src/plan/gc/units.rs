@@ -28,7 +28,7 @@ pub(super) struct Unit {
 
 impl Unit {
     /// Returns its bytes if it can be made again, unlike garbage and history.
-    pub(super) fn worth(&self) -> u64 {
+    pub(super) fn reusable_bytes(&self) -> u64 {
         if self.garbage.is_none() && !self.by_age {
             self.bytes
         } else {

@@ -70,7 +70,7 @@ impl fmt::Display for LockChange {
 }
 
 /// Formats changes for people: steps that only follow others are counted, not listed.
-pub(crate) fn told(changes: &[LockChange]) -> Vec<String> {
+pub(crate) fn describe(changes: &[LockChange]) -> Vec<String> {
     let own = changes.iter().filter(|change| change.follows.is_none());
     let lines = own.map(ToString::to_string);
     lines.chain(steps::followers(changes)).collect()
@@ -258,7 +258,7 @@ mod tests {
             .parts
             .insert("input therock".to_owned(), "0".repeat(12));
         assert_eq!(
-            told(&changes(&a, &b)),
+            describe(&changes(&a, &b)),
             [
                 "choice targets: gfx1103 -> gfx1201",
                 "parameter jobs removed: 4",

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use check::{
     Choices, built, choices, drift, fetched, hooks, image, left, some, source, sources, steps,
 };
-pub(crate) use diff::{LockChange, changes, told};
+pub(crate) use diff::{LockChange, changes, describe};
 pub(crate) use file::read_known;
 pub(crate) use file::{parse, place, read, write};
 

@@ -144,7 +144,7 @@ pub(super) fn followers(changes: &[LockChange]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::super::tests::example;
-    use super::super::{changes, told};
+    use super::super::{changes, describe};
     use super::*;
 
     /// A file with these steps. A step's only part is its script, and its key depends on the steps before it too.
@@ -170,8 +170,8 @@ mod tests {
         lock
     }
 
-    fn said(a: &Lockfile, b: &Lockfile) -> Vec<String> {
-        told(&changes(a, b))
+    fn described(a: &Lockfile, b: &Lockfile) -> Vec<String> {
+        describe(&changes(a, b))
     }
 
     #[test]
@@ -179,12 +179,12 @@ mod tests {
         let old = with("1", &[("a", "1"), ("b", "1"), ("c", "1"), ("d", "1")]);
         let one = with("1", &[("a", "1"), ("b", "2"), ("c", "1"), ("d", "1")]);
         assert_eq!(
-            said(&old, &one),
+            described(&old, &one),
             ["step b: its script changed", "and the 2 steps after `b`"]
         );
         let two = with("1", &[("a", "1"), ("b", "2"), ("c", "2"), ("d", "1")]);
         assert_eq!(
-            said(&old, &two),
+            described(&old, &two),
             [
                 "step b: its script changed",
                 "step c: its script changed",
@@ -192,9 +192,12 @@ mod tests {
             ]
         );
         let apart = with("1", &[("a", "2"), ("b", "1"), ("c", "2"), ("d", "1")]);
-        assert_eq!(said(&old, &apart)[2], "and the 2 steps after these");
+        assert_eq!(described(&old, &apart)[2], "and the 2 steps after these");
         let image = with("2", &[("a", "1"), ("b", "1"), ("c", "1"), ("d", "1")]);
-        assert_eq!(said(&old, &image), ["and the 4 steps on image `debian`"]);
+        assert_eq!(
+            described(&old, &image),
+            ["and the 4 steps on image `debian`"]
+        );
     }
 
     #[test]
@@ -203,14 +206,14 @@ mod tests {
         let key = |lock: &Lockfile, name: &str| lock.step(name).unwrap().key[..12].to_owned();
         let gone = with("1", &[("a", "1"), ("c", "3")]);
         assert_eq!(
-            said(&old, &gone),
+            described(&old, &gone),
             [
                 format!("step b removed: {}", key(&old, "b")),
                 "and the step after `b`: `c`".to_owned()
             ]
         );
         assert_eq!(
-            said(&gone, &old),
+            described(&gone, &old),
             [
                 format!("step b added: {}", key(&old, "b")),
                 "and the step after `b`: `c`".to_owned()
@@ -233,7 +236,7 @@ mod tests {
         }
         let keys = [&old, &new].map(|lock| lock.step("a").unwrap().key[..12].to_owned());
         assert_eq!(
-            said(&old, &new),
+            described(&old, &new),
             [
                 format!("step a: {} -> {}", keys[0], keys[1]),
                 "and the step after `a`: `b`".to_owned()

@@ -51,7 +51,7 @@ pub(crate) fn choose<'a>(
     };
     if profiles.contains(&profile) {
         request.profile = profile.to_owned();
-        agree(&mut request, targets)?;
+        check_targets(&mut request, targets)?;
         return Ok(request);
     }
     match named {
@@ -94,7 +94,7 @@ pub(crate) fn choose<'a>(
 }
 
 /// Refuses other targets than the one that the profile is named after.
-fn agree(request: &mut Request, targets: &[Target]) -> Result<()> {
+fn check_targets(request: &mut Request, targets: &[Target]) -> Result<()> {
     let Ok(own) = Target::parse(&request.profile) else {
         return Ok(());
     };

@@ -26,8 +26,11 @@ pub(super) fn defaults(image: &BTreeMap<String, String>) -> BTreeMap<String, Str
     let taken = image.iter().filter(|(name, _)| !is_own(name));
     taken
         .map(|(name, value)| match name.as_str() {
-            "PATH" => (name.clone(), references::late(&format!("{BIN}:{value}"))),
-            _ => (name.clone(), references::late(value)),
+            "PATH" => (
+                name.clone(),
+                references::escape_all(&format!("{BIN}:{value}")),
+            ),
+            _ => (name.clone(), references::escape_all(value)),
         })
         .collect()
 }

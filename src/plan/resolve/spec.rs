@@ -202,7 +202,7 @@ impl<'a> Resolver<'a> {
     }
 
     fn late(&mut self, text: &At<String>) -> Option<String> {
-        match self.scope.expand_late(text) {
+        match self.scope.expand_for_runtime(text) {
             Ok(expanded) => Some(expanded),
             Err(fault) => {
                 self.fault(text, fault);

@@ -346,7 +346,7 @@ impl Check<'_> {
                     let known = names.iter().map(String::as_str);
                     let help = "only a [[component]] can be linked";
                     let problem = Problem::new(&link.place, message, "not there");
-                    self.missing(problem.meant(link, known, Some(help)));
+                    self.missing(problem.suggest(link, known, Some(help)));
                 }
             }
             for extra in &written.extra_targets {
@@ -423,7 +423,7 @@ impl Check<'_> {
         let all = (!known.is_empty()).then_some(all.as_str());
         let message = format!("there is no {what} `{}`", shorten(name));
         let problem = Problem::new(&name.place, message, "not found");
-        self.missing(problem.meant(name, known, all));
+        self.missing(problem.suggest(name, known, all));
     }
 }
 

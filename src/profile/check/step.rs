@@ -211,7 +211,7 @@ impl Check<'_> {
                 let problem = Problem::new(&family.place, message, "not in the table");
                 let help = Some("`rockenv target ls` shows them all");
                 self.problems
-                    .push(problem.meant(family, target::families(), help));
+                    .push(problem.suggest(family, target::families(), help));
             }
         }
         for name in when.target.iter().flatten() {

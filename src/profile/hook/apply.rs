@@ -60,7 +60,7 @@ pub fn apply(hook: &Hook, read: &dyn Fn(&Path) -> Result<FileInSource>) -> Resul
         let mut outcomes = Vec::new();
         for file in &files {
             let path = patch.directory.join(&file.path);
-            let found = changes.look(&path, read)?;
+            let found = changes.file(&path, read)?;
             if found == FileInSource::Unfetched {
                 return Err(unfetched(hook, &path));
             }
@@ -92,7 +92,7 @@ pub fn apply(hook: &Hook, read: &dyn Fn(&Path) -> Result<FileInSource>) -> Resul
         }
     }
     for edit in &hook.work.edits {
-        let bytes = match changes.look(&edit.file, read)? {
+        let bytes = match changes.file(&edit.file, read)? {
             FileInSource::File { bytes, .. } => bytes,
             FileInSource::Unfetched => return Err(unfetched(hook, &edit.file)),
             FileInSource::Absent => {
@@ -128,7 +128,7 @@ fn unfetched(hook: &Hook, path: &Path) -> Error {
 
 impl HookChanges {
     /// Returns the entry at a path after these changes.
-    pub fn look(
+    pub fn file(
         &self,
         path: &Path,
         read: &dyn Fn(&Path) -> Result<FileInSource>,

@@ -35,7 +35,7 @@ pub fn precheck(
         }
         let state = states.entry(volume).or_default();
         let below = |path: &Path| read(volume, path);
-        let changes = apply(hook, &|path| state.look(path, &below))?;
+        let changes = apply(hook, &|path| state.file(path, &below))?;
         found.already.extend(
             changes
                 .already

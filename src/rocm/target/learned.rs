@@ -129,7 +129,7 @@ pub(super) fn row(known: Option<&TargetInfo>, declared: &Declared) -> TargetInfo
 }
 
 /// Returns a row with nothing but a name.
-pub(super) fn bare(name: String) -> TargetInfo {
+pub(super) fn name_only(name: String) -> TargetInfo {
     let declared = Declared {
         product: name.clone(),
         families: vec![name.clone()],

@@ -271,7 +271,7 @@ impl TryFrom<String> for Target {
         let digits = name.strip_prefix("gfx").unwrap_or_default();
         let is_name = digits.len() >= 3 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
         match Self::parse(&name) {
-            Err(_) if is_name => Ok(Self(Box::leak(Box::new(learned::bare(name))))),
+            Err(_) if is_name => Ok(Self(Box::leak(Box::new(learned::name_only(name))))),
             other => other,
         }
     }

@@ -89,7 +89,7 @@ impl LayoutDraft {
         };
         let owner = rights.owner_for_root_files(parent.as_fd())?;
         if rights.exists(parent.as_fd(), name) {
-            return Err(in_the_way(&place));
+            return Err(refusing_overwrite(&place));
         }
         let partial = format!(".{}.rockenv-partial", name.to_string_lossy());
         let spot = Spot {
@@ -121,7 +121,7 @@ impl LayoutDraft {
     }
 
     fn begin(&mut self) -> Result<()> {
-        self.give(self.file.file().as_fd())?;
+        self.set_owner(self.file.file().as_fd())?;
         match self.form {
             Form::Archive => {
                 self.member(MARK, MARK_TEXT)?;
@@ -139,7 +139,7 @@ impl LayoutDraft {
                         .context(|| self.cannot())?;
                 }
                 for directory in [".", "blobs", BLOBS] {
-                    self.give(self.directory(directory)?.as_fd())?;
+                    self.set_owner(self.directory(directory)?.as_fd())?;
                 }
             }
         }
@@ -325,13 +325,13 @@ impl LayoutDraft {
         let name = self.name.as_os_str();
         match self.rights.rename(at, partial, at, name, false) {
             Ok(()) => return Ok(()),
-            Err(nix::Error::EEXIST) => return Err(in_the_way(&self.place)),
+            Err(nix::Error::EEXIST) => return Err(refusing_overwrite(&self.place)),
             // FAT through FUSE supports neither that nor links; a directory replaces only an empty one.
             Err(nix::Error::EPERM | nix::Error::EINVAL | nix::Error::ENOTSUP) => {}
             Err(error) => return Err(error).context(|| self.cannot()),
         }
         if self.rights.exists(at, name) {
-            return Err(in_the_way(&self.place));
+            return Err(refusing_overwrite(&self.place));
         }
         self.rights
             .rename(at, partial, at, name, true)
@@ -367,11 +367,11 @@ impl LayoutDraft {
             .rights
             .open(Some(self.top()?), below, flags, mode, beneath::BELOW)
             .context(|| self.cannot())?;
-        self.give(file.as_fd())?;
+        self.set_owner(file.as_fd())?;
         Ok(fs::File::from_parts(file.into(), self.place.join(below)))
     }
 
-    fn give(&self, made: BorrowedFd<'_>) -> Result<()> {
+    fn set_owner(&self, made: BorrowedFd<'_>) -> Result<()> {
         match self.owner {
             Some((uid, gid)) => nix::unistd::fchown(made, Some(uid.into()), Some(gid.into()))
                 .context(|| self.cannot()),
@@ -431,14 +431,14 @@ impl Spot<'_> {
         let file = fs::File::from_parts(file.into(), &self.path);
         let found = file.metadata()?;
         if !found.is_file() || found.nlink() > 1 {
-            return Err(in_the_way(&self.path));
+            return Err(refusing_overwrite(&self.path));
         }
         lock(&file)?;
         // A killed command's leftover begins like every archive; anything else is another file.
         let mut start = [0; MARK.len()];
         let length = file.file().read_at(&mut start, 0)?;
         if start[..length] != MARK.as_bytes()[..length] {
-            return Err(in_the_way(&self.path));
+            return Err(refusing_overwrite(&self.path));
         }
         // The command that held it may have renamed it meanwhile.
         let named = self.open(self.parent, self.partial, OFlag::O_PATH);
@@ -463,7 +463,7 @@ impl Spot<'_> {
                 Ok(()) | Err(nix::Error::EEXIST) => {
                     match self.open(self.parent, self.partial, directory) {
                         Err(nix::Error::ELOOP | nix::Error::ENOTDIR) => {
-                            return Err(in_the_way(&self.path));
+                            return Err(refusing_overwrite(&self.path));
                         }
                         other => other.context(|| self.cannot())?,
                     }
@@ -516,7 +516,7 @@ fn busy(partial: &Path) -> Error {
         .help("wait for it, or choose another name")
 }
 
-fn in_the_way(place: &Path) -> Error {
+fn refusing_overwrite(place: &Path) -> Error {
     Error::new(
         Kind::Usage,
         format!(

@@ -18,7 +18,7 @@ use crate::store::images::Image;
 use crate::store::removal::{REMOVED, leave_out_removed};
 use crate::store::results::{ResultState, StepResults};
 use crate::store::{Layer, Lock, Record, Store, journal, lock};
-use crate::sys::error::{Kind, Result, if_there};
+use crate::sys::error::{Kind, Result, if_exists};
 use crate::tree::Method;
 
 /// Part of the name of everything that a repair sets aside.
@@ -317,7 +317,7 @@ fn env(store: &Store, name: &EnvName, aside: &mut Vec<PathBuf>) -> Result<EnvIte
     };
     let is_held = is_busy(&lock::env_lock(directory));
     // Its container ends as soon as a command needs the env.
-    let waits = is_held && store.only_waits(name);
+    let waits = is_held && store.has_idle_container(name);
     let busy = is_held && !waits;
     let item = EnvItem {
         lost_results: match (&record, store.spec(name)) {
@@ -326,7 +326,7 @@ fn env(store: &Store, name: &EnvName, aside: &mut Vec<PathBuf>) -> Result<EnvIte
         },
         record,
         busy,
-        left: store.is_left(name),
+        left: store.is_abandoned(name),
         state: ContainerRecord::path(&directory.join("run")).exists() && !waits,
         journal: match journal::read(directory) {
             Ok(entries) => {
@@ -425,7 +425,7 @@ fn read<T: DeserializeOwned>(path: &Path) -> Read<T> {
 
 /// Returns the sorted names in a directory; none if it is absent.
 pub(in crate::store) fn names(directory: &Path) -> Result<Vec<String>> {
-    let Some(entries) = if_there(fs::read_dir(directory))? else {
+    let Some(entries) = if_exists(fs::read_dir(directory))? else {
         return Ok(Vec::new());
     };
     let mut names = Vec::new();

@@ -81,7 +81,7 @@ fn fix(store: &Store, inventory: &Inventory, fix: &Fix) -> Result<Option<String>
         }
         Fix::SetAside(path) => {
             let _lock = store.lock("fsck")?;
-            let to = set_aside(&store.root().join(path))?;
+            let to = quarantine(&store.root().join(path))?;
             return Ok(Some(format!("it is now `{}`", to.display())));
         }
         Fix::Cut(id) => {
@@ -96,7 +96,7 @@ fn fix(store: &Store, inventory: &Inventory, fix: &Fix) -> Result<Option<String>
         Fix::Journal(name) => {
             {
                 let _lock = lock_env_only(store, name)?;
-                set_aside(&store.env_dir(name).join("journal.jsonl"))?;
+                quarantine(&store.env_dir(name).join("journal.jsonl"))?;
             }
             drop(store.lock_env(name, "fsck", Duration::ZERO)?);
         }
@@ -104,7 +104,7 @@ fn fix(store: &Store, inventory: &Inventory, fix: &Fix) -> Result<Option<String>
             let mut env = store.lock_env(name, "fsck", Duration::ZERO)?;
             // `up` writes a spec only when it has something to do.
             env.update(|record| record.complete = false)?;
-            let to = set_aside(&env.directory().join("spec.toml"))?;
+            let to = quarantine(&env.directory().join("spec.toml"))?;
             return Ok(Some(format!(
                 "it is now `{}`; the next `rockenv up` writes another",
                 to.display()
@@ -129,7 +129,7 @@ fn fix(store: &Store, inventory: &Inventory, fix: &Fix) -> Result<Option<String>
 }
 
 /// Renames a file so that nothing reads it and nothing is lost; returns the new path.
-fn set_aside(path: &Path) -> Result<PathBuf> {
+fn quarantine(path: &Path) -> Result<PathBuf> {
     let time = Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
     let mut number = 0;
     loop {
@@ -193,7 +193,7 @@ fn forget(store: &Store, name: &EnvName) -> Result<Option<String>> {
         let from = store.env_dir(name).join("trees").join(tree);
         let place = store.env_dir(name).join(format!("tree-{tree}"));
         fs::rename(from, &place)?;
-        let to = set_aside(&place)?;
+        let to = quarantine(&place)?;
         done = Some(format!("its changes since then are now `{}`", to.display()));
     }
     env.commit(repaired)?;
@@ -207,13 +207,13 @@ fn rebuild(store: &Store, inventory: &Inventory, name: &EnvName) -> Result<Strin
         let _lock = lock_env_only(store, name)?;
         // No record names these trees any more, and cleaning up would delete them.
         if !names(&directory.join("trees"))?.is_empty() {
-            set_aside(&directory.join("trees"))?;
+            quarantine(&directory.join("trees"))?;
         }
         let record = match store.spec(name).ok() {
             Some(spec) => Some(record_from(inventory, name, &spec)?),
             None => None,
         };
-        let aside = set_aside(&directory.join("record.json"))?;
+        let aside = quarantine(&directory.join("record.json"))?;
         let Some(record) = record.flatten() else {
             return Ok(format!(
                 "nothing is left to rebuild it from: it is now `{}`; `rockenv up` makes the env again from the remaining layers",
@@ -428,7 +428,7 @@ pub(crate) fn repair_format(root: &Path, write: bool) -> Result<Option<Problem>>
         let _lock = Lock::exclusive(&lock, "the store", "fsck", lock::WAIT)?;
         let method = method_of(root)?;
         if path.exists() {
-            set_aside(&path)?;
+            quarantine(&path)?;
         }
         atomic::write_json(
             &path,

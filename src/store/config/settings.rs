@@ -66,7 +66,7 @@ impl Settings {
         if let Some(working) = working {
             let trusted = settings.set(trust::VARIABLE).map(String::as_str);
             let sent = settings.set(trust::DIGEST_VARIABLE).map(String::as_str);
-            let mut current = Current::look(working, &settings.user_dir, trusted, sent);
+            let mut current = Current::read(working, &settings.user_dir, trusted, sent);
             let file = file::read_current(working, &mut current, errors);
             settings.files.extend(file);
             settings.current = current;

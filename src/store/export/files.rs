@@ -16,7 +16,7 @@ use crate::sys::account::{self, caller};
 use crate::sys::beneath;
 use crate::sys::checksum;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
-use crate::tree::listing::{Content, Listing, ListingEntry, PathState, look};
+use crate::tree::listing::{Content, Listing, ListingEntry, PathState, path_state};
 use crate::tree::writer as tree;
 use crate::tree::writer::{Existing, Writer};
 
@@ -120,11 +120,13 @@ pub(crate) fn copy(
     let mut fresh = Vec::new();
     for item in items {
         let named = item.named()?;
-        match look(directory, &item.to)? {
+        match path_state(directory, &item.to)? {
             PathState::Free => fresh.push(item),
             PathState::Taken(found) if is_same(&named, &found, directory, &item.to)? => {}
-            PathState::Taken(_) => return Err(in_the_way(&directory.join(&item.to))),
-            PathState::Blocked => return Err(in_the_way(&on_the_way(directory, &item.to)?)),
+            PathState::Taken(_) => return Err(refusing_overwrite(&directory.join(&item.to))),
+            PathState::Blocked => {
+                return Err(refusing_overwrite(&on_the_way(directory, &item.to)?));
+            }
         }
         all.insert(names(&item.to)?, named);
     }
@@ -181,7 +183,7 @@ fn on_the_way(directory: &Path, path: &Path) -> Result<PathBuf> {
     let mut above: Vec<&Path> = path.ancestors().skip(1).collect();
     above.pop();
     for above in above.into_iter().rev() {
-        match look(directory, above)? {
+        match path_state(directory, above)? {
             PathState::Taken(found) if found.is_directory() => {}
             PathState::Taken(_) | PathState::Free | PathState::Blocked => {
                 return Ok(directory.join(above));
@@ -234,15 +236,15 @@ pub(crate) fn write(
             there.read_to_end(&mut old)?;
             match old == text {
                 true => Ok(()),
-                false => Err(in_the_way(&path)),
+                false => Err(refusing_overwrite(&path)),
             }
         }
-        Err(_) => Err(in_the_way(&path)),
+        Err(_) => Err(refusing_overwrite(&path)),
     }
 }
 
 /// Gives a new file to its owner.
-pub(crate) fn give(file: impl AsFd, owner: Option<(u32, u32)>) -> std::io::Result<()> {
+pub(crate) fn set_owner(file: impl AsFd, owner: Option<(u32, u32)>) -> std::io::Result<()> {
     match owner {
         Some((uid, gid)) => Ok(nix::unistd::fchown(
             file,
@@ -253,8 +255,8 @@ pub(crate) fn give(file: impl AsFd, owner: Option<(u32, u32)>) -> std::io::Resul
     }
 }
 
-fn in_the_way(place: &Path) -> Error {
-    tree::in_the_way(place).help(ELSEWHERE)
+fn refusing_overwrite(place: &Path) -> Error {
+    tree::refusing_overwrite(place).help(ELSEWHERE)
 }
 
 /// Opens a regular file below a directory, without following links on the way or blocking on a pipe.
@@ -296,7 +298,7 @@ pub(crate) fn check(directory: &Path, manifest: &Manifest) -> Result<Vec<String>
         known.insert(path.to_owned(), subject.named()?);
     }
     for (path, wanted) in &known {
-        let what = match (look(directory, path)?, wanted) {
+        let what = match (path_state(directory, path)?, wanted) {
             (PathState::Free, _) => "is missing".to_owned(),
             (PathState::Blocked, _) => "is behind a link or a file".to_owned(),
             (PathState::Taken(found), _) if is_same(wanted, &found, directory, path)? => continue,

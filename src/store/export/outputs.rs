@@ -20,7 +20,7 @@ use crate::store::{LockedEnv, Store, source};
 use crate::sys::account;
 use crate::sys::catalog::Directory;
 use crate::sys::error::{Error, Kind, Result};
-use crate::tree::listing::{PathState, look};
+use crate::tree::listing::{PathState, path_state};
 
 /// Suffix of the manifest's name; the prefix is the env's name.
 const MANIFEST: &str = ".provenance.json";
@@ -197,7 +197,7 @@ fn checked_out(store: &Store, spec: &Spec, lock: Option<&Lockfile>) -> BTreeSet<
         let locked = lock.and_then(|lock| lock.source.get(&name));
         for path in locked.iter().flat_map(|locked| locked.submodules.keys()) {
             let git = Path::new(path).join(".git");
-            if matches!(look(&directory, &git), Ok(PathState::Taken(_))) {
+            if matches!(path_state(&directory, &git), Ok(PathState::Taken(_))) {
                 found.insert((name.clone(), path.clone()));
             }
         }

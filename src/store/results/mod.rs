@@ -20,7 +20,7 @@ use crate::store::export;
 use crate::sys::account::{self, Rights};
 use crate::sys::error::{Error, Result};
 use crate::tree::file;
-use crate::tree::listing::{Content, Listing, ListingEntry, PathState, look};
+use crate::tree::listing::{Content, Listing, ListingEntry, PathState, path_state};
 use crate::tree::writer::{Existing, Writer};
 
 /// The results in one output volume, of several steps.
@@ -384,7 +384,7 @@ impl VolumeComparison {
         entry: &ListingEntry,
         clears: &mut Vec<(PathBuf, bool)>,
     ) -> Result<bool> {
-        let PathState::Taken(there) = look(&self.directory, path)? else {
+        let PathState::Taken(there) = path_state(&self.directory, path)? else {
             return Ok(false);
         };
         if !self.has(path)? {
@@ -432,7 +432,7 @@ pub(crate) fn compare(
     path: &Path,
     exactly: bool,
 ) -> Result<ResultState> {
-    let there = match look(directory, path)? {
+    let there = match path_state(directory, path)? {
         PathState::Free => return Ok(ResultState::Missing),
         PathState::Blocked => return Ok(ResultState::Blocked),
         PathState::Taken(there) => there,
@@ -481,7 +481,7 @@ pub(crate) fn compare(
         )));
     }
     match hardlink {
-        Some(first) => match look(directory, first)? {
+        Some(first) => match path_state(directory, first)? {
             PathState::Taken(first) if first.is_same_file(&there) => Ok(ResultState::Same),
             PathState::Taken(_) | PathState::Free | PathState::Blocked => Ok(ResultState::Unlinked),
         },
@@ -496,7 +496,7 @@ fn output_writer(directory: &Path, spec: &Spec) -> Result<Writer> {
     }
     fs::create_dir_all(directory)?;
     let owner = export::owner(directory)?.and(Some((spec.user.uid, spec.user.gid)));
-    export::give(fs::File::open(directory)?.file(), owner)?;
+    export::set_owner(fs::File::open(directory)?.file(), owner)?;
     Writer::open(directory, owner, true)
 }
 

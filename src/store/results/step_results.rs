@@ -13,7 +13,7 @@ use super::compare;
 use crate::store::export;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::tree::file;
-use crate::tree::listing::{Content, Listing, PathState, Paths, look};
+use crate::tree::listing::{Content, Listing, PathState, Paths, path_state};
 
 use crate::tree::writer::{Existing, Writer};
 
@@ -141,7 +141,7 @@ impl StepResults {
     pub(crate) fn check(&self, results: &Path) -> Result<Vec<String>> {
         let mut faults = Vec::new();
         for (volume, left) in &self.volumes {
-            match look(results, Path::new(volume))? {
+            match path_state(results, Path::new(volume))? {
                 PathState::Taken(found) if found.is_directory() => {}
                 PathState::Taken(_) | PathState::Free | PathState::Blocked => {
                     let nothing = left.entries.entries.is_empty();

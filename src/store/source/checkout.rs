@@ -16,7 +16,7 @@ use fs_err::os::unix::fs::OpenOptionsExt as _;
 use nix::fcntl::OFlag;
 
 use super::git::{Git, Rights};
-use crate::sys::error::{Error, Result, ResultExt as _, if_there};
+use crate::sys::error::{Error, Result, ResultExt as _, if_exists};
 use crate::tree;
 
 /// The repository settings that define the meaning of its files and objects, and the format of differences; none of
@@ -162,7 +162,7 @@ fn git_directory(work: &Path) -> Result<PathBuf> {
 /// Reads a short text; `None` if the file is missing. Refuses anything that would block, such as a FIFO.
 fn small_file(path: &Path) -> Result<Option<String>> {
     let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
-    let Some(file) = if_there(
+    let Some(file) = if_exists(
         fs::OpenOptions::new()
             .read(true)
             .custom_flags(flags.bits())
@@ -379,14 +379,14 @@ fn remove_left() {
         .flatten()
         .flatten()
     {
-        if entry.file_name().to_string_lossy().starts_with(PREFIX) && is_left(&entry.path()) {
+        if entry.file_name().to_string_lossy().starts_with(PREFIX) && is_abandoned(&entry.path()) {
             drop(tree::remove_tree(&entry.path()));
         }
     }
 }
 
 /// Returns whether this user owns a directory and no command uses it.
-fn is_left(path: &Path) -> bool {
+fn is_abandoned(path: &Path) -> bool {
     let file = fs::OpenOptions::new()
         .read(true)
         .custom_flags((OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())

@@ -12,7 +12,7 @@ use super::Git;
 use super::checkout::Checkout;
 use super::unchanged::{self, Stamp};
 use crate::plan::resolve::{UNTRACKED, is_untracked};
-use crate::sys::error::{Result, if_there};
+use crate::sys::error::{Result, if_exists};
 
 impl Git<'_> {
     /// Returns the fingerprint of a source: the one in the file `known`, if nothing was touched since.
@@ -146,7 +146,7 @@ impl Git<'_> {
                 fs::read_dir(directory.join(&relative))?.collect::<std::io::Result<Vec<_>>>()?;
             entries.sort_by_key(fs_err::DirEntry::file_name);
             for entry in entries {
-                self.look()?;
+                self.stop_if_cancelled()?;
                 let name = relative.join(entry.file_name());
                 let found = fs::symlink_metadata(entry.path())?;
                 hash.update(name.as_os_str().as_bytes());
@@ -203,7 +203,7 @@ fn changes(status: &[u8]) -> Vec<Change<'_>> {
 }
 
 fn hash_file(path: &Path, hash: &mut Sha256) -> Result<()> {
-    let Some(found) = if_there(fs::symlink_metadata(path))? else {
+    let Some(found) = if_exists(fs::symlink_metadata(path))? else {
         hash.update(b"absent");
         return Ok(());
     };

@@ -81,7 +81,7 @@ impl<'a> Git<'a> {
         let known = format!("{commit}^{{commit}}");
         let known = ["rev-parse", "--quiet", "--verify", known.as_str()];
         if checkout.text(&known).is_err() {
-            self.look()?;
+            self.stop_if_cancelled()?;
             return Ok(None);
         }
         let outside = ["rev-list", "--max-count=1", commit, "--not", "HEAD", "--"];
@@ -153,7 +153,7 @@ impl<'a> Git<'a> {
     }
 
     /// Lets the caller check for signals, and stops if one came.
-    pub(super) fn look(&self) -> Result<()> {
+    pub(super) fn stop_if_cancelled(&self) -> Result<()> {
         (self.tick)();
         match self.cancel.load(Ordering::Relaxed) {
             true => Err(Error::new(

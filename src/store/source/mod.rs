@@ -114,7 +114,7 @@ impl Repository {
                 waits.clone_into(&mut told);
                 progress(&format!("source `{}` {waits}", self.name));
             }
-            git.look()
+            git.stop_if_cancelled()
         })?;
         if directory.join(".git").exists() {
             return Ok(directory);

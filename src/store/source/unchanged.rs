@@ -97,7 +97,7 @@ impl Stamp {
             |task, (seen, listing)| {
                 let mut stack = vec![task];
                 while let Some(path) = stack.pop() {
-                    let looked = seen.look(root, &top, &path, listing, &mut stack);
+                    let looked = seen.scan_directory(root, &top, &path, listing, &mut stack);
                     seen.failed |= looked.is_none();
                     if stack.len() > 1 && queue.has_idle_thread() {
                         queue.push(stack.drain(..stack.len() / 2));
@@ -219,7 +219,7 @@ impl<'a> Record<'a> {
             // An entry came or went, which may be one that does not count, or may be back as before.
             let mut seen = Seen::default();
             let mut listing = Vec::with_capacity(LISTING);
-            seen.look(
+            seen.scan_directory(
                 root,
                 top,
                 self.path.to_bytes_with_nul(),
@@ -244,7 +244,7 @@ impl<'a> Record<'a> {
 
 impl Seen {
     /// Examines the files of a directory, and pushes its subdirectories on the stack.
-    fn look(
+    fn scan_directory(
         &mut self,
         root: &Path,
         top: &OwnedFd,

@@ -15,7 +15,7 @@ use super::subdirectories::BuildTreePart;
 use crate::store::Store;
 use crate::sys::error::{Result, ResultExt as _};
 use crate::tree::Method;
-use crate::tree::measure::Sums;
+use crate::tree::measure::ClassUsage;
 
 /// The class of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -68,8 +68,8 @@ impl Size {
     }
 }
 
-impl From<Sums> for Size {
-    fn from(sums: Sums) -> Self {
+impl From<ClassUsage> for Size {
+    fn from(sums: ClassUsage) -> Self {
         Self {
             apparent: sums.apparent,
             allocated: sums.allocated,

@@ -26,7 +26,7 @@ pub(crate) struct Person {
 static CALLER: OnceLock<Rights> = OnceLock::new();
 
 /// Determines, once, whose rights [`caller`] returns: root that was called by an ordinary user acts for that user.
-pub(crate) fn settle(user: &BuildUser) {
+pub(crate) fn set_caller(user: &BuildUser) {
     if nix::unistd::geteuid().is_root() && user.uid != 0 {
         let person = Person {
             uid: user.uid,

@@ -20,7 +20,7 @@ use nix::sys::statfs::{BTRFS_SUPER_MAGIC, fstatfs};
 use rustix::fs::{FileType, Mode, OFlags, Statx, openat};
 use rustix::io::Errno;
 
-use super::Sums;
+use super::ClassUsage;
 use crate::tree::btrfs_search::{EXTENT_DATA, HEADER, Item, Key, Search};
 
 /// Fewer extents than this are not worth tidying.
@@ -47,14 +47,14 @@ struct Extent {
 
 /// How to query a root's file system.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Means {
+pub(super) struct QueryMethod {
     btrfs: bool,
     /// Whether btrfs answers from its trees.
     trees: bool,
     space: u32,
 }
 
-impl Means {
+impl QueryMethod {
     /// Returns whether entries of this kind can share blocks; btrfs keeps links like small files.
     pub(super) fn place(self, kind: FileType) -> bool {
         kind == FileType::RegularFile || (self.btrfs && kind == FileType::Symlink)
@@ -67,7 +67,11 @@ pub(super) struct Spaces(Vec<[u8; 16]>);
 
 impl Spaces {
     /// Determines how to query files below `directory`; `None` if its file system cannot be identified.
-    pub(super) fn means(&mut self, directory: BorrowedFd<'_>, device: u64) -> Option<Means> {
+    pub(super) fn query_method(
+        &mut self,
+        directory: BorrowedFd<'_>,
+        device: u64,
+    ) -> Option<QueryMethod> {
         let btrfs = fstatfs(directory).ok()?.filesystem_type() == BTRFS_SUPER_MAGIC;
         // Each subvolume has its own device number, but they share blocks.
         let id = if btrfs {
@@ -90,7 +94,7 @@ impl Spaces {
                 self.0.push(id);
                 self.0.len() - 1
             });
-        Some(Means {
+        Some(QueryMethod {
             btrfs,
             trees: btrfs && may_search(directory),
             space: u32::try_from(at * 2).ok()?,
@@ -147,7 +151,7 @@ impl Extents {
 
     /// Reads a whole subvolume, to look its files up there instead of asking the kernel; `None` if that makes no
     /// sense.
-    pub(super) fn load(means: Option<Means>, directory: BorrowedFd<'_>) -> Option<Subvolume> {
+    pub(super) fn load(means: Option<QueryMethod>, directory: BorrowedFd<'_>) -> Option<Subvolume> {
         if !means?.trees {
             return None;
         }
@@ -158,7 +162,7 @@ impl Extents {
     /// Records the extents of a regular file and returns its bytes outside of them.
     pub(super) fn query(
         &mut self,
-        means: Means,
+        means: QueryMethod,
         file: Queried<'_>,
         subvolume: Option<&Subvolume>,
     ) -> Result<u64, Errno> {
@@ -222,7 +226,7 @@ impl Extents {
     }
 
     /// Queries a file's shared extents; returns its bytes outside of them.
-    fn map(&mut self, means: Means, file: Queried<'_>) -> Result<u64, Errno> {
+    fn map(&mut self, means: QueryMethod, file: Queried<'_>) -> Result<u64, Errno> {
         let Queried { stat, root, .. } = file;
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = openat(file.directory, file.name, flags, Mode::empty())?;
@@ -289,7 +293,7 @@ impl Extents {
         mut self,
         class_of: &[usize],
         owner_of: &[u32],
-        sums: &mut [Sums],
+        sums: &mut [ClassUsage],
     ) {
         self.tidy();
         let mut give = |length: u64, roots: &mut dyn Iterator<Item = u32>| {
@@ -318,7 +322,7 @@ impl Extents {
                 {
                     give(run[0].length, &mut run.iter().map(|extent| extent.root));
                 } else {
-                    sweep(run, |length, active| {
+                    each_overlap(run, |length, active| {
                         give(length, &mut active.keys().copied());
                     });
                 }
@@ -440,8 +444,8 @@ impl<'a> Iterator for Runs<'a> {
     }
 }
 
-/// Sweeps over partly overlapping extents; `each` gets the bytes between two borders and the roots there.
-fn sweep(run: &[Extent], mut each: impl FnMut(u64, &BTreeMap<u32, u32>)) {
+/// Goes through partly overlapping extents; `each` gets the bytes between two borders and the roots there.
+fn each_overlap(run: &[Extent], mut each: impl FnMut(u64, &BTreeMap<u32, u32>)) {
     let mut active: BTreeMap<u32, u32> = BTreeMap::new();
     let mut ends = BinaryHeap::new();
     let mut at = run[0].start;
@@ -507,7 +511,7 @@ fn mix(numbers: [u64; 4]) -> u64 {
 mod tests {
     use super::*;
 
-    fn add_to_classes(extents: &[(u64, u64, u32)], owner_of: &[u32]) -> Vec<Sums> {
+    fn add_to_classes(extents: &[(u64, u64, u32)], owner_of: &[u32]) -> Vec<ClassUsage> {
         let mut all = Extents::new();
         all.list = extents
             .iter()
@@ -519,7 +523,7 @@ mod tests {
             })
             .collect();
         let class_of: Vec<usize> = (0..owner_of.len()).collect();
-        let mut sums = vec![Sums::default(); owner_of.len()];
+        let mut sums = vec![ClassUsage::default(); owner_of.len()];
         all.add_to_classes(&class_of, owner_of, &mut sums);
         sums
     }

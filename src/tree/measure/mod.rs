@@ -74,7 +74,7 @@ impl Default for MeasureOptions {
 
 /// The sums of one class, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Sums {
+pub struct ClassUsage {
     /// Length of regular files and symlinks.
     pub apparent: u64,
     /// Disk space, including directories.
@@ -89,7 +89,7 @@ pub struct Sums {
     pub entries: u64,
 }
 
-impl Sums {
+impl ClassUsage {
     fn add(&mut self, other: &Self) {
         self.apparent += other.apparent;
         self.allocated += other.allocated;
@@ -111,7 +111,7 @@ pub struct Problem {
 #[derive(Debug, Default)]
 pub struct Usage {
     /// By class; one entry for every requested class.
-    pub classes: BTreeMap<u32, Sums>,
+    pub classes: BTreeMap<u32, ClassUsage>,
     /// Paths that could not be read, so that the sums are too small; includes missing roots.
     pub unreadable: u64,
     /// The first few of them.
@@ -131,14 +131,14 @@ const PROBLEMS_KEPT: usize = 8;
 
 impl Usage {
     /// Returns the sums of a class; zero for one that was not requested.
-    pub fn class(&self, class: u32) -> Sums {
+    pub fn class(&self, class: u32) -> ClassUsage {
         self.classes.get(&class).copied().unwrap_or_default()
     }
 
     /// Returns the sums over all classes. `exclusive` then is a lower bound: space shared by two classes is in
     /// neither.
-    pub fn total(&self) -> Sums {
-        let mut total = Sums::default();
+    pub fn total(&self) -> ClassUsage {
+        let mut total = ClassUsage::default();
         for sums in self.classes.values() {
             total.add(sums);
         }

@@ -22,9 +22,9 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::extents::{Extents, Means, Queried, Spaces, Subvolume};
+use super::extents::{Extents, Queried, QueryMethod, Spaces, Subvolume};
 use super::links::{Link, Links};
-use super::{MeasureOptions, Root, Sums, Usage};
+use super::{ClassUsage, MeasureOptions, Root, Usage};
 use crate::tree::work_queue::Queue;
 
 /// Buffer size of a listing call: one or two thousand entries.
@@ -101,7 +101,7 @@ enum Task<'a> {
     /// A child directory, itself already counted, and whether it looks like the top of a subvolume.
     List(Arc<Dir<'a>>, CString, bool),
     /// Names of entries to examine, each with its zero byte: a part of a large directory.
-    Look(Arc<Dir<'a>>, Vec<u8>),
+    Stat(Arc<Dir<'a>>, Vec<u8>),
 }
 
 /// A subvolume that several roots may be in: read once, and dropped with the last of them.
@@ -133,7 +133,7 @@ struct Shared<'a> {
     /// From a root's position to its class's.
     class_of: Vec<usize>,
     /// How to query the files of each root for sharing.
-    means: Vec<Option<Means>>,
+    means: Vec<Option<QueryMethod>>,
     /// Subvolumes whose top is a root, by device.
     wholes: HashMap<u64, Whole>,
     /// Device and inode of roots that another root can reach.
@@ -151,7 +151,7 @@ struct Worker<'s, 'a> {
     stack: Vec<Task<'a>>,
     /// Room for one listing call.
     listing: Box<[MaybeUninit<u8>]>,
-    sums: Vec<Sums>,
+    sums: Vec<ClassUsage>,
     links: Links,
     extents: Extents,
     found: Usage,
@@ -175,7 +175,7 @@ pub(super) fn scan(roots: &[Root], options: &MeasureOptions) -> Usage {
     let mut devices = Vec::new();
     let mut wholes: HashMap<u64, Whole> = HashMap::new();
     for (at, root) in (0..).zip(roots) {
-        match look_at_path(&root.path) {
+        match stat_path(&root.path) {
             Err(error) => usage.problem(|| root.path.clone(), error.into()),
             // A file's other names are handled together with all hard links.
             Ok(stat) if !is_dir(&stat) && stat.stx_nlink > 1 => tasks.push(Task::Root(at)),
@@ -188,7 +188,7 @@ pub(super) fn scan(roots: &[Root], options: &MeasureOptions) -> Usage {
                         && is_dir(&stat)
                         && let Ok(fd) = openat(CWD, &root.path, LIST_FLAGS, Mode::empty())
                     {
-                        means[at as usize] = spaces.means(fd.as_fd(), device(&stat));
+                        means[at as usize] = spaces.query_method(fd.as_fd(), device(&stat));
                         devices.push(device(&stat));
                         if stat.stx_ino == SUBVOLUME_TOP {
                             wholes.entry(device(&stat)).or_default();
@@ -223,7 +223,7 @@ pub(super) fn scan(roots: &[Root], options: &MeasureOptions) -> Usage {
         queue: Queue::new(),
     };
     shared.queue.push(tasks);
-    let mut sums = vec![Sums::default(); classes.len()];
+    let mut sums = vec![ClassUsage::default(); classes.len()];
     let mut links = Links::new();
     let mut extents = Extents::new();
     let start = || Worker::new(&shared, classes.len());
@@ -258,7 +258,7 @@ impl<'s, 'a> Worker<'s, 'a> {
             shared,
             stack: Vec::new(),
             listing: Box::new_uninit_slice(LISTING),
-            sums: vec![Sums::default(); classes],
+            sums: vec![ClassUsage::default(); classes],
             links: Links::new(),
             extents: Extents::new(),
             found: Usage::default(),
@@ -274,7 +274,7 @@ impl<'s, 'a> Worker<'s, 'a> {
             match task {
                 Task::Root(root) => self.root(root, &mut listing),
                 Task::List(parent, name, top) => self.child(&parent, &name, top, &mut listing),
-                Task::Look(dir, names) => self.batch(&dir, &names),
+                Task::Stat(dir, names) => self.batch(&dir, &names),
             }
             self.share();
         }
@@ -291,7 +291,7 @@ impl<'s, 'a> Worker<'s, 'a> {
 
     fn root(&mut self, root: u32, listing: &mut [MaybeUninit<u8>]) {
         let path = &self.shared.roots[root as usize].path;
-        let stat = match look_at_path(path) {
+        let stat = match stat_path(path) {
             Ok(stat) => stat,
             Err(Errno::NOENT) => {
                 self.found.vanished += 1;
@@ -417,7 +417,7 @@ impl<'s, 'a> Worker<'s, 'a> {
     fn hand(&self, dir: &Arc<Dir<'a>>, names: &mut Vec<u8>) {
         if !names.is_empty() {
             let names = std::mem::take(names);
-            self.shared.queue.push([Task::Look(Arc::clone(dir), names)]);
+            self.shared.queue.push([Task::Stat(Arc::clone(dir), names)]);
         }
     }
 
@@ -429,7 +429,7 @@ impl<'s, 'a> Worker<'s, 'a> {
     }
 
     fn entry(&mut self, dir: &Arc<Dir<'a>>, fd: BorrowedFd<'_>, name: &CStr) {
-        let stat = match look(fd, name) {
+        let stat = match stat_at(fd, name) {
             Ok(stat) => stat,
             Err(Errno::NOENT) => {
                 self.found.vanished += 1;
@@ -531,15 +531,15 @@ impl<'s, 'a> Worker<'s, 'a> {
     }
 }
 
-fn look(fd: BorrowedFd<'_>, name: &CStr) -> Result<Statx, Errno> {
+fn stat_at(fd: BorrowedFd<'_>, name: &CStr) -> Result<Statx, Errno> {
     // A network file system's cached values are good enough for a sum.
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
     statx(fd, name, flags, WANTED)
 }
 
-fn look_at_path(path: &Path) -> Result<Statx, Errno> {
+fn stat_path(path: &Path) -> Result<Statx, Errno> {
     let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno::INVAL)?;
-    look(CWD, &path)
+    stat_at(CWD, &path)
 }
 
 fn kind(stat: &Statx) -> FileType {

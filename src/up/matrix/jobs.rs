@@ -94,7 +94,7 @@ pub(crate) fn submit(cx: &Context, script: &str) -> Result<String> {
         .arg(script)
         .output(IDS_LIMIT, cancel.flag(), &mut |event| match event {
             process::Event::Line(line) => cx.ui.note(line),
-            process::Event::Tick => cancel.look(),
+            process::Event::Tick => cancel.poll(),
         });
     let submitted = cancel
         .outcome(submitted)

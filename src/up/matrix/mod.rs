@@ -16,7 +16,7 @@ use crate::matrix::{Cell, PlannedStep, check_names};
 use crate::plan::ids::EnvName;
 use crate::profile;
 use crate::store::Store;
-use crate::store::ephemeral::Claim;
+use crate::store::ephemeral::OwnerLock;
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host::Host;
 use crate::sys::signals::{Cancel, Signals};
@@ -179,7 +179,7 @@ pub(crate) fn up(cx: &Context, request: &MatrixRequest<'_>) -> Result<MatrixResu
     let scheduler = Scheduler::new(&plan_all(&rockenv, request.cells, &mut progress.envs)?);
     // Kept until the last env has ended: each builds on steps that another built.
     let claims = match request.ephemeral {
-        true => claim(cx, &progress.envs)?,
+        true => create_ephemeral_envs(cx, &progress.envs)?,
         false => Vec::new(),
     };
     build(&rockenv, request, &mut progress, scheduler);
@@ -244,7 +244,10 @@ fn plan_all(
 }
 
 /// Ties the envs that can be built to the life of this command.
-fn claim(cx: &Context, envs: &[EnvResult]) -> Result<Vec<(Store, EnvName, Claim)>> {
+fn create_ephemeral_envs(
+    cx: &Context,
+    envs: &[EnvResult],
+) -> Result<Vec<(Store, EnvName, OwnerLock)>> {
     // Without root, each `up` is root in its own user namespace.
     if !nix::unistd::geteuid().is_root() {
         return Err(Error::unavailable("`matrix up --ephemeral` needs root")
@@ -254,7 +257,7 @@ fn claim(cx: &Context, envs: &[EnvResult]) -> Result<Vec<(Store, EnvName, Claim)
     envs.iter()
         .filter_map(|env| env.env.clone())
         .map(|env| {
-            let claim = store.claim(&env, "up --ephemeral")?;
+            let claim = store.create_ephemeral(&env, "up --ephemeral")?;
             Ok((store.clone(), env, claim))
         })
         .collect()

@@ -106,7 +106,7 @@ impl RockenvCommand<'_> {
         let program = self.program("plan", cell)?.arg("--json");
         let text = program.output(PLAN_LIMIT, self.cancel.flag(), &mut |event| {
             if let process::Event::Tick = event {
-                self.cancel.look();
+                self.cancel.poll();
             }
         })?;
         serde_json::from_slice(&text)
@@ -123,7 +123,7 @@ impl RockenvCommand<'_> {
             }
             let mut on = |event: process::Event<'_>| match event {
                 process::Event::Line(line) => self.cx.ui.note(&format!("{env}: {line}")),
-                process::Event::Tick => self.cancel.look(),
+                process::Event::Tick => self.cancel.poll(),
             };
             program.stream(self.cancel.flag(), &mut on, |stdout| {
                 for line in BufReader::new(stdout).lines() {

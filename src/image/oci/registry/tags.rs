@@ -91,7 +91,7 @@ impl Registry {
             // The code that registries of the time before 405 use.
             StatusCode::BAD_REQUEST => {
                 let status = response.status();
-                match super::said(response).await {
+                match super::error_message(response).await {
                     Some(said) if said.starts_with("UNSUPPORTED") => Err(self.cannot_delete()),
                     said => {
                         Err(self.error("remove", &format!("{}@{digest}", self.name), status, said))

@@ -183,7 +183,7 @@ impl Registry {
         let what = format!("{}:{tag}", self.name);
         let status = response.status();
         if !status.is_success() {
-            let said = super::said(response).await;
+            let said = super::error_message(response).await;
             let is_immutable = said.as_deref().is_some_and(super::is_immutable);
             if is_immutable && self.has(tag).await? {
                 return Ok(Tagged::Immutable);
