@@ -1,13 +1,11 @@
 //! Owns `exec`: runs a command in an env, in a new container or in the one that is running.
 
-use std::io::IsTerminal as _;
-
 use clap::Args;
 
 use crate::plan::ids::EnvName;
 use crate::sys::error::{Error, Result};
 use crate::up::context::Context;
-use crate::up::exec::{Job, Opened, run};
+use crate::up::exec::{Job, run};
 
 #[derive(Debug, Args)]
 #[command(
@@ -60,20 +58,14 @@ pub(crate) fn exec(cx: &Context, args: ExecArgs) -> Result<u8> {
         })?;
         variables.push((name.to_owned(), value.to_owned()));
     }
-    let opened = Opened::new(cx, args.name.as_ref())?;
-    run(
-        cx,
-        &opened,
-        &Job {
-            env: opened.env.clone(),
-            root: args.root,
-            gpu: args.gpu,
-            failed: false,
-            apart: args.apart,
-            argv: [args.words, args.command].concat(),
-            workdir: args.workdir,
-            variables,
-            tty: std::io::stdin().is_terminal() && std::io::stdout().is_terminal(),
-        },
-    )
+    let job = Job {
+        root: args.root,
+        gpu: args.gpu,
+        apart: args.apart,
+        argv: [args.words, args.command].concat(),
+        workdir: args.workdir,
+        variables,
+        ..Job::new(cx, args.name.as_ref())?
+    };
+    run(cx, &job)
 }

@@ -1,13 +1,11 @@
 //! Owns `shell`: opens a shell in an env, in a new container or in the one that is running.
 
-use std::io::IsTerminal as _;
-
 use clap::Args;
 
 use crate::plan::ids::EnvName;
 use crate::sys::error::Result;
 use crate::up::context::Context;
-use crate::up::exec::{Job, Opened, run};
+use crate::up::exec::{Job, run};
 
 #[derive(Debug, Args)]
 pub struct ShellArgs {
@@ -28,20 +26,12 @@ pub struct ShellArgs {
 /// Opens a shell in an env; returns its exit code.
 pub(crate) fn shell(cx: &Context, args: ShellArgs) -> Result<u8> {
     let choose = "if command -v bash >/dev/null; then exec bash -l; else exec sh -l; fi";
-    let opened = Opened::new(cx, args.name.as_ref())?;
-    run(
-        cx,
-        &opened,
-        &Job {
-            env: opened.env.clone(),
-            root: args.root,
-            gpu: args.gpu,
-            failed: args.failed,
-            apart: false,
-            argv: ["/bin/sh", "-c", choose].map(str::to_owned).to_vec(),
-            workdir: None,
-            variables: Vec::new(),
-            tty: std::io::stdin().is_terminal() && std::io::stdout().is_terminal(),
-        },
-    )
+    let job = Job {
+        root: args.root,
+        gpu: args.gpu,
+        failed: args.failed,
+        argv: ["/bin/sh", "-c", choose].map(str::to_owned).to_vec(),
+        ..Job::new(cx, args.name.as_ref())?
+    };
+    run(cx, &job)
 }

@@ -1,5 +1,6 @@
 //! Owns running a command in an env for `exec` and `shell`: in the container that is running, or in one of its own.
 
+use std::io::{IsTerminal as _, stdin, stdout};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,8 @@ const NOTE: Duration = Duration::from_secs(1);
 
 /// A command to run in an env.
 pub(crate) struct Job {
+    pub host: Host,
+    pub store: Store,
     pub env: EnvName,
     pub root: bool,
     pub gpu: Option<String>,
@@ -38,27 +41,33 @@ pub(crate) struct Job {
     pub tty: bool,
 }
 
-/// The store, and the env that is meant.
-pub(crate) struct Opened {
-    host: Host,
-    store: Store,
-    pub env: EnvName,
-}
-
-impl Opened {
+impl Job {
+    /// Opens an env for a command; without a name the only one.
     pub(crate) fn new(cx: &Context, name: Option<&EnvName>) -> Result<Self> {
         let host = cx.host_as_root("running commands in an env")?;
         let store = cx.existing_store()?;
         cx.reap(&store)?;
         let env = store.named_or_only(name)?;
         store.known(&env)?;
-        Ok(Self { host, store, env })
+        Ok(Self {
+            host,
+            store,
+            env,
+            root: false,
+            gpu: None,
+            failed: false,
+            apart: false,
+            argv: Vec::new(),
+            workdir: None,
+            variables: Vec::new(),
+            tty: stdin().is_terminal() && stdout().is_terminal(),
+        })
     }
 }
 
 /// Runs the command in the running container, or in one of its own; returns its exit code.
-pub(crate) fn run(cx: &Context, opened: &Opened, job: &Job) -> Result<u8> {
-    let Opened { host, store, .. } = opened;
+pub(crate) fn run(cx: &Context, job: &Job) -> Result<u8> {
+    let Job { host, store, .. } = job;
     let deadline = Instant::now() + PATIENCE;
     loop {
         // A running container has another tree than the failed step's, and no device can be added to it. One that waits
