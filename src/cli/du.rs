@@ -6,9 +6,10 @@ use std::path::Path;
 use clap::{Args, ValueEnum};
 
 use crate::plan::ids::EnvName;
-use crate::store::usage::report::{Class, Inside, Size, UsageReport, UsageRow, count};
+use crate::store::usage::report::{Class, Inside, UsageReport, UsageRow, count};
 use crate::store::usage::service::Held;
 use crate::sys::error::Result;
+use crate::tree::measure::DiskUsage;
 use crate::ui::size;
 use crate::ui::table::Table;
 use crate::up::context::Context;
@@ -100,7 +101,7 @@ fn caveats(cx: &Context, report: &UsageReport) {
 /// A line of the report, with the lines that it sums up or that detail it.
 struct Line {
     name: String,
-    size: Size,
+    size: DiskUsage,
     note: String,
     below: Vec<Self>,
     /// At a service: own bytes, and the bytes including parent layers.
@@ -117,7 +118,7 @@ impl Line {
     ) -> Self {
         Self {
             at_service: Some((own, total)),
-            ..Self::new(format!("{name} at {engine}"), Size::default(), note)
+            ..Self::new(format!("{name} at {engine}"), DiskUsage::default(), note)
         }
     }
 
@@ -143,7 +144,7 @@ impl Line {
         }
     }
 
-    fn new(name: impl Into<String>, size: Size, note: impl Into<String>) -> Self {
+    fn new(name: impl Into<String>, size: DiskUsage, note: impl Into<String>) -> Self {
         Self {
             name: name.into(),
             size,
@@ -159,7 +160,7 @@ impl Line {
         let parts: BTreeSet<_> = rows.iter().filter_map(|row| row.part).collect();
         for part in parts {
             let alike = rows.iter().filter(|row| row.part == Some(part));
-            let size: Size = alike.map(|row| row.size).sum();
+            let size: DiskUsage = alike.map(|row| row.size).sum();
             line.size += size;
             line.below.push(Self::new(part.title(), size, part.note()));
         }
@@ -200,7 +201,7 @@ struct Cells {
 }
 
 impl Cells {
-    fn new(name: String, size: Size, note: String) -> Self {
+    fn new(name: String, size: DiskUsage, note: String) -> Self {
         Self {
             name,
             on_disk: size::bytes(size.allocated),
@@ -308,7 +309,7 @@ fn overview(report: &UsageReport) -> Lines {
             let bytes = held.iter().map(|held| held.own).sum();
             note = format!("{note}, and {} at {engine}", size::bytes(bytes));
         }
-        let mut line = Line::new(format!("env {env}"), Size::default(), note);
+        let mut line = Line::new(format!("env {env}"), DiskUsage::default(), note);
         for (class, title) in PARTS {
             let mut part = Line::new(title, report.own(env, class), "");
             line.size += part.size;
@@ -363,7 +364,7 @@ fn overview(report: &UsageReport) -> Lines {
         (Class::Other, "store metadata", ""),
     ] {
         let rows = report.rows.iter().filter(|row| row.class == class);
-        let size: Size = rows.map(|row| row.size).sum();
+        let size: DiskUsage = rows.map(|row| row.size).sum();
         let empty = size.apparent == 0 && class != Class::Other;
         if !empty {
             lines.lines.push(Line::new(title, size, note));
@@ -478,8 +479,8 @@ fn detail(report: &UsageReport, env: &str) -> Lines {
 }
 
 /// Sums up layers that several envs need, by set of envs.
-fn shared(report: &UsageReport) -> BTreeMap<&[String], Size> {
-    let mut sums: BTreeMap<&[String], Size> = BTreeMap::new();
+fn shared(report: &UsageReport) -> BTreeMap<&[String], DiskUsage> {
+    let mut sums: BTreeMap<&[String], DiskUsage> = BTreeMap::new();
     for row in &report.rows {
         if row.class == Class::Snapshots && row.envs.len() > 1 {
             *sums.entry(&row.envs).or_default() += row.size;
@@ -519,11 +520,11 @@ mod tests {
     use super::*;
 
     fn line(name: &str, allocated: u64, below: Vec<Line>) -> Line {
-        let size = Size {
+        let size = DiskUsage {
             allocated,
             apparent: allocated,
             exclusive: 1 << 20,
-            ..Size::default()
+            ..DiskUsage::default()
         };
         Line {
             below,
@@ -540,7 +541,7 @@ mod tests {
             ],
             last: vec![Cells::new(
                 "total".to_owned(),
-                Size::default(),
+                DiskUsage::default(),
                 String::new(),
             )],
         };

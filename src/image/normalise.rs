@@ -6,7 +6,6 @@
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::Path;
 
-use nix::fcntl::AtFlags;
 use nix::sys::stat::{SFlag, UtimensatFlags};
 use nix::sys::time::TimeSpec;
 
@@ -164,8 +163,7 @@ fn pacman(tree: &Tree, source_date: i64) -> Result<()> {
 
 fn clamp(directory: BorrowedFd<'_>, time: &TimeSpec) -> Result<()> {
     for name in root_fs::names(beneath::open_dir(directory, c".")?)? {
-        let stat =
-            nix::sys::stat::fstatat(directory, name.as_slice(), AtFlags::AT_SYMLINK_NOFOLLOW)?;
+        let stat = beneath::stat(directory, name.as_slice())?;
         if beneath::kind(&stat) == SFlag::S_IFDIR {
             clamp(beneath::open_dir(directory, name.as_slice())?.as_fd(), time)?;
         }

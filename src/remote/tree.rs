@@ -11,8 +11,8 @@ use crate::sys::checksum;
 use crate::sys::error::{Result, ResultExt as _};
 use fs_err as fs;
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, RenameFlags, readlinkat, renameat2};
-use nix::sys::stat::{Mode, SFlag, fstatat, mkdirat};
+use nix::fcntl::{OFlag, RenameFlags, readlinkat, renameat2};
+use nix::sys::stat::{Mode, SFlag, mkdirat};
 use nix::unistd::{LinkatFlags, UnlinkatFlags, linkat, unlinkat};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -68,7 +68,7 @@ impl Tree {
             Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => return Ok(Seen::Absent),
             other => other.context(cannot)?,
         };
-        let stat = match fstatat(&parent, name.as_c_str(), AtFlags::AT_SYMLINK_NOFOLLOW) {
+        let stat = match beneath::stat(&parent, name.as_c_str()) {
             Err(Errno::ENOENT) => return Ok(Seen::Absent),
             other => other.context(cannot)?,
         };

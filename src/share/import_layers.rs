@@ -17,7 +17,7 @@ use super::pull::{PARALLEL, Pulled};
 use crate::engine::BuildUser;
 use crate::engine::docker::Service;
 use crate::image::BuildProgress;
-use crate::image::fetch::{self, ByteCounter, POLL};
+use crate::image::fetch::{self, ByteCounter};
 use crate::plan::ids::{TreeId, VolumeName};
 use crate::share::downloaded::{Downloaded, On, cannot_unpack};
 use crate::share::service_image::{self, Arrived};
@@ -264,7 +264,7 @@ impl<'a> Pull<'a> {
                         .try_collect::<()>();
                     tokio::select! {
                         outcome = all => outcome,
-                        () = given_up(&failed) => Ok(()),
+                        () = fetch::until_set(&failed) => Ok(()),
                     }
                 })
             });
@@ -535,11 +535,5 @@ impl<'a> Pull<'a> {
                 .collect(),
             results: step.results.map(blob),
         }
-    }
-}
-
-async fn given_up(failed: &AtomicBool) {
-    while !failed.load(Ordering::Relaxed) {
-        tokio::time::sleep(POLL).await;
     }
 }

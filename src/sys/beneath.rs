@@ -92,7 +92,7 @@ pub(crate) fn open_below(root: impl AsFd, below: &Path) -> nix::Result<OwnedFd> 
 }
 
 /// Reads the metadata of an entry, never of a link's target.
-pub(crate) fn stat(parent: impl AsFd, name: &CStr) -> nix::Result<FileStat> {
+pub(crate) fn stat<P: ?Sized + NixPath>(parent: impl AsFd, name: &P) -> nix::Result<FileStat> {
     fstatat(parent, name, AtFlags::AT_SYMLINK_NOFOLLOW)
 }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag};
-use nix::sys::stat::{FileStat, Mode, SFlag, fstatat};
+use nix::sys::stat::{FileStat, Mode, SFlag};
 use nix::unistd::{Gid, Uid, Whence, getegid, geteuid};
 
 use crate::sys::beneath;
@@ -88,7 +88,7 @@ impl Copy<'_> {
         path: &[u8],
     ) -> Result<()> {
         let fail = || format!("cannot copy `{}`", String::from_utf8_lossy(path));
-        let stat = fstatat(from, name, AtFlags::AT_SYMLINK_NOFOLLOW).context(fail)?;
+        let stat = beneath::stat(from, name).context(fail)?;
         let kind = beneath::kind(&stat);
         if stat.st_nlink > 1 && kind != SFlag::S_IFDIR {
             let file = (stat.st_dev, stat.st_ino);

@@ -14,7 +14,6 @@ use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use nix::fcntl::AtFlags;
 use nix::sys::stat::{FileStat, SFlag};
 use sha2::{Digest as _, Sha256};
 
@@ -311,9 +310,7 @@ impl Walk<'_> {
             }
             path.extend_from_slice(&name);
             let fail = || format!("cannot read `{}`", String::from_utf8_lossy(&path));
-            let stat =
-                nix::sys::stat::fstatat(&handle, name.as_slice(), AtFlags::AT_SYMLINK_NOFOLLOW)
-                    .context(fail)?;
+            let stat = beneath::stat(&handle, name.as_slice()).context(fail)?;
             let kind = beneath::kind(&stat);
             let what = match kind {
                 SFlag::S_IFDIR => What::Directory,

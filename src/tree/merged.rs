@@ -41,7 +41,7 @@ impl MergedDir {
         let name = CString::new(name).map_err(|_| Errno::EINVAL)?;
         let mut found = Vec::new();
         for layer in &self.0 {
-            match beneath::stat(layer, &name).map(|stat| Kind::of(&stat)) {
+            match beneath::stat(layer, name.as_c_str()).map(|stat| Kind::of(&stat)) {
                 Err(Errno::ENOENT) => {}
                 Ok(Kind::Directory) => {
                     let directory = beneath::open_dir(layer, name.as_c_str())?;
@@ -94,7 +94,7 @@ impl MergedDir {
         let (parent, name) = path.rsplit_once('/').unwrap_or((".", path));
         let entry = CString::new(name).map_err(|_| Errno::EINVAL)?;
         for layer in self.enter(parent)?.0 {
-            match beneath::stat(&layer, &entry) {
+            match beneath::stat(&layer, entry.as_c_str()) {
                 Err(Errno::ENOENT) => {}
                 Err(error) => return Err(error.into()),
                 Ok(_) => return Tree::of(layer).read(name, limit),

@@ -68,7 +68,7 @@ pub fn remove_tree(path: &Path) -> Result<Removed> {
         pending: AtomicUsize::new(1),
         rescans: AtomicUsize::new(0),
     });
-    let stat = match beneath::stat(&holder.fd, &name) {
+    let stat = match beneath::stat(&holder.fd, name.as_c_str()) {
         Ok(stat) => stat,
         Err(Errno::ENOENT) => return Ok(Removed::default()),
         Err(error) => return Err(error).context(|| format!("cannot examine `{}`", path.display())),

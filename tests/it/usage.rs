@@ -13,7 +13,7 @@ use fs_err as fs;
 use nix::fcntl::{OFlag, openat};
 use nix::mount::{MsFlags, mount};
 use nix::sys::stat::{Mode, mkdirat};
-use rockenv::testing::measure::{ClassUsage, MeasureOptions, Root, Usage, scan, scan_one};
+use rockenv::testing::measure::{DiskUsage, MeasureOptions, Root, Usage, scan, scan_one};
 use tempfile::TempDir;
 
 /// A directory on a disk: `/tmp` may be a tmpfs, which has no blocks to speak of.
@@ -138,7 +138,7 @@ fn nested_and_repeated_roots_count_every_byte_once() {
     assert_eq!(usage.class(4).entries, 1);
     assert_eq!(usage.class(5).allocated, 0);
     assert_eq!(usage.class(5).counted_elsewhere, 102_400);
-    assert_eq!(usage.class(6), ClassUsage::default());
+    assert_eq!(usage.class(6), DiskUsage::default());
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn what_cannot_be_read_is_named() {
     let usage = scan(&[Root::new(&gone, 0)], &MeasureOptions::default());
     assert_eq!(usage.unreadable, 1);
     assert_eq!(usage.problems[0].path, gone);
-    assert_eq!(usage.total(), ClassUsage::default());
+    assert_eq!(usage.total(), DiskUsage::default());
     assert!(usage.classes.contains_key(&0));
 
     fs::create_dir_all(dir.path().join("open/closed/inner")).unwrap();

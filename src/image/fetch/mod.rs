@@ -175,13 +175,14 @@ pub(crate) fn run<T>(cancel: &AtomicBool, work: impl Future<Output = Result<T>>)
     runtime.block_on(async {
         tokio::select! {
             outcome = work => outcome,
-            () = cancelled(cancel) => Err(Error::new(Kind::Signal(2), "interrupted")),
+            () = until_set(cancel) => Err(Error::new(Kind::Signal(2), "interrupted")),
         }
     })
 }
 
-async fn cancelled(cancel: &AtomicBool) {
-    while !cancel.load(Ordering::Relaxed) {
+/// Waits until a flag is set.
+pub(crate) async fn until_set(flag: &AtomicBool) {
+    while !flag.load(Ordering::Relaxed) {
         tokio::time::sleep(POLL).await;
     }
 }

@@ -12,8 +12,7 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
 use nix::errno::Errno;
-use nix::fcntl::AtFlags;
-use nix::sys::stat::{FileStat, SFlag, fstat, fstatat};
+use nix::sys::stat::{FileStat, SFlag, fstat};
 
 use crate::image::tar::pack::{Packer, cannot, join, open_file};
 use crate::image::tar::unpack::Limits;
@@ -101,15 +100,10 @@ struct Walk<'a, W> {
 }
 
 fn stat_at(parent: BorrowedFd<'_>, name: &[u8]) -> nix::Result<Option<FileStat>> {
-    match fstatat(parent, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
+    match beneath::stat(parent, name) {
         Err(Errno::ENOENT) => Ok(None),
         other => other.map(Some),
     }
-}
-
-/// Returns the attributes of an existing entry: frozen trees do not change.
-fn known(parent: BorrowedFd<'_>, name: &[u8]) -> nix::Result<FileStat> {
-    fstatat(parent, name, AtFlags::AT_SYMLINK_NOFOLLOW)
 }
 
 fn names(directory: &OwnedFd) -> Result<Vec<Vec<u8>>> {
@@ -221,7 +215,7 @@ impl<W: Write> Walk<'_, W> {
         }
         for name in present {
             let below = join(path, &name);
-            let stat = known(new.as_fd(), &name).context(|| cannot(&below))?;
+            let stat = beneath::stat(new, name.as_slice()).context(|| cannot(&below))?;
             let before = match old {
                 Some(old) => stat_at(old.as_fd(), &name).context(|| cannot(&below))?,
                 None => None,
@@ -331,7 +325,7 @@ impl<W: Write> Walk<'_, W> {
         let depth = self.deeper(path, depth)?;
         for name in names(new)? {
             let below = join(path, &name);
-            let stat = known(new.as_fd(), &name).context(|| cannot(&below))?;
+            let stat = beneath::stat(new, name.as_slice()).context(|| cannot(&below))?;
             let before = stat_at(old.as_fd(), &name).context(|| cannot(&below))?;
             if is_directory(&stat) {
                 let directory =
@@ -376,7 +370,7 @@ impl<W: Write> Walk<'_, W> {
         let depth = self.deeper(path, depth)?;
         for name in names(new)? {
             let below = join(path, &name);
-            let stat = known(new.as_fd(), &name).context(|| cannot(&below))?;
+            let stat = beneath::stat(new, name.as_slice()).context(|| cannot(&below))?;
             if is_directory(&stat) {
                 let directory =
                     beneath::open_dir(new.as_fd(), name.as_slice()).context(|| cannot(&below))?;

@@ -147,7 +147,7 @@ fn pull(reference: &Reference, platform: &Platform, cx: &mut BuildContext<'_>) -
             fetch::run(cancel, async {
                 tokio::select! {
                     outcome = fetch(&registry, reference, platform, blobs, &counter, &sender) => outcome,
-                    () = given_up(&failed) => Ok(()),
+                    () = fetch::until_set(&failed) => Ok(()),
                 }
             })
         });
@@ -165,12 +165,6 @@ fn pull(reference: &Reference, platform: &Platform, cx: &mut BuildContext<'_>) -
         // If the extraction had ended, the other side has the reason.
         downloaded.and(outcome)
     })
-}
-
-async fn given_up(failed: &AtomicBool) {
-    while !failed.load(Ordering::Relaxed) {
-        tokio::time::sleep(POLL).await;
-    }
 }
 
 /// Downloads everything, and reports each piece.

@@ -395,7 +395,7 @@ impl Places<'_> {
         let gone = known - usage.problems.len();
         usage.unreadable = usage.unreadable.saturating_sub(gone as u64);
         for (row, at) in self.rows.iter_mut().zip(0..) {
-            row.size = usage.class(at).into();
+            row.size = usage.class(at);
         }
         let mut freed: BTreeMap<String, u64> = BTreeMap::new();
         for (row, owner) in self.rows.iter().zip(&self.owners) {

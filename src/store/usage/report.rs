@@ -15,7 +15,7 @@ use super::subdirectories::BuildTreePart;
 use crate::store::Store;
 use crate::sys::error::{Result, ResultExt as _};
 use crate::tree::Method;
-use crate::tree::measure::ClassUsage;
+use crate::tree::measure::DiskUsage;
 
 /// The class of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -46,59 +46,6 @@ pub(crate) enum Class {
     Other,
 }
 
-/// The bytes of one row.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct Size {
-    /// Length of the files.
-    pub apparent: u64,
-    /// Space on disk.
-    pub allocated: u64,
-    /// Space on disk that nothing outside this row's owner holds.
-    pub exclusive: u64,
-    /// Space on disk that this row uses but another row counts.
-    pub counted_elsewhere: u64,
-    /// Number of files, directories and other entries.
-    pub entries: u64,
-}
-
-impl Size {
-    /// Returns the space on disk that something outside this row's owner holds as well.
-    pub(crate) fn shared(&self) -> u64 {
-        self.allocated.saturating_sub(self.exclusive)
-    }
-}
-
-impl From<ClassUsage> for Size {
-    fn from(sums: ClassUsage) -> Self {
-        Self {
-            apparent: sums.apparent,
-            allocated: sums.allocated,
-            exclusive: sums.exclusive,
-            counted_elsewhere: sums.counted_elsewhere,
-            entries: sums.entries,
-        }
-    }
-}
-
-impl std::ops::AddAssign for Size {
-    fn add_assign(&mut self, other: Self) {
-        self.apparent += other.apparent;
-        self.allocated += other.allocated;
-        self.exclusive += other.exclusive;
-        self.counted_elsewhere += other.counted_elsewhere;
-        self.entries += other.entries;
-    }
-}
-
-impl std::iter::Sum for Size {
-    fn sum<I: Iterator<Item = Self>>(sizes: I) -> Self {
-        sizes.fold(Self::default(), |mut sum, size| {
-            sum += size;
-            sum
-        })
-    }
-}
-
 /// One item of disk usage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct UsageRow {
@@ -119,7 +66,7 @@ pub(crate) struct UsageRow {
     pub content: Option<String>,
     /// The envs that need it; for a cache or source those that mount it, for an output the env that made it.
     pub envs: Vec<String>,
-    pub size: Size,
+    pub size: DiskUsage,
 }
 
 impl Class {
@@ -139,7 +86,7 @@ impl UsageRow {
             part: None,
             content: None,
             envs,
-            size: Size::default(),
+            size: DiskUsage::default(),
         }
     }
 
@@ -166,7 +113,7 @@ pub(crate) struct UsageReport {
     pub at_services: Vec<Held>,
     /// Services that did not answer, and why.
     pub silent_services: Vec<String>,
-    pub total: Size,
+    pub total: DiskUsage,
     pub file_system: FileSystem,
     /// Whether blocks shared by clones were detected.
     pub extents: bool,
@@ -221,7 +168,7 @@ impl UsageReport {
     }
 
     /// Sums up the rows of one class that `env` alone needs.
-    pub(crate) fn own(&self, env: &str, class: Class) -> Size {
+    pub(crate) fn own(&self, env: &str, class: Class) -> DiskUsage {
         self.rows
             .iter()
             .filter(|row| row.class == class && row.envs == [env])

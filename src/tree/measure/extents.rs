@@ -20,7 +20,7 @@ use nix::sys::statfs::{BTRFS_SUPER_MAGIC, fstatfs};
 use rustix::fs::{FileType, Mode, OFlags, Statx, openat};
 use rustix::io::Errno;
 
-use super::ClassUsage;
+use super::DiskUsage;
 use crate::tree::btrfs_search::{EXTENT_DATA, HEADER, Item, Key, Search};
 
 /// Fewer extents than this are not worth tidying.
@@ -293,7 +293,7 @@ impl Extents {
         mut self,
         class_of: &[usize],
         owner_of: &[u32],
-        sums: &mut [ClassUsage],
+        sums: &mut [DiskUsage],
     ) {
         self.tidy();
         let mut give = |length: u64, roots: &mut dyn Iterator<Item = u32>| {
@@ -511,7 +511,7 @@ fn mix(numbers: [u64; 4]) -> u64 {
 mod tests {
     use super::*;
 
-    fn add_to_classes(extents: &[(u64, u64, u32)], owner_of: &[u32]) -> Vec<ClassUsage> {
+    fn add_to_classes(extents: &[(u64, u64, u32)], owner_of: &[u32]) -> Vec<DiskUsage> {
         let mut all = Extents::new();
         all.list = extents
             .iter()
@@ -523,7 +523,7 @@ mod tests {
             })
             .collect();
         let class_of: Vec<usize> = (0..owner_of.len()).collect();
-        let mut sums = vec![ClassUsage::default(); owner_of.len()];
+        let mut sums = vec![DiskUsage::default(); owner_of.len()];
         all.add_to_classes(&class_of, owner_of, &mut sums);
         sums
     }

@@ -3,7 +3,7 @@
 //! Each worker appends to its own list, and the lists are sorted together at the end. That needs no lock, and gives
 //! the same answer whichever worker came first.
 
-use super::ClassUsage;
+use super::DiskUsage;
 
 /// One inode with several hard links, as seen from one root.
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +61,7 @@ impl Links {
         mut self,
         class_of: &[usize],
         owner_of: &[u32],
-        sums: &mut [ClassUsage],
+        sums: &mut [DiskUsage],
     ) {
         tidy(&mut self.list);
         for inode in self
@@ -132,22 +132,22 @@ mod tests {
         for link in [link(7, 2, 3), link(7, 1, 3), link(7, 2, 3), link(8, 2, 2)] {
             links.push(link);
         }
-        let mut sums = [ClassUsage::default(); 3];
+        let mut sums = [DiskUsage::default(); 3];
         links.add_to_classes(&[0, 1, 2], &[0, 1, 2], &mut sums);
-        assert_eq!(sums[0], ClassUsage::default());
+        assert_eq!(sums[0], DiskUsage::default());
         assert_eq!(
             sums[1],
-            ClassUsage {
+            DiskUsage {
                 apparent: 10,
                 allocated: 512,
                 entries: 1,
-                ..ClassUsage::default()
+                ..DiskUsage::default()
             }
         );
         // Inode 8 has a second name outside: it is counted here, but deleting this root does not free it.
         assert_eq!(
             sums[2],
-            ClassUsage {
+            DiskUsage {
                 apparent: 10,
                 allocated: 512,
                 entries: 1,
@@ -162,7 +162,7 @@ mod tests {
         let mut links = Links::new();
         links.push(link(7, 1, 2));
         links.push(link(7, 0, 2));
-        let mut sums = [ClassUsage::default(); 1];
+        let mut sums = [DiskUsage::default(); 1];
         links.add_to_classes(&[0, 0], &[0, 0], &mut sums);
         assert_eq!(sums[0].exclusive, 512);
         assert_eq!(sums[0].counted_elsewhere, 0);
@@ -175,7 +175,7 @@ mod tests {
             links.push(link(name % 100, 0, 10_000));
         }
         assert!(links.list.capacity() <= 2 * TIDY_FIRST);
-        let mut sums = [ClassUsage::default(); 1];
+        let mut sums = [DiskUsage::default(); 1];
         links.add_to_classes(&[0], &[0], &mut sums);
         assert_eq!((sums[0].entries, sums[0].exclusive), (100, 51_200));
     }

@@ -15,6 +15,8 @@ mod extents;
 mod links;
 mod walk;
 
+pub use walk::scan;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::num::NonZero;
@@ -74,7 +76,7 @@ impl Default for MeasureOptions {
 
 /// The sums of one class, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct ClassUsage {
+pub struct DiskUsage {
     /// Length of regular files and symlinks.
     pub apparent: u64,
     /// Disk space, including directories.
@@ -89,13 +91,29 @@ pub struct ClassUsage {
     pub entries: u64,
 }
 
-impl ClassUsage {
-    fn add(&mut self, other: &Self) {
+impl DiskUsage {
+    /// Returns the space on disk that something outside this owner holds as well.
+    pub(crate) fn shared(&self) -> u64 {
+        self.allocated.saturating_sub(self.exclusive)
+    }
+}
+
+impl std::ops::AddAssign for DiskUsage {
+    fn add_assign(&mut self, other: Self) {
         self.apparent += other.apparent;
         self.allocated += other.allocated;
         self.exclusive += other.exclusive;
         self.counted_elsewhere += other.counted_elsewhere;
         self.entries += other.entries;
+    }
+}
+
+impl std::iter::Sum for DiskUsage {
+    fn sum<I: Iterator<Item = Self>>(sizes: I) -> Self {
+        sizes.fold(Self::default(), |mut sum, size| {
+            sum += size;
+            sum
+        })
     }
 }
 
@@ -111,7 +129,7 @@ pub struct Problem {
 #[derive(Debug, Default)]
 pub struct Usage {
     /// By class; one entry for every requested class.
-    pub classes: BTreeMap<u32, ClassUsage>,
+    pub classes: BTreeMap<u32, DiskUsage>,
     /// Paths that could not be read, so that the sums are too small; includes missing roots.
     pub unreadable: u64,
     /// The first few of them.
@@ -131,23 +149,23 @@ const PROBLEMS_KEPT: usize = 8;
 
 impl Usage {
     /// Returns the sums of a class; zero for one that was not requested.
-    pub fn class(&self, class: u32) -> ClassUsage {
+    pub fn class(&self, class: u32) -> DiskUsage {
         self.classes.get(&class).copied().unwrap_or_default()
     }
 
     /// Returns the sums over all classes. `exclusive` then is a lower bound: space shared by two classes is in
     /// neither.
-    pub fn total(&self) -> ClassUsage {
-        let mut total = ClassUsage::default();
+    pub fn total(&self) -> DiskUsage {
+        let mut total = DiskUsage::default();
         for sums in self.classes.values() {
-            total.add(sums);
+            total += *sums;
         }
         total
     }
 
     fn add(&mut self, other: Self) {
         for (class, sums) in &other.classes {
-            self.classes.entry(*class).or_default().add(sums);
+            *self.classes.entry(*class).or_default() += *sums;
         }
         self.unreadable += other.unreadable;
         self.vanished += other.vanished;
@@ -167,11 +185,6 @@ impl Usage {
             });
         }
     }
-}
-
-/// Counts the trees. Unreadable entries are reported in the result and do not cause a failure.
-pub fn scan(roots: &[Root], options: &MeasureOptions) -> Usage {
-    walk::scan(roots, options)
 }
 
 /// Counts one tree with the default options.

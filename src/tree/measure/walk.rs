@@ -24,7 +24,7 @@ use rustix::io::Errno;
 
 use super::extents::{Extents, Queried, QueryMethod, Spaces, Subvolume};
 use super::links::{Link, Links};
-use super::{ClassUsage, MeasureOptions, Root, Usage};
+use super::{DiskUsage, MeasureOptions, Root, Usage};
 use crate::tree::work_queue::Queue;
 
 /// Buffer size of a listing call: one or two thousand entries.
@@ -151,13 +151,14 @@ struct Worker<'s, 'a> {
     stack: Vec<Task<'a>>,
     /// Room for one listing call.
     listing: Box<[MaybeUninit<u8>]>,
-    sums: Vec<ClassUsage>,
+    sums: Vec<DiskUsage>,
     links: Links,
     extents: Extents,
     found: Usage,
 }
 
-pub(super) fn scan(roots: &[Root], options: &MeasureOptions) -> Usage {
+/// Counts the trees. Unreadable entries are reported in the result and do not cause a failure.
+pub fn scan(roots: &[Root], options: &MeasureOptions) -> Usage {
     let mut classes: Vec<u32> = roots.iter().map(|root| root.class).collect();
     classes.sort_unstable();
     classes.dedup();
@@ -223,13 +224,13 @@ pub(super) fn scan(roots: &[Root], options: &MeasureOptions) -> Usage {
         queue: Queue::new(),
     };
     shared.queue.push(tasks);
-    let mut sums = vec![ClassUsage::default(); classes.len()];
+    let mut sums = vec![DiskUsage::default(); classes.len()];
     let mut links = Links::new();
     let mut extents = Extents::new();
     let start = || Worker::new(&shared, classes.len());
     let gather = |worker: Worker<'_, '_>| {
         for (sums, part) in sums.iter_mut().zip(&worker.sums) {
-            sums.add(part);
+            *sums += *part;
         }
         links.append(worker.links);
         usage.unshared += worker.extents.squeezed;
@@ -258,7 +259,7 @@ impl<'s, 'a> Worker<'s, 'a> {
             shared,
             stack: Vec::new(),
             listing: Box::new_uninit_slice(LISTING),
-            sums: vec![ClassUsage::default(); classes],
+            sums: vec![DiskUsage::default(); classes],
             links: Links::new(),
             extents: Extents::new(),
             found: Usage::default(),
