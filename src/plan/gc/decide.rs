@@ -45,6 +45,9 @@ pub(crate) fn plan(inventory: &Inventory, limits: &Limits, asked: Option<u64>) -
     if short > 0 {
         decider.pressure(Rule::MinFree, short, limits.keep_at_least);
     }
+    if let Some(limit) = limits.older_than {
+        decider.old(inventory.now, limit, limits.keep_at_least);
+    }
     decider.finish(inventory, limits, asked)
 }
 
@@ -154,9 +157,9 @@ impl Decider {
 
     /// Removes items that were not used for `limit`, as long as `floor` bytes stay.
     fn old(&mut self, now: Timestamp, limit: Duration, floor: u64) {
-        let order = self.top_down();
+        let taken = self.plan.items.len();
         let mut young: BTreeSet<usize> = BTreeSet::new();
-        for at in order {
+        for at in self.top_down() {
             if self.gone[at] {
                 continue;
             }
@@ -174,6 +177,10 @@ impl Decider {
             }
         }
         self.orphans();
+        // What was kept for something young may have lost it as an orphan.
+        if self.plan.items.len() > taken {
+            self.old(now, limit, floor);
+        }
     }
 
     /// Removes `wanted` bytes, the most for the least time first, as long as `floor` bytes stay.
