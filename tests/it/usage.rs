@@ -11,7 +11,7 @@ use crate::support::background::while_repeating;
 use crate::support::loopfs::private_mounts;
 use fs_err as fs;
 use nix::fcntl::{OFlag, openat};
-use nix::mount::{MsFlags, mount};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::stat::{Mode, mkdirat};
 use rockenv::testing::measure::{DiskUsage, MeasureOptions, Root, Usage, scan, scan_one};
 use tempfile::TempDir;
@@ -302,4 +302,7 @@ fn mounts_are_left_out() {
         &MeasureOptions::default(),
     );
     assert_eq!(usage.class(1).allocated, 1 << 20);
+    for name in ["other", "same", "file"] {
+        umount2(&at(name), MntFlags::MNT_DETACH).unwrap();
+    }
 }
