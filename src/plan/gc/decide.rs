@@ -15,14 +15,7 @@ use super::{GcItem, GcTarget, Inventory, Plan, Rule, age};
 /// Decides what to remove. `asked` is what the user wants freed in any case, in bytes.
 pub(crate) fn plan(inventory: &Inventory, limits: &Limits, asked: Option<u64>) -> Plan {
     let roots = Roots::of(inventory, limits.keep_last);
-    let mut decider = Decider {
-        units: units(inventory, &roots),
-        gone: Vec::new(),
-        left: 0,
-        plan: Plan::default(),
-    };
-    decider.gone = vec![false; decider.units.len()];
-    decider.left = decider.units.iter().map(Unit::reusable_bytes).sum();
+    let mut decider = Decider::new(units(inventory, &roots));
     decider.garbage(inventory);
     decider.caches(inventory);
     if let Some(limit) = limits.older_than {
@@ -53,16 +46,42 @@ pub(crate) fn plan(inventory: &Inventory, limits: &Limits, asked: Option<u64>) -
 
 struct Decider {
     units: Vec<Unit>,
+    /// All units, descendants before what they stand on.
+    order: Vec<usize>,
     gone: Vec<bool>,
+    /// How many remaining units stand directly on each.
+    above: Vec<usize>,
     /// Bytes of removable items that were kept.
     left: u64,
     plan: Plan,
 }
 
 impl Decider {
+    fn new(units: Vec<Unit>) -> Self {
+        let mut above = vec![0; units.len()];
+        for below in units.iter().filter_map(|unit| unit.below) {
+            above[below] += 1;
+        }
+        let depth =
+            |at: &usize| std::iter::successors(units[*at].below, |at| units[*at].below).count();
+        let mut order: Vec<usize> = (0..units.len()).collect();
+        order.sort_by_cached_key(|at| std::cmp::Reverse(depth(at)));
+        Self {
+            order,
+            gone: vec![false; units.len()],
+            above,
+            left: units.iter().map(Unit::reusable_bytes).sum(),
+            plan: Plan::default(),
+            units,
+        }
+    }
+
     fn take(&mut self, at: usize, rule: Rule, reason: String) {
         let unit = &self.units[at];
         self.gone[at] = true;
+        if let Some(below) = unit.below {
+            self.above[below] -= 1;
+        }
         self.left -= unit.reusable_bytes();
         self.plan.estimate += unit.bytes;
         self.plan.items.push(GcItem {
@@ -73,23 +92,6 @@ impl Decider {
             rule,
             reason,
         });
-    }
-
-    /// Units with their descendants before them.
-    fn top_down(&self) -> Vec<usize> {
-        let mut depths: Vec<(usize, usize)> = (0..self.units.len())
-            .map(|at| {
-                let mut depth = 0;
-                let mut next = self.units[at].below;
-                while let Some(below) = next {
-                    depth += 1;
-                    next = self.units[below].below;
-                }
-                (usize::MAX - depth, at)
-            })
-            .collect();
-        depths.sort_unstable();
-        depths.into_iter().map(|(_, at)| at).collect()
     }
 
     fn garbage(&mut self, inventory: &Inventory) {
@@ -104,7 +106,7 @@ impl Decider {
                 reason: why.clone(),
             });
         }
-        for at in self.top_down() {
+        for at in self.order.clone() {
             if let Some(why) = self.units[at].garbage.clone() {
                 self.take(at, Rule::Garbage, why);
             }
@@ -159,7 +161,7 @@ impl Decider {
     fn old(&mut self, now: Timestamp, limit: Duration, floor: u64) {
         let taken = self.plan.items.len();
         let mut young: BTreeSet<usize> = BTreeSet::new();
-        for at in self.top_down() {
+        for at in self.order.clone() {
             if self.gone[at] {
                 continue;
             }
@@ -186,13 +188,12 @@ impl Decider {
     /// Removes `wanted` bytes, the most for the least time first, as long as `floor` bytes stay.
     fn pressure(&mut self, rule: Rule, wanted: u64, floor: u64) {
         let mut freed = 0;
-        let order = self.top_down();
         let mut refused: BTreeSet<usize> = BTreeSet::new();
         while freed < wanted {
             // Each unit's sum over itself and its descendants.
             let mut sums: Vec<(u64, u64)> = vec![(0, 0); self.units.len()];
             let mut best: Option<usize> = None;
-            for &at in &order {
+            for &at in &self.order {
                 let unit = &self.units[at];
                 if self.gone[at] || unit.by_age {
                     continue;
@@ -229,7 +230,7 @@ impl Decider {
                 refused.insert(best);
                 continue;
             }
-            for at in self.with(best, &order) {
+            for at in self.with(best) {
                 if freed >= wanted {
                     break;
                 }
@@ -246,25 +247,23 @@ impl Decider {
         }
     }
 
-    /// Returns the remaining unit and descendants, in the order to remove them; `order` is from the top down.
-    fn with(&self, bottom: usize, order: &[usize]) -> Vec<usize> {
+    /// Returns the remaining unit and descendants, in the order to remove them.
+    fn with(&self, bottom: usize) -> Vec<usize> {
         let mut found = vec![false; self.units.len()];
         found[bottom] = true;
-        for &at in order.iter().rev() {
+        for &at in self.order.iter().rev() {
             found[at] |= self.units[at].below.is_some_and(|below| found[below]);
         }
         let goes = |at: &usize| found[*at] && !self.gone[*at];
-        order.iter().copied().filter(goes).collect()
+        self.order.iter().copied().filter(goes).collect()
     }
 
     /// Returns the bytes of the unnamed layers that go together with this unit and its descendants.
     fn followers(&self, top: usize) -> u64 {
         let (mut bytes, mut top) = (0, top);
         while let Some(below) = self.units[top].below {
-            let stays =
-                |at: usize| at != top && self.units[at].below == Some(below) && !self.gone[at];
             let nameless = matches!(self.units[below].what, GcTarget::Layer { .. });
-            if !nameless || (0..self.units.len()).any(stays) {
+            if !nameless || self.above[below] > 1 {
                 break;
             }
             bytes += self.units[below].reusable_bytes();
@@ -276,10 +275,9 @@ impl Decider {
     /// Takes the unnamed layers whose descendants are all gone; returns their bytes.
     fn orphans(&mut self) -> u64 {
         let mut freed = 0;
-        for at in self.top_down() {
+        for at in self.order.clone() {
             let nameless = matches!(self.units[at].what, GcTarget::Layer { .. });
-            let mut above = (0..self.units.len()).filter(|top| self.units[*top].below == Some(at));
-            if nameless && !self.gone[at] && above.all(|top| self.gone[top]) {
+            if nameless && !self.gone[at] && self.above[at] == 0 {
                 freed += self.units[at].bytes;
                 self.take(
                     at,
