@@ -136,16 +136,20 @@ PartitionName=all Nodes={name} Default=YES MaxTime=INFINITE State=UP
         let mut node = self.daemons.pop().unwrap();
         node.kill().unwrap();
         node.wait().unwrap();
-        // A job's shell is the child of the process that keeps it.
-        for (shell, line) in processes() {
-            let stat = fs::read_to_string(format!("/proc/{shell}/stat")).unwrap_or_default();
-            let parent = stat.rsplit(')').next().unwrap().split_whitespace().nth(1);
-            if !line.contains(&spool) || parent.is_none() {
-                continue;
-            }
-            for pid in descendants(parent.unwrap().parse().unwrap()) {
-                let _: nix::Result<()> = kill(Pid::from_raw(pid), Signal::SIGKILL);
-            }
+        // A job's shell is a child of the `slurmstepd` that keeps it.
+        let shells = processes();
+        let shells = shells.iter().filter(|(_, line)| line.contains(&spool));
+        let keepers = shells.filter_map(|(shell, _)| {
+            let stat = fs::read_to_string(format!("/proc/{shell}/stat")).ok()?;
+            let (_, fields) = stat.rsplit_once(") ")?;
+            let parent: i32 = fields.split(' ').nth(1)?.parse().ok()?;
+            let name = fs::read_to_string(format!("/proc/{parent}/comm")).ok()?;
+            name.starts_with("slurmstepd").then_some(parent)
+        });
+        // All are found before the first is ended: the children of a process that ended are those of process 1.
+        let all: Vec<i32> = keepers.flat_map(descendants).collect();
+        for pid in all {
+            let _: nix::Result<()> = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
         let name = run(self.tool("sinfo").args(["-h", "-o", "%n"]));
         let name = format!("NodeName={}", name.trim());
