@@ -41,8 +41,8 @@ pub(crate) fn import(cx: &Context, args: &ImportArgs) -> Result<()> {
         service: service.as_ref(),
         reuse: cx.config.reuse.or_incremental(args.allow_incremental),
     };
-    let taken = task.with_progress(Subject::Transfer(&shown), |means| {
-        share::import(to, &args.from, means)
+    let taken = task.with_progress(Subject::Transfer(&shown), |cx| {
+        share::import(to, &args.from, cx)
     });
     cx.flush_in_background(&store)?;
     let taken = taken?;

@@ -106,11 +106,9 @@ impl Asking<'_> {
         let steps = record.steps.iter().rev();
         let keys: Vec<StepKey> = steps.filter_map(|step| step.key.clone()).collect();
         let shown = registry::shown(&repository);
-        let found = self
-            .task
-            .with_progress(Subject::Transfer(&shown), |means| {
-                share::available(&repository, &keys, self.reuse, means)
-            })?;
+        let found = self.task.with_progress(Subject::Transfer(&shown), |cx| {
+            share::available(&repository, &keys, self.reuse, cx)
+        })?;
         let nothing = || {
             Error::not_found(format!("`{repository}` has no snapshot of env `{env}`"))
                 .help(format!("rockenv push {env}, on the machine that built it"))
@@ -138,8 +136,8 @@ impl Asking<'_> {
             service,
             reuse: self.reuse,
         };
-        let pulled = self.task.with_progress(Subject::Transfer(&shown), |means| {
-            share::pull(to, repository, wanted, means)
+        let pulled = self.task.with_progress(Subject::Transfer(&shown), |cx| {
+            share::pull(to, repository, wanted, cx)
         });
         cx.flush_in_background(store)?;
         let Some(pulled) = pulled? else {

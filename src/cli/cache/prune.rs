@@ -41,8 +41,8 @@ pub(super) fn prune(cx: &Context, args: &PruneArgs) -> Result<()> {
     let reporter = cx.ui.reporter(Format::Human);
     let task = Task::new(cx, &signals, &reporter);
     let label = format!("look at {repository}");
-    let plan = task.with_progress(Subject::Transfer(&label), |means| {
-        share::survey(&repository, &keep, means)
+    let plan = task.with_progress(Subject::Transfer(&label), |cx| {
+        share::survey(&repository, &keep, cx)
     })?;
     if !cx.json {
         show(cx, &plan);
@@ -52,8 +52,8 @@ pub(super) fn prune(cx: &Context, args: &PruneArgs) -> Result<()> {
         let tags = size::count(plan.removed.len(), "tag");
         cx.confirm(&format!("remove {tags} from {repository}?"))?;
         let label = format!("remove from {repository}");
-        count = task.with_progress(Subject::Transfer(&label), |means| {
-            share::remove(&repository, &plan, means)
+        count = task.with_progress(Subject::Transfer(&label), |cx| {
+            share::remove(&repository, &plan, cx)
         })?;
     }
     if cx.json {

@@ -145,7 +145,8 @@ fn store(host: &Host, home: &Path) -> StoreFacts {
     facts
 }
 
-fn problem(error: &Error, otherwise: &str) -> (String, String) {
+/// Returns what an error says, and what to type; `otherwise` where it does not say.
+pub(super) fn problem(error: &Error, otherwise: &str) -> (String, String) {
     (
         error.chain().join(": "),
         error.help_text().unwrap_or(otherwise).to_owned(),

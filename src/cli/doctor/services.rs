@@ -5,7 +5,6 @@ use serde::Serialize;
 use super::{Check, Facts, note, ok};
 use crate::engine::choose::{Sockets, service_at};
 use crate::plan::resolve::Engine;
-use crate::sys::error::Error;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct ServiceFacts {
@@ -31,16 +30,11 @@ impl ServiceFacts {
                 engine,
                 installed: is_installed(engine),
                 version: None,
-                problem: Some(problem(&error)),
+                problem: Some(super::probe::problem(&error, "rockenv doctor")),
             },
         };
         Engine::SERVICES.map(ask).to_vec()
     }
-}
-
-fn problem(error: &Error) -> (String, String) {
-    let help = error.help_text().unwrap_or("rockenv doctor").to_owned();
-    (error.chain().join(": "), help)
 }
 
 fn is_installed(engine: Engine) -> bool {

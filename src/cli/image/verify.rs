@@ -22,8 +22,8 @@ pub(super) fn verify(cx: &Context, args: &VerifyArgs) -> Result<u8> {
     let reporter = cx.ui.reporter(Format::Human);
     let signals = Signals::take()?;
     let task = Task::new(cx, &signals, &reporter);
-    let (image, differences) = task.with_progress(Subject::Image(&args.name), |means| {
-        store.verify_image(&args.name, &recipe, means)
+    let (image, differences) = task.with_progress(Subject::Image(&args.name), |cx| {
+        store.verify_image(&args.name, &recipe, cx)
     })?;
     cx.tidy(&store)?;
     let same = differences.is_empty();

@@ -151,8 +151,11 @@ impl Extents {
 
     /// Reads a whole subvolume, to look its files up there instead of asking the kernel; `None` if that makes no
     /// sense.
-    pub(super) fn load(means: Option<QueryMethod>, directory: BorrowedFd<'_>) -> Option<Subvolume> {
-        if !means?.trees {
+    pub(super) fn load(
+        method: Option<QueryMethod>,
+        directory: BorrowedFd<'_>,
+    ) -> Option<Subvolume> {
+        if !method?.trees {
             return None;
         }
         // On failure each file is queried, and failures of that are counted.
@@ -162,7 +165,7 @@ impl Extents {
     /// Records the extents of a regular file and returns its bytes outside of them.
     pub(super) fn query(
         &mut self,
-        means: QueryMethod,
+        method: QueryMethod,
         file: Queried<'_>,
         subvolume: Option<&Subvolume>,
     ) -> Result<u64, Errno> {
@@ -170,14 +173,14 @@ impl Extents {
         let before = self.list.len();
         let all = stat.stx_blocks * 512;
         let own = if let Some(subvolume) = subvolume {
-            Ok(all.saturating_sub(self.look_up(subvolume, means.space, stat, root)))
-        } else if means.trees {
-            let placed = self.search(means.space, file);
+            Ok(all.saturating_sub(self.look_up(subvolume, method.space, stat, root)))
+        } else if method.trees {
+            let placed = self.search(method.space, file);
             placed.map(|placed| all.saturating_sub(placed))
         } else if FileType::from_raw_mode(stat.stx_mode.into()) == FileType::Symlink {
             Ok(inline(stat))
         } else {
-            self.map(means, file)
+            self.map(method, file)
         };
         if own.is_err() {
             self.list.truncate(before);
@@ -226,7 +229,7 @@ impl Extents {
     }
 
     /// Queries a file's shared extents; returns its bytes outside of them.
-    fn map(&mut self, means: QueryMethod, file: Queried<'_>) -> Result<u64, Errno> {
+    fn map(&mut self, method: QueryMethod, file: Queried<'_>) -> Result<u64, Errno> {
         let Queried { stat, root, .. } = file;
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = openat(file.directory, file.name, flags, Mode::empty())?;
@@ -245,7 +248,7 @@ impl Extents {
             };
             let extents = map.extents();
             for extent in extents {
-                if means.btrfs && extent.flags & ioctl::INLINE != 0 {
+                if method.btrfs && extent.flags & ioctl::INLINE != 0 {
                     return Ok(inline(stat));
                 }
                 let encoded = extent.flags & ioctl::ENCODED != 0;
@@ -256,8 +259,8 @@ impl Extents {
                 shared += extent.length;
                 // A compressed extent is identified by its beginning: its length on disk is not reported.
                 let (space, start) = match encoded {
-                    true => (means.space + 1, mix([extent.physical, 0, 0, 0])),
-                    false => (means.space, extent.physical),
+                    true => (method.space + 1, mix([extent.physical, 0, 0, 0])),
+                    false => (method.space, extent.physical),
                 };
                 self.list.push(Extent {
                     space,

@@ -133,7 +133,7 @@ struct Shared<'a> {
     /// From a root's position to its class's.
     class_of: Vec<usize>,
     /// How to query the files of each root for sharing.
-    means: Vec<Option<QueryMethod>>,
+    methods: Vec<Option<QueryMethod>>,
     /// Subvolumes whose top is a root, by device.
     wholes: HashMap<u64, Whole>,
     /// Device and inode of roots that another root can reach.
@@ -172,7 +172,7 @@ pub fn scan(roots: &[Root], options: &MeasureOptions) -> Usage {
     let mut file_roots = false;
     let mut tasks = Vec::new();
     let mut spaces = Spaces::default();
-    let mut means = vec![None; roots.len()];
+    let mut methods = vec![None; roots.len()];
     let mut devices = Vec::new();
     let mut wholes: HashMap<u64, Whole> = HashMap::new();
     for (at, root) in (0..).zip(roots) {
@@ -189,7 +189,7 @@ pub fn scan(roots: &[Root], options: &MeasureOptions) -> Usage {
                         && is_dir(&stat)
                         && let Ok(fd) = openat(CWD, &root.path, LIST_FLAGS, Mode::empty())
                     {
-                        means[at as usize] = spaces.query_method(fd.as_fd(), device(&stat));
+                        methods[at as usize] = spaces.query_method(fd.as_fd(), device(&stat));
                         devices.push(device(&stat));
                         if stat.stx_ino == SUBVOLUME_TOP {
                             wholes.entry(device(&stat)).or_default();
@@ -214,7 +214,7 @@ pub fn scan(roots: &[Root], options: &MeasureOptions) -> Usage {
     let shared = Shared {
         roots,
         class_of,
-        means,
+        methods,
         wholes,
         known,
         file_roots,
@@ -473,16 +473,16 @@ impl<'s, 'a> Worker<'s, 'a> {
     }
 
     fn subvolume(&self, root: u32, fd: BorrowedFd<'_>) -> Option<Arc<Subvolume>> {
-        Extents::load(self.shared.means[root as usize], fd).map(Arc::new)
+        Extents::load(self.shared.methods[root as usize], fd).map(Arc::new)
     }
 
     /// Returns the disk space of an entry, without the extents that are settled at the end.
     fn own_bytes(&mut self, dir: &Dir<'a>, fd: BorrowedFd<'_>, name: &CStr, stat: &Statx) -> u64 {
         let all = stat.stx_blocks * 512;
-        let Some(means) = self.shared.means[dir.root as usize] else {
+        let Some(method) = self.shared.methods[dir.root as usize] else {
             return all;
         };
-        if all == 0 || !means.place(kind(stat)) {
+        if all == 0 || !method.place(kind(stat)) {
             return all;
         }
         let subvolume = dir.subvolume.as_deref();
@@ -492,7 +492,7 @@ impl<'s, 'a> Worker<'s, 'a> {
             stat,
             root: dir.root,
         };
-        match self.extents.query(means, file, subvolume) {
+        match self.extents.query(method, file, subvolume) {
             Ok(own) => own,
             Err(Errno::NOENT) => all,
             Err(_) => {
