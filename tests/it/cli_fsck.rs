@@ -454,7 +454,7 @@ fn an_env_under_a_name_that_no_env_can_have_is_left_alone() {
     let lab = Lab::new();
     let (good, bad) = (lab.at("envs/one"), lab.at("envs/my env"));
     fs::rename(&good, &bad).unwrap();
-    // The trash is nobody's.
+    // `gc` may empty the trash.
     let kept = || {
         let mut listing = lab.listing();
         listing.retain(|path, _| !path.starts_with(lab.at("trash")));
