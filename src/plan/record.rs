@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::ids::{
     self, EnvId, ImageKey, LayerId, PathBelow, StepKey, TreeId, VolumeId, VolumeName,
 };
-use crate::plan::layer::{ByHand, VolumesFrom};
+use crate::plan::layer::{ByHand, Layer, VolumesFrom};
+use crate::plan::resolve::Spec;
 use crate::sys::shell::quoted;
 
 /// Version of the record's format; a newer one is refused.
@@ -171,7 +172,46 @@ pub struct Failed {
     pub code: Option<u8>,
 }
 
+impl Snapshot {
+    /// Makes the snapshot of a layer that no record names.
+    pub(crate) fn of(layer: &Layer, name: String) -> Self {
+        Self {
+            name,
+            layer: layer.id.clone(),
+            key: layer.key.clone(),
+            origin: match layer.key {
+                Some(_) => Origin::Step,
+                None => Origin::User,
+            },
+            again: false,
+            created: layer.created,
+        }
+    }
+}
+
 impl Record {
+    /// Makes the record of an env in which nothing ran yet.
+    pub(crate) fn new(spec: &Spec, id: EnvId, image_key: ImageKey, now: Timestamp) -> Self {
+        Self {
+            version: VERSION,
+            id,
+            created: now,
+            used: now,
+            profile: spec.profile.clone(),
+            targets: spec.targets.iter().map(ToString::to_string).collect(),
+            image: spec.image.clone(),
+            image_key,
+            engine: spec.engine.name().to_owned(),
+            service: None,
+            head: Head::default(),
+            snapshots: Vec::new(),
+            steps: Vec::new(),
+            failed: None,
+            complete: false,
+            command: None,
+        }
+    }
+
     pub fn snapshot(&self, name: &str) -> Option<&Snapshot> {
         self.snapshots.iter().find(|snapshot| snapshot.name == name)
     }

@@ -7,7 +7,7 @@ use super::Run;
 use super::resolve::Resolved;
 use crate::plan::gc::Lease;
 use crate::plan::ids::{ImageKey, LayerId};
-use crate::plan::record::{self, Head, Record};
+use crate::plan::record::Record;
 use crate::plan::resolve::Spec;
 use crate::plan::{Observed, Plan};
 use crate::store::LockedEnv;
@@ -83,23 +83,9 @@ pub(crate) fn new_record(
     image_key: &ImageKey,
     service: Option<PathBuf>,
 ) -> Result<Record> {
-    let now = jiff::Timestamp::now();
+    let (id, now) = (random_id()?.try_into()?, jiff::Timestamp::now());
     Ok(Record {
-        version: record::VERSION,
-        id: random_id()?.try_into()?,
-        created: now,
-        used: now,
-        profile: spec.profile.clone(),
-        targets: spec.targets.iter().map(ToString::to_string).collect(),
-        image: spec.image.clone(),
-        image_key: image_key.to_owned(),
-        engine: spec.engine.name().to_owned(),
         service,
-        head: Head::default(),
-        snapshots: Vec::new(),
-        steps: Vec::new(),
-        failed: None,
-        complete: false,
-        command: None,
+        ..Record::new(spec, id, image_key.to_owned(), now)
     })
 }

@@ -17,7 +17,7 @@ use layer_chain::Fault;
 pub(crate) use repair::{Attempt, repair, repair_format};
 
 use crate::plan::ids::{EnvName, LayerId, TreeId};
-use crate::plan::record::Record;
+use crate::plan::record::{Record, Snapshot};
 use crate::tree::Method;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -518,17 +518,7 @@ impl Inventory {
         {
             let name = record.free_name(&layer.title);
             record.head.layer = Some(layer.id.clone());
-            record.snapshots.push(crate::plan::record::Snapshot {
-                name,
-                layer: layer.id.clone(),
-                key: layer.key.clone(),
-                again: false,
-                origin: match layer.key {
-                    Some(_) => crate::plan::record::Origin::Step,
-                    None => crate::plan::record::Origin::User,
-                },
-                created: layer.created,
-            });
+            record.snapshots.push(Snapshot::of(layer, name));
         }
     }
 }

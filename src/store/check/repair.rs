@@ -13,7 +13,7 @@ use super::inventory::{ASIDE, Read, is_busy, names};
 use super::{Fix, Inventory, Problem, examine};
 use crate::engine::docker::Service;
 use crate::plan::ids::{EnvId, EnvName, LayerId, VolumeId, VolumeName};
-use crate::plan::record::{self, Head, Origin, Record, Snapshot};
+use crate::plan::record::{Record, Snapshot};
 use crate::plan::resolve::Spec;
 use crate::store::access::{self, MODE};
 use crate::store::env::lock_alone;
@@ -277,44 +277,19 @@ fn record_from(inventory: &Inventory, name: &EnvName, spec: &Spec) -> Result<Opt
     let Some(image_key) = image_key else {
         return Ok(None);
     };
-    let now = Timestamp::now();
-    let mut record = Record {
-        version: record::VERSION,
-        created: snapshots.first().map_or(now, |(first, _)| first.created),
-        used: now,
-        profile: spec.profile.clone(),
-        targets: spec.targets.iter().map(ToString::to_string).collect(),
-        image: spec.image.clone(),
-        image_key,
-        engine: spec.engine.name().to_owned(),
-        service: snapshots
-            .iter()
-            .find_map(|(layer, _)| Some(layer.kept.as_ref()?.socket.clone())),
-        head: Head {
-            layer: snapshots.last().map(|(layer, _)| layer.id.clone()),
-            volumes: volumes_of(inventory, &id, spec),
-            ..Head::default()
-        },
-        id,
-        snapshots: Vec::new(),
-        steps: Vec::new(),
-        failed: None,
-        complete: false,
-        command: None,
-    };
+    let volumes = volumes_of(inventory, &id, spec);
+    let mut record = Record::new(spec, id, image_key, Timestamp::now());
+    if let Some((first, _)) = snapshots.first() {
+        record.created = first.created;
+    }
+    record.service = snapshots
+        .iter()
+        .find_map(|(layer, _)| Some(layer.kept.as_ref()?.socket.clone()));
+    record.head.layer = snapshots.last().map(|(layer, _)| layer.id.clone());
+    record.head.volumes = volumes;
     for (layer, title) in snapshots {
         let name = record.free_name(&title);
-        record.snapshots.push(Snapshot {
-            name,
-            layer: layer.id.clone(),
-            key: layer.key.clone(),
-            again: false,
-            origin: match layer.key {
-                Some(_) => Origin::Step,
-                None => Origin::User,
-            },
-            created: layer.created,
-        });
+        record.snapshots.push(Snapshot::of(layer, name));
     }
     Ok(Some(record))
 }
