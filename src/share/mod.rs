@@ -111,15 +111,11 @@ fn watched<T: Send>(
     progress: &mut dyn FnMut(crate::image::BuildProgress<'_>),
     work: impl AsyncFnOnce() -> Result<T> + Send,
 ) -> Result<T> {
-    std::thread::scope(|scope| {
-        let worker = scope.spawn(|| fetch::run(cancel, work()));
-        while !worker.is_finished() {
+    fetch::in_thread(
+        || fetch::run(cancel, work()),
+        || {
             let (done, total) = counter.read();
             progress(crate::image::BuildProgress::Bytes { done, total });
-            std::thread::sleep(fetch::POLL);
-        }
-        worker
-            .join()
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
+        },
+    )
 }

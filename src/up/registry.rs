@@ -14,6 +14,7 @@ use crate::plan::{Action, StepOptions};
 use crate::share::{self, Import, Pulled, Repository, SigningKey, SnapshotRef, VerifyingKey};
 use crate::store::Store;
 use crate::store::history::Reuse;
+use crate::store::images::TaskContext;
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::userns;
 use crate::ui::event::Outcome;
@@ -161,8 +162,6 @@ impl<'a> Source<'a> {
         if self.failed.get() {
             return Ok(false);
         }
-        let what = shown(&self.repository);
-        let shown = Subject::Transfer(&what);
         let started = Instant::now();
         let to = Import {
             store,
@@ -170,20 +169,17 @@ impl<'a> Source<'a> {
             service,
             reuse: self.reuse,
         };
-        let pulled = self
-            .task
-            .with_progress(shown, |cx| share::pull(to, &self.repository, wanted, cx));
+        let pulled = self.ask(|cx| share::pull(to, &self.repository, wanted, cx));
+        let what = shown(&self.repository);
         self.task.transfer_finished(what, started);
         if pulled.is_err() {
             self.task.cx.tidy(store)?;
         }
         match self.or_build(pulled)?.flatten() {
             Some(pulled) => {
-                self.task
-                    .cx
-                    .ui
-                    .note(&describe("pulled", &pulled, &self.repository));
-                self.task.cx.flush_in_background(store)?;
+                let cx = self.task.cx;
+                cx.ui.note(&describe("pulled", &pulled, &self.repository));
+                cx.flush_in_background(store)?;
                 // A skipped snapshot is not available, however often it is requested.
                 Ok(pulled.incremental.is_empty())
             }
@@ -223,11 +219,7 @@ impl<'a> Source<'a> {
         if self.failed.get() {
             return Ok(None);
         }
-        let what = shown(&self.repository);
-        let shown = Subject::Transfer(&what);
-        let found = self
-            .task
-            .with_progress(shown, |cx| share::image(&self.repository, &wanted, cx));
+        let found = self.ask(|cx| share::image(&self.repository, &wanted, cx));
         Ok(self.or_build(found)?.flatten().map(Base::announced))
     }
 
@@ -236,12 +228,14 @@ impl<'a> Source<'a> {
         if keys.is_empty() || self.failed.get() {
             return Ok(None);
         }
-        let what = shown(&self.repository);
-        let shown = Subject::Transfer(&what);
-        let found = self.task.with_progress(shown, |cx| {
-            share::available(&self.repository, keys, self.reuse, cx)
-        });
+        let found = self.ask(|cx| share::available(&self.repository, keys, self.reuse, cx));
         Ok(self.or_build(found)?.flatten())
+    }
+
+    /// Asks the registry, with the progress shown.
+    fn ask<T>(&self, ask: impl FnOnce(&mut TaskContext<'_>) -> Result<T>) -> Result<T> {
+        let what = shown(&self.repository);
+        self.task.with_progress(Subject::Transfer(&what), ask)
     }
 
     /// Lets `up` continue without a registry that does not answer, but not with one that lies, nor on a full disk.

@@ -154,7 +154,7 @@ fn fetch_by(
 
 /// Runs `work` in a thread of its own, because the caller's may already be running a tokio runtime; calls `tick`
 /// meanwhile.
-fn in_thread<T: Send>(work: impl FnOnce() -> T + Send, mut tick: impl FnMut()) -> T {
+pub(crate) fn in_thread<T: Send>(work: impl FnOnce() -> T + Send, mut tick: impl FnMut()) -> T {
     std::thread::scope(|scope| {
         let worker = scope.spawn(work);
         while !worker.is_finished() {
