@@ -13,7 +13,7 @@ use bollard::query_parameters::{
     ListImagesOptionsBuilder, RemoveContainerOptionsBuilder, RemoveImageOptionsBuilder,
 };
 use bytes::Bytes;
-use futures_util::StreamExt as _;
+use futures_util::{Stream, StreamExt as _};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError;
@@ -126,11 +126,6 @@ impl Service {
         let archive = futures_util::stream::unfold(receiver, |mut receiver| async {
             receiver.recv().await.map(|piece| (piece, receiver))
         });
-        let options = CreateImageOptionsBuilder::new()
-            .from_src("-")
-            .repo(name)
-            .changes(vec![format!("LABEL {IMAGE}={key}")])
-            .build();
         // After an interruption the connection, which owns the receiver, is neither used nor closed yet.
         let given_up = &AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -147,14 +142,8 @@ impl Service {
                     }
                 })
             });
-            let sent = self.ask(LATE, "import an image", async {
-                let body = bollard::body_stream(archive);
-                let mut answers = self.client.create_image(Some(options), Some(body), None);
-                while let Some(answer) = answers.next().await {
-                    answer?;
-                }
-                Ok(())
-            });
+            let label = format!("{IMAGE}={key}");
+            let sent = self.image_from(archive.map(Ok), name, &label, "import an image");
             given_up.store(sent.is_err(), Ordering::Relaxed);
             let packed = packing
                 .join()
@@ -249,15 +238,27 @@ impl Service {
     /// reading the whole tree.
     pub fn commit_whole(&self, container: &str, name: &str, tree: &str) -> Result<()> {
         let archive = self.client.export_container(container);
-        let body = archive.map(|piece| piece.map_err(std::io::Error::other));
+        let archive = archive.map(|piece| piece.map_err(std::io::Error::other));
+        let label = format!("rockenv.tree={tree}");
+        self.image_from(archive, name, &label, "merge an image's layers")
+    }
+
+    /// Makes an image with a label from an archive; `what` completes "cannot ...".
+    fn image_from(
+        &self,
+        archive: impl Stream<Item = std::io::Result<Bytes>> + Send + 'static,
+        name: &str,
+        label: &str,
+        what: &str,
+    ) -> Result<()> {
+        let body = bollard::body_try_stream(archive);
         let options = CreateImageOptionsBuilder::new()
             .from_src("-")
             .repo(name)
             // Podman takes several labels in one instruction for a single one.
-            .changes(vec![format!("LABEL rockenv.tree={tree}")])
+            .changes(vec![format!("LABEL {label}")])
             .build();
-        self.ask(LATE, "merge an image's layers", async {
-            let body = bollard::body_try_stream(body);
+        self.ask(LATE, what, async {
             let mut answers = self.client.create_image(Some(options), Some(body), None);
             while let Some(answer) = answers.next().await {
                 answer?;
@@ -268,22 +269,19 @@ impl Service {
 
     /// Returns ids and labels of the images with a label, whose name is given without the prefix.
     pub fn images(&self, label: &str, value: &str) -> Result<Vec<Labelled>> {
+        let found = self.labelled_images(label, value)?.into_iter();
+        Ok(found.map(|image| (image.id, image.labels)).collect())
+    }
+
+    fn labelled_images(&self, label: &str, value: &str) -> Result<Vec<ImageSummary>> {
         let filters = filters(label, value);
         let options = ListImagesOptionsBuilder::new().filters(&filters).build();
         let request = settled(|| self.client.list_images(Some(options.clone())));
-        let found = self.ask(SOON, "list images", request)?;
-        Ok(found
-            .into_iter()
-            .map(|image| (image.id, image.labels))
-            .collect())
+        self.ask(SOON, "list images", request)
     }
 
     /// Returns the snapshots of steps of the store with this label.
     pub fn frozen(&self, store: &str) -> Result<Vec<Frozen>> {
-        let filters = filters("store", store);
-        let options = ListImagesOptionsBuilder::new().filters(&filters).build();
-        let request = settled(|| self.client.list_images(Some(options.clone())));
-        let found = self.ask(SOON, "list images", request)?;
         let frozen = |image: ImageSummary| {
             let label = |name: &str| image.labels.get(name).filter(|value| !value.is_empty());
             let tree: TreeId = label("rockenv.tree")?.parse().ok()?;
@@ -300,6 +298,7 @@ impl Service {
                 image: image.id.clone(),
             })
         };
+        let found = self.labelled_images("store", store)?;
         Ok(found.into_iter().filter_map(frozen).collect())
     }
 
