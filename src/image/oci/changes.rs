@@ -70,8 +70,8 @@ pub(crate) fn pack<W: Write>(
         .map(below)
         .transpose()
         .context(|| cannot(b""))?;
-    if let Some(old) = &old {
-        walk.group(old, &root, b"", 0)?;
+    if old.is_some() {
+        walk.group(old.as_ref(), &root, b"", 0)?;
     }
     // Every layer includes the root, with its current attributes, so none is empty.
     walk.enter(&root, b"", None)?;
@@ -99,10 +99,54 @@ struct Walk<'a, W> {
     pending: Vec<Option<(OwnedFd, Vec<u8>, FileStat)>>,
 }
 
-fn stat_at(parent: BorrowedFd<'_>, name: &[u8]) -> nix::Result<Option<FileStat>> {
-    match beneath::stat(parent, name) {
-        Err(Errno::ENOENT) => Ok(None),
-        other => other.map(Some),
+/// An entry of the new tree's directory, and its counterpart.
+struct Found {
+    path: Vec<u8>,
+    stat: FileStat,
+    /// Of the entry of that name in the old tree.
+    before: Option<FileStat>,
+}
+
+impl Found {
+    fn at(old: Option<&OwnedFd>, new: &OwnedFd, path: &[u8], name: &[u8]) -> Result<Self> {
+        let path = join(path, name);
+        let stat = beneath::stat(new, name).context(|| cannot(&path))?;
+        let before = match old.map(|old| beneath::stat(old, name)) {
+            None | Some(Err(Errno::ENOENT)) => None,
+            Some(other) => Some(other.context(|| cannot(&path))?),
+        };
+        Ok(Self { path, stat, before })
+    }
+
+    /// Opens the directory, and its counterpart if that is one too.
+    fn open(
+        &self,
+        old: Option<&OwnedFd>,
+        new: &OwnedFd,
+        name: &[u8],
+    ) -> Result<(Option<OwnedFd>, OwnedFd)> {
+        let open = |parent: &OwnedFd| {
+            beneath::open_dir(parent.as_fd(), name).context(|| cannot(&self.path))
+        };
+        let old = old.filter(|_| self.before.as_ref().is_some_and(is_directory));
+        Ok((old.map(open).transpose()?, open(new)?))
+    }
+
+    /// Returns both entries, if there are two.
+    fn pair<'a>(
+        &'a self,
+        old: Option<&'a OwnedFd>,
+        new: &'a OwnedFd,
+        name: &'a [u8],
+    ) -> Option<Pair<'a>> {
+        Some(Pair {
+            old: old?.as_fd(),
+            before: self.before.as_ref()?,
+            new: new.as_fd(),
+            stat: &self.stat,
+            name,
+            path: &self.path,
+        })
     }
 }
 
@@ -214,39 +258,21 @@ impl<W: Write> Walk<'_, W> {
             }
         }
         for name in present {
-            let below = join(path, &name);
-            let stat = beneath::stat(new, name.as_slice()).context(|| cannot(&below))?;
-            let before = match old {
-                Some(old) => stat_at(old.as_fd(), &name).context(|| cannot(&below))?,
-                None => None,
-            };
-            if self.upper && beneath::kind(&stat) == SFlag::S_IFCHR && stat.st_rdev == 0 {
+            let found = Found::at(old, new, path, &name)?;
+            let (below, stat) = (&found.path, &found.stat);
+            if self.upper && beneath::kind(stat) == SFlag::S_IFCHR && stat.st_rdev == 0 {
                 self.packer.deletion(path, &name)?;
-            } else if is_directory(&stat) {
-                let open = |parent: &OwnedFd| {
-                    beneath::open_dir(parent.as_fd(), name.as_slice()).context(|| cannot(&below))
-                };
-                let directory = open(new)?;
-                let counterpart = match (old, &before) {
-                    (Some(old), Some(before)) if is_directory(before) => Some(open(old)?),
-                    _ => None,
-                };
-                self.enter(&directory, &below, counterpart.as_ref())?;
-                self.inside(counterpart.as_ref(), &directory, &below, depth)?;
+            } else if is_directory(stat) {
+                let (counterpart, directory) = found.open(old, new, &name)?;
+                self.enter(&directory, below, counterpart.as_ref())?;
+                self.inside(counterpart.as_ref(), &directory, below, depth)?;
                 self.pending.pop();
             } else {
-                let pair = old.zip(before.as_ref()).map(|(old, before)| Pair {
-                    old: old.as_fd(),
-                    before,
-                    new: new.as_fd(),
-                    stat: &stat,
-                    name: &name,
-                    path: &below,
-                });
+                let pair = found.pair(old, new, &name);
                 let same = pair.map_or(Ok(false), |pair| self.same(&pair))?;
                 if !same {
                     self.flush()?;
-                    self.packer.entry(new.as_fd(), &name, &below, &stat)?;
+                    self.packer.entry(new.as_fd(), &name, below, stat)?;
                 }
             }
         }
@@ -321,73 +347,41 @@ impl<W: Write> Walk<'_, W> {
     }
 
     /// Finds the files with several names, and whether all of the names are unchanged.
-    fn group(&mut self, old: &OwnedFd, new: &OwnedFd, path: &[u8], depth: usize) -> Result<()> {
+    fn group(
+        &mut self,
+        old: Option<&OwnedFd>,
+        new: &OwnedFd,
+        path: &[u8],
+        depth: usize,
+    ) -> Result<()> {
         let depth = self.deeper(path, depth)?;
         for name in names(new)? {
-            let below = join(path, &name);
-            let stat = beneath::stat(new, name.as_slice()).context(|| cannot(&below))?;
-            let before = stat_at(old.as_fd(), &name).context(|| cannot(&below))?;
-            if is_directory(&stat) {
-                let directory =
-                    beneath::open_dir(new.as_fd(), name.as_slice()).context(|| cannot(&below))?;
-                match before.filter(is_directory) {
-                    Some(_) => {
-                        let counterpart = beneath::open_dir(old.as_fd(), name.as_slice())
-                            .context(|| cannot(&below))?;
-                        self.group(&counterpart, &directory, &below, depth)?;
-                    }
-                    None => self.group_new(&directory, &below, depth)?,
-                }
+            let found = Found::at(old, new, path, &name)?;
+            let stat = &found.stat;
+            if is_directory(stat) {
+                let (counterpart, directory) = found.open(old, new, &name)?;
+                self.group(counterpart.as_ref(), &directory, &found.path, depth)?;
                 continue;
             }
-            if stat.st_nlink < 2 || before.is_some_and(|before| self.is_same_inode(&before, &stat))
-            {
+            let before = found.before.as_ref();
+            if stat.st_nlink < 2 || before.is_some_and(|before| self.is_same_inode(before, stat)) {
                 continue;
             }
-            let known = self.groups.get(&stat.st_ino);
-            let changed = match (&before, known) {
+            let changed = match (found.pair(old, new, &name), self.groups.get(&stat.st_ino)) {
                 (None, _) => true,
-                (Some(before), Some(group)) => {
+                (Some(Pair { before, .. }), Some(group)) => {
                     group.changed
                         || group.old != Some(before.st_ino)
                         || before.st_nlink != stat.st_nlink
                 }
-                (Some(before), None) => !self.equal(&Pair {
-                    old: old.as_fd(),
-                    before,
-                    new: new.as_fd(),
-                    stat: &stat,
-                    name: &name,
-                    path: &below,
-                })?,
+                (Some(pair), None) => !self.equal(&pair)?,
             };
-            self.note(&stat, before.map(|before| before.st_ino), changed);
+            let old = before.map(|before| before.st_ino);
+            let group = Group { old, changed };
+            let group = self.groups.entry(stat.st_ino).or_insert(group);
+            group.changed |= changed;
         }
         Ok(())
-    }
-
-    fn group_new(&mut self, new: &OwnedFd, path: &[u8], depth: usize) -> Result<()> {
-        let depth = self.deeper(path, depth)?;
-        for name in names(new)? {
-            let below = join(path, &name);
-            let stat = beneath::stat(new, name.as_slice()).context(|| cannot(&below))?;
-            if is_directory(&stat) {
-                let directory =
-                    beneath::open_dir(new.as_fd(), name.as_slice()).context(|| cannot(&below))?;
-                self.group_new(&directory, &below, depth)?;
-            } else if stat.st_nlink > 1 {
-                self.note(&stat, None, true);
-            }
-        }
-        Ok(())
-    }
-
-    fn note(&mut self, stat: &FileStat, old: Option<u64>, changed: bool) {
-        let group = self
-            .groups
-            .entry(stat.st_ino)
-            .or_insert(Group { old, changed });
-        group.changed |= changed;
     }
 }
 
