@@ -151,21 +151,21 @@ fn show(
     if plan.items.is_empty() {
         cx.ui.note("nothing to remove");
     } else {
-        let mut table = Table::new(["what", ">frees", ">again in", "rule", "why"]);
-        for item in &plan.items {
+        let header = ["what", ">frees", ">again in", "rule", "why"];
+        cx.ui.table(&Table::of(header, &plan.items, |item| {
             let again = match item.rebuild_ms {
                 0 => "-".to_owned(),
                 time => size::duration(Duration::from_millis(time)),
             };
-            table.row([
-                item.name.as_str(),
-                &size::bytes(item.bytes),
-                &again,
-                item.rule.name(),
-                &item.reason,
-            ]);
-        }
-        cx.ui.table(&table);
+            let (name, rule) = (item.name.clone(), item.rule.name().to_owned());
+            [
+                name,
+                size::bytes(item.bytes),
+                again,
+                rule,
+                item.reason.clone(),
+            ]
+        }));
     }
     cx.ui.data(&format!(
         "{} in total; {} free now; kept: {} that could be rebuilt\n",
@@ -194,15 +194,11 @@ fn show_roots(cx: &Context, inventory: &Inventory, limits: &Limits) -> Result<()
             notes: &inventory.notes,
         });
     }
-    let mut table = Table::new(["what", ">holds alone", "stays because"]);
-    for row in &rows {
-        table.row([
-            row.name.as_str(),
-            &size::bytes(row.bytes),
-            &row.because.join("; "),
-        ]);
-    }
-    cx.ui.table(&table);
+    let header = ["what", ">holds alone", "stays because"];
+    cx.ui.table(&Table::of(header, &rows, |row| {
+        let because = row.because.join("; ");
+        [row.name.clone(), size::bytes(row.bytes), because]
+    }));
     for note in &inventory.notes {
         cx.ui.note(note);
     }

@@ -52,7 +52,7 @@ pub(crate) fn ls(cx: &Context, _args: &LsArgs) -> Result<()> {
         cx.note_roots_store(store.is_some());
         return Ok(());
     }
-    let mut table = Table::new([
+    let header = [
         "env",
         "state",
         "profile",
@@ -60,9 +60,9 @@ pub(crate) fn ls(cx: &Context, _args: &LsArgs) -> Result<()> {
         "image",
         "snapshots",
         "used",
-    ]);
-    for row in rows {
-        table.row([
+    ];
+    cx.ui.table(&Table::of(header, rows, |row| {
+        [
             row.env.into(),
             row.state.to_owned(),
             row.profile,
@@ -70,9 +70,8 @@ pub(crate) fn ls(cx: &Context, _args: &LsArgs) -> Result<()> {
             row.image,
             row.snapshots.to_string(),
             size::ago(row.used),
-        ]);
-    }
-    cx.ui.table(&table);
+        ]
+    }));
     cx.note_roots_store(true);
     Ok(())
 }

@@ -9,7 +9,6 @@ use crate::store::config::Config;
 use crate::sys::error::{Error, Result};
 use crate::sys::trust::{self, TrustState, Trusted};
 use crate::ui::object;
-use crate::ui::table::Table;
 use crate::up::context::Context;
 
 #[derive(Debug, Args)]
@@ -99,19 +98,13 @@ fn show(cx: &Context) -> Result<()> {
         };
         rows.push(object! { path: known.path, state: state, writes: known.writes });
     }
-    if cx.json {
-        return cx.ui.json(&rows);
-    }
-    let mut table = Table::new(["path", "state"]);
-    for row in &rows {
+    cx.list(&rows, ["path", "state"], |row| {
         let state = match row.state {
             TrustState::Changed => "changed",
             TrustState::Trusted | TrustState::Empty | TrustState::Untrusted => "trusted",
         };
-        table.row([row.path.display().to_string(), state.to_owned()]);
-    }
-    cx.ui.table(&table);
-    Ok(())
+        [row.path.display().to_string(), state.to_owned()]
+    })
 }
 
 /// Warns that files of the current directory do not apply; on a terminal, offers to trust them if the command looks

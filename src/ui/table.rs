@@ -49,6 +49,19 @@ impl Table {
         self
     }
 
+    /// Makes a table with a row for each of `rows`.
+    pub(crate) fn of<R, const N: usize>(
+        header: [&str; N],
+        rows: impl IntoIterator<Item = R>,
+        cells: impl Fn(R) -> [String; N],
+    ) -> Self {
+        let mut table = Self::new(header);
+        for row in rows {
+            table.row(cells(row));
+        }
+        table
+    }
+
     /// Returns the rows, with the last column broken into several where it does not fit.
     fn wrapped(&self) -> Vec<Vec<String>> {
         let Some((within, last)) = self.within.zip(self.header.len().checked_sub(1)) else {

@@ -3,6 +3,7 @@
 use std::os::unix::fs::MetadataExt as _;
 
 use fs_err as fs;
+use serde::Serialize;
 
 use crate::plan::jobs::{self, Sizing};
 use crate::plan::resolve::{Engine, Spec};
@@ -14,6 +15,7 @@ use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::host::Host;
 use crate::sys::userns;
 use crate::ui::Ui;
+use crate::ui::table::Table;
 
 /// Made once, passed by reference.
 #[derive(Debug)]
@@ -35,6 +37,20 @@ impl Context {
             asked: None,
             past: &[],
         })
+    }
+
+    /// Prints rows as JSON, or as a table.
+    pub(crate) fn list<R: Serialize, const N: usize>(
+        &self,
+        rows: &[R],
+        header: [&str; N],
+        cells: impl Fn(&R) -> [String; N],
+    ) -> Result<()> {
+        if self.json {
+            return self.ui.json(&rows);
+        }
+        self.ui.table(&Table::of(header, rows, cells));
+        Ok(())
     }
 
     /// Looks for GPUs.

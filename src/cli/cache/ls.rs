@@ -4,7 +4,6 @@ use clap::Args;
 
 use crate::plan::gc::policy::Policy;
 use crate::sys::error::Result;
-use crate::ui::table::Table;
 use crate::ui::{object, size};
 use crate::up::context::Context;
 
@@ -26,19 +25,14 @@ pub(super) fn ls(cx: &Context) -> Result<()> {
         }
     });
     let rows: Vec<_> = rows.collect();
-    if cx.json {
-        return cx.ui.json(&rows);
-    }
-    let mut table = Table::new(["cache", "content", ">on disk", ">max", "mounted by"]);
-    for row in rows {
-        table.row([
-            row.name,
-            row.content.as_deref().unwrap_or("-"),
-            &size::bytes(row.bytes),
-            &row.max.map_or_else(|| "-".to_owned(), size::bytes),
-            &row.envs.join(", "),
-        ]);
-    }
-    cx.ui.table(&table);
-    Ok(())
+    let header = ["cache", "content", ">on disk", ">max", "mounted by"];
+    cx.list(&rows, header, |row| {
+        [
+            row.name.to_owned(),
+            row.content.clone().unwrap_or_else(|| "-".to_owned()),
+            size::bytes(row.bytes),
+            row.max.map_or_else(|| "-".to_owned(), size::bytes),
+            row.envs.join(", "),
+        ]
+    })
 }

@@ -45,11 +45,10 @@ pub(crate) fn doctor(cx: &Context, _args: &DoctorArgs) -> Result<u8> {
             }
         }
     }
-    let mut table = Table::new(["engines here", "nspawn", "docker", "podman"]);
-    for row in &abilities {
-        table.row([row.what, &row.nspawn, &row.docker, &row.podman]);
-    }
-    cx.ui.table(&table);
+    let header = ["engines here", "nspawn", "docker", "podman"];
+    cx.ui.table(&Table::of(header, &abilities, |row| {
+        [row.what, &row.nspawn, &row.docker, &row.podman].map(str::to_owned)
+    }));
     let (tone, summary) = match fit {
         true => (Tone::Good, "envs can be built here"),
         false => (

@@ -3,7 +3,6 @@
 use crate::profile::hook;
 use crate::sys::error::Result;
 use crate::ui::object;
-use crate::ui::table::Table;
 use crate::up::context::Context;
 
 pub(super) fn ls(cx: &Context) -> Result<()> {
@@ -23,17 +22,11 @@ pub(super) fn ls(cx: &Context) -> Result<()> {
             path: hook.path,
         });
     }
-    if cx.json {
-        return cx.ui.json(&rows);
-    }
-    let mut table = Table::new(["hook", "changes", "description", "where"]);
-    for row in &rows {
+    cx.list(&rows, ["hook", "changes", "description", "where"], |row| {
         let place = match &row.path {
             Some(path) => path.display().to_string(),
             None => "built in".to_owned(),
         };
-        table.row([&row.name, &row.volume, &row.description, &place]);
-    }
-    cx.ui.table(&table);
-    Ok(())
+        [&row.name, &row.volume, &row.description, &place].map(Clone::clone)
+    })
 }

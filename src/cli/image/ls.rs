@@ -3,7 +3,6 @@
 use crate::image::catalog;
 use crate::store::Store;
 use crate::sys::error::Result;
-use crate::ui::table::Table;
 use crate::ui::{object, size};
 use crate::up::context::Context;
 
@@ -28,24 +27,18 @@ pub(super) fn ls(cx: &Context) -> Result<()> {
             env: of.and_then(|image| image.env.clone()),
         });
     }
-    if cx.json {
-        return cx.ui.json(&rows);
-    }
-    let mut table = Table::new(["image", "provider", "built", "packages", "size", "digest"]);
-    for row in rows {
-        table.row([
-            row.name,
+    let header = ["image", "provider", "built", "packages", "size", "digest"];
+    cx.list(&rows, header, |row| {
+        let digest = row.digest.as_ref();
+        [
+            row.name.clone(),
             row.provider.to_owned(),
             row.built.map(size::ago).unwrap_or_default(),
             row.packages
-                .map(|count| count.to_string())
-                .unwrap_or_default(),
+                .as_ref()
+                .map_or_else(String::new, usize::to_string),
             row.bytes.map(size::bytes).unwrap_or_default(),
-            row.digest
-                .map(|digest| digest[..12].to_owned())
-                .unwrap_or_default(),
-        ]);
-    }
-    cx.ui.table(&table);
-    Ok(())
+            digest.map_or_else(String::new, |digest| digest[..12].to_owned()),
+        ]
+    })
 }

@@ -110,8 +110,8 @@ fn steps(ui: &Ui, report: &PlanReport<'_>, is_verbose: bool) {
         let other = report.other_choices.contains(step.name.as_str());
         step.action == Action::Skip && other && !is_verbose
     };
-    let mut table = Table::new(["step", "plan", "why"]).within(COLUMNS);
-    for step in report.plan.steps.iter().filter(|step| !is_hidden(step)) {
+    let shown = report.plan.steps.iter().filter(|step| !is_hidden(step));
+    let table = Table::of(["step", "plan", "why"], shown, |step| {
         let word = match step.action {
             Action::Hit => "have",
             Action::Pull => "pull",
@@ -119,9 +119,9 @@ fn steps(ui: &Ui, report: &PlanReport<'_>, is_verbose: bool) {
             Action::Skip => "skip",
             Action::Later => "later",
         };
-        table.row([step.name.as_str(), word, step.why.as_str()]);
-    }
-    ui.table(&table);
+        [&step.name, word, &step.why].map(str::to_owned)
+    });
+    ui.table(&table.within(COLUMNS));
     let hidden = report.plan.steps.iter().filter(is_hidden).count();
     if hidden > 0 {
         let what = match hidden {
@@ -143,8 +143,7 @@ pub(super) fn build_volumes(plan: &Plan) -> String {
 }
 
 fn starting_points(ways: &[StartingPoint]) -> Table {
-    let mut table = Table::new(["--from", "saves", "disk", "without"]).within(COLUMNS);
-    for way in ways {
+    let table = Table::of(["--from", "saves", "disk", "without"], ways, |way| {
         let (seconds, disk) = way.sums();
         let time = size::duration(Duration::from_secs(seconds));
         let time = match way.figures.iter().any(|figure| figure.limit) {
@@ -156,9 +155,9 @@ fn starting_points(ways: &[StartingPoint]) -> Table {
             0 => String::new(),
             bytes => size::bytes(bytes),
         };
-        table.row([way.name.clone(), time, disk, way.leaves_out.join(", ")]);
-    }
-    table
+        [way.name.clone(), time, disk, way.leaves_out.join(", ")]
+    });
+    table.within(COLUMNS)
 }
 
 /// Returns where the figures of starting points come from, each source once.

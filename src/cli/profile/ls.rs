@@ -20,8 +20,8 @@ pub(super) fn ls(cx: &Context) -> Result<()> {
         });
         return cx.ui.json(&rows.collect::<Vec<_>>());
     }
-    let mut table = Table::new(["profile", "description", "where"]);
-    for profile in &listed {
+    let header = ["profile", "description", "where"];
+    cx.ui.table(&Table::of(header, &listed, |profile| {
         let place = match &profile.origin {
             Origin::Builtin(_) => "built in".to_owned(),
             Origin::File(path) => path.display().to_string(),
@@ -30,8 +30,7 @@ pub(super) fn ls(cx: &Context) -> Result<()> {
             Some(problem) => format!("invalid: {}", problem.lines().next().unwrap_or_default()),
             None => profile.description.clone(),
         };
-        table.row([profile.name.clone(), description, place]);
-    }
-    cx.ui.table(&table);
+        [profile.name.clone(), description, place]
+    }));
     Ok(())
 }

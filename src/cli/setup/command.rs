@@ -146,12 +146,10 @@ fn announce(cx: &Context, tools: &[&Tool]) {
 
 fn table(tools: &[&Tool]) -> Table {
     let manager = Manager::detect();
-    let mut table = Table::new(["what", "package", "needed to"]);
-    for tool in tools {
+    Table::of(["what", "package", "needed to"], tools, |tool| {
         let package = manager.and_then(|manager| tool.package(manager));
-        table.row([tool.name, package.unwrap_or("-"), tool.why]);
-    }
-    table
+        [tool.name, package.unwrap_or("-"), tool.why].map(str::to_owned)
+    })
 }
 
 /// Installs, then checks the result.

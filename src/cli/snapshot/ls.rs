@@ -6,7 +6,6 @@ use crate::plan::ids::EnvName;
 use crate::plan::record::Origin;
 use crate::store::history::History;
 use crate::sys::error::Result;
-use crate::ui::table::Table;
 use crate::ui::{object, size};
 use crate::up::context::Context;
 
@@ -32,27 +31,25 @@ pub(super) fn ls(cx: &Context, args: &LsArgs) -> Result<()> {
         }
     });
     let rows: Vec<_> = rows.collect();
-    if cx.json {
-        return cx.ui.json(&rows);
-    }
-    let mut table = Table::new(["", "snapshot", "origin", "created", "layer"]);
-    for row in rows {
-        let origin = match row.origin {
-            Origin::Step if matches!(row.history, Some(History::Incremental { .. })) => {
-                "step, incremental"
-            }
-            Origin::Step => "step",
-            Origin::User => "user",
-            Origin::Auto => "kept",
-        };
-        table.row([
-            if row.current { "*" } else { "" },
-            row.name,
-            origin,
-            &size::ago(row.created),
-            &row.layer[..12],
-        ]);
-    }
-    cx.ui.table(&table);
-    Ok(())
+    cx.list(
+        &rows,
+        ["", "snapshot", "origin", "created", "layer"],
+        |row| {
+            let origin = match row.origin {
+                Origin::Step if matches!(row.history, Some(History::Incremental { .. })) => {
+                    "step, incremental"
+                }
+                Origin::Step => "step",
+                Origin::User => "user",
+                Origin::Auto => "kept",
+            };
+            [
+                if row.current { "*" } else { "" }.to_owned(),
+                row.name.clone(),
+                origin.to_owned(),
+                size::ago(row.created),
+                row.layer[..12].to_owned(),
+            ]
+        },
+    )
 }

@@ -4,7 +4,6 @@ use super::support_word;
 use crate::rocm::target;
 use crate::sys::error::Result;
 use crate::ui::object;
-use crate::ui::table::Table;
 use crate::up::context::Context;
 
 pub(super) fn ls(cx: &Context) -> Result<()> {
@@ -18,18 +17,8 @@ pub(super) fn ls(cx: &Context) -> Result<()> {
         }
     });
     let rows: Vec<_> = rows.collect();
-    if cx.json {
-        return cx.ui.json(&rows);
-    }
-    let mut table = Table::new(["target", "product", "support", "families"]);
-    for row in rows {
-        table.row([
-            row.target,
-            row.product,
-            row.support,
-            &row.families.join(", "),
-        ]);
-    }
-    cx.ui.table(&table);
-    Ok(())
+    cx.list(&rows, ["target", "product", "support", "families"], |row| {
+        let families = row.families.join(", ");
+        [row.target, row.product, row.support, &families].map(str::to_owned)
+    })
 }
