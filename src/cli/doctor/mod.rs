@@ -131,65 +131,42 @@ pub(crate) fn is_fit(sections: &[Section]) -> bool {
 
 /// Returns the findings.
 pub(crate) fn examine(facts: &Facts) -> Vec<Section> {
-    vec![
-        Section {
-            title: "engine nspawn (the default)",
-            checks: nspawn(facts),
-        },
-        Section {
-            title: "engines docker and podman",
-            checks: services::checks(facts),
-        },
-        Section {
-            title: "store",
-            checks: store(facts),
-        },
-        Section {
-            title: "images and sources",
-            checks: images(facts),
-        },
-        Section {
-            title: "network",
-            checks: network::checks(&facts.network),
-        },
-        Section {
-            title: "limits",
-            checks: limits(facts),
-        },
-        Section {
-            title: "gpu (no build needs one)",
-            checks: gpu::checks(facts),
-        },
-    ]
+    let sections = [
+        ("engine nspawn (the default)", nspawn(facts)),
+        ("engines docker and podman", services::checks(facts)),
+        ("store", store(facts)),
+        ("images and sources", images(facts)),
+        ("network", network::checks(&facts.network)),
+        ("limits", limits(facts)),
+        ("gpu (no build needs one)", gpu::checks(facts)),
+    ];
+    sections
+        .map(|(title, checks)| Section { title, checks })
+        .into()
 }
 
 fn ok(message: impl Into<String>) -> Check {
-    Check {
-        state: CheckState::Ok,
-        message: message.into(),
-        command: None,
-        essential: false,
-    }
+    Check::new(CheckState::Ok, message)
 }
 
 fn missing(message: impl Into<String>, command: impl Into<String>) -> Check {
-    let state = CheckState::Missing;
-    Check {
-        state,
-        ..ok(message)
-    }
-    .try_(command)
+    Check::new(CheckState::Missing, message).try_(command)
 }
 
 fn note(message: impl Into<String>) -> Check {
-    let state = CheckState::Note;
-    Check {
-        state,
-        ..ok(message)
-    }
+    Check::new(CheckState::Note, message)
 }
 
 impl Check {
+    fn new(state: CheckState, message: impl Into<String>) -> Self {
+        Self {
+            state,
+            message: message.into(),
+            command: None,
+            essential: false,
+        }
+    }
+
     fn essential(mut self) -> Self {
         self.essential = true;
         self
