@@ -74,11 +74,7 @@ impl Execution<'_, '_> {
             ))
         })?;
         let cancel = Cancel::new(self.signals);
-        let git = Git {
-            user: &self.spec.user,
-            cancel: cancel.flag(),
-            tick: &|| cancel.poll(),
-        };
+        let git = Git::until(&self.spec.user, &cancel);
         cancel.outcome(match path {
             "" => git.remembered_fingerprint(source, &self.store.known_fingerprint(source)),
             path => git.fingerprint_of(&source.join(path)),

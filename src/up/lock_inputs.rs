@@ -102,7 +102,7 @@ impl Locking<'_> {
             self.warn(message);
         }
         let mut lock = lock;
-        let git = Git::new(&gathered.inputs.user);
+        let git = Git::new(&selection.inputs.user);
         for volume in resolve::volumes(&gathered.selection.profile, &gathered.inputs)? {
             let inside = matches!(&volume.source, VolumeSource::Git(git) if git.submodules);
             if let (Some(locked), Some(directory)) = (
@@ -238,12 +238,7 @@ impl Locking<'_> {
     /// Returns each source as it was locked, or as it is now.
     fn sources(&self, selection: &Selection) -> Result<BTreeMap<String, LockedSource>> {
         let cancel = Cancel::new(self.with.task.signals);
-        let look = || cancel.poll();
-        let git = Git {
-            user: &selection.inputs.user,
-            cancel: cancel.flag(),
-            tick: &look,
-        };
+        let git = Git::until(&selection.inputs.user, &cancel);
         let mut sources = BTreeMap::new();
         for volume in resolve::volumes(&selection.profile, &selection.inputs)? {
             if volume.kind != VolumeKind::Source {

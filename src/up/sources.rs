@@ -28,12 +28,7 @@ fn fetch_sources(with: Fetching<'_>, gathered: &mut Gathered<'_>) -> Result<()> 
     let selection = gathered.selection;
     let volumes = resolve::volumes(&selection.profile, &gathered.inputs)?;
     let cancel = Cancel::new(with.task.signals);
-    let look = || cancel.poll();
-    let git = Git {
-        user: &selection.inputs.user,
-        cancel: cancel.flag(),
-        tick: &look,
-    };
+    let git = Git::until(&selection.inputs.user, &cancel);
     for volume in volumes
         .iter()
         .filter(|volume| volume.kind == VolumeKind::Source)
@@ -68,19 +63,14 @@ fn fetch_sources(with: Fetching<'_>, gathered: &mut Gathered<'_>) -> Result<()> 
 fn prepare_hooks(with: Fetching<'_>, gathered: &mut Gathered<'_>) -> Result<Vec<String>> {
     let selection = gathered.selection;
     let cancel = Cancel::new(with.task.signals);
-    let look = || cancel.poll();
     cancel.outcome(hooks::fetch_patches(
         &mut gathered.hooks,
         with.store,
         with.offline,
         cancel.flag(),
-        &look,
+        &|| cancel.poll(),
     ))?;
-    let git = Git {
-        user: &selection.inputs.user,
-        cancel: cancel.flag(),
-        tick: &look,
-    };
+    let git = Git::until(&selection.inputs.user, &cancel);
     cancel.outcome(hooks::apply_to_inputs(gathered, &git))?;
     hooks::ask(gathered)
 }

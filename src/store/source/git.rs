@@ -7,6 +7,7 @@ use crate::engine::BuildUser;
 use crate::image::certificates;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::process::{Event, Program};
+use crate::sys::signals::Cancel;
 
 /// Maximum size of git's output, in bytes: the status of a tree where everything changed.
 const MAX_OUTPUT: u64 = 256 << 20;
@@ -38,7 +39,7 @@ pub(crate) struct Git<'a> {
     /// Ends the program when it becomes true.
     pub cancel: &'a AtomicBool,
     /// Called about ten times a second, so that the caller can set the flag.
-    pub tick: &'a dyn Fn(),
+    pub tick: Box<dyn Fn() + 'a>,
 }
 
 impl std::fmt::Debug for Git<'_> {
@@ -67,7 +68,16 @@ impl<'a> Git<'a> {
         Self {
             user,
             cancel: &NEVER,
-            tick: &|| {},
+            tick: Box::new(|| {}),
+        }
+    }
+
+    /// Ends when a signal comes.
+    pub(crate) fn until(user: &'a BuildUser, cancel: &'a Cancel<'_>) -> Self {
+        Self {
+            user,
+            cancel: cancel.flag(),
+            tick: Box::new(|| cancel.poll()),
         }
     }
 

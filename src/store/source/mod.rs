@@ -317,7 +317,7 @@ pub(crate) mod tests {
         let git = Git {
             user: &user,
             cancel: &cancel,
-            tick: &tick,
+            tick: Box::new(tick),
         };
         let error = source
             .prepare(&store, &git, false, &mut |_| {})
