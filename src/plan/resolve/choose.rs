@@ -148,15 +148,9 @@ pub(crate) fn env_name(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rocm::target::parsed as targets;
 
     const PROFILES: [&str; 3] = ["hip-smoke", "therock", "gfx900"];
-
-    fn targets(names: &[&str]) -> Vec<Target> {
-        names
-            .iter()
-            .map(|name| Target::parse(name).unwrap())
-            .collect()
-    }
 
     fn ask(
         argument: &str,

@@ -94,6 +94,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::rocm::target::parsed as targets;
 
     fn component(name: &str, links: &[&str]) -> Component {
         Component {
@@ -103,13 +104,6 @@ mod tests {
             extra: Vec::new(),
             stub: false,
         }
-    }
-
-    fn targets(names: &[&str]) -> Vec<Target> {
-        names
-            .iter()
-            .map(|name| Target::parse(name).unwrap())
-            .collect()
     }
 
     fn no_rccl_on_gfx1103(target: &str, project: &str) -> Option<Excluded> {

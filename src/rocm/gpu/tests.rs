@@ -3,6 +3,7 @@
 use fs_err as fs;
 
 use super::*;
+use crate::rocm::target::parsed as targets;
 use crate::sys::error::Kind;
 
 /// Lays a machine out and reads it; the directory lives as long as the first value.
@@ -22,13 +23,6 @@ macro_rules! machine {
     ($name:literal) => {
         machine(include_str!(concat!("../../../tests/gpu/", $name)))
     };
-}
-
-fn targets(names: &[&str]) -> Vec<Target> {
-    names
-        .iter()
-        .map(|name| Target::parse(name).unwrap())
-        .collect()
 }
 
 /// The command for another target.

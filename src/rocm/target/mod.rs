@@ -284,6 +284,12 @@ impl From<Target> for String {
 }
 
 #[cfg(test)]
+pub(crate) fn parsed(names: &[&str]) -> Vec<Target> {
+    let targets = names.iter().map(|name| Target::parse(name).unwrap());
+    targets.collect()
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

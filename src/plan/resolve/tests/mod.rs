@@ -8,6 +8,7 @@ mod refused;
 use super::*;
 use crate::profile::hook::Applies;
 use crate::profile::{Profile, from_text};
+use crate::rocm::target::parsed as targets;
 
 fn facts(jobs: u32, memory: u64) -> Facts {
     Facts {
@@ -49,13 +50,6 @@ fn fix(digest: &str) -> HookFacts {
         applies: Applies::default(),
         not_now: None,
     }
-}
-
-fn targets(names: &[&str]) -> Vec<Target> {
-    names
-        .iter()
-        .map(|name| Target::parse(name).unwrap())
-        .collect()
 }
 
 const TEXT: &str = r#"
