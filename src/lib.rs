@@ -8,6 +8,16 @@
 //! A room, which is a folder here, imports only from rooms below it: `cli`, `up`, `matrix`, `remote`, `execute`, `share`,
 //! `store`, `engine`, `plan`, `profile`, `image`, `rocm`, `tree`, `ui`, `sys`. `docs/explanation/architecture.md` has the map.
 
+/// Asserts that a text has a part, and shows both if not.
+#[cfg(test)]
+macro_rules! assert_has {
+    ($text:expr, $part:expr $(,)?) => {
+        match &$text {
+            text => assert!(text.contains($part), "{:?} in {text:?}", $part),
+        }
+    };
+}
+
 mod cli;
 mod engine;
 mod execute;

@@ -392,7 +392,7 @@ mod tests {
     #[test]
     fn every_shell_has_a_script() {
         for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
-            assert!(script(shell).unwrap().contains("rockenv"), "{shell}");
+            assert_has!(script(shell).unwrap(), "rockenv");
         }
         assert!(script("csh").is_err());
     }

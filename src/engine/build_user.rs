@@ -294,12 +294,12 @@ mod tests {
         let tree = tree();
         fs::remove_file(tree.path().join("etc/passwd")).unwrap();
         nix::unistd::mkfifo(&tree.path().join("etc/passwd"), Mode::S_IRWXU).unwrap();
-        assert!(
+        assert_has!(
             BuildUser::new(1000, 1000)
                 .ensure(tree.path())
                 .unwrap_err()
-                .message()
-                .contains("ordinary")
+                .message(),
+            "ordinary"
         );
     }
 }

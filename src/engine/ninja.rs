@@ -277,7 +277,7 @@ mod tests {
         fs::create_dir_all(program.parent().unwrap()).unwrap();
         let refused = |run: &Path| {
             let error = place_offline(&image, run).unwrap_err();
-            assert!(error.to_string().contains("`--offline` forbids"), "{error}");
+            assert_has!(error.to_string(), "`--offline` forbids");
         };
         refused(&run);
         fs::write(&program, "an older one").unwrap();

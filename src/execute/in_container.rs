@@ -490,10 +490,7 @@ mod tests {
         let link = to.join("result/lib/a b -> c");
         assert_eq!(fs::read_link(&link).unwrap(), Path::new("a.so"));
         let text = fs::read_to_string(to.join(MANIFEST)).unwrap();
-        assert!(
-            text.contains("# result/lib/a\\x20b\\x20->\\x20c -> a.so\n"),
-            "{text}"
-        );
+        assert_has!(text, "# result/lib/a\\x20b\\x20->\\x20c -> a.so\n");
         // A link that an export left is replaced; others are not.
         fs::remove_file(from.join("lib/a b -> c")).unwrap();
         symlink("b.so", from.join("lib/a b -> c")).unwrap();
@@ -535,7 +532,7 @@ mod tests {
         assert!(Path::new(&at("one/a")).exists() && !Path::new(&at("one/two")).exists());
         assert!(Path::new(&at("two/from/a")).exists());
         let error = export(&[at("from/out"), at("from")]).unwrap_err();
-        assert!(error.message().contains("is inside it"), "{error}");
+        assert_has!(error.message(), "is inside it");
     }
 
     #[test]

@@ -301,7 +301,7 @@ mod tests {
     fn check(shown: &[String], all: u32) {
         let number = |line: &String| line.split(' ').nth(1).unwrap().parse::<u32>().ok();
         let gap = shown.iter().position(|line| line.starts_with('[')).unwrap();
-        assert!(shown[gap].contains("omitted here"), "{}", shown[gap]);
+        assert_has!(shown[gap], "omitted here");
         let (head, tail) = (&shown[..gap], &shown[gap + 1..]);
         let numbers: Vec<_> = head.iter().map_while(number).collect();
         assert_eq!(

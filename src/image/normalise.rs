@@ -253,10 +253,9 @@ mod tests {
             ),
             (String::new(), String::new())
         );
-        assert!(
-            read("var/lib/pacman/local/a-1/desc")
-                .unwrap()
-                .contains("%INSTALLDATE%\n1700000000\n")
+        assert_has!(
+            read("var/lib/pacman/local/a-1/desc").unwrap(),
+            "%INSTALLDATE%\n1700000000\n"
         );
         assert!(!root.join("var/cache/pacman/pkg").exists());
         for path in ["", "etc", "etc/shadow", "var/log/wtmp"] {

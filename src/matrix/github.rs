@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn expressions_are_text() {
         let text = workflow(&pipeline(false, &["--param", "a=${{ secrets.x }}"]), None);
-        assert!(text.contains("'a=${{ '${{' }} secrets.x }}'"), "{text}");
+        assert_has!(text, "'a=${{ '${{' }} secrets.x }}'");
         let ids = ["a.b", "a_b", "a-b", "a_.b", "a._b"].map(id);
         assert_eq!(
             ids,
@@ -266,12 +266,9 @@ mod tests {
         );
         // Only jobs that use GitHub's registry get write access to it.
         let may = "permissions:\n  contents: read\n";
-        assert!(text.contains(&format!("{may}concurrency:")), "{text}");
+        assert_has!(text, &format!("{may}concurrency:"));
         let own = Share::Registry("ghcr.io/o/r".to_owned());
         let text = workflow(&sharing(own, &[]), None);
-        assert!(
-            text.contains(&format!("{may}  packages: write\nconcurrency:")),
-            "{text}"
-        );
+        assert_has!(text, &format!("{may}  packages: write\nconcurrency:"));
     }
 }

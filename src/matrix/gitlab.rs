@@ -166,15 +166,12 @@ mod tests {
             "\"leave nothing\":\n  stage: clean\n{}      when: always\n",
             inner()
         );
-        assert!(text.contains(&last), "{text}");
+        assert_has!(text, &last);
         // One runs all others, and is not one of them.
         assert_eq!(text.matches(inner()).count(), 6, "{text}");
         let outer = format!("{}      when: never\n", inner());
         assert_eq!(text.matches(&outer).count(), 1, "{text}");
-        assert!(
-            text.contains("      - local: \"ci/rockenv.yml\"\n"),
-            "{text}"
-        );
+        assert_has!(text, "      - local: \"ci/rockenv.yml\"\n");
         assert_eq!(
             text.matches("  variables:\n    TOKEN: $REGISTRY_TOKEN\n")
                 .count(),

@@ -464,7 +464,7 @@ mod tests {
         ] {
             let error = Runners::parse(text).unwrap_err();
             let said = error.chain().join(": ");
-            assert!(said.contains(part), "{said}");
+            assert_has!(said, part);
         }
         assert_eq!(Runners::parse("").unwrap(), Runners::default());
     }

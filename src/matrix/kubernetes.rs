@@ -413,10 +413,10 @@ mod tests {
         assert_eq!(of("$$ $$(x)"), "$$$ $$$$(x)\n");
         let odd = pipeline(true, &["--param", "x={{{workflow.name}}"]);
         let text = manifest(&odd, &cluster(Orchestrator::Argo));
-        assert!(text.contains("'x={$(BRACE){workflow.name}}'"), "{text}");
+        assert_has!(text, "'x={$(BRACE){workflow.name}}'");
         assert_eq!(text.matches("- name: BRACE\n").count(), 3, "{text}");
         let text = manifest(&odd, &cluster(Orchestrator::Jobset));
-        assert!(text.contains("'x={{{workflow.name}}'"), "{text}");
+        assert_has!(text, "'x={{{workflow.name}}'");
     }
 
     #[test]

@@ -142,14 +142,11 @@ mod tests {
             ],
             "{text}"
         );
-        assert!(
-            text.contains("\n1) set -- b ;;\n*) echo \"no env has number $SLURM_ARRAY_TASK_ID\" >&2; exit 1 ;;\nesac\n"),
-            "{text}"
+        assert_has!(
+            text,
+            "\n1) set -- b ;;\n*) echo \"no env has number $SLURM_ARRAY_TASK_ID\" >&2; exit 1 ;;\nesac\n"
         );
-        assert!(
-            text.contains("sudo -E rockenv -v up \"$@\" --jobs 8\n"),
-            "{text}"
-        );
+        assert_has!(text, "sudo -E rockenv -v up \"$@\" --jobs 8\n");
     }
 
     #[test]

@@ -124,12 +124,12 @@ mod tests {
         ] {
             fs::write(&file, text).unwrap();
             let error = read(directory.path(), "tools").unwrap_err();
-            assert!(error.message().contains("step `tools`"), "{error}");
+            assert_has!(error.message(), "step `tools`");
         }
         fs::remove_file(&file).unwrap();
         fs_err::os::unix::fs::symlink("/etc/hostname", &file).unwrap();
         let error = read(directory.path(), "tools").unwrap_err();
-        assert!(error.message().contains("is not a regular file"), "{error}");
+        assert_has!(error.message(), "is not a regular file");
     }
 
     #[test]

@@ -412,7 +412,7 @@ mod tests {
             assert!(second >= 10 || left.is_none());
         }
         let steady = left.unwrap().as_secs_f64();
-        assert!((600.0..602.0).contains(&steady), "{steady}");
+        assert_has!((600.0..602.0), &steady);
         // Ten minutes at a tenth of it: the old rate is forgotten.
         for second in 600..1200 {
             let progress = NinjaProgress {
@@ -422,7 +422,7 @@ mod tests {
             left = estimate.update(Duration::from_secs(second), progress);
         }
         let slow = left.unwrap().as_secs_f64();
-        assert!((4500.0..5500.0).contains(&slow), "{slow}");
+        assert_has!((4500.0..5500.0), &slow);
     }
 
     proptest! {

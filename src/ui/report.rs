@@ -406,10 +406,7 @@ mod tests {
             ..UiSettings::default()
         });
         run(&verbose, Format::Human);
-        assert!(
-            err.text()
-                .contains("\n[1/2] a\nwarning \u{fffd}\n[2/2] b\nline 0\n")
-        );
+        assert_has!(err.text(), "\n[1/2] a\nwarning \u{fffd}\n[2/2] b\nline 0\n");
         assert!(!err.text().contains("50%"));
         let (quiet, _, err) = ui(UiSettings {
             quiet: true,

@@ -508,7 +508,7 @@ mod tests {
             "a warning",
             "step 2/5 compile … done in 3.2 s, memory 1.0 GiB, disk -4.0 KiB",
         ] {
-            assert!(text.contains(part), "{part}: {text:?}");
+            assert_has!(text, part);
         }
         assert!(!text.contains('\x1b'), "{text:?}");
         assert_eq!(last, "`gfx1103` is ready\n");
@@ -534,9 +534,6 @@ mod tests {
     #[test]
     fn verbose_output_stays_above() {
         let (text, _) = run(1);
-        assert!(
-            text.replace('\n', "").contains(&"long ".repeat(99)),
-            "{text:?}"
-        );
+        assert_has!(text.replace('\n', ""), &"long ".repeat(99));
     }
 }

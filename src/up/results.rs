@@ -172,7 +172,7 @@ mod tests {
             .unwrap();
         let command = command.replace(out.path().to_str().unwrap(), "$out");
         let page = include_str!("../../docs/how-to/use-the-wheels.md");
-        assert!(page.contains(&command), "{command}");
+        assert_has!(page, &command);
         assert_eq!(Packages::default().install(&[]), None);
         let plain = Packages {
             wheels: vec!["/a b".into()],

@@ -169,10 +169,10 @@ pub(super) mod tests {
         };
         assert_eq!(check(|_| {}), None);
         let (message, command) = check(|facts| facts.gpu.machine.kfd = false).unwrap();
-        assert!(message.contains("/dev/kfd is missing"), "{message}");
+        assert_has!(message, "/dev/kfd is missing");
         assert_eq!(command, "modprobe amdgpu");
         let (message, command) = check(|facts| drop(facts.gpu.nodes.pop())).unwrap();
-        assert!(message.contains("/dev/dri/renderD128 missing"), "{message}");
+        assert_has!(message, "/dev/dri/renderD128 missing");
         assert_eq!(command, "journalctl -k -g amdgpu");
         // Root can open anything; the build user inside could not.
         for change in [
@@ -180,7 +180,7 @@ pub(super) mod tests {
             |facts| facts.gpu.nodes[0].device.mode = 0o600,
         ] {
             let (message, command) = check(change).unwrap();
-            assert!(message.contains("only root can open it"), "{message}");
+            assert_has!(message, "only root can open it");
             assert_eq!(
                 command,
                 "udevadm trigger --action=add --name-match=/dev/kfd"

@@ -99,10 +99,7 @@ mod tests {
         });
         let checks = checks(&facts);
         assert_eq!(checks[0].state, CheckState::Note);
-        assert!(
-            checks[0].message.contains("/nowhere/docker.sock"),
-            "{checks:?}"
-        );
+        assert_has!(checks[0].message, "/nowhere/docker.sock");
         assert!(
             checks[1]
                 .command

@@ -398,7 +398,7 @@ mod tests {
         let shown = "&lt;script&gt;alert('&quot;&amp;')&lt;/script&gt;\\x1b\\u{202e}";
         assert_eq!(page.matches(shown).count(), 12);
         // On a phone it stands beside the value.
-        assert!(page.contains("<td data-title=\"state\">"), "{page}");
+        assert_has!(page, "<td data-title=\"state\">");
     }
 
     #[test]

@@ -165,7 +165,7 @@ mod tests {
         };
         let page = markdown(&report);
         let row = "| a\\|b\\\\n\\# c | &lt;script\\> \\`x\\` \\*\\*y\\*\\* &#64;somebody |\n";
-        assert!(page.contains(row), "{page}");
+        assert_has!(page, row);
         assert!(page.contains("\n    ```\n    </pre>\n"));
     }
 }

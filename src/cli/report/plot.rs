@@ -317,6 +317,6 @@ mod tests {
         let mut report = report();
         report.runs[1].wall_ms = 0;
         let svg = lane(&report, 0, &Axis::new([(9000, 11_000)])).0;
-        assert!(svg.contains("x=\"997.0\" y=\"2\" width=\"3.0\""), "{svg}");
+        assert_has!(svg, "x=\"997.0\" y=\"2\" width=\"3.0\"");
     }
 }

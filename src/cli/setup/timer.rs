@@ -116,9 +116,10 @@ mod tests {
         .unwrap();
         let (path, service) = &timer.files[0];
         assert_eq!(path, Path::new("/etc/systemd/system/rockenv-gc.service"));
-        assert!(service.contains(
+        assert_has!(
+            service,
             "ExecStart=/usr/local/bin/rockenv --quiet --yes --home /srv/store gc --preset ci\n"
-        ));
+        );
         assert!(service.contains("ConditionPathExists=/srv/store/format\n"));
         for bad in [
             "/srv/%h",

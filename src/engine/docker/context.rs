@@ -107,10 +107,7 @@ mod tests {
         assert_eq!(at(None).host().unwrap(), None);
         settings("{\"currentContext\": \"mine\"}");
         let error = at(None).host().unwrap_err();
-        assert!(
-            error.message().contains("no Docker context `mine`"),
-            "{error}"
-        );
+        assert_has!(error.message(), "no Docker context `mine`");
         // `printf mine | sha256sum`, as `docker context create` names it.
         let digest = "3fd30542fe3f61b14bd4a4b2dc0b6fb30fa6f63ebce52dd1778aaa8c4dc02cff";
         let place = directory.path().join("contexts/meta").join(digest);

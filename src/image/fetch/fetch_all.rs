@@ -236,10 +236,10 @@ mod tests {
             error.message(),
             format!("cannot fetch `n` from `http://{host}/gone`")
         );
-        assert!(error.chain().join(" ").contains("404"), "{error}");
+        assert_has!(error.chain().join(" "), "404");
         let other = piece(format!("http://{host}/a"), "SHA512", "other");
         let error = fetch(&[other], blobs.path(), None).unwrap_err();
         assert_eq!(error.kind(), Kind::Drift);
-        assert!(error.chain().join(" ").contains("has SHA-512"), "{error}");
+        assert_has!(error.chain().join(" "), "has SHA-512");
     }
 }

@@ -82,7 +82,7 @@ fn a_download_goes_on_in_another_run() {
     let url = serve(1, move |_| cut());
     assert!(get(&url, b"content", dir.path()).is_err());
     let url = serve(1, |head| {
-        assert!(head.contains("range: bytes=3-"), "{head}");
+        assert_has!(head, "range: bytes=3-");
         b"HTTP/1.1 206 x\r\nconnection: close\r\ncontent-range: bytes 3-6/7\r\ncontent-length: 4\r\n\r\ntent".to_vec()
     });
     get(&url, b"content", dir.path()).unwrap();
@@ -136,7 +136,7 @@ fn plain_http_is_refused() {
         &mut |_, _| {},
     );
     let chain = outcome.unwrap_err().chain().join(": ");
-    assert!(chain.contains("scheme"), "{chain}");
+    assert_has!(chain, "scheme");
 }
 
 #[test]

@@ -111,7 +111,7 @@ mod tests {
             "https://u@m.example",
         ] {
             let error = place("h.example/a", Some(("h.example", bad))).unwrap_err();
-            assert!(error.message().contains("not an address"), "{bad}");
+            assert_has!(error.message(), "not an address");
         }
     }
 }

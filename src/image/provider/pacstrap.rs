@@ -209,15 +209,15 @@ mod tests {
     #[test]
     fn signatures_are_required_unless_a_local_mirror_waives_them() {
         let config = choose("", &[("arch", "https://m.invalid/arch/")]).unwrap();
-        assert!(config.contains(
+        assert_has!(
+            config,
             "SigLevel = Required DatabaseOptional\nGPGDir = /keys\nArchitecture = auto\n[core]\n"
-        ));
+        );
         assert!(config.contains("Server = https://m.invalid/arch/$repo/os/$arch\n[extra]\n"));
         let never = ("arch-signatures", "never");
-        assert!(
-            choose("", &[("arch", "file:///srv"), never])
-                .unwrap()
-                .contains("SigLevel = Never")
+        assert_has!(
+            choose("", &[("arch", "file:///srv"), never]).unwrap(),
+            "SigLevel = Never"
         );
         assert!(choose("", &[("arch", "https://m.invalid"), never]).is_err());
     }

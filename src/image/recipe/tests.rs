@@ -11,11 +11,7 @@ fn parse(text: &str) -> Result<Recipe> {
 fn refuses(text: &str, message: &str, help: &str) {
     let error = parse(text).unwrap_err();
     assert_eq!(error.message(), message);
-    assert!(
-        error.help_text().unwrap_or_default().contains(help),
-        "{:?}",
-        error.help_text()
-    );
+    assert_has!(error.help_text().unwrap_or_default(), help);
 }
 
 #[test]

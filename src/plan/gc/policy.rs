@@ -330,7 +330,7 @@ mod tests {
             ("cache.x.max = '1Q'", "cache.x.max"),
         ] {
             let error = read(text).unwrap_err();
-            assert!(error.message().contains(part), "{text}: {error}");
+            assert_has!(error.message(), part);
             assert_eq!(error.kind().exit_code(), 3);
         }
     }

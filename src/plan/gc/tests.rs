@@ -167,11 +167,7 @@ fn the_floor_stays_when_others_fill_the_disk_and_somebody_may_go_below_it() {
     assert_eq!(names(&found), ["snapshot one/c", "snapshot one/b"]);
     assert_eq!(found.spare, 100 * MIB);
     assert_eq!(found.missing, 740 * MIB);
-    assert!(
-        found.notes[0].contains("keep-at-least"),
-        "{:?}",
-        found.notes
-    );
+    assert_has!(found.notes[0], "keep-at-least");
     let asked = plan(&inventory(), &limits, Some(150 * MIB));
     assert_eq!(asked.spare, 0);
     let limits = Limits {
@@ -238,7 +234,7 @@ fn what_gives_nothing_back_goes_for_other_reasons_than_space() {
     let found = plan(&inventory, &Limits::default(), Some(1 << 40));
     assert!(found.items.is_empty(), "{:?}", names(&found));
     let note = found.notes.last().unwrap();
-    assert!(note.contains("another file system: 3"), "{note}");
+    assert_has!(note, "another file system: 3");
     inventory.envs.get_mut("one").unwrap().used = hours_ago(90 * DAY);
     let limits = Limits {
         older_than: Some(Duration::from_secs(24 * 3600)),

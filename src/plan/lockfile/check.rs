@@ -429,21 +429,10 @@ mod tests {
         let commit = "a".repeat(40);
         let is = |print: &str| source("therock", locked, place, print);
         assert_eq!(is(&format!("git:{commit}")), None);
-        assert!(
-            is(&format!("git:{commit}+00"))
-                .unwrap()
-                .contains("has changes")
-        );
+        assert_has!(is(&format!("git:{commit}+00")).unwrap(), "has changes");
         let moved = is(&format!("git:{}", "c".repeat(40))).unwrap();
-        assert!(
-            moved.contains(&format!("git -C /s checkout {commit}")),
-            "{moved}"
-        );
-        assert!(
-            is("content:00")
-                .unwrap()
-                .contains("differs from the locked content")
-        );
+        assert_has!(moved, &format!("git -C /s checkout {commit}"));
+        assert_has!(is("content:00").unwrap(), "differs from the locked content");
     }
 
     #[test]

@@ -273,7 +273,7 @@ mod tests {
         let path = directory.path().join("p.lock");
         fs::write(&path, "[package]\nname = \"precious\"\n").unwrap();
         let error = write(&path, &example()).unwrap_err();
-        assert!(error.message().contains("refusing to overwrite"), "{error}");
+        assert_has!(error.message(), "refusing to overwrite");
         assert!(fs::read_to_string(&path).unwrap().contains("precious"));
     }
 

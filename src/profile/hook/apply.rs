@@ -320,7 +320,7 @@ mod tests {
             ("aaa", "and is there 3 times"),
         ] {
             let error = on(&one, text).unwrap_err();
-            assert!(error.message().contains(words), "{error}");
+            assert_has!(error.message(), words);
             assert!(error.help_text().unwrap().contains("hook check"));
         }
     }
@@ -352,7 +352,7 @@ mod tests {
             ("\"a\",\n\"a\", # again\n", "is there 2 times"),
         ] {
             let error = on(&one, text).unwrap_err();
-            assert!(error.message().contains(words), "{text}: {error}");
+            assert_has!(error.message(), words);
         }
     }
 
@@ -373,7 +373,7 @@ mod tests {
         );
         assert_eq!(on(&patch, "one\nTWO\nthree\n").unwrap(), None);
         let error = on(&patch, "one\n2\nthree\n").unwrap_err();
-        assert!(error.message().contains("hunk 1"), "{error}");
+        assert_has!(error.message(), "hunk 1");
     }
 
     #[test]
@@ -388,7 +388,7 @@ mod tests {
         assert_eq!(on(&patch, &format!("0\n{with}")).unwrap(), None);
         let error = on(&patch, &format!("0\n{without}")).unwrap_err();
         let said = error.chain().join(": ");
-        assert!(said.contains("fits at both line 2 and line 6"), "{said}");
+        assert_has!(said, "fits at both line 2 and line 6");
         // A patch that removes a line is not yet applied while that line exists.
         let remove = "--- a/f\n+++ b/f\n@@ -1,2 +1 @@\n a\n-b\n";
         let patch = hook(Vec::new(), &[remove]);
@@ -402,7 +402,7 @@ mod tests {
             "--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\n--- /dev/null\n+++ b/g\n@@ -0,0 +1 @@\n+new\n";
         let hook = hook(Vec::new(), &[both]);
         let error = on(&hook, "b\n").unwrap_err();
-        assert!(error.message().contains("is partly applied"), "{error}");
+        assert_has!(error.message(), "is partly applied");
         assert_eq!(on(&hook, "a\n").unwrap().unwrap(), "b\n");
     }
 

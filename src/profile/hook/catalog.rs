@@ -366,7 +366,7 @@ mod tests {
         "#,
         ) {
             let error = read_text(&format!("{HEAD}{rest}")).unwrap_err();
-            assert!(error.message().contains(words), "{rest}: {error}");
+            assert_has!(error.message(), words);
         }
         let error = read_text(&format!("{HEAD}edits = 1\n")).unwrap_err();
         assert!(error.chain().join("\n").contains("unknown field `edits`"));

@@ -389,7 +389,7 @@ mod tests {
             ("diff --git a/l b/l\nnew file mode 120000\n", "mode 120000"),
         ] {
             let error = parse(text.as_bytes(), 1).unwrap_err();
-            assert!(error.message().contains(words), "{text}: {error}");
+            assert_has!(error.message(), words);
         }
     }
 

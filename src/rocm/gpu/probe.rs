@@ -498,13 +498,13 @@ mod tests {
         };
         let (layer, words) = denied(&|it| it.who.groups = vec![1000]);
         assert_eq!(layer, AccessLayer::Group);
-        assert!(words.contains("group 105, mode 0660"), "{words}");
+        assert_has!(words, "group 105, mode 0660");
         let (layer, words) = denied(&|it| change_node(it, |node| node.mode = 0o600));
         assert_eq!(layer, AccessLayer::Group);
-        assert!(words.contains("its group has no permission"), "{words}");
+        assert_has!(words, "its group has no permission");
         let (layer, words) = denied(&|it| change_node(it, |node| node.gid = 0));
         assert_eq!(layer, AccessLayer::Group);
-        assert!(words.contains("root alone"), "{words}");
+        assert_has!(words, "root alone");
         // For root in the namespace too, and for a user with other unmapped groups.
         for (uid, groups) in [(1000, vec![1000]), (0, vec![0]), (0, vec![0, NOBODY])] {
             let mapped = |it: &mut Attempt| {
@@ -526,7 +526,7 @@ mod tests {
         // The mode allows it, so something refused that ignores modes.
         let (layer, words) = denied(&|it| it.who.selinux = Some("u:r:container_t:s0".into()));
         assert_eq!(layer, AccessLayer::Selinux);
-        assert!(words.contains("container_t"), "{words}");
+        assert_has!(words, "container_t");
         assert_eq!(denied(&|_| {}).0, AccessLayer::Other);
         // World-writable, as in some distributions: the groups do not matter.
         let (layer, _) = denied(&|it| {
@@ -549,12 +549,7 @@ mod tests {
         );
         let stale = examine("/dev/null", Some((511, 0)));
         assert_eq!(stale.layer, Some(AccessLayer::Stale));
-        assert!(
-            stale
-                .error
-                .unwrap()
-                .contains("1:3, but on the host it is now 511:0")
-        );
+        assert_has!(stale.error.unwrap(), "1:3, but on the host it is now 511:0");
     }
 
     #[test]

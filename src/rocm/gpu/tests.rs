@@ -136,7 +136,7 @@ fn a_card_beside_a_gpu_in_the_processor() {
     );
     let error = machine.target(named).unwrap_err();
     assert_eq!(error.kind(), Kind::Usage);
-    assert!(error.message().contains("gfx1036, gfx1100"), "{error}");
+    assert_has!(error.message(), "gfx1036, gfx1100");
     assert_eq!(error.help_text(), Some("rockenv lock gfx1100"));
 }
 

@@ -320,11 +320,11 @@ mod tests {
                 .unwrap()
                 .to_owned()
         };
-        assert!(help("gfx1013").contains("`gfx1"), "{}", help("gfx1013"));
+        assert_has!(help("gfx1013"), "`gfx1");
         assert!(help("GFX1103").contains("`gfx1103`"));
         // Two letters that changed places, before a wrong one.
-        assert!(help("gfx1130").contains("`gfx1103`"), "{}", help("gfx1130"));
-        assert!(help("gfx1120").contains("`gfx1102`"), "{}", help("gfx1120"));
+        assert_has!(help("gfx1130"), "`gfx1103`");
+        assert_has!(help("gfx1120"), "`gfx1102`");
         assert!(help("gfx110X-igpu").ends_with("one or more of its targets: gfx1103"));
         assert!(help("radeon").starts_with("`rockenv target ls` shows them all"));
     }

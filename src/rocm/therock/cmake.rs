@@ -304,7 +304,7 @@ mod tests {
         ] {
             let error = parse("f", text).unwrap_err();
             assert!(error.message().starts_with(place), "{error}");
-            assert!(error.message().contains(words), "{error}");
+            assert_has!(error.message(), words);
             assert!(error.chain().join("\n").contains('^'));
         }
     }

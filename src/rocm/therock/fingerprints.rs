@@ -176,6 +176,6 @@ mod tests {
         let list = build.path().join("artifact_subprojects.json");
         std::os::unix::fs::symlink("/etc/passwd", &list).unwrap();
         let error = ArtifactFingerprints::read(build.path(), None).unwrap_err();
-        assert!(error.message().contains("not a file of TheRock"), "{error}");
+        assert_has!(error.message(), "not a file of TheRock");
     }
 }

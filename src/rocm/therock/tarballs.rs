@@ -298,7 +298,7 @@ therock_cmake_subproject_declare(therock-sqlite3 USE_DIST_AMDGPU_TARGETS)
         }
         assert_eq!(parse("x", "set(A"), Tarballs::default());
         let broken = parse("x", "therock_subproject_fetch(a");
-        assert!(broken.unclear[0].contains("no `)`"), "{broken:?}");
+        assert_has!(broken.unclear[0], "no `)`");
     }
 
     #[test]

@@ -241,7 +241,7 @@ include(therock_custom_amdgpu_targets OPTIONAL)
             ("set(A b)".to_owned(), "declares no targets"),
         ] {
             let error = parse("t.cmake", &text).unwrap_err();
-            assert!(error.message().contains(words), "{text}: {error}");
+            assert_has!(error.message(), words);
         }
     }
 }

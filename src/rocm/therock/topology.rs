@@ -249,7 +249,7 @@ artifact_deps = ["amd-llvm"]
             ),
         ] {
             let error = parse("t.toml", &TEXT.replacen(old, new, 1)).unwrap_err();
-            assert!(error.message().contains(words), "{new}: {error}");
+            assert_has!(error.message(), words);
         }
     }
 }

@@ -48,7 +48,7 @@ fn a_key_signs_for_its_public_key_only() {
 #[test]
 fn what_is_not_a_key_is_refused_by_name() {
     let refused = |error: Error, why: &str| {
-        assert!(error.message().contains(why), "{}", error.message());
+        assert_has!(error.message(), why);
         assert!(!format!("{error:?}").contains("se:cret"));
     };
     refused(

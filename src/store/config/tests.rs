@@ -71,7 +71,7 @@ fn the_current_directory_counts_as_far_as_it_is_trusted() {
     assert!(!own(&config) && config.idle == IDLE);
     let notice = config.current.notice().unwrap();
     for part in ["profiles/", "`home`", "`idle`", "`mirror`", "rockenv trust"] {
-        assert!(notice.contains(part), "{notice}");
+        assert_has!(notice, part);
     }
     assert!(!notice.contains("`jobs`"), "{notice}");
 
@@ -101,7 +101,7 @@ fn the_current_directory_counts_as_far_as_it_is_trusted() {
     nix::unistd::mkfifo(&work.join("rockenv.toml"), nix::sys::stat::Mode::S_IRWXU).unwrap();
     let environment = BTreeMap::new();
     let error = of(environment, &work).unwrap_err();
-    assert!(error.message().contains("not a regular file"), "{error}");
+    assert_has!(error.message(), "not a regular file");
 }
 
 /// A trusted directory that somebody else may write to, and one with the same files and other contents.
@@ -335,7 +335,7 @@ fn an_invalid_value_is_named_by_file_line_and_key() {
             format!("config.toml:{line}:"),
             "help: ".to_owned(),
         ] {
-            assert!(message.contains(&part), "{part}: {message}");
+            assert_has!(message, &part);
         }
     }
 }
@@ -381,7 +381,7 @@ fn all_mistakes_are_named_at_once_and_the_rest_counts() {
         "`gc.keep-at-least`: ",
         "`preset` cannot be `lapdog`",
     ] {
-        assert!(own.contains(part), "{part}: {own}");
+        assert_has!(own, part);
     }
     for name in ["ROCKENV_JOBS", "ROCKENV_LOG_MAX", "ROCKENV_HTTP_TIMEOUT"] {
         assert!(variables.iter().any(|one| one.starts_with(name)), "{name}");

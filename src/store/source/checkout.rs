@@ -528,10 +528,7 @@ mod tests {
             drop(fs::remove_file(&path));
             nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
             let error = git.open(directory.path()).unwrap_err();
-            assert!(
-                error.chain().join(" ").contains("not a regular file"),
-                "{error}"
-            );
+            assert_has!(error.chain().join(" "), "not a regular file");
             fs::remove_file(&path).unwrap();
             if let Some(kept) = kept {
                 fs::write(&path, kept).unwrap();

@@ -384,8 +384,5 @@ fn a_release_fills_in_what_is_empty() {
         ..inputs()
     };
     let error = resolve(&profile(RELEASES), &bad).unwrap_err();
-    assert!(
-        error.message().contains("bad image name `base-A B`"),
-        "{error}"
-    );
+    assert_has!(error.message(), "bad image name `base-A B`");
 }

@@ -42,13 +42,7 @@ fn errors_point_into_the_profile() {
         },
     )
     .unwrap_err();
-    assert!(
-        error
-            .message()
-            .contains("`opt/../x` is not an absolute path"),
-        "{}",
-        error.message()
-    );
+    assert_has!(error.message(), "`opt/../x` is not an absolute path");
     let error = resolve(
         &profile(TEXT),
         &Inputs {
@@ -175,7 +169,7 @@ fn a_copy_does_not_write_over_the_users_files() {
         assert_eq!(result.is_ok(), fine, "{to}: {result:?}");
         if let Err(error) = result {
             let said = error.chain().join("\n");
-            assert!(said.contains("cannot write into volume `src`"), "{said}");
+            assert_has!(said, "cannot write into volume `src`");
         }
     }
 }
