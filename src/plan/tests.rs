@@ -42,6 +42,11 @@ fn layers(names: &[&str]) -> BTreeMap<StepKey, CachedLayer> {
         .collect()
 }
 
+/// Decides with the default options.
+fn decided(names: &[&str], observed: &Observed) -> Plan {
+    plan(&wanted(names), observed, &StepOptions::default())
+}
+
 fn actions(plan: &Plan) -> String {
     plan.steps
         .iter()
@@ -105,7 +110,7 @@ fn a_layer_of_another_env_is_adopted() {
         freezes_volumes: true,
         ..Observed::default()
     };
-    let plan = plan(&wanted(&["a", "b"]), &observed, &StepOptions::default());
+    let plan = decided(&["a", "b"], &observed);
     assert_eq!(
         (actions(&plan).as_str(), plan.start.as_deref(), plan.moves),
         ("hr", Some("l-a"), true)
@@ -114,14 +119,11 @@ fn a_layer_of_another_env_is_adopted() {
 
 #[test]
 fn a_gap_in_the_layers_does_not_matter() {
-    let plan = plan(
-        &wanted(&["a", "b", "c"]),
-        &Observed {
-            layers: layers(&["b"]),
-            ..Observed::default()
-        },
-        &StepOptions::default(),
-    );
+    let observed = Observed {
+        layers: layers(&["b"]),
+        ..Observed::default()
+    };
+    let plan = decided(&["a", "b", "c"], &observed);
     assert_eq!(
         (actions(&plan).as_str(), plan.start.as_deref()),
         ("hhr", Some("l-b"))
@@ -132,14 +134,14 @@ fn a_gap_in_the_layers_does_not_matter() {
 fn a_failed_step_goes_on_with_its_volumes_and_a_changed_one_does_not() {
     let mut observed = built(&["a"]);
     observed.attempt = Some("k-b".into());
-    let resumed = plan(&wanted(&["a", "b"]), &observed, &StepOptions::default());
+    let resumed = decided(&["a", "b"], &observed);
     assert_eq!(
         (actions(&resumed).as_str(), resumed.volumes, resumed.moves),
         ("hr", Volumes::Live, false)
     );
     assert_eq!(resumed.steps[1].why, "did not finish last time");
     observed.attempt = Some("k-old".into());
-    let changed = plan(&wanted(&["a", "b"]), &observed, &StepOptions::default());
+    let changed = decided(&["a", "b"], &observed);
     assert_eq!((changed.volumes, changed.moves), (Volumes::Restored, true));
     let mut steps = wanted(&["a", "b"]);
     steps[1].incremental = true;
@@ -174,13 +176,13 @@ fn an_incremental_step_on_another_envs_layer_starts_with_that_layers_volumes() {
 fn an_attempt_that_is_not_wanted_any_more_is_undone() {
     let mut observed = built(&["a", "b"]);
     observed.attempt = Some("k-edited".into());
-    let undone = plan(&wanted(&["a", "b"]), &observed, &StepOptions::default());
+    let undone = decided(&["a", "b"], &observed);
     assert_eq!(
         (actions(&undone).as_str(), undone.volumes, undone.moves),
         ("hh", Volumes::Restored, true)
     );
     observed.freezes_volumes = false;
-    assert!(plan(&wanted(&["a", "b"]), &observed, &StepOptions::default()).is_empty());
+    assert!(decided(&["a", "b"], &observed).is_empty());
 }
 
 #[test]
@@ -189,24 +191,17 @@ fn volumes_that_cannot_be_restored_stay_and_the_plan_says_so() {
     observed.freezes_volumes = false;
     observed.layers.remove(&key("b"));
     observed.layers.remove(&key("c"));
-    let stays = plan(
-        &wanted(&["a", "b", "c"]),
-        &observed,
-        &StepOptions::default(),
-    );
+    let stays = decided(&["a", "b", "c"], &observed);
     assert_eq!(
         (actions(&stays).as_str(), stays.volumes),
         ("hrr", Volumes::Live)
     );
     assert_eq!(stays.notes.len(), 1);
-    let clean = plan(
-        &wanted(&["a", "b", "c"]),
-        &observed,
-        &StepOptions {
-            clean: true,
-            ..StepOptions::default()
-        },
-    );
+    let options = StepOptions {
+        clean: true,
+        ..StepOptions::default()
+    };
+    let clean = plan(&wanted(&["a", "b", "c"]), &observed, &options);
     assert_eq!(
         (actions(&clean).as_str(), clean.volumes, clean.start),
         ("rrr", Volumes::Fresh, None)
@@ -310,7 +305,7 @@ fn an_unusable_layer_says_why() {
     };
     observed.layers.get_mut(&key("a")).unwrap().unusable =
         Some("its volume is another env's".into());
-    let plan = plan(&wanted(&["a"]), &observed, &StepOptions::default());
+    let plan = decided(&["a"], &observed);
     assert_eq!(plan.steps[0].why, "its volume is another env's");
 }
 
@@ -318,8 +313,8 @@ fn an_unusable_layer_says_why() {
 fn changes_are_kept_before_they_would_be_dropped() {
     let mut observed = built(&["a"]);
     observed.is_modified = true;
-    assert!(!plan(&wanted(&["a"]), &observed, &StepOptions::default()).keep_changes);
-    assert!(plan(&wanted(&["a", "b"]), &observed, &StepOptions::default()).keep_changes);
+    assert!(!decided(&["a"], &observed).keep_changes);
+    assert!(decided(&["a", "b"], &observed).keep_changes);
 }
 
 proptest! {

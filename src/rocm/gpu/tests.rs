@@ -40,6 +40,10 @@ fn chosen(machine: &Machine, selector: &str, names: &[&str]) -> Result<String> {
     })
 }
 
+fn taken(machine: &Machine, selector: &str, names: &[&str]) -> String {
+    chosen(machine, selector, names).unwrap()
+}
+
 fn shown(machine: &Machine) -> Vec<String> {
     machine
         .gpus
@@ -72,15 +76,12 @@ fn a_gpu_in_a_processor() {
         "0000:C1:00.0",
         "c1:00.0",
     ] {
-        assert_eq!(
-            chosen(&machine, selector, &["gfx1103"]).unwrap(),
-            "renderD128"
-        );
-        assert_eq!(chosen(&machine, selector, &[]).unwrap(), "renderD128");
+        assert_eq!(taken(&machine, selector, &["gfx1103"]), "renderD128");
+        assert_eq!(taken(&machine, selector, &[]), "renderD128");
     }
     // Code built for another one does not run, unless the user insists.
     assert_eq!(
-        chosen(&machine, "auto", &["gfx90a", "gfx1100"]).unwrap(),
+        taken(&machine, "auto", &["gfx90a", "gfx1100"]),
         "this machine has gfx1103, not gfx90a or gfx1100"
     );
     let error = chosen(&machine, "required", &["gfx90a"]).unwrap_err();
@@ -88,15 +89,8 @@ fn a_gpu_in_a_processor() {
         error.message(),
         "steps with a GPU cannot run: this machine has gfx1103, not gfx90a"
     );
-    assert!(
-        chosen(&machine, "0", &["gfx90a"])
-            .unwrap()
-            .ends_with("does not run code for gfx90a")
-    );
-    assert_eq!(
-        chosen(&machine, "none", &["gfx1103"]).unwrap(),
-        "`--gpu none` is set"
-    );
+    assert!(taken(&machine, "0", &["gfx90a"]).ends_with("does not run code for gfx90a"));
+    assert_eq!(taken(&machine, "none", &["gfx1103"]), "`--gpu none` is set");
 }
 
 #[test]
@@ -126,14 +120,8 @@ fn a_card_beside_a_gpu_in_the_processor() {
         ]
     );
     // The target decides, and neither the order nor the number of the node.
-    assert_eq!(
-        chosen(&machine, "auto", &["gfx1100"]).unwrap(),
-        "renderD129"
-    );
-    assert_eq!(
-        chosen(&machine, "auto", &["gfx1036"]).unwrap(),
-        "renderD128"
-    );
+    assert_eq!(taken(&machine, "auto", &["gfx1100"]), "renderD129");
+    assert_eq!(taken(&machine, "auto", &["gfx1036"]), "renderD128");
     let error = machine.target(named).unwrap_err();
     assert_eq!(error.kind(), Kind::Usage);
     assert_has!(error.message(), "gfx1036, gfx1100");
@@ -145,14 +133,11 @@ fn of_two_equal_cards_the_first_is_taken_and_the_other_can_be() {
     let (_root, machine) = machine!("two-equal");
     assert_eq!(machine.target(named).unwrap().name(), "gfx1100");
     assert_eq!(
-        chosen(&machine, "auto", &["gfx1100"]).unwrap(),
+        taken(&machine, "auto", &["gfx1100"]),
         "renderD128: using GPU 0000:03:00.0 (gfx1100, renderD128); `--gpu renderD129` selects another one"
     );
-    assert_eq!(
-        chosen(&machine, "43:00.0", &["gfx1100"]).unwrap(),
-        "renderD129"
-    );
-    assert_eq!(chosen(&machine, "1", &["gfx1100"]).unwrap(), "renderD129");
+    assert_eq!(taken(&machine, "43:00.0", &["gfx1100"]), "renderD129");
+    assert_eq!(taken(&machine, "1", &["gfx1100"]), "renderD129");
 }
 
 #[test]
@@ -164,11 +149,8 @@ fn partitions_share_an_address() {
         (third.pci.as_str(), third.partition, third.isa.as_str()),
         ("0001:26:00.0", Some(2), "gfx942")
     );
-    assert_eq!(
-        chosen(&machine, "renderD134", &["gfx942"]).unwrap(),
-        "renderD134"
-    );
-    assert_eq!(chosen(&machine, "6", &["gfx942"]).unwrap(), "renderD134");
+    assert_eq!(taken(&machine, "renderD134", &["gfx942"]), "renderD134");
+    assert_eq!(taken(&machine, "6", &["gfx942"]), "renderD134");
     let error = chosen(&machine, "0001:26:00.0", &["gfx942"]).unwrap_err();
     assert_eq!(error.kind(), Kind::Usage);
     assert_eq!(
@@ -200,7 +182,7 @@ fn machines_without_one_say_why() {
     ] {
         let (_root, machine) = machine(text);
         assert_eq!(machine.gpus, []);
-        assert_eq!(chosen(&machine, "auto", &["gfx1103"]).unwrap(), why);
+        assert_eq!(taken(&machine, "auto", &["gfx1103"]), why);
         let error = chosen(&machine, "required", &["gfx1103"]).unwrap_err();
         assert_eq!(error.kind(), Kind::Unavailable);
         assert_eq!(
@@ -217,10 +199,7 @@ fn machines_without_one_say_why() {
     let (root, _) = machine!("780m");
     fs::remove_file(root.path().join("dev/kfd")).unwrap();
     let machine = Machine::detect(root.path());
-    assert_eq!(
-        chosen(&machine, "auto", &[]).unwrap(),
-        "this machine has no /dev/kfd"
-    );
+    assert_eq!(taken(&machine, "auto", &[]), "this machine has no /dev/kfd");
     assert_eq!(
         chosen(&machine, "0", &[]).unwrap_err().kind(),
         Kind::Unavailable
