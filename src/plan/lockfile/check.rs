@@ -8,7 +8,7 @@ use super::{Fetched, LockedFingerprints, LockedImage, LockedSource, LockedStep, 
 use crate::plan::ids::ImageKey;
 use crate::plan::image::Image;
 use crate::plan::pins::{self, Pins};
-use crate::plan::resolve::{Spec, VolumeKind, VolumeSource};
+use crate::plan::resolve::{self, Spec, VolumeKind, VolumeSource};
 use crate::rocm::target::Target;
 use crate::rocm::therock::ArtifactFingerprints;
 use crate::sys::error::{Error, Kind};
@@ -48,11 +48,7 @@ pub(crate) fn left(
     };
     let found = found.map(LockedFingerprints::new);
     if let (Some(prints), Some(found)) = (&locked.prints, found) {
-        let (old, new) = (&prints.artifacts, &found.artifacts);
-        let names: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
-        let other = names
-            .into_iter()
-            .filter(|name| old.get(*name) != new.get(*name));
+        let other = resolve::differing(&prints.artifacts, &found.artifacts);
         differences.extend(other.map(|name| {
             format!(
                 "TheRock's fingerprint of `{name}` after step `{}` differs from the lock file",
@@ -96,15 +92,11 @@ pub(crate) fn choices(lock: &Lockfile, now: &Choices<'_>) -> Vec<String> {
     differs("the starting point (`--from`)", &lock.from, now.from);
     // Without any, those of the lock file apply.
     if !now.params.is_empty() {
-        let names: BTreeSet<&String> = lock.params.keys().chain(now.params.keys()).collect();
-        for name in names {
-            let value =
-                |params: &BTreeMap<String, String>| params.get(name).cloned().unwrap_or_default();
-            differs(
-                &format!("parameter `{name}`"),
-                &value(&lock.params),
-                &value(now.params),
-            );
+        for name in resolve::differing(&lock.params, now.params) {
+            let what = format!("parameter `{name}`");
+            let value = |params: &BTreeMap<String, String>| params.get(name).cloned();
+            let (locked, now) = (value(&lock.params), value(now.params));
+            differs(&what, &locked.unwrap_or_default(), &now.unwrap_or_default());
         }
     }
     found
@@ -122,9 +114,9 @@ pub(crate) struct Choices<'a> {
 }
 
 /// Compares the source volumes, as the profile declares them.
-pub(crate) fn sources(lock: &Lockfile, volumes: &[crate::plan::resolve::Volume]) -> Vec<String> {
+pub(crate) fn sources(lock: &Lockfile, volumes: &[resolve::Volume]) -> Vec<String> {
     let mut found = Vec::new();
-    let is_source = |volume: &&crate::plan::resolve::Volume| volume.kind == VolumeKind::Source;
+    let is_source = |volume: &&resolve::Volume| volume.kind == VolumeKind::Source;
     let mut left: BTreeSet<&str> = lock.source.keys().map(String::as_str).collect();
     for volume in volumes.iter().filter(is_source) {
         left.remove(volume.name.as_str());
@@ -196,19 +188,15 @@ pub(crate) fn source(
 /// Describes how an image built from a locked recipe differs from the locked one.
 pub(crate) fn image(locked: &LockedImage, image: &Image) -> Vec<String> {
     let now = super::packages(&image.packages);
-    let names: BTreeSet<&String> = locked.packages.keys().chain(now.keys()).collect();
     let shown = |version: Option<&String>| version.map_or("none", String::as_str).to_owned();
     let mut found = Vec::new();
-    for name in names {
-        let (old, new) = (locked.packages.get(name), now.get(name));
-        if old != new {
-            found.push(format!(
-                "package `{name}` of image `{}` is {} in the lock file, but available as {}",
-                locked.name,
-                shown(old),
-                shown(new)
-            ));
-        }
+    for name in resolve::differing(&locked.packages, &now) {
+        found.push(format!(
+            "package `{name}` of image `{}` is {} in the lock file, but available as {}",
+            locked.name,
+            shown(locked.packages.get(name)),
+            shown(now.get(name))
+        ));
     }
     if found.is_empty() {
         found.push(format!(
@@ -238,16 +226,12 @@ fn named(
     locked: &BTreeMap<String, String>,
     now: &BTreeMap<String, String>,
 ) -> Vec<String> {
-    let names: BTreeSet<&String> = locked.keys().chain(now.keys()).collect();
     let differs = |name: &String| match (locked.get(name), now.get(name)) {
-        (Some(locked), Some(now)) if locked == now => None,
-        (Some(_), Some(_)) => Some(format!("{what} `{name}` differs from the lock file")),
-        (Some(_), None) => Some(format!(
-            "{what} `{name}` is in the lock file, but not in use"
-        )),
-        (None, _) => Some(format!("{what} `{name}` is not in the lock file")),
+        (Some(_), Some(_)) => format!("{what} `{name}` differs from the lock file"),
+        (Some(_), None) => format!("{what} `{name}` is in the lock file, but not in use"),
+        (None, _) => format!("{what} `{name}` is not in the lock file"),
     };
-    names.into_iter().filter_map(differs).collect()
+    resolve::differing(locked, now).map(differs).collect()
 }
 
 /// Compares the steps of a spec that was resolved from the lock file. Names only the first difference, because later

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::diff::{LockChange, Verb};
 use super::{LockedStep, Lockfile};
+use crate::plan::resolve;
 
 /// Returns the steps that are in one file only or have other keys: removed ones first, then the others in order.
 pub(super) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<LockChange> {
@@ -91,11 +92,7 @@ pub(super) fn differing(
     if old.is_empty() || new.is_empty() {
         return Vec::new();
     }
-    let names: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
-    let differs = names
-        .into_iter()
-        .filter(|name| old.get(*name) != new.get(*name));
-    differs.cloned().collect()
+    resolve::differing(old, new).cloned().collect()
 }
 
 /// Names parts of a step: "its script and its input `src`".

@@ -9,7 +9,7 @@ use super::{Action, Step};
 pub(crate) fn changed(old: &Step, new: &Step) -> Vec<String> {
     let mut found = action(&old.action, &new.action);
     let names = |names: &[String]| names.iter().cloned().collect::<BTreeSet<_>>();
-    let differing: Vec<String> = differing(&old.env, &new.env).collect();
+    let differing: Vec<String> = differing(&old.env, &new.env).cloned().collect();
     found.extend(differing.iter().map(|name| format!("variable `{name}`")));
     let settings = [
         ("user", old.user != new.user),
@@ -33,7 +33,7 @@ fn parts(old: &Step, new: &Step, same_volumes: bool) -> Vec<String> {
     if old.parts.is_empty() {
         return Vec::new();
     }
-    let name = |part: String| {
+    let name = |part: &String| {
         if let Some(input) = part.strip_prefix("input ") {
             return Some(format!("input `{input}`"));
         }
@@ -73,8 +73,9 @@ fn action(old: &Action, new: &Action) -> Vec<String> {
                     .map(|item| (item.to.clone(), item.digest.clone()))
                     .collect()
             };
-            let names = differing(&files(old), &files(new)).collect::<Vec<_>>();
-            names.iter().map(|name| format!("file `{name}`")).collect()
+            let (old, new) = (files(old), files(new));
+            let names = differing(&old, &new);
+            names.map(|name| format!("file `{name}`")).collect()
         }
         (old, new) if old == new => Vec::new(),
         (Action::Run { .. }, Action::Run { .. }) => vec!["script".to_owned()],
@@ -86,15 +87,14 @@ fn action(old: &Action, new: &Action) -> Vec<String> {
     }
 }
 
-fn differing<'a>(
-    old: &'a BTreeMap<String, String>,
-    new: &'a BTreeMap<String, String>,
-) -> impl Iterator<Item = String> + 'a {
+/// Returns the names that are in one map only, or have other values.
+pub(crate) fn differing<'a, V: PartialEq>(
+    old: &'a BTreeMap<String, V>,
+    new: &'a BTreeMap<String, V>,
+) -> impl Iterator<Item = &'a String> {
     let names: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
-    let names = names
-        .into_iter()
-        .filter(|name| old.get(*name) != new.get(*name));
-    names.cloned()
+    let names = names.into_iter();
+    names.filter(|name| old.get(*name) != new.get(*name))
 }
 
 #[cfg(test)]

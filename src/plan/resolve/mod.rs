@@ -29,7 +29,7 @@ pub(crate) use choices_in_effect::{by_version, version};
 pub(crate) use choose::{DEFAULT_PROFILE, choose, env_name};
 pub(crate) use hooks::HookFacts;
 pub(crate) use key::StepKey;
-pub(crate) use key_differences::changed;
+pub(crate) use key_differences::{changed, differing};
 use serde::{Deserialize, Serialize};
 
 use crate::plan::ids::{self, EnvName};
