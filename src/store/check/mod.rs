@@ -108,6 +108,16 @@ impl Examination<'_> {
         });
     }
 
+    /// Adds a problem that no repair can fix.
+    fn unfixable(&mut self, object: String, message: String, help: String) {
+        self.found.problems.push(Problem {
+            object,
+            message,
+            help,
+            fix: Fix::Nothing,
+        });
+    }
+
     fn note(&mut self, message: impl Into<String>, help: impl Into<String>) {
         self.found.notes.push((message.into(), help.into()));
     }
@@ -136,13 +146,12 @@ impl Examination<'_> {
     /// Files of another version are not damaged, and files that look unused to this version may be used.
     fn foreign(&mut self) {
         for (path, why) in &self.store.foreign {
-            self.found.problems.push(Problem {
-                object: format!("`{}`", path.display()),
-                message: format!("was written by another version of rockenv: {why}"),
-                help: "use the version that wrote it, or move the store away and begin a new one"
-                    .to_owned(),
-                fix: Fix::Nothing,
-            });
+            let help = "use the version that wrote it, or move the store away and begin a new one";
+            self.unfixable(
+                format!("`{}`", path.display()),
+                format!("was written by another version of rockenv: {why}"),
+                help.to_owned(),
+            );
         }
     }
 
@@ -280,12 +289,8 @@ impl Examination<'_> {
                     }
                 }
                 for message in env.lost_results.iter().filter(|_| !env.busy) {
-                    self.found.problems.push(Problem {
-                        object: object.clone(),
-                        message: message.clone(),
-                        help: format!("rockenv up ... --name {name}"),
-                        fix: Fix::Nothing,
-                    });
+                    let help = format!("rockenv up ... --name {name}");
+                    self.unfixable(object.clone(), message.clone(), help);
                 }
                 self.missing_image(&object, record);
                 if let Some(why) = &env.damaged_spec {
@@ -326,16 +331,10 @@ impl Examination<'_> {
         }
         for key in keys {
             if !self.store.images.get(key).is_some_and(|image| image.root) {
-                self.found.problems.push(Problem {
-                    object: object.to_owned(),
-                    message: format!(
-                        "its base image `{}` ({}) is missing",
-                        short(key),
-                        record.image
-                    ),
-                    help: format!("rockenv image build {}", record.image),
-                    fix: Fix::Nothing,
-                });
+                let (key, image) = (short(key), &record.image);
+                let message = format!("its base image `{key}` ({image}) is missing");
+                let help = format!("rockenv image build {image}");
+                self.unfixable(object.to_owned(), message, help);
             }
         }
     }
