@@ -76,11 +76,7 @@ pub(super) fn existing(env: &LockedEnv<'_>, volume: &str) -> Result<Option<Patch
     let is_copy = env.known_record()?.service.is_some();
     Ok(stack.upper.as_ref().map(|upper| match is_copy {
         true => PatchedSource::Copy(directory.join(upper)),
-        false => PatchedSource::Overlay(View {
-            layers: stack.lowers(&directory),
-            upper: directory.join(upper),
-            work: work(&directory),
-        }),
+        false => PatchedSource::Overlay(stack.view(&directory, upper)),
     }))
 }
 
@@ -189,11 +185,7 @@ impl<'a> Execution<'a, '_> {
             let id: ViewLayerId = random_id()?.try_into()?;
             let made = self.layer(&mut stack, &directory, &id, &source, hook)?;
             if let Some(script) = &hook.work.script {
-                let view = View {
-                    layers: stack.lowers(&directory),
-                    upper: directory.join(&id),
-                    work: work(&directory),
-                };
+                let view = stack.view(&directory, &id);
                 let mut below = view.layers.clone();
                 below.push(source.clone());
                 self.script(viewed, hook, script, PatchedSource::Overlay(view))?;

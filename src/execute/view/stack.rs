@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::engine::View;
 use crate::plan::ids::{self, ViewLayerId};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,6 +73,15 @@ impl Stack {
         let layers = self.layers.iter().rev();
         let ids = layers.filter_map(|layer| layer.id.as_ref());
         ids.map(|id| directory.join(id)).collect()
+    }
+
+    /// Returns the view of the layers, with a directory above them that is written to.
+    pub(super) fn view(&self, directory: &Path, upper: &str) -> View {
+        View {
+            layers: self.lowers(directory),
+            upper: directory.join(upper),
+            work: super::work(directory),
+        }
     }
 
     pub(super) fn names(&self) -> BTreeSet<&str> {
