@@ -195,14 +195,11 @@ impl Store {
             return Ok(image);
         }
         let digest = recipe.digest();
-        fs::create_dir_all(self.root.join("images/refs"))?;
-        let lock = cx.lock(&self.reference(&digest, "lock"), "image build")?;
+        let _lock = self.lock_recipe(&digest, cx)?;
         if !refresh && let Some(image) = self.image_of(recipe)? {
             // Another command built it while we waited.
             return Ok(image);
         }
-        let started = Instant::now();
-        let work = self.image_work(&digest)?;
         let old = self.referred(recipe)?;
         let source_date = old.as_ref().map(|image| image.source_date);
         // If only the variables are missing, the content must stay the same.
@@ -211,20 +208,36 @@ impl Store {
             snapshot: None,
             resolved: same.and_then(|image| image.resolved.as_deref()),
         });
-        let built = self
-            .build_image(&work, &pinned, source_date, cx)
-            .context(|| format!("cannot build image `{name}`"))?;
-        let mut image = describe(name, &digest, built)?;
-        image.took_ms = u64::try_from(started.elapsed().as_millis()).ok();
+        let (work, image) = self.built_image(name, &digest, &pinned, source_date, cx)?;
         self.publish_image(&work, &image)?;
-        atomic::write_json(
-            &self.reference(&digest, "json"),
-            &Reference {
-                key: image.key.clone(),
-            },
-        )?;
-        drop(lock);
+        let key = image.key.clone();
+        atomic::write_json(&self.reference(&digest, "json"), &Reference { key })?;
         Ok(image)
+    }
+
+    /// Takes the lock of builds of a recipe.
+    fn lock_recipe(&self, digest: &str, cx: &mut TaskContext<'_>) -> Result<Lock> {
+        fs::create_dir_all(self.root.join("images/refs"))?;
+        cx.lock(&self.reference(digest, "lock"), "image build")
+    }
+
+    /// Builds an image, and describes it; returns its directory too.
+    fn built_image(
+        &self,
+        name: &str,
+        digest: &str,
+        recipe: &Recipe,
+        source_date: Option<i64>,
+        cx: &mut TaskContext<'_>,
+    ) -> Result<(PathBuf, Image)> {
+        let started = Instant::now();
+        let work = self.image_work(digest)?;
+        let built = self
+            .build_image(&work, recipe, source_date, cx)
+            .context(|| format!("cannot build image `{name}`"))?;
+        let mut image = describe(name, digest, built)?;
+        image.took_ms = u64::try_from(started.elapsed().as_millis()).ok();
+        Ok((work, image))
     }
 
     pub(super) fn publish_image(&self, work: &Path, image: &Image) -> Result<()> {
@@ -254,22 +267,15 @@ impl Store {
             return Ok(image);
         }
         let digest = recipe.digest();
-        fs::create_dir_all(self.root.join("images/refs"))?;
-        let _lock = cx.lock(&self.reference(&digest, "lock"), "image build")?;
+        let _lock = self.lock_recipe(&digest, cx)?;
         if let Some(image) = self.image(wanted)? {
             return Ok(image);
         }
-        let started = Instant::now();
-        let work = self.image_work(&digest)?;
-        let built = self
-            .build_image(&work, recipe, Some(source_date), cx)
-            .context(|| format!("cannot build image `{name}`"))?;
-        let mut image = describe(name, &digest, built)?;
+        let (work, image) = self.built_image(name, &digest, recipe, Some(source_date), cx)?;
         if image.key != *wanted {
             self.discard(&work)?;
             return Ok(image);
         }
-        image.took_ms = u64::try_from(started.elapsed().as_millis()).ok();
         self.publish_image(&work, &image)?;
         self.refer(&image)?;
         Ok(image)
