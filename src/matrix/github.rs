@@ -42,45 +42,36 @@ defaults:
 jobs:
 "
     ));
+    let mut add = |env: &str, one: &WorkflowJob<'_>| {
+        text.push(job(pipeline, action, one));
+        if !pipeline.cleans_last() {
+            text.push(always(&pipeline.clean([env])));
+        }
+    };
     let common = pipeline.common.as_ref();
     if let Some(common) = common {
-        let run = pipeline.build_common(common, &[]);
-        let title = format!("common steps, up to {}", common.until);
-        text.push(job(
-            pipeline,
-            action,
-            &WorkflowJob {
-                id: "common",
-                name: &title,
-                runner: &common.runner,
-                needs: None,
-                run: &run,
-            },
-        ));
-        if !pipeline.cleans_last() {
-            text.push(always(&pipeline.clean([common.env.as_str()])));
-        }
+        let one = WorkflowJob {
+            id: "common",
+            name: &format!("common steps, up to {}", common.until),
+            runner: &common.runner,
+            needs: None,
+            run: &pipeline.build_common(common, &[]),
+        };
+        add(&common.env, &one);
     }
     for one in &pipeline.jobs {
         let needs = match &one.needs {
             Some(needs) => Some(id(needs)),
             None => common.map(|_| "common".to_owned()),
         };
-        let run = pipeline.build(one, &[]);
-        text.push(job(
-            pipeline,
-            action,
-            &WorkflowJob {
-                id: &id(&one.name),
-                name: &one.name,
-                runner: &one.runner,
-                needs: needs.as_deref(),
-                run: &run,
-            },
-        ));
-        if !pipeline.cleans_last() {
-            text.push(always(&pipeline.clean([one.env.as_str()])));
-        }
+        let named = WorkflowJob {
+            id: &id(&one.name),
+            name: &one.name,
+            runner: &one.runner,
+            needs: needs.as_deref(),
+            run: &pipeline.build(one, &[]),
+        };
+        add(&one.env, &named);
     }
     if pipeline.cleans_last() {
         let mut needs: Vec<String> = pipeline.jobs.iter().map(|job| id(&job.name)).collect();
