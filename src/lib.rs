@@ -18,6 +18,9 @@ macro_rules! assert_has {
     };
 }
 
+#[macro_use]
+mod sys;
+
 mod cli;
 mod engine;
 mod execute;
@@ -29,7 +32,6 @@ mod remote;
 mod rocm;
 mod share;
 mod store;
-mod sys;
 mod tree;
 mod ui;
 mod up;

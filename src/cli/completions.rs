@@ -23,7 +23,7 @@ use crate::profile::{self, hook};
 use crate::rocm::target;
 use crate::store::Store;
 use crate::store::config::Config;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 use crate::up::context::Context;
 
 #[derive(Debug, Args)]
@@ -158,7 +158,7 @@ fn script(shell: &str) -> Result<String> {
     let shells = Shells::builtins();
     let completer = shells
         .completer(shell)
-        .ok_or_else(|| Error::usage(format!("no completions for `{shell}`")))?;
+        .ok_or_else(|| usage!("no completions for `{shell}`"))?;
     let mut text = Vec::new();
     completer.write_registration("COMPLETE", "rockenv", "rockenv", "rockenv", &mut text)?;
     Ok(String::from_utf8_lossy(&text).into_owned())
@@ -310,8 +310,7 @@ fn profile_steps(config: &Config, words: &[String]) -> Result<Vec<CompletionCand
 }
 
 fn envs(config: &Config) -> Result<(Store, Vec<EnvName>)> {
-    let store =
-        Store::open_existing(&config.home)?.ok_or_else(|| Error::not_found("no store yet"))?;
+    let store = Store::open_existing(&config.home)?.ok_or_else(|| not_found!("no store yet"))?;
     let envs = store.envs()?;
     Ok((store, envs))
 }

@@ -3,7 +3,7 @@
 use clap::Args;
 
 use crate::plan::ids::EnvName;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 use crate::up::context::Context;
 use crate::up::exec::{Job, run};
 
@@ -53,8 +53,7 @@ pub(crate) fn exec(cx: &Context, args: ExecArgs) -> Result<u8> {
     let mut variables = Vec::new();
     for text in &args.env {
         let (name, value) = text.split_once('=').ok_or_else(|| {
-            Error::usage(format!("`{text}` is not NAME=VALUE"))
-                .help("rockenv exec --env NAME=VALUE ENV -- CMD")
+            usage!("`{text}` is not NAME=VALUE").help("rockenv exec --env NAME=VALUE ENV -- CMD")
         })?;
         variables.push((name.to_owned(), value.to_owned()));
     }

@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::plan::ids::EnvName;
 use crate::share::Shareable;
 use crate::store::export::{self, ExportedEntry, OutputsExport};
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::{Kind, Result};
 use crate::sys::signals::Signals;
 use crate::ui::event::Outcome;
 use crate::ui::{Format, object};
@@ -52,7 +52,7 @@ pub(crate) fn export(cx: &Context, args: &ExportArgs) -> Result<u8> {
         return snapshots(cx, args, env, place).map(|()| 0);
     }
     let (Some(env), Some(directory)) = (&args.env, &args.directory) else {
-        return Err(Error::unexpected("give an env, or a directory to check"));
+        return Err(unexpected!("give an env, or a directory to check"));
     };
     let store = cx.store_to_change("reading an env")?;
     let export = OutputsExport {

@@ -6,7 +6,7 @@ use clap::Args;
 
 use crate::plan::ids::EnvName;
 use crate::store::lock;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 use crate::up::context::Context;
 
 #[derive(Debug, Args)]
@@ -23,8 +23,9 @@ pub(crate) fn fork(cx: &Context, args: &ForkArgs) -> Result<()> {
     let mut new = store.lock_env(&args.new, "fork", Duration::ZERO)?;
     new.check_owner()?;
     if new.record().is_some() {
-        return Err(Error::usage(format!("env `{}` exists already", args.new))
-            .help(format!("rockenv rm {}", args.new)));
+        return Err(
+            usage!("env `{}` exists already", args.new).help(format!("rockenv rm {}", args.new))
+        );
     }
     new.fork_from(&mut from)?;
     cx.ui.note(&format!("{}: a copy of {}", args.new, args.env));

@@ -41,7 +41,7 @@ pub(crate) fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
     let policy = Policy::new(&cx.config.gc, args.preset)?;
     let store = cx.store_to_read()?;
     let disk = nix::sys::statvfs::statvfs(store.root())
-        .map_err(|error| Error::unexpected("cannot ask for free space").source(error))?;
+        .map_err(|error| unexpected!("cannot ask for free space").source(error))?;
     let limits = policy.limits(disk.blocks() * disk.fragment_size());
     let options = InventoryOptions {
         caches: true,
@@ -67,7 +67,7 @@ pub(crate) fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
 }
 
 fn parse_size(text: &str) -> Result<u64> {
-    value::size(text).map_err(|refused| Error::usage(refused.message).help("rockenv gc --free 50G"))
+    value::size(text).map_err(|refused| usage!("{}", refused.message).help("rockenv gc --free 50G"))
 }
 
 fn report(cx: &Context, done: &Done, asked: Option<u64>, free: u64) -> Result<()> {

@@ -132,7 +132,7 @@ fn suggestion(word: &str) -> Option<Error> {
             format!("`rockenv up {target}` builds for it")
         }
     };
-    Some(Error::usage(format!("no command `{}`", word.escape_debug())).help(help))
+    Some(usage!("no command `{}`", word.escape_debug()).help(help))
 }
 
 /// Prints the help of a command, as its `--help` does.
@@ -159,7 +159,7 @@ pub(super) fn find(mut command: clap::Command, words: &[String]) -> Result<clap:
                 _ => format!("rockenv {} --help", words[..at].join(" ")),
             };
             let known = command.get_subcommands().map(clap::Command::get_name);
-            return Err(Error::usage(message).help(suggest::help(word, known, &all)));
+            return Err(usage!("{message}").help(suggest::help(word, known, &all)));
         };
         command = inner.clone();
     }

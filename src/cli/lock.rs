@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 
 use crate::plan::lockfile::{self, LockChange};
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 use crate::ui::object;
 use crate::ui::size::count;
 use crate::up;
@@ -111,7 +111,7 @@ fn tell(cx: &Context, changes: &[LockChange]) {
 fn diff(cx: &Context, args: &DiffArgs) -> Result<()> {
     let read = |path: &Path| {
         lockfile::read(path)?.ok_or_else(|| {
-            Error::not_found(format!("there is no lock file `{}`", path.display()))
+            not_found!("there is no lock file `{}`", path.display())
                 .help("rockenv lock PROFILE --file FILE")
         })
     };

@@ -135,5 +135,5 @@ fn none(store: &Store, env: &EnvName, step: Option<&str>) -> Error {
         Some(step) => suggest::help(step, steps.map(|known| known.name.as_str()), &status),
         None => status,
     };
-    Error::not_found(format!("env `{env}` has no log of {what}")).help(help)
+    not_found!("env `{env}` has no log of {what}").help(help)
 }

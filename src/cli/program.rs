@@ -13,7 +13,7 @@ use crate::rocm::target::Learned;
 use crate::rocm::{gpu, target};
 use crate::store::config::Config;
 use crate::sys::account;
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::{Kind, Result};
 use crate::ui::{Terminals, Ui, UiSettings};
 use crate::up::context::Context;
 use crate::{engine, remote};
@@ -141,7 +141,7 @@ fn own_subcommand() -> Option<ExitCode> {
         "__watch" => remote::watch(&rest),
         account::rights::SUBCOMMAND => account::rights::serve(&rest),
         "__probe-gpu" => gpu::probe::run(&rest),
-        _ => Err(Error::usage(format!("no subcommand `{name}`"))),
+        _ => Err(usage!("no subcommand `{name}`")),
     };
     Some(match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -153,9 +153,7 @@ fn own_subcommand() -> Option<ExitCode> {
 }
 
 fn reap(arguments: &[String]) -> Result<()> {
-    let root = arguments
-        .first()
-        .ok_or_else(|| Error::usage("no store given"))?;
+    let root = arguments.first().ok_or_else(|| usage!("no store given"))?;
     // A terminal's Ctrl-C must not reach a process that only cleans up.
     let _: nix::Result<nix::unistd::Pid> = nix::unistd::setsid();
     match crate::store::Store::open_existing(root.as_ref())? {

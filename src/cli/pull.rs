@@ -39,10 +39,8 @@ pub(crate) fn pull(cx: &Context, args: &PullArgs) -> Result<()> {
     let engine = args.engine.as_deref();
     let by_name = args.what.contains('/');
     if let (Some(_), false) = (engine, by_name) {
-        return Err(
-            Error::usage(format!("env `{}` cannot change its engine", args.what))
-                .help(format!("rockenv pull {}", args.what)),
-        );
+        return Err(usage!("env `{}` cannot change its engine", args.what)
+            .help(format!("rockenv pull {}", args.what)));
     }
     registry::host_for(cx, engine, "pulling snapshots")?;
     let signals = Signals::take()?;
@@ -81,8 +79,7 @@ impl Asking<'_> {
     fn by_name(&self, store: &Store, text: &str, service: Option<&Service>) -> Result<Pulled> {
         let repository = self.repository(Some(text))?;
         let name = repository.single_snapshot().ok_or_else(|| {
-            Error::usage(format!("`{text}` does not name a snapshot"))
-                .help(format!("rockenv pull {text}:TAG"))
+            usage!("`{text}` does not name a snapshot").help(format!("rockenv pull {text}:TAG"))
         })?;
         let wanted = match is_sha256(&name) {
             true => SnapshotRef::Key(name.clone()),
@@ -90,9 +87,9 @@ impl Asking<'_> {
         };
         self.one(store, &repository, &wanted, service)?
             .ok_or_else(|| {
-                Error::not_found(format!("there is no snapshot `{name}` at `{repository}`")).help(
-                    format!("rockenv push ENV {text}, on the machine that built it"),
-                )
+                not_found!("there is no snapshot `{name}` at `{repository}`").help(format!(
+                    "rockenv push ENV {text}, on the machine that built it"
+                ))
             })
     }
 
@@ -110,7 +107,7 @@ impl Asking<'_> {
             share::available(&repository, &keys, self.reuse, cx)
         })?;
         let nothing = || {
-            Error::not_found(format!("`{repository}` has no snapshot of env `{env}`"))
+            not_found!("`{repository}` has no snapshot of env `{env}`")
                 .help(format!("rockenv push {env}, on the machine that built it"))
         };
         let wanted = SnapshotRef::Key(found.ok_or_else(nothing)?.into());

@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 
 use crate::plan::record::Record;
 use crate::store::config;
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::Result;
 use crate::ui::event::{Event, SCHEMA};
 use crate::ui::metrics;
 use crate::up::context::Context;
@@ -64,7 +64,7 @@ fn events() -> Result<serde_json::Value> {
     let mut schema = schemars::schema_for!(Event).to_value();
     let top = schema
         .as_object_mut()
-        .ok_or_else(|| Error::new(Kind::Unexpected, "the schema of events is not an object"))?;
+        .ok_or_else(|| unexpected!("the schema of events is not an object"))?;
     top.insert(
         "properties".to_owned(),
         serde_json::json!({

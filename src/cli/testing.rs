@@ -21,7 +21,7 @@ use crate::store::config::Config;
 use crate::store::inventory::InventoryOptions;
 use crate::store::{Store, journal};
 use crate::sys::catalog::Directory;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 
 /// A reader of untrusted files, by the name of its fuzz target and of its directory in `fuzz/corpus`.
 pub type Reader = fn(&[u8]) -> Result<()>;
@@ -70,7 +70,7 @@ fn named<'a>(files: &[(&str, &'a [u8])], name: &str) -> &'a [u8] {
 }
 
 fn text(bytes: &[u8]) -> Result<&str> {
-    std::str::from_utf8(bytes).map_err(|_| Error::invalid("not UTF-8"))
+    std::str::from_utf8(bytes).map_err(|_| invalid!("not UTF-8"))
 }
 
 /// Writes a file below a directory. Skips a name that leads elsewhere or collides with another file.

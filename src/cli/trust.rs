@@ -6,7 +6,7 @@ use clap::Args;
 
 use crate::cli::{Cli, Command};
 use crate::store::config::Config;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 use crate::sys::trust::{self, TrustState, Trusted};
 use crate::ui::object;
 use crate::up::context::Context;
@@ -41,24 +41,24 @@ pub(crate) fn trust(cx: &Context, args: &TrustArgs) -> Result<()> {
     };
     if args.revoke {
         if !Trusted::forget(&config.user_dir, &path)? {
-            let message = format!("`{}` is not trusted", path.display());
-            return Err(Error::not_found(message).help("rockenv trust --show"));
+            return Err(
+                not_found!("`{}` is not trusted", path.display()).help("rockenv trust --show")
+            );
         }
         cx.ui
             .note(&format!("`{}` is no longer trusted", path.display()));
         return Ok(());
     }
     if !path.is_dir() {
-        let message = format!("`{}` is not a directory", path.display());
-        return Err(Error::usage(message).help("rockenv trust DIR"));
+        return Err(usage!("`{}` is not a directory", path.display()).help("rockenv trust DIR"));
     }
     let names = trust::present(&path);
     if names.is_empty() {
-        let message = format!(
+        return Err(not_found!(
             "`{}` has no rockenv.toml, profiles/, images/ or hooks/",
             path.display()
-        );
-        return Err(Error::not_found(message).help("rockenv trust DIR"));
+        )
+        .help("rockenv trust DIR"));
     }
     // Before the question: a change while it is asked has not been agreed to.
     let digest = trust::digest(&path)?;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 use crate::sys::signals::Signals;
 use crate::ui::Ui;
 use crate::up::context::Context;
@@ -37,9 +37,7 @@ pub(super) fn watch(cx: &Context, show: impl Fn(&Context) -> Result<u8>) -> Resu
         } else {
             "a pipe or file"
         };
-        return Err(
-            Error::usage(format!("`--watch` cannot refresh {what}")).help("leave out --watch")
-        );
+        return Err(usage!("`--watch` cannot refresh {what}").help("leave out --watch"));
     }
     let signals = Signals::take()?;
     let mut before = 0;

@@ -25,7 +25,7 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Gid, Pid, Uid};
 
 use super::wire::{Command, FromAgent, Reply, Request, Then, ToAgent};
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 use crate::sys::frames;
 
 /// How long commands may take to end after the agent was asked to.
@@ -81,14 +81,14 @@ impl Agent {
             None => UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?),
         };
         let Some((ToAgent::Listen { user }, fds)) = frames::receive::<ToAgent>(&holder)? else {
-            return Err(Error::unexpected(
-                "the agent is started by `rockenv`, not manually",
+            return Err(unexpected!(
+                "the agent is started by `rockenv`, not manually"
             ));
         };
         let listener: UnixListener = fds
             .into_iter()
             .next()
-            .ok_or_else(|| Error::unexpected("the agent received no socket"))?
+            .ok_or_else(|| unexpected!("the agent received no socket"))?
             .into();
         if let Some(user) = user {
             user.ensure(Path::new("/"))?;

@@ -13,7 +13,7 @@ use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, fchownat, unlinkat};
 
 pub(crate) use crate::plan::resolve::BuildUser;
 use crate::sys::beneath;
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 
 /// Maximum size of an account file, in bytes; a larger one is an attack or an accident.
 const MAX_ACCOUNT_FILE: u64 = 1 << 20;
@@ -139,9 +139,9 @@ fn append_account(
             if beneath::kind(&status) != SFlag::S_IFREG
                 || status.st_size.unsigned_abs() > MAX_ACCOUNT_FILE
             {
-                return Err(Error::invalid(format!(
+                return Err(invalid!(
                     "`/etc/{file}` of the image is not an ordinary account file"
-                )));
+                ));
             }
             mode = Mode::from_bits_truncate(status.st_mode & 0o7777);
             std::io::Read::take(

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Device;
 use super::hold::PATIENCE;
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 
 /// The slice of all containers if systemd is PID 1.
 pub(crate) const SLICE: &str = "rockenv.slice";
@@ -418,7 +418,7 @@ impl Cgroup {
                 let _: nix::Result<()> = kill(Pid::from_raw(*pid), Signal::SIGKILL);
             }
             if Instant::now() > deadline {
-                return Err(Error::busy(format!("processes {left:?} do not exit"))
+                return Err(busy!("processes {left:?} do not exit")
                     .help("look at their state with `ps -o pid,stat,wchan:20,cmd -p PID`; state D means that the kernel holds them"));
             }
             std::thread::sleep(Duration::from_millis(2));

@@ -9,7 +9,7 @@ use fs_err as fs;
 
 use super::docker::{Contexts, Flavour, Service};
 use crate::plan::resolve::Engine;
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::{Kind, Result};
 use crate::sys::userns;
 
 const DOCKER: &str = "/run/docker.sock";
@@ -143,8 +143,7 @@ fn named(name: &str) -> Result<Engine> {
         .into_iter()
         .find(|engine| engine.name() == name)
         .ok_or_else(|| {
-            Error::new(Kind::Usage, format!("unknown engine `{name}`"))
-                .help("one of: auto, nspawn, docker, podman")
+            usage!("unknown engine `{name}`").help("one of: auto, nspawn, docker, podman")
         })
 }
 
@@ -164,11 +163,9 @@ fn first_service(sockets: &Sockets) -> Result<Choice> {
             Err(error) => causes.push(error.chain().join(": ")),
         }
     }
-    Err(
-        Error::unavailable(format!("no engine available: {NONE_HERE}"))
-            .source(causes.join("; "))
-            .help("rockenv doctor"),
-    )
+    Err(unavailable!("no engine available: {NONE_HERE}")
+        .source(causes.join("; "))
+        .help("rockenv doctor"))
 }
 
 /// Finds the service of an engine.
@@ -189,9 +186,7 @@ pub(crate) fn service_at(engine: Engine, sockets: &Sockets) -> Result<Service> {
         None => host.as_str(),
         Some(("unix", path)) => path,
         Some(_) => {
-            return Err(Error::unavailable(format!(
-                "engine `{engine}` at `{host}` is not on this machine, but rockenv mounts local directories"
-            ))
+            return Err(unavailable!("engine `{engine}` at `{host}` is not on this machine, but rockenv mounts local directories")
             .help(match engine {
                 Engine::Podman => "unset CONTAINER_HOST".to_owned(),
                 Engine::Nspawn | Engine::Docker if host.starts_with("ssh://") => {
@@ -205,18 +200,17 @@ pub(crate) fn service_at(engine: Engine, sockets: &Sockets) -> Result<Service> {
     };
     let service = Service::connect(path.as_ref())?;
     if service.flavour != flavour {
-        return Err(Error::unavailable(format!(
-            "at `{path}` answers {}, not {flavour}",
-            service.flavour
-        ))
-        .help(format!("rockenv up ... --engine {}", service.flavour)));
+        return Err(
+            unavailable!("at `{path}` answers {}, not {flavour}", service.flavour)
+                .help(format!("rockenv up ... --engine {}", service.flavour)),
+        );
     }
     // Root's service would leave root's files in the user's store, which the user cannot remove.
     if !userns::is_root() && fs::metadata(path)?.uid() == 0 {
-        return Err(Error::unavailable(format!(
-            "{flavour} at `{path}` belongs to root; only root can use it"
-        ))
-        .help(format!("sudo rockenv up ... --engine {flavour}")));
+        return Err(
+            unavailable!("{flavour} at `{path}` belongs to root; only root can use it")
+                .help(format!("sudo rockenv up ... --engine {flavour}")),
+        );
     }
     Ok(service)
 }

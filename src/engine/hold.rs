@@ -175,7 +175,7 @@ impl ContainerRecord {
 
     pub(super) fn save(&self, run: &Path) -> Result<()> {
         let text = serde_json::to_vec(self)
-            .map_err(|error| Error::unexpected("cannot encode state").source(error))?;
+            .map_err(|error| unexpected!("cannot encode state").source(error))?;
         // Atomically: a concurrent reader would take half a file for no container.
         let new = run.join("state.json.new");
         fs::write(&new, text)?;
@@ -407,7 +407,7 @@ pub(crate) fn run() -> Result<()> {
 fn hold_container(hold: &Hold, fds: Vec<OwnedFd>, starter: &UnixStream) -> Result<Usage> {
     let [_lock, listener, jobs]: [OwnedFd; 3] = fds
         .try_into()
-        .map_err(|_| Error::unexpected("the holder is started by `rockenv`, not manually"))?;
+        .map_err(|_| unexpected!("the holder is started by `rockenv`, not manually"))?;
     let mut mask = SigSet::empty();
     for signal in [
         Signal::SIGCHLD,

@@ -15,7 +15,7 @@ use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use serde::{Deserialize, Serialize};
 
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 
 /// Length of an entry's record: slots, need, name.
 const ENTRY: u64 = 64;
@@ -88,10 +88,10 @@ impl SlotClaim {
                 return Ok(claim);
             }
         }
-        Err(Error::busy(format!(
+        Err(busy!(
             "all {ENTRIES} entries of `{}` are taken",
             path.display()
-        )))
+        ))
     }
 
     /// Takes over a claim from [`SlotClaim::pass`].

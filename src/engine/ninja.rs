@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::error::{Kind, Result, ResultExt as _};
 use crate::tree::file;
 use fs_err as fs;
 use sha2::{Digest as _, Sha256};
@@ -70,8 +70,10 @@ fn release(blobs: &Path, offline: bool, cancel: &AtomicBool) -> Result<Vec<u8>> 
     let help = "install ninja 1.13 or newer in the image, or on the host and set ROCKENV_NINJA=/usr/bin/ninja";
     let there = blobs.join("sha256").join(SHA256).exists();
     if offline && !there {
-        let message = "ninja is not in the store yet and `--offline` forbids fetching it";
-        return Err(Error::new(Kind::Unavailable, message).help(help));
+        return Err(unavailable!(
+            "ninja is not in the store yet and `--offline` forbids fetching it"
+        )
+        .help(help));
     }
     let zip = crate::image::blob(URL, SHA256, blobs, cancel)
         .context(|| "cannot fetch ninja".to_owned())
@@ -79,9 +81,8 @@ fn release(blobs: &Path, offline: bool, cancel: &AtomicBool) -> Result<Vec<u8>> 
             Kind::Signal(_) => error,
             _ => error.help(help),
         })?;
-    unzip(&fs::read(&zip)?, NAME).ok_or_else(|| {
-        Error::unexpected(format!("`{}` contains no program `{NAME}`", zip.display()))
-    })
+    unzip(&fs::read(&zip)?, NAME)
+        .ok_or_else(|| unexpected!("`{}` contains no program `{NAME}`", zip.display()))
 }
 
 /// Returns the first ninja of an image that joins the jobserver, and its path there.
@@ -116,10 +117,10 @@ pub(crate) fn identity(own: Option<&Path>) -> Result<(Option<&'static str>, Stri
 fn check(path: &Path, program: &[u8]) -> Result<()> {
     match is_client(program) {
         true => Ok(()),
-        false => Err(Error::invalid(format!(
+        false => Err(invalid!(
             "`{}` cannot join the machine's job slots: it is not ninja 1.13 or newer",
             path.display()
-        ))
+        )
         .help("pip download --no-deps ninja, or remove `ninja` from the configuration")),
     }
 }

@@ -13,7 +13,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::Usage;
 use super::hold::{ContainerRecord, FromHolder, Hold};
 use super::wire::{Command, Reply, Request};
-use crate::sys::error::{Error, Result, ResultExt as _, if_exists};
+use crate::sys::error::{Result, ResultExt as _, if_exists};
 use crate::sys::frames;
 use crate::sys::signals;
 
@@ -93,7 +93,7 @@ impl Running {
     /// Connects a client.
     pub(crate) fn connect(&self) -> Result<Client> {
         let client = Client::join(&self.run)?;
-        let client = client.ok_or_else(|| Error::unavailable("the container ended"))?;
+        let client = client.ok_or_else(|| unavailable!("the container ended"))?;
         // A service may still start the container.
         client.socket.set_write_timeout(None)?;
         Ok(client)
@@ -102,12 +102,12 @@ impl Running {
     /// Reads one message of the holder; `Ready` carries the limits that could not be set.
     pub(crate) fn receive(&mut self) -> Result<FromHolder> {
         let Some(link) = &self.link else {
-            return Err(Error::unexpected("the holder was already dismissed"));
+            return Err(unexpected!("the holder was already dismissed"));
         };
         match frames::receive::<FromHolder>(link)? {
             Some((message, _)) => Ok(message),
             None => Err(
-                Error::unavailable("the process that held the container was killed")
+                unavailable!("the process that held the container was killed")
                     .help("rockenv up ...: continues from the last snapshot"),
             ),
         }

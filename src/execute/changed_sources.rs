@@ -8,7 +8,7 @@ use crate::plan::Action;
 use crate::plan::resolve::Step;
 use crate::profile;
 use crate::store::source::Git;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 use crate::sys::signals::Cancel;
 
 impl Execution<'_, '_> {
@@ -69,9 +69,7 @@ impl Execution<'_, '_> {
     pub(super) fn print_now(&self, input: &str) -> Result<String> {
         let (volume, path) = profile::input(input);
         let source = self.sources.get(volume).ok_or_else(|| {
-            Error::unexpected(format!(
-                "source `{volume}` is an input, but no directory provides it"
-            ))
+            unexpected!("source `{volume}` is an input, but no directory provides it")
         })?;
         let cancel = Cancel::new(self.signals);
         let git = Git::until(&self.spec.user, &cancel);

@@ -26,7 +26,7 @@ use crate::rocm::gpu::Device;
 use crate::store::{LockedEnv, Store, source};
 use crate::sys::account::{self, Rights};
 use crate::sys::atomic::random_id;
-use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::host::Host;
 
 /// Directories on disk that every container gets empty, and that no snapshot contains.
@@ -217,7 +217,7 @@ pub(crate) fn inputs_digest(
         settings,
     );
     let text = serde_json::to_vec(&all)
-        .map_err(|error| Error::unexpected("cannot encode a container").source(error))?;
+        .map_err(|error| unexpected!("cannot encode a container").source(error))?;
     Ok(hex::encode(Sha256::digest(text)))
 }
 
@@ -232,9 +232,8 @@ pub(crate) fn directory_of(
     match (volume.kind, &volume.source) {
         (VolumeKind::Build, _) => {
             let id = env.known_record()?.head.volumes.get(&volume.name).cloned();
-            let id = id.ok_or_else(|| {
-                Error::unexpected(format!("build volume `{}` does not exist yet", volume.name))
-            })?;
+            let id =
+                id.ok_or_else(|| unexpected!("build volume `{}` does not exist yet", volume.name))?;
             Ok(store.volume_dir(&id))
         }
         (VolumeKind::Cache | VolumeKind::Output, VolumeSource::Path(path)) => {
@@ -245,19 +244,16 @@ pub(crate) fn directory_of(
         (VolumeKind::Output, VolumeSource::Store) => {
             made(output_directory(store, env.name(), &volume.name), spec)
         }
-        (VolumeKind::Source, VolumeSource::Git(_)) => {
-            sources.get(&volume.name).cloned().ok_or_else(|| {
-                Error::unexpected(format!("source `{}` is not fetched yet", volume.name))
-            })
-        }
+        (VolumeKind::Source, VolumeSource::Git(_)) => sources
+            .get(&volume.name)
+            .cloned()
+            .ok_or_else(|| unexpected!("source `{}` is not fetched yet", volume.name)),
         (VolumeKind::Source | VolumeKind::Host, VolumeSource::Path(path)) => existing(path, volume),
         (kind @ (VolumeKind::Output | VolumeKind::Host), VolumeSource::Git(_))
-        | (kind @ (VolumeKind::Source | VolumeKind::Host), VolumeSource::Store) => {
-            Err(Error::invalid(format!(
-                "volume `{}` of kind {kind:?} names no directory",
-                volume.name
-            )))
-        }
+        | (kind @ (VolumeKind::Source | VolumeKind::Host), VolumeSource::Store) => Err(invalid!(
+            "volume `{}` of kind {kind:?} names no directory",
+            volume.name
+        )),
     }
 }
 
@@ -333,20 +329,16 @@ fn only_root_changes(path: &Path) -> bool {
 fn existing(path: &Path, volume: &Volume) -> Result<PathBuf> {
     match fs::metadata(path) {
         Ok(found) if found.is_dir() || found.is_file() => Ok(fs::canonicalize(path)?),
-        Ok(_) => Err(Error::new(
-            Kind::Invalid,
-            format!(
-                "volume `{}`: `{}` is neither a directory nor a file",
-                volume.name,
-                path.display()
-            ),
+        Ok(_) => Err(invalid!(
+            "volume `{}`: `{}` is neither a directory nor a file",
+            volume.name,
+            path.display()
         )),
-        Err(error) => Err(Error::new(
-            Kind::Invalid,
-            format!("volume `{}` has no directory to mount", volume.name),
-        )
-        .source(error)
-        .help(format!("mkdir -p {}", path.display()))),
+        Err(error) => Err(
+            invalid!("volume `{}` has no directory to mount", volume.name)
+                .source(error)
+                .help(format!("mkdir -p {}", path.display())),
+        ),
     }
 }
 

@@ -15,7 +15,7 @@ use crate::engine::session::{Client, Running};
 use crate::engine::wire::{Command, Reply};
 use crate::rocm::gpu::Device;
 use crate::rocm::gpu::probe::{self, AccessLayer, Finding};
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 use crate::sys::signals::Signals;
 
 /// Limit for container and probe. A hanging driver would hang the command too.
@@ -62,8 +62,8 @@ pub(crate) fn check(
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(Error::unavailable(
-                "the GPU's driver does not answer: opening its device nodes hangs",
+            return Err(unavailable!(
+                "the GPU's driver does not answer: opening its device nodes hangs"
             )
             .help("sudo journalctl -k -g amdgpu"));
         }
@@ -89,7 +89,7 @@ pub(crate) fn check(
             Some((Reply::Exited { .. }, _)) => return result(&read(report)?),
             Some((Reply::NotStarted { message, .. }, _)) => {
                 return Err(
-                    Error::unexpected("cannot check the GPU inside the container").source(message),
+                    unexpected!("cannot check the GPU inside the container").source(message)
                 );
             }
             None => return Ok(GpuCheck::Gone),
@@ -124,7 +124,7 @@ pub(crate) fn step(
             FromHolder::Waits(text) => warn(text),
             FromHolder::Failed { reason } => return Err(reason.into()),
             FromHolder::Ended(_) | FromHolder::Shared => {
-                return Err(Error::unavailable("the container ended before its step"));
+                return Err(unavailable!("the container ended before its step"));
             }
         }
     }
@@ -141,9 +141,8 @@ fn read(report: OwnedFd) -> Result<Vec<u8>> {
 }
 
 fn result(report: &[u8]) -> Result<GpuCheck> {
-    let findings: Vec<Finding> = serde_json::from_slice(report).map_err(|error| {
-        Error::unexpected("the GPU check inside the container failed").source(error)
-    })?;
+    let findings: Vec<Finding> = serde_json::from_slice(report)
+        .map_err(|error| unexpected!("the GPU check inside the container failed").source(error))?;
     let failed: Vec<&Finding> = findings.iter().filter(|finding| !finding.ok).collect();
     let Some(first) = failed.first() else {
         return Ok(GpuCheck::Passed);
@@ -155,7 +154,7 @@ fn result(report: &[u8]) -> Result<GpuCheck> {
             format!("`{}`: {error}", finding.path)
         })
         .collect();
-    let error = Error::unavailable("the GPU cannot be used inside").source(each.join("; "));
+    let error = unavailable!("the GPU cannot be used inside").source(each.join("; "));
     let absent = |finding: &&Finding| finding.layer == Some(AccessLayer::Absent);
     Err(match &first.mend {
         // The nodes existed when the container was defined.

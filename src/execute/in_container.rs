@@ -89,7 +89,7 @@ pub(crate) fn copy(arguments: &[String]) -> Result<()> {
                 remove_old(&target)?;
                 let to = entry
                     .link_name()?
-                    .ok_or_else(|| Error::unexpected("a link without target"))?;
+                    .ok_or_else(|| unexpected!("a link without target"))?;
                 fs_err::os::unix::fs::symlink(to, &target)?;
             }
             _ => {
@@ -416,10 +416,7 @@ impl Manifest {
 }
 
 fn usage() -> Error {
-    Error::new(
-        Kind::Usage,
-        "this subcommand is for rockenv's own use, inside an env",
-    )
+    usage!("this subcommand is for rockenv's own use, inside an env")
 }
 
 fn parse<T: std::str::FromStr>(text: &str) -> Result<T> {

@@ -49,7 +49,7 @@ use crate::profile::hook::Hook;
 use crate::rocm::gpu::Grant;
 use crate::store::config::Config;
 use crate::store::{LockedEnv, Store};
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 use crate::sys::host::Host;
 use crate::sys::signals::Signals;
 use crate::ui::Reporter;
@@ -164,7 +164,7 @@ impl Execution<'_, '_> {
             }
             let step = spec
                 .step(&planned.name)
-                .ok_or_else(|| Error::unexpected("the plan names an unknown step"))?;
+                .ok_or_else(|| unexpected!("the plan names an unknown step"))?;
             if let Some(last) = last
                 && self.is_stale_before(step)?
             {

@@ -23,7 +23,7 @@ use crate::plan::ids::{LayerId, PathBelow, TreeId, VolumeName};
 use crate::plan::record::Cost;
 use crate::plan::resolve::{Action, Step};
 use crate::rocm::gpu::{self, Device};
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 use crate::tree::{self, Method, measure};
 use crate::ui::StepOutput;
 
@@ -85,10 +85,10 @@ impl Execution<'_, '_> {
         match (step.gpu, self.gpu) {
             (false, _) => Ok(Vec::new()),
             (true, Some(grant)) => grant.devices(),
-            (true, None) => Err(Error::unexpected(format!(
+            (true, None) => Err(unexpected!(
                 "step `{}` needs a GPU, and the plan has none",
                 step.name
-            ))),
+            )),
         }
     }
 
@@ -293,14 +293,11 @@ fn how_it_ended(step: &Step, ending: Result<Ending>, end: Result<End>) -> Result
             };
             Ok((killed, usage))
         }
-        (Ok(Ending::Lost), Ok(_)) => {
-            let message = format!(
-                "the container of step `{}` was stopped by another process",
-                step.name
-            );
-            Err(Error::unavailable(message)
-                .help("rockenv up ...: the step starts again and keeps its build volumes"))
-        }
+        (Ok(Ending::Lost), Ok(_)) => Err(unavailable!(
+            "the container of step `{}` was stopped by another process",
+            step.name
+        )
+        .help("rockenv up ...: the step starts again and keeps its build volumes")),
         (Ok(ending), Ok(End::Ended(usage))) => Ok((ending, usage)),
         (Ok(ending), Ok(End::Shared)) => Ok((ending, Usage::default())),
     }

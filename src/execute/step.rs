@@ -11,7 +11,7 @@ use crate::image::certificates;
 use crate::plan::resolve::{Action, CopyItem, Facts, Spec, Step, User, finish};
 use crate::profile::{CopiedFile, CopyFiles};
 use crate::store::config::Config;
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::host::Host;
 
 /// Search path for programs inside.
@@ -110,7 +110,7 @@ impl PreparedCommand {
                 for item in items {
                     let volume = spec
                         .volume(&item.to)
-                        .ok_or_else(|| Error::unexpected(format!("no volume `{}`", item.to)))?;
+                        .ok_or_else(|| unexpected!("no volume `{}`", item.to))?;
                     argv.extend([volume.target.clone(), item.from.clone()]);
                 }
                 argv
@@ -169,7 +169,7 @@ fn archive(step: &str, items: &[CopyItem], files: &CopyFiles) -> Result<OwnedFd>
     for item in items {
         let copied = files
             .item(step, &item.from)
-            .ok_or_else(|| Error::unexpected(format!("no content for `{}`", item.from)))?;
+            .ok_or_else(|| unexpected!("no content for `{}`", item.from))?;
         for entry in &copied.entries {
             let relative = item.to.trim_start_matches('/');
             let path = if entry.path.as_os_str().is_empty() {

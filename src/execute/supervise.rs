@@ -17,7 +17,7 @@ use crate::execute::build_watch::BuildWatch;
 use crate::execute::disk_guard::DiskGuard;
 use crate::execute::redact::Redactor;
 use crate::execute::sampler::Sampler;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 use crate::sys::signals::Signals;
 use crate::ui::StepOutput;
 use crate::ui::event::Stream;
@@ -214,7 +214,7 @@ impl Supervision<'_, '_> {
             FromHolder::Waits(text) => (self.step.warn)(text),
             FromHolder::Failed { reason } => return Err(reason.into()),
             FromHolder::Ended(_) | FromHolder::Shared => {
-                return Err(Error::unavailable("the container ended before its step"));
+                return Err(unavailable!("the container ended before its step"));
             }
         }
         Ok(())

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::plan::ids::LayerId;
 use crate::store::Store;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 
 /// How long layers are collected for one sync. A sync delays the next step, and short steps need none of their own.
 const GATHER: Duration = Duration::from_millis(300);
@@ -47,6 +47,6 @@ impl Durable {
         drop(self.layers);
         self.thread
             .join()
-            .map_err(|_| Error::unexpected("a thread that waited for the disk panicked"))?
+            .map_err(|_| unexpected!("a thread that waited for the disk panicked"))?
     }
 }

@@ -150,10 +150,8 @@ fn standard_ends(copies: &mut Vec<Copy>) -> Result<[OwnedFd; 3]> {
             & nix::sys::stat::SFlag::S_IFMT;
         if kind == nix::sys::stat::SFlag::S_IFDIR {
             // A host directory inside would be a way out of the container.
-            return Err(
-                Error::new(Kind::Usage, "standard input or output is a directory")
-                    .help("rockenv exec ENV -- CMD </dev/null"),
-            );
+            return Err(usage!("standard input or output is a directory")
+                .help("rockenv exec ENV -- CMD </dev/null"));
         }
         if nix::unistd::isatty(&fd)? {
             let (read, write) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC)?;
@@ -169,7 +167,7 @@ fn standard_ends(copies: &mut Vec<Copy>) -> Result<[OwnedFd; 3]> {
         }
     }
     ends.try_into()
-        .map_err(|_| Error::unexpected("three descriptors became another number"))
+        .map_err(|_| unexpected!("three descriptors became another number"))
 }
 
 /// What can be read, or written to.

@@ -302,10 +302,10 @@ impl StepComparison<'_> {
 
 /// Makes the error for a step whose sources changed since it was built.
 pub(crate) fn changed(step: &Step, inputs: &[&str]) -> Error {
-    Error::invalid(format!(
+    invalid!(
         "step `{}` cannot be built again: its inputs have changed since: {}",
         step.name,
         inputs.join(", ")
-    ))
+    )
     .help("rockenv up ...: builds with the current inputs")
 }

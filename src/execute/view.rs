@@ -27,7 +27,7 @@ use crate::plan::{self, resolve};
 use crate::profile::hook::{self, FileInSource, Hook, HookChange, HookChanges};
 use crate::store::{LockedEnv, Store};
 use crate::sys::atomic::{self, random_id};
-use crate::sys::error::{Error, Result, ResultExt as _, if_exists};
+use crate::sys::error::{Result, ResultExt as _, if_exists};
 use crate::tree::{self, file, overlay};
 
 fn directory(env: &LockedEnv<'_>, volume: &str) -> PathBuf {
@@ -206,7 +206,7 @@ impl<'a> Execution<'a, '_> {
             atomic::write_json(&stack_file(&directory), &stack)?;
         }
         existing(self.env, &volume.name)?
-            .ok_or_else(|| Error::unexpected("the view of the source is missing"))
+            .ok_or_else(|| unexpected!("the view of the source is missing"))
     }
 
     /// Returns the fingerprint of the source below the view. A step of this run that sees the source itself, before
@@ -229,8 +229,7 @@ impl<'a> Execution<'a, '_> {
             .any(writes);
         if !written {
             let known = self.fingerprints.get(name).cloned();
-            return known
-                .ok_or_else(|| Error::unexpected(format!("no fingerprint of source `{name}`")));
+            return known.ok_or_else(|| unexpected!("no fingerprint of source `{name}`"));
         }
         self.print_now(name)
     }
@@ -266,7 +265,7 @@ impl<'a> Execution<'a, '_> {
     fn hook(&self, wanted: &resolve::Hook) -> Result<&'a Hook> {
         self.hooks
             .get(&wanted.name)
-            .ok_or_else(|| Error::unexpected(format!("the hook `{}` was not read", wanted.name)))
+            .ok_or_else(|| unexpected!("the hook `{}` was not read", wanted.name))
     }
 
     /// Removes leftovers of a killed command, and layers that are no longer part of the view, except for files
@@ -363,11 +362,11 @@ fn no_mounts_inside(volume: &Volume, source: &Path) -> Result<()> {
         .find(|point| point != source);
     match inside {
         None => Ok(()),
-        Some(point) => Err(Error::invalid(format!(
+        Some(point) => Err(invalid!(
             "volume `{}` has something mounted in it, at `{}`: a view of it would not show that",
             volume.name,
             point.display()
-        ))
+        )
         .help(format!("umount {}", point.display()))),
     }
 }

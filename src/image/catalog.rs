@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::Recipe;
 use crate::sys::catalog::{CatalogEntry, Directory};
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 use crate::sys::{builtin, catalog};
 
 /// Returns every recipe; the user's come before built-in ones of the same name.
@@ -21,8 +21,7 @@ pub fn find(directories: &[Directory], name: &str) -> Result<Recipe> {
             let text = builtin::toml_files(&builtin::IMAGES)
                 .into_iter()
                 .find(|(known, _)| *known == name);
-            let (_, text) =
-                text.ok_or_else(|| Error::unexpected("a built-in recipe is missing"))?;
+            let (_, text) = text.ok_or_else(|| unexpected!("a built-in recipe is missing"))?;
             Recipe::parse(text, name, Path::new("/"))
         }
     }

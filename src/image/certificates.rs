@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 use crate::tree::file;
 
 /// Path of the list for steps.
@@ -72,10 +72,10 @@ impl Written {
             Self::Word(word) if word == "host" => return Ok(Authorities::Host),
             Self::Word(word) => {
                 let word = word.escape_debug();
-                return Err(Error::invalid(format!(
-                    "invalid `ca-certificates` in the configuration: `{word}`"
-                ))
-                .help("ca-certificates = \"host\", or a list of PEM files"));
+                return Err(
+                    invalid!("invalid `ca-certificates` in the configuration: `{word}`")
+                        .help("ca-certificates = \"host\", or a list of PEM files"),
+                );
             }
             Self::Files(paths) => paths,
         };
@@ -104,7 +104,7 @@ impl Authorities {
     pub(crate) fn pem(&self) -> Result<String> {
         match self {
             Self::Host => host().ok_or_else(|| {
-                Error::unavailable("no certificate authorities found on this machine")
+                unavailable!("no certificate authorities found on this machine")
                     .help("install ca-certificates")
             }),
             Self::Files(paths) => {
@@ -115,12 +115,9 @@ impl Authorities {
                     let found = certificates(&String::from_utf8_lossy(&bytes));
                     if found.is_empty() {
                         let path = path.display();
-                        return Err(Error::invalid(format!(
-                            "`{path}` has no certificate in PEM form"
-                        ))
-                        .help(format!(
-                            "openssl x509 -inform der -in {path} -out {path}.pem"
-                        )));
+                        return Err(invalid!("`{path}` has no certificate in PEM form").help(
+                            format!("openssl x509 -inform der -in {path} -out {path}.pem"),
+                        ));
                     }
                     pem.push_str(&found);
                 }
@@ -143,7 +140,7 @@ impl Authorities {
             None | Some(Self::Host) => Ok(Vec::new()),
             Some(files @ Self::Files(_)) => {
                 reqwest::Certificate::from_pem_bundle(files.pem()?.as_bytes()).map_err(|error| {
-                    Error::invalid("a file of `ca-certificates` in the configuration is damaged")
+                    invalid!("a file of `ca-certificates` in the configuration is damaged")
                         .source(error)
                 })
             }

@@ -24,7 +24,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub(crate) use packages::{DPKG_STATUS, MAX_DATABASE, OsRelease, Package, gpu_code};
 pub use recipe::Recipe;
 
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 use crate::tree::root_fs::Tree;
 use recipe::{Source, Tarball};
 
@@ -111,10 +111,7 @@ pub struct Built {
 pub fn build(recipe: &Recipe, cx: &mut BuildContext<'_>) -> Result<Built> {
     let tree = Tree::open(cx.into)?;
     if !tree.list(".")?.is_empty() {
-        return Err(Error::unexpected(format!(
-            "`{}` is not empty",
-            cx.into.display()
-        )));
+        return Err(unexpected!("`{}` is not empty", cx.into.display()));
     }
     let source_date = source_date(recipe, cx)?;
     let mut resolved = None;
@@ -162,7 +159,7 @@ fn source_date(recipe: &Recipe, cx: &BuildContext<'_>) -> Result<i64> {
     }
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
-        .map_err(|_| Error::unexpected("the clock is before 1970"))?;
+        .map_err(|_| unexpected!("the clock is before 1970"))?;
     let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
     Ok(now - now % 86_400)
 }
@@ -173,15 +170,15 @@ fn with_work_directory(
     build: impl FnOnce(&mut BuildContext<'_>) -> Result<()>,
 ) -> Result<()> {
     if !nix::unistd::geteuid().is_root() {
-        return Err(Error::unavailable("building this image needs root")
+        return Err(unavailable!("building this image needs root")
             .help("sudo rockenv image build, or a tarball image"));
     }
     // Tools get the path, but run in another directory.
     if !cx.into.is_absolute() {
-        return Err(Error::unexpected(format!(
+        return Err(unexpected!(
             "`{}` is not an absolute path",
             cx.into.display()
-        )));
+        ));
     }
     use std::os::unix::fs::PermissionsExt as _;
     let everyone_enters = || std::fs::Permissions::from_mode(0o755);
@@ -207,7 +204,7 @@ fn tarball(table: &Tarball, cx: &mut BuildContext<'_>) -> Result<()> {
             let mut report = |done, total| progress(BuildProgress::Bytes { done, total });
             fetch::fetch(url, &table.sha256, cx.blobs, cx.cancel, &mut report)?
         }
-        (None, None) => return Err(Error::unexpected("a tarball recipe without path and url")),
+        (None, None) => return Err(unexpected!("a tarball recipe without path and url")),
     };
     // Also when cached: disks fail, and the extraction must not see one unverified byte.
     fetch::verify(&path, &table.sha256, cx.cancel)?;

@@ -213,10 +213,9 @@ impl Recipe {
     /// Reads and checks the recipe in a file, whose relative paths start from that file.
     pub fn load(directories: &[catalog::Directory], path: &Path) -> Result<Self> {
         let file = trusted_files::read(directories, path, LARGEST)?;
-        let file = file
-            .ok_or_else(|| Error::invalid(format!("`{}` is not a regular file", path.display())))?;
+        let file = file.ok_or_else(|| invalid!("`{}` is not a regular file", path.display()))?;
         let text = String::from_utf8(file.bytes)
-            .map_err(|_| Error::invalid(format!("`{}` is not UTF-8", path.display())))?;
+            .map_err(|_| invalid!("`{}` is not UTF-8", path.display()))?;
         let base = path.parent().unwrap_or(Path::new("."));
         Self::parse(&text, &path.display().to_string(), base)
     }
@@ -224,20 +223,20 @@ impl Recipe {
     /// Checks a recipe's text; `name` is for errors, `base` is where relative paths start.
     pub fn parse(text: &str, name: &str, base: &Path) -> Result<Self> {
         let raw: RawRecipe = toml::from_str(text).map_err(|error| {
-            Error::invalid(format!("{name} is not a valid image recipe"))
+            invalid!("{name} is not a valid image recipe")
                 .source(error.to_string().trim_end().to_string())
                 .help("rockenv schema image")
         })?;
         let at = |place: &Place, error| locate(error, name, span::line(text, place.start));
         if raw.schema.value != 1 {
-            let message = format!("schema {} is not known to this rockenv", raw.schema);
-            let error = Error::invalid(message).help("write schema = 1");
+            let error = invalid!("schema {} is not known to this rockenv", raw.schema)
+                .help("write schema = 1");
             return Err(at(&raw.schema.place, error));
         }
         let provider = raw.provider.as_str();
         if !PROVIDERS.contains(&provider) {
             let help = suggest::choices_help(provider, &PROVIDERS, "providers");
-            let error = Error::invalid(format!("unknown provider `{provider}`")).help(help);
+            let error = invalid!("unknown provider `{provider}`").help(help);
             return Err(at(&raw.provider.place, error));
         }
         let tables = [
@@ -253,13 +252,13 @@ impl Recipe {
             if table != provider {
                 let message = format!("[{table}] does not belong to provider \"{provider}\"");
                 let help = format!("remove [{table}], or write provider = \"{table}\"");
-                return Err(at(&place, Error::invalid(message).help(help)));
+                return Err(at(&place, invalid!("{message}").help(help)));
             }
             given = Some((source, place.start));
         }
         let Some((source, start)) = given else {
-            let message = format!("provider \"{provider}\" needs a table [{provider}]");
-            let error = Error::invalid(message).help(format!("add [{provider}]"));
+            let error = invalid!("provider \"{provider}\" needs a table [{provider}]")
+                .help(format!("add [{provider}]"));
             return Err(at(&raw.provider.place, error));
         };
         let source = source.checked(base).map_err(|Bad { error, mentions }| {
@@ -407,7 +406,7 @@ pub(crate) fn snapshot_time(id: &str) -> Option<i64> {
 
 fn locate(error: Error, name: &str, line: usize) -> Error {
     let help = error.help_text().map(ToString::to_string);
-    let error = Error::invalid(format!("{name}:{line}: {}", error.message()));
+    let error = invalid!("{name}:{line}: {}", error.message());
     match help {
         Some(help) => error.help(help),
         None => error,

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::Cell;
 use super::pipeline::Size;
 use crate::rocm::target::{self, Target};
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::Result;
 use crate::sys::suggest;
 use crate::ui::size::bytes;
 
@@ -101,7 +101,7 @@ impl Runners {
     /// Parses a file's text; errors name the fault.
     pub fn parse(text: &str) -> Result<Self> {
         let runners: Self = toml::from_str(text)
-            .map_err(|error| Error::invalid("this is not a list of runners").source(error))?;
+            .map_err(|error| invalid!("this is not a list of runners").source(error))?;
         for (name, labels) in &runners.gpu {
             if Target::parse(name).is_err() && target::family(name).is_none() {
                 let known = target::all()
@@ -111,19 +111,19 @@ impl Runners {
                     Some(close) => format!("did you mean `{close}`?"),
                     None => "`rockenv target ls` shows them all".to_owned(),
                 };
-                return Err(Error::invalid(format!("no target or family `{name}`")).help(help));
+                return Err(invalid!("no target or family `{name}`").help(help));
             }
             if labels.is_empty() {
-                return Err(Error::invalid(format!("`{name}` has no labels"))
+                return Err(invalid!("`{name}` has no labels")
                     .help(format!("{name} = [\"self-hosted\", \"{name}\"]")));
             }
         }
         if runners.build.is_empty() {
-            return Err(Error::invalid("`build` has no labels").help("build = [\"self-hosted\"]"));
+            return Err(invalid!("`build` has no labels").help("build = [\"self-hosted\"]"));
         }
         let lists = || runners.gpu.values().chain([&runners.build]);
         if lists().any(|labels| labels.iter().any(|label| label.trim().is_empty())) {
-            return Err(Error::invalid("a label is empty").help("build = [\"self-hosted\"]"));
+            return Err(invalid!("a label is empty").help("build = [\"self-hosted\"]"));
         }
         Ok(runners)
     }
@@ -191,11 +191,8 @@ impl Shard {
             return Ok(());
         }
         let word = if envs == 1 { "env" } else { "envs" };
-        Err(Error::new(
-            Kind::Usage,
-            format!("part {self} of {envs} {word} is empty"),
-        )
-        .help(format!("--shard {}/{envs}", self.index.min(envs))))
+        Err(usage!("part {self} of {envs} {word} is empty")
+            .help(format!("--shard {}/{envs}", self.index.min(envs))))
     }
 }
 
@@ -296,21 +293,18 @@ pub(crate) fn jobs(
         jobs.extend(tested);
     }
     if jobs.len() > MOST {
-        return Err(Error::new(
-            Kind::Usage,
-            format!("{} jobs exceed the limit of a matrix, {MOST}", jobs.len()),
-        )
-        .help(format!("--shard 1/{}", jobs.len().div_ceil(MOST) + 1)));
+        return Err(
+            usage!("{} jobs exceed the limit of a matrix, {MOST}", jobs.len())
+                .help(format!("--shard 1/{}", jobs.len().div_ceil(MOST) + 1)),
+        );
     }
     let mut names = BTreeSet::new();
     if let Some(job) = jobs.iter().find(|job| !names.insert(job.name.as_str())) {
-        let message = format!(
+        return Err(usage!(
             "two jobs are `{}`: one is for steps with a GPU of another env",
             job.name
-        );
-        return Err(
-            Error::new(Kind::Usage, message).help("give profiles names that do not end in `-gpu`")
-        );
+        )
+        .help("give profiles names that do not end in `-gpu`"));
     }
     Ok((jobs, homeless))
 }

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use crate::rocm::target::{self, Target};
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::Result;
 
 /// One env of a matrix.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,10 +32,7 @@ impl Cell {
     pub(crate) fn targets(&self, own: &[Target]) -> Result<Vec<Target>> {
         match (self.target, own, &self.profile) {
             (Some(target), _, _) => Ok(vec![target]),
-            (None, [], Some(profile)) => Err(Error::new(
-                Kind::Usage,
-                format!("profile `{profile}` names no targets and none are given"),
-            )
+            (None, [], Some(profile)) => Err(usage!("profile `{profile}` names no targets and none are given")
             .help(format!(
                 "rockenv matrix up --profile {profile} gfx1103, or `targets = [\"gfx1103\"]` in the profile"
             ))),
@@ -61,7 +58,7 @@ pub(crate) fn cells(profiles: &[String], names: &[String]) -> Result<Vec<Cell>> 
         }
     }
     if targets.is_empty() && profiles.is_empty() {
-        return Err(Error::new(Kind::Usage, "no targets given")
+        return Err(usage!("no targets given")
             .help("rockenv matrix up gfx1100 gfx1103; `rockenv target ls` shows them all"));
     }
     let cell = |profile: Option<&String>, target: Option<Target>| {
@@ -102,8 +99,7 @@ pub(crate) fn check_names<'a>(envs: impl IntoIterator<Item = (&'a str, &'a Cell)
     for (name, cell) in envs {
         if let Some(other) = known.insert(name, cell) {
             let [one, two] = [other, cell].map(|cell| cell.args.join(" "));
-            let message = format!("`up {one}` and `up {two}` are both env `{name}`");
-            return Err(Error::new(Kind::Usage, message)
+            return Err(usage!("`up {one}` and `up {two}` are both env `{name}`")
                 .help("use profiles with different names, and no `--name` for all envs"));
         }
     }

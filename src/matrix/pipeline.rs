@@ -5,7 +5,7 @@
 use std::str::FromStr;
 
 use super::jobs::Job;
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::Result;
 
 /// How jobs call rockenv.
 #[derive(Clone, Debug)]
@@ -128,15 +128,16 @@ impl Pipeline {
         };
         for word in words.chain(&calls.options).chain(registry) {
             if word.chars().any(char::is_control) {
-                let message = format!("`{}` cannot be written into a script", word.escape_debug());
-                return Err(Error::new(Kind::Usage, message).help("use one line of plain text"));
+                return Err(
+                    usage!("`{}` cannot be written into a script", word.escape_debug())
+                        .help("use one line of plain text"),
+                );
             }
         }
         for (position, one) in calls.secrets.iter().enumerate() {
             let before = &calls.secrets[..position];
             if before.iter().any(|other| other.variable == one.variable) {
-                let message = format!("two secrets are to be variable `{}`", one.variable);
-                return Err(Error::new(Kind::Usage, message)
+                return Err(usage!("two secrets are to be variable `{}`", one.variable)
                     .help(format!("--secret {}={}", one.variable, one.name)));
             }
         }

@@ -33,7 +33,7 @@ impl std::error::Error for InvalidName {}
 
 impl From<InvalidName> for Error {
     fn from(error: InvalidName) -> Self {
-        Self::unexpected(error.to_string())
+        unexpected!("{error}")
     }
 }
 

@@ -8,7 +8,7 @@ use std::path::Path;
 use fs_err as fs;
 
 use crate::sys::checksum::is_sha256;
-use crate::sys::error::{Error, Result, if_exists};
+use crate::sys::error::{Result, if_exists};
 
 /// Directory inside: a step reads `locked`, which exists if a lock file has pins for it, and writes `installed`.
 pub(crate) const INSIDE: &str = "/run/rockenv/pins";
@@ -41,8 +41,8 @@ pub(crate) fn read(directory: &Path, step: &str) -> Result<Pins> {
         return Ok(Pins::new());
     };
     let bad = |what: &str| {
-        let message = format!("the report of step `{step}`, `{INSIDE}/{INSTALLED}`, {what}");
-        Error::invalid(message).help("each line must be `NAME VERSION sha256:DIGEST`")
+        invalid!("the report of step `{step}`, `{INSIDE}/{INSTALLED}`, {what}")
+            .help("each line must be `NAME VERSION sha256:DIGEST`")
     };
     // A link could lead anywhere on the host.
     if !found.is_file() || found.len() > MAX {

@@ -12,7 +12,7 @@ use miette::{
 
 use super::load::Origin;
 use super::value::Refused;
-use crate::sys::error::{Error, Kind};
+use crate::sys::error::Error;
 use crate::sys::span::Place;
 use crate::sys::suggest;
 
@@ -190,5 +190,5 @@ pub(crate) fn invalid(what: &str, sources: &Sources, mut problems: Vec<Problem>)
     if problems.len() > SHOWN {
         message.push_str("\n  and more, not shown");
     }
-    Error::new(Kind::Invalid, message)
+    invalid!("{message}")
 }

@@ -141,7 +141,7 @@ pub(crate) fn list(dirs: &[Directory]) -> Result<Vec<ProfileListing>> {
                 match value::name("profile", &entry.name) {
                     Ok(()) => listed(entry.name, origin, read(dirs, &path).map(|(_, text)| text)),
                     Err(refused) => {
-                        listed(entry.name, origin, Err(Error::invalid(refused.message)))
+                        listed(entry.name, origin, Err(invalid!("{}", refused.message)))
                     }
                 }
             }
@@ -158,7 +158,7 @@ pub(crate) fn list(dirs: &[Directory]) -> Result<Vec<ProfileListing>> {
 fn listed(name: String, origin: Origin, text: Result<String>) -> ProfileListing {
     let table = text.and_then(|text| {
         let table = text.parse::<toml::Table>();
-        table.map_err(|error| Error::invalid(error.message().to_owned()))
+        table.map_err(|error| invalid!("{}", error.message().to_owned()))
     });
     let (description, problem) = match &table {
         Ok(table) => (table.get("description").and_then(toml::Value::as_str), None),
@@ -175,7 +175,7 @@ fn listed(name: String, origin: Origin, text: Result<String>) -> ProfileListing 
 /// Looks a name up; `behind` continues the search after that one, so that a profile can extend the one it shadows.
 fn find(dirs: &[Directory], name: &str, behind: Option<&Origin>) -> Result<Option<Origin>> {
     if let Err(refused) = value::name("profile", name) {
-        let error = Error::invalid(refused.message);
+        let error = invalid!("{}", refused.message);
         return Err(match refused.help {
             Some(help) => error.help(help),
             None => error,
@@ -219,7 +219,7 @@ fn same(a: &Origin, b: &Origin) -> bool {
 }
 
 fn unknown(dirs: &[Directory], name: &str) -> Error {
-    let error = Error::not_found(format!("no profile `{}`", shorten(name)));
+    let error = not_found!("no profile `{}`", shorten(name));
     let known = list(dirs).unwrap_or_default();
     match suggest::closest(name, known.iter().map(|listed| listed.name.as_str())) {
         Some(close) => error.help(format!("did you mean `{close}`?")),
@@ -235,13 +235,11 @@ fn stem(origin: &Origin) -> Result<String> {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     match value::name("profile", &stem) {
         Ok(()) => Ok(stem.into_owned()),
-        Err(refused) => Err(
-            Error::invalid(format!("{origin}: {}", refused.message)).help(format!(
-                "rename the file: {}.toml with {}",
-                "NAME",
-                refused.help.unwrap_or_default()
-            )),
-        ),
+        Err(refused) => Err(invalid!("{origin}: {}", refused.message).help(format!(
+            "rename the file: {}.toml with {}",
+            "NAME",
+            refused.help.unwrap_or_default()
+        ))),
     }
 }
 
@@ -251,21 +249,19 @@ fn read(dirs: &[Directory], path: &Path) -> Result<(PathBuf, String)> {
     let about = || format!("cannot read the profile {}", path.display());
     match fs_err::metadata(path) {
         Err(error) if catalog::is_absent(&error) => {
-            return Err(
-                Error::not_found(format!("no profile file `{}`", path.display()))
-                    .help("`rockenv profile ls` lists the profiles that have names"),
-            );
+            return Err(not_found!("no profile file `{}`", path.display())
+                .help("`rockenv profile ls` lists the profiles that have names"));
         }
         other => other.context(about)?,
     };
     let found = trusted_files::read(dirs, path, LARGEST + 1)?
-        .ok_or_else(|| Error::invalid(format!("{} is not a regular file", path.display())))?;
+        .ok_or_else(|| invalid!("{} is not a regular file", path.display()))?;
     if found.bytes.len() as u64 > LARGEST {
-        return Err(Error::invalid(format!(
+        return Err(invalid!(
             "{} is larger than {} KiB",
             path.display(),
             LARGEST / 1024
-        )));
+        ));
     }
     let text = String::from_utf8(found.bytes).map_err(|error| {
         let line = error.as_bytes()[..error.utf8_error().valid_up_to()]
@@ -273,7 +269,7 @@ fn read(dirs: &[Directory], path: &Path) -> Result<(PathBuf, String)> {
             .filter(|byte| **byte == b'\n')
             .count()
             + 1;
-        Error::invalid(format!("{}: line {line} is not UTF-8", path.display()))
+        invalid!("{}: line {line} is not UTF-8", path.display())
     })?;
     Ok((found.real, text))
 }
@@ -309,8 +305,7 @@ fn open(dirs: &[Directory], origin: Origin) -> Result<(Origin, String)> {
             let file = builtin::PROFILES
                 .get_file(&path)
                 .and_then(|file| file.contents_utf8());
-            let text =
-                file.ok_or_else(|| Error::not_found(format!("no built-in profile `{path}`")))?;
+            let text = file.ok_or_else(|| not_found!("no built-in profile `{path}`"))?;
             Ok((Origin::Builtin(path), text.to_owned()))
         }
     }

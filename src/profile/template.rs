@@ -1,12 +1,12 @@
 //! Owns the output of `rockenv profile new`: a complete example with the reason for each line.
 
 use super::value;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 
 pub(crate) fn template(name: &str) -> Result<String> {
     match value::name("profile", name) {
         Ok(()) => Ok(include_str!("template.toml").replace("NAME", name)),
-        Err(refused) => Err(Error::invalid(refused.message).help(refused.help.unwrap_or_default())),
+        Err(refused) => Err(invalid!("{}", refused.message).help(refused.help.unwrap_or_default())),
     }
 }
 

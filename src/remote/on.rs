@@ -13,7 +13,7 @@ use super::transfer::{LATEST, Manifest, send, short};
 use super::tree::{Seen, Tree};
 use crate::store::config::Config;
 use crate::sys::account::become_caller;
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::host::Host;
 use crate::sys::shell::quoted;
 use crate::tree::listing::Listing;
@@ -92,11 +92,10 @@ fn check_below(path: &Path) -> Result<()> {
     {
         return Ok(());
     }
-    Err(Error::usage(format!(
-        "`{}` is not below the working directory",
-        path.display()
-    ))
-    .help("name it relative to the working directory, without `..`"))
+    Err(
+        usage!("`{}` is not below the working directory", path.display())
+            .help("name it relative to the working directory, without `..`"),
+    )
 }
 
 /// Makes sure that this exact program is there; returns its path below the home.
@@ -113,10 +112,7 @@ fn send_program(ui: &Ui, ssh: &SshConnection<'_>) -> Result<String> {
     match status.code() {
         Some(0) => return Ok(path),
         Some(3) => {
-            return Err(Error::unavailable(format!(
-                "{} is not an x86_64 machine",
-                ssh.machine
-            )));
+            return Err(unavailable!("{} is not an x86_64 machine", ssh.machine));
         }
         Some(4) => {}
         _ => return ssh.judge("look for rockenv", status).map(|()| path),
@@ -155,7 +151,7 @@ fn manifest(working: &Path, more: &[PathBuf]) -> Result<Manifest> {
             .filter(|part| *part != Component::CurDir)
             .collect();
         if let Err(error) = fs::symlink_metadata(working.join(&path)) {
-            let error = Error::not_found(format!("cannot send `{}`", path.display())).source(error);
+            let error = not_found!("cannot send `{}`", path.display()).source(error);
             return Err(error.help("--send takes a path below the working directory"));
         }
         list(working, &path, &mut found)?;
@@ -165,10 +161,8 @@ fn manifest(working: &Path, more: &[PathBuf]) -> Result<Manifest> {
 
 fn list(working: &Path, path: &Path, found: &mut Manifest) -> Result<()> {
     let refuse = |why: &str| {
-        Err(
-            Error::invalid(format!("cannot send `{}`: {why}", path.display()))
-                .help("move it out of the directory that is sent"),
-        )
+        Err(invalid!("cannot send `{}`: {why}", path.display())
+            .help("move it out of the directory that is sent"))
     };
     if path.to_str().is_none() {
         return refuse("its name is not UTF-8");
@@ -251,10 +245,10 @@ fn check_sudo(ssh: &SshConnection<'_>, options: &[&str], program: &str) -> Resul
     if status.success() || SshConnection::is_failure(status) {
         return Ok(());
     }
-    Err(Error::unavailable(format!(
+    Err(unavailable!(
         "`sudo -n` does not run rockenv on {}",
         ssh.machine
-    ))
+    )
     .help(
         "a line `USER ALL=(root) NOPASSWD: ALL` in a file of /etc/sudoers.d there, or ssh://root@HOST without --sudo",
     ))
@@ -290,7 +284,7 @@ fn fetch(ssh: &SshConnection<'_>, directory: &str, working: &Path, path: &Path) 
     };
     let status = child.wait()?;
     if status.code() == Some(7) {
-        return Err(Error::not_found(cannot()).source("there is no such file").help(
+        return Err(not_found!("{}", cannot()).source("there is no such file").help(
             format!("--fetch takes a path below ~/{directory} there, which corresponds to the working directory"),
         ));
     }
@@ -309,10 +303,10 @@ fn unpack(pipe: impl std::io::Read, directory: &Path) -> std::io::Result<()> {
 fn place_below(arriving: &Path, working: &Path) -> Result<()> {
     let (from, to) = (Tree::open(arriving)?, Tree::open(working)?);
     let refusing_overwrite = |path: &Path| {
-        Error::usage(format!(
+        usage!(
             "`{}` exists already, with different content",
             path.display()
-        ))
+        )
         .help(format!("mv {0} {0}.mine", quoted(&path.to_string_lossy())))
     };
     let mut fresh = Vec::new();

@@ -25,7 +25,7 @@ pub(crate) fn remote_exec(arguments: &[String]) -> Result<()> {
     if !digest.is_empty() && trust::digest(&std::env::current_dir()?)? != *digest {
         let message =
             "the received profiles, images, hooks and rockenv.toml differ from the trusted files";
-        return Err(Error::invalid(message)
+        return Err(invalid!("{message}")
             .help("rockenv trust, then run it again; a link must not lead out of the directory"));
     }
     let program = Host::probe()?.program;
@@ -79,5 +79,5 @@ pub(crate) fn watch(arguments: &[String]) -> Result<()> {
 }
 
 fn usage() -> Error {
-    Error::usage("this subcommand is for rockenv's own use, on another machine")
+    usage!("this subcommand is for rockenv's own use, on another machine")
 }

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::str::FromStr;
 
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::shell::quoted;
 
 /// ssh's own exit code if it could not connect.
@@ -91,7 +91,7 @@ impl SshConnection<'_> {
         let (program, options) = self
             .ssh
             .split_first()
-            .ok_or_else(|| Error::invalid("ROCKENV_SSH is empty").help("unset ROCKENV_SSH"))?;
+            .ok_or_else(|| invalid!("ROCKENV_SSH is empty").help("unset ROCKENV_SSH"))?;
         let mut command = Command::new(program);
         command.args(options).args(more);
         if let Some(port) = self.machine.port {
@@ -109,7 +109,7 @@ impl SshConnection<'_> {
 
     pub(crate) fn start(&self, mut command: Command) -> Result<Child> {
         command.spawn().map_err(|error| {
-            Error::unavailable(format!("cannot start ssh to {}", self.machine))
+            unavailable!("cannot start ssh to {}", self.machine)
                 .source(error)
                 .help("apt install openssh-client")
         })
@@ -124,15 +124,12 @@ impl SshConnection<'_> {
     pub(crate) fn judge(&self, what: &str, status: ExitStatus) -> Result<()> {
         match status.code() {
             Some(0) => Ok(()),
-            Some(SSH_FAILED) => Err(Error::unavailable(format!(
+            Some(SSH_FAILED) => Err(unavailable!(
                 "cannot reach {} by ssh, or the connection was lost",
                 self.machine
-            ))
+            )
             .help(format!("ssh {} true", self.machine.url()))),
-            _ => Err(Error::unavailable(format!(
-                "cannot {what} on {}",
-                self.machine
-            ))),
+            _ => Err(unavailable!("cannot {what} on {}", self.machine)),
         }
     }
 
@@ -148,7 +145,7 @@ impl SshConnection<'_> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = self.start(command)?;
         let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(Error::unexpected("ssh has no input or output"));
+            return Err(unexpected!("ssh has no input or output"));
         };
         let talked = talk(stdin, stdout);
         let is_theirs = |error: &std::io::Error| {

@@ -19,7 +19,7 @@ use sha2::{Digest as _, Sha256};
 use super::ssh::SshConnection;
 use super::tree::{Seen, Tree};
 use crate::store::lock::Lock;
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::trust;
 use crate::tree::{file, remove_tree};
 
@@ -75,8 +75,8 @@ pub(crate) fn send(
 /// `__receive PLACE`: receives files into a directory below PLACE.
 pub(crate) fn receive(arguments: &[String]) -> Result<()> {
     let [place] = arguments else {
-        return Err(Error::usage(
-            "this subcommand is for rockenv's own use, on another machine",
+        return Err(usage!(
+            "this subcommand is for rockenv's own use, on another machine"
         ));
     };
     take(Path::new(place), io::stdin().lock(), io::stdout())
@@ -133,7 +133,7 @@ fn choose(place: &Path, manifest: &Manifest) -> Result<(Received, bool)> {
         received.changed = Some((received.directory, changed));
         received.directory = format!("{digest}-{number}");
     }
-    Err(Error::unexpected("there is no free name"))
+    Err(unexpected!("there is no free name"))
 }
 
 fn first_difference(tree: &Tree, manifest: &Manifest) -> Result<Option<PathBuf>> {
@@ -200,10 +200,10 @@ fn unpack(archive: impl BufRead, into: &Path) -> Result<()> {
         let path = entry.path()?.into_owned();
         let unpacked = entry.unpack_in(into);
         if !unpacked.context(|| format!("cannot store `{}`", path.display()))? {
-            return Err(Error::invalid(format!(
+            return Err(invalid!(
                 "`{}` is not below the working directory",
                 path.display()
-            )));
+            ));
         }
     }
     // The other end has data to send until it closes its end.
@@ -215,10 +215,10 @@ fn unpack(archive: impl BufRead, into: &Path) -> Result<()> {
 fn check(tree: &Tree, manifest: &Manifest, missing: &[PathBuf]) -> Result<()> {
     for path in missing {
         if tree.stat(path)? != manifest[path] {
-            return Err(Error::busy(format!(
+            return Err(busy!(
                 "`{}` changed while it was being sent, or the transfer was interrupted",
                 path.display()
-            ))
+            )
             .help("run it again"));
         }
         // After a power failure, no truncated file may have its final name.

@@ -226,7 +226,7 @@ impl Document {
             },
             rockenv: self.snapshot.clone(),
         };
-        let failed = |error| Error::unexpected("cannot encode a snapshot").source(error);
+        let failed = |error| unexpected!("cannot encode a snapshot").source(error);
         let config = serde_json::to_vec(&config).map_err(failed)?;
         let volumes: BTreeSet<usize> = self
             .snapshot
@@ -330,18 +330,18 @@ impl Manifest {
         })?;
         let snapshot = config.rockenv;
         if snapshot.schema > SCHEMA {
-            return Err(Error::invalid(format!(
+            return Err(invalid!(
                 "it was pushed by a newer rockenv: its schema is {}, but this one supports only up to {SCHEMA}",
                 snapshot.schema
-            ))
+            )
             .help("use the newer rockenv that pushed it"));
         }
         if config.architecture != architecture() {
-            return Err(Error::invalid(format!(
+            return Err(invalid!(
                 "it is for {}, but this machine is {}",
                 config.architecture.escape_debug(),
                 architecture()
-            )));
+            ));
         }
         if config.rootfs.diff_ids.len() != self.layers.len() {
             return Err(refused(

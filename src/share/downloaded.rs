@@ -11,7 +11,7 @@ use crate::image::fetch::{ByteCounter, POLL};
 use crate::image::oci::layers::{Deletions, Layers};
 use crate::image::oci::layout_files::Piece;
 use crate::image::tar::unpack::{Devices, Limits, UnpackOptions};
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 
 pub(super) fn cannot_unpack(document: &Document, index: usize) -> String {
     let count = document.blobs.len();
@@ -95,7 +95,7 @@ impl Downloaded<'_> {
             Err(RecvTimeoutError::Timeout) => self.examine_partial()?,
             // The other side failed and reports its own error.
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(Error::unexpected("the download ended early"));
+                return Err(unexpected!("the download ended early"));
             }
         }
         Ok(())

@@ -414,9 +414,8 @@ impl<'a> Pull<'a> {
             Some(below) => below.kept.as_ref().map(|kept| kept.image.clone()),
             None => self.to.store.imported_id(&service.socket, key)?,
         };
-        let below = below.ok_or_else(|| {
-            Error::unexpected(format!("{} has no image below it", service.flavour))
-        })?;
+        let below =
+            below.ok_or_else(|| unexpected!("{} has no image below it", service.flavour))?;
         let index = self.document.snapshot.steps[at].layer;
         let piece = downloaded.piece(index)?;
         let mut look = || downloaded.examine_partial();
@@ -477,10 +476,10 @@ impl<'a> Pull<'a> {
                     match from.filter(|from| is_diff && from.is_dir()) {
                         Some(from) => drop(tree::clone_tree(method, &from, &into)?),
                         None if is_diff => {
-                            return Err(Error::unexpected(format!(
+                            return Err(unexpected!(
                                 "build volume `{name}` is not in the snapshot below `{}`",
                                 steps[at].name
-                            )));
+                            ));
                         }
                         None => tree::create_tree(method, &into)?,
                     }

@@ -16,7 +16,7 @@ use salsa20::XSalsa20;
 use salsa20::cipher::{KeyIvInit as _, StreamCipher as _};
 use serde::Deserialize;
 
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 
 /// Key files have less than a kilobyte.
 const MAX_FILE: u64 = 64 << 10;
@@ -97,17 +97,15 @@ impl SigningKey {
     pub(crate) fn read(path: &Path, password: Option<&str>) -> Result<Self> {
         let text = read(path)?;
         let Some(password) = password else {
-            return Err(
-                Error::usage(format!("no password for the key `{}`", path.display()))
-                    .help("set COSIGN_PASSWORD; sudo --preserve-env=COSIGN_PASSWORD passes it on"),
-            );
+            return Err(usage!("no password for the key `{}`", path.display())
+                .help("set COSIGN_PASSWORD; sudo --preserve-env=COSIGN_PASSWORD passes it on"));
         };
         Self::parse(path, &text, password)
     }
 
     fn parse(path: &Path, text: &str, password: &str) -> Result<Self> {
         let wrong = |what: &str| {
-            Error::invalid(format!("`{}` {what}", path.display()))
+            invalid!("`{}` {what}", path.display())
                 .help("cosign generate-key-pair makes `cosign.key` and `cosign.pub`")
         };
         let sealed = PRIVATE.iter().find_map(|label| pem(text, label));
@@ -120,7 +118,7 @@ impl SigningKey {
             .key(password)
             .ok_or_else(|| wrong("has invalid parameters"))?;
         let plain = sealed.open(&key).ok_or_else(|| {
-            Error::invalid(format!("the password of `{}` is wrong", path.display()))
+            invalid!("the password of `{}` is wrong", path.display())
                 .help("set COSIGN_PASSWORD to the one of `cosign generate-key-pair`")
         })?;
         let algorithm = &ECDSA_P256_SHA256_ASN1_SIGNING;
@@ -136,7 +134,7 @@ impl SigningKey {
     /// Signs bytes; returns the signature in base64.
     pub(super) fn sign(&self, bytes: &[u8]) -> Result<String> {
         let signature = self.pair.sign(&SystemRandom::new(), bytes);
-        let signature = signature.map_err(|_| Error::unexpected("cannot sign"))?;
+        let signature = signature.map_err(|_| unexpected!("cannot sign"))?;
         Ok(STANDARD.encode(signature))
     }
 
@@ -191,11 +189,10 @@ impl VerifyingKey {
                 path: path.to_owned(),
                 point: point.to_vec(),
             }),
-            _ => Err(Error::invalid(format!(
-                "`{}` is not a public ECDSA key on P-256",
-                path.display()
-            ))
-            .help("cosign generate-key-pair makes `cosign.key` and `cosign.pub`")),
+            _ => Err(
+                invalid!("`{}` is not a public ECDSA key on P-256", path.display())
+                    .help("cosign generate-key-pair makes `cosign.key` and `cosign.pub`"),
+            ),
         }
     }
 

@@ -33,7 +33,7 @@ use std::sync::atomic::AtomicBool;
 use crate::image::fetch::{self, ByteCounter};
 use crate::image::oci::{Access, Operation, Reference, Registry};
 use crate::store::images::TaskContext;
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::Result;
 
 /// A repository of a registry, in which tags identify snapshots.
 #[derive(Clone, Debug)]
@@ -55,7 +55,7 @@ impl Repository {
                 verifies: None,
             }),
             // The help text for that is about image recipes.
-            Err((message, _)) => Err(Error::new(Kind::Usage, message)
+            Err((message, _)) => Err(usage!("{message}")
                 .help("registry.example.org/name, or registry.example.org/name:tag")),
         }
     }

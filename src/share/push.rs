@@ -30,7 +30,7 @@ use crate::store::images::TaskContext;
 use crate::store::layer::VolumeState;
 use crate::store::shared::{Blob, Shared};
 use crate::store::{Layer, Store};
-use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::error::{Kind, Result, ResultExt as _};
 use crate::tree::Method;
 
 /// Snapshots whose layers are sent at once. Each takes 10 MiB of memory.
@@ -285,7 +285,7 @@ impl Pushing<'_> {
         let key = layer
             .key
             .as_ref()
-            .ok_or_else(|| Error::unexpected("a snapshot without a key is to be pushed"))?;
+            .ok_or_else(|| unexpected!("a snapshot without a key is to be pushed"))?;
         let mut add = |blob: &Blob| {
             document.blobs.push(blob.clone());
             document.blobs.len() - 1
@@ -379,7 +379,7 @@ impl Pushing<'_> {
         self.sending.set(self.sending.get() - 1);
         let sent = sent?;
         if !there()? {
-            return Err(Error::busy("it was removed while it was read").help("rockenv ls"));
+            return Err(busy!("it was removed while it was read").help("rockenv ls"));
         }
         let mut pushed = self.pushed.borrow_mut();
         pushed.sent += 1;
@@ -428,9 +428,9 @@ impl Pushing<'_> {
             Tagged::Set => self.pushed.borrow_mut().tags += 1,
             Tagged::Immutable if self.tag != Some(tag) => self.pushed.borrow_mut().immutable += 1,
             Tagged::Immutable => {
-                return Err(Error::unavailable(format!(
+                return Err(unavailable!(
                     "tag `{tag}` exists, and the registry does not let it move"
-                ))
+                )
                 .help("push under another tag, or allow tags to move there"));
             }
         }

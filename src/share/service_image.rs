@@ -137,7 +137,7 @@ pub(super) async fn send(
             let sent = transfer(to, pieces, made, None, &mut Attempts::default()).await;
             // The service has read the layer already.
             let again = || {
-                Error::unavailable("the registry did not take a layer").help(
+                unavailable!("the registry did not take a layer").help(
                     "run the same command again, or use a registry that accepts uploads by PATCH",
                 )
             };
@@ -168,7 +168,7 @@ pub(super) async fn send(
         read.and(outcome)?;
     }
     let all: Option<Vec<Blob>> = found.into_iter().collect();
-    all.ok_or_else(|| Error::busy("a snapshot was removed while it was read").help("rockenv ls"))
+    all.ok_or_else(|| busy!("a snapshot was removed while it was read").help("rockenv ls"))
 }
 
 /// Reads layers from the service, one after the other, as fast as they are taken.

@@ -6,7 +6,7 @@ use crate::share::ServiceImage;
 use crate::store::history::Reuse;
 use crate::store::images::Image;
 use crate::store::{Layer, Store};
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::Result;
 use crate::ui::Reporter;
 
 /// The shareable part of an env.
@@ -40,13 +40,9 @@ impl Shareable {
             None => record.last_step(),
         };
         let last = last.ok_or_else(|| match until {
-            Some(until) => {
-                Error::not_found(format!("env `{env}` has no snapshot of a step `{until}`"))
-                    .help(format!("rockenv snapshot ls {env}"))
-            }
-            None => {
-                Error::not_found(format!("no step of env `{env}` has a snapshot yet")).help(&up)
-            }
+            Some(until) => not_found!("env `{env}` has no snapshot of a step `{until}`")
+                .help(format!("rockenv snapshot ls {env}")),
+            None => not_found!("no step of env `{env}` has a snapshot yet").help(&up),
         })?;
         let mut layers = store.chain(&last.layer)?;
         layers.reverse();
@@ -80,11 +76,7 @@ impl Shareable {
                 ),
             };
             if count == 0 {
-                return Err(Error::new(
-                    Kind::Usage,
-                    format!("no snapshot of env `{env}` can be shared: {why}"),
-                )
-                .help(help));
+                return Err(usage!("no snapshot of env `{env}` can be shared: {why}").help(help));
             }
             reporter.warn(format!(
                 "snapshot `{layer}` and those after it cannot be shared: {why}; {help}"
@@ -94,10 +86,7 @@ impl Shareable {
         let image = &record.image_key;
         let image = layers.first().map_or(image, |layer| &layer.image_key);
         let image = store.image(image)?.ok_or_else(|| {
-            Error::not_found(format!(
-                "the description of the image of env `{env}` is gone"
-            ))
-            .help("rockenv fsck")
+            not_found!("the description of the image of env `{env}` is gone").help("rockenv fsck")
         })?;
         Ok(Self {
             env: env.to_owned(),

@@ -155,9 +155,9 @@ pub(super) async fn sign(
         .await?
     {
         Tagged::Set => Ok(()),
-        Tagged::Immutable => Err(Error::unavailable(format!(
+        Tagged::Immutable => Err(unavailable!(
             "the registry does not let tag `{tag}` have another signature"
-        ))
+        )
         .help("allow tags `sha256-*` to move there")),
     }
 }

@@ -83,7 +83,7 @@ struct Packing {
 
 impl Packing {
     async fn outcome(self) -> Result<Option<Sent>> {
-        let panicked = |_| Error::unexpected("a thread that packed a layer panicked");
+        let panicked = |_| unexpected!("a thread that packed a layer panicked");
         self.outcome.await.map_err(panicked)?
     }
 }
@@ -176,13 +176,13 @@ pub(super) async fn transfer(
     }
     match sent {
         Some(sent) => Ok(Some(sent)),
-        None => Err(Error::unexpected("a layer was sent without its digest")),
+        None => Err(unexpected!("a layer was sent without its digest")),
     }
 }
 
 pub(super) fn stalled_upload() -> Error {
     let patience = size::duration(long_patience());
-    Error::unavailable(format!("the registry accepted no data for {patience}"))
+    unavailable!("the registry accepted no data for {patience}")
         .help("run the same command again to resume with this layer")
 }
 
@@ -228,9 +228,9 @@ impl Chunked {
             }
             match hex::encode(archive.sha256.clone().finalize()) {
                 found if found == diff_id => Ok((archive, 0)),
-                found => Err(Error::unexpected(format!(
+                found => Err(unexpected!(
                     "a layer has SHA-256 {found}, but should have {diff_id}"
-                ))),
+                )),
             }
         })
     }

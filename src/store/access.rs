@@ -14,7 +14,7 @@ use nix::unistd::geteuid;
 
 use super::Store;
 use super::check::names;
-use crate::sys::error::{Error, Result, if_exists};
+use crate::sys::error::{Result, if_exists};
 use crate::sys::userns;
 use crate::tree;
 
@@ -46,11 +46,11 @@ pub(super) fn check_owner(root: &Path) -> Result<()> {
         } else {
             continue;
         };
-        return Err(Error::unavailable(format!(
+        return Err(unavailable!(
             "the store at `{}` is not safe to use: `{}` {fault}",
             root.display(),
             path.display()
-        ))
+        )
         .help("use it as its owner, or name another store: ROCKENV_HOME=DIR rockenv ..."));
     }
     Ok(())
@@ -74,10 +74,10 @@ impl Store {
             match fs::symlink_metadata(path) {
                 Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
                 Ok(found) if found.uid() != geteuid().as_raw() || !found.is_dir() => {
-                    Err(Error::unavailable(format!(
+                    Err(unavailable!(
                         "`{}` is not a directory of the store's owner",
                         path.display()
-                    ))
+                    )
                     .help("rockenv fsck --repair"))
                 }
                 found => Ok(Some(found?.mode())),

@@ -13,7 +13,7 @@ use crate::plan::gc::cache::{self, CacheKind, Entries};
 use crate::plan::ids::EnvName;
 use crate::plan::resolve::VolumeKind;
 use crate::store::inventory::allocated;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 
 #[derive(Clone, Debug)]
 pub struct StoreCache {
@@ -173,14 +173,14 @@ impl Store {
     pub fn clear_cache(&self, name: &str) -> Result<()> {
         check_name(name)?;
         let caches = self.caches()?;
-        let cache = caches.get(name).ok_or_else(|| {
-            Error::not_found(format!("no cache `{name}`")).help("rockenv cache ls")
-        })?;
+        let cache = caches
+            .get(name)
+            .ok_or_else(|| not_found!("no cache `{name}`").help("rockenv cache ls"))?;
         if let Some(env) = cache.busy(self) {
-            return Err(Error::busy(format!(
-                "cache `{name}` is in use: a command runs in env `{env}`"
-            ))
-            .help(format!("rockenv down {env}")));
+            return Err(
+                busy!("cache `{name}` is in use: a command runs in env `{env}`")
+                    .help(format!("rockenv down {env}")),
+            );
         }
         let directory = self.cache_dir(name);
         for entry in fs::read_dir(&directory)? {

@@ -21,7 +21,7 @@ use crate::plan::ids::{EnvName, LayerId, StepKey, TreeId, VolumeId};
 use crate::plan::record::Record;
 use crate::plan::resolve::Spec;
 use crate::sys::atomic::{self, random_id};
-use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_exists};
+use crate::sys::error::{Kind, Result, ResultExt as _, if_exists};
 use crate::tree;
 
 /// An env that nobody else can change.
@@ -77,11 +77,10 @@ impl Store {
     /// Reads an env's resolved spec.
     pub fn spec(&self, name: &EnvName) -> Result<Spec> {
         let path = self.env_dir(name).join(SPEC);
-        let text = if_exists(fs::read_to_string(&path))?.ok_or_else(|| {
-            Error::not_found(format!("env `{name}` has no spec yet")).help("rockenv up")
-        })?;
+        let text = if_exists(fs::read_to_string(&path))?
+            .ok_or_else(|| not_found!("env `{name}` has no spec yet").help("rockenv up"))?;
         toml::from_str(&text).map_err(|error| {
-            Error::unexpected(format!("`{}` is damaged", path.display()))
+            unexpected!("`{}` is damaged", path.display())
                 .source(error)
                 .help("rockenv fsck")
         })
@@ -200,7 +199,7 @@ impl LockedEnv<'_> {
     /// Writes the resolved spec, for people and for `exec`.
     pub fn save_spec(&self, spec: &Spec) -> Result<()> {
         let text = toml::to_string_pretty(spec)
-            .map_err(|error| Error::unexpected("cannot encode the spec").source(error))?;
+            .map_err(|error| unexpected!("cannot encode the spec").source(error))?;
         atomic::write(&self.directory.join(SPEC), text.as_bytes())
     }
 
@@ -208,7 +207,7 @@ impl LockedEnv<'_> {
     pub fn add_metrics(&self, row: &impl serde::Serialize) -> Result<()> {
         use std::io::Write as _;
         let mut line = serde_json::to_string(row)
-            .map_err(|error| Error::unexpected("cannot encode metrics").source(error))?;
+            .map_err(|error| unexpected!("cannot encode metrics").source(error))?;
         line.push('\n');
         let path = self.directory.join("metrics.jsonl");
         let mut file = fs::OpenOptions::new()

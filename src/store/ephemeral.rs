@@ -153,23 +153,21 @@ impl Store {
         let env = self.lock_env(name, "up", lock::WAIT)?;
         env.check_owner()?;
         if env.record().is_some() {
-            return Err(Error::new(
-                Kind::Usage,
-                format!("env `{name}` exists and is not ephemeral"),
-            )
-            .help(format!(
-                "rockenv up ... --ephemeral --name NEW, or first: rockenv rm {name}"
-            )));
+            return Err(
+                usage!("env `{name}` exists and is not ephemeral").help(format!(
+                    "rockenv up ... --ephemeral --name NEW, or first: rockenv rm {name}"
+                )),
+            );
         }
         let text = serde_json::to_vec(&Owner::this(command))
-            .map_err(|error| Error::unexpected("cannot encode an owner").source(error))?;
+            .map_err(|error| unexpected!("cannot encode an owner").source(error))?;
         let new = env.directory().join(format!("{}{FILE}", atomic::PREFIX));
         let mut file = fs::File::create(&new)?;
         file.write_all(&text)?;
         // Locked before anybody can see it, and on disk before any of the env's data.
         file.file()
             .try_lock()
-            .map_err(|error| Error::unexpected("cannot lock a new file").source(error))?;
+            .map_err(|error| unexpected!("cannot lock a new file").source(error))?;
         file.sync_all()?;
         fs::rename(&new, env.directory().join(FILE))?;
         fs::File::open(env.directory())?.sync_all()?;
@@ -212,10 +210,10 @@ impl LockedEnv<'_> {
             Fate::Owned(Some(owner)) => (owner.command, format!(" (process {})", owner.pid)),
             Fate::Owned(None) => (up(), String::new()),
         };
-        Err(Error::busy(format!(
+        Err(busy!(
             "env `{}` ends with another `rockenv {command}`{who}",
             self.name()
-        ))
+        )
         .help("wait for its end, or: rockenv up ... --name NEW"))
     }
 

@@ -50,9 +50,9 @@ impl Store {
                 Ok(Removal::Gone)
             }
             GcTarget::Stray { path } => self.remove_stray(path),
-            GcTarget::Cache { cache, .. } => Err(Error::unexpected(format!(
-                "cache `{cache}` is for its own tool"
-            ))),
+            GcTarget::Cache { cache, .. } => {
+                Err(unexpected!("cache `{cache}` is for its own tool"))
+            }
         }
     }
 
@@ -146,7 +146,7 @@ impl Store {
     fn remove_stray(&self, path: &str) -> Result<Removal> {
         let _lock = self.lock("gc")?;
         if !path.starts_with("images/tmp-") {
-            return Err(Error::unexpected(format!("`gc` does not manage `{path}`")));
+            return Err(unexpected!("`gc` does not manage `{path}`"));
         }
         self.discard(&self.root.join(path))?;
         Ok(Removal::Gone)

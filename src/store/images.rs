@@ -22,7 +22,7 @@ use crate::image::{self, BuildContext, BuildProgress, Built, Logins, Package, Re
 use crate::plan::ids::ImageKey;
 pub use crate::plan::image::Image;
 use crate::sys::atomic::{self, random_id};
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::signals::stop_if;
 use crate::tree;
 
@@ -89,7 +89,7 @@ fn key_of(
     resolved: Option<&str>,
     env: Option<&BTreeMap<String, String>>,
 ) -> Result<ImageKey> {
-    let failed = |error| Error::unexpected("cannot encode an image").source(error);
+    let failed = |error| unexpected!("cannot encode an image").source(error);
     let packages = serde_json::to_vec(packages).map_err(failed)?;
     // Images without variables keep the keys of versions that had none.
     let env = env.filter(|env| !env.is_empty());
@@ -125,11 +125,10 @@ impl Store {
     pub fn image(&self, key: &ImageKey) -> Result<Option<Image>> {
         let path = self.image_dir(key).join("image.json");
         match atomic::read_json::<Image>(&path)? {
-            Some(image) if image.key != *key => Err(Error::unexpected(format!(
-                "`{}` belongs to another image",
-                path.display()
-            ))
-            .help("rockenv fsck")),
+            Some(image) if image.key != *key => {
+                Err(unexpected!("`{}` belongs to another image", path.display())
+                    .help("rockenv fsck"))
+            }
             found => Ok(found),
         }
     }
@@ -299,8 +298,7 @@ impl Store {
         cx: &mut TaskContext<'_>,
     ) -> Result<(Image, Vec<crate::tree::digest::Difference>)> {
         let image = self.image_of(recipe)?.ok_or_else(|| {
-            Error::not_found(format!("image `{name}` is not built"))
-                .help(format!("rockenv image build {name}"))
+            not_found!("image `{name}` is not built").help(format!("rockenv image build {name}"))
         })?;
         let digest = recipe.digest();
         let lock = cx.lock(&self.reference(&digest, "lock"), "image verify")?;

@@ -15,7 +15,7 @@ use crate::engine::hold::ContainerRecord;
 use crate::plan::gc::{Base, CachedFile, Env, Frozen, Inventory};
 use crate::plan::ids::EnvName;
 use crate::sys::checksum::is_sha256;
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 use crate::tree::measure::{self, scan_one};
 use crate::ui::size;
 
@@ -161,10 +161,10 @@ impl Store {
     /// Refuses a store that a newer version of rockenv wrote to.
     fn readable(&self, found: &check::Inventory) -> Result<()> {
         if let Some((path, why)) = found.foreign.first() {
-            return Err(Error::unexpected(format!(
+            return Err(unexpected!(
                 "`{}` was written by another version of rockenv: {why}",
                 path.display()
-            ))
+            )
             .help("use the version that wrote it"));
         }
         Ok(())

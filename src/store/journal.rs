@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::ids::{EnvId, LayerId, PathBelow, TreeId, VolumeId};
 use crate::plan::record::Snapshot;
-use crate::sys::error::{Error, Result, if_exists};
+use crate::sys::error::{Result, if_exists};
 
 /// An operation in progress.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,7 +50,7 @@ fn path(env: &Path) -> PathBuf {
 /// Writes an entry and waits until it is on disk.
 pub(crate) fn begin(env: &Path, entry: &JournalEntry) -> Result<()> {
     let mut line = serde_json::to_string(entry)
-        .map_err(|error| Error::unexpected("cannot encode journal").source(error))?;
+        .map_err(|error| unexpected!("cannot encode journal").source(error))?;
     line.push('\n');
     let mut file = fs::OpenOptions::new()
         .create(true)
@@ -71,7 +71,7 @@ pub(crate) fn read(env: &Path) -> Result<Vec<JournalEntry>> {
     let mut entries = Vec::new();
     for line in whole.lines() {
         entries.push(serde_json::from_str(line).map_err(|error| {
-            Error::unexpected(format!("`{}` is damaged", path(env).display()))
+            unexpected!("`{}` is damaged", path(env).display())
                 .source(error)
                 .help("rockenv fsck")
         })?);

@@ -29,11 +29,10 @@ impl Store {
     pub fn layer(&self, id: &LayerId) -> Result<Option<Layer>> {
         let path = self.layer_dir(id).join("layer.json");
         match atomic::read_json::<Layer>(&path)? {
-            Some(layer) if layer.id != *id => Err(Error::unexpected(format!(
-                "`{}` belongs to another layer",
-                path.display()
-            ))
-            .help("rockenv fsck")),
+            Some(layer) if layer.id != *id => {
+                Err(unexpected!("`{}` belongs to another layer", path.display())
+                    .help("rockenv fsck"))
+            }
             found => Ok(found),
         }
     }
@@ -103,10 +102,7 @@ impl Store {
         while let Some(id) = next {
             let layer = self.layer(&id)?.ok_or_else(|| missing(&id))?;
             if chain.iter().any(|known| known.id == layer.id) {
-                return Err(
-                    Error::unexpected(format!("layer `{id}` is its own ancestor"))
-                        .help("rockenv fsck"),
-                );
+                return Err(unexpected!("layer `{id}` is its own ancestor").help("rockenv fsck"));
             }
             next = layer.parent.clone();
             chain.push(layer);
@@ -298,7 +294,7 @@ impl Store {
     /// may finish the same step at the same time.
     pub(super) fn place(&self, directory: &Path, layer: &Layer) -> Result<bool> {
         let json = serde_json::to_vec_pretty(layer)
-            .map_err(|error| Error::unexpected("cannot encode layer").source(error))?;
+            .map_err(|error| unexpected!("cannot encode layer").source(error))?;
         fs::write(directory.join("layer.json"), json)?;
         match fs::rename(directory, self.layer_dir(&layer.id)) {
             // XFS reports it differently.

@@ -11,7 +11,7 @@ use super::check::is_busy;
 use super::{LockedEnv, Store, lock};
 use crate::plan::gc::Lease;
 use crate::plan::ids::EnvName;
-use crate::sys::error::{Error, Result, if_exists};
+use crate::sys::error::{Result, if_exists};
 
 const LEASE: &str = "lease";
 
@@ -25,7 +25,7 @@ impl LockedEnv<'_> {
         }
         if there {
             let text = serde_json::to_vec(lease)
-                .map_err(|error| Error::unexpected("cannot encode a lease").source(error))?;
+                .map_err(|error| unexpected!("cannot encode a lease").source(error))?;
             fs::write(self.directory.join(LEASE), text)?;
             self.store.use_image(&lease.image);
         }

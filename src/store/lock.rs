@@ -114,7 +114,7 @@ impl Lock {
             since: jiff::Timestamp::now(),
         };
         let text = serde_json::to_string(&holder)
-            .map_err(|error| Error::unexpected("cannot encode lock").source(error))?;
+            .map_err(|error| unexpected!("cannot encode lock").source(error))?;
         self.file.set_len(0)?;
         self.file.seek(std::io::SeekFrom::Start(0))?;
         match self.file.write_all(text.as_bytes()) {
@@ -176,8 +176,8 @@ fn holder_named(path: &Path) -> String {
 }
 
 fn busy(path: &Path, what: &str) -> Error {
-    let message = format!("{what} is held by {}", holder_named(path));
-    Error::busy(message).help("wait for it, or stop it with Ctrl-C in its terminal")
+    busy!("{what} is held by {}", holder_named(path))
+        .help("wait for it, or stop it with Ctrl-C in its terminal")
 }
 
 /// Returns the path of an env's lock file.
@@ -216,7 +216,7 @@ mod tests {
         let stop = |text: &str| {
             let expected = format!("waits for `rockenv pull` (process {}", std::process::id());
             assert!(text.starts_with(&expected), "{text}");
-            Err(Error::unexpected("stop"))
+            Err(unexpected!("stop"))
         };
         Lock::exclusive_waiting(&path, "up", &mut { stop }).unwrap_err();
         let mut asked = 0;

@@ -15,7 +15,7 @@ use crate::plan::lockfile::{self, Lockfile};
 use crate::plan::resolve::Spec;
 use crate::store::export;
 use crate::sys::atomic;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 
 /// A lock file that was written or followed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,10 +84,10 @@ impl Store {
         let text = fs::read_to_string(self.env_dir(&spec.name).join(COPY))?;
         match hex::encode(Sha256::digest(&text)) == *digest {
             true => Ok(Some(text)),
-            false => Err(Error::unexpected(format!(
+            false => Err(unexpected!(
                 "env `{}` has lost the lock file that it was built from",
                 spec.name
-            ))
+            )
             .help("rockenv up ... --locked")),
         }
     }
@@ -133,7 +133,7 @@ impl Store {
         for name in check::names(&directory)? {
             let place = directory.join(&name);
             let known = atomic::read_json::<Known>(&place).map_err(|error| {
-                Error::unexpected("cannot read the list of lock files")
+                unexpected!("cannot read the list of lock files")
                     .source(error)
                     .help(format!(
                         "rm {}; `rockenv up --locked` creates it again",

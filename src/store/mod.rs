@@ -81,10 +81,10 @@ const VERSION: u32 = 1;
 
 /// Makes the error for another user's store, usually root's.
 fn not_ours(root: &Path) -> Error {
-    Error::unavailable(format!(
+    unavailable!(
         "the store at `{}` is readable by its owner only",
         root.display()
-    ))
+    )
     .help("sudo rockenv ...; ROCKENV_HOME=DIR names another store")
 }
 
@@ -162,11 +162,11 @@ impl Store {
             return Ok(None);
         };
         if format.version > VERSION {
-            return Err(Error::unexpected(format!(
+            return Err(unexpected!(
                 "store `{}` has format {}, this rockenv knows up to {VERSION}",
                 root.display(),
                 format.version
-            ))
+            )
             .help("use the newer rockenv that made it"));
         }
         Ok(Some(Self {
@@ -225,11 +225,11 @@ impl Store {
             if let Some(store) = Self::open_existing(&root)? {
                 return Ok(store);
             }
-            return Err(Error::invalid(format!(
+            return Err(invalid!(
                 "`{}` is not a rockenv store and not empty: `{}` is in the way",
                 root.display(),
                 entry.path().display()
-            ))
+            )
             .help("choose another directory with ROCKENV_HOME; if it was a store: rockenv fsck"));
         }
         let lock = Lock::exclusive(&root.join("lock"), "the store", "setup", lock::WAIT)?;
@@ -315,10 +315,8 @@ impl Store {
         };
         removal::leave_out_removed(&directory, &mut record);
         if record.version > crate::plan::record::VERSION {
-            return Err(
-                Error::unexpected(format!("env `{name}` was made by a newer rockenv"))
-                    .help("use the newer rockenv that made it"),
-            );
+            return Err(unexpected!("env `{name}` was made by a newer rockenv")
+                .help("use the newer rockenv that made it"));
         }
         Ok(Some(record))
     }
@@ -339,13 +337,9 @@ impl Store {
         }
         let mut envs = self.envs()?;
         match envs.len() {
-            0 => Err(Error::not_found("no envs yet").help("rockenv up hip-smoke")),
+            0 => Err(not_found!("no envs yet").help("rockenv up hip-smoke")),
             1 => Ok(envs.remove(0)),
-            _ => Err(Error::new(
-                Kind::Usage,
-                format!("name one of the envs: {}", envs.join(", ")),
-            )
-            .help("rockenv ls")),
+            _ => Err(usage!("name one of the envs: {}", envs.join(", ")).help("rockenv ls")),
         }
     }
 
@@ -363,8 +357,7 @@ impl Store {
 /// Refuses a name that could leave its directory or confuse an engine.
 pub(crate) fn check_name(name: &str) -> Result<EnvName> {
     name.parse().map_err(|_| {
-        let message = format!("`{}` is not a valid name", name.escape_debug());
-        Error::new(Kind::Usage, message)
+        usage!("`{}` is not a valid name", name.escape_debug())
             .help("use up to 64 of a-z 0-9 . _ -, beginning with a letter or digit")
     })
 }

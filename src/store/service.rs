@@ -15,7 +15,7 @@ use crate::engine::docker::{ContainerTree, EngineImage, Object, ObjectFilter, Se
 use crate::plan::ids::{ImageKey, LayerId, StepKey, TreeId};
 pub(crate) use crate::plan::layer::SnapshotImage;
 use crate::sys::atomic;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 
 /// Name of the list of objects.
 const OBJECTS: &str = "objects.json";
@@ -160,10 +160,10 @@ impl LockedEnv<'_> {
                 .store
                 .imported_id(socket, &record.image_key)?
                 .ok_or_else(|| {
-                    Error::not_found(format!(
+                    not_found!(
                         "the image of env `{}` is missing at its service",
                         self.name()
-                    ))
+                    )
                     .help("rockenv up ...: copies it there")
                 })?,
             Some(id) => {
@@ -171,7 +171,7 @@ impl LockedEnv<'_> {
                 layer
                     .and_then(|layer| layer.kept)
                     .ok_or_else(|| {
-                        Error::not_found(format!("snapshot `{id}` has no image at the service"))
+                        not_found!("snapshot `{id}` has no image at the service")
                             .help("rockenv fsck")
                     })?
                     .image
@@ -298,7 +298,7 @@ pub(super) fn objects_below(directory: &Path) -> Vec<Object> {
 
 fn lost_or(image: Option<EngineImage>, name: &str) -> Result<EngineImage> {
     image.ok_or_else(|| {
-        Error::not_found(format!("image `{name}` was deleted outside rockenv"))
+        not_found!("image `{name}` was deleted outside rockenv")
             .help("rockenv up ... builds the layers above it again")
     })
 }

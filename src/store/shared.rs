@@ -15,7 +15,7 @@ use super::layer::Layer;
 use super::{Lock, Store, random_id};
 use crate::plan::ids::{ImageKey, LayerId, Sha256Hex, VolumeName};
 use crate::sys::atomic;
-use crate::sys::error::{Error, Result, if_exists};
+use crate::sys::error::{Result, if_exists};
 
 const FILE: &str = "shared.json";
 /// Prefix of directories for arriving data.
@@ -140,10 +140,10 @@ impl IncomingLayers<'_> {
                 None => self.store.image(&lowest.image_key)?.is_some(),
             };
             if !there {
-                return Err(Error::busy(
-                    "a layer below the pulled one was removed in the meantime",
-                )
-                .help("run the command again"));
+                return Err(
+                    busy!("a layer below the pulled one was removed in the meantime")
+                        .help("run the command again"),
+                );
             }
         }
         let mut below: Option<LayerId> = None;

@@ -15,7 +15,7 @@ use crate::plan::pins::Pins;
 use crate::plan::record::{Head, Origin, Record, Snapshot};
 use crate::rocm::therock::ArtifactFingerprints;
 use crate::sys::atomic::random_id;
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::{Error, Result};
 use crate::sys::suggest;
 use crate::tree;
 
@@ -167,8 +167,7 @@ impl LockedEnv<'_> {
     ) -> Result<()> {
         let shared = self.store.lock_shared()?;
         let found = self.store.layer(layer)?.ok_or_else(|| {
-            Error::not_found(format!("layer `{layer}` was removed in the meantime"))
-                .help("run the command again")
+            not_found!("layer `{layer}` was removed in the meantime").help("run the command again")
         })?;
         let mut record = self.known_record()?.clone();
         let old = record.head.clone();
@@ -240,11 +239,10 @@ impl LockedEnv<'_> {
     pub fn snapshot(&mut self, name: &str, origin: Origin) -> Result<()> {
         check_name(name)?;
         if self.known_record()?.snapshot(name).is_some() {
-            return Err(Error::new(
-                Kind::Usage,
-                format!("env `{}` already has a snapshot `{name}`", self.name()),
-            )
-            .help(format!("rockenv snapshot rm {} {name}", self.name())));
+            return Err(
+                usage!("env `{}` already has a snapshot `{name}`", self.name())
+                    .help(format!("rockenv snapshot rm {} {name}", self.name())),
+            );
         }
         let tree = self.live_tree()?;
         let parent = self.known_record()?.head.layer.clone();
@@ -383,5 +381,5 @@ pub(super) fn push_snapshot(record: &mut Record, snapshot: Snapshot, history: Hi
 pub(crate) fn no_snapshot(env: &str, record: &Record, name: &str) -> Error {
     let known = record.snapshots.iter().map(|known| known.name.as_str());
     let help = suggest::help(name, known, &format!("rockenv snapshot ls {env}"));
-    Error::not_found(format!("env `{env}` has no snapshot `{name}`")).help(help)
+    not_found!("env `{env}` has no snapshot `{name}`").help(help)
 }

@@ -8,7 +8,7 @@ use fs_err as fs;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::sys::error::{Error, Result, ResultExt as _, if_exists};
+use crate::sys::error::{Result, ResultExt as _, if_exists};
 
 /// Prefix of files that are being written.
 pub(crate) const PREFIX: &str = ".tmp-";
@@ -17,7 +17,7 @@ pub(crate) const PREFIX: &str = ".tmp-";
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     let parent = path
         .parent()
-        .ok_or_else(|| Error::unexpected("a file needs a directory"))?;
+        .ok_or_else(|| unexpected!("a file needs a directory"))?;
     let mut file = tempfile::Builder::new()
         .prefix(PREFIX)
         .tempfile_in(parent)
@@ -36,9 +36,8 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
 
 /// Replaces `path` by the value as JSON.
 pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
-    let mut bytes = serde_json::to_vec_pretty(value).map_err(|error| {
-        Error::unexpected(format!("cannot encode `{}`", path.display())).source(error)
-    })?;
+    let mut bytes = serde_json::to_vec_pretty(value)
+        .map_err(|error| unexpected!("cannot encode `{}`", path.display()).source(error))?;
     bytes.push(b'\n');
     write(path, &bytes)
 }
@@ -49,7 +48,7 @@ pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
         return Ok(None);
     };
     serde_json::from_slice(&bytes).map(Some).map_err(|error| {
-        Error::unexpected(format!("`{}` is damaged", path.display()))
+        unexpected!("`{}` is damaged", path.display())
             .source(error)
             .help("rockenv fsck")
     })

@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstatat};
 
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 
 /// Never a link, never a way out.
 pub(crate) const BELOW: ResolveFlag = ResolveFlag::RESOLVE_BENEATH
@@ -119,13 +119,13 @@ pub(crate) fn open_path(path: &Path) -> Result<OwnedFd> {
 pub(crate) fn split(path: &Path) -> Result<(OwnedFd, CString)> {
     let name = path
         .file_name()
-        .ok_or_else(|| Error::unexpected(format!("`{}` has no name of its own", path.display())))?;
+        .ok_or_else(|| unexpected!("`{}` has no name of its own", path.display()))?;
     let parent = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
         _ => PathBuf::from("."),
     };
     let name = CString::new(name.as_bytes())
-        .map_err(|_| Error::unexpected(format!("`{}` contains a NUL", path.display())))?;
+        .map_err(|_| unexpected!("`{}` contains a NUL", path.display()))?;
     Ok((open_path(&parent)?, name))
 }
 

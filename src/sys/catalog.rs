@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 use crate::sys::suggest;
 use crate::sys::trusted_files::Checked;
 
@@ -93,7 +93,7 @@ pub(crate) fn named<'a>(
     if let Some(found) = listed.iter().find(|listed| listed.name == name) {
         return Ok(found);
     }
-    let error = Error::not_found(format!("no {what} `{}`", name.escape_debug()));
+    let error = not_found!("no {what} `{}`", name.escape_debug());
     let known = listed.iter().map(|listed| listed.name.as_str());
     Err(error.help(suggest::help(name, known, &format!("rockenv {what} ls"))))
 }

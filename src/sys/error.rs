@@ -116,6 +116,29 @@ pub const EXIT_CODES: [(&str, &str); 14] = [
     ),
 ];
 
+/// Makes the macros for errors of the frequent kinds: `usage!` and the others take what `format!` takes.
+macro_rules! kinds {
+    ($dollar:tt $($name:ident: $kind:ident,)*) => {$(
+        macro_rules! $name {
+            ($dollar($dollar message:tt)*) => {
+                $crate::sys::error::Error::new(
+                    $crate::sys::error::Kind::$kind,
+                    format!($dollar($dollar message)*),
+                )
+            };
+        }
+    )*};
+}
+kinds! {
+    $
+    unexpected: Unexpected,
+    usage: Usage,
+    invalid: Invalid,
+    unavailable: Unavailable,
+    busy: Busy,
+    not_found: NotFound,
+}
+
 type Source = Box<dyn std::error::Error + Send + Sync + 'static>;
 
 /// An error to show to a person: lower case, no full stop, names the object and the path.
@@ -138,34 +161,6 @@ impl Error {
             help: None,
             source: None,
         }
-    }
-
-    pub fn unexpected(message: impl Into<String>) -> Self {
-        Self::new(Kind::Unexpected, message)
-    }
-
-    pub fn invalid(message: impl Into<String>) -> Self {
-        Self::new(Kind::Invalid, message)
-    }
-
-    /// Makes an error for a missing tool, engine or device.
-    pub fn unavailable(message: impl Into<String>) -> Self {
-        Self::new(Kind::Unavailable, message)
-    }
-
-    /// Makes an error for an unknown name.
-    pub fn not_found(message: impl Into<String>) -> Self {
-        Self::new(Kind::NotFound, message)
-    }
-
-    /// Makes an error for a command line that cannot be followed.
-    pub fn usage(message: impl Into<String>) -> Self {
-        Self::new(Kind::Usage, message)
-    }
-
-    /// Makes an error for something held by another process.
-    pub fn busy(message: impl Into<String>) -> Self {
-        Self::new(Kind::Busy, message)
     }
 
     /// Adds what to type next.

@@ -18,15 +18,15 @@ const MAX_FDS: usize = 4;
 
 pub(crate) fn send(socket: &UnixStream, body: &impl Serialize, fds: &[RawFd]) -> Result<()> {
     let body = serde_json::to_vec(body)
-        .map_err(|error| Error::unexpected("cannot encode a frame").source(error))?;
+        .map_err(|error| unexpected!("cannot encode a frame").source(error))?;
     let length = u32::try_from(body.len())
         .ok()
         .filter(|length| *length <= MAX_BODY)
         .ok_or_else(|| {
-            Error::invalid(format!(
+            invalid!(
                 "a command of {} bytes, with its environment, is too long",
                 body.len()
-            ))
+            )
             .help("put it into a file")
         })?
         .to_le_bytes();
@@ -48,9 +48,9 @@ pub(crate) fn send(socket: &UnixStream, body: &impl Serialize, fds: &[RawFd]) ->
 /// Makes the error for a frame that did not arrive: a killed peer is not a bug.
 fn not_sent(error: std::io::Error) -> Error {
     if is_gone(&error) {
-        Error::unavailable("the container ended").source(error)
+        unavailable!("the container ended").source(error)
     } else if error.kind() == std::io::ErrorKind::WouldBlock {
-        Error::unavailable("the container does not answer")
+        unavailable!("the container does not answer")
     } else {
         error.into()
     }
@@ -103,16 +103,16 @@ pub(crate) fn receive<T: DeserializeOwned>(
     }
     let length = u32::from_le_bytes(length);
     if length > MAX_BODY {
-        return Err(Error::unexpected(format!(
+        return Err(unexpected!(
             "a frame of {length} bytes is longer than {MAX_BODY}"
-        )));
+        ));
     }
     let mut body = vec![0; length as usize];
     if !fill(socket, &mut body)? {
         return Ok(None);
     }
     let body = serde_json::from_slice(&body)
-        .map_err(|error| Error::unexpected("cannot decode a frame").source(error))?;
+        .map_err(|error| unexpected!("cannot decode a frame").source(error))?;
     Ok(Some((body, fds)))
 }
 

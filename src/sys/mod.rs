@@ -1,12 +1,14 @@
 //! The operating system: errors, processes, signals, users, facts about the host.
 
+#[macro_use]
+pub mod error;
+
 pub(crate) mod account;
 pub(crate) mod atomic;
 pub(crate) mod beneath;
 pub(crate) mod builtin;
 pub(crate) mod catalog;
 pub(crate) mod checksum;
-pub mod error;
 pub(crate) mod frames;
 pub(crate) mod host;
 pub(crate) mod process;

@@ -61,10 +61,10 @@ impl Program {
     pub(crate) fn find(name: &str, needed_for: &str) -> Result<Self> {
         match which::which_in(name, Some(PATH), "/") {
             Ok(path) => Ok(Self::at(path)),
-            Err(_) => Err(Error::unavailable(format!(
-                "`{name}` is not installed; it is needed for {needed_for}"
-            ))
-            .help("rockenv setup")),
+            Err(_) => Err(
+                unavailable!("`{name}` is not installed; it is needed for {needed_for}")
+                    .help("rockenv setup"),
+            ),
         }
     }
 
@@ -180,9 +180,7 @@ impl Program {
                 .read_to_end(&mut data)
                 .context(|| format!("cannot read from `{name}`"))?;
             match data.len() as u64 > limit {
-                true => Err(Error::unexpected(format!(
-                    "`{name}` wrote more than {limit} bytes"
-                ))),
+                true => Err(unexpected!("`{name}` wrote more than {limit} bytes")),
                 false => Ok(data),
             }
         })
@@ -214,7 +212,7 @@ impl Program {
             drop(stdin.write_all(&self.input));
         }
         let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {
-            return Err(Error::unexpected("a pipe is missing"));
+            return Err(unexpected!("a pipe is missing"));
         };
         // Held until the end: a program whose reader failed should wait to be stopped, not die of SIGPIPE and have
         // that reported as the cause.
@@ -249,9 +247,7 @@ impl Program {
                 }
                 (End::Stopped, Err(error)) => Err(error),
                 (End::Exited(status), _) => Err(self.failure(status, lines.tail)),
-                (End::Stopped, Ok(_)) => {
-                    Err(Error::unexpected(format!("`{}` was stopped", self.name)))
-                }
+                (End::Stopped, Ok(_)) => Err(unexpected!("`{}` was stopped", self.name)),
             }
         })
     }
@@ -334,10 +330,9 @@ impl Program {
         }
         command.spawn().map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => {
-                Error::unavailable(format!("`{}` is not installed", self.name))
-                    .help("rockenv setup")
+                unavailable!("`{}` is not installed", self.name).help("rockenv setup")
             }
-            _ => Error::unexpected(format!("cannot start `{}`", self.name)).source(error),
+            _ => unexpected!("cannot start `{}`", self.name).source(error),
         })
     }
 
@@ -536,7 +531,7 @@ mod tests {
     fn an_error_of_the_reader_stops_the_program_and_is_the_one_reported() {
         let outcome: Result<()> =
             sh("yes; sleep 60").stream(&AtomicBool::new(false), &mut |_| {}, |_| {
-                Err(Error::invalid("refused"))
+                Err(invalid!("refused"))
             });
         assert_eq!(outcome.unwrap_err().message(), "refused");
     }

@@ -17,7 +17,7 @@ use crate::sys::account::{self, Existing, FilePlace};
 use crate::sys::atomic;
 use crate::sys::builtin;
 use crate::sys::catalog::Directory;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 use crate::sys::trusted_files::{Checked, MOST_FILES};
 
 /// The variable that names trusted directories, for use without a terminal.
@@ -298,7 +298,7 @@ impl Trusted {
     /// Writes it to the configuration of the calling user, with that user's rights.
     pub(crate) fn write(&self, user: &Path) -> Result<()> {
         let text = serde_json::to_vec_pretty(self).map_err(|error| {
-            Error::unexpected("cannot write the list of trusted directories").source(error)
+            unexpected!("cannot write the list of trusted directories").source(error)
         })?;
         let rights = account::caller();
         account::make_directories(rights, &Self::directory(user))?;

@@ -134,10 +134,10 @@ fn hold(
 
 /// Says that a file of a trusted directory is another one by now.
 pub(crate) fn changed(path: &Path) -> Error {
-    Error::invalid(format!(
+    invalid!(
         "`{}` changed while it was read, and its directory has to be trusted again",
         path.display()
-    ))
+    )
     .help("rockenv trust")
 }
 
@@ -265,10 +265,10 @@ impl Walk {
 }
 
 fn too_much(top: &Path) -> Error {
-    Error::invalid(format!(
+    invalid!(
         "`{}` has too many files in its profiles, images and hooks to be trusted",
         top.display()
-    ))
+    )
     .help(format!(
         "name the profile's file: rockenv up {}/NAME.toml",
         top.display()

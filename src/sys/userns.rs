@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use fs_err as fs;
 use nix::sched::{CloneFlags, unshare};
 
-use crate::sys::error::{Error, Result, ResultExt as _, if_exists};
+use crate::sys::error::{Result, ResultExt as _, if_exists};
 
 /// Whether this process has entered one.
 static ENTERED: AtomicBool = AtomicBool::new(false);
@@ -44,7 +44,7 @@ pub(crate) fn enter() -> Result<()> {
     // Checked first, because a namespace cannot be left again.
     if !["newuidmap", "newgidmap"].iter().all(|name| has(name)) {
         return Err(
-            Error::unavailable("cannot make a user namespace: there is no newuidmap")
+            unavailable!("cannot make a user namespace: there is no newuidmap")
                 .help("install newuidmap (package uidmap or shadow-utils), or sudo rockenv ..."),
         );
     }
@@ -73,12 +73,12 @@ pub(crate) fn enter() -> Result<()> {
     drop(go);
     let mapped = outside.wait_with_output().context(cannot)?;
     if let Err(error) = entered {
-        return Err(Error::unavailable("cannot make a user namespace")
+        return Err(unavailable!("cannot make a user namespace")
             .source(error)
             .help("sudo sysctl kernel.unprivileged_userns_clone=1 kernel.apparmor_restrict_unprivileged_userns=0, or sudo rockenv ..."));
     }
     if !mapped.status.success() {
-        return Err(Error::unavailable("cannot make a user namespace")
+        return Err(unavailable!("cannot make a user namespace")
             .source(String::from_utf8_lossy(&mapped.stderr).trim().to_owned())
             .help("see /etc/subuid and /etc/subgid, or sudo rockenv ..."));
     }
@@ -109,9 +109,9 @@ fn ranges(file: &str, name: &str, uid: u32) -> Result<Vec<Range>> {
     let text = if_exists(fs::read_to_string(file))?.unwrap_or_default();
     let found = parse(&text, name, uid);
     if found.is_empty() {
-        return Err(Error::unavailable(format!(
+        return Err(unavailable!(
             "user `{name}` has no subordinate ids in `{file}`; without them only root can build"
-        ))
+        )
         .help(format!(
             "sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {name}"
         )));

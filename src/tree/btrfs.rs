@@ -19,7 +19,7 @@ use nix::sys::statfs::{BTRFS_SUPER_MAGIC, fstatfs};
 
 use super::btrfs_search::{EXTENT_DATA, Key, Search};
 use crate::sys::beneath;
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 
 /// The inode number of the root directory of every subvolume.
 const SUBVOLUME_ROOT: u64 = 256;
@@ -479,10 +479,10 @@ fn write_read_only(fd: BorrowedFd<'_>, read_only: bool) -> nix::Result<()> {
 fn padded<const N: usize>(name: &CStr) -> Result<[u8; N]> {
     let bytes = name.to_bytes();
     if bytes.len() >= N {
-        return Err(Error::unexpected(format!(
+        return Err(unexpected!(
             "`{}` is too long for the name of a subvolume",
             name.to_string_lossy()
-        )));
+        ));
     }
     let mut padded = [0; N];
     padded[..bytes.len()].copy_from_slice(bytes);

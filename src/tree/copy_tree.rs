@@ -13,7 +13,7 @@ use nix::sys::stat::{FileStat, Mode, SFlag};
 use nix::unistd::{Gid, Uid, Whence, getegid, geteuid};
 
 use crate::sys::beneath;
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::signals::stop_if;
 use crate::tree::metadata;
 use crate::tree::root_fs::{self, Tree};
@@ -29,11 +29,11 @@ pub(crate) fn copy(
 ) -> Result<()> {
     let inside = fs_err::canonicalize(into)?.starts_with(fs_err::canonicalize(from)?);
     if inside {
-        return Err(Error::invalid(format!(
+        return Err(invalid!(
             "`{}` is inside `{}`, so it cannot become a copy of it",
             into.display(),
             from.display()
-        )));
+        ));
     }
     let (source, target) = (Tree::open(from)?, Tree::open(into)?);
     let mut copy = Copy {
@@ -161,9 +161,7 @@ impl Copy<'_> {
                 stop_if(self.cancel)?;
                 let amount = copy_range(source.as_fd(), target.as_fd(), at, end.min(at + CHUNK))?;
                 if amount == 0 {
-                    return Err(Error::unexpected(
-                        "it became shorter while it was being copied",
-                    ));
+                    return Err(unexpected!("it became shorter while it was being copied"));
                 }
                 at += amount.cast_signed();
                 self.bytes += amount;
@@ -210,10 +208,8 @@ fn is_wanted(attribute: &CStr) -> bool {
 fn open_source(parent: BorrowedFd<'_>, name: &[u8], flags: OFlag, path: &[u8]) -> Result<OwnedFd> {
     let described = || String::from_utf8_lossy(path).into_owned();
     match beneath::open(parent, name, flags) {
-        Err(Errno::EXDEV) => Err(
-            Error::invalid(format!("`{}` is a mount point", described()))
-                .help("unmount it: an image contains one file system"),
-        ),
+        Err(Errno::EXDEV) => Err(invalid!("`{}` is a mount point", described())
+            .help("unmount it: an image contains one file system")),
         other => other.context(|| format!("cannot open `{}`", described())),
     }
 }

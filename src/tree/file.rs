@@ -15,7 +15,7 @@ use nix::unistd::{UnlinkatFlags, fchown, unlinkat};
 
 use super::transfer::Transport;
 use crate::sys::beneath::{self, openat2};
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 
 /// Maximum size of a file to change: hooks are for source code.
 const LARGEST: i64 = 64 << 20;
@@ -52,10 +52,10 @@ pub(crate) fn read(root: &Path, below: &Path) -> Result<FoundEntry> {
     };
     let stat = fstat(&file)?;
     if beneath::kind(&stat) != SFlag::S_IFREG || stat.st_size > LARGEST {
-        return Err(Error::invalid(format!(
+        return Err(invalid!(
             "`{}` is not a regular file of at most {LARGEST} bytes",
             root.join(below).display()
-        )));
+        ));
     }
     let mut bytes = Vec::new();
     into_file(file).read_to_end(&mut bytes).context(shown)?;
@@ -108,10 +108,10 @@ pub(crate) fn write(
     };
     let stat = fstat(&file)?;
     if beneath::kind(&stat) != SFlag::S_IFREG {
-        return Err(Error::invalid(format!(
+        return Err(invalid!(
             "`{}` is not a regular file",
             root.join(below).display()
-        )));
+        ));
     }
     if let Some(executable) = executable {
         // Everybody who may read it may execute it.
@@ -172,7 +172,7 @@ pub(crate) fn place(root: &Path, below: &Path, from: BorrowedFd<'_>) -> Result<(
     // Distinct from that of another command, which may do the same.
     let mut part = name.as_bytes().to_vec();
     part.extend(format!(".{}.part", std::process::id()).bytes());
-    let part = CString::new(part).map_err(|_| Error::unexpected("a name with a NUL"))?;
+    let part = CString::new(part).map_err(|_| unexpected!("a name with a NUL"))?;
     let outcome = (|| {
         let file = match create(&directory, &part) {
             // Left by a killed command.
@@ -226,10 +226,10 @@ fn split(below: &Path) -> Result<(PathBuf, CString)> {
     let name = below.file_name().map(|name| CString::new(name.as_bytes()));
     match (name, below.parent()) {
         (Some(Ok(name)), Some(parent)) if !below.is_absolute() => Ok((parent.to_owned(), name)),
-        _ => Err(Error::unexpected(format!(
+        _ => Err(unexpected!(
             "`{}` is not a path below a tree",
             below.display()
-        ))),
+        )),
     }
 }
 

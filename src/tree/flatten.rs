@@ -23,7 +23,7 @@ use super::transfer::Transport;
 use super::work_queue::Queue;
 use super::xattr::{Attributes, OPAQUE, XattrFile};
 use crate::sys::beneath;
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flattened {
@@ -53,10 +53,7 @@ pub fn flatten(below: &[PathBuf], diffs: &[PathBuf], into: &Path) -> Result<Flat
     };
     let (layers, below) = (open(diffs)?, open(below)?);
     if layers.is_empty() {
-        return Err(Error::unexpected(format!(
-            "no layers to merge into `{}`",
-            into.display()
-        )));
+        return Err(unexpected!("no layers to merge into `{}`", into.display()));
     }
     mkdirat(&holder, name.as_c_str(), Mode::S_IRWXU)
         .context(|| format!("cannot create directory `{}`", into.display()))?;

@@ -13,7 +13,7 @@ use nix::sys::stat::{FileStat, SFlag, fstat};
 use serde::{Deserialize, Serialize};
 
 use crate::sys::beneath;
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 
 /// The content of an entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -234,10 +234,10 @@ pub(super) fn split(path: &Path) -> Result<(&Path, CString)> {
     let name = path.file_name().map(|name| CString::new(name.as_bytes()));
     match (path.parent(), name) {
         (Some(parent), Some(Ok(name))) if path.components().all(plain) => Ok((parent, name)),
-        _ => Err(Error::invalid(format!(
+        _ => Err(invalid!(
             "`{}` is not a path below a directory",
             path.display()
-        ))),
+        )),
     }
 }
 

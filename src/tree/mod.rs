@@ -80,8 +80,7 @@ impl FromStr for Method {
             .into_iter()
             .find(|method| method.name() == text)
             .ok_or_else(|| {
-                Error::invalid(format!("unknown store method `{text}`"))
-                    .help("one of: overlay, btrfs, reflink")
+                invalid!("unknown store method `{text}`").help("one of: overlay, btrfs, reflink")
             })
     }
 }

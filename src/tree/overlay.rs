@@ -67,11 +67,11 @@ pub fn mount(
         return bind_read_only(only, at);
     }
     if lowers.is_empty() || lowers.len() > MAX_KERNEL_LAYERS {
-        return Err(Error::unexpected(format!(
+        return Err(unexpected!(
             "cannot mount an overlay of {} layers at `{}`",
             lowers.len(),
             at.display()
-        )));
+        ));
     }
     // Directories are passed as descriptors: short, so that many fit into the one page of options, and safe for `:`
     // and `,` in paths.
@@ -138,7 +138,7 @@ fn push_directory(options: &mut String, path: &Path, held: &mut Vec<OwnedFd>) ->
     let fd = nix::fcntl::open(path, flags, Mode::empty())
         .context(|| format!("cannot open the overlay layer `{}`", path.display()))?;
     write!(options, "/proc/self/fd/{}", fd.as_raw_fd())
-        .map_err(|_| Error::unexpected("cannot write to a string"))?;
+        .map_err(|_| unexpected!("cannot write to a string"))?;
     held.push(fd);
     Ok(())
 }
@@ -147,23 +147,23 @@ fn explain(error: Errno, upper: Option<Upper<'_>>, at: &Path) -> Error {
     let message = format!("cannot mount an overlay at `{}`", at.display());
     let cause = std::io::Error::from(error);
     match (error, upper) {
-        (Errno::EPERM | Errno::EACCES, _) => Error::unavailable(message)
+        (Errno::EPERM | Errno::EACCES, _) => unavailable!("{message}")
             .source(cause)
             .help("mounting needs root: run rockenv with sudo"),
-        (Errno::ENODEV, _) => Error::unavailable(message)
+        (Errno::ENODEV, _) => unavailable!("{message}")
             .source(cause)
             .help("the kernel has no overlay file system: try `modprobe overlay`"),
         (Errno::ENOSPC | Errno::EDQUOT, _) => Error::new(Kind::OutOfSpace, message).source(cause),
-        (Errno::EBUSY, Some(upper)) => Error::busy(format!(
+        (Errno::EBUSY, Some(upper)) => busy!(
             "{message}: another process has mounted `{}`",
             upper.diff.display()
-        ))
+        )
         .source(cause),
-        (Errno::EINVAL, Some(upper)) => Error::unavailable(message).source(cause).help(format!(
+        (Errno::EINVAL, Some(upper)) => unavailable!("{message}").source(cause).help(format!(
             "the kernel log has the reason; `{}` must be on a file system such as ext4, xfs or btrfs",
             upper.diff.display()
         )),
-        _ => Error::unexpected(message).source(cause),
+        _ => unexpected!("{message}").source(cause),
     }
 }
 
@@ -245,7 +245,7 @@ pub fn in_throw_away_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> Resu
                 sys_mount(None::<&str>, "/", None::<&str>, private, None::<&str>)
             })
             .map_err(|error| {
-                Error::unavailable("cannot make a mount namespace")
+                unavailable!("cannot make a mount namespace")
                     .source(std::io::Error::from(error))
                     .help("mounting needs root: run rockenv with sudo")
             })?;

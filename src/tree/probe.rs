@@ -74,7 +74,7 @@ fn choose(place: &Path, file_system: &str) -> Result<(Method, Vec<String>)> {
 
 fn try_btrfs(place: &Path) -> Result<()> {
     if !btrfs::is_btrfs(beneath::open_path(place)?)? {
-        return Err(Error::unavailable("not a btrfs file system"));
+        return Err(unavailable!("not a btrfs file system"));
     }
     let (tree, snapshot) = (place.join("tree"), place.join("snapshot"));
     btrfs::create(&tree)?;
@@ -82,7 +82,7 @@ fn try_btrfs(place: &Path) -> Result<()> {
     // An ordinary user may make both, but cannot find out what was written or changed in one, nor delete one at once:
     // then clones of files are as good, and easier to delete.
     btrfs::written(&tree).map_err(|error| {
-        Error::unavailable("only root can inspect a subvolume's changes, and delete one at once")
+        unavailable!("only root can inspect a subvolume's changes, and delete one at once")
             .source(error)
     })?;
     remove_tree(&snapshot)?;
@@ -97,15 +97,14 @@ fn try_reflink(place: &Path) -> Result<()> {
     let source = fs_err::File::open(&from)?;
     let target = fs_err::File::create(&to)?;
     transfer::share(source.as_fd(), target.as_fd()).map_err(|error| {
-        Error::unavailable("files cannot share extents (FICLONE)")
-            .source(std::io::Error::from(error))
+        unavailable!("files cannot share extents (FICLONE)").source(std::io::Error::from(error))
     })
 }
 
 fn try_overlay(place: &Path) -> Result<()> {
     if fstatfs(beneath::open_path(place)?)?.filesystem_type() == OVERLAYFS_SUPER_MAGIC {
-        return Err(Error::unavailable(
-            "it is an overlay itself, which cannot hold the writable layer of another",
+        return Err(unavailable!(
+            "it is an overlay itself, which cannot hold the writable layer of another"
         )
         .help(
             "in a container, mount a volume of the host and set ROCKENV_HOME to a directory in it",
@@ -127,8 +126,8 @@ fn try_overlay(place: &Path) -> Result<()> {
     })??;
     let whiteout = fs_err::symlink_metadata(diff.join("file"))?;
     if !whiteout.file_type().is_char_device() {
-        return Err(Error::unavailable(
-            "its overlays do not store deletions in a readable form",
+        return Err(unavailable!(
+            "its overlays do not store deletions in a readable form"
         ));
     }
     Ok(())

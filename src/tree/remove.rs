@@ -108,11 +108,11 @@ fn refuse_mounts(path: &Path, holder: BorrowedFd<'_>, name: &CStr) -> Result<()>
 }
 
 fn mounted(path: &Path, mount: &Path) -> Error {
-    Error::busy(format!(
+    busy!(
         "refusing to delete `{}`: `{}` is a mount point",
         path.display(),
         mount.display()
-    ))
+    )
     .help(format!(
         "nothing below the mount was changed; run `umount {}` and try again",
         mount.display()
@@ -352,10 +352,10 @@ impl Removal<'_> {
         let is_mount = matches!(error, Errno::EXDEV | Errno::EBUSY);
         let error = match error {
             Errno::EXDEV | Errno::EBUSY => mounted(self.path, &path),
-            Errno::ENOSYS => Error::unavailable(format!(
+            Errno::ENOSYS => unavailable!(
                 "cannot delete `{}` safely: the kernel has no openat2",
                 self.path.display()
-            ))
+            )
             .help("use Linux 5.10 or later, and a container engine that lets openat2 through"),
             error => {
                 let failed: nix::Result<()> = Err(error);

@@ -10,7 +10,7 @@ use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
 use nix::unistd::UnlinkatFlags;
 
 use crate::sys::beneath;
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 
 /// A root file system.
 #[derive(Debug)]
@@ -48,9 +48,7 @@ impl Tree {
         let size = match regular(&fstat(&file)?) {
             Some(size) if size <= limit => size,
             Some(size) => {
-                return Err(Error::invalid(format!(
-                    "`{path}` in the image is too large: {size} bytes"
-                )));
+                return Err(invalid!("`{path}` in the image is too large: {size} bytes"));
             }
             None => return Ok(None),
         };

@@ -279,8 +279,8 @@ impl Writer {
 
 /// Makes the error for an existing entry that must not be overwritten.
 pub(crate) fn refusing_overwrite(place: &Path) -> Error {
-    Error::usage(format!(
+    usage!(
         "`{}` exists with other content; refusing to overwrite it",
         place.display()
-    ))
+    )
 }

@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::sys::account::{FilePlace, caller};
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 use crate::ui::event::{Cost, Outcome};
 
 /// Version of the rows: a new field keeps it, any other change raises it.
@@ -75,7 +75,7 @@ impl Rows {
             return Ok(());
         }
         let mut line = serde_json::to_vec(row)
-            .map_err(|error| Error::unexpected("cannot encode metrics").source(error))?;
+            .map_err(|error| unexpected!("cannot encode metrics").source(error))?;
         line.push(b'\n');
         (&self.file)
             .write_all(&line)

@@ -288,7 +288,7 @@ impl Ui {
 
     pub(crate) fn json(&self, value: &impl Serialize) -> Result<()> {
         let json = serde_json::to_string_pretty(value)
-            .map_err(|error| Error::unexpected("cannot write the result as json").source(error))?;
+            .map_err(|error| unexpected!("cannot write the result as json").source(error))?;
         self.write_out(text::escape_json(&json).as_bytes());
         self.write_out(b"\n");
         Ok(())
@@ -440,8 +440,9 @@ impl Ui {
         let Terminals { stdin, stderr, .. } = self.settings.terminals;
         let question = text::escape_lines(question);
         if !stdin || !stderr {
-            let message = format!("cannot ask without a terminal: {question}");
-            return Err(Error::usage(message).help("add `--yes` to proceed"));
+            return Err(
+                usage!("cannot ask without a terminal: {question}").help("add `--yes` to proceed")
+            );
         }
         self.flush();
         self.write_err(&format!("{question} [y/N] "));

@@ -70,7 +70,7 @@ fn results_are_seen_before_what_is_said_of_them() {
 
 #[test]
 fn an_error_shows_its_causes_and_the_way_out() {
-    let error = Error::unavailable("cannot start `gfx1103`")
+    let error = unavailable!("cannot start `gfx1103`")
         .source(io::Error::other("first line\nsecond \x1b[2J"))
         .help("rockenv doctor");
     let (ui, _, err) = ui(UiSettings::default());

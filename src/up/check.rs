@@ -57,7 +57,7 @@ impl ProfileCheck {
         let mut draft = profile::draft(&cx.config.profile_dirs, what)?;
         let Some(mut profile) = draft.profile.take() else {
             draft.finished()?;
-            return Err(Error::unexpected(format!("profile `{what}` is empty")));
+            return Err(unexpected!("profile `{what}` is empty"));
         };
         let (files, problems) = profile::read_files(&cx.config.profile_dirs, &profile);
         draft.add(problems);

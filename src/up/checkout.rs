@@ -5,7 +5,7 @@
 
 use crate::plan::resolve::{by_version, version};
 use crate::rocm::therock::{Checkout, drift};
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 use crate::up::resolve::Gathered;
 
 /// Uses the checkout's table of targets; returns notes for the user.
@@ -40,9 +40,9 @@ pub(crate) fn use_target_table(gathered: &mut Gathered<'_>) -> Result<Vec<String
         .iter()
         .find(|target| checkout.target(target.name()).is_none())
     {
-        return Err(Error::invalid(format!(
+        return Err(invalid!(
             "source `{name}` has no target `{target}`: this version of TheRock cannot build for it"
-        ))
+        )
         .help(hint));
     }
     let excluded = checkout.targets.iter().map(|target| {
@@ -96,9 +96,7 @@ fn release(gathered: &Gathered<'_>, source: &str, checkout: &Checkout) -> Result
         ))),
         None if checkout.version.is_none() || version(found) < version(oldest) => {
             let profile = &profile.name;
-            Err(Error::invalid(format!(
-                "source `{source}` is TheRock {found}: profile `{profile}` fits {oldest} to {newest}"
-            ))
+            Err(invalid!("source `{source}` is TheRock {found}: profile `{profile}` fits {oldest} to {newest}")
             .help(format!(
                 "choose a commit of one of these (`--release {oldest}` has one), or write a profile \
                  for this checkout: rockenv profile new NAME"

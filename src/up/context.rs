@@ -120,12 +120,9 @@ impl Context {
     fn no_store(&self) -> Error {
         let own = self.config.home.display();
         match &self.config.roots_store {
-            None => Error::not_found(format!("no store at `{own}`")).help("rockenv up hip-smoke"),
-            Some(root) => Error::not_found(format!(
-                "no store at `{own}`; root has one at `{}`",
-                root.display()
-            ))
-            .help(&self.config.sudo_command),
+            None => not_found!("no store at `{own}`").help("rockenv up hip-smoke"),
+            Some(root) => not_found!("no store at `{own}`; root has one at `{}`", root.display())
+                .help(&self.config.sudo_command),
         }
     }
 
@@ -183,7 +180,7 @@ impl Context {
         let needs = || format!("{what} needs root");
         match userns::enter() {
             Err(_) if !is_rootless => {
-                return Err(Error::unavailable(needs()).help(&self.config.sudo_command));
+                return Err(unavailable!("{}", needs()).help(&self.config.sudo_command));
             }
             other => other.context(needs)?,
         }
@@ -194,7 +191,7 @@ impl Context {
     pub(crate) fn confirm(&self, question: &str) -> Result<()> {
         match self.is_confirmed(question)? {
             true => Ok(()),
-            false => Err(Error::new(Kind::Usage, "nothing changed")),
+            false => Err(usage!("nothing changed")),
         }
     }
 

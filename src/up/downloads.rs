@@ -19,7 +19,7 @@ use crate::plan::{Action, Plan};
 use crate::rocm::therock::tarballs;
 use crate::store::{LockedEnv, Store};
 use crate::sys::checksum::{Algorithm, Checksum};
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::signals::Cancel;
 use crate::tree::file;
 use crate::ui::size;
@@ -189,10 +189,10 @@ impl Fetching<'_> {
                 format!("`{}` from `{from}`", piece.name)
             });
             let shown: Vec<String> = shown.collect();
-            return Err(Error::unavailable(format!(
+            return Err(unavailable!(
                 "`--offline` is set, but these are missing: {}",
                 shown.join("; ")
-            ))
+            )
             .help("run once without --offline"));
         }
         let files = size::count(absent.len(), "file");

@@ -16,7 +16,7 @@ use crate::plan::ids::EnvName;
 use crate::plan::resolve::{self, Spec, VolumeKind};
 use crate::rocm::gpu::{self, Choice, Device, Selector};
 use crate::store::{LockedEnv, Store, source};
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::{Kind, Result};
 use crate::sys::host::Host;
 use crate::up::context::Context;
 
@@ -199,7 +199,7 @@ fn devices(cx: &Context, job: &Job, spec: &Spec) -> Result<Vec<Device>> {
             grant.devices()
         }
         Choice::Without { why } => {
-            let error = Error::unavailable(format!("the command cannot use a GPU: {why}"));
+            let error = unavailable!("the command cannot use a GPU: {why}");
             Err(match machine.gpus.first() {
                 // The GPU exists, but runs code for another target.
                 Some(gpu) if machine.lack().is_none() => error.help(format!(
@@ -231,7 +231,7 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
     let (tree, layer) = if job.failed {
         let failed = env.known_record()?.failed.clone();
         let failed = failed.ok_or_else(|| {
-            Error::not_found(format!("no step of env `{}` failed", job.env))
+            not_found!("no step of env `{}` failed", job.env)
                 .help(format!("rockenv shell {}", job.env))
         })?;
         (failed.tree, failed.parent)
@@ -303,8 +303,7 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
         (code, Ok(_)) => code,
     };
     noted?;
-    let exit =
-        code?.ok_or_else(|| Error::unavailable("the container ended before the command began"))?;
+    let exit = code?.ok_or_else(|| unavailable!("the container ended before the command began"))?;
     Ok(exit.code)
 }
 

@@ -12,7 +12,7 @@ use crate::plan::gc::{GcItem, GcTarget, Inventory, Plan, Rule, plan};
 use crate::store::Store;
 use crate::store::gc_apply::Removal;
 use crate::store::inventory::InventoryOptions;
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::Result;
 use crate::sys::host::{Host, free_space};
 use crate::sys::process::Program;
 use crate::ui::size;
@@ -59,7 +59,7 @@ pub(crate) fn collect(
         }
         if !confirm(cx, &decision.plan, &mut agreed)? {
             if round == 0 {
-                return Err(Error::new(Kind::Usage, "nothing changed"));
+                return Err(usage!("nothing changed"));
             }
             break;
         }
@@ -114,7 +114,7 @@ pub(crate) fn decide(
 /// too.
 fn unused(store: &Store) -> Result<u64> {
     let disk = nix::sys::statvfs::statvfs(store.root())
-        .map_err(|error| Error::unexpected("cannot ask for free space").source(error))?;
+        .map_err(|error| unexpected!("cannot ask for free space").source(error))?;
     Ok(disk.blocks_free() * disk.fragment_size())
 }
 
@@ -254,12 +254,9 @@ fn shrink(
         .directory(Path::new("/"))
         .output(1 << 20, &AtomicBool::new(false), &mut |_| {})
         .map_err(|error| {
-            Error::new(
-                Kind::Unavailable,
-                format!("`{}` in env {env} failed", kind.tool()),
-            )
-            .source(error)
-            .help(format!("rockenv cache clear {name}"))
+            unavailable!("`{}` in env {env} failed", kind.tool())
+                .source(error)
+                .help(format!("rockenv cache clear {name}"))
         })?;
     Ok(Removal::Gone)
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::execute;
 use crate::profile::hook::{self, FileInSource, Hook};
 use crate::store::source::{Checkout, Git};
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::{Kind, Result};
 use crate::up::context::Context;
 
 /// The result for one hook at one revision.
@@ -31,10 +31,7 @@ pub(crate) struct RevisionSource<'a> {
 impl<'a> RevisionSource<'a> {
     pub(crate) fn open(cx: &'a Context, directory: &Path) -> Result<Self> {
         if !directory.is_dir() {
-            return Err(Error::not_found(format!(
-                "no source directory `{}`",
-                directory.display()
-            )));
+            return Err(not_found!("no source directory `{}`", directory.display()));
         }
         Ok(Self {
             directory: fs_err::canonicalize(directory)?,
@@ -97,11 +94,11 @@ impl<'a> RevisionSource<'a> {
         ]);
         match found {
             Ok(commit) => Ok(commit.trim().to_owned()),
-            Err(error) => Err(Error::not_found(format!(
+            Err(error) => Err(not_found!(
                 "`{}` has no revision `{}`",
                 self.directory.display(),
                 revision.escape_debug()
-            ))
+            )
             .source(error)
             .help("git fetch --unshallow fetches the history of a shallow clone")),
         }

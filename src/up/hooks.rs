@@ -10,7 +10,7 @@ use crate::profile::Profile;
 use crate::profile::hook::{self, Hook};
 use crate::store::Store;
 use crate::store::source::Git;
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::span::At;
 use crate::up::context::Context;
 use crate::up::resolve::Gathered;
@@ -73,10 +73,11 @@ pub(crate) fn fetch_patches(
                 continue;
             }
             if offline {
-                return Err(Error::unavailable(format!(
+                return Err(unavailable!(
                     "hook `{}`: patch `{}` is not fetched yet, and `--offline` forbids fetching it",
-                    hook.name, patch.name
-                ))
+                    hook.name,
+                    patch.name
+                )
                 .help("run once without --offline"));
             }
             let blobs = store.root().join("blobs");
@@ -146,7 +147,7 @@ pub(crate) fn ask(gathered: &Gathered<'_>) -> Result<Vec<String>> {
     let early = hook::precheck(&hooks, &|volume, path| {
         let source = sources
             .get(volume)
-            .ok_or_else(|| Error::unexpected(format!("source `{volume}` is missing")))?;
+            .ok_or_else(|| unexpected!("source `{volume}` is missing"))?;
         execute::file_in_source(source, path)
     })?;
     for (hook, patch) in early.already {

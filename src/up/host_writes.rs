@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use crate::plan::resolve::{self, Access, VolumeSource};
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::Result;
 use crate::sys::trust::{self, Trusted};
 use crate::up::context::Context;
 use crate::up::select::Selection;
@@ -82,7 +82,7 @@ pub(crate) fn confirm(cx: &Context, selection: &Selection) -> Result<()> {
             shown(&asks)
         );
         if !cx.ui.confirm(&question)? {
-            return Err(Error::new(Kind::Usage, "nothing changed"));
+            return Err(usage!("nothing changed"));
         }
     }
     let trusted = Trusted {

@@ -104,10 +104,10 @@ fn fits(cx: &Context, path: &Path, old: &Lockfile, selection: &mut Selection) ->
     now.params = &none;
     let differences = lockfile::choices(old, &now);
     if let Some(first) = differences.first() {
-        return Err(Error::usage(format!(
+        return Err(usage!(
             "`{}` is the lock file of another profile: {first}",
             path.display()
-        ))
+        )
         .help("rockenv lock ... --file OTHER.lock"));
     }
     if selection.inputs.params.is_empty() {
@@ -127,10 +127,10 @@ fn check_names(update: &[String], selection: &Selection) -> Result<()> {
     known.push(ALL.to_owned());
     match update.iter().find(|name| !known.contains(name)) {
         None => Ok(()),
-        Some(name) => Err(Error::not_found(format!(
+        Some(name) => Err(not_found!(
             "profile `{}` has no image or source `{name}` to update",
             selection.profile.name
-        ))
+        )
         .help(format!("there is {}", known.join(", ")))),
     }
 }

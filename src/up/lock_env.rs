@@ -12,15 +12,15 @@ use crate::plan::resolve::Spec;
 use crate::plan::{Observed, Plan};
 use crate::store::LockedEnv;
 use crate::sys::atomic::random_id;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 
 pub(super) fn lock<'a>(run: &Run<'a>, resolved: &Resolved<'_>) -> Result<LockedEnv<'a>> {
     let wait = Duration::from_secs(5);
     let env = run.with.store.lock_env(&resolved.spec.name, "up", wait)?;
     env.check_owner()?;
     if run.args.ephemeral && !env.is_owned()? {
-        let what = format!("env `{}` was removed in the meantime", env.name());
-        return Err(Error::busy(what).help(run.args.resume_command()));
+        return Err(busy!("env `{}` was removed in the meantime", env.name())
+            .help(run.args.resume_command()));
     }
     if let Some(locked) = &resolved.gathered.selection.locked {
         env.keep_lock(&locked.lock)?;

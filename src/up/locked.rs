@@ -82,8 +82,7 @@ pub(crate) fn follow(
     };
     let command = command(request, file);
     let lock = lockfile::read(&path)?.ok_or_else(|| {
-        Error::not_found(format!("there is no lock file `{}`", path.display()))
-            .help(command.clone())
+        not_found!("there is no lock file `{}`", path.display()).help(command.clone())
     })?;
     let locked = Locked {
         path,
@@ -280,9 +279,7 @@ pub(crate) fn resolve(
     let numbers = numbers.and_then(|(uid, gid)| Some((number(uid)?, number(gid)?)));
     let (uid, gid) = numbers.ok_or_else(|| {
         let user = lock.build_user.escape_debug();
-        Error::invalid(format!(
-            "the lock file's `build-user` is `{user}`, not UID:GID"
-        ))
+        invalid!("the lock file's `build-user` is `{user}`, not UID:GID")
     })?;
     inputs.user = BuildUser::new(uid, gid);
     loop {

@@ -122,7 +122,7 @@ fn check_rights(cx: &Context, args: &UpOptions, selection: &Selection) -> Result
     host_writes::confirm(cx, selection)?;
     if selection.choice.engine == Engine::Nspawn && !selection.host.root {
         return Err(
-            Error::unavailable("building an env with systemd-nspawn needs root")
+            unavailable!("building an env with systemd-nspawn needs root")
                 .help(&cx.config.sudo_command),
         );
     }
@@ -209,7 +209,7 @@ fn build(
         }
     }
     // It is always the same one if the store is damaged.
-    let busy = || Error::busy("base layers keep being removed by another process");
+    let busy = || busy!("base layers keep being removed by another process");
     Err(missing.unwrap_or_else(|| busy().help("rockenv up")))
 }
 

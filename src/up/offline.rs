@@ -4,7 +4,7 @@
 use crate::plan::resolve::{self, VolumeKind, VolumeSource};
 use crate::store::Store;
 use crate::store::source::{Git, Repository};
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 use crate::up::context::Context;
 use crate::up::locked;
 use crate::up::select::Selection;
@@ -13,10 +13,10 @@ pub(crate) fn check(cx: &Context, store: &Store, selection: &Selection) -> Resul
     let missing = missing(cx, store, selection)?;
     match missing.is_empty() {
         true => Ok(()),
-        false => Err(Error::unavailable(format!(
+        false => Err(unavailable!(
             "`--offline` is set, but these are missing: {}",
             missing.join("; ")
-        ))
+        )
         .help("run once without --offline")),
     }
 }

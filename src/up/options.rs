@@ -12,7 +12,7 @@ use crate::plan::StepOptions;
 use crate::profile::{Profile, is_path};
 use crate::store::config::Config;
 use crate::store::history::Reuse;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 use crate::sys::shell::quoted;
 use crate::sys::suggest;
 use crate::ui::Format;
@@ -233,11 +233,10 @@ fn check_names(profile: &Profile, args: &PlanOptions) -> Result<()> {
                 .iter()
                 .map(|step| step.name.as_str())
                 .collect();
-            return Err(Error::not_found(format!(
-                "profile `{}` has no step `{name}`",
-                profile.name
-            ))
-            .help(suggest::choices_help(name, &names, "its steps are")));
+            return Err(
+                not_found!("profile `{}` has no step `{name}`", profile.name)
+                    .help(suggest::choices_help(name, &names, "its steps are")),
+            );
         }
     }
     Ok(())

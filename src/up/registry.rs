@@ -15,7 +15,7 @@ use crate::share::{self, Import, Pulled, Repository, SigningKey, SnapshotRef, Ve
 use crate::store::Store;
 use crate::store::history::Reuse;
 use crate::store::images::TaskContext;
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::{Kind, Result};
 use crate::sys::userns;
 use crate::ui::event::Outcome;
 use crate::ui::{Reporter, size};
@@ -60,13 +60,9 @@ fn unsigned(cx: &Context, named: Option<&str>) -> Result<Repository> {
         (Some(text), _) => Repository::parse(text),
         (None, Some(text)) => Repository::parse(text).map_err(|error| {
             let help = error.help_text().unwrap_or_default().to_owned();
-            Error::invalid(format!(
-                "`registry` in the configuration: {}",
-                error.message()
-            ))
-            .help(help)
+            invalid!("`registry` in the configuration: {}", error.message()).help(help)
         }),
-        (None, None) => Err(Error::new(Kind::Usage, "no registry is configured").help(
+        (None, None) => Err(usage!("no registry is configured").help(
             "registry = \"registry.example.org/rockenv\" in config.toml, or ROCKENV_REGISTRY",
         )),
     }

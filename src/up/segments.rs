@@ -6,7 +6,7 @@ use crate::plan::record::Record;
 use crate::plan::resolve::{Spec, Step};
 use crate::plan::{Action, Plan, PlanStep, Volumes};
 use crate::store::Store;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 use crate::sys::suggest;
 
 /// Steps that run one after the other.
@@ -55,16 +55,15 @@ fn chosen<'a>(spec: &'a Spec, record: &Record, names: &[String]) -> Result<Vec<&
             };
             let known: Vec<&str> = known.iter().map(|step| step.name.as_str()).collect();
             let help = suggest::choices_help(name, &known, "steps with a snapshot");
-            return Err(Error::not_found(what).help(help));
+            return Err(not_found!("{what}").help(help));
         }
     }
     let is_asked = |step: &&Step| names.is_empty() || names.contains(&step.name);
     let chosen: Vec<&Step> = known.into_iter().filter(is_asked).collect();
     match chosen.is_empty() {
-        true => Err(
-            Error::not_found(format!("no step of env `{}` has a snapshot", spec.name))
-                .help("rockenv up ..."),
-        ),
+        true => {
+            Err(not_found!("no step of env `{}` has a snapshot", spec.name).help("rockenv up ..."))
+        }
         false => Ok(chosen),
     }
 }
@@ -89,10 +88,10 @@ fn segment(store: &Store, spec: &Spec, record: &Record, step: &Step) -> Result<S
             .key
             .filter(|key| spec.steps.iter().any(|step| step.key == *key));
         runs.push(known.ok_or_else(|| {
-            Error::invalid(format!(
+            invalid!(
                 "step `{}` cannot be built again: it is based on `{}`, which is not one of the env's steps",
                 step.name, below.title
-            ))
+            )
             .help("rockenv up ... --clean")
         })?);
     }
@@ -115,7 +114,7 @@ pub(crate) fn snapshot_layer(record: &Record, key: &StepKey) -> Result<LayerId> 
     let snapshot = record.of_step(key);
     snapshot
         .map(|snapshot| snapshot.layer.clone())
-        .ok_or_else(|| Error::unexpected("a step that was built has no snapshot"))
+        .ok_or_else(|| unexpected!("a step that was built has no snapshot"))
 }
 
 pub(crate) fn runs<'a>(spec: &'a Spec, segment: &'a Segment) -> impl Iterator<Item = &'a Step> {

@@ -239,7 +239,7 @@ fn params(request: &UpRequest<'_>, profile: &Profile) -> Result<BTreeMap<String,
     let mut params = BTreeMap::new();
     for text in request.params {
         let (name, value) = text.split_once('=').ok_or_else(|| {
-            Error::new(Kind::Usage, format!("`{text}` is not NAME=VALUE")).help(format!(
+            usage!("`{text}` is not NAME=VALUE").help(format!(
                 "rockenv {} PROFILE --param NAME=VALUE",
                 request.verb
             ))
@@ -248,13 +248,16 @@ fn params(request: &UpRequest<'_>, profile: &Profile) -> Result<BTreeMap<String,
     }
     if let Some(release) = request.release {
         let Some(param) = &profile.release_param else {
-            let message = format!("profile `{}` has no releases", profile.name);
-            return Err(Error::new(Kind::Usage, message).help("leave out --release"));
+            return Err(
+                usage!("profile `{}` has no releases", profile.name).help("leave out --release")
+            );
         };
         let other = params.insert(param.clone(), release.to_owned());
         if let Some(other) = other.filter(|other| other != release) {
-            let message = format!("`--release {release}` contradicts `--param {param}={other}`");
-            return Err(Error::new(Kind::Usage, message).help("leave out one of them"));
+            return Err(
+                usage!("`--release {release}` contradicts `--param {param}={other}`")
+                    .help("leave out one of them"),
+            );
         }
     }
     Ok(params)
@@ -286,12 +289,9 @@ fn engine(cx: &Context, request: &UpRequest<'_>, host: &Host, env: &EnvName) -> 
     if let Some(record) = record
         && record.engine != choice.engine.name()
     {
-        return Err(Error::new(
-            Kind::Usage,
-            format!(
-                "env `{env}` was created with {} and cannot change its engine",
-                record.engine
-            ),
+        return Err(usage!(
+            "env `{env}` was created with {} and cannot change its engine",
+            record.engine
         )
         .help(format!(
             "rockenv up ... --engine {} --name NEW",

@@ -199,9 +199,9 @@ impl<'a> Rebuild<'a> {
                     failure.step
                 )))
             }
-            ExecutionProgress::Changed(step) => Err(Error::invalid(format!(
+            ExecutionProgress::Changed(step) => Err(invalid!(
                 "a source was changed while step `{step}` was built again"
-            ))
+            )
             .help(format!("rockenv verify {}", self.env.name()))),
         }
     }
@@ -211,10 +211,10 @@ impl<'a> Rebuild<'a> {
         let store = self.with.store;
         let mut steps = self.spec.steps.iter();
         let step = steps.find(|step| step.key == *key);
-        let step = step.ok_or_else(|| Error::unexpected("the rebuilt step is gone"))?;
+        let step = step.ok_or_else(|| unexpected!("the rebuilt step is gone"))?;
         let layer_of = |env: &LockedEnv<'_>| {
             let id = snapshot_layer(env.known_record()?, key)?;
-            let missing = || Error::not_found(format!("layer `{id}` is missing from the store"));
+            let missing = || not_found!("layer `{id}` is missing from the store");
             store
                 .layer(&id)?
                 .ok_or_else(|| missing().help("rockenv fsck"))
@@ -323,7 +323,7 @@ fn grant(cx: &Context, spec: &Spec, step: &Step) -> Result<gpu::Grant> {
         .choose(&Selector::from("auto"), &spec.targets, spec.gpu)?
     {
         Choice::Gpu { grant, .. } => Ok(*grant),
-        Choice::Without { why } => Err(Error::unavailable(format!("step `{}` {why}", step.name))
+        Choice::Without { why } => Err(unavailable!("step `{}` {why}", step.name)
             .help("name the steps that need no GPU: rockenv verify ENV STEP...")),
     }
 }

@@ -9,7 +9,7 @@ use crate::plan::lockfile;
 use crate::profile::value;
 use crate::share::{self, Keep, PrunePlan};
 use crate::store::Store;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 use crate::sys::signals::Signals;
 use crate::ui::table::Table;
 use crate::ui::{Format, object, size};
@@ -85,9 +85,8 @@ pub(super) fn prune(cx: &Context, args: &PruneArgs) -> Result<()> {
 
 /// Returns what stays: recent builds, and everything that lock files and this machine's envs name.
 fn keep(cx: &Context, args: &PruneArgs) -> Result<Keep> {
-    let age = value::duration(&args.older_than).map_err(|refused| {
-        Error::usage(format!("--older-than: {}", refused.message)).help("--older-than 30d")
-    })?;
+    let age = value::duration(&args.older_than)
+        .map_err(|refused| usage!("--older-than: {}", refused.message).help("--older-than 30d"))?;
     let since = SignedDuration::try_from(age)
         .ok()
         .and_then(|age| Timestamp::now().checked_sub(age).ok())
@@ -98,8 +97,7 @@ fn keep(cx: &Context, args: &PruneArgs) -> Result<Keep> {
     };
     for path in &args.keep_lock {
         let lock = lockfile::read(path)?.ok_or_else(|| {
-            Error::not_found(format!("`{}` does not exist", path.display()))
-                .help("rockenv lock PROFILE writes it")
+            not_found!("`{}` does not exist", path.display()).help("rockenv lock PROFILE writes it")
         })?;
         keep.keys.insert(lock.image.key.to_string());
         keep.keys

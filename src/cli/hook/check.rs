@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::image::fetch;
 use crate::profile::hook::{self, Hook};
 use crate::store::Store;
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::{Kind, Result};
 use crate::up::context::Context;
 use crate::up::hook_revisions::{AtRevision, RevisionSource};
 
@@ -139,10 +139,11 @@ fn take_patches(cx: &Context, hook: &mut Hook) -> Result<()> {
             .map(|store| store.root().join("blobs/sha256").join(&patch.sha256))
             .filter(|blob| blob.is_file());
         let Some(blob) = blob else {
-            return Err(Error::invalid(format!(
+            return Err(invalid!(
                 "hook `{}`: patch `{}` is not fetched yet; `up` fetches it",
-                hook.name, patch.name
-            )));
+                hook.name,
+                patch.name
+            ));
         };
         fetch::verify(&blob, &patch.sha256, &AtomicBool::new(false))?;
         patch.bytes = Some(fs_err::read(blob)?);

@@ -15,7 +15,7 @@ use crate::matrix::kubernetes::{self, Cluster, Orchestrator};
 use crate::matrix::pipeline::{Calls, Pipeline, Secret, Share, whole, words};
 use crate::matrix::slurm::{self, Site};
 use crate::matrix::{Cell, cells, gitlab};
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::Result;
 use crate::sys::host::Host;
 use crate::up::context::Context;
 use crate::up::matrix::jobs::{self, PipelineRequest};
@@ -209,7 +209,7 @@ impl JsonArgs {
             include: Vec<Job>,
         }
         serde_json::to_string(&Matrix { include })
-            .map_err(|error| Error::unexpected("cannot write the matrix").source(error))
+            .map_err(|error| unexpected!("cannot write the matrix").source(error))
     }
 }
 
@@ -239,12 +239,10 @@ impl Call {
     fn without_secrets(&self, help: &str) -> Result<()> {
         match self.secrets.first() {
             None => Ok(()),
-            Some(secret) => Err(Error::new(
-                Kind::Usage,
-                format!(
-                    "`--secret {}={}`: these jobs get no secrets",
-                    secret.variable, secret.name
-                ),
+            Some(secret) => Err(usage!(
+                "`--secret {}={}`: these jobs get no secrets",
+                secret.variable,
+                secret.name
             )
             .help(help)),
         }

@@ -5,7 +5,7 @@ use clap::Args;
 use crate::plan::resolve;
 use crate::profile;
 use crate::store::Store;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 use crate::ui::object;
 use crate::up::context::Context;
 use crate::up::request::UpRequest;
@@ -69,7 +69,7 @@ fn show_resolved(cx: &Context, args: &ShowArgs) -> Result<()> {
         cx.ui.json(&spec)?;
     } else {
         let text = toml::to_string_pretty(&spec)
-            .map_err(|error| Error::unexpected("cannot write the spec as toml").source(error))?;
+            .map_err(|error| unexpected!("cannot write the spec as toml").source(error))?;
         cx.ui.data(&text);
     }
     selection.note_absent_engine(cx);

@@ -34,7 +34,7 @@ pub struct SetupArgs {
 
 fn parse_size(text: &str) -> Result<u64> {
     value::size(text)
-        .map_err(|refused| Error::usage(refused.message).help("rockenv setup --store-image 300G"))
+        .map_err(|refused| usage!("{}", refused.message).help("rockenv setup --store-image 300G"))
 }
 
 /// Installs missing packages, and makes the store's image if requested.
@@ -95,7 +95,7 @@ pub(crate) fn setup(cx: &Context, args: &SetupArgs) -> Result<()> {
         (true, None) => "installing a timer",
     })?;
     if !cx.ui.confirm("go ahead?")? {
-        return Err(Error::usage("nothing changed").help("rockenv setup --yes"));
+        return Err(usage!("nothing changed").help("rockenv setup --yes"));
     }
     let signals = Signals::take()?;
     if !tools.is_empty() {
@@ -136,7 +136,7 @@ fn need_root(what: &str) -> Result<()> {
     if crate::sys::userns::is_root() {
         return Ok(());
     }
-    Err(Error::unavailable(format!("{what} needs root")).help("sudo rockenv setup"))
+    Err(unavailable!("{what} needs root").help("sudo rockenv setup"))
 }
 
 fn announce(cx: &Context, tools: &[&Tool]) {
@@ -182,7 +182,7 @@ fn get(cx: &Context, features: &[Feature], tools: &[&Tool], signals: &Signals) -
 
 fn still_missing(tools: &[&Tool], why: &str) -> Error {
     let names: Vec<&str> = tools.iter().map(|tool| tool.name).collect();
-    Error::unavailable(format!("still missing: {}", names.join(", ")))
+    unavailable!("still missing: {}", names.join(", "))
         .source(why.to_owned())
         .help("install them by hand, then: rockenv doctor")
 }

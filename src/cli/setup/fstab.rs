@@ -6,7 +6,7 @@ use std::path::Path;
 
 use fs_err as fs;
 
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 
 /// Marks our line. The kernel ignores options that begin with `x-`.
 pub(crate) const MARK: &str = "x-rockenv.store";
@@ -62,7 +62,7 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
     };
     let parent = path
         .parent()
-        .ok_or_else(|| Error::unexpected("a file needs a directory"))?;
+        .ok_or_else(|| unexpected!("a file needs a directory"))?;
     let failed = || format!("cannot write `{}`", path.display());
     let mut file = tempfile::Builder::new()
         .prefix(".fstab-")

@@ -6,7 +6,7 @@ use std::process::ChildStdout;
 use std::sync::atomic::AtomicBool;
 
 use super::{Manager, Tool, packages};
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::process::{Event, Program};
 use crate::ui::Ui;
 
@@ -146,7 +146,7 @@ impl Run<'_> {
     fn optional(&self, tool: &Tool) {
         let done = match tool.package(self.manager) {
             Some(package) => self.go(&self.manager.command(&[package])),
-            None => Err(Error::unavailable("no package")),
+            None => Err(unavailable!("no package")),
         };
         if done.is_err() {
             self.warn_unavailable(tool);

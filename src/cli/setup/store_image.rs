@@ -35,23 +35,18 @@ impl StoreImage {
     /// Checks that one can be made at `home`; changes nothing.
     pub(crate) fn plan(home: &Path, size: u64) -> Result<Self> {
         let (Some(parent), Some(name)) = (home.parent(), home.file_name()) else {
-            return Err(
-                Error::usage(format!("a store cannot be at `{}`", home.display()))
-                    .help("ROCKENV_HOME=/var/lib/rockenv rockenv setup --store-image 300G"),
-            );
+            return Err(usage!("a store cannot be at `{}`", home.display())
+                .help("ROCKENV_HOME=/var/lib/rockenv rockenv setup --store-image 300G"));
         };
         if size < SMALLEST {
-            return Err(Error::usage(format!(
-                "{} is too small for a store",
-                crate::ui::size::bytes(size)
-            ))
-            .help("rockenv setup --store-image 300G"));
+            return Err(
+                usage!("{} is too small for a store", crate::ui::size::bytes(size))
+                    .help("rockenv setup --store-image 300G"),
+            );
         }
         if !parent.is_dir() {
-            return Err(
-                Error::not_found(format!("no directory `{}`", parent.display()))
-                    .help(format!("mkdir -p {}", parent.display())),
-            );
+            return Err(not_found!("no directory `{}`", parent.display())
+                .help(format!("mkdir -p {}", parent.display())));
         }
         let at = fs::canonicalize(parent)?.join(name);
         let mut file = at.clone().into_os_string();
@@ -174,11 +169,11 @@ impl StoreImage {
         go_on()?;
         let store = Store::open(&self.at)?;
         if store.method() != Method::Btrfs {
-            return Err(Error::unexpected(format!(
+            return Err(unexpected!(
                 "the store at `{}` is {}, not btrfs",
                 self.at.display(),
                 store.method()
-            )));
+            ));
         }
         if Path::new("/run/systemd/system").is_dir()
             && let Err(error) = run("systemctl", &["daemon-reload".as_ref()])
@@ -198,18 +193,16 @@ fn refuse_unfit(at: &Path, file: &Path) -> Result<()> {
         .iter()
         .any(|point| point == at)
     {
-        return Err(
-            Error::usage(format!("`{}` is a mount point already", at.display()))
-                .help(format!("umount {0}, {elsewhere}", at.display())),
-        );
+        return Err(usage!("`{}` is a mount point already", at.display())
+            .help(format!("umount {0}, {elsewhere}", at.display())));
     }
     match fs::read_dir(at) {
         Ok(mut entries) => {
             if entries.next().is_some() {
-                return Err(Error::usage(format!(
+                return Err(usage!(
                     "`{}` is not empty: a file system mounted there would hide what is in it",
                     at.display()
-                ))
+                )
                 .help(format!("mv {0} {0}.old, {elsewhere}", at.display())));
             }
         }
@@ -217,22 +210,21 @@ fn refuse_unfit(at: &Path, file: &Path) -> Result<()> {
         Err(error) => return Err(error.into()),
     }
     if fstab::mounts(&read_table()?.unwrap_or_default(), at) {
-        return Err(Error::usage(format!(
-            "{FSTAB} mounts something at `{}` already",
-            at.display()
-        ))
-        .help(format!("mount {}, {elsewhere}", at.display())));
+        return Err(
+            usage!("{FSTAB} mounts something at `{}` already", at.display())
+                .help(format!("mount {}, {elsewhere}", at.display())),
+        );
     }
     if fs::symlink_metadata(file).is_ok() {
-        return Err(Error::usage(format!("`{}` exists already", file.display()))
+        return Err(usage!("`{}` exists already", file.display())
             .help(format!("mv {0} {0}.old, {elsewhere}", file.display())));
     }
     let parent = at.parent().unwrap_or(Path::new("/"));
     if tree::btrfs::is_btrfs(fs::File::open(parent)?.file())? {
-        return Err(Error::usage(format!(
+        return Err(usage!(
             "`{}` is on btrfs already: the store needs no file system of its own",
             parent.display()
-        ))
+        )
         .help("rockenv up hip-smoke"));
     }
     Ok(())
@@ -280,7 +272,7 @@ impl Done {
                 .context(|| format!("cannot unmount `{}`", path.display()))?,
             Self::Table { before, after } => {
                 if read_table()?.as_deref() != Some(&after) {
-                    return Err(Error::busy("another program changed it in the meantime")
+                    return Err(busy!("another program changed it in the meantime")
                         .help(format!("remove the line with {} manually", fstab::MARK)));
                 }
                 match before {

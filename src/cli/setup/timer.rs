@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 
 use crate::plan::gc::policy::Preset;
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::process::Program;
 
 const UNITS: &str = "/etc/systemd/system";
@@ -95,11 +95,10 @@ fn quote(path: &Path) -> Result<String> {
     if path.is_absolute() && text.chars().all(plain) {
         return Ok(text.into_owned());
     }
-    Err(Error::usage(format!(
-        "a systemd unit cannot name `{}` safely",
-        path.display()
-    ))
-    .help("use a path of letters, digits, `/`, `.`, `_` and `-`"))
+    Err(
+        usage!("a systemd unit cannot name `{}` safely", path.display())
+            .help("use a path of letters, digits, `/`, `.`, `_` and `-`"),
+    )
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use super::check::CheckArgs;
 use crate::rocm::target::{self, Learned};
 use crate::rocm::therock::{self, Checkout};
 use crate::store::Store;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 use crate::ui::object;
 use crate::up::context::Context;
 
@@ -14,8 +14,8 @@ pub(super) fn learn(cx: &Context, args: &CheckArgs) -> Result<()> {
     let source = fs::canonicalize(&args.source)?;
     let checkout = Checkout::read(&source)?;
     if checkout.targets.is_empty() {
-        let what = format!("`{}` declares no target", source.display());
-        return Err(Error::invalid(what).help("rockenv target check --source DIR"));
+        return Err(invalid!("`{}` declares no target", source.display())
+            .help("rockenv target check --source DIR"));
     }
     let drift = therock::drift(&checkout);
     let store = Store::open(&cx.config.home)?;

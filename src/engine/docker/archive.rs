@@ -12,7 +12,7 @@ use futures_util::StreamExt as _;
 use serde::Deserialize;
 
 use super::{LATE, SOON, Service, settled};
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 
 const MANIFEST: &str = "manifest.json";
 const MAX_MANIFEST: u64 = 16 << 20;
@@ -71,10 +71,10 @@ impl Service {
         self.read_archive(image, &named, &mut left, take)?;
         match left.first() {
             None => Ok(()),
-            Some(layer) => Err(Error::unexpected(format!(
+            Some(layer) => Err(unexpected!(
                 "layer `{layer}` is missing from the image archive made by {}",
                 self.flavour
-            ))),
+            )),
         }
     }
 
@@ -110,7 +110,7 @@ impl Service {
                         .context(cannot)?;
                     let manifests: Vec<Manifest> =
                         serde_json::from_slice(&text).map_err(|error| {
-                            Error::unexpected("the archive of an image is invalid").source(error)
+                            unexpected!("the archive of an image is invalid").source(error)
                         })?;
                     contents.manifest = manifests.into_iter().next();
                 } else if kind.is_file()

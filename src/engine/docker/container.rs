@@ -20,7 +20,7 @@ use super::{EngineImage, Flavour, LATE, Labels, SLOW, SOON, Service, settled};
 use crate::engine::cgroup::SLICE;
 use crate::engine::{Bind, Container, nspawn};
 use crate::rocm::gpu::Device;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 
 /// Polling interval for a container that was killed.
 const PERIOD: Duration = Duration::from_millis(10);
@@ -117,15 +117,16 @@ impl Service {
         };
         match self.create(&place.name, &body) {
             Ok(Some(warnings)) => Ok(warnings),
-            Ok(None) if self.image(&image)?.is_none() => Err(Error::not_found(format!(
+            Ok(None) if self.image(&image)?.is_none() => Err(not_found!(
                 "the base image of env tree `{}` was deleted from {} outside rockenv",
-                place.tree, self.flavour
-            ))
+                place.tree,
+                self.flavour
+            )
             .help("rockenv up ... builds missing parts again")),
-            Ok(None) => Err(Error::unexpected(format!(
+            Ok(None) => Err(unexpected!(
                 "{} lost an object while creating a container",
                 self.flavour
-            ))),
+            )),
             Err(error) => Err(error),
         }
     }
@@ -146,9 +147,9 @@ impl Service {
         if image.labels.get("rockenv.tree").map(String::as_str) == Some(tree) {
             return Ok(Some(image));
         }
-        Err(Error::unexpected(format!(
+        Err(unexpected!(
             "image `{name}` was not made by rockenv: its name was reassigned outside rockenv"
-        ))
+        )
         .help(format!(
             "{} rmi {name}, then the env continues from its last snapshot",
             self.flavour
@@ -222,10 +223,10 @@ impl Service {
         let deadline = Instant::now() + SOON;
         while self.state(name)?.is_some_and(|state| state.running) {
             if Instant::now() > deadline {
-                return Err(Error::unexpected(format!(
+                return Err(unexpected!(
                     "container `{name}` does not exit although {} was told to kill it",
                     self.flavour
-                )));
+                ));
             }
             // It may end by itself in between, which is refused as a conflict.
             let request = self
@@ -345,19 +346,19 @@ const NO_LIST: [char; 3] = [',', '"', '\n'];
 
 pub(super) fn mount(bind: &Bind, flavour: Flavour) -> Result<Mount> {
     let source = bind.source.to_str().ok_or_else(|| {
-        Error::invalid(format!(
+        invalid!(
             "`{}` cannot be mounted by Docker or Podman: its name is not UTF-8",
             bind.source.display()
-        ))
+        )
     })?;
     let odd = [source, &bind.target]
         .into_iter()
         .find(|path| path.contains(NO_LIST));
     if let (Flavour::Podman, Some(path)) = (flavour, odd) {
-        return Err(Error::invalid(format!(
+        return Err(invalid!(
             "Podman cannot mount `{}`: its name contains a comma, quotation mark or line break",
             crate::ui::text::path(Path::new(path))
-        ))
+        )
         .help("rename it, or use another engine: rockenv up ... --engine docker"));
     }
     Ok(Mount {
@@ -407,7 +408,7 @@ pub(super) fn ulimits(flavour: Flavour) -> Result<Vec<ResourcesUlimits>> {
 /// nodes once for all starts.
 fn setup(body: &ContainerCreateBody, devices: &[Device]) -> Result<String> {
     let text = serde_json::to_vec(body)
-        .map_err(|error| Error::unexpected("cannot encode a container").source(error))?;
+        .map_err(|error| unexpected!("cannot encode a container").source(error))?;
     let mut hash = Sha256::new();
     hash.update(&text);
     for device in devices {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use crate::sys::error::{Error, Result, if_exists};
+use crate::sys::error::{Result, if_exists};
 use fs_err as fs;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -63,7 +63,7 @@ impl Contexts {
             .join(digest)
             .join("meta.json");
         let meta = read::<Meta>(&path)?.ok_or_else(|| {
-            Error::unavailable(format!("there is no Docker context `{name}`"))
+            unavailable!("there is no Docker context `{name}`")
                 .source(format!("no `{}`", path.display()))
                 .help("docker context use default")
         })?;
@@ -73,7 +73,7 @@ impl Contexts {
             .find(|(kind, _)| kind == "docker");
         let host = endpoint.and_then(|(_, endpoint)| endpoint.host);
         host.map(Some).ok_or_else(|| {
-            Error::unavailable(format!("Docker context `{name}` names no endpoint"))
+            unavailable!("Docker context `{name}` names no endpoint")
                 .help(format!("docker context inspect {name}"))
         })
     }
@@ -84,7 +84,7 @@ fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
         return Ok(None);
     };
     serde_json::from_slice(&bytes).map(Some).map_err(|error| {
-        Error::invalid(format!("`{}` is damaged", path.display()))
+        invalid!("`{}` is damaged", path.display())
             .source(error)
             .help("DOCKER_HOST=unix:///run/docker.sock rockenv ...")
     })

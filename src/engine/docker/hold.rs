@@ -117,10 +117,10 @@ pub(in crate::engine) fn hold(
     let ended = service.state(&place.name)?;
     if !ready {
         let code = ended.map_or(-1, |state| state.exit_code);
-        return Err(Error::unexpected(format!(
+        return Err(unexpected!(
             "the agent in container `{}` exited before it was ready (exit code {code})",
             place.name
-        ))
+        )
         .help("rockenv doctor"));
     }
     let killed = ended.is_some_and(|state| state.oom_killed);
@@ -157,7 +157,7 @@ fn refused_node(error: Error, container: &Container) -> Error {
         .iter()
         .find(|node| refused && said.contains(&node.path))
     {
-        Some(node) => Error::unavailable("the GPU cannot be used inside")
+        Some(node) => unavailable!("the GPU cannot be used inside")
             .source(format!(
                 "`{}`: operation not permitted: device rules of a control group exclude it",
                 node.path
@@ -182,9 +182,9 @@ fn accept(entrance: &UnixListener, service: &Service, name: &str) -> Result<Unix
         let state = service.state(name)?;
         if !state.as_ref().is_some_and(|state| state.running) || Instant::now() > deadline {
             let code = state.map_or(-1, |state| state.exit_code);
-            return Err(Error::unexpected(format!(
+            return Err(unexpected!(
                 "the agent in container `{name}` does not answer (exit code {code})"
-            ))
+            )
             .help("rockenv doctor"));
         }
     }

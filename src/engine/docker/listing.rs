@@ -14,7 +14,7 @@ use futures_util::stream::BoxStream;
 
 use super::{ContainerTree, LATE, Labels, Service};
 use crate::sys::checksum;
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 
 /// Files that the service itself makes in every container.
 pub(super) const MADE: [&str; 9] = [
@@ -107,7 +107,7 @@ impl Service {
             });
             let read = reading
                 .join()
-                .map_err(|_| Error::unexpected("a thread that read from a service panicked"))?;
+                .map_err(|_| unexpected!("a thread that read from a service panicked"))?;
             sent?;
             read
         })

@@ -195,8 +195,7 @@ impl Service {
     }
 
     fn lacks(&self, what: &str) -> Error {
-        Error::not_found(format!("cannot {what}: {} no longer has it", self.flavour))
-            .help("rockenv fsck")
+        not_found!("cannot {what}: {} no longer has it", self.flavour).help("rockenv fsck")
     }
 
     /// Waits for an answer; `what` completes "cannot ...".
@@ -233,11 +232,11 @@ impl Service {
             ));
         };
         match answer {
-            Err(_) => Err(Error::unavailable(format!(
+            Err(_) => Err(unavailable!(
                 "cannot {what}: {} did not answer within {} s",
                 self.flavour,
                 limit.as_secs()
-            ))
+            )
             .help(restart(self.flavour))),
             Ok(Ok(value)) => Ok(Some(value)),
             Ok(Err(refusal)) if is_absent(&refusal) => Ok(None),
@@ -400,7 +399,7 @@ fn unreachable(socket: &Path, source: String) -> Error {
             Flavour::Docker
         })
     };
-    Error::unavailable(format!("no service answers at `{}`", socket.display()))
+    unavailable!("no service answers at `{}`", socket.display())
         .source(source)
         .help(help)
 }

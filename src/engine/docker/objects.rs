@@ -21,7 +21,7 @@ use tokio::sync::mpsc::error::TrySendError;
 use super::{AGAIN, LATE, SETTLE, SOON, Service, settled};
 use crate::engine::docker::retry::retry;
 use crate::plan::ids::{StepKey, TreeId};
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 use crate::sys::process::Program;
 
 /// The label of a store's image, and of everything built on it: its key.
@@ -147,13 +147,13 @@ impl Service {
             given_up.store(sent.is_err(), Ordering::Relaxed);
             let packed = packing
                 .join()
-                .map_err(|_| Error::unexpected("a thread that packed an image panicked"))?;
+                .map_err(|_| unexpected!("a thread that packed an image panicked"))?;
             sent?;
             packed
         })?;
         match self.image(name)? {
             Some(image) => Ok(image.id),
-            None => Err(Error::unexpected(format!("{} lost an image", self.flavour))),
+            None => Err(unexpected!("{} lost an image", self.flavour)),
         }
     }
 
@@ -344,7 +344,7 @@ impl Service {
     /// An image with children loses its name, and goes with the last of them.
     pub fn remove_labelled(&self, label: &str, value: &str) -> Result<()> {
         if value.is_empty() {
-            return Err(Error::unexpected("an empty label would fit everything"));
+            return Err(unexpected!("an empty label would fit everything"));
         }
         for (container, _) in self.containers(label, value)? {
             self.remove_container(&container)?;

@@ -94,10 +94,10 @@ impl Service {
         loop {
             match self.state(name)? {
                 None => {
-                    return Err(Error::unexpected(format!(
+                    return Err(unexpected!(
                         "container `{name}` was removed from {}",
                         self.flavour
-                    )));
+                    ));
                 }
                 Some(state) if state.running => {
                     look()?;

@@ -52,7 +52,7 @@ pub(in crate::engine) fn hold(
             let upper = overlay::Upper { diff: upper, work };
             overlay::mount(lowers, Some(upper), &root, false)?;
         }
-        Root::Service(_) => return Err(Error::unexpected("a service mounts its own trees")),
+        Root::Service(_) => return Err(unexpected!("a service mounts its own trees")),
     }
     check_binds(&hold.container)?;
     let mut hold = with_volumes(with_views(hold)?)?;
@@ -240,9 +240,7 @@ fn await_end(child: &mut Child) -> Result<()> {
     let until = Instant::now() + PATIENCE;
     while child.try_wait()?.is_none() {
         if Instant::now() > until {
-            return Err(Error::unexpected(
-                "systemd-nspawn was killed but does not exit",
-            ));
+            return Err(unexpected!("systemd-nspawn was killed but does not exit"));
         }
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -261,7 +259,7 @@ fn engine_error(noise: &mut std::fs::File) -> Error {
         Ok(_) if !text.trim().is_empty() => text.trim().to_owned(),
         _ => "it printed nothing".to_owned(),
     };
-    Error::unavailable("systemd-nspawn did not start the container")
+    unavailable!("systemd-nspawn did not start the container")
         .source(said)
         .help("rockenv doctor")
 }
@@ -315,9 +313,9 @@ fn spawn(
     }
     command.spawn().map_err(|error| {
         if error.kind() == std::io::ErrorKind::NotFound {
-            Error::unavailable(format!("`{}` is not installed", argv[0])).help("rockenv setup")
+            unavailable!("`{}` is not installed", argv[0]).help("rockenv setup")
         } else {
-            Error::unexpected(format!("cannot start `{}`", argv[0])).source(error)
+            unexpected!("cannot start `{}`", argv[0]).source(error)
         }
     })
 }

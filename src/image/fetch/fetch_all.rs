@@ -89,10 +89,7 @@ async fn one(
         }
     }
     let Some((url, error)) = last else {
-        return Err(Error::unexpected(format!(
-            "`{}` has no address",
-            piece.name
-        )));
+        return Err(unexpected!("`{}` has no address", piece.name));
     };
     let (kind, help) = match error.kind() {
         Kind::Drift => (

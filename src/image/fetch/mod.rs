@@ -93,10 +93,8 @@ impl Size {
             Self::AtMost(limit) if found > limit => format!("more than the limit of {limit}"),
             Self::Exactly(_) | Self::AtMost(_) => return Ok(()),
         };
-        Err(
-            Error::invalid(format!("`{name}` has {found} bytes, {wrong}"))
-                .help("the image is damaged or was tampered with; take another"),
-        )
+        Err(invalid!("`{name}` has {found} bytes, {wrong}")
+            .help("the image is damaged or was tampered with; take another"))
     }
 
     fn most(self) -> u64 {
@@ -211,7 +209,7 @@ fn builder(https_only: bool) -> Result<reqwest::ClientBuilder> {
 fn built(builder: reqwest::ClientBuilder) -> Result<reqwest::Client> {
     builder
         .build()
-        .map_err(|error| Error::unexpected("cannot make an HTTP client").source(error))
+        .map_err(|error| unexpected!("cannot make an HTTP client").source(error))
 }
 
 pub(super) const USER_AGENT: &str = concat!("rockenv/", env!("CARGO_PKG_VERSION"));
@@ -231,7 +229,7 @@ pub(super) fn ranged(request: reqwest::RequestBuilder, from: u64) -> reqwest::Re
 }
 
 pub(super) fn failed(name: &str, error: reqwest::Error) -> Error {
-    Error::unavailable(format!("cannot download `{name}`")).source(error.without_url())
+    unavailable!("cannot download `{name}`").source(error.without_url())
 }
 
 /// A server's answer, as long as it comes fast enough.
@@ -260,7 +258,7 @@ impl<'a> Body<'a> {
         let left = patience.saturating_sub(self.since.elapsed());
         let Ok(chunk) = tokio::time::timeout(left, self.response.chunk()).await else {
             return Err(
-                Error::unavailable(format!("cannot download `{}`", self.name)).source(format!(
+                unavailable!("cannot download `{}`", self.name).source(format!(
                     "the server sent {} bytes in {} seconds",
                     self.bytes,
                     patience.as_secs()
@@ -289,7 +287,7 @@ impl<'a> Body<'a> {
 }
 
 fn too_long(name: &str, most: u64) -> Error {
-    Error::invalid(format!("`{name}` has more than {most} bytes"))
+    invalid!("`{name}` has more than {most} bytes")
         .help("the image is damaged or was tampered with; take another")
 }
 
@@ -480,10 +478,8 @@ async fn transfer(
         }
     }
     if !response.status().is_success() {
-        return Err(
-            Error::unavailable(format!("cannot download `{}`", wanted.name))
-                .source(format!("the server answered {}", response.status())),
-        );
+        return Err(unavailable!("cannot download `{}`", wanted.name)
+            .source(format!("the server answered {}", response.status())));
     }
     let mut counted = have;
     counter.done.fetch_add(have, Ordering::Relaxed);

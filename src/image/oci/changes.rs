@@ -17,7 +17,7 @@ use nix::sys::stat::{FileStat, SFlag, fstat};
 use crate::image::tar::pack::{Packer, cannot, join, open_file};
 use crate::image::tar::unpack::Limits;
 use crate::sys::beneath;
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::signals::stop_if;
 use crate::tree::root_fs::{self, Tree};
 use crate::tree::xattr::XattrFile;
@@ -176,10 +176,10 @@ impl<W: Write> Walk<'_, W> {
         stop_if(self.cancel)?;
         let limit = Limits::default().depth;
         if depth >= limit {
-            return Err(Error::invalid(format!(
+            return Err(invalid!(
                 "`/{}...` cannot be shared: it is more than {limit} directories deep",
                 String::from_utf8_lossy(&path[..64.min(path.len())])
-            )));
+            ));
         }
         Ok(depth + 1)
     }

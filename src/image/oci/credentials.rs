@@ -15,7 +15,7 @@ use serde::Deserialize;
 
 use super::reference::Reference;
 use crate::image::Logins;
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::process::{Event, Program};
 
 const MAX_FILE: u64 = 1 << 20;
@@ -138,11 +138,11 @@ impl CredentialHelper<'_> {
         let name = format!("docker-credential-{}", self.name);
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
         if !self.name.bytes().all(plain) {
-            return Err(Error::invalid(format!(
+            return Err(invalid!(
                 "credential helper `{}` not found: `{}` names it",
                 self.name.escape_debug(),
                 self.file.display()
-            ))
+            )
             .help("log in again: podman login, docker login"));
         }
         let need = format!("the password for `{}`", self.server);
@@ -195,11 +195,8 @@ impl CredentialHelper<'_> {
         if said.contains(NOT_FOUND) || (!self.promised && !said.contains('{')) {
             return Ok(None);
         }
-        let error = Error::unavailable(format!(
-            "`{name}` does not give the password for `{}`",
-            self.server
-        ))
-        .help(help);
+        let error =
+            unavailable!("`{name}` does not give the password for `{}`", self.server).help(help);
         Err(match said.contains('{') || said.is_empty() {
             true => error,
             false => error.source(said.to_owned()),
@@ -241,11 +238,11 @@ fn read(path: &Path) -> Result<Option<File>> {
     };
     // The parser's own error could quote the file.
     let read: File = serde_json::from_slice(&text).map_err(|error| {
-        Error::invalid(format!(
+        invalid!(
             "`{}` is not a file of registry logins: see line {}",
             path.display(),
             error.line()
-        ))
+        )
         .help("log in again: podman login, docker login")
     })?;
     Ok(Some(File { owner, ..read }))
@@ -265,11 +262,8 @@ fn decode(auth: &str, path: &Path) -> Result<Login> {
             file: path.to_owned(),
         })
         .ok_or_else(|| {
-            Error::invalid(format!(
-                "`{}` has a login that cannot be read",
-                path.display()
-            ))
-            .help("log in again: podman login, docker login")
+            invalid!("`{}` has a login that cannot be read", path.display())
+                .help("log in again: podman login, docker login")
         })
 }
 

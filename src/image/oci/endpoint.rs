@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::reference::{Reference, is_host, is_repository};
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 
 /// The destination of requests.
 #[derive(Debug, PartialEq, Eq)]
@@ -25,11 +25,7 @@ impl Endpoint {
             });
         };
         let wrong = || {
-            Error::invalid(format!(
-                "mirror `{}` is not an address: `{mirror}`",
-                reference.host
-            ))
-            .help(format!(
+            invalid!("mirror `{}` is not an address: `{mirror}`", reference.host).help(format!(
                 "\"{}\" = \"https://mirror.example.org/prefix\"",
                 reference.host
             ))

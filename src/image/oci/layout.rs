@@ -72,10 +72,10 @@ impl Layout {
         } else if let Some(list) = files.read("manifest.json", MAX_MANIFEST)? {
             from_docker(&files, &list, wanted, platform)?
         } else {
-            return Err(Error::invalid(format!(
+            return Err(invalid!(
                 "`{}` is neither an OCI layout nor what `docker save` writes",
                 path.display()
-            ))
+            )
             .help("skopeo copy FROM oci:DIR, or docker save -o FILE.tar NAME"));
         };
         Ok(Self {
@@ -172,11 +172,7 @@ fn named(entries: Vec<Descriptor>, wanted: &str) -> Result<Vec<Descriptor>> {
 }
 
 fn absent(wanted: &str, all: &[String]) -> Error {
-    Error::not_found(format!(
-        "it contains no image named `{}`",
-        wanted.escape_debug()
-    ))
-    .help(match all.first() {
+    not_found!("it contains no image named `{}`", wanted.escape_debug()).help(match all.first() {
         Some(first) => format!(
             "ref = \"{}\" (there are: {})",
             first.escape_debug(),
@@ -199,13 +195,11 @@ fn several(entries: &[Descriptor]) -> Result<()> {
 
 fn ambiguous(names: &[&str]) -> Result<()> {
     match names {
-        [first, _, ..] => Err(
-            Error::invalid(format!("it contains {} images", names.len())).help(format!(
-                "ref = \"{}\" (there are: {})",
-                first.escape_debug(),
-                names.join(", ").escape_debug()
-            )),
-        ),
+        [first, _, ..] => Err(invalid!("it contains {} images", names.len()).help(format!(
+            "ref = \"{}\" (there are: {})",
+            first.escape_debug(),
+            names.join(", ").escape_debug()
+        ))),
         _ => Ok(()),
     }
 }

@@ -192,10 +192,10 @@ impl LayoutFiles {
             .find(name)?
             .ok_or_else(|| refused(format!("`{shown}` is not in it")))?;
         if let Some(size) = size.filter(|size| *size != piece.size) {
-            return Err(Error::invalid(format!(
+            return Err(invalid!(
                 "`{shown}` has {} bytes, not {size} as the image says",
                 piece.size
-            ))
+            )
             .help("it is damaged, or was not copied to its end; copy it again"));
         }
         Ok((piece.part(file), piece))
@@ -281,7 +281,7 @@ fn too_large(name: &str, size: u64, limit: u64) -> Error {
 
 /// The error for something other than a layout.
 pub(crate) fn no_layout(why: &str) -> Error {
-    Error::invalid(format!("this is not an OCI layout: {why}")).help(
+    invalid!("this is not an OCI layout: {why}").help(
         "rockenv export ENV --snapshots FILE.oci.tar makes one, and so does skopeo copy docker://HOST/NAME:KEY oci:DIR:KEY",
     )
 }

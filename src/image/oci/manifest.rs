@@ -205,16 +205,14 @@ pub(super) fn choose<'a>(entries: &'a [Descriptor], platform: &Platform) -> Resu
             .collect();
         there.sort();
         there.dedup();
-        Error::not_found(format!("the image is not available for {platform}")).help(
-            match there.is_empty() {
-                true => "its index is empty; take another image".into(),
-                false => format!(
-                    "platform = \"{}\" (there are: {})",
-                    there[0].escape_debug(),
-                    there.join(", ").escape_debug()
-                ),
-            },
-        )
+        not_found!("the image is not available for {platform}").help(match there.is_empty() {
+            true => "its index is empty; take another image".into(),
+            false => format!(
+                "platform = \"{}\" (there are: {})",
+                there[0].escape_debug(),
+                there.join(", ").escape_debug()
+            ),
+        })
     })
 }
 
@@ -257,10 +255,8 @@ impl Configuration {
         if differs(&raw.os, &platform.os) || differs(&raw.architecture, &platform.architecture) {
             let there = format!("{}/{}", raw.os, raw.architecture);
             let there = there.escape_debug();
-            return Err(
-                Error::not_found(format!("the image is for {there}, not for {platform}"))
-                    .help(format!("platform = \"{there}\"")),
-            );
+            return Err(not_found!("the image is for {there}, not for {platform}")
+                .help(format!("platform = \"{there}\"")));
         }
         if raw.rootfs.diff_ids.len() != layers {
             return Err(refused(format!(
@@ -319,7 +315,7 @@ impl Configuration {
 
 /// The error for an invalid image.
 pub(crate) fn refused(what: String) -> Error {
-    Error::invalid(format!("refused image: {what}"))
+    invalid!("refused image: {what}")
 }
 
 /// The error for bytes that do not match their digest.

@@ -28,7 +28,7 @@ use super::{BuildContext, BuildProgress};
 use crate::image::fetch::{self, ByteCounter, POLL, Size};
 use crate::image::oci::layers::Layers;
 use crate::image::tar::unpack::{UnpackOptions, UnpackReport};
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::signals::stop_if;
 use layout::Layout;
 use manifest::{Configuration, Document, MAX_CONFIG, MAX_NESTING, Manifest};
@@ -50,16 +50,16 @@ pub(super) struct Resolved {
 }
 
 pub(super) fn build(table: &Oci, cx: &mut BuildContext<'_>) -> Result<Resolved> {
-    let platform = Platform::parse(&table.platform)
-        .ok_or_else(|| Error::unexpected("a recipe for no platform"))?;
+    let platform =
+        Platform::parse(&table.platform).ok_or_else(|| unexpected!("a recipe for no platform"))?;
     match (&table.path, &table.reference) {
         (Some(path), wanted) => from_files(path, wanted.as_deref(), &platform, cx),
         (None, Some(text)) => {
             let reference = Reference::parse(text)
-                .map_err(|(message, help)| Error::invalid(message).help(help))?;
+                .map_err(|(message, help)| invalid!("{message}").help(help))?;
             pull(&reference, &platform, cx).context(|| format!("cannot pull `{text}`"))
         }
-        (None, None) => Err(Error::unexpected("an oci recipe without ref and path")),
+        (None, None) => Err(unexpected!("an oci recipe without ref and path")),
     }
 }
 
@@ -319,7 +319,7 @@ impl Extraction<'_> {
                 }
                 // The other side failed and reports its own error.
                 Err(RecvTimeoutError::Disconnected) => {
-                    return Err(Error::unexpected("the download ended early"));
+                    return Err(unexpected!("the download ended early"));
                 }
             }
         }

@@ -24,7 +24,7 @@ use super::token_server::TokenServer;
 use crate::image::Logins;
 use crate::image::fetch::{self, Body, ByteCounter, Download, Size};
 use crate::sys::checksum::Algorithm;
-use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::ui::size;
 pub use retry::Notice;
 use retry::Patience;
@@ -165,9 +165,8 @@ impl Registry {
         let base = format!("{scheme}://{host}/v2/{repository}");
         Ok(Self {
             name: format!("{host}/{repository}"),
-            base: Url::parse(&base).map_err(|error| {
-                Error::invalid(format!("`{base}` is not an address")).source(error)
-            })?,
+            base: Url::parse(&base)
+                .map_err(|error| invalid!("`{base}` is not an address").source(error))?,
             host,
             repository,
             client: fetch::client(https)?,
@@ -183,8 +182,7 @@ impl Registry {
     /// Resolves a tag; returns the document and its SHA-256.
     pub(super) async fn tag(&self, tag: &str) -> Result<(Vec<u8>, String)> {
         self.find_tag(tag).await?.ok_or_else(|| {
-            Error::not_found(format!("there is no image `{}:{tag}`", self.name))
-                .help("check `ref` in the recipe")
+            not_found!("there is no image `{}:{tag}`", self.name).help("check `ref` in the recipe")
         })
     }
 
@@ -228,10 +226,11 @@ impl Registry {
         };
         let found = header(&response, CONTENT_LENGTH.as_str());
         match found.and_then(|found| found.parse::<u64>().ok()) {
-            Some(found) if found != size => Err(Error::invalid(format!(
+            Some(found) if found != size => Err(invalid!(
                 "registry `{}` has {found} bytes as `{}@{name}`, not {size}",
-                self.host, self.name
-            ))
+                self.host,
+                self.name
+            )
             .help("remove it there and push again, or push to another repository")),
             // A few registries do not report it.
             _ => Ok(true),
@@ -273,7 +272,7 @@ impl Registry {
         };
         match status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => self.refusal().source(answer),
-            _ => Error::unavailable(format!("cannot {verb} `{what}`")).source(answer),
+            _ => unavailable!("cannot {verb} `{what}`").source(answer),
         }
     }
 
@@ -386,7 +385,7 @@ impl Registry {
         outcome.map_err(|error| {
             let error = error.without_url();
             let refused = error.is_connect();
-            let error = Error::unavailable(format!("cannot reach registry `{}`", self.host)).source(error);
+            let error = unavailable!("cannot reach registry `{}`", self.host).source(error);
             match refused {
                 true => error.help(format!(
                     "check the name, the network, and `\"{}\" = \"...\"` under [mirror] in config.toml",
@@ -438,14 +437,11 @@ impl Registry {
 
     fn refusal(&self) -> Error {
         let error = match &self.login {
-            Some(login) => Error::new(
-                Kind::Unavailable,
-                format!(
-                    "registry `{}` refuses user `{}` (from `{}`)",
-                    self.host,
-                    login.user,
-                    login.file.display()
-                ),
+            Some(login) => unavailable!(
+                "registry `{}` refuses user `{}` (from `{}`)",
+                self.host,
+                login.user,
+                login.file.display()
             ),
             None => {
                 let verb = match self.operation {
@@ -453,10 +449,11 @@ impl Registry {
                     Operation::Pull => "pull",
                     Operation::Delete => "remove from",
                 };
-                Error::unavailable(format!(
+                unavailable!(
                     "authentication required to {verb} `{}` at registry `{}`",
-                    self.name, self.host
-                ))
+                    self.name,
+                    self.host
+                )
             }
         };
         error.help(format!("podman login {0}, or docker login {0}", self.host))

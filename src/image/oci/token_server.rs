@@ -60,12 +60,12 @@ impl TokenServer {
                 address,
                 service: parameter("service"),
             })),
-            None => Err(Error::invalid(format!(
+            None => Err(invalid!(
                 "registry `{}` sends logins to `{}`, which is not an {} address",
                 place(registry),
                 realm.escape_debug(),
                 registry.scheme()
-            ))
+            )
             .help("the registry is misconfigured, or another server answers in its place")),
         }
     }
@@ -80,20 +80,20 @@ impl TokenServer {
     ) -> Result<Option<String>> {
         let is_open = self.address.scheme() == "http" && self.address.host() != registry.host();
         if login.is_some() && is_open {
-            return Err(Error::invalid(format!(
+            return Err(invalid!(
                 "registry `{}` wants its password sent to `{}` without encryption",
                 place(registry),
                 place(&self.address)
-            ))
+            )
             .help("the registry must name an https address there, or one at its own host"));
         }
         let asked = tokio::time::timeout(fetch::patience(), self.ask(client, scope, login));
         let outcome = match asked.await {
             Ok(outcome) => outcome,
-            Err(_) => Err(Error::unavailable(format!(
+            Err(_) => Err(unavailable!(
                 "no answer for {} seconds",
                 fetch::patience().as_secs()
-            ))),
+            )),
         };
         outcome.map_err(|error| {
             let what = format!(
@@ -122,20 +122,21 @@ impl TokenServer {
         if let Some(login) = login {
             request = request.basic_auth(&login.user, Some(&login.password));
         }
-        let response = request.send().await.map_err(|error| {
-            Error::unavailable("it cannot be reached").source(error.without_url())
-        })?;
+        let response = request
+            .send()
+            .await
+            .map_err(|error| unavailable!("it cannot be reached").source(error.without_url()))?;
         match response.status() {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => return Ok(None),
             status if !status.is_success() => {
-                return Err(Error::unavailable(format!("it answered {status}")));
+                return Err(unavailable!("it answered {status}"));
             }
             _ => {}
         }
         let answer = Body::new(response, "token").whole(MAX_ANSWER).await?;
         // The parser's own error could quote a token.
         let answer: Answer =
-            serde_json::from_slice(&answer).map_err(|_| Error::invalid("its answer has none"))?;
+            serde_json::from_slice(&answer).map_err(|_| invalid!("its answer has none"))?;
         Ok(Some(answer.token))
     }
 }

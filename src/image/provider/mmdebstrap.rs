@@ -31,9 +31,7 @@ pub(crate) fn build(table: &Mmdebstrap, source_date: i64, cx: &mut BuildContext<
                 let version = apt_version(cx)?;
                 if version < APT_WITH_SNAPSHOTS {
                     let (major, minor) = version;
-                    return Err(Error::unavailable(format!(
-                        "snapshot {id} of {name} needs apt 2.9 or a configured archive; this host has apt {major}.{minor}"
-                    ))
+                    return Err(unavailable!("snapshot {id} of {name} needs apt 2.9 or a configured archive; this host has apt {major}.{minor}")
                     .help(format!("set `{name}-snapshot = \"https://.../@SNAPSHOTID@/\"` under [mirror] in config.toml")));
                 }
                 // Stays in the image, so that packages installed later come from the same time.
@@ -165,10 +163,10 @@ fn keys(name: &str, mirrors: &BTreeMap<String, String>, work: &Path) -> Result<O
     };
     let cannot = || format!("cannot read the key that `{setting}` under [mirror] names");
     if !path.is_absolute() {
-        return Err(Error::invalid(format!(
+        return Err(invalid!(
             "`{setting}` under [mirror] is not an absolute path: `{}`",
             path.display()
-        ))
+        )
         .help(format!("{setting} = \"/etc/apt/keyrings/....gpg\"")));
     }
     let key = fs_err::read(path).context(cannot)?;
@@ -186,10 +184,10 @@ fn keys(name: &str, mirrors: &BTreeMap<String, String>, work: &Path) -> Result<O
     }
     match directory.to_str() {
         Some(directory) => Ok(Some(directory.to_owned())),
-        None => Err(Error::unavailable(format!(
+        None => Err(unavailable!(
             "the store's path is not UTF-8: `{}`",
             directory.display()
-        ))),
+        )),
     }
 }
 
@@ -210,9 +208,7 @@ fn sources(
         if mirror
             .contains(|character: char| character.is_whitespace() || "[]\"".contains(character))
         {
-            return Err(Error::invalid(format!(
-                "mirror `{key}` is not an address: `{mirror}`"
-            )));
+            return Err(invalid!("mirror `{key}` is not an address: `{mirror}`"));
         }
         let option = if id.is_some() {
             "[check-valid-until=no] "
@@ -250,7 +246,7 @@ fn apt_version(cx: &mut BuildContext<'_>) -> Result<(u32, u32)> {
     let program = Program::find("apt-get", "Debian and Ubuntu images")?.arg("--version");
     let text = program.output(64 << 10, cx.cancel, &mut |_| {})?;
     parse_version(&String::from_utf8_lossy(&text))
-        .ok_or_else(|| Error::unexpected("cannot read apt's version"))
+        .ok_or_else(|| unexpected!("cannot read apt's version"))
 }
 
 /// Parses `apt 2.9.8 (amd64)`.
@@ -272,11 +268,11 @@ fn check_keyring(distribution: Distribution, host: &Path) -> Result<()> {
     {
         return Ok(());
     }
-    Err(Error::unavailable(format!(
+    Err(unavailable!(
         "the signing keys of {} are missing (`{}`, package `{package}`)",
         distribution.name(),
         directory.join(format!("{file}.gpg")).display()
-    ))
+    )
     .help("rockenv setup"))
 }
 

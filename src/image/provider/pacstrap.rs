@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::image::certificates;
 use crate::image::recipe::Pacstrap;
 use crate::image::{BuildContext, BuildProgress, WORK};
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 use crate::sys::process::{Event, Program};
 
 const HOST_KEYS: &str = "/etc/pacman.d/gnupg";
@@ -102,38 +102,30 @@ impl Server {
                 });
             }
             (None, Some(id)) => {
-                return Err(Error::unavailable(format!(
-                    "snapshot {id} of Arch needs a configured archive"
-                ))
-                .help(help));
+                return Err(
+                    unavailable!("snapshot {id} of Arch needs a configured archive").help(help),
+                );
             }
             (None, None) => {
-                return Err(
-                    Error::unavailable("no mirror for Arch packages is configured").help(help),
-                );
+                return Err(unavailable!("no mirror for Arch packages is configured").help(help));
             }
         };
         if mirror.contains(char::is_whitespace) {
-            return Err(
-                Error::invalid(format!("mirror `{key}` is not an address: `{mirror}`")).help(help),
-            );
+            return Err(invalid!("mirror `{key}` is not an address: `{mirror}`").help(help));
         }
         let signed = match cx.mirrors.get("arch-signatures").map(String::as_str) {
             None | Some("required") => true,
             Some("never") if mirror.starts_with("file://") => false,
             Some("never") => {
-                return Err(Error::invalid(
-                    "`arch-signatures = \"never\"` is for file:// mirrors only",
-                )
-                .help(format!(
-                    "remove it, or set `{key}` to a directory of this machine"
-                )));
+                return Err(
+                    invalid!("`arch-signatures = \"never\"` is for file:// mirrors only").help(
+                        format!("remove it, or set `{key}` to a directory of this machine"),
+                    ),
+                );
             }
             Some(other) => {
-                return Err(Error::invalid(format!(
-                    "unknown value `arch-signatures = \"{other}\"`"
-                ))
-                .help("required, never"));
+                return Err(invalid!("unknown value `arch-signatures = \"{other}\"`")
+                    .help("required, never"));
             }
         };
         let line = match mirror.contains("$repo") {

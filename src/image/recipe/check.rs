@@ -51,7 +51,7 @@ pub(super) struct Bad {
 
 fn bad(mentions: &str, message: String, help: impl Into<String>) -> Bad {
     Bad {
-        error: Error::invalid(message).help(help),
+        error: invalid!("{message}").help(help),
         mentions: mentions.into(),
     }
 }

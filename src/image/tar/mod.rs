@@ -449,7 +449,7 @@ fn fill(input: &mut impl BufRead) -> Result<&[u8]> {
 }
 
 pub(crate) fn broken(what: &str) -> Error {
-    Error::invalid(format!("refused archive: {what}"))
+    invalid!("refused archive: {what}")
 }
 
 pub(crate) fn lossy(bytes: &[u8]) -> String {

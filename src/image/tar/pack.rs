@@ -18,7 +18,7 @@ use tar::{EntryType, Header};
 use super::unpack::Limits;
 use crate::image::oci::layers::{OPAQUE, WHITEOUT};
 use crate::sys::beneath;
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::signals::stop_if;
 use crate::tree::xattr::XattrFile;
 
@@ -90,20 +90,20 @@ impl<'a, W: Write> Packer<'a, W> {
     ) -> Result<()> {
         stop_if(self.cancel)?;
         if name.starts_with(WHITEOUT) {
-            return Err(Error::invalid(format!(
+            return Err(invalid!(
                 "`/{}` cannot be shared: in a layer its name means a deletion",
                 String::from_utf8_lossy(path)
-            ))
+            )
             .help("remove or rename it in the step that makes it"));
         }
         let limits = Limits::default();
         if path.len() > limits.path {
-            return Err(Error::invalid(format!(
+            return Err(invalid!(
                 "`/{}...` cannot be shared: its path has {} bytes (limit {})",
                 String::from_utf8_lossy(&path[..64]),
                 path.len(),
                 limits.path
-            )));
+            ));
         }
         let kind = beneath::kind(stat);
         if kind == SFlag::S_IFSOCK {
@@ -292,10 +292,10 @@ impl<'a, W: Write> Packer<'a, W> {
                 other => other.context(|| cannot(path))?,
             };
             if amount == 0 {
-                return Err(Error::unexpected(format!(
+                return Err(unexpected!(
                     "`/{}` became shorter while it was read",
                     String::from_utf8_lossy(path)
-                )));
+                ));
             }
             self.out.write_all(&self.buffer[..amount])?;
             at += amount as u64;

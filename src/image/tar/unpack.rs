@@ -590,7 +590,7 @@ pub(crate) fn open_path(parent: BorrowedFd<'_>, path: &[u8]) -> nix::Result<Owne
 }
 
 pub(crate) fn refused(what: String) -> Error {
-    Error::invalid(format!("refused archive: {what}"))
+    invalid!("refused archive: {what}")
 }
 
 pub(crate) fn cannot(what: &str, path: &[u8]) -> String {

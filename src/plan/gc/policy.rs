@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::profile::{shorten, value};
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 
 /// A named policy.
 #[derive(
@@ -167,7 +167,7 @@ impl Policy {
         let policy = Self::read(table, preset, &mut wrong);
         wrong.into_iter().next().map_or(Ok(policy), |bad| {
             let key = bad.key.join(".");
-            Err(Error::invalid(format!("`{key}` in the `gc` table: {}", bad.why)).help(EXAMPLES))
+            Err(invalid!("`{key}` in the `gc` table: {}", bad.why).help(EXAMPLES))
         })
     }
 

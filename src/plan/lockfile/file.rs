@@ -13,7 +13,7 @@ use super::{Lockfile, VERSION};
 use crate::plan::ids::Sha256Hex;
 use crate::profile::Origin;
 use crate::sys::account::{self, Existing, FilePlace, Rights};
-use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 
 /// Larger than any lock file: such a file is something else.
 const LARGEST: u64 = 16 << 20;
@@ -50,22 +50,19 @@ fn read_as(rights: &Rights, path: &Path) -> Result<Option<Lockfile>> {
     let file = fs::File::from_parts(file.into(), path);
     let found = file.metadata()?;
     if !found.is_file() || found.len() > LARGEST {
-        return Err(Error::invalid(format!(
-            "`{}` is not a rockenv lock file",
-            path.display()
-        )));
+        return Err(invalid!("`{}` is not a rockenv lock file", path.display()));
     }
     let mut bytes = Vec::new();
     file.take(LARGEST).read_to_end(&mut bytes)?;
-    let text = String::from_utf8(bytes)
-        .map_err(|_| Error::invalid(format!("`{}` is not UTF-8", path.display())))?;
+    let text =
+        String::from_utf8(bytes).map_err(|_| invalid!("`{}` is not UTF-8", path.display()))?;
     parse(&text, &path.display().to_string()).map(Some)
 }
 
 /// Parses a lock file; `name` is for errors.
 pub(crate) fn parse(text: &str, name: &str) -> Result<Lockfile> {
     let bad = |cause: &dyn std::fmt::Display| {
-        Error::invalid(format!("`{name}` is not a rockenv lock file"))
+        invalid!("`{name}` is not a rockenv lock file")
             .source(cause.to_string().trim_end().to_owned())
             .help("rockenv lock PROFILE --file NEW.lock")
     };
@@ -74,9 +71,9 @@ pub(crate) fn parse(text: &str, name: &str) -> Result<Lockfile> {
     let version = table.get("version").and_then(toml::Value::as_integer);
     match version {
         Some(version) if version > i64::from(VERSION) => {
-            return Err(Error::invalid(format!(
+            return Err(invalid!(
                 "`{name}` has format {version}, but this rockenv supports only up to {VERSION}"
-            ))
+            )
             .help("use the rockenv version that made it, or a newer one"));
         }
         Some(1..) => {}
@@ -108,7 +105,7 @@ impl Lockfile {
     /// Returns the text of the file: the same content always gives the same text.
     pub fn text(&self) -> Result<String> {
         let text = toml::to_string(self)
-            .map_err(|error| Error::unexpected("cannot encode a lock file").source(error))?;
+            .map_err(|error| unexpected!("cannot encode a lock file").source(error))?;
         Ok(format!("{HEADER}{text}"))
     }
 }
@@ -123,12 +120,9 @@ pub(crate) fn write(path: &Path, lock: &Lockfile) -> Result<()> {
     let old = match read(path) {
         Ok(old) => old,
         Err(error) => {
-            return Err(Error::new(
-                Kind::Invalid,
-                format!(
-                    "`{}` exists and is not a lock file; refusing to overwrite it",
-                    path.display()
-                ),
+            return Err(invalid!(
+                "`{}` exists and is not a lock file; refusing to overwrite it",
+                path.display()
             )
             .source(error)
             .help("rockenv lock PROFILE --file OTHER.lock"));

@@ -6,7 +6,7 @@ use super::{Hook, Step, Volume};
 use crate::plan::resolve::inputs::Inputs;
 use crate::profile::Profile;
 use crate::rocm::therock::ArtifactFingerprints;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 
 /// Gives the steps their keys; returns the step that must run before later keys are final.
 pub(super) fn chain(
@@ -86,9 +86,7 @@ pub(super) fn chain(
 fn fingerprints(step: &Step, inputs: &Inputs) -> Result<Vec<(String, String)>> {
     let print = |name: &String| match inputs.fingerprints.get(name) {
         Some(print) => Ok((name.clone(), print.to_string())),
-        None => Err(Error::unexpected(format!(
-            "no fingerprint of the volume `{name}`"
-        ))),
+        None => Err(unexpected!("no fingerprint of the volume `{name}`")),
     };
     step.inputs.iter().map(print).collect()
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::profile::references::Scope;
 use crate::profile::{Choice, FROM_SOURCE, Profile, value};
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::{Error, Result};
 use crate::sys::span::At;
 use crate::sys::suggest;
 
@@ -73,8 +73,7 @@ impl<'a> Chosen<'a> {
                 return Err(unknown_param(profile, name));
             }
             if value.contains('\0') {
-                let message = format!("the value of `{name}` contains a NUL byte");
-                return Err(Error::new(Kind::Usage, message));
+                return Err(usage!("the value of `{name}` contains a NUL byte"));
             }
         }
         chosen.select_release()?;
@@ -119,7 +118,7 @@ impl<'a> Chosen<'a> {
         };
         let refuse = |message: String| {
             let profile = &self.profile.name;
-            Error::invalid(format!("the image of profile `{profile}`: {message}"))
+            invalid!("the image of profile `{profile}`: {message}")
         };
         let name = scope
             .expand(&self.profile.image)
@@ -160,7 +159,7 @@ fn choice<'a>(
         ),
         _ => format!("profile `{}` has no {what} `{shown}`", profile.name),
     };
-    let error = Error::new(Kind::Usage, message);
+    let error = usage!("{message}");
     let names = by_version(choices.keys().map(String::as_str));
     Err(
         match (suggest::closest(name, names.iter().copied()), what) {
@@ -192,10 +191,7 @@ pub(crate) fn version(text: &str) -> Vec<u64> {
 
 fn unknown_param(profile: &Profile, name: &str) -> Error {
     let shown: String = name.escape_debug().take(80).collect();
-    let error = Error::new(
-        Kind::Usage,
-        format!("profile `{}` has no parameter `{shown}`", profile.name),
-    );
+    let error = usage!("profile `{}` has no parameter `{shown}`", profile.name);
     match suggest::closest(name, profile.params.keys().map(String::as_str)) {
         Some(close) => error.help(format!("did you mean `{close}`?")),
         None if profile.params.is_empty() => error,

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use crate::plan::ids::{EnvName, InvalidName};
 use crate::profile::{is_path, shorten};
 use crate::rocm::target::{self, Target};
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::{Kind, Result};
 use crate::sys::suggest;
 
 /// Profile that `up gfx1103` uses.
@@ -74,14 +74,14 @@ pub(crate) fn choose<'a>(
                 "rockenv up {DEFAULT_PROFILE} --target {target} {}",
                 flags.join(" ")
             );
-            Err(Error::new(Kind::Usage, message).help(help))
+            Err(usage!("{message}").help(help))
         }
         Err(error) if error.kind() == Kind::Usage || target::family(argument).is_some() => {
             Err(error)
         }
         Err(_) => {
             let shown = argument.escape_debug().take(80).collect::<String>();
-            let error = Error::not_found(format!("no profile or target `{shown}`"));
+            let error = not_found!("no profile or target `{shown}`");
             let known = profiles
                 .into_iter()
                 .chain(target::all().map(|target| target.name()));
@@ -106,7 +106,7 @@ fn check_targets(request: &mut Request, targets: &[Target]) -> Result<()> {
         let flags = flags.join(" ");
         let message = format!("profile `{own}` is for {own}, not for `{flags}`");
         let help = format!("rockenv up {DEFAULT_PROFILE} {flags}");
-        return Err(Error::new(Kind::Usage, message).help(help));
+        return Err(usage!("{message}").help(help));
     }
     request.targets.clear();
     Ok(())
@@ -140,8 +140,7 @@ pub(crate) fn env_name(
             Some(_) => why.to_string(),
             None => "choose one: --name NAME".to_owned(),
         };
-        let message = format!("bad env name `{}`", shorten(&name));
-        Error::new(Kind::Usage, message).help(help)
+        usage!("bad env name `{}`", shorten(&name)).help(help)
     })
 }
 

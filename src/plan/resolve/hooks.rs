@@ -5,7 +5,7 @@ use crate::plan::resolve::inputs::Inputs;
 use crate::profile::hook::Applies;
 use crate::profile::{self, Problem, Profile, UnreadPart, VolumeKind};
 use crate::rocm::target::Target;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 use crate::sys::span::At;
 
 /// The facts about a hook that `resolve` needs.
@@ -51,7 +51,7 @@ pub(super) fn hooks(
         let facts = inputs
             .hooks
             .get(name)
-            .ok_or_else(|| Error::unexpected(format!("hook `{name}` was not loaded")))?;
+            .ok_or_else(|| unexpected!("hook `{name}` was not loaded"))?;
         let first = match first_step(profile, facts) {
             Ok(first) => first,
             Err((message, help)) => {

@@ -18,7 +18,7 @@ use crate::profile::references::{Fault, Scope};
 use crate::profile::value::{self, Refused};
 use crate::profile::{self, Problem, Profile, When, copy_key, host_path};
 use crate::rocm::target::Target;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 use crate::sys::span::At;
 
 /// Returns the volumes of an env. Needed before `resolve`, to find the required fingerprints.
@@ -511,8 +511,7 @@ impl<'a> Resolver<'a> {
                         .inputs
                         .file_digests
                         .get(&copy_key(&step.name, &item.from));
-                    let missing =
-                        || Error::unexpected(format!("no digest of `{}`", item.from.value));
+                    let missing = || unexpected!("no digest of `{}`", item.from.value);
                     let digest = digest.ok_or_else(missing)?.clone();
                     if let Some(to) = self.text(&item.to, |to| copy_destination(to, volumes)) {
                         let from = item.from.value.clone();

@@ -54,7 +54,7 @@ pub fn apply(hook: &Hook, read: &dyn Fn(&Path) -> Result<FileInSource>) -> Resul
         let bytes = patch
             .bytes
             .as_ref()
-            .ok_or_else(|| Error::unexpected(format!("patch `{}` was not fetched", patch.name)))?;
+            .ok_or_else(|| unexpected!("patch `{}` was not fetched", patch.name))?;
         let files = parse_patch(bytes, patch.strip)
             .map_err(|error| hook.refuses(format!("`{}`: {}", patch.name, error.message())))?;
         let mut outcomes = Vec::new();

@@ -33,8 +33,8 @@ pub fn load(directories: &[Directory], name: &str) -> Result<Hook> {
     match &found.path {
         Some(path) => {
             let text = read(directories, path)?;
-            let text = String::from_utf8(text)
-                .map_err(|_| Error::invalid(format!("{} is not UTF-8", path.display())))?;
+            let text =
+                String::from_utf8(text).map_err(|_| invalid!("{} is not UTF-8", path.display()))?;
             let directory = path.parent().unwrap_or(Path::new("."));
             let beside = |file: &str| read(directories, &directory.join(file));
             let mut hook = parse(name, &text, &path.display().to_string(), &beside)?;
@@ -46,11 +46,11 @@ pub fn load(directories: &[Directory], name: &str) -> Result<Hook> {
             let text = builtin::HOOKS
                 .get_file(&at)
                 .and_then(|file| file.contents_utf8())
-                .ok_or_else(|| Error::unexpected("a built-in hook is missing"))?;
+                .ok_or_else(|| unexpected!("a built-in hook is missing"))?;
             let beside = |file: &str| {
                 let found = builtin::HOOKS.get_file(format!("{name}/{file}"));
                 let found = found.map(|file| file.contents().to_vec());
-                found.ok_or_else(|| Error::not_found(format!("no file `{file}` beside it")))
+                found.ok_or_else(|| not_found!("no file `{file}` beside it"))
             };
             parse(name, text, &format!("hooks/{at} (built in)"), &beside)
         }
@@ -63,10 +63,10 @@ fn read(directories: &[Directory], path: &Path) -> Result<Vec<u8>> {
     let found = trusted_files::read(directories, path, LARGEST + 1)?;
     let found = found.filter(|found| !is_link && found.bytes.len() as u64 <= LARGEST);
     let found = found.ok_or_else(|| {
-        Error::invalid(format!(
+        invalid!(
             "`{}` is not a regular file of at most {LARGEST} bytes",
             path.display()
-        ))
+        )
     })?;
     Ok(found.bytes)
 }
@@ -97,7 +97,7 @@ fn parse(
     beside: &dyn Fn(&str) -> Result<Vec<u8>>,
 ) -> Result<Hook> {
     let raw: file::File = toml::from_str(text).map_err(|error| {
-        Error::invalid(format!("{shown} is not a valid hook"))
+        invalid!("{shown} is not a valid hook")
             .source(error.to_string().trim_end().to_owned())
             .help("rockenv schema hook")
     })?;
@@ -195,7 +195,7 @@ struct Check<'a> {
 impl Check<'_> {
     fn error(&self, place: &Place, message: impl std::fmt::Display) -> Error {
         let line = span::line(self.text, place.start);
-        Error::invalid(format!("{}:{line}: {message}", self.shown)).help("rockenv schema hook")
+        invalid!("{}:{line}: {message}", self.shown).help("rockenv schema hook")
     }
 
     fn name(&self, what: &str, name: &At<String>) -> Result<()> {
@@ -325,7 +325,7 @@ mod tests {
     fn read_text(text: &str) -> Result<Hook> {
         parse("h", text, "hooks/h/hook.toml", &|name| match name {
             "a.patch" => Ok(b"content".to_vec()),
-            _ => Err(Error::not_found("no such file")),
+            _ => Err(not_found!("no such file")),
         })
     }
 

@@ -135,7 +135,7 @@ impl Hook {
     /// Returns the digest of its effect: editing its description or conditions changes no key.
     pub fn digest(&self) -> Result<String> {
         let text = serde_json::to_vec(&self.work)
-            .map_err(|error| Error::unexpected("cannot encode a hook").source(error))?;
+            .map_err(|error| unexpected!("cannot encode a hook").source(error))?;
         Ok(hex::encode(Sha256::digest(text)))
     }
 
@@ -146,7 +146,7 @@ impl Hook {
             Some(path) => format!("correct `{}`", path.display()),
             None => format!("put a corrected one into `~/.config/rockenv/hooks/{name}`"),
         };
-        Error::invalid(format!("hook `{name}`: {message}")).help(format!(
+        invalid!("hook `{name}`: {message}").help(format!(
             "{own}, build a variant without it, or build a revision that it fits: \
              `rockenv hook check --hook {name} --source DIR REVISIONS` finds the one that broke it"
         ))

@@ -132,7 +132,7 @@ pub fn parse(bytes: &[u8], strip: usize) -> Result<Vec<FilePatch>> {
         files.extend(parser.file()?);
     }
     match files.is_empty() {
-        true => Err(Error::invalid("no patch in unified format")),
+        true => Err(invalid!("no patch in unified format")),
         false => Ok(files),
     }
 }
@@ -145,7 +145,7 @@ struct Parser<'a> {
 
 impl<'a> Parser<'a> {
     fn wrong(&self, what: impl std::fmt::Display) -> Error {
-        Error::invalid(format!("line {}: {what}", self.at + 1))
+        invalid!("line {}: {what}", self.at + 1)
     }
 
     fn line(&self) -> Option<&'a [u8]> {

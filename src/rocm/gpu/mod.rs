@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use select::{Choice, Selector};
 
 use crate::rocm::target::Target;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 pub(crate) use device::Device;
 
 /// The compute driver's node, which all GPUs share.
@@ -124,19 +124,16 @@ impl Machine {
         isas.dedup();
         match isas[..] {
             [] => Err(
-                Error::unavailable("no target given, and this machine has no AMD GPU").help(
-                    format!(
-                        "{}, or another one of `rockenv target ls`",
-                        command("gfx1103")
-                    ),
-                ),
+                unavailable!("no target given, and this machine has no AMD GPU").help(format!(
+                    "{}, or another one of `rockenv target ls`",
+                    command("gfx1103")
+                )),
             ),
             [one] => Target::parse(one),
-            [..] => Err(Error::usage(format!(
-                "the GPUs in this machine differ: {}",
-                isas.join(", ")
-            ))
-            .help(command(&self.gpus[0].isa))),
+            [..] => Err(
+                usage!("the GPUs in this machine differ: {}", isas.join(", "))
+                    .help(command(&self.gpus[0].isa)),
+            ),
         }
     }
 
@@ -208,15 +205,13 @@ fn device(root: &Path, path: &str) -> Result<Device> {
         Ok((source, found))
     });
     let (source, found) = found.map_err(|error| {
-        Error::unavailable(format!("the GPU's device node `{path}` is gone"))
+        unavailable!("the GPU's device node `{path}` is gone")
             .source(error)
             .help(probe::AccessLayer::Absent.fix(path, false))
     })?;
     if !found.file_type().is_char_device() {
-        return Err(
-            Error::unavailable(format!("`{}` is not a device node", place.display()))
-                .help(probe::AccessLayer::Absent.fix(path, false)),
-        );
+        return Err(unavailable!("`{}` is not a device node", place.display())
+            .help(probe::AccessLayer::Absent.fix(path, false)));
     }
     Ok(Device {
         path: path.to_owned(),

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::KFD;
 use crate::rocm::gpu::Device;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 
 /// The layer that refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,8 +67,8 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         })
         .collect();
     if nodes.is_empty() || nodes.len() != arguments.len() {
-        return Err(Error::usage(
-            "this subcommand is for rockenv's own use, inside an env",
+        return Err(usage!(
+            "this subcommand is for rockenv's own use, inside an env"
         ));
     }
     let findings: Vec<Finding> = nodes
@@ -76,12 +76,12 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         .map(|(path, number)| examine(path, Some(*number)))
         .collect();
     let mut text = serde_json::to_vec(&findings)
-        .map_err(|error| Error::unexpected("cannot write the findings").source(error))?;
+        .map_err(|error| unexpected!("cannot write the findings").source(error))?;
     text.push(b'\n');
     std::io::stdout().write_all(&text)?;
     match findings.iter().all(|finding| finding.ok) {
         true => Ok(()),
-        false => Err(Error::unavailable("a device node cannot be used")),
+        false => Err(unavailable!("a device node cannot be used")),
     }
 }
 

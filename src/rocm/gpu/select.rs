@@ -3,7 +3,7 @@
 
 use super::{Extras, Gpu, Grant, Machine};
 use crate::rocm::target::Target;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 
 /// A parsed `--gpu`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,10 +55,9 @@ impl Machine {
         extras: Extras,
     ) -> Result<Choice> {
         let without = |why: String| match selector {
-            Selector::Required => Err(Error::unavailable(format!(
-                "steps with a GPU cannot run: {why}"
-            ))
-            .help("rockenv doctor shows the GPUs; with `--gpu auto` steps with a GPU are skipped")),
+            Selector::Required => Err(unavailable!("steps with a GPU cannot run: {why}").help(
+                "rockenv doctor shows the GPUs; with `--gpu auto` steps with a GPU are skipped",
+            )),
             _ => Ok(Choice::Without { why }),
         };
         let (gpu, note) = match selector {
@@ -67,8 +66,7 @@ impl Machine {
                 let gpu = self.named(name)?;
                 if let Some(lack) = self.lack() {
                     return Err(
-                        Error::unavailable(format!("GPU {gpu} cannot be used: {lack}"))
-                            .help("rockenv doctor"),
+                        unavailable!("GPU {gpu} cannot be used: {lack}").help("rockenv doctor")
                     );
                 }
                 let note = (!fits(gpu, targets))
@@ -103,7 +101,7 @@ impl Machine {
             if self.nodes_in(directory).is_empty() {
                 let why = format!("this machine has no {directory}");
                 return match selector {
-                    Selector::Named(_) => Err(Error::unavailable(why).help("rockenv doctor")),
+                    Selector::Named(_) => Err(unavailable!("{why}").help("rockenv doctor")),
                     _ => without(why),
                 };
             }
@@ -135,17 +133,17 @@ impl Machine {
         match found[..] {
             [one] => Ok(one),
             [] => {
-                let error = Error::unavailable(format!("no GPU `{name}` in this machine"));
+                let error = unavailable!("no GPU `{name}` in this machine");
                 Err(match (self.gpus.is_empty(), self.lack()) {
                     (false, _) => error.help(choices(self.gpus.iter())),
                     (true, Some(lack)) => error.source(lack).help("rockenv doctor"),
                     (true, None) => error.help("rockenv doctor"),
                 })
             }
-            [..] => Err(Error::usage(format!(
+            [..] => Err(usage!(
                 "`--gpu {name}` matches {} partitions of one device",
                 found.len()
-            ))
+            )
             .help(choices(found.into_iter()))),
         }
     }

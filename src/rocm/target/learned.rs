@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::{GpuKind, Platforms, Table, TargetInfo};
 use crate::rocm::therock::Declared;
 use crate::sys::atomic;
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 
 const SCHEMA: &str = "rockenv/targets/1";
 
@@ -48,11 +48,11 @@ impl Learned {
         if let Some(learned) = &found
             && learned.schema != SCHEMA
         {
-            return Err(Error::unexpected(format!(
+            return Err(unexpected!(
                 "`{}` has schema {}, but this rockenv supports {SCHEMA}",
                 path.display(),
                 learned.schema
-            ))
+            )
             .help("rockenv target forget"));
         }
         Ok(found)

@@ -112,7 +112,7 @@ impl Target {
         if let Some(info) = TABLE.targets.iter().find(|info| info.name == name) {
             return Ok(Self(info));
         }
-        let error = Error::invalid(format!("unknown target `{}`", name.escape_debug()));
+        let error = invalid!("unknown target `{}`", name.escape_debug());
         Err(error.help(Self::advice(name)))
     }
 

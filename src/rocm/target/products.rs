@@ -7,7 +7,7 @@
 use std::sync::LazyLock;
 
 use super::{Target, all};
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 
 /// Targets with their products, best known first.
 static PRODUCTS: LazyLock<Vec<(&str, Vec<&str>)>> = LazyLock::new(|| {
@@ -66,7 +66,7 @@ pub(super) fn only(text: &str) -> Result<Option<Target>> {
                 .collect();
             let message = format!("`{shown}` fits several targets: {}", list.join(", "));
             let help = format!("name one of them, such as `{}`", several[0].0);
-            Err(Error::usage(message).help(help))
+            Err(usage!("{message}").help(help))
         }
     }
 }

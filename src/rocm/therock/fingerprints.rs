@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::Checkout;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 
 /// Maximum size of a file, in bytes: a list of some hundred names, or a digest.
 const MAX: u64 = 1 << 20;
@@ -31,8 +31,7 @@ impl ArtifactFingerprints {
         let file = build.join("artifact_subprojects.json");
         let listed: BTreeMap<String, Vec<String>> = serde_json::from_slice(&content(&file)?)
             .map_err(|error| {
-                Error::invalid(format!("`{}` is not a list of artifacts", file.display()))
-                    .source(error)
+                invalid!("`{}` is not a list of artifacts", file.display()).source(error)
             })?;
         let mut hashes: BTreeMap<String, Sha256> = BTreeMap::new();
         let mut files = Vec::new();
@@ -116,10 +115,10 @@ fn stages(source: &Path) -> BTreeMap<String, BTreeSet<String>> {
 fn content(path: &Path) -> Result<Vec<u8>> {
     let found = fs::symlink_metadata(path)?;
     if !found.is_file() || found.len() > MAX {
-        return Err(Error::invalid(format!(
+        return Err(invalid!(
             "`{}` is not a file of TheRock, or too large",
             path.display()
-        )));
+        ));
     }
     Ok(fs::read(path)?)
 }

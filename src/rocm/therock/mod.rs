@@ -56,10 +56,10 @@ impl Checkout {
     /// Reads a checkout.
     pub(crate) fn read(directory: &Path) -> Result<Self> {
         let Some(text) = text(directory, TARGETS)? else {
-            return Err(Error::not_found(format!(
+            return Err(not_found!(
                 "`{}` is not a checkout of TheRock: it has no `{TARGETS}`",
                 directory.display()
-            ))
+            )
             .help("git clone https://github.com/ROCm/TheRock"));
         };
         let targets::TargetTable {
@@ -73,7 +73,7 @@ impl Checkout {
                 if targets.iter().any(|target| target.name == custom.name) {
                     let message =
                         format!("{CUSTOM_TARGETS}: `{}` is already declared", custom.name);
-                    return Err(Error::invalid(message));
+                    return Err(invalid!("{message}"));
                 }
                 targets.push(custom);
             }
@@ -106,9 +106,8 @@ fn version(text: &str) -> Result<String> {
         rocm_version: String,
     }
 
-    let found: Version = serde_json::from_str(text).map_err(|error| {
-        Error::invalid(format!("{VERSION} has no `rocm-version`")).source(error)
-    })?;
+    let found: Version = serde_json::from_str(text)
+        .map_err(|error| invalid!("{VERSION} has no `rocm-version`").source(error))?;
     Ok(found.rocm_version)
 }
 
@@ -122,10 +121,10 @@ fn text(directory: &Path, file: &str) -> Result<Option<String>> {
         other => other?,
     };
     if !found.is_file() || found.len() > LARGEST {
-        return Err(Error::invalid(format!(
+        return Err(invalid!(
             "`{}` is not a regular file of at most {LARGEST} bytes",
             path.display()
-        )));
+        ));
     }
     Ok(Some(fs_err::read_to_string(path)?))
 }
@@ -157,6 +156,5 @@ fn error_at(file: &str, text: &str, span: std::ops::Range<usize>, message: &str)
         .map(|c| if c == '\t' { ' ' } else { c })
         .collect();
     let mark = format!("{}{}", " ".repeat(column - 1), "^".repeat(width.max(1)));
-    Error::invalid(format!("{file}:{number}:{column}: {message}"))
-        .source(format!("{shown}\n{mark}"))
+    invalid!("{file}:{number}:{column}: {message}").source(format!("{shown}\n{mark}"))
 }

@@ -77,7 +77,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<TargetTable> {
         }
     }
     match targets.is_empty() {
-        true => Err(Error::invalid(format!("{file} declares no targets"))),
+        true => Err(invalid!("{file} declares no targets")),
         false => Ok(TargetTable { targets, ignored }),
     }
 }

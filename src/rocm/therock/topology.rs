@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_spanned::Spanned;
 
 use super::error_at;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 
 /// How often something is built.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -176,7 +176,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Topology> {
         )?;
     }
     if topology.stages.is_empty() {
-        return Err(Error::invalid(format!("{file} has no stages")));
+        return Err(invalid!("{file} has no stages"));
     }
     Ok(topology)
 }

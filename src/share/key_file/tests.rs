@@ -1,6 +1,7 @@
 //! Keys and a signature that Python's `cryptography` and `PyNaCl` made in cosign's formats.
 
 use super::*;
+use crate::sys::error::Error;
 
 /// Under the older name, with the password `se:cret`.
 const KEY: &str = include_str!("../../../tests/it/share/keys/one.key");

@@ -5,7 +5,7 @@ mod write;
 
 use std::path::Path;
 
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::Result;
 
 pub(super) use read::Layout;
 pub(super) use write::LayoutDraft;
@@ -27,21 +27,15 @@ impl Form {
     /// Returns the form for a path, by its name.
     pub(crate) fn of(path: &Path) -> Result<Self> {
         let Some(name) = path.file_name() else {
-            return Err(Error::new(
-                Kind::Usage,
-                format!("`{}` is not a file name", path.display()),
-            )
-            .help("--snapshots NAME.oci.tar, or --snapshots NAME.oci for a directory"));
+            return Err(usage!("`{}` is not a file name", path.display())
+                .help("--snapshots NAME.oci.tar, or --snapshots NAME.oci for a directory"));
         };
         let name = name.to_string_lossy();
         let packed = [".gz", ".tgz", ".zst", ".xz", ".bz2", ".zip"];
         if let Some(end) = packed.iter().find(|end| name.ends_with(**end)) {
-            return Err(Error::new(
-                Kind::Usage,
-                format!(
-                    "`{}` would be compressed twice: its layers are already",
-                    path.display()
-                ),
+            return Err(usage!(
+                "`{}` would be compressed twice: its layers are already",
+                path.display()
             )
             .help(format!(
                 "--snapshots {}.tar",
@@ -58,6 +52,7 @@ impl Form {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::error::Kind;
 
     #[test]
     fn the_name_says_what_it_becomes() {

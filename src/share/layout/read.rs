@@ -14,7 +14,7 @@ use crate::image::fetch::ByteCounter;
 use crate::image::oci::layout_files::{INDEX, LayoutFiles, MARK, Piece, blob, no_layout};
 use crate::image::oci::{Descriptor, MAX_MANIFEST, damaged};
 use crate::store::shared::Blob;
-use crate::sys::error::{Error, Result, if_exists};
+use crate::sys::error::{Result, if_exists};
 
 /// Each image has its own manifest and configuration, and all are checked before the first is imported.
 const MAX_IMAGES: usize = 256;
@@ -36,7 +36,7 @@ impl Layout {
     /// Locates the parts, without verifying them yet.
     pub(in crate::share) fn open(path: &Path) -> Result<Self> {
         if_exists(fs::metadata(path))?.ok_or_else(|| {
-            Error::not_found(format!("`{}` does not exist", path.display()))
+            not_found!("`{}` does not exist", path.display())
                 .help("rockenv export ENV --snapshots FILE.oci.tar, on the machine that built it")
         })?;
         let files = LayoutFiles::open(path)?;

@@ -26,7 +26,7 @@ use super::{Form, INDEX_TYPE, MARK_TEXT, NAME, TAG};
 use crate::image::oci::layout_files::{BLOBS, INDEX, MARK, blob};
 use crate::sys::account::{self, Rights};
 use crate::sys::beneath;
-use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::error::{Error, Result, ResultExt as _};
 
 const BLOCK: u64 = 512;
 /// Name of a layer in a directory before its digest is known.
@@ -79,11 +79,10 @@ impl LayoutDraft {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
         let parent = match rights.open(None, parent, flags, Mode::empty(), ResolveFlag::empty()) {
             Err(nix::Error::ENOENT | nix::Error::ENOTDIR) => {
-                return Err(Error::not_found(format!(
-                    "directory `{}` does not exist",
-                    parent.display()
-                ))
-                .help(format!("mkdir {}", parent.display())));
+                return Err(
+                    not_found!("directory `{}` does not exist", parent.display())
+                        .help(format!("mkdir {}", parent.display())),
+                );
             }
             other => other.map_err(|errno| rights.refused(parent, errno))?,
         };
@@ -163,7 +162,7 @@ impl LayoutDraft {
         // A read error is the reason why it ended.
         let digest = digest().await?;
         let (at, size) = written.map_err(|error| too_large(&self.place, error))?;
-        let (sha256, _) = digest.ok_or_else(|| Error::unexpected("a layer was truncated"))?;
+        let (sha256, _) = digest.ok_or_else(|| unexpected!("a layer was truncated"))?;
         match self.form {
             Form::Archive if self.has(&sha256) => {
                 self.file.seek(SeekFrom::Start(at))?;
@@ -235,7 +234,7 @@ impl LayoutDraft {
         } = self
             .image
             .take()
-            .ok_or_else(|| Error::unexpected("a layout without an image"))?;
+            .ok_or_else(|| unexpected!("a layout without an image"))?;
         let mut sizes = Vec::new();
         for bytes in [&config, &manifest] {
             let sha256 = hex::encode(Sha256::digest(bytes));
@@ -342,7 +341,7 @@ impl LayoutDraft {
         self.top
             .as_ref()
             .map(OwnedFd::as_fd)
-            .ok_or_else(|| Error::unexpected("an archive has no directories"))
+            .ok_or_else(|| unexpected!("an archive has no directories"))
     }
 
     /// Opens a directory of it.
@@ -512,17 +511,14 @@ fn lock(file: &fs::File) -> Result<()> {
 }
 
 fn busy(partial: &Path) -> Error {
-    Error::busy(format!("another export is writing `{}`", partial.display()))
+    busy!("another export is writing `{}`", partial.display())
         .help("wait for it, or choose another name")
 }
 
 fn refusing_overwrite(place: &Path) -> Error {
-    Error::new(
-        Kind::Usage,
-        format!(
-            "`{}` already exists; refusing to overwrite it",
-            place.display()
-        ),
+    usage!(
+        "`{}` already exists; refusing to overwrite it",
+        place.display()
     )
     .help("rockenv export ENV --snapshots NEW-NAME")
 }
@@ -532,7 +528,7 @@ fn too_large(place: &Path, error: io::Error) -> Error {
     let failed: Result<()> = Err(error).context(|| format!("cannot write `{}`", place.display()));
     let error = failed
         .err()
-        .unwrap_or_else(|| Error::unexpected("nothing failed"));
+        .unwrap_or_else(|| unexpected!("nothing failed"));
     match large {
         true => error.help(
             "the file system does not allow larger files; export to a directory with one file per layer: --snapshots DIR",

@@ -19,7 +19,7 @@ use crate::store::access::{self, MODE};
 use crate::store::env::lock_alone;
 use crate::store::{Format, Layer, Lock, Store, VERSION, lock, random_id};
 use crate::sys::atomic;
-use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::error::{Kind, Result, ResultExt as _};
 use crate::tree::{self, Method};
 
 /// A repair and its result.
@@ -397,7 +397,7 @@ pub(crate) fn repair_format(root: &Path, write: bool) -> Result<Option<Problem>>
     if write {
         let lock = root.join("lock");
         if is_busy(&lock) {
-            return Err(Error::busy("the store is held by another command")
+            return Err(busy!("the store is held by another command")
                 .help("wait for it, or stop it with Ctrl-C in its terminal"));
         }
         let _lock = Lock::exclusive(&lock, "the store", "fsck", lock::WAIT)?;

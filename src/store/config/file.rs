@@ -102,7 +102,7 @@ pub(super) fn read_current(
         return None;
     }
     let read = trusted_files::read(&[current.as_directory()], &path, MAX_FILE).and_then(|file| {
-        file.ok_or_else(|| Error::invalid(format!("`{}` is not a regular file", path.display())))
+        file.ok_or_else(|| invalid!("`{}` is not a regular file", path.display()))
     });
     match read {
         Ok(file) => {

@@ -171,10 +171,8 @@ impl Settings {
         };
         match text.parse() {
             Ok(jobs) if jobs > 0 => Ok(Some(jobs)),
-            _ => Err(
-                Error::invalid(format!("ROCKENV_JOBS: `{text}` is not a number above 0"))
-                    .help("ROCKENV_JOBS=4 rockenv up ..."),
-            ),
+            _ => Err(invalid!("ROCKENV_JOBS: `{text}` is not a number above 0")
+                .help("ROCKENV_JOBS=4 rockenv up ...")),
         }
     }
 
@@ -185,8 +183,7 @@ impl Settings {
     ) -> Result<Option<u64>> {
         let parsed = self.text(name, pick).map(|text| value::size(&text));
         parsed.transpose().map_err(|refused| {
-            Error::invalid(format!("{name}: {}", refused.message))
-                .help(format!("{name}=1G rockenv up ..."))
+            invalid!("{name}: {}", refused.message).help(format!("{name}=1G rockenv up ..."))
         })
     }
 
@@ -351,7 +348,7 @@ pub(super) fn idle(text: &str) -> std::result::Result<Duration, Refused> {
 
 fn parse_timeout(text: &str) -> Result<Duration> {
     value::duration(text).map_err(|refused| {
-        Error::invalid(format!("ROCKENV_HTTP_TIMEOUT: {}", refused.message))
+        invalid!("ROCKENV_HTTP_TIMEOUT: {}", refused.message)
             .help("ROCKENV_HTTP_TIMEOUT=60s rockenv up ...")
     })
 }
@@ -361,7 +358,7 @@ pub(super) fn parse_user(text: &str) -> Result<BuildUser> {
         .split_once(':')
         .and_then(|(uid, gid)| Some(BuildUser::new(uid.parse().ok()?, gid.parse().ok()?)));
     parsed.ok_or_else(|| {
-        Error::invalid(format!("build user `{text}` is not `UID:GID`"))
+        invalid!("build user `{text}` is not `UID:GID`")
             .help("ROCKENV_BUILD_USER=1000:1000 rockenv up ...")
     })
 }

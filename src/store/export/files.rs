@@ -65,12 +65,9 @@ pub(crate) fn list(directory: &Path, to: &Path) -> Result<Vec<OutputItem>> {
 }
 
 fn not_for_a_manifest(path: &Path) -> Error {
-    Error::new(
-        Kind::Invalid,
-        format!(
-            "`{}` is not a regular file, so the manifest cannot have a digest of it",
-            path.display()
-        ),
+    invalid!(
+        "`{}` is not a regular file, so the manifest cannot have a digest of it",
+        path.display()
     )
     .help("change the step that makes it to write a regular file, or remove it")
 }
@@ -101,10 +98,10 @@ fn walk(directory: &Path, below: &Path, found: &mut Vec<PathBuf>) -> Result<()> 
 /// Returns the name of a path in a manifest; refuses one that is not UTF-8.
 pub(crate) fn names(path: &Path) -> Result<String> {
     let name = path.to_str().ok_or_else(|| {
-        Error::invalid(format!(
+        invalid!(
             "`{}` has a name that is not UTF-8, which a manifest cannot hold",
             path.display()
-        ))
+        )
     })?;
     Ok(name.to_owned())
 }
@@ -268,10 +265,10 @@ pub(crate) fn open(directory: &Path, below: &Path) -> Result<fs::File> {
         .context(|| format!("cannot open `{}`", path.display()))?;
     let file = fs::File::from_parts(file.into(), path);
     if !file.metadata()?.is_file() {
-        return Err(Error::invalid(format!(
+        return Err(invalid!(
             "`{}` is not a regular file",
             file.path().display()
-        )));
+        ));
     }
     Ok(file)
 }
@@ -290,10 +287,10 @@ pub(crate) fn check(directory: &Path, manifest: &Manifest) -> Result<Vec<String>
         let path = Path::new(&subject.name);
         let plain = |part: Component<'_>| matches!(part, Component::Normal(_));
         if !path.components().all(plain) || path.as_os_str().is_empty() {
-            return Err(Error::invalid(format!(
+            return Err(invalid!(
                 "the manifest names `{}`, which is outside its directory",
                 subject.name.escape_debug()
-            )));
+            ));
         }
         known.insert(path.to_owned(), subject.named()?);
     }

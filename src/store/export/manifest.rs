@@ -12,7 +12,7 @@ use crate::plan::lockfile::Lockfile;
 use crate::plan::resolve::{Spec, VolumeSource};
 use crate::profile::hook::Hook;
 use crate::store::images::Image;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 
 const STATEMENT: &str = "https://in-toto.io/Statement/v1";
 const PROVENANCE: &str = "https://slsa.dev/provenance/v1";
@@ -79,10 +79,10 @@ impl Subject {
             (Some("symlink"), Some(target), _) => Ok(ExportedEntry::Symlink(target.to_owned())),
             (Some("directory"), _, _) => Ok(ExportedEntry::Directory),
             (_, _, Some(sha256)) => Ok(ExportedEntry::File(sha256.clone())),
-            (_, _, None) => Err(Error::invalid(format!(
+            (_, _, None) => Err(invalid!(
                 "the manifest has no SHA-256 of `{}`",
                 self.name.escape_debug()
-            ))),
+            )),
         }
     }
 }
@@ -263,16 +263,15 @@ impl Manifest {
     /// Returns the text of the file.
     pub(crate) fn text(&self) -> Result<String> {
         let text = serde_json::to_string_pretty(self)
-            .map_err(|error| Error::unexpected("cannot encode a manifest").source(error))?;
+            .map_err(|error| unexpected!("cannot encode a manifest").source(error))?;
         Ok(text + "\n")
     }
 }
 
 /// Reads a manifest, of rockenv or of another tool with the same format; `name` is for errors.
 pub(crate) fn parse(text: &[u8], name: &str) -> Result<Manifest> {
-    let bad = |cause: String| {
-        Error::invalid(format!("`{name}` is not a manifest of exported files")).source(cause)
-    };
+    let bad =
+        |cause: String| invalid!("`{name}` is not a manifest of exported files").source(cause);
     let manifest: Manifest =
         serde_json::from_slice(text).map_err(|error| bad(error.to_string()))?;
     if manifest.kind != STATEMENT {

@@ -72,7 +72,7 @@ impl OutputsExport<'_> {
         let image_key = &env.known_record()?.image_key;
         let image = store
             .image(image_key)?
-            .ok_or_else(|| Error::not_found(format!("the image of env `{name}` is gone")))?;
+            .ok_or_else(|| not_found!("the image of env `{name}` is gone"))?;
         // The digest covers what hooks do, so a missing description is no loss.
         let hooks = spec.hooks.iter().filter_map(|hook| {
             let found = hook::load(self.hook_dirs, &hook.name).ok()?;
@@ -248,10 +248,8 @@ fn items(
         .find(|only| !outputs(spec).any(|volume| volume.name == **only))
     {
         let names: Vec<&str> = outputs(spec).map(|volume| volume.name.as_str()).collect();
-        return Err(
-            Error::not_found(format!("env `{name}` has no output volume `{unknown}`"))
-                .help(format!("there is {}", names.join(", "))),
-        );
+        return Err(not_found!("env `{name}` has no output volume `{unknown}`")
+            .help(format!("there is {}", names.join(", "))));
     }
     let mut items = Vec::new();
     for volume in outputs(spec).filter(|volume| only.is_empty() || only.contains(&volume.name)) {
@@ -262,9 +260,7 @@ fn items(
     }
     match items.is_empty() {
         false => Ok(items),
-        true => Err(Error::not_found(format!(
-            "env `{name}` has no files in its output volumes"
-        ))
+        true => Err(not_found!("env `{name}` has no files in its output volumes")
         .help("a step with `export`, or one that writes to a volume of kind `output`, puts it there")),
     }
 }
@@ -295,10 +291,10 @@ pub(crate) fn check(directory: &Path) -> Result<Vec<CheckedManifest>> {
         }
     }
     if found.is_empty() {
-        return Err(Error::not_found(format!(
+        return Err(not_found!(
             "there is no manifest (`ENV{MANIFEST}`) in `{}`",
             directory.display()
-        ))
+        )
         .help(format!("rockenv export ENV {}", directory.display())));
     }
     Ok(found)

@@ -18,7 +18,7 @@ use crate::plan::ids::{EnvName, LayerId};
 use crate::plan::resolve::{Spec, Volume, VolumeKind, VolumeSource};
 use crate::store::export;
 use crate::sys::account::{self, Rights};
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 use crate::tree::file;
 use crate::tree::listing::{Content, Listing, ListingEntry, PathState, path_state};
 use crate::tree::writer::{Existing, Writer};
@@ -292,7 +292,7 @@ impl Store {
                 let results = self.results_dir(&item.layer);
                 let kept = Path::new(volume).join(path);
                 let from = file::open(&results, &kept)?.ok_or_else(|| {
-                    Error::not_found(format!("`{}` is missing", results.join(&kept).display()))
+                    not_found!("`{}` is missing", results.join(&kept).display())
                         .help("rockenv fsck")
                 })?;
                 writer.put(path, entry, Some(from.as_fd()), existing)

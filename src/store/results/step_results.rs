@@ -50,7 +50,7 @@ impl StepResults {
             file.read_to_string(&mut text)
                 .context(|| format!("cannot read `{}`", path.display()))?;
             return serde_json::from_str(&text).map_err(|error| {
-                Error::unexpected(format!("`{}` is damaged", path.display()))
+                unexpected!("`{}` is damaged", path.display())
                     .source(error)
                     .help("rockenv fsck")
             });

@@ -151,11 +151,10 @@ fn git_directory(work: &Path) -> Result<PathBuf> {
     let text = small_file(&place)?.unwrap_or_default();
     match text.strip_prefix("gitdir: ") {
         Some(named) => Ok(fs::canonicalize(work.join(named.trim_end()))?),
-        None => Err(Error::invalid(format!(
-            "`{}` does not name a git directory",
-            place.display()
-        ))
-        .help("clone it again, or remove `.git` to use all of its content")),
+        None => Err(
+            invalid!("`{}` does not name a git directory", place.display())
+                .help("clone it again, or remove `.git` to use all of its content"),
+        ),
     }
 }
 
@@ -180,7 +179,7 @@ fn small_file(path: &Path) -> Result<Option<String>> {
 }
 
 fn not_regular(path: &Path) -> Error {
-    Error::invalid(format!("`{}` is not a regular file", path.display()))
+    invalid!("`{}` is not a regular file", path.display())
         .help("clone the source again: git did not write this file")
 }
 
@@ -200,11 +199,10 @@ fn head(own: &Path) -> Result<String> {
         .is_some_and(|name| name.trim().starts_with("refs/"));
     match is_commit || is_reference && !text.contains('\n') {
         true => Ok(format!("{text}\n")),
-        false => Err(Error::invalid(format!(
-            "`{}` names neither a branch nor a commit",
-            path.display()
-        ))
-        .help("clone the source again")),
+        false => Err(
+            invalid!("`{}` names neither a branch nor a commit", path.display())
+                .help("clone the source again"),
+        ),
     }
 }
 
@@ -301,10 +299,7 @@ fn list(git: &Git<'_>, rights: Rights, file: &Path) -> Result<Vec<Setting>> {
         Ok(_) => {}
     }
     let Some(file) = file.to_str() else {
-        return Err(Error::invalid(format!(
-            "the path `{}` is not UTF-8",
-            file.display()
-        )));
+        return Err(invalid!("the path `{}` is not UTF-8", file.display()));
     };
     let arguments = ["config", "--file", file, "--includes", "--null", "--list"];
     let listed = git.finish(git.program(rights)?, Path::new("/"), &arguments)?;

@@ -38,7 +38,7 @@ pub(crate) struct Repository {
 pub(crate) fn is_there(volume: &str, path: &Path) -> Result<()> {
     fs::metadata(path).map(drop).map_err(|error| {
         let place = path.display();
-        Error::invalid(format!("source `{volume}` is missing from `{place}`"))
+        invalid!("source `{volume}` is missing from `{place}`")
             .source(error)
             .help("correct `path` of the volume in the profile, or put the source there")
     })
@@ -100,10 +100,10 @@ impl Repository {
             return Ok(directory);
         }
         if offline {
-            return Err(Error::unavailable(format!(
+            return Err(unavailable!(
                 "source `{}` is not cloned yet, and `--offline` forbids cloning it",
                 self.name
-            ))
+            )
             .help("run once without --offline"));
         }
         let mut lock = directory.clone().into_os_string();

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::{Git, Repository};
 use crate::store::Store;
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 
 impl Repository {
     /// Returns the place for a checkout of `commit`: that of the profile's revision if it is at that commit, else one
@@ -109,10 +109,10 @@ impl Git<'_> {
                 continue;
             };
             let entry = std::str::from_utf8(entry).map_err(|_| {
-                Error::invalid(format!(
+                invalid!(
                     "a submodule in `{}` has a name that is not UTF-8",
                     directory.display()
-                ))
+                )
             })?;
             let Some((commit, path)) = entry.split_once('\t') else {
                 continue;

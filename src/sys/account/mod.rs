@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 
 use fs_err as fs;
 
-use crate::sys::error::{Error, Result};
+use crate::sys::error::Result;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use place::{Existing, FilePlace, make_directories, mode_and_owner, resolved};
@@ -59,8 +59,7 @@ pub(crate) fn invoking_user(
 ) -> Result<BuildUser> {
     let number = |text: &String| {
         text.parse::<u32>().map_err(|_| {
-            Error::invalid(format!("`{text}` is not a user or group id"))
-                .help("unset SUDO_UID SUDO_GID")
+            invalid!("`{text}` is not a user or group id").help("unset SUDO_UID SUDO_GID")
         })
     };
     // Only root acts for another user; otherwise the variables are leftovers.

@@ -11,7 +11,7 @@ use nix::fcntl::{OFlag, ResolveFlag};
 use nix::sys::stat::Mode;
 
 use super::rights::Rights;
-use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::error::{Error, Result, ResultExt as _};
 
 /// How an existing file is handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,8 +37,7 @@ impl<'a> FilePlace<'a> {
     /// rights.
     pub(crate) fn new(rights: &'a Rights, path: &Path) -> Result<Self> {
         let Some(name) = path.file_name() else {
-            let message = format!("`{}` is not the name of a file", path.display());
-            return Err(Error::new(Kind::Usage, message));
+            return Err(usage!("`{}` is not the name of a file", path.display()));
         };
         let parent_path = match path.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -139,8 +138,7 @@ impl<'a> FilePlace<'a> {
 
     /// Makes the error for an existing file; `why` completes the sentence.
     pub(crate) fn exists(&self, why: &str) -> Error {
-        let message = format!("`{}` already exists{why}", self.path.display());
-        Error::new(Kind::Usage, message)
+        usage!("`{}` already exists{why}", self.path.display())
     }
 
     pub(crate) fn parent_owner(&self) -> Result<(u32, u32)> {

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use super::Person;
 
 use crate::sys::beneath::{self, openat2};
-use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::frames;
 
 /// The hidden subcommand of the process that runs as the user.
@@ -261,12 +261,9 @@ impl Rights {
     pub(crate) fn refused(&self, directory: &Path, errno: Errno) -> Error {
         let shown = directory.display();
         match (self, errno) {
-            (Self::Of(person, _), Errno::EACCES | Errno::EPERM | Errno::EROFS) => Error::new(
-                Kind::Invalid,
-                format!(
-                    "user {} cannot write to directory `{shown}`",
-                    person.uid
-                ),
+            (Self::Of(person, _), Errno::EACCES | Errno::EPERM | Errno::EROFS) => invalid!(
+                "user {} cannot write to directory `{shown}`",
+                person.uid
             )
             .source(std::io::Error::from(errno))
             .help("name a directory of your own: under sudo, files are written with the rights of the calling user"),
@@ -275,7 +272,7 @@ impl Rights {
                     Err(errno).context(|| format!("cannot write in `{shown}`"));
                 failed
                     .err()
-                    .unwrap_or_else(|| Error::unexpected("nothing failed"))
+                    .unwrap_or_else(|| unexpected!("nothing failed"))
             }
         }
     }
@@ -410,9 +407,7 @@ pub(crate) fn serve(arguments: &[String]) -> Result<()> {
         .filter_map(|text| text.parse().ok())
         .collect();
     let [uid, gid, ref groups @ ..] = numbers[..] else {
-        return Err(Error::unexpected(
-            "this is started by `rockenv`, not manually",
-        ));
+        return Err(unexpected!("this is started by `rockenv`, not manually"));
     };
     become_person(&Person {
         uid,

@@ -71,7 +71,7 @@ pub(crate) fn pipeline(cx: &Context, request: PipelineRequest<'_>) -> Result<Pip
 pub(crate) fn runners(path: &Path) -> Result<Runners> {
     fs::read_to_string(path)
         .map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound => Error::not_found("there is no such file").help(
+            std::io::ErrorKind::NotFound => not_found!("there is no such file").help(
                 "--runners takes a file that names the build machines: `build = [\"self-hosted\"]`",
             ),
             _ => error.into(),
@@ -123,7 +123,7 @@ fn envs(cx: &Context, cells: &[Cell], runners: &Runners) -> Result<Vec<Env>> {
                 .into(),
                 target: runners
                     .choose(&targets)
-                    .ok_or_else(|| Error::unexpected("an env has no target"))?,
+                    .ok_or_else(|| unexpected!("an env has no target"))?,
                 gpu: profile.steps.iter().any(|step| step.gpu),
                 cell: cell.clone(),
             })

@@ -250,8 +250,9 @@ fn create_ephemeral_envs(
 ) -> Result<Vec<(Store, EnvName, OwnerLock)>> {
     // Without root, each `up` is root in its own user namespace.
     if !nix::unistd::geteuid().is_root() {
-        return Err(Error::unavailable("`matrix up --ephemeral` needs root")
-            .help("sudo rockenv matrix up ..."));
+        return Err(
+            unavailable!("`matrix up --ephemeral` needs root").help("sudo rockenv matrix up ...")
+        );
     }
     let store = cx.store()?;
     envs.iter()

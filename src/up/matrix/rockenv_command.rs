@@ -110,7 +110,7 @@ impl RockenvCommand<'_> {
             }
         })?;
         serde_json::from_slice(&text)
-            .map_err(|error| Error::unexpected("cannot read a plan").source(error))
+            .map_err(|error| unexpected!("cannot read a plan").source(error))
     }
 
     /// Runs one `up` and shows its output, each line with the env's name.

@@ -43,16 +43,17 @@ impl Registry {
             let what = format!("the tags of `{}`", self.name);
             let page = Body::new(response, &what).whole(MAX_PAGE).await?;
             let page: Page = serde_json::from_slice(&page).map_err(|error| {
-                let message = format!("registry `{}` sent no list of tags", self.host);
-                Error::unavailable(message).source(error)
+                unavailable!("registry `{}` sent no list of tags", self.host).source(error)
             })?;
             let before = tags.len();
             tags.extend(page.tags.into_iter().flatten());
             // A page with nothing new would be followed by the same for ever.
             next = following.filter(|_| tags.len() > before);
             if tags.len() > MAX_TAGS {
-                let message = format!("`{}` has more than {MAX_TAGS} tags", self.name);
-                return Err(Error::unavailable(message));
+                return Err(unavailable!(
+                    "`{}` has more than {MAX_TAGS} tags",
+                    self.name
+                ));
             }
         }
         Ok(tags)
@@ -105,10 +106,10 @@ impl Registry {
     }
 
     fn cannot_delete(&self) -> Error {
-        Error::unavailable(format!(
+        unavailable!(
             "registry `{}` does not let clients remove anything",
             self.host
-        ))
+        )
         .help(own_rules(&self.host))
     }
 }

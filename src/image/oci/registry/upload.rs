@@ -215,10 +215,11 @@ impl Registry {
             }
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
-        Err(Error::unavailable(format!(
+        Err(unavailable!(
             "registry `{}` claims to have stored `{}@{name}`, but does not have it",
-            self.host, self.name
-        ))
+            self.host,
+            self.name
+        )
         .help("run the same command again, or push to another registry"))
     }
 
@@ -230,10 +231,10 @@ impl Registry {
             .zip(location)
             .and_then(|(asked, location)| asked.join(&location).ok())
             .ok_or_else(|| {
-                Error::unavailable(format!(
+                unavailable!(
                     "registry `{}` does not name an address for the upload",
                     self.host
-                ))
+                )
             })
     }
 }
