@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use clap::{Arg, Command};
-use rockenv::testing::config::VARIABLES;
-use rockenv::testing::error::{EXIT_CODES, Kind};
+use rockenv::testing::config::variables;
+use rockenv::testing::error::{Kind, exit_codes};
 use rockenv::testing::{command, each, examples};
 
 #[test]
@@ -46,10 +46,8 @@ fn every_exit_code_is_documented() {
     ] {
         let code = kind.exit_code().to_string();
         assert!(
-            EXIT_CODES
-                .iter()
-                .any(|(codes, _)| codes.split(", ").any(|one| one == code)),
-            "{kind:?} has no line in EXIT_CODES"
+            exit_codes().any(|(codes, _)| codes.split(", ").any(|one| one == code)),
+            "{kind:?} has no line in exit_codes.txt"
         );
     }
 }
@@ -80,7 +78,7 @@ fn markdown() -> String {
         }
     });
     text.push_str("\n## Environment variables\n\n| variable | meaning |\n| --- | --- |\n");
-    for (name, meaning) in VARIABLES {
+    for (name, meaning) in variables() {
         line(&mut text, &format!("| `{name}` | {meaning} |"));
     }
     text

@@ -6,8 +6,8 @@ use clap::Command;
 use clap::builder::Resettable;
 
 use crate::cli::{examples, help};
-use crate::store::config::VARIABLES;
-use crate::sys::error::{EXIT_CODES, Result};
+use crate::store::config::variables;
+use crate::sys::error::{Result, exit_codes};
 
 /// Returns the command line with everything that clap adds to it.
 pub fn command() -> Command {
@@ -66,11 +66,11 @@ pub(super) fn page(command: &Command, path: &str) -> Result<Vec<u8>> {
 /// Returns what the manual's first page says of the program's surroundings.
 fn surroundings() -> String {
     let mut extra = String::from(".SH \"EXIT STATUS\"\n");
-    for (code, meaning) in EXIT_CODES {
+    for (code, meaning) in exit_codes() {
         entry(&mut extra, code, meaning);
     }
     extra.push_str(".SH ENVIRONMENT\n");
-    for (name, meaning) in VARIABLES {
+    for (name, meaning) in variables() {
         entry(&mut extra, name, meaning);
     }
     extra.push_str(".SH FILES\n");

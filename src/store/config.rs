@@ -22,10 +22,14 @@ use crate::ui::ci::System;
 
 mod file;
 mod settings;
-mod variables;
 pub use file::File;
 use settings::Settings;
-pub use variables::VARIABLES;
+
+/// Returns the environment variables that are read and their meaning, for the documentation.
+pub fn variables() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let lines = include_str!("config/variables.txt").lines();
+    lines.filter_map(|line| line.split_once(": "))
+}
 
 /// Default time that a container stays for the next `exec`: long enough for a person at work.
 const IDLE: Duration = Duration::from_secs(60);

@@ -78,43 +78,10 @@ impl Kind {
 }
 
 /// The exit codes and their meaning, for the documentation.
-pub const EXIT_CODES: [(&str, &str); 14] = [
-    ("0", "done, or nothing to do"),
-    (
-        "1",
-        "unexpected: a bug, or the machine failed; `fsck` found problems",
-    ),
-    ("2", "the command line is wrong"),
-    (
-        "3",
-        "a profile, image recipe or configuration file is invalid",
-    ),
-    (
-        "4",
-        "an engine, device, tool, server or registry is not available, or a container was stopped by another process",
-    ),
-    ("5", "a step failed"),
-    ("6", "the env, image or store is in use by another command"),
-    ("7", "no env, profile, image or snapshot of that name"),
-    (
-        "8",
-        "drift: the current state differs from the recorded one",
-    ),
-    ("9", "the machine does not meet the profile's needs"),
-    ("10", "out of disk or memory"),
-    (
-        "125, 126, 127",
-        "`exec` and `shell`: the command could not be run, with the codes of shells and engines",
-    ),
-    (
-        "130, 143",
-        "interrupted or terminated: 128 and the signal's number",
-    ),
-    (
-        "others",
-        "`exec` and `shell` pass on the command's own code",
-    ),
-];
+pub fn exit_codes() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let lines = include_str!("exit_codes.txt").lines();
+    lines.filter_map(|line| line.split_once(": "))
+}
 
 /// Makes the macros for errors of the frequent kinds: `usage!` and the others take what `format!` takes.
 macro_rules! kinds {

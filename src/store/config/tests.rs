@@ -4,6 +4,13 @@ use fs_err as fs;
 
 use super::*;
 
+#[test]
+fn the_documentation_names_the_variables_of_trust() {
+    for name in [trust::VARIABLE, trust::DIGEST_VARIABLE] {
+        assert!(variables().any(|(known, _)| known == name), "{name}");
+    }
+}
+
 fn of(environment: BTreeMap<String, String>, working: &Path) -> Result<Config> {
     let (config, mut invalid) = Config::of(environment, Some(working))?;
     invalid.pop().map_or(Ok(config), Err)
