@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use clap::Args;
-use serde::Serialize;
 
 use crate::plan::gc::policy::{Limits, Policy, Preset};
 use crate::plan::gc::{Inventory, Plan, rooted};
@@ -72,19 +71,11 @@ fn parse_size(text: &str) -> Result<u64> {
 
 fn report(cx: &Context, done: &Done, asked: Option<u64>, free: u64) -> Result<()> {
     if cx.json {
-        #[derive(Serialize)]
-        struct GcReport<'a> {
-            schema: &'static str,
-            dry_run: bool,
-            #[serde(flatten)]
-            done: &'a Done,
-            free: u64,
-        }
-        cx.ui.json(&GcReport {
+        cx.ui.json(&object! {
             schema: "rockenv/gc/1",
             dry_run: false,
-            done,
-            free,
+            #[serde(flatten)] done: done,
+            free: free,
         })?;
     } else {
         cx.ui.data(&format!(
@@ -126,26 +117,15 @@ fn show(
     plan: &Plan,
 ) -> Result<()> {
     if cx.json {
-        #[derive(Serialize)]
-        struct GcPlanReport<'a> {
-            schema: &'static str,
-            dry_run: bool,
-            preset: Preset,
-            limits: &'a Limits,
-            free: u64,
-            /// Bytes in the trash, which are freed first.
-            trash: u64,
-            #[serde(flatten)]
-            plan: &'a Plan,
-        }
-        return cx.ui.json(&GcPlanReport {
+        return cx.ui.json(&object! {
             schema: "rockenv/gc/1",
             dry_run: true,
             preset: policy.preset,
-            limits,
-            free,
-            trash,
-            plan,
+            limits: limits,
+            free: free,
+            // Bytes in the trash, which are freed first.
+            trash: trash,
+            #[serde(flatten)] plan: plan,
         });
     }
     if plan.items.is_empty() {

@@ -7,27 +7,15 @@ use super::outcome::Ran;
 use super::run_container::Attempt;
 use super::step_outputs::StepOutputs;
 use super::{Ended, Ending, Execution, Failure, StepEnd, step};
-use crate::plan::ids::{LayerId, PathBelow};
-use crate::plan::record::{Cost, Failed, Origin, Outcome, Record, StepRecord};
+use crate::plan::ids::LayerId;
+use crate::plan::record::{Failed, Origin, Outcome, Record, StepRecord};
 use crate::plan::resolve::{Step, VolumeKind};
 use crate::store::layer;
 use crate::store::snapshot::Freeze;
 use crate::sys::error::{Kind, Result};
 use crate::ui::event;
 use crate::ui::metrics::Row;
-
-/// One row of `metrics.jsonl`.
-#[derive(Debug, serde::Serialize)]
-struct Metrics<'a> {
-    time: Timestamp,
-    env: &'a str,
-    step: &'a str,
-    key: &'a str,
-    outcome: Outcome,
-    jobs: u32,
-    cost: Cost,
-    log: &'a PathBelow,
-}
+use crate::ui::object;
 
 /// ccache's hits and misses.
 type Lookups = (u64, u64);
@@ -220,17 +208,16 @@ impl Execution<'_, '_> {
                 ..Row::of(self.spec, &step.name, Some(&step.key), ended)
             }
         });
-        let row = Metrics {
+        self.env.add_metrics(&object! {
             time: Timestamp::now(),
             env: self.env.name(),
             step: &step.name,
-            key: step.key.as_str(),
-            outcome,
-            jobs,
+            key: &step.key,
+            outcome: outcome,
+            jobs: jobs,
             cost: ran.cost,
             log: &ran.log,
-        };
-        self.env.add_metrics(&row)
+        })
     }
 }
 

@@ -7,12 +7,12 @@ use super::text::escape_json;
 
 /// Returns a value that serializes as a JSON object with these fields, in this order.
 macro_rules! object {
-    ($($name:ident: $value:expr),* $(,)?) => {{
+    ($($(#[$attribute:meta])* $name:ident: $value:expr),* $(,)?) => {{
         #[expect(non_camel_case_types, reason = "the type of each field is named after it")]
         let object = {
             #[derive(serde::Serialize)]
             struct Object<$($name),*> {
-                $($name: $name),*
+                $($(#[$attribute])* $name: $name),*
             }
             Object { $($name: $value),* }
         };

@@ -3,14 +3,13 @@
 use std::time::Duration;
 
 use clap::Args;
-use serde::Serialize;
 
 use super::Which;
 use crate::cli::job_summary;
 use crate::matrix::cells;
 use crate::sys::error::Result;
-use crate::ui::size;
 use crate::ui::table::Table;
+use crate::ui::{object, size};
 use crate::up::context::Context;
 use crate::up::matrix::{self, CommonSteps, EnvResult, MatrixRequest};
 
@@ -31,13 +30,6 @@ pub struct MatrixUpArgs {
     options: Vec<String>,
 }
 
-#[derive(Serialize)]
-struct MatrixSummary {
-    schema: &'static str,
-    common: Vec<CommonSteps>,
-    envs: Vec<EnvResult>,
-}
-
 /// Brings all envs up; returns the exit code.
 pub(super) fn up(cx: &Context, args: &MatrixUpArgs) -> Result<u8> {
     let result = matrix::up(
@@ -53,7 +45,7 @@ pub(super) fn up(cx: &Context, args: &MatrixUpArgs) -> Result<u8> {
     let lines = lines(&result.common, &result.envs);
     job_summary::of_matrix(cx, &TITLES, &lines);
     if cx.json {
-        cx.ui.json(&MatrixSummary {
+        cx.ui.json(&object! {
             schema: "rockenv/matrix/1",
             common: result.common,
             envs: result.envs,

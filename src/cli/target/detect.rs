@@ -1,9 +1,5 @@
 //! Owns `target detect`.
 
-use serde::Serialize;
-
-use crate::rocm::gpu::Gpu;
-use crate::rocm::target::Target;
 use crate::sys::error::Result;
 use crate::ui::table::Table;
 use crate::ui::{object, size};
@@ -12,10 +8,12 @@ use crate::up::context::Context;
 pub(super) fn detect(cx: &Context) -> Result<()> {
     let machine = cx.gpus();
     if cx.json {
-        let rows = machine.gpus.iter().map(|gpu| TargetRow {
-            gpu,
-            target: gpu.target(),
-            product: gpu.target().map(|target| target.info().product.as_str()),
+        let rows = machine.gpus.iter().map(|gpu| {
+            object! {
+                #[serde(flatten)] gpu: gpu,
+                target: gpu.target(),
+                product: gpu.target().map(|target| target.info().product.as_str()),
+            }
         });
         return cx.ui.json(&object! {
             schema: "rockenv/gpus/1",
@@ -52,12 +50,4 @@ pub(super) fn detect(cx: &Context) -> Result<()> {
         cx.ui.note(&format!("no AMD GPU can be used here: {lack}"));
     }
     Ok(())
-}
-
-#[derive(Serialize)]
-struct TargetRow<'a> {
-    #[serde(flatten)]
-    gpu: &'a Gpu,
-    target: Option<Target>,
-    product: Option<&'static str>,
 }
