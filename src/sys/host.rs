@@ -136,6 +136,15 @@ pub(crate) fn is_variable_name(text: &str) -> bool {
         && bytes.all(|byte| first(byte) || byte.is_ascii_digit())
 }
 
+/// Returns the sorted names in a directory; none if it is unreadable.
+pub(crate) fn names_in(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    names
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -20,6 +20,7 @@ pub(crate) use select::{Choice, Selector};
 
 use crate::rocm::target::Target;
 use crate::sys::error::Result;
+use crate::sys::host::names_in;
 pub(crate) use device::Device;
 
 /// The compute driver's node, which all GPUs share.
@@ -152,16 +153,8 @@ impl Machine {
 
     /// Returns every device node of `directory` with its path inside, sorted.
     fn nodes_in(&self, directory: &str) -> Vec<String> {
-        let Ok(entries) = fs::read_dir(below(&self.root, directory)) else {
-            return Vec::new();
-        };
-        let mut paths: Vec<String> = entries
-            .flatten()
-            .filter_map(|entry| entry.file_name().into_string().ok())
-            .map(|name| format!("{directory}/{name}"))
-            .collect();
-        paths.sort();
-        paths
+        let names = names_in(&below(&self.root, directory)).into_iter();
+        names.map(|name| format!("{directory}/{name}")).collect()
     }
 }
 

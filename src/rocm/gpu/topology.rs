@@ -7,6 +7,7 @@ use fs_err as fs;
 
 use super::Gpu;
 use crate::rocm::target;
+use crate::sys::host::names_in;
 
 /// Reads the directory `nodes`. Unreadable nodes are skipped, as in a container that may not see a GPU.
 pub(super) fn read(nodes: &Path) -> Vec<Gpu> {
@@ -45,13 +46,8 @@ pub(super) fn read(nodes: &Path) -> Vec<Gpu> {
 
 /// Returns the entries of a directory whose names are numbers.
 fn children(directory: &Path) -> Vec<u32> {
-    let Ok(entries) = fs::read_dir(directory) else {
-        return Vec::new();
-    };
-    entries
-        .flatten()
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .collect()
+    let names = names_in(directory).into_iter();
+    names.filter_map(|name| name.parse().ok()).collect()
 }
 
 /// A GPU's `properties`.

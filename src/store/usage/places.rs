@@ -3,8 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use fs_err as fs;
-
 use super::report::{Class, FileSystem, UsageReport, UsageRow};
 use super::service::holdings;
 use super::subdirectories;
@@ -13,6 +11,7 @@ use crate::plan::resolve::{VolumeKind, VolumeSource};
 use crate::store::source::Repository;
 use crate::store::{Layer, Record, Store};
 use crate::sys::error::Result;
+use crate::sys::host::names_in as names;
 use crate::tree::Method;
 use crate::tree::measure::{MeasureOptions, Root, Usage, scan};
 
@@ -439,17 +438,4 @@ impl Places<'_> {
             mounts_skipped: usage.mounts_skipped,
         })
     }
-}
-
-/// Returns the sorted names in a directory; none if it is unreadable, which the scan reports.
-fn names(directory: &Path) -> Vec<String> {
-    let Ok(entries) = fs::read_dir(directory) else {
-        return Vec::new();
-    };
-    let mut names: Vec<String> = entries
-        .flatten()
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .collect();
-    names.sort();
-    names
 }
