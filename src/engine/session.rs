@@ -113,6 +113,24 @@ impl Running {
         }
     }
 
+    /// Reads what the holder says before the container's command has begun; returns whether it is ready.
+    pub(crate) fn hear(&mut self, warn: &mut dyn FnMut(String)) -> Result<bool> {
+        match self.receive()? {
+            FromHolder::Ready(missing) => {
+                missing.into_iter().for_each(warn);
+                Ok(true)
+            }
+            FromHolder::Waits(text) => {
+                warn(text);
+                Ok(false)
+            }
+            FromHolder::Failed { reason } => Err(reason.into()),
+            FromHolder::Ended(_) | FromHolder::Shared => {
+                Err(unavailable!("the container ended before its step"))
+            }
+        }
+    }
+
     /// Releases the container and waits for the outcome: its end, or a message that others use it. `interrupted`: the
     /// command was interrupted, or is while it waits; a holder that does not answer then is killed.
     pub(crate) fn finish(mut self, interrupted: bool) -> Result<End> {

@@ -9,7 +9,6 @@ use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::Ending;
-use crate::engine::hold::FromHolder;
 use crate::engine::nspawn::PROGRAM;
 use crate::engine::session::{Client, Running};
 use crate::engine::wire::{Command, Reply};
@@ -119,14 +118,7 @@ pub(crate) fn step(
     }
     // It ended or never started; its holder has the reason.
     loop {
-        match running.receive()? {
-            FromHolder::Ready(missing) => missing.into_iter().for_each(&mut *warn),
-            FromHolder::Waits(text) => warn(text),
-            FromHolder::Failed { reason } => return Err(reason.into()),
-            FromHolder::Ended(_) | FromHolder::Shared => {
-                return Err(unavailable!("the container ended before its step"));
-            }
-        }
+        running.hear(warn)?;
     }
 }
 

@@ -177,7 +177,7 @@ impl Supervision<'_, '_> {
                 flushed = Instant::now();
             }
             if events.holder {
-                self.hear_holder()?;
+                self.ready |= self.running.hear(self.step.warn)?;
             }
             let mut ending = None;
             if events.signal {
@@ -203,21 +203,6 @@ impl Supervision<'_, '_> {
         ];
         let wake = wake.into_iter().flatten().min();
         wait(self.running, &self.client, self.signals, &self.pipes, wake)
-    }
-
-    fn hear_holder(&mut self) -> Result<()> {
-        match self.running.receive()? {
-            FromHolder::Ready(missing) => {
-                self.ready = true;
-                missing.into_iter().for_each(&mut *self.step.warn);
-            }
-            FromHolder::Waits(text) => (self.step.warn)(text),
-            FromHolder::Failed { reason } => return Err(reason.into()),
-            FromHolder::Ended(_) | FromHolder::Shared => {
-                return Err(unavailable!("the container ended before its step"));
-            }
-        }
-        Ok(())
     }
 
     /// Passes the user's wish to stop on; the second signal does not wait.
