@@ -18,11 +18,9 @@ use nix::unistd::UnlinkatFlags;
 use sha2::{Digest as _, Sha256};
 
 use crate::image::compression::decompressed;
-use crate::image::tar::lossy;
 use crate::image::tar::pack::join;
-use crate::image::tar::unpack::{
-    UnpackOptions, UnpackReport, Unpacker, cannot, open_path, refused,
-};
+use crate::image::tar::unpack::{UnpackOptions, UnpackReport, Unpacker, cannot, open_path};
+use crate::image::tar::{broken, lossy};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::tree::root_fs;
@@ -205,7 +203,7 @@ impl Unpacker<'_> {
             return Ok(false);
         };
         if parents.iter().any(|part| part.starts_with(WHITEOUT)) {
-            return Err(refused(format!(
+            return Err(broken(&format!(
                 "entry `{}` is inside a deleted directory",
                 lossy(entry)
             )));
@@ -218,7 +216,7 @@ impl Unpacker<'_> {
             return Ok(true);
         }
         if matches!(deleted, b"" | b"." | b"..") {
-            return Err(refused(format!(
+            return Err(broken(&format!(
                 "entry `{}` deletes nothing that can be named",
                 lossy(entry)
             )));
@@ -243,7 +241,7 @@ impl Unpacker<'_> {
                 Err(Errno::ENOENT) => return Ok(true),
                 // Following a link here would delete something else.
                 Err(Errno::ENOTDIR | Errno::ELOOP | Errno::EXDEV) => {
-                    return Err(refused(format!(
+                    return Err(broken(&format!(
                         "entry `{}` deletes through `{}`, which is not a directory",
                         lossy(entry),
                         lossy(path)
@@ -273,7 +271,7 @@ impl Unpacker<'_> {
             return place.set(xattr::OPAQUE, b"y").context(fail);
         }
         match nix::sys::stat::mknodat(parent, deleted, SFlag::S_IFCHR, Mode::empty(), 0) {
-            Err(Errno::EEXIST) => Err(refused(format!(
+            Err(Errno::EEXIST) => Err(broken(&format!(
                 "entry `{}` deletes an entry of its own layer",
                 lossy(entry)
             ))),

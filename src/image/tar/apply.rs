@@ -11,8 +11,8 @@ use nix::sys::stat::{FchmodatFlags, Mode, UtimensatFlags};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, Uid};
 
-use super::unpack::{Unpacker, cannot, refused};
-use crate::image::tar::{Reader, TarEntry, TarEntryKind, lossy};
+use super::unpack::{Unpacker, cannot};
+use crate::image::tar::{Reader, TarEntry, TarEntryKind, broken, lossy};
 use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::signals::stop_if;
@@ -177,7 +177,7 @@ pub(crate) fn copy_data<R: BufRead>(
                 .len()
                 .min(usize::try_from(end - at).unwrap_or(usize::MAX));
             if amount == 0 {
-                return Err(refused(format!(
+                return Err(broken(&format!(
                     "the data of entry `{}` is truncated",
                     lossy(path)
                 )));

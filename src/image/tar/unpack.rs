@@ -18,7 +18,7 @@ use nix::unistd::UnlinkatFlags;
 use super::apply::{Attributes, copy_data};
 use crate::image::compression::decompressed;
 use crate::image::oci::layers::{LayerEntries, WHITEOUT};
-use crate::image::tar::{Reader, TarEntry, TarEntryKind, lossy};
+use crate::image::tar::{Reader, TarEntry, TarEntryKind, broken, lossy};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::signals::stop_if;
@@ -216,7 +216,7 @@ impl<'a> Unpacker<'a> {
         let limits = &self.options.limits;
         self.report.entries += 1;
         if self.report.entries > limits.entries {
-            return Err(refused(format!(
+            return Err(broken(&format!(
                 "it has more than {} entries",
                 limits.entries
             )));
@@ -224,7 +224,7 @@ impl<'a> Unpacker<'a> {
         if let TarEntryKind::File { size, .. } = entry.kind {
             self.report.bytes = self.report.bytes.saturating_add(size);
             if self.report.bytes > limits.bytes {
-                return Err(refused(format!(
+                return Err(broken(&format!(
                     "its files have more than {} bytes",
                     limits.bytes
                 )));
@@ -297,7 +297,7 @@ impl<'a> Unpacker<'a> {
                 self.remember(Vec::new(), entry);
                 Ok(())
             }
-            _ => Err(refused(format!(
+            _ => Err(broken(&format!(
                 "entry `{}` would replace the root directory",
                 lossy(&entry.path)
             ))),
@@ -307,7 +307,7 @@ impl<'a> Unpacker<'a> {
     /// Splits a path as the archive spells it; `None` if stripping leaves nothing.
     fn components<'p>(&self, path: &'p [u8], entry: &[u8]) -> Result<Option<Vec<&'p [u8]>>> {
         if path.is_empty() {
-            return Err(refused(format!(
+            return Err(broken(&format!(
                 "entry `{}` has an empty name",
                 lossy(entry)
             )));
@@ -317,13 +317,13 @@ impl<'a> Unpacker<'a> {
             match part {
                 b"" | b"." => {}
                 b".." => {
-                    return Err(refused(format!(
+                    return Err(broken(&format!(
                         "entry `{}` leaves the directory",
                         lossy(entry)
                     )));
                 }
                 part if part.len() > 255 => {
-                    return Err(refused(format!(
+                    return Err(broken(&format!(
                         "entry `{}...` has a name of {} bytes (limit 255)",
                         lossy(&part[..32]),
                         part.len()
@@ -333,7 +333,7 @@ impl<'a> Unpacker<'a> {
             }
         }
         if components.len() > self.options.limits.depth {
-            return Err(refused(format!(
+            return Err(broken(&format!(
                 "entry `{}...` is {} directories deep (limit {})",
                 lossy(&path[..64.min(path.len())]),
                 components.len(),
@@ -377,7 +377,7 @@ impl<'a> Unpacker<'a> {
                 other => other,
             };
             let fd = fd.map_err(|error| match error {
-                Errno::ELOOP | Errno::ENOTDIR | Errno::EXDEV => refused(format!(
+                Errno::ELOOP | Errno::ENOTDIR | Errno::EXDEV => broken(&format!(
                     "entry `{}` goes through `{}`, which is {}",
                     lossy(entry),
                     lossy(&components[..=depth].join(&b'/')),
@@ -443,7 +443,7 @@ impl<'a> Unpacker<'a> {
                 self.directories.remove(path);
                 Ok(())
             }
-            Err(Errno::ENOTEMPTY | Errno::EEXIST) => Err(refused(format!(
+            Err(Errno::ENOTEMPTY | Errno::EEXIST) => Err(broken(&format!(
                 "entry `{}` would replace a directory that is not empty",
                 lossy(path)
             ))),
@@ -469,7 +469,7 @@ impl<'a> Unpacker<'a> {
 
     fn hard_link(&mut self, name: &[u8], path: &[u8], target: &[u8], entry: &[u8]) -> Result<()> {
         let described = || {
-            refused(format!(
+            broken(&format!(
                 "hard link `{}` to `{}`, which is not in the archive before it as a file",
                 lossy(entry),
                 lossy(target)
@@ -587,10 +587,6 @@ impl<'a> Unpacker<'a> {
 /// Opens a directory without needing read permission; `path` may have several components.
 pub(crate) fn open_path(parent: BorrowedFd<'_>, path: &[u8]) -> nix::Result<OwnedFd> {
     beneath::open(parent, path, OFlag::O_PATH | OFlag::O_DIRECTORY)
-}
-
-pub(crate) fn refused(what: String) -> Error {
-    invalid!("refused archive: {what}")
 }
 
 pub(crate) fn cannot(what: &str, path: &[u8]) -> String {
