@@ -1,8 +1,8 @@
 //! Owns the order of removals: garbage, oversized caches, old items, and if space is short, those that free the most
 //! for the least rebuild time.
 
-use std::cmp::Ordering;
-use std::collections::BTreeSet;
+use std::cmp::{Ordering, Reverse};
+use std::collections::{BTreeSet, BinaryHeap};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -48,9 +48,13 @@ struct Decider {
     units: Vec<Unit>,
     /// All units, descendants before what they stand on.
     order: Vec<usize>,
+    /// The units that stand directly on each.
+    above: Vec<Vec<usize>>,
     gone: Vec<bool>,
-    /// How many remaining units stand directly on each.
-    above: Vec<usize>,
+    /// How many of those that stand directly on each remain.
+    remaining: Vec<usize>,
+    /// Units that nothing stands on, since `orphans` last looked.
+    bare: Vec<usize>,
     /// Bytes of removable items that were kept.
     left: u64,
     plan: Plan,
@@ -58,18 +62,32 @@ struct Decider {
 
 impl Decider {
     fn new(units: Vec<Unit>) -> Self {
-        let mut above = vec![0; units.len()];
-        for below in units.iter().filter_map(|unit| unit.below) {
-            above[below] += 1;
+        let mut above = vec![Vec::new(); units.len()];
+        for (at, unit) in units.iter().enumerate() {
+            if let Some(below) = unit.below {
+                above[below].push(at);
+            }
         }
-        let depth =
-            |at: &usize| std::iter::successors(units[*at].below, |at| units[*at].below).count();
-        let mut order: Vec<usize> = (0..units.len()).collect();
-        order.sort_by_cached_key(|at| std::cmp::Reverse(depth(at)));
+        let mut order: Vec<usize> = (0..units.len())
+            .filter(|&at| units[at].below.is_none())
+            .collect();
+        let mut next = 0;
+        while let Some(&at) = order.get(next) {
+            order.extend(&above[at]);
+            next += 1;
+        }
+        order.reverse();
+        let remaining: Vec<usize> = above.iter().map(Vec::len).collect();
         Self {
+            bare: order
+                .iter()
+                .copied()
+                .filter(|&at| remaining[at] == 0)
+                .collect(),
             order,
-            gone: vec![false; units.len()],
             above,
+            gone: vec![false; units.len()],
+            remaining,
             left: units.iter().map(Unit::reusable_bytes).sum(),
             plan: Plan::default(),
             units,
@@ -80,7 +98,10 @@ impl Decider {
         let unit = &self.units[at];
         self.gone[at] = true;
         if let Some(below) = unit.below {
-            self.above[below] -= 1;
+            self.remaining[below] -= 1;
+            if self.remaining[below] == 0 {
+                self.bare.push(below);
+            }
         }
         self.left -= unit.reusable_bytes();
         self.plan.estimate += unit.bytes;
@@ -188,46 +209,12 @@ impl Decider {
     /// Removes `wanted` bytes, the most for the least time first, as long as `floor` bytes stay.
     fn pressure(&mut self, rule: Rule, wanted: u64, floor: u64) {
         let mut freed = 0;
-        let mut refused: BTreeSet<usize> = BTreeSet::new();
+        let mut candidates = Candidates::of(self);
         while freed < wanted {
-            // Each unit's sum over itself and its descendants.
-            let mut sums: Vec<(u64, u64)> = vec![(0, 0); self.units.len()];
-            let mut best: Option<usize> = None;
-            for &at in &self.order {
-                let unit = &self.units[at];
-                if self.gone[at] || unit.by_age {
-                    continue;
-                }
-                sums[at].0 += unit.bytes;
-                sums[at].1 += unit.rebuild_ms.max(1);
-                if let Some(below) = unit.below {
-                    sums[below].0 += sums[at].0;
-                    sums[below].1 += sums[at].1;
-                }
-                if sums[at].0 == 0 || refused.contains(&at) {
-                    continue;
-                }
-                let better = best.is_none_or(|best| {
-                    let (this, other) = (sums[at], sums[best]);
-                    // Compares bytes per second without dividing.
-                    let worth = |a: (u64, u64), b: (u64, u64)| u128::from(a.0) * u128::from(b.1);
-                    let older =
-                        (unit.used, &unit.what) < (self.units[best].used, &self.units[best].what);
-                    match worth(this, other).cmp(&worth(other, this)) {
-                        Ordering::Greater => true,
-                        Ordering::Equal => older,
-                        Ordering::Less => false,
-                    }
-                });
-                if better {
-                    best = Some(at);
-                }
-            }
-            let Some(best) = best else {
+            let Some((best, bytes)) = candidates.best(&self.gone) else {
                 return;
             };
-            if self.left - sums[best].0 - self.followers(best) < floor {
-                refused.insert(best);
+            if self.left - bytes - self.followers(best) < floor {
                 continue;
             }
             for at in self.with(best) {
@@ -243,19 +230,26 @@ impl Decider {
                 freed += unit.bytes;
                 self.take(at, rule, reason);
             }
-            freed += self.orphans();
+            let orphans = self.orphans();
+            freed += orphans.iter().map(|&at| self.units[at].bytes).sum::<u64>();
+            if freed < wanted {
+                for at in std::iter::once(best).chain(orphans) {
+                    candidates.remove(&self.units, at);
+                }
+            }
         }
     }
 
     /// Returns the remaining unit and descendants, in the order to remove them.
     fn with(&self, bottom: usize) -> Vec<usize> {
-        let mut found = vec![false; self.units.len()];
-        found[bottom] = true;
-        for &at in self.order.iter().rev() {
-            found[at] |= self.units[at].below.is_some_and(|below| found[below]);
+        let mut found = vec![bottom];
+        let mut next = 0;
+        while let Some(&at) = found.get(next) {
+            found.extend(self.above[at].iter().filter(|&&at| !self.gone[at]));
+            next += 1;
         }
-        let goes = |at: &usize| found[*at] && !self.gone[*at];
-        self.order.iter().copied().filter(goes).collect()
+        found.reverse();
+        found
     }
 
     /// Returns the bytes of the unnamed layers that go together with this unit and its descendants.
@@ -263,7 +257,7 @@ impl Decider {
         let (mut bytes, mut top) = (0, top);
         while let Some(below) = self.units[top].below {
             let nameless = matches!(self.units[below].what, GcTarget::Layer { .. });
-            if !nameless || self.above[below] > 1 {
+            if !nameless || self.remaining[below] > 1 {
                 break;
             }
             bytes += self.units[below].reusable_bytes();
@@ -272,21 +266,20 @@ impl Decider {
         bytes
     }
 
-    /// Takes the unnamed layers whose descendants are all gone; returns their bytes.
-    fn orphans(&mut self) -> u64 {
-        let mut freed = 0;
-        for at in self.order.clone() {
-            let nameless = matches!(self.units[at].what, GcTarget::Layer { .. });
-            if nameless && !self.gone[at] && self.above[at] == 0 {
-                freed += self.units[at].bytes;
+    /// Takes the unnamed layers whose descendants are all gone; returns them.
+    fn orphans(&mut self) -> Vec<usize> {
+        let mut taken = Vec::new();
+        while let Some(at) = self.bare.pop() {
+            if matches!(self.units[at].what, GcTarget::Layer { .. }) && !self.gone[at] {
                 self.take(
                     at,
                     Rule::Garbage,
                     "nothing depends on it any more".to_owned(),
                 );
+                taken.push(at);
             }
         }
-        freed
+        taken
     }
 
     /// Counts removable layers that free nothing because a service has them elsewhere.
@@ -356,3 +349,110 @@ impl Decider {
         self.plan
     }
 }
+
+/// What the removal of each unit together with its descendants frees, and the time to make them again.
+struct Candidates {
+    sums: Vec<(u64, u64)>,
+    /// The place of each unit from the oldest on.
+    age: Vec<usize>,
+    /// The best last; an entry whose figures are not in `sums` any more is out of date.
+    queue: BinaryHeap<Candidate>,
+}
+
+struct Candidate {
+    bytes: u64,
+    rebuild_ms: u64,
+    age: usize,
+    at: usize,
+}
+
+impl Candidates {
+    fn of(decider: &Decider) -> Self {
+        let units = &decider.units;
+        let mut by_age: Vec<usize> = (0..units.len()).collect();
+        by_age.sort_by_key(|&at| (units[at].used, &units[at].what));
+        let mut age = vec![0; units.len()];
+        for (place, at) in by_age.into_iter().enumerate() {
+            age[at] = place;
+        }
+        let mut candidates = Self {
+            sums: vec![(0, 0); units.len()],
+            age,
+            queue: BinaryHeap::new(),
+        };
+        for &at in &decider.order {
+            let unit = &units[at];
+            if decider.gone[at] || unit.by_age {
+                continue;
+            }
+            candidates.sums[at].0 += unit.bytes;
+            candidates.sums[at].1 += unit.rebuild_ms.max(1);
+            if let Some(below) = unit.below {
+                candidates.sums[below].0 += candidates.sums[at].0;
+                candidates.sums[below].1 += candidates.sums[at].1;
+            }
+            candidates.enter(at);
+        }
+        candidates
+    }
+
+    fn enter(&mut self, at: usize) {
+        let (bytes, rebuild_ms) = self.sums[at];
+        if bytes > 0 {
+            self.queue.push(Candidate {
+                bytes,
+                rebuild_ms,
+                age: self.age[at],
+                at,
+            });
+        }
+    }
+
+    /// Returns the best remaining unit, with what it frees. Each is returned once for the same figures.
+    fn best(&mut self, gone: &[bool]) -> Option<(usize, u64)> {
+        while let Some(best) = self.queue.pop() {
+            if !gone[best.at] && self.sums[best.at] == (best.bytes, best.rebuild_ms) {
+                return Some((best.at, best.bytes));
+            }
+        }
+        None
+    }
+
+    /// Takes what is removed with this unit from what its ancestors free.
+    fn remove(&mut self, units: &[Unit], top: usize) {
+        let (bytes, rebuild_ms) = self.sums[top];
+        let mut at = top;
+        while let Some(below) = units[at].below
+            && !units[at].by_age
+        {
+            at = below;
+            self.sums[at].0 -= bytes;
+            self.sums[at].1 -= rebuild_ms;
+            self.enter(at);
+        }
+    }
+}
+
+impl Ord for Candidate {
+    /// Compares bytes per second without dividing; of equals the oldest is the best.
+    fn cmp(&self, other: &Self) -> Ordering {
+        let worth = |a: &Self, b: &Self| u128::from(a.bytes) * u128::from(b.rebuild_ms);
+        worth(self, other)
+            .cmp(&worth(other, self))
+            .then_with(|| Reverse(self.age).cmp(&Reverse(other.age)))
+    }
+}
+
+impl PartialOrd for Candidate {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Candidate {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Candidate {}

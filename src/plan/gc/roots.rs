@@ -144,16 +144,17 @@ impl Roots {
             .values()
             .flat_map(|env| env.record.layers())
             .collect();
+        let makers = inventory.envs.iter();
+        let makers: BTreeMap<_, _> = makers
+            .map(|(name, env)| (&env.record.id, (name, env)))
+            .collect();
         for (id, item) in &inventory.layers {
-            let maker = inventory
-                .envs
-                .iter()
-                .find(|(_, env)| Some(&env.record.id) == item.layer.env.as_ref());
+            let maker = item.layer.env.as_ref().and_then(|id| makers.get(id));
             if let Some((name, env)) = maker
                 && !recorded.contains(id)
                 && (env.busy || env.unsettled || !env.record.complete)
             {
-                roots.layer(inventory, id, &Why::Unrecorded(name.clone()));
+                roots.layer(inventory, id, &Why::Unrecorded((*name).clone()));
             }
         }
         // Parents of a manual snapshot go together with it.

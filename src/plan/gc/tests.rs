@@ -208,6 +208,34 @@ fn age_counts_from_the_last_use_and_a_future_date_is_no_age() {
     assert!(plan(&inventory, &limits, None).items.is_empty());
 }
 
+/// Envs that share nothing, each a chain: what a search of all for each removal would take minutes for.
+#[test]
+fn ten_thousand_snapshots_are_planned() {
+    let mut inventory = inventory();
+    for name in 0..100 {
+        let mut one = env(&format!("id{name}"));
+        one.record.head.layer = Some("head".into());
+        for step in 0..100 {
+            let id = format!("{name}-{step}");
+            let below = (step > 0).then(|| format!("{name}-{}", step - 1));
+            let item = frozen(&id, below.as_deref(), MIB * (step + 1), step + 1);
+            inventory.layers.insert(id.as_str().into(), item);
+            let step = snapshot(&format!("s{step}"), &id, Origin::Step, 1);
+            one.record.snapshots.push(step);
+        }
+        // The newest is kept with all that it stands on.
+        let newest = snapshot("newest", "head", Origin::Step, 0);
+        one.record.snapshots.push(newest);
+        inventory
+            .envs
+            .insert(format!("env{name}").as_str().into(), one);
+    }
+    let plan = plan(&inventory, &Limits::default(), Some(u64::MAX));
+    let snapshots = plan.items.iter();
+    let snapshots = snapshots.filter(|item| matches!(item.what, GcTarget::Snapshot { .. }));
+    assert_eq!(snapshots.count(), 10_000 + 3);
+}
+
 #[test]
 fn what_is_large_and_cheap_goes_with_what_stands_on_it() {
     let mut inventory = inventory();
