@@ -14,6 +14,7 @@ pub(crate) mod layout_files;
 mod manifest;
 mod reference;
 mod registry;
+mod retry;
 mod token_server;
 
 use std::collections::BTreeMap;
@@ -35,8 +36,8 @@ use manifest::{Configuration, Document, MAX_CONFIG, MAX_NESTING, Manifest};
 pub(crate) use manifest::{Descriptor, MAX_MANIFEST, damaged, refused};
 pub(super) use reference::Platform;
 pub(crate) use reference::{Reference, sha256};
-pub use registry::Notice;
 pub(crate) use registry::{Access, Attempts, Operation, Registry, RequestSubject, Tagged, Upload};
+pub use retry::Notice;
 
 /// Parallel downloads. More would only share the same bandwidth.
 const PARALLEL: usize = 4;

@@ -1,6 +1,5 @@
 //! Owns the communication with one registry about one repository: its address, its mirror, logging in, requests.
 
-mod retry;
 mod tags;
 mod upload;
 
@@ -20,14 +19,13 @@ use super::credentials::{self, Login};
 use super::endpoint::Endpoint;
 use super::manifest::{self, Descriptor, MANIFEST_TYPES, MAX_MANIFEST, damaged, refused};
 use super::reference::{Reference, sha256};
-use super::token_server::TokenServer;
+use super::retry::{self, Notice, Patience};
+use super::token_server::{TokenRequest, TokenServer};
 use crate::image::Logins;
 use crate::image::fetch::{self, Body, ByteCounter, Download, Size};
 use crate::sys::checksum::Algorithm;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::ui::size;
-pub use retry::Notice;
-use retry::Patience;
 pub(crate) use upload::{Attempts, Tagged, Upload};
 
 /// The subject of a request.
@@ -343,7 +341,7 @@ impl Registry {
             if response.status() == StatusCode::UNAUTHORIZED && !logged_in {
                 self.log_in(Some(response.headers())).await?;
                 logged_in = true;
-            } else if patience.waits(&response, &self.host, &self.notice).await {
+            } else if patience.waits(&response, &self.who(), &self.notice).await {
                 // The login may have expired meanwhile.
                 logged_in = false;
             } else {
@@ -409,8 +407,12 @@ impl Registry {
                     Operation::Push => "pull,push",
                     Operation::Delete => "pull,delete",
                 };
-                let scope = format!("repository:{}:{actions}", self.repository);
-                let token = server.token(&self.client, &self.base, &scope, login.as_ref());
+                let request = TokenRequest {
+                    scope: format!("repository:{}:{actions}", self.repository),
+                    login: login.as_ref(),
+                    notice: &self.notice,
+                };
+                let token = server.token(&self.client, &self.base, &request);
                 let token = token.await?.ok_or_else(|| self.refusal())?;
                 format!("Bearer {token}")
             }
@@ -433,6 +435,11 @@ impl Registry {
             });
         }
         Ok(value)
+    }
+
+    /// Names the registry in messages.
+    fn who(&self) -> String {
+        format!("registry `{}`", self.host)
     }
 
     fn refusal(&self) -> Error {

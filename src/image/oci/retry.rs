@@ -1,4 +1,4 @@
-//! Owns when a request is sent again that a registry has put off: after 429 and 503, as its `Retry-After` says.
+//! Owns when a request is sent again that a registry or its token server has put off: after 429 and 503, as its `Retry-After` says.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -39,12 +39,12 @@ pub(super) struct Patience {
 
 impl Patience {
     /// Waits if the registry has put the request off, and tells the user; false if it has not, or for too long.
-    pub(super) async fn waits(&mut self, response: &Response, host: &str, notice: &Notice) -> bool {
+    pub(super) async fn waits(&mut self, response: &Response, who: &str, notice: &Notice) -> bool {
         let Some(wait) = self.next(response.status(), asked(response), long_patience()) else {
             return false;
         };
         notice.tell(format!(
-            "registry `{host}` answered {}; waiting {} before the next attempt",
+            "{who} answered {}; waiting {} before the next attempt",
             response.status(),
             size::duration(wait)
         ));

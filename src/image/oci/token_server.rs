@@ -13,8 +13,10 @@ use reqwest::{StatusCode, Url};
 use serde::Deserialize;
 
 use super::credentials::Login;
+use super::retry::{self, Notice, Patience};
 use crate::image::fetch::{self, Body};
 use crate::sys::error::{Error, Result};
+use crate::ui::size;
 
 /// Maximum size of an answer with a token, in bytes. Registries accept no header of this size.
 const MAX_ANSWER: u64 = 1 << 20;
@@ -24,6 +26,14 @@ const MAX_ANSWER: u64 = 1 << 20;
 pub(super) struct TokenServer {
     address: Url,
     service: Option<String>,
+}
+
+/// What a token is requested for, and by whom.
+pub(super) struct TokenRequest<'a> {
+    pub(super) scope: String,
+    pub(super) login: Option<&'a Login>,
+    /// Tells the user that the server lets them wait.
+    pub(super) notice: &'a Notice,
 }
 
 #[derive(Deserialize)]
@@ -70,16 +80,15 @@ impl TokenServer {
         }
     }
 
-    /// Requests a token; `None` if the login is not sufficient.
+    /// Requests a token, and waits if the server asks for that; `None` if the login is not sufficient.
     pub(super) async fn token(
         &self,
         client: &reqwest::Client,
         registry: &Url,
-        scope: &str,
-        login: Option<&Login>,
+        request: &TokenRequest<'_>,
     ) -> Result<Option<String>> {
         let is_open = self.address.scheme() == "http" && self.address.host() != registry.host();
-        if login.is_some() && is_open {
+        if request.login.is_some() && is_open {
             return Err(invalid!(
                 "registry `{}` wants its password sent to `{}` without encryption",
                 place(registry),
@@ -87,14 +96,7 @@ impl TokenServer {
             )
             .help("the registry must name an https address there, or one at its own host"));
         }
-        let asked = tokio::time::timeout(fetch::patience(), self.ask(client, scope, login));
-        let outcome = match asked.await {
-            Ok(outcome) => outcome,
-            Err(_) => Err(unavailable!(
-                "no answer for {} seconds",
-                fetch::patience().as_secs()
-            )),
-        };
+        let outcome = self.ask(client, request).await;
         outcome.map_err(|error| {
             let what = format!(
                 "cannot get a token for registry `{}` from `{}`",
@@ -108,36 +110,56 @@ impl TokenServer {
     async fn ask(
         &self,
         client: &reqwest::Client,
-        scope: &str,
-        login: Option<&Login>,
+        request: &TokenRequest<'_>,
     ) -> Result<Option<String>> {
         let mut address = self.address.clone();
         let mut query = address.query_pairs_mut();
-        query.append_pair("scope", scope);
+        query.append_pair("scope", &request.scope);
         if let Some(service) = &self.service {
             query.append_pair("service", service);
         }
         drop(query);
-        let mut request = client.get(address);
-        if let Some(login) = login {
-            request = request.basic_auth(&login.user, Some(&login.password));
-        }
-        let response = request
-            .send()
-            .await
-            .map_err(|error| unavailable!("it cannot be reached").source(error.without_url()))?;
+        let who = format!("token server `{}`", place(&self.address));
+        let mut patience = Patience::default();
+        let response = loop {
+            let mut sent = client.get(address.clone());
+            if let Some(login) = request.login {
+                sent = sent.basic_auth(&login.user, Some(&login.password));
+            }
+            let response = in_time(async {
+                sent.send().await.map_err(|error| {
+                    unavailable!("it cannot be reached").source(error.without_url())
+                })
+            });
+            let response = response.await?;
+            if !patience.waits(&response, &who, request.notice).await {
+                break response;
+            }
+        };
         match response.status() {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => return Ok(None),
             status if !status.is_success() => {
-                return Err(unavailable!("it answered {status}"));
+                let wait = retry::asked(&response);
+                let wait = wait.map(|wait| format!(", and asks to wait {}", size::duration(wait)));
+                let wait = wait.unwrap_or_default();
+                return Err(unavailable!("it answered {status}{wait}"));
             }
             _ => {}
         }
-        let answer = Body::new(response, "token").whole(MAX_ANSWER).await?;
+        let answer = in_time(Body::new(response, "token").whole(MAX_ANSWER)).await?;
         // The parser's own error could quote a token.
         let answer: Answer =
             serde_json::from_slice(&answer).map_err(|_| invalid!("its answer has none"))?;
         Ok(Some(answer.token))
+    }
+}
+
+/// Waits for an answer as long as for any other of a registry.
+async fn in_time<T>(answer: impl Future<Output = Result<T>>) -> Result<T> {
+    let patience = fetch::patience();
+    match tokio::time::timeout(patience, answer).await {
+        Ok(outcome) => outcome,
+        Err(_) => Err(unavailable!("no answer for {} seconds", patience.as_secs())),
     }
 }
 

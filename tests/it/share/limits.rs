@@ -130,18 +130,24 @@ fn a_registry_without_streams_gets_whole_layers() {
 }
 
 #[test]
-fn a_token_that_ends_before_a_layer_is_replaced() {
+fn a_token_server_is_waited_for_and_a_token_that_ends_before_a_layer_is_replaced() {
     let two = Two::new(TestStore::new(), TestStore::new());
     let name = two.profile(ONE);
     two.one.rockenv(&["up", name]).ok();
     let (counter, late) = counted();
-    let (issued, ended, uploads) = (
+    let (asked, issued, ended, uploads) = (
+        AtomicUsize::new(0),
         AtomicUsize::new(0),
         AtomicUsize::new(0),
         AtomicUsize::new(0),
     );
     let proxy = Proxy::start(&two.registry.host, move |head| {
         if head.starts_with("GET /token?") {
+            match asked.fetch_add(1, Ordering::Relaxed) {
+                0 => return says(429, "retry-after: 1\r\n"),
+                1 => return says(503, ""),
+                _ => {}
+            }
             let number = issued.fetch_add(1, Ordering::Relaxed) + 1;
             return Fault::Says(200, String::new(), format!(r#"{{"token":"t{number}"}}"#));
         }
@@ -170,7 +176,13 @@ fn a_token_that_ends_before_a_layer_is_replaced() {
     });
     two.with(&two.one, &["push", name], &proxy.repository())
         .ok()
-        .says(&["1 snapshots at", "2 layers sent"]);
+        .says(&[
+            "warning: token server `127.0.0.1:",
+            "answered 429 Too Many Requests; waiting 1",
+            "answered 503 Service Unavailable; waiting",
+            "1 snapshots at",
+            "2 layers sent",
+        ]);
     assert!(late.load(Ordering::Relaxed) > 0);
     two.run(&two.other, &["up", name, "--pull"])
         .ok()

@@ -7,9 +7,9 @@ use reqwest::header::{CONTENT_LENGTH, CONTENT_TYPE, LOCATION};
 use reqwest::{RequestBuilder, Response, StatusCode, Url};
 use sha2::{Digest as _, Sha256};
 
-use super::retry::Patience;
 use super::{Registry, digest_of, header};
 use crate::image::oci::manifest::damaged;
+use crate::image::oci::retry::Patience;
 use crate::sys::error::{Error, Result};
 
 /// How often a registry is asked for what it has just stored.
@@ -146,7 +146,7 @@ impl Registry {
             return Ok(true);
         }
         let patience = &mut attempts.patience;
-        let waits = patience.waits(response, &self.host, &self.notice).await;
+        let waits = patience.waits(response, &self.who(), &self.notice).await;
         attempts.logged_in &= !waits;
         Ok(waits)
     }
