@@ -324,9 +324,10 @@ fn what_cannot_be_planned_is_said_and_the_others_are_built() {
 }
 
 #[test]
-fn options_for_each_up_may_name_a_last_step_or_one_to_run_again() {
+fn options_for_each_up_may_name_a_last_step_or_one_to_run_again_or_a_file() {
     let store = TestStore::new();
     steps(&store, STEPS);
+    let rows = store.work().join("rows.jsonl");
     let asked = |option: &str, step: &str| {
         let up = store.rockenv(&matrix(&store, &["--", option, step])).ok();
         serde_json::from_str::<Value>(&up.text()).unwrap()
@@ -335,6 +336,11 @@ fn options_for_each_up_may_name_a_last_step_or_one_to_run_again() {
     assert_eq!(store.ran(), ["one", "two"], "{json:#}");
     asked("--until", "own");
     assert_eq!(store.ran(), TARGETS);
+    asked("--metrics", rows.to_str().unwrap());
+    let rows = fs::read_to_string(rows).unwrap();
+    for target in TARGETS {
+        assert!(rows.contains(&format!("\"target\":\"{target}\"")), "{rows}");
+    }
     // Each of them runs it again, and nobody for others.
     let json = asked("--rerun", "two");
     assert_eq!(json["common"], serde_json::json!([]));

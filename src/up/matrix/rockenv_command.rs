@@ -101,9 +101,9 @@ impl RockenvCommand<'_> {
             .args(self.options))
     }
 
-    /// Returns what `up` would do: the env's name, and its steps.
+    /// Returns what `up` would do: the env's name, and its steps. Not by `plan`, which lacks some of the options.
     pub(super) fn plan(&self, cell: &Cell) -> Result<EnvPlan> {
-        let program = self.program("plan", cell)?.arg("--json");
+        let program = self.program("up", cell)?.args(["--dry-run", "--json"]);
         let text = program.output(PLAN_LIMIT, self.cancel.flag(), &mut |event| {
             if let process::Event::Tick = event {
                 self.cancel.poll();
