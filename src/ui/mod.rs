@@ -223,8 +223,7 @@ impl Ui {
     /// Writes text that has been through another `Ui`, in place of the `before` lines that this wrote last. Returns its
     /// number of lines on the screen.
     pub(crate) fn redraw(&self, text: &str, before: usize) -> usize {
-        let columns = rustix::termios::tcgetwinsize(io::stdout())
-            .map_or(80, |size| usize::from(size.ws_col.max(1)));
+        let columns = columns();
         let rows: usize = text
             .lines()
             .map(|line| console::measure_text_width(line).div_ceil(columns).max(1))
@@ -262,9 +261,12 @@ impl Ui {
         self.write_out(format!("  {word}  {lines}\n").as_bytes());
     }
 
-    /// Writes a table; the header is bold if colour is on.
+    /// Writes a table; the header is bold if colour is on. On a terminal the last column is wrapped.
     pub(crate) fn table(&self, table: &Table) {
-        let text = table.render();
+        let text = match self.settings.terminals.stdout {
+            true => table.on_screen(columns()).render(),
+            false => table.render(),
+        };
         let on = self.settings.color(self.settings.terminals.stdout);
         match text.split_once('\n') {
             Some((header, rows)) if on => {
@@ -488,6 +490,14 @@ impl Messages {
 
 fn is_yes(answer: &str) -> bool {
     matches!(answer.trim().to_lowercase().as_str(), "y" | "yes")
+}
+
+/// Returns the width of the terminal that output goes to.
+fn columns() -> usize {
+    let size = rustix::termios::tcgetwinsize(io::stdout());
+    let columns = size.map_or(0, |size| usize::from(size.ws_col));
+    // A serial console does not know.
+    if columns == 0 { 80 } else { columns }
 }
 
 #[cfg(test)]

@@ -31,11 +31,17 @@ impl Table {
         }
     }
 
-    /// Wraps the last column so that lines fit in so many columns.
+    /// Wraps the last column so that lines fit in so many columns, however wide the screen is.
     #[must_use]
     pub(crate) fn within(mut self, columns: usize) -> Self {
         self.within = Some(columns);
         self
+    }
+
+    /// Returns the table for a screen of so many columns.
+    pub(super) fn on_screen(&self, columns: usize) -> Self {
+        let within = self.within.unwrap_or(columns);
+        self.clone().within(within)
     }
 
     /// Adds a row; cells beyond the header are dropped, missing ones are empty.
@@ -67,11 +73,14 @@ impl Table {
         let Some((within, last)) = self.within.zip(self.header.len().checked_sub(1)) else {
             return self.rows.clone();
         };
+        let width = |at: usize| {
+            let lines = std::iter::once(&self.header).chain(&self.rows);
+            lines.map(|line| line[at].width()).max().unwrap_or(0)
+        };
         let before: usize = (0..last)
-            .map(|at| {
-                let lines = std::iter::once(&self.header).chain(&self.rows);
-                lines.map(|line| line[at].width()).max().unwrap_or(0) + 2
-            })
+            .map(width)
+            .filter(|&width| width > 0)
+            .map(|width| width + 2)
             .sum();
         let columns = within.saturating_sub(before).max(NARROW);
         let mut rows = Vec::new();
@@ -146,6 +155,15 @@ mod tests {
         configure  the input `src` and
                    the script changed
         test       new
+        ");
+        assert_eq!(table.on_screen(200).render(), table.render());
+        // An empty column takes no room.
+        let mut table = Table::new(["what", "", "why"]);
+        table.row(["env a", "", "`rockenv rm a` frees 600.0 KiB"]);
+        insta::assert_snapshot!(table.on_screen(29).render(), @r"
+        what   why
+        env a  `rockenv rm a` frees
+               600.0 KiB
         ");
     }
 }
