@@ -25,6 +25,7 @@ impl Row {
             cost: Cost::default(),
             cache_hits: None,
             cache_misses: None,
+            slurm_job: None,
         }
     }
 }

@@ -45,6 +45,9 @@ pub(crate) struct Row {
     /// ccache's misses meanwhile.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_misses: Option<u64>,
+    /// Slurm's job that it ran in: `JobIDRaw` of `sacct`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slurm_job: Option<String>,
 }
 
 /// The file that rows are appended to.
@@ -52,29 +55,32 @@ pub(crate) struct Row {
 pub(crate) struct Rows {
     path: PathBuf,
     file: fs::File,
+    slurm_job: Option<String>,
     /// Steps that have a row: the next plan of the same command finds a step that has just run.
     written: Mutex<BTreeSet<String>>,
 }
 
 impl Rows {
-    /// Opens the file, before the build that it is about.
-    pub(crate) fn open(path: &Path) -> Result<Self> {
+    /// Opens the file, before the build that it is about, in that job of Slurm.
+    pub(crate) fn open(path: &Path, slurm_job: Option<&str>) -> Result<Self> {
         let help = "--metrics FILE, in an existing directory";
         let place = FilePlace::new(caller(), path).map_err(|error| error.help(help))?;
         Ok(Self {
             path: path.to_owned(),
             file: place.append()?,
+            slurm_job: slurm_job.map(str::to_owned),
             written: Mutex::default(),
         })
     }
 
     /// Adds a row; a hit gets one only if the step has none yet.
-    pub(crate) fn add(&self, row: &Row) -> Result<()> {
+    pub(crate) fn add(&self, mut row: Row) -> Result<()> {
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
         if !written.insert(row.step.clone()) && row.outcome == Outcome::Hit {
             return Ok(());
         }
-        let mut line = serde_json::to_vec(row)
+        row.slurm_job.clone_from(&self.slurm_job);
+        let mut line = serde_json::to_vec(&row)
             .map_err(|error| unexpected!("cannot encode metrics").source(error))?;
         line.push(b'\n');
         (&self.file)
@@ -102,6 +108,7 @@ mod tests {
             cost: Cost::default(),
             cache_hits: None,
             cache_misses: None,
+            slurm_job: None,
         }
     }
 
@@ -110,9 +117,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("rows");
         for _ in 0..2 {
-            let rows = Rows::open(&path).unwrap();
-
-            rows.add(&row("a", Outcome::Hit)).unwrap();
+            let rows = Rows::open(&path, Some("7")).unwrap();
+            rows.add(row("a", Outcome::Hit)).unwrap();
             let ran = Row {
                 jobs: Some(4),
                 cost: Cost {
@@ -121,10 +127,10 @@ mod tests {
                 },
                 ..row("b", Outcome::Failed)
             };
-            rows.add(&ran).unwrap();
-            rows.add(&ran).unwrap();
-            rows.add(&row("a", Outcome::Hit)).unwrap();
-            rows.add(&row("b", Outcome::Hit)).unwrap();
+            rows.add(ran.clone()).unwrap();
+            rows.add(ran.clone()).unwrap();
+            rows.add(row("a", Outcome::Hit)).unwrap();
+            rows.add(row("b", Outcome::Hit)).unwrap();
         }
         let text = fs::read_to_string(&path).unwrap();
         let rows: Vec<Row> = text
@@ -134,7 +140,13 @@ mod tests {
         let steps: Vec<&str> = rows.iter().map(|row| row.step.as_str()).collect();
         assert_eq!(steps, ["a", "b", "b", "a", "b", "b"]);
         assert_eq!((rows[1].cost.wall_ms, rows[1].jobs), (3, Some(4)));
+        assert!(rows.iter().all(|row| row.slurm_job.as_deref() == Some("7")));
         let missing = directory.path().join("none/rows");
-        assert!(Rows::open(&missing).unwrap_err().help_text().is_some());
+        assert!(
+            Rows::open(&missing, None)
+                .unwrap_err()
+                .help_text()
+                .is_some()
+        );
     }
 }

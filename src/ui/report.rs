@@ -75,7 +75,7 @@ impl Reporter {
 
     /// Records a step's cost, if requested. A failure to write the file must not stop the build.
     pub(crate) fn measured(&self, row: impl FnOnce() -> Row) {
-        if let Some(Err(error)) = self.metrics.as_ref().map(|rows| rows.add(&row())) {
+        if let Some(Err(error)) = self.metrics.as_ref().map(|rows| rows.add(row())) {
             self.warn(error.chain().join(": "));
         }
     }

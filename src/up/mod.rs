@@ -72,7 +72,11 @@ pub(crate) fn up(
     let selection = args.plan.select(cx, "up")?;
     check_rights(cx, args, &selection)?;
     let store = cx.store()?;
-    let metrics = args.metrics.as_deref().map(Rows::open).transpose()?;
+    let slurm_job = cx.config.host_variable("SLURM_JOB_ID");
+    let metrics = args.metrics.as_deref();
+    let metrics = metrics
+        .map(|path| Rows::open(path, slurm_job))
+        .transpose()?;
     check_inputs(cx, args, &selection, &store)?;
     let signals = Signals::take()?;
     let reporter = cx.ui.reporter(args.format()).with_metrics(metrics);

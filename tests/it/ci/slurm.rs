@@ -269,9 +269,11 @@ fn what_is_common_is_a_job_and_each_env_a_task() {
     run(slurm.tool("scancel").arg("--user=root"));
     assert!(slurm.ended().iter().all(|job| job.ends_with("CANCELLED")));
 
-    let submitted = submit(&store, &slurm, &["--gres", "gpu:1", "--timeout", "30"])
-        .ok()
-        .text();
+    let rows = store.work().join("rows.jsonl");
+    let options = ["--gres", "gpu:1", "--timeout", "30"];
+    let measured = ["--", "--metrics", rows.to_str().unwrap()];
+    let submitted = submit(&store, &slurm, &[&options[..], &measured].concat());
+    let submitted = submitted.ok().text();
     let names: Vec<String> = submitted
         .lines()
         .map(|line| line.split(' ').next().unwrap().replace(store.env(), "E"))
@@ -304,6 +306,15 @@ fn what_is_common_is_a_job_and_each_env_a_task() {
         "{ended:?}"
     );
     assert_eq!(store.ran(), ["gfx1103", "gfx1201", "one", "two"]);
+    // Each row names a job of those that ran.
+    let rows = fs::read_to_string(rows).unwrap();
+    let jobs = slurm.jobs();
+    assert!(rows.lines().count() > 3, "{rows}");
+    for row in rows.lines() {
+        let row: serde_json::Value = serde_json::from_str(row).unwrap();
+        let id = format!("JobId={} ", row["slurm_job"].as_str().unwrap());
+        assert!(jobs.iter().any(|job| job.starts_with(&id)), "{id} {jobs:?}");
+    }
     for job in slurm.jobs().iter().filter(|job| !job.contains("CANCELLED")) {
         assert!(
             job.contains("MinMemoryNode=100M") && job.contains("TimeLimit=00:30:00"),
