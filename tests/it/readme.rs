@@ -174,7 +174,13 @@ fn refused(line: &str, named: bool) -> Option<String> {
     for word in words.iter_mut().filter(is_placeholder) {
         word.make_ascii_lowercase();
     }
-    match Cli::try_parse_from(&words) {
+    // What a matrix hands on is for `up`.
+    let ups = match words.get(1).is_some_and(|verb| verb == "matrix") {
+        true => words.split(|word| word == "--").nth(1).unwrap_or_default(),
+        false => &[],
+    };
+    let up = [&["rockenv".to_owned(), "up".to_owned()], ups].concat();
+    match Cli::try_parse_from(&words).and_then(|_| Cli::try_parse_from(up)) {
         Err(error) if named && error.kind() == ErrorKind::MissingRequiredArgument => None,
         Err(error) if named && error.kind() == ErrorKind::MissingSubcommand => None,
         Err(error) if error.use_stderr() => Some(error.to_string()),
@@ -214,6 +220,8 @@ fn commands_parse() {
         .is_none()
     );
     assert!(refused("rockenv no-such-command", true).is_some());
+    assert!(refused("rockenv matrix up gfx1100 -- --until a", false).is_none());
+    assert!(refused("rockenv matrix up gfx1100 -- --nonsense", false).is_some());
     let found: Vec<&str> = commands("cat x | rockenv ls; eval \"$(sudo rockenv env e)\"").collect();
     assert_eq!(
         found,
