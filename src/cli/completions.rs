@@ -18,7 +18,7 @@ use clap_complete::env::Shells;
 use crate::cli::help;
 use crate::image::catalog;
 use crate::plan::ids::EnvName;
-use crate::plan::resolve::choose;
+use crate::plan::resolve::profile_or_target;
 use crate::profile::{self, hook};
 use crate::rocm::target;
 use crate::store::Store;
@@ -300,7 +300,7 @@ fn profile_steps(config: &Config, words: &[String]) -> Result<Vec<CompletionCand
     let names = || listed.iter().map(|profile| profile.name.as_str());
     let mut steps = Vec::new();
     for word in words.iter().skip(3).filter(|word| !word.starts_with('-')) {
-        if let Ok(request) = choose(word, &[], None, names()) {
+        if let Ok(request) = profile_or_target(word, &[], None, names()) {
             let found = profile::load(&config.profile_dirs, &request.profile)?;
             steps.extend(found.steps.into_iter().map(|step| step.name));
             break;

@@ -49,7 +49,7 @@ impl ProfileCheck {
         let targets = targets.collect::<Result<Vec<_>>>()?;
         let listed = profile::list(&cx.config.profile_dirs)?;
         let names = listed.iter().map(|profile| profile.name.as_str());
-        let targets = match resolve::choose(what, &targets, None, names) {
+        let targets = match resolve::profile_or_target(what, &targets, None, names) {
             Err(error) if error.kind() == Kind::Usage => return Err(error),
             Ok(request) if request.profile == what => request.targets,
             _ => targets,

@@ -97,7 +97,7 @@ impl Selection {
             None => unnamed(request, targets, &machine)?,
         };
         let names = listed.iter().map(|profile| profile.name.as_str());
-        let named = resolve::choose(what, &targets, request.name, names)
+        let named = resolve::profile_or_target(what, &targets, request.name, names)
             .map_err(|error| perhaps_env(cx, what, error))?;
         let profile = profile::load(&cx.config.profile_dirs, &named.profile)?;
         let file = profile::is_path(&named.profile).then(|| PathBuf::from(&named.profile));

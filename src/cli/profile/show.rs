@@ -34,7 +34,7 @@ pub(super) fn show(cx: &Context, args: &ShowArgs) -> Result<()> {
     }
     let listed = profile::list(&cx.config.profile_dirs)?;
     let names = listed.iter().map(|profile| profile.name.as_str());
-    let request = resolve::choose(&args.what, &[], None, names)?;
+    let request = resolve::profile_or_target(&args.what, &[], None, names)?;
     let profile = profile::load(&cx.config.profile_dirs, &request.profile)?;
     if cx.json {
         let files = profile.files();

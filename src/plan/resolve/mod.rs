@@ -5,13 +5,13 @@
 
 mod chain;
 mod choices_in_effect;
-mod choose;
 pub(crate) mod component_targets;
 mod hooks;
 mod image_env;
 mod inputs;
 mod key;
 mod key_differences;
+mod profile_or_target;
 mod spec;
 #[cfg(test)]
 mod tests;
@@ -26,10 +26,10 @@ pub(crate) use crate::plan::resolve::inputs::{BaseImage, Fingerprint, Inputs};
 pub(crate) use crate::plan::resolve::spec::{draft, resolve, volumes};
 pub(crate) use choices_in_effect::{Chosen, choices};
 pub(crate) use choices_in_effect::{by_version, version};
-pub(crate) use choose::{DEFAULT_PROFILE, choose, env_name};
 pub(crate) use hooks::HookFacts;
 pub(crate) use key::StepKey;
 pub(crate) use key_differences::{changed, differing};
+pub(crate) use profile_or_target::{DEFAULT_PROFILE, env_name, profile_or_target};
 use serde::{Deserialize, Serialize};
 
 use crate::plan::ids::{self, EnvName};

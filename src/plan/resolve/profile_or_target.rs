@@ -25,7 +25,7 @@ pub(crate) struct Request {
 }
 
 /// Interprets `up ARGUMENT --target T... --name N`; `profiles` are the names of existing profiles.
-pub(crate) fn choose<'a>(
+pub(crate) fn profile_or_target<'a>(
     argument: &str,
     targets: &[Target],
     name: Option<&str>,
@@ -156,7 +156,7 @@ mod tests {
         flags: &[&str],
         name: Option<&str>,
     ) -> Result<(String, String, Option<String>)> {
-        let request = choose(argument, &targets(flags), name, PROFILES)?;
+        let request = profile_or_target(argument, &targets(flags), name, PROFILES)?;
         Ok((
             request.profile,
             format!("{:?}", request.targets),
