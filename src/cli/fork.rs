@@ -19,13 +19,20 @@ pub struct ForkArgs {
 
 pub(crate) fn fork(cx: &Context, args: &ForkArgs) -> Result<()> {
     let store = cx.store_to_change("forking an env")?;
+    let taken = || {
+        usage!("env `{}` exists already", args.new).help(format!(
+            "rockenv fork {} NEW, with a name that is free",
+            args.env
+        ))
+    };
+    if args.env == args.new {
+        return Err(taken());
+    }
     let mut from = store.lock_known(&args.env, "fork", lock::WAIT)?;
     let mut new = store.lock_env(&args.new, "fork", Duration::ZERO)?;
     new.check_owner()?;
     if new.record().is_some() {
-        return Err(
-            usage!("env `{}` exists already", args.new).help(format!("rockenv rm {}", args.new))
-        );
+        return Err(taken());
     }
     new.fork_from(&mut from)?;
     cx.ui.note(&format!("{}: a copy of {}", args.new, args.env));

@@ -82,7 +82,7 @@ pub struct GlobalArgs {
     /// Print more; repeat for even more
     #[arg(short, long, global = true, hide_short_help = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
-    /// Print errors only
+    /// Print warnings and errors only
     #[arg(short, long, global = true, hide_short_help = true)]
     pub quiet: bool,
     /// Answer questions with yes

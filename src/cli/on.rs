@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser as _};
 
-use crate::cli::{Cli, Command};
+use crate::cli::{Cli, Command, GlobalArgs};
 use crate::remote::{self, Machine, RemoteRequest};
 use crate::sys::error::Result;
 use crate::up::context::Context;
@@ -32,6 +32,33 @@ pub struct OnArgs {
         allow_hyphen_values = true
     )]
     command: Vec<String>,
+}
+
+impl OnArgs {
+    /// Hands the global options on: they are about the command, wherever they stand.
+    pub(crate) fn hand_on(&mut self, global: &GlobalArgs) {
+        let mut words = vec!["--verbose"; global.verbose.into()];
+        let flags = [
+            (global.quiet, "--quiet"),
+            (global.yes, "--yes"),
+            (global.json, "--json"),
+        ];
+        words.extend(
+            flags
+                .iter()
+                .filter(|(is_given, _)| *is_given)
+                .map(|(_, flag)| flag),
+        );
+        let home = global
+            .home
+            .iter()
+            .map(|home| home.to_string_lossy().into_owned());
+        let mut words: Vec<String> = words.into_iter().map(str::to_owned).collect();
+        words.extend(home.flat_map(|home| ["--home".to_owned(), home]));
+        if !self.command.is_empty() {
+            self.command.splice(..0, words);
+        }
+    }
 }
 
 pub(crate) fn on(cx: &Context, args: &OnArgs) -> Result<u8> {

@@ -26,7 +26,7 @@ pub(crate) fn run() -> ExitCode {
     if let Some(code) = own_subcommand().or_else(completions::answer) {
         return code;
     }
-    let cli = match help::parse() {
+    let mut cli = match help::parse() {
         Ok(cli) => cli,
         Err(Unparsed::Meant(error)) => {
             Ui::new(settings(&GlobalArgs::default(), None)).error(&error);
@@ -43,6 +43,9 @@ pub(crate) fn run() -> ExitCode {
             return ExitCode::from(code);
         }
     };
+    if let Command::On(args) = &mut cli.command {
+        args.hand_on(&cli.global);
+    }
     let mut ui = Ui::new(settings(&cli.global, None));
     let result = Config::read().and_then(|(mut config, mut invalid)| {
         // `doctor` shows what is wrong with the machine, whatever is wrong with the configuration.

@@ -130,9 +130,10 @@ fn show_status(cx: &Context, args: &StatusArgs) -> Result<u8> {
         cx.ui.data(&format!("{volume}: {path} {}\n", changed.what));
     }
     if !results.is_empty() {
-        let count = results.len();
         cx.ui.note(&format!(
-            "{count} results in output volumes were changed or removed; to restore missing ones: rockenv up"
+            "{} changed or removed; move changed files away, then: {}",
+            size::count(results.len(), "result"),
+            record.up_command()
         ));
     }
     Ok(code)

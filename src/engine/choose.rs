@@ -60,7 +60,7 @@ pub(crate) enum Reason {
 
 /// Why no engine was found.
 pub(crate) const NONE_HERE: &str =
-    "systemd-nspawn is not installed or needs root, and no service answers";
+    "systemd-nspawn cannot be used, and neither Docker nor Podman answers";
 
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -28,7 +28,8 @@ const SLOTS: u64 = 1 << 40;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Other {
     pub env: String,
-    held: u32,
+    /// Slots that it has.
+    pub held: u32,
     need: Need,
 }
 

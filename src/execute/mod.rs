@@ -41,7 +41,7 @@ pub(crate) use view::{APART, ByHand, file_in_source};
 use crate::plan::ids::{LayerId, StepKey};
 use crate::plan::jobs::Sizing;
 use crate::plan::lockfile::Lockfile;
-use crate::plan::record::{Cost, Outcome, Snapshot, StepRecord};
+use crate::plan::record::{Cost, Origin, Outcome, Snapshot, StepRecord};
 use crate::plan::resolve::Spec;
 use crate::plan::{Action, Plan, PlanStep, Volumes};
 use crate::profile::CopyFiles;
@@ -288,6 +288,7 @@ impl Execution<'_, '_> {
                 let known = self.env.known_record()?.snapshots.iter();
                 let mut known = known.filter(|snapshot| snapshot.layer == layer.id);
                 snapshots.push(Snapshot {
+                    origin: Origin::Step,
                     again: known.any(|snapshot| snapshot.again),
                     ..Snapshot::of(layer, step.name.clone())
                 });

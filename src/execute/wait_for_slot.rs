@@ -34,10 +34,8 @@ pub(super) fn wait_for_slot(
         if !told {
             told = true;
             let others = claim.others()?;
-            let names: Vec<String> = others
-                .iter()
-                .map(|other| format!("`{}`", other.env))
-                .collect();
+            let holders = others.iter().filter(|other| other.held > 0);
+            let names: Vec<String> = holders.map(|other| format!("`{}`", other.env)).collect();
             say(format!(
                 "is waiting for a job slot: all {total} of this machine are in use by {}",
                 names.join(", ")

@@ -77,8 +77,9 @@ impl Store {
     /// Reads an env's resolved spec.
     pub fn spec(&self, name: &EnvName) -> Result<Spec> {
         let path = self.env_dir(name).join(SPEC);
-        let text = if_exists(fs::read_to_string(&path))?
-            .ok_or_else(|| not_found!("env `{name}` has no spec yet").help("rockenv up"))?;
+        let text = if_exists(fs::read_to_string(&path))?.ok_or_else(|| {
+            not_found!("env `{name}` has no spec yet").help(format!("rockenv up ... --name {name}"))
+        })?;
         toml::from_str(&text).map_err(|error| {
             unexpected!("`{}` is damaged", path.display())
                 .source(error)

@@ -125,18 +125,17 @@ impl Store {
             layer.is_clean() || (takes_all && !search.clean)
         };
         let named = self.layer(&key.clone().into())?;
-        if named.is_none() && search.reuse == Reuse::Clean {
-            // One of the clean layers with a key has it as its id.
-            return Ok(None);
-        }
         let named = named.filter(|layer| serves(layer));
         if let Some(layer) = named.as_ref()
             && layer.is_kept_at(search.service)
         {
             return Ok(named);
         }
-        let all = self.layers()?.into_iter();
-        let of_key = all.filter(|layer| {
+        // Those with random ids, which are shorter than keys: made while another layer had the key as its id.
+        let ids = self.layer_ids()?.into_iter();
+        let others = ids.filter(|id| id.len() < key.len());
+        let others = others.filter_map(|id| self.layer(&id).ok().flatten());
+        let of_key = others.filter(|layer| {
             layer.key.as_ref() == Some(key) && serves(layer) && self.is_sound(layer)
         });
         let best = of_key.max_by_key(|layer| {

@@ -177,7 +177,7 @@ fn holder_named(path: &Path) -> String {
 
 fn busy(path: &Path, what: &str) -> Error {
     busy!("{what} is held by {}", holder_named(path))
-        .help("wait for it, or stop it with Ctrl-C in its terminal")
+        .help("wait for it, or stop it: Ctrl-C in its terminal, or `rockenv down ENV` for an env")
 }
 
 /// Returns the path of an env's lock file.

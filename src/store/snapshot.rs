@@ -240,8 +240,10 @@ impl LockedEnv<'_> {
         check_name(name)?;
         if self.known_record()?.snapshot(name).is_some() {
             return Err(
-                usage!("env `{}` already has a snapshot `{name}`", self.name())
-                    .help(format!("rockenv snapshot rm {} {name}", self.name())),
+                usage!("env `{}` already has a snapshot `{name}`", self.name()).help(format!(
+                    "rockenv snapshot create {} NAME, with a name that is free",
+                    self.name()
+                )),
             );
         }
         let tree = self.live_tree()?;

@@ -152,6 +152,8 @@ impl RunProgress {
         }
         let left = match unknown {
             0 => size::left(least, most),
+            // A few seconds say nothing about steps of unknown length.
+            _ if least < Duration::from_secs(60) => return text,
             _ => format!("more than {} left", size::duration(least)),
         };
         format!("{text}  {left}")

@@ -187,7 +187,7 @@ impl Context {
         Host::probe()
     }
 
-    /// Asks before something is dropped, on a terminal only: a script has decided already.
+    /// Asks before something is dropped, unless the command comes from a script, which has decided already.
     pub(crate) fn confirm(&self, question: &str) -> Result<()> {
         match self.is_confirmed(question)? {
             true => Ok(()),
@@ -197,8 +197,7 @@ impl Context {
 
     /// Asks the same when something was dropped already.
     pub(crate) fn is_confirmed(&self, question: &str) -> Result<bool> {
-        let terminals = self.ui.settings().terminals;
-        Ok(!terminals.stdin || !terminals.stderr || self.ui.confirm(question)?)
+        Ok(!self.ui.settings().terminals.stdin || self.ui.confirm(question)?)
     }
 
     /// Ends a command that took a snapshot: the background writes it to disk and empties the trash.

@@ -214,7 +214,7 @@ fn build(
     }
     // It is always the same one if the store is damaged.
     let busy = || busy!("base layers keep being removed by another process");
-    Err(missing.unwrap_or_else(|| busy().help("rockenv up")))
+    Err(missing.unwrap_or_else(|| busy().help("run the command again")))
 }
 
 /// How an `up` ended.

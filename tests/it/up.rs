@@ -138,7 +138,7 @@ fn snapshots_roll_back_and_differ() {
         store
             .rockenv(&["snapshot", "create", store.env(), "mine"])
             .exits(2)
-            .says(&["already", "rockenv snapshot rm"]);
+            .says(&["already", "with a name that is free"]);
         let diff = store
             .rockenv(&["snapshot", "diff", store.env(), "three", "mine"])
             .ok()

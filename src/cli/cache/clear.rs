@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use crate::store::Store;
+use crate::store::{Store, check_name};
 use crate::sys::error::Result;
 use crate::ui::size;
 use crate::up::context::Context;
@@ -27,6 +27,13 @@ pub(super) fn clear(cx: &Context, args: &ClearArgs) -> Result<()> {
     if names.is_empty() {
         cx.ui.note("there are no caches");
         return Ok(());
+    }
+    let known = store.caches()?;
+    for name in &names {
+        check_name(name)?;
+    }
+    if let Some(unknown) = names.iter().find(|name| !known.contains_key(*name)) {
+        return Err(not_found!("no cache `{unknown}`").help("rockenv cache ls"));
     }
     cx.confirm(&format!("empty {}?", names.join(", ")))?;
     for name in &names {

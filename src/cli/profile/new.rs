@@ -47,9 +47,8 @@ pub(super) fn new(cx: &Context, args: &NewArgs) -> Result<()> {
     }
     place.put(text.as_bytes(), 0o644, None, Existing::Refuse)?;
     cx.ui.note(&format!(
-        "wrote {}; next: rockenv profile check {}",
-        path.display(),
-        args.name
+        "wrote {0}; next: rockenv profile check {0}",
+        path.display()
     ));
     Ok(())
 }

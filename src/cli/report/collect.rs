@@ -93,7 +93,14 @@ fn summary(record: &Record) -> String {
             step.and_then(|step| step.reason.clone())
                 .unwrap_or_else(|| format!("step `{}` failed", failed.step))
         }
-        (None, _) if record.complete => "every step is done".to_owned(),
+        (None, _) if record.complete => {
+            let steps = record.steps.iter();
+            let skipped = steps.filter(|step| step.outcome == Outcome::Skipped);
+            match skipped.count() {
+                0 => "every step is done".to_owned(),
+                skipped => format!("done; {} skipped", size::count(skipped, "step")),
+            }
+        }
         (None, 1) => "1 step is left to do".to_owned(),
         (None, left) => format!("{left} steps are left to do"),
     }

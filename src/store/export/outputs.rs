@@ -126,18 +126,18 @@ impl OutputsExport<'_> {
             let paths = results.listing.entries.keys();
             left.extend(paths.map(|path| Path::new(volume).join(path)));
         }
-        let name = env.name();
+        let (name, up) = (env.name(), env.known_record()?.up_command());
         for difference in store.differences(head, spec, true)? {
             let place = Path::new(&difference.volume).join(&difference.path);
             match (&difference.state, difference.state.words()) {
                 (_, None) => {}
                 _ if !left.contains(&place) => {}
                 (ResultState::Missing, _) => (self.warn)(&format!(
-                    "`{}`, written by a step of env `{name}`, is missing from its output: `rockenv up` restores it",
+                    "`{}`, written by a step of env `{name}`, is missing from its output: `{up}` restores it",
                     place.display()
                 )),
                 (ResultState::Unlinked, Some(what)) => (self.warn)(&format!(
-                    "`{}`, written by a step of env `{name}`, {what}: `rockenv up` links it again",
+                    "`{}`, written by a step of env `{name}`, {what}: `{up}` links it again",
                     place.display()
                 )),
                 (_, Some(what)) => {
@@ -153,7 +153,7 @@ impl OutputsExport<'_> {
                                 .display()
                         ),
                     )
-                    .help("move it away: `rockenv up` restores the step's file"));
+                    .help(format!("move it away: `{up}` restores the step's file")));
                 }
             }
         }

@@ -35,6 +35,24 @@ fn a_failed_step_costs_only_itself_and_goes_on_where_it_stopped() {
     });
 }
 
+/// Its layer was not the first with its key.
+#[test]
+fn what_was_built_again_is_found_by_other_envs() {
+    let store = TestStore::new();
+    store.profile("[[step]]\nname = 'one'\nrun = 'true'\n[[step]]\nname = 'two'\nrun = 'true'\n");
+    store.up();
+    for again in [&["--rerun", "one"][..], &["--clean"]] {
+        let up = [&["up", store.env()], again].concat();
+        store.rockenv(&up).ok();
+        let plan = ["plan", store.env(), "--name", "second", "--json"];
+        let plan = store.rockenv(&plan).ok().text();
+        let plan: serde_json::Value = serde_json::from_str(&plan).unwrap();
+        for step in plan["plan"]["steps"].as_array().unwrap() {
+            assert_eq!(step["action"], "hit", "{again:?} {plan:#}");
+        }
+    }
+}
+
 #[test]
 fn rerun_and_until() {
     let store = TestStore::new();
