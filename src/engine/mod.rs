@@ -60,6 +60,8 @@ pub struct Bind {
     pub target: String,
     /// Refuses writes inside.
     pub read_only: bool,
+    /// `source` has no link on the way: one that appears there is not followed.
+    pub is_real: bool,
     /// An overlay on the directory that receives writes, so that the directory stays unchanged.
     pub view: Option<View>,
 }
@@ -108,6 +110,7 @@ impl Container {
             source: source.clone(),
             target,
             read_only: true,
+            is_real: false,
             view: None,
         }));
         Ok(())

@@ -23,6 +23,7 @@ use crate::plan::ids::EnvName;
 use crate::plan::pins;
 use crate::plan::resolve::{Access, Spec, Step, Volume, VolumeKind, VolumeSource};
 use crate::rocm::gpu::Device;
+use crate::store::path_volumes::real_path;
 use crate::store::{LockedEnv, Store, source};
 use crate::sys::account::{self, Rights};
 use crate::sys::atomic::random_id;
@@ -77,6 +78,7 @@ impl ContainerContext<'_> {
             source: self.env.run_dir().join(pins::NAME),
             target: pins::INSIDE.to_owned(),
             read_only: false,
+            is_real: false,
             view: None,
         });
         Ok(container)
@@ -124,6 +126,7 @@ impl ContainerContext<'_> {
                 source: directory,
                 target: target.to_owned(),
                 read_only: false,
+                is_real: false,
                 view: None,
             });
         }
@@ -133,6 +136,7 @@ impl ContainerContext<'_> {
             source: fifo,
             target: jobserver::INSIDE.to_owned(),
             read_only: false,
+            is_real: false,
             view: None,
         });
         let program = run.join(ninja::NAME);
@@ -141,6 +145,7 @@ impl ContainerContext<'_> {
                 source: program,
                 target: ninja::INSIDE.to_owned(),
                 read_only: true,
+                is_real: false,
                 view: None,
             });
         }
@@ -153,10 +158,17 @@ impl ContainerContext<'_> {
                 }
                 None => (directory_of(env, store, spec, volume, sources)?, None),
             };
+            let source = match &volume.source {
+                VolumeSource::Path(path) if source == *path => real_path(spec, path)?,
+                VolumeSource::Path(_) | VolumeSource::Git(_) | VolumeSource::Store => {
+                    fs::canonicalize(source)?
+                }
+            };
             binds.push(Bind {
                 source,
                 target: volume.target.clone(),
                 read_only: volume.access == Access::Ro,
+                is_real: true,
                 view,
             });
         }
@@ -229,6 +241,9 @@ pub(crate) fn directory_of(
     volume: &Volume,
     sources: &BTreeMap<String, PathBuf>,
 ) -> Result<PathBuf> {
+    if let VolumeSource::Path(path) = &volume.source {
+        real_path(spec, path)?;
+    }
     match (volume.kind, &volume.source) {
         (VolumeKind::Build, _) => {
             let id = env.known_record()?.head.volumes.get(&volume.name).cloned();

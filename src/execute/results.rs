@@ -23,7 +23,7 @@ impl Execution<'_, '_> {
             .filter(|volume| volume.access != Access::Ro && step.volumes.contains(&volume.name));
         written
             .map(|volume| {
-                let directory = self.store.output_dir(self.env.name(), volume);
+                let directory = self.store.output_dir(self.spec, volume)?;
                 Ok((volume.name.clone(), Listing::of(&directory)?))
             })
             .collect()
@@ -33,7 +33,7 @@ impl Execution<'_, '_> {
     pub(super) fn refuse_special(&self, before: &Before) -> Result<()> {
         for (name, before) in before {
             if let Some(volume) = self.spec.volume(name) {
-                let directory = self.store.output_dir(self.env.name(), volume);
+                let directory = self.store.output_dir(self.spec, volume)?;
                 results::refuse_special(before, &directory)?;
             }
         }
@@ -63,7 +63,7 @@ impl Execution<'_, '_> {
             let Some(volume) = self.spec.volume(name) else {
                 continue;
             };
-            let directory = self.store.output_dir(self.env.name(), volume);
+            let directory = self.store.output_dir(self.spec, volume)?;
             let earlier = earlier.get(name).map(|results| &results.listing);
             let earlier = earlier.cloned().unwrap_or_default();
             left.keep(&kept, name, &directory, before, &earlier)?;

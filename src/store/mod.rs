@@ -46,6 +46,7 @@ mod lease;
 pub(crate) mod lock;
 mod lock_files;
 mod orphan_snapshots;
+pub(crate) mod path_volumes;
 mod prune_build_tree;
 pub(crate) mod removal;
 pub(crate) mod results;

@@ -31,6 +31,6 @@ fn outputs(store: &Store, name: &EnvName) -> Vec<PathBuf> {
     let Ok(spec) = store.spec(name) else {
         return Vec::new();
     };
-    let places = results::outputs(&spec).map(|volume| store.output_dir(name, volume));
+    let places = results::outputs(&spec).filter_map(|volume| store.output_dir(&spec, volume).ok());
     places.filter(|path| path.exists()).collect()
 }

@@ -38,7 +38,9 @@ impl ResultsSummary {
     pub(crate) fn of(store: &Store, spec: &Spec) -> Self {
         let mut found = Vec::new();
         for volume in outputs(spec) {
-            let path = store.output_dir(&spec.name, volume);
+            let Ok(path) = store.output_dir(spec, volume) else {
+                continue;
+            };
             if fs::read_dir(&path).is_ok_and(|mut entries| entries.next().is_some()) {
                 found.push(OutputDirectory {
                     volume: volume.name.clone(),

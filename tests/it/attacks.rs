@@ -3,6 +3,7 @@
 mod as_caller;
 mod directory;
 mod git;
+mod planted_links;
 mod setuid;
 mod store;
 mod tree;

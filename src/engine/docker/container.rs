@@ -269,12 +269,14 @@ fn body(
             source: program.to_owned(),
             target: nspawn::PROGRAM.to_owned(),
             read_only: true,
+            is_real: false,
             view: None,
         },
         Bind {
             source: agent.to_owned(),
             target: AGENT_DIRECTORY.to_owned(),
             read_only: false,
+            is_real: false,
             view: None,
         },
     ];

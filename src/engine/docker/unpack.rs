@@ -50,6 +50,7 @@ impl Service {
                 source: source.to_owned(),
                 target: target.to_owned(),
                 read_only,
+                is_real: false,
                 view: None,
             };
             mount(&bind, self.flavour)

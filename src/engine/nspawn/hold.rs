@@ -5,13 +5,15 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use fs_err as fs;
+use nix::fcntl::{AT_FDCWD, OFlag, ResolveFlag};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::Signal;
+use nix::sys::stat::{SFlag, fstat};
 use nix::sys::statvfs::{FsFlags, statvfs};
 
 use crate::engine::cgroup::Figures;
@@ -20,6 +22,7 @@ use crate::engine::hold::{
 };
 use crate::engine::wire::ToAgent;
 use crate::engine::{Root, Usage};
+use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::frames;
 use crate::tree::overlay;
@@ -143,13 +146,20 @@ fn with_volumes(mut hold: Hold) -> Result<Hold> {
         }
         let wrong = || format!("cannot mount `{}`", bind.target);
         let at = hold.run.join(format!("{VOLUME}{index}"));
-        match fs::metadata(&bind.source).context(wrong)?.is_dir() {
+        let rules = match bind.is_real && !is_view {
+            true => ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_MAGICLINKS,
+            false => ResolveFlag::empty(),
+        };
+        let opened = beneath::open_by(AT_FDCWD, &bind.source, OFlag::O_PATH, rules);
+        let opened = opened.context(wrong)?;
+        match beneath::kind(&fstat(&opened).context(wrong)?) == SFlag::S_IFDIR {
             true => fs::create_dir_all(&at)?,
             false => drop(fs::File::create(&at)?),
         }
         let none = None::<&str>;
         let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
-        mount(Some(&bind.source), &at, none, flags, none).context(wrong)?;
+        let source = PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()));
+        mount(Some(&source), &at, none, flags, none).context(wrong)?;
         add_flags(&at, MsFlags::MS_NOSUID | MsFlags::MS_NODEV).context(wrong)?;
         bind.source = at;
     }

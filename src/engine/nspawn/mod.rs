@@ -94,6 +94,7 @@ mod tests {
                 source: "/src/a:b\\c".into(),
                 target: "/therock/src".into(),
                 read_only: true,
+                is_real: false,
                 view: None,
             }],
             keep_groups: false,

@@ -142,7 +142,8 @@ impl OutputsExport<'_> {
                 )),
                 (_, Some(what)) => {
                     let volume = spec.volume(&difference.volume);
-                    let directory = volume.map(|volume| store.output_dir(name, volume));
+                    let directory = volume.map(|volume| store.output_dir(spec, volume));
+                    let directory = directory.transpose()?;
                     return Err(Error::new(
                         Kind::Drift,
                         format!(
@@ -253,7 +254,7 @@ fn items(
     }
     let mut items = Vec::new();
     for volume in outputs(spec).filter(|volume| only.is_empty() || only.contains(&volume.name)) {
-        let place = store.output_dir(name, volume);
+        let place = store.output_dir(spec, volume)?;
         if place.is_dir() {
             items.extend(list(&place, Path::new(&volume.name))?);
         }

@@ -14,9 +14,10 @@ use fs_err as fs;
 pub(crate) use step_results::{StepResults, VolumeResults, refuse_special};
 
 use super::Store;
-use crate::plan::ids::{EnvName, LayerId};
+use crate::plan::ids::LayerId;
 use crate::plan::resolve::{Spec, Volume, VolumeKind, VolumeSource};
 use crate::store::export;
+use crate::store::path_volumes::real_path;
 use crate::sys::account::{self, Rights};
 use crate::sys::error::Result;
 use crate::tree::file;
@@ -129,11 +130,13 @@ pub(crate) fn outputs(spec: &Spec) -> impl Iterator<Item = &Volume> {
 }
 
 impl Store {
-    pub fn output_dir(&self, env: &EnvName, volume: &Volume) -> PathBuf {
+    /// Returns the directory of an output volume. Refuses one that a step may have put a link in place of.
+    pub fn output_dir(&self, spec: &Spec, volume: &Volume) -> Result<PathBuf> {
         match &volume.source {
-            VolumeSource::Path(path) => path.clone(),
+            VolumeSource::Path(path) => real_path(spec, path).map(|_| path.clone()),
             VolumeSource::Git(_) | VolumeSource::Store => {
-                self.root.join("outputs").join(env).join(&volume.name)
+                let outputs = self.root.join("outputs");
+                Ok(outputs.join(&spec.name).join(&volume.name))
             }
         }
     }
@@ -178,7 +181,7 @@ impl Store {
             let Some(directory) = spec.volume(&volume) else {
                 continue;
             };
-            let directory = self.output_dir(&spec.name, directory);
+            let directory = self.output_dir(spec, directory)?;
             for (path, entry, layer) in results.entries() {
                 let state = compare(entry, &directory, path, exactly)?;
                 if state != ResultState::Same {
@@ -207,7 +210,7 @@ impl Store {
             let Some(volume) = spec.volume(&name) else {
                 continue;
             };
-            let directory = self.output_dir(&spec.name, volume);
+            let directory = self.output_dir(spec, volume)?;
             let mut comparison = VolumeComparison {
                 ours: self.ours(&name, known)?,
                 directory,
@@ -251,6 +254,9 @@ impl Store {
     pub fn restore_results(&self, plan: RestorePlan, spec: &Spec) -> Result<()> {
         for volume in plan.volumes {
             let directory = &volume.directory;
+            if let Some(volume) = spec.volume(&volume.volume) {
+                self.output_dir(spec, volume)?;
+            }
             let mut writer = match account::caller() {
                 // In a user's own directory, root must not write with more rights than that user has.
                 rights @ Rights::Of(..) if !directory.starts_with(&self.root) => {
@@ -337,7 +343,8 @@ impl VolumeComparison {
         {
             return Ok(());
         }
-        let state = compare(entry, &self.directory, path, false)?;
+        let exactly = self.has_a_double(path, entry);
+        let state = compare(entry, &self.directory, path, exactly)?;
         let mut item = Item {
             path: path.to_owned(),
             entry: entry.clone(),
@@ -407,11 +414,28 @@ impl VolumeComparison {
         Ok(true)
     }
 
-    /// Returns whether a layer of the env has the entry at a path.
+    /// Returns whether a layer of the env has another file of that size and time: not every tool sets a new time.
+    fn has_a_double(&self, path: &Path, entry: &ListingEntry) -> bool {
+        let others = self.ours.iter().filter_map(|ours| ours.entries.get(path));
+        let mut others = others.filter(|other| other.mtime == entry.mtime);
+        others.any(|other| match (&other.content, &entry.content) {
+            (
+                Content::File {
+                    size: a, sha256: x, ..
+                },
+                Content::File {
+                    size: b, sha256: y, ..
+                },
+            ) => a == b && x != y,
+            _ => false,
+        })
+    }
+
+    /// Returns whether a layer of the env has the entry at a path. By content, because it may be replaced then.
     fn has(&self, path: &Path) -> Result<bool> {
         for ours in &self.ours {
             if let Some(entry) = ours.entries.get(path) {
-                match compare(entry, &self.directory, path, false)? {
+                match compare(entry, &self.directory, path, true)? {
                     ResultState::Same | ResultState::Unlinked => return Ok(true),
                     ResultState::Missing
                     | ResultState::Blocked

@@ -151,3 +151,38 @@ fn envs_with_one_directory_for_their_output_do_not_stop_each_other() {
         ]);
     assert_eq!(all(), "another one's\nmore\n");
 }
+
+/// Not every tool sets a new time, and a version often has as many bytes as the last one.
+#[test]
+fn a_file_of_the_same_size_and_time_is_told_apart_by_its_content() {
+    let store = TestStore::new();
+    let env = store.env();
+    store.profile(
+        "[params]\nv = 'AAA'\n[[volume]]\nname = 'out'\nkind = 'output'\ntarget = '/v/out'\n\
+         [[step]]\nname = 'make'\nrun = 'printf %s ${v} > /v/out/f; touch -d @0 /v/out/f'\n",
+    );
+    let is = |env: &str| fs::read_to_string(out(&store, env).join("f")).unwrap();
+    let up = |env: &str, v: &str| {
+        let param = format!("v={v}");
+        store.rockenv(&["up", store.env(), "--param", &param, "--name", env])
+    };
+    // Another env makes what these find later.
+    let envs = ["other", "second", "third"].map(|name| format!("{env}-{name}"));
+    let [other, second, third] = envs.each_ref().map(String::as_str);
+    up(other, "BBB").ok();
+    up(second, "AAA").ok();
+    assert_eq!(is(second), "AAA");
+    up(second, "BBB").ok();
+    assert_eq!(is(second), "BBB");
+    store.rockenv(&["status", second, "--check"]).ok();
+    // A file of the user's that looks like the step's is the user's.
+    up(third, "AAA").ok();
+    let file = out(&store, third).join("f");
+    fs::write(&file, "CCC").unwrap();
+    let opened = fs::File::options().write(true).open(&file).unwrap();
+    let times = std::fs::FileTimes::new().set_modified(std::time::SystemTime::UNIX_EPOCH);
+    opened.file().set_times(times).unwrap();
+    up(third, "BBB").ok().says(&["leaving it as it is"]);
+    assert_eq!(is(third), "CCC");
+    store.rockenv(&["--yes", "rm", other, second, third]).ok();
+}

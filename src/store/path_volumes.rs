@@ -1,0 +1,78 @@
+//! Owns the way to a directory that a profile names by `path`: where links on it lead, and which of them are refused.
+//!
+//! A step can put a link in place of a directory that another volume names, such as `dist` in a source that it may
+//! write to. What is written or read there would be somewhere else on the host.
+
+use std::ffi::OsString;
+use std::path::{Component, Path, PathBuf};
+
+use fs_err as fs;
+
+use crate::plan::resolve::{Access, Spec, VolumeSource};
+use crate::sys::error::Result;
+
+/// As many links as the kernel follows.
+const MOST_LINKS: usize = 40;
+
+/// Returns where a volume's `path` leads. Refuses a link on the way that a step of the env may have made.
+pub(crate) fn real_path(spec: &Spec, path: &Path) -> Result<PathBuf> {
+    let written: Vec<PathBuf> = written_by_steps(spec).collect();
+    let mut at = PathBuf::from("/");
+    let mut left: Vec<OsString> = parts(path);
+    let mut links = 0;
+    while let Some(part) = left.pop() {
+        if part == ".." {
+            at.pop();
+            continue;
+        }
+        let next = at.join(&part);
+        // What is missing or no link is taken as it is.
+        let Ok(target) = fs::read_link(&next) else {
+            at = next;
+            continue;
+        };
+        if written.iter().any(|directory| at.starts_with(directory)) {
+            return Err(invalid!(
+                "`{}` is a link in a directory that steps of env `{}` can write to: a step may have made it",
+                next.display(),
+                spec.name
+            )
+            .help(format!(
+                "replace it by a directory, or write the place that it should lead to in the profile instead of `{}`",
+                path.display()
+            )));
+        }
+        links += 1;
+        if links > MOST_LINKS {
+            return Err(invalid!(
+                "`{}` has too many links on the way",
+                path.display()
+            ));
+        }
+        if target.is_absolute() {
+            at = PathBuf::from("/");
+        }
+        left.extend(parts(&target));
+    }
+    Ok(at)
+}
+
+/// Returns the directories of the host that steps can write to.
+fn written_by_steps(spec: &Spec) -> impl Iterator<Item = PathBuf> {
+    let volumes = spec.volumes.iter();
+    volumes.filter_map(|volume| match (&volume.access, &volume.source) {
+        (Access::Rw, VolumeSource::Path(path)) => fs::canonicalize(path).ok(),
+        (Access::Rw, VolumeSource::Git(_) | VolumeSource::Store) | (Access::Ro, _) => None,
+    })
+}
+
+/// Returns the parts of a path, the first one last.
+fn parts(path: &Path) -> Vec<OsString> {
+    let parts = path.components().rev();
+    let parts = parts.filter_map(|part| match part {
+        Component::Normal(name) => Some(name.to_owned()),
+        Component::ParentDir => Some("..".into()),
+        Component::Prefix(_) | Component::RootDir | Component::CurDir => None,
+    });
+    parts.collect()
+}
