@@ -19,7 +19,7 @@ use crate::store::images::TaskContext;
 use crate::sys::error::{Kind, Result, ResultExt as _};
 
 /// What must stay.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Keep {
     /// Keys of steps and images.
     pub(crate) keys: BTreeSet<String>,
@@ -28,7 +28,7 @@ pub(crate) struct Keep {
 }
 
 /// A tag of a repository.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Tag {
     name: String,
     /// SHA-256 of its manifest.
@@ -36,7 +36,7 @@ struct Tag {
     content: Content,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Content {
     /// A snapshot or an image of rockenv.
     Snapshot {
@@ -78,9 +78,9 @@ pub(crate) struct PrunePlan {
     pub(crate) others: usize,
     /// Bytes of layers that only the removed ones have.
     pub(crate) bytes: u64,
-    /// All tags that were looked at.
+    /// All tags that were looked at, and what they were judged by.
     #[serde(skip)]
-    looked_at: BTreeSet<String>,
+    looked_at: (Vec<Tag>, Keep),
 }
 
 /// Looks at all tags, and decides.
@@ -104,35 +104,80 @@ pub(crate) fn survey(
     .context(|| format!("cannot look at `{repository}`"))
 }
 
-/// Removes what a survey found, except what has got another tag since; returns the number of removed tags.
+/// Removes what a survey found, except what a tag was set on or moved to since, and what that one stands on; returns
+/// the removed tags.
 pub(crate) fn remove(
     repository: &Repository,
     plan: &PrunePlan,
     cx: &mut TaskContext<'_>,
-) -> Result<usize> {
+) -> Result<Vec<Unneeded>> {
     let registry = repository.open(Operation::Delete, cx)?;
     let (counter, aside) = (ByteCounter::default(), tempfile::tempdir()?);
     watched(cx.cancel, &counter, cx.progress, async || {
-        let mut spared = BTreeSet::new();
-        for name in registry.tags().await?.difference(&plan.looked_at) {
-            let found = look(&registry, name.clone(), aside.path()).await?;
-            spared.extend(found.map(|tag| tag.manifest));
-        }
-        let mut gone = BTreeSet::new();
-        let mut count = 0;
-        for tag in &plan.removed {
-            if spared.contains(&tag.manifest) {
-                continue;
-            }
+        let names = registry.tags().await?;
+        let tags = futures_util::stream::iter(names)
+            .map(async |name| look_again(&registry, name, plan, aside.path()).await)
+            .buffered(PARALLEL);
+        let tags: Vec<Result<Option<Tag>>> = tags.collect().await;
+        let tags: Result<Vec<Option<Tag>>> = tags.into_iter().collect();
+        let tags: Vec<Tag> = tags?.into_iter().flatten().collect();
+        let (mut gone, mut removed) = (BTreeSet::new(), Vec::new());
+        for tag in plan.still_unneeded(&tags) {
             // Other tags of the same manifest went with it.
             if gone.insert(&tag.manifest) {
                 registry.delete(&tag.manifest).await?;
             }
-            count += 1;
+            removed.push(tag.clone());
         }
-        Ok(count)
+        Ok(removed)
     })
     .context(|| format!("cannot remove snapshots from `{repository}`"))
+}
+
+/// Looks at one tag after the survey. One that is new or has moved is needed.
+async fn look_again(
+    registry: &Registry,
+    name: String,
+    plan: &PrunePlan,
+    blobs: &std::path::Path,
+) -> Result<Option<Tag>> {
+    let before = plan.looked_at.0.iter().find(|tag| tag.name == name);
+    // A document that is no manifest is looked at again.
+    if let Some(before) = before.filter(|tag| !tag.manifest.is_empty()) {
+        let now = registry.find_tag(&name).await;
+        if let Ok(Some((_, manifest))) = &now
+            && *manifest == before.manifest
+        {
+            return Ok(Some(before.clone()));
+        }
+    }
+    let found = look(registry, name, blobs).await?;
+    Ok(found.map(Tag::needed))
+}
+
+impl PrunePlan {
+    /// Returns what may still be removed, if these are the tags by now.
+    fn still_unneeded(&self, tags: &[Tag]) -> Vec<&Unneeded> {
+        let now = decide(tags, &self.looked_at.1).removed;
+        let removed = self.removed.iter();
+        removed.filter(|tag| now.contains(tag)).collect()
+    }
+}
+
+impl Tag {
+    /// Returns it as one that stays, like a name that a person chose. Signatures keep what they sign.
+    fn needed(mut self) -> Self {
+        match &mut self.content {
+            Content::Snapshot {
+                is_named_by_key, ..
+            } => *is_named_by_key = false,
+            Content::Signature(subject) => {
+                self.content = Content::Other([std::mem::take(subject)].into());
+            }
+            Content::Other(_) => {}
+        }
+        self
+    }
 }
 
 /// Looks at one tag; `None` if it has gone since.
@@ -195,6 +240,11 @@ impl Content {
 /// Decides which tags are not needed.
 fn decide(tags: &[Tag], keep: &Keep) -> PrunePlan {
     let mut needed: BTreeSet<&str> = keep.keys.iter().map(String::as_str).collect();
+    let named = tags.iter().filter_map(|tag| match &tag.content {
+        Content::Other(named) => Some(named.iter().chain([&tag.manifest])),
+        Content::Snapshot { .. } | Content::Signature(_) => None,
+    });
+    let named: BTreeSet<&str> = named.flatten().map(String::as_str).collect();
     for tag in tags {
         if let Content::Snapshot {
             key,
@@ -203,15 +253,18 @@ fn decide(tags: &[Tag], keep: &Keep) -> PrunePlan {
             is_named_by_key,
             ..
         } = &tag.content
-            && (*built >= keep.since || !is_named_by_key || keep.keys.contains(key))
+            && (*built >= keep.since
+                || !is_named_by_key
+                || keep.keys.contains(key)
+                || named.contains(&*tag.manifest))
         {
             needed.extend(holds.iter().map(String::as_str));
         }
     }
-    let mut manifests = BTreeSet::new();
+    let mut manifests = named;
     let mut layers = BTreeSet::new();
     let mut plan = PrunePlan {
-        looked_at: tags.iter().map(|tag| tag.name.clone()).collect(),
+        looked_at: (tags.to_vec(), keep.clone()),
         ..PrunePlan::default()
     };
     let is_needed = |tag: &Tag| match &tag.content {
@@ -230,11 +283,7 @@ fn decide(tags: &[Tag], keep: &Keep) -> PrunePlan {
                 plan.kept += 1;
             }
             Content::Signature(_) => {}
-            Content::Other(named) => {
-                manifests.insert(tag.manifest.as_str());
-                manifests.extend(named.iter().map(String::as_str));
-                plan.others += 1;
-            }
+            Content::Other(_) => plan.others += 1,
         }
     }
     let mut freed = BTreeMap::new();
@@ -375,6 +424,59 @@ mod tests {
         let (names, plan) = removed(&tags, &[], 10);
         assert_eq!(names, ["d"]);
         assert_eq!((plan.kept, plan.others, plan.bytes), (5, 3, 20));
+    }
+
+    #[test]
+    fn what_somebody_else_names_stays_with_all_below() {
+        let tags = [
+            snapshot("i", "mi", &["i"], 1),
+            snapshot("a", "ma", &["i", "a"], 1),
+            snapshot("b", "mb", &["i", "a", "b"], 1),
+            other("index", "my", &["ma"]),
+        ];
+        assert_eq!(removed(&tags, &[], 10).0, ["b"]);
+    }
+
+    #[test]
+    fn what_a_tag_was_moved_to_since_stays_with_all_below() {
+        let surveyed = [
+            snapshot("i", "mi", &["i"], 1),
+            snapshot("recipe-r", "mi", &["i"], 1),
+            snapshot("a", "ma", &["i", "a"], 1),
+            snapshot("b", "mb", &["i", "a", "b"], 1),
+            snapshot("c", "mc", &["i", "c"], 1),
+            signed("mb"),
+            snapshot("nightly", "mn", &["n"], 20),
+            other("index", "my", &[]),
+        ];
+        let plan = removed(&surveyed, &[], 10).1;
+        let still = |changed: Vec<Tag>| {
+            let is_changed = |tag: &&Tag| changed.iter().all(|new| new.name != tag.name);
+            let mut now: Vec<Tag> = surveyed.iter().filter(is_changed).cloned().collect();
+            now.extend(changed.into_iter().map(Tag::needed));
+            let still = plan.still_unneeded(&now).into_iter();
+            still.map(|tag| tag.tag.clone()).collect::<Vec<_>>()
+        };
+        let all = ["sha256-mb.sig", "i", "recipe-r", "a", "b", "c"];
+        assert_eq!(still(Vec::new()), all);
+        // A name, new or not, and that of a recipe.
+        for name in ["nightly", "weekly"] {
+            let moved = snapshot(name, "mb", &["i", "a", "b"], 1);
+            assert_eq!(still(vec![moved]), ["c"]);
+        }
+        assert_eq!(
+            still(vec![snapshot("recipe-r", "mc", &["i", "c"], 1)]),
+            ["sha256-mb.sig", "a", "b"]
+        );
+        // An index of somebody else, and another signature.
+        assert_eq!(still(vec![other("index", "mz", &["mb"])]), ["c"]);
+        let mut again = signed("mc");
+        again.manifest.push_str("-2");
+        let left = ["sha256-mb.sig", "a", "b"];
+        assert_eq!(still(vec![again]), left);
+        // A key whose snapshot was built again.
+        let rebuilt = snapshot("c", "mc-2", &["i", "c"], 20);
+        assert_eq!(still(vec![rebuilt]), left);
     }
 
     #[test]

@@ -47,12 +47,12 @@ pub(super) fn prune(cx: &Context, args: &PruneArgs) -> Result<()> {
     if !cx.json {
         show(cx, &plan);
     }
-    let mut count = 0;
+    let mut removed = plan.removed.clone();
     if !args.dry_run && !plan.removed.is_empty() {
         let tags = size::count(plan.removed.len(), "tag");
         cx.confirm(&format!("remove {tags} from {repository}?"))?;
         let label = format!("remove from {repository}");
-        count = task.with_progress(Subject::Transfer(&label), |cx| {
+        removed = task.with_progress(Subject::Transfer(&label), |cx| {
             share::remove(&repository, &plan, cx)
         })?;
     }
@@ -60,7 +60,7 @@ pub(super) fn prune(cx: &Context, args: &PruneArgs) -> Result<()> {
         return cx.ui.json(&object! {
             schema: "rockenv/cache-prune/1",
             dry_run: args.dry_run,
-            removed: &plan.removed,
+            removed: &removed,
             kept: plan.kept,
             others: plan.others,
             bytes: plan.bytes,
@@ -76,7 +76,7 @@ pub(super) fn prune(cx: &Context, args: &PruneArgs) -> Result<()> {
         ),
         (false, _) => format!(
             "removed {}; {kept}; the registry frees {} when it collects garbage\n",
-            size::count(count, "tag"),
+            size::count(removed.len(), "tag"),
             size::bytes(plan.bytes)
         ),
     });

@@ -176,6 +176,36 @@ fn what_no_env_lock_file_or_recent_build_names_is_removed() {
     assert_eq!(pushed.new.len(), 2);
 }
 
+/// While the question is open, somebody gives another snapshot a name that stays.
+#[test]
+fn what_a_tag_moves_to_meanwhile_stays() {
+    let pushed = Pushed::new();
+    let two = &pushed.two;
+    let repository = two.repository();
+    let named = format!("{repository}:nightly");
+    two.one.rockenv(&["push", two.one.env(), &named]).ok();
+    let (host, old) = (two.registry.host.clone(), pushed.manifest(&pushed.old[1]));
+    let lists = AtomicUsize::new(0);
+    let proxy = Proxy::start(&two.registry.host, move |head| {
+        let is_list = head.contains("/tags/list");
+        // The survey lists the tags once, and the removal once more.
+        if is_list && lists.fetch_add(1, Ordering::Relaxed) == 1 {
+            let head = "content-type: application/vnd.oci.image.manifest.v1+json\r\n";
+            let path = "/v2/team/rocm/manifests/nightly";
+            assert_eq!(http(&host, "PUT", path, head, &old).status, 201);
+        }
+        Fault::None
+    });
+    let tags = pushed.tags();
+    let done = pushed.prune(&two.one, &["--older-than", "1s"], &proxy.repository());
+    assert_eq!(removed(done), [""; 0]);
+    assert_eq!(pushed.tags(), tags);
+    assert_eq!(pushed.digest("nightly"), pushed.digest(&pushed.old[1]));
+    // Nothing moves now: all of it is kept, because the name is.
+    let again = pushed.prune(&two.one, &["--older-than", "1s"], &repository);
+    assert_eq!(removed(again), [""; 0]);
+}
+
 #[test]
 fn a_list_in_pages_is_read_to_its_end() {
     let pushed = Pushed::new();
