@@ -145,8 +145,13 @@ impl Current {
 
     /// Returns whether a file is one of those that were trusted and have not changed since.
     pub(crate) fn covers(&self, file: &Path) -> bool {
-        let covered = |name| file.starts_with(self.directory.join(name));
-        self.counts() && DIRECTORIES.into_iter().any(covered)
+        self.counts() && self.contains(file)
+    }
+
+    /// Returns whether a file is one of those that trust is about.
+    pub(crate) fn contains(&self, file: &Path) -> bool {
+        let contains = |name| file.starts_with(self.directory.join(name));
+        DIRECTORIES.into_iter().any(contains)
     }
 
     /// Removes the keys of its configuration that do not apply, and records them.

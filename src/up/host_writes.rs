@@ -1,15 +1,21 @@
 //! Owns the host directories that the steps of a profile can write to, shown and agreed to before its first `up`.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Component, Path, PathBuf};
 
 use serde::Serialize;
 
 use crate::plan::resolve::{self, Access, VolumeSource};
 use crate::sys::error::Result;
-use crate::sys::trust::{self, Trusted};
+use crate::sys::trust::{self, TrustState, Trusted};
 use crate::up::context::Context;
 use crate::up::select::Selection;
+
+const OUTSIDE: &str = "outside its directory and your home";
+const HOME: &str = "contains your home";
+const HIDDEN: &str = "hidden in your home";
+const NEW: &str = "new in the file, and outside its directory";
 
 /// Host directories that the steps of a profile can write to, before anybody agreed to them.
 #[derive(Debug, Serialize)]
@@ -18,8 +24,14 @@ pub(crate) struct HostWrites {
     file: PathBuf,
     /// All of them.
     pub(crate) writes: BTreeSet<PathBuf>,
-    /// Those neither beside the profile's file nor in the user's home, which `up` asks about.
+    /// Those that `up` asks about.
     pub(crate) asks: Vec<PathBuf>,
+    /// Why it asks, for each of these.
+    #[serde(skip)]
+    reasons: Vec<&'static str>,
+    /// Those that were agreed to before.
+    #[serde(skip)]
+    known: Vec<PathBuf>,
 }
 
 impl HostWrites {
@@ -35,21 +47,30 @@ impl HostWrites {
             return Ok(None);
         }
         let writes = writable(selection)?;
-        let known = Trusted::read(&config.user_dir, &file).unwrap_or_default();
-        if writes.iter().all(|path| known.writes.contains(path)) {
+        let known = Trusted::read(&config.user_dir, &file);
+        // A step may have changed the file since, so what is new there is not what the caller looked at.
+        let is_known = known.is_some()
+            || config.current.state == TrustState::Changed && config.current.contains(&file);
+        let known = known.unwrap_or_default().writes;
+        if writes.iter().all(|path| known.contains(path)) {
             return Ok(None);
         }
-        let home = fs_err::canonicalize(&config.host_home).unwrap_or_default();
-        let inside = |path: &Path| {
-            let beside = file.parent().is_some_and(|parent| path.starts_with(parent));
-            beside || home.parent().is_some() && path.starts_with(&home)
-        };
-        let asks = writes
-            .iter()
-            .filter(|path| !inside(path))
-            .cloned()
-            .collect();
-        Ok(Some(Self { file, writes, asks }))
+        let home = fs_err::canonicalize(&config.host_home).ok();
+        let home = home.as_deref().filter(|home| home.parent().is_some());
+        let beside = file.parent().unwrap_or(&file);
+        let asked = writes.iter().filter(|path| !known.contains(path));
+        let asked = asked.filter_map(|path| {
+            let is_new = is_known && !known.iter().any(|known| differ_in_target(known, path));
+            Some((path.clone(), reason(path, beside, home, is_new)?))
+        });
+        let (asks, reasons) = asked.unzip();
+        Ok(Some(Self {
+            file,
+            writes,
+            asks,
+            reasons,
+            known,
+        }))
     }
 
     /// Returns a sentence for `plan`.
@@ -65,32 +86,73 @@ impl HostWrites {
     }
 }
 
-/// Shows where the steps of a profile that was named by its file can write. Asks about directories that are neither
-/// beside the file nor in the user's home. An answer is remembered.
+/// Shows where the steps of a profile that was named by its file can write. Asks about directories outside of the file's
+/// directory and the user's home, about the home itself and what is hidden there, and about those that are new in a
+/// known file. An answer is remembered.
 pub(crate) fn confirm(cx: &Context, selection: &Selection) -> Result<()> {
-    let Some(HostWrites { file, writes, asks }) = HostWrites::new(cx, selection)? else {
+    let Some(found) = HostWrites::new(cx, selection)? else {
         return Ok(());
     };
     cx.ui.note(&format!(
         "steps of `{}` can write to: {}",
-        file.display(),
-        shown(&writes)
+        found.file.display(),
+        shown(&found.writes)
     ));
-    if !asks.is_empty() {
-        let question = format!(
-            "allow them to write to {}, outside its directory and your home?",
-            shown(&asks)
-        );
+    if !found.asks.is_empty() {
+        let asks = found.asks.iter().zip(&found.reasons);
+        let asks: Vec<String> = asks
+            .map(|(path, reason)| format!("`{}` ({reason})", path.display()))
+            .collect();
+        let question = format!("allow them to write to {}?", asks.join(", "));
         if !cx.ui.confirm(&question)? {
             return Err(usage!("nothing changed"));
         }
     }
+    let mut writes = found.writes;
+    writes.extend(found.known);
     let trusted = Trusted {
-        path: file,
+        path: found.file,
         digest: None,
         writes: writes.into_iter().collect(),
     };
     trusted.write(&cx.config.user_dir)
+}
+
+/// Returns why `up` asks about a directory, if it does. `beside` is the directory of the profile's file, and `is_new`
+/// whether the file was used without this directory before.
+fn reason(path: &Path, beside: &Path, home: Option<&Path>, is_new: bool) -> Option<&'static str> {
+    let is_beside = path.starts_with(beside);
+    let Some(home) = home else {
+        return (!is_beside).then_some(OUTSIDE);
+    };
+    let is_hidden = |below: &Path| {
+        let mut names = below.components();
+        names.any(|name| name.as_os_str().as_bytes().starts_with(b"."))
+    };
+    match path.strip_prefix(home) {
+        _ if home.starts_with(path) => Some(HOME),
+        // Beside a file in the home itself is all of the home.
+        _ if is_beside && !home.starts_with(beside) => None,
+        Ok(below) if is_hidden(below) => Some(HIDDEN),
+        Ok(_) => (is_new && !is_beside).then_some(NEW),
+        Err(_) => (!is_beside).then_some(OUTSIDE),
+    }
+}
+
+/// Returns whether two paths are the same but for names of targets, as a profile's for several targets are.
+fn differ_in_target(one: &Path, other: &Path) -> bool {
+    let without = |path: &Path| {
+        let text = path.to_string_lossy().into_owned();
+        let mut parts = text.split("gfx");
+        let first = parts.next().unwrap_or_default().to_owned();
+        let rest =
+            parts.map(|part| part.trim_start_matches(|digit: char| digit.is_ascii_hexdigit()));
+        [first]
+            .into_iter()
+            .chain(rest.map(str::to_owned))
+            .collect::<Vec<_>>()
+    };
+    without(one) == without(other)
 }
 
 fn shown<'p>(paths: impl IntoIterator<Item = &'p PathBuf>) -> String {
@@ -117,10 +179,90 @@ fn writable(selection: &Selection) -> Result<BTreeSet<PathBuf>> {
 fn without_links(path: &Path) -> Result<PathBuf> {
     let path = std::path::absolute(path)?;
     for there in path.ancestors() {
-        if let Ok(real) = fs_err::canonicalize(there) {
-            let rest = path.strip_prefix(there).unwrap_or(Path::new(""));
+        let Ok(mut real) = fs_err::canonicalize(there) else {
+            continue;
+        };
+        let rest = path.strip_prefix(there).unwrap_or(Path::new(""));
+        if !rest.components().any(|name| name == Component::ParentDir) {
             return Ok(real.join(rest));
         }
+        // Nothing of the rest exists, so `..` leads back; where it leads to may exist again, and be a link.
+        for name in rest.components() {
+            match name {
+                Component::ParentDir => drop(real.pop()),
+                name => real.push(name),
+            }
+        }
+        return without_links(&real);
     }
     Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hidden_and_new_directories_of_the_home_are_asked_about() {
+        for (path, beside, asks, asks_if_new) in [
+            // Beside the file, or below that.
+            ("/home/me/work", "/home/me/work", None, None),
+            ("/home/me/work/.git/hooks", "/home/me/work", None, None),
+            ("/home/me/.local/p/out", "/home/me/.local/p", None, None),
+            ("/srv/work/out", "/srv/work", None, None),
+            // In the home.
+            ("/home/me/out", "/home/me/work", None, Some(NEW)),
+            ("/home/me/out", "/srv/work", None, Some(NEW)),
+            ("/home/me/.ssh", "/home/me/work", Some(HIDDEN), Some(HIDDEN)),
+            ("/home/me/a/.b/c", "/srv/work", Some(HIDDEN), Some(HIDDEN)),
+            // The file is in the home itself, or above.
+            ("/home/me/out", "/home/me", None, None),
+            ("/home/me/.ssh", "/home/me", Some(HIDDEN), Some(HIDDEN)),
+            ("/home/me/.ssh", "/home", Some(HIDDEN), Some(HIDDEN)),
+            ("/home/me", "/home/me", Some(HOME), Some(HOME)),
+            // The home itself, and what it is in.
+            ("/home/me", "/home/me/work", Some(HOME), Some(HOME)),
+            ("/home", "/home/me/work", Some(HOME), Some(HOME)),
+            // Elsewhere.
+            ("/srv/.out", "/home/me/work", Some(OUTSIDE), Some(OUTSIDE)),
+            ("/home/men", "/home/me/work", Some(OUTSIDE), Some(OUTSIDE)),
+        ] {
+            let home = Some(Path::new("/home/me"));
+            let found =
+                [false, true].map(|is_new| reason(path.as_ref(), beside.as_ref(), home, is_new));
+            assert_eq!(found, [asks, asks_if_new], "{path} beside {beside}");
+        }
+        let nowhere = reason("/srv/out".as_ref(), "/work".as_ref(), None, false);
+        assert_eq!(nowhere, Some(OUTSIDE));
+    }
+
+    #[test]
+    fn a_path_leads_back_from_what_does_not_exist() {
+        let place = tempfile::tempdir().unwrap();
+        let real = fs_err::canonicalize(place.path()).unwrap();
+        fs_err::create_dir(real.join("there")).unwrap();
+        std::os::unix::fs::symlink("there", real.join("link")).unwrap();
+        for (path, leads_to) in [
+            ("there/../absent", "absent"),
+            ("there/absent/../../other", "other"),
+            ("absent/../link/new", "there/new"),
+            ("absent/deeper/../../link/../out", "out"),
+        ] {
+            let found = without_links(&real.join(path)).unwrap();
+            assert_eq!(found, real.join(leads_to), "{path}");
+        }
+    }
+
+    #[test]
+    fn another_target_is_no_new_directory() {
+        let differ = |one: &str, other: &str| differ_in_target(one.as_ref(), other.as_ref());
+        assert!(differ("/home/me/out/gfx1103", "/home/me/out/gfx90a"));
+        assert!(differ("/home/me/out-gfx1103/x", "/home/me/out-gfx1201/x"));
+        assert!(!differ("/home/me/out/gfx1103", "/home/me/out"));
+        assert!(!differ("/home/me/out/gfx1103", "/home/me/other/gfx1103"));
+        assert!(!differ(
+            "/home/me/out/gfx1103",
+            "/home/me/out/gfx1103/../.ssh"
+        ));
+    }
 }

@@ -235,6 +235,27 @@ fn what_is_trusted_is_written_with_the_persons_rights() {
     assert_eq!(fs::read_dir(&victim).unwrap().count(), 0);
 }
 
+impl Place {
+    /// Removes all but a file, as trust in the directory would be another question; the user has an image `base`.
+    fn with_base_only(&self) {
+        for name in ["profiles", "images", "hooks"] {
+            fs::remove_dir_all(self.work.join(name)).unwrap();
+        }
+        fs::remove_file(self.work.join("rockenv.toml")).unwrap();
+        let mut images = self.user.home.clone();
+        for name in [".config", "rockenv", "images"] {
+            images.push(name);
+            fs::create_dir(&images).unwrap();
+            std::os::unix::fs::chown(&images, Some(MadeUp::UID), Some(MadeUp::UID)).unwrap();
+        }
+        let recipe = format!(
+            "schema = 1\nprovider = \"directory\"\n[directory]\npath = '{}'\n",
+            crate::support::rootfs().display()
+        );
+        fs::write(images.join("base.toml"), recipe).unwrap();
+    }
+}
+
 /// A file that was named runs its own steps; where these write outside of its directory and the user's home, somebody has to agree.
 #[test]
 fn a_file_says_what_its_steps_can_write_to() {
@@ -272,28 +293,13 @@ fn a_file_says_what_its_steps_can_write_to() {
 #[test]
 fn who_agrees_to_what_a_file_writes_to_is_asked_once() {
     let place = Place::new();
-    // Nothing but the file: trust in the directory would be another question.
-    for name in ["profiles", "images", "hooks"] {
-        fs::remove_dir_all(place.work.join(name)).unwrap();
-    }
-    fs::remove_file(place.work.join("rockenv.toml")).unwrap();
+    place.with_base_only();
     let above = place.work.parent().unwrap();
     let victims = ["one", "two"].map(|name| above.join(name));
     for victim in &victims {
         fs::create_dir(victim).unwrap();
         std::os::unix::fs::chown(victim, Some(MadeUp::UID), Some(MadeUp::UID)).unwrap();
     }
-    let mut images = place.user.home.clone();
-    for name in [".config", "rockenv", "images"] {
-        images.push(name);
-        fs::create_dir(&images).unwrap();
-        std::os::unix::fs::chown(&images, Some(MadeUp::UID), Some(MadeUp::UID)).unwrap();
-    }
-    let recipe = format!(
-        "schema = 1\nprovider = \"directory\"\n[directory]\npath = '{}'\n",
-        crate::support::rootfs().display()
-    );
-    fs::write(images.join("base.toml"), recipe).unwrap();
     let profile = |victim: &std::path::Path| {
         let text = format!(
             "schema = 1\nimage = 'base'\n[[volume]]\nname = 'v'\nkind = 'host'\naccess = 'rw'\ntarget = '/v'\npath = '{}'\n\
@@ -332,6 +338,78 @@ fn who_agrees_to_what_a_file_writes_to_is_asked_once() {
     assert_eq!(code, 2, "{said}");
     assert!(said.contains(victims[1].to_str().unwrap()), "{said}");
     asked("y\r", 0, "nothing to do");
+    let (code, _, said) = place.look(true, &["--home", &home, "rm", "--yes", "x"]);
+    assert_eq!(code, 0, "{said}");
+}
+
+/// A step may write to the directory that its profile's file is in, and so to the file.
+#[test]
+fn what_a_step_adds_to_its_own_file_is_asked_about() {
+    let place = Place::new();
+    place.with_base_only();
+    for name in ["out", ".ssh"] {
+        let directory = place.user.home.join(name);
+        fs::create_dir(&directory).unwrap();
+        std::os::unix::fs::chown(&directory, Some(MadeUp::UID), Some(MadeUp::UID)).unwrap();
+    }
+    let volume = |name: &str, kind: &str, path: &str| {
+        format!(
+            "[[volume]]\nname = '{name}'\nkind = '{kind}'\naccess = 'rw'\ntarget = '/{name}'\npath = '{path}'\n"
+        )
+    };
+    let step = |name: &str, run: &str| format!("[[step]]\nname = '{name}'\nrun = '''{run}'''\n");
+    let head = format!(
+        "schema = 1\nimage = 'base'\n{}",
+        volume("src", "source", ".")
+    );
+    let file = place.work.join("x.toml");
+    let home = place.work.parent().unwrap().join("roots");
+    let home = home.display().to_string();
+    let up = ["--home", &home, "up", "./x.toml"];
+    let add = |path: &str| {
+        let more = format!(
+            "{}{}",
+            volume("h", "host", path),
+            step("two", "touch /h/it")
+        );
+        let one = step(
+            "one",
+            &format!(
+                "cat >> /src/x.toml <<\"E\"\n{}E\n",
+                more.replace('\'', "\"")
+            ),
+        );
+        fs::write(&file, format!("{head}{one}")).unwrap();
+        for path in [&place.work, &file] {
+            std::os::unix::fs::chown(path, Some(MadeUp::UID), Some(MadeUp::UID)).unwrap();
+        }
+        let (code, _, said) = place.look(true, &up);
+        assert_eq!(code, 0, "{said}");
+        assert!(
+            fs::read_to_string(&file)
+                .unwrap()
+                .ends_with(&more.replace('\'', "\""))
+        );
+    };
+    for (path, why) in [
+        ("~/out", "(new in the file, and outside its directory)"),
+        ("~/.ssh", "(hidden in your home)"),
+        ("~", "(contains your home)"),
+        (
+            "absent/../../home/out",
+            "(new in the file, and outside its directory)",
+        ),
+    ] {
+        add(path);
+        let (code, _, said) = place.look(true, &up);
+        assert_eq!(code, 2, "{said}");
+        for part in ["cannot ask", why, "--yes"] {
+            assert!(said.contains(part), "{said}");
+        }
+    }
+    for place in ["out/it", ".ssh/it", "it"].map(|name| place.user.home.join(name)) {
+        assert!(!place.exists());
+    }
     let (code, _, said) = place.look(true, &["--home", &home, "rm", "--yes", "x"]);
     assert_eq!(code, 0, "{said}");
 }
