@@ -6,10 +6,9 @@ use clap::Args;
 
 use crate::engine::docker::Service;
 use crate::plan::ids::{EnvName, StepKey};
-use crate::share::{self, Import, Pulled, Repository, SnapshotRef};
+use crate::share::{self, Import, Pulled, Repository, SnapshotRef, WantedChain};
 use crate::store::history::Reuse;
 use crate::store::{Store, check_name};
-use crate::sys::checksum::is_sha256;
 use crate::sys::error::{Error, Result};
 use crate::sys::signals::Signals;
 use crate::ui::Format;
@@ -81,10 +80,7 @@ impl Asking<'_> {
         let name = repository.single_snapshot().ok_or_else(|| {
             usage!("`{text}` does not name a snapshot").help(format!("rockenv pull {text}:TAG"))
         })?;
-        let wanted = match is_sha256(&name) {
-            true => SnapshotRef::Key(name.clone()),
-            false => SnapshotRef::Named(name.clone()),
-        };
+        let wanted = SnapshotRef::of(&name);
         self.one(store, &repository, &wanted, service)?
             .ok_or_else(|| {
                 not_found!("there is no snapshot `{name}` at `{repository}`").help(format!(
@@ -110,7 +106,9 @@ impl Asking<'_> {
             not_found!("`{repository}` has no snapshot of env `{env}`")
                 .help(format!("rockenv push {env}, on the machine that built it"))
         };
-        let wanted = SnapshotRef::Key(found.ok_or_else(nothing)?.into());
+        let found = found.ok_or_else(nothing)?;
+        let chain = WantedChain::of(&store.spec(env)?, record.image_key.clone(), &found);
+        let wanted = SnapshotRef::Chain(chain.ok_or_else(nothing)?);
         let service = record.service.as_deref();
         let service = service.map(Service::connect).transpose()?;
         let service = service.as_ref();

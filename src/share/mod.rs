@@ -23,7 +23,7 @@ pub(crate) use crate::share::service_image::ServiceImage;
 pub(crate) use key_file::{SigningKey, VerifyingKey};
 pub(crate) use prune::{Keep, PrunePlan, remove, survey};
 pub(crate) use pull::examine;
-pub(crate) use pull::{Pulled, SnapshotRef, available, image, import, pull};
+pub(crate) use pull::{Pulled, SnapshotRef, WantedChain, available, image, import, pull};
 pub(crate) use push::{Pushed, export, push};
 pub(crate) use shareable::Shareable;
 

@@ -12,7 +12,8 @@ use super::place::SnapshotSource;
 use super::{RECIPE, Repository, VerifyingKey, recipe_tag, signature, watched};
 use crate::image::fetch::ByteCounter;
 use crate::image::oci::{Operation, Registry, RequestSubject, sha256};
-use crate::plan::ids::StepKey;
+use crate::plan::ids::{ImageKey, StepKey};
+use crate::plan::resolve::Spec;
 use crate::share::import_layers::Import;
 use crate::store::history::Reuse;
 use crate::store::images::{Image, TaskContext};
@@ -26,6 +27,8 @@ pub(super) const PARALLEL: usize = 4;
 pub(crate) enum SnapshotRef {
     /// The snapshot of a step, or the image, with this key.
     Key(String),
+    /// The snapshot of the last of these steps; without steps, the image.
+    Chain(WantedChain),
     /// The current image of a recipe, by the recipe's digest.
     Recipe(String),
     /// Any snapshot with this name.
@@ -46,27 +49,105 @@ impl SnapshotRef {
     fn tag(&self) -> String {
         match self {
             Self::Key(key) => key.clone(),
+            Self::Chain(chain) => match chain.steps.last() {
+                Some((last, _)) => last.to_string(),
+                None => chain.image.to_string(),
+            },
             Self::Recipe(recipe) => recipe_tag(recipe),
             Self::Named(name) => name.clone(),
         }
     }
 
-    /// Refuses a document that is something else.
+    /// Refuses a document that is something else, or brings more than what is looked for.
     pub(super) fn check(&self, document: &Document) -> Result<()> {
+        let snapshot = &document.snapshot;
+        let tag = self.tag();
         let (wanted, found) = match self {
-            Self::Key(key) => (key.as_str(), document.key()),
-            Self::Recipe(recipe) => (recipe.as_str(), document.snapshot.image.recipe.as_str()),
+            Self::Key(_) | Self::Chain(..) => (tag.as_str(), document.key()),
+            Self::Recipe(recipe) => (recipe.as_str(), snapshot.image.recipe.as_str()),
             Self::Named(_) => return Ok(()),
         };
-        match wanted == found {
-            true => Ok(()),
-            false => Err(Error::new(
+        if wanted != found {
+            return Err(Error::new(
                 Kind::Drift,
-                format!("tag `{}` has unexpected content: {found}", self.tag()),
+                format!("tag `{tag}` has unexpected content: {found}"),
             )
-            .help("the tag was moved; push or export the right snapshot again on the machine that built it")),
+            .help("the tag was moved; push or export the right snapshot again on the machine that built it"));
+        }
+        let image = &snapshot.image.key;
+        let steps = snapshot.steps.iter();
+        let mut steps = steps.map(|step| (step.name.as_str(), &step.key));
+        let unexpected = match self {
+            Self::Chain(chain) if chain.image != *image => {
+                return Err(foreign(&format!(
+                    "snapshot `{tag}` has an unexpected image: {image}"
+                )));
+            }
+            Self::Chain(chain) => chain.unexpected(steps),
+            Self::Recipe(_) => steps.next(),
+            Self::Key(_) | Self::Named(_) => None,
+        };
+        match unexpected {
+            None => Ok(()),
+            Some((name, key)) => Err(foreign(&format!(
+                "snapshot `{tag}` contains a step with an unexpected key: `{name}`, {key}"
+            ))),
         }
     }
+}
+
+/// The steps of a profile up to one that is looked for, and their image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct WantedChain {
+    image: ImageKey,
+    /// With whether other machines may skip the step: it needs a GPU, and is in no later key.
+    steps: Vec<(StepKey, bool)>,
+    /// Names of those that are skipped here. Another machine's have keys that cannot be known here.
+    skipped: Vec<String>,
+}
+
+impl WantedChain {
+    /// Returns an image without steps.
+    pub(crate) fn image(image: ImageKey) -> Self {
+        Self {
+            image,
+            steps: Vec::new(),
+            skipped: Vec::new(),
+        }
+    }
+
+    /// Returns the steps up to the one with the key `last`; `None` if there is none.
+    pub(crate) fn of(spec: &Spec, image: ImageKey, last: &StepKey) -> Option<Self> {
+        let at = spec.steps.iter().position(|step| step.key == *last)?;
+        let steps = spec.steps[..=at].iter();
+        let skipped = spec.skipped.iter();
+        Some(Self {
+            image,
+            steps: steps
+                .map(|step| (step.key.clone(), step.is_in_no_later_key()))
+                .collect(),
+            skipped: skipped.map(|step| step.name.clone()).collect(),
+        })
+    }
+
+    /// Returns the first step that does not belong there: the key of each follows from the one before.
+    fn unexpected<'s>(
+        &self,
+        steps: impl Iterator<Item = (&'s str, &'s StepKey)>,
+    ) -> Option<(&'s str, &'s StepKey)> {
+        let mut wanted = self.steps.iter();
+        let mut steps = steps.filter(|(name, _)| !self.skipped.iter().any(|known| known == name));
+        steps.find(|(_, key)| {
+            let next = wanted.find(|(wanted, may_lack)| wanted == *key || !may_lack);
+            next.is_none_or(|(wanted, _)| wanted != *key)
+        })
+    }
+}
+
+fn foreign(message: &str) -> Error {
+    Error::new(Kind::Drift, message).help(
+        "it is damaged or was tampered with; push or export it again on the machine that built it",
+    )
 }
 
 /// The result of a pull.
@@ -246,6 +327,59 @@ mod tests {
         ] {
             assert_eq!(SnapshotRef::of(name), SnapshotRef::Named(name.to_owned()));
             assert_eq!(SnapshotRef::of(name).tag(), name);
+        }
+    }
+
+    #[test]
+    fn machines_with_and_without_a_gpu_have_the_same_steps_otherwise() {
+        let chain = |steps: &[(&str, bool)], skipped: &[&str]| WantedChain {
+            image: "image".into(),
+            steps: steps
+                .iter()
+                .map(|(key, may_lack)| ((*key).into(), *may_lack))
+                .collect(),
+            skipped: skipped.iter().map(|name| (*name).to_owned()).collect(),
+        };
+        let with = chain(&[("a", false), ("g", true), ("c", false)], &[]);
+        let without = chain(&[("a", false), ("c", false)], &["gpu"]);
+        for (chain, steps, unexpected) in [
+            (
+                &with,
+                &[("one", "a"), ("gpu", "g"), ("three", "c")][..],
+                None,
+            ),
+            (&with, &[("one", "a"), ("three", "c")], None),
+            (
+                &without,
+                &[("one", "a"), ("gpu", "g"), ("three", "c")],
+                None,
+            ),
+            (&without, &[("one", "a"), ("three", "c")], None),
+            (
+                &with,
+                &[("one", "a"), ("gpu", "other"), ("three", "c")],
+                Some("gpu"),
+            ),
+            (
+                &with,
+                &[("one", "a"), ("bank", "b"), ("three", "c")],
+                Some("bank"),
+            ),
+            (&with, &[("bank", "b"), ("one", "a")], Some("bank")),
+            (&with, &[("three", "c")], Some("three")),
+            (&without, &[("gpu", "g"), ("three", "c")], Some("three")),
+            (
+                &without,
+                &[("one", "a"), ("three", "c"), ("bank", "b")],
+                Some("bank"),
+            ),
+        ] {
+            let steps: Vec<(&str, StepKey)> = steps
+                .iter()
+                .map(|(name, key)| (*name, (*key).into()))
+                .collect();
+            let found = chain.unexpected(steps.iter().map(|(name, key)| (*name, key)));
+            assert_eq!(found.map(|(name, _)| name), unexpected, "{steps:?}");
         }
     }
 }

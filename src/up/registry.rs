@@ -11,7 +11,9 @@ use crate::engine::docker::Service;
 use crate::plan::ids::StepKey;
 use crate::plan::resolve::{Engine, Spec};
 use crate::plan::{Action, StepOptions};
-use crate::share::{self, Import, Pulled, Repository, SigningKey, SnapshotRef, VerifyingKey};
+use crate::share::{
+    self, Import, Pulled, Repository, SigningKey, SnapshotRef, VerifyingKey, WantedChain,
+};
 use crate::store::Store;
 use crate::store::history::Reuse;
 use crate::store::images::TaskContext;
@@ -195,7 +197,12 @@ impl<'a> Source<'a> {
         while let Some(key) = self.available(&keys)? {
             let service = gathered.selection.choice.service.as_deref();
             let service = service.map(Service::connect).transpose()?;
-            let wanted = SnapshotRef::Key(key.clone().into());
+            // Without an image there are no keys.
+            let image = gathered.inputs.image.key().cloned();
+            let Some(wanted) = image.and_then(|image| WantedChain::of(spec, image, &key)) else {
+                return Ok(false);
+            };
+            let wanted = SnapshotRef::Chain(wanted);
             if self.pull(store, &wanted, service.as_ref())? {
                 return Ok(true);
             }
@@ -256,7 +263,7 @@ impl<'a> Source<'a> {
 pub(crate) fn wanted_image(selection: &Selection) -> SnapshotRef {
     match &selection.locked {
         None => SnapshotRef::Recipe(selection.recipe.digest()),
-        Some(locked) => SnapshotRef::Key(locked.lock.image.key.to_string()),
+        Some(locked) => SnapshotRef::Chain(WantedChain::image(locked.lock.image.key.clone())),
     }
 }
 

@@ -4,6 +4,7 @@ mod at_once;
 mod ends;
 mod faults;
 mod files;
+mod foreign;
 mod full_registry;
 mod histories;
 mod liar;

@@ -32,7 +32,7 @@ fn run(store: &TestStore, words: &[&str], proxy: &Proxy) -> Ran {
 }
 
 #[track_caller]
-fn assert_nothing(store: &TestStore) {
+pub(super) fn assert_nothing(store: &TestStore) {
     let opened = Store::open_existing(store.home()).unwrap().unwrap();
     assert!(opened.layers().unwrap().is_empty());
     let images = fs::read_dir(store.home().join("images")).unwrap();
@@ -383,15 +383,16 @@ fn a_push_is_done_when_the_registry_has_it() {
 }
 
 /// A snapshot at a registry whose last layer and whose description are changed.
-struct Forged<'a> {
+pub(super) struct Forged<'a> {
     host: &'a str,
-    key: String,
+    /// The tag that is set.
+    pub(super) key: String,
     manifest: Value,
-    config: Value,
+    pub(super) config: Value,
 }
 
 impl<'a> Forged<'a> {
-    fn of(host: &'a str, key: &str) -> Self {
+    pub(super) fn of(host: &'a str, key: &str) -> Self {
         let head = format!("accept: {MANIFEST}\r\n");
         let get = |path: &str| -> Value {
             let answer = http(host, "GET", &format!("/v2/team/rocm/{path}"), &head, b"");
@@ -450,7 +451,7 @@ impl<'a> Forged<'a> {
         *ids.last_mut().unwrap() = format!("sha256:{}", hex(archive)).into();
     }
 
-    fn publish(mut self) {
+    pub(super) fn publish(mut self) {
         let (digest, size) = self.put(self.config.to_string().as_bytes());
         self.manifest["config"]["digest"] = digest.into();
         self.manifest["config"]["size"] = size.into();
