@@ -36,7 +36,7 @@ pub(crate) mod task;
 pub(crate) mod verify;
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::execute::{Ended, ExecutionProgress};
 use crate::plan::ids::EnvName;
@@ -188,12 +188,19 @@ fn build(
     };
     let mut options = options(&args.plan);
     let (mut gone, mut begun) = (0, false);
+    let mut runs = BTreeMap::new();
     let mut missing = None;
     while gone < ATTEMPTS {
         match attempt(&run, &options, selection) {
             Ok(Attempt::Done(finished)) => return Ok(finished),
             Ok(Attempt::Gone) => gone += 1,
             Ok(Attempt::Known(step)) => {
+                let times: &mut usize = runs.entry(step.clone()).or_default();
+                *times += 1;
+                if *times == ATTEMPTS {
+                    let error = unsettled(&step, &selection.name);
+                    return Ok(stopped(error, selection, task));
+                }
                 options = rest(&selection.profile, &step, options);
                 begun = true;
             }
@@ -202,19 +209,32 @@ fn build(
                 gone += 1;
                 missing = Some(error);
             }
-            Err(error) if begun => {
-                return Ok(Finished {
-                    ended: Some(Ended::failed(error, task.signals)),
-                    env: selection.name.clone(),
-                    lacking: String::new(),
-                });
-            }
+            Err(error) if begun => return Ok(stopped(error, selection, task)),
             Err(error) => return Err(error),
         }
     }
     // It is always the same one if the store is damaged.
     let busy = || busy!("base layers keep being removed by another process");
     Err(missing.unwrap_or_else(|| busy().help("run the command again")))
+}
+
+/// Ends an `up` that has run steps.
+fn stopped(error: Error, selection: &Selection, task: Task<'_>) -> Finished {
+    Finished {
+        ended: Some(Ended::failed(error, task.signals)),
+        env: selection.name.clone(),
+        lacking: String::new(),
+    }
+}
+
+/// A step before this one changes its own source whenever it runs, so that both would run forever.
+fn unsettled(step: &str, env: &EnvName) -> Error {
+    let message = format!(
+        "step `{step}` ran {ATTEMPTS} times, because a step before it changes its own source whenever it runs"
+    );
+    Error::new(Kind::StepFailed, message).help(format!(
+        "a step with that source in its `inputs` must leave the same files whenever it runs: rockenv logs {env}"
+    ))
 }
 
 /// How an `up` ended.

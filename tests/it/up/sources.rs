@@ -90,4 +90,12 @@ fn a_step_that_changes_what_it_is_made_from_is_named() {
     let said = ["step 2/2 two", "`src` changed after step `one` began"];
     store.up_with(&steps).says(&said);
     store.up().says(&said);
+    // Keys that are computed after a step are so each time, and never for good.
+    let steps = steps.replace("echo >>", "date +%s%N >")
+        + "[[volume]]\nname = \"build\"\nkind = \"build\"\ntarget = \"/v/build\"\n\
+           [[step]]\nname = \"configure\"\ninputs = [\"src\"]\nfingerprints = \"/v/build\"\nrun = \"true\"\n\
+           [[step]]\nname = \"last\"\nrun = \"true\"\n";
+    store.profile(&steps);
+    let said = "step `configure` ran 5 times, because a step before it changes its own source";
+    store.rockenv(&["up", store.env()]).exits(5).says(&[said]);
 }
