@@ -26,7 +26,7 @@ done
 version=$(sed -n 's/.*"rocm-version": *"\([0-9.]*\)".*/\1/p' version.json)
 case "$version $*" in
 *' -DTHEROCK_AMDGPU_FAMILIES='*) ;;
-7.9.* | 7.1[0-2].*)
+[0-6].* | 7.[0-9].* | 7.1[0-2].*)
     for argument in "$@"; do
         case $argument in
         -DTHEROCK_DIST_AMDGPU_FAMILIES=*)

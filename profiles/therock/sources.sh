@@ -10,17 +10,26 @@ ln -sfn /cache/dvc ~/.cache/therock-dvc
 exec 9>.git/rockenv-fetch.lock
 flock 9
 
+# Patched submodules are commits of their own, and before 7.11 those had the present time: each fetch made others, and the source
+# was never what it had been. The date is that of newer releases.
+export GIT_COMMITTER_DATE='Thu, 1 Jan 2099 00:00:00 +0000'
+
 # What the mirrors have is fetched from them. Not by --reference-dir: with that each submodule goes on reading its objects from the
 # mirror, whose path there is in an env only, and nobody could clear the cache.
 wanted=$(git ls-tree -r HEAD | sed -n 's/^160000 commit \([0-9a-f]*\).*/\1/p')
+names=$(git config --file .gitmodules --get-regexp '^submodule[.].*[.]url$' | sed 's/[.]git$//; s|.*[/ ]||')
 mirrors=/tmp/mirrors.gitconfig
 : >"$mirrors"
 for mirror in $(find /cache/git-mirrors -type d -name '*.git' -prune); do
     url=$(git --git-dir "$mirror" config remote.origin.url) || continue
+    known= name=${url##*/}
+    # Which commit a submodule wants of its own submodules is not known before it is here.
+    printf '%s\n' "$names" | grep -q -x -F -e "${name%.git}" || known=1
     for commit in $wanted; do
-        git --git-dir "$mirror" cat-file -e "$commit" 2>/dev/null || continue
-        git config --file "$mirrors" "url.file://$mirror.insteadOf" "$url"
+        [ -z "$known" ] || break
+        ! git --git-dir "$mirror" cat-file -e "$commit" 2>/dev/null || known=1
     done
+    [ -z "$known" ] || git config --file "$mirrors" "url.file://$mirror.insteadOf" "$url"
 done
 if [ -s "$mirrors" ]; then
     git config --file "$mirrors" include.path ~/.gitconfig
@@ -29,5 +38,7 @@ if [ -s "$mirrors" ]; then
     git config --file "$mirrors" protocol.file.allow always
     GIT_CONFIG_GLOBAL=$mirrors python3 build_tools/fetch_sources.py "$@" 9>&- && exit
     echo "not by the mirrors in /cache/git-mirrors: once more without them" >&2
+    # What was cloned and not checked out is at its commit already, so git would leave it empty.
+    git submodule foreach --quiet --recursive '[ -n "$(ls -A | grep -v -x .git)" ] || git reset --quiet --hard'
 fi
 python3 build_tools/fetch_sources.py "$@" 9>&-

@@ -4,6 +4,7 @@
 mod again;
 mod locked;
 mod mirrors;
+mod scripts;
 mod upstream;
 
 use std::collections::BTreeMap;

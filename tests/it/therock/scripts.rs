@@ -1,0 +1,148 @@
+//! Scripts of the profile alone, with paths below a directory of the test and programs that say how they were called.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::support::loopfs::run;
+use fs_err as fs;
+
+/// Puts the scripts into `opt/` of the directory, with `/therock`, `/cache` and `/tmp` in it.
+fn scripts(directory: &Path) {
+    let opt = directory.join("opt");
+    for made in ["opt", "home", "tmp", "cache", "bin", "therock/build"] {
+        fs::create_dir_all(directory.join(made)).unwrap();
+    }
+    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("profiles/therock");
+    let scripts = fs::read_dir(own).unwrap().map(|entry| entry.unwrap());
+    for script in scripts.filter(|script| script.file_type().unwrap().is_file()) {
+        let mut text = fs::read_to_string(script.path()).unwrap();
+        // The directory itself may be in /tmp.
+        for (from, to) in [
+            ("/opt/rockenv", "DIRECTORY/opt"),
+            ("/therock/", "DIRECTORY/therock/"),
+            ("/cache/", "DIRECTORY/cache/"),
+            ("/tmp/", "DIRECTORY/tmp/"),
+        ] {
+            text = text.replace(from, to);
+        }
+        let text = text.replace("DIRECTORY", directory.to_str().unwrap());
+        fs::write(opt.join(script.file_name()), text).unwrap();
+    }
+}
+
+/// Runs shell code in the directory.
+fn sh(directory: &Path, code: &str) -> String {
+    let path = std::env::var("PATH").unwrap();
+    let path = format!("{}:{path}", directory.join("bin").display());
+    let mut command = Command::new("sh");
+    command.args(["-euc", code]).current_dir(directory);
+    run(command
+        .env("HOME", directory.join("home"))
+        .env("PATH", path)
+        .env("GIT_CONFIG_NOSYSTEM", "1"))
+}
+
+#[test]
+fn a_flag_that_a_script_has_keeps_its_values() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    scripts(directory);
+    let help = "echo 'usage: [--depth DEPTH] [--system-projects A [A ...]] [--dir-mode M]'";
+    fs::write(directory.join("help.sh"), help).unwrap();
+    let words =
+        "--depth 1 --stage all --system-projects half ROCR-Runtime --dir /x --depth=2 --jobs=3";
+    let taken = sh(
+        directory,
+        &format!("sh opt/flags.sh 'sh help.sh' {words} 2>said"),
+    );
+    let taken: Vec<_> = taken.split_whitespace().collect();
+    assert_eq!(
+        taken,
+        [
+            "--depth",
+            "1",
+            "--system-projects",
+            "half",
+            "ROCR-Runtime",
+            "--depth=2"
+        ]
+    );
+    let said = fs::read_to_string(directory.join("said")).unwrap();
+    let left_out = said.lines().filter_map(|line| line.split(' ').next_back());
+    assert_eq!(left_out.collect::<Vec<_>>(), ["--stage", "--dir", "--jobs"]);
+}
+
+/// The commits of a submodule's own submodules are known only when it is there.
+#[test]
+fn mirrors_of_a_submodules_own_submodules_are_used() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    scripts(directory);
+    let made = r#"
+        git init -q -b main checkout
+        cd checkout
+        mkdir build_tools
+        echo 'import os, subprocess, sys
+if "--help" not in sys.argv:
+    print(os.environ["GIT_COMMITTER_DATE"], file=sys.stderr)
+    subprocess.run(["git", "config", "--global", "--get-regexp", "insteadof"])' >build_tools/fetch_sources.py
+        cd ..
+        commit() { git -C "$1" -c user.name=t -c user.email=t@example.org commit -q --allow-empty -m "$2"; }
+        for name in wanted old nested; do
+          git init -q -b main "$name"
+          commit "$name" "$name"
+          git clone -q --mirror "$name" "cache/git-mirrors/ROCm/$name.git"
+          git -C "cache/git-mirrors/ROCm/$name.git" config remote.origin.url "https://example.org/$name.git"
+        done
+        cd checkout
+        for name in wanted old; do
+          printf '[submodule "%s"]\n\tpath = %s\n\turl = ../%s\n' $name $name $name >>.gitmodules
+        done
+        commit=$(git -C ../cache/git-mirrors/ROCm/wanted.git rev-parse HEAD)
+        git add .
+        git update-index --add --cacheinfo "160000,$commit,wanted"
+        git update-index --add --cacheinfo "160000,0123456789012345678901234567890123456789,old"
+        commit . checkout"#;
+    sh(directory, made);
+    let used = sh(directory, "cd checkout; sh ../opt/sources.sh --jobs 8");
+    let used = used.lines().filter_map(|line| line.split(' ').next_back());
+    let mut used: Vec<_> = used.collect();
+    used.sort_unstable();
+    assert_eq!(
+        used,
+        [
+            "https://example.org/nested.git",
+            "https://example.org/wanted.git"
+        ]
+    );
+}
+
+/// Before 7.13 nothing is configured without targets of one's own.
+#[test]
+fn old_releases_are_configured_for_the_machines_targets() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    scripts(directory);
+    sh(
+        directory,
+        "git init -q -b main therock/src; cd therock/src
+         git -c user.name=t -c user.email=t@example.org commit -q --allow-empty -m all
+         printf '#!/bin/sh\\nprintf \"%%s\\\\n\" \"$@\"\\n' >../../bin/cmake; chmod +x ../../bin/cmake",
+    );
+    for (version, of_its_own) in [
+        ("6.4.0", true),
+        ("7.0.0", true),
+        ("7.9.0", true),
+        ("7.12.1", true),
+        ("7.13.0", false),
+        ("10.1.0", false),
+    ] {
+        let json = format!("{{\"rocm-version\": \"{version}\"}}");
+        fs::write(directory.join("therock/src/version.json"), json).unwrap();
+        let configure = "sh opt/configure.sh 2 1 1 4294967296 '-DTHEROCK_DIST_AMDGPU_FAMILIES=gfx1103;gfx1201' \
+             -DTHEROCK_ENABLE_EMULATION=OFF";
+        let said = sh(directory, configure);
+        let has = said.contains("-DTHEROCK_AMDGPU_FAMILIES=gfx1103;gfx1201\n");
+        assert_eq!(has, of_its_own, "{version}: {said}");
+    }
+}
