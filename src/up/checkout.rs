@@ -96,10 +96,22 @@ fn release(gathered: &Gathered<'_>, source: &str, checkout: &Checkout) -> Result
         ))),
         None if checkout.version.is_none() || version(found) < version(oldest) => {
             let profile = &profile.name;
-            Err(invalid!("source `{source}` is TheRock {found}: profile `{profile}` fits {oldest} to {newest}")
+            // A release is found by the checkout's version, which the oldest ones do not have.
+            let own = match &checkout.version {
+                Some(found) => {
+                    let own: Vec<_> = found.split('.').take(2).collect();
+                    let own = own.join(".");
+                    format!(
+                        "name this one a release of your own, `[releases.\"{own}\"]` in a profile that extends `{profile}`"
+                    )
+                }
+                None => "write a profile for this checkout: rockenv profile new NAME".to_owned(),
+            };
+            Err(invalid!(
+                "source `{source}` is TheRock {found}: profile `{profile}` fits {oldest} to {newest}"
+            )
             .help(format!(
-                "choose a commit of one of these (`--release {oldest}` has one), or write a profile \
-                 for this checkout: rockenv profile new NAME"
+                "choose a commit of one of these (`--release {oldest}` has one), or {own}"
             )))
         }
         None => Ok(Some(format!(

@@ -128,6 +128,8 @@ fn a_plan_begins_with_the_verdict_and_fits_in_80_columns() {
     assert!(said.err.contains("image `debian-forky` is not built yet"));
     let refused = newcomer.run(&["plan", "p.toml", "--target", "gfx1103", "--check"]);
     assert_eq!(refused.code, 9, "{}", refused.err);
+    let first = ["plan", "p.toml", "--target", "gfx1103", "--until", "one"];
+    assert!(!newcomer.run(&first).out.contains("\ntwo "), "of variant b");
     let all = newcomer.run(&["-v", "plan", "p.toml", "--target", "gfx1103"]);
     assert!(all.out.contains("only in variant b"), "{}", all.out);
     let json = newcomer.run(&["plan", "p.toml", "--target", "gfx1103", "--json"]);

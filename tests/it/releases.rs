@@ -69,6 +69,15 @@ fn a_checkout_of_another_version_is_named_and_an_older_one_is_refused() {
         }
         assert!(!store.env_dir().join("record.json").exists(), "begun");
     }
+    // Of a release of its own it is one as any other.
+    project(&store, Some("7.8.3"));
+    let said = format!("`[releases.\"7.8\"]` in a profile that extends `{env}`");
+    store.rockenv(&["plan", env]).exits(3).says(&[&said]);
+    let own = "schema = 1\nextends = \"ENV\"\n[params]\nversion = \"7.8\"\n[releases.\"7.8\"]\ndescription = \"own\"\n";
+    let file = store.work().join("profiles/own.toml");
+    fs::write(file, own.replace("ENV", env)).unwrap();
+    let ran = store.rockenv(&["plan", "own", "--name", env]).ok();
+    assert!(!of_version(&ran.err), "{}", ran.err);
 }
 
 #[test]

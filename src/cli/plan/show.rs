@@ -108,7 +108,7 @@ fn paragraph(ui: &Ui, begin: &str, text: &str) {
 fn steps(ui: &Ui, report: &PlanReport<'_>, is_verbose: bool) {
     let is_hidden = |step: &&PlanStep| {
         let other = report.other_choices.contains(step.name.as_str());
-        step.action == Action::Skip && other && !is_verbose
+        matches!(step.action, Action::Skip | Action::Later) && other && !is_verbose
     };
     let shown = report.plan.steps.iter().filter(|step| !is_hidden(step));
     let table = Table::of(["step", "plan", "why"], shown, |step| {
