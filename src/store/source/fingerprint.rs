@@ -14,6 +14,9 @@ use super::unchanged::{self, Stamp};
 use crate::plan::resolve::{UNTRACKED, is_untracked};
 use crate::sys::error::{Result, if_exists};
 
+/// Committer of the patches that TheRock's `fetch_sources.py` applies.
+const PATCHER: &str = "therockbot@amd.com";
+
 impl Git<'_> {
     /// Returns the fingerprint of a source: the one in the file `known`, if nothing was touched since.
     pub(crate) fn known_fingerprint(&self, directory: &Path, known: &Path) -> Result<String> {
@@ -119,12 +122,32 @@ impl Git<'_> {
                 continue;
             }
             let print = self.fingerprint(&path)?;
-            let same = print.strip_prefix("git:").map(str::as_bytes);
-            if same != commit.split(|byte| *byte == b' ').next() {
+            let commit = commit.split(|byte| *byte == b' ').next().unwrap_or(commit);
+            let head = print.strip_prefix("git:").map(str::as_bytes);
+            if head != Some(commit) && !self.is_patched(&path, commit, &print)? {
                 modified.insert(name.to_vec(), print);
             }
         }
         Ok(modified)
+    }
+
+    /// Returns whether a submodule is what TheRock makes of this commit with its own patches, which are files of the
+    /// superproject: then the superproject's commit says it all, before the patches are applied and after.
+    fn is_patched(&self, submodule: &Path, commit: &[u8], print: &str) -> Result<bool> {
+        let name = submodule.file_name().unwrap_or_default();
+        let mut note = std::ffi::OsString::from(".");
+        note.push(name);
+        note.push(".smrev");
+        // The second line is `COMMIT+PATCHED:DIGEST`.
+        let note = if_exists(fs::read(submodule.with_file_name(note)))?.unwrap_or_default();
+        let line = note.split(|byte| *byte == b'\n').nth(1).unwrap_or_default();
+        let of_commit = line.strip_prefix(commit);
+        if print.contains('+') || !of_commit.is_some_and(|rest| rest.starts_with(b"+PATCHED:")) {
+            return Ok(false);
+        }
+        // Whoever commits more is another committer.
+        let committer = self.open(submodule)?.text(&["log", "-1", "--format=%ce"])?;
+        Ok(committer.trim() == PATCHER)
     }
 
     /// Returns the fingerprint of a file or directory in a source: of its content, or of its absence.
@@ -308,6 +331,51 @@ mod tests {
             .map(|one| (one.path.to_vec(), one.untracked))
             .collect();
         assert_eq!(found, [(b"b c".to_vec(), false), (b"d e".to_vec(), true)]);
+    }
+
+    #[test]
+    fn patches_that_therock_applies_to_a_submodule_are_its_own_commits() {
+        let (directory, inner) = (repository(), repository());
+        let path = directory.path();
+        let me = me();
+        let git = Git::new(&me);
+        let commit = |place: &Path, email: &str| {
+            let email = format!("user.email={email}");
+            let user = ["-c", "user.name=t", "-c", &email];
+            let commit = ["commit", "--quiet", "--all", "--allow-empty", "-m", "s"];
+            git.run(place, &[&user[..], &commit].concat()).unwrap();
+        };
+        let url = inner.path().to_str().unwrap();
+        let add = ["submodule", "--quiet", "add", "--", url, "sub"];
+        git.run(
+            path,
+            &[&["-c", "protocol.file.allow=always"], &add[..]].concat(),
+        )
+        .unwrap();
+        fs::write(path.join(".gitignore"), ".*.smrev\n").unwrap();
+        git.run(path, &["add", ".gitignore"]).unwrap();
+        commit(path, "t@example.org");
+        let before = git.fingerprint(path).unwrap();
+        let sub = path.join("sub");
+        let pin = git.run(&sub, &["rev-parse", "HEAD"]).unwrap();
+        // As `fetch_sources.py` does it.
+        fs::write(sub.join("a"), "patched").unwrap();
+        commit(&sub, PATCHER);
+        git.run(path, &["update-index", "--skip-worktree", "--", "sub"])
+            .unwrap();
+        assert_ne!(git.fingerprint(path).unwrap(), before);
+        let note = path.join(".sub.smrev");
+        fs::write(&note, format!("{url}\n{}+PATCHED:0123\n", pin.trim())).unwrap();
+        assert_eq!(git.fingerprint(path).unwrap(), before);
+        fs::write(sub.join("a"), "by hand").unwrap();
+        assert_ne!(git.fingerprint(path).unwrap(), before);
+        commit(&sub, "t@example.org");
+        assert_ne!(git.fingerprint(path).unwrap(), before);
+        // Patches of another commit.
+        git.run(&sub, &["checkout", "--quiet", "HEAD~1"]).unwrap();
+        assert_eq!(git.fingerprint(path).unwrap(), before);
+        fs::write(&note, format!("{url}\n{}+PATCHED:0123\n", "0".repeat(40))).unwrap();
+        assert_ne!(git.fingerprint(path).unwrap(), before);
     }
 
     #[test]
