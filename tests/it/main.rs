@@ -28,6 +28,7 @@ mod image_oci;
 mod image_unpack;
 mod jobs;
 mod llama_cpp;
+mod llvm;
 mod lock;
 mod matrix;
 mod model;

@@ -1,0 +1,103 @@
+//! The shipped profile `llvm`: what targets share of it, and its steps on the real archive as far as they are affordable,
+//! which is one small library.
+
+use std::collections::BTreeMap;
+
+use crate::support::env::TestStore;
+use fs_err as fs;
+
+/// What is changed is changed as users do it. Without hipcc, which is for `check` only.
+const SMALL: &str = r#"
+extends = "llvm"
+[params]
+build = "LLVMDemangle"
+[resources]
+disk = "2G"
+[[step]]
+name = "packages"
+packages = ["ccache", "clang-21", "cmake", "g++", "lld-21", "ninja-build", "python3", "xz-utils"]
+[[step]]
+name = "install"
+remove = true
+[[step]]
+name = "check"
+remove = true
+[[step]]
+name = "execute"
+remove = true
+[[step]]
+name = "export"
+export = [{ from = "/build/llvm/lib/libLLVMDemangle.a", to = "result" }]
+"#;
+
+#[test]
+fn the_archive_is_fetched_configured_and_a_library_of_it_built() {
+    let store = TestStore::new();
+    // Whoever reads along on the way to the archive is known to this machine, if anybody does.
+    store.configure("ca-certificates = \"host\"\n");
+    let name = store.env();
+    let profile = store.work().join(format!("profiles/{name}.toml"));
+    fs::write(&profile, format!("schema = 1\n{SMALL}")).unwrap();
+    let up = |words: &[&str]| {
+        let common = ["up", name, "--name", name];
+        store.rockenv(&[&common[..], words].concat()).ok()
+    };
+    let log = |step: &str| store.rockenv(&["logs", name, step]).ok().text();
+    up(&[]);
+    let configured = log("configure");
+    for line in [
+        "-- clang project is enabled",
+        "-- lld project is enabled",
+        "-- Targeting X86",
+        "-- Targeting AMDGPU",
+        "-- Clang version: 21.1.8",
+    ] {
+        assert!(configured.contains(line), "{line}: {configured}");
+    }
+    let built = log("build");
+    assert!(built.contains("Jobserver mode detected"), "{built}");
+    let outputs = store.home().join("outputs").join(name).join("result");
+    let library = fs::read(outputs.join("libLLVMDemangle.a")).unwrap();
+    assert!(library.starts_with(b"!<arch>"));
+    up(&[]).says(&["nothing to do"]);
+    // From what `configure` left: every object comes from ccache. The log has the checks of `configure` too.
+    let (hits, misses) = counted(&log("statistics"));
+    up(&["--rerun", "build", "--clean"]);
+    let (hits_again, misses_again) = counted(&log("statistics"));
+    assert!(misses > misses_again, "{misses} {misses_again}");
+    assert_eq!(hits_again - hits, misses - misses_again);
+}
+
+/// Returns the hits and misses that ccache shows.
+fn counted(statistics: &str) -> (u32, u32) {
+    let count = |label: &str| {
+        let mut lines = statistics.lines().map(str::trim_start);
+        let line = lines.find_map(|line| line.strip_prefix(label));
+        let first = line.and_then(|line| line.split_whitespace().next());
+        first
+            .and_then(|word| word.parse().ok())
+            .unwrap_or_else(|| panic!("{statistics}"))
+    };
+    (count("Hits:"), count("Misses:"))
+}
+
+#[test]
+fn targets_share_the_compiler() {
+    let store = TestStore::new();
+    let keys = |target: &str| -> BTreeMap<String, String> {
+        let ran = store.rockenv(&["plan", "llvm", "--target", target, "--json"]);
+        let plan: serde_json::Value = serde_json::from_str(&ran.ok().text()).unwrap();
+        let steps = plan["plan"]["steps"].as_array().unwrap().iter();
+        let word = |step: &serde_json::Value, key: &str| step[key].as_str().unwrap().to_owned();
+        steps
+            .map(|step| (word(step, "name"), word(step, "key")))
+            .collect()
+    };
+    let (one, other) = (keys("gfx1103"), keys("gfx90a"));
+    // `execute` is skipped where there is no GPU, and has no key then.
+    for (step, key) in one.iter().filter(|(step, _)| *step != "execute") {
+        let is_same = other[step] == *key;
+        let is_common = !["check", "export", "statistics"].contains(&step.as_str());
+        assert_eq!(is_same, is_common, "{step}");
+    }
+}
