@@ -82,6 +82,7 @@ pub struct ListingEntry {
     #[serde(flatten)]
     pub content: Content,
     /// Permission bits; a link has none of its own.
+    #[serde(deserialize_with = "permissions")]
     pub mode: u32,
     /// Modification time, in seconds and nanoseconds.
     pub mtime: (i64, i64),
@@ -89,12 +90,23 @@ pub struct ListingEntry {
     mark: Mark,
 }
 
+/// The bits of a mode that an entry keeps: rights, but neither set-user-ID, set-group-ID nor sticky.
+pub(super) const PERMISSIONS: u32 = 0o777;
+
+/// A listing may come from another machine.
+fn permissions<'de, D: serde::Deserializer<'de>>(from: D) -> std::result::Result<u32, D::Error> {
+    Ok(u32::deserialize(from)? & PERMISSIONS)
+}
+
 impl ListingEntry {
     fn new(content: Content, stat: &FileStat) -> Self {
         let is_link = matches!(content, Content::Symlink { .. });
         Self {
             content,
-            mode: if is_link { 0o777 } else { stat.st_mode & 0o777 },
+            mode: match is_link {
+                true => PERMISSIONS,
+                false => stat.st_mode & PERMISSIONS,
+            },
             mtime: (stat.st_mtime, stat.st_mtime_nsec),
             mark: Mark {
                 device: stat.st_dev,

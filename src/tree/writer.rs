@@ -14,7 +14,7 @@ use nix::sys::stat::{Mode, fchmod, fstat, futimens};
 use nix::sys::time::TimeSpec;
 use nix::unistd::fchownat;
 
-use super::listing::{Content, ListingEntry, split};
+use super::listing::{Content, ListingEntry, PERMISSIONS, split};
 use super::transfer::Transport;
 use crate::sys::account::{Rights, caller};
 use crate::sys::beneath;
@@ -29,7 +29,7 @@ pub(crate) enum Existing {
     Replace,
 }
 
-/// Writes entries below one directory.
+/// Writes entries below one directory, without the bits of their modes that would give rights to a program.
 #[derive(Debug)]
 pub(crate) struct Writer {
     rights: &'static Rights,
@@ -148,7 +148,7 @@ impl Writer {
     fn directory(&mut self, path: &Path, entry: &ListingEntry) -> Result<()> {
         let outcome = self.make(path).map(drop);
         self.explain(path, outcome)?;
-        let last = (entry.mode, Some(entry.mtime));
+        let last = (entry.mode & PERMISSIONS, Some(entry.mtime));
         self.directories.insert(path.to_owned(), last);
         Ok(())
     }
@@ -226,7 +226,7 @@ impl Writer {
         if let Some((uid, gid)) = self.owner {
             nix::unistd::fchown(&file, Some(uid.into()), Some(gid.into()))?;
         }
-        fchmod(&file, Mode::from_bits_truncate(entry.mode))?;
+        fchmod(&file, Mode::from_bits_truncate(entry.mode & PERMISSIONS))?;
         let time = TimeSpec::new(entry.mtime.0, entry.mtime.1);
         futimens(&file, &time, &time)?;
         match self.synced {

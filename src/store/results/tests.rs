@@ -67,6 +67,45 @@ fn what_a_step_left_is_kept_and_nothing_else() {
 }
 
 #[test]
+fn results_of_another_machine_have_permissions_only() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let directory = tempfile::tempdir().unwrap();
+    let (results, out) = (directory.path().join("kept"), directory.path().join("out"));
+    fs::create_dir_all(results.join("out/d")).unwrap();
+    fs::create_dir(&out).unwrap();
+    fs::write(results.join("out/d/program"), "x").unwrap();
+    let listing = r#"{"volumes": {"out": {"entries": [
+        {"path": "d", "type": "directory", "mode": 1023, "mtime": [0, 0]},
+        {"path": "d/program", "type": "file", "size": 1, "mode": 3565, "mtime": [0, 0]}]}}}"#;
+    fs::write(results.join(".listing.json"), listing).unwrap();
+    let mut entries = StepResults::read(&results)
+        .unwrap()
+        .take("out")
+        .entries
+        .entries;
+    for read in [true, false] {
+        let mut writer = Writer::open(&out, None, false).unwrap();
+        for (path, bits) in [("d", 0o1777), ("d/program", 0o6755)] {
+            let entry = entries.get_mut(Path::new(path)).unwrap();
+            match read {
+                true => assert_eq!(entry.mode, bits & 0o777),
+                false => entry.mode = bits,
+            }
+            let from = file::open(&results, &Path::new("out").join(path)).unwrap();
+            let from = from.as_ref().map(|file| file.as_fd());
+            writer
+                .put(Path::new(path), entry, from, Existing::Replace)
+                .unwrap();
+        }
+        writer.finish().unwrap();
+        for (path, mode) in [("d", 0o777), ("d/program", 0o755)] {
+            let made = fs::metadata(out.join(path)).unwrap().permissions();
+            assert_eq!(made.mode() & 0o7777, mode, "{path}");
+        }
+    }
+}
+
+#[test]
 fn results_of_another_machine_lead_nowhere() {
     let directory = tempfile::tempdir().unwrap();
     let results = directory.path();
