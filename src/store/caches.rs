@@ -2,6 +2,7 @@
 //! configured limits ever remove anything from them.
 
 use std::collections::BTreeMap;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
@@ -14,6 +15,7 @@ use crate::plan::ids::EnvName;
 use crate::plan::resolve::VolumeKind;
 use crate::store::inventory::allocated;
 use crate::sys::error::Result;
+use crate::tree::file;
 
 #[derive(Clone, Debug)]
 pub struct StoreCache {
@@ -35,6 +37,8 @@ impl StoreCache {
 
 /// ccache's file of statistics.
 const STATS: &str = "stats";
+/// Maximum size of it that is read, in bytes: ccache's have some hundred.
+const LARGEST: u64 = 64 << 10;
 
 /// Lists the entries that identify a cache's tool: in its directory, and in those subdirectories that may tell more.
 /// Skips unreadable ones.
@@ -55,12 +59,24 @@ fn list(directory: &Path, below: &str, found: &mut Vec<String>) {
             list(&entry.path(), &format!("{name}/"), found);
         }
         // ccache has its statistics there since 4.8; listing its content would take long.
-        if is_directory && !below.is_empty() && entry.path().join(STATS).is_file() {
+        if is_directory && !below.is_empty() && has_stats(&entry.path()) {
             found.push(format!("{below}{name}/{STATS}"));
         }
         let slash = if is_directory { "/" } else { "" };
         found.push(format!("{below}{name}{slash}"));
     }
+}
+
+fn has_stats(directory: &Path) -> bool {
+    fs::symlink_metadata(directory.join(STATS)).is_ok_and(|found| found.is_file())
+}
+
+/// Reads a file of statistics. Steps write to caches, so it may be anything.
+fn stats(cache: &Path, below: &Path) -> Option<String> {
+    let file = file::open(cache, &below.join(STATS)).ok()??;
+    let mut text = String::new();
+    file.take(LARGEST).read_to_string(&mut text).ok()?;
+    Some(text)
 }
 
 impl Store {
@@ -112,10 +128,15 @@ impl Store {
         match CacheKind::of(&entries) {
             Some(CacheKind::Ccache) => {
                 let (hits, misses) = self.ccache_hits(name);
-                Some(match (hits * 100).checked_div(hits + misses) {
-                    Some(percent) => format!("ccache, {percent} % hits"),
-                    None => "ccache".to_owned(),
-                })
+                Some(
+                    match hits
+                        .saturating_mul(100)
+                        .checked_div(hits.saturating_add(misses))
+                    {
+                        Some(percent) => format!("ccache, {percent} % hits"),
+                        None => "ccache".to_owned(),
+                    },
+                )
             }
             Some(kind) => Some(kind.tool().to_owned()),
             None => cache::content(entries.names()).map(str::to_owned),
@@ -130,10 +151,11 @@ impl Store {
 
     /// Returns hits and misses of a ccache, whose statistics are in one or two levels of directories.
     fn ccache_hits(&self, name: &str) -> (u64, u64) {
+        let cache = self.cache_dir(name);
         let mut files = Vec::new();
-        let mut left = vec![(self.cache_dir(name), 0)];
+        let mut left = vec![(PathBuf::new(), 0)];
         while let Some((directory, depth)) = left.pop() {
-            files.extend(fs::read_to_string(directory.join(STATS)));
+            files.extend(stats(&cache, &directory));
             if depth < 2 {
                 let digits = "0123456789abcdef".chars();
                 left.extend(digits.map(|digit| (directory.join(digit.to_string()), depth + 1)));
@@ -187,5 +209,34 @@ impl Store {
             self.discard(&entry?.path())?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_regular_statistics_are_read() {
+        let cache = tempfile::tempdir().unwrap();
+        let at = |name: &str| cache.path().join(name);
+        for name in ["0", "1", "2", "3"] {
+            fs::create_dir(at(name)).unwrap();
+        }
+        fs::write(at("0/stats"), "1\n").unwrap();
+        fs::os::unix::fs::symlink("/dev/zero", at("1/stats")).unwrap();
+        nix::unistd::mkfifo(&at("2/stats"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        fs::write(at("3/stats"), "0".repeat(1 << 20)).unwrap();
+        fs::os::unix::fs::symlink("0", at("4")).unwrap();
+        let read = |name: &str| stats(cache.path(), Path::new(name));
+        assert_eq!(read("0").as_deref(), Some("1\n"));
+        for name in ["1", "2", "4", "5"] {
+            assert_eq!(read(name), None, "{name}");
+        }
+        assert_eq!(read("3").unwrap().len() as u64, LARGEST);
+        let found = entries(cache.path());
+        let names: Vec<&str> = found.names().collect();
+        assert_eq!(names, ["0", "1", "2", "3", "4"]);
+        assert!(has_stats(&at("0")) && !has_stats(&at("1")) && !has_stats(&at("2")));
     }
 }

@@ -203,15 +203,15 @@ pub fn content<'a>(names: impl IntoIterator<Item = &'a str> + Clone) -> Option<&
 pub fn ccache_hits<'a>(files: impl IntoIterator<Item = &'a str>) -> (u64, u64) {
     const MISSES: usize = 4;
     const HITS: [usize; 2] = [8, 22];
-    let (mut hits, mut misses) = (0, 0);
+    let (mut hits, mut misses) = (0_u64, 0_u64);
     for file in files {
         let numbers: Vec<u64> = file
             .lines()
             .map(|line| line.trim().parse().unwrap_or(0))
             .collect();
         let at = |index: usize| numbers.get(index).copied().unwrap_or(0);
-        misses += at(MISSES);
-        hits += HITS.into_iter().map(at).sum::<u64>();
+        misses = misses.saturating_add(at(MISSES));
+        hits = HITS.into_iter().map(at).fold(hits, u64::saturating_add);
     }
     (hits, misses)
 }
