@@ -11,14 +11,19 @@ use serde::{Deserialize, Serialize};
 
 use super::compare;
 use crate::store::export;
+use crate::sys::atomic;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::tree::file;
 use crate::tree::listing::{Content, Listing, PathState, Paths, path_state};
 
 use crate::tree::writer::{Existing, Writer};
+use crate::ui::size;
 
 /// No volume can have this name.
 const LISTING: &str = ".listing.json";
+
+/// Maximum size of a listing, in bytes: some hundred thousand files.
+const LARGEST: usize = 64 << 20;
 
 /// The results of a step in its output volumes.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -45,11 +50,20 @@ impl StepResults {
             return Ok(Self::default());
         }
         let path = results.join(LISTING);
-        if let Some(mut file) = file::open(results, Path::new(LISTING))? {
-            let mut text = String::new();
-            file.read_to_string(&mut text)
+        if let Some(file) = file::open(results, Path::new(LISTING))? {
+            let mut text = Vec::new();
+            file.take(LARGEST as u64 + 1)
+                .read_to_end(&mut text)
                 .context(|| format!("cannot read `{}`", path.display()))?;
-            return serde_json::from_str(&text).map_err(|error| {
+            if text.len() > LARGEST {
+                return Err(invalid!(
+                    "`{}` has more than {}",
+                    path.display(),
+                    size::bytes(LARGEST as u64)
+                )
+                .help("rockenv fsck"));
+            }
+            return serde_json::from_slice(&text).map_err(|error| {
                 unexpected!("`{}` is damaged", path.display())
                     .source(error)
                     .help("rockenv fsck")
@@ -131,10 +145,23 @@ impl StepResults {
 
     /// Writes the listing, unless it is empty.
     pub(crate) fn write(&self, results: &Path) -> Result<()> {
-        match self.volumes.is_empty() {
-            true => Ok(()),
-            false => crate::sys::atomic::write_json(&results.join(LISTING), self),
+        if self.volumes.is_empty() {
+            return Ok(());
         }
+        let text = serde_json::to_vec(self)
+            .map_err(|error| unexpected!("cannot encode the listing of results").source(error))?;
+        if text.len() > LARGEST {
+            return Err(Error::new(
+                Kind::StepFailed,
+                format!(
+                    "too many files in output volumes: their listing has {}, more than {}",
+                    size::bytes(text.len() as u64),
+                    size::bytes(LARGEST as u64)
+                ),
+            )
+            .help("change the step to leave an archive of them, or use a build volume"));
+        }
+        atomic::write(&results.join(LISTING), &text)
     }
 
     /// Compares the copies with the listing; returns the faults as phrases.
