@@ -11,7 +11,7 @@ use crate::store::Store;
 use crate::store::results::outputs;
 use crate::sys::shell::quoted;
 use crate::tree::measure::scan_one;
-use crate::ui::{Ui, size};
+use crate::ui::{Ui, size, text};
 
 /// How deep below an output volume Python packages are looked for.
 const DEPTH: usize = 3;
@@ -105,7 +105,10 @@ impl Packages {
         let (mut has_wheels, mut has_rocm, mut below) = (false, false, Vec::new());
         for entry in entries.flatten() {
             let name = entry.file_name();
-            let name = name.to_string_lossy();
+            // A step chose it, and it becomes part of a command to copy.
+            let Some(name) = name.to_str().filter(|name| text::escape(name) == *name) else {
+                continue;
+            };
             match entry.file_type() {
                 Ok(kind) if kind.is_dir() => below.push(entry.path()),
                 Ok(kind) if kind.is_file() => {
@@ -176,6 +179,14 @@ mod tests {
         let page = include_str!("../../docs/how-to/use-the-wheels.md");
         assert_has!(page, &command);
         assert_eq!(Packages::default().install(&[]), None);
+        for name in ["new\nline", "escape\x1b[2J", "\u{202e}turned"] {
+            let path = out.path().join(name);
+            fs::create_dir(&path).unwrap();
+            fs::write(path.join("b.whl"), "").unwrap();
+        }
+        let mut again = Packages::default();
+        again.scan(out.path(), DEPTH);
+        assert_eq!(again, packages);
         let plain = Packages {
             wheels: vec!["/a b".into()],
             ..Packages::default()
