@@ -1,6 +1,7 @@
 //! Owns the third-party tarballs that a checkout builds: the calls of `therock_subproject_fetch` in its CMake files,
 //! with name, addresses and digest. `parse` is pure; `read` finds the files.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -15,6 +16,14 @@ const FUNCTION: &str = "therock_subproject_fetch";
 const ENDS: [&str; 10] = [
     ".7z", ".tar", ".tar.bz2", ".tar.gz", ".tar.xz", ".tar.zst", ".tbz2", ".tgz", ".txz", ".zip",
 ];
+
+/// Maximum length of a variable or an argument, in bytes.
+const LONGEST: usize = 64 << 10;
+/// The same for everything that variables of one file expand to.
+const EXPANDED: usize = 4 << 20;
+
+/// Maximum number of downloads of one file: TheRock's have a few each.
+const CALLS: usize = 1000;
 
 /// A file that TheRock's build downloads.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,7 +91,7 @@ pub(crate) fn parse(file: &str, text: &str) -> Tarballs {
         Err(error) => return unclear(&error),
     };
     let mut all = Tarballs::default();
-    let mut variables = BTreeMap::new();
+    let mut variables = Variables::default();
     for command in &commands {
         match (command.name.as_str(), command.arguments.as_slice()) {
             ("set", [name, values @ ..]) => {
@@ -90,11 +99,18 @@ pub(crate) fn parse(file: &str, text: &str) -> Tarballs {
                 let last = values.iter().position(is_end);
                 let words = values[..last.unwrap_or(values.len())]
                     .iter()
-                    .map(|word| expand(word, &variables));
-                match words.collect::<Option<Vec<_>>>() {
-                    Some(words) => variables.insert(name.text.clone(), words.join(";")),
-                    None => variables.remove(&name.text),
+                    .map(|word| variables.expand(word));
+                let value = words.collect::<Option<Vec<_>>>();
+                let value = value.map(|words| words.join(";"));
+                match value.filter(|value| value.len() <= LONGEST) {
+                    Some(value) => variables.known.insert(name.text.clone(), value),
+                    None => variables.known.remove(&name.text),
                 };
+            }
+            (FUNCTION, _) if all.found.len() + all.unclear.len() >= CALLS => {
+                all.unclear
+                    .push(format!("{file}: more than {CALLS} downloads"));
+                break;
             }
             (FUNCTION, _) => match call(command, &variables) {
                 Ok(tarball) => all.found.push(tarball),
@@ -117,16 +133,14 @@ fn unclear(error: &crate::sys::error::Error) -> Tarballs {
 }
 
 /// Interprets one call, or returns why that is not possible.
-fn call(
-    command: &Command,
-    variables: &BTreeMap<String, String>,
-) -> std::result::Result<Tarball, String> {
+fn call(command: &Command, variables: &Variables) -> std::result::Result<Tarball, String> {
     let (name, arguments) = command
         .arguments
         .split_first()
         .ok_or("a download without a name")?;
     let known = |word: &Argument| {
-        expand(word, variables).ok_or_else(|| format!("`{}` is set elsewhere", word.text))
+        let cannot = || format!("`{}` is set elsewhere, or too long", word.text);
+        variables.expand(word).ok_or_else(cannot)
     };
     let behind = |keyword: &str| {
         let is_it = |word: &Argument| !word.quoted && word.text == keyword;
@@ -170,22 +184,38 @@ fn call(
     })
 }
 
-/// Expands an argument; `None` if it has an unknown variable.
-fn expand(word: &Argument, variables: &BTreeMap<String, String>) -> Option<String> {
-    if !word.variable {
-        return Some(word.text.clone());
+/// The variables of one file.
+#[derive(Default)]
+struct Variables {
+    known: BTreeMap<String, String>,
+    /// Bytes that they were expanded to.
+    expanded: Cell<usize>,
+}
+
+impl Variables {
+    /// Expands an argument; `None` if it has an unknown variable, or becomes too long.
+    fn expand(&self, word: &Argument) -> Option<String> {
+        if !word.variable {
+            return Some(word.text.clone());
+        }
+        let mut out = String::new();
+        let mut rest = word.text.as_str();
+        while let Some((before, behind)) = rest.split_once("${") {
+            let (name, after) = behind.split_once('}')?;
+            out.push_str(before);
+            let value = self.known.get(name)?;
+            let expanded = self.expanded.get() + value.len();
+            if out.len() + value.len() > LONGEST || expanded > EXPANDED {
+                return None;
+            }
+            self.expanded.set(expanded);
+            out.push_str(value);
+            rest = after;
+        }
+        out.push_str(rest);
+        // Generator expressions and the environment.
+        (!out.contains("$<") && !out.contains("$ENV{")).then_some(out)
     }
-    let mut out = String::new();
-    let mut rest = word.text.as_str();
-    while let Some((before, behind)) = rest.split_once("${") {
-        let (name, after) = behind.split_once('}')?;
-        out.push_str(before);
-        out.push_str(variables.get(name)?);
-        rest = after;
-    }
-    out.push_str(rest);
-    // Generator expressions and the environment.
-    (!out.contains("$<") && !out.contains("$ENV{")).then_some(out)
 }
 
 /// Returns the name that CMake gives to its download.
@@ -299,6 +329,38 @@ therock_cmake_subproject_declare(therock-sqlite3 USE_DIST_AMDGPU_TARGETS)
         assert_eq!(parse("x", "set(A"), Tarballs::default());
         let broken = parse("x", "therock_subproject_fetch(a");
         assert_has!(broken.unclear[0], "no `)`");
+    }
+
+    #[test]
+    fn variables_do_not_grow_without_limit() {
+        let call =
+            format!("{FUNCTION}(a URL https://a.example.com/${{a}}.zip URL_HASH SHA256={SHA256})");
+        let doubled = "set(a \"${a}${a}\")\n".repeat(40);
+        let listed = "set(a ${a} ${a})\n".repeat(40);
+        let many = format!("set(b ${{a}} {})\n", "${a} ".repeat(200));
+        let copies = (0..200).map(|at| format!("set(a{at} \"${{long}}\")\n"));
+        let copies = copies.collect::<String>();
+        let long = format!("set(long {})\n", "x".repeat(LONGEST - 1));
+        for text in [doubled, listed, many + "set(a ${b})\n", long + &copies] {
+            let read = parse("x", &format!("set(a 0123456789)\n{text}{call}"));
+            let all = format!("{read:?}").len();
+            assert!(all < 300_000, "{all}");
+            let fine = text.starts_with("set(long");
+            assert_eq!(read.found.is_empty(), !fine, "{text}");
+            assert_eq!(read.unclear.is_empty(), fine, "{text}");
+        }
+        // Each call has a copy of it.
+        let calls = format!(
+            "{FUNCTION}(a {})\n",
+            "URL".to_owned() + &" x://${long}".repeat(3)
+        )
+        .repeat(100);
+        let long = format!("set(long {})\n", "x".repeat(LONGEST / 2));
+        let read = parse("x", &(long + &calls));
+        assert_eq!(read.unclear.len(), 100);
+        assert_has!(read.unclear[99], "or too long");
+        let calls = parse("x", &format!("{FUNCTION}()\n").repeat(CALLS * 2));
+        assert_eq!(calls.unclear.len(), CALLS + 1);
     }
 
     #[test]
