@@ -13,12 +13,15 @@ use crate::plan::ninja_log::Command;
 use crate::plan::time_left::BuildForecast;
 use crate::store::Store;
 use crate::store::build_logs::{self, BuildLog};
+use crate::sys::signals;
 use crate::ui::ninja::{NinjaProgress, TimeLeft};
 
 /// Minimum interval of looking.
 const PERIOD: Duration = Duration::from_secs(2);
 /// Looking takes at most this part of the time.
 const SHARE: u32 = 100;
+/// After so long, further logs and graphs are left for the next time.
+const LONGEST: Duration = Duration::from_secs(1);
 /// Commands that must have ended before an estimate is shown.
 const KNOWN: usize = 3;
 
@@ -38,6 +41,8 @@ pub(crate) struct BuildWatch<'a> {
 /// The build in one directory.
 #[derive(Debug, Default)]
 struct Build {
+    /// Its `build.ninja` is larger than any build's.
+    too_large: bool,
     /// What its log had when the step began.
     before: Vec<Command>,
     /// The number of commands, if it is the only build, and what is known of them.
@@ -60,6 +65,9 @@ impl<'a> BuildWatch<'a> {
         let mut builds = BTreeMap::new();
         for (at, (_, top)) in volumes.iter().enumerate() {
             for below in build_logs::find(top) {
+                if signals::is_pending() {
+                    break;
+                }
                 let log = build_logs::read(top, &below);
                 let build = Build {
                     modified: log.as_ref().map(|log| log.modified),
@@ -94,10 +102,13 @@ impl<'a> BuildWatch<'a> {
     /// Reads the logs that have grown.
     fn read(&mut self) {
         for (at, (_, top)) in self.volumes.iter().enumerate() {
-            for below in build_logs::find(top) {
+            let found = build_logs::find(top);
+            let until = Instant::now() + LONGEST;
+            for below in found {
                 let modified = build_logs::modified(top, &below);
                 let build = self.builds.entry((at, below.clone())).or_default();
                 if modified != build.modified
+                    && Instant::now() < until
                     && let Some(log) = build_logs::read(top, &below)
                 {
                     build.take(log);
@@ -107,11 +118,15 @@ impl<'a> BuildWatch<'a> {
     }
 
     fn estimate(&mut self, progress: NinjaProgress) -> Option<TimeLeft> {
+        let until = Instant::now() + LONGEST;
         let active = self.builds.values().filter(|build| build.ended > 0).count();
         let now = SystemTime::now();
         let mut all: Option<TimeLeft> = None;
         for ((at, below), build) in &mut self.builds {
             let Some(began) = build.began else { continue };
+            if build.too_large || Instant::now() > until {
+                return None;
+            }
             // The count is the sum over all builds.
             let total = (active == 1).then_some(progress.total as usize);
             if build
@@ -125,7 +140,10 @@ impl<'a> BuildWatch<'a> {
                 let mut earlier = earlier.unwrap_or_default();
                 let before = build.before.iter();
                 earlier.extend(before.map(|command| (command.output.clone(), command.took_ms)));
-                let graph = BuildGraph::parse(&file);
+                let Some(graph) = BuildGraph::parse(&file) else {
+                    build.too_large = true;
+                    return None;
+                };
                 let forecast = BuildForecast::new(graph, total, &self.script, |output| {
                     earlier.get(output).copied()
                 });

@@ -3,6 +3,17 @@
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
+/// Maximum length of a path in a file, in bytes: the kernel's.
+const LONGEST: usize = 4096;
+/// The same of all paths together.
+const PATHS: usize = 64 << 20;
+/// Maximum number of commands.
+const EDGES: usize = 200_000;
+/// Maximum number of paths.
+const NAMES: usize = 1_000_000;
+/// How many commands are looked at to find the one name that was built.
+const LOOKS: usize = 50_000_000;
+
 /// The kind of a command, which determines how long it takes more than anything else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum EdgeKind {
@@ -44,21 +55,24 @@ struct Statement<'a> {
 }
 
 impl BuildGraph {
-    /// Parses a `build.ninja`. Skips what it does not understand.
-    pub(crate) fn parse(text: &str) -> Self {
+    /// Parses a `build.ninja`. Skips what it does not understand; `None` if it is larger than any build.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         let joined = text.replace("$\r\n", " ").replace("$\n", " ");
-        let mut variables = HashMap::new();
+        let mut reader = Reader::default();
         let mut statements = Vec::new();
         let mut defaults = Vec::new();
         for line in joined.lines() {
             if let Some(rest) = line.strip_prefix("build ") {
-                statements.extend(statement(rest, &variables));
+                statements.extend(reader.statement(rest)?);
+                if statements.len() > EDGES {
+                    return None;
+                }
             } else if let Some(rest) = line.strip_prefix("default ") {
-                defaults.extend(paths(rest, &variables));
+                reader.paths(rest, &mut defaults)?;
             } else if let Some((name, value)) = line.split_once(" = ")
                 && !line.starts_with(' ')
             {
-                variables.insert(name, value);
+                reader.variables.insert(name, value);
             }
         }
         let mut makers = HashMap::new();
@@ -78,10 +92,10 @@ impl BuildGraph {
                 needs,
             }
         });
-        Self {
+        Some(Self {
             edges: edges.collect(),
             defaults: defaults.iter().filter_map(find).collect(),
-        }
+        })
     }
 
     /// Returns, for every command, whether a build with this number of commands contains it: the default one, that of
@@ -112,10 +126,43 @@ impl BuildGraph {
             let edge = &self.edges[*at];
             edge.kind.is_none() && !edge.output.contains('/')
         });
-        names.find_map(|name| {
-            let members = self.closure(&[name]);
-            (self.commands(&members) == total).then_some(members)
-        })
+        let mut seen = vec![usize::MAX; self.edges.len()];
+        let mut looks = LOOKS;
+        let found =
+            names.find_map(
+                |name| match self.has_commands(name, total, &mut seen, &mut looks) {
+                    Some(false) => None,
+                    Some(true) => Some(Some(name)),
+                    None => Some(None),
+                },
+            );
+        Some(self.closure(&[found??]))
+    }
+
+    /// Returns whether one name stands for this number of commands; `None` if too many were looked at. `seen` has the
+    /// last name that each command was met for.
+    fn has_commands(
+        &self,
+        name: usize,
+        total: usize,
+        seen: &mut [usize],
+        looks: &mut usize,
+    ) -> Option<bool> {
+        let mut count = 0;
+        let mut open = vec![name];
+        while let Some(at) = open.pop() {
+            if std::mem::replace(&mut seen[at], name) == name {
+                continue;
+            }
+            let edge = &self.edges[at];
+            count += usize::from(edge.kind.is_some());
+            if count > total {
+                return Some(false);
+            }
+            *looks = looks.checked_sub(1 + edge.needs.len())?;
+            open.extend(&edge.needs);
+        }
+        Some(count == total)
     }
 
     fn commands(&self, members: &[bool]) -> usize {
@@ -154,54 +201,83 @@ fn kind(rule: &str) -> Option<EdgeKind> {
     })
 }
 
-/// Parses what follows `build `: `out | implicit: rule in | implicit || before |@ validations`.
-fn statement<'a>(text: &'a str, variables: &HashMap<&str, &str>) -> Option<Statement<'a>> {
-    let mut from = 0;
-    let colon = loop {
-        let at = from + text[from..].find(':')?;
-        // An escaped one.
-        let dollars = text[..at].bytes().rev().take_while(|byte| *byte == b'$');
-        if dollars.count() % 2 == 0 {
-            break at;
-        }
-        from = at + 1;
-    };
-    let rest = text[colon + 1..].trim_start();
-    let (rule, inputs) = rest.split_once(' ').unwrap_or((rest, ""));
-    let mut all = paths(&text[..colon], variables);
-    let outputs = all.len();
-    let inputs = inputs.split("|@").next().unwrap_or_default();
-    all.extend(paths(inputs, variables));
-    Some(Statement {
-        rule: rule.trim_end(),
-        outputs,
-        inputs: outputs..all.len(),
-        paths: all,
-    })
+/// Reads the statements of one file.
+#[derive(Default)]
+struct Reader<'a> {
+    variables: HashMap<&'a str, &'a str>,
+    /// The number of paths, and their bytes.
+    names: usize,
+    bytes: usize,
 }
 
-/// Splits paths at spaces and the signs between their groups, and expands variables of the file.
-fn paths(text: &str, variables: &HashMap<&str, &str>) -> Vec<String> {
-    let mut all = Vec::new();
-    let mut path = String::new();
-    let mut rest = text.chars();
-    while let Some(char) = rest.next() {
-        match char {
-            ' ' | '|' if path.is_empty() => {}
-            ' ' => all.push(std::mem::take(&mut path)),
-            '$' if rest.as_str().starts_with('{') => {
-                let (name, after) = rest.as_str()[1..].split_once('}').unwrap_or_default();
-                path.push_str(variables.get(name).copied().unwrap_or_default());
-                rest = after.chars();
+impl<'a> Reader<'a> {
+    /// Parses what follows `build `: `out | implicit: rule in | implicit || before |@ validations`. `None` if there is
+    /// too much of it.
+    fn statement(&mut self, text: &'a str) -> Option<Option<Statement<'a>>> {
+        let mut from = 0;
+        let colon = loop {
+            let Some(at) = text[from..].find(':').map(|at| from + at) else {
+                return Some(None);
+            };
+            // An escaped one.
+            let dollars = text[from..at]
+                .bytes()
+                .rev()
+                .take_while(|byte| *byte == b'$');
+            if dollars.count() % 2 == 0 {
+                break at;
             }
-            '$' => path.extend(rest.next()),
-            other => path.push(other),
+            from = at + 1;
+        };
+        let rest = text[colon + 1..].trim_start();
+        let (rule, inputs) = rest.split_once(' ').unwrap_or((rest, ""));
+        let mut paths = Vec::new();
+        self.paths(&text[..colon], &mut paths)?;
+        let outputs = paths.len();
+        let inputs = inputs.split("|@").next().unwrap_or_default();
+        self.paths(inputs, &mut paths)?;
+        Some(Some(Statement {
+            rule: rule.trim_end(),
+            outputs,
+            inputs: outputs..paths.len(),
+            paths,
+        }))
+    }
+
+    /// Splits paths at spaces and the signs between their groups, and expands variables of the file.
+    fn paths(&mut self, text: &str, all: &mut Vec<String>) -> Option<()> {
+        let mut path = String::new();
+        let mut rest = text.chars();
+        while let Some(char) = rest.next() {
+            match char {
+                ' ' | '|' if path.is_empty() => {}
+                ' ' => all.push(self.admit(std::mem::take(&mut path))?),
+                '$' if rest.as_str().starts_with('{') => {
+                    let (name, after) = rest.as_str()[1..].split_once('}').unwrap_or_default();
+                    let value = self.variables.get(name).copied().unwrap_or_default();
+                    if path.len() + value.len() > LONGEST {
+                        return None;
+                    }
+                    path.push_str(value);
+                    rest = after.chars();
+                }
+                '$' => path.extend(rest.next()),
+                other => path.push(other),
+            }
         }
+        if !path.is_empty() {
+            all.push(self.admit(path)?);
+        }
+        Some(())
     }
-    if !path.is_empty() {
-        all.push(path);
+
+    /// Counts a path.
+    fn admit(&mut self, path: String) -> Option<String> {
+        self.names += 1;
+        self.bytes += path.len();
+        let fits = path.len() <= LONGEST && self.names <= NAMES && self.bytes <= PATHS;
+        fits.then_some(path)
     }
-    all
 }
 
 #[cfg(test)]
@@ -232,7 +308,7 @@ default all
 
     #[test]
     fn a_file_of_cmake_is_read() {
-        let graph = BuildGraph::parse(FILE);
+        let graph = BuildGraph::parse(FILE).unwrap();
         let edge = |output: &str| {
             let at = graph.edges.iter().position(|edge| edge.output == output);
             let edge = &graph.edges[at.unwrap()];
@@ -252,7 +328,7 @@ default all
 
     #[test]
     fn the_number_of_commands_tells_what_is_built() {
-        let graph = BuildGraph::parse(FILE);
+        let graph = BuildGraph::parse(FILE).unwrap();
         let members = |total| {
             let members = graph.members(Some(total), "ninja -j 2 one bin/b order")?;
             let named = graph.edges.iter().zip(members).filter(|(_, is)| *is);
@@ -280,10 +356,39 @@ default all
             "default $",
             "build |||: |@",
         ] {
-            BuildGraph::parse(text).members(Some(1), "a");
+            BuildGraph::parse(text).unwrap().members(Some(1), "a");
         }
         // A cycle, which ninja refuses.
-        let graph = BuildGraph::parse("build a: cc b\nbuild b: cc a\ndefault a\n");
+        let graph = BuildGraph::parse("build a: cc b\nbuild b: cc a\ndefault a\n").unwrap();
         assert_eq!(graph.members(Some(2), ""), Some(vec![true, true]));
+    }
+
+    #[test]
+    fn a_file_larger_than_any_build_is_not_read() {
+        let doubled = "a = 0123456789\n".to_owned() + &"build ${a}: cc\n".repeat(3);
+        assert_eq!(BuildGraph::parse(&doubled).unwrap().edges.len(), 3);
+        let long = format!("a = {}\n", "x".repeat(3000));
+        let twice = format!("{long}build ${{a}}${{a}}: cc\n");
+        assert_eq!(BuildGraph::parse(&twice), None);
+        let all = format!("{long}build x: cc{}\n", " ${a}".repeat(PATHS / 3000 + 1));
+        assert_eq!(BuildGraph::parse(&all), None);
+        let many = "build x: cc\n".repeat(EDGES + 1);
+        assert_eq!(BuildGraph::parse(&many), None);
+        let names = format!("build x: cc{}\n", " a".repeat(NAMES));
+        assert_eq!(BuildGraph::parse(&names), None);
+    }
+
+    #[test]
+    fn names_are_not_looked_through_for_ever() {
+        use std::fmt::Write as _;
+        // Each name stands for all names before it, and none for three commands.
+        let mut text = "build x: cc\nbuild y: cc\nbuild n0: phony x y\n".to_owned();
+        for at in 1..EDGES - 3 {
+            writeln!(text, "build n{at}: phony n{}", at - 1).unwrap();
+        }
+        let graph = BuildGraph::parse(&text).unwrap();
+        let begun = std::time::Instant::now();
+        assert_eq!(graph.members(Some(3), ""), None);
+        assert!(begun.elapsed() < std::time::Duration::from_secs(20));
     }
 }

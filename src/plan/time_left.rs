@@ -20,6 +20,8 @@ const WEIGHT: [f64; LEVELS] = [0.5, 1.0, 1.0, 2.0, 2.0, 2.0];
 const SPREAD: f64 = 0.9;
 /// The same, if they ran before.
 const SPREAD_KNOWN: f64 = 0.25;
+/// Commands more than there are jobs that may run at a time, by a log that may be wrong.
+const SLOTS: usize = 256;
 /// Bounds of the range, relative to the estimate.
 const RANGE: (f64, f64) = (0.1, 1.5);
 
@@ -205,9 +207,11 @@ impl BuildForecast {
         let mut slots: Vec<f64> = Vec::new();
         for (start, end) in ended {
             // Ninja's own time between two commands.
+            let full = slots.len() > jobs.saturating_add(SLOTS);
             let free = slots.iter_mut().filter(|free| **free <= start + 0.05);
             match free.max_by(|one, other| one.total_cmp(other)) {
                 Some(free) => *free = end,
+                None if full => {}
                 None => slots.push(end),
             }
         }
@@ -457,7 +461,7 @@ mod tests {
 
         /// Returns, for each percent of the build's time, the true time left and the estimate, as parts of it.
         fn replay(&self, earlier: &HashMap<&str, u64>) -> Vec<(f64, [f64; 3])> {
-            let graph = BuildGraph::parse(&self.graph);
+            let graph = BuildGraph::parse(&self.graph).unwrap();
             let total = self.log.len();
             let past = |output: &str| earlier.get(output).copied();
             let mut forecast = BuildForecast::new(graph, Some(total), &self.target, past);
@@ -524,7 +528,7 @@ mod tests {
     fn a_build_of_part_of_the_commands_counts_those_that_remain() {
         // Which of them is built is not known.
         let file = "build a.o: cc a.c\nbuild b.o: cc b.c\nbuild c.o: cc c.c\n";
-        let graph = BuildGraph::parse(file);
+        let graph = BuildGraph::parse(file).unwrap();
         let mut forecast = BuildForecast::new(graph, Some(2), "", |_| Some(8000));
         assert!(!forecast.exact);
         let seconds = Duration::from_secs;
@@ -537,7 +541,7 @@ mod tests {
 
     #[test]
     fn nothing_makes_it_panic() {
-        let graph = BuildGraph::parse("build a: cc b\nbuild b: cc a\nbuild c: phony a\n");
+        let graph = BuildGraph::parse("build a: cc b\nbuild b: cc a\nbuild c: phony a\n").unwrap();
         let mut forecast = BuildForecast::new(graph, None, "", |_| None);
         let seconds = Duration::from_secs;
         forecast.ended("a", seconds(5), seconds(1));

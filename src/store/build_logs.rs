@@ -21,6 +21,8 @@ const LOG: &str = ".ninja_log";
 const DEPTH: usize = 8;
 /// Maximum size of a log or of a `build.ninja`, in bytes.
 const LARGEST: u64 = 64 << 20;
+/// Maximum number of files and directories that are looked at to find them.
+const ENTRIES: usize = 1_000_000;
 /// Number of earlier builds, newest first, whose times are used.
 const EARLIER: usize = 4;
 
@@ -36,16 +38,21 @@ pub(crate) struct BuildLog {
 /// results.
 pub(crate) fn find(top: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
-    find_below(top, Path::new(""), 0, &mut found);
+    let mut left = ENTRIES;
+    find_below(top, Path::new(""), 0, &mut left, &mut found);
     found
 }
 
-fn find_below(top: &Path, below: &Path, depth: usize, found: &mut Vec<PathBuf>) {
+fn find_below(top: &Path, below: &Path, depth: usize, left: &mut usize, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(top.join(below))
         .into_iter()
         .flatten()
         .flatten()
     {
+        let Some(rest) = left.checked_sub(1) else {
+            return;
+        };
+        *left = rest;
         let name = entry.file_name();
         let name = name.to_string_lossy();
         let Ok(kind) = entry.file_type() else {
@@ -60,7 +67,7 @@ fn find_below(top: &Path, below: &Path, depth: usize, found: &mut Vec<PathBuf>) 
             && !name.starts_with('.')
             && !name.starts_with("artifacts")
         {
-            find_below(top, &below.join(entry.file_name()), depth + 1, found);
+            find_below(top, &below.join(entry.file_name()), depth + 1, left, found);
         }
     }
 }
