@@ -28,15 +28,20 @@ pub struct ArtifactFingerprints {
 impl ArtifactFingerprints {
     /// Reads the fingerprints from a build directory in which `source` was configured.
     pub fn read(build: &Path, source: Option<&Path>) -> Result<Self> {
-        let file = build.join("artifact_subprojects.json");
-        let listed: BTreeMap<String, Vec<String>> = serde_json::from_slice(&content(&file)?)
+        let content = |below: &Path| {
+            super::content(build, below, MAX)?
+                .ok_or_else(|| not_found!("`{}` is missing", build.join(below).display()))
+        };
+        let file = Path::new("artifact_subprojects.json");
+        let listed: BTreeMap<String, Vec<String>> = serde_json::from_slice(&content(file)?)
             .map_err(|error| {
+                let file = build.join(file);
                 invalid!("`{}` is not a list of artifacts", file.display()).source(error)
             })?;
         let mut hashes: BTreeMap<String, Sha256> = BTreeMap::new();
         let mut files = Vec::new();
         for entry in fs::read_dir(build.join("artifacts"))? {
-            let path = entry?.path();
+            let path = Path::new("artifacts").join(entry?.file_name());
             files.extend((path.extension() == Some("fprint".as_ref())).then_some(path));
         }
         files.sort();
@@ -112,17 +117,6 @@ fn stages(source: &Path) -> BTreeMap<String, BTreeSet<String>> {
     topology.stages.iter().map(of).collect()
 }
 
-fn content(path: &Path) -> Result<Vec<u8>> {
-    let found = fs::symlink_metadata(path)?;
-    if !found.is_file() || found.len() > MAX {
-        return Err(invalid!(
-            "`{}` is not a file of TheRock, or too large",
-            path.display()
-        ));
-    }
-    Ok(fs::read(path)?)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -175,6 +169,6 @@ mod tests {
         let list = build.path().join("artifact_subprojects.json");
         std::os::unix::fs::symlink("/etc/passwd", &list).unwrap();
         let error = ArtifactFingerprints::read(build.path(), None).unwrap_err();
-        assert_has!(error.message(), "not a file of TheRock");
+        assert_has!(error.message(), "is not a regular file");
     }
 }

@@ -12,6 +12,7 @@ pub(crate) mod tarballs;
 mod targets;
 mod topology;
 
+use std::io::{ErrorKind, Read as _};
 use std::path::Path;
 
 pub(crate) use drift::drift;
@@ -19,7 +20,11 @@ pub(crate) use fingerprints::ArtifactFingerprints;
 pub(crate) use targets::{Declared, Excluded};
 pub(crate) use topology::{ArtifactType as StageKind, Topology};
 
-use crate::sys::error::{Error, Result};
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+
+use crate::sys::beneath;
+use crate::sys::error::{Error, Result, ResultExt as _};
 
 /// A checkout's table of targets.
 pub(crate) const TARGETS: &str = "cmake/therock_amdgpu_targets.cmake";
@@ -112,21 +117,43 @@ fn version(text: &str) -> Result<String> {
 }
 
 fn text(directory: &Path, file: &str) -> Result<Option<String>> {
-    use std::io::ErrorKind::{NotADirectory, NotFound};
+    let Some(bytes) = content(directory, Path::new(file), LARGEST)? else {
+        return Ok(None);
+    };
+    let text = String::from_utf8(bytes).map_err(|error| {
+        invalid!("`{}` is not UTF-8", directory.join(file).display()).source(error)
+    })?;
+    Ok(Some(text))
+}
 
-    let path = directory.join(file);
-    let found = match fs_err::metadata(&path) {
-        // NotADirectory: a file was given as the checkout.
-        Err(error) if matches!(error.kind(), NotFound | NotADirectory) => return Ok(None),
+/// Reads a regular file below a directory, through no link; `None` if there is none.
+fn content(directory: &Path, below: &Path, largest: u64) -> Result<Option<Vec<u8>>> {
+    let path = directory.join(below);
+    let shown = || format!("cannot read `{}`", path.display());
+    let top = match fs_err::File::open(directory) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         other => other?,
     };
-    if !found.is_file() || found.len() > LARGEST {
-        return Err(invalid!(
-            "`{}` is not a regular file of at most {LARGEST} bytes",
+    let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK;
+    let refused = || {
+        invalid!(
+            "`{}` is not a regular file of at most {largest} bytes",
             path.display()
-        ));
+        )
+    };
+    let file = match beneath::open_by(top.file(), below, flags, beneath::BELOW) {
+        // ENOTDIR: a file was given as the checkout.
+        Err(Errno::ENOENT | Errno::ENOTDIR) => return Ok(None),
+        Err(Errno::ELOOP) => return Err(refused().source("links are not followed")),
+        other => fs_err::File::from_parts(other.context(shown)?.into(), &path),
+    };
+    let found = file.metadata()?;
+    if !found.is_file() || found.len() > largest {
+        return Err(refused());
     }
-    Ok(Some(fs_err::read_to_string(path)?))
+    let mut bytes = Vec::new();
+    file.take(largest).read_to_end(&mut bytes)?;
+    Ok(Some(bytes))
 }
 
 /// Makes an error that shows its place in a text: `FILE:LINE:COLUMN: MESSAGE`, with the line and a mark below it.
@@ -157,4 +184,34 @@ fn error_at(file: &str, text: &str, span: std::ops::Range<usize>, message: &str)
         .collect();
     let mark = format!("{}{}", " ".repeat(column - 1), "^".repeat(width.max(1)));
     invalid!("{file}:{number}:{column}: {message}").source(format!("{shown}\n{mark}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use fs_err as fs;
+
+    use super::*;
+
+    #[test]
+    fn links_and_pipes_in_a_checkout_are_not_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        fs::create_dir(at("cmake")).unwrap();
+        fs::write(at("cmake/file"), "text").unwrap();
+        fs::os::unix::fs::symlink("cmake", at("link")).unwrap();
+        fs::os::unix::fs::symlink("cmake/file", at("file")).unwrap();
+        fs::os::unix::fs::symlink("/dev/zero", at("endless")).unwrap();
+        nix::unistd::mkfifo(&at("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let read = |name: &str| text(directory.path(), name);
+        assert_eq!(read("cmake/file").unwrap().as_deref(), Some("text"));
+        for name in ["absent", "cmake/absent", "cmake/file/below"] {
+            assert_eq!(read(name).unwrap(), None, "{name}");
+        }
+        for name in ["link/file", "file", "endless", "pipe", "cmake"] {
+            let error = read(name).unwrap_err();
+            assert_has!(error.message(), "is not a regular file");
+        }
+        assert_eq!(text(&at("cmake/file"), TARGETS).unwrap(), None);
+        assert_eq!(text(&at("absent"), TARGETS).unwrap(), None);
+    }
 }
