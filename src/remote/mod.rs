@@ -2,6 +2,7 @@
 //! commands together with their connection.
 
 mod on;
+mod received;
 mod remote_exec;
 mod ssh;
 mod transfer;

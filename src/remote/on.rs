@@ -8,6 +8,7 @@ use std::process::Stdio;
 use fs_err as fs;
 use sha2::{Digest as _, Sha256};
 
+use super::received::unpack;
 use super::ssh::{Machine, SshConnection};
 use super::transfer::{LATEST, Manifest, send, short};
 use super::tree::{Seen, Tree};
@@ -279,9 +280,13 @@ fn fetch(ssh: &SshConnection<'_>, directory: &str, working: &Path, path: &Path) 
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = ssh.start(command)?;
     let unpacked = match child.stdout.take() {
-        Some(pipe) => unpack(pipe, arriving.path()),
+        Some(pipe) => unpack(pipe, arriving.path(), path),
         None => Ok(()),
     };
+    if unpacked.is_err() {
+        // It may neither send more nor end.
+        drop(child.kill());
+    }
     let status = child.wait()?;
     if status.code() == Some(7) {
         return Err(not_found!("{}", cannot()).source("there is no such file").help(
@@ -291,12 +296,6 @@ fn fetch(ssh: &SshConnection<'_>, directory: &str, working: &Path, path: &Path) 
     unpacked.context(cannot)?;
     ssh.judge(&format!("read `{name}`"), status)?;
     place_below(arriving.path(), working).context(cannot)
-}
-
-fn unpack(pipe: impl std::io::Read, directory: &Path) -> std::io::Result<()> {
-    let mut archive = tar::Archive::new(pipe);
-    archive.set_preserve_mtime(true);
-    archive.unpack(directory)
 }
 
 /// Moves files below `working`. A file with the same content stays; if any file differs, nothing is moved.

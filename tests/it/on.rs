@@ -245,6 +245,49 @@ fn exit_codes_come_through_and_nothing_goes_on_unseen() {
 }
 
 #[test]
+fn another_machine_brings_nothing_but_what_was_requested() {
+    let store = TestStore::new();
+    let evil = tempfile::tempdir().unwrap();
+    for path in [
+        "out/a",
+        ".git/hooks/pre-commit",
+        "GNUmakefile",
+        "rockenv.toml",
+    ] {
+        let path = evil.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, "text").unwrap();
+    }
+    let ssh = evil.path().join("ssh");
+    let fetch = |files: &str| {
+        // It neither ends nor closes its output.
+        let script = format!(
+            "cd '{}' && tar -c -f - -- {files} && exec sleep 100",
+            evil.path().display()
+        );
+        fs::write(&ssh, script).unwrap();
+        let words = ["on", "ssh://evil", "--fetch", "out"];
+        let mut command = store.command(&words);
+        command.env_remove("SUDO_UID").env_remove("SUDO_GID");
+        command.env("ROCKENV_SSH", format!("sh '{}'", ssh.display()));
+        finish(words.join(" "), command)
+    };
+    let before = fs::read_dir(store.work()).unwrap().count();
+    for (files, other) in [
+        (".", "./"),
+        ("out .git", ".git/"),
+        ("out GNUmakefile", "GNUmakefile"),
+        ("rockenv.toml out", "rockenv.toml"),
+    ] {
+        fetch(files).exits(3).says(&[
+            "cannot fetch `out` from evil",
+            &format!("it sent `{other}`, which was not requested"),
+        ]);
+        assert_eq!(fs::read_dir(store.work()).unwrap().count(), before);
+    }
+}
+
+#[test]
 fn what_was_changed_there_is_neither_replaced_nor_removed() {
     let other = Other::new();
     let here = other.here.work().to_owned();
