@@ -10,6 +10,21 @@ ln -sfn /cache/dvc ~/.cache/therock-dvc
 exec 9>.git/rockenv-fetch.lock
 flock 9
 
+# A fetch applies TheRock's patches anew, and files that it writes are newer than what was built of them. So there is none, as long
+# as all submodules are what the last one left, of the same commit.
+fetched() {
+    git rev-parse HEAD
+    printf '%s\n' "$@"
+    git diff HEAD -- .gitmodules patches
+    git ls-files --others -- patches
+    git submodule foreach --quiet --recursive 'echo "$displaypath $(git rev-parse HEAD)"'
+}
+if fetched "$@" | cmp -s - .git/rockenv-fetched; then
+    echo "all submodules are as they were fetched"
+    exit
+fi
+rm -f .git/rockenv-fetched
+
 # Patched submodules are commits of their own, and before 7.11 those had the present time: each fetch made others, and the source
 # was never what it had been. The date is that of newer releases.
 export GIT_COMMITTER_DATE='Thu, 1 Jan 2099 00:00:00 +0000'
@@ -36,9 +51,13 @@ if [ -s "$mirrors" ]; then
     # Whoever made the mirrors, and although submodules are not to come from files.
     git config --file "$mirrors" safe.directory '*'
     git config --file "$mirrors" protocol.file.allow always
-    GIT_CONFIG_GLOBAL=$mirrors python3 build_tools/fetch_sources.py "$@" 9>&- && exit
+    GIT_CONFIG_GLOBAL=$mirrors python3 build_tools/fetch_sources.py "$@" 9>&- && {
+        fetched "$@" >.git/rockenv-fetched
+        exit
+    }
     echo "not by the mirrors in /cache/git-mirrors: once more without them" >&2
     # What was cloned and not checked out is at its commit already, so git would leave it empty.
     git submodule foreach --quiet --recursive '[ -n "$(ls -A | grep -v -x .git)" ] || git reset --quiet --hard'
 fi
 python3 build_tools/fetch_sources.py "$@" 9>&-
+fetched "$@" >.git/rockenv-fetched

@@ -100,8 +100,8 @@ fn a_plan_begins_with_the_verdict_and_fits_in_80_columns() {
     settings.bind(|| {
         insta::assert_snapshot!(out, @r"
         p-gfx1103: `up` would refuse
-          - no engine available: systemd-nspawn is not installed or needs root, and no
-            service answers
+          - no engine available: systemd-nspawn cannot be used, and neither Docker nor
+            Podman answers
           - profile `p` needs 900.0 GiB of memory, this machine has SIZE
           - DISK
         help: run `sudo rockenv up p.toml --target gfx1103`; build on a machine with

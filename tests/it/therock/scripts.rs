@@ -32,13 +32,12 @@ fn scripts(directory: &Path) {
 
 /// Runs shell code in the directory.
 fn sh(directory: &Path, code: &str) -> String {
-    let path = std::env::var("PATH").unwrap();
-    let path = format!("{}:{path}", directory.join("bin").display());
+    let bin = directory.join("bin");
+    let code = format!("PATH='{}':$PATH\n{code}", bin.display());
     let mut command = Command::new("sh");
-    command.args(["-euc", code]).current_dir(directory);
+    command.args(["-euc", &code]).current_dir(directory);
     run(command
         .env("HOME", directory.join("home"))
-        .env("PATH", path)
         .env("GIT_CONFIG_NOSYSTEM", "1"))
 }
 
@@ -115,6 +114,14 @@ if "--help" not in sys.argv:
             "https://example.org/wanted.git"
         ]
     );
+    // Nothing is fetched, and so nothing patched, that is as the last fetch left it.
+    let again = || sh(directory, "cd checkout; sh ../opt/sources.sh --jobs 8");
+    assert_eq!(again(), "all submodules are as they were fetched\n");
+    sh(
+        directory,
+        "mkdir checkout/patches; touch checkout/patches/one",
+    );
+    assert!(again().contains("nested.git"));
 }
 
 /// Before 7.13 nothing is configured without targets of one's own.
