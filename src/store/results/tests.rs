@@ -106,6 +106,15 @@ fn results_of_another_machine_have_permissions_only() {
 }
 
 #[test]
+fn a_listing_of_any_size_is_not_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let listing = fs::File::create(directory.path().join(".listing.json")).unwrap();
+    listing.set_len(1 << 40).unwrap();
+    let error = StepResults::read(directory.path()).unwrap_err();
+    assert_has!(error.message(), "has more than 64.0 MiB");
+}
+
+#[test]
 fn results_of_another_machine_lead_nowhere() {
     let directory = tempfile::tempdir().unwrap();
     let results = directory.path();
