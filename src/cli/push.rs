@@ -32,12 +32,16 @@ pub struct PushArgs {
     /// COSIGN_PASSWORD [default: `sign-key` in the configuration]
     #[arg(long, value_name = "KEY")]
     sign: Option<PathBuf>,
+    /// Also sign snapshots that were pulled or imported without a verified signature
+    #[arg(long)]
+    sign_unverified: bool,
 }
 
 pub(crate) fn push(cx: &Context, args: &PushArgs) -> Result<()> {
     cx.host_as_root("pushing snapshots")?;
     let (named, key) = (args.reference.as_deref(), args.sign.as_deref());
-    let repository = registry::repository_to_push(cx, named, key)?;
+    let mut repository = registry::repository_to_push(cx, named, key)?;
+    repository.signs_unverified = args.sign_unverified;
     let store = cx.existing_store()?;
     let signals = Signals::take()?;
     let reporter = cx.ui.reporter(Format::Human);

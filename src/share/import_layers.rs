@@ -45,11 +45,12 @@ pub(crate) struct Import<'a> {
 }
 
 impl Import<'_> {
-    /// Imports the missing layers of a document.
+    /// Imports the missing layers of a document. `verified`: by its signature.
     pub(super) fn run(
         self,
         source: SnapshotSource<'_>,
         mut document: Document,
+        verified: bool,
         cx: &mut TaskContext<'_>,
     ) -> Result<Pulled> {
         let incremental = match self.reuse {
@@ -57,7 +58,7 @@ impl Import<'_> {
             Reuse::Incremental => Vec::new(),
         };
         let incoming = self.store.incoming(cx)?;
-        let pulled = Pull::new(self, &incoming, &document)
+        let pulled = Pull::new(self, &incoming, &document, verified)
             .and_then(|mut pull| pull.finish(source, incremental, cx));
         // On a full disk nothing of it may stay, except downloads, which need not be repeated.
         let finished = incoming.finish();
@@ -73,6 +74,7 @@ struct Pull<'a> {
     incoming: &'a IncomingLayers<'a>,
     document: &'a Document,
     chains: Vec<String>,
+    verified: bool,
     needs_image: bool,
     /// The first step whose snapshot is missing.
     first: usize,
@@ -95,6 +97,7 @@ impl<'a> Pull<'a> {
         to: Import<'a>,
         incoming: &'a IncomingLayers<'a>,
         document: &'a Document,
+        verified: bool,
     ) -> Result<Self> {
         let Import { store, service, .. } = to;
         let chains = document.chains();
@@ -105,6 +108,13 @@ impl<'a> Pull<'a> {
                 let image = layer.kept.as_ref().map(|kept| service.image(&kept.image));
                 matches!(image, Some(Ok(Some(_))))
             });
+        }
+        if verified {
+            let there = chains.iter().filter_map(|chain| known.get(chain));
+            for layer in there {
+                store.mark_layer_verified(&layer.id)?;
+            }
+            store.mark_image_verified(&document.snapshot.image.key)?;
         }
         let there = (0..steps.len()).rev().find_map(|at| {
             let layer = known.get(&chains[at])?;
@@ -126,6 +136,7 @@ impl<'a> Pull<'a> {
             incoming,
             document,
             chains,
+            verified,
             needs_image: base.is_none() && store.image(&image.key)?.is_none(),
             first,
             base,
@@ -357,6 +368,7 @@ impl<'a> Pull<'a> {
         let shared = Shared {
             chain: image.digest.clone(),
             tree: Some(self.document.blobs[0].clone()),
+            unverified: !self.verified,
             ..Shared::default()
         };
         self.incoming.publish_image(place, image, &shared)
@@ -533,6 +545,7 @@ impl<'a> Pull<'a> {
                 .filter_map(|name| Some((name.clone(), blob(step.volume(name)?))))
                 .collect(),
             results: step.results.map(blob),
+            unverified: !self.verified,
         }
     }
 }

@@ -41,6 +41,8 @@ pub(crate) struct Repository {
     reference: Reference,
     /// Signs what is pushed.
     pub(crate) signs: Option<Arc<SigningKey>>,
+    /// Signs what came from elsewhere without a verified signature too.
+    pub(crate) signs_unverified: bool,
     /// Must have signed what is pulled.
     pub(crate) verifies: Option<Arc<VerifyingKey>>,
 }
@@ -52,6 +54,7 @@ impl Repository {
             Ok(reference) => Ok(Self {
                 reference,
                 signs: None,
+                signs_unverified: false,
                 verifies: None,
             }),
             // The help text for that is about image recipes.

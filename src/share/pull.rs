@@ -248,7 +248,9 @@ pub(crate) fn pull(
     };
     wanted.check(&document).context(cannot)?;
     let source = SnapshotSource::Registry(&registry, &blobs);
-    to.run(source, document, cx).context(cannot).map(Some)
+    to.run(source, document, verifies.is_some(), cx)
+        .context(cannot)
+        .map(Some)
 }
 
 /// Imports the missing ones of all snapshots in a file or directory made by [`super::export`].
@@ -258,7 +260,8 @@ pub(crate) fn import(to: Import<'_>, path: &Path, cx: &mut TaskContext<'_>) -> R
         examine(path)?;
         let layout = Layout::open(path)?;
         let entries = layout.entries()?;
-        let mut one = |entry| to.run(SnapshotSource::Layout(&layout), layout.document(entry)?, cx);
+        let source = SnapshotSource::Layout(&layout);
+        let mut one = |entry| to.run(source, layout.document(entry)?, false, cx);
         entries.iter().map(&mut one).collect()
     };
     all().context(|| format!("cannot import `{}`", path.display()))

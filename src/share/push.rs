@@ -60,11 +60,35 @@ pub(crate) fn push(
     what: &Shareable,
     cx: &mut TaskContext<'_>,
 ) -> Result<Pushed> {
+    if repository.signs.is_some() && !repository.signs_unverified {
+        check_origin(store, what)?;
+    }
     let registry = repository.open(Operation::Push, cx)?;
     let tag = repository.tag();
     let to = Destination::Registry(&registry);
     send_all(store, to, what, (tag, Some(repository)), cx)
         .context(|| format!("cannot push to `{repository}`"))
+}
+
+/// Refuses to sign what another machine may have made.
+fn check_origin(store: &Store, what: &Shareable) -> Result<()> {
+    let refuse = |name: &str| {
+        Err(
+            usage!("cannot sign {name}: it was pulled or imported without a verified signature")
+                .help("rockenv pull REF --verify KEY, or push with `--sign-unverified`"),
+        )
+    };
+    let is_unverified = |shared: Option<Shared>| shared.is_some_and(|shared| shared.unverified);
+    let image = &what.image;
+    if is_unverified(store.shared_image(&image.key)?) {
+        return refuse(&format!("image `{}`", image.name));
+    }
+    for layer in &what.layers {
+        if is_unverified(store.shared_layer(&layer.id)?) {
+            return refuse(&format!("snapshot `{}`", layer.title));
+        }
+    }
+    Ok(())
 }
 
 /// Writes snapshots to a new file or directory, with everything below them.
@@ -189,6 +213,7 @@ impl Pushing<'_> {
         let image = &self.what.image;
         let store = self.store;
         let known = store.shared_image(&image.key).ok().flatten();
+        let unverified = known.as_ref().is_some_and(|shared| shared.unverified);
         let remembered = known.and_then(|shared| shared.tree);
         let known = match &remembered {
             Some(blob) => Some(blob.clone()),
@@ -205,6 +230,7 @@ impl Pushing<'_> {
             let shared = Shared {
                 chain: image.digest.clone(),
                 tree: Some(blob.clone()),
+                unverified,
                 ..Shared::default()
             };
             unless_full(store.remember_image(&image.key, &shared))?;
@@ -239,7 +265,10 @@ impl Pushing<'_> {
         let below = at.checked_sub(1).map(|below| &what.layers[below]);
         let remembered = store.shared_layer(&layer.id).ok().flatten();
         let remembered = remembered.unwrap_or_default();
-        let mut shared = Shared::default();
+        let mut shared = Shared {
+            unverified: remembered.unverified,
+            ..Shared::default()
+        };
         let place = |layer: &Layer, tree: &str| store.layer_dir(&layer.id).join(tree);
         let changes = match self.store.method() {
             Method::Overlay => LayerContent::Upper(place(layer, "diff")),

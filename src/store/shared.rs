@@ -47,6 +47,23 @@ pub struct Shared {
     /// The step's results in output volumes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub results: Option<Blob>,
+    /// It came from elsewhere, and no signature of it was verified.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub unverified: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+impl Shared {
+    fn verified(self) -> Self {
+        Self {
+            unverified: false,
+            ..self
+        }
+    }
 }
 
 /// A place to assemble data from a registry.
@@ -77,6 +94,22 @@ impl Store {
     /// Remembers the description of an image.
     pub fn remember_image(&self, key: &ImageKey, shared: &Shared) -> Result<()> {
         atomic::write_json(&self.image_dir(key).join(FILE), shared)
+    }
+
+    /// Remembers that a signature of a layer was verified.
+    pub fn mark_layer_verified(&self, id: &LayerId) -> Result<()> {
+        match self.shared_layer(id)? {
+            Some(shared) if shared.unverified => self.remember_layer(id, &shared.verified()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Remembers that a signature of an image was verified.
+    pub fn mark_image_verified(&self, key: &ImageKey) -> Result<()> {
+        match self.shared_image(key)? {
+            Some(shared) if shared.unverified => self.remember_image(key, &shared.verified()),
+            _ => Ok(()),
+        }
     }
 
     /// Returns the layers known at registries, by their chain digest: those whose trees this service keeps, or else

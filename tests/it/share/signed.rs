@@ -187,6 +187,51 @@ fn what_is_not_signed_or_wrongly_is_refused() {
 }
 
 #[test]
+fn what_came_without_a_signature_is_not_signed() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let name = two.pushed(ONE);
+    let (repository, tag) = (two.repository(), two.last(name));
+    let up = two.run(&two.other, &["up", name, "--pull"]);
+    up.ok().says(&["pulled one from"]);
+    let elsewhere = format!("{}/again", two.registry.host);
+    let why = "cannot sign snapshot `one`: it was pulled or imported without a verified signature";
+    let refused = || {
+        two.push_signed(&two.other, name, &elsewhere)
+            .exits(2)
+            .says(&[why, "--sign-unverified"]);
+    };
+    refused();
+    // A push without a signature does not make it known.
+    two.run(&two.other, &["push", name, &elsewhere]).ok();
+    refused();
+    let mut command = two
+        .other
+        .command(&["push", name, &elsewhere, "--sign-unverified"]);
+    command
+        .args(["--sign", &key("one.key")])
+        .env("COSIGN_PASSWORD", PASSWORD);
+    finish("push --sign-unverified".into(), command).ok();
+    refused();
+    // Its maker's signature, of the same bytes.
+    two.push_signed(&two.one, name, &repository).ok();
+    two.pull_verified(&format!("{repository}:{tag}"), "one.pub")
+        .ok()
+        .says(&["the store already has all of it"]);
+    two.push_signed(&two.other, name, &elsewhere).ok();
+    // A file has no signatures.
+    let third = TestStore::new();
+    let file = two.one.work().join("demo.oci.tar");
+    let file = file.to_str().unwrap();
+    two.one.rockenv(&["export", name, "--snapshots", file]).ok();
+    third.profile_named(third.env(), ONE);
+    third.rockenv(&["import", file]).ok();
+    third.rockenv(&["up", third.env()]).ok();
+    two.push_signed(&third, third.env(), &elsewhere)
+        .exits(2)
+        .says(&[why]);
+}
+
+#[test]
 fn a_key_that_cannot_be_used_stops_before_anything_is_sent() {
     let two = Two::new(TestStore::new(), TestStore::new());
     let name = two.profile(ONE);
