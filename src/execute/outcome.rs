@@ -108,13 +108,12 @@ impl Ran {
             let peak = usage
                 .memory()
                 .map_or_else(String::new, |peak| format!(" (it held {})", bytes(peak)));
-            let next = match jobs {
-                1 => "a single job needs more than that".to_owned(),
-                _ => format!("try `--jobs {}`", jobs / 2),
+            let end = match jobs {
+                1 => "1 job; a single job needs more than that".to_owned(),
+                _ => format!("{jobs} jobs; try `--jobs {}`", jobs / 2),
             };
-            let message = format!(
-                "step `{name}` ran out of memory: {limit} was reached{peak} with {jobs} jobs; {next}"
-            );
+            let message =
+                format!("step `{name}` ran out of memory: {limit} was reached{peak} with {end}");
             return (Kind::OutOfSpace, message);
         }
         if let Some(full) = &self.full {

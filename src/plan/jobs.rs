@@ -59,6 +59,9 @@ pub struct Used {
     /// Processor time, in microseconds.
     #[serde(default)]
     pub cpu_us: u64,
+    /// Peak of memory with page cache, in bytes: after memory ran out, about the limit.
+    #[serde(default)]
+    pub memory_peak: Option<u64>,
     /// Peak of memory without page cache, in bytes.
     #[serde(default)]
     pub memory_held: Option<u64>,
@@ -172,7 +175,7 @@ fn jobs(given: &SizingInputs<'_>, budget: &Figure, memory: u64) -> Figure {
     for (step, run) in last_runs(given.past) {
         if run.cost.usage.oom_kills > 0 && run.outcome != "done" {
             let why = format!("step `{step}` ran out of memory with {}", run.jobs);
-            jobs = least(&jobs, run.jobs / 2, why);
+            jobs = least(&jobs, after_out_of_memory(run, memory), why);
         } else if let Some(held) = run.cost.usage.memory_held
             && held > 0
         {
@@ -182,6 +185,18 @@ fn jobs(given: &SizingInputs<'_>, budget: &Figure, memory: u64) -> Figure {
         }
     }
     jobs
+}
+
+/// Returns half the jobs of a run that was out of memory, or as many times that as there is more memory now.
+fn after_out_of_memory(run: &Past, memory: u64) -> u32 {
+    let half = (run.jobs / 2).max(1);
+    match run.cost.usage.memory_peak {
+        Some(then) if (1..memory).contains(&then) => {
+            let jobs = u128::from(half) * u128::from(memory) / u128::from(then);
+            u32::try_from(jobs).unwrap_or(u32::MAX)
+        }
+        _ => half,
+    }
 }
 
 fn fitting(memory: u64, per: u64) -> u32 {
@@ -340,6 +355,12 @@ mod tests {
                 .value,
             16
         );
+        // Of 64 GiB: as little as then, more, and so much that it says nothing.
+        for (then, jobs) in [(64 * GIB, 8), (48 * GIB, 10), (GIB, 16)] {
+            killed.cost.usage.memory_peak = Some(then);
+            let sizing = sized(&none, None, std::slice::from_ref(&killed));
+            assert_eq!(sizing.jobs.value, jobs, "{then}");
+        }
         let mut done = run("math", 8, "done");
         done.cost.usage.memory_held = Some(48 * GIB);
         let sizing = sized(&none, None, &[killed, done]);
