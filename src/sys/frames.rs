@@ -1,11 +1,13 @@
 //! Owns frames on Unix stream sockets between rockenv's processes: a length, a JSON body, and file descriptors beside
 //! the length.
 
-use std::io::{IoSlice, IoSliceMut, Read as _, Write as _};
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
+use std::io::{IoSlice, IoSliceMut, Write as _};
+use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
-use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recv, recvmsg, sendmsg};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -15,6 +17,9 @@ use crate::sys::error::{Error, Result};
 const MAX_BODY: u32 = 16 << 20;
 /// Maximum number of descriptors in a frame.
 const MAX_FDS: usize = 4;
+/// Within this time after a frame has begun, its rest must arrive. Root of a container can write to the agent's
+/// sockets, and could else keep their readers busy as long as it likes.
+const REST: Duration = Duration::from_secs(20);
 
 pub(crate) fn send(socket: &UnixStream, body: &impl Serialize, fds: &[RawFd]) -> Result<()> {
     let body = serde_json::to_vec(body)
@@ -69,6 +74,13 @@ fn is_gone(error: &std::io::Error) -> bool {
 pub(crate) fn receive<T: DeserializeOwned>(
     socket: &UnixStream,
 ) -> Result<Option<(T, Vec<OwnedFd>)>> {
+    receive_within(socket, REST)
+}
+
+fn receive_within<T: DeserializeOwned>(
+    socket: &UnixStream,
+    rest: Duration,
+) -> Result<Option<(T, Vec<OwnedFd>)>> {
     let mut length = [0u8; 4];
     let mut space = nix::cmsg_space!([RawFd; MAX_FDS]);
     let mut fds = Vec::new();
@@ -98,7 +110,8 @@ pub(crate) fn receive<T: DeserializeOwned>(
     if read == 0 {
         return Ok(None);
     }
-    if !fill(socket, &mut length[read..])? {
+    let until = Instant::now() + rest;
+    if !fill(socket, &mut length[read..], until)? {
         return Ok(None);
     }
     let length = u32::from_le_bytes(length);
@@ -108,7 +121,7 @@ pub(crate) fn receive<T: DeserializeOwned>(
         ));
     }
     let mut body = vec![0; length as usize];
-    if !fill(socket, &mut body)? {
+    if !fill(socket, &mut body, until)? {
         return Ok(None);
     }
     let body = serde_json::from_slice(&body)
@@ -117,11 +130,28 @@ pub(crate) fn receive<T: DeserializeOwned>(
 }
 
 /// Reads the rest of a frame; returns whether it came.
-fn fill(mut socket: &UnixStream, buffer: &mut [u8]) -> Result<bool> {
-    match socket.read_exact(buffer) {
-        Err(error) if is_gone(&error) => Ok(false),
-        other => other.map(|()| true).map_err(not_sent),
+fn fill(socket: &UnixStream, mut buffer: &mut [u8], until: Instant) -> Result<bool> {
+    while !buffer.is_empty() {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(unavailable!(
+                "the container sent a part of a message and then stopped"
+            ));
+        }
+        let mut fds = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
+        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+        match poll(&mut fds, timeout) {
+            Err(nix::Error::EINTR) => continue,
+            other => other?,
+        };
+        match recv(socket.as_raw_fd(), buffer, MsgFlags::MSG_DONTWAIT) {
+            Ok(0) | Err(nix::Error::ECONNRESET) => return Ok(false),
+            Ok(count) => buffer = &mut buffer[count..],
+            Err(nix::Error::EAGAIN | nix::Error::EINTR) => {}
+            Err(error) => return Err(not_sent(error.into())),
+        }
     }
+    Ok(true)
 }
 
 #[expect(
@@ -136,7 +166,6 @@ fn own(fd: RawFd) -> OwnedFd {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsFd as _;
 
     #[test]
     fn a_frame_arrives_with_its_descriptors() {
@@ -152,6 +181,36 @@ mod tests {
         assert!(receive::<i32>(&b).unwrap().is_none());
         let error = send(&b, &15, &[]).unwrap_err();
         assert_eq!(error.kind(), crate::sys::error::Kind::Unavailable);
+    }
+
+    #[test]
+    fn a_frame_that_does_not_end_is_given_up() {
+        let (a, b) = UnixStream::pair().unwrap();
+        for part in [&[9, 0][..], &[9, 0, 0, 0, b'{']] {
+            (&a).write_all(part).unwrap();
+            let rest = Duration::from_millis(50);
+            let error = receive_within::<i32>(&b, rest).unwrap_err();
+            assert_has!(error.message(), "then stopped");
+        }
+        // One byte after the other.
+        let (a, b) = UnixStream::pair().unwrap();
+        let body = b"[                                                  ]";
+        let length = u32::try_from(body.len()).unwrap();
+        (&a).write_all(&length.to_le_bytes()).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for byte in body {
+                    let sent = (&a).write_all(&[*byte]);
+                    std::thread::sleep(Duration::from_millis(20));
+                    if sent.is_err() {
+                        return;
+                    }
+                }
+            });
+            let rest = Duration::from_millis(100);
+            assert!(receive_within::<Vec<i32>>(&b, rest).is_err());
+            drop(b);
+        });
     }
 
     #[test]
