@@ -79,3 +79,31 @@ fn reads_input(words: &[String]) -> bool {
     let parsed = Cli::try_parse_from(words);
     parsed.is_ok_and(|cli| matches!(cli.command, Command::Exec(_) | Command::Shell(_)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn global_options_are_for_the_command_there() {
+        for (line, command) in [
+            (
+                &["--home", "/s", "--json", "on", "ssh://h", "ls"][..],
+                &["--json", "--home", "/s", "ls"][..],
+            ),
+            (
+                &["-vv", "-y", "on", "ssh://h", "rm", "a"],
+                &["--verbose", "--verbose", "--yes", "rm", "a"],
+            ),
+            (&["on", "ssh://h", "--json", "ls"], &["--json", "ls"]),
+            (&["--json", "on", "ssh://h", "--fetch", "out"], &[]),
+        ] {
+            let mut cli = Cli::try_parse_from([&["rockenv"], line].concat()).unwrap();
+            let Command::On(args) = &mut cli.command else {
+                panic!("{line:?}")
+            };
+            args.hand_on(&cli.global);
+            assert_eq!(args.command, command, "{line:?}");
+        }
+    }
+}

@@ -46,7 +46,7 @@ export = [{ from = "/build/llama/bin", to = "result" }]
 #[test]
 fn the_archive_is_fetched_configured_and_compiled_through_ccache() {
     let store = TestStore::with_builder();
-    // Whoever reads along on the way to the index is known to this machine, if anybody does.
+    // The machine may be behind a proxy that inspects TLS, whose authority only the host trusts.
     store.configure("ca-certificates = \"host\"\n");
     let name = store.env();
     let profile = store.work().join(format!("profiles/{name}.toml"));

@@ -145,7 +145,7 @@ impl Git<'_> {
         if print.contains('+') || !of_commit.is_some_and(|rest| rest.starts_with(b"+PATCHED:")) {
             return Ok(false);
         }
-        // Whoever commits more is another committer.
+        // A commit by another committer did not come from the fetch.
         let committer = self.open(submodule)?.text(&["log", "-1", "--format=%ce"])?;
         Ok(committer.trim() == PATCHER)
     }
