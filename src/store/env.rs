@@ -20,7 +20,7 @@ use crate::engine::{BuildUser, Root, session};
 use crate::plan::ids::{EnvName, LayerId, StepKey, TreeId, VolumeId};
 use crate::plan::record::Record;
 use crate::plan::resolve::Spec;
-use crate::sys::atomic::{self, random_id};
+use crate::sys::atomic::{self, Survives, random_id};
 use crate::sys::error::{Kind, Result, ResultExt as _, if_exists};
 use crate::tree;
 
@@ -146,12 +146,17 @@ impl LockedEnv<'_> {
 
     /// Records that a step begins: until it ends well, the build volumes contain its work.
     ///
-    /// Synced: after a power failure, the step's writes to the volumes must not pass for the state of the layer
-    /// below.
+    /// Synced if there are volumes: after a power failure, the step's writes to them must not pass for the state of the
+    /// layer below.
     pub(super) fn begin_attempt(&self, key: &StepKey) -> Result<()> {
         remove(&self.directory.join(JOINED))?;
-        let text = attempt_line(key, self.known_record()?);
-        atomic::write(&self.directory.join(ATTEMPT), text.as_bytes())
+        let record = self.known_record()?;
+        let survives = match record.head.volumes.is_empty() {
+            true => Survives::Nothing,
+            false => Survives::New,
+        };
+        let text = attempt_line(key, record);
+        atomic::replace(&self.directory.join(ATTEMPT), text.as_bytes(), survives)
     }
 
     /// Deletes the record of a begun step.
@@ -189,9 +194,21 @@ impl LockedEnv<'_> {
         self.put(record)
     }
 
-    /// The same for cleanup, which does not count as a use.
+    /// Replaces the record by one that adds a step's layer and names all that the old one does. After a power failure,
+    /// the next `up` finds the layer by its key.
+    pub(super) fn commit_step(&mut self, mut record: Record) -> Result<()> {
+        record.used = Timestamp::now();
+        self.replace_record(record, Survives::Either)
+    }
+
+    /// Replaces the record during cleanup, which does not count as a use.
     pub(super) fn put(&mut self, record: Record) -> Result<()> {
-        atomic::write_json(&self.directory.join("record.json"), &record)?;
+        self.replace_record(record, Survives::New)
+    }
+
+    fn replace_record(&mut self, record: Record, survives: Survives) -> Result<()> {
+        let path = self.directory.join("record.json");
+        atomic::replace(&path, &atomic::json(&path, &record)?, survives)?;
         removal::clear_removal_marks(&self.directory)?;
         self.record = Some(record);
         Ok(())

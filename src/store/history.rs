@@ -166,7 +166,8 @@ impl LockedEnv<'_> {
             from.history = History::Incremental { on };
         }
         let head = &self.known_record()?.head;
-        if head.volumes_from.as_ref() != Some(&from) || head.by_hand().is_some() {
+        let is_recorded = head.volumes.is_empty() || head.volumes_from.as_ref() == Some(&from);
+        if !is_recorded || head.by_hand().is_some() {
             // What commands wrote is part of the history now; what follows is the step's.
             self.update(|record| {
                 record.head.volumes_from = Some(from);

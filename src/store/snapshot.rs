@@ -130,7 +130,10 @@ impl LockedEnv<'_> {
             record.head.volumes_from = Some(from);
         }
         change(&mut record);
-        self.commit(record)?;
+        match freeze.key.is_some() && replaced.is_none() {
+            true => self.commit_step(record)?,
+            false => self.commit(record)?,
+        }
         drop(shared);
         journal::clear(&self.directory)?;
         if let Some(tree) = dropped {

@@ -13,8 +13,25 @@ use crate::sys::error::{Result, ResultExt as _, if_exists};
 /// Prefix of files that are being written.
 pub(crate) const PREFIX: &str = ".tmp-";
 
-/// Replaces `path` by `bytes`: temporary file, sync, rename, sync of the directory.
+/// What a power failure leaves of a file that was just replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Survives {
+    /// The new file.
+    New,
+    /// The old or the new file, complete.
+    Either,
+    /// Anything: nobody reads it after a restart.
+    Nothing,
+}
+
+/// Replaces `path` by `bytes`, for good.
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    replace(path, bytes, Survives::New)
+}
+
+/// Replaces `path` by `bytes`: temporary file, sync, rename, sync of the directory. Each sync is left out if what
+/// survives does not depend on it.
+pub(crate) fn replace(path: &Path, bytes: &[u8], survives: Survives) -> Result<()> {
     let parent = path
         .parent()
         .ok_or_else(|| unexpected!("a file needs a directory"))?;
@@ -24,22 +41,31 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
         .context(|| format!("cannot write in `{}`", parent.display()))?;
     file.write_all(bytes)
         .context(|| format!("cannot write `{}`", path.display()))?;
-    file.as_file()
-        .sync_data()
-        .context(|| format!("cannot write `{}`", path.display()))?;
+    if survives != Survives::Nothing {
+        file.as_file()
+            .sync_data()
+            .context(|| format!("cannot write `{}`", path.display()))?;
+    }
     file.persist(path)
         .map_err(|error| error.error)
         .context(|| format!("cannot replace `{}`", path.display()))?;
-    fs::File::open(parent)?.sync_data()?;
+    if survives == Survives::New {
+        fs::File::open(parent)?.sync_data()?;
+    }
     Ok(())
 }
 
-/// Replaces `path` by the value as JSON.
+/// Replaces `path` by the value as JSON, for good.
 pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
+    write(path, &json(path, value)?)
+}
+
+/// Returns the value as JSON, for the file at `path`.
+pub(crate) fn json(path: &Path, value: &impl Serialize) -> Result<Vec<u8>> {
     let mut bytes = serde_json::to_vec_pretty(value)
         .map_err(|error| unexpected!("cannot encode `{}`", path.display()).source(error))?;
     bytes.push(b'\n');
-    write(path, &bytes)
+    Ok(bytes)
 }
 
 /// Reads JSON; `None` if there is no file.
