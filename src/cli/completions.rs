@@ -223,8 +223,9 @@ fn profile_or_file(names: Names, typed: &OsStr) -> Vec<CompletionCandidate> {
 }
 
 fn candidates(names: Names) -> Vec<CompletionCandidate> {
-    let words: Vec<String> = std::env::args().skip_while(|word| word != "--").collect();
-    find(names, &words).unwrap_or_default()
+    let words = std::env::args_os().skip_while(|word| word != "--");
+    let words = words.map(|word| word.to_string_lossy().into_owned());
+    find(names, &words.collect::<Vec<_>>()).unwrap_or_default()
 }
 
 fn find(names: Names, words: &[String]) -> Result<Vec<CompletionCandidate>> {

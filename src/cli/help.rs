@@ -82,16 +82,24 @@ pub(super) fn parse() -> std::result::Result<Cli, Unparsed> {
     let parsed = parsed.and_then(|matches| Cli::from_arg_matches(&matches));
     parsed.map_err(|mut error| {
         keep_close(&mut error);
-        let first = std::env::args().skip(1).find(|word| !word.starts_with('-'));
         match (error.kind(), error.get(ContextKind::InvalidSubcommand)) {
             (ErrorKind::InvalidSubcommand, Some(ContextValue::String(word)))
-                if first.as_ref() == Some(word) =>
+                if is_first_command(word) =>
             {
                 suggestion(word).map_or(Unparsed::Usage(error), Unparsed::Meant)
             }
             _ => Unparsed::Usage(error),
         }
     })
+}
+
+/// Returns whether no command stands before a word of the command line.
+fn is_first_command(word: &str) -> bool {
+    let known = Cli::command();
+    let mut before = std::env::args_os()
+        .skip(1)
+        .take_while(|other| other != word);
+    before.all(|other| known.find_subcommand(other).is_none())
 }
 
 /// Removes the commands that clap suggests for a word that is too different: `on` for `nonsense`.

@@ -96,6 +96,10 @@ fn words_of_other_tools_name_the_command() {
     error: no command `login`: `docker login HOST` or `podman login HOST`: rockenv uses the same logins
     error: no command `780m`: `rockenv up gfx1103` builds for it
     ");
+    store
+        .rockenv(&["--home", "/of/another", "stop"])
+        .exits(2)
+        .says(&["no command `stop`"]);
     // Nothing is guessed inside a group, or for a word that means nothing.
     let said = store.shows(
         "snapshot delete

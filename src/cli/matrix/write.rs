@@ -215,11 +215,13 @@ impl JsonArgs {
 
 impl Call {
     fn calls(&self, runners: &Runners) -> Calls {
-        let arguments = ["rockenv".to_owned()]
-            .into_iter()
-            .chain(std::env::args().skip(1));
+        let arguments = std::env::args_os().skip(1);
+        let arguments = arguments.map(|word| word.to_string_lossy().into_owned());
+        let arguments: Vec<String> = std::iter::once("rockenv".to_owned())
+            .chain(arguments)
+            .collect();
         Calls {
-            written_by: words(&arguments.collect::<Vec<_>>()),
+            written_by: words(&arguments),
             rockenv: self.rockenv.clone().unwrap_or_else(|| {
                 let sudo = hosted(runners.build()).map_or("", |_| "sudo -E ");
                 format!("{sudo}rockenv")
