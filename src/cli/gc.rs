@@ -77,6 +77,9 @@ fn report(cx: &Context, done: &Done, asked: Option<u64>, free: u64) -> Result<()
             #[serde(flatten)] done: done,
             free: free,
         })?;
+    } else if done.removed.is_empty() && done.trash == 0 {
+        let free = size::bytes(free);
+        cx.ui.data(&format!("nothing to remove; {free} free now\n"));
     } else {
         cx.ui.data(&format!(
             "removed {}: {} freed ({} estimated); {} free now\n",

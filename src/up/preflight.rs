@@ -271,26 +271,21 @@ impl Needs {
     pub(crate) fn rows(&self) -> Vec<(&'static str, String)> {
         let sizing = &self.sizing;
         let why = |figure: &Figure| format!("{} ({})", figure.value, figure.why);
-        let mut rows = vec![
-            (
-                "jobs",
-                format!(
-                    "{}, of {} on this machine ({})",
-                    why(&sizing.jobs),
-                    sizing.budget.value,
-                    sizing.budget.why
-                ),
+        let mut rows = vec![(
+            "jobs",
+            format!(
+                "{}, of {} on this machine ({})",
+                why(&sizing.jobs),
+                sizing.budget.value,
+                sizing.budget.why
             ),
-            (
-                "links",
-                format!(
-                    "{}; TensileLite {}",
-                    why(&sizing.link_jobs),
-                    why(&sizing.tensile_jobs)
-                ),
-            ),
-            ("memory", self.memory_text()),
-        ];
+        )];
+        let (links, tensile) = (&sizing.link_jobs, &sizing.tensile_jobs);
+        if links.value.min(tensile.value) < sizing.jobs.value {
+            let text = format!("{}; TensileLite {}", why(links), why(tensile));
+            rows.push(("links", text));
+        }
+        rows.push(("memory", self.memory_text()));
         for disk in &self.disk {
             let mut text = match disk.needed {
                 0 => "not declared".to_owned(),

@@ -112,7 +112,6 @@ fn a_plan_begins_with_the_verdict_and_fits_in_80_columns() {
         engine planned for nspawn; no engine here
         store  none yet
         jobs   2 (configured), of 2 on this machine (configured)
-        links  2 (as many as jobs); TensileLite 2 (as many as jobs)
         memory at most 2.0 GiB (the profile says so); needs a machine with 900.0 GiB
         disk   DISK
         time   unknown: no step of it has run here before

@@ -82,7 +82,6 @@ fn a_store_is_read_in_many_ways() {
     engine nspawn (root, and systemd-nspawn is installed)
     store  overlay at STORE
     jobs  2 (configured), of 2 on this machine (configured)
-    links  2 (as many as jobs); TensileLite 2 (as many as jobs)
     memory no limit
     disk  not declared; SIZE free at STORE
     time  unknown: no step of it has run here before
@@ -209,7 +208,6 @@ fn a_store_is_read_in_many_ways() {
     engine nspawn (the env was created with it)
     store  overlay at STORE
     jobs  2 (configured), of 2 on this machine (configured)
-    links  2 (as many as jobs); TensileLite 2 (as many as jobs)
     memory no limit; step `install` held SIZE before
     disk  not declared; SIZE free at STORE
     time  about TIME for 1 of 1 steps, by their earlier runs
