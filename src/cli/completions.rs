@@ -138,11 +138,25 @@ pub(crate) fn answer() -> Option<ExitCode> {
     }
 }
 
+/// The names of files are data: bash puts candidates into the line as they are, and would run `$(...)` in them.
+const BASH: &str = r#"source <(COMPLETE=bash rockenv)
+_rockenv() {
+    _clap_complete_rockenv "$@"
+    local i
+    for i in "${!COMPREPLY[@]}"; do
+        case ${COMPREPLY[i]} in
+            *[!A-Za-z0-9_./:=@%+,~-]*) printf -v 'COMPREPLY[i]' %q "${COMPREPLY[i]}" ;;
+        esac
+    done
+}
+complete -o nospace -o bashdefault -o nosort -F _rockenv rockenv
+"#;
+
 /// Returns the script that a shell sources.
 fn script(shell: &str) -> Result<String> {
     // Where the shell allows it, the script asks at the shell's start: the protocol changes between versions.
     match shell {
-        "bash" => return Ok("source <(COMPLETE=bash rockenv)\n".to_owned()),
+        "bash" => return Ok(BASH.to_owned()),
         "zsh" => {
             // Also valid as the file `_rockenv` in fpath, which zsh runs at the first completion.
             return Ok(concat!(

@@ -239,6 +239,12 @@ fn an_installation_completes_names_and_has_the_schema_for_editors() {
     let profile = profile.to_str().unwrap();
     let typed = profile.trim_end_matches("n.toml");
     assert_eq!(complete(&["plan", typed]), [profile]);
+    // Bash would run a command in a name.
+    let hostile = store.work().join("o$(touch pwned);.toml");
+    fs::write(hostile, "").unwrap();
+    let typed = typed.trim_end_matches("w").to_owned() + "$";
+    let quoted = typed.trim_end_matches('$').to_owned() + r"\$\(touch\ pwned\)\;.toml";
+    assert_eq!(complete(&["plan", &typed]), [quoted]);
 
     let fish = |line: &str| {
         let mut command = Command::new("fish");
@@ -250,7 +256,7 @@ fn an_installation_completes_names_and_has_the_schema_for_editors() {
     assert_eq!(fish("rockenv fsc"), ["fsck"]);
     let typed = format!("rockenv logs {env} ");
     assert_eq!(fish(&typed)[..2], ["first", "second"]);
-    let typed = format!("rockenv plan {}", profile.trim_end_matches("wn.toml"));
+    let typed = format!("rockenv plan {}", profile.trim_end_matches("n.toml"));
     assert_eq!(fish(&typed), [profile]);
 
     let mut command = Command::new("zsh");
