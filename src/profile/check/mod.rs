@@ -39,6 +39,10 @@ pub(crate) fn finish(
     let steps = file.step.into_iter();
     let steps = steps.filter_map(|step| check.step(step, &volumes, &needed_by, choices));
     let steps = steps.collect();
+    let names = file.runtime_env.keys();
+    for name in names {
+        check.accepted(&name.place, value::runtime_variable(name));
+    }
     let runtime_env = check.env(file.runtime_env, LateReferences::Refuse);
     let image = check.image(file.image);
     Profile {

@@ -278,6 +278,7 @@ fn sentences_about_structure() {
         schema = 1; image = "x"; [from.source] => `source` is built in: it builds everything
         schema = 1; image = "x"; [[step]]; name = "s"; run = "x"; when = { from = ["source"], variant = ["a"] } => there is no variant `a`
         schema = 1; image = "x"; [runtime-env]; A = "${jobs}" => unknown reference `${jobs}`
+        schema = 1; image = "x"; [runtime-env]; LD_PRELOAD = "/x.so" => `LD_PRELOAD` cannot be a runtime variable
         schema = 1; image = "x"; hooks = ["a", "a"] => duplicate hook `a`
         schema = 1; image = "x"; [[component]]; name = "rccl"; links = ["nccl"] => there is no component `nccl`
         schema = 1; image = "x"; [[component]]; name = "rccl"; extra-targets = ["gfx1"] => unknown target `gfx1`
