@@ -254,12 +254,14 @@ impl Store {
     pub fn restore_results(&self, plan: RestorePlan, spec: &Spec) -> Result<()> {
         for volume in plan.volumes {
             let directory = &volume.directory;
-            if let Some(volume) = spec.volume(&volume.volume) {
+            let declared = spec.volume(&volume.volume);
+            if let Some(volume) = declared {
                 self.output_dir(spec, volume)?;
             }
+            let in_store = declared.is_some_and(|volume| volume.source == VolumeSource::Store);
             let mut writer = match account::caller() {
                 // In a user's own directory, root must not write with more rights than that user has.
-                rights @ Rights::Of(..) if !directory.starts_with(&self.root) => {
+                rights @ Rights::Of(..) if !in_store => {
                     account::make_directories(rights, directory)?;
                     Writer::for_caller(directory, None, true)?
                 }

@@ -351,6 +351,29 @@ fn what_is_made_beside_a_profile_is_made_with_the_callers_rights() {
     stage.store.assert_clean();
 }
 
+/// The path of an output goes through the store, and leads out of it again.
+#[test]
+fn results_are_the_callers_however_their_path_is_written() {
+    let stage = Stage::new();
+    stage.make_own(&stage.here);
+    stage.bring_images();
+    let out = stage.here.join("out");
+    let mut roundabout = stage.store.home().to_path_buf();
+    roundabout.extend(stage.store.home().components().skip(1).map(|_| ".."));
+    roundabout.extend(out.components().skip(1));
+    stage.write_profile(&roundabout);
+    let file = format!("./{}.toml", stage.store.env());
+    let output = stage.run_here(&["up", &file]);
+    assert!(output.status.success(), "{}", said(&output));
+    let result = fs::metadata(out.join("result")).expect("a result");
+    assert_eq!(result.uid(), MadeUp::UID);
+    fs::remove_dir_all(&out).expect("the results");
+    symlink(&stage.secret, &out).expect("a link");
+    let output = stage.run_here(&["up", &file]);
+    assert_eq!(stage.secrets(), NOTHING, "{}", said(&output));
+    stage.store.assert_clean();
+}
+
 /// The same while the directory and the link change places.
 #[test]
 fn what_is_made_beside_a_profile_never_lands_where_the_caller_may_not_write() {
