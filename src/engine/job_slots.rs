@@ -6,10 +6,11 @@
 //! each decides for itself by the same rule (`target`).
 
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
+use fs_err::os::unix::fs::OpenOptionsExt as _;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
@@ -21,6 +22,8 @@ use crate::sys::error::{Result, ResultExt as _};
 const ENTRY: u64 = 64;
 /// More entries than envs can run at once.
 const ENTRIES: u32 = 4096;
+/// Mode of the file.
+const ONLY_OWNER: u32 = 0o600;
 /// Offset of the bytes for slots: after every entry.
 const SLOTS: u64 = 1 << 40;
 
@@ -75,7 +78,10 @@ impl SlotClaim {
             .write(true)
             .create(true)
             .truncate(false)
+            .mode(ONLY_OWNER)
             .open(path)?;
+        // Of an older version, any user could read it, and whoever can read it can lock its entries.
+        file.set_permissions(std::fs::Permissions::from_mode(ONLY_OWNER))?;
         for slot in 0..ENTRIES {
             if lock(&file, u64::from(slot) * ENTRY)? {
                 let claim = Self {
@@ -397,6 +403,7 @@ mod tests {
         assert!(b.take().unwrap());
         // Still taken after passing it on; a closed descriptor, however its process ended, frees it.
         let (_, fd) = b.pass(2, PathBuf::new());
+        fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
         let mut c = SlotClaim::open(&path, 2, "c").unwrap();
         assert!(!c.take().unwrap());
         drop(fd);
@@ -404,5 +411,8 @@ mod tests {
         drop(a);
         assert!(c.take().unwrap());
         assert!(c.others().unwrap().is_empty());
+        // Who can open it can take every entry.
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, ONLY_OWNER);
     }
 }
