@@ -70,8 +70,9 @@ async fn one(
     let mut last = None;
     for url in &piece.urls {
         let url = &mirrored(url, mirrors);
+        let shown = without_login(url);
         let wanted = Download {
-            name: url,
+            name: &shown,
             algorithm: piece.checksum.algorithm,
             digest: &piece.checksum.digits,
             size: Size::AtMost(LARGEST),
@@ -81,11 +82,11 @@ async fn one(
             request
                 .send()
                 .await
-                .map_err(|error| fetch::failed(url, error))
+                .map_err(|error| fetch::failed(&shown, error))
         };
         match fetch::download(&wanted, open, blobs, counter).await {
             Ok(path) => return Ok(path),
-            Err(error) => last = Some((url.clone(), error)),
+            Err(error) => last = Some((shown, error)),
         }
     }
     let Some((url, error)) = last else {
@@ -113,6 +114,16 @@ fn mirrored(url: &str, mirrors: &BTreeMap<String, String>) -> String {
         Some((mirror, path)) => format!("{}/{path}", mirror.trim_end_matches('/')),
         None => url.to_owned(),
     }
+}
+
+/// Returns an address without the user and password that a mirror's may have.
+fn without_login(url: &str) -> String {
+    let parts = url.split_once("://").map(|(scheme, rest)| {
+        let end = rest.find('/').unwrap_or(rest.len());
+        let host = rest[..end].rfind('@').map_or(0, |at| at + 1);
+        format!("{scheme}://{}", &rest[host..])
+    });
+    parts.unwrap_or_else(|| url.to_owned())
 }
 
 #[cfg(test)]
@@ -234,6 +245,15 @@ mod tests {
             format!("cannot fetch `n` from `http://{host}/gone`")
         );
         assert_has!(error.chain().join(" "), "404");
+        let far = piece("https://far.invalid/x/gone".to_owned(), "SHA256", "b");
+        let mirror = format!("http://bob:secret@{host}/m");
+        let mirror = ("far.invalid", mirror.as_str());
+        let error = fetch(&[far], blobs.path(), Some(mirror)).unwrap_err();
+        assert_eq!(
+            error.message(),
+            format!("cannot fetch `n` from `http://{host}/m/x/gone`")
+        );
+        assert!(!error.chain().join(" ").contains("secret"));
         let other = piece(format!("http://{host}/a"), "SHA512", "other");
         let error = fetch(&[other], blobs.path(), None).unwrap_err();
         assert_eq!(error.kind(), Kind::Drift);
