@@ -249,6 +249,13 @@ fn what_is_handed_out_says_what_it_was_made_from() {
         .rockenv(&["export", "--check", "profiles"])
         .exits(7)
         .says(&["there is no manifest"]);
+    let pipe = store.work().join("pipe");
+    fs::create_dir(&pipe).unwrap();
+    nix::unistd::mkfifo(&pipe.join(&name), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    store
+        .rockenv(&["export", "--check", "pipe"])
+        .exits(3)
+        .says(&["is not a file of at most 64 MiB"]);
     let outside = String::from_utf8(text).unwrap().replace("more/b", "../b");
     fs::create_dir(store.work().join("bad")).unwrap();
     fs::write(store.work().join("bad").join(&name), outside).unwrap();

@@ -20,10 +20,13 @@ use crate::store::{LockedEnv, Store, source};
 use crate::sys::account;
 use crate::sys::catalog::Directory;
 use crate::sys::error::{Error, Kind, Result};
+use crate::sys::trusted_files;
 use crate::tree::listing::{PathState, path_state};
 
 /// Suffix of the manifest's name; the prefix is the env's name.
 const MANIFEST: &str = ".provenance.json";
+/// Maximum size of a manifest, in bytes: some 200,000 files.
+const LARGEST_MANIFEST: u64 = 64 << 20;
 
 /// An export of an env's outputs.
 pub(crate) struct OutputsExport<'a> {
@@ -274,6 +277,19 @@ pub(crate) struct CheckedManifest {
     pub differences: Vec<String>,
 }
 
+fn manifest_bytes(path: &Path) -> Result<Vec<u8>> {
+    let found = trusted_files::open(path, LARGEST_MANIFEST + 1)?;
+    let bytes = found.map(|found| found.bytes).unwrap_or_default();
+    match bytes.len() as u64 {
+        1..=LARGEST_MANIFEST => Ok(bytes),
+        _ => Err(invalid!(
+            "`{}` is not a file of at most {} MiB",
+            path.display(),
+            LARGEST_MANIFEST >> 20
+        )),
+    }
+}
+
 /// Compares the files of a directory with each manifest in it.
 pub(crate) fn check(directory: &Path) -> Result<Vec<CheckedManifest>> {
     let mut found = Vec::new();
@@ -283,7 +299,7 @@ pub(crate) fn check(directory: &Path) -> Result<Vec<CheckedManifest>> {
         let name = entry.file_name().to_string_lossy().into_owned();
         if name.ends_with(MANIFEST) {
             let path = entry.path();
-            let manifest = parse(&fs::read(&path)?, &path.display().to_string())?;
+            let manifest = parse(&manifest_bytes(&path)?, &path.display().to_string())?;
             found.push(CheckedManifest {
                 differences: files::check(directory, &manifest)?,
                 files: manifest.subject.len(),

@@ -1,6 +1,7 @@
 //! Owns fingerprints of sources: a directory's commit and its differences from that, or a digest of all content.
 
 use std::collections::BTreeMap;
+use std::io::Read as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -13,9 +14,12 @@ use super::checkout::Checkout;
 use super::unchanged::{self, Stamp};
 use crate::plan::resolve::{UNTRACKED, is_untracked};
 use crate::sys::error::{Result, if_exists};
+use crate::tree::file;
 
 /// Committer of the patches that TheRock's `fetch_sources.py` applies.
 const PATCHER: &str = "therockbot@amd.com";
+/// Maximum size of what it notes of a submodule, in bytes.
+const LONGEST_NOTE: u64 = 64 << 10;
 
 impl Git<'_> {
     /// Returns the fingerprint of a source: the one in the file `known`, if nothing was touched since.
@@ -139,7 +143,12 @@ impl Git<'_> {
         note.push(name);
         note.push(".smrev");
         // The second line is `COMMIT+PATCHED:DIGEST`.
-        let note = if_exists(fs::read(submodule.with_file_name(note)))?.unwrap_or_default();
+        let directory = submodule.parent().unwrap_or(submodule);
+        let mut text = Vec::new();
+        if let Some(file) = file::open(directory, Path::new(&note))? {
+            file.take(LONGEST_NOTE).read_to_end(&mut text)?;
+        }
+        let note = text;
         let line = note.split(|byte| *byte == b'\n').nth(1).unwrap_or_default();
         let of_commit = line.strip_prefix(commit);
         if print.contains('+') || !of_commit.is_some_and(|rest| rest.starts_with(b"+PATCHED:")) {
@@ -375,6 +384,10 @@ mod tests {
         git.run(&sub, &["checkout", "--quiet", "HEAD~1"]).unwrap();
         assert_eq!(git.fingerprint(path).unwrap(), before);
         fs::write(&note, format!("{url}\n{}+PATCHED:0123\n", "0".repeat(40))).unwrap();
+        assert_ne!(git.fingerprint(path).unwrap(), before);
+        // A step may leave a FIFO there, which nobody writes to.
+        fs::remove_file(&note).unwrap();
+        nix::unistd::mkfifo(&note, nix::sys::stat::Mode::S_IRWXU).unwrap();
         assert_ne!(git.fingerprint(path).unwrap(), before);
     }
 

@@ -10,14 +10,17 @@ use crate::matrix::pipeline::{Calls, Common, Pipeline, Share, Size};
 use crate::matrix::{Cell, check_names, common};
 use crate::plan::resolve;
 use crate::profile;
-use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_exists};
 use crate::sys::host::Host;
 use crate::sys::process::{self, Program};
 use crate::sys::signals::{Cancel, Signals};
+use crate::sys::trusted_files;
 use crate::up::context::Context;
 
 /// Larger than the ids of any submission.
 const IDS_LIMIT: u64 = 1 << 20;
+/// Maximum size of the file that lists the machines, in bytes.
+const LARGEST_RUNNERS: u64 = 1 << 20;
 
 /// What a pipeline is made from.
 pub(crate) struct PipelineRequest<'a> {
@@ -69,15 +72,19 @@ pub(crate) fn pipeline(cx: &Context, request: PipelineRequest<'_>) -> Result<Pip
 
 /// Reads the file that lists the machines.
 pub(crate) fn runners(path: &Path) -> Result<Runners> {
-    fs::read_to_string(path)
-        .map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound => not_found!("there is no such file").help(
-                "--runners takes a file that names the build machines: `build = [\"self-hosted\"]`",
-            ),
-            _ => error.into(),
-        })
-        .and_then(|text| Runners::parse(&text))
-        .context(|| format!("cannot read `{}`", path.display()))
+    let read = || {
+        let help =
+            "--runners takes a file that names the build machines: `build = [\"self-hosted\"]`";
+        let found = if_exists(fs::metadata(path))?
+            .ok_or_else(|| not_found!("there is no such file").help(help))?;
+        let found = match found.is_file() {
+            true => trusted_files::open(path, LARGEST_RUNNERS)?,
+            false => None,
+        };
+        let found = found.ok_or_else(|| invalid!("it is not a regular file").help(help))?;
+        Runners::parse(&String::from_utf8_lossy(&found.bytes))
+    };
+    read().context(|| format!("cannot read `{}`", path.display()))
 }
 
 /// Runs a script that submits the jobs, and returns their ids.
