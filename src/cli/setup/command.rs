@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use clap::Args;
 
 use crate::cli::setup::store_image::StoreImage;
-use crate::cli::setup::timer::Timer;
+use crate::cli::setup::timer::{self, Timer};
 use crate::cli::setup::{DEFAULT, Feature, Manager, Tool, install, missing, packages};
 use crate::plan::gc::policy::Preset;
 use crate::profile::value;
@@ -53,6 +53,7 @@ pub(crate) fn setup(cx: &Context, args: &SetupArgs) -> Result<()> {
     let timer = match args.timer {
         Some(preset) => {
             let program = Host::probe()?.program;
+            timer::check_owner(&program)?;
             Some(Timer::plan(&program, &cx.config.home, preset)?)
         }
         None => None,

@@ -12,6 +12,7 @@ use crate::store::Store;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_exists};
 use crate::sys::host::free_space;
 use crate::sys::process::Program;
+use crate::sys::shell::quoted;
 use crate::sys::signals::Signals;
 use crate::tree::{self, Method};
 use crate::ui::{Ui, size};
@@ -90,13 +91,12 @@ impl StoreImage {
 
     /// Returns the commands that undo it.
     pub(crate) fn undo_text(&self) -> String {
-        let (file, at) = (self.file.display(), self.at.display());
+        let [file, at] = [&self.file, &self.at].map(|path| path.to_string_lossy());
         format!(
-            "to undo (what is in the store is lost): umount {at} && sed -i '\\|{} |d' {FSTAB} && rm {file}",
-            fstab::line(&self.file, &self.at)
-                .split(' ')
-                .next()
-                .unwrap_or_default()
+            "to undo (what is in the store is lost): umount {} && sed -i '/{}/d' {FSTAB} && rm {}",
+            quoted(&at),
+            fstab::MARK,
+            quoted(&file)
         )
     }
 

@@ -1,5 +1,6 @@
 //! Owns the systemd timer that runs `gc`: its two unit files, and enabling it.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
@@ -88,6 +89,23 @@ impl Timer {
     }
 }
 
+/// Refuses a program that another user may replace: root would run it every day.
+pub(crate) fn check_owner(program: &Path) -> Result<()> {
+    for path in program.ancestors() {
+        let found = fs::metadata(path)?;
+        let anybody_writes = found.mode() & 0o1002 == 0o002;
+        if found.uid() != 0 || anybody_writes {
+            return Err(usage!(
+                "other users can change `{}`, and root would run `{}` every day",
+                path.display(),
+                program.display()
+            )
+            .help("sudo make install, then: sudo /usr/local/bin/rockenv setup --timer"));
+        }
+    }
+    Ok(())
+}
+
 /// Quotes a path for systemd, whose escapes and specifiers would change it.
 fn quote(path: &Path) -> Result<String> {
     let text = path.to_string_lossy();
@@ -129,6 +147,19 @@ mod tests {
         ] {
             let refused = Timer::plan(Path::new("/r"), Path::new(bad), Preset::Ci);
             assert!(refused.is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn root_runs_no_program_that_others_can_replace() {
+        let place = tempfile::tempdir().unwrap();
+        let program = place.path().join("rockenv");
+        fs::write(&program, "").unwrap();
+        for (mode, good) in [(0o755, true), (0o777, false), (0o1777, true)] {
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+            fs::set_permissions(place.path(), mode).unwrap();
+            let by_root = nix::unistd::geteuid().is_root();
+            assert_eq!(check_owner(&program).is_ok(), good && by_root);
         }
     }
 }
