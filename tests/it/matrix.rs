@@ -238,7 +238,7 @@ fn ctrl_c_ends_what_is_built_for_others() {
 fn one_failure_does_not_stop_the_others() {
     let store = TestStore::new();
     store.profile("steps = 1\n");
-    let wrong = store.rockenv(&matrix(&store, &[])).exits(5);
+    let wrong = store.rockenv(&matrix(&store, &[])).exits(3);
     // What is wrong in the profile is said once.
     assert_eq!(wrong.err.matches("is invalid").count(), 1, "{}", wrong.err);
     wrong.says(&["gfx1100: error: profile", "steps = 1"]);
@@ -289,7 +289,7 @@ fn an_env_that_somebody_holds_stops_no_other() {
     wait_until("it runs", || processes_called(&sleeper).len() == 1);
     // It is the first, and so the one that begins with what is common.
     steps(&store, &STEPS.replace("echo one", "echo two thirds"));
-    let up = store.rockenv(&matrix(&store, &[])).exits(5);
+    let up = store.rockenv(&matrix(&store, &[])).exits(6);
     let json: Value = serde_json::from_str(&up.text()).unwrap();
     assert_eq!(outcomes(&json), ["failed", "done", "done"], "{json:#}");
     let why = json["envs"][0]["why"].as_str().unwrap();
@@ -318,8 +318,13 @@ fn what_cannot_be_planned_is_said_and_the_others_are_built() {
         "--until",
         "none",
     ];
-    let table = store.rockenv(&asked).exits(5).text();
+    let table = store.rockenv(&asked).exits(7).text();
     assert!(table.contains("has no step `none`"), "{table}");
+    for form in ["up", "github", "json"] {
+        let asked = ["matrix", form, "-p", "none.toml", "gfx1100"];
+        let missing = "no profile file `none.toml`";
+        store.rockenv(&asked).exits(7).says(&[missing]);
+    }
     assert!(store.ran().is_empty());
 }
 

@@ -45,10 +45,13 @@ pub(crate) struct MatrixResult {
 }
 
 impl MatrixResult {
+    /// Returns 0, the exit code of all envs that failed, or that of a failed step if theirs differ.
     pub(crate) fn exit_code(&self) -> u8 {
-        match self.envs.iter().any(EnvResult::is_failed) {
-            true => Kind::StepFailed.exit_code(),
-            false => 0,
+        let mut codes = self.envs.iter().filter_map(|env| env.failure);
+        let first = codes.next().map_or(0, Kind::exit_code);
+        match codes.all(|kind| kind.exit_code() == first) {
+            true => first,
+            false => Kind::StepFailed.exit_code(),
         }
     }
 }
@@ -89,6 +92,9 @@ pub(crate) struct EnvResult {
     pub disk_delta: i64,
     /// Why it failed or did not run.
     pub why: Option<String>,
+    /// The kind of its failure.
+    #[serde(skip)]
+    failure: Option<Kind>,
 }
 
 impl EnvResult {
@@ -106,6 +112,7 @@ impl EnvResult {
             wall_ms: 0,
             disk_delta: 0,
             why: None,
+            failure: None,
         })
     }
 
@@ -125,6 +132,7 @@ impl EnvResult {
             .filter_map(|line| line.strip_prefix("error: "))
             .next_back();
         self.outcome = EnvOutcome::Failed;
+        self.failure = Some(error.kind());
         self.why = Some(own.unwrap_or_else(|| error.message()).to_owned());
     }
 }
