@@ -3,7 +3,7 @@
 use clap::Args;
 
 use crate::plan::ids::EnvName;
-use crate::plan::record::Record;
+use crate::plan::record::{INTERRUPTED, Record, StepRecord};
 use crate::store::{Store, lock};
 use crate::sys::error::Result;
 use crate::ui::table::Table;
@@ -87,6 +87,7 @@ pub(super) fn state(
         Some(_) if !store.has_idle_container(env) => "in use",
         _ if record.failed.is_some() => "failed",
         _ if record.complete => "ready",
+        _ if record.steps.iter().any(StepRecord::is_interrupted) => INTERRUPTED,
         _ => "unfinished",
     }
 }

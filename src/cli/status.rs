@@ -12,7 +12,7 @@ use super::report::word;
 use super::{logs, watch};
 use crate::execute::samples_beside;
 use crate::plan::ids::EnvName;
-use crate::plan::record::{Outcome, Record};
+use crate::plan::record::{INTERRUPTED, Outcome, Record};
 use crate::plan::samples::Sample;
 use crate::store::{Store, lock};
 use crate::sys::error::{Kind, Result};
@@ -166,7 +166,11 @@ fn steps(record: &Record) -> Table {
         "disk",
     ]);
     for step in &record.steps {
-        let mut cells = vec![step.name.clone(), word(step.outcome).to_owned()];
+        let state = match step.is_interrupted() {
+            true => INTERRUPTED,
+            false => word(step.outcome),
+        };
+        let mut cells = vec![step.name.clone(), state.to_owned()];
         if let Some(cost) = step.cost {
             cells.extend([
                 size::duration(std::time::Duration::from_millis(cost.wall_ms)),

@@ -186,7 +186,11 @@ impl Execution<'_, '_> {
                 }
                 StepEnd::Stopped(stopped) => {
                     let cost = self.cost_of(&step.name);
-                    self.finished(index, total, &step.name, event::Outcome::Failed, cost);
+                    let outcome = match stopped {
+                        Ended::Interrupted(_) => event::Outcome::Interrupted,
+                        _ => event::Outcome::Failed,
+                    };
+                    self.finished(index, total, &step.name, outcome, cost);
                     return Ok(Some(ExecutionProgress::Ended(stopped)));
                 }
             }

@@ -8,7 +8,7 @@ use super::run_container::Attempt;
 use super::step_outputs::StepOutputs;
 use super::{Ended, Ending, Execution, Failure, StepEnd, step};
 use crate::plan::ids::LayerId;
-use crate::plan::record::{Failed, Origin, Outcome, Record, StepRecord};
+use crate::plan::record::{Failed, INTERRUPTED, Origin, Outcome, Record, StepRecord};
 use crate::plan::resolve::{Step, VolumeKind};
 use crate::store::layer;
 use crate::store::snapshot::Freeze;
@@ -45,7 +45,7 @@ impl Execution<'_, '_> {
         }
         let failure = match ran.ending {
             Ending::Interrupted(signal) => {
-                let record = ran.record(step, Outcome::Pending, Some("interrupted".to_owned()));
+                let record = ran.record(step, Outcome::Pending, Some(INTERRUPTED.to_owned()));
                 self.env.update(|env| put_step(env, record))?;
                 self.discard_tree(&attempt)?;
                 return Ok(StepEnd::Stopped(Ended::Interrupted(signal)));

@@ -142,6 +142,16 @@ pub struct StepRecord {
     pub cost: Option<Cost>,
 }
 
+/// Why a step is pending that a signal of the user's stopped.
+pub const INTERRUPTED: &str = "interrupted";
+
+impl StepRecord {
+    /// Returns whether a signal of the user's stopped it.
+    pub fn is_interrupted(&self) -> bool {
+        self.outcome == Outcome::Pending && self.reason.as_deref() == Some(INTERRUPTED)
+    }
+}
+
 /// The cost of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Cost {

@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Version of the event stream.
-pub(crate) const SCHEMA: u32 = 1;
+pub(crate) const SCHEMA: u32 = 2;
 
 /// One event; bytes and milliseconds are integers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -136,6 +136,8 @@ pub(crate) enum Outcome {
     Done,
     /// It ran and failed.
     Failed,
+    /// A signal of the user's stopped it.
+    Interrupted,
     /// It did not run because its condition does not hold here.
     Skipped,
     /// It did not run because its snapshot exists; for a run: there was nothing to do.

@@ -50,7 +50,7 @@ mod tests {
                     stream: Stream::Stderr,
                     line: "a\n\u{9b}\"".to_owned(),
                 },
-                r#"{"schema":1,"time":"2026-11-20T18:30:00.25Z","event":"output","index":2,"stream":"stderr","line":"a\n\u009b\""}"#,
+                r#"{"schema":2,"time":"2026-11-20T18:30:00.25Z","event":"output","index":2,"stream":"stderr","line":"a\n\u009b\""}"#,
             ),
             (
                 Event::StepFinished {
@@ -64,7 +64,7 @@ mod tests {
                         ..Cost::default()
                     },
                 },
-                r#"{"schema":1,"time":"2026-11-20T18:30:00.25Z","event":"step-finished","index":1,"total":2,"name":"packages","outcome":"hit","cost":{"wall_ms":3,"disk_delta":-4096}}"#,
+                r#"{"schema":2,"time":"2026-11-20T18:30:00.25Z","event":"step-finished","index":1,"total":2,"name":"packages","outcome":"hit","cost":{"wall_ms":3,"disk_delta":-4096}}"#,
             ),
         ] {
             let text = line(&event, time);

@@ -78,6 +78,7 @@ impl TerminalState {
                 if self.integration.progress && elapsed >= LONG {
                     let word = match outcome {
                         Outcome::Failed => "failed",
+                        Outcome::Interrupted => "interrupted",
                         Outcome::Done | Outcome::Hit | Outcome::Skipped => "done",
                     };
                     out.extend(["\x1b]9;rockenv: ", &self.env, " ", word, "\x1b\\"]);

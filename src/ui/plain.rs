@@ -179,11 +179,12 @@ impl Plain {
                 let failed = paint(self.color, Paint::Red, "failed");
                 format!("{failed} after {wall}")
             }
+            Outcome::Interrupted => format!("interrupted after {wall}"),
             Outcome::Skipped => "skipped".to_owned(),
             Outcome::Hit => "done before".to_owned(),
         };
         let mut parts = vec![text];
-        if matches!(outcome, Outcome::Done | Outcome::Failed) {
+        if !matches!(outcome, Outcome::Skipped | Outcome::Hit) {
             parts.extend(
                 cost.cpu_ms
                     .map(|cpu| format!("cpu {}", size::duration(Duration::from_millis(cpu)))),

@@ -86,7 +86,7 @@ impl RunProgress {
             }
             Event::StepFinished { index, outcome, .. } => {
                 if let Some(step) = self.steps.get_mut(index)
-                    && *outcome != Outcome::Failed
+                    && !matches!(outcome, Outcome::Failed | Outcome::Interrupted)
                 {
                     step.state = State::Over;
                 }

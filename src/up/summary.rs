@@ -95,7 +95,7 @@ pub(crate) fn say(
                 Fate::Stays => format!("{name}: stopped; finished steps are kept"),
                 Fate::Removed(_) => format!("{name}: stopped{next}"),
             };
-            last(Outcome::Failed, message);
+            last(Outcome::Interrupted, message);
             Err(Error::new(Kind::Signal(signal), "interrupted").help(again))
         }
         Some(Ended::Broke(error)) => Err(error),

@@ -47,7 +47,13 @@ fn once_asks_and_twice_forces() {
             &sleeper,
         );
         up.signal(signal);
-        up.wait().exits(code).says(&["interrupted", "rockenv up"]);
+        let said = ["step 1/1 long … interrupted after ", "rockenv up"];
+        let up = up.wait().exits(code).says(&said);
+        assert!(!up.err.contains("failed"), "{}", up.err);
+        for asked in ["status", "ls"] {
+            let shown = store.rockenv(&[asked]).ok().text();
+            assert!(shown.contains(" interrupted "), "{shown}");
+        }
         assert!(processes_called(&sleeper).is_empty());
     }
     let asked = store
