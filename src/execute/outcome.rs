@@ -57,6 +57,8 @@ pub(crate) struct Failure {
     pub history: History,
     /// The last lines it wrote.
     pub tail: Vec<String>,
+    /// Its tree is kept.
+    pub is_kept: bool,
     /// Its log.
     pub log: PathBuf,
 }

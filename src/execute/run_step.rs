@@ -156,17 +156,18 @@ impl Execution<'_, '_> {
                 env.failed = Some(failed);
             })
         });
-        match kept {
+        let is_kept = match kept {
             // Not even the failed tree fits. The message is the same, and the next `up` begins the step anew.
-            Err(error) if error.kind() == Kind::OutOfSpace && kind == Kind::OutOfSpace => {}
-            other => other?,
-        }
+            Err(error) if error.kind() == Kind::OutOfSpace && kind == Kind::OutOfSpace => false,
+            other => other.map(|()| true)?,
+        };
         Ok(Failure {
             step: step.name.clone(),
             message,
             kind,
             history: self.env.known_record()?.head.volumes_from().history,
             tail: ran.tail,
+            is_kept,
             log: self.env.directory().join(&ran.log),
         })
     }

@@ -108,8 +108,10 @@ pub(crate) fn say(
             match fate {
                 Fate::Stays => {
                     cx.ui.note(&format!("log: {}", failure.log.display()));
-                    cx.ui
-                        .note(&format!("inspect: rockenv shell --failed {name}"));
+                    if failure.is_kept {
+                        cx.ui
+                            .note(&format!("inspect: rockenv shell --failed {name}"));
+                    }
                     Err(error.help(match failure.history {
                         History::Clean => format!("fix it, then resume with: {again}"),
                         History::Incremental { .. } => format!(

@@ -139,12 +139,20 @@ fn a_full_disk_is_said_and_survived() {
         drop(file.sync_all());
     };
     fill(40 << 20);
-    let ran = store.rockenv(&["up", store.env()]).exits(10);
-    ran.says(&[
+    let ran = store.rockenv(&["up", store.env()]).exits(10).says(&[
         "step `two` ran out of disk",
         "No space left on device",
         "and the step used",
     ]);
+    // What it says to inspect is there.
+    let status = store.rockenv(&["status", store.env()]).ok();
+    let failed = "shell --failed";
+    assert_eq!(
+        ran.err.contains(failed),
+        status.err.contains(failed),
+        "{}",
+        ran.err
+    );
     // Not even rockenv can write any more.
     fill(0);
     for _ in 0..2 {
