@@ -1,5 +1,7 @@
 //! Owns `exec`: runs a command in an env, in a new container or in the one that is running.
 
+use std::ffi::OsString;
+
 use clap::Args;
 
 use crate::plan::ids::EnvName;
@@ -37,7 +39,7 @@ pub struct ExecArgs {
         allow_hyphen_values = true,
         requires = "name"
     )]
-    words: Vec<String>,
+    words: Vec<OsString>,
     /// The same, after `--`
     #[arg(
         last = true,
@@ -45,7 +47,7 @@ pub struct ExecArgs {
         conflicts_with = "words",
         value_name = "CMD"
     )]
-    command: Vec<String>,
+    command: Vec<OsString>,
 }
 
 /// Runs a command in an env; returns its exit code.

@@ -12,6 +12,7 @@ use crate::cli::Cli;
 use crate::rocm::target::Target;
 use crate::sys::error::{Error, Result};
 use crate::sys::suggest;
+use crate::ui::text;
 use crate::up::context::Context;
 
 /// The commands in the order of `--help`.
@@ -87,6 +88,15 @@ pub(super) fn parse() -> std::result::Result<Cli, Unparsed> {
                 if is_first_command(word) =>
             {
                 suggestion(word).map_or(Unparsed::Usage(error), Unparsed::Meant)
+            }
+            (ErrorKind::InvalidUtf8, _) => {
+                let bad = std::env::args_os().find(|word| word.to_str().is_none());
+                bad.map_or(Unparsed::Usage(error), |word| {
+                    let error = usage!("argument `{}` is not UTF-8", text::os(&word));
+                    Unparsed::Meant(
+                        error.help("only paths and the command of `exec` may contain any bytes"),
+                    )
+                })
             }
             _ => Unparsed::Usage(error),
         }

@@ -1,5 +1,7 @@
 //! Owns `shell`: opens a shell in an env, in a new container or in the one that is running.
 
+use std::ffi::OsString;
+
 use clap::Args;
 
 use crate::plan::ids::EnvName;
@@ -30,7 +32,7 @@ pub(crate) fn shell(cx: &Context, args: ShellArgs) -> Result<u8> {
         root: args.root,
         gpu: args.gpu,
         failed: args.failed,
-        argv: ["/bin/sh", "-c", choose].map(str::to_owned).to_vec(),
+        argv: ["/bin/sh", "-c", choose].map(OsString::from).to_vec(),
         ..Job::new(cx, args.name.as_ref())?
     };
     run(cx, &job)

@@ -488,7 +488,7 @@ fn start(
             code: if absent { 127 } else { 126 },
             message: format!(
                 "cannot run `{}`: {}",
-                command.argv[0],
+                command.argv[0].as_ref().display(),
                 without_number(&error)
             ),
         }

@@ -3,17 +3,43 @@
 //! There are three parties: the *client* (`up`, `exec`, `shell`), the *holder* (one process outside that owns a
 //! container's life) and the *agent* (rockenv's binary inside, which starts commands).
 
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use super::BuildUser;
 
+/// A word of a command, which need not be UTF-8.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum Word {
+    Text(String),
+    Bytes(Vec<u8>),
+}
+
+impl From<OsString> for Word {
+    fn from(word: OsString) -> Self {
+        word.into_string()
+            .map_or_else(|word| Self::Bytes(word.into_vec()), Self::Text)
+    }
+}
+
+impl AsRef<OsStr> for Word {
+    fn as_ref(&self) -> &OsStr {
+        match self {
+            Self::Text(text) => text.as_ref(),
+            Self::Bytes(bytes) => OsStr::from_bytes(bytes),
+        }
+    }
+}
+
 /// A command to run inside a container.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Command {
     /// Program and arguments; a program without a slash is looked up in the command's own `PATH`.
-    pub argv: Vec<String>,
+    pub argv: Vec<Word>,
     /// The whole environment; nothing is inherited.
     pub env: Vec<(String, String)>,
     /// Working directory inside.

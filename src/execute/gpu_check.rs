@@ -11,7 +11,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::Ending;
 use crate::engine::nspawn::PROGRAM;
 use crate::engine::session::{Client, Running};
-use crate::engine::wire::{Command, Reply};
+use crate::engine::wire::{Command, Reply, Word};
 use crate::rocm::gpu::Device;
 use crate::rocm::gpu::probe::{self, AccessLayer, Finding};
 use crate::sys::error::Result;
@@ -41,7 +41,7 @@ pub(crate) fn check(
     let mut argv = vec![PROGRAM.to_owned(), "__probe-gpu".to_owned()];
     argv.extend(probe::arguments(devices));
     let probe = Command {
-        argv,
+        argv: argv.into_iter().map(Word::Text).collect(),
         env: Vec::new(),
         cwd: "/".to_owned(),
         tty: false,

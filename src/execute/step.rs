@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::engine::jobserver;
 use crate::engine::nspawn::PROGRAM;
-use crate::engine::wire::Command;
+use crate::engine::wire::{Command, Word};
 use crate::image::certificates;
 use crate::plan::resolve::{Action, CopyItem, Facts, Spec, Step, User, finish};
 use crate::profile::{CopiedFile, CopyFiles};
@@ -122,7 +122,7 @@ impl PreparedCommand {
             (spec.user.uid, spec.user.gid)
         };
         let command = Command {
-            argv,
+            argv: argv.into_iter().map(Word::Text).collect(),
             env: env.into_iter().collect(),
             cwd: step.workdir.clone(),
             uid,

@@ -1,5 +1,6 @@
 //! Owns running a command in an env for `exec` and `shell`: in the container that is running, or in one of its own.
 
+use std::ffi::OsString;
 use std::io::{IsTerminal as _, stdin, stdout};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::engine::hold::{ContainerRecord, Hold, OnDisconnect};
 use crate::engine::job_slots::SlotClaim;
 use crate::engine::session::{Client, End, Running};
-use crate::engine::wire::{Command, Then};
+use crate::engine::wire::{Command, Then, Word};
 use crate::execute::gpu_check::{self, GpuCheck};
 use crate::execute::terminal::Exit;
 use crate::execute::{ByHand, base_environment, container, terminal};
@@ -35,7 +36,7 @@ pub(crate) struct Job {
     pub failed: bool,
     /// In a private tree.
     pub apart: bool,
-    pub argv: Vec<String>,
+    pub argv: Vec<OsString>,
     pub workdir: Option<String>,
     pub variables: Vec<(String, String)>,
     pub tty: bool,
@@ -349,7 +350,7 @@ fn command(cx: &Context, job: &Job, spec: &Spec, host: &Host, devices: &[Device]
         (spec.user.uid, spec.user.gid)
     };
     Command {
-        argv: job.argv.clone(),
+        argv: job.argv.iter().cloned().map(Word::from).collect(),
         env: env.into_iter().collect(),
         cwd: job.workdir.clone().unwrap_or(home),
         uid,

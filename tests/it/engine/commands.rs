@@ -1,6 +1,8 @@
 //! What a command inside gets and sees, and what comes back from it.
 
+use std::ffi::OsStr;
 use std::io::{Read as _, Write as _};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::process::Stdio;
 
@@ -54,6 +56,19 @@ fn streams_are_apart_and_byte_exact() {
         .ok();
     assert_eq!(ran.out, b"out\0\xff\r\nend");
     assert_eq!(ran.err, "err\n");
+    let words = ["exec", store.env(), "--", "printf", "%s"].map(OsStr::new);
+    let bytes = OsStr::from_bytes(b"a\xffb");
+    let ran = store.rockenv(&[&words[..], &[bytes]].concat()).ok();
+    assert_eq!(ran.out, b"a\xffb");
+    let words = [
+        OsStr::new("exec"),
+        "--env".as_ref(),
+        bytes,
+        "e".as_ref(),
+        "true".as_ref(),
+    ];
+    let refused = store.rockenv(&words).exits(2);
+    refused.says(&[r"argument `a\xffb` is not UTF-8"]);
 
     // 200 MB of every byte value there and back, through descriptors that rockenv itself never reads.
     let size = 200 << 20;
