@@ -7,7 +7,7 @@ use fs_err as fs;
 
 use crate::cli::{help, man_pages};
 use crate::sys::account::become_caller;
-use crate::sys::error::Result;
+use crate::sys::error::{Result, named_path};
 use crate::up::context::Context;
 
 #[derive(Debug, Args)]
@@ -30,7 +30,8 @@ pub(crate) fn man(cx: &Context, args: &ManArgs) -> Result<()> {
     };
     // This needs none of root's rights.
     become_caller()?;
-    fs::create_dir_all(directory)?;
+    fs::create_dir_all(directory)
+        .map_err(|error| named_path(directory)(error).help("rockenv man --dir DIR"))?;
     for (path, page) in man_pages::pages()? {
         let name = format!("rockenv {path}");
         let file = format!("{}.1", name.trim_end().replace(' ', "-"));

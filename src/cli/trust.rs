@@ -6,7 +6,7 @@ use clap::Args;
 
 use crate::cli::{Cli, Command};
 use crate::store::config::Config;
-use crate::sys::error::Result;
+use crate::sys::error::{Result, named_path};
 use crate::sys::trust::{self, TrustState, Trusted};
 use crate::ui::object;
 use crate::up::context::Context;
@@ -37,7 +37,7 @@ pub(crate) fn trust(cx: &Context, args: &TrustArgs) -> Result<()> {
     // A deleted path can still be revoked.
     let path = match fs_err::canonicalize(&given) {
         Err(_) if args.revoke => given,
-        other => other?,
+        other => other.map_err(|error| named_path(&given)(error).help("rockenv trust DIR"))?,
     };
     if args.revoke {
         if !Trusted::forget(&config.user_dir, &path)? {

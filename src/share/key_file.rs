@@ -16,7 +16,7 @@ use salsa20::XSalsa20;
 use salsa20::cipher::{KeyIvInit as _, StreamCipher as _};
 use serde::Deserialize;
 
-use crate::sys::error::{Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _, named_path};
 
 /// Key files have less than a kilobyte.
 const MAX_FILE: u64 = 64 << 10;
@@ -219,9 +219,9 @@ fn pem(text: &str, label: &str) -> Option<Vec<u8>> {
 fn read(path: &Path) -> Result<String> {
     let cannot = || format!("cannot read the key `{}`", path.display());
     let mut text = String::new();
-    let file = fs_err::File::open(path).context(cannot)?;
-    file.take(MAX_FILE)
-        .read_to_string(&mut text)
+    let file = fs_err::File::open(path);
+    file.and_then(|file| file.take(MAX_FILE).read_to_string(&mut text))
+        .map_err(named_path(path))
         .context(cannot)?;
     Ok(text)
 }

@@ -73,7 +73,7 @@ pub use lock::Lock;
 use crate::plan::ids::{EnvName, VolumeId};
 use crate::plan::jobs::Past;
 use crate::sys::atomic::random_id;
-use crate::sys::error::{Error, Kind, Result, if_exists};
+use crate::sys::error::{Error, Kind, Result, if_exists, named_path};
 use crate::sys::suggest;
 use crate::tree::{self, Method};
 
@@ -123,6 +123,9 @@ pub struct Store {
     method: Method,
 }
 
+/// What to do about a store that cannot be where it is asked for.
+const OTHER_HOME: &str = "choose another directory with --home or ROCKENV_HOME";
+
 fn no_env(name: &str) -> Error {
     Error::new(Kind::NoEnv, format!("no env `{name}`"))
 }
@@ -143,9 +146,12 @@ impl Store {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             other => other.map_err(|error| match error.kind() {
                 std::io::ErrorKind::PermissionDenied => not_ours(root),
-                _ => error.into(),
+                _ => named_path(root)(error).help(OTHER_HOME),
             })?,
         };
+        if !root.is_dir() {
+            return Err(usage!("`{}` is not a directory", root.display()).help(OTHER_HOME));
+        }
         let root = root.as_path();
         let format = root.join("format");
         // Another user's store is inaccessible; report that before anything fails in it.
@@ -211,7 +217,7 @@ impl Store {
 
     fn create(root: &Path) -> Result<Self> {
         if !root.exists() {
-            fs::create_dir_all(root)?;
+            fs::create_dir_all(root).map_err(|error| named_path(root)(error).help(OTHER_HOME))?;
             // Regardless of the umask.
             fs::set_permissions(root, std::fs::Permissions::from_mode(0o755))?;
         }

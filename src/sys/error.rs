@@ -2,6 +2,7 @@
 //! the cause, and a `help:` line that can be typed.
 
 use std::fmt;
+use std::path::Path;
 
 /// What an error means for the caller; each kind has one documented exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -230,6 +231,19 @@ pub(crate) fn if_exists<T>(result: std::io::Result<T>) -> Result<Option<T>> {
     match result {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         other => Ok(Some(other?)),
+    }
+}
+
+/// Explains a failure with a path that the user named: it is missing, or another kind of file.
+pub(crate) fn named_path(path: &Path) -> impl FnOnce(std::io::Error) -> Error {
+    use std::io::ErrorKind;
+    move |error| match error.kind() {
+        ErrorKind::NotFound => not_found!("`{}` does not exist", path.display()),
+        ErrorKind::NotADirectory | ErrorKind::AlreadyExists => {
+            usage!("`{}` is not a directory", path.display())
+        }
+        ErrorKind::IsADirectory => usage!("`{}` is a directory", path.display()),
+        _ => error.into(),
     }
 }
 

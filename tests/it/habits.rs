@@ -492,3 +492,68 @@ fn schemas_have_ids() {
         assert_eq!(schema["$id"], format!("urn:rockenv:schema:{what}"));
     }
 }
+
+#[test]
+fn a_path_that_is_not_there_is_named_with_what_to_type() {
+    let store = TestStore::new();
+    fs::write(store.work().join("file"), "").unwrap();
+    let said = store.shows(
+        "trust none
+        target learn --source none
+        export --check none
+        export --check file
+        man --dir file
+        matrix json -p hip-smoke --runners profiles
+        --home file ls
+        --home file/store up hip-smoke",
+    );
+    insta::assert_snapshot!(said, @"
+    $ rockenv trust none
+    error: `WORK/none` does not exist
+    help: rockenv trust DIR
+    exit code 7
+    $ rockenv target learn --source none
+    error: `none` does not exist
+    help: git clone https://github.com/ROCm/TheRock
+    exit code 7
+    $ rockenv export --check none
+    error: `none` does not exist
+    help: rockenv export --check DIR
+    exit code 7
+    $ rockenv export --check file
+    error: `file` is not a directory
+    help: rockenv export --check DIR
+    exit code 2
+    $ rockenv man --dir file
+    error: `file` is not a directory
+    help: rockenv man --dir DIR
+    exit code 2
+    $ rockenv matrix json -p hip-smoke --runners profiles
+    error: cannot read `profiles`
+      caused by: `profiles` is a directory
+    help: --runners takes a file that names the build machines: `build = [\"self-hosted\"]`
+    exit code 2
+    $ rockenv --home file ls
+    error: `WORK/file` is not a directory
+    help: choose another directory with --home or ROCKENV_HOME
+    exit code 2
+    $ rockenv --home file/store up hip-smoke
+    error: `WORK/file/store` is not a directory
+    help: choose another directory with --home or ROCKENV_HOME
+    exit code 2
+    ");
+    // The registry is never asked.
+    for command in ["push", "pull"] {
+        let (what, flag) = match command {
+            "push" => ("x", "--sign"),
+            _ => ("localhost:1/a:b", "--verify"),
+        };
+        let at = (command == "push").then_some("localhost:1/a");
+        let words = [command, what].into_iter().chain(at).chain([flag, "none"]);
+        let words: Vec<&str> = words.collect();
+        store
+            .rockenv(&words)
+            .exits(7)
+            .says(&["`none` does not exist"]);
+    }
+}

@@ -304,8 +304,8 @@ fn nothing_but_a_report_is_replaced() {
             .exits(2);
     }
     to("absent/page.html")
-        .exits(1)
-        .says(&["cannot open directory `absent`"]);
+        .exits(7)
+        .says(&["`absent` does not exist", "help:"]);
     store.rockenv(&["report", "nobody"]).exits(7);
     // No piece of a page is left.
     let left = fs::read_dir(work).unwrap().flatten();

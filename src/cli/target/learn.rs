@@ -6,12 +6,14 @@ use super::check::CheckArgs;
 use crate::rocm::target::{self, Learned};
 use crate::rocm::therock::{self, Checkout};
 use crate::store::Store;
-use crate::sys::error::Result;
+use crate::sys::error::{Result, named_path};
 use crate::ui::object;
 use crate::up::context::Context;
 
 pub(super) fn learn(cx: &Context, args: &CheckArgs) -> Result<()> {
-    let source = fs::canonicalize(&args.source)?;
+    let source = fs::canonicalize(&args.source).map_err(|error| {
+        named_path(&args.source)(error).help("git clone https://github.com/ROCm/TheRock")
+    })?;
     let checkout = Checkout::read(&source)?;
     if checkout.targets.is_empty() {
         return Err(invalid!("`{}` declares no target", source.display())

@@ -19,7 +19,7 @@ use crate::store::results::{ResultState, outputs};
 use crate::store::{LockedEnv, Store, source};
 use crate::sys::account;
 use crate::sys::catalog::Directory;
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::{Error, Kind, Result, named_path};
 use crate::sys::trusted_files;
 use crate::tree::listing::{PathState, path_state};
 
@@ -293,7 +293,9 @@ fn manifest_bytes(path: &Path) -> Result<Vec<u8>> {
 /// Compares the files of a directory with each manifest in it.
 pub(crate) fn check(directory: &Path) -> Result<Vec<CheckedManifest>> {
     let mut found = Vec::new();
-    let mut entries = fs::read_dir(directory)?.collect::<std::io::Result<Vec<_>>>()?;
+    let entries = fs::read_dir(directory)
+        .map_err(|error| named_path(directory)(error).help("rockenv export --check DIR"))?;
+    let mut entries = entries.collect::<std::io::Result<Vec<_>>>()?;
     entries.sort_by_key(fs_err::DirEntry::file_name);
     for entry in entries {
         let name = entry.file_name().to_string_lossy().into_owned();

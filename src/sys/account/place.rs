@@ -11,7 +11,7 @@ use nix::fcntl::{OFlag, ResolveFlag};
 use nix::sys::stat::Mode;
 
 use super::rights::Rights;
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Error, Result, ResultExt as _, named_path};
 
 /// How an existing file is handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +52,10 @@ impl<'a> FilePlace<'a> {
                 Mode::empty(),
                 ResolveFlag::empty(),
             )
-            .context(|| format!("cannot open directory `{}`", parent_path.display()))?;
+            .map_err(|errno| {
+                named_path(parent_path)(errno.into()).help("name a file in an existing directory")
+            })
+            .context(|| format!("cannot write to `{}`", path.display()))?;
         Ok(Self {
             rights,
             parent,

@@ -10,7 +10,7 @@ use crate::matrix::pipeline::{Calls, Common, Pipeline, Share, Size};
 use crate::matrix::{Cell, check_names, common};
 use crate::plan::resolve;
 use crate::profile;
-use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_exists};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _, named_path};
 use crate::sys::host::Host;
 use crate::sys::process::{self, Program};
 use crate::sys::signals::{Cancel, Signals};
@@ -72,11 +72,10 @@ pub(crate) fn pipeline(cx: &Context, request: PipelineRequest<'_>) -> Result<Pip
 
 /// Reads the file that lists the machines.
 pub(crate) fn runners(path: &Path) -> Result<Runners> {
+    let help =
+        "--runners takes a file that names the build machines: `build = [\"self-hosted\"]`";
     let read = || {
-        let help =
-            "--runners takes a file that names the build machines: `build = [\"self-hosted\"]`";
-        let found = if_exists(fs::metadata(path))?
-            .ok_or_else(|| not_found!("there is no such file").help(help))?;
+        let found = fs::metadata(path).map_err(|error| named_path(path)(error).help(help))?;
         let found = match found.is_file() {
             true => trusted_files::open(path, LARGEST_RUNNERS)?,
             false => None,

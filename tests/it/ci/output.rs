@@ -255,9 +255,9 @@ run = 'false'
     let nowhere = store.work().join("none/rows");
     let up = ["up", store.env(), "--metrics", nowhere.to_str().unwrap()];
     insta::assert_snapshot!(store.shown(&store.rockenv(&up)), @"
-    error: cannot open directory `WORK/none`
-      caused by: No such file or directory (os error 2)
+    error: cannot write to `WORK/none/rows`
+      caused by: `WORK/none` does not exist
     help: --metrics FILE, in an existing directory
-    exit code 1
+    exit code 7
     ");
 }
