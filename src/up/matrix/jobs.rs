@@ -72,8 +72,7 @@ pub(crate) fn pipeline(cx: &Context, request: PipelineRequest<'_>) -> Result<Pip
 
 /// Reads the file that lists the machines.
 pub(crate) fn runners(path: &Path) -> Result<Runners> {
-    let help =
-        "--runners takes a file that names the build machines: `build = [\"self-hosted\"]`";
+    let help = "--runners takes a file that names the build machines: `build = [\"self-hosted\"]`";
     let read = || {
         let found = fs::metadata(path).map_err(|error| named_path(path)(error).help(help))?;
         let found = match found.is_file() {
