@@ -22,19 +22,30 @@ pub(crate) fn rollback(cx: &Context, args: &RollbackArgs) -> Result<()> {
     if record.snapshot(&args.snapshot).is_none() {
         return Err(no_snapshot(&args.env, &record, &args.snapshot));
     }
-    let question = format!(
-        "go back to snapshot `{}` of {}? Changes since its last snapshot are dropped.",
-        args.snapshot, args.env
-    );
-    cx.confirm(&question)?;
     let mut env = store.lock_known(&args.env, "rollback", lock::WAIT)?;
-    env.rollback(&args.snapshot)?;
+    let replaced = env.replaced_volumes(&args.snapshot)?;
+    if !replaced.is_empty() {
+        cx.confirm(&format!(
+            "go back to snapshot `{}` of {}? Its build volumes replace the current ones, which an overlay store cannot keep: {}.",
+            args.snapshot, args.env, replaced.join(", ")
+        ))?;
+    }
+    let kept = env.rollback(&args.snapshot)?;
+    if let Some(kept) = &kept {
+        cx.ui.note(&format!(
+            "what was in no snapshot is kept as snapshot `{kept}`"
+        ));
+    }
     cx.ui
         .note(&format!("{}: at snapshot `{}`", args.env, args.snapshot));
-    if !store.freezes_volumes() && !env.known_record()?.head.volumes.is_empty() {
+    let stay = replaced.is_empty() && !env.known_record()?.head.volumes.is_empty();
+    if stay && !store.freezes_volumes() {
         cx.ui
             .warn("build volumes unchanged: an overlay store cannot restore them");
     }
     drop(env);
-    cx.tidy(&store)
+    match kept {
+        Some(_) => cx.flush_in_background(&store),
+        None => cx.tidy(&store),
+    }
 }

@@ -67,6 +67,9 @@ pub struct Layer {
     /// The image, if a service has the tree.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept: Option<SnapshotImage>,
+    /// Key of the step that was begun on its build volumes and did not end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub begun: Option<StepKey>,
     /// The cost of making it, for a step's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost: Option<Cost>,

@@ -528,6 +528,7 @@ impl<'a> Pull<'a> {
             volumes,
             history: step.history.clone(),
             kept: None,
+            begun: None,
             cost: step.cost,
             prints: step.prints.clone(),
             pins: step.pins.clone(),

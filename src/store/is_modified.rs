@@ -141,13 +141,43 @@ impl LockedEnv<'_> {
         Ok(false)
     }
 
+    /// Returns whether build volumes that a rollback restores may have files that no snapshot has: those of a step that
+    /// did not end, or of an earlier build.
+    pub(super) fn has_unsaved_volumes(&self) -> Result<bool> {
+        let record = self.known_record()?;
+        let mut volumes = record.head.volumes.values();
+        if !self.store.freezes_volumes() || volumes.all(|id| self.store.is_volume_empty(id)) {
+            return Ok(false);
+        }
+        if self.store.method() == Method::Btrfs {
+            return self.are_volumes_touched(record);
+        }
+        let head = &record.head;
+        let from = head.volumes_from().layer;
+        // A snapshot that a user took of unchanged volumes has those of the step before.
+        let mut at = head.layer.clone();
+        while at != from {
+            let layer = at.map(|id| self.store.layer(&id)).transpose()?.flatten();
+            match layer.filter(|layer| layer.key.is_none()) {
+                Some(layer) => at = layer.parent,
+                None => return Ok(true),
+            }
+        }
+        Ok(head.by_hand().is_some() || self.store.attempt(self.name(), record).is_some())
+    }
+
     /// Keeps changes of the live tree, which the caller is about to drop, as a snapshot. Returns its name.
     pub fn keep_changes(&mut self, why: &str) -> Result<Option<String>> {
-        if !self.is_modified()? {
-            return Ok(None);
+        match self.is_modified()? {
+            true => self.keep(why).map(Some),
+            false => Ok(None),
         }
+    }
+
+    /// Keeps the current state as a snapshot. Returns its name.
+    pub(super) fn keep(&mut self, why: &str) -> Result<String> {
         let name = self.known_record()?.free_name(why);
         self.snapshot(&name, Origin::Auto)?;
-        Ok(Some(name))
+        Ok(name)
     }
 }

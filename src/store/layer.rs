@@ -350,6 +350,7 @@ mod tests {
             volumes: BTreeMap::new(),
             history: None,
             kept: None,
+            begun: None,
             cost: None,
             prints: None,
             pins: Pins::new(),

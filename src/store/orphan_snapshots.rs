@@ -134,6 +134,7 @@ impl LockedEnv<'_> {
                 // Only for a step with a clean history is its image complete.
                 history: Some(History::Clean),
                 cost: None,
+                begun: None,
                 prints: None,
                 pins: crate::plan::pins::Pins::new(),
                 kept: Some(super::service::SnapshotImage {

@@ -85,6 +85,7 @@ impl LockedEnv<'_> {
             env: Some(record.id.clone()),
             image_key: self.store.image_below(freeze.parent, &record.image_key)?,
             tree: Some(freeze.tree.clone()),
+            begun: self.begun_in(freeze)?,
             title: freeze.name.to_owned(),
             created: Timestamp::now(),
             boot: boot_id(),
@@ -144,6 +145,12 @@ impl LockedEnv<'_> {
             self.store.remove_unused_layers(&[layer])?;
         }
         Ok(id)
+    }
+
+    /// Returns the step that was begun on the build volumes that a snapshot between steps freezes.
+    fn begun_in(&self, freeze: &Freeze<'_>) -> Result<Option<StepKey>> {
+        let attempt = self.store.attempt(self.name(), self.known_record()?);
+        Ok(attempt.filter(|_| freeze.key.is_none()))
     }
 
     fn freeze_volume(&self, tree: &Path, name: &str, id: &VolumeId) -> Result<VolumeState> {
@@ -292,17 +299,48 @@ impl LockedEnv<'_> {
         Ok(renamed)
     }
 
-    /// Goes back to a snapshot by one commit of the record.
-    pub fn rollback(&mut self, name: &str) -> Result<()> {
+    /// Goes back to a snapshot by one commit of the record. Keeps everything that is in no snapshot as one, and returns
+    /// its name.
+    pub fn rollback(&mut self, name: &str) -> Result<Option<String>> {
         let record = self.known_record()?;
         let layer = record
             .snapshot(name)
             .map(|snapshot| snapshot.layer.clone())
             .ok_or_else(|| no_snapshot(self.name(), record, name))?;
         let is_last = record.last_step().is_some_and(|last| last.layer == layer);
+        let kept = match self.is_modified()? || self.has_unsaved_volumes()? {
+            true => Some(self.keep("before-rollback")?),
+            false => None,
+        };
         self.move_to_layer(Vec::new(), &layer, true)?;
+        // The volumes include what the step had built. Others than its own tell nothing of it.
+        if self.store.freezes_volumes()
+            && let Some(begun) = self.store.layer(&layer)?.and_then(|layer| layer.begun)
+        {
+            self.begin_attempt(&begun)?;
+        }
         // Of an earlier state, `up` decides whether it is complete.
-        self.update(|record| record.complete &= is_last)
+        self.update(|record| record.complete &= is_last)?;
+        Ok(kept)
+    }
+
+    /// Returns the non-empty live build volumes that a rollback replaces although this store cannot keep them:
+    /// those that a snapshot from another store has.
+    pub fn replaced_volumes(&self, name: &str) -> Result<Vec<VolumeName>> {
+        let record = self.known_record()?;
+        let known = record.snapshot(name);
+        let layer = known
+            .map(|known| self.store.layer(&known.layer))
+            .transpose()?;
+        let Some(layer) = layer.flatten().filter(|_| !self.store.freezes_volumes()) else {
+            return Ok(Vec::new());
+        };
+        let volumes = record.head.volumes.iter();
+        let replaced = volumes.filter(|(name, id)| {
+            layer.volumes.get(*name) == Some(&VolumeState::Frozen)
+                && !self.store.is_volume_empty(id)
+        });
+        Ok(replaced.map(|(name, _)| name.clone()).collect())
     }
 
     /// Makes this new env a copy of the current state of `from`.

@@ -83,6 +83,7 @@ fn frozen(id: &str, parent: Option<&str>, bytes: u64, seconds: u64) -> Frozen {
             volumes: BTreeMap::new(),
             history: None,
             kept: None,
+            begun: None,
             cost: Some(layer::Cost {
                 bytes,
                 wall_ms: seconds * 1000,

@@ -7,7 +7,7 @@ use crate::support::env::TestStore;
 
 #[test]
 fn a_failed_step_costs_only_itself_and_goes_on_where_it_stopped() {
-    on_each(|store, _| {
+    on_each(|store, method| {
         let failing = STEPS.replace("run = \"cat", "run = \"echo half >> /v/build/half; echo half > $HOME/half; test -e /v/build/mended; cat");
         store.profile(&failing);
         store.rockenv(&["up", store.env()]).exits(5).says(&[
@@ -16,6 +16,12 @@ fn a_failed_step_costs_only_itself_and_goes_on_where_it_stopped() {
             "rockenv shell --failed",
             &format!("rockenv up {}", store.env()),
         ]);
+        // A rollback keeps what the step has built, and the step continues from that.
+        let rollback = |to: &str| store.rockenv(&["rollback", store.env(), to]).ok();
+        let (kept, is_kept) = ("before-rollback", method != "overlay");
+        let said = rollback("one").err;
+        assert_eq!(said.contains(kept), is_kept, "{method}: {said}");
+        rollback(if is_kept { kept } else { "two" });
         // The env stands on the step before; the failed tree is beside it.
         store
             .sh("test ! -e $HOME/half && test -e $HOME/two && touch /v/build/mended")
@@ -249,7 +255,7 @@ fn what_a_forgotten_snapshot_stands_on_stays() {
 
 #[test]
 fn changes_made_by_hand_are_kept_before_a_step_would_drop_them() {
-    on_each(|store, _| {
+    on_each(|store, method| {
         store.up_with(STEPS);
         store.root_sh("echo precious > /etc/precious").ok();
         store.profile(&STEPS.replace("rm $HOME/one", "rm -f $HOME/one"));
@@ -257,6 +263,19 @@ fn changes_made_by_hand_are_kept_before_a_step_would_drop_them() {
         store.sh("test ! -e /etc/precious").ok();
         store.rockenv(&["rollback", store.env(), "before-up"]).ok();
         store.sh("cat /etc/precious").ok().prints("precious");
+        // With shared extents, the command before the first rollback counts too.
+        let kept = match method {
+            "reflink" => "before-rollback-2",
+            _ => "before-rollback",
+        };
+        store.root_sh("echo more > /etc/more").ok();
+        store
+            .rockenv(&["rollback", store.env(), "two"])
+            .ok()
+            .says(&[&format!("kept as snapshot `{kept}`")]);
+        store.sh("test ! -e /etc/more").ok();
+        store.rockenv(&["rollback", store.env(), kept]).ok();
+        store.sh("cat /etc/more").ok().prints("more");
     });
 }
 
