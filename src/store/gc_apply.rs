@@ -32,7 +32,7 @@ impl Store {
     pub fn gc_apply(&self, what: &GcTarget, keep_last: usize) -> Result<Removal> {
         match what {
             GcTarget::Snapshot { layer } => self.remove_snapshot(layer, keep_last),
-            GcTarget::Layer { layer } => {
+            GcTarget::Layer { layer } | GcTarget::Pulled { layer } => {
                 self.remove_unused_layers(std::slice::from_ref(layer))?;
                 Ok(self.left(layer))
             }

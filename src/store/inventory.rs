@@ -58,7 +58,12 @@ impl Store {
         let busy = self.add_envs(&mut inventory, found.envs)?;
         for (id, item) in found.layers {
             if let (Read::Fine(layer), Ok(id)) = (item.layer, id.try_into()) {
+                let arrived = match &layer.env {
+                    None => self.arrival_of(&id),
+                    Some(_) => None,
+                };
                 let frozen = Frozen {
+                    arrived,
                     bytes: layer.cost.map_or(0, |cost| cost.bytes),
                     layer,
                     at_service: 0,

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 
 use super::images::Image;
 use super::{LockedEnv, Record, Store};
-use crate::plan::ids::{EnvName, ImageKey};
+use crate::plan::ids::{EnvName, ImageKey, LayerId};
 
 const FILE: &str = "used";
 
@@ -20,22 +20,27 @@ fn touch(directory: &Path) {
     drop(file.and_then(|file| file.file().set_modified(SystemTime::now())));
 }
 
-fn modified_at(directory: &Path) -> Option<Timestamp> {
-    let data = fs::symlink_metadata(directory.join(FILE)).ok()?;
+fn modified_at(path: &Path) -> Option<Timestamp> {
+    let data = fs::symlink_metadata(path).ok()?;
     Timestamp::try_from(data.modified().ok()?).ok()
 }
 
 impl Store {
     /// Returns when an env was last used.
     pub fn last_use(&self, name: &EnvName, record: &Record) -> Timestamp {
-        let modified_at = modified_at(&self.env_dir(name));
+        let modified_at = modified_at(&self.env_dir(name).join(FILE));
         modified_at.map_or(record.used, |modified_at| modified_at.max(record.used))
     }
 
     /// Returns when an env on an image was last used, or the image was built.
     pub fn last_use_of_image(&self, image: &Image) -> Timestamp {
-        let modified_at = modified_at(&self.image_dir(&image.key));
+        let modified_at = modified_at(&self.image_dir(&image.key).join(FILE));
         modified_at.map_or(image.built, |modified_at| modified_at.max(image.built))
+    }
+
+    /// Returns when a layer that was pulled or imported was written.
+    pub(super) fn arrival_of(&self, layer: &LayerId) -> Option<Timestamp> {
+        modified_at(&self.layer_dir(layer).join("layer.json"))
     }
 
     /// Records that an env is used, by a command that has its lock or a share in its container.

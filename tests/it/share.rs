@@ -210,6 +210,10 @@ fn push_sends_what_is_missing_and_pull_brings_it() {
     two.run(&two.other, &["pull", &named])
         .ok()
         .says(&["pulled one, two, three from"]);
+    // It is there for an env that may come.
+    let gc = two.other.rockenv(&["gc", "--yes"]).ok();
+    let kept = "kept for 90 days after they arrived, unless space is short: 3 pulled";
+    assert!((gc.text() + &gc.err).contains(kept), "{gc:?}");
     two.other
         .rockenv(&["up", name])
         .ok()

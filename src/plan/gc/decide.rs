@@ -285,7 +285,9 @@ impl Decider {
     /// Counts removable layers that free nothing because a service has them elsewhere.
     fn elsewhere(&self, inventory: &Inventory) -> usize {
         let kept = |unit: &Unit| match &unit.what {
-            GcTarget::Snapshot { layer } | GcTarget::Layer { layer } => {
+            GcTarget::Snapshot { layer }
+            | GcTarget::Layer { layer }
+            | GcTarget::Pulled { layer } => {
                 unit.bytes == 0 && inventory.layers[layer].layer.kept.is_some()
             }
             _ => false,
@@ -298,10 +300,31 @@ impl Decider {
         left.filter(|(unit, _)| kept(unit)).count()
     }
 
+    /// Names the layers that stay because they have only just arrived.
+    fn pulled(&self, limits: &Limits) -> Option<String> {
+        let left = self
+            .units
+            .iter()
+            .zip(&self.gone)
+            .filter(|(unit, gone)| matches!(unit.what, GcTarget::Pulled { .. }) && !**gone);
+        let bytes: Vec<u64> = left.map(|(unit, _)| unit.bytes).collect();
+        let until = limits.older_than.map_or_else(String::new, |limit| {
+            format!(" for {} days after they arrived", limit.as_secs() / 86_400)
+        });
+        (!bytes.is_empty()).then(|| {
+            format!(
+                "kept{until}, unless space is short: {} ({}) that no env needs yet",
+                crate::ui::size::count(bytes.len(), "pulled or imported snapshot"),
+                crate::ui::size::bytes(bytes.iter().sum()),
+            )
+        })
+    }
+
     fn finish(mut self, inventory: &Inventory, limits: &Limits, asked: Option<u64>) -> Plan {
         let size = crate::ui::size::bytes;
         self.plan.spare = self.left;
         self.plan.notes.extend(inventory.notes.iter().cloned());
+        self.plan.notes.extend(self.pulled(limits));
         let will_be = inventory.free.saturating_add(self.plan.estimate);
         let goal = limits
             .min_free

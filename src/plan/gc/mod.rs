@@ -85,6 +85,8 @@ pub struct Lease {
 #[derive(Clone, Debug)]
 pub struct Frozen {
     pub layer: Layer,
+    /// When it came from another machine, if it did.
+    pub arrived: Option<Timestamp>,
     /// Bytes that only the layer and its descendants hold.
     pub bytes: u64,
     /// Part of them that a service holds.
@@ -144,6 +146,8 @@ pub enum GcTarget {
     Snapshot { layer: LayerId },
     /// A layer that no env names.
     Layer { layer: LayerId },
+    /// A layer that was pulled or imported, and that no env has needed yet.
+    Pulled { layer: LayerId },
     /// The tree of a failed step.
     Failed { env: EnvName },
     /// The logs of one run.

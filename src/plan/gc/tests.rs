@@ -70,6 +70,7 @@ fn snapshot(name: &str, layer: &str, origin: Origin, hours: i64) -> Snapshot {
 /// A layer of env `e` that took `seconds` to make.
 fn frozen(id: &str, parent: Option<&str>, bytes: u64, seconds: u64) -> Frozen {
     Frozen {
+        arrived: None,
         layer: Layer {
             id: id.into(),
             key: Some(id.into()),
@@ -143,6 +144,40 @@ fn nothing_goes_without_a_reason() {
             .items
             .is_empty()
     );
+}
+
+#[test]
+fn what_was_pulled_stays_for_a_time_after_it_arrived() {
+    let limits = |days: u64| Limits {
+        older_than: Some(Duration::from_secs(days * 24 * 3600)),
+        ..Limits::default()
+    };
+    let mut inventory = inventory();
+    for (name, parent) in [("below", None), ("top", Some("below"))] {
+        let mut item = frozen(name, parent, 20 * MIB, 9);
+        (item.layer.env, item.arrived) = (None, Some(hours_ago(5 * DAY)));
+        // Built long ago elsewhere.
+        item.layer.created = hours_ago(400 * DAY);
+        inventory.layers.insert(name.into(), item);
+    }
+    let stays = plan(&inventory, &limits(7), None);
+    assert_eq!(names(&stays), [""; 0]);
+    let note = "kept for 7 days after they arrived, unless space is short: \
+                2 pulled or imported snapshots (40.0 MiB) that no env needs yet";
+    assert_eq!(stays.notes, [note]);
+    let pulled = ["pulled snapshot top (top)", "pulled snapshot below (below)"];
+    let old = plan(&inventory, &limits(3), None);
+    assert_eq!(names(&old), pulled);
+    assert!(old.notes.is_empty(), "{:?}", old.notes);
+    // It comes back as fast as a download, unlike a build.
+    let short = plan(&inventory, &limits(7), Some(30 * MIB));
+    assert_eq!(names(&short)[..1], ["snapshot one/c"]);
+    // A snapshot of an env is the env's.
+    let one = inventory.envs.get_mut("one").unwrap();
+    one.record
+        .snapshots
+        .push(snapshot("mine", "top", Origin::User, 1));
+    assert!(plan(&inventory, &limits(3), None).items.is_empty());
 }
 
 #[test]

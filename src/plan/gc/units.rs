@@ -193,20 +193,12 @@ fn layers<'a>(
             }
         }
     }
-    let mut needed: BTreeSet<&LayerId> = BTreeSet::new();
-    for env in inventory.envs.values() {
-        for top in env.record.layers() {
-            let mut next = Some(top);
-            while let Some(id) = next
-                && needed.insert(id)
-            {
-                next = inventory
-                    .layers
-                    .get(id)
-                    .and_then(|item| item.layer.parent.as_ref());
-            }
-        }
-    }
+    let envs = inventory.envs.values();
+    let needed = with_parents(inventory, envs.flat_map(|env| env.record.layers()));
+    // What a pull brought is for an env that may come. An `rm` of one that used it takes it along.
+    let pulled = inventory.layers.iter();
+    let pulled = pulled.filter(|(id, item)| item.arrived.is_some() && !needed.contains(id));
+    let awaited = with_parents(inventory, pulled.map(|(id, _)| id));
     let mut places = BTreeMap::new();
     for (id, item) in &inventory.layers {
         if roots.layers.contains_key(id) {
@@ -219,27 +211,55 @@ fn layers<'a>(
             .get(id)
             .cloned()
             .unwrap_or((layer.created, Vec::new()));
+        let arrived = item.arrived.filter(|_| !needed.contains(id));
+        let (short, title) = (short(id), &layer.title);
+        let (what, name) = match (arrived, names.is_empty()) {
+            (Some(_), _) => (
+                GcTarget::Pulled { layer: id.clone() },
+                format!("pulled snapshot {title} ({short})"),
+            ),
+            (None, true) => (
+                GcTarget::Layer { layer: id.clone() },
+                format!("layer {short} ({title})"),
+            ),
+            (None, false) => (
+                GcTarget::Snapshot { layer: id.clone() },
+                format!("snapshot {}", names.join(", ")),
+            ),
+        };
+        let built = recorded.or(known).filter(|_| arrived.is_none());
         places.insert(id, units.len());
         units.push(Unit {
-            what: if names.is_empty() {
-                GcTarget::Layer { layer: id.clone() }
-            } else {
-                GcTarget::Snapshot { layer: id.clone() }
-            },
-            name: if names.is_empty() {
-                format!("layer {} ({})", short(id), layer.title)
-            } else {
-                format!("snapshot {}", names.join(", "))
-            },
+            what,
+            name,
             bytes: item.bytes,
-            rebuild_ms: recorded.or(known).unwrap_or_else(|| guess(item.bytes)),
-            used: used.max(layer.created),
-            garbage: (!needed.contains(id)).then(|| "no env needs it".to_owned()),
+            rebuild_ms: built.unwrap_or_else(|| guess(item.bytes)),
+            used: arrived.unwrap_or(used.max(layer.created)),
+            garbage: (!needed.contains(id) && !awaited.contains(id))
+                .then(|| "no env needs it".to_owned()),
             below: None,
             by_age: false,
         });
     }
     places
+}
+
+/// Returns layers and everything below them.
+fn with_parents<'a>(
+    inventory: &'a Inventory,
+    tops: impl Iterator<Item = &'a LayerId>,
+) -> BTreeSet<&'a LayerId> {
+    let mut found = BTreeSet::new();
+    for top in tops {
+        let mut next = Some(top);
+        while let Some(id) = next
+            && found.insert(id)
+        {
+            let item = inventory.layers.get(id);
+            next = item.and_then(|item| item.layer.parent.as_ref());
+        }
+    }
+    found
 }
 
 pub(super) fn short(id: &str) -> &str {

@@ -42,6 +42,9 @@ fn inventories() -> impl Strategy<Value = Inventory> {
                 let parent = (!bottom && at > 0).then(|| id(parent.index(at)));
                 let mut item = frozen(&id(at), parent.as_deref(), bytes * MIB, *seconds);
                 item.layer.created = hours_ago(*hours * DAY);
+                if seconds % 5 == 0 {
+                    item.arrived = Some(hours_ago(*hours * DAY / 2));
+                }
                 item.layer.image_key = match &parent {
                     Some(parent) => inventory.layers[parent.as_str()].layer.image_key.clone(),
                     None => ["image", "other"][*image].into(),
@@ -134,7 +137,9 @@ fn below<'a>(
 
 fn layer_of(what: &GcTarget) -> Option<&LayerId> {
     match what {
-        GcTarget::Snapshot { layer } | GcTarget::Layer { layer } => Some(layer),
+        GcTarget::Snapshot { layer } | GcTarget::Layer { layer } | GcTarget::Pulled { layer } => {
+            Some(layer)
+        }
         _ => None,
     }
 }
@@ -243,7 +248,9 @@ proptest! {
         after.used = after.used.map(|used| used.saturating_sub(first.estimate));
         for item in &first.items {
             match &item.what {
-                GcTarget::Snapshot { layer } | GcTarget::Layer { layer } => {
+                GcTarget::Snapshot { layer }
+                | GcTarget::Layer { layer }
+                | GcTarget::Pulled { layer } => {
                     after.layers.remove(layer);
                     for env in after.envs.values_mut() {
                         env.record.snapshots.retain(|snapshot| snapshot.layer != *layer);
