@@ -10,7 +10,7 @@ use fs_err as fs;
 use jiff::Timestamp;
 
 use super::check::{self, Read, is_busy, names};
-use super::{Store, lock};
+use super::{Store, lock, source};
 use crate::engine::hold::ContainerRecord;
 use crate::plan::gc::{Base, CachedFile, Env, Frozen, Inventory};
 use crate::plan::ids::EnvName;
@@ -81,6 +81,7 @@ impl Store {
         // A running command may be making one.
         if !busy {
             self.note_lost_volumes(&mut inventory, &found.volumes);
+            self.note_unneeded_sources(&mut inventory)?;
         }
         self.add_blobs(&mut inventory)?;
         if options.caches {
@@ -161,6 +162,30 @@ impl Store {
                 ));
             }
         }
+    }
+
+    /// Names clones of which no env's spec tells. They may hold a user's work, so removing them is for the user.
+    fn note_unneeded_sources(&self, inventory: &mut Inventory) -> Result<()> {
+        let mut needed = BTreeSet::new();
+        for name in inventory.envs.keys() {
+            let Ok(spec) = self.spec(name) else {
+                return Ok(());
+            };
+            needed.extend(source::directories(self, &spec).into_values());
+        }
+        let sources = self.root.join("sources");
+        for name in names(&sources)? {
+            let path = sources.join(&name);
+            if name.ends_with(".part") || needed.contains(&path) || !path.join(".git").is_dir() {
+                continue;
+            }
+            let bytes = size::bytes(allocated(&path));
+            let path = path.display();
+            inventory.notes.push(format!(
+                "source `{path}` ({bytes}) is needed by no env and is kept; to remove it, if it holds no work of yours: rm -r {path}"
+            ));
+        }
+        Ok(())
     }
 
     /// Refuses a store that a newer version of rockenv wrote to.

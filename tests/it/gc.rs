@@ -230,6 +230,9 @@ fn what_nobody_can_use_goes_and_other_things_are_not_looked_at() {
     fs_err::os::unix::fs::symlink(&elsewhere, home.join("caches/link")).unwrap();
     fs::write(home.join("mine"), "x").unwrap();
     fs::write(home.join("sources/mine"), "x").unwrap();
+    // A clone of a revision that the profile had once.
+    let clone = home.join("sources/old-0123456789ab");
+    fs::create_dir_all(clone.join(".git")).unwrap();
     let download = home.join("blobs/sha256").join("feed".repeat(16));
     fs::write(&download, vec![1; 64 << 20]).unwrap();
     fs::write(home.join("blobs/sha256/notes"), "mine").unwrap();
@@ -238,7 +241,9 @@ fn what_nobody_can_use_goes_and_other_things_are_not_looked_at() {
     assert_eq!(gone, ["images/tmp-0123456789abcdef-1"], "{done:#}");
     let told = format!("to remove it: rm -r {}", volume.display());
     assert!(done["notes"].to_string().contains(&told), "{done:#}");
-    assert!(volume.join("deep").exists());
+    let told = format!("if it holds no work of yours: rm -r {}", clone.display());
+    assert!(done["notes"].to_string().contains(&told), "{done:#}");
+    assert!(volume.join("deep").exists() && clone.exists());
     for path in ["mine", "sources/mine", "caches/link"] {
         assert!(home.join(path).exists(), "{path}");
     }
