@@ -1,12 +1,17 @@
-//! Jobs of a real Slurm: one node, on loopback, in directories of its own, with its own munge.
+//! Jobs of a real Slurm: one node, on loopback, in directories of its own, with its own munge, and accounts in a database
+//! where a test wants them.
 
-use std::net::TcpListener;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{TcpListener, TcpStream};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use fs_err as fs;
+use jiff::civil::DateTime;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use serde_json::Value;
 
 use super::{NO_GPU, project, without_gpu};
 use crate::support::env::TestStore;
@@ -16,7 +21,7 @@ use crate::support::run::{
     Background, Ran, finish, processes, processes_called, wait_for, wait_until,
 };
 
-/// The three daemons, ended when dropped.
+/// The daemons, ended when dropped.
 struct Slurm {
     directory: tempfile::TempDir,
     /// In the order in which they were started.
@@ -25,6 +30,15 @@ struct Slurm {
 
 impl Slurm {
     fn start() -> Self {
+        Self::started(false)
+    }
+
+    /// Starts one whose `sacct` knows the jobs.
+    fn with_accounts() -> Self {
+        Self::started(true)
+    }
+
+    fn started(accounts: bool) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let mut slurm = Self {
             directory,
@@ -41,7 +55,12 @@ impl Slurm {
         fs::write(slurm.path("gpu0"), "").unwrap();
         let gres = format!("Name=gpu File={}\n", slurm.path("gpu0").display());
         fs::write(slurm.path("gres.conf"), gres).unwrap();
-        fs::write(slurm.path("slurm.conf"), slurm.configuration()).unwrap();
+        let [controller, node, database] = free_ports();
+        let mut configuration = slurm.configuration(controller, node);
+        if accounts {
+            configuration += &slurm.accounting(database);
+        }
+        fs::write(slurm.path("slurm.conf"), configuration).unwrap();
 
         let munge = ["key-file", "socket", "pid-file", "log-file", "seed-file"];
         let munge = munge.map(|name| {
@@ -61,6 +80,9 @@ impl Slurm {
             true => Ok(()),
             false => Err(slurm.log("munged")),
         });
+        if accounts {
+            slurm.keep_accounts(database);
+        }
         slurm.daemon("/usr/sbin/slurmctld", &["-D".to_owned()]);
         slurm.daemon("/usr/sbin/slurmd", &["-D".to_owned()]);
         wait_for("the node is not ready", || {
@@ -82,12 +104,9 @@ impl Slurm {
     }
 
     /// As small as it can be: no control groups, which this machine may not have, and nothing that binds a job to a processor.
-    fn configuration(&self) -> String {
+    fn configuration(&self, controller: u16, node: u16) -> String {
         let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
         let name = name.trim().split('.').next().unwrap();
-        // Both are held until both are known.
-        let ports = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-        let [controller, node] = ports.map(|port| port.local_addr().unwrap().port());
         let at = self.directory.path().display();
         format!(
             "ClusterName=test
@@ -116,6 +135,72 @@ NodeName={name} NodeAddr=127.0.0.1 CPUs=1024 RealMemory=65536 Gres=gpu:1
 PartitionName=all Nodes={name} Default=YES MaxTime=INFINITE State=UP
 "
         )
+    }
+
+    /// Settings of a controller whose jobs are in a database, with what they use each second.
+    fn accounting(&self, port: u16) -> String {
+        format!(
+            "AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort={port}
+AccountingStoragePass={}
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=task=1
+",
+            self.path("munge/socket").display()
+        )
+    }
+
+    /// Starts a database and the daemon that writes jobs into it, before the controller, which asks for it.
+    fn keep_accounts(&mut self, port: u16) {
+        let data = self.path("data");
+        let [place, socket] = [&data, &data.join("socket")].map(|path| path.display().to_string());
+        let options = ["--no-defaults", "--user=root", "--innodb-log-file-size=4M"];
+        run(Command::new("mariadb-install-db")
+            .args(options)
+            .args(["--auth-root-authentication-method=socket", "--skip-test-db"])
+            .arg(format!("--datadir={place}")));
+        let mut options = options.map(str::to_owned).to_vec();
+        options.extend([
+            "--skip-networking".to_owned(),
+            format!("--datadir={place}"),
+            format!("--socket={socket}"),
+        ]);
+        self.daemon("/usr/sbin/mariadbd", &options);
+        wait_for("the database does not listen", || {
+            match data.join("socket").exists() {
+                true => Ok(()),
+                false => Err(self.log("mariadbd")),
+            }
+        });
+        let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+        let configuration = format!(
+            "AuthType=auth/munge
+AuthInfo=socket={at}/munge/socket,cred_expire=5
+DbdHost={name}
+DbdAddr=127.0.0.1
+DbdPort={port}
+SlurmUser=root
+PidFile={at}/slurmdbd.pid
+StorageType=accounting_storage/mysql
+StorageHost=localhost
+StorageUser=root
+StorageLoc=slurm
+",
+            name = name.trim().split('.').next().unwrap(),
+            at = self.directory.path().display(),
+        );
+        let file = self.path("slurmdbd.conf");
+        fs::write(&file, configuration).unwrap();
+        fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        self.daemon("/usr/sbin/slurmdbd", &["-D".to_owned()]);
+        wait_for("slurmdbd does not listen", || {
+            TcpStream::connect(("127.0.0.1", port))
+                .map(drop)
+                .map_err(|error| format!("{error}\n{}", self.log("slurmdbd")))
+        });
+        let add = ["--immediate", "add", "cluster", "test"];
+        run(self.tool("sacctmgr").args(add));
     }
 
     fn daemon(&mut self, program: &str, arguments: &[String]) {
@@ -165,6 +250,8 @@ PartitionName=all Nodes={name} Default=YES MaxTime=INFINITE State=UP
         let mut command = Command::new(program);
         command
             .env("SLURM_CONF", self.path("slurm.conf"))
+            // The database's, for slurmdbd.
+            .env("MYSQL_UNIX_PORT", self.path("data/socket"))
             .current_dir(self.directory.path());
         command
     }
@@ -202,6 +289,13 @@ PartitionName=all Nodes={name} Default=YES MaxTime=INFINITE State=UP
     }
 }
 
+/// Returns different ports that nobody listens at.
+fn free_ports() -> [u16; 3] {
+    // All are held until all are known.
+    let ports = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    ports.map(|port| port.local_addr().unwrap().port())
+}
+
 /// Returns a process and all that it started.
 fn descendants(pid: i32) -> Vec<i32> {
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
@@ -226,17 +320,14 @@ impl Drop for Slurm {
 }
 
 fn submit(store: &TestStore, slurm: &Slurm, more: &[&str]) -> Ran {
+    let two = ["--profile", store.env(), "gfx1103", "gfx1201"];
+    submit_all(store, slurm, &two, more)
+}
+
+fn submit_all(store: &TestStore, slurm: &Slurm, envs: &[&str], more: &[&str]) -> Ran {
     let asked = [
-        "matrix",
-        "slurm",
-        "--submit",
-        "--profile",
-        store.env(),
-        "gfx1103",
-        "gfx1201",
-    ];
-    let asked = [
-        &asked[..],
+        &["matrix", "slurm", "--submit"],
+        envs,
         &["--rockenv", env!("CARGO_BIN_EXE_rockenv")],
         more,
     ]
@@ -311,7 +402,7 @@ fn what_is_common_is_a_job_and_each_env_a_task() {
     let jobs = slurm.jobs();
     assert!(rows.lines().count() > 3, "{rows}");
     for row in rows.lines() {
-        let row: serde_json::Value = serde_json::from_str(row).unwrap();
+        let row: Value = serde_json::from_str(row).unwrap();
         let id = format!("JobId={} ", row["slurm_job"].as_str().unwrap());
         assert!(jobs.iter().any(|job| job.starts_with(&id)), "{id} {jobs:?}");
     }
@@ -345,6 +436,112 @@ fn what_is_common_is_a_job_and_each_env_a_task() {
     ended.retain(|line| line.ends_with("FAILED") && !line.contains("-gpu "));
     assert_eq!(ended, ["common FAILED"]);
     assert_eq!(store.ran(), ["one"; 0], "what was built is found again");
+    for target in ["gfx1103", "gfx1201"] {
+        store
+            .rockenv(&["--yes", "rm", &format!("{}-{target}", store.env())])
+            .ok();
+    }
+}
+
+/// Two envs' steps hold more than 200 MB for some seconds.
+const LARGE: &str = r#"
+[resources]
+memory = '400M'
+[[step]]
+name = 'one'
+run = 'true'
+[[step]]
+name = 'own'
+run = '''perl -e '$text = "${target}" x 30_000_000; sleep 3' '''
+"#;
+
+/// Returns the command of the documentation that shows what Slurm measured.
+fn documented_sacct() -> String {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/how-to/clusters.md");
+    let page = fs::read_to_string(page).unwrap();
+    let (_, command) = page.split_once("\n$ sacct ").unwrap();
+    let mut lines = Vec::new();
+    for line in command.lines() {
+        lines.push(line);
+        if !line.ends_with('\\') {
+            break;
+        }
+    }
+    format!("sacct {}", lines.join("\n"))
+}
+
+/// Reads the table of `sacct`: each row has its fields by name.
+fn table(text: &str) -> Vec<BTreeMap<String, String>> {
+    let [names, rules, rows @ ..] = &text.lines().collect::<Vec<_>>()[..] else {
+        return Vec::new();
+    };
+    let mut at = 0;
+    let columns: Vec<_> = rules
+        .split(' ')
+        .map(|rule| {
+            let column = at..at + rule.len();
+            at = column.end + 1;
+            column
+        })
+        .filter(|column| !column.is_empty())
+        .collect();
+    let cell = |line: &str, column: &Range<usize>| line[column.clone()].trim().to_owned();
+    let fields = |row: &&str| {
+        let fields = columns.iter();
+        fields
+            .map(|column| (cell(names, column), cell(row, column)))
+            .collect()
+    };
+    rows.iter().map(fields).collect()
+}
+
+#[test]
+fn sacct_has_the_figures_of_the_job_of_each_row() {
+    let store = TestStore::new();
+    store.profile(LARGE);
+    let slurm = Slurm::with_accounts();
+    let rows = store.work().join("rows.jsonl");
+    submit(&store, &slurm, &["--", "--metrics", rows.to_str().unwrap()]).ok();
+    assert!(slurm.ended().iter().all(|job| job.ends_with(" COMPLETED")));
+    let rows = fs::read_to_string(rows).unwrap();
+    let rows: Vec<Value> = rows
+        .lines()
+        .map(|row| serde_json::from_str(row).unwrap())
+        .collect();
+    let text = |row: &Value, name: &str| row[name].as_str().unwrap().to_owned();
+    let jobs: BTreeSet<String> = rows.iter().map(|row| text(row, "slurm_job")).collect();
+    assert_eq!(jobs.len(), 3, "{rows:?}");
+
+    // As it is documented, when the database has the last of it.
+    let command = documented_sacct();
+    let mut known = Vec::new();
+    wait_for("the database does not know how the jobs ended", || {
+        let mut shell = slurm.tool("bash");
+        shell.args(["-ec", &command]).current_dir(store.work());
+        let printed = run(&mut shell);
+        known = table(&printed);
+        let ended = known.iter().filter(|row| row["State"] == "COMPLETED");
+        match ended.count() {
+            6 => Ok(()),
+            _ => Err(printed + &slurm.log("slurmdbd")),
+        }
+    });
+    for job in jobs {
+        let find = |id: &str| known.iter().find(|row| row["JobIDRaw"] == id).unwrap();
+        let (own, batch) = (find(&job), find(&format!("{job}.batch")));
+        let times = ["Eligible", "Start"].map(|name| own[name].parse::<DateTime>().unwrap());
+        assert!(times.is_sorted(), "{own:?}");
+        assert_eq!(own["ReqMem"], "400M");
+        // A job may end before it is measured the first time.
+        let used = batch["MaxRSS"].trim_end_matches('M');
+        let used: f64 = used.parse().unwrap_or_default();
+        let large = rows.iter().filter(|row| text(row, "slurm_job") == job);
+        let large = large.filter(|row| row["step"] == "own").count();
+        // With systemd-nspawn and without systemd, containers are processes of the job.
+        assert!(used >= [0., 200.][large], "{batch:?}");
+        assert!(own["Elapsed"].as_str() >= ["00:00:00", "00:00:03"][large]);
+        assert_ne!(own["TotalCPU"], "00:00:00");
+    }
     for target in ["gfx1103", "gfx1201"] {
         store
             .rockenv(&["--yes", "rm", &format!("{}-{target}", store.env())])
