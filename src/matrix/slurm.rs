@@ -15,10 +15,10 @@ pub(crate) struct Site {
 /// Writes the script. It prints a line for each job, its name and its id, and if one is refused it cancels the
 /// others.
 pub(crate) fn script(pipeline: &Pipeline, site: &Site) -> String {
-    // An env belongs to one matrix, so the first one's name can identify all.
+    // An env belongs to one matrix, so one name can identify all. Their order changes with the recorded times.
     let all = format!(
         "envs-{}",
-        pipeline.envs().first().copied().unwrap_or_default()
+        pipeline.envs().into_iter().min().unwrap_or_default()
     );
     let mut text = vec![
         "#!/bin/sh\n".to_owned(),

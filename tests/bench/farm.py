@@ -254,8 +254,8 @@ def main():
     alone = [(env, len(env.steps), set()) for env in found]
     line("no registry: each environment builds everything", Farm(False).run(alone), least)
     line("registry, no shared job: environments race", Farm(True).run(alone), least)
-    line("as `matrix slurm` writes it", Farm(True).run(as_written(found)), least)
-    line("the same, longest environments first", Farm(True).run(as_written(found, longest)), least)
+    line("as `matrix slurm` writes it without recorded times", Farm(True).run(as_written(found)), least)
+    line("with recorded times: longest environments first", Farm(True).run(as_written(found, longest)), least)
     print("\nThe next day, nothing changed, and a part of the keys is missing in the registry:\n\n" + head)
     for missing in [0, 0.05, 0.2, 1]:
         draw = random.Random(1)

@@ -191,7 +191,7 @@ pub(super) fn write(cx: &Context, form: &For) -> Result<()> {
         For::Slurm(args) if args.submit => jobs::submit(cx, &args.script(cx)?)?,
         For::Slurm(args) => args.script(cx)?,
         For::Kubernetes(args) => {
-            let pipeline = scheduled(cx, &args.part, &args.call, NEEDED)?;
+            let pipeline = scheduled(cx, &args.part, &args.call, NEEDED, false)?;
             kubernetes::manifest(&pipeline, &args.cluster())
         }
     };
@@ -265,7 +265,8 @@ impl SlurmArgs {
             Some(_) => NEEDED,
             None => "auto",
         };
-        let mut pipeline = scheduled(cx, &self.part, &self.call, gpu)?;
+        // The tasks of an array start in the order of their numbers.
+        let mut pipeline = scheduled(cx, &self.part, &self.call, gpu, true)?;
         if site.gres.is_none() {
             pipeline.jobs = whole(pipeline.jobs);
         }
@@ -321,6 +322,7 @@ impl PipelineArgs {
             gpu: NEEDED,
             calls: self.call.calls(&runners),
             share: self.call.share(share),
+            longest_first: false,
         };
         jobs::pipeline(cx, request)
     }
@@ -331,7 +333,13 @@ fn runners(path: Option<&Path>, without_file: fn() -> Runners) -> Result<Runners
 }
 
 /// Decides the jobs for a scheduler that chooses the machines, which share one store.
-fn scheduled(cx: &Context, part: &Part, call: &Call, gpu: &str) -> Result<Pipeline> {
+fn scheduled(
+    cx: &Context,
+    part: &Part,
+    call: &Call,
+    gpu: &str,
+    longest_first: bool,
+) -> Result<Pipeline> {
     let runners = Runners::scheduled();
     let request = PipelineRequest {
         cells: &part.some_cells()?,
@@ -339,6 +347,7 @@ fn scheduled(cx: &Context, part: &Part, call: &Call, gpu: &str) -> Result<Pipeli
         gpu,
         calls: call.calls(&runners),
         share: call.share(Share::Store),
+        longest_first,
     };
     jobs::pipeline(cx, request)
 }

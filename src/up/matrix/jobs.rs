@@ -1,5 +1,6 @@
 //! Owns the jobs of several envs for another system, by their current plans.
 
+use std::cmp::Reverse;
 use std::path::Path;
 
 use fs_err as fs;
@@ -30,6 +31,8 @@ pub(crate) struct PipelineRequest<'a> {
     pub gpu: &'a str,
     pub calls: Calls,
     pub share: Share,
+    /// Put the envs whose steps take longest first, as far as their times are known; otherwise they stay as named.
+    pub longest_first: bool,
 }
 
 /// Returns the jobs of envs whose plans do not matter.
@@ -45,11 +48,16 @@ pub(crate) fn pipeline(cx: &Context, request: PipelineRequest<'_>) -> Result<Pip
         gpu,
         mut calls,
         share,
+        longest_first,
     } = request;
     let (options, asked) = gpu_option(&calls.options);
     calls.options = options;
-    let plans = plans(cx, cells, &calls.options)?;
-    let mut envs = envs(cx, cells, runners)?;
+    let mut planned = plans(cx, cells, &calls.options)?;
+    if longest_first {
+        planned.sort_by_key(|(_, plan)| Reverse(plan.needs.known_ms()));
+    }
+    let (cells, plans): (Vec<Cell>, Vec<EnvPlan>) = planned.into_iter().unzip();
+    let mut envs = envs(cx, &cells, runners)?;
     for (env, plan) in envs.iter_mut().zip(&plans) {
         // The options may change the name, and `rm` must find it.
         plan.env.as_str().clone_into(&mut env.name);
@@ -191,7 +199,8 @@ fn check_machines(
     Ok(())
 }
 
-fn plans(cx: &Context, cells: &[Cell], options: &[String]) -> Result<Vec<EnvPlan>> {
+/// Returns each env with its plan.
+fn plans(cx: &Context, cells: &[Cell], options: &[String]) -> Result<Vec<(Cell, EnvPlan)>> {
     let signals = Signals::take()?;
     let cancel = Cancel::new(&signals);
     let rockenv = RockenvCommand {
@@ -202,6 +211,6 @@ fn plans(cx: &Context, cells: &[Cell], options: &[String]) -> Result<Vec<EnvPlan
     };
     cells
         .iter()
-        .map(|cell| cancel.outcome(rockenv.plan(cell)))
+        .map(|cell| Ok((cell.clone(), cancel.outcome(rockenv.plan(cell))?)))
         .collect()
 }

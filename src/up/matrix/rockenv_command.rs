@@ -40,6 +40,29 @@ pub(super) struct Needs {
     pub sizing: Sizing,
     pub memory: Option<u64>,
     pub disk: Vec<Disk>,
+    forecast: Vec<Recorded>,
+    published: Vec<Published>,
+}
+
+impl Needs {
+    /// Returns how long the steps that will run take, as far as that is known.
+    pub(super) fn known_ms(&self) -> u64 {
+        let recorded = self.forecast.iter().map(|step| step.wall_ms);
+        let published = self.published.iter().map(|step| step.seconds * 1000);
+        recorded.chain(published).sum()
+    }
+}
+
+/// The time of a step that ran here before.
+#[derive(Debug, Deserialize)]
+struct Recorded {
+    wall_ms: u64,
+}
+
+/// The time of another step, which its profile names.
+#[derive(Debug, Deserialize)]
+struct Published {
+    seconds: u64,
 }
 
 #[derive(Debug, Deserialize)]

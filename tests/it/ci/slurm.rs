@@ -550,6 +550,35 @@ fn sacct_has_the_figures_of_the_job_of_each_row() {
 }
 
 #[test]
+fn the_env_that_took_longest_is_the_first_task() {
+    let store = TestStore::new();
+    let profiles = ["a", "b"].map(|name| format!("{}{name}", store.env()));
+    for (profile, run) in profiles.iter().zip(["true", "sleep 1; :"]) {
+        let text = format!("[[step]]\nname = 'own'\nrun = '{run} ${{target}}'\n");
+        store.profile_named(profile, &text);
+    }
+    let [quick, slow] = profiles.each_ref().map(String::as_str);
+    let tasks = || {
+        let asked = ["matrix", "slurm", "gfx1201", "--profile", quick];
+        let script = store.rockenv(&[&asked[..], &["--profile", slow]].concat());
+        let script = script.ok().text();
+        let lines = script.lines().filter(|line| line.starts_with("echo "));
+        let lines: Vec<String> = lines.map(str::to_owned).collect();
+        let queued = script.lines().find(|line| line.starts_with("queued="));
+        (lines, queued.unwrap().to_owned())
+    };
+    let task =
+        |number: usize, profile: &str| format!("echo {profile}-gfx1201\" ${{array}}_{number}\"");
+    let (before, queued) = tasks();
+    assert_eq!(before, [task(0, quick), task(1, slow)]);
+    // Of another target: a step that has not run is expected to take as long as the last of its name.
+    for profile in [quick, slow] {
+        store.rockenv(&["up", profile, "--target", "gfx1103"]).ok();
+    }
+    assert_eq!(tasks(), (vec![task(0, slow), task(1, quick)], queued));
+}
+
+#[test]
 fn jobs_of_a_node_that_fails_go_on_from_the_registry() {
     let store = TestStore::new();
     project(&store);
