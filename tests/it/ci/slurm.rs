@@ -550,6 +550,49 @@ fn sacct_has_the_figures_of_the_job_of_each_row() {
 }
 
 #[test]
+fn an_array_of_a_hundred_runs_each_env_once() {
+    let store = TestStore::new();
+    let text = "[resources]\nmemory = '100M'\n[[volume]]\nname = 'runs'\nkind = 'host'\naccess = 'rw'\npath = 'OUT'
+target = '/runs'\n[[step]]\nname = 'one'\nrun = 'echo one >> /runs/log'\n[[step]]\nname = 'own'
+run = 'echo ENV-${target} >> /runs/log'\n"
+        .replace("OUT", &store.runs().display().to_string());
+    let profiles = ["a", "b", "c", "d"].map(|name| format!("{}{name}", store.env()));
+    let targets = store.rockenv(&["target", "ls", "--json"]).ok().text();
+    let targets: Vec<Value> = serde_json::from_str(&targets).unwrap();
+    let targets = targets.iter().take(25);
+    let targets: Vec<&str> = targets.map(|row| row["target"].as_str().unwrap()).collect();
+    let mut asked = targets.clone();
+    let mut expected = vec!["one".to_owned()];
+    for profile in &profiles {
+        store.profile_named(profile, &text.replace("ENV", profile));
+        asked.extend(["--profile", profile]);
+        expected.extend(targets.iter().map(|target| format!("{profile}-{target}")));
+    }
+    expected.sort();
+    assert_eq!(expected.len(), 101);
+    let slurm = Slurm::start();
+    // Eight at once: the node has 1024 processors.
+    let options = ["--sbatch=--hold", "--sbatch=--cpus-per-task=128"];
+    let submitted = submit_all(&store, &slurm, &asked, &options).ok().text();
+    assert_eq!(submitted.lines().count(), 101, "{submitted}");
+    submit_all(&store, &slurm, &asked, &options)
+        .exits(1)
+        .says(&["these envs are already in the queue, as job "]);
+    let queue = run(slurm.tool("squeue").args(["--noheader", "--array"]));
+    assert_eq!(queue.lines().count(), 101, "{queue}");
+    let held = run(slurm.tool("squeue").args(["--noheader", "--format=%A"]));
+    let mut held: Vec<&str> = held.lines().collect();
+    held.dedup();
+    run(slurm.tool("scontrol").args(["release", &held.join(",")]));
+    let mut ended = slurm.ended();
+    ended.dedup();
+    let array = format!("envs-{}", expected[1]);
+    let expected_jobs = ["common".to_owned(), array].map(|name| format!("{name} COMPLETED"));
+    assert_eq!(ended, expected_jobs);
+    assert_eq!(store.ran(), expected);
+}
+
+#[test]
 fn the_env_that_took_longest_is_the_first_task() {
     let store = TestStore::new();
     let profiles = ["a", "b"].map(|name| format!("{}{name}", store.env()));
