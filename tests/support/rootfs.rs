@@ -28,7 +28,20 @@ const LEFT_OUT: [&str; 12] = [
 /// Returns the tree; the first caller builds it, with mmdebstrap and the host's package mirror.
 pub(crate) fn rootfs() -> PathBuf {
     static TREE: OnceLock<PathBuf> = OnceLock::new();
-    TREE.get_or_init(|| build("rootfs", &[])).clone()
+    TREE.get_or_init(|| build("rootfs", "minbase", &[])).clone()
+}
+
+/// Prepares the real cosign, which the host's distribution may not have, with its own libraries.
+pub(crate) fn cosign() -> Command {
+    static TREE: OnceLock<PathBuf> = OnceLock::new();
+    let tree = TREE.get_or_init(|| build("cosign", "extract", &["cosign"]));
+    let libraries = tree.join("usr/lib/x86_64-linux-gnu");
+    let mut command = Command::new(libraries.join("ld-linux-x86-64.so.2"));
+    command
+        .arg("--library-path")
+        .arg(&libraries)
+        .arg(tree.join("usr/bin/cosign"));
+    command
 }
 
 /// Returns a tree with what a build of TheRock's shape needs. Its pip takes setuptools from Debian and nothing from anywhere else.
@@ -45,13 +58,15 @@ pub(crate) fn builder() -> PathBuf {
         "python3",
         "python3-venv",
     ];
-    let tree = TREE.get_or_init(|| build("builder", &packages)).clone();
+    let tree = TREE
+        .get_or_init(|| build("builder", "minbase", &packages))
+        .clone();
     let pip = "[global]\nindex-url = file:///nowhere\nfind-links = /usr/share/python-wheels\n";
     fs::write(tree.join("etc/pip.conf"), pip).expect("pip's configuration");
     tree
 }
 
-fn build(name: &str, packages: &[&str]) -> PathBuf {
+fn build(name: &str, variant: &str, packages: &[&str]) -> PathBuf {
     super::loopfs::need_root();
     let cache = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{VERSION}"));
     fs::create_dir_all(&cache).expect("a cache directory");
@@ -69,8 +84,8 @@ fn build(name: &str, packages: &[&str]) -> PathBuf {
             "private",
             "mmdebstrap",
             "--quiet",
-            "--variant=minbase",
         ]);
+        command.arg(format!("--variant={variant}"));
         let left_out = LEFT_OUT.map(|path| format!("--dpkgopt=path-exclude={path}"));
         command.args(left_out);
         for path in ["doc/*/copyright", "zoneinfo/Etc/*"] {

@@ -1,12 +1,16 @@
 //! Signatures of pushed snapshots: what is pulled must have the right one.
 
+use std::process::Command;
+
 use rockenv::testing::Store;
 use serde_json::Value;
 
 use super::Two;
 use super::proxy::{Fault, Proxy};
 use crate::support::env::TestStore;
+use crate::support::loopfs::run;
 use crate::support::registry::{Registry, http};
+use crate::support::rootfs;
 use crate::support::run::{Ran, finish};
 
 const ONE: &str = "[[step]]\nname = 'one'\nrun = 'head -c 1M /dev/urandom > $HOME/one'\n";
@@ -128,6 +132,62 @@ fn what_is_signed_is_pulled() {
     two.run(&two.other, &["up", name, "--pull"])
         .ok()
         .says(&["pulled one from"]);
+}
+
+/// Prepares a command of cosign's, in the directory of the keys that it makes.
+fn cosign(store: &TestStore, words: &[&str]) -> Command {
+    let mut command = rootfs::cosign();
+    command
+        .args(words)
+        .env("HOME", store.work())
+        .env("COSIGN_PASSWORD", PASSWORD)
+        .current_dir(store.work());
+    command
+}
+
+#[test]
+fn cosign_and_rockenv_verify_each_other_s_signatures() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let name = two.pushed(ONE);
+    run(&mut cosign(&two.one, &["generate-key-pair"]));
+    let made = |file: &str| two.one.work().join(file).display().to_string();
+    let (secret, public) = (made("cosign.key"), made("cosign.pub"));
+    let reference = format!("{}:{}", two.repository(), two.last(name));
+    let verify = |public: &str, reference: &str| {
+        let words = ["verify", "--insecure-ignore-tlog", "--key", public];
+        let mut command = cosign(&two.one, &words);
+        command.args(["--allow-insecure-registry", reference]);
+        command.output().unwrap().status.success()
+    };
+    let sign = |secret: &str| {
+        let words = ["sign", "--yes", "--tlog-upload=false", "--key", secret];
+        let mut command = cosign(&two.one, &words);
+        run(command.args(["--allow-insecure-registry", &reference]));
+    };
+    let pull = |public: &str| {
+        let words = ["pull", &reference, "--verify", public];
+        two.other.rockenv(&words)
+    };
+    pull(&public).exits(8).says(&["it is not signed"]);
+    sign(&secret);
+    // With a key that cosign did not make, beside its own.
+    sign(&key("one.key"));
+    pull(&key("other.pub"))
+        .exits(8)
+        .says(&["it is not signed with the key that belongs to"]);
+    pull(&public).ok().says(&["pulled one from"]);
+    pull(&key("one.pub")).ok();
+
+    assert!(!verify(&key("other.pub"), &reference));
+    two.push_with(&two.one, name, &two.repository(), "other.key", Some(""))
+        .ok();
+    assert!(verify(&key("other.pub"), &reference));
+    // With a key of cosign's, where cosign has signed nothing.
+    let other = format!("{}/again", two.registry.host);
+    let mut command = two.one.command(&["push", name, &other, "--sign", &secret]);
+    command.env("COSIGN_PASSWORD", PASSWORD);
+    finish("push --sign".into(), command).ok();
+    assert!(verify(&public, &format!("{other}:{}", two.last(name))));
 }
 
 #[test]
