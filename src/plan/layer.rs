@@ -110,7 +110,22 @@ pub enum History {
         /// The layer that the other build was based on, if any.
         #[serde(default)]
         on: Option<LayerId>,
+        /// The files are those of a command of `exec` or `shell`, as far as is known.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        by_hand: bool,
     },
+}
+
+impl History {
+    /// Returns why a layer is not clean.
+    pub(crate) fn why(&self) -> &'static str {
+        match self {
+            Self::Incremental { by_hand: true, .. } => {
+                "a command of `exec` or `shell` may have changed files of the build"
+            }
+            _ => "built on files from an earlier build",
+        }
+    }
 }
 
 /// Origin of the content of an env's live build volumes.

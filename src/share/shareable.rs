@@ -64,7 +64,7 @@ impl Shareable {
             let layer = &layers[count].title;
             let (why, help) = match limit {
                 _ if first_incremental == Some(count) => (
-                    "it is incremental: built on files from an earlier build".to_owned(),
+                    format!("it is incremental: {}", layers[count].history().why()),
                     format!(
                         "{up} --clean makes a clean one; to share it anyway: --allow-incremental"
                     ),

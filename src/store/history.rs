@@ -60,6 +60,7 @@ impl Head {
                 layer: self.layer.clone(),
                 history: History::Incremental {
                     on: self.layer.clone(),
+                    by_hand: false,
                 },
             },
         }
@@ -91,6 +92,7 @@ impl Layer {
             None if self.volumes.is_empty() => History::Clean,
             None => History::Incremental {
                 on: Some(self.id.clone()),
+                by_hand: false,
             },
         }
     }
@@ -160,10 +162,12 @@ impl LockedEnv<'_> {
     /// Records that a step begins on the live build volumes, and their origin.
     pub fn begin_step(&mut self, key: &StepKey) -> Result<()> {
         let mut from = self.known_record()?.head.volumes_from();
-        if from.history == History::Clean && !self.begins_clean(&from, key)? {
+        if from.history == History::Clean
+            && let Some(by_hand) = self.foreign_files(&from, key)?
+        {
             let head = &self.known_record()?.head;
             let on = from.layer.clone().or_else(|| head.layer.clone());
-            from.history = History::Incremental { on };
+            from.history = History::Incremental { on, by_hand };
         }
         let head = &self.known_record()?.head;
         let is_recorded = head.volumes.is_empty() || head.volumes_from.as_ref() == Some(&from);
@@ -177,26 +181,28 @@ impl LockedEnv<'_> {
         self.begin_attempt(key)
     }
 
-    /// Returns whether the live build volumes contain only files from the layers below and from failed attempts of
-    /// the same step.
-    fn begins_clean(&self, from: &VolumesFrom, key: &StepKey) -> Result<bool> {
+    /// Returns `None` if the live build volumes contain only files from the layers below and from failed attempts of
+    /// the same step, or else whether the others are those of a command of `exec` or `shell`.
+    fn foreign_files(&self, from: &VolumesFrom, key: &StepKey) -> Result<Option<bool>> {
         let record = self.known_record()?;
         let head = &record.head;
         let mut volumes = head.volumes.values();
         if volumes.all(|id| self.store.is_volume_empty(id))
             && self.store.is_bare(head.layer.as_ref())?
         {
-            return Ok(true);
+            return Ok(None);
         }
         let attempt = self.store.attempt(self.name(), record);
-        let is_other = |begun: &StepKey| begun != key || self.is_joined();
-        if from.layer != head.layer || attempt.as_ref().is_some_and(is_other) {
-            return Ok(false);
+        if from.layer != head.layer || attempt.as_ref().is_some_and(|begun| begun != key) {
+            return Ok(Some(false));
+        }
+        if self.is_joined() {
+            return Ok(Some(true));
         }
         // On btrfs, the volumes were compared with the layer before, unless a step has changed them.
         let is_compared =
             self.store.method() == Method::Btrfs && attempt.is_none() && head.tree.is_some();
-        Ok(is_compared || !self.is_changed_by_hand()?)
+        Ok((!is_compared && self.is_changed_by_hand()?).then_some(true))
     }
 
     /// Returns the history of a layer made from the env's tree on `parent`.
@@ -228,8 +234,8 @@ mod tests {
         let clean = read(r#""volumes": {"build": "frozen"}, "history": "clean""#);
         assert!(clean.is_clean());
         let other = read(r#""volumes": {}, "history": {"incremental": {"on": "l"}}"#);
-        let on = Some("l".into());
-        assert_eq!(other.history(), History::Incremental { on });
+        let (on, by_hand) = (Some("l".into()), false);
+        assert_eq!(other.history(), History::Incremental { on, by_hand });
         // A record of an older version.
         let head = |volumes: &str| {
             let text = format!(r#"{{"layer": "l", "tree": null, "volumes": {volumes}}}"#);

@@ -61,6 +61,7 @@ impl LockedEnv<'_> {
             // What the command wrote cannot be told from what the step did.
             true => History::Incremental {
                 on: freeze.parent.cloned(),
+                by_hand: true,
             },
             false => self.history_on(freeze.parent)?,
         };

@@ -141,7 +141,7 @@ impl Locking<'_> {
         }
         if !refused.is_empty() {
             self.warn(format!(
-                "not locked, because it was built on files from an earlier build: the files fetched by {}; build them anew with `up --clean`, or lock them with `--allow-incremental`",
+                "not locked, because it was not built clean: the files fetched by {}; build them anew with `up --clean`, or lock them with `--allow-incremental`",
                 refused.join(", ")
             ));
         }

@@ -15,9 +15,6 @@ use crate::store::{Layer, LockedEnv, Record, Store};
 use crate::sys::error::Result;
 use crate::up::resolve::Gathered;
 
-/// Reason for refusing an incremental layer in an env without incremental layers of its own.
-const REFUSED: &str = "its snapshot is incremental: built on files from an earlier build";
-
 /// Returns the profile's steps in order; those that this env omits have the reason.
 pub(crate) fn wanted(profile: &Profile, spec: &Spec) -> Vec<StepInput> {
     let mut wanted = Vec::new();
@@ -93,7 +90,8 @@ pub(crate) fn observe(
             let refused = if is_served {
                 elsewhere(&layer, service.as_ref())?
             } else {
-                Some(REFUSED.to_owned())
+                let why = layer.history().why();
+                Some(format!("its snapshot is incremental: {why}"))
             };
             let is_refused = refused.is_some();
             let unusable = refused

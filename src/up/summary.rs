@@ -114,10 +114,16 @@ pub(crate) fn say(
                     }
                     Err(error.help(match failure.history {
                         History::Clean => format!("fix it, then resume with: {again}"),
-                        History::Incremental { .. } => format!(
-                            "fix it, then resume with: {again}; build volumes contain files from an earlier build; to start clean: \
-                             {again} --clean"
-                        ),
+                        History::Incremental { by_hand, .. } => {
+                            let whose = match by_hand {
+                                true => "that a command of `exec` or `shell` may have written",
+                                false => "from an earlier build",
+                            };
+                            format!(
+                                "fix it, then resume with: {again}; build volumes contain files {whose}; to start clean: \
+                                 {again} --clean"
+                            )
+                        }
                     }))
                 }
                 Fate::Removed(_) => {

@@ -174,9 +174,7 @@ impl OutputsExport<'_> {
 
 fn is_incremental(env: &LockedEnv<'_>, step: &str) -> Result<Error> {
     let (name, up) = (env.name(), env.known_record()?.up_command());
-    let message = format!(
-        "env `{name}` is incremental: step `{step}` was built on files from an earlier build"
-    );
+    let message = format!("env `{name}` is incremental: step `{step}` was not built clean");
     Ok(Error::new(Kind::Drift, message).help(format!(
         "{up} --clean makes a clean one; to export it anyway: --allow-incremental"
     )))

@@ -146,7 +146,13 @@ fn a_step_that_a_command_joined_is_incremental() {
             wait_until("the step runs", || runs.join("waits").exists());
             if let Some(script) = script {
                 let note = "its snapshot counts as incremental";
-                store.root_sh(script).ok().says(&[note]);
+                // Before the command begins.
+                let said = store
+                    .root_sh(&format!("echo begins >&2; {script}"))
+                    .ok()
+                    .err;
+                let (first, second) = said.split_once("begins").unwrap();
+                assert!(first.contains(note) && second == "\n", "{said}");
                 assert!(!store.root_sh(script).ok().err.contains(note), "twice");
             }
             if code == 0 {
@@ -171,6 +177,12 @@ fn a_step_that_a_command_joined_is_incremental() {
             up(&[], script, 0);
             assert_eq!(store.ran(), ["one", "two"], "{what}");
             assert_eq!(is_clean(store), clean, "{what}");
+            if !clean {
+                let why =
+                    "it is incremental: a command of `exec` or `shell` may have changed files";
+                let export = ["export", env, "--snapshots", "none.oci.tar"];
+                store.rockenv(&export).exits(2).says(&[why]);
+            }
             store.rockenv(&["up", env, "--name", &new]).ok();
             // On overlay, another env does not get the build volume.
             let builds = !clean || method == "overlay";
