@@ -73,6 +73,7 @@ pub use lock::Lock;
 use crate::plan::ids::{EnvName, VolumeId};
 use crate::plan::jobs::Past;
 use crate::sys::atomic::random_id;
+use crate::sys::checksum::is_sha256;
 use crate::sys::error::{Error, Kind, Result, if_exists, named_path};
 use crate::sys::suggest;
 use crate::tree::{self, Method};
@@ -90,7 +91,7 @@ fn not_ours(root: &Path) -> Error {
 }
 
 /// Returns whether a directory with this entry may become a store. The store may delete anything in its own
-/// directories, so those must be empty.
+/// directories, so those must be empty, but for downloads.
 fn may_be_there(entry: &fs::DirEntry) -> Result<bool> {
     let name = entry.file_name();
     let Some(name) = name.to_str() else {
@@ -103,9 +104,14 @@ fn may_be_there(entry: &fs::DirEntry) -> Result<bool> {
     }
     for below in fs::read_dir(entry.path())? {
         let below = below?;
-        let begun = name == "blobs" && below.file_name() == "sha256";
-        if !begun || fs::read_dir(below.path())?.next().is_some() {
+        if name != "blobs" || below.file_name() != "sha256" {
             return Ok(false);
+        }
+        // Downloads that were kept elsewhere meanwhile, as CI does: a digest is verified on each use.
+        for download in fs::read_dir(below.path())? {
+            if !download?.file_name().to_str().is_some_and(is_sha256) {
+                return Ok(false);
+            }
         }
     }
     Ok(true)
@@ -375,12 +381,14 @@ mod tests {
 
     #[test]
     fn a_store_is_made_only_where_it_deletes_nothing_of_anybody() {
-        for (path, fits) in [
+        let digest = "0a".repeat(32);
+        let cases: [(&str, bool); 12] = [
             ("trash/letter", false),
             ("images/tmp-holiday/beach.jpg", false),
             ("volumes/data/table", false),
             ("blobs/notes", false),
             ("blobs/sha256/notes", false),
+            (&format!("blobs/sha256/.{digest}"), false),
             ("notes", false),
             // Files of a command that was killed early.
             ("lock", true),
@@ -388,7 +396,10 @@ mod tests {
             // Never deleted: a user may have brought one along.
             ("caches/ccache/stats", true),
             (".snapshots/1", true),
-        ] {
+            // Kept elsewhere while there was no store.
+            (&format!("blobs/sha256/{digest}"), true),
+        ];
+        for (path, fits) in cases {
             let directory = tempfile::tempdir().unwrap();
             let mine = directory.path().join(path);
             fs::create_dir_all(mine.parent().unwrap()).unwrap();

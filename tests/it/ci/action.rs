@@ -1,10 +1,11 @@
 //! The action of this repository, and the workflows that use it on GitHub's own runners.
 
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use fs_err as fs;
+use rockenv::testing::Store;
 use serde_json::Value;
 
 use super::project;
@@ -89,7 +90,16 @@ fn a_runner_of_github_s_gets_the_program_that_wrote_the_workflow() {
         .arg(store.work().join("tree"))
         .args([format!("--transform=s,^\\.,{name},"), ".".to_owned()]));
     let releases = format!("file://{}", store.work().join("releases").display());
+    // What the cache brought, and something of which a download was left.
+    let digest = "0a".repeat(32);
+    let restored = store.work().join("rockenv-downloads");
+    let restore = || {
+        fs::create_dir_all(&restored).unwrap();
+        fs::write(restored.join(&digest), "kept").unwrap();
+        fs::write(restored.join(format!(".{digest}")), "part").unwrap();
+    };
     let with = |sha256: &str| {
+        restore();
         let inputs = [
             ("version", version),
             ("sha256", sha256),
@@ -101,9 +111,20 @@ fn a_runner_of_github_s_gets_the_program_that_wrote_the_workflow() {
         .ok()
         .text();
     assert!(said.contains(&format!("\nrockenv {version}\n")), "{said}");
+    // Its user sees what the store has now, and may not change it.
+    assert!(said.ends_with("\nread kept and new; Read-only\n"), "{said}");
+    let made = Store::open(&fresh(&store)).unwrap();
+    let blobs = made.root().join("blobs/sha256");
+    assert_eq!(fs::read_to_string(blobs.join(&digest)).unwrap(), "kept");
+    assert!(!blobs.join(format!(".{digest}")).exists());
     let refused = with(&"0".repeat(64)).exits(1);
     assert!(refused.text().contains("rockenv: FAILED"));
     assert!(!refused.text().contains("installed"));
+}
+
+/// Returns where the action's machine has its store.
+fn fresh(store: &TestStore) -> PathBuf {
+    store.work().join("fresh")
 }
 
 /// Runs the shell steps of the action, where nothing of it stays: `/usr/local/bin` is an empty one of its own.
@@ -115,11 +136,29 @@ fn action(store: &TestStore, inputs: &[(&str, &str)]) -> Ran {
         cp -r /usr/share/keyrings keyrings; touch keyrings/ubuntu-archive-keyring.gpg
         mount --bind keyrings /usr/share/keyrings\n"
         .to_owned();
+    let temp = store.work().display().to_string();
+    let inputs = inputs
+        .iter()
+        .map(|(name, value)| (format!("inputs.{name}"), *value));
+    let known: Vec<(String, &str)> = inputs.chain([("runner.temp".to_owned(), &*temp)]).collect();
+    let [cache, store_them] = ["restore downloads", "put them"].map(|name| {
+        let named = |step: &&Value| step["name"].as_str().unwrap().starts_with(name);
+        steps.iter().find(named).unwrap()
+    });
+    assert_eq!(cache["if"], store_them["if"]);
+    assert_eq!(cache["with"]["path"], store_them["env"]["DOWNLOADS"]);
     for step in steps {
+        if let Some(uses) = step["uses"].as_str() {
+            let (action, commit) = uses.split_once('@').unwrap();
+            assert_eq!((action, commit.len()), ("actions/cache", 40));
+            continue;
+        }
         for (variable, value) in step["env"].as_object().into_iter().flatten() {
-            let name = value.as_str().unwrap().strip_prefix("${{ inputs.").unwrap();
-            let name = name.strip_suffix(" }}").unwrap();
-            let (_, value) = inputs.iter().find(|(input, _)| *input == name).unwrap();
+            let mut value = value.as_str().unwrap().to_owned();
+            for (name, known) in &known {
+                value = value.replace(&format!("${{{{ {name} }}}}"), known);
+            }
+            assert!(!value.contains("${{"), "{value}");
             writeln!(script, "export {variable}='{value}'").unwrap();
         }
         let file = store.work().join("step");
@@ -128,7 +167,12 @@ fn action(store: &TestStore, inputs: &[(&str, &str)]) -> Ran {
         let shell = "bash --noprofile --norc -eo pipefail";
         writeln!(script, "cat >{file} <<'END'\n{run}\nEND\n{shell} {file}").unwrap();
     }
-    script += "echo installed; /usr/local/bin/rockenv --version\n";
+    script += "echo installed; /usr/local/bin/rockenv --version
+        chmod 700 $ROCKENV_HOME/blobs
+        echo new >$ROCKENV_HOME/blobs/sha256/$(printf '%064d' 1)
+        cd rockenv-downloads
+        runner='setpriv --reuid=1234 --regid=1234 --clear-groups'
+        echo \"read $($runner cat 0a*) and $($runner cat 00*); $(touch 0b 2>&1 | grep -io read-only)\"\n";
     let own = store.command::<&str>(&[]);
     let mut shell = Command::new("unshare");
     shell
@@ -139,6 +183,7 @@ fn action(store: &TestStore, inputs: &[(&str, &str)]) -> Ran {
                 .filter_map(|(name, value)| Some((name, value?))),
         )
         .env("RUNNER_TEMP", store.work())
+        .env("ROCKENV_HOME", fresh(store))
         .current_dir(store.work());
     finish(script, shell)
 }
