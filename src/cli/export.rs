@@ -33,7 +33,7 @@ pub struct ExportArgs {
     #[arg(long, value_name = "FILE|DIR", conflicts_with_all = ["directory", "volume"])]
     snapshots: Option<PathBuf>,
     /// Last step whose snapshot is exported
-    #[arg(long, value_name = "STEP", requires = "snapshots")]
+    #[arg(long, value_name = "STEP", requires = "snapshots", conflicts_with_all = ["directory", "volume", "check"])]
     until: Option<String>,
     /// Compare exported files with their manifest
     #[arg(long, value_name = "DIR", conflicts_with_all = ["env", "directory", "volume", "snapshots"])]

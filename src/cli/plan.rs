@@ -11,7 +11,7 @@ use crate::engine::choose::{NONE_HERE, Reason, is_nspawn_installed};
 use crate::plan::record;
 use crate::plan::resolve::{Engine, Spec, Volume, VolumeKind};
 use crate::plan::savings::{self, Figure, StartingPoint};
-use crate::plan::{Observed, Plan, plan as decide};
+use crate::plan::{Observed, Plan, Volumes, plan as decide};
 use crate::rocm::gpu;
 use crate::store::Store;
 use crate::sys::error::{Kind, Result};
@@ -124,7 +124,8 @@ pub(crate) fn show_plan(
     let is_verbose = cx.ui.settings().verbose > 0;
     show::show(&cx.ui, &report, &selection, store.as_ref(), is_verbose);
     let is_build = |volume: &Volume| volume.kind == VolumeKind::Build;
-    if plan.runs() > 0 && spec.volumes.iter().any(is_build) {
+    let replaces = plan.moves && plan.volumes != Volumes::Live;
+    if (plan.runs() > 0 || replaces) && spec.volumes.iter().any(is_build) {
         notes.push(show::build_volumes(&plan));
     }
     for note in notes {

@@ -339,17 +339,19 @@ impl<'a> Decision<'a> {
     }
 
     /// Returns whether the env moves, and its volumes, if no step runs. An env that continued from its last step (by
-    /// `exec` or a snapshot) stays, unless it stands on a step that is no longer wanted, or a step was begun on its
-    /// volumes.
+    /// `exec` or a snapshot) stays, unless it stands on a step that is no longer wanted, a step was begun on its
+    /// volumes, or it has to be clean.
     fn at_the_end(&self, start: Option<&LayerId>, restores: bool) -> (bool, Volumes) {
         let observed = self.observed;
         let on_start = match start {
             Some(layer) => observed.head.contains(layer),
             None => observed.exists && observed.head.is_empty(),
         };
-        let dirty = observed.attempt.is_some() && restores;
+        // With `--until`, a later step may continue there, and need layers above.
+        let is_whole = self.last + 1 >= self.wanted.len();
+        let dirty = is_whole && restores && observed.attempt.is_some()
+            || self.options.clean && observed.is_modified;
         let mut above = observed.head.iter().take_while(|id| Some(*id) != start);
-        // With `--until`, later layers may still be wanted.
         let outlived =
             self.options.until.is_none() && above.any(|id| observed.outlived.contains(id));
         match on_start && !dirty && !outlived {

@@ -250,6 +250,28 @@ fn until_goes_back_only_when_the_env_does_not_stand_there() {
         ..StepOptions::default()
     };
     assert!(plan(&wanted(&["a", "b"]), &built(&["a", "b"]), &options).is_empty());
+    // Nor where a later step was begun: its build tree is what it continues with.
+    let mut begun = built(&["a"]);
+    begun.attempt = Some("k-b".into());
+    assert!(plan(&wanted(&["a", "b"]), &begun, &options).is_empty());
+}
+
+#[test]
+fn a_clean_env_has_nothing_that_was_changed_by_hand() {
+    let (steps, mut observed) = (wanted(&["a"]), built(&["a"]));
+    let clean = StepOptions {
+        clean: true,
+        ..StepOptions::default()
+    };
+    assert!(plan(&steps, &observed, &clean).is_empty());
+    observed.is_modified = true;
+    assert!(plan(&steps, &observed, &StepOptions::default()).is_empty());
+    let plan = plan(&steps, &observed, &clean);
+    assert_eq!(
+        (actions(&plan).as_str(), plan.moves, plan.volumes),
+        ("h", true, Volumes::Restored)
+    );
+    assert!(plan.keep_changes);
 }
 
 #[test]

@@ -226,8 +226,9 @@ impl UpOptions {
 }
 
 fn check_names(profile: &Profile, args: &PlanOptions) -> Result<()> {
+    let position = |name: &String| profile.steps.iter().position(|step| step.name == *name);
     for name in args.until.iter().chain(&args.rerun) {
-        if !profile.steps.iter().any(|step| step.name == *name) {
+        if position(name).is_none() {
             let names: Vec<&str> = profile
                 .steps
                 .iter()
@@ -239,7 +240,13 @@ fn check_names(profile: &Profile, args: &PlanOptions) -> Result<()> {
             );
         }
     }
-    Ok(())
+    match (&args.rerun, &args.until) {
+        (Some(rerun), Some(until)) if position(rerun) > position(until) => Err(usage!(
+            "`--rerun {rerun}` is after `--until {until}`, so nothing would run"
+        )
+        .help(format!("--rerun {rerun}, or --until {rerun}"))),
+        _ => Ok(()),
+    }
 }
 
 pub(crate) fn options(args: &PlanOptions) -> StepOptions {

@@ -132,7 +132,7 @@ fn steps(ui: &Ui, report: &PlanReport<'_>, is_verbose: bool) {
     }
 }
 
-/// Returns the note about build volumes, if steps run that may use them.
+/// Returns the note about build volumes, if steps run that may use them, or `up` replaces them.
 pub(super) fn build_volumes(plan: &Plan) -> String {
     let word = match plan.volumes {
         Volumes::Live => "are kept",

@@ -4,6 +4,7 @@ use clap::Args;
 
 use crate::plan::ids::EnvName;
 use crate::store::lock;
+use crate::store::snapshot::no_snapshot;
 use crate::sys::error::Result;
 use crate::up::context::Context;
 
@@ -18,6 +19,16 @@ pub struct RmArgs {
 
 pub(super) fn rm(cx: &Context, args: &RmArgs) -> Result<()> {
     let (store, ballast) = cx.store_to_free("removing a snapshot")?;
+    let record = store.known(&args.env)?;
+    if let Some(name) = args
+        .names
+        .iter()
+        .find(|name| record.snapshot(name).is_none())
+    {
+        return Err(no_snapshot(&args.env, &record, name));
+    }
+    let names: Vec<_> = args.names.iter().map(|name| format!("`{name}`")).collect();
+    cx.confirm(&format!("remove {} of {}?", names.join(", "), args.env))?;
     let mut env = store.lock_known(&args.env, "snapshot rm", lock::WAIT)?;
     for name in &args.names {
         env.remove_snapshot(name)?;

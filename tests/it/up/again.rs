@@ -140,6 +140,23 @@ fn what_was_run_again_is_never_taken_back() {
 }
 
 #[test]
+fn until_keeps_what_a_later_step_has_built() {
+    on_each(|store, method| {
+        let env = store.env();
+        store.profile(&STEPS.replace(
+            "echo two > $HOME/two",
+            "echo objects > /v/build/objects; exit 1;",
+        ));
+        store.rockenv(&["up", env]).exits(5);
+        store.rockenv(&["up", env, "--until", "one"]).ok();
+        let built = store.sh("cat /v/build/objects").ok().text();
+        assert_eq!(built, "objects\n", "{method}");
+        let wrong = ["up", env, "--rerun", "two", "--until", "one"];
+        store.rockenv(&wrong).exits(2).says(&["nothing would run"]);
+    });
+}
+
+#[test]
 fn a_step_never_runs_on_what_was_changed_by_hand() {
     on_each(|store, method| {
         let env = store.env();
