@@ -530,7 +530,7 @@ fn a_path_that_is_not_there_is_named_with_what_to_type() {
     exit code 2
     $ rockenv matrix json -p hip-smoke --runners profiles
     error: cannot read `profiles`
-      caused by: `profiles` is a directory
+      caused by: it is not a regular file
     help: --runners takes a file that names the build machines: `build = [\"self-hosted\"]`
     exit code 2
     $ rockenv --home file ls

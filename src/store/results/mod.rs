@@ -7,7 +7,7 @@ mod step_results;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd as _;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use fs_err as fs;
 
@@ -254,11 +254,12 @@ impl Store {
     pub fn restore_results(&self, plan: RestorePlan, spec: &Spec) -> Result<()> {
         for volume in plan.volumes {
             let directory = &volume.directory;
-            let declared = spec.volume(&volume.volume);
-            if let Some(volume) = declared {
+            if let Some(volume) = spec.volume(&volume.volume) {
                 self.output_dir(spec, volume)?;
             }
-            let in_store = declared.is_some_and(|volume| volume.source == VolumeSource::Store);
+            let mut parts = directory.components();
+            let in_store = directory.starts_with(&self.root)
+                && !parts.any(|part| part == Component::ParentDir);
             let mut writer = match account::caller() {
                 // In a user's own directory, root must not write with more rights than that user has.
                 rights @ Rights::Of(..) if !in_store => {

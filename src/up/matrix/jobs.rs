@@ -87,7 +87,7 @@ pub(crate) fn runners(path: &Path) -> Result<Runners> {
             true => trusted_files::open(path, LARGEST_RUNNERS)?,
             false => None,
         };
-        let found = found.ok_or_else(|| invalid!("it is not a regular file").help(help))?;
+        let found = found.ok_or_else(|| usage!("it is not a regular file").help(help))?;
         Runners::parse(&String::from_utf8_lossy(&found.bytes))
     };
     read().context(|| format!("cannot read `{}`", path.display()))

@@ -144,8 +144,8 @@ fn until_keeps_what_a_later_step_has_built() {
     on_each(|store, method| {
         let env = store.env();
         store.profile(&STEPS.replace(
-            "echo two > $HOME/two",
-            "echo objects > /v/build/objects; exit 1;",
+            "echo two >> $HOME/two",
+            "echo objects > /v/build/objects; exit 1",
         ));
         store.rockenv(&["up", env]).exits(5);
         store.rockenv(&["up", env, "--until", "one"]).ok();
