@@ -363,7 +363,8 @@ impl<'a> Decision<'a> {
     /// Returns whether the env moves, and its volumes, if this step runs first.
     fn before(&self, step: &StepInput, start: Option<&LayerId>) -> (bool, Volumes) {
         let observed = self.observed;
-        let at_start = observed.head.first() == start;
+        // One that is new, or whose image changed, has no volumes to go on with.
+        let at_start = observed.exists && observed.head.first() == start;
         let continues = self.is_resumed(step) || step.incremental && observed.has_volumes;
         let volumes = if self.afresh {
             Volumes::Fresh

@@ -101,10 +101,11 @@ impl LockedEnv<'_> {
     pub fn is_modified(&self) -> Result<bool> {
         let record = self.known_record()?;
         let Some(tree) = &record.head.tree else {
-            return Ok(false);
+            // A command in the tree of a failed step has the volumes too.
+            return self.are_volumes_edited();
         };
         if let Some(service) = self.service()? {
-            return self.is_changed_at(&service, tree);
+            return Ok(self.is_changed_at(&service, tree)? || self.are_volumes_edited()?);
         }
         let directory = self.directory.join("trees").join(tree);
         match self.store.method() {
@@ -119,6 +120,12 @@ impl LockedEnv<'_> {
             }
             Method::Reflink => Ok(true),
         }
+    }
+
+    /// Returns whether commands changed build volumes that a snapshot would contain, or may have.
+    fn are_volumes_edited(&self) -> Result<bool> {
+        let has_volumes = !self.known_record()?.head.volumes.is_empty();
+        Ok(has_volumes && self.store.freezes_volumes() && self.is_changed_by_hand()?)
     }
 
     /// Returns whether a build volume differs from the state that its layer froze.

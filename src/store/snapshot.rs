@@ -209,7 +209,8 @@ impl LockedEnv<'_> {
         self.collect_garbage()
     }
 
-    /// Moves the env to the bare image, with empty volumes if volumes can be restored at all.
+    /// Moves the env to the bare image, with empty volumes: whatever is in them is lost, except for what a snapshot
+    /// contains.
     pub fn reset(&mut self) -> Result<()> {
         let mut record = self.known_record()?.clone();
         record.head = Head::default();

@@ -68,14 +68,35 @@ pub(super) fn record(
     if env.known_record()?.image_key != image.key {
         // A new base changes every key. Snapshots stay, each with its own image.
         let key = image.key.clone();
-        env.keep_changes("before-image")?;
-        env.reset()?;
+        keep_work(run, env)?;
         env.update(|record| {
             record.image_key = key;
             record.image.clone_from(&spec.image);
         })?;
     }
     Ok(())
+}
+
+/// Moves an env to the bare image. Keeps changes made by hand, and build volumes that no snapshot contains.
+fn keep_work(run: &Run<'_>, env: &mut LockedEnv<'_>) -> Result<()> {
+    let reporter = run.with.task.reporter;
+    if let Some(name) = env.keep_changes("before-image")? {
+        reporter.warn(format!(
+            "the image changed: changes made by `exec` or `shell` are kept as snapshot `{name}`"
+        ));
+    }
+    let store = run.with.store;
+    if store.freezes_volumes() {
+        return env.reset();
+    }
+    let mut volumes = env.known_record()?.head.volumes.values();
+    if !run.args.plan.clean && volumes.any(|id| !store.is_volume_empty(id)) {
+        reporter.warn(
+            "the image changed: steps continue with the build volumes of the earlier one; \
+             `--clean` empties them and runs every step again",
+        );
+    }
+    env.reset_root()
 }
 
 pub(crate) fn new_record(

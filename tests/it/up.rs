@@ -3,6 +3,7 @@
 mod again;
 mod by_hand;
 mod histories;
+mod kept;
 mod removed;
 mod sources;
 mod verify;

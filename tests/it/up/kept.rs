@@ -1,0 +1,142 @@
+//! Work in build volumes outlives what moves an env to another state: a new image, a rollback, a changed step.
+
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
+use fs_err as fs;
+
+use super::{on_each, on_overlay_and_btrfs};
+use crate::support::env::TestStore;
+use crate::support::loopfs::run;
+use crate::support::ordinary::Ordinary;
+use crate::support::rootfs::rootfs;
+use crate::support::run::Background;
+use crate::support::skip::skip;
+
+const VOLUME: &str = "[[volume]]\nname = 'build'\nkind = 'build'\ntarget = '/v/build'\n";
+
+/// Writes the profile with an image of this name.
+fn profile_on(store: &TestStore, image: &str, body: &str) {
+    store.profile(body);
+    let path = store.work().join(format!("profiles/{}.toml", store.env()));
+    let text = fs::read_to_string(&path).unwrap();
+    let text = text.replace("\"base\"", &format!("\"{image}\""));
+    fs::write(path, text).unwrap();
+}
+
+/// Adds the recipe of image `other`, of another tree.
+fn add_image(store: &TestStore) {
+    let tree = store.work().join("tree");
+    run(Command::new("cp").arg("-al").arg(rootfs()).arg(&tree));
+    fs::write(tree.join("etc/other"), "").unwrap();
+    let recipe = format!(
+        "schema = 1\nprovider = \"directory\"\n[directory]\npath = '{}'\n",
+        tree.display()
+    );
+    fs::write(store.work().join("images/other.toml"), recipe).unwrap();
+}
+
+/// Runs a script in a shell in the tree that the failed step left.
+fn in_failed(store: &TestStore, script: &str) {
+    let mut command = store.command(&["shell", "--failed", store.env()]);
+    command.stdin(Stdio::piped());
+    let mut shell = Background::start(command);
+    let line = format!("{script}\n");
+    shell.stdin().write_all(line.as_bytes()).unwrap();
+    shell.wait().ok();
+}
+
+fn snapshots(store: &TestStore, env: &str) -> String {
+    store.rockenv(&["snapshot", "ls", env]).ok().text()
+}
+
+#[test]
+fn a_new_image_costs_no_work_in_build_volumes() {
+    if Ordinary::get().is_some() {
+        return skip(
+            "a_new_image_costs_no_work_in_build_volumes",
+            "an ordinary user has no image of a directory",
+        );
+    }
+    on_overlay_and_btrfs(|store, method| {
+        let body = format!(
+            "{VOLUME}[[step]]\nname = 'one'\nrun = 'echo >> /v/build/made; echo > ~/made'\n"
+        );
+        add_image(store);
+        store.up_with(&body);
+        store
+            .sh("echo handwork > /v/build/mine.c; echo mine > ~/mine")
+            .ok();
+        let frozen = method != "overlay";
+        profile_on(store, "other", &body);
+        let plan = store.rockenv(&["plan", store.env()]).ok();
+        plan.says(&[match frozen {
+            true => "build volumes start empty",
+            false => "build volumes are kept",
+        }]);
+        let up = store.up().says(&["kept as snapshot `before-image`"]);
+        assert_eq!(up.err.contains("steps continue with"), !frozen, "{method}");
+        let list = snapshots(store, store.env());
+        assert!(list.contains("before-image"), "{list}");
+        // A step that goes on with another image's files is no clean build.
+        let last = list.lines().last().unwrap();
+        assert_eq!(last.contains("incremental"), !frozen, "{list}");
+        let read = "cat /v/build/mine.c; wc -l < /v/build/made; ls /etc/other ~/mine 2>/dev/null";
+        match frozen {
+            true => {
+                let back = ["rollback", "--yes", store.env(), "before-image"];
+                store.rockenv(&back).ok();
+                let home = "cat /v/build/mine.c ~/mine";
+                store.sh(home).ok().prints("handwork\nmine");
+            }
+            false => {
+                store
+                    .sh(&format!("{read}; true"))
+                    .ok()
+                    .prints("handwork\n2\n/etc/other");
+                // To and fro.
+                profile_on(store, "base", &body);
+                store.up();
+                store.sh("cat /v/build/mine.c").ok().prints("handwork");
+                profile_on(store, "other", &body);
+                store.up();
+                store.sh("cat /v/build/mine.c").ok().prints("handwork");
+                let new = format!("{}-new", store.env());
+                store.rockenv(&["up", store.env(), "--name", &new]).ok();
+                assert!(!snapshots(store, &new).contains("incremental"));
+                // Who asks for a clean build gets it.
+                profile_on(store, "base", &body);
+                let clean = store.rockenv(&["up", store.env(), "--clean"]).ok();
+                assert!(!clean.err.contains("continue"), "{}", clean.err);
+                store.sh("ls /v/build").ok().prints("made");
+            }
+        }
+    });
+}
+
+#[test]
+fn work_in_a_failed_step_is_kept_before_volumes_are_restored() {
+    on_each(|store, method| {
+        let profile = |run: &str| {
+            format!(
+                "{VOLUME}[[step]]\nname = 'one'\nrun = 'true'\n[[step]]\nname = 'two'\nrun = '{run}'\n"
+            )
+        };
+        store.profile(&profile("echo half > /v/build/half; exit 1"));
+        store.rockenv(&["up", store.env()]).exits(5);
+        in_failed(store, "cat /v/build/half");
+        in_failed(store, "echo handwork > /v/build/mine.c");
+        store.profile(&profile("echo whole > /v/build/whole"));
+        let up = store.up();
+        if method == "overlay" {
+            // They stay as they are.
+            assert!(!up.err.contains("before-up"), "{}", up.err);
+        } else {
+            up.says(&["kept as snapshot `before-up`"]);
+            store.sh("ls /v/build").ok().prints("whole");
+            let back = ["rollback", "--yes", store.env(), "before-up"];
+            store.rockenv(&back).ok();
+        }
+        store.sh("cat /v/build/mine.c").ok().prints("handwork");
+    });
+}
