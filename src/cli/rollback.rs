@@ -23,13 +23,6 @@ pub(crate) fn rollback(cx: &Context, args: &RollbackArgs) -> Result<()> {
         return Err(no_snapshot(&args.env, &record, &args.snapshot));
     }
     let mut env = store.lock_known(&args.env, "rollback", lock::WAIT)?;
-    let replaced = env.replaced_volumes(&args.snapshot)?;
-    if !replaced.is_empty() {
-        cx.confirm(&format!(
-            "go back to snapshot `{}` of {}? Its build volumes replace the current ones, which an overlay store cannot keep: {}.",
-            args.snapshot, args.env, replaced.join(", ")
-        ))?;
-    }
     let kept = env.rollback(&args.snapshot)?;
     if let Some(kept) = &kept {
         cx.ui.note(&format!(
@@ -38,8 +31,7 @@ pub(crate) fn rollback(cx: &Context, args: &RollbackArgs) -> Result<()> {
     }
     cx.ui
         .note(&format!("{}: at snapshot `{}`", args.env, args.snapshot));
-    let stay = replaced.is_empty() && !env.known_record()?.head.volumes.is_empty();
-    if stay && !store.freezes_volumes() {
+    if !store.freezes_volumes() && !env.known_record()?.head.volumes.is_empty() {
         cx.ui
             .warn("build volumes unchanged: an overlay store cannot restore them");
     }

@@ -73,6 +73,8 @@ pub(crate) struct Observed {
     pub is_modified: bool,
     /// Whether any build volume of the env has content.
     pub has_volumes: bool,
+    /// Whether commands changed build volumes that no snapshot can contain.
+    pub keeps_volumes: bool,
     /// Whether the store freezes build volumes.
     pub freezes_volumes: bool,
 }
@@ -170,7 +172,8 @@ pub(crate) fn plan(wanted: &[StepInput], observed: &Observed, options: &StepOpti
     let base = decision.base();
     let found = base.and_then(|index| decision.found(index));
     let start = found.map(|found| found.layer.clone());
-    let restores = observed.freezes_volumes || found.is_some_and(|found| found.holds_volumes);
+    let holds_volumes = found.is_some_and(|found| found.holds_volumes);
+    let restores = observed.freezes_volumes || holds_volumes && !observed.keeps_volumes;
     let (pulled, registry) = decision.pulled().unzip();
 
     let mut steps = Vec::new();

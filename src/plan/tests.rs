@@ -320,6 +320,23 @@ fn a_step_starts_from_its_parent_and_not_from_what_was_changed_by_hand() {
 }
 
 #[test]
+fn volumes_that_commands_changed_stay_if_there_is_no_other_copy() {
+    let mut observed = built(&["a"]);
+    observed.freezes_volumes = false;
+    observed.is_modified = true;
+    let found = observed.layers.get_mut(&key("a")).unwrap();
+    found.holds_volumes = true;
+    let restored = decided(&["a", "b"], &observed);
+    assert_eq!(
+        (restored.volumes, restored.notes.len()),
+        (Volumes::Restored, 0)
+    );
+    observed.keeps_volumes = true;
+    let stays = decided(&["a", "b"], &observed);
+    assert_eq!((stays.volumes, stays.notes.len()), (Volumes::Live, 1));
+}
+
+#[test]
 fn an_unusable_layer_says_why() {
     let mut observed = Observed {
         layers: layers(&["a"]),

@@ -314,35 +314,18 @@ impl LockedEnv<'_> {
             true => Some(self.keep("before-rollback")?),
             false => None,
         };
-        self.move_to_layer(Vec::new(), &layer, true)?;
+        // Of a volume that no snapshot contains there is no other copy.
+        let mut volumes = self.known_record()?.head.volumes.values();
+        let freezes = self.store.freezes_volumes();
+        let restore = freezes || volumes.all(|id| self.store.is_volume_empty(id));
+        self.move_to_layer(Vec::new(), &layer, restore)?;
         // The volumes include what the step had built. Others than its own tell nothing of it.
-        if self.store.freezes_volumes()
-            && let Some(begun) = self.store.layer(&layer)?.and_then(|layer| layer.begun)
-        {
+        if freezes && let Some(begun) = self.store.layer(&layer)?.and_then(|layer| layer.begun) {
             self.begin_attempt(&begun)?;
         }
         // Of an earlier state, `up` decides whether it is complete.
         self.update(|record| record.complete &= is_last)?;
         Ok(kept)
-    }
-
-    /// Returns the non-empty live build volumes that a rollback replaces although this store cannot keep them:
-    /// those that a snapshot from another store has.
-    pub fn replaced_volumes(&self, name: &str) -> Result<Vec<VolumeName>> {
-        let record = self.known_record()?;
-        let known = record.snapshot(name);
-        let layer = known
-            .map(|known| self.store.layer(&known.layer))
-            .transpose()?;
-        let Some(layer) = layer.flatten().filter(|_| !self.store.freezes_volumes()) else {
-            return Ok(Vec::new());
-        };
-        let volumes = record.head.volumes.iter();
-        let replaced = volumes.filter(|(name, id)| {
-            layer.volumes.get(*name) == Some(&VolumeState::Frozen)
-                && !self.store.is_volume_empty(id)
-        });
-        Ok(replaced.map(|(name, _)| name.clone()).collect())
     }
 
     /// Makes this new env a copy of the current state of `from`.

@@ -137,10 +137,27 @@ pub(crate) fn observe(
         Some(env) => env.is_modified()?,
         None => record.head.tree.is_some(),
     };
+    observed.keeps_volumes = keeps_volumes(env, record, &observed)?;
     observed.has_volumes = record.head.volumes.values().any(|id| {
         fs_err::read_dir(store.volume_dir(id)).is_ok_and(|mut entries| entries.next().is_some())
     });
     Ok(observed)
+}
+
+/// Returns whether commands changed build volumes that no snapshot can contain, if a layer could replace them.
+fn keeps_volumes(
+    env: Option<&LockedEnv<'_>>,
+    record: &Record,
+    observed: &Observed,
+) -> Result<bool> {
+    let mut layers = observed.layers.values();
+    if observed.freezes_volumes || !layers.any(|found| found.holds_volumes) {
+        return Ok(false);
+    }
+    match env {
+        Some(env) => env.is_changed_by_hand(),
+        None => Ok(record.head.by_hand().is_some()),
+    }
 }
 
 /// Returns why the key of a step is another one now.

@@ -7,7 +7,6 @@ use super::Two;
 use super::files::text;
 use crate::support::env::TestStore;
 use crate::support::loopfs::{Kind, LoopFs};
-use crate::support::terminal::Terminal;
 
 fn profile(line: &str) -> String {
     format!(
@@ -102,27 +101,6 @@ fn only_what_a_clean_build_makes_is_shared_unless_asked() {
         .ok()
         .says(&["2 steps, 2 done before"]);
     assert_eq!(log(other, name), "2");
-}
-
-#[test]
-fn a_rollback_asks_before_build_volumes_from_elsewhere_replace_those_that_cannot_be_kept() {
-    let disk = LoopFs::new(Kind::Btrfs);
-    let two = Two::new(TestStore::on(&disk), TestStore::new());
-    let name = two.pushed(&profile("1"));
-    let other = &two.other;
-    two.run(other, &["up", name, "--pull"]).ok();
-    let exec = |script: &str| {
-        other
-            .rockenv(&["exec", name, "--", "sh", "-c", script])
-            .ok()
-    };
-    exec("echo mine >> /v/build/log");
-    let command = other.command(&["rollback", name, "one"]);
-    let mut asked = Terminal::start(command, 33, 200);
-    asked.expect("which an overlay store cannot keep: build.");
-    asked.write("n\n");
-    asked.wait(2);
-    exec("cat /v/build/log").prints("1\nmine");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use fs_err as fs;
 
 use super::{on_each, on_overlay_and_btrfs};
 use crate::support::env::TestStore;
-use crate::support::loopfs::run;
+use crate::support::loopfs::{Kind, LoopFs, run};
 use crate::support::ordinary::Ordinary;
 use crate::support::rootfs::rootfs;
 use crate::support::run::Background;
@@ -139,4 +139,55 @@ fn work_in_a_failed_step_is_kept_before_volumes_are_restored() {
         }
         store.sh("cat /v/build/mine.c").ok().prints("handwork");
     });
+}
+
+/// Volumes of a store that cannot freeze them, and snapshots from one that can.
+#[test]
+fn volumes_from_elsewhere_replace_none_that_is_the_only_copy() {
+    let disk = LoopFs::new(Kind::Btrfs);
+    let (from, store) = (TestStore::on(&disk), TestStore::new());
+    let name = from.env().to_owned();
+    let profile = |run: &str| {
+        format!(
+            "{VOLUME}[[step]]\nname = 'one'\nrun = 'echo one > /v/build/one'\n\
+             [[step]]\nname = 'two'\nrun = '{run}'\n"
+        )
+    };
+    for store in [&from, &store] {
+        store.profile_named(&name, &profile("true"));
+    }
+    from.rockenv(&["up", &name, "--until", "one"]).ok();
+    let file = from.work().join("one.oci.tar");
+    from.rockenv(&["export", &name, "--snapshots", file.to_str().unwrap()])
+        .ok();
+    store.rockenv(&["import", file.to_str().unwrap()]).ok();
+    let sh = |script: &str| store.rockenv(&["exec", &name, "--", "sh", "-c", script]);
+    // The first time there is nothing to lose.
+    store.rockenv(&["up", &name]).ok();
+    sh("cat /v/build/one; echo handwork > /v/build/mine.c")
+        .ok()
+        .prints("one");
+    store
+        .rockenv(&["rollback", "--yes", &name, "one"])
+        .ok()
+        .says(&["build volumes unchanged"]);
+    sh("cat /v/build/mine.c").ok().prints("handwork");
+    // A changed step continues with what somebody wrote.
+    store.profile_named(&name, &profile("echo other"));
+    let plan = store.rockenv(&["plan", &name]).ok();
+    plan.says(&["build volumes are kept"]);
+    store.rockenv(&["up", &name]).ok();
+    sh("cat /v/build/mine.c").ok().prints("handwork");
+    assert!(snapshots(&store, &name).contains("incremental"));
+    // What only steps wrote is restored.
+    let new = format!("{name}-new");
+    let run = |run: &str| {
+        store.profile_named(&name, &profile(run));
+        store.rockenv(&["up", &name, "--name", &new]).ok()
+    };
+    run("echo > /v/build/two");
+    run("ls /v/build > ~/list");
+    let list = ["exec", &new, "--", "sh", "-c", "cat ~/list"];
+    store.rockenv(&list).ok().prints("one");
+    store.rockenv(&["rm", "--yes", &name, &new]).ok();
 }
