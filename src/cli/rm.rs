@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use clap::Args;
 
+use crate::execute::count_manual_edits;
 use crate::plan::ids::EnvName;
 use crate::sys::error::{Kind, Result};
+use crate::ui::size;
 use crate::up::context::Context;
 use crate::up::stop_and_lock::stop_and_lock;
 
@@ -25,11 +27,22 @@ pub(crate) fn rm(cx: &Context, args: &RmArgs) -> Result<()> {
     for name in &args.names {
         store.known(name)?;
     }
-    let question = format!(
+    let mut question = vec![format!(
         "remove {}? Sources, caches and outputs stay.",
         args.names.join(", ")
-    );
-    cx.confirm(&question)?;
+    )];
+    for name in &args.names {
+        // Nobody can make them again.
+        for (view, files) in count_manual_edits(&store.env_dir(name))? {
+            question.push(format!(
+                "{} changed by hand in `{}` {} deleted.",
+                size::count(files, "file"),
+                view.display(),
+                if files == 1 { "is" } else { "are" }
+            ));
+        }
+    }
+    cx.confirm(&question.join(" "))?;
     // Before any write, even of a lock's holder.
     let ballast = store.drop_ballast()?;
     // This may already remove one of the named envs.

@@ -36,7 +36,7 @@ use jiff::Timestamp;
 pub(crate) use crate::execute::supervise::Ending;
 pub(crate) use outcome::{Ended, ExecutionProgress, Failure};
 pub(crate) use step::base_environment;
-pub(crate) use view::{APART, ByHand, file_in_source};
+pub(crate) use view::{APART, ByHand, count_manual_edits, file_in_source};
 
 use crate::plan::ids::{LayerId, StepKey};
 use crate::plan::jobs::Sizing;

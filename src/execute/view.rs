@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-pub(crate) use crate::execute::view::manual_edits::ByHand;
+pub(crate) use crate::execute::view::manual_edits::{ByHand, count as count_manual_edits};
 use fs_err as fs;
 use sha2::{Digest as _, Sha256};
 use stack::{Stack, StackLayer, Time};
@@ -274,11 +274,14 @@ impl<'a> Execution<'a, '_> {
         let names = stack.names();
         let commands = if_exists(fs::read_to_string(directory.join(manual_edits::COMMANDS)))?
             .unwrap_or_default();
-        for entry in fs::read_dir(directory)? {
-            let entry = entry?;
-            let name = entry.file_name();
+        let entries = fs::read_dir(directory)?.map(|entry| Ok(entry?.path()));
+        let mut entries = entries.collect::<Result<Vec<_>>>()?;
+        // Each layer before its list of files changed by hand.
+        entries.sort();
+        for path in entries {
+            let name = path.file_name().unwrap_or_default();
             let kept = name.to_str().is_some_and(|name| {
-                names.contains(name)
+                names.contains(name.strip_suffix(manual_edits::LIST).unwrap_or(name))
                     || name.starts_with(manual_edits::KEPT)
                     || [STACK, WORK, AT, manual_edits::COMMANDS].contains(&name)
             });
@@ -286,14 +289,14 @@ impl<'a> Execution<'a, '_> {
                 continue;
             }
             let aside = directory.join(format!("{}{}", manual_edits::KEPT, name.to_string_lossy()));
-            if manual_edits::keep(&commands, &entry.path(), &aside)? {
+            if manual_edits::keep(&commands, &path, &aside)? {
                 let message = format!(
                     "its source or an earlier hook changed: manually edited files of the view were moved to `{}`",
                     aside.display()
                 );
                 self.reporter.warn(message);
             }
-            self.store.discard(&entry.path())?;
+            self.store.discard(&path)?;
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Owns the tests of hooks: what steps see, what is built again, and that the user's source stays as it is. On every engine:
 //! `tests/service docker|podman|rootless cargo test --test it hooks::`.
 
+mod by_hand;
 mod repositories;
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};

@@ -3,23 +3,32 @@
 //!
 //! A step makes its own files again; nobody can make manual edits again. The file `hand` has a line when a command
 //! begins, and another with both times when it ends. A file whose change time lies between the two was changed by
-//! that command.
+//! that command. Steps may change these times later, so when a command ends, its files are listed beside their layer,
+//! in `<layer>.hand`.
 
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::io::Write as _;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 use jiff::Timestamp;
 
+use super::{AT, WORK};
 use crate::sys::error::{Result, if_exists};
 
 /// The file that lists the commands.
 pub(super) const COMMANDS: &str = "hand";
+/// Suffix of the file that lists a layer's manually edited files.
+pub(super) const LIST: &str = ".hand";
 /// Prefix of directories for files moved aside.
 pub(super) const KEPT: &str = "kept-";
 /// How far a file system's clock may be behind, in nanoseconds.
 const BEHIND: i128 = 20_000_000;
+/// Maximum length of a list, in bytes.
+const LIST_MAX: usize = 4 << 20;
 
 /// A command that may write to the views of an env, from its start to its end.
 #[derive(Debug)]
@@ -35,27 +44,82 @@ impl ByHand {
         let mut files = Vec::new();
         for view in entries(&env.join("views"))? {
             let file = view.join(COMMANDS);
-            append(&file, &format!("{began}\n"))?;
+            append(&file, format!("{began}\n").as_bytes())?;
             files.push(file);
         }
         Ok(Self { files, began })
     }
 
-    /// Records that it ended. Without this record it counts as running.
+    /// Lists the files that the command changed, and records that it ended. Without this record it counts as running,
+    /// and all later changes as its own: so it does if the list would become too long.
     pub(crate) fn end(self) -> Result<()> {
         for file in &self.files {
-            append(file, &format!("{} {}\n", self.began, now()))?;
+            let ended = now();
+            let Some(commands) = if_exists(fs::read_to_string(file))? else {
+                continue;
+            };
+            let mut times = times(&commands);
+            times.retain(|(_, end)| *end != i128::MAX);
+            times.push((self.began, ended));
+            if list(&Edits::at(times), file, LIST_MAX)? {
+                append(file, format!("{} {ended}\n", self.began).as_bytes())?;
+            }
         }
         Ok(())
     }
 }
 
-fn append(file: &Path, line: &str) -> Result<()> {
+/// Lists the files of a view's layers that are among these. Returns false if a list would become too long.
+fn list(edits: &Edits, commands: &Path, max: usize) -> Result<bool> {
+    let view = commands.parent().unwrap_or(commands);
+    for layer in entries(view)? {
+        let name = layer.file_name().unwrap_or_default().to_string_lossy();
+        if name == WORK || name == AT || name.starts_with(KEPT) || !layer.is_dir() {
+            continue;
+        }
+        let known = listed(&layer)?;
+        let mut new = Vec::new();
+        edits.find(&layer, Path::new(""), &mut |path, _| {
+            if !known.contains(path) {
+                // A line may have been cut short: it ends before the next one begins.
+                new.push(0);
+                new.extend_from_slice(path.as_os_str().as_bytes());
+                new.push(0);
+            }
+            Ok(())
+        })?;
+        if new.is_empty() {
+            continue;
+        }
+        let lengths = known.iter().map(|path| path.as_os_str().len() + 2);
+        if lengths.sum::<usize>() + new.len() > max {
+            return Ok(false);
+        }
+        append(&list_of(&layer), &new)?;
+    }
+    Ok(true)
+}
+
+fn list_of(layer: &Path) -> PathBuf {
+    let mut path = layer.as_os_str().to_owned();
+    path.push(LIST);
+    path.into()
+}
+
+/// Returns the listed files of a layer, relative to it.
+fn listed(layer: &Path) -> Result<BTreeSet<PathBuf>> {
+    let bytes = if_exists(fs::read(list_of(layer)))?.unwrap_or_default();
+    let paths = bytes.split(|byte| *byte == 0);
+    let paths = paths.filter(|path| !path.is_empty());
+    Ok(paths.map(|path| OsStr::from_bytes(path).into()).collect())
+}
+
+fn append(file: &Path, bytes: &[u8]) -> Result<()> {
     let mut options = fs::OpenOptions::new();
     match options.create(true).append(true).open(file) {
         // The view was removed after the container that the command joined.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        file => Ok(file?.write_all(line.as_bytes())?),
+        file => Ok(file?.write_all(bytes)?),
     }
 }
 
@@ -71,14 +135,112 @@ fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
     paths.collect()
 }
 
+/// Returns the views of an env with files changed by hand, and how many each has, those that were moved aside included.
+pub(crate) fn count(env: &Path) -> Result<Vec<(PathBuf, usize)>> {
+    let mut found = Vec::new();
+    for view in entries(&env.join("views"))? {
+        let commands = if_exists(fs::read_to_string(view.join(COMMANDS)))?.unwrap_or_default();
+        let mut files = BTreeSet::new();
+        for layer in entries(&view)? {
+            let name = layer.file_name().unwrap_or_default().to_string_lossy();
+            if name == WORK || name == AT || !layer.is_dir() {
+                continue;
+            }
+            let is_aside = name.starts_with(KEPT);
+            let edits = match is_aside {
+                true => Edits::all(),
+                false => Edits::of(&commands, &layer)?,
+            };
+            let aside = is_aside.then(|| layer.clone());
+            edits.find(&layer, Path::new(""), &mut |path, found| {
+                if found.is_file() || found.is_symlink() {
+                    files.insert((aside.clone(), path.to_owned()));
+                }
+                Ok(())
+            })?;
+        }
+        if !files.is_empty() {
+            found.push((view, files.len()));
+        }
+    }
+    Ok(found)
+}
+
 /// Moves the layer's files that were changed by hand below `into`, made for the first one. Returns whether there were
 /// any.
 pub(super) fn keep(commands: &str, layer: &Path, into: &Path) -> Result<bool> {
-    let times = times(commands);
-    if times.is_empty() || !fs::symlink_metadata(layer)?.is_dir() {
+    let edits = Edits::of(commands, layer)?;
+    if edits.is_empty() || !fs::symlink_metadata(layer)?.is_dir() {
         return Ok(false);
     }
-    keep_below(&times, layer, into)
+    let mut any = false;
+    edits.find(layer, Path::new(""), &mut |path, found| {
+        // Markers of deleted files are not kept.
+        if found.is_file() || found.is_symlink() {
+            let to = into.join(path);
+            fs::create_dir_all(to.parent().unwrap_or(into))?;
+            fs::rename(layer.join(path), to)?;
+            any = true;
+        }
+        Ok(())
+    })?;
+    Ok(any)
+}
+
+/// What was changed by hand.
+struct Edits {
+    times: Vec<(i128, i128)>,
+    /// Whatever happened to them since.
+    listed: BTreeSet<PathBuf>,
+}
+
+impl Edits {
+    fn of(commands: &str, layer: &Path) -> Result<Self> {
+        let (times, listed) = (times(commands), listed(layer)?);
+        Ok(Self { times, listed })
+    }
+
+    fn at(times: Vec<(i128, i128)>) -> Self {
+        let listed = BTreeSet::new();
+        Self { times, listed }
+    }
+
+    /// Returns what all files match.
+    fn all() -> Self {
+        Self::at(vec![(i128::MIN + BEHIND, i128::MAX)])
+    }
+
+    fn is_empty(&self) -> bool {
+        self.times.is_empty() && self.listed.is_empty()
+    }
+
+    /// Calls `each` with each file below a layer that is among these, and its path in the layer. A step may be at work
+    /// there.
+    fn find(
+        &self,
+        layer: &Path,
+        below: &Path,
+        each: &mut dyn FnMut(&Path, &std::fs::Metadata) -> Result<()>,
+    ) -> Result<()> {
+        for from in entries(&layer.join(below))? {
+            let Some(found) = if_exists(fs::symlink_metadata(&from))? else {
+                continue;
+            };
+            let path = below.join(from.file_name().unwrap_or_default());
+            if found.is_dir() {
+                self.find(layer, &path, each)?;
+            } else if self.is_edited(&found) || self.listed.contains(&path) {
+                each(&path, &found)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn is_edited(&self, found: &std::fs::Metadata) -> bool {
+        let changed = i128::from(found.ctime()) * 1_000_000_000 + i128::from(found.ctime_nsec());
+        let mut times = self.times.iter();
+        times.any(|(began, end)| (began - BEHIND..=*end).contains(&changed))
+    }
 }
 
 /// Returns the beginning and the end of each command.
@@ -97,31 +259,6 @@ fn times(commands: &str) -> Vec<(i128, i128)> {
         }
     }
     times
-}
-
-fn keep_below(times: &[(i128, i128)], from: &Path, into: &Path) -> Result<bool> {
-    let mut any = false;
-    for path in entries(from)? {
-        let Some(name) = path.file_name() else {
-            continue;
-        };
-        let found = fs::symlink_metadata(&path)?;
-        if found.is_dir() {
-            any |= keep_below(times, &path, &into.join(name))?;
-            continue;
-        }
-        let changed = i128::from(found.ctime()) * 1_000_000_000 + i128::from(found.ctime_nsec());
-        let by_hand = times
-            .iter()
-            .any(|(began, end)| (began - BEHIND..=*end).contains(&changed));
-        // Markers of deleted files are not kept.
-        if by_hand && (found.is_file() || found.is_symlink()) {
-            fs::create_dir_all(into)?;
-            fs::rename(&path, into.join(name))?;
-            any = true;
-        }
-    }
-    Ok(any)
 }
 
 #[cfg(test)]
@@ -159,5 +296,67 @@ mod tests {
         let command = ByHand::begin(env).unwrap();
         fs::remove_dir_all(env.join("views")).unwrap();
         command.end().unwrap();
+    }
+
+    #[test]
+    fn what_a_step_touches_later_stays_a_manual_edit() {
+        let directory = tempfile::tempdir().unwrap();
+        let env = directory.path();
+        let view = env.join("views/src");
+        let layer = view.join("layer");
+        fs::create_dir_all(layer.join("d")).unwrap();
+        for name in ["d/step", "d/mine", "d/again"] {
+            fs::write(layer.join(name), "step").unwrap();
+        }
+        let pause = || std::thread::sleep(std::time::Duration::from_millis(60));
+        let touch = |name: &str| {
+            let mode = |mode| std::os::unix::fs::PermissionsExt::from_mode(mode);
+            fs::set_permissions(layer.join(name), mode(0o600)).unwrap();
+            fs::set_permissions(layer.join(name), mode(0o644)).unwrap();
+        };
+        let edit = |name: &str| {
+            pause();
+            let command = ByHand::begin(env).unwrap();
+            fs::write(layer.join(name), "mine").unwrap();
+            command.end().unwrap();
+            pause();
+        };
+        edit("d/mine");
+        edit("d/again");
+        edit("d/again");
+        // A list that was cut short costs no later entry.
+        append(&view.join("layer.hand"), b"\0d/cut").unwrap();
+        edit("last");
+        for name in ["d/step", "d/mine", "d/again", "last"] {
+            touch(name);
+        }
+        let list = fs::read(view.join("layer.hand")).unwrap();
+        let text = String::from_utf8(list).unwrap();
+        assert_eq!(text.matches("d/again").count(), 1, "{text:?}");
+        let commands = fs::read_to_string(view.join(COMMANDS)).unwrap();
+        let into = view.join("kept-1");
+        let counted = || count(env).unwrap();
+        assert_eq!(counted(), [(view.clone(), 3)]);
+        assert!(keep(&commands, &layer, &into).unwrap());
+        assert_eq!(counted(), [(view.clone(), 3)]);
+        for name in ["d/mine", "d/again", "last"] {
+            assert_eq!(fs::read_to_string(into.join(name)).unwrap(), "mine");
+        }
+        assert!(layer.join("d/step").exists() && !into.join("d/step").exists());
+    }
+
+    #[test]
+    fn too_many_files_for_a_list_leave_the_command_without_an_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let view = directory.path();
+        let layer = view.join("layer");
+        fs::create_dir(&layer).unwrap();
+        fs::write(layer.join("mine"), "").unwrap();
+        let (all, commands) = (Edits::all(), view.join(COMMANDS));
+        assert!(!list(&all, &commands, 5).unwrap());
+        assert!(listed(&layer).unwrap().is_empty());
+        assert!(list(&all, &commands, 6).unwrap());
+        assert!(list(&all, &commands, 6).unwrap(), "nothing is new");
+        assert!(listed(&layer).unwrap().contains(Path::new("mine")));
     }
 }

@@ -1,0 +1,77 @@
+//! What people write into a view outlives what steps do to it, and the view.
+
+use std::path::PathBuf;
+
+use fs_err as fs;
+
+use super::{EDIT, hook, source};
+use crate::support::env::TestStore;
+use crate::support::terminal::Terminal;
+
+/// A profile whose second step changes the mode of whatever is there, in this way.
+fn profile(mode: &str) -> String {
+    format!(
+        "hooks = ['fix']\n\
+         [[volume]]\nname = 'src'\nkind = 'source'\npath = '../src'\ntarget = '/v/src'\naccess = 'rw'\n\
+         [[step]]\nname = 'a'\ninputs = ['src']\nrun = 'cat /v/src/a.txt > ~/a; echo step > /v/src/made'\n\
+         [[step]]\nname = 'b'\nuser = 'root'\nrun = 'chmod -R {mode} /v/src; ln -f /v/src/b.txt /v/src/link'\n"
+    )
+}
+
+/// Returns the files of this name in an env's `kept-` directories.
+fn kept(store: &TestStore, env: &str, name: &str) -> Vec<PathBuf> {
+    let view = store.home().join("envs").join(env).join("views/src");
+    let entries = fs::read_dir(view).unwrap().map(|entry| entry.unwrap());
+    entries
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with("kept-"))
+        .map(|entry| entry.path().join(name))
+        .filter(|path| path.exists())
+        .collect()
+}
+
+#[test]
+fn a_step_that_touches_everything_makes_nothing_its_own() {
+    let store = TestStore::new();
+    source(&store);
+    hook(&store, "fix", EDIT);
+    store.up_with(&profile("a+r"));
+    store
+        .sh("echo mine > /v/src/hand; echo mine >> /v/src/b.txt; mkdir /v/src/new; echo mine > /v/src/new/file")
+        .ok();
+    let fork = format!("{}-fork", store.env());
+    store.rockenv(&["fork", store.env(), &fork]).ok();
+    // Other files have the times of their copies there.
+    for env in [store.env(), &fork] {
+        let up = |mode: &str| {
+            store.profile(&profile(mode));
+            store.rockenv(&["up", store.env(), "--name", env]).ok()
+        };
+        hook(&store, "fix", EDIT);
+        up("a+r,u+w");
+        hook(&store, "fix", &EDIT.replace("ONE", &format!("{env}-2")));
+        up("a+r,u+w").says(&["manually edited files", "views/src/kept-"]);
+        for (name, text) in [
+            ("hand", "mine\n"),
+            ("b.txt", "two\nmine\n"),
+            ("new/file", "mine\n"),
+        ] {
+            let kept = kept(&store, env, name);
+            assert_eq!(kept.len(), 1, "{env}: {name}");
+            assert_eq!(fs::read_to_string(&kept[0]).unwrap(), text);
+        }
+        // A step makes its own files again, and the next view begins without any of that.
+        assert!(kept(&store, env, "made").is_empty());
+        hook(&store, "fix", &EDIT.replace("ONE", &format!("{env}-3")));
+        let said = up("a+r,u+w").err;
+        assert!(!said.contains("kept-"), "{said}");
+    }
+    // Who removes the env is told.
+    let mut asked = Terminal::start(store.command(&["rm", &fork]), 33, 101);
+    let view = store.home().join("envs").join(&fork).join("views/src");
+    asked.expect(" files changed by hand in `");
+    asked.expect(&format!("{}` are deleted", view.display()));
+    asked.write("n\n");
+    asked.wait(2);
+    assert_eq!(kept(&store, &fork, "hand").len(), 1);
+    store.rockenv(&["rm", "--yes", &fork]).ok();
+}
