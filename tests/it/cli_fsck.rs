@@ -19,6 +19,7 @@ use rockenv::testing::record::{Head, Origin, Record};
 use rockenv::testing::{BuildUser, Spec};
 use rockenv::testing::{LockedEnv, Store};
 
+mod keeps;
 mod records;
 
 const KEY: &str = "1111111111111111111111111111111111111111111111111111111111111111";

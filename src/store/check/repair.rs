@@ -17,7 +17,8 @@ use crate::plan::record::{Record, Snapshot};
 use crate::plan::resolve::Spec;
 use crate::store::access::{self, MODE};
 use crate::store::env::lock_alone;
-use crate::store::{Format, Layer, Lock, Store, VERSION, lock, random_id};
+use crate::store::layer::VolumeState;
+use crate::store::{Format, Layer, Lock, Store, VERSION, journal, lock, random_id};
 use crate::sys::atomic;
 use crate::sys::error::{Kind, Result, ResultExt as _};
 use crate::tree::{self, Method};
@@ -81,27 +82,39 @@ fn fix(store: &Store, inventory: &Inventory, fix: &Fix) -> Result<Option<String>
         }
         Fix::SetAside(path) => {
             let _lock = store.lock("fsck")?;
+            if !is_still_wrong(store, fix)? {
+                return Ok(None);
+            }
             let to = quarantine(&store.root().join(path))?;
             return Ok(Some(format!("it is now `{}`", to.display())));
         }
         Fix::Cut(id) => {
             let _lock = store.lock("fsck")?;
+            if !is_still_wrong(store, fix)? {
+                return Ok(None);
+            }
             let id: LayerId = id.parse()?;
             if let Some(mut layer) = store.layer(&id)? {
                 layer.parent = None;
                 atomic::write_json(&store.layer_dir(&id).join("layer.json"), &layer)?;
             }
         }
-        Fix::Rebuild(name) => return rebuild(store, inventory, name).map(Some),
+        Fix::Rebuild(name) => return rebuild(store, name),
         Fix::Journal(name) => {
             {
                 let _lock = lock_env_only(store, name)?;
-                quarantine(&store.env_dir(name).join("journal.jsonl"))?;
+                if journal::read(&store.env_dir(name)).is_err() {
+                    quarantine(&store.env_dir(name).join("journal.jsonl"))?;
+                }
             }
             drop(store.lock_env(name, "fsck", Duration::ZERO)?);
         }
         Fix::Spec(name) => {
             let mut env = store.lock_env(name, "fsck", Duration::ZERO)?;
+            // `up` may have written another one meanwhile.
+            if store.spec(name).is_ok() {
+                return Ok(None);
+            }
             // `up` writes a spec only when it has something to do.
             env.update(|record| record.complete = false)?;
             let to = quarantine(&env.directory().join("spec.toml"))?;
@@ -126,6 +139,12 @@ fn fix(store: &Store, inventory: &Inventory, fix: &Fix) -> Result<Option<String>
         Fix::Container(socket, id) => Service::connect(socket)?.remove_container(id)?,
     }
     Ok(None)
+}
+
+/// Returns whether the problem is still there under the lock: another command may have repaired it.
+fn is_still_wrong(store: &Store, fix: &Fix) -> Result<bool> {
+    let problems = examine(&store.inventory()?).problems;
+    Ok(problems.iter().any(|problem| problem.fix == *fix))
 }
 
 /// Renames a file so that nothing reads it and nothing is lost; returns the new path.
@@ -201,34 +220,44 @@ fn forget(store: &Store, name: &EnvName) -> Result<Option<String>> {
 }
 
 /// Rebuilds a record from the last resolved spec and the existing layers.
-fn rebuild(store: &Store, inventory: &Inventory, name: &EnvName) -> Result<String> {
+fn rebuild(store: &Store, name: &EnvName) -> Result<Option<String>> {
     let directory = store.env_dir(name);
-    {
-        let _lock = lock_env_only(store, name)?;
-        // No record names these trees any more, and cleaning up would delete them.
-        if !names(&directory.join("trees"))?.is_empty() {
-            quarantine(&directory.join("trees"))?;
-        }
-        let record = match store.spec(name).ok() {
-            Some(spec) => Some(record_from(inventory, name, &spec)?),
-            None => None,
-        };
-        let aside = quarantine(&directory.join("record.json"))?;
-        let Some(record) = record.flatten() else {
-            return Ok(format!(
-                "nothing is left to rebuild it from: it is now `{}`; `rockenv up` makes the env again from the remaining layers",
-                aside.display()
-            ));
-        };
-        let snapshots = record.snapshots.len();
-        atomic::write_json(&directory.join("record.json"), &record)?;
-        drop(_lock);
-        drop(store.lock_env(name, "fsck", Duration::ZERO)?);
-        Ok(format!(
-            "rebuilt from its spec and its layers with {snapshots} snapshots; the damaged one is now `{}`",
-            aside.display()
-        ))
+    let lock = lock_env_only(store, name)?;
+    // Another command may have rebuilt it, and `up` may have changed the env since.
+    let inventory = store.inventory()?;
+    match inventory.envs.get(name).map(|env| &env.record) {
+        Some(Read::Damaged(_)) => {}
+        _ => return Ok(None),
     }
+    // No record names these trees any more, and cleaning up would delete them.
+    if !names(&directory.join("trees"))?.is_empty() {
+        quarantine(&directory.join("trees"))?;
+    }
+    let damaged = directory.join("record.json");
+    let record = match store.spec(name).ok() {
+        Some(spec) => record_from(&inventory, name, &spec)?,
+        None => None,
+    };
+    let Some(mut record) = record else {
+        let aside = quarantine(&damaged)?;
+        return Ok(Some(format!(
+            "nothing is left to rebuild it from: it is now `{}`; `rockenv up` makes the env again from the remaining layers",
+            aside.display()
+        )));
+    };
+    let others = adopt_volumes(store, &inventory, &mut record, &fs::read(&damaged)?)?;
+    let aside = quarantine(&damaged)?;
+    let snapshots = record.snapshots.len();
+    atomic::write_json(&damaged, &record)?;
+    drop(lock);
+    drop(store.lock_env(name, "fsck", Duration::ZERO)?);
+    let mut done = vec![format!(
+        "rebuilt from its spec and its layers with {snapshots} snapshots; the damaged one is now `{}`",
+        aside.display()
+    )];
+    let others = others.iter().map(|other| other.display());
+    done.extend(others.map(|other| format!("another build volume of that name is now `{other}`")));
+    Ok(Some(done.join("; ")))
 }
 
 fn record_from(inventory: &Inventory, name: &EnvName, spec: &Spec) -> Result<Option<Record>> {
@@ -277,7 +306,6 @@ fn record_from(inventory: &Inventory, name: &EnvName, spec: &Spec) -> Result<Opt
     let Some(image_key) = image_key else {
         return Ok(None);
     };
-    let volumes = volumes_of(inventory, &id, spec);
     let mut record = Record::new(spec, id, image_key, Timestamp::now());
     if let Some((first, _)) = snapshots.first() {
         record.created = first.created;
@@ -286,7 +314,6 @@ fn record_from(inventory: &Inventory, name: &EnvName, spec: &Spec) -> Result<Opt
         .iter()
         .find_map(|(layer, _)| Some(layer.kept.as_ref()?.socket.clone()));
     record.head.layer = snapshots.last().map(|(layer, _)| layer.id.clone());
-    record.head.volumes = volumes;
     for (layer, title) in snapshots {
         let name = record.free_name(&title);
         record.snapshots.push(Snapshot::of(layer, name));
@@ -356,22 +383,60 @@ impl Inventory {
     }
 }
 
-/// Returns the volumes `<id>-<name>-<random>` by name.
-fn volumes_of(inventory: &Inventory, id: &str, spec: &Spec) -> BTreeMap<VolumeName, VolumeId> {
-    let mut volumes = BTreeMap::new();
+/// Adds the volumes `<id>-<name>-<random>` to a record, also those that the spec does not name any more. Of several
+/// with one name, only one can be the env's: the others get another id, so that nothing discards them. Returns their
+/// new paths.
+fn adopt_volumes(
+    store: &Store,
+    inventory: &Inventory,
+    record: &mut Record,
+    damaged: &[u8],
+) -> Result<Vec<PathBuf>> {
+    let damaged = String::from_utf8_lossy(damaged);
+    let is_in_layer = |id: &VolumeId| {
+        let layers = inventory.layers.values();
+        let mut fine = layers.filter_map(|item| match &item.layer {
+            Read::Fine(layer) => Some(layer),
+            _ => None,
+        });
+        let live = VolumeState::Live(Some(id.clone()));
+        fine.any(|layer| layer.volumes.values().any(|state| *state == live))
+    };
+    let place = store.root().join("volumes");
+    let mut found: BTreeMap<VolumeName, Vec<VolumeId>> = BTreeMap::new();
+    let mut others = Vec::new();
     for volume in &inventory.volumes {
-        let name = volume
-            .strip_prefix(id)
-            .and_then(|rest| rest.strip_prefix('-'))
-            .and_then(|rest| rest.rsplit_once('-'))
-            .map(|(name, _)| name);
-        if let Some(name) = name.filter(|name| spec.volume(name).is_some())
-            && let (Ok(name), Ok(id)) = (name.parse(), volume.parse())
-        {
-            volumes.insert(name, id);
+        let Some(rest) = volume.strip_prefix(record.id.as_str()) else {
+            continue;
+        };
+        let Some(rest) = rest.strip_prefix('-') else {
+            continue;
+        };
+        let name = rest.rsplit_once('-').map(|(name, _)| name.parse());
+        match (name, volume.parse()) {
+            (Some(Ok(name)), Ok(id)) => found.entry(name).or_default().push(id),
+            _ => others.push(volume.clone()),
         }
     }
-    volumes
+    for (name, mut ids) in found {
+        // What the damaged record still says, then what snapshots were taken with, then the newest one.
+        ids.sort_by_cached_key(|id| {
+            let changed = fs::symlink_metadata(place.join(id)).and_then(|found| found.modified());
+            (damaged.contains(id.as_str()), is_in_layer(id), changed.ok())
+        });
+        if let Some(id) = ids.pop() {
+            record.head.volumes.insert(name, id);
+        }
+        others.extend(ids.iter().map(ToString::to_string));
+    }
+    let mut renamed = Vec::new();
+    for other in others {
+        let id: EnvId = random_id()?.try_into()?;
+        let new = place.join(other.replacen(record.id.as_str(), id.as_str(), 1));
+        fs::rename(place.join(&other), &new)?;
+        renamed.push(new);
+    }
+    Ok(renamed)
 }
 
 /// Checks whether a store's `format` is damaged or lost; with `write`, rebuilds it from what exists.

@@ -1,0 +1,125 @@
+//! A repair loses nothing: build volumes stay, and so does whatever is not the store's.
+
+use std::io::Write as _;
+use std::process::Stdio;
+
+use fs_err::os::unix::fs::OpenOptionsExt as _;
+use nix::sys::stat::Mode;
+
+use super::*;
+use crate::support::run::wait_until;
+
+/// Returns the names of the store's build volumes.
+fn volumes(lab: &Lab) -> Vec<String> {
+    let entries = fs::read_dir(lab.at("volumes")).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn volumes_that_the_profile_does_not_name_any_more_stay() {
+    let lab = Lab::new();
+    let mut old = lab.record();
+    let mut env = lab.locked("one");
+    env.ensure_volumes(&["objects-2".into()], &BuildUser::new(0, 0))
+        .unwrap();
+    old.head.volumes = env.record().unwrap().head.volumes.clone();
+    let mut spec = lab.spec();
+    for volume in &mut spec.volumes {
+        if volume.name == "build" {
+            volume.name = "objects-2".parse().unwrap();
+        }
+    }
+    env.save_spec(&spec).unwrap();
+    drop(env);
+    spoil(&lab.at("envs/one/record.json"));
+    lab.finds_and_mends(&["record is damaged"]);
+    assert_eq!(lab.record().head.volumes, old.head.volumes);
+    let file = lab.store.volume_dir(&old.head.volumes["build"]);
+    assert!(file.join("object.o").exists());
+}
+
+#[test]
+fn of_two_volumes_with_one_name_none_is_lost() {
+    for cut in [true, false] {
+        let lab = Lab::new();
+        let record = lab.record();
+        let live = record.head.volumes["build"].clone();
+        let other = format!("{}-build-ffffffffffffffff", record.id);
+        let without_end = format!("{}-build", record.id);
+        for name in [&other, &without_end] {
+            fs::create_dir(lab.at("volumes").join(name)).unwrap();
+            fs::write(lab.at("volumes").join(name).join("work"), name).unwrap();
+        }
+        let path = lab.at("envs/one/record.json");
+        match cut {
+            // The damaged record still names the live one.
+            true => {
+                let text = fs::read_to_string(&path).unwrap();
+                fs::write(&path, &text[..text.len() - 4]).unwrap();
+            }
+            // The layers do.
+            false => spoil(&path),
+        }
+        let text = lab.finds_and_mends(&["record is damaged"]);
+        assert!(text.contains("another build volume of that name"), "{text}");
+        let new = lab.record();
+        assert_eq!(new.head.volumes["build"], live, "{cut}");
+        let found = volumes(&lab);
+        assert_eq!(found.len(), 3, "{found:?}");
+        let note = lab.fsck(&[], 0);
+        for name in found.iter().filter(|name| **name != *live) {
+            assert!(!name.starts_with(new.id.as_str()), "{name}");
+            let told = format!("volume `{name}` belongs to no known env");
+            assert!(note.contains(&told), "{note}");
+            assert!(lab.at("volumes").join(name).join("work").exists());
+        }
+    }
+}
+
+#[test]
+fn a_record_that_was_repaired_meanwhile_is_not_rebuilt() {
+    let lab = Lab::new();
+    let path = lab.at("envs/one/record.json");
+    let good = fs::read(&path).unwrap();
+    spoil(&path);
+    // A repair reads the envs, and then waits for this.
+    let reference = lab.at(&format!("images/refs/{}.json", "5".repeat(64)));
+    let text = format!("{{\"key\":\"{KEY}\"}}");
+    nix::unistd::mkfifo(&reference, Mode::S_IRWXU).unwrap();
+    let mut repair = program(&lab.root);
+    let repair = repair.args(["fsck", "--repair"]);
+    let repair = repair.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut repair = repair.spawn().unwrap();
+    let mut to = None;
+    wait_until("the repair reads the references", || {
+        let mut options = fs::OpenOptions::new();
+        options.write(true).custom_flags(nix::libc::O_NONBLOCK);
+        to = options.open(&reference).ok();
+        to.is_some() || repair.try_wait().unwrap().is_some()
+    });
+    let mut to = to.expect("it ended");
+    fs::write(lab.at("new"), &text).unwrap();
+    fs::rename(lab.at("new"), &reference).unwrap();
+    // Another one repairs it, and `up` makes another volume.
+    fs::write(&path, good).unwrap();
+    let mut env = lab.locked("one");
+    env.update(|record| record.head.volumes.clear()).unwrap();
+    env.ensure_volumes(&["build".into()], &BuildUser::new(0, 0))
+        .unwrap();
+    drop(env);
+    let expected = lab.record();
+    to.write_all(text.as_bytes()).unwrap();
+    drop(to);
+    let output = repair.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let now = lab.record();
+    assert_eq!(now.head, expected.head);
+    assert_eq!(now.snapshots, expected.snapshots);
+    assert!(lab.store.volume_dir(&now.head.volumes["build"]).exists());
+    let names = fs::read_dir(lab.at("envs/one")).unwrap();
+    let mut names = names.map(|entry| entry.unwrap().file_name());
+    assert!(!names.any(|name| name.to_string_lossy().contains(".damaged-")));
+}
