@@ -24,6 +24,7 @@ pub struct RmArgs {
 pub(crate) fn rm(cx: &Context, args: &RmArgs) -> Result<()> {
     cx.host_as_root("removing an env")?;
     let store = cx.existing_store()?;
+    store.check_directories()?;
     for name in &args.names {
         store.known(name)?;
     }

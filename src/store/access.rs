@@ -7,14 +7,14 @@
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 use nix::unistd::geteuid;
 
 use super::Store;
 use super::check::names;
-use crate::sys::error::{Result, if_exists};
+use crate::sys::error::{Error, Result, if_exists};
 use crate::sys::userns;
 use crate::tree;
 
@@ -27,6 +27,63 @@ pub(super) const MODE: u32 = 0o700;
 /// Depth at which users' files lie below each of [`SHARED`]: `caches/<name>`, `sources/<name>`,
 /// `outputs/<env>/<name>`.
 const DEPTH: [usize; 3] = [1, 2, 1];
+
+/// Something in place of one of the store's own directories. Whatever it leads to is not rockenv's.
+#[derive(Clone, Debug)]
+pub struct Obstacle {
+    pub path: PathBuf,
+    pub message: String,
+    pub help: String,
+}
+
+impl Obstacle {
+    /// Returns what is at a directory's path instead, if anything is.
+    pub(super) fn at(path: &Path) -> Result<Option<Self>> {
+        let Some(found) = if_exists(fs::symlink_metadata(path))? else {
+            return Ok(None);
+        };
+        if found.is_dir() {
+            return Ok(None);
+        }
+        let shown = path.display();
+        let (message, what) = match found.is_symlink() {
+            true => {
+                let to = fs::read_link(path)?;
+                (format!("is a link to `{}`", to.display()), "the link")
+            }
+            false => ("is not a directory".to_owned(), "it"),
+        };
+        Ok(Some(Self {
+            path: path.to_owned(),
+            message,
+            help: format!("move {what} away: mv {shown} {shown}.old"),
+        }))
+    }
+
+    /// Returns what is in place of the store's own directories.
+    pub(super) fn all(root: &Path) -> Result<Vec<Self>> {
+        let below = ["blobs/sha256", "images/refs"];
+        let names = PRIVATE.into_iter().chain(SHARED);
+        let mut found = Vec::new();
+        for name in names.chain(below) {
+            match Self::at(&root.join(name)) {
+                // Below one that was found already.
+                Err(_) if below.contains(&name) && !found.is_empty() => {}
+                other => found.extend(other?),
+            }
+        }
+        Ok(found)
+    }
+
+    pub(super) fn error(self) -> Error {
+        unavailable!(
+            "the store's directory `{}` {}",
+            self.path.display(),
+            self.message
+        )
+        .help(self.help)
+    }
+}
 
 /// Refuses a store that another user owns or may write to: its content may be forged.
 pub(super) fn check_owner(root: &Path) -> Result<()> {
@@ -67,19 +124,28 @@ fn writable(found: &std::fs::Metadata) -> u32 {
 }
 
 impl Store {
+    /// Refuses a store with something else in place of one of its own directories.
+    pub fn check_directories(&self) -> Result<()> {
+        match Obstacle::all(&self.root)?.pop() {
+            Some(obstacle) => Err(obstacle.error()),
+            None => Ok(()),
+        }
+    }
+
     /// Closes the store's directories to other local users, except `user` and owners of files in caches, sources and
     /// outputs. Earlier versions left them open.
     pub fn close(&self, user: u32) -> Result<()> {
         let mode = |path: &Path| -> Result<Option<u32>> {
+            if let Some(obstacle) = Obstacle::at(path)? {
+                return Err(obstacle.error());
+            }
             match fs::symlink_metadata(path) {
                 Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-                Ok(found) if found.uid() != geteuid().as_raw() || !found.is_dir() => {
-                    Err(unavailable!(
-                        "`{}` is not a directory of the store's owner",
-                        path.display()
-                    )
-                    .help("rockenv fsck --repair"))
-                }
+                Ok(found) if found.uid() != geteuid().as_raw() => Err(unavailable!(
+                    "`{}` is not a directory of the store's owner",
+                    path.display()
+                )
+                .help("rockenv fsck --repair")),
                 found => Ok(Some(found?.mode())),
             }
         };

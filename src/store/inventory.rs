@@ -190,6 +190,9 @@ impl Store {
 
     /// Refuses a store that a newer version of rockenv wrote to.
     fn readable(&self, found: &check::Inventory) -> Result<()> {
+        if let Some(obstacle) = found.obstacles.first() {
+            return Err(obstacle.clone().error());
+        }
         if let Some((path, why)) = found.foreign.first() {
             return Err(unexpected!(
                 "`{}` was written by another version of rockenv: {why}",

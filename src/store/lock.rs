@@ -78,7 +78,8 @@ impl Lock {
     pub(super) fn try_directory(path: &Path) -> Result<Option<Self>> {
         use fs_err::os::unix::fs::OpenOptionsExt as _;
         let mut options = fs::OpenOptions::new();
-        let directory = options.read(true).custom_flags(nix::libc::O_DIRECTORY);
+        let flags = nix::libc::O_DIRECTORY | nix::libc::O_NOFOLLOW;
+        let directory = options.read(true).custom_flags(flags);
         Self::try_lock(directory.open(path)?)
     }
 

@@ -17,6 +17,7 @@ impl Store {
     /// Moves a file or tree of the store to the trash.
     pub fn discard(&self, path: &Path) -> Result<()> {
         let trash = self.root.join("trash");
+        self.check_trash()?;
         match fs::rename(path, trash.join(random_id()?)) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 // Without the directory, nothing would ever be deleted.
@@ -47,6 +48,14 @@ impl Store {
             .context(|| format!("cannot remove `{}`", path.display()))
     }
 
+    /// Refuses a link in place of the trash: what it leads to is not rockenv's to delete.
+    fn check_trash(&self) -> Result<()> {
+        match access::Obstacle::at(&self.root.join("trash"))? {
+            Some(obstacle) => Err(obstacle.error()),
+            None => Ok(()),
+        }
+    }
+
     pub fn has_trash(&self) -> bool {
         // Older versions left a file `lock` there.
         fs::read_dir(self.root.join("trash")).is_ok_and(|mut entries| {
@@ -61,6 +70,7 @@ impl Store {
             if !trash.exists() {
                 return Ok(true);
             }
+            self.check_trash()?;
             let Some(_lock) = Lock::try_directory(&trash)? else {
                 return Ok(false);
             };

@@ -80,6 +80,7 @@ impl Context {
     pub(crate) fn store_to_free(&self, what: &str) -> Result<(Store, Option<Dropped>)> {
         self.host_as_root(what)?;
         let store = self.existing_store()?;
+        store.check_directories()?;
         let ballast = store.drop_ballast()?;
         self.reap(&store)?;
         Ok((store, ballast))

@@ -34,6 +34,7 @@ pub(crate) fn collect(
 ) -> Result<Done> {
     cx.host_as_root("removing unused data")?;
     // Before any write, even of a lock's holder.
+    store.check_directories()?;
     let ballast = store.drop_ballast()?;
     if ballast.is_some() {
         cx.ui.note("the disk is full: dropping the ballast first");

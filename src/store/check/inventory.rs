@@ -13,7 +13,7 @@ use crate::engine::hold::ContainerRecord;
 use crate::plan::ids::{EnvName, TreeId};
 use crate::plan::record;
 use crate::plan::resolve::{Spec, VolumeSource};
-use crate::store::access::{PRIVATE, SHARED};
+use crate::store::access::{Obstacle, PRIVATE, SHARED};
 use crate::store::images::Image;
 use crate::store::removal::{REMOVED, leave_out_removed};
 use crate::store::results::{ResultState, StepResults};
@@ -45,6 +45,8 @@ pub struct Inventory {
     pub owner: u32,
     /// The store's own directories.
     pub directories: Vec<Directory>,
+    /// What is in place of some of them. Then nothing else was read.
+    pub obstacles: Vec<Obstacle>,
     pub envs: BTreeMap<EnvName, EnvItem>,
     pub layers: BTreeMap<String, LayerItem>,
     pub images: BTreeMap<String, ImageItem>,
@@ -148,12 +150,13 @@ impl Store {
             method: self.method(),
             owner: nix::unistd::geteuid().as_raw(),
             directories: directories(root),
+            obstacles: Obstacle::all(root)?,
             envs: BTreeMap::new(),
             layers: BTreeMap::new(),
             images: BTreeMap::new(),
             references: BTreeMap::new(),
             image_work: Vec::new(),
-            volumes: names(&root.join("volumes"))?.into_iter().collect(),
+            volumes: BTreeSet::new(),
             partial_sources: Vec::new(),
             trash: None,
             foreign: Vec::new(),
@@ -161,6 +164,10 @@ impl Store {
             containers: Vec::new(),
             trees: BTreeSet::new(),
         };
+        if !inventory.obstacles.is_empty() {
+            return Ok(inventory);
+        }
+        inventory.volumes.extend(names(&root.join("volumes"))?);
         for name in names(&root.join("envs"))? {
             let directory = root.join("envs").join(&name);
             let Ok(name) = EnvName::try_from(name) else {

@@ -77,6 +77,10 @@ pub(crate) fn examine(store: &Inventory) -> Findings {
         store,
         found: Findings::default(),
     };
+    if !store.obstacles.is_empty() {
+        examination.obstacles();
+        return examination.found;
+    }
     examination.directories();
     if !store.foreign.is_empty() {
         examination.foreign();
@@ -140,6 +144,17 @@ impl Examination<'_> {
                 ),
                 Some(_) => {}
             }
+        }
+    }
+
+    /// What such a directory should contain is unknown, and what is there instead is not rockenv's.
+    fn obstacles(&mut self) {
+        for obstacle in &self.store.obstacles {
+            self.unfixable(
+                format!("directory `{}`", obstacle.path.display()),
+                obstacle.message.clone(),
+                obstacle.help.clone(),
+            );
         }
     }
 

@@ -62,7 +62,7 @@ pub(crate) fn repair(store: &Store, services: &[Service]) -> Result<Vec<Attempt>
         if !progress {
             // Waiting trash is no problem, but no other command may come to empty it. With files of a newer version
             // around, leave it alone.
-            if inventory.foreign.is_empty() {
+            if inventory.foreign.is_empty() && inventory.obstacles.is_empty() {
                 store.empty_trash()?;
             }
             return Ok(attempts);
@@ -74,11 +74,7 @@ fn fix(store: &Store, inventory: &Inventory, fix: &Fix) -> Result<Option<String>
     match fix {
         Fix::Nothing => {}
         Fix::Directory(name) => {
-            let path = store.root().join(name);
-            fs::create_dir_all(&path)?;
-            nix::unistd::chown(&path, Some(inventory.owner.into()), None)
-                .context(|| format!("cannot take over `{}`", path.display()))?;
-            fs::set_permissions(&path, std::fs::Permissions::from_mode(MODE))?;
+            make_private(&store.root().join(name), inventory.owner)?;
         }
         Fix::SetAside(path) => {
             let _lock = store.lock("fsck")?;
@@ -145,6 +141,21 @@ fn fix(store: &Store, inventory: &Inventory, fix: &Fix) -> Result<Option<String>
 fn is_still_wrong(store: &Store, fix: &Fix) -> Result<bool> {
     let problems = examine(&store.inventory()?).problems;
     Ok(problems.iter().any(|problem| problem.fix == *fix))
+}
+
+/// Makes one of the store's own directories, or takes it over. What a link leads to is not the store's.
+fn make_private(path: &Path, owner: u32) -> Result<()> {
+    use fs_err::os::unix::fs::OpenOptionsExt as _;
+    match fs::create_dir(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(error.into()),
+        _ => {}
+    }
+    let flags = nix::libc::O_DIRECTORY | nix::libc::O_NOFOLLOW;
+    let mut options = fs::OpenOptions::new();
+    let directory = options.read(true).custom_flags(flags).open(path)?;
+    nix::unistd::fchown(directory.file(), Some(owner.into()), None)
+        .context(|| format!("cannot take over `{}`", path.display()))?;
+    Ok(directory.set_permissions(std::fs::Permissions::from_mode(MODE))?)
 }
 
 /// Renames a file so that nothing reads it and nothing is lost; returns the new path.

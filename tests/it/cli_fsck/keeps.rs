@@ -1,6 +1,7 @@
 //! A repair loses nothing: build volumes stay, and so does whatever is not the store's.
 
 use std::io::Write as _;
+use std::os::unix::fs::{MetadataExt as _, symlink};
 use std::process::Stdio;
 
 use fs_err::os::unix::fs::OpenOptionsExt as _;
@@ -122,4 +123,56 @@ fn a_record_that_was_repaired_meanwhile_is_not_rebuilt() {
     let names = fs::read_dir(lab.at("envs/one")).unwrap();
     let mut names = names.map(|entry| entry.unwrap().file_name());
     assert!(!names.any(|name| name.to_string_lossy().contains(".damaged-")));
+}
+
+#[test]
+fn a_link_in_place_of_a_directory_is_not_followed() {
+    let names = ["outputs", "volumes", "trash", "layers"];
+    for name in names.into_iter().chain(["images/refs", "blobs/sha256"]) {
+        let lab = Lab::new();
+        lab.fsck(&["--repair"], 0);
+        let mine = lab.root.with_file_name("mine");
+        fs::create_dir(&mine).unwrap();
+        let file = mine.join("0".repeat(64));
+        fs::write(&file, "mine").unwrap();
+        fs::write(mine.join("a.json"), "mine").unwrap();
+        nix::unistd::chown(&mine, Some(1234.into()), Some(1234.into())).unwrap();
+        fs::set_permissions(&mine, std::fs::Permissions::from_mode(0o755)).unwrap();
+        fs::rename(lab.at(name), lab.at("elsewhere")).unwrap();
+        symlink(&mine, lab.at(name)).unwrap();
+        let before = lab.listing();
+        let says = format!("is a link to `{}`", mine.display());
+        for words in [&[][..], &["--repair"]] {
+            let text = lab.fsck(words, 1);
+            assert!(text.contains(&says), "{name}: {text}");
+            assert!(text.contains("move the link away"), "{name}: {text}");
+            assert!(!text.contains("repaired"), "{name}: {text}");
+        }
+        let refused = lab.gc(4);
+        assert!(refused.contains(&says), "{refused}");
+        assert_eq!(before, lab.listing(), "{name}");
+        assert_eq!(lab.store.empty_trash().is_err(), name == "trash");
+        let unused = lab.at("unused");
+        fs::write(&unused, "").unwrap();
+        assert_eq!(lab.store.discard(&unused).is_err(), name == "trash");
+        let found = fs::metadata(&mine).unwrap();
+        let found = (found.uid(), found.gid(), found.mode() & 0o777);
+        assert_eq!(found, (1234, 1234, 0o755), "{name}");
+        assert_eq!(fs::read_dir(&mine).unwrap().count(), 2, "{name}");
+        assert_eq!(fs::read_to_string(&file).unwrap(), "mine");
+        fs::remove_file(lab.at(name)).unwrap();
+        fs::rename(lab.at("elsewhere"), lab.at(name)).unwrap();
+        lab.fsck(&["--repair"], 0);
+        lab.fsck(&[], 0);
+    }
+}
+
+#[test]
+fn a_file_in_place_of_a_directory_is_left_alone() {
+    let lab = Lab::new();
+    fs::remove_dir(lab.at("outputs")).unwrap();
+    fs::write(lab.at("outputs"), "mine").unwrap();
+    let text = lab.fsck(&["--repair"], 1);
+    assert!(text.contains("is not a directory"), "{text}");
+    assert_eq!(fs::read_to_string(lab.at("outputs")).unwrap(), "mine");
 }
