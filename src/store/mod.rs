@@ -81,6 +81,10 @@ use crate::tree::{self, Method};
 /// Version of the layout; a newer one is refused, never migrated silently.
 const VERSION: u32 = 1;
 
+/// The file that tells backup programs to leave the store out.
+const TAG: &str = "CACHEDIR.TAG";
+const TAG_TEXT: &str = "Signature: 8a477f597d28d172789f06886806bc55\n# Written by rockenv: back up exported files, not this directory.\n";
+
 /// Makes the error for another user's store, usually root's.
 fn not_ours(root: &Path) -> Error {
     unavailable!(
@@ -99,7 +103,7 @@ fn may_be_there(entry: &fs::DirEntry) -> Result<bool> {
     };
     if !PRIVATE.contains(&name) {
         // Left by a killed command, or kept here and never deleted.
-        let known = matches!(name, "id" | "lock" | "jobs" | "CACHEDIR.TAG" | "lost+found");
+        let known = matches!(name, "id" | "lock" | "jobs" | TAG | "lost+found");
         return Ok(known || SHARED.contains(&name) || name.starts_with('.'));
     }
     for below in fs::read_dir(entry.path())? {
@@ -257,10 +261,7 @@ impl Store {
             }
         }
         fs::create_dir_all(root.join("blobs/sha256"))?;
-        fs::write(
-            root.join("CACHEDIR.TAG"),
-            "Signature: 8a477f597d28d172789f06886806bc55\n# Written by rockenv: back up exported files, not this directory.\n",
-        )?;
+        fs::write(root.join(TAG), TAG_TEXT)?;
         let method = tree::probe(&root)?.method;
         fs::write(root.join("id"), random_id()?)?;
         crate::sys::atomic::write_json(

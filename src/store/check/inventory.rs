@@ -413,7 +413,7 @@ struct Versioned {
     version: u32,
 }
 
-fn read<T: DeserializeOwned>(path: &Path) -> Read<T> {
+pub(super) fn read<T: DeserializeOwned>(path: &Path) -> Read<T> {
     let bytes = match fs::read(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Read::Absent,
         Err(error) => return Read::Damaged(error.to_string()),

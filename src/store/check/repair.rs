@@ -9,7 +9,7 @@ use std::time::Duration;
 use fs_err as fs;
 use jiff::Timestamp;
 
-use super::inventory::{ASIDE, Read, is_busy, names};
+use super::inventory::{ASIDE, Read, is_busy, names, read};
 use super::{Fix, Inventory, Problem, examine};
 use crate::engine::docker::Service;
 use crate::plan::ids::{EnvId, EnvName, LayerId, VolumeId, VolumeName};
@@ -17,8 +17,9 @@ use crate::plan::record::{Record, Snapshot};
 use crate::plan::resolve::Spec;
 use crate::store::access::{self, MODE};
 use crate::store::env::lock_alone;
+use crate::store::images::Image;
 use crate::store::layer::VolumeState;
-use crate::store::{Format, Layer, Lock, Store, VERSION, journal, lock, random_id};
+use crate::store::{Format, Layer, Lock, Store, TAG, TAG_TEXT, VERSION, journal, lock, random_id};
 use crate::sys::atomic;
 use crate::sys::error::{Kind, Result, ResultExt as _};
 use crate::tree::{self, Method};
@@ -470,6 +471,13 @@ pub(crate) fn repair_format(root: &Path, write: bool) -> Result<Option<Problem>>
             Err(error) => format!("is damaged: {error}"),
         },
     };
+    if !is_written_by_rockenv(root)? {
+        return Err(not_found!(
+            "`{}` is not a rockenv store: rockenv has written nothing in it",
+            root.display()
+        )
+        .help("name the store's directory: ROCKENV_HOME=DIR rockenv fsck"));
+    }
     if write {
         let lock = root.join("lock");
         if is_busy(&lock) {
@@ -495,6 +503,35 @@ pub(crate) fn repair_format(root: &Path, write: bool) -> Result<Option<Problem>>
         help: super::REPAIR.to_owned(),
         fix: Fix::Nothing,
     }))
+}
+
+/// Returns whether rockenv wrote what is in a directory, which a repair may delete. Names of directories prove nothing.
+fn is_written_by_rockenv(root: &Path) -> Result<bool> {
+    let text = |name: &str| fs::read_to_string(root.join(name)).unwrap_or_default();
+    let id = text("id");
+    let is_id = id.trim().len() == 16 && id.trim().bytes().all(|byte| byte.is_ascii_hexdigit());
+    if is_id && text(TAG) == TAG_TEXT {
+        return Ok(true);
+    }
+    for name in names(&root.join("envs"))? {
+        let path = root.join("envs").join(&name).join("record.json");
+        if EnvName::try_from(name).is_ok() && matches!(read::<Record>(&path), Read::Fine(_)) {
+            return Ok(true);
+        }
+    }
+    for name in names(&root.join("layers"))? {
+        let path = root.join("layers").join(&name).join("layer.json");
+        if matches!(read::<Layer>(&path), Read::Fine(layer) if *layer.id == *name) {
+            return Ok(true);
+        }
+    }
+    for name in names(&root.join("images"))? {
+        let path = root.join("images").join(&name).join("image.json");
+        if matches!(read::<Image>(&path), Read::Fine(image) if *image.key == *name) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Determines how trees are kept from existing ones, or else from the file system's abilities.

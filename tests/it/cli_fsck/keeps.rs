@@ -176,3 +176,73 @@ fn a_file_in_place_of_a_directory_is_left_alone() {
     assert!(text.contains("is not a directory"), "{text}");
     assert_eq!(fs::read_to_string(lab.at("outputs")).unwrap(), "mine");
 }
+
+#[test]
+fn a_directory_that_never_was_a_store_does_not_become_one() {
+    let disk = LoopFs::new(Kind::Ext4);
+    let root = disk.join("project");
+    for path in [
+        "envs",
+        "layers/conv1",
+        "images/tmp-holiday",
+        "images/cats",
+        "trash",
+    ] {
+        fs::create_dir_all(root.join(path)).unwrap();
+    }
+    let files = [
+        "images/tmp-holiday/beach.jpg",
+        "trash/letter",
+        "layers/conv1/layer.json",
+        "format",
+        "id",
+        "CACHEDIR.TAG",
+    ];
+    // Also with a file `format` of another program's, or with files that others may have too.
+    for count in [2, 3, 4, 5, 6] {
+        for file in &files[..count] {
+            fs::write(root.join(file), "mine").unwrap();
+        }
+        for words in [&["fsck"][..], &["fsck", "--repair"]] {
+            let output = program(&root).arg("--yes").args(words).output().unwrap();
+            let text = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(7), "{count} {words:?}: {text}");
+            assert!(text.contains("is not a rockenv store"), "{text}");
+            assert!(!text.contains("--repair"), "{text}");
+        }
+        for file in &files[..count] {
+            let text = fs::read_to_string(root.join(file)).unwrap();
+            assert_eq!(text, "mine", "{file}");
+        }
+        assert!(root.join("images/cats").exists());
+        assert_eq!(root.join("format").exists(), count > 3);
+    }
+}
+
+#[test]
+fn a_store_without_its_format_is_known_by_what_rockenv_wrote() {
+    for left in ["id", "record", "layer", "image"] {
+        let lab = Lab::new();
+        let good = fs::read_to_string(lab.at("format")).unwrap();
+        fs::remove_file(lab.at("format")).unwrap();
+        if left != "id" {
+            fs::remove_file(lab.at("id")).unwrap();
+        }
+        let image = lab.at("images").join(KEY).join("image.json");
+        let mut spoilt = vec![("record", lab.at("envs/one/record.json")), ("image", image)];
+        for entry in fs::read_dir(lab.at("layers")).unwrap() {
+            spoilt.push(("layer", entry.unwrap().path().join("layer.json")));
+        }
+        for (what, path) in spoilt {
+            if what != left {
+                spoil(&path);
+            }
+        }
+        let text = lab.fsck(&[], 1);
+        assert!(text.contains("format"), "{left}: {text}");
+        let mut repair = program(&lab.root);
+        repair.args(["fsck", "--repair"]).output().unwrap();
+        let made = fs::read_to_string(lab.at("format")).unwrap();
+        assert_eq!(made, good, "{left}");
+    }
+}
