@@ -269,9 +269,40 @@ impl Store {
 
 /// Returns whether a file of this name is a complete or partial download. Others do not belong to rockenv.
 fn is_download(name: &str) -> bool {
-    is_sha256(name) || name.starts_with('.')
+    let partial = name.strip_prefix('.');
+    let partial = partial.and_then(|name| name.strip_suffix(".partial"));
+    // Left by a killed command.
+    let random = name.strip_prefix(".tmp");
+    let random = random.map(|random| random.trim_start_matches('-').as_bytes());
+    is_sha256(partial.unwrap_or(name))
+        || random.is_some_and(|name| name.len() == 6 && name.iter().all(u8::is_ascii_alphanumeric))
 }
 
 pub(super) fn allocated(path: &Path) -> u64 {
     scan_one(path).total().allocated
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_that_rockenv_gives_are_downloads() {
+        let digest = "0123456789abcdef".repeat(4);
+        for (name, is) in [
+            (digest.clone(), true),
+            (format!(".{digest}.partial"), true),
+            (".tmpa1B2c3".to_owned(), true),
+            (".tmp-a1B2c3".to_owned(), true),
+            (".tmp-notes of mine".to_owned(), false),
+            (".tmpl.txt".to_owned(), false),
+            (format!("{digest}.partial"), false),
+            (format!(".{digest}"), false),
+            (".notes".to_owned(), false),
+            (".notes.partial".to_owned(), false),
+            ("notes".to_owned(), false),
+        ] {
+            assert_eq!(is_download(&name), is, "{name}");
+        }
+    }
 }
