@@ -49,7 +49,7 @@ impl LockedEnv<'_> {
         freeze: &Freeze<'_>,
         change: impl FnOnce(&mut Record),
     ) -> Result<LayerId> {
-        let record = self.known_record()?.clone();
+        let mut record = self.known_record()?.clone();
         let directory = self.directory.join("trees").join(freeze.tree);
         // Frozen volumes of a freeze that was interrupted before its rename.
         self.store.discard(&directory.join("volumes"))?;
@@ -126,7 +126,6 @@ impl LockedEnv<'_> {
             .snapshot(freeze.name)
             .map(|old| old.layer.clone())
             .filter(|old| *old != id);
-        let mut record = record;
         push_snapshot(&mut record, snapshot, history);
         if let Some(from) = unchanged {
             record.head.volumes_from = Some(from);
