@@ -70,50 +70,6 @@ pub(crate) fn variable(text: &str) -> Result<()> {
     }
 }
 
-/// Returns whether a shell, the loader, an interpreter or git runs what the variable names, or runs another program
-/// because of it. On the host, no profile may set it.
-fn runs_programs(name: &str) -> bool {
-    const NAMES: [&str; 23] = [
-        "BASHOPTS",
-        "BASH_ENV",
-        "BROWSER",
-        "EDITOR",
-        "ENV",
-        "HOME",
-        "IFS",
-        "JAVA_TOOL_OPTIONS",
-        "NODE_OPTIONS",
-        "PAGER",
-        "PATH",
-        "PERL5OPT",
-        "PROMPT_COMMAND",
-        "PS0",
-        "PS1",
-        "PS2",
-        "PS3",
-        "PS4",
-        "PYTHONHOME",
-        "PYTHONSTARTUP",
-        "RUBYOPT",
-        "SHELLOPTS",
-        "VISUAL",
-    ];
-    const BEGINNINGS: [&str; 3] = ["BASH_FUNC_", "GIT_", "LD_"];
-    NAMES.contains(&name)
-        || name != "LD_LIBRARY_PATH" && BEGINNINGS.iter().any(|begin| name.starts_with(begin))
-}
-
-/// Checks the name of a variable that `rockenv env` sets in the user's shell.
-pub(crate) fn runtime_variable(name: &str) -> Result<()> {
-    let message = format!("`{}` cannot be a runtime variable", shorten(name));
-    match runs_programs(name) {
-        true => Err(Refused::new(message).help(
-            "on the host it would run programs; set it in [env], for the steps, or in the command that needs it",
-        )),
-        false => Ok(()),
-    }
-}
-
 /// Parses a size in bytes: `230G`, `1.5 GiB`, `500MB`, `4096`.
 ///
 /// `K`, `M`, `G` and `T` are powers of 1024, as in systemd and the container engines; `KB`, `MB`, `GB` and `TB` are
@@ -438,12 +394,6 @@ mod tests {
         }
         for bad in ["", "1A", "A=B", "A B", "A\n", "Ä"] {
             assert!(variable(bad).is_err(), "{bad:?}");
-        }
-        for good in ["HSA_OVERRIDE_GFX_VERSION", "LD_LIBRARY_PATH", "GITHUB"] {
-            runtime_variable(good).unwrap();
-        }
-        for bad in ["PATH", "LD_PRELOAD", "PROMPT_COMMAND", "PS4", "GIT_SSH"] {
-            assert!(runtime_variable(bad).is_err(), "{bad:?}");
         }
     }
 

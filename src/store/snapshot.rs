@@ -53,10 +53,7 @@ impl LockedEnv<'_> {
         let directory = self.directory.join("trees").join(freeze.tree);
         // Frozen volumes of a freeze that was interrupted before its rename.
         self.store.discard(&directory.join("volumes"))?;
-        let mut volumes = BTreeMap::new();
-        for (name, id) in &record.head.volumes {
-            volumes.insert(name.clone(), self.freeze_volume(&directory, name, id)?);
-        }
+        let volumes = self.freeze_volumes(&record, &directory)?;
         let history = match freeze.key.is_some() && self.is_joined() {
             // What the command wrote cannot be told from what the step did.
             true => History::Incremental {
@@ -151,6 +148,17 @@ impl LockedEnv<'_> {
     fn begun_in(&self, freeze: &Freeze<'_>) -> Result<Option<StepKey>> {
         let attempt = self.store.attempt(self.name(), self.known_record()?);
         Ok(attempt.filter(|_| freeze.key.is_none()))
+    }
+
+    fn freeze_volumes(
+        &self,
+        record: &Record,
+        tree: &Path,
+    ) -> Result<BTreeMap<VolumeName, VolumeState>> {
+        let volumes = record.head.volumes.iter();
+        volumes
+            .map(|(name, id)| Ok((name.clone(), self.freeze_volume(tree, name, id)?)))
+            .collect()
     }
 
     fn freeze_volume(&self, tree: &Path, name: &str, id: &VolumeId) -> Result<VolumeState> {

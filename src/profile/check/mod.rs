@@ -12,7 +12,7 @@ use super::file::{self, File, VolumeKind};
 use super::references::{self, LateReferences, TextPart};
 use super::structure::shorten;
 use super::value::{self, Refused};
-use super::{Choice, Component, FROM_SOURCE, Profile, Volume};
+use super::{Choice, Component, FROM_SOURCE, Profile, Volume, runtime_variable};
 use crate::rocm::gpu::Extras;
 use crate::rocm::target::Target;
 use crate::sys::span::{At, Place};
@@ -41,7 +41,7 @@ pub(crate) fn finish(
     let steps = steps.collect();
     let names = file.runtime_env.keys();
     for name in names {
-        check.accepted(&name.place, value::runtime_variable(name));
+        check.accepted(&name.place, runtime_variable::check(name));
     }
     let runtime_env = check.env(file.runtime_env, LateReferences::Refuse);
     let image = check.image(file.image);
