@@ -1,37 +1,112 @@
 //! Owns detecting that sources no longer match the keys of steps: a step of this run wrote to one, or somebody edited
 //! one during the build.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Execution;
 use crate::plan::Action;
-use crate::plan::resolve::Step;
+use crate::plan::resolve::{Step, VolumeSource};
 use crate::profile;
 use crate::store::source::Git;
-use crate::sys::error::Result;
+use crate::sys::error::{Error, Kind, Result};
 use crate::sys::signals::Cancel;
+
+/// A step of this run that was made from other sources than its key says.
+#[derive(Debug)]
+pub(crate) struct StaleStep {
+    step: String,
+    /// The input that changed.
+    input: String,
+}
+
+/// The fingerprints of a step's inputs when it begins.
+pub(super) type InputsBefore = BTreeMap<String, String>;
 
 impl Execution<'_, '_> {
     /// Returns whether a source changed, so that the keys from `step` on must be computed anew before it runs.
     ///
     /// If an earlier step has the source as well, its key would change too, and what was just built would be built
-    /// again. In that case the run continues, and warns at its end. Locked inputs stay as they are.
-    pub(super) fn is_stale_before(&self, step: &Step) -> Result<bool> {
-        if self.locked.is_some() || self.changed(&step.inputs)?.is_empty() {
+    /// again. In that case the run continues, and warns at its end. Locked inputs stay as they are: a directory of the
+    /// user's that changed is refused.
+    pub(super) fn is_stale_before(&self, step: &Step, has_run: bool) -> Result<bool> {
+        if self.locked.is_some() {
+            let own = step.inputs.iter().filter(|input| self.is_users_own(input));
+            return match self.changed(own)?.first() {
+                Some(input) => Err(self.drifted(format!(
+                    "`{input}` changed before step `{}` began, and differs from the lock file",
+                    step.name
+                ))),
+                None => Ok(false),
+            };
+        }
+        if self.changed(&step.inputs)?.is_empty() {
             return Ok(false);
         }
         let before: BTreeSet<&String> = self
             .spec
             .steps
             .iter()
-            .take_while(|earlier| earlier.name != step.name)
+            .take_while(|earlier| has_run && earlier.name != step.name)
             .flat_map(|earlier| &earlier.inputs)
             .collect();
         Ok(self.changed(before)?.is_empty())
     }
 
+    fn is_users_own(&self, input: &str) -> bool {
+        let volume = self.spec.volume(profile::input(input).0);
+        volume.is_some_and(|volume| matches!(volume.source, VolumeSource::Path(_)))
+    }
+
+    fn drifted(&self, message: String) -> Error {
+        Error::new(Kind::Drift, message).help(format!(
+            "rockenv lock ...: adopts the change, if `{}` is to be built from it",
+            self.spec.name
+        ))
+    }
+
+    /// Returns what a step is made from if that is fixed by a lock file: a step before it may have changed it.
+    pub(super) fn inputs_before(&self, step: &Step) -> Result<InputsBefore> {
+        let mut before = InputsBefore::new();
+        for input in step.inputs.iter().filter(|_| self.locked.is_some()) {
+            before.insert(input.clone(), self.print_now(input)?);
+        }
+        Ok(before)
+    }
+
+    /// Returns the input of a step that has just ended that it is not made from as its key says, if any. With a lock
+    /// file, that is one that changed while the step ran.
+    pub(super) fn changed_while(
+        &self,
+        step: &Step,
+        before: &InputsBefore,
+    ) -> Result<Option<String>> {
+        for input in &step.inputs {
+            let expected = before.get(input).or_else(|| self.fingerprints.get(input));
+            let is_changed = match self.print_now(input) {
+                Ok(print) => expected != Some(&print),
+                Err(error) if matches!(error.kind(), Kind::Signal(_)) => return Err(error),
+                // A file was removed while the source was read.
+                Err(_) => true,
+            };
+            if is_changed {
+                return Ok(Some(input.clone()));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes a step that was made from other sources, and all that is built on it, for no result of their keys.
+    pub(super) fn mark_stale(&mut self, step: &Step, input: String) {
+        let step = step.name.clone();
+        self.stale.get_or_insert(StaleStep { step, input });
+    }
+
     /// Warns at the end which step the next `up` will run again, because its sources changed after it began.
     pub(super) fn warn_stale(&self) -> Result<()> {
+        if let Some(stale) = &self.stale {
+            self.warn_again(&stale.step, &stale.input);
+            return Ok(());
+        }
         for planned in &self.plan.steps {
             let Some(step) = self.spec.step(&planned.name) else {
                 continue;
@@ -40,15 +115,17 @@ impl Execution<'_, '_> {
                 continue;
             }
             if let Some(input) = self.changed(&step.inputs)?.first() {
-                let message = format!(
-                    "`{input}` changed after step `{}` began: the next `up` builds again from there",
-                    step.name
-                );
-                self.reporter.warn(message);
+                self.warn_again(&step.name, input);
                 break;
             }
         }
         Ok(())
+    }
+
+    fn warn_again(&self, step: &str, input: &str) {
+        self.reporter.warn(format!(
+            "`{input}` changed after step `{step}` began: the next `up` builds again from there"
+        ));
     }
 
     /// Returns the inputs whose fingerprint differs from the one in the keys.

@@ -33,6 +33,7 @@ use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 
+use crate::execute::changed_sources::StaleStep;
 pub(crate) use crate::execute::supervise::Ending;
 pub(crate) use outcome::{Ended, ExecutionProgress, Failure};
 pub(crate) use step::base_environment;
@@ -83,6 +84,8 @@ pub(crate) struct Execution<'a, 'store> {
     pub offline: bool,
     /// Volumes that must stay unchanged, whatever steps write there.
     pub apart: &'a BTreeSet<String>,
+    /// The first step of this run that was made from other sources than its key says.
+    pub stale: Option<StaleStep>,
     /// Limits on what may run at once.
     pub sizing: &'a Sizing,
     /// The user's signals.
@@ -119,14 +122,20 @@ impl Execution<'_, '_> {
         durable.finish()?;
         match stopped {
             Ok(None) => {}
-            Ok(Some(stopped)) => return Ok(stopped),
+            Ok(Some(stopped)) => {
+                if self.stale.is_some() {
+                    self.warn_stale()?;
+                }
+                return Ok(stopped);
+            }
             Err(error) => return Ok(ExecutionProgress::Ended(Ended::failed(error, self.signals))),
         }
         let steps = &self.plan.steps;
         let whole = !steps.iter().any(|step| step.action == Action::Later);
         let ran = steps.iter().any(|step| step.action == Action::Run);
-        self.env.update(|record| record.complete = whole)?;
-        if whole && ran {
+        let is_complete = whole && self.stale.is_none();
+        self.env.update(|record| record.complete = is_complete)?;
+        if ran {
             self.warn_stale()?;
         }
         Ok(ExecutionProgress::Ended(Ended::Complete))
@@ -165,10 +174,9 @@ impl Execution<'_, '_> {
             let step = spec
                 .step(&planned.name)
                 .ok_or_else(|| unexpected!("the plan names an unknown step"))?;
-            if let Some(last) = last
-                && self.is_stale_before(step)?
-            {
-                return Ok(Some(ExecutionProgress::Changed(last.to_owned())));
+            if self.is_stale_before(step, last.is_some())? {
+                let last = last.map(str::to_owned);
+                return Ok(Some(ExecutionProgress::Changed(last)));
             }
             self.reporter.emit(&Event::StepStarted {
                 index,

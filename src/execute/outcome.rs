@@ -17,8 +17,8 @@ use crate::ui::size::{bytes, duration};
 pub(crate) enum ExecutionProgress {
     /// To its end.
     Ended(Ended),
-    /// To the end of this step: a source changed that is in the keys of later steps.
-    Changed(String),
+    /// To the end of this step, or before the first one: a source changed that is in the keys of later steps.
+    Changed(Option<String>),
 }
 
 /// How execution ended.

@@ -10,6 +10,7 @@ use super::{Ended, Ending, Execution, Failure, StepEnd, step};
 use crate::plan::ids::LayerId;
 use crate::plan::record::{Failed, INTERRUPTED, Origin, Outcome, Record, StepRecord};
 use crate::plan::resolve::{Step, VolumeKind};
+use crate::store::history::History;
 use crate::store::layer;
 use crate::store::snapshot::Freeze;
 use crate::sys::error::{Kind, Result};
@@ -37,6 +38,7 @@ impl Execution<'_, '_> {
         };
         self.env.begin_step(&step.key)?;
         let before = self.outputs_before(step)?;
+        let inputs = self.inputs_before(step)?;
         let mut ran = self.run_container(&attempt)?;
         if ran.out_of_memory() && attempt.jobs > 1 {
             self.measure(&attempt, Outcome::Failed, &ran, lookups)?;
@@ -53,13 +55,24 @@ impl Execution<'_, '_> {
             Ending::Exited { code: 0, .. } => {
                 let outputs = self.step_outputs(step)?;
                 let refused = self.refuse_special(&before).err();
+                let changed = self.changed_while(step, &inputs)?;
                 match refused {
                     _ if !outputs.drift.is_empty() => (Kind::Drift, outputs.explain(step)),
                     Some(error) => {
                         let why = error.chain().join(": ");
                         (error.kind(), format!("step `{}`: {why}", step.name))
                     }
+                    None if let (Some(input), Some(_)) = (&changed, self.locked) => {
+                        let why = "changed while it ran, and differs from the lock file";
+                        (
+                            Kind::Drift,
+                            format!("step `{}`: `{input}` {why}", step.name),
+                        )
+                    }
                     None => {
+                        if let Some(input) = changed {
+                            self.mark_stale(step, input);
+                        }
                         self.measure(&attempt, Outcome::Done, &ran, lookups)?;
                         self.keep_results(&before, &attempt.tree, parent.as_ref())?;
                         return Ok(StepEnd::Frozen(self.freeze(&attempt, &ran, outputs)?));
@@ -108,11 +121,20 @@ impl Execution<'_, '_> {
         let step = attempt.step;
         let done = ran.record(step, Outcome::Done, None);
         let mut planned = self.plan.steps.iter();
+        let (key, history) = match &self.stale {
+            None => (step.key.clone(), None),
+            Some(_) => {
+                let on = attempt.parent.cloned();
+                let by_hand = false;
+                let history = History::Incremental { on, by_hand };
+                (step.key.of_no_step(), Some(history))
+            }
+        };
         let freeze = Freeze {
             tree: &attempt.tree,
             parent: attempt.parent,
             name: &step.name,
-            key: Some(&step.key),
+            key: Some(&key),
             origin: Origin::Step,
             again: planned.any(|planned| planned.name == step.name && planned.again),
             cost: Some(layer::Cost {
@@ -121,6 +143,7 @@ impl Execution<'_, '_> {
             }),
             prints: outputs.prints,
             pins: outputs.pins,
+            history,
         };
         let layer = self.env.freeze(&freeze, |record| put_step(record, done))?;
         self.env.end_attempt()?;

@@ -211,6 +211,11 @@ impl StepKey {
         hash.update(content);
         Self(hex::encode(hash.finalize()))
     }
+
+    /// Returns a key that no step has, for a snapshot of this key's step that was made from other sources.
+    pub(crate) fn of_no_step(&self) -> Self {
+        Self::hash(&self.0, "made from other sources")
+    }
 }
 
 /// Reads the name of a volume, checked, as text.

@@ -39,6 +39,8 @@ pub struct Freeze<'a> {
     pub prints: Option<ArtifactFingerprints>,
     /// Files that the step reports to have fetched.
     pub pins: Pins,
+    /// Its history, if that is not the build volumes'.
+    pub history: Option<History>,
 }
 
 impl LockedEnv<'_> {
@@ -60,7 +62,10 @@ impl LockedEnv<'_> {
                 on: freeze.parent.cloned(),
                 by_hand: true,
             },
-            false => self.history_on(freeze.parent)?,
+            false => match &freeze.history {
+                Some(history) => history.clone(),
+                None => self.history_on(freeze.parent)?,
+            },
         };
         // What no step made, and no command wrote, is still the content of the layer below.
         let unchanged = (freeze.key.is_none() && !self.is_changed_by_hand()?)
@@ -278,6 +283,7 @@ impl LockedEnv<'_> {
                 cost: None,
                 prints: None,
                 pins: Pins::new(),
+                history: None,
             },
             |_| {},
         )?;

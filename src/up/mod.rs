@@ -194,6 +194,11 @@ fn build(
         match attempt(&run, &options, selection) {
             Ok(Attempt::Done(finished)) => return Ok(finished),
             Ok(Attempt::Gone) => gone += 1,
+            Ok(Attempt::Stale) => {
+                gone += 1;
+                let changing = busy!("a source of env `{}` keeps changing", selection.name);
+                missing = Some(changing.help("run the command again"));
+            }
             Ok(Attempt::Known(step)) => {
                 let times: &mut usize = runs.entry(step.clone()).or_default();
                 *times += 1;
@@ -274,6 +279,8 @@ enum Attempt {
     Done(Finished),
     /// The image or a layer was removed before the env was locked.
     Gone,
+    /// A source changed before the first step ran.
+    Stale,
     /// This step has run. The keys of later steps depend on its result, or on a source that it changed.
     Known(String),
 }
@@ -302,7 +309,8 @@ fn attempt(run: &Run<'_>, asked: &StepOptions, selection: &Selection) -> Result<
     lock_env::record(run, &mut env, &resolved)?;
     let (observed, plan) = resolved.plan(run, &env)?;
     match execute::execute(run, &resolved, &mut env, &observed, &plan)? {
-        ExecutionProgress::Changed(step) => Ok(Attempt::Known(step)),
+        ExecutionProgress::Changed(Some(step)) => Ok(Attempt::Known(step)),
+        ExecutionProgress::Changed(None) => Ok(Attempt::Stale),
         ExecutionProgress::Ended(ended) => match (&ended, &resolved.open) {
             (Ended::Complete, Some(step)) => Ok(Attempt::Known(step.clone())),
             _ => Ok(Attempt::Done(resolved.finished(Some(ended), &plan))),

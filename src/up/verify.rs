@@ -171,6 +171,7 @@ impl<'a> Rebuild<'a> {
             gpu: self.gpu.as_ref(),
             offline: false,
             apart: &self.apart,
+            stale: None,
             sizing: &self.with.task.cx.sizing(&self.spec, &self.host),
             signals: self.with.task.signals,
             reporter: self.with.task.reporter,
@@ -181,8 +182,18 @@ impl<'a> Rebuild<'a> {
                 return Err(changed(step, &inputs));
             }
         }
+        let disturbed = |step: &str| {
+            invalid!("a source was changed while step `{step}` was built again")
+                .help(format!("rockenv verify {}", self.env.name()))
+        };
         match execution.run()? {
-            ExecutionProgress::Ended(Ended::Complete) => Ok(()),
+            ExecutionProgress::Ended(Ended::Complete) => {
+                let built = scratch.known_record()?;
+                match runs(&self.spec, segment).find(|step| built.of_step(&step.key).is_none()) {
+                    Some(step) => Err(disturbed(&step.name)),
+                    None => Ok(()),
+                }
+            }
             ExecutionProgress::Ended(Ended::Broke(error)) => Err(error),
             ExecutionProgress::Ended(Ended::Interrupted(signal)) => {
                 Err(Error::new(Kind::Signal(signal), "interrupted"))
@@ -199,10 +210,11 @@ impl<'a> Rebuild<'a> {
                     failure.step
                 )))
             }
-            ExecutionProgress::Changed(step) => Err(invalid!(
-                "a source was changed while step `{step}` was built again"
-            )
-            .help(format!("rockenv verify {}", self.env.name()))),
+            ExecutionProgress::Changed(last) => {
+                let first = runs(&self.spec, segment).next();
+                let step = last.or_else(|| first.map(|step| step.name.clone()));
+                Err(disturbed(&step.unwrap_or_default()))
+            }
         }
     }
 

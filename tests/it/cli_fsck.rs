@@ -239,6 +239,7 @@ fn freeze(env: &mut LockedEnv<'_>, name: &str, key: Option<&StepKey>) {
             cost: None,
             prints: None,
             pins: std::collections::BTreeMap::new(),
+            history: None,
         },
         |_| {},
     )

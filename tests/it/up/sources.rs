@@ -1,11 +1,13 @@
 //! Steps that are made from sources, which change, are not there, or are changed by the steps themselves.
 
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
 
 use fs_err as fs;
 
 use super::on_each;
 use crate::support::env::TestStore;
+use crate::support::run::{Background, Ran, wait_until};
 
 #[test]
 fn a_source_directory_that_is_not_there_is_named() {
@@ -98,4 +100,103 @@ fn a_step_that_changes_what_it_is_made_from_is_named() {
     store.profile(&steps);
     let said = "step `configure` ran 5 times, because a step before it changes its own source";
     store.rockenv(&["up", store.env()]).exits(5).says(&[said]);
+}
+
+/// Steps that wait while their source is edited: `zero`, which does not have it among its inputs, and `one`.
+struct Waiting {
+    store: TestStore,
+    source: PathBuf,
+    flags: PathBuf,
+}
+
+impl Waiting {
+    fn new() -> Self {
+        let store = TestStore::new();
+        let (source, flags) = (store.work().join("source"), store.work().join("flags"));
+        fs::create_dir(&source).unwrap();
+        fs::write(source.join("f"), "good").unwrap();
+        fs::create_dir(&flags).unwrap();
+        fs::set_permissions(&flags, std::fs::Permissions::from_mode(0o777)).unwrap();
+        let wait = |name: &str| {
+            format!("touch /flags/{name}; until test -e /flags/go-{name}; do sleep 0.1; done")
+        };
+        store.profile(&format!(
+            "[[volume]]\nname = 'src'\nkind = 'source'\npath = '{}'\ntarget = '/v/src'\n\
+             [[volume]]\nname = 'flags'\nkind = 'host'\naccess = 'rw'\npath = '{}'\ntarget = '/flags'\n\
+             [[step]]\nname = 'zero'\nrun = '{}'\n\
+             [[step]]\nname = 'one'\ninputs = ['src']\nrun = '{}; cat /v/src/f > $HOME/r'\n\
+             [[step]]\nname = 'two'\nrun = 'cp $HOME/r $HOME/two'\n",
+            source.display(),
+            flags.display(),
+            wait("zero"),
+            wait("one"),
+        ));
+        Self {
+            store,
+            source,
+            flags,
+        }
+    }
+
+    fn go(&self, step: &str) {
+        fs::write(self.flags.join(format!("go-{step}")), "").unwrap();
+    }
+
+    /// Edits the source as soon as a step runs, and lets the step go on.
+    fn edit_during(&self, step: &str, up: Background) -> Ran {
+        wait_until("the step does not run", || self.flags.join(step).exists());
+        fs::write(self.source.join("f"), "edited").unwrap();
+        self.go(step);
+        up.wait()
+    }
+}
+
+#[test]
+fn what_was_made_while_its_source_was_edited_is_no_result_of_the_old_source() {
+    let case = Waiting::new();
+    let (store, env) = (&case.store, case.store.env());
+    case.go("zero");
+    for more in [&[][..], &["--until", "one"]] {
+        let up = store.start(&[&["up", env], more].concat());
+        let said = "`src` changed after step `one` began: the next `up` builds again from there";
+        case.edit_during("one", up).ok().says(&[said]);
+        // Also if it is as it was before.
+        fs::write(case.source.join("f"), "good").unwrap();
+        store.up().says(&["step 2/3 one", "step 3/3 two"]);
+        store.sh("cat $HOME/r $HOME/two").ok().prints("goodgood");
+        store.up().says(&["nothing to do"]);
+        store.rockenv(&["rm", "--yes", env]).ok();
+        fs::remove_file(case.flags.join("go-one")).unwrap();
+        fs::remove_file(case.flags.join("one")).unwrap();
+    }
+    // No other env gets it either.
+    let other = format!("{env}-other");
+    let up = store.start(&["up", env]);
+    case.edit_during("one", up).ok();
+    fs::write(case.source.join("f"), "good").unwrap();
+    store.rockenv(&["up", env, "--name", &other]).ok();
+    let read = ["exec", &other, "--", "sh", "-c", "cat $HOME/r $HOME/two"];
+    store.rockenv(&read).ok().prints("goodgood");
+}
+
+#[test]
+fn a_locked_source_that_is_edited_during_the_build_is_refused() {
+    for step in ["zero", "one"] {
+        let case = Waiting::new();
+        let (store, env) = (&case.store, case.store.env());
+        store.rockenv(&["lock", env]).ok();
+        if step == "one" {
+            case.go("zero");
+        }
+        let up = store.start(&["up", env, "--locked"]);
+        let said = match step {
+            "zero" => "`src` changed before step `one` began, and differs from the lock file",
+            _ => "step `one`: `src` changed while it ran, and differs from the lock file",
+        };
+        case.edit_during(step, up).exits(8).says(&[said]);
+        fs::write(case.source.join("f"), "good").unwrap();
+        case.go("one");
+        store.rockenv(&["up", env, "--locked"]).ok();
+        store.sh("cat $HOME/two").ok().prints("good");
+    }
 }
