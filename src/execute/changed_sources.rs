@@ -2,6 +2,7 @@
 //! one during the build.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use super::Execution;
 use crate::plan::Action;
@@ -152,7 +153,10 @@ impl Execution<'_, '_> {
         let git = Git::until(&self.spec.user, &cancel);
         cancel.outcome(match path {
             "" => git.remembered_fingerprint(source, &self.store.known_fingerprint(source)),
-            path => git.fingerprint_of(&source.join(path)),
+            path => {
+                let known = self.store.known_fingerprint(&source.join(path));
+                git.fingerprint_of(source, Path::new(path), Some(&known))
+            }
         })
     }
 }

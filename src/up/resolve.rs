@@ -224,7 +224,7 @@ impl<'a> Gathered<'a> {
         for input in self.inputs_in(volume) {
             let print = match profile::input(&input).1 {
                 "" => whole(at)?,
-                path => git.fingerprint_of(&at.join(path))?,
+                path => git.fingerprint_of(at, Path::new(path), None)?,
             };
             self.inputs
                 .fingerprints

@@ -32,18 +32,7 @@ impl Git<'_> {
 
     /// Returns the current fingerprint of a source, and writes it to the file `known` if it is safe to rely on there.
     pub(crate) fn remembered_fingerprint(&self, directory: &Path, known: &Path) -> Result<String> {
-        if let Some(fingerprint) = unchanged::recall(known, directory) {
-            return Ok(fingerprint);
-        }
-        let before = Stamp::of(directory);
-        let fingerprint = self.fingerprint(directory)?;
-        // Changes while it is read, or within one tick of the clock after it, would go unnoticed.
-        if let Some(stamp) = before.filter(Stamp::is_settled)
-            && stamp.holds(directory)
-        {
-            stamp.remember(known, &fingerprint)?;
-        }
-        Ok(fingerprint)
+        remembered(directory, known, || self.fingerprint(directory))
     }
 
     /// Returns the fingerprint of a source: its commit and a digest of the differences, or a digest of all content.
@@ -159,18 +148,8 @@ impl Git<'_> {
         Ok(committer.trim() == PATCHER)
     }
 
-    /// Returns the fingerprint of a file or directory in a source: of its content, or of its absence.
-    pub(crate) fn fingerprint_of(&self, path: &Path) -> Result<String> {
-        if path.is_dir() {
-            return self.content_digest(path);
-        }
-        let mut hash = Sha256::new();
-        hash_file(path, &mut hash)?;
-        Ok(format!("content:{}", hex::encode(hash.finalize())))
-    }
-
     /// Hashes names, kinds, permissions and contents below a directory; ignores times.
-    fn content_digest(&self, directory: &Path) -> Result<String> {
+    pub(super) fn content_digest(&self, directory: &Path) -> Result<String> {
         let mut hash = Sha256::new();
         let mut left = vec![PathBuf::new()];
         while let Some(relative) = left.pop() {
@@ -193,6 +172,27 @@ impl Git<'_> {
         }
         Ok(format!("content:{}", hex::encode(hash.finalize())))
     }
+}
+
+/// Returns the fingerprint of a directory in the file `known` if nothing was touched since, or else reads it, and
+/// writes it there if it is safe to rely on.
+pub(super) fn remembered(
+    directory: &Path,
+    known: &Path,
+    read: impl Fn() -> Result<String>,
+) -> Result<String> {
+    if let Some(fingerprint) = unchanged::recall(known, directory) {
+        return Ok(fingerprint);
+    }
+    let before = Stamp::of(directory);
+    let fingerprint = read()?;
+    // Changes while it is read, or within one tick of the clock after it, would go unnoticed.
+    if let Some(stamp) = before.filter(Stamp::is_settled)
+        && stamp.holds(directory)
+    {
+        stamp.remember(known, &fingerprint)?;
+    }
+    Ok(fingerprint)
 }
 
 /// A difference from a commit.
@@ -242,9 +242,14 @@ fn hash_file(path: &Path, hash: &mut Sha256) -> Result<()> {
     if found.is_symlink() {
         hash.update(fs::read_link(path)?.as_os_str().as_bytes());
     } else if found.is_file() {
-        hash.update(found.len().to_le_bytes());
-        std::io::copy(&mut fs::File::open(path)?, &mut HashWriter(hash))?;
+        hash_content(path, found.len(), hash)?;
     }
+    Ok(())
+}
+
+pub(super) fn hash_content(path: &Path, length: u64, hash: &mut Sha256) -> Result<()> {
+    hash.update(length.to_le_bytes());
+    std::io::copy(&mut fs::File::open(path)?, &mut HashWriter(hash))?;
     Ok(())
 }
 

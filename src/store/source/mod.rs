@@ -1,11 +1,12 @@
 //! Owns `source` volumes: cloning the repository that a profile names by `git`, and fingerprints of directories.
 //!
 //! `git` runs the program, `checkout` on a repository that others write to; `fingerprint` reads a source's content,
-//! and `stamp` cheaply checks whether it is unchanged.
+//! `part` that of a path in it, and `unchanged` cheaply checks whether it is unchanged.
 
 mod checkout;
 mod fingerprint;
 mod git;
+mod part;
 mod pin;
 mod unchanged;
 

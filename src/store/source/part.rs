@@ -1,0 +1,170 @@
+//! Owns fingerprints of single paths in a source, which steps may name as their inputs.
+
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, ResolveFlag, readlinkat};
+use sha2::{Digest as _, Sha256};
+
+use super::Git;
+use super::fingerprint::{hash_content, remembered};
+use crate::sys::beneath;
+use crate::sys::error::{Result, ResultExt as _};
+
+impl Git<'_> {
+    /// Returns the fingerprint of a path in a source: of its content, or of its absence. A link counts with what it
+    /// leads to in the source. A directory's may be in the file `known`, as a source's.
+    pub(crate) fn fingerprint_of(
+        &self,
+        source: &Path,
+        below: &Path,
+        known: Option<&Path>,
+    ) -> Result<String> {
+        let top = beneath::open_path(source)?;
+        let mut hash = Sha256::new();
+        let mut found = inside(&top, below, OFlag::O_NOFOLLOW)?;
+        let link = found.as_ref().map(Entry::link).transpose()?.flatten();
+        if let Some(text) = &link {
+            hash.update(text);
+            found = inside(&top, below, OFlag::empty())?;
+            if found.is_some() {
+                hash.update([0]);
+            }
+        }
+        match found {
+            None if link.is_none() => hash.update(b"absent"),
+            Some(entry) if entry.stat.is_dir() => {
+                let read = || self.content_digest(&entry.path());
+                let print = match known.filter(|_| link.is_none()) {
+                    Some(known) => remembered(&entry.path(), known, read)?,
+                    None => read()?,
+                };
+                if link.is_none() {
+                    return Ok(print);
+                }
+                hash.update(print);
+            }
+            Some(entry) if entry.stat.is_file() => {
+                hash_content(&entry.path(), entry.stat.len(), &mut hash)?;
+                let executable = entry.stat.mode() & 0o111;
+                if executable != 0 {
+                    hash.update(executable.to_le_bytes());
+                }
+            }
+            Some(_) | None => {}
+        }
+        Ok(format!("content:{}", hex::encode(hash.finalize())))
+    }
+}
+
+/// An entry of a source, opened only as a place.
+struct Entry {
+    place: OwnedFd,
+    stat: std::fs::Metadata,
+}
+
+impl Entry {
+    /// Returns a path of this process that leads to it.
+    fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.place.as_raw_fd()))
+    }
+
+    /// Returns the text of a link.
+    fn link(&self) -> Result<Option<Vec<u8>>> {
+        Ok(match self.stat.is_symlink() {
+            true => Some(readlinkat(&self.place, c"")?.into_encoded_bytes()),
+            false => None,
+        })
+    }
+}
+
+/// Opens an entry of a source; `None` if there is none, or if links lead outside.
+fn inside(top: &OwnedFd, below: &Path, flags: OFlag) -> Result<Option<Entry>> {
+    let rules = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS;
+    match beneath::open_by(top, below, OFlag::O_PATH | flags, rules) {
+        Ok(place) => {
+            let file = std::fs::File::from(place);
+            let stat = file.metadata()?;
+            let place = file.into();
+            Ok(Some(Entry { place, stat }))
+        }
+        Err(Errno::ENOENT | Errno::ENOTDIR | Errno::EXDEV | Errno::ELOOP) => Ok(None),
+        Err(error) => Err(error).context(|| format!("cannot read `{}`", below.display())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fs_err as fs;
+
+    use super::super::tests::me;
+    use super::*;
+
+    #[test]
+    fn a_path_counts_with_its_permission_to_execute_and_with_what_a_link_leads_to() {
+        use std::os::unix::fs::{PermissionsExt as _, symlink};
+        let (directory, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let path = directory.path();
+        let me = me();
+        let print = |name: &str| {
+            let known = outside.path().join("known");
+            let print = Git::new(&me)
+                .fingerprint_of(path, Path::new(name), None)
+                .unwrap();
+            for _ in 0..2 {
+                let again = Git::new(&me).fingerprint_of(path, Path::new(name), Some(&known));
+                assert_eq!(again.unwrap(), print);
+            }
+            if known.exists() {
+                fs::remove_file(known).unwrap();
+            }
+            print
+        };
+        fs::create_dir_all(path.join("v1/below")).unwrap();
+        fs::write(path.join("v1/file"), "one").unwrap();
+        fs::write(outside.path().join("file"), "one").unwrap();
+        symlink("v1/file", path.join("file")).unwrap();
+        symlink("v1", path.join("directory")).unwrap();
+        symlink("file", path.join("chain")).unwrap();
+        symlink("/v1/file", path.join("absolute")).unwrap();
+        symlink(outside.path(), path.join("out")).unwrap();
+        symlink(outside.path().join("file"), path.join("outer")).unwrap();
+        let names = [
+            "v1/file",
+            "v1",
+            "file",
+            "directory",
+            "chain",
+            "directory/file",
+        ];
+        let others = ["absolute", "out", "outer", "out/file", "none"];
+        let all = |names: &[&str]| names.iter().map(|name| print(name)).collect::<Vec<_>>();
+        let (before, apart) = (all(&names), all(&others));
+        assert_eq!(before[0], before[5]);
+        assert_eq!(print("out/file"), print("none"));
+        let differ = |then: &[String]| {
+            for ((name, then), now) in names.iter().zip(then).zip(all(&names)) {
+                assert_ne!(*then, now, "{name}");
+            }
+        };
+        fs::write(path.join("v1/file"), "two").unwrap();
+        fs::write(outside.path().join("file"), "two").unwrap();
+        differ(&before);
+        let then = all(&names);
+        let mode = std::fs::Permissions::from_mode(0o755);
+        fs::set_permissions(path.join("v1/file"), mode).unwrap();
+        differ(&then);
+        assert_eq!(all(&others), apart);
+        // The same content by another way.
+        let then = print("directory");
+        fs::rename(path.join("v1"), path.join("v2")).unwrap();
+        fs::remove_file(path.join("directory")).unwrap();
+        symlink("v2", path.join("directory")).unwrap();
+        assert_ne!(print("directory"), then);
+        // Nobody writes to a FIFO.
+        nix::unistd::mkfifo(&path.join("fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert_ne!(print("fifo"), print("none"));
+    }
+}
