@@ -19,6 +19,7 @@ pub(crate) use git::Git;
 use crate::plan::resolve::{Spec, VolumeSource};
 use crate::store::{Lock, Store};
 use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::tree::file;
 use fs_err as fs;
 use sha2::{Digest as _, Sha256};
 
@@ -72,12 +73,27 @@ impl Repository {
     }
 
     /// Returns its directory in the store: one for each location and revision, so that no env moves another's
-    /// checkout.
+    /// checkout, and another one with submodules, unless that checkout has them.
     pub(crate) fn directory(&self, store: &Store) -> PathBuf {
+        let plain = self.place(store, false);
+        if !self.submodules {
+            return plain;
+        }
+        let own = self.place(store, true);
+        match !own.exists() && plain.join(".git").exists() && has_submodules(&plain) {
+            true => plain,
+            false => own,
+        }
+    }
+
+    fn place(&self, store: &Store, submodules: bool) -> PathBuf {
         let mut hash = Sha256::new();
         hash.update(&self.url);
         hash.update([0]);
         hash.update(self.rev.as_deref().unwrap_or_default());
+        if submodules {
+            hash.update(b"\0submodules");
+        }
         store.root().join("sources").join(format!(
             "{}-{}",
             self.name,
@@ -215,6 +231,19 @@ impl Repository {
     }
 }
 
+/// Returns whether a checkout has all submodules that it names.
+fn has_submodules(checkout: &Path) -> bool {
+    let named = match file::read(checkout, Path::new(".gitmodules")) {
+        Ok(file::FoundEntry::File { bytes, .. }) => bytes,
+        Ok(file::FoundEntry::Absent | file::FoundEntry::Empty) => return true,
+        Err(_) => return false,
+    };
+    let named = String::from_utf8_lossy(&named);
+    let lines = named.lines().filter_map(|line| line.trim().split_once('='));
+    let mut paths = lines.filter(|(key, _)| key.trim() == "path");
+    paths.all(|(_, path)| checkout.join(path.trim()).join(".git").exists())
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -294,6 +323,46 @@ pub(crate) mod tests {
             .unwrap_err();
         assert_eq!(error.kind(), crate::sys::error::Kind::Drift);
         assert!(error.help_text().unwrap().contains("checkout"));
+    }
+
+    #[test]
+    fn a_checkout_without_submodules_is_not_the_one_with_them() {
+        let (outer, inner) = (repository(), repository());
+        let user = me();
+        let git = Git::new(&user);
+        let who = ["-c", "user.name=t", "-c", "user.email=t@example.org"];
+        let local = ["-c", "protocol.file.allow=always"];
+        let inside = inner.path().display().to_string();
+        let add = ["submodule", "--quiet", "add", "--", &inside, "sub dir"];
+        git.run(outer.path(), &[&local[..], &add].concat()).unwrap();
+        let commit = ["commit", "--quiet", "-m", "s"];
+        git.run(outer.path(), &[&who[..], &commit].concat())
+            .unwrap();
+        let home = tempfile::tempdir().unwrap();
+        let store = Store::open(home.path()).unwrap();
+        let source = |submodules| Repository {
+            name: "src".into(),
+            url: format!("file://{}", outer.path().display()),
+            rev: None,
+            depth: None,
+            submodules,
+        };
+        let plain = source(false).prepare(&store, &git, false, &mut |_| {});
+        let plain = plain.unwrap();
+        let (without, with) = (source(false), source(true));
+        assert_eq!(without.directory(&store), plain);
+        assert_ne!(with.directory(&store), plain);
+        // One that an earlier version made, or in which they were fetched since, stays in use.
+        let update = ["submodule", "--quiet", "update", "--init"];
+        git.run(&plain, &[&local[..], &update].concat()).unwrap();
+        assert!(plain.join("sub dir/a").exists());
+        assert_eq!(with.directory(&store), plain);
+        // A checkout of its own is not left again.
+        fs::remove_file(plain.join("sub dir/.git")).unwrap();
+        let own = with.directory(&store);
+        fs::create_dir(&own).unwrap();
+        fs::write(plain.join("sub dir/.git"), "").unwrap();
+        assert_eq!(with.directory(&store), own);
     }
 
     #[test]
