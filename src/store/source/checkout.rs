@@ -15,8 +15,9 @@ use fs_err as fs;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 use nix::fcntl::OFlag;
 
-use super::git::{Git, Rights};
+use super::git::{Git, Rights, keeps_modes};
 use crate::sys::error::{Error, Result, ResultExt as _, if_exists};
+use crate::sys::process::Program;
 use crate::tree;
 
 /// The repository settings that define the meaning of its files and objects, and the format of differences; none of
@@ -93,7 +94,10 @@ impl<'a> Checkout<'a> {
             None => own.clone(),
         };
         let rights = rights(git, &work)?;
-        let settings = settings(git, rights, &own, &common)?;
+        let listed = settings(git, rights, &own, &common)?;
+        // What steps see has permissions, whatever git was told.
+        let is_kept = |name: &str| name != "core.filemode" || !keeps_modes(&work);
+        let settings = written(&listed, is_kept);
         let place = Place::new(rights)?;
         lay_out(&place.path, &own, &common, rights)?;
         fs::write(place.path.join("HEAD"), head(&own)?)?;
@@ -118,15 +122,38 @@ impl<'a> Checkout<'a> {
 
     /// Runs git without changing anything, and returns its output as bytes.
     pub(crate) fn bytes(&self, arguments: &[&str]) -> Result<Vec<u8>> {
-        let program = self
+        self.git.finish(self.program()?, &self.work, arguments)
+    }
+
+    /// Returns the status of tracked files, also of those that the index has marks for not to look at.
+    pub(super) fn status_of_all(&self) -> Result<Vec<u8>> {
+        let place = self.place.path.join("all");
+        make_for(&place, self.rights)?;
+        let run = |arguments: &[&str]| {
+            let program = self.program()?.env("GIT_INDEX_FILE", &place.join("index"));
+            self.git.finish(program, &self.work, arguments)
+        };
+        run(&["read-tree", "--no-sparse-checkout", "HEAD"])?;
+        run(&[
+            "-c",
+            "core.sparseCheckout=false",
+            "status",
+            "--porcelain=v2",
+            "-z",
+            "--untracked-files=no",
+            "--ignore-submodules=all",
+        ])
+    }
+
+    fn program(&self) -> Result<Program> {
+        Ok(self
             .git
             .program(self.rights)?
             .env("GIT_DIR", &self.place.path)
             .env("GIT_WORK_TREE", &self.work)
             // Missing objects are not fetched: the repository itself names the remote and the command for that.
             .env("GIT_NO_LAZY_FETCH", "1")
-            .args(["-c", "protocol.allow=never"]);
-        self.git.finish(program, &self.work, arguments)
+            .args(["-c", "protocol.allow=never"]))
     }
 }
 
@@ -218,10 +245,7 @@ fn lay_out(place: &Path, own: &Path, common: &Path, rights: Rights) -> Result<()
     link(common, LFS)?;
     let lfs = place.join(LFS);
     if !lfs.exists() {
-        fs::create_dir(&lfs)?;
-        if let Rights::BuildUser(uid, gid) | Rights::Owner(uid, gid) = rights {
-            nix::unistd::chown(&lfs, Some(uid.into()), Some(gid.into()))?;
-        }
+        make_for(&lfs, rights)?;
     }
     for name in ["index", "logs", "FETCH_HEAD", "ORIG_HEAD"] {
         link(own, name)?;
@@ -248,9 +272,18 @@ fn lay_out(place: &Path, own: &Path, common: &Path, rights: Rights) -> Result<()
     Ok(())
 }
 
-/// Returns the configuration for a repository, which includes only [`SETTINGS`] of its own.
-fn settings(git: &Git<'_>, rights: Rights, own: &Path, common: &Path) -> Result<String> {
-    let listed = list(git, rights, &common.join("config"))?;
+/// Makes a directory that git writes to.
+fn make_for(directory: &Path, rights: Rights) -> Result<()> {
+    fs::create_dir_all(directory)?;
+    if let Rights::BuildUser(uid, gid) | Rights::Owner(uid, gid) = rights {
+        nix::unistd::chown(directory, Some(uid.into()), Some(gid.into()))?;
+    }
+    Ok(())
+}
+
+/// Returns the settings of a repository.
+fn settings(git: &Git<'_>, rights: Rights, own: &Path, common: &Path) -> Result<Vec<Setting>> {
+    let mut listed = list(git, rights, &common.join("config"))?;
     let per_tree = value(&listed, "extensions.worktreeconfig").is_some_and(|value| {
         value.as_ref().is_none_or(|value| {
             matches!(
@@ -259,20 +292,25 @@ fn settings(git: &Git<'_>, rights: Rights, own: &Path, common: &Path) -> Result<
             )
         })
     });
-    let more = match per_tree {
-        true => list(git, rights, &own.join("config.worktree"))?,
-        false => Vec::new(),
-    };
-    let kept = listed.iter().chain(&more).filter_map(|(name, value)| {
-        let (section, key) = name.split_once('.').filter(|_| is_setting(name))?;
+    if per_tree {
+        listed.extend(list(git, rights, &own.join("config.worktree"))?);
+    }
+    Ok(listed)
+}
+
+/// Returns the configuration for a repository, which includes only [`SETTINGS`] of its own.
+fn written(listed: &[Setting], is_kept: impl Fn(&str) -> bool) -> String {
+    let kept = listed.iter().filter_map(|(name, value)| {
+        let is_one = is_setting(name) && is_kept(name);
+        let (section, key) = name.split_once('.').filter(|_| is_one)?;
         Some(match value {
             Some(value) => format!("[{section}]\n\t{key} = {}\n", quoted(value)),
             None => format!("[{section}]\n\t{key}\n"),
         })
     });
-    Ok(std::iter::once("[core]\n\tbare = false\n".to_owned())
+    std::iter::once("[core]\n\tbare = false\n".to_owned())
         .chain(kept)
-        .collect())
+        .collect()
 }
 
 fn is_setting(name: &str) -> bool {
@@ -415,7 +453,9 @@ mod tests {
             "git:{}",
             git.run(path, &["rev-parse", "HEAD"]).unwrap().trim()
         );
-        assert_eq!(git.fingerprint(path).unwrap() != head, changed);
+        // What a sparse checkout lacks is a difference too.
+        let lacks = path.join(".git/info/sparse-checkout").exists();
+        assert_eq!(git.fingerprint(path).unwrap() != head, changed || lacks);
         let place = checkout.place.path.clone();
         drop(checkout);
         assert!(!place.exists());
@@ -426,7 +466,7 @@ mod tests {
         let user = me();
         let git = Git::new(&user);
         type Case = (&'static str, &'static [&'static [&'static str]], fn(&Path));
-        let cases: [Case; 6] = [
+        let cases: [Case; 5] = [
             ("nothing", &[], |_| {}),
             (
                 "line ends",
@@ -437,10 +477,6 @@ mod tests {
                 ],
                 |path| fs::write(path.join("a"), "one\r\n").unwrap(),
             ),
-            ("modes", &[&["config", "core.fileMode", "false"]], |path| {
-                let mode = std::fs::Permissions::from_mode(0o755);
-                fs::set_permissions(path.join("a"), mode).unwrap();
-            }),
             (
                 "a sparse checkout",
                 &[&["sparse-checkout", "set", "--sparse-index", "sub"]],

@@ -1,6 +1,6 @@
 //! Owns fingerprints of sources: a directory's commit and its differences from that, or a digest of all content.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
@@ -50,8 +50,10 @@ impl Git<'_> {
             "--untracked-files=all",
             "--ignore-submodules=dirty",
         ])?;
-        let mut modified = self.modified_submodules(&checkout, directory)?;
-        if status.is_empty() && modified.is_empty() {
+        let listed = checkout.bytes(&["ls-files", "--stage", "-v", "-z"])?;
+        let mut modified = self.modified_submodules(&listed, directory)?;
+        let unseen = unseen_changes(&checkout, &listed)?;
+        if status.is_empty() && modified.is_empty() && unseen.is_empty() {
             return Ok(format!("git:{head}"));
         }
         let mut untracked = modified.values().any(|print| is_untracked(print));
@@ -61,18 +63,19 @@ impl Git<'_> {
         for change in changes(&status) {
             untracked |= change.untracked;
             let path = directory.join(std::ffi::OsStr::from_bytes(change.path));
-            hash.update(change.path);
-            hash.update([0]);
-            let found = fs::symlink_metadata(&path).ok();
-            // git distinguishes no other modes, and gives none for untracked files.
-            let mode = found.as_ref().map_or(0, |found| found.mode() & 0o170_100);
-            hash.update(mode.to_le_bytes());
+            let found = hash_kind(change.path, &path, &mut hash);
             if found.is_some_and(|found| found.is_dir()) {
                 hash.update(match modified.remove(change.path) {
                     Some(print) => print,
                     None => self.fingerprint(&path)?,
                 });
             } else {
+                hash_file(&path, &mut hash)?;
+            }
+        }
+        for name in &unseen {
+            let path = directory.join(std::ffi::OsStr::from_bytes(name));
+            if hash_kind(name, &path, &mut hash).is_none_or(|found| !found.is_dir()) {
                 hash_file(&path, &mut hash)?;
             }
         }
@@ -97,25 +100,22 @@ impl Git<'_> {
     /// Returns the fingerprints of submodules that differ from their commits in the index, by path.
     fn modified_submodules(
         &self,
-        checkout: &Checkout<'_>,
+        listed: &[u8],
         directory: &Path,
     ) -> Result<BTreeMap<Vec<u8>, String>> {
-        let listed = checkout.bytes(&["ls-files", "--stage", "-z"])?;
         let mut modified = BTreeMap::new();
-        for entry in listed.split(|byte| *byte == 0) {
-            let Some(entry) = entry.strip_prefix(b"160000 ") else {
-                continue;
-            };
-            let Some(tab) = entry.iter().position(|byte| *byte == b'\t') else {
-                continue;
-            };
-            let (commit, name) = (&entry[..tab], &entry[tab + 1..]);
-            let path = directory.join(std::ffi::OsStr::from_bytes(name));
+        for Listed { id, name, .. } in entries(listed).filter(Listed::is_submodule) {
+            let (commit, path) = (id, directory.join(std::ffi::OsStr::from_bytes(name)));
             if !path.join(".git").exists() {
+                // git does not look at what is there without a repository.
+                let is_directory = fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir());
+                if is_directory && fs::read_dir(&path)?.next().is_some() {
+                    let print = self.content_digest(&path)? + UNTRACKED;
+                    modified.insert(name.to_vec(), print);
+                }
                 continue;
             }
             let print = self.fingerprint(&path)?;
-            let commit = commit.split(|byte| *byte == b' ').next().unwrap_or(commit);
             let head = print.strip_prefix("git:").map(str::as_bytes);
             if head != Some(commit) && !self.is_patched(&path, commit, &print)? {
                 modified.insert(name.to_vec(), print);
@@ -232,6 +232,63 @@ fn changes(status: &[u8]) -> Vec<Change<'_>> {
         });
     }
     changes
+}
+
+/// An entry of the index.
+struct Listed<'a> {
+    /// `H`; another letter for one that git is not to compare with the file.
+    tag: u8,
+    mode: &'a [u8],
+    id: &'a [u8],
+    name: &'a [u8],
+}
+
+impl Listed<'_> {
+    fn is_submodule(&self) -> bool {
+        self.mode == b"160000"
+    }
+}
+
+/// Parses the output of `git ls-files --stage -v -z`.
+fn entries(listed: &[u8]) -> impl Iterator<Item = Listed<'_>> {
+    listed.split(|byte| *byte == 0).filter_map(|entry| {
+        let tab = entry.iter().position(|byte| *byte == b'\t')?;
+        let mut words = entry[..tab].split(|byte| *byte == b' ');
+        Some(Listed {
+            tag: *words.next()?.first()?,
+            mode: words.next()?,
+            id: words.next()?,
+            name: &entry[tab + 1..],
+        })
+    })
+}
+
+/// Returns the files that differ from the commit and that git was told not to look at: those with the marks
+/// assume-unchanged and skip-worktree, and those outside a sparse checkout. The marks of submodules do not count.
+fn unseen_changes(checkout: &Checkout<'_>, listed: &[u8]) -> Result<BTreeSet<Vec<u8>>> {
+    let marked = entries(listed).filter(|entry| {
+        let is_marked = entry.tag == b'S' || entry.tag.is_ascii_lowercase();
+        is_marked && !entry.is_submodule()
+    });
+    let marked: BTreeSet<&[u8]> = marked.map(|entry| entry.name).collect();
+    if marked.is_empty() {
+        return Ok(BTreeSet::new());
+    }
+    let status = checkout.status_of_all()?;
+    let differing = changes(&status).into_iter().map(|change| change.path);
+    let unseen = differing.filter(|path| marked.contains(path));
+    Ok(unseen.map(<[u8]>::to_vec).collect())
+}
+
+/// Hashes a path, with the kind and the permission to execute of what is there.
+fn hash_kind(name: &[u8], path: &Path, hash: &mut Sha256) -> Option<std::fs::Metadata> {
+    hash.update(name);
+    hash.update([0]);
+    let found = fs::symlink_metadata(path).ok();
+    // git distinguishes no other modes, and gives none for untracked files.
+    let mode = found.as_ref().map_or(0, |found| found.mode() & 0o170_100);
+    hash.update(mode.to_le_bytes());
+    found
 }
 
 fn hash_file(path: &Path, hash: &mut Sha256) -> Result<()> {
@@ -394,6 +451,65 @@ mod tests {
         fs::remove_file(&note).unwrap();
         nix::unistd::mkfifo(&note, nix::sys::stat::Mode::S_IRWXU).unwrap();
         assert_ne!(git.fingerprint(path).unwrap(), before);
+    }
+
+    #[test]
+    fn what_git_is_told_not_to_look_at_counts_all_the_same() {
+        let (directory, inner) = (repository(), repository());
+        let path = directory.path();
+        let me = me();
+        let git = Git::new(&me);
+        let run = |arguments: &[&str]| {
+            let user = ["-c", "user.name=t", "-c", "user.email=t@example.org"];
+            let local = ["-c", "protocol.file.allow=always"];
+            git.run(path, &[&user[..], &local, arguments].concat())
+                .unwrap()
+        };
+        fs::create_dir(path.join("d")).unwrap();
+        fs::write(path.join("d/b"), "b").unwrap();
+        std::os::unix::fs::symlink("a", path.join("link")).unwrap();
+        let url = inner.path().to_str().unwrap();
+        run(&["submodule", "--quiet", "add", "--", url, "sub"]);
+        run(&["add", "d", "link"]);
+        run(&["commit", "--quiet", "-m", "more"]);
+        run(&["submodule", "--quiet", "deinit", "--force", "sub"]);
+        let clean = git.fingerprint(path).unwrap();
+        assert!(!clean.contains('+'), "{clean}");
+        let mut seen = BTreeSet::from([clean.clone()]);
+        for (mark, text) in [("--assume-unchanged", "two"), ("--skip-worktree", "six")] {
+            run(&["update-index", mark, "a", "d/b", "link"]);
+            assert_eq!(git.fingerprint(path).unwrap(), clean);
+            fs::write(path.join("a"), text).unwrap();
+            let print = git.fingerprint(path).unwrap();
+            assert!(seen.insert(print.clone()) && !is_untracked(&print));
+            fs::remove_file(path.join("d/b")).unwrap();
+            assert!(seen.insert(git.fingerprint(path).unwrap()));
+            fs::write(path.join("d/b"), "b").unwrap();
+            fs::write(path.join("a"), "one").unwrap();
+            assert_eq!(git.fingerprint(path).unwrap(), clean);
+            let none = mark.replacen("--", "--no-", 1);
+            run(&["update-index", &none, "a", "d/b", "link"]);
+        }
+        run(&["update-index", "--refresh"]);
+        run(&["sparse-checkout", "set", "--no-cone", "/a"]);
+        assert!(!path.join("d/b").exists());
+        assert!(seen.insert(git.fingerprint(path).unwrap()));
+        run(&["sparse-checkout", "disable"]);
+        assert_eq!(git.fingerprint(path).unwrap(), clean);
+        run(&["config", "core.fileMode", "false"]);
+        assert_eq!(git.fingerprint(path).unwrap(), clean);
+        let mode = |mode| std::os::unix::fs::PermissionsExt::from_mode(mode);
+        fs::set_permissions(path.join("a"), mode(0o755)).unwrap();
+        assert!(seen.insert(git.fingerprint(path).unwrap()));
+        fs::set_permissions(path.join("a"), mode(0o644)).unwrap();
+        // Files in place of a submodule, which git takes for its.
+        fs::create_dir_all(path.join("sub")).unwrap();
+        assert_eq!(git.fingerprint(path).unwrap(), clean);
+        fs::write(path.join("sub/a"), "one").unwrap();
+        let print = git.fingerprint(path).unwrap();
+        assert!(seen.insert(print.clone()) && is_untracked(&print));
+        fs::write(path.join("sub/a"), "two").unwrap();
+        assert!(seen.insert(git.fingerprint(path).unwrap()));
     }
 
     #[test]

@@ -3,6 +3,11 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use nix::sys::statfs::{
+    BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, OVERLAYFS_SUPER_MAGIC, TMPFS_MAGIC, XFS_SUPER_MAGIC,
+    statfs,
+};
+
 use crate::engine::BuildUser;
 use crate::image::certificates;
 use crate::sys::error::{Error, Result, ResultExt as _};
@@ -48,6 +53,19 @@ impl std::fmt::Debug for Git<'_> {
             .field("user", &self.user)
             .finish_non_exhaustive()
     }
+}
+
+/// Returns whether a directory is on a file system known to keep the permission to execute; others may give all files
+/// the same.
+pub(super) fn keeps_modes(directory: &Path) -> bool {
+    let kept = [
+        BTRFS_SUPER_MAGIC,
+        EXT4_SUPER_MAGIC,
+        OVERLAYFS_SUPER_MAGIC,
+        TMPFS_MAGIC,
+        XFS_SUPER_MAGIC,
+    ];
+    statfs(directory).is_ok_and(|found| kept.contains(&found.filesystem_type()))
 }
 
 /// The rights that git runs with.

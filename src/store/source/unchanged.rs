@@ -44,7 +44,7 @@ const DIRECTORY: OFlags = OFlags::DIRECTORY
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
 /// Header of the file that caches a fingerprint, with the version of its format.
-const MAGIC: &[u8] = b"rockenv source 1\n";
+const MAGIC: &[u8] = b"rockenv source 2\n";
 
 /// What a source looked like, as a line of records, one for each directory:
 ///
