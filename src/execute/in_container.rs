@@ -2,27 +2,22 @@
 //! `copy` steps and gathers the results of `export` steps inside the container, so that links cannot lead out of it.
 
 use std::collections::BTreeMap;
-use std::io::Write as _;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use fs_err as fs;
-use fs_err::os::unix::fs::OpenOptionsExt as _;
 use nix::fcntl::AtFlags;
 
+use super::sha256sums::{Exported, Manifest};
 pub(crate) use crate::engine::docker::UNPACK as LAYER;
 use crate::image::oci::layers::{Deletions, Layers};
 use crate::image::tar::unpack::{Devices, Limits, UnpackOptions};
-use crate::store::export;
 use crate::sys::checksum;
-use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_exists};
-use crate::tree::listing::{self, Content, ListingEntry, PathState, path_state};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::tree::listing::{Content, ListingEntry, PathState, path_state};
 use crate::tree::writer::{Existing, Writer};
-
-/// Name of an export's manifest, in the format of `sha256sum`.
-pub(crate) const MANIFEST: &str = "SHA256SUMS";
 
 /// Files that a service makes in every container: none of them gets into a snapshot.
 const MADE: [&str; 8] = [
@@ -295,126 +290,6 @@ fn entry(source: &Path) -> Result<ListingEntry> {
     }
 }
 
-/// What an export left at a path.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Exported {
-    /// A file, by SHA-256.
-    File(String),
-    /// A link, by target.
-    Link(PathBuf),
-}
-
-impl Exported {
-    /// Returns its line in a manifest. For `sha256sum`, the line of a link is a comment.
-    fn line(&self, name: &Path) -> String {
-        match self {
-            Self::File(sum) => format!("{sum}  {}\n", name.to_string_lossy()),
-            Self::Link(target) => format!("# {} -> {}\n", word(name), word(target)),
-        }
-    }
-
-    fn parse(line: &str) -> Option<(PathBuf, Self)> {
-        if let Some(link) = line.strip_prefix("# ") {
-            let (name, target) = link.split_once(" -> ")?;
-            let target = listing::path::decode(target)?;
-            return Some((listing::path::decode(name)?, Self::Link(target)));
-        }
-        let (sum, name) = line.split_once("  ")?;
-        checksum::is_sha256(sum).then(|| (name.into(), Self::File(sum.to_owned())))
-    }
-}
-
-/// Encodes a path without white space.
-fn word(path: &Path) -> String {
-    let mut word = String::new();
-    for character in listing::path::encode(path).chars() {
-        match character {
-            ' ' | '\t' | '\n' | '\r' => {
-                word.extend(['\\', 'x']);
-                word.push_str(&hex::encode(character.to_string().as_bytes()));
-            }
-            other => word.push(other),
-        }
-    }
-    word
-}
-
-/// The manifest of an output volume: everything that exports left there.
-struct Manifest {
-    /// Lines that no export wrote.
-    others: Vec<String>,
-    /// Exported files by path: two versions if an export was killed while replacing one.
-    left: BTreeMap<PathBuf, Vec<Exported>>,
-    /// Its last line has no newline.
-    is_open: bool,
-}
-
-impl Manifest {
-    fn read(target: &Path) -> Result<Self> {
-        let text = if_exists(fs::read_to_string(target.join(MANIFEST)))?.unwrap_or_default();
-        let mut manifest = Self {
-            others: Vec::new(),
-            left: BTreeMap::new(),
-            is_open: !text.is_empty() && !text.ends_with('\n'),
-        };
-        for line in text.lines() {
-            match Exported::parse(line) {
-                Some((name, left)) => manifest.left.entry(name).or_default().push(left),
-                None => manifest.others.push(line.to_owned()),
-            }
-        }
-        Ok(manifest)
-    }
-
-    /// Refuses to replace what no export left, or what was changed since, unless the content is the same.
-    fn may_replace(&self, target: &Path, name: &Path, with: &Exported) -> Result<()> {
-        let place = target.join(name);
-        let there = match fs::symlink_metadata(&place) {
-            Ok(old) if old.is_file() => Exported::File(export::digest(target, name)?),
-            Ok(old) if old.is_symlink() => Exported::Link(fs::read_link(&place)?),
-            Ok(_) | Err(_) => return Ok(()),
-        };
-        let left = self.left.get(name);
-        if *with == there || left.is_some_and(|left| left.contains(&there)) {
-            return Ok(());
-        }
-        Err(Error::new(
-            Kind::StepFailed,
-            format!(
-                "`{}` exists and was not written by an export; refusing to overwrite it",
-                place.display()
-            ),
-        )
-        .help("move it away in the output volume, and run `up` again"))
-    }
-
-    /// Adds a line before the file exists: without a line, the next export would take it for somebody else's.
-    fn announce(&mut self, target: &Path, name: &Path, left: &Exported) -> Result<()> {
-        let mut file = fs::OpenOptions::new()
-            .create(true)
-            .append(true)
-            .custom_flags(nix::libc::O_NOFOLLOW)
-            .open(target.join(MANIFEST))?;
-        let end = if self.is_open { "\n" } else { "" };
-        self.is_open = false;
-        Ok(file.write_all(format!("{end}{}", left.line(name)).as_bytes())?)
-    }
-
-    /// Writes the manifest: lines of this export replace old ones of the same files, others stay.
-    fn write(&self, target: &Path) -> Result<()> {
-        let path = target.join(MANIFEST);
-        let others = self.others.iter().map(|line| format!("{line}\n"));
-        let left = self
-            .left
-            .iter()
-            .flat_map(|(name, left)| left.iter().map(|left| left.line(name)));
-        let text: String = others.chain(left).collect();
-        crate::sys::atomic::write(&path, text.as_bytes())?;
-        fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644))?;
-        Ok(())
-    }
-}
-
 fn usage() -> Error {
     usage!("this subcommand is for rockenv's own use, inside an env")
 }
@@ -427,8 +302,11 @@ fn parse<T: std::str::FromStr>(text: &str) -> Result<T> {
 mod tests {
     use fs_err::os::unix::fs::symlink;
 
+    use std::os::unix::ffi::OsStrExt as _;
+
     use sha2::{Digest as _, Sha256};
 
+    use super::super::sha256sums::MANIFEST;
     use super::*;
 
     #[test]
@@ -436,7 +314,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (from, to) = (directory.path().join("a"), directory.path().join("out"));
         fs::create_dir(&to).unwrap();
-        fs::write(to.join(MANIFEST), "somebody's").unwrap();
+        fs::write(to.join(MANIFEST), b"somebody's\r\n\xff").unwrap();
         let arguments = [to.display().to_string(), from.display().to_string()];
         for text in ["one", "two", "three"] {
             fs::write(&from, text).unwrap();
@@ -452,9 +330,41 @@ mod tests {
             }
         }
         export(&arguments).unwrap();
-        let text = fs::read_to_string(to.join(MANIFEST)).unwrap();
+        let text = fs::read(to.join(MANIFEST)).unwrap();
         let sum = hex::encode(Sha256::digest("three"));
-        assert_eq!(text, format!("somebody's\n{sum}  a\n"));
+        let wanted = format!("\n{sum}  a\n").into_bytes();
+        assert_eq!(text, [b"somebody's\r\n\xff", &wanted[..]].concat());
+    }
+
+    #[test]
+    fn a_manifest_has_any_name_and_none_of_a_file_that_is_gone() {
+        let directory = tempfile::tempdir().unwrap();
+        let to = directory.path().join("out");
+        let from = directory.path().join("result");
+        for path in [&to, &from] {
+            fs::create_dir(path).unwrap();
+        }
+        let names: [&[u8]; 5] = [b"a\nb", b"c\\nd", b"\xffe", b"\\", b"gone"];
+        for name in names {
+            fs::write(from.join(std::ffi::OsStr::from_bytes(name)), name).unwrap();
+        }
+        let arguments = [to.display().to_string(), from.display().to_string()];
+        export(&arguments).unwrap();
+        fs::remove_file(from.join("gone")).unwrap();
+        fs::remove_file(to.join("result/gone")).unwrap();
+        // Read again, and files that an export wrote are replaced.
+        for name in &names[..4] {
+            fs::write(from.join(std::ffi::OsStr::from_bytes(name)), "new").unwrap();
+        }
+        export(&arguments).unwrap();
+        let text = fs::read(to.join(MANIFEST)).unwrap();
+        assert_eq!(text.split(|byte| *byte == b'\n').count(), 5);
+        let status = std::process::Command::new("sha256sum")
+            .args(["--check", "--strict", MANIFEST])
+            .current_dir(&to)
+            .output()
+            .unwrap();
+        assert!(status.status.success(), "{status:?}");
     }
 
     #[test]

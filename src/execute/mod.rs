@@ -19,6 +19,7 @@ mod results;
 mod run_container;
 mod run_step;
 mod sampler;
+mod sha256sums;
 mod step;
 mod step_outputs;
 pub(crate) mod supervise;

@@ -1,0 +1,189 @@
+//! Owns the manifest of an output volume, `SHA256SUMS`: what `export` steps left there.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io::Write as _;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use fs_err::os::unix::fs::OpenOptionsExt as _;
+
+use crate::store::export;
+use crate::sys::checksum;
+use crate::sys::error::{Error, Kind, Result, if_exists};
+use crate::tree::listing;
+
+/// Its name, in the format of `sha256sum`.
+pub(super) const MANIFEST: &str = "SHA256SUMS";
+
+/// What an export left at a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Exported {
+    /// A file, by SHA-256.
+    File(String),
+    /// A link, by target.
+    Link(PathBuf),
+}
+
+impl Exported {
+    /// Returns its line in a manifest. For `sha256sum`, the line of a link is a comment, and one with escapes in the name
+    /// begins with a backslash.
+    fn line(&self, name: &Path) -> Vec<u8> {
+        let sum = match self {
+            Self::File(sum) => sum,
+            Self::Link(target) => {
+                return format!("# {} -> {}\n", word(name), word(target)).into_bytes();
+            }
+        };
+        let name = name.as_os_str().as_bytes();
+        let mut line = Vec::new();
+        if name.contains(&b'\n') || name.contains(&b'\\') {
+            line.push(b'\\');
+        }
+        line.extend([sum.as_bytes(), b"  "].concat());
+        for byte in name {
+            match byte {
+                b'\n' => line.extend(b"\\n"),
+                b'\\' => line.extend(b"\\\\"),
+                other => line.push(*other),
+            }
+        }
+        line.push(b'\n');
+        line
+    }
+
+    fn parse(line: &[u8]) -> Option<(PathBuf, Self)> {
+        if let Some(link) = line.strip_prefix(b"# ") {
+            let (name, target) = std::str::from_utf8(link).ok()?.split_once(" -> ")?;
+            let target = listing::path::decode(target)?;
+            return Some((listing::path::decode(name)?, Self::Link(target)));
+        }
+        let (line, is_escaped) = match line.strip_prefix(b"\\") {
+            Some(line) => (line, true),
+            None => (line, false),
+        };
+        let (sum, name) = line.split_at_checked(64)?;
+        let sum = std::str::from_utf8(sum).ok()?;
+        let name = name.strip_prefix(b"  ")?;
+        let name = match is_escaped {
+            true => unescaped(name)?,
+            false => name.to_vec(),
+        };
+        let name = OsString::from_vec(name);
+        checksum::is_sha256(sum).then(|| (name.into(), Self::File(sum.to_owned())))
+    }
+}
+
+/// Returns a name in an escaped line of `sha256sum`.
+fn unescaped(name: &[u8]) -> Option<Vec<u8>> {
+    let mut bytes = name.iter();
+    let mut plain = Vec::new();
+    while let Some(byte) = bytes.next() {
+        plain.push(match byte {
+            b'\\' => match bytes.next()? {
+                b'n' => b'\n',
+                b'\\' => b'\\',
+                _ => return None,
+            },
+            other => *other,
+        });
+    }
+    Some(plain)
+}
+
+/// Encodes a path without white space.
+fn word(path: &Path) -> String {
+    let mut word = String::new();
+    for character in listing::path::encode(path).chars() {
+        match character {
+            ' ' | '\t' | '\n' | '\r' => {
+                word.extend(['\\', 'x']);
+                word.push_str(&hex::encode(character.to_string().as_bytes()));
+            }
+            other => word.push(other),
+        }
+    }
+    word
+}
+
+/// The manifest of an output volume: everything that exports left there.
+pub(super) struct Manifest {
+    /// Lines that no export wrote.
+    others: Vec<Vec<u8>>,
+    /// Exported files by path: two versions if an export was killed while replacing one.
+    pub(super) left: BTreeMap<PathBuf, Vec<Exported>>,
+    /// Its last line has no newline.
+    is_open: bool,
+}
+
+impl Manifest {
+    pub(super) fn read(target: &Path) -> Result<Self> {
+        let text = if_exists(fs::read(target.join(MANIFEST)))?.unwrap_or_default();
+        let mut manifest = Self {
+            others: Vec::new(),
+            left: BTreeMap::new(),
+            is_open: !text.is_empty() && !text.ends_with(b"\n"),
+        };
+        let whole = text.strip_suffix(b"\n").unwrap_or(&text);
+        let lines = whole.split(|byte| *byte == b'\n');
+        for line in lines.filter(|_| !text.is_empty()) {
+            match Exported::parse(line) {
+                Some((name, left)) => manifest.left.entry(name).or_default().push(left),
+                None => manifest.others.push(line.to_owned()),
+            }
+        }
+        Ok(manifest)
+    }
+
+    /// Refuses to replace what no export left, or what was changed since, unless the content is the same.
+    pub(super) fn may_replace(&self, target: &Path, name: &Path, with: &Exported) -> Result<()> {
+        let place = target.join(name);
+        let there = match fs::symlink_metadata(&place) {
+            Ok(old) if old.is_file() => Exported::File(export::digest(target, name)?),
+            Ok(old) if old.is_symlink() => Exported::Link(fs::read_link(&place)?),
+            Ok(_) | Err(_) => return Ok(()),
+        };
+        let left = self.left.get(name);
+        if *with == there || left.is_some_and(|left| left.contains(&there)) {
+            return Ok(());
+        }
+        Err(Error::new(
+            Kind::StepFailed,
+            format!(
+                "`{}` exists and was not written by an export; refusing to overwrite it",
+                place.display()
+            ),
+        )
+        .help("move it away in the output volume, and run `up` again"))
+    }
+
+    /// Adds a line before the file exists: without a line, the next export would take it for somebody else's.
+    pub(super) fn announce(&mut self, target: &Path, name: &Path, left: &Exported) -> Result<()> {
+        let mut file = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .custom_flags(nix::libc::O_NOFOLLOW)
+            .open(target.join(MANIFEST))?;
+        let end = if self.is_open { "\n" } else { "" };
+        self.is_open = false;
+        Ok(file.write_all(&[end.as_bytes(), &left.line(name)].concat())?)
+    }
+
+    /// Writes the manifest: lines of this export replace old ones of the same files, and those of files that are gone
+    /// are left out. Others stay.
+    pub(super) fn write(&self, target: &Path) -> Result<()> {
+        let path = target.join(MANIFEST);
+        let others = self.others.iter().map(|line| [line, &b"\n"[..]].concat());
+        let left = self.left.iter().filter(|(name, _)| {
+            let found = fs::symlink_metadata(target.join(name));
+            !found.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
+        });
+        let left = left.flat_map(|(name, left)| left.iter().map(|left| left.line(name)));
+        let text: Vec<u8> = others.chain(left).flatten().collect();
+        crate::sys::atomic::write(&path, &text)?;
+        fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644))?;
+        Ok(())
+    }
+}
