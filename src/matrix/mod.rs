@@ -10,9 +10,11 @@ pub(crate) mod scheduler;
 pub(crate) mod slurm;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use serde::Deserialize;
 
+use crate::plan::ids::EnvName;
 use crate::rocm::target::{self, Target};
 use crate::sys::error::Result;
 
@@ -106,6 +108,24 @@ pub(crate) fn check_names<'a>(envs: impl IntoIterator<Item = (&'a str, &'a Cell)
     Ok(())
 }
 
+/// Refuses two envs with the same directory for results, `outputs`: each would find the other's there.
+pub(crate) fn check_outputs(outputs: &[(PathBuf, EnvName)]) -> Result<()> {
+    let mut known = BTreeMap::new();
+    for (path, env) in outputs {
+        match known.insert(path, env) {
+            Some(other) if other != env => {
+                return Err(usage!(
+                    "envs `{other}` and `{env}` have the same output directory `{}`",
+                    path.display()
+                )
+                .help("use `${target}` in the `path` of the volume, or no `path`"));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
 /// The part of `plan --json` about a step.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub(crate) struct PlannedStep {
@@ -185,6 +205,16 @@ mod tests {
         check_names([("p", &cells[0]), ("q", &cells[1])]).unwrap();
         let error = check_names([("p", &cells[0]), ("p", &cells[1])]).unwrap_err();
         assert!(error.message().contains("a/p.toml") && error.message().contains("b/p.toml"));
+    }
+
+    #[test]
+    fn two_envs_have_two_output_directories() {
+        let at = |path: &str, env: &str| (PathBuf::from(path), EnvName::from(env));
+        let fine = [at("/a", "p"), at("/b", "q"), at("/a", "p")];
+        check_outputs(&fine).unwrap();
+        let error = check_outputs(&[at("/a", "p"), at("/a", "q")]).unwrap_err();
+        assert_has!(error.message(), "`p` and `q`");
+        assert_has!(error.help_text().unwrap(), "${target}");
     }
 
     #[test]

@@ -10,10 +10,11 @@ use serde::Serialize;
 
 use crate::plan::jobs::{Figure, Forecast, Sizing, forecast};
 use crate::plan::record::Record;
-use crate::plan::resolve::{Spec, VolumeKind, VolumeSource};
+use crate::plan::resolve::{Spec, Volume, VolumeKind, VolumeSource};
 use crate::plan::savings::{self, StartingPoint};
 use crate::plan::{Action, Plan, PlanStep};
 use crate::profile::{FROM_SOURCE, Profile};
+use crate::store::results::outputs;
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host::space;
 use crate::ui::size::{self, bytes};
@@ -45,6 +46,8 @@ pub(crate) struct Needs {
     forecast: Vec<Forecast>,
     /// Published times for steps that have not run here yet.
     published: Vec<Published>,
+    /// Directories of output volumes with `path`, which other envs may have too.
+    outputs: Vec<PathBuf>,
     /// How many steps run.
     runs: usize,
     /// Starting points with less to do, by name.
@@ -69,6 +72,14 @@ struct Published {
     limit: bool,
     /// The publisher.
     source: String,
+}
+
+/// Returns the directory of a volume that is not in the store.
+fn own_directory(volume: &Volume) -> Option<PathBuf> {
+    match &volume.source {
+        VolumeSource::Path(path) => Some(path.clone()),
+        VolumeSource::Git(_) | VolumeSource::Store => None,
+    }
 }
 
 impl Needs {
@@ -158,6 +169,7 @@ impl Needs {
             forecast: Vec::new(),
             published: runs.iter().filter_map(published).collect(),
             stop: stop.map(|last| runs[last].name.clone()),
+            outputs: outputs(spec).filter_map(own_directory).collect(),
             runs: runs.len(),
             points: match spec.from == FROM_SOURCE {
                 true => savings::starting_points(profile, spec, &BTreeMap::new()),

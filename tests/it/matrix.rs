@@ -68,6 +68,40 @@ fn remove_all(store: &TestStore, names: &[&str]) {
     }
 }
 
+#[test]
+fn two_envs_do_not_write_to_one_output_directory() {
+    let store = TestStore::new();
+    let profile = |path: &str| {
+        let out = store.runs().join(path);
+        store.profile(&format!(
+            "[[volume]]\nname = 'out'\nkind = 'output'\npath = '{}'\ntarget = '/out'\n\
+             [[step]]\nname = 'one'\nrun = 'echo ${{target}} > /out/one'\n",
+            out.display()
+        ));
+    };
+    let up = [
+        "matrix",
+        "up",
+        "--profile",
+        store.env(),
+        "gfx1100",
+        "gfx1103",
+    ];
+    profile("same");
+    store
+        .rockenv(&up)
+        .exits(2)
+        .says(&["have the same output directory", "use `${target}`"]);
+    assert!(!store.runs().join("same").exists());
+    profile("${target}");
+    store.rockenv(&up).ok();
+    for target in ["gfx1100", "gfx1103"] {
+        let text = fs::read_to_string(store.runs().join(target).join("one")).unwrap();
+        assert_eq!(text.trim(), target);
+    }
+    remove_all(&store, &["gfx1100", "gfx1103"]);
+}
+
 fn what_is_common_is_built_once(store: &TestStore) {
     steps(store, STEPS);
     let text = store.rockenv(&matrix(store, &["--parallel", "3"])).ok();

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use self::rockenv_command::{EnvPlan, RockenvCommand, UpEvents};
 use crate::matrix::scheduler::{ScheduledUp, Scheduler};
-use crate::matrix::{Cell, PlannedStep, check_names};
+use crate::matrix::{Cell, PlannedStep, check_names, check_outputs};
 use crate::plan::ids::EnvName;
 use crate::profile;
 use crate::store::Store;
@@ -224,11 +224,15 @@ fn plan_all(
 ) -> Result<Vec<Option<Vec<PlannedStep>>>> {
     let mut plans = Vec::new();
     let mut told = BTreeSet::new();
+    let mut outputs = Vec::new();
     for (env, cell) in envs.iter_mut().zip(cells) {
         plans.push(match rockenv.cancel.outcome(rockenv.plan(cell)) {
             Ok(EnvPlan {
-                env: name, plan, ..
+                env: name,
+                plan,
+                needs,
             }) => {
+                outputs.extend(needs.outputs.into_iter().map(|path| (path, name.clone())));
                 env.env = Some(name);
                 Some(plan.steps)
             }
@@ -248,6 +252,7 @@ fn plan_all(
     }
     let named = envs.iter().zip(cells);
     check_names(named.filter_map(|(env, cell)| Some((env.env.as_deref()?, cell))))?;
+    check_outputs(&outputs)?;
     Ok(plans)
 }
 

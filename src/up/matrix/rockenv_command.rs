@@ -1,6 +1,7 @@
 //! Owns the processes of a matrix: a separate rockenv plans and builds each env, so that none can take another down.
 
 use std::io::{BufRead as _, BufReader};
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -40,6 +41,9 @@ pub(super) struct Needs {
     pub sizing: Sizing,
     pub memory: Option<u64>,
     pub disk: Vec<Disk>,
+    /// Directories of output volumes with `path`.
+    #[serde(default)]
+    pub outputs: Vec<PathBuf>,
     forecast: Vec<Recorded>,
     published: Vec<Published>,
 }
