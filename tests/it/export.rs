@@ -303,10 +303,11 @@ fn links_are_not_followed_and_an_unfinished_env_is_refused() {
         .exits(2)
         .says(&["to/out` exists with other content"]);
     fs::remove_file(to.join("out")).unwrap();
-    store
-        .rockenv(&["export", env, "to"])
-        .ok()
-        .says(&["was not built from a lock file", "exported 1 file, 1 link;"]);
+    store.rockenv(&["export", env, "to"]).ok().says(&[
+        "was not built from a lock file",
+        "left it: `out/a`",
+        "exported 1 link;",
+    ]);
     valid(&fs::read(to.join(format!("{env}.provenance.json"))).unwrap());
 }
 

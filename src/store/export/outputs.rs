@@ -59,7 +59,7 @@ impl OutputsExport<'_> {
             false => Some(reached(store, &env)?),
         };
         let mut items = items(store, &env, &spec, self.volumes)?;
-        self.as_left(store, &env, &spec, &mut items, until.is_some())?;
+        self.as_left(store, &env, &spec, &mut items)?;
         if let Some(until) = &until {
             // Later steps have no part in these files.
             let last = spec.steps.iter().position(|step| step.name == *until);
@@ -109,15 +109,14 @@ impl OutputsExport<'_> {
         Ok((self.directory.join(place), files))
     }
 
-    /// Checks that files are as the steps of the manifest left them. With `only`, also that no other files are exported:
-    /// steps that are not part of the env any more may have made those.
+    /// Checks that files are as the steps of the manifest left them, and leaves out all others: those of other builds, and
+    /// the user's.
     fn as_left(
         &self,
         store: &Store,
         env: &LockedEnv<'_>,
         spec: &Spec,
         items: &mut Vec<OutputItem>,
-        only: bool,
     ) -> Result<()> {
         let Some(head) = &env.known_record()?.head.layer else {
             return Ok(());
@@ -135,10 +134,13 @@ impl OutputsExport<'_> {
             match (&difference.state, difference.state.words()) {
                 (_, None) => {}
                 _ if !left.contains(&place) => {}
-                (ResultState::Missing, _) => (self.warn)(&format!(
-                    "`{}`, written by a step of env `{name}`, is missing from its output: `{up}` restores it",
-                    place.display()
-                )),
+                (ResultState::Missing, _) => {
+                    let message = format!(
+                        "`{}`, written by a step of env `{name}`, is missing from its output",
+                        place.display()
+                    );
+                    return Err(Error::new(Kind::Drift, message).help(format!("{up} restores it")));
+                }
                 (ResultState::Unlinked, Some(what)) => (self.warn)(&format!(
                     "`{}`, written by a step of env `{name}`, {what}: `{up}` links it again",
                     place.display()
@@ -150,7 +152,7 @@ impl OutputsExport<'_> {
                     return Err(Error::new(
                         Kind::Drift,
                         format!(
-                            "`{}` was changed after a step of env `{name}` wrote it: it {what}",
+                            "`{}` is not as a step of env `{name}` left it: it {what}",
                             directory
                                 .unwrap_or_default()
                                 .join(&difference.path)
@@ -162,11 +164,24 @@ impl OutputsExport<'_> {
             }
         }
         // Snapshots of older versions do not list a step's outputs.
-        if only && !left.is_empty() {
+        if !left.is_empty() {
             // Directories that lead to an existing item are expected.
             let leads = |item: &OutputItem| left.iter().any(|path| path.starts_with(&item.to));
-            items
-                .retain(|item| left.contains(&item.to) || item.entry.is_directory() && leads(item));
+            let (known, others) = std::mem::take(items).into_iter().partition(|item| {
+                left.contains(&item.to) || item.entry.is_directory() && leads(item)
+            });
+            *items = known;
+            let others: Vec<OutputItem> = others;
+            let files = others.iter().filter(|item| !item.entry.is_directory());
+            let files: Vec<String> = files
+                .map(|item| format!("`{}`", item.to.display()))
+                .collect();
+            if !files.is_empty() {
+                (self.warn)(&format!(
+                    "left out, because no step of env `{name}` as it is now left it: {}",
+                    lockfile::some(&files)
+                ));
+            }
         }
         Ok(())
     }

@@ -77,9 +77,22 @@ fn results_come_with_the_snapshots() {
     two.one
         .rockenv(&export)
         .exits(8)
-        .says(&["was changed after a step of env"]);
+        .says(&["is not as a step of env"]);
     up(&["--rerun", "make"]).ok();
+    fs::remove_file(place.join("sub/one")).unwrap();
+    two.one
+        .rockenv(&export)
+        .exits(8)
+        .says(&["`out/sub/one`, written by a step of env", "restores it"]);
+    assert!(!directory.exists());
+    up(&[]).ok();
     assert_eq!(found(&two.one, &second), whole);
+    // Nothing but results is exported.
+    two.one
+        .rockenv(&export)
+        .ok()
+        .says(&["no step of env", "left it: `out/mine`"]);
+    assert!(!directory.join("out/mine").exists());
     assert_eq!(fs::read_to_string(place.join("mine")).unwrap(), "mine");
 
     // A fork, and another machine, that has none of it, whose store is of another kind.
