@@ -12,6 +12,7 @@ use crate::plan::record::{Failed, INTERRUPTED, Origin, Outcome, Record, StepReco
 use crate::plan::resolve::{Step, VolumeKind};
 use crate::store::history::History;
 use crate::store::layer;
+use crate::store::results::OutputBefore;
 use crate::store::snapshot::Freeze;
 use crate::sys::error::{Kind, Result};
 use crate::ui::event;
@@ -39,16 +40,17 @@ impl Execution<'_, '_> {
         self.env.begin_step(&step.key)?;
         let before = self.outputs_before(step)?;
         let inputs = self.inputs_before(step)?;
-        let mut ran = self.run_container(&attempt)?;
+        let mut ran = self.run_or_leave(&attempt, &before)?;
         if ran.out_of_memory() && attempt.jobs > 1 {
             self.measure(&attempt, Outcome::Failed, &ran, lookups)?;
             self.halve_jobs(&mut attempt, &ran, run)?;
-            ran = self.run_container(&attempt)?;
+            ran = self.run_or_leave(&attempt, &before)?;
         }
         let failure = match ran.ending {
             Ending::Interrupted(signal) => {
                 let record = ran.record(step, Outcome::Pending, Some(INTERRUPTED.to_owned()));
                 self.env.update(|env| put_step(env, record))?;
+                self.leave_results(step, &before)?;
                 self.discard_tree(&attempt)?;
                 return Ok(StepEnd::Stopped(Ended::Interrupted(signal)));
             }
@@ -81,9 +83,21 @@ impl Execution<'_, '_> {
             }
             Ending::Exited { .. } | Ending::TimedOut | Ending::Lost => self.explain(&attempt, &ran),
         };
-        let measured = self.measure(&attempt, Outcome::Failed, &ran, lookups);
+        let measured = self
+            .measure(&attempt, Outcome::Failed, &ran, lookups)
+            .and_then(|()| self.leave_results(step, &before));
         let failure = self.fail(attempt, ran, failure, measured)?;
         Ok(StepEnd::Stopped(Ended::Failed(Box::new(failure))))
+    }
+
+    /// Runs a step's container. Records what is left in output volumes if that is not possible.
+    fn run_or_leave(&mut self, attempt: &Attempt<'_>, before: &[OutputBefore]) -> Result<Ran> {
+        let ran = self.run_container(attempt);
+        if ran.is_err() {
+            // The first error is the one to report.
+            self.leave_results(attempt.step, before).ok();
+        }
+        ran
     }
 
     /// Explains why a step failed.
@@ -121,15 +135,14 @@ impl Execution<'_, '_> {
         let step = attempt.step;
         let done = ran.record(step, Outcome::Done, None);
         let mut planned = self.plan.steps.iter();
-        let (key, history) = match &self.stale {
-            None => (step.key.clone(), None),
-            Some(_) => {
-                let on = attempt.parent.cloned();
-                let by_hand = false;
-                let history = History::Incremental { on, by_hand };
-                (step.key.of_no_step(), Some(history))
-            }
+        let key = match &self.stale {
+            None => step.key.clone(),
+            Some(_) => step.key.of_no_step(),
         };
+        let history = self.stale.is_some().then(|| History::Incremental {
+            on: attempt.parent.cloned(),
+            by_hand: false,
+        });
         let freeze = Freeze {
             tree: &attempt.tree,
             parent: attempt.parent,
@@ -147,6 +160,7 @@ impl Execution<'_, '_> {
         };
         let layer = self.env.freeze(&freeze, |record| put_step(record, done))?;
         self.env.end_attempt()?;
+        self.env.end_outputs(&step.key)?;
         Ok(layer)
     }
 

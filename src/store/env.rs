@@ -411,7 +411,7 @@ const ATTEMPT: &str = "attempt";
 /// A copy of it, if a command joined the step.
 const JOINED: &str = "joined";
 
-fn remove(file: &Path) -> Result<()> {
+pub(super) fn remove(file: &Path) -> Result<()> {
     if_exists(fs::remove_file(file)).map(drop)
 }
 

@@ -221,6 +221,47 @@ impl Listing {
     }
 }
 
+/// What shows of some entries whether they were written to. It holds after a restart, which changes device numbers.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Marks(Vec<MarkedPath>);
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct MarkedPath {
+    #[serde(with = "path")]
+    path: PathBuf,
+    inode: u64,
+    /// None for a directory, which changes with the names in it.
+    ctime: Option<(i64, i64)>,
+}
+
+impl Marks {
+    /// Returns the marks of entries; `made`: without those of directories that existed before.
+    pub(crate) fn of(listing: &Listing, made: bool) -> Self {
+        let entries = listing.entries.iter();
+        let entries = entries.filter(|(_, entry)| {
+            !(made && matches!(entry.content, Content::Directory { existed: true }))
+        });
+        let marked = entries.map(|(path, entry)| MarkedPath {
+            path: path.clone(),
+            inode: entry.mark.inode,
+            ctime: (!entry.is_directory()).then_some(entry.mark.ctime),
+        });
+        Self(marked.collect())
+    }
+
+    /// Returns the paths whose entries in a listing have these marks.
+    pub(crate) fn unchanged(&self, now: &Listing) -> BTreeSet<PathBuf> {
+        let is_unchanged = |known: &&MarkedPath| {
+            now.entries.get(&known.path).is_some_and(|entry| {
+                entry.mark.inode == known.inode
+                    && known.ctime == (!entry.is_directory()).then_some(entry.mark.ctime)
+            })
+        };
+        let unchanged = self.0.iter().filter(is_unchanged);
+        unchanged.map(|known| known.path.clone()).collect()
+    }
+}
+
 /// Examines one path below a directory.
 pub(crate) fn path_state(directory: &Path, path: &Path) -> Result<PathState> {
     let shown = || format!("cannot read `{}`", directory.join(path).display());
@@ -366,6 +407,12 @@ mod optional_path {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Paths(pub Vec<PathBuf>);
+
+impl Paths {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
 
 impl Serialize for Paths {
     fn serialize<S: serde::Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {

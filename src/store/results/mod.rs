@@ -3,7 +3,9 @@
 //!
 //! Anything else in an output directory belongs to somebody else. Links are kept as text and never followed.
 
+mod stale;
 mod step_results;
+mod unfinished;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd as _;
@@ -12,6 +14,7 @@ use std::path::{Component, Path, PathBuf};
 use fs_err as fs;
 
 pub(crate) use step_results::{StepResults, VolumeResults, refuse_special};
+pub(crate) use unfinished::OutputBefore;
 
 use super::Store;
 use crate::plan::ids::LayerId;
@@ -155,7 +158,9 @@ impl Store {
         for layer in self.chain(top)?.into_iter().rev() {
             let mut left = StepResults::read(&self.results_dir(&layer.id))?;
             for (volume, results) in &mut found {
-                let VolumeResults { entries, removed } = left.take(volume);
+                let VolumeResults {
+                    entries, removed, ..
+                } = left.take(volume);
                 for path in &removed.0 {
                     results.listing.remove(path);
                 }
@@ -244,7 +249,10 @@ impl Store {
     fn ours(&self, volume: &str, layers: &[LayerId]) -> Result<Vec<Listing>> {
         let mut found = Vec::new();
         for layer in layers {
-            let left = StepResults::read(&self.results_dir(layer))?.take(volume);
+            let mut left = StepResults::read(&self.results_dir(layer))?.take(volume);
+            for path in &left.unsure.0 {
+                left.entries.entries.remove(path);
+            }
             found.push(left.entries);
         }
         Ok(found)

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
-use super::compare;
+use super::{OutputBefore, compare};
 use crate::store::export;
 use crate::sys::atomic;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
@@ -41,6 +41,10 @@ pub(crate) struct VolumeResults {
     /// Results of earlier steps that it removed.
     #[serde(default)]
     pub removed: Paths,
+    /// Entries that may be somebody else's, and are never removed from an output: files that were there before, which
+    /// the step wrote to, or whose mode it set; and those found when the step was resumed after rockenv was killed.
+    #[serde(default, skip_serializing_if = "Paths::is_empty")]
+    pub unsure: Paths,
 }
 
 impl StepResults {
@@ -89,25 +93,38 @@ impl StepResults {
         self.volumes.remove(volume).unwrap_or_default()
     }
 
-    /// Keeps a copy of a step's results in the output volume `volume`, whose directory is `output` and was like
-    /// `before`; `earlier` are results of the steps below.
+    /// Keeps a copy of a step's results in an output volume, whose directory is `output` and was like `before`;
+    /// `earlier` are results of the steps below.
     pub(crate) fn keep(
         &mut self,
         results: &Path,
-        volume: &str,
         output: &Path,
-        before: &Listing,
+        before: &OutputBefore,
         earlier: &Listing,
     ) -> Result<()> {
+        let OutputBefore {
+            volume,
+            listing: there,
+            ..
+        } = before;
         let now = Listing::of(output)?;
-        let removed = |path: &&PathBuf| {
-            before.entries.contains_key(*path) && !now.entries.contains_key(*path)
-        };
+        let removed =
+            |path: &&PathBuf| there.entries.contains_key(*path) && !now.entries.contains_key(*path);
         let removed = earlier.entries.keys().filter(removed).cloned().collect();
         let mut left = VolumeResults {
             removed: Paths(removed),
-            entries: now.since(before),
+            entries: now.since(there),
+            unsure: Paths::default(),
         };
+        let is_unsure = |path: &&PathBuf| {
+            let was_there = there.entries.get(*path);
+            before.unsure.contains(*path)
+                || before.in_store
+                    && was_there.is_some_and(|entry| !entry.is_directory())
+                    && !earlier.entries.contains_key(*path)
+        };
+        let unsure = left.entries.entries.keys().filter(is_unsure);
+        left.unsure = Paths(unsure.cloned().collect());
         if left.entries.entries.is_empty() && left.removed.0.is_empty() {
             return Ok(());
         }

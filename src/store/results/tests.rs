@@ -15,14 +15,19 @@ fn what_a_step_left_is_kept_and_nothing_else() {
     for name in ["old", "rewritten", "sub/gone", "theirs"] {
         fs::write(out.join(name), "before").unwrap();
     }
-    let before = Listing::of(out).unwrap();
+    let before = OutputBefore {
+        volume: "out".to_owned(),
+        in_store: true,
+        listing: Listing::of(out).unwrap(),
+        unsure: BTreeSet::new(),
+    };
     let earlier = Listing {
         entries: [("sub/gone", "sub/gone"), ("theirs", "old")]
-            .map(|(name, of)| (name.into(), before.entries[Path::new(of)].clone()))
+            .map(|(name, of)| (name.into(), before.listing.entries[Path::new(of)].clone()))
             .into(),
     };
     let mut left = StepResults::default();
-    left.keep(results, "out", out, &before, &earlier).unwrap();
+    left.keep(results, out, &before, &earlier).unwrap();
     left.write(results).unwrap();
     assert!(!results.exists());
     fs::write(out.join("rewritten"), "after").unwrap();
@@ -31,7 +36,7 @@ fn what_a_step_left_is_kept_and_nothing_else() {
     fs::hard_link(out.join("sub/new"), out.join("also")).unwrap();
     fs::create_dir(out.join("empty")).unwrap();
     symlink("/etc/passwd", out.join("link")).unwrap();
-    left.keep(results, "out", out, &before, &earlier).unwrap();
+    left.keep(results, out, &before, &earlier).unwrap();
     left.write(results).unwrap();
     assert_eq!(left.check(results).unwrap(), [""; 0]);
     let left_in = StepResults::read(results).unwrap().take("out");
@@ -39,6 +44,8 @@ fn what_a_step_left_is_kept_and_nothing_else() {
     let wanted = ["also", "empty", "link", "rewritten", "sub", "sub/new"].map(Path::new);
     assert!(names.eq(wanted), "{left_in:?}");
     assert_eq!(left_in.removed.0, [Path::new("sub/gone")]);
+    // It was there before, and no step is known to have left it.
+    assert_eq!(left_in.unsure.0, [Path::new("rewritten")]);
     let differ = |path: &str| {
         let path = Path::new(path);
         let state = compare(&left_in.entries.entries[path], out, path, true).unwrap();

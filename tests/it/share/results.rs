@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::Two;
 use crate::support::env::TestStore;
 use crate::support::loopfs::{Kind, LoopFs};
+use crate::support::run::wait_until;
 
 const STEPS: &str = r#"
 [[volume]]
@@ -198,4 +199,122 @@ fn a_file_of_the_same_size_and_time_is_told_apart_by_its_content() {
     up(third, "BBB").ok().says(&["leaving it as it is"]);
     assert_eq!(is(third), "CCC");
     store.rockenv(&["--yes", "rm", other, second, third]).ok();
+}
+
+const OUT: &str = "[[volume]]\nname = 'out'\nkind = 'output'\ntarget = '/v/out'\n";
+
+/// Returns the names in an env's output.
+fn names(store: &TestStore, env: &str) -> Vec<String> {
+    let entries = fs::read_dir(out(store, env)).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    names
+}
+
+/// A step that was resumed does not write again what it wrote before it failed.
+#[test]
+fn results_of_a_failed_run_are_results_of_the_resumed_step() {
+    let disk = LoopFs::new(Kind::Btrfs);
+    let store = TestStore::on(&disk);
+    let (env, other) = (store.env(), format!("{}-other", store.env()));
+    store.profile(&format!(
+        "{OUT}[[volume]]\nname = 'b'\nkind = 'build'\ntarget = '/v/b'\n[[step]]\nname = 'make'\nrun = '''\n\
+         [ -e /v/out/a ] || echo a > /v/out/a; mkdir -p /v/out/d\n\
+         if [ ! -e /v/b/go ]; then touch /v/b/go; exit 1; fi\n\
+         if [ ! -e /v/b/on ]; then touch /v/b/on; echo b > /v/out/b; sleep 1000; fi\necho c > /v/out/c'''\n"
+    ));
+    store.rockenv(&["up", env]).exits(5);
+    fs::write(out(&store, env).join("notes"), "mine").unwrap();
+    // The second run is killed, so that nobody looked at the files when it ended.
+    let up = store.start(&["up", env]);
+    let b = out(&store, env).join("b");
+    wait_until("the step to write", || {
+        fs::read(&b).is_ok_and(|text| text == b"b\n")
+    });
+    up.signal(nix::sys::signal::Signal::SIGKILL);
+    up.wait();
+    fs::write(out(&store, env).join("meanwhile"), "mine").unwrap();
+    store.up();
+    let said = store.rockenv(&["up", env, "--name", &other]).ok();
+    said.says(&["1 step, 1 done before"]);
+    assert_eq!(names(&store, &other), ["a", "b", "c", "d", "meanwhile"]);
+    // Whatever may be the user's stays with the next build too.
+    store.rockenv(&["up", env, "--rerun", "make"]).exits(5);
+    assert_eq!(names(&store, env), ["a", "b", "d", "meanwhile", "notes"]);
+    store.rockenv(&["fsck"]).ok();
+    store.rockenv(&["--yes", "rm", &other]).ok();
+}
+
+/// As `cp -u`, `rsync` and `cmake --install` do.
+#[test]
+fn a_step_that_leaves_unchanged_files_alone_has_all_its_results() {
+    let disk = LoopFs::new(Kind::Btrfs);
+    let store = TestStore::on(&disk);
+    let (env, other) = (store.env(), format!("{}-other", store.env()));
+    store.profile(&format!(
+        "[params]\nv = '1'\n{OUT}[[volume]]\nname = 'b'\nkind = 'build'\ntarget = '/v/b'\n\
+         [[step]]\nname = 'build'\nrun = 'echo library > /v/b/lib.so; touch -d 2020-01-01 /v/b/lib.so'\n\
+         [[step]]\nname = 'install'\nrun = 'cp -pu /v/b/lib.so /v/out/lib.so; echo ${{v}} > /v/out/version'\n"
+    ));
+    let up = |words: &[&str]| store.rockenv(&[&["up", env], words].concat()).ok();
+    up(&[]);
+    up(&["--param", "v=2"]);
+    assert_eq!(names(&store, env), ["lib.so", "version"]);
+    up(&["--param", "v=2", "--name", &other]).says(&["2 steps, 2 done before"]);
+    assert_eq!(names(&store, &other), ["lib.so", "version"]);
+    // A fork has the results of the run that was asked for.
+    up(&["--param", "v=2", "--rerun", "install"]);
+    let fork = format!("{env}-fork");
+    store.rockenv(&["fork", env, &fork]).ok();
+    up(&["--param", "v=2", "--name", &fork]).says(&["2 steps, 2 done before"]);
+    assert_eq!(names(&store, &fork), ["lib.so", "version"]);
+    store.rockenv(&["--yes", "rm", &other, &fork]).ok();
+}
+
+#[test]
+fn no_step_sees_results_of_an_older_build() {
+    let store = TestStore::new();
+    let (env, other) = (store.env(), format!("{}-other", store.env()));
+    let steps = format!(
+        "{OUT}[[step]]\nname = 'one'\nrun = 'mkdir -p /v/out/v1/empty; echo x > /v/out/v1/lib; ln -s lib /v/out/v1/link; [ ! -e /v/out/mine ] || echo step >> /v/out/mine; echo v1 > /v/out/both'\n\
+         [[step]]\nname = 'two'\nrun = 'cd /v/out; find . | sort > ~/list; cp ~/list .'\n"
+    );
+    store.profile(&steps);
+    store.up();
+    // What the user made, or made of a result, stays.
+    let place = out(&store, env);
+    for (name, text) in [("mine", "mine"), ("v1/mine", "mine"), ("v1/lib", "changed")] {
+        fs::write(place.join(name), text).unwrap();
+    }
+    // The step writes to it as well, but has not made it.
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o666);
+    fs::set_permissions(place.join("mine"), mode).unwrap();
+    for build in ["v2", "v3"] {
+        store.profile(&steps.replace("v1", build));
+        store.up();
+        assert_eq!(names(&store, env), ["both", "list", "mine", "v1", build]);
+        let inside = fs::read_dir(place.join("v1")).unwrap();
+        let inside = inside.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut inside: Vec<String> = inside.collect();
+        inside.sort();
+        assert_eq!(inside, ["lib", "mine"]);
+        assert_eq!(fs::read(place.join("v1/lib")).unwrap(), b"changed");
+    }
+    // Once those are moved away, a build is as if it were the first.
+    fs::remove_dir_all(place.join("v1")).unwrap();
+    fs::remove_file(place.join("mine")).unwrap();
+    store.profile(&steps.replace("v1", "v4"));
+    store.up();
+    let said = store.rockenv(&["up", env, "--name", &other]).ok();
+    said.says(&["2 steps, 2 done before"]);
+    let list = fs::read_to_string(out(&store, &other).join("list")).unwrap();
+    assert_eq!(list, ".\n./both\n./v4\n./v4/empty\n./v4/lib\n./v4/link\n");
+    // The same where no step runs.
+    store.profile(&steps.replace("v1", "v5"));
+    store.rockenv(&["up", env, "--name", &other]).ok();
+    assert_eq!(names(&store, env), ["both", "list", "v4"]);
+    store.up().says(&["2 steps, 2 done before"]);
+    assert_eq!(names(&store, env), ["both", "list", "v5"]);
+    store.rockenv(&["--yes", "rm", &other]).ok();
 }

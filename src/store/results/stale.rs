@@ -1,0 +1,137 @@
+//! Owns removing the results of an env's other builds from its output volumes: a later step would take them for results
+//! of its own build.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+
+use super::{ResultState, StepResults, compare, output_writer, outputs};
+use crate::plan::ids::LayerId;
+use crate::plan::resolve::{Spec, VolumeSource};
+use crate::store::Store;
+use crate::sys::error::Result;
+use crate::tree::listing::{Content, Listing, ListingEntry};
+use crate::tree::writer::Existing;
+
+impl Store {
+    /// Removes the results of `known`, layers of the same env, and of those below them, unless steps up to `top` left
+    /// them. A file that differs from the result stays, and a user's own directory is not touched.
+    pub fn remove_stale(
+        &self,
+        top: Option<&LayerId>,
+        spec: &Spec,
+        known: &[LayerId],
+    ) -> Result<()> {
+        let volumes = outputs(spec).filter(|volume| volume.source == VolumeSource::Store);
+        let volumes: Vec<_> = volumes.collect();
+        if volumes.is_empty() {
+            return Ok(());
+        }
+        let mut stale: BTreeMap<&str, BTreeMap<PathBuf, Vec<ListingEntry>>> = BTreeMap::new();
+        for layer in self.with_those_below(known) {
+            let mut left = StepResults::read(&self.results_dir(&layer))?;
+            for volume in &volumes {
+                let left = left.take(&volume.name);
+                let of_volume = stale.entry(&volume.name).or_default();
+                for (path, entry) in left.entries.entries {
+                    if !left.unsure.0.contains(&path) {
+                        of_volume.entry(path).or_default().push(entry);
+                    }
+                }
+            }
+        }
+        let mut stay = match top {
+            Some(top) => self.results(top, spec)?,
+            None => BTreeMap::new(),
+        };
+        for volume in volumes {
+            let directory = self.output_dir(spec, volume)?;
+            let Some(stale) = stale.remove(volume.name.as_str()) else {
+                continue;
+            };
+            if directory.is_dir() {
+                let stay = stay.remove(&volume.name).unwrap_or_default().listing;
+                remove(&directory, &stale, &stay, spec)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns layers and all below them. A missing one is reported where it is needed.
+    fn with_those_below(&self, layers: &[LayerId]) -> BTreeSet<LayerId> {
+        let mut found = BTreeSet::new();
+        let mut waiting = layers.to_vec();
+        while let Some(id) = waiting.pop() {
+            if let Ok(Some(layer)) = self.layer(&id)
+                && found.insert(id)
+            {
+                waiting.extend(layer.parent);
+            }
+        }
+        found
+    }
+}
+
+/// Removes from one output directory what is stale there.
+fn remove(
+    directory: &Path,
+    stale: &BTreeMap<PathBuf, Vec<ListingEntry>>,
+    stay: &Listing,
+    spec: &Spec,
+) -> Result<()> {
+    let mut writer = output_writer(directory, spec)?;
+    // The content of a directory before it.
+    for (path, entries) in stale.iter().rev() {
+        let is_directory = match stale_entry(directory, path, entries)? {
+            Some(entry) if !stay.entries.contains_key(path) => entry.is_directory(),
+            _ => continue,
+        };
+        if is_directory && !is_empty(directory, path, stay)? {
+            continue;
+        }
+        // The parent directory keeps the time that the step gave it.
+        let above = path.parent().unwrap_or(Path::new(""));
+        if let Some(entry) = stay.entries.get(above)
+            && compare(entry, directory, above, false)? == ResultState::Same
+        {
+            writer.put(above, entry, None, Existing::Refuse)?;
+        }
+        writer.remove(path, is_directory)?;
+    }
+    writer.finish()
+}
+
+/// Returns the result that is at a path exactly as its step left it.
+fn stale_entry<'a>(
+    directory: &Path,
+    path: &Path,
+    entries: &'a [ListingEntry],
+) -> Result<Option<&'a ListingEntry>> {
+    for entry in entries {
+        let is_known = match &entry.content {
+            // Older versions recorded no digest, and a time is not enough to remove a file.
+            Content::File { sha256, .. } => sha256.is_some(),
+            Content::Directory { existed } => !existed,
+            Content::Symlink { .. } => true,
+            Content::Special(_) => false,
+        };
+        if is_known {
+            match compare(entry, directory, path, true)? {
+                ResultState::Same | ResultState::Unlinked => return Ok(Some(entry)),
+                ResultState::Missing
+                | ResultState::Blocked
+                | ResultState::Mode(_)
+                | ResultState::Other(_) => {}
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// Returns whether a directory has no entries, and none that stay will be restored there.
+fn is_empty(directory: &Path, path: &Path, stay: &Listing) -> Result<bool> {
+    let mut below = stay.entries.range(path.to_owned()..);
+    let leads = below.next().is_some_and(|(next, _)| next.starts_with(path));
+    Ok(!leads && fs::read_dir(directory.join(path))?.next().is_none())
+}
