@@ -136,12 +136,7 @@ impl Execution<'_, '_> {
     /// Refuses changed files in the place of results that a step would use; warns of others.
     fn check_blocked(&self, plan: &RestorePlan, resumes: bool) -> Result<()> {
         for other in &plan.blocked {
-            let message = format!(
-                "`{}` in output volume `{}` was changed after step `{}` wrote it",
-                other.path.display(),
-                other.volume,
-                other.step
-            );
+            let message = other.message();
             let volume = self.spec.volume(&other.volume);
             // Several envs may share a user's directory as output.
             let own = volume.is_some_and(|volume| volume.source == VolumeSource::Store);

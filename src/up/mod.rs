@@ -39,7 +39,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::execute::{Ended, ExecutionProgress};
-use crate::plan::ids::EnvName;
+use crate::plan::ids::{EnvName, LayerId};
 use crate::plan::resolve::Engine;
 use crate::plan::{Action, Plan, StepOptions};
 use crate::store::{LockedEnv, Store};
@@ -343,6 +343,14 @@ fn nothing_to_do(
     }
     if !env.known_record()?.complete && run.args.plan.until.is_none() {
         env.update(|record| record.complete = true)?;
+    }
+    let record = env.known_record()?;
+    if let Some(head) = &record.head.layer {
+        let layers = record.snapshots.iter();
+        let known: Vec<LayerId> = layers.map(|snapshot| snapshot.layer.clone()).collect();
+        for other in run.with.store.plan_restore(head, spec, &known)?.blocked {
+            run.with.task.reporter.warn(other.message());
+        }
     }
     for step in &plan.steps {
         let outcome = match step.action {

@@ -288,7 +288,7 @@ impl World {
         for (index, step) in STEPS.iter().enumerate().take(depth) {
             let output = fs::read_to_string(self.outputs(env).join(step)).ok();
             if !failed && index <= until && output.as_ref() != root.get(*step) {
-                let said = format!("`{step}` in output volume `out` was changed after");
+                let said = format!("`{step}` in output volume `out` is not as");
                 stale = true;
                 assert!(
                     before.stale || ran.err.contains(&said),

@@ -88,6 +88,18 @@ pub struct BlockedResult {
     pub step: String,
 }
 
+impl BlockedResult {
+    /// Says so. The file may have been changed, or be one that a removed env or another one has left.
+    pub fn message(&self) -> String {
+        format!(
+            "`{}` in output volume `{}` is not as step `{}` left it",
+            self.path.display(),
+            self.volume,
+            self.step
+        )
+    }
+}
+
 /// A result to write.
 #[derive(Debug)]
 struct Item {

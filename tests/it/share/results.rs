@@ -67,9 +67,12 @@ fn results_come_with_the_snapshots() {
     up(&[]).ok();
     assert_eq!(found(&two.one, &second), whole);
     fs::write(place.join("sub/one"), "other").unwrap();
-    up(&[]).ok().says(&["nothing to do"]);
+    up(&[]).ok().says(&[
+        "`sub/one` in output volume `out` is not as step `make` left it",
+        "nothing to do",
+    ]);
     up(&["--rerun", "use"]).exits(8).says(&[
-        "`sub/one` in output volume `out` was changed after step `make` wrote it",
+        "`sub/one` in output volume `out` is not as step `make` left it",
         "--rerun make",
     ]);
     assert_eq!(found(&two.one, &second), ["other", whole[1]]);
@@ -160,9 +163,7 @@ fn envs_with_one_directory_for_their_output_do_not_stop_each_other() {
     store
         .rockenv(&["up", store.env(), "--rerun", "use"])
         .ok()
-        .says(&[
-            "`all` in output volume `out` was changed after step `make` wrote it; leaving it as it is",
-        ]);
+        .says(&["`all` in output volume `out` is not as step `make` left it; leaving it as it is"]);
     assert_eq!(all(), "another one's\nmore\n");
 }
 
