@@ -55,6 +55,31 @@ impl Execution<'_, '_> {
         self.env.leave_outputs(&step.key, left)
     }
 
+    /// Returns whether a step sees other files in the place of results that it is based on: those of another env with
+    /// the same directory, or changed ones. What its own earlier runs left is its own.
+    pub(super) fn sees_other_files(
+        &self,
+        step: &Step,
+        before: &[OutputBefore],
+        parent: Option<&LayerId>,
+    ) -> Result<bool> {
+        let mut outputs = results::outputs(self.spec);
+        let Some(parent) = parent else {
+            return Ok(false);
+        };
+        if !outputs.any(|volume| step.volumes.contains(&volume.name)) {
+            return Ok(false);
+        }
+        let layers = self.env.known_record()?.snapshots.iter();
+        let known: Vec<LayerId> = layers.map(|snapshot| snapshot.layer.clone()).collect();
+        let blocked = self.store.plan_restore(parent, self.spec, &known)?.blocked;
+        let mut others = blocked.iter().filter(|other| {
+            let mut before = before.iter().filter(|before| before.volume == other.volume);
+            before.all(|before| before.listing.entries.contains_key(&other.path))
+        });
+        Ok(others.any(|other| step.volumes.contains(&other.volume)))
+    }
+
     /// Keeps the step's results with the tree that becomes its snapshot; `parent` is the layer below.
     pub(super) fn keep_results(
         &self,

@@ -39,6 +39,7 @@ impl Execution<'_, '_> {
         };
         self.env.begin_step(&step.key)?;
         let before = self.outputs_before(step)?;
+        let foreign = self.sees_other_files(step, &before, parent.as_ref())?;
         let inputs = self.inputs_before(step)?;
         let mut ran = self.run_or_leave(&attempt, &before)?;
         if ran.out_of_memory() && attempt.jobs > 1 {
@@ -77,7 +78,9 @@ impl Execution<'_, '_> {
                         }
                         self.measure(&attempt, Outcome::Done, &ran, lookups)?;
                         self.keep_results(&before, &attempt.tree, parent.as_ref())?;
-                        return Ok(StepEnd::Frozen(self.freeze(&attempt, &ran, outputs)?));
+                        return Ok(StepEnd::Frozen(
+                            self.freeze(&attempt, &ran, outputs, foreign)?,
+                        ));
                     }
                 }
             }
@@ -131,6 +134,7 @@ impl Execution<'_, '_> {
         attempt: &Attempt<'_>,
         ran: &Ran,
         outputs: StepOutputs,
+        foreign: bool,
     ) -> Result<LayerId> {
         let step = attempt.step;
         let done = ran.record(step, Outcome::Done, None);
@@ -139,7 +143,7 @@ impl Execution<'_, '_> {
             None => step.key.clone(),
             Some(_) => step.key.of_no_step(),
         };
-        let history = self.stale.is_some().then(|| History::Incremental {
+        let history = (foreign || self.stale.is_some()).then(|| History::Incremental {
             on: attempt.parent.cloned(),
             by_hand: false,
         });

@@ -165,6 +165,12 @@ fn envs_with_one_directory_for_their_output_do_not_stop_each_other() {
         .ok()
         .says(&["`all` in output volume `out` is not as step `make` left it; leaving it as it is"]);
     assert_eq!(all(), "another one's\nmore\n");
+    // What those steps left is of no use to other envs.
+    let listed = store.rockenv(&["snapshot", "ls", store.env()]).ok().text();
+    assert_eq!(listed.matches("incremental").count(), 2, "{listed}");
+    let other = format!("{}-other", store.env());
+    let plan = ["plan", store.env(), "--name", &other];
+    store.rockenv(&plan).ok().says(&["`up` would run 2 steps"]);
 }
 
 /// Not every tool sets a new time, and a version often has as many bytes as the last one.
