@@ -139,6 +139,9 @@ impl Execution<'_, '_> {
         if ran {
             self.warn_stale()?;
         }
+        if ran && whole {
+            self.drop_remade_results()?;
+        }
         Ok(ExecutionProgress::Ended(Ended::Complete))
     }
 

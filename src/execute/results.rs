@@ -112,7 +112,7 @@ impl Execution<'_, '_> {
         left.write(&kept)
     }
 
-    /// Restores the results of steps that do not run, and removes those of the env's other builds. Changed files stay,
+    /// Restores the results of steps that do not run, and moves those of the env's other builds aside. Changed files stay,
     /// but no later step may use them as results.
     pub(super) fn restore_results(&self) -> Result<()> {
         let record = self.env.known_record()?;
@@ -140,7 +140,7 @@ impl Execution<'_, '_> {
         {
             let head = record.head.layer.iter();
             let known: Vec<LayerId> = known.iter().chain(head).cloned().collect();
-            self.store.remove_stale(top, self.spec, &known)?;
+            self.store.move_stale_aside(top, self.spec, &known)?;
         }
         match top {
             Some(top) => {
@@ -149,6 +149,16 @@ impl Execution<'_, '_> {
             }
             None => Ok(()),
         }
+    }
+
+    /// Removes results of other builds that this one has made again, and names the place of the others.
+    pub(super) fn drop_remade_results(&self) -> Result<()> {
+        if let Some(earlier) = self.store.drop_remade(self.spec)? {
+            let place = earlier.display();
+            self.reporter
+                .warn(format!("results of earlier builds are in `{place}`"));
+        }
+        Ok(())
     }
 
     /// Returns the steps that run.

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, ResolveFlag};
+use nix::fcntl::{AtFlags, OFlag, ResolveFlag, renameat};
 use nix::sys::stat::{Mode, fchmod, fstat, futimens};
 use nix::sys::time::TimeSpec;
 use nix::unistd::fchownat;
@@ -127,6 +127,23 @@ impl Writer {
                     .unlink(parent.as_fd(), name.as_c_str(), is_directory)
             })
             .context(|| format!("cannot remove `{}`", self.shown.join(path).display()))
+    }
+
+    /// Moves the file or link at a path to the same path below `to`, on the same file system, and replaces one there.
+    pub(crate) fn hand_over(&self, path: &Path, to: &mut Self) -> Result<()> {
+        let (parent, name) = split(path)?;
+        let from = self.open_below(parent);
+        let moved = from.and_then(|from| {
+            let into = to.make(parent)?;
+            renameat(&from, name.as_c_str(), &into, name.as_c_str())
+        });
+        moved.context(|| {
+            format!(
+                "cannot move `{}` to `{}`",
+                self.shown.join(path).display(),
+                to.shown.display()
+            )
+        })
     }
 
     /// Sets the modes and times of directories, after all entries below them.

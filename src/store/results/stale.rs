@@ -1,5 +1,5 @@
-//! Owns removing the results of an env's other builds from its output volumes: a later step would take them for results
-//! of its own build.
+//! Owns moving the results of an env's other builds out of its output volumes: a later step would take them for results
+//! of its own build. They stay beside the volumes until a build has made them again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -15,9 +15,9 @@ use crate::tree::listing::{Content, Listing, ListingEntry};
 use crate::tree::writer::Existing;
 
 impl Store {
-    /// Removes the results of `known`, layers of the same env, and of those below them, unless steps up to `top` left
-    /// them. A file that differs from the result stays, and a user's own directory is not touched.
-    pub fn remove_stale(
+    /// Moves aside the results of `known`, layers of the same env, and of those below them, unless steps up to `top`
+    /// left them. A file that differs from the result stays, and a user's own directory is not touched.
+    pub fn move_stale_aside(
         &self,
         top: Option<&LayerId>,
         spec: &Spec,
@@ -52,10 +52,46 @@ impl Store {
             };
             if directory.is_dir() {
                 let stay = stay.remove(&volume.name).unwrap_or_default().listing;
-                remove(&directory, &stale, &stay, spec)?;
+                let aside = self.earlier_results(spec).join(&volume.name);
+                move_aside(&directory, &aside, &stale, &stay, spec)?;
             }
         }
         Ok(())
+    }
+
+    /// Returns the directory of results that other builds left. No volume has such a name.
+    fn earlier_results(&self, spec: &Spec) -> PathBuf {
+        self.root.join("outputs").join(&spec.name).join(".earlier")
+    }
+
+    /// Removes results that were moved aside and made again since. Returns their directory if others are left in it.
+    pub fn drop_remade(&self, spec: &Spec) -> Result<Option<PathBuf>> {
+        let aside = self.earlier_results(spec);
+        if !aside.is_dir() {
+            return Ok(None);
+        }
+        for volume in outputs(spec).filter(|volume| volume.source == VolumeSource::Store) {
+            let (earlier, now) = (aside.join(&volume.name), self.output_dir(spec, volume)?);
+            if !earlier.is_dir() {
+                continue;
+            }
+            let mut writer = output_writer(&earlier, spec)?;
+            // The content of a directory before it.
+            for (path, entry) in Listing::of(&earlier)?.entries.iter().rev() {
+                let is_directory = entry.is_directory();
+                let goes = match is_directory {
+                    true => fs::read_dir(earlier.join(path))?.next().is_none(),
+                    false => now.join(path).symlink_metadata().is_ok(),
+                };
+                if goes {
+                    writer.remove(path, is_directory)?;
+                }
+            }
+            // Stays unless it is empty.
+            fs::remove_dir(&earlier).ok();
+        }
+        fs::remove_dir(&aside).ok();
+        Ok(aside.is_dir().then_some(aside))
     }
 
     /// Returns layers and all below them. A missing one is reported where it is needed.
@@ -73,14 +109,16 @@ impl Store {
     }
 }
 
-/// Removes from one output directory what is stale there.
-fn remove(
+/// Moves what is stale in one output directory to another one.
+fn move_aside(
     directory: &Path,
+    aside: &Path,
     stale: &BTreeMap<PathBuf, Vec<ListingEntry>>,
     stay: &Listing,
     spec: &Spec,
 ) -> Result<()> {
     let mut writer = output_writer(directory, spec)?;
+    let mut to = None;
     // The content of a directory before it.
     for (path, entries) in stale.iter().rev() {
         let is_directory = match stale_entry(directory, path, entries)? {
@@ -97,7 +135,18 @@ fn remove(
         {
             writer.put(above, entry, None, Existing::Refuse)?;
         }
-        writer.remove(path, is_directory)?;
+        if is_directory {
+            writer.remove(path, true)?;
+            continue;
+        }
+        let to = match &mut to {
+            Some(to) => to,
+            none => none.insert(output_writer(aside, spec)?),
+        };
+        writer.hand_over(path, to)?;
+    }
+    if let Some(to) = to {
+        to.finish()?;
     }
     writer.finish()
 }

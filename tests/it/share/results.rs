@@ -308,6 +308,13 @@ fn no_step_sees_results_of_an_older_build() {
         assert_eq!(inside, ["lib", "mine"]);
         assert_eq!(fs::read(place.join("v1/lib")).unwrap(), b"changed");
     }
+    // Results that no later build made again are in their place, the others are not.
+    let earlier = place.join("../.earlier/out");
+    assert_eq!(fs::read(earlier.join("v2/lib")).unwrap(), b"x\n");
+    assert!(earlier.join("v1/link").is_symlink() && !earlier.join("both").exists());
+    assert!(!earlier.join("v3").exists());
+    store.rockenv(&["du"]).ok();
+    store.rockenv(&["fsck"]).ok();
     // Once those are moved away, a build is as if it were the first.
     fs::remove_dir_all(place.join("v1")).unwrap();
     fs::remove_file(place.join("mine")).unwrap();
