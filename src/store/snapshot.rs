@@ -56,16 +56,14 @@ impl LockedEnv<'_> {
         // Frozen volumes of a freeze that was interrupted before its rename.
         self.store.discard(&directory.join("volumes"))?;
         let volumes = self.freeze_volumes(&record, &directory)?;
-        let history = match freeze.key.is_some() && self.is_joined() {
+        let history = match &freeze.history {
             // What the command wrote cannot be told from what the step did.
-            true => History::Incremental {
+            _ if freeze.key.is_some() && self.is_joined() => History::Incremental {
                 on: freeze.parent.cloned(),
                 by_hand: true,
             },
-            false => match &freeze.history {
-                Some(history) => history.clone(),
-                None => self.history_on(freeze.parent)?,
-            },
+            Some(history) => history.clone(),
+            None => self.history_on(freeze.parent)?,
         };
         // What no step made, and no command wrote, is still the content of the layer below.
         let unchanged = (freeze.key.is_none() && !self.is_changed_by_hand()?)
