@@ -170,7 +170,8 @@ fn envs_with_one_directory_for_their_output_do_not_stop_each_other() {
     assert_eq!(listed.matches("incremental").count(), 2, "{listed}");
     let other = format!("{}-other", store.env());
     let plan = ["plan", store.env(), "--name", &other];
-    store.rockenv(&plan).ok().says(&["`up` would run 2 steps"]);
+    let planned = store.rockenv(&plan).ok().text();
+    assert!(planned.contains("`up` would run 2 steps"), "{planned}");
 }
 
 /// Not every tool sets a new time, and a version often has as many bytes as the last one.
