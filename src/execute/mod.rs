@@ -85,6 +85,8 @@ pub(crate) struct Execution<'a, 'store> {
     pub offline: bool,
     /// Volumes that must stay unchanged, whatever steps write there.
     pub apart: &'a BTreeSet<String>,
+    /// Views with files that a clean build would not have there begin anew.
+    pub clean: bool,
     /// The first step of this run that was made from other sources than its key says.
     pub stale: Option<StaleStep>,
     /// Limits on what may run at once.

@@ -26,7 +26,7 @@ impl Execution<'_, '_> {
     /// Runs one step.
     pub(super) fn run_step(&mut self, index: u32, step: &Step, run: &str) -> Result<StepEnd> {
         let parent = self.env.known_record()?.head.layer.clone();
-        let views = self.views(index, step, parent.as_ref(), run)?;
+        let (views, foreign) = self.views(index, step, parent.as_ref(), run)?;
         let lookups = self.lookups();
         let mut attempt = Attempt {
             index,
@@ -39,7 +39,8 @@ impl Execution<'_, '_> {
         };
         self.env.begin_step(&step.key)?;
         let before = self.outputs_before(step)?;
-        let foreign = self.sees_other_files(step, &before, parent.as_ref())?;
+        let others = self.sees_other_files(step, &before, parent.as_ref())?;
+        let foreign = foreign.or(others.then_some(false));
         let inputs = self.inputs_before(step)?;
         let mut ran = self.run_or_leave(&attempt, &before)?;
         if ran.out_of_memory() && attempt.jobs > 1 {
@@ -134,7 +135,7 @@ impl Execution<'_, '_> {
         attempt: &Attempt<'_>,
         ran: &Ran,
         outputs: StepOutputs,
-        foreign: bool,
+        foreign: Option<bool>,
     ) -> Result<LayerId> {
         let step = attempt.step;
         let done = ran.record(step, Outcome::Done, None);
@@ -143,9 +144,10 @@ impl Execution<'_, '_> {
             None => step.key.clone(),
             Some(_) => step.key.of_no_step(),
         };
-        let history = (foreign || self.stale.is_some()).then(|| History::Incremental {
+        let foreign = foreign.or_else(|| self.stale.as_ref().map(|_| false));
+        let history = foreign.map(|by_hand| History::Incremental {
             on: attempt.parent.cloned(),
-            by_hand: false,
+            by_hand,
         });
         let freeze = Freeze {
             tree: &attempt.tree,
@@ -163,6 +165,7 @@ impl Execution<'_, '_> {
             history,
         };
         let layer = self.env.freeze(&freeze, |record| put_step(record, done))?;
+        self.end_on_views(attempt.parent, &layer)?;
         self.env.end_attempt()?;
         self.env.end_outputs(&step.key)?;
         Ok(layer)

@@ -9,6 +9,7 @@ mod copied;
 mod manual_edits;
 mod script;
 mod stack;
+mod written;
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
@@ -93,16 +94,18 @@ struct ViewedStep<'s> {
 }
 
 impl<'a> Execution<'a, '_> {
-    /// Brings the views for `step` up to its hooks, and returns them by volume.
+    /// Brings the views for `step` up to its hooks, and returns them by volume; also, if there are files in one that a
+    /// clean build would not have there, whether a command of `exec` or `shell` may have changed some.
     pub(super) fn views(
         &mut self,
         index: u32,
         step: &Step,
         parent: Option<&LayerId>,
         run: &str,
-    ) -> Result<Views> {
+    ) -> Result<(Views, Option<bool>)> {
         let spec = self.spec;
         let mut views = BTreeMap::new();
+        let mut foreign = None;
         for volume in spec.visible(step) {
             let hooks: Vec<&resolve::Hook> = spec.hooks_at(step, &volume.name).collect();
             if volume.kind == VolumeKind::Source && !hooks.is_empty() {
@@ -113,12 +116,14 @@ impl<'a> Execution<'a, '_> {
                     parent,
                     run,
                 };
-                views.insert(volume.name.clone(), self.view(&viewed, &hooks)?);
+                let (view, by_hand) = self.view(&viewed, &hooks)?;
+                foreign = foreign.max(by_hand);
+                views.insert(volume.name.clone(), view);
             } else if self.apart.contains(&volume.name) {
                 views.insert(volume.name.clone(), self.apart(volume)?);
             }
         }
-        Ok(views)
+        Ok((views, foreign))
     }
 
     /// Returns a view of a volume that is removed with the env, together with what steps wrote to it.
@@ -155,7 +160,11 @@ impl<'a> Execution<'a, '_> {
         })
     }
 
-    fn view(&mut self, viewed: &ViewedStep<'_>, hooks: &[&resolve::Hook]) -> Result<PatchedSource> {
+    fn view(
+        &mut self,
+        viewed: &ViewedStep<'_>,
+        hooks: &[&resolve::Hook],
+    ) -> Result<(PatchedSource, Option<bool>)> {
         let volume = viewed.volume;
         let directory = directory(self.env, &volume.name);
         fs::create_dir_all(&directory)?;
@@ -166,10 +175,12 @@ impl<'a> Execution<'a, '_> {
         let digests: Vec<&str> = hooks.iter().map(|hook| hook.digest.as_str()).collect();
         let mut stack: Stack = atomic::read_json(&stack_file(&directory))?.unwrap_or_default();
         stack.fit(&base, &digests);
-        if self.env.known_record()?.service.is_some() {
-            return self.copied(viewed, &directory, &mut stack, &source, hooks);
-        }
+        let foreign = self.begin_on_view(viewed, &directory, &mut stack)?;
         atomic::write_json(&stack_file(&directory), &stack)?;
+        if self.env.known_record()?.service.is_some() {
+            let copy = self.copied(viewed, &directory, &mut stack, &source, hooks)?;
+            return Ok((copy, foreign));
+        }
         self.collect(&directory, &stack)?;
         for wanted in &hooks[stack.hooks()..] {
             let hook = self.hook(wanted)?;
@@ -205,8 +216,9 @@ impl<'a> Execution<'a, '_> {
             stack.upper = Some(id);
             atomic::write_json(&stack_file(&directory), &stack)?;
         }
-        existing(self.env, &volume.name)?
-            .ok_or_else(|| unexpected!("the view of the source is missing"))
+        let view = existing(self.env, &volume.name)?
+            .ok_or_else(|| unexpected!("the view of the source is missing"))?;
+        Ok((view, foreign))
     }
 
     /// Returns the fingerprint of the source below the view. A step of this run that sees the source itself, before
@@ -290,8 +302,12 @@ impl<'a> Execution<'a, '_> {
             }
             let aside = directory.join(format!("{}{}", manual_edits::KEPT, name.to_string_lossy()));
             if manual_edits::keep(&commands, &path, &aside)? {
+                let why = match self.clean {
+                    true => "the view begins anew",
+                    false => "its source or an earlier hook changed",
+                };
                 let message = format!(
-                    "its source or an earlier hook changed: manually edited files of the view were moved to `{}`",
+                    "{why}: manually edited files of the view were moved to `{}`",
                     aside.display()
                 );
                 self.reporter.warn(message);

@@ -162,6 +162,12 @@ impl LockedEnv<'_> {
     /// Records that a step begins on the live build volumes, and their origin.
     pub fn begin_step(&mut self, key: &StepKey) -> Result<()> {
         let mut from = self.known_record()?.head.volumes_from();
+        if from.history != History::Clean && self.begins_empty()? {
+            from = VolumesFrom {
+                layer: self.known_record()?.head.layer.clone(),
+                history: History::Clean,
+            };
+        }
         if from.history == History::Clean
             && let Some(by_hand) = self.foreign_files(&from, key)?
         {
@@ -179,6 +185,17 @@ impl LockedEnv<'_> {
             })?;
         }
         self.begin_attempt(key)
+    }
+
+    /// Returns whether the live build volumes are empty, as those of the clean layer below are.
+    fn begins_empty(&self) -> Result<bool> {
+        let head = &self.known_record()?.head;
+        let is_empty = |id| self.store.is_volume_empty(id);
+        let below = head.layer.as_ref();
+        let layer = below.map(|id| self.store.layer(id)).transpose()?.flatten();
+        Ok(head.volumes.values().all(is_empty)
+            && self.store.is_bare(below)?
+            && layer.is_none_or(|layer| layer.is_clean()))
     }
 
     /// Returns `None` if the live build volumes contain only files from the layers below and from failed attempts of

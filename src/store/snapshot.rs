@@ -56,15 +56,7 @@ impl LockedEnv<'_> {
         // Frozen volumes of a freeze that was interrupted before its rename.
         self.store.discard(&directory.join("volumes"))?;
         let volumes = self.freeze_volumes(&record, &directory)?;
-        let history = match &freeze.history {
-            // What the command wrote cannot be told from what the step did.
-            _ if freeze.key.is_some() && self.is_joined() => History::Incremental {
-                on: freeze.parent.cloned(),
-                by_hand: true,
-            },
-            Some(history) => history.clone(),
-            None => self.history_on(freeze.parent)?,
-        };
+        let history = self.history_of(freeze)?;
         // What no step made, and no command wrote, is still the content of the layer below.
         let unchanged = (freeze.key.is_none() && !self.is_changed_by_hand()?)
             .then(|| record.head.volumes_from());
@@ -145,6 +137,18 @@ impl LockedEnv<'_> {
             self.store.remove_unused_layers(&[layer])?;
         }
         Ok(id)
+    }
+
+    fn history_of(&self, freeze: &Freeze<'_>) -> Result<History> {
+        match &freeze.history {
+            // What the command wrote cannot be told from what the step did.
+            _ if freeze.key.is_some() && self.is_joined() => Ok(History::Incremental {
+                on: freeze.parent.cloned(),
+                by_hand: true,
+            }),
+            Some(history) => Ok(history.clone()),
+            None => self.history_on(freeze.parent),
+        }
     }
 
     /// Returns the step that was begun on the build volumes that a snapshot between steps freezes.

@@ -52,6 +52,7 @@ pub(super) fn execute<'a>(
         gpu: selection.gpu.as_ref(),
         offline: run.with.offline,
         apart: &BTreeSet::new(),
+        clean: resolved.options.clean,
         stale: None,
         sizing: &selection.sizing,
         signals: run.with.task.signals,

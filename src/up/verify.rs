@@ -171,6 +171,7 @@ impl<'a> Rebuild<'a> {
             gpu: self.gpu.as_ref(),
             offline: false,
             apart: &self.apart,
+            clean: false,
             stale: None,
             sizing: &self.with.task.cx.sizing(&self.spec, &self.host),
             signals: self.with.task.signals,

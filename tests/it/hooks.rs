@@ -155,6 +155,79 @@ fn steps_see_the_hook_and_the_source_stays_as_it_is() {
 }
 
 #[test]
+fn what_a_clean_build_has_not_in_a_view_is_in_no_clean_snapshot() {
+    let store = TestStore::new();
+    let src = source(&store);
+    hook(&store, "fix", EDIT);
+    let steps = |two: &str, three: &str| {
+        let head = STEPS.split("[[step]]").next().unwrap();
+        store.profile(&format!(
+            "{head}[[step]]\nname = \"two\"\ninputs = [\"src\"]\nrun = \"\"\"{two}\"\"\"\n\
+             [[step]]\nname = \"three\"\nrun = \"\"\"{three}; cat /v/src/a.txt /v/src/b.txt /v/src/gen > $HOME/r || true\"\"\"\n"
+        ));
+    };
+    let (env, other) = (store.env(), format!("{}-other", store.env()));
+    let read = |name: &str| {
+        let words = ["exec", name, "--", "sh", "-c", "cat $HOME/r"];
+        store
+            .rockenv(&words)
+            .ok()
+            .text()
+            .trim_end()
+            .replace('\n', " ")
+    };
+    let is_clean = || {
+        !store
+            .rockenv(&["snapshot", "ls", env])
+            .ok()
+            .text()
+            .contains("incremental")
+    };
+    let new = |expected: &str| {
+        store.rockenv(&["up", env, "--name", &other]).ok();
+        assert_eq!(read(&other), expected);
+        store.rockenv(&["rm", "--yes", &other]).ok();
+    };
+    // What a step of the same build wrote is what it always writes, also after a command that only reads.
+    steps("echo gen > /v/src/gen", "true");
+    store.up();
+    assert_eq!(read(env), "ONE two gen");
+    assert!(is_clean());
+    store.rockenv(&["up", env, "--rerun", "two"]).ok();
+    assert!(!is_clean());
+    store
+        .rockenv(&["up", env, "--clean", "--rerun", "two"])
+        .ok();
+    assert!(is_clean());
+
+    // What a step no longer writes stays in the view, for this env only.
+    steps("true", "true");
+    store.up();
+    assert_eq!(read(env), "ONE two gen");
+    assert!(!is_clean());
+    new("ONE two");
+
+    // So do changes by hand, until the env begins clean.
+    store.rockenv(&["up", env, "--clean"]).ok();
+    assert_eq!(read(env), "ONE two");
+    assert!(is_clean());
+    store.sh("echo handmade > /v/src/b.txt").ok();
+    steps("true", ":");
+    store.up();
+    assert_eq!(read(env), "ONE handmade");
+    assert!(!is_clean());
+    new("ONE two");
+    let kept = "manually edited files of the view were moved to";
+    store
+        .rockenv(&["up", env, "--clean", "--rerun", "three"])
+        .ok()
+        .says(&[kept]);
+    assert_eq!(read(env), "ONE two");
+    assert!(is_clean());
+    assert_eq!(fs::read_to_string(src.join("b.txt")).unwrap(), "two\n");
+}
+
+#[test]
 fn a_changed_hook_or_source_is_built_again_and_an_unchanged_file_is_not() {
     let store = TestStore::new();
     let src = source(&store);

@@ -7,6 +7,8 @@
 
 use std::path::Path;
 
+use jiff::Timestamp;
+
 use super::script::FileIdentities;
 use super::stack::{Stack, StackLayer};
 use super::{PatchedSource, ViewedStep, change, stack_file};
@@ -76,6 +78,8 @@ impl Execution<'_, '_> {
             last.id.get_or_insert_with(|| id.clone());
         }
         stack.upper = Some(id);
+        // Files that steps write from now on have later change times.
+        stack.written.copied = i64::try_from(Timestamp::now().as_nanosecond()).ok();
         atomic::write_json(&stack_file(directory), stack)?;
         self.collect(directory, stack)?;
         Ok(PatchedSource::Copy(copy))

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::engine::View;
-use crate::plan::ids::{self, ViewLayerId};
+use crate::plan::ids::{self, StepKey, ViewLayerId};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Stack {
@@ -20,6 +20,30 @@ pub(super) struct Stack {
     /// When files first got the content that hooks gave them. Made again, they get the same times, so that nothing
     /// built from them is built again.
     pub(super) times: BTreeMap<PathBuf, Time>,
+    /// What steps have written to it.
+    #[serde(default)]
+    pub(super) written: Written,
+}
+
+/// Where the files that steps wrote to a view come from.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Written {
+    /// The steps up to this layer, empty for the image; unknown if an older version made the view.
+    pub(super) from: Option<String>,
+    /// The step that began on it since.
+    pub(super) begun: Option<StepKey>,
+    /// How many lines there were about commands of `exec` and `shell` when it began.
+    pub(super) commands: usize,
+    /// When the copy that steps write to was made, in nanoseconds since 1970.
+    pub(super) copied: Option<i64>,
+}
+
+impl Written {
+    /// Returns whether they are those that a clean build leaves before a step with this key on this layer.
+    pub(super) fn is_before(&self, parent: &str, key: &StepKey) -> bool {
+        let begun = self.begun.as_ref();
+        self.from.as_deref() == Some(parent) && begun.is_none_or(|begun| begun == key)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -106,6 +130,7 @@ mod tests {
                 .collect(),
             upper: Some("u".parse().unwrap()),
             times: BTreeMap::new(),
+            written: Written::default(),
         }
     }
 

@@ -1,0 +1,113 @@
+//! Owns telling whether the files that steps wrote to a view are those of a clean build: of the steps below, and of no
+//! other build and no command of `exec` or `shell`.
+
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use fs_err as fs;
+
+use super::stack::{Stack, Written};
+use super::{ViewedStep, manual_edits, stack_file};
+use crate::execute::Execution;
+use crate::plan::ids::LayerId;
+use crate::sys::atomic;
+use crate::sys::error::{Result, if_exists};
+use crate::tree::overlay;
+
+/// How far a file system's clock may be behind, in nanoseconds.
+const BEHIND: i128 = 20_000_000;
+
+impl Execution<'_, '_> {
+    /// Records that a step begins on a view. Returns `None` if the files in it are those of a clean build, or else
+    /// whether a command of `exec` or `shell` may have changed some.
+    pub(super) fn begin_on_view(
+        &self,
+        viewed: &ViewedStep<'_>,
+        directory: &Path,
+        stack: &mut Stack,
+    ) -> Result<Option<bool>> {
+        let (parent, key) = (viewed.parent.map_or("", LayerId::as_str), &viewed.step.key);
+        let is_copy = self.env.known_record()?.service.is_some();
+        let commands = if_exists(fs::read_to_string(directory.join(manual_edits::COMMANDS)))?;
+        let commands = commands.unwrap_or_default();
+        if is_written(stack, directory, is_copy)? {
+            let by_hand = is_changed_by_hand(stack, directory, &commands)?;
+            if by_hand || !stack.written.is_before(parent, key) {
+                if !self.clean {
+                    return Ok(Some(by_hand));
+                }
+                stack.layers.clear();
+                stack.upper = None;
+            }
+        }
+        stack.written = Written {
+            from: Some(parent.to_owned()),
+            begun: Some(key.clone()),
+            commands: commands.lines().count(),
+            copied: stack.written.copied,
+        };
+        Ok(None)
+    }
+
+    /// Records that a step on `parent` became a layer: what is in the views is the content that belongs to it.
+    pub(in crate::execute) fn end_on_views(
+        &self,
+        parent: Option<&LayerId>,
+        layer: &LayerId,
+    ) -> Result<()> {
+        let parent = parent.map_or("", LayerId::as_str);
+        let views = if_exists(fs::read_dir(self.env.directory().join("views")))?;
+        for view in views.into_iter().flatten() {
+            let file = stack_file(&view?.path());
+            let Some(mut stack) = atomic::read_json::<Stack>(&file)? else {
+                continue;
+            };
+            if stack.written.from.as_deref() == Some(parent) {
+                stack.written.from = Some(layer.as_str().to_owned());
+                stack.written.begun = None;
+                atomic::write_json(&file, &stack)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns whether steps may have written to a view.
+fn is_written(stack: &Stack, directory: &Path, is_copy: bool) -> Result<bool> {
+    match &stack.upper {
+        _ if stack.layers.iter().any(|layer| layer.hook.is_none()) => Ok(true),
+        Some(upper) if is_copy => match stack.written.copied {
+            Some(made) => is_changed_since(&directory.join(upper), i128::from(made) + 1),
+            None => Ok(true),
+        },
+        Some(upper) => Ok(!overlay::is_clean(&directory.join(upper))?),
+        None => Ok(false),
+    }
+}
+
+/// Returns whether something in what steps write to changed after a command began that no step has seen.
+fn is_changed_by_hand(stack: &Stack, directory: &Path, commands: &str) -> Result<bool> {
+    let lines = commands.lines().skip(stack.written.commands);
+    let times = lines.filter_map(|line| line.split(' ').next()?.parse::<i128>().ok());
+    match (times.min(), &stack.upper) {
+        (Some(began), Some(upper)) => is_changed_since(&directory.join(upper), began - BEHIND),
+        _ => Ok(false),
+    }
+}
+
+fn is_changed_since(directory: &Path, time: i128) -> Result<bool> {
+    let mut left = vec![directory.to_owned()];
+    while let Some(path) = left.pop() {
+        let found = fs::symlink_metadata(&path)?;
+        let changed = i128::from(found.ctime()) * 1_000_000_000 + i128::from(found.ctime_nsec());
+        if changed >= time {
+            return Ok(true);
+        }
+        if found.is_dir() {
+            for entry in fs::read_dir(&path)? {
+                left.push(entry?.path());
+            }
+        }
+    }
+    Ok(false)
+}
