@@ -130,7 +130,7 @@ impl<'a> Checkout<'a> {
         let place = self.place.path.join("all");
         make_for(&place, self.rights)?;
         let run = |arguments: &[&str]| {
-            let program = self.program()?.env("GIT_INDEX_FILE", &place.join("index"));
+            let program = self.program()?.env("GIT_INDEX_FILE", place.join("index"));
             self.git.finish(program, &self.work, arguments)
         };
         run(&["read-tree", "--no-sparse-checkout", "HEAD"])?;

@@ -1,11 +1,11 @@
 //! Owns fingerprints of single paths in a source, which steps may name as their inputs.
 
 use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, ResolveFlag, readlinkat};
+use nix::sys::stat::{FileStat, SFlag, fstat};
 use sha2::{Digest as _, Sha256};
 
 use super::Git;
@@ -35,7 +35,7 @@ impl Git<'_> {
         }
         match found {
             None if link.is_none() => hash.update(b"absent"),
-            Some(entry) if entry.stat.is_dir() => {
+            Some(entry) if entry.kind() == SFlag::S_IFDIR => {
                 let read = || self.content_digest(&entry.path());
                 let print = match known.filter(|_| link.is_none()) {
                     Some(known) => remembered(&entry.path(), known, read)?,
@@ -46,9 +46,10 @@ impl Git<'_> {
                 }
                 hash.update(print);
             }
-            Some(entry) if entry.stat.is_file() => {
-                hash_content(&entry.path(), entry.stat.len(), &mut hash)?;
-                let executable = entry.stat.mode() & 0o111;
+            Some(entry) if entry.kind() == SFlag::S_IFREG => {
+                let length = u64::try_from(entry.stat.st_size).unwrap_or(0);
+                hash_content(&entry.path(), length, &mut hash)?;
+                let executable = entry.stat.st_mode & 0o111;
                 if executable != 0 {
                     hash.update(executable.to_le_bytes());
                 }
@@ -62,7 +63,7 @@ impl Git<'_> {
 /// An entry of a source, opened only as a place.
 struct Entry {
     place: OwnedFd,
-    stat: std::fs::Metadata,
+    stat: FileStat,
 }
 
 impl Entry {
@@ -71,9 +72,13 @@ impl Entry {
         PathBuf::from(format!("/proc/self/fd/{}", self.place.as_raw_fd()))
     }
 
+    fn kind(&self) -> SFlag {
+        beneath::kind(&self.stat)
+    }
+
     /// Returns the text of a link.
     fn link(&self) -> Result<Option<Vec<u8>>> {
-        Ok(match self.stat.is_symlink() {
+        Ok(match self.kind() == SFlag::S_IFLNK {
             true => Some(readlinkat(&self.place, c"")?.into_encoded_bytes()),
             false => None,
         })
@@ -85,9 +90,7 @@ fn inside(top: &OwnedFd, below: &Path, flags: OFlag) -> Result<Option<Entry>> {
     let rules = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS;
     match beneath::open_by(top, below, OFlag::O_PATH | flags, rules) {
         Ok(place) => {
-            let file = std::fs::File::from(place);
-            let stat = file.metadata()?;
-            let place = file.into();
+            let stat = fstat(&place)?;
             Ok(Some(Entry { place, stat }))
         }
         Err(Errno::ENOENT | Errno::ENOTDIR | Errno::EXDEV | Errno::ELOOP) => Ok(None),
