@@ -80,7 +80,7 @@ impl SlotClaim {
             .truncate(false)
             .mode(ONLY_OWNER)
             .open(path)?;
-        // Of an older version, any user could read it, and whoever can read it can lock its entries.
+        // Older versions let every user read the file, and a reader can lock its entries.
         file.set_permissions(std::fs::Permissions::from_mode(ONLY_OWNER))?;
         for slot in 0..ENTRIES {
             if lock(&file, u64::from(slot) * ENTRY)? {

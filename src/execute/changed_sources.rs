@@ -33,10 +33,14 @@ impl Execution<'_, '_> {
         if self.locked.is_some() {
             let own = step.inputs.iter().filter(|input| self.is_users_own(input));
             return match self.changed(own)?.first() {
-                Some(input) => Err(self.drifted(format!(
-                    "`{input}` changed before step `{}` began, and differs from the lock file",
-                    step.name
-                ))),
+                Some(input) => Err(Error::new(
+                    Kind::Drift,
+                    format!(
+                        "`{input}` changed before step `{}` began, and differs from the lock file",
+                        step.name
+                    ),
+                )
+                .help("undo the change, or adopt it with: rockenv lock ...")),
                 None => Ok(false),
             };
         }
@@ -56,13 +60,6 @@ impl Execution<'_, '_> {
     fn is_users_own(&self, input: &str) -> bool {
         let volume = self.spec.volume(profile::input(input).0);
         volume.is_some_and(|volume| matches!(volume.source, VolumeSource::Path(_)))
-    }
-
-    fn drifted(&self, message: String) -> Error {
-        Error::new(Kind::Drift, message).help(format!(
-            "rockenv lock ...: adopts the change, if `{}` is to be built from it",
-            self.spec.name
-        ))
     }
 
     /// Returns what a step is made from if that is fixed by a lock file: a step before it may have changed it.
