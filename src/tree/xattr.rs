@@ -50,16 +50,21 @@ impl XattrFile<'_> {
         directory.join(std::ffi::OsStr::from_bytes(name))
     }
 
-    /// Returns the length of the list, and writes it unless the buffer is empty.
+    /// Writes the names of all attributes, and returns their length.
     fn list(self, into: &mut [u8]) -> nix::Result<usize> {
-        let length = match self {
+        zero_if_unsupported(match self {
             Self::Open(fd) => fs::flistxattr(fd, into),
-            Self::Entry(directory, name) => fs::llistxattr(Self::path(directory, name), into),
-        };
-        match errno(length) {
-            Err(Errno::EOPNOTSUPP) => Ok(0),
-            other => other,
-        }
+            Self::Entry(at, name) => fs::llistxattr(Self::path(at, name), into),
+        })
+    }
+
+    /// Returns whether there are attributes of any kind. `list` into an empty buffer would say that there are none.
+    fn has_any(self) -> nix::Result<bool> {
+        let length = zero_if_unsupported(match self {
+            Self::Open(fd) => fs::flistxattr_query(fd),
+            Self::Entry(at, name) => fs::llistxattr_query(Self::path(at, name)),
+        });
+        Ok(length? > 0)
     }
 
     pub(crate) fn get(self, attribute: impl Arg, into: &mut [u8]) -> nix::Result<usize> {
@@ -93,7 +98,7 @@ impl XattrFile<'_> {
     pub(crate) fn content(self) -> nix::Result<Pairs> {
         let mut found = Vec::new();
         // Most files have none.
-        if self.list(&mut [])? > 0 {
+        if self.has_any()? {
             Attributes::default().each(
                 self,
                 |name| is_content(name.to_bytes()),
@@ -114,6 +119,13 @@ impl XattrFile<'_> {
             Err(Errno::ENODATA | Errno::EOPNOTSUPP) => Ok(false),
             length => Ok(&value[..length?] == b"y"),
         }
+    }
+}
+
+fn zero_if_unsupported(length: rustix::io::Result<usize>) -> nix::Result<usize> {
+    match errno(length) {
+        Err(Errno::EOPNOTSUPP) => Ok(0),
+        other => other,
     }
 }
 
@@ -169,6 +181,8 @@ impl Attributes {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd as _;
+
     use super::*;
 
     #[test]
@@ -187,5 +201,19 @@ mod tests {
         ];
         assert!(kept.iter().all(|name| is_content(name)));
         assert!(!dropped.iter().any(|name| is_content(name)));
+    }
+
+    #[test]
+    fn content_is_what_was_set() {
+        let work = tempfile::tempdir().unwrap();
+        std::fs::write(work.path().join("f"), "").unwrap();
+        let directory = std::fs::File::open(work.path()).unwrap();
+        let entry = XattrFile::Entry(directory.as_fd(), b"f");
+        assert_eq!(entry.content().unwrap(), []);
+        for place in [entry, XattrFile::Open(directory.as_fd())] {
+            place.set("user.note", b"kept").unwrap();
+            let kept = (b"user.note".to_vec(), b"kept".to_vec());
+            assert_eq!(place.content().unwrap(), [kept]);
+        }
     }
 }
