@@ -3,15 +3,15 @@
 use std::io;
 use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex, PoisonError};
-
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use std::time::Duration;
 
 use crate::sys::error::Result;
+use crate::sys::readable::readable;
 use crate::sys::signals::Signals;
 use crate::ui::Ui;
 use crate::up::context::Context;
 
-const PERIOD_MS: u16 = 1000;
+const PERIOD: Duration = Duration::from_secs(1);
 
 /// A screen in memory.
 #[derive(Clone, Default)]
@@ -60,11 +60,7 @@ pub(super) fn watch(cx: &Context, show: impl Fn(&Context) -> Result<u8>) -> Resu
         if cx.ui.closed() {
             return Ok(code);
         }
-        let mut fds = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut fds, PollTimeout::from(PERIOD_MS)) {
-            Ok(_) | Err(nix::Error::EINTR) => {}
-            Err(error) => return Err(error.into()),
-        }
+        readable([Some(signals.as_fd())], Some(PERIOD))?;
         if signals.pending()?.is_some() {
             return Ok(code);
         }

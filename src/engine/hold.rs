@@ -4,7 +4,7 @@
 //! The holder keeps the env's lock open, so nobody gets the env before the container is really gone, even if the
 //! command that started it was killed.
 
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use fs_err as fs;
 use nix::mount::{MntFlags, umount2};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use serde::{Deserialize, Serialize};
@@ -24,12 +23,13 @@ use super::{Container, Device, Root, Usage, docker, nspawn};
 use crate::engine::job_slots::Ticket;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_exists};
 use crate::sys::frames;
+use crate::sys::readable::readable;
 use crate::sys::userns;
 
 /// How long a killed container may take to end before the holder reports it.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
-/// How long the engine may take to end by itself, removing its own files, after the agent has ended; in ms.
-const GRACE: u16 = 3000;
+/// How long the engine may take to end by itself, removing its own files, after the agent has ended.
+const GRACE: Duration = Duration::from_secs(3);
 
 /// What happens to the container when the command that started it goes away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -495,31 +495,16 @@ pub(super) fn supervise(
         if agent.is_none() && (watch.has_ended)(true)? {
             return Ok(ready);
         }
-        let mut fds = vec![PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
-        let agent_at = agent.as_ref().map(|socket| {
-            fds.push(PollFd::new(socket.as_fd(), PollFlags::POLLIN));
-            fds.len() - 1
-        });
-        let starter_at = starter_open.then(|| {
-            fds.push(PollFd::new(starter.as_fd(), PollFlags::POLLIN));
-            fds.len() - 1
-        });
-        let timeout = if agent.is_some() {
-            PollTimeout::NONE
-        } else {
-            GRACE.into()
-        };
-        let events = match poll(&mut fds, timeout) {
-            Err(nix::Error::EINTR) => continue,
-            other => other?,
-        };
-        let happened = |at: Option<usize>| at.is_some_and(|at| fds[at].any().unwrap_or(true));
-        let (signalled, from_agent, from_starter) =
-            (happened(Some(0)), happened(agent_at), happened(starter_at));
-        drop(fds);
-        if events == 0 {
+        let given = [
+            Some(signals.as_fd()),
+            agent.as_ref().map(AsFd::as_fd),
+            starter_open.then(|| starter.as_fd()),
+        ];
+        let happened = readable(given, agent.is_none().then_some(GRACE))?;
+        if happened == [false; 3] {
             return Ok(ready);
         }
+        let [signalled, from_agent, from_starter] = happened;
         if from_agent && let Some(socket) = &agent {
             match frames::receive::<FromAgent>(socket) {
                 Ok(Some((FromAgent::Ready, _))) => {

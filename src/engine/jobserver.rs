@@ -17,17 +17,17 @@ use fs_err as fs;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::libc;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::cgroup::Cgroup;
 use super::pressure::{self, Throttle};
 use crate::engine::job_slots::{EnvSlots, Need, SlotClaim, Ticket, held, target};
 use crate::sys::error::{Result, ResultExt as _};
+use crate::sys::readable::readable;
 
 /// Path of the FIFO inside every env.
 pub(crate) const INSIDE: &str = "/run/rockenv/jobserver";
 /// How often a holder checks its FIFO and the other entries, in ms.
-const PERIOD: u16 = 50;
+const PERIOD: Duration = Duration::from_millis(50);
 /// How long an env that had unused tokens, and returned them, asks for none.
 const REST: Duration = Duration::from_secs(1);
 /// How often memory is checked.
@@ -187,19 +187,10 @@ impl Env {
     fn serve(&mut self, told: &OwnedFd) -> Result<()> {
         let mut rests = false;
         loop {
-            let mut fds = vec![PollFd::new(told.as_fd(), PollFlags::POLLIN)];
-            if self.collects && !rests {
-                fds.push(PollFd::new(self.fifo.file().as_fd(), PollFlags::POLLIN));
-            }
-            let timeout = match rests {
-                true => PollTimeout::NONE,
-                false => PERIOD.into(),
-            };
-            match poll(&mut fds, timeout) {
-                Ok(_) | Err(Errno::EINTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-            if fds[0].any().unwrap_or(true) {
+            let fifo = (self.collects && !rests).then(|| self.fifo.file().as_fd());
+            let limit = (!rests).then_some(PERIOD);
+            let [is_told, _] = readable([Some(told.as_fd()), fifo], limit)?;
+            if is_told {
                 let mut word = [0];
                 if nix::unistd::read(told, &mut word)? == 0 {
                     return Ok(());

@@ -8,13 +8,13 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use fs_err as fs;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::Usage;
 use super::hold::{ContainerRecord, FromHolder, Hold};
 use super::wire::{Command, Reply, Request};
 use crate::sys::error::{Result, ResultExt as _, if_exists};
 use crate::sys::frames;
+use crate::sys::readable::readable;
 use crate::sys::signals;
 
 /// Name of the listening socket in an env's `run` directory.
@@ -171,22 +171,10 @@ impl Running {
         };
         let signals = signals::block(&signals::STOP)?;
         loop {
-            let mut fds = vec![PollFd::new(link.as_fd(), PollFlags::POLLIN)];
-            let timeout = match *until {
-                Some(until) => {
-                    let left = until.saturating_duration_since(Instant::now());
-                    PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
-                }
-                None => {
-                    fds.push(PollFd::new(signals.as_fd(), PollFlags::POLLIN));
-                    PollTimeout::NONE
-                }
-            };
-            match poll(&mut fds, timeout) {
-                Err(nix::Error::EINTR) => continue,
-                other => other?,
-            };
-            if fds[0].any().unwrap_or(true) {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let signals = left.is_none().then(|| signals.as_fd());
+            let [answers, _] = readable([Some(link.as_fd()), signals], left)?;
+            if answers {
                 return Ok(true);
             }
             match until {

@@ -2,11 +2,10 @@
 //! with the same groups, and its result decides.
 
 use std::io::Read as _;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::Ending;
 use crate::engine::nspawn::PROGRAM;
@@ -15,6 +14,7 @@ use crate::engine::wire::{Command, Reply, Word};
 use crate::rocm::gpu::Device;
 use crate::rocm::gpu::probe::{self, AccessLayer, Finding};
 use crate::sys::error::Result;
+use crate::sys::readable::readable;
 use crate::sys::signals::Signals;
 
 /// Limit for container and probe. A hanging driver would hang the command too.
@@ -66,21 +66,15 @@ pub(crate) fn check(
             )
             .help("sudo journalctl -k -g amdgpu"));
         }
-        let mut fds = vec![PollFd::new(client.as_fd(), PollFlags::POLLIN)];
-        fds.extend(signals.map(|signals| PollFd::new(signals.as_fd(), PollFlags::POLLIN)));
-        let timeout = PollTimeout::try_from(left + Duration::from_millis(1));
-        match poll(&mut fds, timeout.unwrap_or(PollTimeout::MAX)) {
-            Ok(_) | Err(nix::Error::EINTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-        let ready: Vec<bool> = fds.iter().map(|fd| fd.any().unwrap_or(false)).collect();
-        if ready.get(1) == Some(&true)
+        let given = [Some(client.as_fd()), signals.map(AsFd::as_fd)];
+        let [answered, signalled] = readable(given, Some(left))?;
+        if signalled
             && let Some(signals) = signals
             && let Some(number) = signals.pending()?
         {
             return Ok(GpuCheck::Interrupted(number));
         }
-        if !ready[0] {
+        if !answered {
             continue;
         }
         match client.receive()? {

@@ -6,7 +6,6 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 
 use super::log::Log;
@@ -18,6 +17,7 @@ use crate::execute::disk_guard::DiskGuard;
 use crate::execute::redact::Redactor;
 use crate::execute::sampler::Sampler;
 use crate::sys::error::Result;
+use crate::sys::readable::readable;
 use crate::sys::signals::Signals;
 use crate::ui::StepOutput;
 use crate::ui::event::Stream;
@@ -322,35 +322,24 @@ fn wait(
     pipes: &[(Stream, Pipe); 2],
     wake: Option<Instant>,
 ) -> Result<Events> {
-    let mut fds = vec![
-        PollFd::new(client.as_fd(), PollFlags::POLLIN),
-        PollFd::new(signals.as_fd(), PollFlags::POLLIN),
-    ];
-    let holder_at = running.link().map(|fd| {
-        fds.push(PollFd::new(fd, PollFlags::POLLIN));
-        fds.len() - 1
-    });
-    let pipes_at = [0, 1].map(|slot: usize| {
-        pipes[slot].1.as_ref().map(|pipe| {
-            fds.push(PollFd::new(pipe.file().as_fd(), PollFlags::POLLIN));
-            fds.len() - 1
-        })
-    });
+    let [out, err] = [0, 1].map(|slot: usize| pipes[slot].1.as_ref());
+    let [out, err] = [out, err].map(|pipe| pipe.map(|pipe| pipe.file().as_fd()));
     let patience = wake.map_or(FLUSH, |wake| {
         wake.saturating_duration_since(Instant::now()).min(FLUSH)
     });
-    let timeout =
-        PollTimeout::try_from(patience + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
-    match poll(&mut fds, timeout) {
-        Ok(_) | Err(nix::Error::EINTR) => {}
-        Err(error) => return Err(error.into()),
-    }
-    let happened = |at: Option<usize>| at.is_some_and(|at| fds[at].any().unwrap_or(false));
+    let given = [
+        Some(client.as_fd()),
+        Some(signals.as_fd()),
+        running.link(),
+        out,
+        err,
+    ];
+    let [client, signal, holder, out, err] = readable(given, Some(patience))?;
     Ok(Events {
-        pipes: pipes_at.map(happened),
-        client: happened(Some(0)),
-        holder: happened(holder_at),
-        signal: happened(Some(1)),
+        pipes: [out, err],
+        client,
+        holder,
+        signal,
     })
 }
 

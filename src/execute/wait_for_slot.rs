@@ -1,15 +1,16 @@
 //! Owns waiting for an env's first job: a step does not start while all job slots of the machine are in use.
 
+use std::os::fd::AsFd as _;
 use std::path::Path;
-
-use nix::poll::{PollFd, PollFlags, poll};
+use std::time::Duration;
 
 use crate::engine::job_slots::SlotClaim;
 use crate::sys::error::Result;
+use crate::sys::readable::readable;
 use crate::sys::signals::Signals;
 
-/// Polling interval in ms.
-const PERIOD: u16 = 100;
+/// Polling interval.
+const PERIOD: Duration = Duration::from_millis(100);
 
 /// Whether the step may start.
 #[derive(Debug)]
@@ -41,16 +42,7 @@ pub(super) fn wait_for_slot(
                 names.join(", ")
             ));
         }
-        match poll(
-            &mut [PollFd::new(
-                std::os::fd::AsFd::as_fd(signals),
-                PollFlags::POLLIN,
-            )],
-            PERIOD,
-        ) {
-            Ok(_) | Err(nix::Error::EINTR) => {}
-            Err(error) => return Err(error.into()),
-        }
+        readable([Some(signals.as_fd())], Some(PERIOD))?;
         if let Some(signal) = signals.pending()? {
             return Ok(SlotWait::Interrupted(signal));
         }

@@ -6,12 +6,12 @@ use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recv, recvmsg, sendmsg};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::sys::error::{Error, Result};
+use crate::sys::readable::readable;
 
 /// Maximum size of a body, in bytes: many times that of a step's script and environment.
 const MAX_BODY: u32 = 16 << 20;
@@ -138,12 +138,7 @@ fn fill(socket: &UnixStream, mut buffer: &mut [u8], until: Instant) -> Result<bo
                 "the container sent a part of a message and then stopped"
             ));
         }
-        let mut fds = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
-        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
-        match poll(&mut fds, timeout) {
-            Err(nix::Error::EINTR) => continue,
-            other => other?,
-        };
+        readable([Some(socket.as_fd())], Some(left))?;
         match recv(socket.as_raw_fd(), buffer, MsgFlags::MSG_DONTWAIT) {
             Ok(0) | Err(nix::Error::ECONNRESET) => return Ok(false),
             Ok(count) => buffer = &mut buffer[count..],

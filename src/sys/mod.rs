@@ -12,6 +12,7 @@ pub(crate) mod checksum;
 pub(crate) mod frames;
 pub(crate) mod host;
 pub(crate) mod process;
+pub(crate) mod readable;
 pub(crate) mod shell;
 pub(crate) mod signals;
 pub(crate) mod span;

@@ -15,15 +15,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::readable::readable;
 
 /// Search path for programs: not the caller's `PATH`, because they may run as root.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-const POLL: u16 = 100;
+const POLL: Duration = Duration::from_millis(100);
 const TAIL_LINES: usize = 15;
 const MAX_LINE: usize = 4096;
 /// How long a program may take to stop by itself, after being asked or because its reader failed.
@@ -363,8 +363,8 @@ impl Program {
                 }
             }
             // Its last output is in the pipe; a daemon it left behind must not keep us here.
-            let timeout = if exited.is_some() { 0 } else { POLL };
-            let ready = open && readable(stderr, timeout);
+            let limit = exited.map_or(POLL, |_| Duration::ZERO);
+            let ready = open && readable([Some(stderr.as_fd())], Some(limit)) == Ok([true]);
             if ready {
                 open = lines.read(stderr);
             } else if let Some(status) = exited {
@@ -407,11 +407,6 @@ enum End {
     /// Because its reader failed.
     Stopped,
     Cancelled,
-}
-
-fn readable(fd: &OwnedFd, timeout: u16) -> bool {
-    let mut fds = [PollFd::new(fd.as_fd(), PollFlags::POLLIN)];
-    matches!(poll(&mut fds, PollTimeout::from(timeout)), Ok(1..))
 }
 
 /// Splits output into lines, also at carriage returns, and keeps the last ones.

@@ -3,12 +3,13 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::time::Duration;
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::sys::error::{Error, Kind, Result};
+use crate::sys::readable::readable;
 
 /// The signals that mean stop, blocked and readable instead.
 #[derive(Debug)]
@@ -78,10 +79,7 @@ pub(crate) fn taken() -> Option<BorrowedFd<'static>> {
 
 /// Returns whether a signal has come that the command has not read yet.
 pub(crate) fn is_pending() -> bool {
-    taken().is_some_and(|fd| {
-        let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
-        poll(&mut fds, PollTimeout::ZERO) == Ok(1)
-    })
+    readable([taken()], Some(Duration::ZERO)) == Ok([true])
 }
 
 /// Turns a signal into a flag, for work that checks a flag to know when to stop.

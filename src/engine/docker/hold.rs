@@ -7,7 +7,6 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use fs_err as fs;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::container::AGENT_SOCKET;
 use super::{ContainerTree, Service};
@@ -21,11 +20,12 @@ use crate::engine::{Container, Usage};
 use crate::rocm::gpu::probe::AccessLayer;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_exists};
 use crate::sys::frames;
+use crate::sys::readable::readable;
 
 /// Limit from the start of a container until its agent answers.
 const START: Duration = Duration::from_secs(60);
-/// Polling interval for a container that does not answer, in ms.
-const PERIOD: u16 = 200;
+/// Polling interval for a container that does not answer.
+const PERIOD: Duration = Duration::from_millis(200);
 /// How long a service may be down when a container has ended.
 const RESTART: Duration = Duration::from_secs(60);
 /// How long to wait for a service to finish making a container that nobody wants any more.
@@ -140,7 +140,7 @@ fn wait(service: &Service, name: &str) -> Result<()> {
     loop {
         match service.wait(name, GRACE) {
             Err(error) if error.kind() == Kind::Unavailable && Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(PERIOD.into()));
+                std::thread::sleep(PERIOD);
             }
             other => return other,
         }
@@ -171,13 +171,8 @@ fn refused_node(error: Error, container: &Container) -> Error {
 fn accept(entrance: &UnixListener, service: &Service, name: &str) -> Result<UnixStream> {
     let deadline = Instant::now() + START;
     loop {
-        let mut fds = [PollFd::new(entrance.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut fds, PollTimeout::from(PERIOD)) {
-            Ok(0) | Err(nix::Error::EINTR) => {}
-            other => {
-                other?;
-                return Ok(entrance.accept()?.0);
-            }
+        if readable([Some(entrance.as_fd())], Some(PERIOD))? == [true] {
+            return Ok(entrance.accept()?.0);
         }
         let state = service.state(name)?;
         if !state.as_ref().is_some_and(|state| state.running) || Instant::now() > deadline {

@@ -33,13 +33,13 @@ use std::time::{Duration, Instant};
 
 use bollard::ClientVersion;
 use bollard::errors::Error as Refusal;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::runtime::Runtime;
 
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::readable::readable;
 use crate::sys::{signals, userns};
 
 /// Limit for answers that need no work.
@@ -359,17 +359,13 @@ fn in_dockers_words<T: DeserializeOwned>(answer: &str) -> Option<T> {
 async fn interrupted(starter: Option<&(OwnedFd, Duration)>) {
     let grace = starter.map_or(Duration::ZERO, |(_, grace)| *grace);
     let starter = starter.map(|(socket, _)| socket.as_fd());
-    let watched: Vec<_> = signals::taken().into_iter().chain(starter).collect();
-    if watched.is_empty() {
+    let watched = [signals::taken(), starter];
+    if watched.iter().flatten().count() == 0 {
         return std::future::pending().await;
     }
     loop {
         tokio::time::sleep(LOOK).await;
-        let mut fds: Vec<_> = watched
-            .iter()
-            .map(|fd| PollFd::new(*fd, PollFlags::POLLIN))
-            .collect();
-        if matches!(poll(&mut fds, PollTimeout::ZERO), Ok(1..)) {
+        if readable(watched, Some(Duration::ZERO)).is_ok_and(|ready| ready.contains(&true)) {
             return tokio::time::sleep(grace).await;
         }
     }

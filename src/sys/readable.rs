@@ -1,0 +1,31 @@
+//! Owns waiting for descriptors to become readable.
+
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+/// Waits until one of the descriptors is readable or at its end, without `limit` for any time. Returns which of them are.
+pub(crate) fn readable<const N: usize>(
+    descriptors: [Option<BorrowedFd<'_>>; N],
+    limit: Option<Duration>,
+) -> nix::Result<[bool; N]> {
+    let given = descriptors.iter().flatten();
+    let mut fds: Vec<PollFd<'_>> = given
+        .map(|fd| PollFd::new(*fd, PollFlags::POLLIN))
+        .collect();
+    // Round up, so as not to spin through the last millisecond.
+    let timeout = limit.map_or(PollTimeout::NONE, |limit| {
+        PollTimeout::try_from(limit.as_nanos().div_ceil(1_000_000)).unwrap_or(PollTimeout::MAX)
+    });
+    while let Err(error) = poll(&mut fds, timeout) {
+        if error != Errno::EINTR {
+            return Err(error);
+        }
+    }
+    let mut fds = fds.iter();
+    Ok(descriptors.map(|descriptor| {
+        descriptor.is_some() && fds.next().is_some_and(|fd| fd.any().unwrap_or(true))
+    }))
+}
