@@ -7,9 +7,9 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use nix::dir::Dir;
-use nix::fcntl::{AtFlags, OFlag};
+use nix::fcntl::OFlag;
 use nix::sys::stat::{Mode, SFlag, fchmod, fstat, mkdirat};
-use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, fchownat, unlinkat};
+use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, unlinkat};
 
 pub(crate) use crate::plan::resolve::BuildUser;
 use crate::sys::beneath;
@@ -51,14 +51,7 @@ impl BuildUser {
         )
         .context(|| format!("cannot open `/{parent}` of the image"))?;
         match mkdirat(&parent, name, Mode::from_bits_truncate(0o755)) {
-            Ok(()) => fchownat(
-                &parent,
-                name,
-                Some(Uid::from_raw(self.uid)),
-                Some(Gid::from_raw(self.gid)),
-                AtFlags::AT_SYMLINK_NOFOLLOW,
-            )
-            .context(|| format!("cannot give `{}` to the build user", self.home)),
+            Ok(()) => self.give_home(&parent, name),
             Err(nix::Error::EEXIST) => self.take_home(&parent, name),
             Err(error) => {
                 Err(error).context(|| format!("cannot make `{}` in the image", self.home))
@@ -74,14 +67,12 @@ impl BuildUser {
         if self.uid == 0 || fstat(&home)?.st_uid != 0 || !is_bare(home, MAX_DEPTH) {
             return Ok(());
         }
-        fchownat(
-            parent,
-            name,
-            Some(Uid::from_raw(self.uid)),
-            Some(Gid::from_raw(self.gid)),
-            AtFlags::AT_SYMLINK_NOFOLLOW,
-        )
-        .context(|| format!("cannot give `{}` to the build user", self.home))
+        self.give_home(parent, name)
+    }
+
+    fn give_home(&self, parent: &OwnedFd, name: &str) -> Result<()> {
+        beneath::set_owner(parent, name, self.uid, self.gid)
+            .context(|| format!("cannot give `{}` to the build user", self.home))
     }
 }
 

@@ -66,6 +66,25 @@ pub struct Bind {
     pub view: Option<View>,
 }
 
+impl Bind {
+    pub(crate) fn writable(source: impl Into<PathBuf>, target: impl Into<String>) -> Self {
+        Self {
+            source: source.into(),
+            target: target.into(),
+            read_only: false,
+            is_real: false,
+            view: None,
+        }
+    }
+
+    pub(crate) fn read_only(source: impl Into<PathBuf>, target: impl Into<String>) -> Self {
+        Self {
+            read_only: true,
+            ..Self::writable(source, target)
+        }
+    }
+}
+
 /// A view of a directory: an overlay on it, mounted by the holder in its own mount namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct View {
@@ -106,13 +125,10 @@ impl Container {
             return Ok(());
         };
         let (source, targets) = given.install(tree, run)?;
-        self.binds.extend(targets.into_iter().map(|target| Bind {
-            source: source.clone(),
-            target,
-            read_only: true,
-            is_real: false,
-            view: None,
-        }));
+        let binds = targets
+            .into_iter()
+            .map(|target| Bind::read_only(&source, target));
+        self.binds.extend(binds);
         Ok(())
     }
 }

@@ -74,13 +74,10 @@ impl ContainerContext<'_> {
             packages: matches!(step.action, crate::plan::resolve::Action::Packages(_)),
         };
         let mut container = self.build(&volumes, views, root, options)?;
-        container.binds.push(Bind {
-            source: self.env.run_dir().join(pins::NAME),
-            target: pins::INSIDE.to_owned(),
-            read_only: false,
-            is_real: false,
-            view: None,
-        });
+        container.binds.push(Bind::writable(
+            self.env.run_dir().join(pins::NAME),
+            pins::INSIDE,
+        ));
         Ok(container)
     }
 
@@ -122,32 +119,14 @@ impl ContainerContext<'_> {
             let directory = run.join(name);
             fs::create_dir_all(&directory)?;
             fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o1777))?;
-            binds.push(Bind {
-                source: directory,
-                target: target.to_owned(),
-                read_only: false,
-                is_real: false,
-                view: None,
-            });
+            binds.push(Bind::writable(directory, target));
         }
         let fifo = run.join(FIFO);
         jobserver::make_fifo(&fifo)?;
-        binds.push(Bind {
-            source: fifo,
-            target: jobserver::INSIDE.to_owned(),
-            read_only: false,
-            is_real: false,
-            view: None,
-        });
+        binds.push(Bind::writable(fifo, jobserver::INSIDE));
         let program = run.join(ninja::NAME);
         if spec.resources.ninja && program.exists() {
-            binds.push(Bind {
-                source: program,
-                target: ninja::INSIDE.to_owned(),
-                read_only: true,
-                is_real: false,
-                view: None,
-            });
+            binds.push(Bind::read_only(program, ninja::INSIDE));
         }
         for volume in volumes {
             let (source, view) = match views.get(&volume.name) {

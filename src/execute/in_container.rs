@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use fs_err as fs;
-use nix::fcntl::AtFlags;
 
 use super::sha256sums::{Exported, Manifest};
 pub(crate) use crate::engine::docker::UNPACK as LAYER;
 use crate::image::oci::layers::{Deletions, Layers};
 use crate::image::tar::unpack::{Devices, Limits, UnpackOptions};
+use crate::sys::beneath;
 use crate::sys::checksum;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::tree::listing::{Content, ListingEntry, PathState, path_state};
@@ -152,14 +152,8 @@ fn make_parents(path: &Path, uid: u32, gid: u32) -> Result<()> {
 }
 
 fn own(path: &Path, uid: u32, gid: u32) -> Result<()> {
-    nix::unistd::fchownat(
-        nix::fcntl::AT_FDCWD,
-        path,
-        Some(uid.into()),
-        Some(gid.into()),
-        AtFlags::AT_SYMLINK_NOFOLLOW,
-    )
-    .context(|| format!("cannot give `{}` to the build user", path.display()))
+    beneath::set_owner(nix::fcntl::AT_FDCWD, path, uid, gid)
+        .context(|| format!("cannot give `{}` to the build user", path.display()))
 }
 
 /// `__export [TARGET FROM]...`: copies files and directories into output volumes and writes their manifests.

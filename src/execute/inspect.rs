@@ -12,7 +12,7 @@ use crate::engine::docker::Service;
 use crate::plan::record::Snapshot;
 use crate::store::snapshot::no_snapshot;
 use crate::store::{LockedEnv, Store};
-use crate::sys::error::Result;
+use crate::sys::error::{Result, if_exists};
 use crate::tree::{Method, overlay};
 
 /// What happened to a path.
@@ -162,7 +162,7 @@ fn live(store: &Store, env: &mut LockedEnv<'_>) -> Result<PathBuf> {
 
 fn entries(directory: &Path) -> Result<BTreeMap<OsString, std::fs::Metadata>> {
     let mut found = BTreeMap::new();
-    for entry in fs::read_dir(directory)? {
+    for entry in if_exists(fs::read_dir(directory))?.into_iter().flatten() {
         let entry = entry?;
         found.insert(entry.file_name(), entry.metadata()?);
     }
@@ -187,7 +187,8 @@ fn compare(before: &Path, after: &Path, path: &Path, changes: &mut Vec<PathChang
             (None, Some(found)) => {
                 add(ChangeKind::Added, changes);
                 if found.is_dir() {
-                    compare_with_nothing(&after.join(name), &path, changes)?;
+                    // Nothing of that name was there before.
+                    compare(&before.join(name), &after.join(name), &path, changes)?;
                 }
             }
             (Some(a), Some(b)) if a.is_dir() && b.is_dir() => {
@@ -206,24 +207,6 @@ fn compare(before: &Path, after: &Path, path: &Path, changes: &mut Vec<PathChang
                 }
             }
             (None, None) => {}
-        }
-    }
-    Ok(())
-}
-
-fn compare_with_nothing(
-    directory: &Path,
-    path: &Path,
-    changes: &mut Vec<PathChange>,
-) -> Result<()> {
-    for (name, found) in entries(directory)? {
-        let inner = path.join(&name);
-        changes.push(PathChange {
-            kind: ChangeKind::Added,
-            path: inner.clone(),
-        });
-        if found.is_dir() {
-            compare_with_nothing(&directory.join(&name), &inner, changes)?;
         }
     }
     Ok(())

@@ -10,6 +10,7 @@ use nix::NixPath;
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstatat};
+use nix::unistd::fchownat;
 
 use crate::sys::error::{Result, ResultExt as _};
 
@@ -94,6 +95,17 @@ pub(crate) fn open_below(root: impl AsFd, below: &Path) -> nix::Result<OwnedFd> 
 /// Reads the metadata of an entry, never of a link's target.
 pub(crate) fn stat<P: ?Sized + NixPath>(parent: impl AsFd, name: &P) -> nix::Result<FileStat> {
     fstatat(parent, name, AtFlags::AT_SYMLINK_NOFOLLOW)
+}
+
+/// Sets the owner of an entry, never of a link's target.
+pub(crate) fn set_owner<P: ?Sized + NixPath>(
+    parent: impl AsFd,
+    name: &P,
+    uid: u32,
+    gid: u32,
+) -> nix::Result<()> {
+    let (uid, gid) = (Some(uid.into()), Some(gid.into()));
+    fchownat(parent, name, uid, gid, AtFlags::AT_SYMLINK_NOFOLLOW)
 }
 
 pub(crate) fn kind(stat: &FileStat) -> SFlag {

@@ -9,10 +9,9 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, ResolveFlag, renameat};
+use nix::fcntl::{OFlag, ResolveFlag, renameat};
 use nix::sys::stat::{Mode, fchmod, fstat, futimens};
 use nix::sys::time::TimeSpec;
-use nix::unistd::fchownat;
 
 use super::listing::{Content, ListingEntry, PERMISSIONS, split};
 use super::transfer::Transport;
@@ -270,13 +269,7 @@ impl Writer {
 
     fn set_owner(&self, directory: BorrowedFd<'_>, name: &CStr) -> nix::Result<()> {
         match self.owner {
-            Some((uid, gid)) => fchownat(
-                directory,
-                name,
-                Some(uid.into()),
-                Some(gid.into()),
-                AtFlags::AT_SYMLINK_NOFOLLOW,
-            ),
+            Some((uid, gid)) => beneath::set_owner(directory, name, uid, gid),
             None => Ok(()),
         }
     }

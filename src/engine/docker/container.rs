@@ -265,20 +265,8 @@ fn body(
     service: &Service,
 ) -> Result<ContainerCreateBody> {
     let own = [
-        Bind {
-            source: program.to_owned(),
-            target: nspawn::PROGRAM.to_owned(),
-            read_only: true,
-            is_real: false,
-            view: None,
-        },
-        Bind {
-            source: agent.to_owned(),
-            target: AGENT_DIRECTORY.to_owned(),
-            read_only: false,
-            is_real: false,
-            view: None,
-        },
+        Bind::read_only(program, nspawn::PROGRAM),
+        Bind::writable(agent, AGENT_DIRECTORY),
     ];
     let mut mounts = Vec::new();
     for bind in own.iter().chain(&container.binds) {

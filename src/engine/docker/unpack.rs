@@ -45,21 +45,12 @@ impl Service {
     pub fn unpack(&self, what: &Unpack<'_>, look: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         let name = &what.place.name;
         fs_err::write(what.report, "")?;
-        let bind = |source: &Path, target: &str, read_only| {
-            let bind = Bind {
-                source: source.to_owned(),
-                target: target.to_owned(),
-                read_only,
-                is_real: false,
-                view: None,
-            };
-            mount(&bind, self.flavour)
-        };
+        let bind = |bind: Bind| mount(&bind, self.flavour);
         let host = HostConfig {
             mounts: Some(vec![
-                bind(what.program, nspawn::PROGRAM, true)?,
-                bind(what.archive, LAYER, true)?,
-                bind(what.report, REPORT, false)?,
+                bind(Bind::read_only(what.program, nspawn::PROGRAM))?,
+                bind(Bind::read_only(what.archive, LAYER))?,
+                bind(Bind::writable(what.report, REPORT))?,
             ]),
             tmpfs: Some([("/run".to_owned(), "rw,nosuid,nodev,mode=755".to_owned())].into()),
             network_mode: Some("none".to_owned()),

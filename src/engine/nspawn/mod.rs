@@ -90,13 +90,7 @@ mod tests {
         Container {
             id: "rockenv-a-1".into(),
             root: super::super::Root::Directory("/tree".into()),
-            binds: vec![Bind {
-                source: "/src/a:b\\c".into(),
-                target: "/therock/src".into(),
-                read_only: true,
-                is_real: false,
-                view: None,
-            }],
+            binds: vec![Bind::read_only("/src/a:b\\c", "/therock/src")],
             keep_groups: false,
             devices: vec![Device {
                 path: "/dev/kfd".into(),

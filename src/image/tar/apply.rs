@@ -6,7 +6,6 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::AtomicBool;
 
 use nix::errno::Errno;
-use nix::fcntl::AtFlags;
 use nix::sys::stat::{FchmodatFlags, Mode, UtimensatFlags};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, Uid};
@@ -62,15 +61,7 @@ impl Unpacker<'_> {
         let is_link = matches!(entry.kind, TarEntryKind::Symlink(_));
         let parent = self.parent().try_clone_to_owned().context(fail)?;
         if self.options.ownership {
-            let (owner, group) = (Uid::from_raw(entry.uid), Gid::from_raw(entry.gid));
-            nix::unistd::fchownat(
-                &parent,
-                name,
-                Some(owner),
-                Some(group),
-                AtFlags::AT_SYMLINK_NOFOLLOW,
-            )
-            .context(fail)?;
+            beneath::set_owner(&parent, name, entry.uid, entry.gid).context(fail)?;
         }
         if !is_link {
             let mode = Mode::from_bits_truncate(entry.mode);

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{Examination, Fix, Inventory, Read};
+use super::{Examination, Fix, Inventory};
 use crate::engine::docker::{Flavour, Service};
 use crate::store::Store;
 use crate::sys::error::Result;
@@ -54,9 +54,8 @@ impl Store {
 impl Examination<'_> {
     pub(super) fn containers(&mut self) {
         for container in &self.store.containers {
-            let known = self.store.envs.values().any(
-                |env| matches!(&env.record, Read::Fine(record) if *record.id == *container.env),
-            );
+            let mut records = self.store.fine_records();
+            let known = records.any(|(_, record)| *record.id == *container.env);
             if known || self.store.trees.contains(container.tree.as_str()) {
                 continue;
             }

@@ -36,6 +36,31 @@ pub enum Read<T> {
     Fine(T),
 }
 
+impl Inventory {
+    /// Returns a layer that can be read.
+    pub(super) fn layer(&self, id: &str) -> Option<&Layer> {
+        self.layers.get(id)?.layer.fine()
+    }
+
+    pub(super) fn fine_layers(&self) -> impl Iterator<Item = &Layer> {
+        self.layers.values().filter_map(|item| item.layer.fine())
+    }
+
+    pub(super) fn fine_records(&self) -> impl Iterator<Item = (&EnvName, &Record)> {
+        let envs = self.envs.iter();
+        envs.filter_map(|(name, env)| Some((name, env.record.fine()?)))
+    }
+}
+
+impl<T> Read<T> {
+    pub(super) fn fine(&self) -> Option<&T> {
+        match self {
+            Self::Fine(content) => Some(content),
+            Self::Absent | Self::Damaged(_) | Self::Foreign(_) => None,
+        }
+    }
+}
+
 /// Everything in a store.
 #[derive(Clone, Debug)]
 pub struct Inventory {

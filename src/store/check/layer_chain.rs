@@ -65,10 +65,7 @@ impl Inventory {
             if !seen.insert(id) {
                 return true;
             }
-            next = match self.layers.get(id).map(|item| &item.layer) {
-                Some(Read::Fine(layer)) => layer.parent.as_deref(),
-                _ => None,
-            };
+            next = self.layer(id).and_then(|layer| layer.parent.as_deref());
         }
         false
     }
@@ -87,10 +84,8 @@ impl Inventory {
                 }
             }
             steps += 1;
-            next = match self.layers.get(id).map(|item| &item.layer) {
-                Some(Read::Fine(layer)) if steps <= self.layers.len() => layer.parent.as_deref(),
-                _ => None,
-            };
+            let layer = self.layer(id).filter(|_| steps <= self.layers.len());
+            next = layer.and_then(|layer| layer.parent.as_deref());
         }
         None
     }

@@ -334,13 +334,8 @@ impl Examination<'_> {
 
     fn missing_image(&mut self, object: &str, record: &Record) {
         // A layer keeps the image that it was made on; the env may have a newer one.
-        let mut keys: BTreeSet<&str> = record
-            .layers()
-            .filter_map(|id| match &self.store.layers.get(id.as_str())?.layer {
-                Read::Fine(layer) => Some(layer.image_key.as_str()),
-                _ => None,
-            })
-            .collect();
+        let layers = record.layers().filter_map(|id| self.store.layer(id));
+        let mut keys: BTreeSet<&str> = layers.map(|layer| layer.image_key.as_str()).collect();
         if record.head.layer.is_none() {
             keys.insert(&record.image_key);
         }
@@ -363,12 +358,8 @@ impl Examination<'_> {
             let id = volume.split('-').next().unwrap_or_default();
             let owner = self
                 .store
-                .envs
-                .iter()
-                .find_map(|(name, env)| match &env.record {
-                    Read::Fine(record) if record.id == id => Some((name, record)),
-                    _ => None,
-                });
+                .fine_records()
+                .find(|(_, record)| record.id == id);
             let object = format!("volume `{volume}`");
             match owner {
                 Some((name, record)) => {
@@ -523,10 +514,8 @@ impl Inventory {
 
     /// A missing live tree may have become a layer that the record does not name yet.
     fn adopt_published(&self, record: &mut Record, tree: &TreeId) {
-        let layer = self.layers.values().find_map(|item| match &item.layer {
-            Read::Fine(layer) if layer.tree.as_ref() == Some(tree) => Some(layer),
-            _ => None,
-        });
+        let mut layers = self.fine_layers();
+        let layer = layers.find(|layer| layer.tree.as_ref() == Some(tree));
         if let Some(layer) = layer
             && self.chain_fault(&layer.id).is_none()
         {

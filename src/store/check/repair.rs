@@ -273,13 +273,8 @@ fn rebuild(store: &Store, name: &EnvName) -> Result<Option<String>> {
 }
 
 fn record_from(inventory: &Inventory, name: &EnvName, spec: &Spec) -> Result<Option<Record>> {
-    let layers: Vec<&Layer> = inventory
-        .layers
-        .values()
-        .filter_map(|item| match &item.layer {
-            Read::Fine(layer) => Some(layer),
-            _ => None,
-        })
+    let layers = inventory.fine_layers();
+    let layers: Vec<&Layer> = layers
         .filter(|layer| inventory.chain_fault(&layer.id).is_none())
         .collect();
     let mut snapshots = Vec::new();
@@ -336,14 +331,8 @@ fn record_from(inventory: &Inventory, name: &EnvName, spec: &Spec) -> Result<Opt
 /// Finds the id of a lost record: from its layers, except those shared with other envs, or else from its volumes and
 /// manual snapshots if no other env can own them.
 fn owner(inventory: &Inventory, name: &EnvName, snapshots: &[(&&Layer, String)]) -> Option<EnvId> {
-    let known: BTreeSet<&EnvId> = inventory
-        .envs
-        .values()
-        .filter_map(|env| match &env.record {
-            Read::Fine(record) => Some(&record.id),
-            _ => None,
-        })
-        .collect();
+    let records = inventory.fine_records();
+    let known: BTreeSet<&EnvId> = records.map(|(_, record)| &record.id).collect();
     let snapshots = snapshots.iter().rev();
     let mut made = snapshots.filter_map(|(layer, _)| layer.env.as_ref());
     if let Some(id) = made.find(|id| !known.contains(id)) {
@@ -368,30 +357,17 @@ fn owner(inventory: &Inventory, name: &EnvName, snapshots: &[(&&Layer, String)])
 impl Inventory {
     /// Returns the layers that no step makes again and no record needs.
     fn nameless(&self) -> impl Iterator<Item = &Layer> {
-        let records = self.envs.values().filter_map(|env| match &env.record {
-            Read::Fine(record) => Some(record),
-            _ => None,
-        });
         let mut named = BTreeSet::new();
-        for top in records.flat_map(Record::layers) {
+        for top in self.fine_records().flat_map(|(_, record)| record.layers()) {
             let mut next = Some(top);
             while let Some(id) = next
                 && named.insert(id)
             {
-                next = match self.layers.get(id.as_str()).map(|item| &item.layer) {
-                    Some(Read::Fine(layer)) => layer.parent.as_ref(),
-                    _ => None,
-                };
+                next = self.layer(id).and_then(|layer| layer.parent.as_ref());
             }
         }
-        self.layers
-            .values()
-            .filter_map(move |item| match &item.layer {
-                Read::Fine(layer) if layer.key.is_none() && !named.contains(&layer.id) => {
-                    Some(layer)
-                }
-                _ => None,
-            })
+        self.fine_layers()
+            .filter(move |layer| layer.key.is_none() && !named.contains(&layer.id))
     }
 }
 
@@ -406,13 +382,9 @@ fn adopt_volumes(
 ) -> Result<Vec<PathBuf>> {
     let damaged = String::from_utf8_lossy(damaged);
     let is_in_layer = |id: &VolumeId| {
-        let layers = inventory.layers.values();
-        let mut fine = layers.filter_map(|item| match &item.layer {
-            Read::Fine(layer) => Some(layer),
-            _ => None,
-        });
         let live = VolumeState::Live(Some(id.clone()));
-        fine.any(|layer| layer.volumes.values().any(|state| *state == live))
+        let mut layers = inventory.fine_layers();
+        layers.any(|layer| layer.volumes.values().any(|state| *state == live))
     };
     let place = store.root().join("volumes");
     let mut found: BTreeMap<VolumeName, Vec<VolumeId>> = BTreeMap::new();
