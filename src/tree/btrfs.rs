@@ -327,7 +327,7 @@ pub(super) fn destroy(parent: BorrowedFd<'_>, name: &CStr) -> nix::Result<u64> {
             other => other?,
         };
         // A read-only subvolume refuses deletions inside it.
-        write_read_only(subvolume.as_fd(), false)?;
+        make_writable(subvolume.as_fd())?;
         queue.extend(nested(subvolume.as_fd())?);
         ids.push(id);
     }
@@ -355,7 +355,15 @@ pub(super) fn destroy(parent: BorrowedFd<'_>, name: &CStr) -> nix::Result<u64> {
 
 /// Makes the subvolume of `fd` writable, so that it can be emptied.
 pub(super) fn make_writable(fd: BorrowedFd<'_>) -> nix::Result<()> {
-    write_read_only(fd, false)
+    let mut flags = 0;
+    // SAFETY: `flags` is a valid place for the integer that the kernel writes.
+    unsafe { ioctl::get_flags(fd.as_raw_fd(), &raw mut flags) }?;
+    if flags & SNAPSHOT_READ_ONLY != 0 {
+        flags &= !SNAPSHOT_READ_ONLY;
+        // SAFETY: `flags` is an integer that outlives the call.
+        unsafe { ioctl::set_flags(fd.as_raw_fd(), &raw const flags) }?;
+    }
+    Ok(())
 }
 
 /// Waits until the kernel has freed the space of deleted subvolumes, up to a time limit.
@@ -453,27 +461,6 @@ fn open_by_id(fd: BorrowedFd<'_>, id: u64) -> nix::Result<OwnedFd> {
     let opened = Errno::result(opened)?;
     // SAFETY: the call above returned a new descriptor that nothing else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(opened) })
-}
-
-fn flags(fd: BorrowedFd<'_>) -> nix::Result<u64> {
-    let mut flags = 0;
-    // SAFETY: `flags` is a valid place for the integer that the kernel writes.
-    unsafe { ioctl::get_flags(fd.as_raw_fd(), &raw mut flags) }?;
-    Ok(flags)
-}
-
-fn write_read_only(fd: BorrowedFd<'_>, read_only: bool) -> nix::Result<()> {
-    let old = flags(fd)?;
-    let new = if read_only {
-        old | SNAPSHOT_READ_ONLY
-    } else {
-        old & !SNAPSHOT_READ_ONLY
-    };
-    if new != old {
-        // SAFETY: `new` is an integer that outlives the call.
-        unsafe { ioctl::set_flags(fd.as_raw_fd(), &raw const new) }?;
-    }
-    Ok(())
 }
 
 fn padded<const N: usize>(name: &CStr) -> Result<[u8; N]> {

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::Inventory;
+use super::units::with_parents;
 use crate::plan::ids::{EnvName, ImageKey, LayerId};
 use crate::plan::record::{Origin, Record, Snapshot};
 
@@ -158,16 +159,7 @@ impl Roots {
             }
         }
         // Parents of a manual snapshot go together with it.
-        let mut named = BTreeSet::new();
-        for top in recorded {
-            let mut next = Some(top);
-            while let Some(id) = next
-                && named.insert(id)
-            {
-                let item = inventory.layers.get(id);
-                next = item.and_then(|item| item.layer.parent.as_ref());
-            }
-        }
+        let named = with_parents(inventory, recorded.into_iter());
         for (id, item) in &inventory.layers {
             if item.layer.key.is_none() && !named.contains(id) {
                 roots.layer(inventory, id, &Why::Nameless);

@@ -245,7 +245,7 @@ fn layers<'a>(
 }
 
 /// Returns layers and everything below them.
-fn with_parents<'a>(
+pub(super) fn with_parents<'a>(
     inventory: &'a Inventory,
     tops: impl Iterator<Item = &'a LayerId>,
 ) -> BTreeSet<&'a LayerId> {

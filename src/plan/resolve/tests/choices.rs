@@ -33,11 +33,8 @@ fn chosen(
     from: Option<&str>,
 ) -> crate::sys::error::Result<(String, String, Option<u64>)> {
     let text = format!("schema = 1\nimage = \"x\"\ntargets = [\"gfx1103\"]\n{CHOICES}");
-    let inputs = Inputs {
-        variant: variant.map(str::to_owned),
-        from: from.map(str::to_owned),
-        ..inputs()
-    };
+    let inputs = inputs!(variant: variant.map(str::to_owned),
+        from: from.map(str::to_owned));
     let spec = resolve(&profile(&text), &inputs)?;
     let steps = spec.steps.iter().map(|step| match &step.action {
         Action::Run { script, .. } => format!("{}: {script}", step.name),
@@ -108,11 +105,8 @@ fn targets_of_one_machine_share_what_is_built_for_all_of_them() {
     let text = format!("schema = 1\nimage = \"x\"\n{CHOICES}")
         .replace("run = \"make ${flags}\"", "run = \"make ${target}\"");
     let of = |target: &str, machine: &[&str]| {
-        let inputs = Inputs {
-            targets: targets(&[target]),
-            machine_targets: targets(machine),
-            ..inputs()
-        };
+        let inputs = inputs!(targets: targets(&[target]),
+            machine_targets: targets(machine));
         keys(&text, &inputs)
     };
     let both = ["gfx1201", "gfx1103"];
@@ -146,11 +140,8 @@ run = "d"
     let run = |names: &[&str], engine| {
         let spec = spec(
             text,
-            &Inputs {
-                targets: targets(names),
-                engine,
-                ..inputs()
-            },
+            &inputs!(targets: targets(names),
+                engine),
         );
         let steps: Vec<_> = spec.steps.into_iter().map(|step| step.name).collect();
         let skipped: Vec<_> = spec
@@ -182,11 +173,8 @@ run = "d"
         "[[step]]\nname = \"igpu\"\nwhen = { family = [\"igpu-all\"] }\nrun = \"b\"\n",
         "",
     );
-    let docker = Inputs {
-        targets: targets(&["gfx1100"]),
-        engine: Engine::Docker,
-        ..inputs()
-    };
+    let docker = inputs!(targets: targets(&["gfx1100"]),
+        engine: Engine::Docker);
     assert_eq!(keys(text, &docker), keys(&without, &docker));
 }
 
@@ -198,10 +186,7 @@ fn without_a_gpu_its_steps_are_left_out_and_later_keys_are_the_same() {
     let with = spec(TEXT, &inputs());
     let without = spec(
         TEXT,
-        &Inputs {
-            without_gpu: Some("this machine has no GPU".to_owned()),
-            ..inputs()
-        },
+        &inputs!(without_gpu: Some("this machine has no GPU".to_owned())),
     );
     assert_eq!(without.skipped.len(), 1);
     assert_eq!(without.skipped[0].reason, "this machine has no GPU");
@@ -212,11 +197,8 @@ fn without_a_gpu_its_steps_are_left_out_and_later_keys_are_the_same() {
     let at_test = |fix: &str, without_gpu: Option<&str>| {
         let mut facts = super::fix(fix);
         facts.from_step = Some("test".to_owned());
-        let inputs = Inputs {
-            hooks: [("fix".to_owned(), facts)].into(),
-            without_gpu: without_gpu.map(str::to_owned),
-            ..inputs()
-        };
+        let inputs = inputs!(hooks: [("fix".to_owned(), facts)].into(),
+            without_gpu: without_gpu.map(str::to_owned));
         spec(TEXT, &inputs).step("export").unwrap().key.clone()
     };
     assert_eq!(at_test("h1", None), at_test("h1", Some("none here")));
@@ -266,14 +248,11 @@ run = "make"
 fn a_variant_brings_hooks_parts_and_an_amount_of_disk() {
     let of = |variant: &str, from: Option<&str>, more: Option<&str>| {
         let given = more.map(|more| ("more".to_owned(), more.to_owned()));
-        let inputs = Inputs {
-            targets: targets(&["gfx1103"]),
+        let inputs = inputs!(targets: targets(&["gfx1103"]),
             variant: Some(variant.to_owned()),
             from: from.map(str::to_owned),
             params: given.into_iter().collect(),
-            hooks: [("fix".to_owned(), fix("h1")), ("two".to_owned(), fix("h2"))].into(),
-            ..inputs()
-        };
+            hooks: [("fix".to_owned(), fix("h1")), ("two".to_owned(), fix("h2"))].into());
         resolve(&profile(PARTS), &inputs)
     };
     let hooks = |spec: &Spec| {
@@ -355,13 +334,10 @@ fn a_release_fills_in_what_is_empty() {
         ),
     ] {
         let pairs = params.iter();
-        let inputs = Inputs {
-            variant: variant.map(str::to_owned),
+        let inputs = inputs!(variant: variant.map(str::to_owned),
             params: pairs
                 .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
-                .collect(),
-            ..inputs()
-        };
+                .collect());
         let spec = resolve(&profile(RELEASES), &inputs).unwrap();
         let Action::Run { script: found, .. } = &spec.steps[0].action else {
             unreachable!("it runs")
@@ -372,17 +348,11 @@ fn a_release_fills_in_what_is_empty() {
             "{params:?}"
         );
     }
-    let unknown = Inputs {
-        params: [("version".to_owned(), "2".to_owned())].into(),
-        ..inputs()
-    };
+    let unknown = inputs!(params: [("version".to_owned(), "2".to_owned())].into());
     let error = resolve(&profile(RELEASES), &unknown).unwrap_err();
     assert_eq!(error.message(), "profile `p` has no release `2`");
     assert_eq!(error.help_text(), Some("choose 1.9 or 1.10"));
-    let bad = Inputs {
-        params: [("kind".to_owned(), "A B".to_owned())].into(),
-        ..inputs()
-    };
+    let bad = inputs!(params: [("kind".to_owned(), "A B".to_owned())].into());
     let error = resolve(&profile(RELEASES), &bad).unwrap_err();
     assert_has!(error.message(), "bad image name `base-A B`");
 }

@@ -17,10 +17,7 @@ step = [
 "#;
 
 fn hooked(one: HookFacts, two: HookFacts) -> crate::sys::error::Result<Spec> {
-    let inputs = Inputs {
-        hooks: [("one".to_owned(), one), ("two".to_owned(), two)].into(),
-        ..inputs()
-    };
+    let inputs = inputs!(hooks: [("one".to_owned(), one), ("two".to_owned(), two)].into());
     resolve(&profile(HOOKED), &inputs)
 }
 
@@ -91,10 +88,8 @@ fn hooks_are_left_out_or_refused() {
     let error = with(|facts| facts.applies.profiles = vec!["therock".to_owned()]);
     assert_has!(error, "is only for therock");
     let unread = HOOKED.replace(", inputs = [\"src\"]", "");
-    let inputs = Inputs {
-        hooks: [("one".to_owned(), fix("h")), ("two".to_owned(), fix("h"))].into(),
-        ..inputs()
-    };
+    let inputs =
+        inputs!(hooks: [("one".to_owned(), fix("h")), ("two".to_owned(), fix("h"))].into());
     let error = resolve(&profile(&unread), &inputs).unwrap_err();
     assert_has!(error.message(), "would never be applied");
 }

@@ -26,15 +26,7 @@ fn keys_stay_what_they_are() {
 
 #[test]
 fn targets_share_up_to_the_first_mention() {
-    let with = |name: &str| {
-        keys(
-            TEXT,
-            &Inputs {
-                targets: targets(&[name]),
-                ..inputs()
-            },
-        )
-    };
+    let with = |name: &str| keys(TEXT, &inputs!(targets: targets(&[name])));
     let (a, b) = (with("gfx1103"), with("gfx90a"));
     assert_eq!(shared(&a, &b), 2, "tools and files, but not configure");
     assert_eq!(
@@ -43,15 +35,7 @@ fn targets_share_up_to_the_first_mention() {
         "a target from the command line is the profile's"
     );
     let silent = TEXT.replace("GFX = \"${target}\"", "GFX = \"x\"");
-    let with = |name: &str| {
-        keys(
-            &silent,
-            &Inputs {
-                targets: targets(&[name]),
-                ..inputs()
-            },
-        )
-    };
+    let with = |name: &str| keys(&silent, &inputs!(targets: targets(&[name])));
     assert_eq!(
         with("gfx1103"),
         with("gfx90a"),
@@ -61,15 +45,7 @@ fn targets_share_up_to_the_first_mention() {
         "CCACHE_DIR = \"/cache/ccache\"",
         "CCACHE_DIR = \"/cache/${target}\"",
     );
-    let with = |name: &str| {
-        keys(
-            &early,
-            &Inputs {
-                targets: targets(&[name]),
-                ..inputs()
-            },
-        )
-    };
+    let with = |name: &str| keys(&early, &inputs!(targets: targets(&[name])));
     assert_eq!(shared(&with("gfx1103"), &with("gfx90a")), 0);
 }
 
@@ -100,18 +76,9 @@ fn what_is_not_content_is_in_no_key() {
         assert_eq!(keys(&text, &inputs()), before, "{new}");
     }
     for other in [
-        Inputs {
-            engine: Engine::Podman,
-            ..inputs()
-        },
-        Inputs {
-            host_home: "/root".into(),
-            ..inputs()
-        },
-        Inputs {
-            env_name: Some("other".to_owned()),
-            ..inputs()
-        },
+        inputs!(engine: Engine::Podman),
+        inputs!(host_home: "/root".into()),
+        inputs!(env_name: Some("other".to_owned())),
     ] {
         assert_eq!(keys(TEXT, &other), before, "{other:?}");
     }
@@ -165,55 +132,16 @@ fn what_is_content_changes_the_key_from_there_on() {
     }
     let some = |name: &str, value: &str| BTreeMap::from([(name.to_owned(), value.to_owned())]);
     for (other, kept) in [
+        (inputs!(image: BaseImage::Known("image-2".into())), 0),
+        (inputs!(file_digests: some("files:run.sh", "d2")), 1),
+        (inputs!(user: BuildUser::new(1001, 1000)), 1),
+        (inputs!(user: BuildUser::new(1000, 1001)), 1),
         (
-            Inputs {
-                image: BaseImage::Known("image-2".into()),
-                ..inputs()
-            },
-            0,
-        ),
-        (
-            Inputs {
-                file_digests: some("files:run.sh", "d2"),
-                ..inputs()
-            },
-            1,
-        ),
-        (
-            Inputs {
-                user: BuildUser::new(1001, 1000),
-                ..inputs()
-            },
-            1,
-        ),
-        (
-            Inputs {
-                user: BuildUser::new(1000, 1001),
-                ..inputs()
-            },
-            1,
-        ),
-        (
-            Inputs {
-                fingerprints: [("src".to_owned(), Fingerprint::Known("f2".to_owned()))].into(),
-                ..inputs()
-            },
+            inputs!(fingerprints: [("src".to_owned(), Fingerprint::Known("f2".to_owned()))].into()),
             2,
         ),
-        (
-            Inputs {
-                hooks: [("fix".to_owned(), fix("h2"))].into(),
-                ..inputs()
-            },
-            2,
-        ),
-        (
-            Inputs {
-                params: some("prefix", "/usr"),
-                ..inputs()
-            },
-            2,
-        ),
+        (inputs!(hooks: [("fix".to_owned(), fix("h2"))].into()), 2),
+        (inputs!(params: some("prefix", "/usr")), 2),
     ] {
         assert_eq!(shared(&before, &keys(TEXT, &other)), kept, "{other:?}");
     }
@@ -300,17 +228,14 @@ run = "f"
 /// Resolves [`CONFIGURED`] for a source, with TheRock's fingerprints of its two artifacts.
 fn configured(source: &str, llvm: Option<&str>, blas: Option<&str>) -> Vec<StepKey> {
     let print = |print: Option<&str>| print.map(str::to_owned);
-    let mut inputs = Inputs {
-        fingerprints: [
+    let mut inputs = inputs!(fingerprints: [
             ("src".to_owned(), Fingerprint::Known(source.to_owned())),
             (
                 "src/requirements.txt".to_owned(),
                 Fingerprint::Known("r1".to_owned()),
             ),
         ]
-        .into(),
-        ..inputs()
-    };
+        .into());
     let spec = resolve(&profile(CONFIGURED), &inputs).unwrap();
     assert_eq!(spec.open.as_deref(), Some("configure"));
     let step = spec.step("configure").unwrap();

@@ -1,5 +1,10 @@
 //! From profiles to specs; other files test keys, choices, hooks and refusals.
 
+/// Makes the tests' inputs with other values for some.
+macro_rules! inputs {
+    ($($field:ident $(: $value:expr)?),+) => { Inputs { $($field $(: $value)?,)+ ..inputs() } };
+}
+
 mod choices;
 mod hooks;
 mod keys;

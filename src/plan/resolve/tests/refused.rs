@@ -5,10 +5,7 @@ use crate::sys::error::Kind;
 
 #[test]
 fn errors_point_into_the_profile() {
-    let many = Inputs {
-        targets: targets(&["gfx1100", "gfx1103"]),
-        ..inputs()
-    };
+    let many = inputs!(targets: targets(&["gfx1100", "gfx1103"]));
     let error = resolve(&profile(TEXT), &many).unwrap_err();
     assert_eq!(error.kind(), Kind::Invalid);
     insta::assert_snapshot!(error.message(), @r#"
@@ -34,21 +31,11 @@ fn errors_point_into_the_profile() {
     "#);
 
     let some = |value: &str| BTreeMap::from([("prefix".to_owned(), value.to_owned())]);
-    let error = resolve(
-        &profile(TEXT),
-        &Inputs {
-            params: some("opt/../x"),
-            ..inputs()
-        },
-    )
-    .unwrap_err();
+    let error = resolve(&profile(TEXT), &inputs!(params: some("opt/../x"))).unwrap_err();
     assert_has!(error.message(), "`opt/../x` is not an absolute path");
     let error = resolve(
         &profile(TEXT),
-        &Inputs {
-            params: [("perfix".to_owned(), String::new())].into(),
-            ..inputs()
-        },
+        &inputs!(params: [("perfix".to_owned(), String::new())].into()),
     );
     let error = error.unwrap_err();
     assert_eq!(error.message(), "profile `p` has no parameter `perfix`");
@@ -56,18 +43,9 @@ fn errors_point_into_the_profile() {
     assert_eq!(error.kind(), Kind::Usage);
 
     for other in [
-        Inputs {
-            fingerprints: BTreeMap::new(),
-            ..inputs()
-        },
-        Inputs {
-            hooks: BTreeMap::new(),
-            ..inputs()
-        },
-        Inputs {
-            file_digests: BTreeMap::new(),
-            ..inputs()
-        },
+        inputs!(fingerprints: BTreeMap::new()),
+        inputs!(hooks: BTreeMap::new()),
+        inputs!(file_digests: BTreeMap::new()),
     ] {
         assert_eq!(
             resolve(&profile(TEXT), &other).unwrap_err().kind(),
@@ -76,15 +54,9 @@ fn errors_point_into_the_profile() {
     }
     // Volumes are known before the fingerprints that depend on them.
     assert_eq!(
-        volumes(
-            &profile(TEXT),
-            &Inputs {
-                fingerprints: BTreeMap::new(),
-                ..inputs()
-            }
-        )
-        .unwrap()
-        .len(),
+        volumes(&profile(TEXT), &inputs!(fingerprints: BTreeMap::new()))
+            .unwrap()
+            .len(),
         4
     );
 }
