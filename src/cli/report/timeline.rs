@@ -66,31 +66,18 @@ impl Axis {
     /// Returns round marks: the position from 0 to 1, and the milliseconds on the axis.
     pub(super) fn ticks(&self) -> Vec<(f64, i64)> {
         const SECOND: i64 = 1000;
-        const STEPS: [i64; 22] = [
-            10,
-            20,
-            50,
-            100,
-            200,
-            500,
-            SECOND,
-            2 * SECOND,
-            5 * SECOND,
-            10 * SECOND,
-            30 * SECOND,
-            60 * SECOND,
-            2 * 60 * SECOND,
-            5 * 60 * SECOND,
-            10 * 60 * SECOND,
-            30 * 60 * SECOND,
-            3600 * SECOND,
-            2 * 3600 * SECOND,
-            4 * 3600 * SECOND,
-            8 * 3600 * SECOND,
-            24 * 3600 * SECOND,
-            7 * 24 * 3600 * SECOND,
+        const MINUTE: i64 = 60 * SECOND;
+        const HOUR: i64 = 60 * MINUTE;
+        const UNITS: [(i64, &[i64]); 4] = [
+            (1, &[10, 20, 50, 100, 200, 500]),
+            (SECOND, &[1, 2, 5, 10, 30]),
+            (MINUTE, &[1, 2, 5, 10, 30]),
+            (HOUR, &[1, 2, 4, 8, 24, 7 * 24]),
         ];
-        let step = STEPS.into_iter().find(|step| self.length / step <= 6);
+        let units = UNITS.into_iter();
+        let mut steps =
+            units.flat_map(|(unit, counts)| counts.iter().map(move |count| count * unit));
+        let step = steps.find(|step| self.length / step <= 6);
         let step = step.unwrap_or_else(|| (self.length / 6).max(1));
         (0..=self.length / step)
             .map(|count| {
