@@ -13,7 +13,8 @@ shift 4
 # superproject holds, without submodules, which have commits of their own, and without what is only read.
 cd /therock/src
 tab=$(printf '\t')
-content=$(git ls-tree -r HEAD | grep -v -e '^160000 ' -e '[.]md$' -e "${tab}docs/" -e "${tab}[.]github/" | sha256sum)
+listed=$(git ls-tree -r HEAD)
+content=$(printf '%s\n' "$listed" | grep -v -e '^160000 ' -e '[.]md$' -e "${tab}docs/" -e "${tab}[.]github/" | sha256sum)
 git grep -l -E '^ *EXTERNAL_SOURCE_DIR +[.]$' -- '*/CMakeLists.txt' | while read -r file; do
     grep -q FPRINT_ "$file" && continue
     # To TheRock the directory's name is `.`.

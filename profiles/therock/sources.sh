@@ -3,7 +3,8 @@
 # Flags that this release's fetch_sources.py does not have are left out.
 
 set -eu
-set -- --depth 1 --jobs 8 $(sh /opt/rockenv/flags.sh 'python3 build_tools/fetch_sources.py' "$@")
+flags=$(sh /opt/rockenv/flags.sh 'python3 build_tools/fetch_sources.py' "$@")
+set -- --depth 1 --jobs 8 $flags
 mkdir -p ~/.cache
 ln -sfn /cache/dvc ~/.cache/therock-dvc
 # One fetch at a time: envs share the checkout.
@@ -16,7 +17,7 @@ fetched() {
     git rev-parse HEAD
     printf '%s\n' "$@"
     git diff HEAD -- .gitmodules patches
-    git ls-files --others -- patches
+    git ls-files --others -z -- patches | xargs -0 -r sha256sum
     git submodule foreach --quiet --recursive 'echo "$displaypath $(git rev-parse HEAD)"'
 }
 if fetched "$@" | cmp -s - .git/rockenv-fetched; then

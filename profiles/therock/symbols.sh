@@ -3,11 +3,12 @@
 
 set -eu
 project=$1
+limits=$(sh /opt/rockenv/limits.sh "$2" "$3" "$4" "$5")
 unset CMAKE_BUILD_PARALLEL_LEVEL
 
 # It is built anew, by this machine's limits.
 find /therock/build -maxdepth 6 -path "*/$project/stamp/build.stamp" -delete
-cmake -S /therock/src -B /therock/build "-D${project}_BUILD_TYPE=RelWithDebInfo" $(sh /opt/rockenv/limits.sh "$2" "$3" "$4" "$5")
+cmake -S /therock/src -B /therock/build "-D${project}_BUILD_TYPE=RelWithDebInfo" $limits
 cmake --build /therock/build --target "$project+dist"
 
 stage=$(find /therock/build -maxdepth 6 -type d -path "*/$project/stage" | head -n 1)

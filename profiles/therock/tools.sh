@@ -11,7 +11,7 @@ if [ -n "$missing" ]; then
     debian | ubuntu)
         # TheRock's README, and what its patchelf and ccache set-up need.
         export DEBIAN_FRONTEND=noninteractive
-        apt-get update
+        apt-get -o APT::Update::Error-Mode=any update
         apt-get install --yes --no-install-recommends \
             automake bison ca-certificates ccache cmake curl flex g++ gfortran git libegl1-mesa-dev libtool make ninja-build \
             pkg-config python3-dev python3-venv texinfo util-linux xxd

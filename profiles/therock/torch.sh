@@ -7,7 +7,10 @@ rm -rf /therock/out/torch
 export ROCM_SDK_TARGET_FAMILY="${targets%%;*}"
 # Where the sources are, in the words of this release.
 python=/home/builder/venv/bin/python
-where=$(sh /opt/rockenv/flags.sh "$python -B build_prod_wheels.py build" --root-checkout-dir 2>/dev/null)
+where=$(sh /opt/rockenv/flags.sh "$python -B build_prod_wheels.py build" --root-checkout-dir 2>/tmp/flags) || {
+    cat /tmp/flags >&2
+    exit 1
+}
 if [ -n "$where" ]; then
     where="$where /therock/torch"
 else

@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use nix::sys::signal::SigSet;
 use nix::unistd::AccessFlags;
 
 use crate::cli::help::{self, Unparsed};
@@ -157,6 +158,8 @@ fn own_subcommand() -> Option<ExitCode> {
 
 fn reap(arguments: &[String]) -> Result<()> {
     let root = arguments.first().ok_or_else(|| usage!("no store given"))?;
+    // The command that started it blocks signals, and a machine that shuts down must not wait for it.
+    SigSet::empty().thread_set_mask()?;
     // A terminal's Ctrl-C must not reach a process that only cleans up.
     let _: nix::Result<nix::unistd::Pid> = nix::unistd::setsid();
     match crate::store::Store::open_existing(root.as_ref())? {

@@ -202,6 +202,12 @@ impl Cgroup {
         })
     }
 
+    /// Returns whether it decides which devices may be opened: systemd's rules, or those of cgroup v1.
+    pub(crate) fn has_device_rules(&self) -> bool {
+        let mut controllers = self.directories.iter().map(|(controller, _)| controller);
+        self.unit.is_some() || controllers.any(|controller| controller == "devices")
+    }
+
     /// Makes the directories and sets the limits; scopes are made by [`Cgroup::launcher`] instead.
     ///
     /// Returns a sentence for each limit that this machine cannot enforce.

@@ -76,8 +76,12 @@ pub(crate) fn copy(arguments: &[String]) -> Result<()> {
         make_parents(&target, uid, gid)?;
         match entry.header().entry_type() {
             tar::EntryType::Directory => match fs::create_dir(&target) {
+                // It stays its owner's: for `/etc`, that must not be the build user.
                 Err(error)
-                    if error.kind() == std::io::ErrorKind::AlreadyExists && target.is_dir() => {}
+                    if error.kind() == std::io::ErrorKind::AlreadyExists && target.is_dir() =>
+                {
+                    continue;
+                }
                 other => other?,
             },
             tar::EntryType::Symlink => {

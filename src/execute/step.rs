@@ -19,14 +19,15 @@ pub(super) const PATH: &str =
     "/run/rockenv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Installs packages with the image's package manager. Refreshes the lists, because an image may be old, and removes
-/// them, because the next step refreshes them anyway.
+/// them, because the next step refreshes them anyway. A list that cannot be fetched is an error: what is installed without
+/// it would be older.
 const INSTALL: &str = r#"set -eu
 ca=/run/rockenv/ca-certificates.crt
 [ -e $ca ] || ca=
 if command -v apt-get >/dev/null; then
     export DEBIAN_FRONTEND=noninteractive
     set -- ${ca:+-o Acquire::https::CAInfo=$ca} -- "$@"
-    apt-get -q ${ca:+-o Acquire::https::CAInfo=$ca} update
+    apt-get -q ${ca:+-o Acquire::https::CAInfo=$ca} -o APT::Update::Error-Mode=any update
     apt-get -q -y --no-install-recommends install "$@"
     apt-get -q clean
     rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin

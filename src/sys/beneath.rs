@@ -2,14 +2,14 @@
 //! through a link.
 
 use std::ffi::{CStr, CString};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use nix::NixPath;
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag};
-use nix::sys::stat::{FileStat, Mode, SFlag, fstatat};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat};
 use nix::unistd::fchownat;
 
 use crate::sys::error::{Result, ResultExt as _};
@@ -89,6 +89,18 @@ pub(crate) fn open_below(root: impl AsFd, below: &Path) -> nix::Result<OwnedFd> 
         Ok(at)
     } else {
         enter(at, &step)
+    }
+}
+
+/// Opens a regular file at its path-only descriptor for reading or writing. Anything else stays as it is: opening a device
+/// or a FIFO may do something.
+pub(crate) fn open_regular(found: OwnedFd, flags: OFlag) -> nix::Result<OwnedFd> {
+    match kind(&fstat(&found)?) {
+        SFlag::S_IFREG => {
+            let path = format!("/proc/self/fd/{}", found.as_raw_fd());
+            nix::fcntl::open(path.as_str(), flags | OFlag::O_CLOEXEC, Mode::empty())
+        }
+        _ => Ok(found),
     }
 }
 

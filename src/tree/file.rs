@@ -1,7 +1,7 @@
 //! Owns single files of a tree: reading and changing the file at a path below a directory, through no link and over
 //! no mount point. The tree is untrusted.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
@@ -42,11 +42,7 @@ pub(crate) fn read(root: &Path, below: &Path) -> Result<FoundEntry> {
         Err(Errno::ENOENT | Errno::ENOTDIR) => return absent(&top, &parent),
         other => other.context(shown)?,
     };
-    let file = match beneath::open(
-        &directory,
-        name.as_c_str(),
-        OFlag::O_RDONLY | OFlag::O_NONBLOCK,
-    ) {
+    let file = match open_regular(&directory, &name, OFlag::O_RDONLY) {
         Err(Errno::ENOENT) => return absent(&top, &parent),
         other => other.context(shown)?,
     };
@@ -63,6 +59,11 @@ pub(crate) fn read(root: &Path, below: &Path) -> Result<FoundEntry> {
         bytes,
         mode: stat.st_mode & 0o7777,
     })
+}
+
+/// Opens a regular file; a path-only descriptor for anything else.
+fn open_regular(directory: &OwnedFd, name: &CStr, flags: OFlag) -> nix::Result<OwnedFd> {
+    beneath::open_regular(beneath::open(directory, name, OFlag::O_PATH)?, flags)
 }
 
 /// Returns whether the nearest existing parent of an absent path has any content.
@@ -101,8 +102,8 @@ pub(crate) fn write(
     let top = beneath::open_path(root)?;
     let (parent, name) = split(below)?;
     let directory = make_directories(&top, &parent).context(shown)?;
-    let flags = OFlag::O_WRONLY | OFlag::O_TRUNC | OFlag::O_NONBLOCK;
-    let file = match beneath::open(&directory, name.as_c_str(), flags) {
+    let flags = OFlag::O_WRONLY | OFlag::O_TRUNC;
+    let file = match open_regular(&directory, &name, flags) {
         Err(Errno::ENOENT) => create(&directory, &name).context(shown)?,
         other => other.context(shown)?,
     };

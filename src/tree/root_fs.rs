@@ -66,23 +66,26 @@ impl Tree {
 
     /// Opens a regular file by the rules of [`beneath`]; `None` for anything else.
     pub(crate) fn open_file(&self, path: &str, resolve: ResolveFlag) -> Result<Option<OwnedFd>> {
-        let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
-        let file = self.open_with(path, flags, resolve)?;
-        match file {
-            Some(file) if regular(&fstat(&file)?).is_some() => Ok(Some(file)),
+        match self.open_with(path, OFlag::O_PATH, resolve)? {
+            Some(found) if regular(&fstat(&found)?).is_some() => {
+                let file = beneath::open_regular(found, OFlag::O_RDONLY);
+                file.map(Some)
+                    .context(|| format!("cannot open `{path}` in the image"))
+            }
             _ => Ok(None),
         }
     }
 
     /// Replaces the content of an existing regular file, keeping owner, mode and links to it.
     pub(crate) fn rewrite(&self, path: &str, content: &[u8]) -> Result<()> {
-        let flags = OFlag::O_WRONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
-        let Some(file) = self.open_strictly(path, flags)? else {
+        let Some(found) = self.open_strictly(path, OFlag::O_PATH)? else {
             return Ok(());
         };
-        if regular(&fstat(&file)?).is_none() {
+        if regular(&fstat(&found)?).is_none() {
             return Ok(());
         }
+        let file = beneath::open_regular(found, OFlag::O_WRONLY)
+            .context(|| format!("cannot open `{path}` in the image"))?;
         nix::unistd::ftruncate(&file, 0)?;
         write_all(file.as_fd(), content).context(|| format!("cannot write `{path}` in the image"))
     }

@@ -168,14 +168,18 @@ impl Attributes {
         Ok(())
     }
 
-    /// Copies the attributes that are `wanted`.
+    /// Copies the attributes that are `wanted`, but those that only the source's file system has, such as btrfs's
+    /// properties.
     pub(crate) fn copy(
         &mut self,
         from: XattrFile<'_>,
         to: XattrFile<'_>,
         wanted: impl Fn(&CStr) -> bool,
     ) -> nix::Result<()> {
-        self.each(from, wanted, |name, value| to.set(name, value))
+        self.each(from, wanted, |name, value| match to.set(name, value) {
+            Err(Errno::EOPNOTSUPP) if !is_content(name.to_bytes()) => Ok(()),
+            other => other,
+        })
     }
 }
 

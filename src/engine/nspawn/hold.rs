@@ -25,7 +25,7 @@ use crate::engine::{Root, Usage};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::frames;
-use crate::tree::overlay;
+use crate::tree::{mounts, overlay};
 
 /// Makes the container's mounts, runs it and waits until it has ended; returns its usage.
 pub(in crate::engine) fn hold(
@@ -58,12 +58,12 @@ pub(in crate::engine) fn hold(
         Root::Service(_) => return Err(unexpected!("a service mounts its own trees")),
     }
     check_binds(&hold.container)?;
-    let mut hold = with_volumes(with_views(hold)?)?;
-    hold.container.show_certificates(Some(&root), &hold.run)?;
-    let hold = &hold;
     // The container's root may have made device nodes in it. systemd-nspawn mounts its own `/dev`.
     add_flags(&root, MsFlags::MS_NODEV)
         .context(|| format!("cannot mount `{}` without devices", root.display()))?;
+    let mut hold = with_volumes(with_views(hold)?)?;
+    hold.container.show_certificates(Some(&root), &hold.run)?;
+    let hold = &hold;
     state.lock = Some(TreeLock::of(&root)?);
     // Mounts end with this process; what follows outlives it.
     state.save(&hold.run)?;
@@ -160,7 +160,12 @@ fn with_volumes(mut hold: Hold) -> Result<Hold> {
         let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
         let source = PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()));
         mount(Some(&source), &at, none, flags, none).context(wrong)?;
-        add_flags(&at, MsFlags::MS_NOSUID | MsFlags::MS_NODEV).context(wrong)?;
+        // What is mounted in a directory came along.
+        let mut mounted = mounts::at_or_below(&fs::canonicalize(&at)?)?;
+        mounted.push(at.clone());
+        for at in mounted {
+            add_flags(&at, MsFlags::MS_NOSUID | MsFlags::MS_NODEV).context(wrong)?;
+        }
         bind.source = at;
     }
     Ok(hold)
@@ -289,7 +294,13 @@ fn spawn(
     let mut argv = state
         .cgroup
         .launcher(&hold.container.limits, &hold.container.devices);
-    argv.extend(super::argv(&hold.container, root, &hold.program));
+    let has_device_rules = state.cgroup.has_device_rules();
+    argv.extend(super::argv(
+        &hold.container,
+        root,
+        &hold.program,
+        has_device_rules,
+    ));
     let procs_files = state
         .cgroup
         .procs_files()

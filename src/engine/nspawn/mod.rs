@@ -21,8 +21,14 @@ pub(crate) const ENVIRONMENT: [(&str, &str); 3] = [
     ("LC_ALL", "C.UTF-8"),
 ];
 
-/// Returns the arguments that run the agent in `container`, whose tree is mounted at `root`.
-pub(crate) fn argv(container: &Container, root: &Path, program: &Path) -> Vec<String> {
+/// Returns the arguments that run the agent in `container`, whose tree is mounted at `root`. Without `has_device_rules` its
+/// control group does not say which devices may be opened.
+pub(crate) fn argv(
+    container: &Container,
+    root: &Path,
+    program: &Path,
+    has_device_rules: bool,
+) -> Vec<String> {
     let mut argv: Vec<String> = [
         "systemd-nspawn",
         "--quiet",
@@ -40,6 +46,10 @@ pub(crate) fn argv(container: &Container, root: &Path, program: &Path) -> Vec<St
     ]
     .map(str::to_owned)
     .to_vec();
+    if !has_device_rules {
+        // The host's disks could be opened by nodes made in `/dev`.
+        argv.push("--drop-capability=CAP_MKNOD".to_owned());
+    }
     argv.push(format!("--machine={}", container.id));
     argv.push(format!("--directory={}", root.display()));
     if container.network {
@@ -109,7 +119,12 @@ mod tests {
 
     #[test]
     fn binds_are_escaped_and_devices_are_bound_one_by_one() {
-        let argv = argv(&container(), Path::new("/mnt"), Path::new("/opt/rockenv"));
+        let argv = argv(
+            &container(),
+            Path::new("/mnt"),
+            Path::new("/opt/rockenv"),
+            true,
+        );
         assert!(argv.contains(&r"--bind-ro=/src/a\:b\\c:/therock/src".to_owned()));
         assert!(argv.contains(&"--bind=/dev/kfd:/dev/kfd".to_owned()));
         assert!(argv.contains(&"--private-network".to_owned()));
@@ -121,10 +136,25 @@ mod tests {
     }
 
     #[test]
+    fn without_rules_for_devices_none_can_be_made() {
+        let (root, program) = (Path::new("/mnt"), Path::new("/opt/rockenv"));
+        let dropped = |rules| {
+            let argv = argv(&container(), root, program, rules);
+            argv.contains(&"--drop-capability=CAP_MKNOD".to_owned())
+        };
+        assert!(dropped(false) && !dropped(true));
+    }
+
+    #[test]
     fn the_network_is_the_hosts_or_none() {
         let mut container = container();
         container.network = true;
-        let argv = argv(&container, Path::new("/mnt"), Path::new("/opt/rockenv"));
+        let argv = argv(
+            &container,
+            Path::new("/mnt"),
+            Path::new("/opt/rockenv"),
+            true,
+        );
         assert!(!argv.iter().any(|argument| argument == "--private-network"));
         assert!(argv.contains(&"--resolv-conf=bind-host".to_owned()));
     }

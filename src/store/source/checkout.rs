@@ -6,6 +6,7 @@
 //! root for somebody else's checkout.
 
 use std::io::Read as _;
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Once;
@@ -22,13 +23,12 @@ use crate::tree;
 
 /// The repository settings that define the meaning of its files and objects, and the format of differences; none of
 /// them names a program.
-const SETTINGS: [&str; 32] = [
+const SETTINGS: [&str; 29] = [
     "core.abbrev",
     "core.attributesfile",
     "core.autocrlf",
     "core.bigfilethreshold",
     "core.checkroundtripencoding",
-    "core.checkstat",
     "core.eol",
     "core.excludesfile",
     "core.filemode",
@@ -41,8 +41,6 @@ const SETTINGS: [&str; 32] = [
     "core.safecrlf",
     "core.sparsecheckout",
     "core.sparsecheckoutcone",
-    "core.symlinks",
-    "core.trustctime",
     "diff.algorithm",
     "diff.context",
     "diff.dstprefix",
@@ -55,6 +53,15 @@ const SETTINGS: [&str; 32] = [
     "diff.srcprefix",
     "index.sparse",
     "status.renames",
+];
+/// What steps see differs although git may have been told to look at less: also by the user's own configuration.
+const SEES_ALL: [&str; 6] = [
+    "-c",
+    "core.checkStat=default",
+    "-c",
+    "core.symlinks=true",
+    "-c",
+    "core.trustCtime=true",
 ];
 /// Other `extensions` are for git to know or refuse. These two name a remote, and another file of settings, which is
 /// read here.
@@ -153,6 +160,9 @@ impl<'a> Checkout<'a> {
             .env("GIT_WORK_TREE", &self.work)
             // Missing objects are not fetched: the repository itself names the remote and the command for that.
             .env("GIT_NO_LAZY_FETCH", "1")
+            // Others in place of a commit's objects would be the content of the same commit.
+            .env("GIT_NO_REPLACE_OBJECTS", "1")
+            .args(SEES_ALL)
             .args(["-c", "protocol.allow=never"]))
     }
 }
@@ -185,10 +195,11 @@ fn git_directory(work: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Reads a short text; `None` if the file is missing. Refuses anything that would block, such as a FIFO.
+/// Reads a short text; `None` if the file is missing. Refuses anything else: to open a device or a FIFO may do something,
+/// and a link leads to what only root may read.
 fn small_file(path: &Path) -> Result<Option<String>> {
-    let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
-    let Some(file) = if_exists(
+    let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let Some(found) = if_exists(
         fs::OpenOptions::new()
             .read(true)
             .custom_flags(flags.bits())
@@ -197,9 +208,10 @@ fn small_file(path: &Path) -> Result<Option<String>> {
     else {
         return Ok(None);
     };
-    if !file.metadata()?.is_file() {
+    if !found.metadata()?.is_file() {
         return Err(not_regular(path));
     }
+    let file = fs::File::open(format!("/proc/self/fd/{}", found.as_raw_fd()))?;
     let mut text = String::new();
     file.take(MAX_FILE).read_to_string(&mut text)?;
     Ok(Some(text))
@@ -574,6 +586,63 @@ mod tests {
         fs::write(&own, "root:x:0:0").unwrap();
         let error = git.open(directory.path()).unwrap_err().chain().join(" ");
         assert!(error.contains("does not name a git directory") && !error.contains("root:x"));
+    }
+
+    #[test]
+    fn no_link_leads_to_what_only_root_may_read() {
+        let (directory, user) = (repository(), me());
+        let git = Git::new(&user);
+        let own = directory.path().join(".git");
+        let secret = directory.path().join("secret");
+        fs::write(&secret, "ref: refs/heads/secret").unwrap();
+        fs::remove_file(own.join("HEAD")).unwrap();
+        for name in ["commondir", "HEAD"] {
+            symlink(&secret, own.join(name)).unwrap();
+            let error = git.open(directory.path()).unwrap_err().chain().join(" ");
+            assert_has!(error, "not a regular file");
+            assert!(!error.contains("refs/heads/secret"), "{error}");
+            fs::remove_file(own.join(name)).unwrap();
+        }
+    }
+
+    #[test]
+    fn git_is_told_to_look_at_all_of_a_file() {
+        let (directory, user) = (repository(), me());
+        let git = Git::new(&user);
+        let path = directory.path();
+        for setting in ["core.trustCtime", "core.symlinks"] {
+            git.run(path, &["config", setting, "false"]).unwrap();
+        }
+        git.run(path, &["config", "core.checkStat", "minimal"])
+            .unwrap();
+        let set_time = |path: &Path| {
+            let old = std::time::UNIX_EPOCH + Duration::from_secs(1_577_836_800);
+            let file = fs::OpenOptions::new().write(true).open(path).unwrap();
+            file.file().set_modified(old).unwrap();
+        };
+        set_time(&path.join("a"));
+        git.run(path, &["status"]).unwrap();
+        same(&git, path, false);
+        fs::write(path.join("n"), "six").unwrap();
+        set_time(&path.join("n"));
+        fs::rename(path.join("n"), path.join("a")).unwrap();
+        let changed = git.fingerprint(path).unwrap();
+        assert!(changed.contains('+'), "{changed}");
+    }
+
+    #[test]
+    fn replaced_objects_are_not_the_commits() {
+        let (directory, user) = (repository(), me());
+        let git = Git::new(&user);
+        let path = directory.path();
+        let run = |words: &[&str]| git.run(path, words).unwrap().trim().to_owned();
+        let old = run(&["rev-parse", "HEAD:a"]);
+        fs::write(path.join("a"), "six").unwrap();
+        let new = run(&["hash-object", "-w", "a"]);
+        run(&["replace", &old, &new]);
+        run(&["reset", "--quiet", "--hard"]);
+        let changed = git.fingerprint(path).unwrap();
+        assert!(changed.contains('+'), "{changed}");
     }
 
     #[test]

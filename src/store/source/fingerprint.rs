@@ -297,7 +297,10 @@ fn hash_file(path: &Path, hash: &mut Sha256) -> Result<()> {
         return Ok(());
     };
     if found.is_symlink() {
-        hash.update(fs::read_link(path)?.as_os_str().as_bytes());
+        let target = fs::read_link(path)?;
+        // Otherwise the end of a target could be the beginning of the next name.
+        hash.update((target.as_os_str().len() as u64).to_le_bytes());
+        hash.update(target.as_os_str().as_bytes());
     } else if found.is_file() {
         hash_content(path, found.len(), hash)?;
     }
@@ -348,6 +351,19 @@ mod tests {
         );
         fs::remove_file(path.join("new")).unwrap();
         assert_eq!(Git::new(&me()).fingerprint(path).unwrap(), clean);
+    }
+
+    #[test]
+    fn the_target_of_a_link_ends_where_it_ends() {
+        let me = me();
+        let digests = [[("a", "t"), ("bc", "u")], [("a", "tb"), ("c", "u")]].map(|links| {
+            let directory = tempfile::tempdir().unwrap();
+            for (name, target) in links {
+                std::os::unix::fs::symlink(target, directory.path().join(name)).unwrap();
+            }
+            Git::new(&me).content_digest(directory.path()).unwrap()
+        });
+        assert_ne!(digests[0], digests[1]);
     }
 
     #[test]

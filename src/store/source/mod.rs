@@ -155,6 +155,8 @@ impl Repository {
             store.discard(&temporary)?;
         }
         cloned?;
+        // After a power failure, files that were not written would be changes of the user's.
+        nix::unistd::syncfs(fs::File::open(&temporary)?.file())?;
         fs::rename(&temporary, &directory)?;
         Ok(directory)
     }

@@ -111,3 +111,34 @@ fn what_root_steps_leave_gives_nobody_else_rights() {
     assert!(found.status.success(), "{found:?}");
     run(&mut user.sudo(user.program(), &["rm", "--yes", "left"]));
 }
+
+#[test]
+fn what_is_mounted_in_a_volume_gives_no_rights_either() {
+    use nix::mount::{MntFlags, MsFlags, mount, umount2};
+
+    let store = crate::support::env::TestStore::new();
+    let nested = store.work().join("host/nested");
+    fs::create_dir_all(&nested).unwrap();
+    mount(
+        Some("tmpfs"),
+        &nested,
+        Some("tmpfs"),
+        MsFlags::empty(),
+        Some("size=64k"),
+    )
+    .unwrap();
+    let up = std::panic::catch_unwind(|| {
+        store.up_with(
+            "volume = [{ name = 'v', kind = 'host', path = '../host', target = '/v/v', access = 'rw' }]
+             [[step]]\nname = 'look'\nrun = 'grep /v/v /proc/self/mounts'\n",
+        )
+    });
+    umount2(&nested, MntFlags::MNT_DETACH).unwrap();
+    up.unwrap_or_else(|failed| std::panic::resume_unwind(failed))
+        .ok();
+    let log = store.rockenv(&["logs", store.env(), "look"]).ok().text();
+    assert!(log.contains("/v/v/nested"), "{log}");
+    for line in log.lines() {
+        assert!(line.contains("nosuid") && line.contains("nodev"), "{line}");
+    }
+}

@@ -197,6 +197,23 @@ fn arguments_and_variables_arrive_as_they_are() {
 }
 
 #[test]
+fn copied_directories_leave_existing_ones_to_their_owners() {
+    let store = TestStore::new();
+    let profiles = store.work().join("profiles");
+    fs::create_dir_all(profiles.join("tree/made")).unwrap();
+    fs::write(profiles.join("tree/made/file"), "").unwrap();
+    store.up_with(
+        "[[step]]\nname = 'copy'\ncopy = [{ from = 'tree', to = '/etc' }]
+         [[step]]\nname = 'look'\nrun = 'stat -c %u /etc /etc/made /etc/made/file'\n",
+    );
+    let (_, builder) = build_user();
+    store
+        .rockenv(&["logs", store.env(), "look"])
+        .ok()
+        .prints(&format!("0\n{builder}\n{builder}"));
+}
+
+#[test]
 fn steps_and_their_files_belong_to_the_invoking_user() {
     let store = TestStore::new();
     fs::write(store.work().join("profiles/given.txt"), "given\n").unwrap();
