@@ -67,6 +67,10 @@ impl Repository {
         self.reference.tag.as_deref()
     }
 
+    fn digest(&self) -> Option<&str> {
+        self.reference.sha256.as_deref()
+    }
+
     pub(crate) fn single_snapshot(&self) -> Option<String> {
         let digest = self.reference.sha256.as_ref();
         digest

@@ -187,7 +187,9 @@ impl Registry {
     /// Resolves a tag or a digest; `None` if it does not exist.
     pub(crate) async fn find_tag(&self, tag: &str) -> Result<Option<(Vec<u8>, String)>> {
         let response = self.get(RequestSubject::Manifest, tag, 0).await?;
-        let what = format!("{}:{tag}", self.name);
+        let asked = sha256(tag).map(str::to_owned);
+        let separator = if asked.is_some() { '@' } else { ':' };
+        let what = format!("{}{separator}{tag}", self.name);
         match response.status() {
             StatusCode::NOT_FOUND => return Ok(None),
             status if !status.is_success() => {
@@ -201,13 +203,15 @@ impl Registry {
         manifest::check_header(&kind, &bytes)
             .context(|| format!("cannot use the image `{what}`"))?;
         let found = hex::encode(Sha256::digest(&bytes));
-        match promised {
-            Some(promised) if promised != found => Err(damaged(
+        // What was asked for by its digest does not depend on what the registry says.
+        let mut expected = asked.into_iter().chain(promised);
+        match expected.find(|expected| *expected != found) {
+            Some(expected) => Err(damaged(
                 &format!("the manifest of `{what}`"),
                 &found,
-                &promised,
+                &expected,
             )),
-            _ => Ok(Some((bytes, found))),
+            None => Ok(Some((bytes, found))),
         }
     }
 

@@ -353,3 +353,45 @@ fn what_another_machine_pushed_is_not_signed_but_replaced() {
         .ok();
     assert_ne!(get(&two.registry, &tag), signed);
 }
+
+#[test]
+fn what_is_asked_for_by_a_digest_has_it() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let name = two.pushed(ONE);
+    let right = get(&two.registry, &two.last(name));
+    let digest = format!("sha256:{}", sha256(&right));
+    let mut other: Value = serde_json::from_slice(&right).unwrap();
+    other["annotations"]["rockenv.profile"] = "another".into();
+    let other = other.to_string();
+    // Its registry names no digest, or that of what it sends.
+    let own = sha256(other.as_bytes());
+    for own in [
+        String::new(),
+        format!("docker-content-digest: sha256:{own}\r\n"),
+    ] {
+        let head = format!("content-type: {MANIFEST}\r\n{own}");
+        let body = other.clone();
+        let proxy = Proxy::start(&two.registry.host, move |asked| {
+            match asked.contains("/manifests/sha256:") {
+                true => Fault::Says(200, head.clone(), body.clone()),
+                false => Fault::None,
+            }
+        });
+        let reference = format!("{}@{digest}", proxy.repository());
+        two.other.rockenv(&["pull", &reference]).exits(8).says(&[
+            &format!("the manifest of `{reference}`"),
+            "has SHA-256",
+            &digest["sha256:".len()..],
+        ]);
+        two.assert_nothing_pulled();
+    }
+    let reference = format!("{}@{digest}", two.repository());
+    two.other.rockenv(&["pull", &reference]).ok();
+    // What is pushed has its own.
+    let sent = two.uploads();
+    two.one
+        .rockenv(&["push", name, &reference])
+        .exits(2)
+        .says(&["cannot push to a digest", "help: ", ":TAG"]);
+    assert_eq!(two.uploads(), sent);
+}
