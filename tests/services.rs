@@ -311,6 +311,24 @@ fn snapshots_that_the_store_forgot_are_found_by_their_keys() {
 }
 
 #[test]
+fn a_snapshot_of_another_store_is_not_this_one_s() {
+    let store = TestStore::new();
+    store.profile(PLAIN);
+    store.rockenv(&["up", store.env(), "--until", "one"]).ok();
+    store.lose();
+    // As an image from elsewhere, which can have this store's path and a step's key, but not its id.
+    let file = store.home().join("id");
+    let own = fs::read_to_string(&file).unwrap();
+    fs::write(&file, "0".repeat(own.trim().len())).unwrap();
+    assert_eq!(store.plan(), ["run", "run", "run"]);
+    fs::write(&file, own).unwrap();
+    assert_eq!(store.plan(), ["hit", "run", "run"]);
+    store.up().ok();
+    store.rockenv(&["rm", "--yes", store.env()]).ok();
+    assert_nothing_left(&store);
+}
+
+#[test]
 fn a_forgotten_snapshot_without_its_build_volumes_is_built_again() {
     let store = TestStore::new();
     store.up_with(TWO);

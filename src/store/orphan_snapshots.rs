@@ -25,7 +25,7 @@ use crate::sys::error::Result;
 impl Store {
     /// Returns the orphaned images of steps with one of these keys, the newest last.
     pub fn orphan_snapshots(&self, service: &Service, keys: &[&StepKey]) -> Result<Vec<Frozen>> {
-        let mut found = service.frozen(&self.root().to_string_lossy())?;
+        let mut found = service.frozen(&self.root().to_string_lossy(), &self.id()?)?;
         found.retain(|frozen| keys.contains(&&frozen.key));
         if found.is_empty() {
             return Ok(found);

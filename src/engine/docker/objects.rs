@@ -280,10 +280,15 @@ impl Service {
         self.ask(SOON, "list images", request)
     }
 
-    /// Returns the snapshots of steps of the store with this label.
-    pub fn frozen(&self, store: &str) -> Result<Vec<Frozen>> {
+    /// Returns the snapshots of steps of the store at this path and with this id. Anybody can make an image with a
+    /// name, a path and a key; the id is known to the store alone.
+    pub fn frozen(&self, store: &str, id: &str) -> Result<Vec<Frozen>> {
+        if id.is_empty() {
+            return Ok(Vec::new());
+        }
         let frozen = |image: ImageSummary| {
             let label = |name: &str| image.labels.get(name).filter(|value| !value.is_empty());
+            label("rockenv.store").filter(|found| *found == store)?;
             let tree: TreeId = label("rockenv.tree")?.parse().ok()?;
             let key = label("rockenv.key")?.parse().ok()?;
             // Images built on it inherit the labels, but not the name.
@@ -298,7 +303,7 @@ impl Service {
                 image: image.id.clone(),
             })
         };
-        let found = self.labelled_images("store", store)?;
+        let found = self.labelled_images("id", id)?;
         Ok(found.into_iter().filter_map(frozen).collect())
     }
 
