@@ -70,6 +70,10 @@ impl<'a, W: Write> Packer<'a, W> {
     ) -> Result<()> {
         stop_if(self.cancel)?;
         let mut name = if path.is_empty() { b"." } else { path }.to_vec();
+        check_name(
+            path.rsplit(|byte| *byte == b'/').next().unwrap_or(path),
+            path,
+        )?;
         name.push(b'/');
         let mut extended = Extended::default();
         extended.attributes(
@@ -89,13 +93,7 @@ impl<'a, W: Write> Packer<'a, W> {
         stat: &FileStat,
     ) -> Result<()> {
         stop_if(self.cancel)?;
-        if name.starts_with(WHITEOUT) {
-            return Err(invalid!(
-                "`/{}` cannot be shared: in a layer its name means a deletion",
-                String::from_utf8_lossy(path)
-            )
-            .help("remove or rename it in the step that makes it"));
-        }
+        check_name(name, path)?;
         let limits = Limits::default();
         if path.len() > limits.path {
             return Err(invalid!(
@@ -145,6 +143,7 @@ impl<'a, W: Write> Packer<'a, W> {
     /// Writes the deletion of lower layers' content under this name.
     pub(crate) fn deletion(&mut self, parent: &[u8], name: &[u8]) -> Result<()> {
         self.mark(parent, &[WHITEOUT, name].concat())
+        check_name(name, &join(parent, name))?;
     }
 
     /// Writes that a directory hides all content of lower layers.
@@ -322,6 +321,18 @@ impl<'a, W: Write> Packer<'a, W> {
 }
 
 /// Joins a path of an archive.
+/// Refuses a name that means something else in a layer.
+fn check_name(name: &[u8], path: &[u8]) -> Result<()> {
+    match name.starts_with(WHITEOUT) {
+        false => Ok(()),
+        true => Err(invalid!(
+            "`/{}` cannot be shared: in a layer its name means a deletion",
+            String::from_utf8_lossy(path)
+        )
+        .help("remove or rename it in the step that makes it")),
+    }
+}
+
 pub(crate) fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
     match directory {
         b"" => name.to_vec(),

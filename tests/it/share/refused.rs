@@ -62,6 +62,17 @@ fn what_cannot_be_pushed_cannot_be_exported() {
     ");
 }
 
+#[test]
+fn a_directory_whose_name_means_a_deletion_is_not_written() {
+    let (one, other) = (TestStore::new(), TestStore::new());
+    let body = "[[step]]\nname = 'one'\nuser = 'root'\nrun = 'mkdir -p /opt/kept /opt/.wh.kept'\n";
+    let name = built(&one, &other, body);
+    one.rockenv(&["export", &name, "--snapshots", "x.oci"])
+        .exits(3)
+        .says(&["`/opt/.wh.kept` cannot be shared", "rename it"]);
+    assert!(!one.work().join("x.oci").exists());
+}
+
 fn digest(bytes: &[u8]) -> String {
     let digest = Sha256::digest(bytes);
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
