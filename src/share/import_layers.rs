@@ -14,6 +14,7 @@ use futures_util::{StreamExt as _, TryStreamExt as _};
 use super::document::{Document, SharedVolume};
 use super::place::SnapshotSource;
 use super::pull::{PARALLEL, Pulled};
+use super::unverified;
 use crate::engine::BuildUser;
 use crate::engine::docker::Service;
 use crate::image::BuildProgress;
@@ -130,6 +131,9 @@ impl<'a> Pull<'a> {
             Some((first, layer)) => (first, Some(layer)),
             None => (0, None),
         };
+        if verified {
+            unverified::make_way(store, &document.snapshot.steps[first..], base.as_ref())?;
+        }
         let image = &document.snapshot.image;
         let mut pull = Self {
             to,

@@ -16,6 +16,7 @@ mod push;
 mod service_image;
 mod shareable;
 mod signature;
+mod unverified;
 mod upload;
 
 pub(crate) use crate::share::import_layers::Import;

@@ -301,6 +301,23 @@ impl Store {
         self.remove_layers(candidates, locked.filter_map(|name| name.try_into().ok()))
     }
 
+    /// The same, but keeps one more. Returns the candidates that are still there.
+    pub fn remove_unused_layers_but(
+        &self,
+        candidates: &[LayerId],
+        kept: Option<&LayerId>,
+    ) -> Result<Vec<LayerId>> {
+        if !candidates.is_empty()
+            && let Ok(locked) = self.locked()
+        {
+            let locked = locked.names.into_keys();
+            let locked = locked.filter_map(|name| name.try_into().ok());
+            self.remove_layers(candidates, locked.chain(kept.cloned()))?;
+        }
+        let left = candidates.iter().filter(|id| self.layer_dir(id).exists());
+        Ok(left.cloned().collect())
+    }
+
     /// The same with other reasons to keep layers than lock files.
     fn remove_layers(
         &self,

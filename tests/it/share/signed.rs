@@ -395,3 +395,59 @@ fn what_is_asked_for_by_a_digest_has_it() {
         .says(&["cannot push to a digest", "help: ", ":TAG"]);
     assert_eq!(two.uploads(), sent);
 }
+
+#[test]
+fn a_signed_snapshot_takes_the_place_of_an_unsigned_one() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let name = two.profile(ONE);
+    let import = |store: &TestStore, file: &str| {
+        let file = store.work().join(file);
+        let file = file.to_str().unwrap();
+        store.rockenv(&["up", name]).ok();
+        store.rockenv(&["export", name, "--snapshots", file]).ok();
+        two.other.rockenv(&["import", file]).ok();
+    };
+    // The same step, built twice: other bytes.
+    let third = TestStore::new();
+    third.profile_named(name, ONE);
+    import(&third, "third.oci.tar");
+    two.one.rockenv(&["up", name]).ok();
+    let repository = two.repository();
+    two.push_signed(&two.one, name, &repository).ok();
+    let reference = format!("{repository}:{}", two.last(name));
+    two.pull_verified(&reference, "one.pub")
+        .ok()
+        .says(&["pulled one from"]);
+    two.other
+        .rockenv(&["up", name])
+        .ok()
+        .says(&["1 done before"]);
+    two.assert_same(name);
+    let elsewhere = format!("{}/again", two.registry.host);
+    two.push_signed(&two.other, name, &elsewhere).ok();
+}
+
+#[test]
+fn an_unsigned_snapshot_that_an_env_is_based_on_stays_and_is_named() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let name = two.pushed(ONE);
+    let file = two.one.work().join("one.oci.tar");
+    let file = file.to_str().unwrap();
+    two.one.rockenv(&["export", name, "--snapshots", file]).ok();
+    two.other.rockenv(&["import", file]).ok();
+    two.other.rockenv(&["up", name]).ok();
+    // Built again: other bytes for the same key.
+    two.one.rockenv(&["--yes", "rm", name]).ok();
+    two.one.rockenv(&["up", name]).ok();
+    let signed = format!("{}/signed", two.registry.host);
+    two.push_signed(&two.one, name, &signed).ok();
+    let reference = format!("{signed}:{}", two.last(name));
+    two.pull_verified(&reference, "one.pub").exits(8).says(&[
+        "snapshot `one` of env",
+        "without a verified signature",
+        &format!("rockenv up {name} --rerun one"),
+    ]);
+    two.other.rockenv(&["up", name, "--rerun", "one"]).ok();
+    two.push_signed(&two.other, name, &format!("{}/again", two.registry.host))
+        .ok();
+}
