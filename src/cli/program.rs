@@ -69,6 +69,7 @@ pub(crate) fn run() -> ExitCode {
             config,
             ui: ui.clone(),
             json: cli.global.json,
+            names_home: cli.global.home.is_some(),
         };
         let cx = crate::cli::trust::ask(cx, &cli)?;
         use_learned_targets(&cx);

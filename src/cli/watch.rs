@@ -51,6 +51,7 @@ pub(super) fn watch(cx: &Context, show: impl Fn(&Context) -> Result<u8>) -> Resu
         let inner = Context {
             config: cx.config.clone(),
             ui,
+            names_home: cx.names_home,
             json: false,
         };
         let code = show(&inner)?;

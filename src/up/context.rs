@@ -24,6 +24,8 @@ pub(crate) struct Context {
     pub ui: Ui,
     /// Print results as JSON.
     pub json: bool,
+    /// The store is named by `--home`.
+    pub names_home: bool,
 }
 
 impl Context {

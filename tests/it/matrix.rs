@@ -544,3 +544,32 @@ fn ephemeral_envs_share_what_they_have_in_common_and_leave_nothing() {
     store.rockenv(&["exec", &other, "--", "true"]).ok();
     store.rockenv(&["rm", "--yes", &other]).ok();
 }
+
+#[test]
+fn jobs_use_the_store_and_the_registry_that_are_named() {
+    let store = TestStore::new();
+    steps(&store, STEPS);
+    let home = store.work().join("my store");
+    let home = home.to_str().unwrap();
+    let write = |more: &[&str], form: &[&str]| {
+        let which = ["--profile", store.env(), "gfx1103"];
+        store.rockenv(&[more, &["matrix"], form, &which].concat())
+    };
+    let slurm = write(&["--home", home], &["slurm"]).ok().text();
+    assert!(
+        slurm.contains(&format!("rockenv --home '{home}' -v up ")),
+        "{slurm}"
+    );
+    let setup = format!("--setup \"export ROCKENV_HOME='{home}'\"");
+    let kubernetes = ["kubernetes", "--image", "i", "--claim", "c"];
+    for form in [&["github"][..], &["gitlab"], &kubernetes] {
+        write(&["--home", home], form)
+            .exits(2)
+            .says(&["`--home`", &setup]);
+    }
+    for registry in ["bad reg", "foo"] {
+        write(&[], &["slurm", "--registry", registry])
+            .exits(2)
+            .says(&[&format!("`{registry}` names no registry"), "help: "]);
+    }
+}

@@ -12,9 +12,10 @@ use crate::image::fetch;
 use crate::matrix::github::{self, Action};
 use crate::matrix::jobs::{Job, NEEDED, Runners, Shard, hosted};
 use crate::matrix::kubernetes::{self, Cluster, Orchestrator};
-use crate::matrix::pipeline::{Calls, Pipeline, Secret, Share, whole, words};
+use crate::matrix::pipeline::{Calls, Pipeline, Secret, Share, quote, whole, words};
 use crate::matrix::slurm::{self, Site};
 use crate::matrix::{Cell, cells, gitlab};
+use crate::share::Repository;
 use crate::sys::error::Result;
 use crate::sys::host::Host;
 use crate::up::context::Context;
@@ -191,12 +192,27 @@ pub(super) fn write(cx: &Context, form: &For) -> Result<()> {
         For::Slurm(args) if args.submit => jobs::submit(cx, &args.script(cx)?)?,
         For::Slurm(args) => args.script(cx)?,
         For::Kubernetes(args) => {
+            check_home(cx)?;
             let pipeline = scheduled(cx, &args.part, &args.call, NEEDED, false)?;
             kubernetes::manifest(&pipeline, &args.cluster())
         }
     };
     cx.ui.data(&text);
     Ok(())
+}
+
+/// Refuses `--home`, which names a directory of this machine, for jobs that run elsewhere.
+fn check_home(cx: &Context) -> Result<()> {
+    if !cx.names_home {
+        return Ok(());
+    }
+    let home = cx.config.home.to_string_lossy();
+    let setup = format!("export ROCKENV_HOME={}", quote(&home));
+    let help = match setup.contains('\'') {
+        true => format!("--setup \"{setup}\" names the jobs' store"),
+        false => format!("--setup '{setup}' names the jobs' store"),
+    };
+    Err(usage!("`--home` names the store of this machine, which these jobs do not see").help(help))
 }
 
 impl JsonArgs {
@@ -214,18 +230,23 @@ impl JsonArgs {
 }
 
 impl Call {
-    fn calls(&self, runners: &Runners) -> Calls {
+    /// `home`: the store that is named for them.
+    fn calls(&self, runners: &Runners, home: Option<&Path>) -> Calls {
         let arguments = std::env::args_os().skip(1);
         let arguments = arguments.map(|word| word.to_string_lossy().into_owned());
         let arguments: Vec<String> = std::iter::once("rockenv".to_owned())
             .chain(arguments)
             .collect();
+        let mut rockenv = self.rockenv.clone().unwrap_or_else(|| {
+            let sudo = hosted(runners.build()).map_or("", |_| "sudo -E ");
+            format!("{sudo}rockenv")
+        });
+        if let Some(home) = home {
+            rockenv = format!("{rockenv} --home {}", quote(&home.to_string_lossy()));
+        }
         Calls {
             written_by: words(&arguments),
-            rockenv: self.rockenv.clone().unwrap_or_else(|| {
-                let sudo = hosted(runners.build()).map_or("", |_| "sudo -E ");
-                format!("{sudo}rockenv")
-            }),
+            rockenv,
             setup: self.setup.clone(),
             secrets: self.secrets.clone(),
             options: self.options.clone(),
@@ -233,8 +254,12 @@ impl Call {
         }
     }
 
-    fn share(&self, otherwise: Share) -> Share {
-        self.registry.clone().map_or(otherwise, Share::Registry)
+    fn share(&self, otherwise: Share) -> Result<Share> {
+        let Some(registry) = &self.registry else {
+            return Ok(otherwise);
+        };
+        Repository::parse(registry)?;
+        Ok(Share::Registry(registry.clone()))
     }
 
     /// Refuses secrets for systems that keep none.
@@ -311,6 +336,7 @@ impl GithubArgs {
 
 impl PipelineArgs {
     fn pipeline(&self, cx: &Context, without_file: fn() -> Runners) -> Result<Pipeline> {
+        check_home(cx)?;
         let runners = runners(self.runners.as_deref(), without_file)?;
         let share = match self.one_store {
             true => Share::Store,
@@ -320,8 +346,8 @@ impl PipelineArgs {
             cells: &self.part.some_cells()?,
             runners: &runners,
             gpu: NEEDED,
-            calls: self.call.calls(&runners),
-            share: self.call.share(share),
+            calls: self.call.calls(&runners, None),
+            share: self.call.share(share)?,
             longest_first: false,
         };
         jobs::pipeline(cx, request)
@@ -345,8 +371,8 @@ fn scheduled(
         cells: &part.some_cells()?,
         runners: &runners,
         gpu,
-        calls: call.calls(&runners),
-        share: call.share(Share::Store),
+        calls: call.calls(&runners, cx.names_home.then_some(&cx.config.home)),
+        share: call.share(Share::Store)?,
         longest_first,
     };
     jobs::pipeline(cx, request)
