@@ -97,12 +97,7 @@ impl SshConnection<'_> {
         if let Some(port) = self.machine.port {
             command.arg("-p").arg(port.to_string());
         }
-        // The user's shell there may be any; this needs a plain one.
-        let mut text = format!("exec sh -c {} sh", quoted(script));
-        for word in words {
-            text.push(' ');
-            text.push_str(&quoted(word));
-        }
+        let text = for_any_shell(script, words);
         command.arg("--").arg(&self.machine.host).arg(text);
         Ok(command)
     }
@@ -166,9 +161,28 @@ impl SshConnection<'_> {
     }
 }
 
+/// Returns a command line that runs a script by a plain shell, whatever the user's shell there is: csh takes no text of
+/// several lines, and `!` for one of earlier commands, even where it is quoted.
+fn for_any_shell(script: &str, words: &[&str]) -> String {
+    use base64::Engine as _;
+    let words: Vec<_> = words.iter().map(|word| quoted(word)).collect();
+    let text = format!("set -- {}\n{script}\n", words.join(" "));
+    let text = base64::engine::general_purpose::STANDARD.encode(text);
+    format!("exec sh -c 'text=$(echo {text} | base64 -d) || exit 126; eval \"$text\"' sh")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_sent_has_nothing_that_shells_read_differently() {
+        let text = for_any_shell("echo \"$1\" # !x\nexit 3", &["it's !", "a\nb\\", ""]);
+        assert!(!text.contains(['\n', '!', '\\']) && text.matches('\'').count() == 2);
+        let ran = Command::new("sh").arg("-c").arg(&text).output().unwrap();
+        assert_eq!(ran.status.code(), Some(3));
+        assert_eq!(ran.stdout, b"it's !\n");
+    }
 
     #[test]
     fn machines_are_written_as_for_docker_or_ssh() {

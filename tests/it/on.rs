@@ -1,5 +1,7 @@
 //! rockenv on another machine, by a real sshd on loopback: a home and a store of its own stand for the other machine. Needs root.
 
+mod login_shell;
+
 use std::io::Write as _;
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
@@ -11,6 +13,8 @@ use crate::support::run::{
     Background, Ran, children, finish, processes, processes_called, wait_until,
 };
 use crate::support::terminal::Terminal;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use fs_err as fs;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -136,11 +140,15 @@ impl Other {
 /// Returns the ssh that a command started; what is left of it when it was ended.
 fn ssh_of(command: &Background) -> i32 {
     let mut found = 0;
+    let runs = |word: &str| {
+        let script = BASE64.decode(word).unwrap_or_default();
+        String::from_utf8_lossy(&script).contains("__remote-exec")
+    };
     wait_until("ssh runs", || {
         let all = processes();
         let of = |pid: &i32| {
             all.iter()
-                .any(|(other, line)| other == pid && line.contains("__remote-exec"))
+                .any(|(other, line)| other == pid && line.split_whitespace().any(runs))
         };
         found = children(command.pid()).into_iter().find(of).unwrap_or(0);
         found != 0
