@@ -3,6 +3,9 @@
 
 use super::pipeline::{Pipeline, block_end, quote, words};
 
+/// What the script says before the number of the job that has the envs.
+pub(crate) const QUEUED: &str = "these envs are already in the queue, as job ";
+
 /// Settings for `sbatch` beyond the plan.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Site {
@@ -27,7 +30,7 @@ pub(crate) fn script(pipeline: &Pipeline, site: &Site) -> String {
         // Two submissions at once would meet in the same envs.
         format!(
             "queued=$(squeue --me --noheader --format=%A --name={})
-[ -z \"$queued\" ] || {{ echo \"these envs are already in the queue, as job ${{queued%%[!0-9]*}}\" >&2; exit 1; }}
+[ -z \"$queued\" ] || {{ echo \"{QUEUED}${{queued%%[!0-9]*}}\" >&2; exit 1; }}
 ",
             quote(&all)
         ),

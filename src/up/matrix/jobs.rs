@@ -8,6 +8,7 @@ use fs_err as fs;
 use super::rockenv_command::{EnvPlan, GRACE, RockenvCommand};
 use crate::matrix::jobs::{Env, Job, NEEDED, Runners, gpu_option, jobs, shortage};
 use crate::matrix::pipeline::{Calls, Common, Pipeline, Share, Size};
+use crate::matrix::slurm::QUEUED;
 use crate::matrix::{Cell, check_names, common};
 use crate::plan::resolve;
 use crate::profile;
@@ -98,6 +99,17 @@ pub(crate) fn submit(cx: &Context, script: &str) -> Result<String> {
     let path = cx.config.host_variable("PATH").unwrap_or_default();
     let signals = Signals::take()?;
     let cancel = Cancel::new(&signals);
+    let missing = ["squeue", "sbatch", "scancel"].into_iter().find(|name| {
+        let mut places = std::env::split_paths(path);
+        !places.any(|place| place.join(name).is_file())
+    });
+    if let Some(name) = missing {
+        return Err(
+            unavailable!("cannot submit the jobs to Slurm: there is no `{name}` here")
+                .help("run it on a machine of the cluster, or write the script without `--submit`"),
+        );
+    }
+    let mut queued = None;
     let submitted = Program::at("/bin/sh")
         .inherit_env()
         .env("PATH", path)
@@ -106,12 +118,29 @@ pub(crate) fn submit(cx: &Context, script: &str) -> Result<String> {
         .arg("-c")
         .arg(script)
         .output(IDS_LIMIT, cancel.flag(), &mut |event| match event {
-            process::Event::Line(line) => cx.ui.note(line),
+            process::Event::Line(line) => {
+                queued = queued
+                    .take()
+                    .or_else(|| line.strip_prefix(QUEUED).map(str::to_owned));
+                cx.ui.note(line);
+            }
             process::Event::Tick => cancel.poll(),
         });
-    let submitted = cancel
-        .outcome(submitted)
-        .context(|| "cannot submit the jobs to Slurm".to_owned())?;
+    let submitted = cancel.outcome(submitted).map_err(|error| {
+        let (kind, help) = match (error.kind(), queued) {
+            (kind @ Kind::Signal(_), _) => (kind, None),
+            (_, Some(job)) => (Kind::Busy, Some(format!("scancel {job}, or wait for it"))),
+            _ => {
+                let help = "check `--gres` and `--sbatch`; sinfo shows what the cluster has";
+                (Kind::Unavailable, Some(help.to_owned()))
+            }
+        };
+        let error = Error::new(kind, "cannot submit the jobs to Slurm").source(error);
+        match help {
+            Some(help) => error.help(help),
+            None => error,
+        }
+    })?;
     Ok(String::from_utf8_lossy(&submitted).into_owned())
 }
 

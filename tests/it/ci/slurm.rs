@@ -349,16 +349,19 @@ fn what_is_common_is_a_job_and_each_env_a_task() {
     project(&store);
     let slurm = Slurm::start();
     // One that is refused takes the others back, and nothing is left in the queue.
-    let refused = submit(&store, &slurm, &["--gres", "tape:1"]).exits(1);
-    refused.says(&["cannot submit the jobs to Slurm", "sbatch: error"]);
+    let refused = submit(&store, &slurm, &["--gres", "tape:1"]).exits(4);
+    refused.says(&["cannot submit the jobs to Slurm", "sbatch: error", "help: "]);
     let left = slurm.ended();
     let array = format!("envs-{}-gfx1103", store.env());
     assert_eq!(left, ["common CANCELLED", &format!("{array} CANCELLED")]);
 
     // What is in the queue is not submitted again.
     submit(&store, &slurm, &["--sbatch=--hold"]).ok();
-    let again = submit(&store, &slurm, &[]).exits(1);
-    again.says(&["these envs are already in the queue, as job "]);
+    let again = submit(&store, &slurm, &[]).exits(6);
+    again.says(&[
+        "these envs are already in the queue, as job ",
+        "help: scancel ",
+    ]);
     run(slurm.tool("scancel").arg("--user=root"));
     assert!(slurm.ended().iter().all(|job| job.ends_with("CANCELLED")));
 
@@ -487,39 +490,17 @@ fn jobs_of_a_node_that_fails_go_on_from_the_registry() {
 
 #[test]
 fn a_submission_that_is_interrupted_takes_back_what_it_has() {
-    use std::os::unix::fs::PermissionsExt as _;
     let store = TestStore::new();
     project(&store);
-    let place = store.work().join("bin");
-    fs::create_dir(&place).unwrap();
     let sleeper = store.sleeper();
     // The second job is not accepted before the end of time.
     let sbatch = format!("test ! -e ../first || {sleeper}; touch ../first; echo 4711");
-    for (name, script) in [
+    let tools = [
         ("sbatch", sbatch.as_str()),
         ("scancel", "echo $* > ../taken-back"),
         ("squeue", ""),
-    ] {
-        let file = place.join(name);
-        fs::write(
-            &file,
-            format!("#!/bin/sh\ncd {}\n{script}\n", place.display()),
-        )
-        .unwrap();
-        fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
-    }
-    let name = store.env();
-    let words = [
-        "matrix",
-        "slurm",
-        "--submit",
-        "--profile",
-        name,
-        "gfx1103",
-        "gfx1201",
     ];
-    let mut command = store.command(&words);
-    command.env("PATH", format!("{}:/usr/bin:/bin", place.display()));
+    let command = submit_with(&store, &tools);
     let running = Background::start(command);
     wait_until("the second is submitted", || {
         !processes_called(&sleeper).is_empty()
@@ -529,4 +510,45 @@ fn a_submission_that_is_interrupted_takes_back_what_it_has() {
     let taken_back = fs::read_to_string(store.work().join("taken-back")).unwrap();
     assert_eq!(taken_back, "4711\n");
     assert!(processes_called(&sleeper).is_empty());
+}
+
+/// Prepares the submission of two envs where these scripts are Slurm's commands.
+fn submit_with(store: &TestStore, tools: &[(&str, &str)]) -> Command {
+    use std::os::unix::fs::PermissionsExt as _;
+    let place = store.work().join("bin");
+    fs::create_dir_all(&place).unwrap();
+    for (name, script) in tools {
+        let file = place.join(name);
+        let text = format!("#!/bin/sh\ncd {}\n{script}\n", place.display());
+        fs::write(&file, text).unwrap();
+        fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let envs = ["--profile", store.env(), "gfx1103", "gfx1201"];
+    let mut command = store.command(&[&["matrix", "slurm", "--submit"][..], &envs].concat());
+    command.env("PATH", format!("{}:/usr/bin:/bin", place.display()));
+    command
+}
+
+#[test]
+fn what_keeps_jobs_from_being_submitted_has_its_exit_code() {
+    let store = TestStore::new();
+    project(&store);
+    let submit = |tools: &[(&str, &str)]| {
+        let command = submit_with(&store, tools);
+        finish("matrix slurm --submit".into(), command)
+    };
+    let mut command = submit_with(&store, &[]);
+    command.env("PATH", store.work().join("bin"));
+    finish("matrix slurm --submit".into(), command)
+        .exits(4)
+        .says(&["no `squeue` here", "help: ", "without `--submit`"]);
+    submit(&[("squeue", "echo 4711_3"), ("sbatch", ""), ("scancel", "")])
+        .exits(6)
+        .says(&["already in the queue, as job 4711", "help: scancel 4711"]);
+    submit(&[
+        ("squeue", ""),
+        ("sbatch", "echo 'sbatch: error: no' >&2; exit 1"),
+    ])
+    .exits(4)
+    .says(&["sbatch: error: no", "help: ", "sinfo"]);
 }
