@@ -111,12 +111,15 @@ impl Pipeline {
     /// Makes the pipeline from the jobs. If machines share nothing, results of one are useless to another: then each
     /// env is a single job, on a machine with a GPU if it has steps for one.
     pub(crate) fn new(
-        calls: Calls,
+        mut calls: Calls,
         size: Size,
         common: Option<Common>,
         jobs: Vec<Job>,
         share: Share,
     ) -> Result<Self> {
+        // A block of YAML takes its indentation from its first line.
+        calls.setup = calls.setup.map(|line| line.trim().to_owned());
+        calls.rockenv = calls.rockenv.trim().to_owned();
         let words = calls
             .setup
             .iter()
@@ -431,6 +434,13 @@ pub(super) mod tests {
             Pipeline::new(calls, Size::default(), None, Vec::new(), Share::Store).err()
         };
         assert!(error(&["a\nb"]).is_some() && error(&["a b"]).is_none());
+        let calls = Calls {
+            setup: Some("  echo hi ".to_owned()),
+            rockenv: " rockenv".to_owned(),
+            ..pipeline(true, &[]).calls
+        };
+        let trimmed = Pipeline::new(calls, Size::default(), None, Vec::new(), Share::Store);
+        assert!(block(2, &trimmed.unwrap().clean(["a"])).starts_with("|\n  echo hi\n  failed=0\n"));
     }
 
     #[test]
