@@ -13,6 +13,7 @@ use super::{Build, Cache, Edge, EnvReport, EnvState, Fact, Run, Space, StepRow, 
 use crate::cli::du::class_word;
 use crate::execute::log::text_of;
 use crate::execute::samples_beside;
+use crate::image::fetch::without_login;
 use crate::plan::ids::{EnvName, StepKey};
 use crate::plan::jobs;
 use crate::plan::ninja_log;
@@ -336,31 +337,4 @@ fn facts(store: &Store, record: &Record, spec: Option<&Spec>, host: &Host) -> Re
         facts.push(Fact::new(format!("hook {}", hook.name), &hook.digest));
     }
     Ok(facts)
-}
-
-/// Returns a repository's URL without credentials.
-fn without_login(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://") else {
-        return url.to_owned();
-    };
-    let end = rest.find('/').unwrap_or(rest.len());
-    let host = rest[..end].rsplit('@').next().unwrap_or_default();
-    format!("{scheme}://{host}{}", &rest[end..])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_login_is_not_shown() {
-        for (url, shown) in [
-            ("https://me:token@host/a/b@c", "https://host/a/b@c"),
-            ("https://host/a", "https://host/a"),
-            ("https://token@host", "https://host"),
-            ("git@host:a/b", "git@host:a/b"),
-        ] {
-            assert_eq!(without_login(url), shown);
-        }
-    }
 }

@@ -70,7 +70,7 @@ async fn one(
     let mut last = None;
     for url in &piece.urls {
         let url = &mirrored(url, mirrors);
-        let shown = without_login(url);
+        let shown = fetch::without_login(url);
         let wanted = Download {
             name: &shown,
             algorithm: piece.checksum.algorithm,
@@ -114,16 +114,6 @@ fn mirrored(url: &str, mirrors: &BTreeMap<String, String>) -> String {
         Some((mirror, path)) => format!("{}/{path}", mirror.trim_end_matches('/')),
         None => url.to_owned(),
     }
-}
-
-/// Returns an address without the user and password that a mirror's may have.
-fn without_login(url: &str) -> String {
-    let parts = url.split_once("://").map(|(scheme, rest)| {
-        let end = rest.find('/').unwrap_or(rest.len());
-        let host = rest[..end].rfind('@').map_or(0, |at| at + 1);
-        format!("{scheme}://{}", &rest[host..])
-    });
-    parts.unwrap_or_else(|| url.to_owned())
 }
 
 #[cfg(test)]

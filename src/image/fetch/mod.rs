@@ -123,8 +123,9 @@ fn fetch_by(
     progress: &mut dyn FnMut(u64, Option<u64>),
 ) -> Result<PathBuf> {
     let counter = ByteCounter::default();
+    let name = &without_login(url);
     let wanted = Download {
-        name: url,
+        name,
         algorithm: Algorithm::Sha256,
         digest: sha256,
         size: Size::AtMost(u64::MAX),
@@ -136,7 +137,7 @@ fn fetch_by(
                 let response = ranged(client.get(url), from)
                     .send()
                     .await
-                    .map_err(|error| failed(url, error))?;
+                    .map_err(|error| failed(name, error))?;
                 let total = response.content_length().map_or(0, |length| from + length);
                 counter.total.store(total, Ordering::Relaxed);
                 Ok(response)
@@ -226,6 +227,16 @@ pub(super) fn ranged(request: reqwest::RequestBuilder, from: u64) -> reqwest::Re
         0 => request,
         from => request.header(reqwest::header::RANGE, format!("bytes={from}-")),
     }
+}
+
+/// Returns an address without the user and password that it may have.
+pub(crate) fn without_login(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else {
+        return url.to_owned();
+    };
+    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    let host = rest[..end].rfind('@').map_or(0, |at| at + 1);
+    format!("{scheme}://{}", &rest[host..])
 }
 
 pub(super) fn failed(name: &str, error: reqwest::Error) -> Error {

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 pub(crate) use checkout::Checkout;
 pub(crate) use git::Git;
 
+use crate::image::fetch::without_login;
 use crate::plan::resolve::{Spec, VolumeSource};
 use crate::store::{Lock, Store};
 use crate::sys::error::{Error, Result, ResultExt as _};
@@ -147,10 +148,11 @@ impl Repository {
             Some(git.user.uid.into()),
             Some(git.user.gid.into()),
         )?;
-        progress(&format!("cloning {}", self.url));
+        let url = without_login(&self.url);
+        progress(&format!("cloning {url}"));
         let cloned = self
             .clone_into(&temporary, git)
-            .context(|| format!("cannot clone source `{}` from `{}`", self.name, self.url));
+            .context(|| format!("cannot clone source `{}` from `{url}`", self.name));
         if cloned.is_err() {
             store.discard(&temporary)?;
         }
