@@ -15,6 +15,7 @@ use nix::sys::stat::{FileStat, Mode, SFlag};
 use nix::unistd::Whence;
 use tar::{EntryType, Header};
 
+use super::pax;
 use super::unpack::Limits;
 use crate::image::oci::layers::{OPAQUE, WHITEOUT};
 use crate::sys::beneath;
@@ -69,11 +70,11 @@ impl<'a, W: Write> Packer<'a, W> {
         stat: &FileStat,
     ) -> Result<()> {
         stop_if(self.cancel)?;
-        let mut name = if path.is_empty() { b"." } else { path }.to_vec();
         check_name(
             path.rsplit(|byte| *byte == b'/').next().unwrap_or(path),
             path,
         )?;
+        let mut name = if path.is_empty() { b"." } else { path }.to_vec();
         name.push(b'/');
         let mut extended = Extended::default();
         extended.attributes(
@@ -142,8 +143,8 @@ impl<'a, W: Write> Packer<'a, W> {
 
     /// Writes the deletion of lower layers' content under this name.
     pub(crate) fn deletion(&mut self, parent: &[u8], name: &[u8]) -> Result<()> {
-        self.mark(parent, &[WHITEOUT, name].concat())
         check_name(name, &join(parent, name))?;
+        self.mark(parent, &[WHITEOUT, name].concat())
     }
 
     /// Writes that a directory hides all content of lower layers.
@@ -320,7 +321,6 @@ impl<'a, W: Write> Packer<'a, W> {
     }
 }
 
-/// Joins a path of an archive.
 /// Refuses a name that means something else in a layer.
 fn check_name(name: &[u8], path: &[u8]) -> Result<()> {
     match name.starts_with(WHITEOUT) {
@@ -333,6 +333,7 @@ fn check_name(name: &[u8], path: &[u8]) -> Result<()> {
     }
 }
 
+/// Joins a path of an archive.
 pub(crate) fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
     match directory {
         b"" => name.to_vec(),
@@ -418,7 +419,7 @@ impl Extended {
 
     fn attributes(&mut self, attributes: Vec<(Vec<u8>, Vec<u8>)>) {
         for (name, value) in attributes {
-            self.add(&[b"SCHILY.xattr.".as_slice(), &name].concat(), &value);
+            self.add(&pax::attribute_key(&name), &value);
         }
     }
 

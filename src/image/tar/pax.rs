@@ -49,7 +49,7 @@ impl Pax {
                         lossy(key)
                     )));
                 }
-                _ if key.starts_with(b"SCHILY.xattr.") || key.starts_with(b"GNU.sparse.") => {
+                _ if key.starts_with(ATTRIBUTE) || key.starts_with(b"GNU.sparse.") => {
                     return Err(broken(&format!(
                         "a global header sets `{}` for all entries",
                         lossy(key)
@@ -87,8 +87,8 @@ impl Pax {
             b"SCHILY.acl.access" | b"SCHILY.acl.default" => self.ignored.push("acl as text"),
             b"RHT.security.selinux" => self.ignored.push("xattr security.selinux"),
             _ => {
-                if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
-                    self.xattrs.push((name.to_vec(), value.to_vec()));
+                if let Some(name) = key.strip_prefix(ATTRIBUTE) {
+                    self.xattrs.push((attribute_name(name), value.to_vec()));
                 } else if key.starts_with(b"LIBARCHIVE.xattr.") && self.xattrs.is_empty() {
                     // libarchive writes each attribute in both spellings by default.
                     self.ignored.push("xattr in libarchive's spelling");
@@ -98,6 +98,41 @@ impl Pax {
         sparse.is_used |= key.starts_with(b"GNU.sparse.");
         Ok(())
     }
+}
+
+/// Precedes the name of an extended attribute.
+const ATTRIBUTE: &[u8] = b"SCHILY.xattr.";
+/// What GNU tar writes for the characters in such a name that would end it.
+const ESCAPED: [(u8, &[u8]); 2] = [(b'=', b"%3D"), (b'%', b"%25")];
+
+/// Returns the key for an extended attribute.
+pub(super) fn attribute_key(name: &[u8]) -> Vec<u8> {
+    let mut key = ATTRIBUTE.to_vec();
+    for byte in name {
+        match ESCAPED.iter().find(|(plain, _)| plain == byte) {
+            Some((_, escaped)) => key.extend_from_slice(escaped),
+            None => key.push(*byte),
+        }
+    }
+    key
+}
+
+/// Returns the name of an attribute as it was written into a key.
+fn attribute_name(mut written: &[u8]) -> Vec<u8> {
+    let mut name = Vec::new();
+    while let Some((first, rest)) = written.split_first() {
+        let escaped = ESCAPED
+            .iter()
+            .find(|(_, escaped)| written.starts_with(escaped));
+        let (byte, length) = escaped.map_or((first, 1), |(plain, escaped)| (plain, escaped.len()));
+        name.push(*byte);
+        written = if length == 1 {
+            rest
+        } else {
+            &written[length..]
+        };
+    }
+    name
 }
 
 /// The records of a PAX header: `<length> <key>=<value>\n`; the length counts itself.
@@ -188,6 +223,22 @@ mod tests {
         for bad in ["", "1.x", "+1", "nan", "1e3"] {
             assert!(time(bad.as_bytes()).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn names_of_attributes_are_written_as_gnu_tar_does() {
+        for (name, key) in [
+            ("user.note", "SCHILY.xattr.user.note"),
+            ("user.a=b", "SCHILY.xattr.user.a%3Db"),
+            ("user.50%", "SCHILY.xattr.user.50%25"),
+            ("user.%3D", "SCHILY.xattr.user.%253D"),
+        ] {
+            assert_eq!(attribute_key(name.as_bytes()), key.as_bytes());
+            let length = key.len() + "=x\n00 ".len();
+            let pax = Pax::parse(format!("{length} {key}=x\n").as_bytes()).unwrap();
+            assert_eq!(pax.xattrs, [(name.as_bytes().to_vec(), b"x".to_vec())]);
+        }
+        assert_eq!(attribute_name(b"user.100%"), b"user.100%");
     }
 
     #[test]
