@@ -221,7 +221,10 @@ fn read(path: &Path) -> Result<String> {
     let mut text = String::new();
     let file = fs_err::File::open(path);
     file.and_then(|file| file.take(MAX_FILE).read_to_string(&mut text))
-        .map_err(named_path(path))
+        .map_err(|error| {
+            named_path(path)(error)
+                .help("cosign generate-key-pair makes `cosign.key` and `cosign.pub`")
+        })
         .context(cannot)?;
     Ok(text)
 }

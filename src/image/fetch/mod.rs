@@ -23,6 +23,7 @@ pub(crate) const POLL: Duration = Duration::from_millis(100);
 
 /// Default time that a server may send almost nothing.
 const PATIENCE: Duration = Duration::from_secs(60);
+const AGAIN: &str = "run the same command again: what has arrived is kept";
 /// Slower than this counts as almost nothing, in bytes per second.
 const SLOWEST: u64 = 1 << 10;
 /// An attempt that brings this many bytes is worth another one; the second number limits attempts that bring less.
@@ -240,7 +241,9 @@ pub(crate) fn without_login(url: &str) -> String {
 }
 
 pub(super) fn failed(name: &str, error: reqwest::Error) -> Error {
-    unavailable!("cannot download `{name}`").source(error.without_url())
+    unavailable!("cannot download `{name}`")
+        .source(error.without_url())
+        .help(AGAIN)
 }
 
 /// A server's answer, as long as it comes fast enough.
@@ -268,13 +271,13 @@ impl<'a> Body<'a> {
         let patience = patience();
         let left = patience.saturating_sub(self.since.elapsed());
         let Ok(chunk) = tokio::time::timeout(left, self.response.chunk()).await else {
-            return Err(
-                unavailable!("cannot download `{}`", self.name).source(format!(
+            return Err(unavailable!("cannot download `{}`", self.name)
+                .source(format!(
                     "the server sent {} bytes in {} seconds",
                     self.bytes,
                     patience.as_secs()
-                )),
-            );
+                ))
+                .help(AGAIN));
         };
         let chunk = chunk.map_err(|error| failed(self.name, error))?;
         self.bytes += chunk.as_ref().map_or(0, |chunk| chunk.len() as u64);

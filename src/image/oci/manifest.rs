@@ -313,9 +313,11 @@ impl Configuration {
     }
 }
 
+const ANOTHER: &str = "the image is damaged or was tampered with; take another";
+
 /// The error for an invalid image.
 pub(crate) fn refused(what: String) -> Error {
-    invalid!("refused image: {what}")
+    invalid!("refused image: {what}").help(ANOTHER)
 }
 
 /// The error for bytes that do not match their digest.
@@ -324,5 +326,5 @@ pub(crate) fn damaged(what: &str, found: &str, sha256: &str) -> Error {
         Kind::Drift,
         format!("{what} has SHA-256 {found}, not {sha256}"),
     )
-    .help("the image is damaged or was tampered with; take another")
+    .help(ANOTHER)
 }

@@ -274,7 +274,9 @@ impl Registry {
         };
         match status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => self.refusal().source(answer),
-            _ => unavailable!("cannot {verb} `{what}`").source(answer),
+            _ => unavailable!("cannot {verb} `{what}`")
+                .source(answer)
+                .help("run the same command again later, or use another registry"),
         }
     }
 
@@ -386,14 +388,15 @@ impl Registry {
         let outcome = request.send().await;
         outcome.map_err(|error| {
             let error = error.without_url();
-            let refused = error.is_connect();
+            let (refused, lost) = (error.is_connect(), error.is_redirect());
             let error = unavailable!("cannot reach registry `{}`", self.host).source(error);
-            match refused {
-                true => error.help(format!(
+            match (refused, lost) {
+                (true, _) => error.help(format!(
                     "check the name, the network, and `\"{}\" = \"...\"` under [mirror] in config.toml",
                     self.host
                 )),
-                false => error,
+                (_, true) => error.help("it sends requests elsewhere: check the registry's address, or use another"),
+                _ => error.help("run the same command again later, or use another registry"),
             }
         })
     }

@@ -29,6 +29,8 @@ use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
 
 const BLOCK: u64 = 512;
+/// Maximum length of a file's name, in bytes.
+const MAX_NAME: usize = 255;
 /// Name of a layer in a directory before its digest is known.
 const NEXT: &str = "blobs/next";
 
@@ -65,6 +67,15 @@ struct Image {
     manifest: Vec<u8>,
 }
 
+/// Returns the temporary name of what gets this name: always the same one, so that a leftover is found.
+fn partial_name(name: &str) -> String {
+    let partial = format!(".{name}.rockenv-partial");
+    match partial.len() > MAX_NAME {
+        true => format!(".{}.rockenv-partial", hex::encode(Sha256::digest(name))),
+        false => partial,
+    }
+}
+
 impl LayoutDraft {
     /// Begins one.
     pub(in crate::share) fn new(place: &Path, time: u64) -> Result<Self> {
@@ -90,7 +101,7 @@ impl LayoutDraft {
         if rights.exists(parent.as_fd(), name) {
             return Err(refusing_overwrite(&place));
         }
-        let partial = format!(".{}.rockenv-partial", name.to_string_lossy());
+        let partial = partial_name(&name.to_string_lossy());
         let spot = Spot {
             rights,
             parent: parent.as_fd(),

@@ -119,7 +119,7 @@ const PULLS: [(Judge, i32, &[&str]); 13] = [
             false => Fault::None,
         },
         4,
-        &["cannot download `", "/team/rocm@sha256:"],
+        &["cannot download `", "/team/rocm@sha256:", "help: "],
     ),
     (
         |head| match is_layer(head) {
@@ -164,6 +164,7 @@ const PULLS: [(Judge, i32, &[&str]); 13] = [
             "/team/rocm:",
             "its registry declares it as",
             "declares itself as",
+            "help: ",
         ],
     ),
     // Ways that lead in a circle, or out of the web.
@@ -173,7 +174,7 @@ const PULLS: [(Judge, i32, &[&str]); 13] = [
             Fault::Says(307, location, String::new())
         },
         4,
-        &["registry `127.0.0.1:", "redirect"],
+        &["registry `127.0.0.1:", "redirect", "help: "],
     ),
     (
         |_| {

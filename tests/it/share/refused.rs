@@ -73,6 +73,17 @@ fn a_directory_whose_name_means_a_deletion_is_not_written() {
     assert!(!one.work().join("x.oci").exists());
 }
 
+#[test]
+fn the_longest_name_has_room_for_what_is_not_finished() {
+    let (one, other) = (TestStore::new(), TestStore::new());
+    let name = built(&one, &other, STEP);
+    for (letter, end) in [("n", ".oci"), ("é", ".tar")] {
+        let long = letter.repeat((255 - end.len()) / letter.len()) + end;
+        one.rockenv(&["export", &name, "--snapshots", &long]).ok();
+        assert!(one.work().join(long).exists());
+    }
+}
+
 fn digest(bytes: &[u8]) -> String {
     let digest = Sha256::digest(bytes);
     digest.iter().map(|byte| format!("{byte:02x}")).collect()

@@ -310,7 +310,9 @@ fn a_key_that_cannot_be_used_stops_before_anything_is_sent() {
     push("p384.key", Some("x"))
         .exits(3)
         .says(&["is not an ECDSA key on P-256"]);
-    push("absent.key", Some("")).says(&["cannot read the key"]);
+    push("absent.key", Some(""))
+        .exits(7)
+        .says(&["cannot read the key", "help: cosign generate-key-pair"]);
     assert_eq!(two.uploads(), 0);
     let reference = format!("{repository}:x");
     two.pull_verified(&reference, "one.key")
