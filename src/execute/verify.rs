@@ -300,12 +300,12 @@ impl StepComparison<'_> {
     }
 }
 
-/// Makes the error for a step whose sources changed since it was built.
-pub(crate) fn changed(step: &Step, inputs: &[&str]) -> Error {
+/// Makes the error for a step whose sources changed since it was built; `up` is the env's own command.
+pub(crate) fn changed(step: &Step, inputs: &[&str], up: &str) -> Error {
     invalid!(
         "step `{}` cannot be built again: its inputs have changed since: {}",
         step.name,
         inputs.join(", ")
     )
-    .help("rockenv up ...: builds with the current inputs")
+    .help(format!("to build with the current inputs, run: {up}"))
 }

@@ -8,7 +8,9 @@ use serde::Serialize;
 
 use crate::execute::verify::{self, Compared, Side, StepComparison, changed};
 use crate::execute::{APART, Ended, Execution, ExecutionProgress};
+use crate::plan::Plan;
 use crate::plan::ids::{EnvName, LayerId, StepKey};
+use crate::plan::jobs::Sizing;
 use crate::plan::lockfile::{self, Lockfile};
 use crate::plan::record::Head;
 use crate::plan::resolve::{Action, Spec, Step, VolumeKind, VolumeSource};
@@ -82,8 +84,9 @@ impl<'a> Rebuild<'a> {
             .iter()
             .filter(|step| runs.contains(&step.key))
             .collect();
-        let files = copy_files(cx, &spec, &steps)?;
-        let hooks = read_hooks(&with, &spec, &steps)?;
+        let up = env.known_record()?.up_command();
+        let files = copy_files(cx, &spec, &steps, &up)?;
+        let hooks = read_hooks(&with, &spec, &steps, &up)?;
         let gpu = match steps.iter().find(|step| step.gpu) {
             Some(step) => Some(grant(cx, &spec, step)?),
             None => None,
@@ -122,6 +125,7 @@ impl<'a> Rebuild<'a> {
     pub(crate) fn all(&self, name: &EnvName, segments: &[Segment]) -> Result<Vec<StepReport>> {
         let mut scratch = self.with.store.lock_env(name, "verify", lock::WAIT)?;
         let mut reports = Vec::new();
+        self.check_inputs(&mut scratch, segments)?;
         for segment in segments {
             self.build(&mut scratch, segment)?;
             for key in &segment.compared {
@@ -150,39 +154,11 @@ impl<'a> Rebuild<'a> {
             .prepare_containers(scratch, &self.spec, &segment.image_key)
     }
 
-    fn build<'s>(&self, scratch: &mut LockedEnv<'s>, segment: &Segment) -> Result<()>
-    where
-        'a: 's,
-    {
+    fn build(&self, scratch: &mut LockedEnv<'a>, segment: &Segment) -> Result<()> {
         self.empty(scratch, segment)?;
         let plan = plan(&self.spec, segment);
-        let execution = Execution {
-            store: self.with.store,
-            env: scratch,
-            spec: &self.spec,
-            plan: &plan,
-            files: &self.files,
-            sources: &self.sources,
-            fingerprints: &self.spec.fingerprints,
-            locked: self.locked.as_ref(),
-            hooks: &self.hooks,
-            host: &self.host,
-            config: &self.with.task.cx.config,
-            gpu: self.gpu.as_ref(),
-            offline: false,
-            apart: &self.apart,
-            clean: false,
-            stale: None,
-            sizing: &self.with.task.cx.sizing(&self.spec, &self.host),
-            signals: self.with.task.signals,
-            reporter: self.with.task.reporter,
-        };
-        for step in runs(&self.spec, segment) {
-            let inputs = execution.changed(&step.inputs)?;
-            if !inputs.is_empty() {
-                return Err(changed(step, &inputs));
-            }
-        }
+        let sizing = self.with.task.cx.sizing(&self.spec, &self.host);
+        let execution = self.execution(scratch, &plan, &sizing);
         let disturbed = |step: &str| {
             invalid!("a source was changed while step `{step}` was built again")
                 .help(format!("rockenv verify {}", self.env.name()))
@@ -216,6 +192,52 @@ impl<'a> Rebuild<'a> {
                 let step = last.or_else(|| first.map(|step| step.name.clone()));
                 Err(disturbed(&step.unwrap_or_default()))
             }
+        }
+    }
+
+    /// Refuses steps whose sources have changed since, before the first one runs.
+    fn check_inputs(&self, scratch: &mut LockedEnv<'a>, segments: &[Segment]) -> Result<()> {
+        let up = self.env.known_record()?.up_command();
+        let sizing = self.with.task.cx.sizing(&self.spec, &self.host);
+        for segment in segments {
+            let plan = plan(&self.spec, segment);
+            let execution = self.execution(scratch, &plan, &sizing);
+            for step in runs(&self.spec, segment) {
+                let inputs = execution.changed(&step.inputs)?;
+                if !inputs.is_empty() {
+                    return Err(changed(step, &inputs, &up));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn execution<'e>(
+        &'e self,
+        scratch: &'e mut LockedEnv<'a>,
+        plan: &'e Plan,
+        sizing: &'e Sizing,
+    ) -> Execution<'e, 'a> {
+        Execution {
+            store: self.with.store,
+            env: scratch,
+            spec: &self.spec,
+            plan,
+            files: &self.files,
+            sources: &self.sources,
+            fingerprints: &self.spec.fingerprints,
+            locked: self.locked.as_ref(),
+            hooks: &self.hooks,
+            host: &self.host,
+            config: &self.with.task.cx.config,
+            gpu: self.gpu.as_ref(),
+            offline: false,
+            apart: &self.apart,
+            clean: false,
+            stale: None,
+            sizing,
+            signals: self.with.task.signals,
+            reporter: self.with.task.reporter,
         }
     }
 
@@ -280,7 +302,7 @@ fn sources(store: &Store, spec: &Spec) -> BTreeMap<String, PathBuf> {
 }
 
 /// Reads the files of `copy` steps; refuses files that changed since the env was built.
-fn copy_files(cx: &Context, spec: &Spec, steps: &[&Step]) -> Result<CopyFiles> {
+fn copy_files(cx: &Context, spec: &Spec, steps: &[&Step], up: &str) -> Result<CopyFiles> {
     let copies = |step: &&&Step| matches!(step.action, Action::Copy(_));
     if !steps.iter().any(|step| copies(&step)) {
         return Ok(CopyFiles::default());
@@ -300,7 +322,7 @@ fn copy_files(cx: &Context, spec: &Spec, steps: &[&Step]) -> Result<CopyFiles> {
         for item in items {
             let found = files.item(&step.name, &item.from);
             if found.is_none_or(|found| found.digest != item.digest) {
-                return Err(changed(step, &[&item.from]));
+                return Err(changed(step, &[&item.from], up));
             }
         }
     }
@@ -308,14 +330,19 @@ fn copy_files(cx: &Context, spec: &Spec, steps: &[&Step]) -> Result<CopyFiles> {
 }
 
 /// Reads the hooks that steps see; refuses hooks that changed since the env was built.
-fn read_hooks(with: &Fetching<'_>, spec: &Spec, steps: &[&Step]) -> Result<BTreeMap<String, Hook>> {
+fn read_hooks(
+    with: &Fetching<'_>,
+    spec: &Spec,
+    steps: &[&Step],
+    up: &str,
+) -> Result<BTreeMap<String, Hook>> {
     let mut hooks = BTreeMap::new();
     for step in steps {
         for volume in spec.visible(step) {
             for wanted in spec.hooks_at(step, &volume.name) {
                 let hook = hook::load(&with.task.cx.config.hook_dirs, &wanted.name)?;
                 if hook.digest()? != wanted.digest {
-                    return Err(changed(step, &[&format!("hook {}", wanted.name)]));
+                    return Err(changed(step, &[&format!("hook {}", wanted.name)], up));
                 }
                 hooks.insert(wanted.name.clone(), hook);
             }

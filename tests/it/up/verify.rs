@@ -310,6 +310,29 @@ fn what_is_the_users_is_never_written_to() {
 }
 
 #[test]
+fn a_changed_source_is_found_before_anything_is_built_again() {
+    let store = TestStore::new();
+    let source = store.work().join("source");
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("input"), "1").unwrap();
+    let volume =
+        format!("[[volume]]\nname = 'src'\nkind = 'source'\ntarget = '/src'\npath = {source:?}\n");
+    let two = format!("{}inputs = ['src']\n", step("two", "cat /src/input"));
+    store.profile(&format!("{volume}{}{two}", step("one", "true")));
+    store.up();
+    fs::write(source.join("input"), "2").unwrap();
+    let said = verify(&store, &[]).exits(3);
+    let up = format!("rockenv up {}", store.env());
+    let said = said.says(&[
+        "`two` cannot be built again",
+        "have changed since: src",
+        &up,
+    ]);
+    assert!(!said.err.contains("step 1/"), "{}", said.err);
+    nothing_else(&store);
+}
+
+#[test]
 fn what_cannot_be_verified_is_refused() {
     let store = TestStore::new();
     store.rockenv(&["verify", "none"]).exits(7);
