@@ -155,7 +155,8 @@ impl LockedEnv<'_> {
             true => Survives::Nothing,
             false => Survives::New,
         };
-        let text = attempt_line(key, record);
+        let on = record.head.layer.as_deref().unwrap_or_default();
+        let text = format!("{}\n{on}", attempt_line(key, record));
         atomic::replace(&self.directory.join(ATTEMPT), text.as_bytes(), survives)
     }
 
@@ -415,6 +416,14 @@ pub(super) fn remove(file: &Path) -> Result<()> {
     if_exists(fs::remove_file(file)).map(drop)
 }
 
+/// A step that was begun and did not end well.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attempt {
+    pub key: StepKey,
+    /// The layer that it was begun on; `None` is the bare image.
+    pub on: Option<LayerId>,
+}
+
 /// Includes the volumes: an attempt on volumes that were replaced since says nothing about the current ones.
 fn attempt_line(key: &StepKey, record: &Record) -> String {
     let volumes: Vec<&str> = record.head.volumes.values().map(VolumeId::as_str).collect();
@@ -424,9 +433,19 @@ fn attempt_line(key: &StepKey, record: &Record) -> String {
 impl Store {
     /// Returns the key of the step that was begun on the env's current build volumes and did not end well.
     pub fn attempt(&self, name: &EnvName, record: &Record) -> Option<StepKey> {
+        self.whole_attempt(name, record).map(|attempt| attempt.key)
+    }
+
+    /// Returns that step with the layer below it.
+    pub fn whole_attempt(&self, name: &EnvName, record: &Record) -> Option<Attempt> {
         let text = fs::read_to_string(self.env_dir(name).join(ATTEMPT)).ok()?;
-        let key = text.split(' ').next()?.parse().ok()?;
-        (text == attempt_line(&key, record)).then_some(key)
+        // Older versions wrote no second line.
+        let (line, on) = match text.split_once('\n') {
+            Some((line, on)) => (line, on.parse().ok()),
+            None => (&*text, record.head.layer.clone()),
+        };
+        let key = line.split(' ').next()?.parse().ok()?;
+        (line == attempt_line(&key, record)).then_some(Attempt { key, on })
     }
 
     /// Records that a command of `exec` or `shell` joins the step that is running in an env, by a copy of the record of

@@ -9,6 +9,7 @@ use crate::plan::record::Snapshot;
 use crate::plan::resolve::{self, Spec, Step};
 use crate::plan::{CachedLayer, Observed, Plan, StepInput, StepOptions, plan as decide};
 use crate::profile::Profile;
+use crate::store::env::Attempt;
 use crate::store::history::LayerSearch;
 use crate::store::layer::VolumeState;
 use crate::store::{Layer, LockedEnv, Record, Store};
@@ -63,6 +64,10 @@ pub(crate) fn observe(
         .map(|record| Stand::read(store, record, &spec.name, image_key))
         .transpose()?;
     let before = record.and_then(|_| store.spec(&spec.name).ok());
+    let under_volumes = stand.as_ref().map(|stand| {
+        let steps = before.as_ref().map_or(&[][..], |before| &before.steps);
+        VolumeWriters::read(store, stand, steps, wanted)
+    });
     let mut results = Results {
         store,
         spec,
@@ -95,7 +100,7 @@ pub(crate) fn observe(
             };
             let is_refused = refused.is_some();
             let unusable = refused
-                .or_else(|| unusable(store, &layer, record, spec, &step.name))
+                .or_else(|| unusable(store, &layer, under_volumes.as_ref(), spec, &step.name))
                 .or_else(|| stand.as_ref()?.outdated(store, &layer, wanted));
             let frozen = |state| matches!(state, &VolumeState::Frozen);
             let brings = match &unusable {
@@ -131,7 +136,8 @@ pub(crate) fn observe(
     observed.exists = true;
     if let Some(stand) = stand {
         observed.outlived = stand.outlived(store, wanted)?;
-        (observed.head, observed.attempt) = (stand.head, stand.attempt);
+        observed.head = stand.head;
+        observed.attempt = stand.attempt.map(|begun| begun.key);
     }
     observed.is_modified = match env {
         Some(env) => env.is_modified()?,
@@ -205,8 +211,8 @@ struct Stand<'a> {
     record: &'a Record,
     /// Its layers, topmost first.
     head: Vec<LayerId>,
-    /// Key of the step begun last, if it did not end well.
-    attempt: Option<StepKey>,
+    /// The step begun last, if it did not end well.
+    attempt: Option<Attempt>,
     /// That step's layer, if it has one: the step was to run again.
     redone: Option<LayerId>,
 }
@@ -224,8 +230,10 @@ impl<'a> Stand<'a> {
         {
             head.extend(store.chain(layer)?.into_iter().map(|layer| layer.id));
         }
-        let attempt = store.attempt(env, record);
-        let before = attempt.as_ref().and_then(|key| record.of_step(key));
+        let attempt = store.whole_attempt(env, record);
+        let before = attempt
+            .as_ref()
+            .and_then(|begun| record.of_step(&begun.key));
         let redone = before.map(|snapshot| snapshot.layer.clone());
         Ok(Self {
             record,
@@ -269,7 +277,8 @@ impl<'a> Stand<'a> {
         // A missing lower layer is reported where it is needed.
         for below in store.chain(&layer.id).ok()? {
             let key = below.key.as_ref();
-            if self.redone.is_some() && key == self.attempt.as_ref() {
+            let begun = self.attempt.as_ref().map(|begun| &begun.key);
+            if self.redone.is_some() && key == begun {
                 return Some("did not finish last time".to_owned());
             }
             // If later keys do not depend on a step's result, nothing is built on it.
@@ -290,6 +299,79 @@ impl<'a> Stand<'a> {
         }
         None
     }
+}
+
+/// What wrote to an env's live build volumes last, as far as snapshots do not contain them.
+struct VolumeWriters<'a> {
+    record: &'a Record,
+    /// The layer whose content they had last, topmost, and those below it; `None` if it was removed.
+    from: Option<Vec<Layer>>,
+    /// The env's layers.
+    head: Vec<LayerId>,
+    /// The layers below a step of another build that was begun on them since.
+    begun: Option<Begun<'a>>,
+}
+
+/// A step of another build that did not end well.
+struct Begun<'a> {
+    /// The step; unknown if the profile was changed since.
+    step: Option<&'a Step>,
+    /// The layers that it was begun on.
+    on: Vec<LayerId>,
+}
+
+impl<'a> VolumeWriters<'a> {
+    fn read(store: &Store, stand: &Stand<'a>, before: &'a [Step], wanted: &[StepInput]) -> Self {
+        let chain = |layer: Option<&LayerId>| match layer {
+            Some(layer) => store.chain(layer).ok(),
+            None => Some(Vec::new()),
+        };
+        let head = &stand.record.head;
+        let is_wanted = |begun: &&Attempt| {
+            let mut keys = wanted.iter().filter_map(|step| step.key.as_ref());
+            keys.any(|key| *key == begun.key)
+        };
+        // A step of this build is resumed on the layers below it, and outdates those above.
+        let other = stand.attempt.as_ref().filter(|begun| !is_wanted(begun));
+        Self {
+            record: stand.record,
+            from: chain(head.volumes_from().layer.as_ref()),
+            head: stand.head.clone(),
+            begun: other.map(|begun| {
+                let on = chain(begun.on.as_ref()).unwrap_or_default();
+                Begun {
+                    step: before.iter().find(|step| step.key == begun.key),
+                    on: on.into_iter().map(|layer| layer.id).collect(),
+                }
+            }),
+        }
+    }
+
+    /// Returns whether a build volume is as a layer or a step above it left it.
+    fn kept(&self, store: &Store, layer: &Layer, volume: &str) -> bool {
+        let is_above = match &self.from {
+            Some(from) => {
+                let is_there = from.iter().any(|below| below.id == layer.id);
+                is_there || is_again(store, layer, from)
+            }
+            None => self.head.contains(&layer.id),
+        };
+        let sees = |step: &Step| step.volumes.iter().any(|name| name == volume);
+        let is_untouched = self.begun.as_ref().is_none_or(|begun| {
+            begun.on.contains(&layer.id) || begun.step.is_some_and(|step| !sees(step))
+        });
+        is_above && is_untouched
+    }
+}
+
+/// Returns whether the last of these layers that a step made is one of the same steps, run again by `--rerun`: which
+/// of their snapshots count is decided elsewhere, and whoever rolls back to one of them stays there.
+fn is_again(store: &Store, layer: &Layer, from: &[Layer]) -> bool {
+    let Some(key) = from.iter().find_map(|layer| layer.key.as_ref()) else {
+        return false;
+    };
+    let chain = store.chain(&layer.id).unwrap_or_default();
+    chain.iter().any(|below| below.key.as_ref() == Some(key))
 }
 
 /// The step results that an env's output volumes lack.
@@ -356,7 +438,7 @@ fn elsewhere(layer: &Layer, service: Option<&Service>) -> Result<Option<String>>
 fn unusable(
     store: &Store,
     layer: &Layer,
-    record: Option<&Record>,
+    writers: Option<&VolumeWriters<'_>>,
     spec: &Spec,
     step: &str,
 ) -> Option<String> {
@@ -367,21 +449,27 @@ fn unusable(
         spec.step(step)
             .is_none_or(|step| step.volumes.iter().any(|volume| volume == name))
     };
-    let own = record.map(|record| &record.head.volumes);
-    let mut states = layer.volumes.iter();
-    let (name, _) = states.find(|(name, state)| {
-        let lost = match state {
-            VolumeState::Live(id) => {
-                id.is_none() || own.and_then(|own| own.get(*name)) != id.as_ref()
-            }
-            VolumeState::Absent => true,
-            VolumeState::Frozen | VolumeState::Empty => false,
+    let own = writers.map(|writers| &writers.record.head.volumes);
+    layer.volumes.iter().find_map(|(name, state)| {
+        let is_own = match state {
+            VolumeState::Live(Some(id)) => own.and_then(|own| own.get(name)) == Some(id),
+            VolumeState::Live(None) | VolumeState::Absent => false,
+            VolumeState::Frozen | VolumeState::Empty => return None,
         };
-        lost && sees(name)
-    })?;
-    Some(format!(
-        "its build volume `{name}` is not part of it: this is an overlay store"
-    ))
+        if !sees(name) {
+            None
+        } else if !is_own {
+            Some(format!(
+                "its build volume `{name}` is not part of it: this is an overlay store"
+            ))
+        } else if writers.is_some_and(|writers| !writers.kept(store, layer, name)) {
+            Some(format!(
+                "build volume `{name}` has changed since: this is an overlay store"
+            ))
+        } else {
+            None
+        }
+    })
 }
 
 /// Observes what is wanted, and plans what to do.

@@ -6,6 +6,7 @@ mod histories;
 mod kept;
 mod removed;
 mod sources;
+mod undone;
 mod verify;
 
 use crate::support::env::TestStore;

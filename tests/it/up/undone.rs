@@ -1,0 +1,100 @@
+//! An edit that is undone: no step counts as done whose build volume another build has written since.
+
+use fs_err as fs;
+
+use super::on_each;
+use crate::support::env::TestStore;
+use crate::support::run::Ran;
+
+const PROFILE: &str = "[params]\nv = '1'\nw = '1'\n\
+    [[volume]]\nname = 'build'\nkind = 'build'\ntarget = '/v/build'\n\
+    [[volume]]\nname = 'out'\nkind = 'output'\ntarget = '/v/out'\n\
+    [[step]]\nname = 'configure'\nrun = 'echo ${v} > /v/build/x; test ${v} != bad'\n\
+    [[step]]\nname = 'build'\nrun = 'echo ${w} >> /v/build/log; cp /v/build/x /v/out/res; test ${w} != bad'\n";
+
+fn up(store: &TestStore, params: &[&str]) -> Ran {
+    let params = params.iter().flat_map(|param| ["--param", param]);
+    let words: Vec<&str> = ["up", store.env()].into_iter().chain(params).collect();
+    store.rockenv(&words)
+}
+
+/// Returns what `up` would do to each step.
+fn actions(store: &TestStore, params: &[&str]) -> Vec<String> {
+    let params = params.iter().flat_map(|param| ["--param", param]);
+    let words = ["plan", store.env(), "--json"].into_iter().chain(params);
+    let plan = store.rockenv(&words.collect::<Vec<_>>()).ok().text();
+    let plan: serde_json::Value = serde_json::from_str(&plan).unwrap();
+    let steps = plan["plan"]["steps"].as_array().unwrap().iter();
+    steps
+        .map(|step| step["action"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+fn result(store: &TestStore) -> String {
+    let out = store.home().join("outputs").join(store.env());
+    fs::read_to_string(out.join("out/res")).unwrap()
+}
+
+#[test]
+fn an_undone_edit_leaves_the_volume_of_the_build_that_it_goes_back_to() {
+    on_each(|store, method| {
+        store.profile(PROFILE);
+        up(store, &[]).ok();
+        up(store, &["v=bad"]).exits(5);
+        if method == "overlay" {
+            let plan = store.rockenv(&["plan", store.env(), "--json"]).ok().text();
+            assert!(
+                plan.contains("build volume `build` has changed since"),
+                "{plan}"
+            );
+        }
+        up(store, &[]).ok();
+        store.sh("cat /v/build/x").ok().prints("1");
+        up(store, &[]).ok().says(&["nothing to do"]);
+        up(store, &["w=2"]).ok();
+        assert_eq!(result(store), "1\n", "{method}");
+        // The other build succeeded, and a snapshot keeps the layers of this one.
+        store
+            .rockenv(&["snapshot", "create", store.env(), "mine"])
+            .ok();
+        up(store, &["v=2", "w=2"]).ok();
+        up(store, &["w=2"]).ok();
+        store.sh("cat /v/build/x").ok().prints("1");
+        up(store, &["w=3"]).ok();
+        assert_eq!(result(store), "1\n", "{method}");
+        // The same after a rollback.
+        up(store, &["v=bad", "w=3"]).exits(5);
+        store
+            .rockenv(&["rollback", "--yes", store.env(), "build"])
+            .ok();
+        up(store, &["w=3"]).ok();
+        store.sh("cat /v/build/x").ok().prints("1");
+    });
+}
+
+#[test]
+fn a_later_step_that_wrote_to_the_volume_makes_no_earlier_one_run_again() {
+    on_each(|store, method| {
+        store.profile(PROFILE);
+        up(store, &[]).ok();
+        up(store, &["w=bad"]).exits(5);
+        // Resumed, changed again, and by its own rollback.
+        assert_eq!(actions(store, &["w=bad"]), ["hit", "run"], "{method}");
+        assert_eq!(actions(store, &["w=2"]), ["hit", "run"], "{method}");
+        let build = if method == "overlay" { "run" } else { "hit" };
+        assert_eq!(actions(store, &[]), ["hit", build], "{method}");
+        store
+            .rockenv(&["rollback", "--yes", store.env(), "configure"])
+            .ok();
+        assert_eq!(actions(store, &["w=2"]), ["hit", "run"], "{method}");
+        up(store, &["w=2"]).ok();
+        up(store, &["w=2"]).ok().says(&["nothing to do"]);
+        // So it is if the step is no longer wanted.
+        let (first, _) = PROFILE.rsplit_once("[[step]]").unwrap();
+        store.profile(first);
+        assert_eq!(actions(store, &[]), ["hit"], "{method}");
+        up(store, &[]).ok();
+        store.profile(PROFILE);
+        assert_eq!(actions(store, &["w=2"]), ["hit", "hit"], "{method}");
+    });
+}
