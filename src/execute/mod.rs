@@ -141,7 +141,7 @@ impl Execution<'_, '_> {
         if ran {
             self.warn_stale()?;
         }
-        if ran && whole {
+        if whole && (ran || self.plan.moves) {
             self.drop_remade_results()?;
         }
         Ok(ExecutionProgress::Ended(Ended::Complete))

@@ -5,6 +5,7 @@ mod by_hand;
 mod histories;
 mod kept;
 mod removed;
+mod results;
 mod sources;
 mod undone;
 mod verify;
