@@ -8,6 +8,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::engine::choose::{NONE_HERE, Reason, is_nspawn_installed};
+use crate::execute::BlockedResults;
 use crate::plan::record;
 use crate::plan::resolve::{Engine, Spec, Volume, VolumeKind};
 use crate::plan::savings::{self, Figure, StartingPoint};
@@ -28,6 +29,7 @@ use crate::up::preflight::{Needs, Refused};
 use crate::up::registry::{self, Source};
 use crate::up::resolve::{FingerprintUse, Gathered, MissingInputs};
 use crate::up::select::Selection;
+use crate::up::summary::not_its_own;
 use crate::up::task::Task;
 
 #[derive(Debug, Args)]
@@ -83,18 +85,25 @@ pub(crate) fn show_plan(
     };
     let needs = Needs::of(&selection, &spec, &plan, root, record.as_ref())?;
     let up = args.up_command(&args.request("up"));
-    let refused = refused(&selection, &missing, &plan, &needs, is_forced, &up);
+    let blocked = match &store {
+        Some(store) => BlockedResults::of(store, &spec, &plan, record.as_ref(), &spec.name)?,
+        None => BlockedResults::default(),
+    };
+    let mut refused = refused(&selection, &missing, &plan, &needs, is_forced, &up);
+    if let Some((reason, help)) = blocked.refusal(&up) {
+        Refused::add(&mut refused, reason, &help);
+    }
     let mut notes = missing.notes;
     notes.extend(plan.notes.iter().cloned());
+    notes.extend(not_its_own(&blocked.all));
     if let (Some(store), Some(image)) = (&store, gathered.inputs.image.key()) {
         notes.extend(gpu_code::notes(store, &spec, plan.start.as_ref(), image));
     }
-    let ways = match &store {
-        Some(store) => {
-            savings::starting_points(&selection.profile, &spec, &recorded(store, &spec)?)
-        }
-        None => savings::starting_points(&selection.profile, &spec, &BTreeMap::new()),
+    let recorded = match &store {
+        Some(store) => recorded(store, &spec)?,
+        None => BTreeMap::new(),
     };
+    let ways = savings::starting_points(&selection.profile, &spec, &recorded);
     let gpu = selection
         .gpu
         .as_ref()

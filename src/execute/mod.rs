@@ -37,6 +37,7 @@ use jiff::Timestamp;
 use crate::execute::changed_sources::StaleStep;
 pub(crate) use crate::execute::supervise::Ending;
 pub(crate) use outcome::{Ended, ExecutionProgress, Failure};
+pub(crate) use results::BlockedResults;
 pub(crate) use step::base_environment;
 pub(crate) use view::{APART, ByHand, count_manual_edits, file_in_source};
 

@@ -4,11 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Execution;
-use crate::plan::Action;
-use crate::plan::ids::{LayerId, TreeId};
-use crate::plan::resolve::{Step, VolumeSource};
+use crate::plan::ids::{EnvName, LayerId, TreeId};
+use crate::plan::record::Record;
+use crate::plan::resolve::{Spec, Step, VolumeSource};
+use crate::plan::{Action, Plan};
 use crate::profile::Access;
-use crate::store::results::{self, OutputBefore, RestorePlan, StepResults};
+use crate::store::Store;
+use crate::store::results::{self, BlockedResult, OutputBefore, StepResults};
 use crate::sys::error::{Error, Kind, Result};
 use crate::tree::listing::Listing;
 
@@ -70,8 +72,7 @@ impl Execution<'_, '_> {
         if !outputs.any(|volume| step.volumes.contains(&volume.name)) {
             return Ok(false);
         }
-        let layers = self.env.known_record()?.snapshots.iter();
-        let known: Vec<LayerId> = layers.map(|snapshot| snapshot.layer.clone()).collect();
+        let known = self.env.known_record()?.known_layers();
         let blocked = self.store.plan_restore(parent, self.spec, &known)?.blocked;
         let mut others = blocked.iter().filter(|other| {
             let mut before = before.iter().filter(|before| before.volume == other.volume);
@@ -116,30 +117,33 @@ impl Execution<'_, '_> {
     /// but no later step may use them as results.
     pub(super) fn restore_results(&self) -> Result<()> {
         let record = self.env.known_record()?;
-        let stays = !self.plan.moves && self.runs().next().is_none();
-        let top = match stays {
-            true => record.head.layer.as_ref(),
-            false => self.plan.start.as_ref(),
-        };
+        let stays = stays(self.plan);
+        let top = top(self.plan, Some(record));
         if stays && (top.is_none() || self.plan.brings.is_empty()) {
             return Ok(());
         }
-        let layers = record.snapshots.iter();
-        let known: Vec<LayerId> = layers.map(|snapshot| snapshot.layer.clone()).collect();
+        let known = record.known_layers();
         // The writes of a failed step cannot be told from anybody else's.
         let attempt = self.store.attempt(self.env.name(), record);
         let is_begun = |step: &Step| attempt.as_ref() == Some(&step.key);
-        if let Some(top) = top {
-            let plan = self.store.plan_restore(top, self.spec, &known)?;
-            self.check_blocked(&plan, self.runs().any(is_begun))?;
+        let blocked = BlockedResults::of(
+            self.store,
+            self.spec,
+            self.plan,
+            Some(record),
+            self.env.name(),
+        )?;
+        if let Some((message, help)) = blocked.refusal(&record.up_command()) {
+            return Err(Error::new(Kind::Drift, message).help(help));
+        }
+        for other in &blocked.all {
+            let message = format!("{}; leaving it as it is", other.message());
+            self.reporter.warn(message);
         }
         // A step that is resumed may count on what it has left.
-        let mut runs = self.runs();
-        let first = runs.next();
+        let first = runs(self.plan, self.spec).next();
         if !stays && !first.is_some_and(|step| is_begun(step) || self.env.has_unfinished(&step.key))
         {
-            let head = record.head.layer.iter();
-            let known: Vec<LayerId> = known.iter().chain(head).cloned().collect();
             self.store.move_stale_aside(top, self.spec, &known)?;
         }
         match top {
@@ -160,38 +164,75 @@ impl Execution<'_, '_> {
         }
         Ok(())
     }
+}
 
-    /// Returns the steps that run.
-    fn runs(&self) -> impl Iterator<Item = &Step> {
-        let steps = self.plan.steps.iter();
-        let runs = steps.filter(|step| step.action == Action::Run);
-        runs.filter_map(|step| self.spec.step(&step.name))
+/// Results that a plan leaves as they are, because other files are in their place.
+#[derive(Debug, Default)]
+pub(crate) struct BlockedResults {
+    pub(crate) all: Vec<BlockedResult>,
+    /// Position of the first that a step which runs would take for the result, and the step.
+    used: Option<(usize, String)>,
+}
+
+impl BlockedResults {
+    /// Finds those of an env of this name.
+    pub(crate) fn of(
+        store: &Store,
+        spec: &Spec,
+        plan: &Plan,
+        record: Option<&Record>,
+        name: &EnvName,
+    ) -> Result<Self> {
+        let Some(top) = top(plan, record) else {
+            return Ok(Self::default());
+        };
+        let known = record.map_or_else(Vec::new, Record::known_layers);
+        let all = store.plan_restore(top, spec, &known)?.blocked;
+        let attempt = record.and_then(|record| store.attempt(name, record));
+        let resumes = runs(plan, spec).any(|step| attempt.as_ref() == Some(&step.key));
+        let user = |other: &BlockedResult| {
+            runs(plan, spec).find(|step| step.volumes.contains(&other.volume))
+        };
+        let mut own = all
+            .iter()
+            .enumerate()
+            .filter(|(_, other)| other.in_store && !resumes);
+        let used = own.find_map(|(at, other)| Some((at, user(other)?.name.clone())));
+        Ok(Self { all, used })
     }
 
-    /// Refuses changed files in the place of results that a step would use; warns of others.
-    fn check_blocked(&self, plan: &RestorePlan, resumes: bool) -> Result<()> {
-        for other in &plan.blocked {
-            let message = other.message();
-            let volume = self.spec.volume(&other.volume);
-            // Several envs may share a user's directory as output.
-            let own = volume.is_some_and(|volume| volume.source == VolumeSource::Store);
-            let mut readers = self.runs();
-            let reader = readers.find(|step| step.volumes.contains(&other.volume));
-            match reader.filter(|_| own && !resumes) {
-                Some(step) => {
-                    let message =
-                        format!("{message}; step `{}` would use the changed file", step.name);
-                    return Err(Error::new(Kind::Drift, message).help(format!(
-                        "move it away, or make it again: rockenv up ... --rerun {}",
-                        other.step
-                    )));
-                }
-                None => {
-                    let message = format!("{message}; leaving it as it is");
-                    self.reporter.warn(message);
-                }
-            }
-        }
-        Ok(())
+    /// Returns why `up` refuses them, and what to type; `up` is the env's own command.
+    pub(crate) fn refusal(&self, up: &str) -> Option<(String, String)> {
+        let (at, user) = self.used.as_ref()?;
+        let other = &self.all[*at];
+        Some((
+            format!(
+                "{}; step `{user}` would use the changed file",
+                other.message()
+            ),
+            format!(
+                "move it away, or make it again: {up} --rerun {}",
+                other.step
+            ),
+        ))
     }
+}
+
+/// Returns whether the env stays at its layer, and no step runs.
+fn stays(plan: &Plan) -> bool {
+    !plan.moves && plan.runs() == 0
+}
+
+/// Returns the layer whose results a plan restores.
+fn top<'a>(plan: &'a Plan, record: Option<&'a Record>) -> Option<&'a LayerId> {
+    match stays(plan) {
+        true => record?.head.layer.as_ref(),
+        false => plan.start.as_ref(),
+    }
+}
+
+/// Returns the steps that run.
+fn runs<'a>(plan: &'a Plan, spec: &'a Spec) -> impl Iterator<Item = &'a Step> {
+    let runs = plan.steps.iter().filter(|step| step.action == Action::Run);
+    runs.filter_map(|step| spec.step(&step.name))
 }

@@ -267,6 +267,12 @@ impl Record {
             .chain(failed)
     }
 
+    /// Returns the layers of states that the env is or was in: what their steps left in outputs is its own.
+    pub fn known_layers(&self) -> Vec<LayerId> {
+        let layers = self.snapshots.iter().map(|snapshot| &snapshot.layer);
+        self.head.layer.iter().chain(layers).cloned().collect()
+    }
+
     /// Returns every live tree.
     pub fn trees(&self) -> impl Iterator<Item = &TreeId> {
         let failed = self.failed.iter();

@@ -38,10 +38,11 @@ pub(crate) mod verify;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::execute::{Ended, ExecutionProgress};
-use crate::plan::ids::{EnvName, LayerId};
-use crate::plan::resolve::Engine;
+use crate::execute::{BlockedResults, Ended, ExecutionProgress};
+use crate::plan::ids::EnvName;
+use crate::plan::resolve::{Engine, Spec};
 use crate::plan::{Action, Plan, StepOptions};
+use crate::store::results::BlockedResult;
 use crate::store::{LockedEnv, Store};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::signals::Signals;
@@ -229,6 +230,7 @@ fn stopped(error: Error, selection: &Selection, task: Task<'_>) -> Finished {
         ended: Some(Ended::failed(error, task.signals)),
         env: selection.name.clone(),
         lacking: String::new(),
+        blocked: Vec::new(),
     }
 }
 
@@ -249,6 +251,8 @@ pub(crate) struct Finished {
     pub(crate) env: EnvName,
     /// The steps that lacked a GPU, as the last line names them.
     pub(crate) lacking: String,
+    /// Results that are not this build's.
+    pub(crate) blocked: Vec<BlockedResult>,
 }
 
 impl Finished {
@@ -298,8 +302,12 @@ fn attempt(run: &Run<'_>, asked: &StepOptions, selection: &Selection) -> Result<
     locked::check_built(selection, run.with.store, &plan)?;
     env.touch();
     if plan.is_empty() && env.record().is_some() {
-        nothing_to_do(run, &resolved, &mut env, &plan)?;
-        return Ok(Attempt::Done(resolved.finished(None, &plan)));
+        let blocked = nothing_to_do(run, &resolved, &mut env, &plan)?;
+        let finished = resolved.finished(None, &plan);
+        return Ok(Attempt::Done(Finished {
+            blocked,
+            ..finished
+        }));
     }
     preflight(run, asked, &resolved, &env, &plan)?;
     if !lock_env::lease(&env, &resolved, &observed, &plan)? {
@@ -308,11 +316,20 @@ fn attempt(run: &Run<'_>, asked: &StepOptions, selection: &Selection) -> Result<
     run.with.store.load_ballast()?;
     lock_env::record(run, &mut env, &resolved)?;
     let (observed, plan) = resolved.plan(run, &env)?;
+    let before = blocked_before(run, &resolved, &env, &plan)?;
     match execute::execute(run, &resolved, &mut env, &observed, &plan)? {
         ExecutionProgress::Changed(Some(step)) => Ok(Attempt::Known(step)),
         ExecutionProgress::Changed(None) => Ok(Attempt::Stale),
         ExecutionProgress::Ended(ended) => match (&ended, &resolved.open) {
             (Ended::Complete, Some(step)) => Ok(Attempt::Known(step.clone())),
+            (Ended::Complete, None) => {
+                let blocked = blocked_at_end(run, &resolved.spec, &env, before)?;
+                let finished = resolved.finished(Some(ended), &plan);
+                Ok(Attempt::Done(Finished {
+                    blocked,
+                    ..finished
+                }))
+            }
             _ => Ok(Attempt::Done(resolved.finished(Some(ended), &plan))),
         },
     }
@@ -335,7 +352,7 @@ fn nothing_to_do(
     resolved: &Resolved<'_>,
     env: &mut LockedEnv<'_>,
     plan: &Plan,
-) -> Result<()> {
+) -> Result<Vec<BlockedResult>> {
     let spec = &resolved.spec;
     // Variables for using the results are in no key, so they may have changed all the same.
     if run.with.store.spec(&spec.name).ok().as_ref() != Some(spec) {
@@ -344,13 +361,9 @@ fn nothing_to_do(
     if !env.known_record()?.complete && run.args.plan.until.is_none() {
         env.update(|record| record.complete = true)?;
     }
-    let record = env.known_record()?;
-    if let Some(head) = &record.head.layer {
-        let layers = record.snapshots.iter();
-        let known: Vec<LayerId> = layers.map(|snapshot| snapshot.layer.clone()).collect();
-        for other in run.with.store.plan_restore(head, spec, &known)?.blocked {
-            run.with.task.reporter.warn(other.message());
-        }
+    let blocked = blocked_at_end(run, spec, env, Vec::new())?;
+    for other in &blocked {
+        run.with.task.reporter.warn(other.message());
     }
     for step in &plan.steps {
         let outcome = match step.action {
@@ -360,7 +373,41 @@ fn nothing_to_do(
         let row = || Row::of(spec, &step.name, step.key.as_ref(), outcome);
         run.with.task.reporter.measured(row);
     }
-    Ok(())
+    Ok(blocked)
+}
+
+/// Returns the results that other files are in the place of before the plan is executed.
+fn blocked_before(
+    run: &Run<'_>,
+    resolved: &Resolved<'_>,
+    env: &LockedEnv<'_>,
+    plan: &Plan,
+) -> Result<Vec<BlockedResult>> {
+    let (store, spec) = (run.with.store, &resolved.spec);
+    Ok(BlockedResults::of(store, spec, plan, env.record(), env.name())?.all)
+}
+
+/// Returns the same of the env's layer: what `before` has may look like the result now that nothing tells of the build
+/// that left it.
+fn blocked_at_end(
+    run: &Run<'_>,
+    spec: &Spec,
+    env: &LockedEnv<'_>,
+    before: Vec<BlockedResult>,
+) -> Result<Vec<BlockedResult>> {
+    let (store, record) = (run.with.store, env.known_record()?);
+    let Some(head) = &record.head.layer else {
+        return Ok(Vec::new());
+    };
+    let known = record.known_layers();
+    let mut blocked = store.plan_restore(head, spec, &known)?.blocked;
+    for old in before {
+        let is_known = blocked.iter().any(|new| new.is_same(&old));
+        if !is_known && store.is_blocked(head, spec, &old)? {
+            blocked.push(old);
+        }
+    }
+    Ok(blocked)
 }
 
 /// Refuses what cannot succeed, before anything runs.

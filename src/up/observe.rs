@@ -72,10 +72,7 @@ pub(crate) fn observe(
         store,
         spec,
         head: stand.as_ref().map_or(&[], |stand| &stand.head),
-        known: record.map_or_else(Vec::new, |record| {
-            let layers = record.snapshots.iter();
-            layers.map(|snapshot| snapshot.layer.clone()).collect()
-        }),
+        known: record.map_or_else(Vec::new, Record::known_layers),
         of_head: None,
     };
     for (step, key) in wanted
@@ -380,7 +377,7 @@ struct Results<'a> {
     spec: &'a Spec,
     /// The env's layers, topmost first.
     head: &'a [LayerId],
-    /// Layers of its snapshots.
+    /// Layers that it is or was at.
     known: Vec<LayerId>,
     /// What is lacking at the env's current layer.
     of_head: Option<BTreeSet<StepKey>>,

@@ -385,6 +385,21 @@ pub(crate) struct Refused {
     pub(crate) help: String,
 }
 
+impl Refused {
+    /// Adds a reason to those that there are.
+    pub(crate) fn add(refused: &mut Option<Self>, reason: String, help: &str) {
+        let all = refused.get_or_insert_with(|| Self {
+            reasons: Vec::new(),
+            help: String::new(),
+        });
+        all.reasons.push(reason);
+        all.help = match all.help.is_empty() {
+            true => help.to_owned(),
+            false => format!("{}; {help}", all.help),
+        };
+    }
+}
+
 /// Returns the space needed on each file system, minus `spent` on the store's.
 fn disks(spec: &Spec, root: &Path, spent: u64) -> Result<Vec<Disk>> {
     let mut disks: Vec<(u64, Disk)> = Vec::new();

@@ -382,6 +382,7 @@ impl Resolved<'_> {
             ended,
             env: self.spec.name.clone(),
             lacking: summary::skipped_steps(plan, self.gathered.selection),
+            blocked: Vec::new(),
         }
     }
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use crate::execute::Ended;
 use crate::plan::{Action, Plan};
 use crate::store::history::History;
+use crate::store::results::BlockedResult;
 use crate::sys::error::{Error, Kind, Result};
 use crate::ui::event::{Event, Outcome};
 use crate::ui::{Reporter, size};
@@ -28,6 +29,29 @@ pub(crate) fn skipped_steps(plan: &Plan, selection: &Selection) -> String {
     }
     let steps = size::count(names.len(), "step");
     format!("; {steps} skipped because {why}: {}", names.join(", "))
+}
+
+/// How many results that are not the build's own are named.
+const NAMED: usize = 3;
+
+/// Says which results are not this build's, if any.
+pub(crate) fn not_its_own(blocked: &[BlockedResult]) -> Option<String> {
+    let names: Vec<String> = blocked
+        .iter()
+        .take(NAMED)
+        .map(BlockedResult::place)
+        .collect();
+    let more = match blocked.len() {
+        0 => return None,
+        count if count > NAMED => format!(" and {} more", count - NAMED),
+        _ => String::new(),
+    };
+    let are = if blocked.len() == 1 { "is" } else { "are" };
+    let results = size::count(blocked.len(), "result");
+    Some(format!(
+        "{results} {are} not this build's: {}{more}",
+        names.join(", ")
+    ))
 }
 
 /// What happens to the env.
@@ -70,19 +94,31 @@ pub(crate) fn say(
         ended,
         env: name,
         lacking,
+        blocked,
     } = finished;
     let last = |outcome, message: String| reporter.emit(&Event::Finished { outcome, message });
     let next = match fate {
         Fate::Stays => format!("; to enter it: rockenv shell {name}"),
         Fate::Removed(outputs) => removed(outputs),
     };
+    let foreign = not_its_own(&blocked);
     match ended {
+        None | Some(Ended::Complete) if blocked.iter().any(|result| result.in_store) => {
+            last(Outcome::Failed, String::new());
+            let message = format!("env `{name}` is done, but {}", foreign.unwrap_or_default());
+            let step = &blocked[0].step;
+            Err(Error::new(Kind::Drift, message).help(format!(
+                "move the files away, then run: {again}; or make them again: {again} --rerun {step}"
+            )))
+        }
         None => {
             last(Outcome::Hit, format!("{name}: nothing to do{lacking}"));
             Ok(0)
         }
         Some(Ended::Complete) => {
             let message = match (lacking.is_empty(), fate) {
+                // Another env may have the same directory.
+                _ if let Some(foreign) = foreign => format!("{name}: done, but {foreign}"),
                 (true, _) => format!("{name}: done{next}"),
                 (false, Fate::Stays) => format!("{name}: done{lacking}"),
                 (false, Fate::Removed(_)) => format!("{name}: done{lacking}{next}"),

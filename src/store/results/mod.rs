@@ -79,9 +79,11 @@ pub struct Difference {
 }
 
 /// A result that could not be restored because another file is there.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct BlockedResult {
     pub volume: String,
+    /// The volume is the env's own; several envs may share a user's directory.
+    pub in_store: bool,
     /// The existing file.
     pub path: PathBuf,
     /// The step whose result is blocked.
@@ -91,11 +93,20 @@ pub struct BlockedResult {
 impl BlockedResult {
     /// Says so. The file may have been changed, or be one that a removed env or another one has left.
     pub fn message(&self) -> String {
+        format!("{} is not as step `{}` left it", self.place(), self.step)
+    }
+
+    /// Returns whether both are in the same place.
+    pub fn is_same(&self, other: &Self) -> bool {
+        (&self.volume, &self.path) == (&other.volume, &other.path)
+    }
+
+    /// Names the file.
+    pub fn place(&self) -> String {
         format!(
-            "`{}` in output volume `{}` is not as step `{}` left it",
+            "`{}` in output volume `{}`",
             self.path.display(),
-            self.volume,
-            self.step
+            self.volume
         )
     }
 }
@@ -215,7 +226,7 @@ impl Store {
     }
 
     /// Decides which results of the steps up to a layer go to the env's output. An existing file is replaced if one
-    /// of `known`, layers of the same env, has it; else it is in the way.
+    /// of `known`, layers of the same env, has it, or one below them; else it is in the way.
     pub fn plan_restore(
         &self,
         top: &LayerId,
@@ -223,13 +234,14 @@ impl Store {
         known: &[LayerId],
     ) -> Result<RestorePlan> {
         let mut plan = RestorePlan::default();
+        let known = self.with_those_below(known);
         for (name, results) in self.results(top, spec)? {
             let Some(volume) = spec.volume(&name) else {
                 continue;
             };
             let directory = self.output_dir(spec, volume)?;
             let mut comparison = VolumeComparison {
-                ours: self.ours(&name, known)?,
+                ours: self.ours(&name, &known)?,
                 directory,
                 items: Vec::new(),
                 stays: BTreeSet::new(),
@@ -242,6 +254,7 @@ impl Store {
                 plan.blocked.push(BlockedResult {
                     step: self.title_of(&results.layers[&path]),
                     volume: name.clone(),
+                    in_store: volume.source == VolumeSource::Store,
                     path,
                 });
             }
@@ -257,8 +270,24 @@ impl Store {
         Ok(plan)
     }
 
+    /// Returns whether a result of the steps up to a layer is still blocked, by content.
+    pub fn is_blocked(&self, top: &LayerId, spec: &Spec, result: &BlockedResult) -> Result<bool> {
+        let found = self.results(top, spec)?.remove(&result.volume);
+        let listing = found.map(|found| found.listing).unwrap_or_default();
+        match (
+            listing.entries.get(&result.path),
+            spec.volume(&result.volume),
+        ) {
+            (Some(entry), Some(volume)) => {
+                let directory = self.output_dir(spec, volume)?;
+                Ok(compare(entry, &directory, &result.path, true)? != ResultState::Same)
+            }
+            _ => Ok(false),
+        }
+    }
+
     /// Returns each layer's listing of an output volume.
-    fn ours(&self, volume: &str, layers: &[LayerId]) -> Result<Vec<Listing>> {
+    fn ours(&self, volume: &str, layers: &BTreeSet<LayerId>) -> Result<Vec<Listing>> {
         let mut found = Vec::new();
         for layer in layers {
             let mut left = StepResults::read(&self.results_dir(layer))?.take(volume);

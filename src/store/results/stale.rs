@@ -95,7 +95,7 @@ impl Store {
     }
 
     /// Returns layers and all below them. A missing one is reported where it is needed.
-    fn with_those_below(&self, layers: &[LayerId]) -> BTreeSet<LayerId> {
+    pub(super) fn with_those_below(&self, layers: &[LayerId]) -> BTreeSet<LayerId> {
         let mut found = BTreeSet::new();
         let mut waiting = layers.to_vec();
         while let Some(id) = waiting.pop() {

@@ -237,7 +237,10 @@ fn the_output_is_of_the_build_that_the_env_stands_on() {
         }
         // What somebody made of it stays.
         fs::write(out.join("one"), "somebody's").unwrap();
-        store.up().says(&["nothing to do"]);
+        store
+            .rockenv(&["up", env])
+            .exits(8)
+            .says(&["`one` in output volume `out`"]);
         assert_eq!(fs::read(out.join("one")).unwrap(), b"somebody's");
     });
 }

@@ -24,6 +24,83 @@ fn read(store: &TestStore, env: &str, path: &str) -> String {
 }
 
 #[test]
+fn results_of_a_removed_snapshot_are_still_the_envs_own() {
+    let store = TestStore::new();
+    let [a, b] = ["a", "b"].map(|name| format!("{}-{name}", store.env()));
+    store.profile(PROFILE);
+    up(&store, "1", &a).ok();
+    up(&store, "2", &b).ok();
+    store.rockenv(&["snapshot", "rm", "--yes", &a, "x"]).ok();
+    let said = up(&store, "2", &a).ok();
+    let said = said.says(&["1 step, 1 done before"]);
+    assert_eq!(read(&store, &a, "o/r"), "2\n", "{}", said.err);
+    assert_eq!(read(&store, &a, ".earlier/o/r-1"), "1\n");
+    store.rockenv(&["status", "--check", &a]).ok();
+    store.rockenv(&["--yes", "rm", &a, &b]).ok();
+}
+
+#[test]
+fn results_that_are_not_the_builds_own_are_no_success() {
+    let store = TestStore::new();
+    let [a, b] = ["a", "b"].map(|name| format!("{}-{name}", store.env()));
+    store.profile(PROFILE);
+    up(&store, "2", &b).ok();
+    up(&store, "1", &a).ok();
+    store.rockenv(&["--yes", "rm", &a]).ok();
+    // Nothing tells who left the file.
+    let name = ["--param", "v=2", "--name", &a];
+    let plan = [&["plan", store.env()], &name[..]].concat();
+    let not = "1 result is not this build's: `r` in output volume `o`";
+    store.rockenv(&plan).ok().says(&[not]);
+    for said in [up(&store, "2", &a), up(&store, "2", &a)] {
+        let said = said.exits(8);
+        assert!(!said.err.contains(": done;"), "{}", said.err);
+        let again = format!("rockenv up {} --param 'v=2' --name {a}", store.env());
+        said.says(&[not, &again]);
+        assert_eq!(read(&store, &a, "o/r"), "1\n");
+        assert_eq!(read(&store, &a, "o/r-2"), "2\n");
+    }
+    store.rockenv(&plan).ok().says(&[not]);
+    fs::remove_file(out(&store, &a).join("o/r")).unwrap();
+    up(&store, "2", &a).ok();
+    assert_eq!(read(&store, &a, "o/r"), "2\n");
+    store.rockenv(&["--yes", "rm", &a, &b]).ok();
+}
+
+#[test]
+fn plan_knows_the_results_that_up_refuses() {
+    let store = TestStore::new();
+    store.profile(
+        "[[volume]]\nname = 'o'\nkind = 'output'\ntarget = '/o'\n[[step]]\nname = 'make'\nrun = 'echo 1 > /o/r'\n\
+         [[step]]\nname = 'use'\nrun = 'cat /o/r'\n",
+    );
+    let env = format!("{}-a", store.env());
+    let name = ["--name", env.as_str()];
+    store
+        .rockenv(&[&["up", store.env()], &name[..]].concat())
+        .ok();
+    fs::write(out(&store, &env).join("o/r"), "other").unwrap();
+    let again = [store.env(), "--name", &env, "--rerun", "use"];
+    let why = "`r` in output volume `o` is not as step `make` left it; step `use` would use the changed file";
+    let help = format!("rockenv up {} --name {env} --rerun make", store.env());
+    for (verb, code) in [(&["up"][..], 8), (&["plan", "--json"], 0)] {
+        let said = store.rockenv(&[verb, &again[..]].concat()).exits(code);
+        let text = format!("{}{}", said.text(), said.err);
+        assert!(
+            text.contains(why) && text.contains(&help),
+            "{verb:?}: {text}"
+        );
+    }
+    let check = [&["plan", "--check"], &again[..]].concat();
+    store.rockenv(&check).exits(9);
+    store
+        .rockenv(&["up", store.env(), "--name", &env, "--rerun", "make"])
+        .ok();
+    store.rockenv(&check).ok();
+    store.rockenv(&["--yes", "rm", &env]).ok();
+}
+
+#[test]
 fn the_place_of_earlier_results_is_named_where_no_step_ran() {
     let store = TestStore::new();
     let [a, b, c] = ["a", "b", "c"].map(|name| format!("{}-{name}", store.env()));
