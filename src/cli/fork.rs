@@ -40,6 +40,15 @@ pub(crate) fn fork(cx: &Context, args: &ForkArgs) -> Result<()> {
         cx.ui
             .warn("its build volumes start empty: an overlay store cannot copy them");
     }
+    let spec = store.spec(&args.new)?;
+    if let Some(head) = &new.known_record()?.head.layer {
+        let plan = store.plan_restore(head, &spec, &[])?;
+        for other in &plan.blocked {
+            let message = format!("{}; leaving it as it is", other.message());
+            cx.ui.warn(&message);
+        }
+        store.restore_results(plan, &spec)?;
+    }
     drop((from, new));
     cx.flush_in_background(&store)
 }

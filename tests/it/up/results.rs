@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use fs_err as fs;
 
 use crate::support::env::TestStore;
+use crate::support::loopfs::{Kind, LoopFs};
 use crate::support::run::Ran;
 
 const PROFILE: &str = "[params]\nv = '1'\n[[volume]]\nname = 'o'\nkind = 'output'\ntarget = '/o'\n\
@@ -98,6 +99,29 @@ fn plan_knows_the_results_that_up_refuses() {
         .ok();
     store.rockenv(&check).ok();
     store.rockenv(&["--yes", "rm", &env]).ok();
+}
+
+#[test]
+fn a_fork_has_the_results_of_the_env() {
+    let disk = LoopFs::new(Kind::Btrfs);
+    for store in [TestStore::new(), TestStore::on(&disk)] {
+        store.profile(PROFILE);
+        store.up();
+        let fork = format!("{}-fork", store.env());
+        store.rockenv(&["fork", store.env(), &fork]).ok();
+        assert_eq!(read(&store, &fork, "o/r"), "1\n");
+        store.rockenv(&["status", "--check", &fork]).ok();
+        let directory = store.work().join("exported");
+        store
+            .rockenv(&["export", &fork, directory.to_str().unwrap()])
+            .ok();
+        assert_eq!(fs::read(directory.join("o/r")).unwrap(), b"1\n");
+        store
+            .rockenv(&["up", store.env(), "--name", &fork])
+            .ok()
+            .says(&["nothing to do"]);
+        store.rockenv(&["--yes", "rm", &fork]).ok();
+    }
 }
 
 #[test]
