@@ -27,14 +27,34 @@ impl BuildUser {
         let root = open_root(root)?;
         let etc = below(root.as_fd(), "etc", OFlag::O_PATH | OFlag::O_DIRECTORY)
             .context(|| "cannot open `/etc` of the image".to_owned())?;
-        let group = format!("{}:x:{}:", self.name, self.gid);
-        append_account(etc.as_fd(), "group", &self.name, self.gid, &group)?;
-        let passwd = format!(
-            "{}:x:{}:{}::{}:/bin/sh",
-            self.name, self.uid, self.gid, self.home
-        );
-        append_account(etc.as_fd(), "passwd", &self.name, self.uid, &passwd)?;
+        for account in self.accounts() {
+            append_account(etc.as_fd(), &account)?;
+        }
         self.make_home(root.as_fd())
+    }
+
+    /// Returns the lines in account files.
+    pub(crate) fn accounts(&self) -> [Account; 2] {
+        let Self {
+            name,
+            uid,
+            gid,
+            home,
+        } = self;
+        let account = |file, number, line| Account {
+            file,
+            name: name.clone(),
+            number,
+            line,
+        };
+        [
+            account("group", *gid, format!("{name}:x:{gid}:")),
+            account(
+                "passwd",
+                *uid,
+                format!("{name}:x:{uid}:{gid}::{home}:/bin/sh"),
+            ),
+        ]
     }
 
     fn make_home(&self, root: BorrowedFd<'_>) -> Result<()> {
@@ -113,14 +133,34 @@ fn below(root: BorrowedFd<'_>, path: &str, flags: OFlag) -> nix::Result<OwnedFd>
     beneath::open_by(root, path, flags, beneath::IN_ROOT)
 }
 
-/// Adds a line to an account file unless its name or id exists; replaces the file atomically.
-fn append_account(
-    etc: BorrowedFd<'_>,
-    file: &str,
-    name: &str,
+/// A line of an account file.
+pub(crate) struct Account {
+    /// The file in `/etc`.
+    pub(crate) file: &'static str,
+    name: String,
     number: u32,
-    line: &str,
-) -> Result<()> {
+    line: String,
+}
+
+impl Account {
+    /// Returns the content of its file with the line; `None` if that has the name or id already.
+    pub(crate) fn added_to(&self, text: &str) -> Option<String> {
+        let is_known = text.lines().any(|line| {
+            let mut fields = line.split(':');
+            fields.next() == Some(&*self.name)
+                || fields.nth(1).and_then(|id| id.parse().ok()) == Some(self.number)
+        });
+        let end = match text.is_empty() || text.ends_with('\n') {
+            true => "",
+            false => "\n",
+        };
+        (!is_known).then(|| format!("{text}{end}{}\n", self.line))
+    }
+}
+
+/// Adds a line to an account file unless its name or id exists; replaces the file atomically.
+fn append_account(etc: BorrowedFd<'_>, account: &Account) -> Result<()> {
+    let file = account.file;
     let mut text = String::new();
     let mut mode = Mode::from_bits_truncate(0o644);
     let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK;
@@ -146,18 +186,9 @@ fn append_account(
             return Err(error).context(|| format!("cannot read `/etc/{file}` of the image"));
         }
     }
-    let known = text.lines().any(|line| {
-        let mut fields = line.split(':');
-        fields.next() == Some(name) || fields.nth(1).and_then(|id| id.parse().ok()) == Some(number)
-    });
-    if known {
+    let Some(text) = account.added_to(&text) else {
         return Ok(());
-    }
-    if !text.is_empty() && !text.ends_with('\n') {
-        text.push('\n');
-    }
-    text.push_str(line);
-    text.push('\n');
+    };
     let temporary = format!(".{file}.rockenv");
     // A leftover of a killed command, or a trap: root of the container may have put a FIFO or a device there.
     match unlinkat(etc, temporary.as_str(), UnlinkatFlags::NoRemoveDir) {

@@ -1,12 +1,14 @@
 //! Owns detecting manual changes in an env, and keeping them before a step would drop them.
 
+use std::collections::BTreeSet;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::time::{ClockId, clock_gettime};
 
 use super::LockedEnv;
+use super::added_user::AddedUser;
 use super::history::{ByHand, Moment};
 use super::layer::boot_id;
 use crate::plan::record::{Origin, Record};
@@ -109,17 +111,37 @@ impl LockedEnv<'_> {
         }
         let directory = self.directory.join("trees").join(tree);
         match self.store.method() {
-            Method::Overlay => Ok(!tree::overlay::is_clean(&directory.join("diff"))?),
+            Method::Overlay => {
+                let diff = directory.join("diff");
+                Ok(!tree::overlay::is_clean(&diff)? && !self.has_only_user(&diff)?)
+            }
             Method::Btrfs => {
                 let below = match &record.head.layer {
                     Some(layer) => self.store.layer_dir(layer).join("root"),
                     None => self.store.image_root(&record.image_key),
                 };
-                Ok(tree::btrfs::differs(&directory.join("root"), &below)?
+                let root = directory.join("root");
+                let added = || self.added_inodes(&root, below.clone());
+                Ok(tree::btrfs::differs(&root, &below)?
+                    && tree::btrfs::differs_except(&root, &below, &added()?)?
                     || self.are_volumes_touched(record)?)
             }
             Method::Reflink => Ok(true),
         }
+    }
+
+    /// Returns whether an overlay's directory of differences has only the build user, whom every container adds.
+    fn has_only_user(&self, diff: &Path) -> Result<bool> {
+        let (record, spec) = (self.known_record()?, self.store.spec(self.name())?);
+        let layer = record.head.layer.as_ref();
+        let below = self.store.lowers(layer, &record.image_key)?;
+        AddedUser::new(&spec.user, diff, &below).is_all()
+    }
+
+    /// Returns the inodes of a tree that only adding the build user changed.
+    fn added_inodes(&self, root: &Path, below: PathBuf) -> Result<BTreeSet<u64>> {
+        let spec = self.store.spec(self.name())?;
+        AddedUser::new(&spec.user, root, &[below]).inodes()
     }
 
     /// Returns whether commands changed build volumes that a snapshot would contain, or may have.

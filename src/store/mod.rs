@@ -27,6 +27,7 @@ pub(crate) mod source;
 pub(crate) mod usage;
 
 mod access;
+mod added_user;
 pub(crate) mod ballast;
 pub(crate) mod build_logs;
 pub(crate) mod caches;

@@ -7,7 +7,7 @@
     reason = "btrfs is driven by ioctls, which nix can only declare as unsafe functions"
 )]
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::path::Path;
@@ -152,6 +152,11 @@ pub fn snapshot(from: &Path, to: &Path, read_only: bool) -> Result<()> {
 /// written since the snapshot, and each must be equal in the other subvolume. Unwritten data is first written to
 /// disk. Unrelated subvolumes count as different.
 pub fn differs(path: &Path, other: &Path) -> Result<bool> {
+    differs_except(path, other, &BTreeSet::new())
+}
+
+/// The same, without these inodes.
+pub(crate) fn differs_except(path: &Path, other: &Path, except: &BTreeSet<u64>) -> Result<bool> {
     let (fd, other_fd) = (beneath::open_path(path)?, beneath::open_path(other)?);
     let look = || {
         // Inodes are written when a transaction is committed.
@@ -164,7 +169,7 @@ pub fn differs(path: &Path, other: &Path) -> Result<bool> {
         } else {
             return Ok(true);
         };
-        inodes_differ(fd.as_fd(), made, other_fd.as_fd())
+        inodes_differ(fd.as_fd(), made, other_fd.as_fd(), except)
     };
     look().context(|| {
         format!(
@@ -207,7 +212,12 @@ const ANSWER: usize = 4096;
 
 /// Returns whether any inode of a subvolume newer than the generation differs in the other subvolume, or is missing
 /// there.
-fn inodes_differ(fd: BorrowedFd<'_>, generation: u64, other: BorrowedFd<'_>) -> nix::Result<bool> {
+fn inodes_differ(
+    fd: BorrowedFd<'_>,
+    generation: u64,
+    other: BorrowedFd<'_>,
+    except: &BTreeSet<u64>,
+) -> nix::Result<bool> {
     let mut search = Search::<ANSWER>::new(Key {
         objectid: [SUBVOLUME_ROOT, u64::MAX],
         // The kernel then skips every older branch of the tree.
@@ -223,6 +233,7 @@ fn inodes_differ(fd: BorrowedFd<'_>, generation: u64, other: BorrowedFd<'_>) -> 
             // A new branch contains old inodes too. Other items in between add nothing to what the inodes tell.
             if item.kind == INODE_ITEM
                 && number(item.body, 8) > generation
+                && !except.contains(&item.inode)
                 && inode(other, item.inode)?.as_deref() != Some(&without_access(item.body)[..])
             {
                 return Ok(true);

@@ -354,6 +354,27 @@ fn a_command_that_only_looks_leaves_no_snapshot() {
     }
 }
 
+/// The build user's home is made for the first command, where no step was that user's.
+#[test]
+fn a_command_that_only_looks_leaves_no_snapshot_of_a_home() {
+    on_each(|store, method| {
+        let steps = "[[step]]\nname = 'one'\nuser = 'root'\nrun = 'true'\n";
+        store.up_with(steps);
+        for as_root in [true, false] {
+            match as_root {
+                true => store.root_sh("ls / > /dev/null").ok(),
+                false => store.sh("ls / > /dev/null").ok(),
+            };
+            let up = store.rockenv(&["up", store.env(), "--rerun", "one"]).ok();
+            let is_kept = up.err.contains("before-up");
+            assert_eq!(is_kept, method == "reflink", "{method}: {}", up.err);
+        }
+        store.sh("echo mine > ~/mine").ok();
+        let up = store.rockenv(&["up", store.env(), "--rerun", "one"]).ok();
+        up.says(&["kept as snapshot `before-up"]);
+    });
+}
+
 #[test]
 fn rm_takes_what_is_the_envs_and_nothing_else() {
     on_each(|store, _| {

@@ -1,0 +1,158 @@
+//! Owns telling the account and the home that rockenv adds to an env's tree for the first command of the build user
+//! from what commands changed there.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+
+use crate::plan::resolve::BuildUser;
+use crate::sys::error::{Result, if_exists};
+use crate::tree;
+
+const ETC: &str = "etc";
+
+/// A tree to which the user may have been added, and those below it.
+pub(super) struct AddedUser<'a> {
+    user: &'a BuildUser,
+    /// The tree, or its differences.
+    tree: &'a Path,
+    /// The trees below, topmost first.
+    below: &'a [PathBuf],
+}
+
+impl<'a> AddedUser<'a> {
+    pub(super) fn new(user: &'a BuildUser, tree: &'a Path, below: &'a [PathBuf]) -> Self {
+        Self { user, tree, below }
+    }
+
+    fn home(&self) -> &Path {
+        Path::new(self.user.home.trim_start_matches('/'))
+    }
+
+    /// Returns whether an overlay's directory of differences has nothing else.
+    pub(super) fn is_all(&self) -> Result<bool> {
+        let mut waiting = vec![PathBuf::new()];
+        while let Some(directory) = waiting.pop() {
+            for entry in fs::read_dir(self.tree.join(&directory))? {
+                let path = directory.join(entry?.file_name());
+                let leads =
+                    path == Path::new(ETC) || self.home() != path && self.home().starts_with(&path);
+                let is_ours = match leads {
+                    true => self.is_old_directory(&path)?,
+                    false => self.is_new_home(&path)? || self.is_account_file(&path)?,
+                };
+                if !is_ours {
+                    return Ok(false);
+                }
+                if leads {
+                    waiting.push(path);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Returns the inodes of a whole tree that only this changed; empty if it has anything else at these places.
+    pub(super) fn inodes(&self) -> Result<BTreeSet<u64>> {
+        let home = self.home();
+        let (Some(above), true) = (home.parent(), self.is_new_home(home)?) else {
+            return Ok(BTreeSet::new());
+        };
+        let mut paths = vec![home.to_owned()];
+        for (directory, new) in [(Path::new(ETC), None), (above, home.file_name())] {
+            let names = |root: &Path| -> Result<BTreeSet<OsString>> {
+                let entries = fs::read_dir(root.join(directory))?;
+                let names = entries.map(|entry| Ok(entry?.file_name()));
+                names.collect()
+            };
+            let mut before = match self.below(directory)? {
+                Some((root, _)) => names(root)?,
+                None => return Ok(BTreeSet::new()),
+            };
+            before.extend(new.map(ToOwned::to_owned));
+            if !self.is_old_directory(directory)? || names(self.tree)? != before {
+                return Ok(BTreeSet::new());
+            }
+            paths.push(directory.to_owned());
+        }
+        for account in self.user.accounts() {
+            let path = Path::new(ETC).join(account.file);
+            if self.is_account_file(&path)? {
+                paths.push(path);
+            }
+        }
+        let inodes = paths
+            .iter()
+            .map(|path| Ok(self.here(path)?.map(|found| found.ino())));
+        Ok(inodes
+            .collect::<Result<Vec<_>>>()?
+            .into_iter()
+            .flatten()
+            .collect())
+    }
+
+    /// Returns what is at a path.
+    fn here(&self, path: &Path) -> Result<Option<Metadata>> {
+        if_exists(fs::symlink_metadata(self.tree.join(path)))
+    }
+
+    /// Returns what is at a path in the trees below, and the tree that has it.
+    fn below(&self, path: &Path) -> Result<Option<(&Path, Metadata)>> {
+        for root in self.below {
+            if let Some(found) = if_exists(fs::symlink_metadata(root.join(path)))? {
+                return Ok(Some((root, found)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns whether a directory is as the one below it, except for its entries.
+    fn is_old_directory(&self, path: &Path) -> Result<bool> {
+        let (Some(here), Some((_, below))) = (self.here(path)?, self.below(path)?) else {
+            return Ok(false);
+        };
+        let is_same = here.is_dir() && below.is_dir() && rights(&here) == rights(&below);
+        Ok(is_same && !tree::overlay::is_opaque(&self.tree.join(path))?)
+    }
+
+    /// Returns whether a path is the home, new and empty.
+    fn is_new_home(&self, path: &Path) -> Result<bool> {
+        let Some(here) = self.here(path)?.filter(|_| path == self.home()) else {
+            return Ok(false);
+        };
+        let own = (0o755, self.user.uid, self.user.gid);
+        Ok(here.is_dir()
+            && rights(&here) == own
+            && fs::read_dir(self.tree.join(path))?.next().is_none()
+            && self.below(path)?.is_none())
+    }
+
+    /// Returns whether a path is an account file that only got the user's line.
+    fn is_account_file(&self, path: &Path) -> Result<bool> {
+        let accounts = self.user.accounts();
+        let mut accounts = accounts.iter();
+        let account = accounts.find(|account| path == Path::new(ETC).join(account.file));
+        let (Some(account), Some(here), Some((root, below))) =
+            (account, self.here(path)?, self.below(path)?)
+        else {
+            return Ok(false);
+        };
+        if !here.is_file() || !below.is_file() || rights(&here) != rights(&below) {
+            return Ok(false);
+        }
+        let read = |root: &Path| fs::read_to_string(root.join(path));
+        let (Ok(here), Ok(below)) = (read(self.tree), read(root)) else {
+            return Ok(false);
+        };
+        Ok(account.added_to(&below).is_some_and(|added| added == here))
+    }
+}
+
+/// Returns mode, owner and group.
+fn rights(found: &Metadata) -> (u32, u32, u32) {
+    (found.mode() & 0o7777, found.uid(), found.gid())
+}
