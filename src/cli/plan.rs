@@ -9,10 +9,10 @@ use serde::Serialize;
 
 use crate::engine::choose::{NONE_HERE, Reason, is_nspawn_installed};
 use crate::execute::BlockedResults;
-use crate::plan::record;
+use crate::plan::record::{self, Record};
 use crate::plan::resolve::{Engine, Spec, Volume, VolumeKind};
 use crate::plan::savings::{self, Figure, StartingPoint};
-use crate::plan::{Observed, Plan, Volumes, plan as decide};
+use crate::plan::{Action, Observed, Plan, PlanStep, Volumes, plan as decide};
 use crate::rocm::gpu;
 use crate::store::Store;
 use crate::sys::error::{Kind, Result};
@@ -96,6 +96,7 @@ pub(crate) fn show_plan(
     let mut notes = missing.notes;
     notes.extend(plan.notes.iter().cloned());
     notes.extend(not_its_own(&blocked.all));
+    notes.extend(record.and_then(|record| replaced(&plan, &record)));
     if let (Some(store), Some(image)) = (&store, gathered.inputs.image.key()) {
         notes.extend(gpu_code::notes(store, &spec, plan.start.as_ref(), image));
     }
@@ -177,6 +178,27 @@ fn refused(
         reasons,
         help: help.join("; "),
     })
+}
+
+/// Names the snapshots of steps that `up` would replace by others of the same name.
+fn replaced(plan: &Plan, record: &Record) -> Option<String> {
+    let is_replaced = |step: &&PlanStep| {
+        let snapshot = record
+            .step_snapshots()
+            .find(|known| known.name == step.name);
+        snapshot.is_some_and(|snapshot| match step.action {
+            Action::Run | Action::Pull => true,
+            Action::Hit => plan.moves && snapshot.key != step.key,
+            Action::Skip | Action::Later => false,
+        })
+    };
+    let names = plan.steps.iter().filter(is_replaced);
+    let names: Vec<&str> = names.map(|step| step.name.as_str()).collect();
+    match *names {
+        [] => None,
+        [name] => Some(format!("`up` replaces the snapshot {name}")),
+        _ => Some(format!("`up` replaces the snapshots {}", names.join(", "))),
+    }
 }
 
 /// The result of `plan`.

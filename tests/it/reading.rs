@@ -217,6 +217,7 @@ fn a_store_is_read_in_many_ways() {
     compile  have  snapshot is there
     install  run  changed: script
     this store cannot restore build volumes (overlay): the step continues with the current ones; `--clean` empties them and runs every step again
+    `up` replaces the snapshot install
     build volumes are kept
     $ rockenv up ENV
     ENV: 2 steps, 1 done before
