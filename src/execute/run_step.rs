@@ -37,7 +37,9 @@ impl Execution<'_, '_> {
             jobs: self.sizing.jobs.value,
             views: &views,
         };
-        self.env.begin_step(&step.key)?;
+        let mut seen = self.spec.visible(step);
+        let sees_volumes = seen.any(|volume| volume.kind == VolumeKind::Build);
+        self.env.begin_step(&step.key, sees_volumes)?;
         let before = self.outputs_before(step)?;
         let others = self.sees_other_files(step, &before, parent.as_ref())?;
         let foreign = foreign.or(others.then_some(false));

@@ -148,7 +148,7 @@ impl LockedEnv<'_> {
     ///
     /// Synced if there are volumes: after a power failure, the step's writes to them must not pass for the state of the
     /// layer below.
-    pub(super) fn begin_attempt(&self, key: &StepKey) -> Result<()> {
+    pub(super) fn begin_attempt(&self, key: &StepKey, sees_volumes: bool) -> Result<()> {
         remove(&self.directory.join(JOINED))?;
         let record = self.known_record()?;
         let survives = match record.head.volumes.is_empty() {
@@ -156,7 +156,8 @@ impl LockedEnv<'_> {
             false => Survives::New,
         };
         let on = record.head.layer.as_deref().unwrap_or_default();
-        let text = format!("{}\n{on}", attempt_line(key, record));
+        let apart = if sees_volumes { "" } else { APART };
+        let text = format!("{}\n{on}\n{apart}", attempt_line(key, record));
         atomic::replace(&self.directory.join(ATTEMPT), text.as_bytes(), survives)
     }
 
@@ -409,6 +410,8 @@ impl LockedEnv<'_> {
 
 /// The record of a begun step.
 const ATTEMPT: &str = "attempt";
+/// Its last line, if the step sees no build volume.
+const APART: &str = "apart";
 /// A copy of it, if a command joined the step.
 const JOINED: &str = "joined";
 
@@ -422,6 +425,8 @@ pub struct Attempt {
     pub key: StepKey,
     /// The layer that it was begun on; `None` is the bare image.
     pub on: Option<LayerId>,
+    /// Whether it sees build volumes.
+    pub sees_volumes: bool,
 }
 
 /// Includes the volumes: an attempt on volumes that were replaced since says nothing about the current ones.
@@ -439,13 +444,20 @@ impl Store {
     /// Returns that step with the layer below it.
     pub fn whole_attempt(&self, name: &EnvName, record: &Record) -> Option<Attempt> {
         let text = fs::read_to_string(self.env_dir(name).join(ATTEMPT)).ok()?;
-        // Older versions wrote no second line.
-        let (line, on) = match text.split_once('\n') {
-            Some((line, on)) => (line, on.parse().ok()),
-            None => (&*text, record.head.layer.clone()),
+        let mut lines = text.split('\n');
+        let line = lines.next()?;
+        // Older versions wrote one line.
+        let on = match lines.next() {
+            Some(on) => on.parse().ok(),
+            None => record.head.layer.clone(),
         };
+        let sees_volumes = lines.next() != Some(APART);
         let key = line.split(' ').next()?.parse().ok()?;
-        (line == attempt_line(&key, record)).then_some(Attempt { key, on })
+        (line == attempt_line(&key, record)).then_some(Attempt {
+            key,
+            on,
+            sees_volumes,
+        })
     }
 
     /// Records that a command of `exec` or `shell` joins the step that is running in an env, by a copy of the record of

@@ -159,8 +159,8 @@ impl Store {
 }
 
 impl LockedEnv<'_> {
-    /// Records that a step begins on the live build volumes, and their origin.
-    pub fn begin_step(&mut self, key: &StepKey) -> Result<()> {
+    /// Records that a step begins on the live build volumes, whether it sees any, and their origin.
+    pub fn begin_step(&mut self, key: &StepKey, sees_volumes: bool) -> Result<()> {
         let mut from = self.known_record()?.head.volumes_from();
         if from.history != History::Clean && self.begins_empty()? {
             from = VolumesFrom {
@@ -175,6 +175,9 @@ impl LockedEnv<'_> {
             let on = from.layer.clone().or_else(|| head.layer.clone());
             from.history = History::Incremental { on, by_hand };
         }
+        if from.history != History::Clean {
+            from.layer = self.begun_below(from.layer, key)?;
+        }
         let head = &self.known_record()?.head;
         let is_recorded = head.volumes.is_empty() || head.volumes_from.as_ref() == Some(&from);
         if !is_recorded || head.by_hand().is_some() {
@@ -184,7 +187,23 @@ impl LockedEnv<'_> {
                 record.head.by_hand = Some(ByHand::Nothing);
             })?;
         }
-        self.begin_attempt(key)
+        self.begin_attempt(key, sees_volumes)
+    }
+
+    /// Returns the layer whose content the live build volumes have: after a failed attempt of another key, of which the
+    /// record is about to be replaced, the last one below that too. Where volumes are frozen, snapshots have them.
+    fn begun_below(&self, from: Option<LayerId>, key: &StepKey) -> Result<Option<LayerId>> {
+        let begun = self.store.whole_attempt(self.name(), self.known_record()?);
+        let Some(begun) = begun.filter(|begun| begun.key != *key && begun.sees_volumes) else {
+            return Ok(from);
+        };
+        let (Some(layer), Some(on), false) = (&from, begun.on, self.store.freezes_volumes()) else {
+            return Ok(from.filter(|_| self.store.freezes_volumes()));
+        };
+        let below = self.store.chain(&on).unwrap_or_default();
+        let chain = self.store.chain(layer).unwrap_or_default();
+        let mut common = chain.into_iter().map(|layer| layer.id);
+        Ok(common.find(|id| below.iter().any(|layer| layer.id == *id)))
     }
 
     /// Returns whether the live build volumes are empty, as those of the clean layer below are.

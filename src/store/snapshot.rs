@@ -336,7 +336,7 @@ impl LockedEnv<'_> {
         self.move_to_layer(Vec::new(), &layer, restore)?;
         // The volumes include what the step had built. Others than its own tell nothing of it.
         if freezes && let Some(begun) = self.store.layer(&layer)?.and_then(|layer| layer.begun) {
-            self.begin_attempt(&begun)?;
+            self.begin_attempt(&begun, true)?;
         }
         // Of an earlier state, `up` decides whether it is complete.
         self.update(|record| record.complete &= is_last)?;
@@ -399,7 +399,7 @@ impl LockedEnv<'_> {
         if self.store.freezes_volumes()
             && let Some(begun) = from.store.attempt(from.name(), from.known_record()?)
         {
-            self.begin_attempt(&begun)?;
+            self.begin_attempt(&begun, true)?;
             if from.is_joined() {
                 self.store.join_attempt(self.name())?;
             }

@@ -64,10 +64,8 @@ pub(crate) fn observe(
         .map(|record| Stand::read(store, record, &spec.name, image_key))
         .transpose()?;
     let before = record.and_then(|_| store.spec(&spec.name).ok());
-    let under_volumes = stand.as_ref().map(|stand| {
-        let steps = before.as_ref().map_or(&[][..], |before| &before.steps);
-        VolumeWriters::read(store, stand, steps, wanted)
-    });
+    let writers = stand.as_ref();
+    let writers = writers.map(|stand| VolumeWriters::read(store, stand, wanted));
     let mut results = Results {
         store,
         spec,
@@ -97,7 +95,7 @@ pub(crate) fn observe(
             };
             let is_refused = refused.is_some();
             let unusable = refused
-                .or_else(|| unusable(store, &layer, under_volumes.as_ref(), spec, &step.name))
+                .or_else(|| unusable(store, &layer, writers.as_ref(), spec, &step.name))
                 .or_else(|| stand.as_ref()?.outdated(store, &layer, wanted));
             let frozen = |state| matches!(state, &VolumeState::Frozen);
             let brings = match &unusable {
@@ -305,20 +303,12 @@ struct VolumeWriters<'a> {
     from: Option<Vec<Layer>>,
     /// The env's layers.
     head: Vec<LayerId>,
-    /// The layers below a step of another build that was begun on them since.
-    begun: Option<Begun<'a>>,
-}
-
-/// A step of another build that did not end well.
-struct Begun<'a> {
-    /// The step; unknown if the profile was changed since.
-    step: Option<&'a Step>,
-    /// The layers that it was begun on.
-    on: Vec<LayerId>,
+    /// The layers below a step of another build that was begun on them since and did not end well.
+    begun: Option<Vec<LayerId>>,
 }
 
 impl<'a> VolumeWriters<'a> {
-    fn read(store: &Store, stand: &Stand<'a>, before: &'a [Step], wanted: &[StepInput]) -> Self {
+    fn read(store: &Store, stand: &Stand<'a>, wanted: &[StepInput]) -> Self {
         let chain = |layer: Option<&LayerId>| match layer {
             Some(layer) => store.chain(layer).ok(),
             None => Some(Vec::new()),
@@ -329,23 +319,21 @@ impl<'a> VolumeWriters<'a> {
             keys.any(|key| *key == begun.key)
         };
         // A step of this build is resumed on the layers below it, and outdates those above.
-        let other = stand.attempt.as_ref().filter(|begun| !is_wanted(begun));
+        let begun = stand.attempt.as_ref();
+        let other = begun.filter(|begun| begun.sees_volumes && !is_wanted(begun));
         Self {
             record: stand.record,
             from: chain(head.volumes_from().layer.as_ref()),
             head: stand.head.clone(),
             begun: other.map(|begun| {
                 let on = chain(begun.on.as_ref()).unwrap_or_default();
-                Begun {
-                    step: before.iter().find(|step| step.key == begun.key),
-                    on: on.into_iter().map(|layer| layer.id).collect(),
-                }
+                on.into_iter().map(|layer| layer.id).collect()
             }),
         }
     }
 
-    /// Returns whether a build volume is as a layer or a step above it left it.
-    fn kept(&self, store: &Store, layer: &Layer, volume: &str) -> bool {
+    /// Returns whether the volumes are as a layer or a step above it left them.
+    fn kept(&self, store: &Store, layer: &Layer) -> bool {
         let is_above = match &self.from {
             Some(from) => {
                 let is_there = from.iter().any(|below| below.id == layer.id);
@@ -353,10 +341,8 @@ impl<'a> VolumeWriters<'a> {
             }
             None => self.head.contains(&layer.id),
         };
-        let sees = |step: &Step| step.volumes.iter().any(|name| name == volume);
-        let is_untouched = self.begun.as_ref().is_none_or(|begun| {
-            begun.on.contains(&layer.id) || begun.step.is_some_and(|step| !sees(step))
-        });
+        let begun = self.begun.as_ref();
+        let is_untouched = begun.is_none_or(|begun| begun.contains(&layer.id));
         is_above && is_untouched
     }
 }
@@ -459,7 +445,7 @@ fn unusable(
             Some(format!(
                 "its build volume `{name}` is not part of it: this is an overlay store"
             ))
-        } else if writers.is_some_and(|writers| !writers.kept(store, layer, name)) {
+        } else if writers.is_some_and(|writers| !writers.kept(store, layer)) {
             Some(format!(
                 "build volume `{name}` has changed since: this is an overlay store"
             ))

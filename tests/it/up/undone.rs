@@ -72,6 +72,31 @@ fn an_undone_edit_leaves_the_volume_of_the_build_that_it_goes_back_to() {
     });
 }
 
+/// `packages` steps see no build volume.
+#[test]
+fn a_failed_step_that_sees_no_volume_changes_nothing_and_hides_nothing() {
+    let store = TestStore::new();
+    let step = "[[step]]\nname = 'tools'\npackages = ['rockenv-has-no-such-package']\n[[step]]";
+    let with_tools = PROFILE.replacen("[[step]]", step, 1);
+    store.profile(PROFILE);
+    up(&store, &[]).ok();
+    for fails in [false, true] {
+        if fails {
+            up(&store, &["v=bad"]).exits(5);
+        }
+        store.profile(&with_tools);
+        let said = up(&store, &[]);
+        assert!(
+            said.code != 0 && said.err.contains("step 1/3 tools"),
+            "{}",
+            said.err
+        );
+        store.profile(PROFILE);
+        let action = if fails { "run" } else { "hit" };
+        assert_eq!(actions(&store, &[]), [action, action]);
+    }
+}
+
 #[test]
 fn a_later_step_that_wrote_to_the_volume_makes_no_earlier_one_run_again() {
     on_each(|store, method| {
