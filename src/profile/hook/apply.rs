@@ -159,6 +159,10 @@ fn replaced(edit: &Edit, bytes: &[u8]) -> std::result::Result<Vec<u8>, usize> {
     while let Some(place) = occurrence(edit, rest) {
         out.extend_from_slice(&rest[..place.start]);
         out.extend_from_slice(edit.replace.as_bytes());
+        let line = &rest[place.clone()];
+        if edit.whole_lines && !edit.replace.is_empty() && !edit.replace.ends_with('\n') {
+            out.extend_from_slice(ending(line));
+        }
         rest = &rest[place.end..];
         found += 1;
     }
@@ -166,6 +170,15 @@ fn replaced(edit: &Edit, bytes: &[u8]) -> std::result::Result<Vec<u8>, usize> {
     match found == edit.count {
         true => Ok(out),
         false => Err(found),
+    }
+}
+
+/// Returns how a line ends.
+fn ending(line: &[u8]) -> &[u8] {
+    match line {
+        [.., b'\r', b'\n'] => b"\r\n",
+        [.., b'\n'] => b"\n",
+        _ => b"",
     }
 }
 
@@ -353,6 +366,27 @@ mod tests {
         ] {
             let error = on(&one, text).unwrap_err();
             assert_has!(error.message(), words);
+        }
+    }
+
+    #[test]
+    fn a_replaced_line_keeps_its_ending() {
+        let on_lines = |replace: &str, text: &str| {
+            let line = Edit {
+                whole_lines: true,
+                ..edit("x = 1", replace, 1)
+            };
+            on(&hook(vec![line], &[]), text).unwrap().unwrap()
+        };
+        for (replace, text, new) in [
+            ("x = 2", "x = 1\nprint(x)\n", "x = 2\nprint(x)\n"),
+            ("x = 2", "x = 1\r\nprint(x)\r\n", "x = 2\r\nprint(x)\r\n"),
+            ("x = 2", "y\nx = 1", "y\nx = 2"),
+            ("x = 2\n", "x = 1\nprint(x)\n", "x = 2\nprint(x)\n"),
+            ("a\nb", "x = 1\nprint(x)\n", "a\nb\nprint(x)\n"),
+            ("", "x = 1\nprint(x)\n", "print(x)\n"),
+        ] {
+            assert_eq!(on_lines(replace, text), new, "{replace:?} in {text:?}");
         }
     }
 
