@@ -98,21 +98,41 @@ impl Ran {
         ended && self.cost.usage.oom_kills > 0
     }
 
-    /// Explains why it failed with so many jobs, under a limit of so many bytes of memory.
-    pub(super) fn explain(&self, step: &Step, jobs: u32, limit: Option<u64>) -> (Kind, String) {
+    /// Returns a warning if it succeeded although one of its processes was killed.
+    pub(super) fn hidden_kill(&self, step: &Step) -> Option<String> {
+        (self.cost.usage.oom_kills > 0).then(|| {
+            format!(
+                "a process of step `{}` was killed for lack of memory, but the step succeeded",
+                step.name
+            )
+        })
+    }
+
+    /// Explains why it failed with so many jobs, under a limit of so many bytes of memory. `retry`: the jobs that it
+    /// runs with next.
+    pub(super) fn explain(
+        &self,
+        step: &Step,
+        jobs: u32,
+        limit: Option<u64>,
+        retry: Option<u32>,
+    ) -> (Kind, String) {
         let name = &step.name;
         let usage = &self.cost.usage;
         if usage.oom_kills > 0 {
+            // Samples may have missed the peak.
+            let peak = usage
+                .memory()
+                .filter(|peak| limit.is_none_or(|limit| *peak >= limit / 2));
             let limit = limit.map_or_else(
                 || "the machine's memory".to_owned(),
                 |limit| format!("its limit of {}", bytes(limit)),
             );
-            let peak = usage
-                .memory()
-                .map_or_else(String::new, |peak| format!(" (it held {})", bytes(peak)));
-            let end = match jobs {
-                1 => "1 job; a single job needs more than that".to_owned(),
-                _ => format!("{jobs} jobs; try `--jobs {}`", jobs / 2),
+            let peak = peak.map_or_else(String::new, |peak| format!(" (it held {})", bytes(peak)));
+            let end = match (retry, jobs) {
+                (Some(retry), _) => format!("{jobs} jobs; retrying with {retry}"),
+                (None, 1) => "1 job: one job alone needs more".to_owned(),
+                (None, _) => format!("{jobs} jobs; try `--jobs {}`", jobs / 2),
             };
             let message =
                 format!("step `{name}` ran out of memory: {limit} was reached{peak} with {end}");

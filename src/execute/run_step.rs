@@ -79,6 +79,9 @@ impl Execution<'_, '_> {
                         if let Some(input) = changed {
                             self.mark_stale(step, input);
                         }
+                        if let Some(message) = ran.hidden_kill(step) {
+                            self.reporter.warn(message);
+                        }
                         self.measure(&attempt, Outcome::Done, &ran, lookups)?;
                         self.keep_results(&before, &attempt.tree, parent.as_ref())?;
                         return Ok(StepEnd::Frozen(
@@ -87,7 +90,9 @@ impl Execution<'_, '_> {
                     }
                 }
             }
-            Ending::Exited { .. } | Ending::TimedOut | Ending::Lost => self.explain(&attempt, &ran),
+            Ending::Exited { .. } | Ending::TimedOut | Ending::Lost => {
+                self.explain(&attempt, &ran, None)
+            }
         };
         let measured = self
             .measure(&attempt, Outcome::Failed, &ran, lookups)
@@ -106,10 +111,10 @@ impl Execution<'_, '_> {
         ran
     }
 
-    /// Explains why a step failed.
-    fn explain(&self, attempt: &Attempt<'_>, ran: &Ran) -> (Kind, String) {
+    /// Explains why a step failed; `retry` are the jobs that it runs with next.
+    fn explain(&self, attempt: &Attempt<'_>, ran: &Ran, retry: Option<u32>) -> (Kind, String) {
         let limit = step::memory_max(self.spec, self.host);
-        ran.explain(attempt.step, attempt.jobs, limit)
+        ran.explain(attempt.step, attempt.jobs, limit, retry)
     }
 
     /// Removes the tree that an attempt ran on.
@@ -120,9 +125,9 @@ impl Execution<'_, '_> {
 
     /// Prepares a second run of a step for which memory was too little.
     fn halve_jobs(&mut self, attempt: &mut Attempt<'_>, ran: &Ran, run: &str) -> Result<()> {
-        let (_, message) = self.explain(attempt, ran);
-        attempt.jobs /= 2;
-        let message = format!("{message}: retrying with {}", attempt.jobs);
+        let jobs = attempt.jobs / 2;
+        let (_, message) = self.explain(attempt, ran, Some(jobs));
+        attempt.jobs = jobs;
         self.reporter.warn(message);
         self.discard_tree(attempt)?;
         let (index, name) = (attempt.index, &attempt.step.name);

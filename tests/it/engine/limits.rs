@@ -21,8 +21,8 @@ fn a_step_that_takes_too_much_memory_is_named() {
     ran.says(&[
         "step `hog` ran out of memory",
         "64.0 MiB",
-        "2 jobs",
-        "--jobs 1",
+        "with 2 jobs; retrying with 1",
+        "with 1 job: one job alone needs more",
         "log:",
         "resume with: rockenv up",
     ]);
@@ -50,6 +50,18 @@ fn a_step_that_takes_too_much_memory_is_named() {
             .is_some_and(|peak| peak > 100 << 20),
         "{json:#}"
     );
+}
+
+#[test]
+fn a_killed_process_is_named_if_the_step_succeeds() {
+    let store = TestStore::new();
+    store.profile(
+        "resources = { memory-max = '64M' }
+         [[step]]\nname = 'hog'\nrun = 'tail /dev/zero | cat'\n",
+    );
+    store
+        .up()
+        .says(&["a process of step `hog` was killed for lack of memory, but the step succeeded"]);
 }
 
 #[test]
