@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use clap::Args;
 use serde::Serialize;
 
-use crate::engine::choose::{NONE_HERE, Reason, is_nspawn_installed};
+use crate::engine::choose::is_nspawn_installed;
 use crate::execute::BlockedResults;
 use crate::plan::record::{self, Record};
 use crate::plan::resolve::{Engine, Spec, Volume, VolumeKind};
@@ -159,11 +159,13 @@ fn refused(
     if !reasons.is_empty() {
         help.push("correct `path` of the volume".to_owned());
     }
-    if selection.choice.reason == Reason::Absent {
-        reasons.push(format!("no engine available: {NONE_HERE}"));
-        help.push(match is_nspawn_installed() && !selection.host.root {
-            true => format!("run `sudo {up}`"),
-            false => "`rockenv doctor` shows how to get an engine".to_owned(),
+    if let Some(absence) = &selection.choice.absence {
+        reasons.push(absence.why.clone());
+        let needs_root = is_nspawn_installed() && !selection.host.root;
+        help.push(match &absence.help {
+            Some(help) => help.clone(),
+            None if needs_root => format!("run `sudo {up}`"),
+            None => "`rockenv doctor` shows how to get an engine".to_owned(),
         });
     } else if selection.choice.engine == Engine::Nspawn && !selection.host.root {
         reasons.push("building an env with systemd-nspawn needs root".to_owned());

@@ -43,6 +43,15 @@ pub(crate) struct Choice {
     /// The service's socket, for engines that are services.
     pub service: Option<PathBuf>,
     pub reason: Reason,
+    /// Why none works here, if so.
+    pub absence: Option<Absence>,
+}
+
+/// Why no engine works here, and what to type.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Absence {
+    pub why: String,
+    pub help: Option<String>,
 }
 
 /// Why an engine was chosen; shown in a few words.
@@ -59,8 +68,7 @@ pub(crate) enum Reason {
 }
 
 /// Why no engine was found.
-pub(crate) const NONE_HERE: &str =
-    "systemd-nspawn cannot be used, and neither Docker nor Podman answers";
+const NONE_HERE: &str = "systemd-nspawn cannot be used, and neither Docker nor Podman answers";
 
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -89,6 +97,7 @@ pub(crate) fn choose(
             engine: named(name)?,
             service,
             reason: Reason::MadeWith,
+            absence: None,
         });
     }
     match asked.map(named).transpose()? {
@@ -96,11 +105,13 @@ pub(crate) fn choose(
             engine,
             service: service(engine, sockets)?,
             reason: Reason::Asked,
+            absence: None,
         }),
         None if nspawn => Ok(Choice {
             engine: Engine::Nspawn,
             service: None,
             reason: Reason::Found("root, and systemd-nspawn is installed"),
+            absence: None,
         }),
         None => first_service(sockets),
     }
@@ -118,14 +129,22 @@ pub(crate) fn choose_to_plan(
     sockets: &Sockets,
 ) -> Result<Choice> {
     match choose(asked, made_with, nspawn, sockets) {
-        Err(error) if error.kind() == Kind::Unavailable => Ok(Choice {
-            engine: match asked.filter(|name| *name != "auto") {
-                Some(name) => named(name)?,
-                None => Engine::Nspawn,
-            },
-            service: None,
-            reason: Reason::Absent,
-        }),
+        Err(error) if error.kind() == Kind::Unavailable => {
+            let asked = asked.filter(|name| *name != "auto");
+            let why = match asked {
+                Some(_) => error.chain().join(": "),
+                None => error.message().to_owned(),
+            };
+            Ok(Choice {
+                engine: asked.map_or(Ok(Engine::Nspawn), named)?,
+                service: None,
+                reason: Reason::Absent,
+                absence: Some(Absence {
+                    why,
+                    help: asked.and(error.help_text()).map(str::to_owned),
+                }),
+            })
+        }
         other => other,
     }
 }
@@ -158,6 +177,7 @@ fn first_service(sockets: &Sockets) -> Result<Choice> {
                     reason: Reason::Found(
                         "systemd-nspawn is not installed or needs root; this service answers",
                     ),
+                    absence: None,
                 });
             }
             Err(error) => causes.push(error.chain().join(": ")),
@@ -252,6 +272,12 @@ mod tests {
         for (asked, engine) in [(None, Engine::Nspawn), (Some("podman"), Engine::Podman)] {
             let planned = choose_to_plan(asked, None, false, &nowhere()).unwrap();
             assert_eq!((planned.engine, planned.reason), (engine, Reason::Absent));
+            let absence = planned.absence.unwrap();
+            assert_eq!(
+                absence.why.starts_with("no engine available"),
+                asked.is_none(),
+                "{absence:?}"
+            );
         }
         assert_eq!(
             choose(Some("lxc"), None, true, &nowhere())

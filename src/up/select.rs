@@ -214,7 +214,7 @@ impl Selection {
     pub(crate) fn note_absent_engine(&self, cx: &Context) {
         if self.choice.reason == Reason::Absent {
             cx.ui.note(&format!(
-                "planned for {}; no engine here",
+                "planned for {}, which cannot be used here",
                 self.choice.engine
             ));
         }

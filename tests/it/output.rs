@@ -109,7 +109,7 @@ fn a_plan_begins_with_the_verdict_and_fits_in_80_columns() {
               rockenv can free), or add --force
 
         image  debian-forky
-        engine planned for nspawn; no engine here
+        engine planned for nspawn, which cannot be used here
         store  none yet
         jobs   2 (configured), of 2 on this machine (configured)
         memory at most 2.0 GiB (the profile says so); needs a machine with 900.0 GiB
@@ -140,7 +140,7 @@ fn a_plan_begins_with_the_verdict_and_fits_in_80_columns() {
 #[test]
 fn inspecting_needs_no_engine_and_no_root() {
     let newcomer = Newcomer::new();
-    let absent = "planned for nspawn; no engine here";
+    let absent = "planned for nspawn, which cannot be used here";
     for (command, on_stdout) in [
         (&["plan", "gfx1103"][..], true),
         (&["up", "--dry-run", "gfx1103"], true),

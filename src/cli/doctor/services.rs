@@ -37,14 +37,18 @@ impl ServiceFacts {
     }
 }
 
-fn is_installed(engine: Engine) -> bool {
-    let program = match engine {
+/// Returns the program of an engine.
+fn program(engine: Engine) -> &'static str {
+    match engine {
         Engine::Docker => "dockerd",
         Engine::Podman => "podman",
         Engine::Nspawn => "systemd-nspawn",
-    };
+    }
+}
+
+fn is_installed(engine: Engine) -> bool {
     let path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-    which::which_in(program, Some(path), "/").is_ok()
+    which::which_in(program(engine), Some(path), "/").is_ok()
 }
 
 /// Returns the lines about services. No service is required.
@@ -53,7 +57,9 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
         .services
         .iter()
         .map(|found| match (&found.version, &found.problem) {
-            (_, Some(_)) if !found.installed => note(format!("{} is not installed", found.engine)),
+            (_, Some(_)) if !found.installed => {
+                note(format!("{} is not installed", program(found.engine)))
+            }
             (_, Some((problem, command))) => {
                 // The error does not know how root was called.
                 let command = match command.strip_prefix("sudo ") {
@@ -112,7 +118,7 @@ mod tests {
         let check = super::checks(&facts).remove(0);
         assert_eq!(
             (check.message.as_str(), check.command),
-            ("docker is not installed", None)
+            ("dockerd is not installed", None)
         );
     }
 }

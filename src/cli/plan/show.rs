@@ -31,7 +31,7 @@ pub(super) fn show(
     ui.data("\n");
     row(ui, "image", report.image);
     let engine = match selection.choice.reason {
-        Reason::Absent => format!("planned for {}; no engine here", report.engine),
+        Reason::Absent => format!("planned for {}, which cannot be used here", report.engine),
         reason => format!("{} ({reason})", report.engine),
     };
     row(ui, "engine", &engine);
