@@ -38,17 +38,22 @@ pub(crate) struct StartingPoint {
     /// Disk that it takes, in bytes.
     #[serde(skip)]
     pub(crate) disk: Option<u64>,
+    /// Disk that it takes less than building everything does, in bytes.
+    #[serde(skip)]
+    pub(crate) disk_saved: Option<u64>,
     /// The most memory that a step of it needs, in bytes.
     #[serde(skip)]
     pub(crate) memory: Option<u64>,
 }
 
 impl StartingPoint {
-    /// Returns the known seconds and bytes of the skipped steps.
-    pub(crate) fn sums(&self) -> (u64, u64) {
+    /// Returns the seconds and bytes that it saves: those of the whole build if the profile has them, or the known
+    /// ones of the skipped steps.
+    pub(crate) fn saves(&self) -> (u64, u64) {
         let seconds = self.figures.iter().filter_map(|figure| figure.seconds);
         let disk = self.figures.iter().filter_map(|figure| figure.disk);
-        (seconds.sum(), disk.sum())
+        let disk = self.disk_saved.unwrap_or_else(|| disk.sum());
+        (seconds.sum(), disk)
     }
 }
 
@@ -60,6 +65,11 @@ pub(crate) fn starting_points(
     recorded: &BTreeMap<String, Figure>,
 ) -> Vec<StartingPoint> {
     let mut points = Vec::new();
+    // A variant or a release may change it.
+    let whole = match spec.from == FROM_SOURCE {
+        true => spec.resources.disk,
+        false => profile.resources.disk,
+    };
     for (name, choice) in &profile.from {
         let without: Vec<&Step> = profile
             .steps
@@ -76,6 +86,9 @@ pub(crate) fn starting_points(
                 .filter_map(|step| figure(step, recorded))
                 .collect(),
             disk: choice.disk,
+            disk_saved: whole
+                .zip(choice.disk)
+                .map(|(whole, part)| whole.saturating_sub(part)),
             memory: profile
                 .steps
                 .iter()
@@ -132,7 +145,10 @@ variant = "a"
 [variants.b]
 [from.wheels]
 description = "wheels"
+disk = "20G"
 [from.compiler]
+[resources]
+disk = "230G"
 [[step]]
 name = "compiler"
 when = { from = ["source"] }
@@ -179,7 +195,7 @@ run = "x"
                 (
                     point.name.as_str(),
                     point.leaves_out.join(" "),
-                    point.sums(),
+                    point.saves(),
                 )
             })
             .collect();
@@ -187,7 +203,11 @@ run = "x"
             shown,
             [
                 ("compiler", "compiler".to_owned(), (8 * 3600, 0)),
-                ("wheels", "compiler libs".to_owned(), (8 * 3600 + 60, 5)),
+                (
+                    "wheels",
+                    "compiler libs".to_owned(),
+                    (8 * 3600 + 60, 210 << 30)
+                ),
             ]
         );
         assert_eq!(points[1].figures[1].source, "env x on this machine");

@@ -53,10 +53,8 @@ pub(super) fn show(
     }
     ui.data("\n");
     steps(ui, report, is_verbose);
-    if report.from == FROM_SOURCE && report.plan.runs() > 0 && !report.ways.is_empty() {
-        ui.data("\n");
-        ui.table(&starting_points(report.ways));
-        ui.data(&sources(report.ways));
+    if report.from == FROM_SOURCE && report.plan.runs() > 0 {
+        starting_points(ui, report.ways);
     }
 }
 
@@ -142,9 +140,14 @@ pub(super) fn build_volumes(plan: &Plan) -> String {
     format!("build volumes {word}")
 }
 
-fn starting_points(ways: &[StartingPoint]) -> Table {
-    let table = Table::of(["--from", "saves", "disk", "without"], ways, |way| {
-        let (seconds, disk) = way.sums();
+/// Shows the starting points that are known to save something.
+fn starting_points(ui: &Ui, ways: &[StartingPoint]) {
+    let ways: Vec<&StartingPoint> = ways.iter().filter(|way| way.saves() != (0, 0)).collect();
+    if ways.is_empty() {
+        return;
+    }
+    let table = Table::of(["--from", "saves", "disk", "without"], &ways, |way| {
+        let (seconds, disk) = way.saves();
         let time = size::duration(Duration::from_secs(seconds));
         let time = match way.figures.iter().any(|figure| figure.limit) {
             _ if seconds == 0 => String::new(),
@@ -157,11 +160,13 @@ fn starting_points(ways: &[StartingPoint]) -> Table {
         };
         [way.name.clone(), time, disk, way.leaves_out.join(", ")]
     });
-    table.within(COLUMNS)
+    ui.data("\n");
+    ui.table(&table.within(COLUMNS));
+    ui.data(&sources(&ways));
 }
 
 /// Returns where the figures of starting points come from, each source once.
-fn sources(ways: &[StartingPoint]) -> String {
+fn sources(ways: &[&StartingPoint]) -> String {
     let mut sources: BTreeMap<(bool, &str), Vec<&Figure>> = BTreeMap::new();
     for figure in ways.iter().flat_map(|way| &way.figures) {
         let known = sources.entry((figure.limit, &figure.source)).or_default();
