@@ -77,9 +77,13 @@ fn report(cx: &Context, done: &Done, asked: Option<u64>, free: u64) -> Result<()
             #[serde(flatten)] done: done,
             free: free,
         })?;
-    } else if done.removed.is_empty() && done.trash == 0 {
-        let free = size::bytes(free);
-        cx.ui.data(&format!("nothing to remove; {free} free now\n"));
+    } else if done.removed.is_empty() {
+        let did = match done.had_trash {
+            true => format!("emptied the trash: {} freed", size::bytes(done.freed)),
+            false => "nothing to remove".to_owned(),
+        };
+        cx.ui
+            .data(&format!("{did}; {} free now\n", size::bytes(free)));
     } else {
         cx.ui.data(&format!(
             "removed {}: {} freed ({} estimated); {} free now\n",
@@ -131,37 +135,35 @@ fn show(
             #[serde(flatten)] plan: plan,
         });
     }
-    if plan.items.is_empty() {
+    let items = plan.items.iter().map(|item| {
+        let again = match item.rebuild_ms {
+            0 => "-".to_owned(),
+            time => size::duration(Duration::from_millis(time)),
+        };
+        let (name, rule) = (item.name.clone(), item.rule.name().to_owned());
+        let reason = item.reason.clone();
+        [name, size::bytes(item.bytes), again, rule, reason]
+    });
+    let in_trash = (trash > 0).then(|| {
+        let size = size::bytes(trash);
+        ["the trash", &size, "-", "-", "deleted already"].map(str::to_owned)
+    });
+    let rows: Vec<[String; 5]> = in_trash.into_iter().chain(items).collect();
+    if rows.is_empty() {
         cx.ui.note("nothing to remove");
     } else {
         let header = ["what", ">frees", ">again in", "rule", "why"];
-        cx.ui.table(&Table::of(header, &plan.items, |item| {
-            let again = match item.rebuild_ms {
-                0 => "-".to_owned(),
-                time => size::duration(Duration::from_millis(time)),
-            };
-            let (name, rule) = (item.name.clone(), item.rule.name().to_owned());
-            [
-                name,
-                size::bytes(item.bytes),
-                again,
-                rule,
-                item.reason.clone(),
-            ]
-        }));
+        cx.ui.table(&Table::of(header, &rows, Clone::clone));
     }
+    let kept = match plan.spare {
+        0 => String::new(),
+        spare => format!("; kept: {} that could be rebuilt", size::bytes(spare)),
+    };
     cx.ui.data(&format!(
-        "{} in total; {} free now; kept: {} that could be rebuilt\n",
-        size::bytes(plan.estimate),
+        "{} in total; {} free now{kept}\n",
+        size::bytes(plan.estimate + trash),
         size::bytes(free),
-        size::bytes(plan.spare)
     ));
-    if trash > 0 {
-        cx.ui.note(&format!(
-            "{} more in the trash, freed first",
-            size::bytes(trash)
-        ));
-    }
     for note in &plan.notes {
         cx.ui.note(note);
     }

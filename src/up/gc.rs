@@ -42,11 +42,15 @@ pub(crate) fn collect(
     // Neither recent deletions by others nor the ballast count as freed by `gc`.
     store.wait_for_free_space()?;
     let before = unused(store)?;
+    let had_trash = store.has_trash();
     cx.reap(store)?;
     for error in store.recover_envs()? {
         cx.ui.warn(&error.chain().join(": "));
     }
-    let mut done = Done::default();
+    let mut done = Done {
+        had_trash,
+        ..Done::default()
+    };
     let mut agreed = BTreeSet::new();
     for round in 0..ROUNDS {
         store.reclaim()?;
@@ -141,6 +145,9 @@ impl Goal {
 pub(crate) struct Done {
     pub removed: Vec<GcItem>,
     pub stayed: Vec<SkippedItem>,
+    /// Something was waiting in the trash.
+    #[serde(skip)]
+    pub had_trash: bool,
     /// Bytes that were waiting in the trash.
     pub trash: u64,
     /// Sum of the removed items' bytes.
