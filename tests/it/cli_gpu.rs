@@ -110,7 +110,7 @@ fn show_tells_what_a_target_lacks() {
     let excluded = shown["excluded_projects"].as_array().unwrap();
     assert!(excluded.iter().any(|one| one["project"] == "rccl"));
     let (code, _, err) = machine.run(&["target", "show", "gfx1104"]);
-    assert_eq!(code, 3);
+    assert_eq!(code, 7);
     insta::assert_snapshot!(err, @"
     error: unknown target `gfx1104`
     help: did you mean `gfx1100`? `rockenv target ls` shows them all, `rockenv target learn --source DIR` imports those of a newer TheRock

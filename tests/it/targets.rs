@@ -323,7 +323,7 @@ fn a_target_that_only_a_newer_checkout_has_is_learned() {
     $ rockenv up ENV --target gfx1310
     error: unknown target `gfx1310`
     help: did you mean `gfx1010`? `rockenv target ls` shows them all, `rockenv target learn --source DIR` imports those of a newer TheRock
-    exit code 3
+    exit code 7
     $ rockenv target learn --source WORK/checkout
     gfx1103: product `A laptop`, previously `AMD Radeon 780M Laptop iGPU`
     gfx1103: hipSPARSELt is now built
@@ -374,7 +374,7 @@ fn a_target_that_only_a_newer_checkout_has_is_learned() {
     store.rockenv(&["rm", env, "--yes"]).ok();
     store
         .rockenv(&["target", "show", "gfx1310"])
-        .exits(3)
+        .exits(7)
         .says(&["unknown target"]);
 }
 

@@ -119,8 +119,16 @@ impl Target {
     /// Returns what a person means: a target's name, or a product that has one, such as `780m`.
     pub fn named(text: &str) -> Result<Self> {
         match Self::parse(text) {
-            Err(error) if family(text).is_none() => products::only(text)?.ok_or(error),
-            other => other,
+            Err(error) => {
+                let product = match family(text) {
+                    Some(_) => None,
+                    None => products::only(text)?,
+                };
+                // It is no fault of a file.
+                let unknown = not_found!("{}", error.message());
+                product.ok_or_else(|| unknown.help(Self::advice(text)))
+            }
+            found => found,
         }
     }
 
