@@ -108,7 +108,7 @@ impl Running {
             Some((message, _)) => Ok(message),
             None => Err(
                 unavailable!("the process that held the container was killed")
-                    .help("rockenv up ...: continues from the last snapshot"),
+                    .help("`rockenv up` continues from the last snapshot"),
             ),
         }
     }

@@ -106,7 +106,8 @@ impl Execution<'_, '_> {
         let mut guard = self.disk_guard(step, &prepared.container)?;
         let seen = self.run_prepared(attempt, prepared, claim, &mut output, &mut guard)?;
         container::clean(self.store, &self.env.run_dir())?;
-        let (ending, mut usage) = how_it_ended(step, seen.ending, seen.end)?;
+        let up = self.env.known_record()?.up_command();
+        let (ending, mut usage) = how_it_ended(step, &up, seen.ending, seen.end)?;
         // The report's curve must not exceed this figure, so use the larger one.
         usage.memory_held = usage.memory_held.max(seen.most_memory);
         let written = self.tree_growth(&attempt.tree, attempt.parent)?;
@@ -279,7 +280,12 @@ struct Observed {
 }
 
 /// Returns how the step ended, and what its container used.
-fn how_it_ended(step: &Step, ending: Result<Ending>, end: Result<End>) -> Result<(Ending, Usage)> {
+fn how_it_ended(
+    step: &Step,
+    up: &str,
+    ending: Result<Ending>,
+    end: Result<End>,
+) -> Result<(Ending, Usage)> {
     match (ending, end) {
         // The first error is the cause; what follows is its consequence.
         (Err(error), _) | (Ok(_), Err(error)) => {
@@ -297,7 +303,9 @@ fn how_it_ended(step: &Step, ending: Result<Ending>, end: Result<End>) -> Result
             "the container of step `{}` was stopped by another process",
             step.name
         )
-        .help("rockenv up ...: the step starts again and keeps its build volumes")),
+        .help(format!(
+            "{up}: the step starts again and keeps its build volumes"
+        ))),
         (Ok(ending), Ok(End::Ended(usage))) => Ok((ending, usage)),
         (Ok(ending), Ok(End::Shared)) => Ok((ending, Usage::default())),
     }

@@ -78,7 +78,8 @@ impl Store {
     pub fn spec(&self, name: &EnvName) -> Result<Spec> {
         let path = self.env_dir(name).join(SPEC);
         let text = if_exists(fs::read_to_string(&path))?.ok_or_else(|| {
-            not_found!("env `{name}` has no spec yet").help(format!("rockenv up ... --name {name}"))
+            not_found!("env `{name}` has no spec yet")
+                .help(format!("rockenv up PROFILE --name {name}"))
         })?;
         toml::from_str(&text).map_err(|error| {
             unexpected!("`{}` is damaged", path.display())

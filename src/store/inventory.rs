@@ -106,8 +106,12 @@ impl Store {
                 inventory
                     .unreadable
                     .push(format!("the lost record of env `{name}`"));
+                let up = match self.spec(&name) {
+                    Ok(spec) => spec.up_command(),
+                    Err(_) => format!("rockenv up PROFILE --name {name}"),
+                };
                 inventory.notes.push(format!(
-                    "env `{name}` has lost its record, so all layers are kept: rockenv up ... --name {name} rebuilds it from its layers; or discard them: rm {}",
+                    "env `{name}` has lost its record, so all layers are kept: {up} rebuilds it from its layers; or discard them: rm {}",
                     path.display()
                 ));
             }

@@ -177,8 +177,16 @@ fn holder_named(path: &Path) -> String {
 }
 
 fn busy(path: &Path, what: &str) -> Error {
-    busy!("{what} is held by {}", holder_named(path))
-        .help("wait for it, or stop it: Ctrl-C in its terminal, or `rockenv down ENV` for an env")
+    let env = path.parent().filter(|env| env_lock(env) == path);
+    let env = env.filter(|env| env.parent().is_some_and(|above| above.ends_with("envs")));
+    let down = env
+        .and_then(Path::file_name)
+        .map_or_else(String::new, |env| {
+            format!(", or `rockenv down {}`", env.display())
+        });
+    busy!("{what} is held by {}", holder_named(path)).help(format!(
+        "wait for it, or stop it: Ctrl-C in its terminal{down}"
+    ))
 }
 
 /// Returns the path of an env's lock file.
@@ -204,6 +212,14 @@ mod tests {
         );
         assert_eq!(error.kind().exit_code(), 6);
         assert_eq!(holder(&path).unwrap().verb, "up");
+        let env = directory.path().join("envs/mine");
+        fs::create_dir_all(&env).unwrap();
+        let _lock = Lock::exclusive(&env_lock(&env), "env `mine`", "up", WAIT).unwrap();
+        let named = Lock::exclusive(&env_lock(&env), "env `mine`", "rm", Duration::ZERO);
+        for (error, down) in [(&error, false), (&named.unwrap_err(), true)] {
+            let help = error.help_text().unwrap();
+            assert_eq!(help.contains("rockenv down mine"), down, "{help}");
+        }
         drop(first);
         assert!(holder(&path).is_none());
         Lock::exclusive(&path, "env `a`", "rm", Duration::ZERO).unwrap();

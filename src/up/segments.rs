@@ -62,7 +62,8 @@ fn chosen<'a>(spec: &'a Spec, record: &Record, names: &[String]) -> Result<Vec<&
     let chosen: Vec<&Step> = known.into_iter().filter(is_asked).collect();
     match chosen.is_empty() {
         true => {
-            Err(not_found!("no step of env `{}` has a snapshot", spec.name).help("rockenv up ..."))
+            let message = format!("no step of env `{}` has a snapshot", spec.name);
+            Err(not_found!("{message}").help(record.up_command()))
         }
         false => Ok(chosen),
     }
@@ -92,7 +93,7 @@ fn segment(store: &Store, spec: &Spec, record: &Record, step: &Step) -> Result<S
                 "step `{}` cannot be built again: it is based on `{}`, which is not one of the env's steps",
                 step.name, below.title
             )
-            .help("rockenv up ... --clean")
+            .help(format!("{} --clean", record.up_command()))
         })?);
     }
     runs.reverse();

@@ -11,13 +11,14 @@ use crate::plan::ids::EnvName;
 use crate::plan::jobs::{self, Past, Sizing};
 use crate::plan::resolve::{self, BaseImage, Inputs};
 use crate::profile::hook::Hook;
-use crate::profile::{self, CopyFiles, Profile};
+use crate::profile::{self, CopyFiles, Origin, Profile, ProfileListing};
 use crate::rocm::gpu;
 use crate::rocm::target::Target;
 use crate::store::Store;
 use crate::store::history::Reuse;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::host::Host;
+use crate::sys::shell::quoted;
 use crate::up::context::Context;
 use crate::up::locked::Locked;
 
@@ -98,7 +99,7 @@ impl Selection {
         };
         let names = listed.iter().map(|profile| profile.name.as_str());
         let named = resolve::profile_or_target(what, &targets, request.name, names)
-            .map_err(|error| perhaps_env(cx, what, error))?;
+            .map_err(|error| perhaps_env(cx, what, &listed, error))?;
         let profile = profile::load(&cx.config.profile_dirs, &named.profile)?;
         let file = profile::is_path(&named.profile).then(|| PathBuf::from(&named.profile));
         let files = profile::copy_files(&cx.config.profile_dirs, &profile)?;
@@ -222,17 +223,38 @@ impl Selection {
 }
 
 /// Names the command for an env, which is no profile.
-fn perhaps_env(cx: &Context, what: &str, error: Error) -> Error {
-    let store = Store::open_existing(&cx.config.home).ok().flatten();
-    let record = store.and_then(|store| store.known(&what.parse().ok()?).ok());
-    // An older record has no command.
-    match record.and_then(|record| record.command) {
-        Some(command) if error.kind() == Kind::NotFound => {
+fn perhaps_env(cx: &Context, what: &str, listed: &[ProfileListing], error: Error) -> Error {
+    if error.kind() != Kind::NotFound {
+        return error;
+    }
+    match command_of_env(cx, what, listed) {
+        Some(command) => {
             let message = format!("`{what}` is an env, not a profile or target");
             Error::new(error.kind(), message).help(command)
         }
-        _ => error,
+        None => error,
     }
+}
+
+/// Returns the command that works here for an env, by its profile's path if the name is not found here.
+fn command_of_env(cx: &Context, what: &str, listed: &[ProfileListing]) -> Option<String> {
+    let store = Store::open_existing(&cx.config.home).ok().flatten()?;
+    let env = what.parse().ok()?;
+    let record = store.known(&env).ok()?;
+    // An older record has no command.
+    let command = record.command?;
+    let by_name = format!("rockenv up {}", quoted(&record.profile));
+    let rest = command.strip_prefix(&by_name);
+    let rest = rest.filter(|rest| rest.is_empty() || rest.starts_with(' '));
+    let origin = store.spec(&env).ok().map(|spec| spec.origin);
+    Some(match (rest, origin) {
+        (Some(rest), Some(Origin::File(path)))
+            if !listed.iter().any(|one| one.name == record.profile) =>
+        {
+            format!("rockenv up {}{rest}", quoted(&path.to_string_lossy()))
+        }
+        _ => command,
+    })
 }
 
 fn params(request: &UpRequest<'_>, profile: &Profile) -> Result<BTreeMap<String, String>> {
@@ -293,10 +315,7 @@ fn engine(cx: &Context, request: &UpRequest<'_>, host: &Host, env: &EnvName) -> 
             "env `{env}` was created with {} and cannot change its engine",
             record.engine
         )
-        .help(format!(
-            "rockenv up ... --engine {} --name NEW",
-            choice.engine
-        )));
+        .help(request.command("up", &[("--name", Some("NEW"))])));
     }
     Ok(choice)
 }

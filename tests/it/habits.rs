@@ -446,6 +446,21 @@ fn an_env_is_brought_up_to_date_by_the_command_that_made_it() {
 }
 
 #[test]
+fn an_env_of_a_name_that_means_nothing_here_has_its_profiles_path() {
+    let store = TestStore::new();
+    store.up_with(TWO);
+    let file = store.work().join(format!("profiles/{}.toml", store.env()));
+    for verb in ["plan", "up"] {
+        let mut command = store.command(&[verb, store.env()]);
+        let said = command.current_dir("/").output().unwrap();
+        let err = String::from_utf8(said.stderr).unwrap();
+        assert_eq!(said.status.code(), Some(7), "{err}");
+        let help = format!("rockenv up {}", file.display());
+        assert!(err.contains("is an env") && err.contains(&help), "{err}");
+    }
+}
+
+#[test]
 fn reading_makes_no_store() {
     let directory = tempfile::tempdir().unwrap();
     let store = TestStore::at(&directory.path().join("store"));

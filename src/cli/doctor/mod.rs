@@ -316,7 +316,7 @@ fn store(facts: &Facts) -> Vec<Check> {
             ))
             .try_(match store.exists {
                 true => facts.sudo("rockenv du"),
-                false => facts.sudo("ROCKENV_HOME=/a/larger/disk/rockenv rockenv up hip-smoke"),
+                false => facts.sudo("ROCKENV_HOME=/a/larger/disk/rockenv rockenv up gfx1103"),
             })
         } else {
             ok(text)

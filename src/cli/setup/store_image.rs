@@ -53,7 +53,7 @@ impl StoreImage {
         let mut file = at.clone().into_os_string();
         file.push(".img");
         let file = PathBuf::from(file);
-        refuse_unfit(&at, &file)?;
+        refuse_unfit(&at, &file, size)?;
         let free = free_space(&fs::canonicalize(parent)?)?;
         let mut warnings = Vec::new();
         if size > free {
@@ -186,9 +186,11 @@ impl StoreImage {
 }
 
 /// Refuses if a store image would hide something, or is not needed.
-fn refuse_unfit(at: &Path, file: &Path) -> Result<()> {
-    let elsewhere =
-        "choose another place: ROCKENV_HOME=/somewhere/else rockenv setup --store-image ...";
+fn refuse_unfit(at: &Path, file: &Path, size: u64) -> Result<()> {
+    let elsewhere = format!(
+        "choose another place: ROCKENV_HOME=/somewhere/else rockenv setup --store-image {}G",
+        size.div_ceil(1 << 30)
+    );
     if tree::mounts_at_or_below(at)?
         .iter()
         .any(|point| point == at)

@@ -170,7 +170,7 @@ fn choice<'a>(
             (None, STARTING_POINT) => {
                 error.help(format!("choose {FROM_SOURCE} or {}", names.join(" or ")))
             }
-            (None, _) if names.is_empty() => error,
+            (None, _) if names.is_empty() => error.help(format!("leave out --{what}")),
             (None, _) => error.help(format!("choose {}", names.join(" or "))),
         },
     )
@@ -194,7 +194,7 @@ fn unknown_param(profile: &Profile, name: &str) -> Error {
     let error = usage!("profile `{}` has no parameter `{shown}`", profile.name);
     match suggest::closest(name, profile.params.keys().map(String::as_str)) {
         Some(close) => error.help(format!("did you mean `{close}`?")),
-        None if profile.params.is_empty() => error,
+        None if profile.params.is_empty() => error.help("it has none: leave out --param"),
         None => {
             let names: Vec<_> = profile.params.keys().map(String::as_str).collect();
             error.help(format!("its parameters: {}", names.join(", ")))

@@ -40,6 +40,7 @@ pub(crate) use crate::profile::{
 use crate::rocm::gpu::Extras;
 use crate::rocm::target::Target;
 pub use crate::sys::account::BuildUser;
+use crate::sys::shell::quoted;
 pub(crate) use chain::{UNTRACKED, is_untracked};
 
 /// Version of the saved form.
@@ -115,6 +116,22 @@ impl Spec {
 
     pub fn step(&self, name: &str) -> Option<&Step> {
         self.steps.iter().find(|step| step.name == name)
+    }
+
+    /// Returns the command that builds the env, as far as this form knows: without parameters.
+    pub(crate) fn up_command(&self) -> String {
+        let profile = match &self.origin {
+            Origin::Builtin(path) => path.trim_end_matches(".toml").into(),
+            Origin::File(path) => path.to_string_lossy(),
+        };
+        let mut words = vec![quoted(&profile).into_owned()];
+        let targets = self.targets.iter();
+        words.extend(targets.map(|target| format!("--target {target}")));
+        let variant = self.variant.iter();
+        words.extend(variant.map(|variant| format!("--variant {variant}")));
+        let from = Some(&self.from).filter(|from| **from != from_source());
+        words.extend(from.map(|from| format!("--from {from}")));
+        format!("rockenv up {} --name {}", words.join(" "), self.name)
     }
 
     /// Returns the hooks that are applied to `volume` when `step` runs, in order.

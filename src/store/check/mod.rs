@@ -304,7 +304,7 @@ impl Examination<'_> {
                     }
                 }
                 for message in env.lost_results.iter().filter(|_| !env.busy) {
-                    let help = format!("rockenv up ... --name {name}");
+                    let help = record.up_command();
                     self.unfixable(object.clone(), message.clone(), help);
                 }
                 self.missing_image(&object, record);
@@ -409,7 +409,7 @@ impl Examination<'_> {
             if let Some(path) = env.lost_record() {
                 self.note(
                     format!("env `{name}` has lost its record: `rockenv up` rebuilds it from its layers, which `rockenv gc` keeps until then"),
-                    format!("rockenv up ... --name {name}; or discard its layers: rm {}", path.display()),
+                    format!("rockenv up PROFILE --name {name}; or discard its layers: rm {}", path.display()),
                 );
             }
         }

@@ -165,7 +165,10 @@ fn a_lost_record_costs_no_layer_until_somebody_decides_and_no_build_tree() {
         refused.contains("env `one` has lost its record"),
         "{refused}"
     );
-    assert!(refused.contains("rockenv up ... --name one"), "{refused}");
+    assert!(
+        refused.contains("rockenv up PROFILE --name one"),
+        "{refused}"
+    );
     assert!(!refused.contains("fsck"), "{refused}");
     let layers = || fs::read_dir(lab.at("layers")).unwrap().count();
     assert_eq!(layers(), 3);
