@@ -18,7 +18,7 @@ use sha2::{Digest as _, Sha256};
 use super::diagnostics::Problem;
 use super::load::Origin;
 use super::structure::shorten;
-use super::{Action, CopyItem, Profile};
+use super::{Action, CopyItem, Profile, value};
 use crate::sys::catalog::Directory;
 use crate::sys::error::Result;
 use crate::sys::trusted_files::FileRead;
@@ -120,6 +120,10 @@ pub(crate) fn read_files(
             continue;
         };
         for item in items {
+            // `check` says what is wrong with the path.
+            if value::beside(&item.from).is_err() {
+                continue;
+            }
             match reader.item(&profile.sources.file(&item.from.place).origin, item) {
                 Ok(entries) => files.items.push(CopiedItem {
                     step: step.name.clone(),

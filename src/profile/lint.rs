@@ -1,7 +1,7 @@
 //! Owns the advice of `rockenv profile check`: things that are valid but probably unintended.
 
 use super::references::{TextPart, pieces};
-use super::{Action, Profile, VolumeKind};
+use super::{Action, Profile, VolumeKind, input};
 
 /// Returns advice, one sentence each.
 pub(crate) fn advice(profile: &Profile) -> Vec<String> {
@@ -18,7 +18,8 @@ pub(crate) fn advice(profile: &Profile) -> Vec<String> {
         let used = profile
             .steps
             .iter()
-            .any(|step| step.inputs.contains(&volume.name));
+            .flat_map(|step| &step.inputs)
+            .any(|text| input(text).0 == volume.name);
         if volume.kind == VolumeKind::Source && !used {
             advice.push(format!(
                 "no step has `inputs = [\"{}\"]`: a change in that source causes no step to run again",
@@ -72,5 +73,30 @@ mod tests {
         .unwrap();
         let advice = advice(&profile);
         assert_eq!(advice.len(), 3, "{advice:#?}");
+    }
+
+    #[test]
+    fn a_path_in_a_source_uses_the_source() {
+        let text = |input: &str| {
+            format!(
+                r#"
+                schema = 1
+                image = "debian"
+                [[volume]]
+                name = "src"
+                kind = "source"
+                path = "/srv/src"
+                target = "/src"
+                [[step]]
+                name = "build"
+                inputs = [{input}]
+                run = "make"
+                "#
+            )
+        };
+        for (input, count) in [("", 1), (r#""src""#, 0), (r#""src/sub""#, 0)] {
+            let advice = advice(&from_text("p", &text(input)).unwrap());
+            assert_eq!(advice.len(), count, "{input}: {advice:#?}");
+        }
     }
 }

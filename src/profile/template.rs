@@ -3,9 +3,12 @@
 use super::value;
 use crate::sys::error::Result;
 
-pub(crate) fn template(name: &str) -> Result<String> {
+/// Returns a new profile; `directory` of its file ends with a slash if it is not empty.
+pub(crate) fn template(name: &str, directory: &str) -> Result<String> {
     match value::name("profile", name) {
-        Ok(()) => Ok(include_str!("template.toml").replace("NAME", name)),
+        Ok(()) => Ok(include_str!("template.toml")
+            .replace("DIRECTORY/", directory)
+            .replace("NAME", name)),
         Err(refused) => Err(invalid!("{}", refused.message).help(refused.help.unwrap_or_default())),
     }
 }
@@ -17,10 +20,11 @@ mod tests {
 
     #[test]
     fn is_a_valid_profile() {
-        let text = template("mine").unwrap();
+        let text = template("mine", "profiles/").unwrap();
         let profile = from_text("mine", &text).unwrap();
         assert_eq!(profile.steps.len(), 5);
+        assert_has!(&text, "`rockenv profile check profiles/mine.toml`");
         assert_eq!(text.lines().find(|line| line.chars().count() > 120), None);
-        assert!(template("../x").is_err());
+        assert!(template("../x", "").is_err());
     }
 }

@@ -169,6 +169,20 @@ fn a_profile_is_shown_as_written_and_as_resolved() {
 }
 
 #[test]
+fn a_mistake_is_shown_once() {
+    let place = Place::new();
+    let text = "schema = 1\nimage = \"debian-forky\"\n[[step]]\nname = \"c\"\ncopy = [{ from = \"../x\", to = \"/opt/x\" }]\n";
+    fs::write(place.path().join("p.toml"), text).unwrap();
+    let ran = place.run(&["profile", "check", "p.toml"]);
+    assert_eq!(ran.code, 3, "{}", ran.err);
+    assert!(
+        ran.err.contains("leaves the profile's directory") && !ran.err.contains("cannot copy"),
+        "{}",
+        ran.err
+    );
+}
+
+#[test]
 fn an_extending_profile_is_shown_with_what_it_extends() {
     let place = Place::new();
     let own = "schema = 1\nextends = \"hip-smoke\"\ndescription = \"mine\"\n";
@@ -192,7 +206,8 @@ fn a_new_profile_is_valid_and_nothing_is_overwritten() {
     assert!(!place.path().join("profiles").exists());
     place.look(&["profile", "new", "mine"]);
     let path = place.path().join("profiles/mine.toml");
-    assert_eq!(fs::read_to_string(&path).unwrap(), printed);
+    let written = printed.replace(" mine.toml`", " profiles/mine.toml`");
+    assert_eq!(fs::read_to_string(&path).unwrap(), written);
     place.look(&["profile", "check", "mine"]);
     fs::write(&path, "precious").unwrap();
     place

@@ -27,7 +27,8 @@ fn installed_schema() -> Option<PathBuf> {
 }
 
 pub(super) fn new(cx: &Context, args: &NewArgs) -> Result<()> {
-    let mut text = profile::template(&args.name)?;
+    let directory = if args.print { "" } else { "profiles/" };
+    let mut text = profile::template(&args.name, directory)?;
     // Editors check and complete with it.
     if let Some(schema) = installed_schema() {
         text = format!("#:schema file://{}\n{text}", schema.display());
