@@ -22,7 +22,7 @@ use crate::ui::Format;
 pub(crate) struct PlanOptions {
     #[command(flatten)]
     pub(crate) select: SelectArgs,
-    /// Name of the env [default: the profile's, with the target]
+    /// Name of the env [default: the profile's, with the targets, variant and others that are given]
     #[arg(short, long, help_heading = WHAT)]
     pub(crate) name: Option<String>,
     /// Last step to run
@@ -48,7 +48,7 @@ pub(crate) struct PlanOptions {
         short,
         long,
         help_heading = MACHINE,
-        value_parser = clap::value_parser!(u32).range(1..)
+        value_parser = at_least_one
     )]
     pub(crate) jobs: Option<u32>,
     /// GPU for steps with `gpu`: a PCI address, render node or index. If there is none, `auto` skips these steps and
@@ -222,6 +222,14 @@ impl UpOptions {
     /// Returns whether new snapshots are pushed to a registry.
     pub(crate) fn pushes(&self, config: &Config) -> bool {
         self.push.unwrap_or(config.push)
+    }
+}
+
+fn at_least_one(text: &str) -> std::result::Result<u32, String> {
+    match text.parse() {
+        Ok(0) => Err("must be at least 1".to_owned()),
+        Ok(jobs) => Ok(jobs),
+        Err(error) => Err(error.to_string()),
     }
 }
 
