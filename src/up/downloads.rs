@@ -195,6 +195,10 @@ impl Fetching<'_> {
             )
             .help("run once without --offline"));
         }
+        if absent.is_empty() {
+            let found = pieces.iter().filter_map(|piece| self.find(&piece.checksum));
+            return Ok(found.collect());
+        }
         let files = size::count(absent.len(), "file");
         let what = format!("{files} that the build downloads");
         let started = Instant::now();
@@ -204,9 +208,7 @@ impl Fetching<'_> {
             let mut report = |done| (cx.progress)(BuildProgress::Bytes { done, total: None });
             fetch_all(pieces, &blobs, cx.mirrors, cx.cancel, &mut report)
         })?;
-        if !absent.is_empty() {
-            self.task.transfer_finished(what, started);
-        }
+        self.task.transfer_finished(what, started);
         Ok(found)
     }
 }

@@ -7,6 +7,7 @@ use jiff::Timestamp;
 
 use crate::image::Recipe;
 use crate::image::recipe::{Pin, snapshot_id};
+use crate::plan::layer::Layer;
 use crate::plan::lockfile::{
     CacheFile, LockedFingerprints, LockedImage, LockedSource, LockedStep, Lockfile, Observed,
     VERSION,
@@ -135,13 +136,19 @@ impl Locking<'_> {
             };
             match find(gathered.selection.reuse)? {
                 Some(layer) => drop(left.insert(step.name, layer)),
-                None if find(Reuse::Incremental)?.is_some() => refused.push(step.name),
-                None => {}
+                None => {
+                    let incremental = find(Reuse::Incremental)?;
+                    let has_fetched =
+                        |layer: &Layer| !layer.pins.is_empty() || layer.prints.is_some();
+                    if incremental.is_some_and(|layer| has_fetched(&layer)) {
+                        refused.push(step.name);
+                    }
+                }
             }
         }
         if !refused.is_empty() {
             self.warn(format!(
-                "not locked, because it was not built clean: the files fetched by {}; build them anew with `up --clean`, or lock them with `--allow-incremental`",
+                "the files fetched by {} are not locked, because those steps were not clean builds; rebuild with `up --clean`, or lock them with `--allow-incremental`",
                 refused.join(", ")
             ));
         }
@@ -228,8 +235,8 @@ impl Locking<'_> {
         }
         if let Some(mirror) = dated.dated_mirror() {
             self.warn(format!(
-                "the packages of image `{name}` are locked by version, and their archive will move on: with a dated archive \
-                 configured as mirror `{mirror}` they could be had again"
+                "the packages of image `{name}` are locked by version, and the archive will drop these versions; set the mirror \
+                 `{mirror}` to keep them available"
             ));
         }
         Ok(LockedImage::new(&digest, dated.snapshot(), &image))
@@ -334,7 +341,7 @@ fn by_fingerprint(name: &str, directory: &Path, print: &str) -> Result<LockedSou
         return Err(Error::new(
             Kind::Drift,
             format!(
-                "source `{name}` in `{}` has uncommitted changes, which a lock file cannot name",
+                "source `{name}` in `{}` has uncommitted changes, which a lock file cannot record",
                 directory.display()
             ),
         )

@@ -120,7 +120,7 @@ pub(crate) fn note_incremental(pulled: &Pulled, reporter: &Reporter) {
     if !pulled.incremental.is_empty() {
         let steps = pulled.incremental.join(", ");
         reporter.warn(format!(
-            "skipped incremental snapshots, which were not built clean: {steps}; `--allow-incremental` includes them"
+            "skipped incremental snapshots, which were not clean builds: {steps}; `--allow-incremental` includes them"
         ));
     }
 }

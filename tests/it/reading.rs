@@ -260,7 +260,6 @@ fn a_lock_file_is_made_compared_and_kept() {
     $ rockenv lock ENV
     step compile: its script changed
     and the step after `compile`: `install`
-    0 files that the build downloads … 0 B
     wrote WORK/profiles/ENV.lock: 1 change
     $ rockenv lock diff old.lock profiles/ENV.lock
     step compile: its script changed

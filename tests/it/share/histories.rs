@@ -141,7 +141,7 @@ fn a_lock_file_tells_what_a_clean_build_did_not_make() {
     };
     let (said, text) = lock(&[]);
     assert!(
-        said.contains("not locked") && said.contains("fetched by one"),
+        said.contains("not locked") && said.contains("fetched by one are not locked"),
         "{said}"
     );
     assert!(
