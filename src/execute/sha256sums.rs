@@ -149,12 +149,13 @@ impl Manifest {
         if *with == there || left.is_some_and(|left| left.contains(&there)) {
             return Ok(());
         }
+        let why = match left {
+            Some(_) => "was changed since an export wrote it",
+            None => "exists and was not written by an export",
+        };
         Err(Error::new(
             Kind::StepFailed,
-            format!(
-                "`{}` exists and was not written by an export; refusing to overwrite it",
-                place.display()
-            ),
+            format!("`{}` {why}; not overwriting it", place.display()),
         )
         .help("move it away in the output volume, and run `up` again"))
     }

@@ -20,7 +20,8 @@ use crate::tree::listing::{Content, Listing, ListingEntry, PathState, path_state
 use crate::tree::writer as tree;
 use crate::tree::writer::{Existing, Writer};
 
-const ELSEWHERE: &str = "rockenv export ENV NEW-DIRECTORY";
+/// Help of errors, for the env that the caller knows.
+pub(super) const ELSEWHERE: &str = "rockenv export ENV NEW-DIRECTORY";
 
 /// An entry to export.
 #[derive(Clone, Debug, PartialEq, Eq)]

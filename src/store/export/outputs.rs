@@ -9,7 +9,8 @@ use serde::Serialize;
 
 use super::files::{self, ExportedEntry, OutputItem, copy, list, owner, write};
 use super::manifest::{Env, manifest, parse};
-use crate::plan::ids::{EnvName, StepKey};
+use crate::plan::ids::EnvName;
+use crate::plan::layer::Layer;
 use crate::plan::lockfile::{self, Lockfile};
 use crate::plan::record::{Outcome as Step, StepRecord};
 use crate::plan::resolve::Spec;
@@ -48,11 +49,16 @@ impl OutputsExport<'_> {
         // Locked, so that no step writes while files are read.
         let env = store.lock_known(name, "export", Duration::from_secs(5))?;
         let incremental = incremental(store, &env)?;
+        // The oldest one has the reason.
         if self.reuse == Reuse::Clean
-            && let Some(step) = incremental.values().next()
+            && let Some(layer) = incremental.last()
         {
-            return Err(is_incremental(&env, step)?);
+            return Err(is_incremental(&env, layer)?);
         }
+        let incremental = incremental
+            .into_iter()
+            .filter_map(|layer| Some((layer.key?, layer.title)))
+            .collect();
         let mut spec = store.spec(name)?;
         let until = match env.known_record()?.complete {
             true => None,
@@ -93,8 +99,14 @@ impl OutputsExport<'_> {
         account::make_directories(account::caller(), self.directory)?;
         // Set if root writes for itself.
         let owner = owner(self.directory)?;
-        let files = copy(&items, self.directory, owner)?;
-        let write = |name: &str, text: &str| write(self.directory, name, text.as_bytes(), owner);
+        let elsewhere = |error: Error| match error.help_text() {
+            Some(files::ELSEWHERE) => error.help(format!("rockenv export {name} NEW-DIRECTORY")),
+            _ => error,
+        };
+        let files = copy(&items, self.directory, owner).map_err(elsewhere)?;
+        let write = |name: &str, text: &str| {
+            write(self.directory, name, text.as_bytes(), owner).map_err(elsewhere)
+        };
         if let Some(text) = &text {
             write(&format!("{name}.lock"), text)?;
         }
@@ -187,24 +199,24 @@ impl OutputsExport<'_> {
     }
 }
 
-fn is_incremental(env: &LockedEnv<'_>, step: &str) -> Result<Error> {
+fn is_incremental(env: &LockedEnv<'_>, layer: &Layer) -> Result<Error> {
     let (name, up) = (env.name(), env.known_record()?.up_command());
-    let message = format!("env `{name}` is incremental: step `{step}` was not built clean");
+    let (step, why) = (&layer.title, layer.history().why());
+    let message =
+        format!("env `{name}` is incremental: step `{step}` was not a clean build: {why}");
     Ok(Error::new(Kind::Drift, message).help(format!(
         "{up} --clean makes a clean one; to export it anyway: --allow-incremental"
     )))
 }
 
-/// Returns the keys and names of the env's steps that differ from a clean build.
-fn incremental(store: &Store, env: &LockedEnv<'_>) -> Result<BTreeMap<StepKey, String>> {
+/// Returns the layers of the env's steps that differ from a clean build, newest first.
+fn incremental(store: &Store, env: &LockedEnv<'_>) -> Result<Vec<Layer>> {
     let chain = match &env.known_record()?.head.layer {
         Some(head) => store.chain(head)?,
         None => Vec::new(),
     };
-    let incremental = chain.into_iter().filter(|layer| !layer.is_clean());
-    Ok(incremental
-        .filter_map(|layer| Some((layer.key?, layer.title)))
-        .collect())
+    let of_steps = chain.into_iter().filter(|layer| layer.key.is_some());
+    Ok(of_steps.filter(|layer| !layer.is_clean()).collect())
 }
 
 /// Returns the submodules that a lock file names and that are checked out. The build read nothing of the others.

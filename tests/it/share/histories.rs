@@ -38,7 +38,7 @@ fn only_what_a_clean_build_makes_is_shared_unless_asked() {
     let exported = one.work().join("exported");
     let export = ["export", name, text(&exported)];
     ran(&export).exits(8).says(&[
-        "`one` was not built clean",
+        "`one` was not a clean build: built on files from an earlier build",
         "--clean",
         "--allow-incremental",
     ]);
