@@ -38,12 +38,17 @@ pub struct LogsArgs {
 
 /// Shows a log, and with `--follow` the logs of later steps.
 pub(crate) fn logs(cx: &Context, args: &LogsArgs) -> Result<()> {
+    if cx.json {
+        return Err(usage!("`logs` has no `--json`")
+            .help("`--times` shows the time and stream of each line"));
+    }
     let store = cx.existing_store()?;
     let (name, step) = chosen(&store, args)?;
     let (name, step) = (&name, step.as_deref());
     let path = all(&store, name, step)?.pop_last();
     let mut path = path.ok_or_else(|| none(&store, name, step))?;
     let mut log = Reader::open(&path)?;
+    let mut is_silent = true;
     loop {
         // Asked before reading, in this order: everything written before the end is then certain to be read.
         let running = args.follow && holder(&store, name).is_some_and(|holder| holder.verb == "up");
@@ -54,6 +59,7 @@ pub(crate) fn logs(cx: &Context, args: &LogsArgs) -> Result<()> {
             false => None,
         };
         while let Some(lines) = log.lines()? {
+            is_silent = false;
             show(cx, &lines, args);
         }
         cx.ui.flush();
@@ -65,9 +71,16 @@ pub(crate) fn logs(cx: &Context, args: &LogsArgs) -> Result<()> {
             continue;
         }
         if let Some(rest) = log.rest() {
+            is_silent = false;
             show(cx, &rest, args);
         }
         let Some(next) = next else {
+            if is_silent {
+                let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+                let step = stem.get(3..).unwrap_or(&stem);
+                cx.ui
+                    .note(&format!("step `{step}` of env `{name}` printed nothing"));
+            }
             return Ok(());
         };
         log = Reader::open(&next)?;

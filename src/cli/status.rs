@@ -92,21 +92,23 @@ fn show_status(cx: &Context, args: &StatusArgs) -> Result<u8> {
         || "missing from the store".to_owned(),
         |image| format!("{}, built {}", image.distribution, size::ago(image.built)),
     );
+    let targets = targets_row(&record);
     cx.ui.data(&format!(
-        "env      {}\nstate    {}\nprofile  {}\ntargets  {}\nimage    {} ({image})\nstore    {}\ncreated  {}\n",
+        "env      {}\nstate    {}\nprofile  {}\n{targets}image    {} ({image})\nstore    {}\ncreated  {}\n",
         name,
         state(&store, &name, &record, holder.as_ref()),
         record.profile,
-        record.targets.join(", "),
         record.image,
         store.method(),
         record.created.strftime("%Y-%m-%d %H:%M UTC"),
     ));
     let is_building = holder.as_ref().is_some_and(|holder| holder.verb == "up");
-    if let Some(now) = is_building.then(|| now(&store, &name)).flatten() {
-        cx.ui.data(&format!("now      {now}\n"));
+    let now = is_building.then(|| now(&store, &name)).flatten();
+    if let Some((step, usage)) = &now {
+        cx.ui.data(&format!("now      step {step}, {usage}\n"));
     }
-    cx.ui.table(&steps(&record));
+    let running = now.as_ref().map(|(step, _)| step.as_str());
+    cx.ui.table(&steps(&record, running));
     for step in record
         .steps
         .iter()
@@ -139,21 +141,28 @@ fn show_status(cx: &Context, args: &StatusArgs) -> Result<u8> {
     Ok(code)
 }
 
-/// Returns what the running step uses, by its latest sample.
-fn now(store: &Store, env: &EnvName) -> Option<String> {
+fn targets_row(record: &Record) -> String {
+    match record.targets[..] {
+        [] => String::new(),
+        [..] => format!("targets  {}\n", record.targets.join(", ")),
+    }
+}
+
+/// Returns the running step and what it uses, by its latest sample.
+fn now(store: &Store, env: &EnvName) -> Option<(String, String)> {
     let log = logs::all(store, env, None).ok()?.pop_last()?;
     let samples = fs_err::read_to_string(samples_beside(&log)).ok()?;
     let sample: Sample = samples.lines().next_back()?.parse().ok()?;
     let name = log.file_stem()?.to_string_lossy();
     let took = size::duration(Duration::from_millis(sample.at_ms));
     let load = size::load(sample.jobs, sample.memory);
-    let parts = [format!("step {}", name.get(3..)?), took, load];
-    let parts: Vec<String> = parts.into_iter().filter(|part| !part.is_empty()).collect();
-    Some(parts.join(", "))
+    let usage = [took, load].into_iter().filter(|part| !part.is_empty());
+    let usage: Vec<String> = usage.collect();
+    Some((name.get(3..)?.to_owned(), usage.join(", ")))
 }
 
-/// Returns the table of an env's steps and their costs.
-fn steps(record: &Record) -> Table {
+/// Returns the table of an env's steps and their costs; `running` is the one that runs now.
+fn steps(record: &Record, running: Option<&str>) -> Table {
     let mut table = Table::new([
         "step",
         "state",
@@ -166,7 +175,9 @@ fn steps(record: &Record) -> Table {
         "disk",
     ]);
     for step in &record.steps {
+        let is_over = matches!(step.outcome, Outcome::Done | Outcome::Hit);
         let state = match step.is_interrupted() {
+            _ if running == Some(&step.name) && !is_over => "running",
             true => INTERRUPTED,
             false => word(step.outcome),
         };

@@ -11,6 +11,10 @@ pub(crate) fn up(cx: &Context, args: &UpOptions) -> Result<u8> {
     if args.dry_run {
         return plan::show_plan(cx, &args.plan, args.force, false);
     }
+    if cx.json {
+        let help = "`--progress json` writes one event a line, `--dry-run --json` the plan";
+        return Err(usage!("`up` has no `--json`").help(help));
+    }
     if args.setup {
         super::setup::command::install_missing(cx)?;
     }

@@ -88,6 +88,11 @@ impl UiSettings {
         }
     }
 
+    /// Returns whether a question gets an answer.
+    pub(crate) fn can_answer(&self) -> bool {
+        self.yes || (self.terminals.stdin && self.terminals.stderr)
+    }
+
     fn color(&self, terminal: bool) -> bool {
         !self.no_color && (self.force_color || (terminal && !self.dumb))
     }
@@ -439,9 +444,8 @@ impl Ui {
         if self.settings.yes {
             return Ok(true);
         }
-        let Terminals { stdin, stderr, .. } = self.settings.terminals;
         let question = text::escape_lines(question);
-        if !stdin || !stderr {
+        if !self.settings.can_answer() {
             return Err(
                 usage!("cannot ask without a terminal: {question}").help("add `--yes` to proceed")
             );

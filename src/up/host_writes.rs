@@ -103,6 +103,10 @@ pub(crate) fn confirm(cx: &Context, selection: &Selection) -> Result<()> {
         let asks: Vec<String> = asks
             .map(|(path, reason)| format!("`{}` ({reason})", path.display()))
             .collect();
+        if !cx.ui.settings().can_answer() {
+            let message = format!("steps would write to {}", asks.join(", "));
+            return Err(usage!("{message}").help("pass `--yes` to allow it"));
+        }
         let question = format!("allow them to write to {}?", asks.join(", "));
         if !cx.ui.confirm(&question)? {
             return Err(usage!("nothing changed"));
@@ -183,6 +187,10 @@ fn without_links(path: &Path) -> Result<PathBuf> {
             continue;
         };
         let rest = path.strip_prefix(there).unwrap_or(Path::new(""));
+        // `join` would add a slash.
+        if rest.as_os_str().is_empty() {
+            return Ok(real);
+        }
         if !rest.components().any(|name| name == Component::ParentDir) {
             return Ok(real.join(rest));
         }
@@ -251,6 +259,8 @@ mod tests {
             let found = without_links(&real.join(path)).unwrap();
             assert_eq!(found, real.join(leads_to), "{path}");
         }
+        let found = without_links(&real.join("there")).unwrap();
+        assert_eq!(found.as_os_str(), real.join("there").as_os_str());
     }
 
     #[test]

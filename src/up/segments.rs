@@ -2,7 +2,7 @@
 
 use crate::plan::ids::{ImageKey, LayerId, StepKey};
 use crate::plan::layer::{Layer, VolumeState};
-use crate::plan::record::Record;
+use crate::plan::record::{Outcome, Record};
 use crate::plan::resolve::{Spec, Step};
 use crate::plan::{Action, Plan, PlanStep, Volumes};
 use crate::store::Store;
@@ -49,7 +49,13 @@ fn chosen<'a>(spec: &'a Spec, record: &Record, names: &[String]) -> Result<Vec<&
     let known: Vec<&Step> = spec.steps.iter().filter(has).collect();
     for name in names {
         if !known.iter().any(|step| step.name == *name) {
+            let mut ran = record.steps.iter();
+            let is_skipped = ran.any(|step| step.name == *name && step.outcome == Outcome::Skipped);
             let what = match spec.step(name) {
+                _ if is_skipped => format!(
+                    "step `{name}` of env `{}` has no snapshot: it was skipped",
+                    spec.name
+                ),
                 Some(_) => format!("step `{name}` of env `{}` has no snapshot", spec.name),
                 None => format!("env `{}` has no step `{name}`", spec.name),
             };

@@ -346,8 +346,39 @@ fn status_is_shown_again_in_place() {
     ");
     let mut terminal = Terminal::start(store.command(&words), 40, 200);
     terminal.expect("state    ready");
-    terminal.expect("\x1b[9F\x1b[J");
+    terminal.expect("\x1b[8F\x1b[J");
     terminal.expect("state    ready");
     terminal.write("\x03");
     terminal.wait(0);
+}
+
+#[test]
+fn what_there_is_not_is_said() {
+    let store = TestStore::new();
+    store.profile(
+        "[[step]]\nname = 'quiet'\nrun = 'true'\n[[step]]\nname = 'test'\ngpu = true\nrun = 'true'\n",
+    );
+    let name = store.env();
+    store.rockenv(&["up", name, "--gpu", "none"]).ok();
+    let nothing = format!("step `quiet` of env `{name}` printed nothing");
+    store.rockenv(&["logs", name]).ok().says(&[&nothing]);
+    store
+        .rockenv(&["verify", name, "test"])
+        .exits(7)
+        .says(&["step `test` of env", "has no snapshot: it was skipped"]);
+    for (words, help) in [
+        (["--param", "x=1"], "leave out --param"),
+        (["--variant", "x"], "leave out --variant"),
+        (["--jobs", "0"], "must be at least 1"),
+    ] {
+        store
+            .rockenv(&[&["plan", name], &words[..]].concat())
+            .exits(2)
+            .says(&[help]);
+    }
+    for verb in ["up", "logs"] {
+        store.rockenv(&[verb, name, "--json"]).exits(2);
+    }
+    let status = store.rockenv(&["status", name]).ok().text();
+    assert!(!status.contains("targets"), "{status}");
 }

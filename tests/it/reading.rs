@@ -133,7 +133,6 @@ fn a_store_is_read_in_many_ways() {
     env  ENV
     state  ready
     profile  ENV
-    targets
     image  base (debian 13, built AGE)
     store  overlay
     created  DATE UTC
