@@ -169,7 +169,7 @@ fn join(cx: &Context, job: &Job, store: &Store, host: &Host) -> Result<Option<te
     let is_step = ContainerRecord::read(&run).is_some_and(|state| state.made_of.is_empty());
     if is_step && store.join_attempt(&job.env)? {
         cx.ui.note(
-            "a step is running, and this command can change its files: its snapshot counts as incremental",
+            "a step is running: because this command could change its files, the step's snapshot counts as incremental",
         );
     }
     let by_hand = ByHand::begin(&store.env_dir(&job.env))?;

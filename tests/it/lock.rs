@@ -257,10 +257,10 @@ fn what_differs_from_the_lock_file_is_refused_by_name_and_left_alone() {
         refused(&[words]);
     }
     store.profile_named(name, &format!("targets = [\"gfx1103\"]\n{profile}"));
-    refused(&["the target is none in the lock file, but `gfx1103` here"]);
+    refused(&["the target is not set in the lock file, but is `gfx1103` here"]);
     store.profile_named(name, &profile);
     insta::assert_snapshot!(store.shown(&store.rockenv(&["up", name, "--locked", "--param", "word=x"])), @"
-    error: `WORK/profiles/locked.lock` does not match: parameter `word` is none in the lock file, but `x` here
+    error: `WORK/profiles/locked.lock` does not match: parameter `word` is not set in the lock file, but is `x` here
     help: rockenv lock locked --param 'word=x'
     exit code 8
     ");
@@ -300,7 +300,7 @@ fn what_differs_from_the_lock_file_is_refused_by_name_and_left_alone() {
             "--file",
             "profiles/locked.lock",
         ])), @"
-        error: `profiles/locked.lock` is the lock file of another profile: the target is none in the lock file, but `gfx1103` here
+        error: `profiles/locked.lock` is the lock file of another profile: the target is not set in the lock file, but is `gfx1103` here
         help: rockenv lock ... --file OTHER.lock
         exit code 2
         ");

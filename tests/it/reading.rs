@@ -194,7 +194,7 @@ fn a_store_is_read_in_many_ways() {
     image base  SIZE  env ENV depends on it
     layer ID (compile)  SIZE  env ENV depends on it; `keep-last`: snapshot compile of env ENV
     layer ID (install)  SIZE  env ENV depends on it; newest snapshot of env ENV: install
-    layer ID (mine)  SIZE  env ENV depends on it; snapshot mine of env ENV was created by a user
+    layer ID (mine)  SIZE  env ENV depends on it; snapshot mine of env ENV: you took it
     ");
     // What a change makes of it.
     store.profile(&STEPS.replace("cp /b/a ~/a", "cp /b/a ~/b"));

@@ -45,10 +45,13 @@ impl fmt::Display for Why {
             Self::Head(env) => write!(f, "env {env} depends on it"),
             Self::Newest(env, name) => write!(f, "newest snapshot of env {env}: {name}"),
             Self::Pinned(env, name) => {
-                write!(f, "snapshot {name} of env {env} was created by a user")
+                write!(f, "snapshot {name} of env {env}: you took it")
             }
             Self::Changes(env, name) => {
-                write!(f, "snapshot {name} of env {env} holds manual changes")
+                write!(
+                    f,
+                    "snapshot {name} of env {env} keeps what `exec` or `shell` changed"
+                )
             }
             Self::Last(env, name) => write!(f, "`keep-last`: snapshot {name} of env {env}"),
             Self::Unrecorded(env) => write!(f, "the next `up` of env {env} continues from it"),

@@ -70,15 +70,13 @@ pub(crate) fn choices(lock: &Lockfile, now: &Choices<'_>) -> Vec<String> {
     let mut found = Vec::new();
     let mut differs = |what: &str, locked: &str, now: &str| {
         if locked != now {
-            let shown = |text: &str| match text {
-                "" => "none".to_owned(),
-                text => format!("`{text}`"),
-            };
-            found.push(format!(
-                "{what} is {} in the lock file, but {} here",
-                shown(locked),
-                shown(now)
-            ));
+            found.push(match (locked, now) {
+                ("", now) => format!("{what} is not set in the lock file, but is `{now}` here"),
+                (locked, "") => {
+                    format!("{what} is `{locked}` in the lock file, but is not set here")
+                }
+                _ => format!("{what} is `{locked}` in the lock file, but `{now}` here"),
+            });
         }
     };
     let targets: Vec<&str> = now.targets.iter().map(Target::name).collect();
@@ -378,7 +376,7 @@ mod tests {
         );
         assert_eq!(
             one(&found),
-            "the variant is `lean` in the lock file, but none here"
+            "the variant is `lean` in the lock file, but is not set here"
         );
         let found = choices(
             &lock,
@@ -389,7 +387,7 @@ mod tests {
         );
         assert_eq!(
             one(&found),
-            "the target is `gfx1103` in the lock file, but none here"
+            "the target is `gfx1103` in the lock file, but is not set here"
         );
         let params = BTreeMap::from([("jobs".to_owned(), "8".to_owned())]);
         let found = choices(

@@ -40,9 +40,16 @@ pub(crate) struct LockChange {
     pub follows: Option<String>,
 }
 
+/// The kind of what `lock` was asked for, which needs no other name.
+const CHOICE: &str = "choice";
+
 impl fmt::Display for LockChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kind, name, .. } = self;
+        let name = match *kind {
+            CHOICE => name.clone(),
+            kind => format!("{kind} {name}"),
+        };
         let shown = |value: &Option<String>| match value.as_deref() {
             // The first digits are enough to distinguish digests and commits.
             Some(value)
@@ -54,17 +61,12 @@ impl fmt::Display for LockChange {
             Some(value) => value.to_owned(),
         };
         match self.change {
-            Verb::Added => write!(f, "{kind} {name} added: {}", shown(&self.to)),
-            Verb::Removed => write!(f, "{kind} {name} removed: {}", shown(&self.from)),
+            Verb::Added => write!(f, "{name} added: {}", shown(&self.to)),
+            Verb::Removed => write!(f, "{name} removed: {}", shown(&self.from)),
             Verb::Changed if !self.own.is_empty() => {
-                write!(f, "{kind} {name}: {} changed", steps::words(&self.own))
+                write!(f, "{name}: {} changed", steps::words(&self.own))
             }
-            Verb::Changed => write!(
-                f,
-                "{kind} {name}: {} -> {}",
-                shown(&self.from),
-                shown(&self.to)
-            ),
+            Verb::Changed => write!(f, "{name}: {} -> {}", shown(&self.from), shown(&self.to)),
         }
     }
 }
@@ -96,7 +98,7 @@ pub(crate) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<LockChange> {
             ("build-user", lock.build_user.clone()),
         ])
     };
-    compare(&mut found, "choice", &chosen(a), &chosen(b));
+    compare(&mut found, CHOICE, &chosen(a), &chosen(b));
     compare(&mut found, "parameter", &a.params, &b.params);
     let image = |lock: &Lockfile| {
         pairs(&[
@@ -260,7 +262,7 @@ mod tests {
         assert_eq!(
             describe(&changes(&a, &b)),
             [
-                "choice targets: gfx1103 -> gfx1201",
+                "targets: gfx1103 -> gfx1201",
                 "parameter jobs removed: 4",
                 "image snapshot removed: 20260101T000000Z",
                 "package bash: 5.2.37-2 amd64 -> 5.3-1 amd64",

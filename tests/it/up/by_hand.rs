@@ -145,7 +145,7 @@ fn a_step_that_a_command_joined_is_incremental() {
             let up = store.start(&[&["up", env], more].concat());
             wait_until("the step runs", || runs.join("waits").exists());
             if let Some(script) = script {
-                let note = "its snapshot counts as incremental";
+                let note = "the step's snapshot counts as incremental";
                 // Before the command begins.
                 let said = store
                     .root_sh(&format!("echo begins >&2; {script}"))
