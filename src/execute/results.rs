@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Execution;
 use crate::plan::ids::{EnvName, LayerId, TreeId};
 use crate::plan::record::Record;
-use crate::plan::resolve::{Spec, Step, Volume, VolumeSource};
+use crate::plan::resolve::{Spec, Step, VolumeSource};
 use crate::plan::{Action, Plan};
 use crate::profile::Access;
 use crate::store::Store;
@@ -58,26 +58,20 @@ impl Execution<'_, '_> {
     }
 
     /// Returns whether a step sees other files in the place of results that it is based on: those of another env with
-    /// the same directory, or changed ones; or any others in a user's directory, which nothing is moved from. What its
-    /// own earlier runs left is its own.
+    /// the same directory, or changed ones. What its own earlier runs left is its own.
     pub(super) fn sees_other_files(
         &self,
         step: &Step,
         before: &[OutputBefore],
         parent: Option<&LayerId>,
     ) -> Result<bool> {
-        let outputs = results::outputs(self.spec);
-        let seen = outputs.filter(|volume| step.volumes.contains(&volume.name));
-        let seen: Vec<&Volume> = seen.collect();
-        if seen.is_empty() {
-            return Ok(false);
-        }
-        if self.sees_strangers(step, &seen, before, parent)? {
-            return Ok(true);
-        }
+        let mut outputs = results::outputs(self.spec);
         let Some(parent) = parent else {
             return Ok(false);
         };
+        if !outputs.any(|volume| step.volumes.contains(&volume.name)) {
+            return Ok(false);
+        }
         let known = self.env.known_record()?.known_layers();
         let blocked = self.store.plan_restore(parent, self.spec, &known)?.blocked;
         let mut others = blocked.iter().filter(|other| {
@@ -85,45 +79,6 @@ impl Execution<'_, '_> {
             before.all(|before| before.listing.entries.contains_key(&other.path))
         });
         Ok(others.any(|other| step.volumes.contains(&other.volume)))
-    }
-
-    /// Returns whether a user's directory has files that no step of this build left, and warns of them.
-    fn sees_strangers(
-        &self,
-        step: &Step,
-        seen: &[&Volume],
-        before: &[OutputBefore],
-        parent: Option<&LayerId>,
-    ) -> Result<bool> {
-        let users_own = seen
-            .iter()
-            .filter(|volume| volume.source != VolumeSource::Store);
-        let mut left = match parent {
-            Some(parent) => self.store.results(parent, self.spec)?,
-            None => BTreeMap::new(),
-        };
-        for volume in users_own {
-            let directory = self.store.output_dir(self.spec, volume)?;
-            let mut before = before.iter().filter(|before| before.volume == volume.name);
-            let listing = match before.next() {
-                Some(before) => before.listing.clone(),
-                None => Listing::of(&directory)?,
-            };
-            let left = left.remove(&volume.name).unwrap_or_default().listing;
-            let mut strangers = listing
-                .entries
-                .iter()
-                .filter(|(path, entry)| !entry.is_directory() && !left.entries.contains_key(*path));
-            if let Some((path, _)) = strangers.next() {
-                self.reporter.warn(format!(
-                    "step `{}` sees `{}`, which no step of this build left: its snapshot is incremental",
-                    step.name,
-                    directory.join(path).display()
-                ));
-                return Ok(true);
-            }
-        }
-        Ok(false)
     }
 
     /// Keeps the step's results with the tree that becomes its snapshot; `parent` is the layer below.

@@ -102,47 +102,6 @@ fn plan_knows_the_results_that_up_refuses() {
 }
 
 #[test]
-fn a_step_that_sees_other_files_in_a_path_is_not_clean() {
-    let store = TestStore::new();
-    let own = store.runs();
-    let steps = "[[step]]\nname = 'a'\nrun = 'ls /own > ~/before; echo ${v} > /own/r-${v}.txt'\n\
-        [[step]]\nname = 'b'\nrun = 'ls /own > ~/after'\n";
-    let volume = "[params]\nv = '1'\n[[volume]]\nname = 'own'\nkind = 'output'\ntarget = '/own'\n";
-    store.profile(&format!("{volume}path = {own:?}\n{steps}"));
-    let plain = format!("{}-plain", store.env());
-    store.profile_named(&plain, &format!("{volume}{steps}"));
-    let incremental = || {
-        let listed = store.rockenv(&["snapshot", "ls", store.env()]).ok().text();
-        listed.matches("incremental").count()
-    };
-    let v = |v: &str| format!("v={v}");
-    let up = |value: &str| store.rockenv(&["up", store.env(), "--param", &v(value)]);
-    up("1").ok();
-    assert_eq!(incremental(), 0);
-    // The same again sees what it left itself, but did not begin with nothing.
-    up("2").ok();
-    store.sh("cat ~/before").ok().prints("r-1.txt");
-    assert_eq!(incremental(), 2);
-    let plan = ["plan", &plain, "--param", "v=2"];
-    let planned = store.rockenv(&plan).ok().text();
-    assert!(planned.contains("`up` would run 2 steps"), "{planned}");
-    // An empty directory is a clean begin.
-    for file in ["r-1.txt", "r-2.txt"] {
-        fs::remove_file(own.join(file)).unwrap();
-    }
-    up("3").ok();
-    assert_eq!(incremental(), 0);
-    // What a failed run left is the step's own.
-    fs::remove_file(own.join("r-3.txt")).unwrap();
-    let fails = "; if [ ! -e /own/half ]; then echo > /own/half; exit 1; fi; echo ${v}";
-    let steps = steps.replace("; echo ${v}", fails);
-    store.profile(&format!("{volume}path = {own:?}\n{steps}"));
-    up("4").exits(5);
-    up("4").ok();
-    assert_eq!(incremental(), 0);
-}
-
-#[test]
 fn a_fork_has_the_results_of_the_env() {
     let disk = LoopFs::new(Kind::Btrfs);
     for store in [TestStore::new(), TestStore::on(&disk)] {
