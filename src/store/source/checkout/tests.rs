@@ -1,0 +1,210 @@
+//! Checkouts that others write to.
+
+use super::super::tests::{me, repository};
+use super::*;
+
+const WHO: [&str; 4] = ["-c", "user.name=t", "-c", "user.email=t@example.org"];
+
+/// Fails unless git sees the same in a checkout as with its own directory.
+#[track_caller]
+fn same(git: &Git<'_>, path: &Path, changed: bool) {
+    let status = ["status", "--porcelain=v2", "-z", "--untracked-files=all"];
+    let own = git.run(path, &status).unwrap();
+    let checkout = git.open(path).unwrap();
+    assert_eq!(checkout.text(&status).unwrap(), own);
+    assert_eq!(!own.is_empty(), changed, "{own}");
+    let head = format!(
+        "git:{}",
+        git.run(path, &["rev-parse", "HEAD"]).unwrap().trim()
+    );
+    // What a sparse checkout lacks is a difference too.
+    let lacks = path.join(".git/info/sparse-checkout").exists();
+    assert_eq!(git.fingerprint(path).unwrap() != head, changed || lacks);
+    let place = checkout.place.path.clone();
+    drop(checkout);
+    assert!(!place.exists());
+}
+
+#[test]
+fn what_files_mean_is_as_the_repository_says() {
+    let user = me();
+    let git = Git::new(&user);
+    type Case = (&'static str, &'static [&'static [&'static str]], fn(&Path));
+    let cases: [Case; 5] = [
+        ("nothing", &[], |_| {}),
+        (
+            "line ends",
+            &[
+                &["config", "core.autocrlf", "true"],
+                &["rm", "--quiet", "a"],
+                &["reset", "--quiet", "--hard"],
+            ],
+            |path| fs::write(path.join("a"), "one\r\n").unwrap(),
+        ),
+        (
+            "a sparse checkout",
+            &[&["sparse-checkout", "set", "--sparse-index", "sub"]],
+            |path| assert!(!path.join("other/b").exists()),
+        ),
+        (
+            "a split index",
+            &[&["update-index", "--split-index"]],
+            |_| {},
+        ),
+        (
+            "ignored files",
+            &[&["config", "core.excludesFile", "../sub/ignored"]],
+            |path| {
+                fs::write(path.join(".git/info/exclude"), "c\n").unwrap();
+                fs::write(path.join("c"), "").unwrap();
+            },
+        ),
+    ];
+    for (what, commands, after) in cases {
+        let directory = repository();
+        let path = directory.path();
+        fs::write(path.join("a"), "one\n").unwrap();
+        for (name, text) in [("sub/s", "s"), ("other/b", "b")] {
+            fs::create_dir(path.join(name).parent().unwrap()).unwrap();
+            fs::write(path.join(name), text).unwrap();
+        }
+        git.run(path, &["add", "."]).unwrap();
+        let commit = ["commit", "--quiet", "-m", "more"];
+        git.run(path, &[&WHO[..], &commit].concat()).unwrap();
+        for command in commands {
+            git.run(path, command).unwrap();
+        }
+        after(path);
+        println!("{what}");
+        same(&git, path, false);
+        fs::write(path.join("sub/s"), "changed").unwrap();
+        same(&git, path, true);
+    }
+}
+
+#[test]
+fn other_work_trees_and_formats_are_read() {
+    let (directory, user) = (repository(), me());
+    let git = Git::new(&user);
+    let elsewhere = tempfile::tempdir().unwrap();
+    let tree = elsewhere.path().join("tree");
+    let add = ["worktree", "add", "--quiet", "-b", "more"];
+    git.run(
+        directory.path(),
+        &[&add[..], &[tree.to_str().unwrap()]].concat(),
+    )
+    .unwrap();
+    same(&git, &tree, false);
+    fs::write(tree.join("a"), "two").unwrap();
+    same(&git, &tree, true);
+    same(&git, directory.path(), false);
+    git.run(directory.path(), &["pack-refs", "--all"]).unwrap();
+    same(&git, directory.path(), false);
+
+    let other = tempfile::tempdir().unwrap();
+    let init = ["init", "--quiet", "--object-format=sha256"];
+    git.run(other.path(), &init).unwrap();
+    let commit = ["commit", "--quiet", "--allow-empty", "-m", "first"];
+    git.run(other.path(), &[&WHO[..], &commit].concat())
+        .unwrap();
+    same(&git, other.path(), false);
+    let commit = git.open(other.path()).unwrap().head().unwrap();
+    assert_eq!(commit.len(), 64);
+}
+
+#[test]
+fn what_no_git_wrote_is_refused_without_waiting() {
+    let (directory, user) = (repository(), me());
+    let git = Git::new(&user);
+    let own = directory.path().join(".git");
+    for name in ["config", "HEAD", "index", "packed-refs"] {
+        let path = own.join(name);
+        let kept = fs::read(&path).ok();
+        drop(fs::remove_file(&path));
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let error = git.open(directory.path()).unwrap_err();
+        assert_has!(error.chain().join(" "), "not a regular file");
+        fs::remove_file(&path).unwrap();
+        if let Some(kept) = kept {
+            fs::write(&path, kept).unwrap();
+        }
+    }
+    fs::write(own.join("HEAD"), "ref: refs/heads/a\nmore").unwrap();
+    assert_eq!(
+        git.open(directory.path()).unwrap_err().kind().exit_code(),
+        3
+    );
+    fs::remove_dir_all(&own).unwrap();
+    fs::write(&own, "root:x:0:0").unwrap();
+    let error = git.open(directory.path()).unwrap_err().chain().join(" ");
+    assert!(error.contains("does not name a git directory") && !error.contains("root:x"));
+}
+
+#[test]
+fn no_link_leads_to_what_only_root_may_read() {
+    let (directory, user) = (repository(), me());
+    let git = Git::new(&user);
+    let own = directory.path().join(".git");
+    let secret = directory.path().join("secret");
+    fs::write(&secret, "ref: refs/heads/secret").unwrap();
+    fs::remove_file(own.join("HEAD")).unwrap();
+    for name in ["commondir", "HEAD"] {
+        symlink(&secret, own.join(name)).unwrap();
+        let error = git.open(directory.path()).unwrap_err().chain().join(" ");
+        assert_has!(error, "not a regular file");
+        assert!(!error.contains("refs/heads/secret"), "{error}");
+        fs::remove_file(own.join(name)).unwrap();
+    }
+}
+
+#[test]
+fn git_is_told_to_look_at_all_of_a_file() {
+    let (directory, user) = (repository(), me());
+    let git = Git::new(&user);
+    let path = directory.path();
+    for setting in ["core.trustCtime", "core.symlinks"] {
+        git.run(path, &["config", setting, "false"]).unwrap();
+    }
+    git.run(path, &["config", "core.checkStat", "minimal"])
+        .unwrap();
+    let set_time = |path: &Path| {
+        let old = std::time::UNIX_EPOCH + Duration::from_secs(1_577_836_800);
+        let file = fs::OpenOptions::new().write(true).open(path).unwrap();
+        file.file().set_modified(old).unwrap();
+    };
+    set_time(&path.join("a"));
+    git.run(path, &["status"]).unwrap();
+    same(&git, path, false);
+    fs::write(path.join("n"), "six").unwrap();
+    set_time(&path.join("n"));
+    fs::rename(path.join("n"), path.join("a")).unwrap();
+    let changed = git.fingerprint(path).unwrap();
+    assert!(changed.contains('+'), "{changed}");
+}
+
+#[test]
+fn replaced_objects_are_not_the_commits() {
+    let (directory, user) = (repository(), me());
+    let git = Git::new(&user);
+    let path = directory.path();
+    let run = |words: &[&str]| git.run(path, words).unwrap().trim().to_owned();
+    let old = run(&["rev-parse", "HEAD:a"]);
+    fs::write(path.join("a"), "six").unwrap();
+    let new = run(&["hash-object", "-w", "a"]);
+    run(&["replace", &old, &new]);
+    run(&["reset", "--quiet", "--hard"]);
+    let changed = git.fingerprint(path).unwrap();
+    assert!(changed.contains('+'), "{changed}");
+}
+
+#[test]
+fn values_survive_quoting() {
+    let (directory, user) = (repository(), me());
+    let git = Git::new(&user);
+    let value = "a\"b\\c\td\ne # f ; g ";
+    git.run(directory.path(), &["config", "diff.srcPrefix", value])
+        .unwrap();
+    let checkout = git.open(directory.path()).unwrap();
+    let read = checkout.text(&["config", "--null", "diff.srcPrefix"]);
+    assert_eq!(read.unwrap(), format!("{value}\0"));
+}
