@@ -179,8 +179,9 @@ fn image_name(store: &TestStore) -> String {
     let record = fs::read_to_string(store.env_dir().join("record.json")).unwrap();
     let record: serde_json::Value = serde_json::from_str(&record).unwrap();
     format!(
-        "rockenv/image-{}",
-        &record["image_key"].as_str().unwrap()[..32]
+        "rockenv/image-{}-{}",
+        &record["image_key"].as_str().unwrap()[..32],
+        fs::read_to_string(store.home().join("id")).unwrap().trim()
     )
 }
 
@@ -326,6 +327,32 @@ fn a_snapshot_of_another_store_is_not_this_one_s() {
     store.up().ok();
     store.rockenv(&["rm", "--yes", store.env()]).ok();
     assert_nothing_left(&store);
+}
+
+#[test]
+fn a_base_image_of_another_store_is_not_this_one_s() {
+    let store = TestStore::new();
+    own_image(&store);
+    store.up().ok().says(&["copying the image"]);
+    let (first, id) = (image_name(&store), store.home().join("id"));
+    let again = || {
+        store.rockenv(&["rm", "--yes", store.env()]).ok();
+        let images = fs::read_dir(store.home().join("images")).unwrap();
+        for image in images {
+            // Otherwise it is known by its id at the service.
+            drop(fs::remove_file(image.unwrap().path().join("objects.json")));
+        }
+        let up = store.up().ok();
+        up.err.contains("copying the image")
+    };
+    assert!(!again());
+    let own = fs::read_to_string(&id).unwrap();
+    fs::write(&id, "0".repeat(own.trim().len())).unwrap();
+    assert!(again());
+    service().remove_image(&first).unwrap();
+    store.rockenv(&["rm", "--yes", store.env()]).ok();
+    assert_nothing_left(&store);
+    fs::write(&id, own).unwrap();
 }
 
 #[test]

@@ -187,7 +187,11 @@ impl BlockedResults {
             return Ok(Self::default());
         };
         let known = record.map_or_else(Vec::new, Record::known_layers);
-        let all = store.plan_restore(top, spec, &known)?.blocked;
+        let all = match store.plan_restore(top, spec, &known) {
+            // A missing layer is reported where it is needed.
+            Err(error) if error.kind() == Kind::NoLayer => return Ok(Self::default()),
+            found => found?.blocked,
+        };
         let attempt = record.and_then(|record| store.attempt(name, record));
         let resumes = runs(plan, spec).any(|step| attempt.as_ref() == Some(&step.key));
         let user = |other: &BlockedResult| {

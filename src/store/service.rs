@@ -25,9 +25,14 @@ const MAX_LAYERS: usize = 100;
 const DEPTH: usize = 2;
 
 impl Store {
-    /// Returns the name of a store's image at a service.
-    fn imported(key: &ImageKey) -> String {
-        format!("rockenv/image-{}", &key[..key.len().min(32)])
+    /// Returns the name of an image at a service. It has the store's id, which nobody else knows: anybody can make an
+    /// image with a name and a key, and `docker load` would bring it here.
+    fn imported(&self, key: &ImageKey) -> Result<String> {
+        Ok(format!(
+            "rockenv/image-{}-{}",
+            &key[..key.len().min(32)],
+            self.id()?
+        ))
     }
 
     /// Copies an image of the store to a service unless it is there; calls `say` before a long copy.
@@ -39,9 +44,10 @@ impl Store {
     ) -> Result<()> {
         let directory = self.root().join("images").join(key);
         let mut objects = read_objects(&directory)?;
+        let name = self.imported(key)?;
         let mut object = Object {
             socket: service.socket.clone(),
-            what: ObjectFilter::Image(Self::imported(key)),
+            what: ObjectFilter::Image(name.clone()),
             id: None,
         };
         let known = objects.iter().find(|known| known.is_same(&object));
@@ -51,7 +57,6 @@ impl Store {
             return Ok(());
         }
         objects.retain(|known| !known.is_same(&object));
-        let name = Self::imported(key);
         object.id = service.imported(&name, key)?;
         objects.push(object);
         // Before it exists: a list may name a missing object, but every object must be in a list.

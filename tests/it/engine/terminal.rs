@@ -80,7 +80,9 @@ fn a_terminal_that_goes_away_ends_the_shell() {
 #[test]
 fn there_may_be_no_terminal_no_input_and_no_reader() {
     let store = TestStore::new();
-    store.up_with("[[step]]\nname = 'one'\nrun = 'true'\n[[step]]\nname = 'two'\nrun = 'true'\n");
+    store.up_with(
+        "[[step]]\nname = 'one'\nrun = 'true'\n[[step]]\nname = 'two'\nrun = 'echo two'\n",
+    );
     let through_sh = |script: &str| {
         let mut command = Command::new("sh");
         let own = store.command::<&str>(&[]);

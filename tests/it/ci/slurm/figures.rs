@@ -135,7 +135,7 @@ run = 'echo ENV-${target} >> /runs/log'\n"
     let submitted = submit_all(&store, &slurm, &asked, &options).ok().text();
     assert_eq!(submitted.lines().count(), 101, "{submitted}");
     submit_all(&store, &slurm, &asked, &options)
-        .exits(1)
+        .exits(6)
         .says(&["these envs are already in the queue, as job "]);
     let queue = run(slurm.tool("squeue").args(["--noheader", "--array"]));
     assert_eq!(queue.lines().count(), 101, "{queue}");
