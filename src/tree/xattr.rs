@@ -210,8 +210,8 @@ mod tests {
     #[test]
     fn content_is_what_was_set() {
         let work = tempfile::tempdir().unwrap();
-        std::fs::write(work.path().join("f"), "").unwrap();
-        let directory = std::fs::File::open(work.path()).unwrap();
+        fs_err::write(work.path().join("f"), "").unwrap();
+        let directory = fs_err::File::open(work.path()).unwrap();
         let entry = XattrFile::Entry(directory.as_fd(), b"f");
         assert_eq!(entry.content().unwrap(), []);
         for place in [entry, XattrFile::Open(directory.as_fd())] {
