@@ -22,6 +22,7 @@ mod space;
 mod volumes;
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fs_err as fs;
 use rockenv::testing::Service;
@@ -166,8 +167,10 @@ fn changes_survive_a_container_that_is_set_up_anew() {
 fn own_image(store: &TestStore) {
     let images = store.work().join("images");
     let base = fs::read_to_string(images.join("base.toml")).unwrap();
-    // The same directory, and another recipe.
-    let own = base.replacen("path = '/", "path = '/./", 1);
+    // The same directory, and another recipe for each.
+    static COUNT: AtomicUsize = AtomicUsize::new(1);
+    let here = "./".repeat(COUNT.fetch_add(1, Ordering::Relaxed));
+    let own = base.replacen("path = '/", &format!("path = '/{here}"), 1);
     fs::write(images.join("own.toml"), own).unwrap();
     let profile = format!("schema = 1\nimage = \"own\"\n{TWO}");
     let name = format!("{}.toml", store.env());
