@@ -28,11 +28,11 @@ impl Store {
     /// Returns the name of an image at a service. It has the store's id, which nobody else knows: anybody can make an
     /// image with a name and a key, and `docker load` would bring it here.
     fn imported(&self, key: &ImageKey) -> Result<String> {
-        Ok(format!(
-            "rockenv/image-{}-{}",
-            &key[..key.len().min(32)],
-            self.id()?
-        ))
+        let name = format!("rockenv/image-{}", &key[..key.len().min(32)]);
+        Ok(match self.id()?.as_str() {
+            "" => name,
+            id => format!("{name}-{id}"),
+        })
     }
 
     /// Copies an image of the store to a service unless it is there; calls `say` before a long copy.
@@ -57,7 +57,9 @@ impl Store {
             return Ok(());
         }
         objects.retain(|known| !known.is_same(&object));
-        object.id = service.imported(&name, key)?;
+        if !self.id()?.is_empty() {
+            object.id = service.imported(&name, key)?;
+        }
         objects.push(object);
         // Before it exists: a list may name a missing object, but every object must be in a list.
         write_objects(&directory, &objects)?;
