@@ -182,7 +182,7 @@ fn refused(
     })
 }
 
-/// Names the snapshots of steps that `up` would replace by others of the same name.
+/// Returns a note that names the snapshots that `up` replaces with new ones of the same step.
 fn replaced(plan: &Plan, record: &Record) -> Option<String> {
     let is_replaced = |step: &&PlanStep| {
         let snapshot = record

@@ -151,11 +151,7 @@ pub(crate) fn open(root: &Path, below: &Path) -> Result<Option<std::fs::File>> {
         Err(error) if none.contains(&error) => return Ok(None),
         other => other.context(shown)?,
     };
-    let file = match beneath::open(
-        &directory,
-        name.as_c_str(),
-        OFlag::O_RDONLY | OFlag::O_NONBLOCK,
-    ) {
+    let file = match open_regular(&directory, &name, OFlag::O_RDONLY) {
         Err(error) if none.contains(&error) => return Ok(None),
         other => other.context(shown)?,
     };
@@ -285,6 +281,28 @@ mod tests {
     use fs_err as fs;
 
     use super::*;
+
+    #[test]
+    fn devices_are_not_opened() {
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        let tree = tempfile::tempdir().unwrap();
+        let (root, node) = (tree.path(), Path::new("node"));
+        // Of no driver, so to open it is an error.
+        let number = nix::sys::stat::makedev(240, 77);
+        nix::sys::stat::mknod(&root.join(node), SFlag::S_IFCHR, Mode::S_IRWXU, number).unwrap();
+        assert!(open(root, node).unwrap().is_none());
+        for refused in [
+            read(root, node).map(drop),
+            write(root, node, b"", None, None).map(drop),
+        ] {
+            assert_has!(
+                refused.unwrap_err().chain().join(": "),
+                "is not a regular file"
+            );
+        }
+    }
 
     #[test]
     fn files_are_read_written_and_removed_below_the_root_only() {

@@ -40,9 +40,8 @@ impl Tree {
     ///
     /// `None` for anything else: absent, a directory, a FIFO, a link that leads out or in a circle.
     pub(crate) fn read(&self, path: &str, limit: usize) -> Result<Option<Vec<u8>>> {
-        // RESOLVE_IN_ROOT makes absolute links start at the tree's root; O_NONBLOCK allows detecting a FIFO.
-        let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
-        let Some(file) = self.open_with(path, flags, beneath::IN_ROOT)? else {
+        // RESOLVE_IN_ROOT makes absolute links start at the tree's root.
+        let Some(file) = self.open_file(path, beneath::IN_ROOT)? else {
             return Ok(None);
         };
         let size = match regular(&fstat(&file)?) {

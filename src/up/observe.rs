@@ -347,8 +347,8 @@ impl<'a> VolumeWriters<'a> {
     }
 }
 
-/// Returns whether the last of these layers that a step made is one of the same steps, run again by `--rerun`: which
-/// of their snapshots count is decided elsewhere, and whoever rolls back to one of them stays there.
+/// Returns whether the topmost step's layer of `from` has the key of `layer` or of one below it: `--rerun` made a second
+/// layer of the same step. `Stand::outdated` decides which of the two counts, and a rollback to the older one stays.
 fn is_again(store: &Store, layer: &Layer, from: &[Layer]) -> bool {
     let Some(key) = from.iter().find_map(|layer| layer.key.as_ref()) else {
         return false;

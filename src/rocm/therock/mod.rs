@@ -134,14 +134,14 @@ fn content(directory: &Path, below: &Path, largest: u64) -> Result<Option<Vec<u8
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         other => other?,
     };
-    let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK;
     let refused = || {
         invalid!(
             "`{}` is not a regular file of at most {largest} bytes",
             path.display()
         )
     };
-    let file = match beneath::open_by(top.file(), below, flags, beneath::BELOW) {
+    let found = beneath::open_by(top.file(), below, OFlag::O_PATH, beneath::BELOW);
+    let file = match found.and_then(|found| beneath::open_regular(found, OFlag::O_RDONLY)) {
         // ENOTDIR: a file was given as the checkout.
         Err(Errno::ENOENT | Errno::ENOTDIR) => return Ok(None),
         Err(Errno::ELOOP) => return Err(refused().source("links are not followed")),

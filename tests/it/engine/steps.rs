@@ -168,7 +168,7 @@ fn logs_follow_a_step_as_it_runs() {
     let shows = |text: &str| fs::read_to_string(&file).unwrap().contains(text);
     wait_until("the first line", || shows("begun\n"));
     assert!(!shows("done"));
-    wait_until("the step is said to run", || {
+    wait_until("`status` to show the step as running", || {
         let status = store.rockenv(&["status", store.env()]).ok().text();
         status.lines().any(|line| {
             let words: Vec<&str> = line.split_whitespace().collect();
