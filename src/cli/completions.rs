@@ -286,7 +286,7 @@ fn find(names: Names, words: &[String]) -> Result<Vec<CompletionCandidate>> {
                 if names == Names::Snapshots {
                     found.extend(record.snapshots.into_iter().map(|one| one.name));
                 } else {
-                    found.extend(record.steps.into_iter().map(|one| one.name));
+                    found.extend(record.steps.into_iter().map(|one| one.name.into()));
                 }
             }
             found.into_iter().map(CompletionCandidate::new).collect()
@@ -317,7 +317,7 @@ fn profile_steps(config: &Config, words: &[String]) -> Result<Vec<CompletionCand
     for word in words.iter().skip(3).filter(|word| !word.starts_with('-')) {
         if let Ok(request) = profile_or_target(word, &[], None, names()) {
             let found = profile::load(&config.profile_dirs, &request.profile)?;
-            steps.extend(found.steps.into_iter().map(|step| step.name));
+            steps.extend(found.steps.into_iter().map(|step| String::from(step.name)));
             break;
         }
     }

@@ -107,7 +107,7 @@ fn chosen(store: &Store, args: &LogsArgs) -> Result<(EnvName, Option<String>)> {
         if let [only] = envs.as_slice()
             && *only != **word
             && let Some(record) = store.record(only)?
-            && record.steps.iter().any(|step| step.name == *word)
+            && record.steps.iter().any(|step| step.name == **word)
         {
             return Ok((only.clone(), Some(word.clone())));
         }

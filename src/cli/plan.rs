@@ -16,6 +16,7 @@ use crate::plan::{Action, Observed, Plan, PlanStep, Volumes, plan as decide};
 use crate::rocm::gpu;
 use crate::store::Store;
 use crate::sys::error::{Kind, Result};
+use crate::sys::name::StepName;
 use crate::sys::signals::Signals;
 use crate::ui::Format;
 use crate::up::context::Context;
@@ -187,7 +188,7 @@ fn replaced(plan: &Plan, record: &Record) -> Option<String> {
     let is_replaced = |step: &&PlanStep| {
         let snapshot = record
             .step_snapshots()
-            .find(|known| known.name == step.name);
+            .find(|known| *known.name == *step.name);
         snapshot.is_some_and(|snapshot| match step.action {
             Action::Run | Action::Pull => true,
             Action::Hit => plan.moves && snapshot.key != step.key,
@@ -227,7 +228,7 @@ struct PlanReport<'a> {
 }
 
 /// Returns the cost of this profile's steps on this machine, by step.
-fn recorded(store: &Store, spec: &Spec) -> Result<BTreeMap<String, Figure>> {
+fn recorded(store: &Store, spec: &Spec) -> Result<BTreeMap<StepName, Figure>> {
     let mut found = BTreeMap::new();
     for env in store.envs()? {
         let Ok(Some(record)) = store.record(&env) else {

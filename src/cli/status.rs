@@ -181,7 +181,7 @@ fn steps(record: &Record, running: Option<&str>) -> Table {
             true => INTERRUPTED,
             false => word(step.outcome),
         };
-        let mut cells = vec![step.name.clone(), state.to_owned()];
+        let mut cells = vec![step.name.to_string(), state.to_owned()];
         if let Some(cost) = step.cost {
             cells.extend([
                 size::duration(std::time::Duration::from_millis(cost.wall_ms)),

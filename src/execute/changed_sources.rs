@@ -10,12 +10,13 @@ use crate::plan::resolve::{Step, VolumeSource};
 use crate::profile;
 use crate::store::source::Git;
 use crate::sys::error::{Error, Kind, Result};
+use crate::sys::name::StepName;
 use crate::sys::signals::Cancel;
 
 /// A step of this run that was made from other sources than its key says.
 #[derive(Debug)]
 pub(crate) struct StaleStep {
-    step: String,
+    step: StepName,
     /// The input that changed.
     input: String,
 }

@@ -54,6 +54,7 @@ use crate::store::config::Config;
 use crate::store::{LockedEnv, Store};
 use crate::sys::error::Result;
 use crate::sys::host::Host;
+use crate::sys::name::StepName;
 use crate::sys::signals::Signals;
 use crate::ui::Reporter;
 use crate::ui::event::{self, Event};
@@ -156,7 +157,7 @@ impl Execution<'_, '_> {
     ) -> Result<Option<ExecutionProgress>> {
         let (plan, spec) = (self.plan, self.spec);
         let total = u32::try_from(plan.steps.len()).unwrap_or(u32::MAX);
-        let mut last: Option<&str> = None;
+        let mut last: Option<&StepName> = None;
         for (position, planned) in plan.steps.iter().enumerate() {
             let index = u32::try_from(position + 1).unwrap_or(u32::MAX);
             match planned.action {
@@ -182,8 +183,7 @@ impl Execution<'_, '_> {
                 .step(&planned.name)
                 .ok_or_else(|| unexpected!("the plan names an unknown step"))?;
             if self.is_stale_before(step, last.is_some())? {
-                let last = last.map(str::to_owned);
-                return Ok(Some(ExecutionProgress::Changed(last)));
+                return Ok(Some(ExecutionProgress::Changed(last.cloned())));
             }
             self.reporter.emit(&Event::StepStarted {
                 index,
@@ -217,14 +217,14 @@ impl Execution<'_, '_> {
         &mut self,
         index: u32,
         total: u32,
-        name: &str,
+        name: &StepName,
         outcome: event::Outcome,
         cost: Cost,
     ) {
         self.reporter.emit(&Event::StepFinished {
             index,
             total,
-            name: name.to_owned(),
+            name: name.clone(),
             outcome,
             cost: cost.into(),
         });
@@ -309,7 +309,7 @@ impl Execution<'_, '_> {
                 snapshots.push(Snapshot {
                     origin: Origin::Step,
                     again: known.any(|snapshot| snapshot.again),
-                    ..Snapshot::of(layer, step.name.clone())
+                    ..Snapshot::of(layer, step.name.to_string())
                 });
             }
         }
@@ -332,7 +332,7 @@ impl Execution<'_, '_> {
                 .filter(|_| planned.action == Action::Hit)
                 .cloned()
                 .unwrap_or_else(|| StepRecord {
-                    name: String::new(),
+                    name: planned.name.clone(),
                     key: planned.key.clone(),
                     outcome: Outcome::Hit,
                     reason: None,

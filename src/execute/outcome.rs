@@ -8,6 +8,7 @@ use crate::plan::record::{Cost, Outcome, StepRecord};
 use crate::plan::resolve::Step;
 use crate::store::history::History;
 use crate::sys::error::{Error, Kind};
+use crate::sys::name::StepName;
 use crate::sys::signals::Signals;
 use crate::ui::event;
 use crate::ui::size::{bytes, duration};
@@ -18,7 +19,7 @@ pub(crate) enum ExecutionProgress {
     /// To its end.
     Ended(Ended),
     /// To the end of this step, or before the first one: a source changed that is in the keys of later steps.
-    Changed(Option<String>),
+    Changed(Option<StepName>),
 }
 
 /// How execution ended.
@@ -48,7 +49,7 @@ impl Ended {
 
 #[derive(Debug)]
 pub(crate) struct Failure {
-    pub step: String,
+    pub step: StepName,
     /// What happened.
     pub message: String,
     /// Its kind.

@@ -12,6 +12,7 @@ use crate::profile::Access;
 use crate::store::Store;
 use crate::store::results::{self, BlockedResult, OutputBefore, StepResults};
 use crate::sys::error::{Error, Kind, Result};
+use crate::sys::name::StepName;
 use crate::tree::listing::Listing;
 
 impl Execution<'_, '_> {
@@ -171,7 +172,7 @@ impl Execution<'_, '_> {
 pub(crate) struct BlockedResults {
     pub(crate) all: Vec<BlockedResult>,
     /// Position of the first that a step which runs would take for the result, and the step.
-    used: Option<(usize, String)>,
+    used: Option<(usize, StepName)>,
 }
 
 impl BlockedResults {

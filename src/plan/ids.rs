@@ -1,41 +1,16 @@
 //! Owns the identifiers of the store's objects. Each becomes part of a path, so each is checked when it is parsed: no
 //! file that is read can lead out of a directory.
 
-use std::borrow::Borrow;
-use std::fmt;
-use std::ops::Deref;
 use std::path::{Component, Path};
-use std::str::FromStr;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize as _, Deserializer};
 use sha2::{Digest as _, Sha256};
 
 use crate::sys::checksum;
-use crate::sys::error::Error;
-
-/// What is wrong with a name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct InvalidName(&'static str);
+use crate::sys::name::{InvalidName, NOT_SHORT, checked, is_short_name};
 
 const LEADS_OUT: InvalidName = InvalidName("a name in it is empty or leads out of its directory");
-const NO_ENV_NAME: InvalidName =
-    InvalidName("a name is up to 64 of a-z 0-9 . _ -, beginning with a letter or digit");
 const NO_SHA256: InvalidName = InvalidName("a key or digest is 64 hexadecimal digits");
-
-impl fmt::Display for InvalidName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0)
-    }
-}
-
-impl std::error::Error for InvalidName {}
-
-impl From<InvalidName> for Error {
-    fn from(error: InvalidName) -> Self {
-        unexpected!("{error}")
-    }
-}
 
 /// Maximum length of a file name on all file systems.
 const LONGEST: usize = 255;
@@ -48,12 +23,7 @@ fn is_name(text: &str) -> bool {
 
 /// Returns whether a text can name an env, whose name engines get too.
 fn is_env_name(text: &str) -> bool {
-    let first = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    let fine = |byte: u8| first(byte) || b"._-".contains(&byte);
-    text.bytes().next().is_some_and(first)
-        && text.len() <= 64
-        && text.bytes().all(fine)
-        && !text.contains("..")
+    is_short_name(text) && !text.contains("..")
 }
 
 /// Returns whether a path stays below the directory that it is joined to.
@@ -64,110 +34,6 @@ fn is_below(text: &str) -> bool {
 
 fn is_sha256(text: &str) -> bool {
     checksum::is_sha256(text) && !text.bytes().any(|byte| byte.is_ascii_uppercase())
-}
-
-macro_rules! checked {
-    ($($(#[$doc:meta])* $name:ident: $check:ident or $wrong:ident;)*) => {$(
-        $(#[$doc])*
-        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-        #[serde(try_from = "String")]
-        pub struct $name(String);
-
-        impl $name {
-            pub fn as_str(&self) -> &str {
-                &self.0
-            }
-        }
-
-        impl TryFrom<String> for $name {
-            type Error = InvalidName;
-
-            fn try_from(text: String) -> Result<Self, InvalidName> {
-                match $check(&text) {
-                    true => Ok(Self(text)),
-                    false => Err($wrong),
-                }
-            }
-        }
-
-        impl FromStr for $name {
-            type Err = InvalidName;
-
-            fn from_str(text: &str) -> Result<Self, InvalidName> {
-                text.to_owned().try_into()
-            }
-        }
-
-        impl From<$name> for String {
-            fn from(name: $name) -> Self {
-                name.0
-            }
-        }
-
-        impl Deref for $name {
-            type Target = str;
-
-            fn deref(&self) -> &str {
-                &self.0
-            }
-        }
-
-        impl Borrow<str> for $name {
-            fn borrow(&self) -> &str {
-                &self.0
-            }
-        }
-
-        impl Borrow<String> for $name {
-            fn borrow(&self) -> &String {
-                &self.0
-            }
-        }
-
-        impl AsRef<Path> for $name {
-            fn as_ref(&self) -> &Path {
-                Path::new(&self.0)
-            }
-        }
-
-        impl PartialEq<str> for $name {
-            fn eq(&self, other: &str) -> bool {
-                self.0 == other
-            }
-        }
-
-        impl PartialEq<&str> for $name {
-            fn eq(&self, other: &&str) -> bool {
-                self.0 == *other
-            }
-        }
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                self.0.fmt(f)
-            }
-        }
-
-        impl fmt::Debug for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                self.0.fmt(f)
-            }
-        }
-
-        impl JsonSchema for $name {
-            fn inline_schema() -> bool {
-                true
-            }
-
-            fn schema_name() -> std::borrow::Cow<'static, str> {
-                String::schema_name()
-            }
-
-            fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-                String::json_schema(generator)
-            }
-        }
-    )*};
 }
 
 checked! {
@@ -186,7 +52,7 @@ checked! {
     /// Names a volume of a profile, and its frozen state in a layer.
     VolumeName: is_name or LEADS_OUT;
     /// Names an env: its directory in `envs/`, and its containers.
-    EnvName: is_env_name or NO_ENV_NAME;
+    EnvName: is_env_name or NOT_SHORT;
     /// A SHA-256 in lower-case hexadecimal.
     Sha256Hex: is_sha256 or NO_SHA256;
     /// Names a layer of an env's view of a source.

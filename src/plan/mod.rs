@@ -19,12 +19,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
+use crate::sys::name::StepName;
 use ids::{LayerId, StepKey};
 
 /// The part of a step that planning needs.
 #[derive(Clone, Debug)]
 pub(crate) struct StepInput {
-    pub name: String,
+    pub name: StepName,
     /// Its key; a step that is skipped is in nobody's key, and has none.
     pub key: Option<StepKey>,
     /// Keeps build volumes live when its key changed.
@@ -109,7 +110,7 @@ pub(crate) enum Action {
 /// One step of the plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct PlanStep {
-    pub name: String,
+    pub name: StepName,
     /// Key, where it has one.
     #[serde(serialize_with = "ids::or_empty::serialize")]
     pub key: Option<StepKey>,
@@ -145,7 +146,7 @@ pub(crate) struct Plan {
     /// Whether changes in the live tree are first kept as a snapshot.
     pub keep_changes: bool,
     /// Steps with a snapshot whose results are restored to the env's output.
-    pub brings: Vec<String>,
+    pub brings: Vec<StepName>,
     /// Notes for the user.
     pub notes: Vec<String>,
 }
@@ -260,7 +261,7 @@ struct Decision<'a> {
 
 impl<'a> Decision<'a> {
     fn new(wanted: &'a [StepInput], observed: &'a Observed, options: &'a StepOptions) -> Self {
-        let position = |name: &String| wanted.iter().position(|step| step.name == *name);
+        let position = |name: &String| wanted.iter().position(|step| step.name == **name);
         let until = options.until.as_ref().and_then(position);
         Self {
             wanted,

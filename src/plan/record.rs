@@ -13,6 +13,7 @@ use super::ids::{
 };
 use crate::plan::layer::{ByHand, Layer, VolumesFrom};
 use crate::plan::resolve::Spec;
+use crate::sys::name::StepName;
 use crate::sys::shell::quoted;
 
 /// Version of the record's format; a newer one is refused.
@@ -127,7 +128,7 @@ pub enum Outcome {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct StepRecord {
     /// Name in the profile.
-    pub name: String,
+    pub name: StepName,
     /// Its key, where it has one.
     #[serde(with = "ids::or_empty")]
     #[schemars(with = "String")]
@@ -170,7 +171,7 @@ pub struct Cost {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Failed {
     /// The step.
-    pub step: String,
+    pub step: StepName,
     /// Its tree.
     pub tree: TreeId,
     /// The tree's parent layer.

@@ -8,11 +8,12 @@ use serde::Serialize;
 
 use crate::plan::resolve::Spec;
 use crate::profile::{FROM_SOURCE, Profile, Step};
+use crate::sys::name::StepName;
 
 /// The cost of a step, and its source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Figure {
-    pub step: String,
+    pub step: StepName,
     /// How long it takes, in seconds.
     pub seconds: Option<u64>,
     /// The time is a limit that nobody measured.
@@ -32,7 +33,7 @@ pub(crate) struct StartingPoint {
     /// One line for people.
     pub description: String,
     /// Steps that it skips.
-    pub leaves_out: Vec<String>,
+    pub leaves_out: Vec<StepName>,
     /// Known figures of those steps, possibly not all. Downloads instead of them are not counted.
     pub figures: Vec<Figure>,
     /// Disk that it takes, in bytes.
@@ -62,7 +63,7 @@ impl StartingPoint {
 pub(crate) fn starting_points(
     profile: &Profile,
     spec: &Spec,
-    recorded: &BTreeMap<String, Figure>,
+    recorded: &BTreeMap<StepName, Figure>,
 ) -> Vec<StartingPoint> {
     let mut points = Vec::new();
     // A variant or a release may change it.
@@ -121,7 +122,7 @@ fn in_variant(step: &Step, variant: Option<&str>) -> bool {
 }
 
 /// This machine's figures are better than published ones.
-fn figure(step: &Step, recorded: &BTreeMap<String, Figure>) -> Option<Figure> {
+fn figure(step: &Step, recorded: &BTreeMap<StepName, Figure>) -> Option<Figure> {
     let published = step.published.as_ref().map(|published| Figure {
         step: step.name.clone(),
         seconds: published.time.as_ref().map(Duration::as_secs),
@@ -179,9 +180,9 @@ run = "x"
         let spec =
             crate::plan::resolve::resolve(&profile, &crate::plan::resolve::tests_inputs()).unwrap();
         let recorded = [(
-            "libs".to_owned(),
+            "libs".into(),
             Figure {
-                step: "libs".to_owned(),
+                step: "libs".into(),
                 seconds: Some(60),
                 limit: false,
                 disk: Some(5),

@@ -15,7 +15,7 @@ fn wanted(names: &[&str]) -> Vec<StepInput> {
     names
         .iter()
         .map(|name| StepInput {
-            name: (*name).to_owned(),
+            name: (*name).into(),
             key: Some(key(name)),
             incremental: false,
             skip: None,

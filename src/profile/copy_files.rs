@@ -21,6 +21,7 @@ use super::structure::shorten;
 use super::{Action, CopyItem, Profile, value};
 use crate::sys::catalog::Directory;
 use crate::sys::error::Result;
+use crate::sys::name::StepName;
 use crate::sys::trusted_files::FileRead;
 use crate::sys::{beneath, builtin, trusted_files};
 
@@ -42,7 +43,7 @@ pub(crate) struct CopyFiles {
 #[derive(Clone, Debug)]
 pub(crate) struct CopiedItem {
     /// Name of the step.
-    pub step: String,
+    pub step: StepName,
     /// As written in the profile.
     pub from: String,
     /// SHA-256 of names, content and executable bits, without times and owners; hexadecimal.

@@ -43,6 +43,7 @@ pub(crate) use value::MemoryMax;
 use crate::rocm::gpu::Extras;
 use crate::rocm::target::Target;
 use crate::sys::error::Error;
+use crate::sys::name::StepName;
 use crate::sys::span::At;
 
 /// A profile with everything that it extends, checked.
@@ -223,7 +224,7 @@ pub enum VolumeSource {
 /// A step, not expanded.
 #[derive(Clone, Debug)]
 pub struct Step {
-    pub name: String,
+    pub name: StepName,
     pub action: Action,
     /// Who it runs as.
     pub user: User,

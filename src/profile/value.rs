@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::structure::shorten;
 use crate::rocm::target::Target;
 use crate::sys::host::is_variable_name;
+use crate::sys::name::{StepName, is_short_name};
 
 /// Why a value was refused, and what to write instead if that is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,21 +41,24 @@ fn bad(what: &str, text: &str, help: &str) -> Refused {
     Refused::new(format!("bad {what} `{}`", shorten(text))).help(help)
 }
 
-/// Checks a name of a profile, image, hook, volume, step, parameter or env.
+/// Checks a name of a profile, image, hook, volume, parameter or env.
 ///
 /// The same rule everywhere: such a name becomes a file name, a label and part of a command line.
 pub(crate) fn name(what: &str, text: &str) -> Result<()> {
-    let first = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    let is_good = text.bytes().next().is_some_and(first)
-        && text.len() <= 64
-        && text
-            .bytes()
-            .all(|byte| first(byte) || matches!(byte, b'.' | b'_' | b'-'));
-    let rule = "up to 64 of a-z, 0-9, `.`, `_` and `-`, starting with a letter or digit";
-    match is_good {
+    match is_short_name(text) {
         true => Ok(()),
-        false => Err(bad(&format!("{what} name"), text, rule)),
+        false => Err(bad_name(what, text)),
     }
+}
+
+/// Parses the name of a step.
+pub(crate) fn step_name(text: &str) -> Result<StepName> {
+    text.parse().map_err(|_| bad_name("step", text))
+}
+
+fn bad_name(what: &str, text: &str) -> Refused {
+    let rule = "up to 64 of a-z, 0-9, `.`, `_` and `-`, starting with a letter or digit";
+    bad(&format!("{what} name"), text, rule)
 }
 
 /// Checks the name of a component, which may have capitals like the project's.

@@ -18,6 +18,7 @@ use crate::share::import_layers::Import;
 use crate::store::history::Reuse;
 use crate::store::images::{Image, TaskContext};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::name::StepName;
 
 /// Parallel downloads.
 pub(super) const PARALLEL: usize = 4;
@@ -103,7 +104,7 @@ pub(crate) struct WantedChain {
     /// With whether other machines may skip the step: it needs a GPU, and is in no later key.
     steps: Vec<(StepKey, bool)>,
     /// Names of those that are skipped here. Another machine's have keys that cannot be known here.
-    skipped: Vec<String>,
+    skipped: Vec<StepName>,
 }
 
 impl WantedChain {
@@ -341,7 +342,7 @@ mod tests {
                 .iter()
                 .map(|(key, may_lack)| ((*key).into(), *may_lack))
                 .collect(),
-            skipped: skipped.iter().map(|name| (*name).to_owned()).collect(),
+            skipped: skipped.iter().map(|name| (*name).into()).collect(),
         };
         let with = chain(&[("a", false), ("g", true), ("c", false)], &[]);
         let without = chain(&[("a", false), ("c", false)], &["gpu"]);

@@ -1,4 +1,4 @@
-//! The operating system: errors, processes, signals, users, facts about the host.
+//! The operating system: errors, names, processes, signals, users, facts about the host.
 
 #[macro_use]
 pub mod error;
@@ -11,6 +11,7 @@ pub(crate) mod catalog;
 pub(crate) mod checksum;
 pub(crate) mod frames;
 pub(crate) mod host;
+pub(crate) mod name;
 pub(crate) mod process;
 pub(crate) mod readable;
 pub(crate) mod shell;

@@ -4,6 +4,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::sys::name::StepName;
+
 /// Version of the event stream.
 pub(crate) const SCHEMA: u32 = 2;
 
@@ -47,7 +49,7 @@ pub(crate) enum Event {
     StepStarted {
         index: u32,
         total: u32,
-        name: String,
+        name: StepName,
         key: String,
         cached: bool,
     },
@@ -83,7 +85,7 @@ pub(crate) enum Event {
     StepFinished {
         index: u32,
         total: u32,
-        name: String,
+        name: StepName,
         outcome: Outcome,
         cost: Cost,
     },
@@ -109,7 +111,7 @@ pub(crate) struct ChosenEngine {
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Planned {
     pub index: u32,
-    pub name: String,
+    pub name: StepName,
     pub key: String,
     /// Its snapshot exists.
     pub cached: bool,
@@ -172,7 +174,7 @@ pub(super) mod samples {
     pub(in crate::ui) fn planned(index: u32, cached: bool, expected_ms: Option<u64>) -> Planned {
         Planned {
             index,
-            name: "compile".to_owned(),
+            name: "compile".into(),
             key: "k".to_owned(),
             cached,
             reason: "never built".to_owned(),
@@ -192,7 +194,7 @@ pub(super) mod samples {
         Event::StepStarted {
             index,
             total,
-            name: "compile".to_owned(),
+            name: "compile".into(),
             key: "k".to_owned(),
             cached: false,
         }
@@ -202,7 +204,7 @@ pub(super) mod samples {
         Event::StepFinished {
             index,
             total,
-            name: "compile".to_owned(),
+            name: "compile".into(),
             outcome,
             cost,
         }

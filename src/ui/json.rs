@@ -56,7 +56,7 @@ mod tests {
                 Event::StepFinished {
                     index: 1,
                     total: 2,
-                    name: "packages".to_owned(),
+                    name: "packages".into(),
                     outcome: Outcome::Hit,
                     cost: Cost {
                         wall_ms: 3,

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::sys::account::{FilePlace, caller};
 use crate::sys::error::{Result, ResultExt as _};
+use crate::sys::name::StepName;
 use crate::ui::event::{Cost, Outcome};
 
 /// Version of the rows: a new field keeps it, any other change raises it.
@@ -30,7 +31,7 @@ pub(crate) struct Row {
     /// The env's targets, separated by commas.
     pub target: String,
     pub engine: String,
-    pub step: String,
+    pub step: StepName,
     pub key: String,
     /// `hit`: its snapshot existed.
     pub outcome: Outcome,
@@ -57,7 +58,7 @@ pub(crate) struct Rows {
     file: fs::File,
     slurm_job: Option<String>,
     /// Steps that have a row: the next plan of the same command finds a step that has just run.
-    written: Mutex<BTreeSet<String>>,
+    written: Mutex<BTreeSet<StepName>>,
 }
 
 impl Rows {
@@ -101,7 +102,7 @@ mod tests {
             profile: "therock".to_owned(),
             target: "gfx1103".to_owned(),
             engine: "nspawn".to_owned(),
-            step: step.to_owned(),
+            step: step.into(),
             key: "k".to_owned(),
             outcome,
             jobs: None,

@@ -45,6 +45,7 @@ use crate::plan::{Action, Plan, StepOptions};
 use crate::store::results::BlockedResult;
 use crate::store::{LockedEnv, Store};
 use crate::sys::error::{Error, Kind, Result};
+use crate::sys::name::StepName;
 use crate::sys::signals::Signals;
 use crate::ui::event::Outcome;
 use crate::ui::metrics::{Row, Rows};
@@ -286,7 +287,7 @@ enum Attempt {
     /// A source changed before the first step ran.
     Stale,
     /// This step has run. The keys of later steps depend on its result, or on a source that it changed.
-    Known(String),
+    Known(StepName),
 }
 
 /// One attempt: to the end, or to a step whose result decides later keys.

@@ -248,7 +248,7 @@ impl<'a> Stand<'a> {
                 continue;
             };
             let is = |step: &StepInput| match step.key {
-                None => step.name == layer.title,
+                None => *step.name == *layer.title,
                 Some(_) => layer.key == step.key,
             };
             if layer.key.is_some() && !wanted.iter().any(is) {

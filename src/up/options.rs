@@ -234,7 +234,7 @@ fn at_least_one(text: &str) -> std::result::Result<u32, String> {
 }
 
 fn check_names(profile: &Profile, args: &PlanOptions) -> Result<()> {
-    let position = |name: &String| profile.steps.iter().position(|step| step.name == *name);
+    let position = |name: &String| profile.steps.iter().position(|step| step.name == **name);
     for name in args.until.iter().chain(&args.rerun) {
         if position(name).is_none() {
             let names: Vec<&str> = profile
@@ -270,7 +270,7 @@ pub(super) fn rest(profile: &Profile, step: &str, asked: StepOptions) -> StepOpt
     let at = |name: &str| profile.steps.iter().position(|step| step.name == name);
     let next = at(step).and_then(|position| profile.steps.get(position + 1));
     let rerun = asked.rerun.map(|name| match next {
-        Some(next) if at(&name) <= at(step) => next.name.clone(),
+        Some(next) if at(&name) <= at(step) => next.name.to_string(),
         _ => name,
     });
     StepOptions {

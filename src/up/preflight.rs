@@ -17,6 +17,7 @@ use crate::profile::{FROM_SOURCE, Profile};
 use crate::store::results::outputs;
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host::space;
+use crate::sys::name::StepName;
 use crate::ui::size::{self, bytes};
 use crate::up::select::Selection;
 
@@ -39,7 +40,7 @@ pub(crate) struct Needs {
     /// Memory that the machine must have, in bytes.
     memory: Option<u64>,
     /// The step that needs that much, unless the profile as a whole does.
-    memory_for: Option<String>,
+    memory_for: Option<StepName>,
     /// Disk, the store's file system first.
     disk: Vec<Disk>,
     /// Earlier cost of the steps that will run.
@@ -55,7 +56,7 @@ pub(crate) struct Needs {
     points: Vec<StartingPoint>,
     /// The last step before those that need more memory than the machine has.
     #[serde(skip)]
-    stop: Option<String>,
+    stop: Option<StepName>,
     #[serde(skip)]
     machine: u64,
     #[serde(skip)]
@@ -65,7 +66,7 @@ pub(crate) struct Needs {
 /// The published time of a step.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Published {
-    step: String,
+    step: StepName,
     seconds: u64,
     /// A limit, which nobody measured.
     #[serde(skip_serializing_if = "std::ops::Not::not")]

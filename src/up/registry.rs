@@ -279,10 +279,10 @@ pub(crate) fn missing_keys(
         return Ok(Vec::new());
     }
     let (observed, plan) = plan_for(store, None, gathered, spec, asked)?;
-    let again = asked.rerun.as_ref();
+    let again = asked.rerun.as_deref();
     let steps = plan.steps.into_iter();
     let mut keys: Vec<StepKey> = steps
-        .take_while(|step| Some(&step.name) != again)
+        .take_while(|step| Some(&*step.name) != again)
         .filter(|step| {
             let found = step.key.as_ref().and_then(|key| observed.layers.get(key));
             step.action == Action::Run && found.is_none_or(|found| found.refused)

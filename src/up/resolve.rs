@@ -25,12 +25,13 @@ use crate::store::images::Image;
 use crate::store::source::{Git, Repository};
 use crate::store::{LockedEnv, Store};
 use crate::sys::error::Result;
+use crate::sys::name::StepName;
 
 /// How the keys after a step use TheRock's fingerprints.
 #[derive(Debug, Serialize)]
 pub(crate) struct FingerprintUse {
     /// The step that configures TheRock.
-    step: String,
+    step: StepName,
     /// Number of artifacts with a fingerprint; `None` if the step must run first.
     therock: Option<usize>,
     /// Artifacts without one: the source's fingerprint stands in.
@@ -329,7 +330,7 @@ pub(super) struct Resolved<'a> {
     /// How far this attempt goes.
     pub(super) options: StepOptions,
     /// The step that ends the attempt, because the keys of later requested steps depend on its result.
-    pub(super) open: Option<String>,
+    pub(super) open: Option<StepName>,
 }
 
 /// Resolves the profile, and pulls the steps that a registry has; `None` if the image is gone.
@@ -353,7 +354,7 @@ pub(super) fn resolve_and_pull<'a>(
     spec.lock = selection.locked.as_ref().map(Locked::digest).transpose()?;
     let open = opening(&selection.profile, &spec, asked);
     let options = StepOptions {
-        until: open.clone().or_else(|| asked.until.clone()),
+        until: open.clone().map(Into::into).or_else(|| asked.until.clone()),
         ..asked.clone()
     };
     Ok(Some(Resolved {
@@ -388,7 +389,7 @@ impl Resolved<'_> {
 }
 
 /// Returns the step that must run before the keys of later ones are known, if later ones are requested.
-fn opening(profile: &Profile, spec: &Spec, asked: &StepOptions) -> Option<String> {
+fn opening(profile: &Profile, spec: &Spec, asked: &StepOptions) -> Option<StepName> {
     let at = |name: &str| profile.steps.iter().position(|step| step.name == name);
     let open = spec.open.clone()?;
     let reaches = |until: &String| at(until) > at(&open);

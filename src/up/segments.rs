@@ -48,9 +48,10 @@ fn chosen<'a>(spec: &'a Spec, record: &Record, names: &[String]) -> Result<Vec<&
     let has = |step: &&Step| record.of_step(&step.key).is_some();
     let known: Vec<&Step> = spec.steps.iter().filter(has).collect();
     for name in names {
-        if !known.iter().any(|step| step.name == *name) {
+        if !known.iter().any(|step| step.name == **name) {
             let mut ran = record.steps.iter();
-            let is_skipped = ran.any(|step| step.name == *name && step.outcome == Outcome::Skipped);
+            let is_skipped =
+                ran.any(|step| step.name == **name && step.outcome == Outcome::Skipped);
             let what = match spec.step(name) {
                 _ if is_skipped => format!(
                     "step `{name}` of env `{}` has no snapshot: it was skipped",
@@ -64,7 +65,7 @@ fn chosen<'a>(spec: &'a Spec, record: &Record, names: &[String]) -> Result<Vec<&
             return Err(not_found!("{what}").help(help));
         }
     }
-    let is_asked = |step: &&Step| names.is_empty() || names.contains(&step.name);
+    let is_asked = |step: &&Step| names.is_empty() || names.iter().any(|name| step.name == **name);
     let chosen: Vec<&Step> = known.into_iter().filter(is_asked).collect();
     match chosen.is_empty() {
         true => {

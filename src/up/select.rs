@@ -207,7 +207,7 @@ impl Selection {
     pub(crate) fn stops_before(&self, position: Option<usize>) -> bool {
         let steps = &self.profile.steps;
         let last = self.until.as_ref();
-        let last = last.and_then(|last| steps.iter().position(|step| step.name == *last));
+        let last = last.and_then(|last| steps.iter().position(|step| step.name == **last));
         last.is_some_and(|last| position.is_some_and(|position| last < position))
     }
 

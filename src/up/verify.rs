@@ -21,6 +21,7 @@ use crate::store::source;
 use crate::store::{LockedEnv, Store, lock};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host::Host;
+use crate::sys::name::StepName;
 use crate::sys::signals::Cancel;
 use crate::ui::event::Outcome;
 use crate::up::context::Context;
@@ -44,7 +45,7 @@ pub(crate) struct VerifyOptions {
 /// The result for a step.
 #[derive(Debug, Serialize)]
 pub(crate) struct StepReport {
-    pub(crate) step: String,
+    pub(crate) step: StepName,
     pub(crate) key: StepKey,
     pub(crate) layer: LayerId,
     pub(crate) same: bool,
@@ -190,7 +191,7 @@ impl<'a> Rebuild<'a> {
             ExecutionProgress::Changed(last) => {
                 let first = runs(&self.spec, segment).next();
                 let step = last.or_else(|| first.map(|step| step.name.clone()));
-                Err(disturbed(&step.unwrap_or_default()))
+                Err(disturbed(step.as_deref().unwrap_or_default()))
             }
         }
     }

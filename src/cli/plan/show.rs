@@ -190,7 +190,7 @@ fn sources(ways: &[&StartingPoint]) -> String {
 }
 
 fn shown(figure: &Figure) -> String {
-    let mut text = figure.step.clone();
+    let mut text = figure.step.to_string();
     if let Some(seconds) = figure.seconds {
         let time = size::duration(Duration::from_secs(seconds));
         text.extend([" ", &time]);

@@ -109,7 +109,7 @@ fn summary(record: &Record) -> String {
 
 fn steps(record: &Record) -> Vec<StepRow> {
     let steps = record.steps.iter().map(|step| StepRow {
-        name: step.name.clone(),
+        name: step.name.to_string(),
         outcome: step.outcome,
         reason: step.reason.clone(),
         cost: step.cost,
@@ -234,12 +234,10 @@ fn caches(store: &Store, spec: &Spec) -> Result<Vec<Cache>> {
 fn left_out(spec: &Spec, record: &Record) -> Vec<Fact> {
     let listed = |name: &str| record.steps.iter().any(|step| step.name == name);
     let steps = spec.skipped.iter().filter(|step| !listed(&step.name));
-    let steps = steps.map(|step| ("step", step));
-    let hooks = spec.hooks_left_out.iter().map(|hook| ("hook", hook));
-    steps
-        .chain(hooks)
-        .map(|(kind, left)| Fact::new(format!("{kind} {}", left.name), &left.reason))
-        .collect()
+    let steps = steps.map(|step| Fact::new(format!("step {}", step.name), &step.reason));
+    let hooks = spec.hooks_left_out.iter();
+    let hooks = hooks.map(|hook| Fact::new(format!("hook {}", hook.name), &hook.reason));
+    steps.chain(hooks).collect()
 }
 
 /// Returns the largest rows, in the store and at services.

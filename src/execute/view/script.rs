@@ -13,6 +13,7 @@ use crate::execute::{Ending, Execution};
 use crate::plan::resolve::{Action, Step, User};
 use crate::profile::hook::{Hook, HookChange, HookChanges, Script};
 use crate::sys::error::{Error, Kind, Result};
+use crate::sys::name::StepName;
 use crate::tree::{file, overlay};
 
 impl Execution<'_, '_> {
@@ -25,7 +26,7 @@ impl Execution<'_, '_> {
         shown: PatchedSource,
     ) -> Result<()> {
         let job = Step {
-            name: format!("hook-{}", hook.name),
+            name: StepName::of_hook(&hook.name)?,
             user: User::Builder,
             workdir: viewed.volume.target.clone(),
             network: false,

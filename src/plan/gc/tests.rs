@@ -402,7 +402,7 @@ fn logs_go_by_age_alone_and_never_those_that_a_step_names() {
     let mut inventory = inventory();
     let one = inventory.envs.get_mut("one").unwrap();
     one.record.failed = Some(Failed {
-        step: "c".to_owned(),
+        step: "c".into(),
         tree: "t".into(),
         parent: None,
         log: "logs/20200101T000000Z/01-c.log".into(),

@@ -180,8 +180,8 @@ pub(crate) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<LockChange> {
     found
 }
 
-fn flat<'a>(
-    tables: impl Iterator<Item = (&'a String, &'a BTreeMap<String, String>)>,
+fn flat<'a, Name: fmt::Display + 'a>(
+    tables: impl Iterator<Item = (Name, &'a BTreeMap<String, String>)>,
 ) -> BTreeMap<String, String> {
     let entries = tables.flat_map(|(first, table)| {
         table

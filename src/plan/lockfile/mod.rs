@@ -28,6 +28,7 @@ use crate::plan::image::Image;
 use crate::plan::pins::Pins;
 use crate::plan::resolve::StepKey;
 use crate::rocm::therock::ArtifactFingerprints;
+use crate::sys::name::StepName;
 
 /// Version of the format. Newer ones are refused, older ones can always be read.
 ///
@@ -222,7 +223,7 @@ impl CacheFile {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LockedStep {
-    pub name: String,
+    pub name: StepName,
     /// Key of its snapshot.
     pub key: StepKey,
     /// The key's parts besides the parent, as [`crate::plan::resolve::Step::parts`]. They only serve to describe
@@ -364,7 +365,7 @@ pub(crate) mod tests {
             )]),
             steps: vec![
                 LockedStep {
-                    name: "z-first".to_owned(),
+                    name: "z-first".into(),
                     key: StepKey::base(&BaseImage::Known("one".into())),
                     parts: parts(&["script", "settings", "input therock"]),
                     pins: BTreeMap::from([(
@@ -375,7 +376,7 @@ pub(crate) mod tests {
                     incremental: false,
                 },
                 LockedStep {
-                    name: "a-second".to_owned(),
+                    name: "a-second".into(),
                     key: StepKey::base(&BaseImage::Known("two".into())),
                     parts: parts(&["script", "settings"]),
                     pins: Pins::new(),

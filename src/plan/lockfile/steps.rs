@@ -152,7 +152,7 @@ mod tests {
         let step = |(name, script): &(&str, &str)| {
             all = format!("{all} {script}");
             LockedStep {
-                name: (*name).to_owned(),
+                name: (*name).into(),
                 key: all.as_str().into(),
                 parts: BTreeMap::from([
                     ("script".to_owned(), (*script).to_owned()),

@@ -7,6 +7,7 @@ use crate::plan::resolve::inputs::Inputs;
 use crate::profile::Profile;
 use crate::rocm::therock::ArtifactFingerprints;
 use crate::sys::error::Result;
+use crate::sys::name::StepName;
 
 /// Gives the steps their keys; returns the step that must run before later keys are final.
 pub(super) fn chain(
@@ -16,7 +17,7 @@ pub(super) fn chain(
     inputs: &Inputs,
     volumes: &[Volume],
     hooks: &[Hook],
-) -> Result<Option<String>> {
+) -> Result<Option<StepName>> {
     let mut parent = base.clone();
     let standing_in: Vec<String> = steps
         .iter()
@@ -29,7 +30,7 @@ pub(super) fn chain(
     // TheRock asks git whether a source has changes, and git's answer omits untracked files.
     let mut blind = false;
     // Steps that are in no later key. What begins at them is in the next step's key.
-    let mut uncached_downstream: Vec<String> = Vec::new();
+    let mut uncached_downstream: Vec<StepName> = Vec::new();
     for step in steps {
         let content = fingerprints(step, inputs)?;
         let rest: Vec<_> = content

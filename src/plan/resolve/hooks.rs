@@ -6,6 +6,7 @@ use crate::profile::hook::Applies;
 use crate::profile::{self, Problem, Profile, UnreadPart, VolumeKind};
 use crate::rocm::target::Target;
 use crate::sys::error::Result;
+use crate::sys::name::StepName;
 use crate::sys::span::At;
 
 /// The facts about a hook that `resolve` needs.
@@ -16,7 +17,7 @@ pub(crate) struct HookFacts {
     /// The volume that it changes.
     pub volume: String,
     /// The first step to apply it at, if it names one.
-    pub from_step: Option<String>,
+    pub from_step: Option<StepName>,
     /// Where it applies.
     pub applies: Applies,
     /// Why the source's revision does not need it, if known.

@@ -40,6 +40,7 @@ pub(crate) use crate::profile::{
 use crate::rocm::gpu::Extras;
 use crate::rocm::target::Target;
 pub use crate::sys::account::BuildUser;
+use crate::sys::name::StepName;
 use crate::sys::shell::quoted;
 pub(crate) use chain::{UNTRACKED, is_untracked};
 
@@ -103,10 +104,10 @@ pub struct Spec {
     /// Steps in order.
     pub steps: Vec<Step>,
     /// Steps skipped because of `when` or a missing GPU.
-    pub skipped: Vec<Skipped>,
+    pub skipped: Vec<Skipped<StepName>>,
     /// The first step with unknown fingerprints: it must run before later keys are known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub open: Option<String>,
+    pub open: Option<StepName>,
 }
 
 impl Spec {
@@ -158,7 +159,7 @@ pub struct Hook {
     /// The source volume that it changes.
     pub volume: String,
     /// The first step that sees the change, and has its digest in its key.
-    pub from: String,
+    pub from: StepName,
 }
 
 /// A directory to mount.
@@ -212,7 +213,7 @@ pub struct Git {
 /// One unit of work.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
-    pub name: String,
+    pub name: StepName,
     /// Key of its snapshot.
     pub key: StepKey,
     /// The key's ingredients besides the parent: beginnings of digests, by names such as `script` and `input NAME`.
@@ -300,8 +301,8 @@ pub struct ExportItem {
 
 /// A step or hook that is not part of this env.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Skipped {
-    pub name: String,
+pub struct Skipped<Name = String> {
+    pub name: Name,
     /// Why, as the rest of "skipped: ...".
     pub reason: String,
 }

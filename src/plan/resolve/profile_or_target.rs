@@ -2,10 +2,11 @@
 
 use std::borrow::Cow;
 
-use crate::plan::ids::{EnvName, InvalidName};
+use crate::plan::ids::EnvName;
 use crate::profile::{is_path, shorten};
 use crate::rocm::target::{self, Target};
 use crate::sys::error::{Kind, Result};
+use crate::sys::name::InvalidName;
 use crate::sys::suggest;
 
 /// Profile that `up gfx1103` uses.

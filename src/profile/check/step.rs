@@ -12,6 +12,7 @@ use crate::profile::{
     Action, Choice, ExportItem, FROM_SOURCE, Fingerprints, Published, Step, When, input, value,
 };
 use crate::rocm::target;
+use crate::sys::name::StepName;
 use crate::sys::span::At;
 
 /// Variants and starting points that a `when` can name.
@@ -43,7 +44,7 @@ impl Check<'_> {
         choices: Choices<'_>,
     ) -> Option<Step> {
         let name = written.name;
-        self.name("step", &name);
+        let checked = self.accepted(&name.place, value::step_name(&name));
         let gpu = written.gpu.unwrap_or_default() || needed_by.contains(&name.value);
         let when = self.when(written.when, choices);
         let published = written.published.map(|published| Published {
@@ -110,7 +111,7 @@ impl Check<'_> {
             (_, user) => user.map_or(User::Builder, |user| user.value),
         };
         Some(Step {
-            name: name.value,
+            name: checked.unwrap_or_else(StepName::of_draft),
             action,
             user,
             workdir: written.workdir,

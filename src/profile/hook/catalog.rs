@@ -9,6 +9,7 @@ use crate::profile::value;
 use crate::rocm::target::{self, Target};
 use crate::sys::catalog::{CatalogEntry, Directory};
 use crate::sys::error::{Error, Result};
+use crate::sys::name::StepName;
 use crate::sys::span::{self, At, Place};
 use crate::sys::{builtin, catalog, trusted_files};
 
@@ -115,9 +116,8 @@ fn parse(
         return Err(check.error(&raw.schema.place, message));
     }
     check.name("volume", &raw.volume)?;
-    if let Some(step) = &raw.from_step {
-        check.name("step", step)?;
-    }
+    let from_step = raw.from_step.as_ref();
+    let from_step = from_step.map(|step| check.step_name(step)).transpose()?;
     for target in &raw.applies.targets {
         let known = target::family(target).is_some();
         if !known && let Err(error) = Target::parse(target) {
@@ -178,7 +178,7 @@ fn parse(
         },
         work: Work {
             volume: raw.volume.value,
-            from_step: raw.from_step.map(|at| at.value),
+            from_step,
             patches,
             edits,
             script,
@@ -200,6 +200,10 @@ impl Check<'_> {
 
     fn name(&self, what: &str, name: &At<String>) -> Result<()> {
         value::name(what, name).map_err(|refused| self.error(&name.place, refused.message))
+    }
+
+    fn step_name(&self, name: &At<String>) -> Result<StepName> {
+        value::step_name(name).map_err(|refused| self.error(&name.place, refused.message))
     }
 
     fn digits(&self, text: &At<String>, count: usize) -> Result<()> {

@@ -18,6 +18,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::rocm::target::Target;
 use crate::sys::error::{Error, Result};
+use crate::sys::name::StepName;
 pub use apply::{FileInSource, HookChange, HookChanges, apply};
 pub use catalog::{list, load};
 pub use file::schema;
@@ -82,7 +83,7 @@ pub struct Work {
     /// Source volume that it changes.
     pub volume: String,
     /// Step from which on it is applied; default: the first one with the volume among its `inputs`.
-    pub from_step: Option<String>,
+    pub from_step: Option<StepName>,
     pub patches: Vec<Patch>,
     pub edits: Vec<Edit>,
     pub script: Option<Script>,

@@ -284,7 +284,7 @@ fn record_from(inventory: &Inventory, name: &EnvName, spec: &Spec) -> Result<Opt
             .filter(|layer| layer.key.as_ref() == Some(&step.key))
             .max_by_key(|layer| layer.created);
         if let Some(layer) = newest {
-            snapshots.push((layer, step.name.clone()));
+            snapshots.push((layer, step.name.to_string()));
         }
     }
     let id = match owner(inventory, name, &snapshots) {

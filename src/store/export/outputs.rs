@@ -21,6 +21,7 @@ use crate::store::{LockedEnv, Store, source};
 use crate::sys::account;
 use crate::sys::catalog::Directory;
 use crate::sys::error::{Error, Kind, Result, named_path};
+use crate::sys::name::StepName;
 use crate::sys::trusted_files;
 use crate::tree::listing::{PathState, path_state};
 
@@ -70,7 +71,7 @@ impl OutputsExport<'_> {
             // Later steps have no part in these files.
             let last = spec.steps.iter().position(|step| step.name == *until);
             spec.steps.truncate(last.map_or(0, |last| last + 1));
-            let steps: Vec<String> = spec.steps.iter().map(|step| step.name.clone()).collect();
+            let steps: Vec<StepName> = spec.steps.iter().map(|step| step.name.clone()).collect();
             spec.hooks.retain(|hook| steps.contains(&hook.from));
         }
         let text = store.locked_text(&spec)?;
@@ -236,7 +237,7 @@ fn checked_out(store: &Store, spec: &Spec, lock: Option<&Lockfile>) -> BTreeSet<
 
 /// Returns the last step of an env that was built up to it and no further, as by `--until`. Refuses any other
 /// unfinished env.
-fn reached(store: &Store, env: &LockedEnv<'_>) -> Result<String> {
+fn reached(store: &Store, env: &LockedEnv<'_>) -> Result<StepName> {
     let record = env.known_record()?;
     let stands = || {
         let open = |step: &&StepRecord| step.outcome == Step::Pending;

@@ -309,7 +309,9 @@ impl Places<'_> {
             for tree in names(&path.join("trees")) {
                 let (class, title) = match &failed {
                     _ if live.as_deref() == Some(tree.as_str()) => (Class::Live, String::new()),
-                    Some(failed) if *failed.tree == *tree => (Class::Failed, failed.step.clone()),
+                    Some(failed) if *failed.tree == *tree => {
+                        (Class::Failed, failed.step.to_string())
+                    }
                     // A running step's, or garbage: the directory does not show which.
                     _ => (Class::Live, tree.clone()),
                 };

@@ -11,6 +11,7 @@ use crate::matrix::{Cell, PlannedStep};
 use crate::plan::ids::EnvName;
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host::Host;
+use crate::sys::name::StepName;
 use crate::sys::process::{self, Program};
 use crate::sys::signals::Cancel;
 use crate::ui::event::{Event, Outcome};
@@ -89,7 +90,7 @@ pub(super) struct Disk {
 pub(super) struct UpEvents {
     pub outcome: Option<Outcome>,
     pub disk_delta: i64,
-    failed: Option<String>,
+    failed: Option<StepName>,
 }
 
 impl UpEvents {

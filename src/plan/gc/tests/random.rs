@@ -62,7 +62,7 @@ fn inventories() -> impl Strategy<Value = Inventory> {
                 one.failed = 3 * MIB;
                 if *state == 5 {
                     one.record.failed = Some(Failed {
-                        step: "f".to_owned(),
+                        step: "f".into(),
                         tree: "t".into(),
                         parent: Some(id(head.index(layers.len())).as_str().into()),
                         log: "log".into(),

@@ -196,7 +196,7 @@ fn without_a_gpu_its_steps_are_left_out_and_later_keys_are_the_same() {
     // A hook that begins at such a step is in the key of the next one, wherever that is the first to see it.
     let at_test = |fix: &str, without_gpu: Option<&str>| {
         let mut facts = super::fix(fix);
-        facts.from_step = Some("test".to_owned());
+        facts.from_step = Some("test".into());
         let inputs = inputs!(hooks: [("fix".to_owned(), facts)].into(),
             without_gpu: without_gpu.map(str::to_owned));
         spec(TEXT, &inputs).step("export").unwrap().key.clone()

@@ -24,7 +24,7 @@ fn hooked(one: HookFacts, two: HookFacts) -> crate::sys::error::Result<Spec> {
 #[test]
 fn a_hook_counts_from_the_first_step_that_sees_it() {
     let late = |digest: &str| HookFacts {
-        from_step: Some("extra".to_owned()),
+        from_step: Some("extra".into()),
         ..fix(digest)
     };
     let spec = hooked(fix("h1"), late("h2")).unwrap();
@@ -83,7 +83,7 @@ fn hooks_are_left_out_or_refused() {
     };
     let error = with(|facts| "elsewhere".clone_into(&mut facts.volume));
     assert_has!(error, "changes `elsewhere`, which is not a `source` volume");
-    let error = with(|facts| facts.from_step = Some("elsewhere".to_owned()));
+    let error = with(|facts| facts.from_step = Some("elsewhere".into()));
     assert_has!(error, "starts at unknown step `elsewhere`");
     let error = with(|facts| facts.applies.profiles = vec!["therock".to_owned()]);
     assert_has!(error, "is only for therock");
