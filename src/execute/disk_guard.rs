@@ -2,11 +2,8 @@
 //! hours of work do not end in a full disk.
 
 use std::collections::BTreeSet;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-
-use fs_err as fs;
 
 use crate::engine::hold::ContainerRecord;
 use crate::plan::gc;
@@ -16,6 +13,7 @@ use crate::store::config::Config;
 use crate::store::inventory::InventoryOptions;
 use crate::sys::error::Result;
 use crate::sys::host::{Space, space};
+use crate::tree::FileSystem;
 use crate::ui::size;
 
 /// How often free space is checked.
@@ -87,10 +85,10 @@ impl DiskGuard {
         paths: impl Iterator<Item = &'a Path>,
         floor: u64,
     ) -> Result<Self> {
-        let mut devices = BTreeSet::new();
+        let mut known = BTreeSet::new();
         let mut places = Vec::new();
         for path in paths {
-            if devices.insert(fs::metadata(path)?.dev()) {
+            if known.insert(FileSystem::of(path)?) {
                 let Space { free, total } = space(path)?;
                 places.push(Place {
                     path: path.to_owned(),

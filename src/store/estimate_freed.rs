@@ -5,7 +5,6 @@
 //! In that case everything removable is measured against the rest of the store, once it matters.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
@@ -20,7 +19,7 @@ use crate::plan::ids::{EnvName, ImageKey, LayerId, TreeId};
 use crate::store::inventory::{InventoryOptions, allocated};
 use crate::sys::error::{Result, ResultExt as _};
 use crate::tree::measure::{MeasureOptions, Root};
-use crate::tree::{self, Method, measure};
+use crate::tree::{self, FileSystem, Method, measure};
 
 /// The class and owner of everything that stays.
 const KEPT: u32 = 0;
@@ -306,8 +305,8 @@ fn written_at(service: &Service, tree: &str) -> u64 {
 
 /// The services that were asked where they keep their data.
 struct Services {
-    /// Device of the store's file system.
-    device: u64,
+    /// The store's file system.
+    system: FileSystem,
     /// By socket; `None` if a removal there frees nothing on the store's file system.
     known: BTreeMap<PathBuf, Option<Service>>,
 }
@@ -315,7 +314,7 @@ struct Services {
 impl Services {
     fn of(store: &Store) -> Result<Self> {
         Ok(Self {
-            device: fs::metadata(store.root())?.dev(),
+            system: FileSystem::of(store.root())?,
             known: BTreeMap::new(),
         })
     }
@@ -332,7 +331,7 @@ impl Services {
     }
 
     fn holds(&self, service: &Service) -> bool {
-        let here = |place: &PathBuf| fs::metadata(place).is_ok_and(|it| it.dev() == self.device);
+        let here = |place: &PathBuf| FileSystem::of(place).is_ok_and(|it| it == self.system);
         let places = service.places().unwrap_or_default();
         !places.is_empty() && places.iter().all(here)
     }

@@ -69,6 +69,14 @@ struct Info {
 }
 
 #[repr(C)]
+struct FsInfo {
+    max_id: u64,
+    devices: u64,
+    id: [u8; 16],
+    rest: [u64; 124],
+}
+
+#[repr(C)]
 struct RootRefs {
     min_id: u64,
     refs: [(u64, u64); 255],
@@ -81,15 +89,17 @@ const _: () = assert!(size_of::<Args>() == 4096);
 const _: () = assert!(size_of::<ArgsV2>() == 4096);
 const _: () = assert!(size_of::<Info>() == 504);
 const _: () = assert!(size_of::<RootRefs>() == 4096);
+const _: () = assert!(size_of::<FsInfo>() == 1024);
 
 mod ioctl {
-    use super::{Args, ArgsV2, Info, RootRefs};
+    use super::{Args, ArgsV2, FsInfo, Info, RootRefs};
     nix::ioctl_none!(sync, 0x94, 8);
     nix::ioctl_write_ptr!(subvolume_create, 0x94, 14, Args);
     nix::ioctl_write_ptr!(destroy, 0x94, 15, Args);
     nix::ioctl_write_ptr!(snapshot, 0x94, 23, ArgsV2);
     nix::ioctl_read!(get_flags, 0x94, 25, u64);
     nix::ioctl_write_ptr!(set_flags, 0x94, 26, u64);
+    nix::ioctl_read!(fs_info, 0x94, 31, FsInfo);
     nix::ioctl_read!(info, 0x94, 60, Info);
     nix::ioctl_readwrite!(root_refs, 0x94, 61, RootRefs);
     nix::ioctl_write_ptr!(destroy_v2, 0x94, 63, ArgsV2);
@@ -98,6 +108,18 @@ mod ioctl {
 /// Returns whether `fd` is on btrfs.
 pub fn is_btrfs(fd: impl AsFd) -> nix::Result<bool> {
     Ok(fstatfs(fd)?.filesystem_type() == BTRFS_SUPER_MAGIC)
+}
+
+/// Returns the id of the btrfs that `fd` is on, the same in all its subvolumes.
+pub(super) fn file_system_id(fd: BorrowedFd<'_>) -> nix::Result<[u8; 16]> {
+    if !is_btrfs(fd)? {
+        return Err(Errno::ENOTTY);
+    }
+    // SAFETY: `FsInfo` is integers and arrays of integers, for which all zeros is a valid value.
+    let mut info: Box<FsInfo> = Box::new(unsafe { std::mem::zeroed() });
+    // SAFETY: `info` is a valid place of the size in the ioctl number, which the kernel fills.
+    unsafe { ioctl::fs_info(fd.as_raw_fd(), &raw mut *info) }?;
+    Ok(info.id)
 }
 
 /// Returns whether `fd` is the root directory of a subvolume.

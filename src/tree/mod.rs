@@ -27,6 +27,8 @@ pub(crate) mod xattr;
 pub(crate) mod xfs;
 
 use std::fmt;
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -38,6 +40,7 @@ pub use probe::probe;
 pub use reflink::{Cloned, copy_tree};
 pub use remove::{Removed, remove_tree};
 
+use crate::sys::beneath;
 use crate::sys::error::{Error, Result};
 
 fn errno<T>(outcome: rustix::io::Result<T>) -> nix::Result<T> {
@@ -89,6 +92,27 @@ impl FromStr for Method {
 pub(crate) fn mounts_below(path: &Path) -> Vec<PathBuf> {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     mounts::at_or_below(&absolute).unwrap_or_default()
+}
+
+/// A mounted file system: paths with equal ones share its free space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum FileSystem {
+    /// Each subvolume has a device number of its own.
+    Btrfs([u8; 16]),
+    Device(u64),
+}
+
+impl FileSystem {
+    /// Returns the file system that a path is on.
+    pub(crate) fn of(path: &Path) -> Result<Self> {
+        let found = fs_err::metadata(path)?;
+        let id = match found.is_dir() {
+            true => beneath::open_path(path).ok(),
+            false => None,
+        };
+        let id = id.and_then(|fd| btrfs::file_system_id(fd.as_fd()).ok());
+        Ok(id.map_or_else(|| Self::Device(found.dev()), Self::Btrfs))
+    }
 }
 
 /// Makes an empty tree: a subvolume on btrfs, else a directory.

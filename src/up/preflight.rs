@@ -1,11 +1,9 @@
 //! Owns the requirements of an env on the machine: `plan` shows them, and `up` checks them before it starts.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use fs_err as fs;
 use serde::Serialize;
 
 use crate::plan::jobs::{Figure, Forecast, Sizing, forecast};
@@ -18,6 +16,7 @@ use crate::store::results::outputs;
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host::space;
 use crate::sys::name::StepName;
+use crate::tree::FileSystem;
 use crate::ui::size::{self, bytes};
 use crate::up::select::Selection;
 
@@ -403,11 +402,11 @@ impl Refused {
 
 /// Returns the space needed on each file system, minus `spent` on the store's.
 fn disks(spec: &Spec, root: &Path, spent: u64) -> Result<Vec<Disk>> {
-    let mut disks: Vec<(u64, Disk)> = Vec::new();
+    let mut disks: Vec<(FileSystem, Disk)> = Vec::new();
     let mut place = |path: &Path| -> Result<usize> {
         let path = existing(path);
-        let device = fs::metadata(&path)?.dev();
-        if let Some(at) = disks.iter().position(|(other, _)| *other == device) {
+        let system = FileSystem::of(&path)?;
+        if let Some(at) = disks.iter().position(|(other, _)| *other == system) {
             return Ok(at);
         }
         let disk = Disk {
@@ -416,7 +415,7 @@ fn disks(spec: &Spec, root: &Path, spent: u64) -> Result<Vec<Disk>> {
             needed: 0,
             volumes: BTreeMap::new(),
         };
-        disks.push((device, disk));
+        disks.push((system, disk));
         Ok(disks.len() - 1)
     };
     let store = place(root)?;

@@ -1,5 +1,7 @@
 //! Figures of space: none is negative, or larger than the disk that it is of, whatever steps leave there.
 
+use fs_err as fs;
+use rockenv::testing::btrfs;
 use serde_json::Value;
 
 use crate::support::env::TestStore;
@@ -116,4 +118,36 @@ fn none_is_negative_or_larger_than_the_disk() {
             &mut seen,
         );
     }
+}
+
+/// Each subvolume has a device number of its own, and the free space of all of them is the same.
+#[test]
+fn subvolumes_of_one_btrfs_are_one_disk() {
+    let disk = LoopFs::sized(Kind::Btrfs, 2 << 30);
+    let store = TestStore::on(&disk);
+    let out = disk.join("out");
+    btrfs::create(&out).unwrap();
+    std::os::unix::fs::chown(&out, Some(1234), Some(1234)).unwrap();
+    let profile = |needed: &str| {
+        format!(
+            "[[volume]]\nname = 'one'\nkind = 'build'\ntarget = '/v/one'\n\
+             [[volume]]\nname = 'two'\nkind = 'build'\ntarget = '/v/two'\n{needed}\
+             [[volume]]\nname = 'out'\nkind = 'output'\npath = '{}'\ntarget = '/v/out'\n{needed}\
+             [[step]]\nname = 'write'\nrun = 'head -c 60M /dev/urandom > /v/one/f; sync -f /v/one/f; sleep 1'\n",
+            out.display()
+        )
+    };
+    store.up_with(&profile(""));
+    let rows = fs::read_to_string(store.env_dir().join("metrics.jsonl")).unwrap();
+    let row: Value = serde_json::from_str(rows.lines().last().unwrap()).unwrap();
+    let peak = row["cost"]["disk_peak"].as_u64().unwrap() >> 20;
+
+    // Each would do alone.
+    store.profile(&profile("disk = '1100M'\n"));
+    let refused = store.rockenv(&["up", store.env(), "--rerun", "write"]);
+
+    assert!(
+        (50..110).contains(&peak) && refused.code == 9,
+        "{peak} MiB, {refused:?}"
+    );
 }
