@@ -200,7 +200,10 @@ impl Store {
         let root = directory.join("root");
         match self.method() {
             Method::Overlay => Ok(allocated(directory)),
-            Method::Btrfs if root.exists() => tree::btrfs::written(&root),
+            // A copied store has plain directories instead.
+            Method::Btrfs if root.exists() && tree::btrfs::is_subvolume(&root)? => {
+                tree::btrfs::written(&root)
+            }
             Method::Btrfs | Method::Reflink => {
                 let mut places = vec![Root::new(directory, 1)];
                 if let Some(below) = below.filter(|below| below.exists()) {
