@@ -304,3 +304,141 @@ fn paths_in_the_documentation_exist() {
     }
     assert!(found > 40, "{found} paths");
 }
+
+/// Programs with which a command begins that a message tells the user to type.
+const PROGRAMS: [&str; 13] = [
+    "rm", "mv", "cp", "mkdir", "chown", "chmod", "touch", "mount", "umount", "lsattr", "git",
+    "tar", "rockenv",
+];
+
+/// Returns the placeholders of a format string that are words of a command to type: `{}` as its number, `{name}` as it is.
+fn command_words(text: &str) -> Vec<String> {
+    let (mut found, mut number, mut command) = (Vec::new(), 0, false);
+    let mut start = true;
+    for word in text.split([' ', '\n']) {
+        let begins = start || word.starts_with('`') || word.starts_with('(');
+        start = word.ends_with([':', ';', ','])
+            || ["&&", "or", "run", "first:", "sudo"].contains(&word);
+        if begins {
+            command = PROGRAMS.contains(&word.trim_start_matches(['`', '(']));
+        }
+        for part in word.split('{').skip(1) {
+            let name = part.split(['}', ':']).next().unwrap_or_default();
+            let place = if name.is_empty() {
+                number += 1;
+                (number - 1).to_string()
+            } else {
+                name.to_owned()
+            };
+            if command {
+                found.push(place);
+            }
+        }
+        command &= !(word.ends_with([';', ',', '`']) || word.ends_with("`;"));
+    }
+    found
+}
+
+/// Returns the commands to type into which `tokens` put a path as it is, as `LINE: WORDS`. `lets` has what names stand for.
+fn unquoted(tokens: TokenStream, lets: &[(usize, String, String)]) -> Vec<String> {
+    let raw = |text: &str| {
+        (text.contains("display ()") || text.contains("to_string_lossy"))
+            && !text.contains("quoted")
+    };
+    let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+    let arguments: Vec<&[TokenTree]> = tokens
+        .split(|token| matches!(token, TokenTree::Punct(mark) if mark.as_char() == ','))
+        .collect();
+    let mut found = Vec::new();
+    for (at, argument) in arguments.iter().enumerate() {
+        if let [TokenTree::Literal(literal)] = argument {
+            for place in command_words(literal.to_string().trim_matches('"')) {
+                let value = match place.parse::<usize>() {
+                    Ok(number) => arguments
+                        .get(at + 1 + number)
+                        .map_or_else(String::new, |value| {
+                            value.iter().cloned().collect::<TokenStream>().to_string()
+                        }),
+                    Err(_) => place.clone(),
+                };
+                let line = literal.span().start().line;
+                let mut before = lets
+                    .iter()
+                    .rev()
+                    .filter(|(at, name, _)| *at <= line && *name == value);
+                let named = before.next().is_some_and(|(_, _, text)| raw(text));
+                if raw(&value) || named {
+                    found.push(format!("{line}: {literal}"));
+                }
+            }
+        }
+    }
+    let groups = tokens.into_iter().filter_map(|token| match token {
+        TokenTree::Group(group) => Some(group.stream()),
+        TokenTree::Ident(_) | TokenTree::Punct(_) | TokenTree::Literal(_) => None,
+    });
+    found.extend(groups.flat_map(|inner| unquoted(inner, lets)));
+    found
+}
+
+/// Returns the names that a file binds with a plain `let`, each with its line and what it is bound to.
+fn lets(text: &str) -> Vec<(usize, String, String)> {
+    let mut line = 1;
+    let mut found = Vec::new();
+    for (at, part) in text.split("let ").enumerate() {
+        let bound = part
+            .split(';')
+            .next()
+            .and_then(|part| part.split_once(" = "));
+        if let (1.., Some((name, value))) = (at, bound) {
+            let name = name.trim_start_matches("mut ").to_owned();
+            found.push((line, name, value.replace("display()", "display ()")));
+        }
+        line += part.matches('\n').count();
+    }
+    found
+}
+
+#[test]
+fn paths_in_commands_to_type_are_quoted() {
+    let all: Vec<String> = files("src")
+        .iter()
+        .flat_map(|file| {
+            let text = text("src", file);
+            let found = unquoted(text.parse().unwrap(), &lets(&text));
+            found
+                .into_iter()
+                .map(|one| format!("src/{}:{one}", file.display()))
+        })
+        .collect();
+    assert!(all.is_empty(), "{}", all.join("\n"));
+}
+
+#[test]
+fn a_path_that_is_not_quoted_is_found_however_it_is_written() {
+    for (line, is_found) in [
+        ("help(format!(\"rm -r {}\", path.display()))", true),
+        (
+            "f(\"`{}` stays; to remove it: rm -r {}\", a.display(), b.display())",
+            true,
+        ),
+        (
+            "f(\"`{}` stays; to remove it: rm -r {}\", a.display(), quoted_path(b))",
+            false,
+        ),
+        (
+            "{ let path = a.display(); f(\"run `umount {path}` and try again\") }",
+            true,
+        ),
+        ("{ let path = quoted_path(a); f(\"rm {path}\") }", false),
+        (
+            "f(\"mv {0} {0}.old, then again\", a.to_string_lossy())",
+            true,
+        ),
+        ("f(\"rm -r DIR; `{}` stays\", a.display())", false),
+        ("f(\"cannot mount `{}`\", a.display())", false),
+    ] {
+        let found = unquoted(line.parse().unwrap(), &lets(line));
+        assert_eq!(!found.is_empty(), is_found, "{line}: {found:?}");
+    }
+}

@@ -29,6 +29,7 @@ use crate::sys::account::{self, Rights};
 use crate::sys::atomic::random_id;
 use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::host::Host;
+use crate::sys::shell::quoted_path;
 
 /// Directories on disk that every container gets empty, and that no snapshot contains.
 const TEMPORARY: [(&str, &str); 2] = [("tmp", "/tmp"), ("var-tmp", "/var/tmp")];
@@ -331,7 +332,7 @@ fn existing(path: &Path, volume: &Volume) -> Result<PathBuf> {
         Err(error) => Err(
             invalid!("volume `{}` has no directory to mount", volume.name)
                 .source(error)
-                .help(format!("mkdir -p {}", path.display())),
+                .help(format!("mkdir -p {}", quoted_path(path))),
         ),
     }
 }

@@ -29,6 +29,7 @@ use crate::profile::hook::{self, FileInSource, Hook, HookChange, HookChanges};
 use crate::store::{LockedEnv, Store};
 use crate::sys::atomic::{self, random_id};
 use crate::sys::error::{Result, ResultExt as _, if_exists};
+use crate::sys::shell::quoted_path;
 use crate::tree::{self, file, overlay};
 
 fn directory(env: &LockedEnv<'_>, volume: &str) -> PathBuf {
@@ -386,7 +387,7 @@ fn no_mounts_inside(volume: &Volume, source: &Path) -> Result<()> {
             volume.name,
             point.display()
         )
-        .help(format!("umount {}", point.display()))),
+        .help(format!("umount {}", quoted_path(&point)))),
     }
 }
 

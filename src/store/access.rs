@@ -15,6 +15,7 @@ use nix::unistd::geteuid;
 use super::Store;
 use super::check::names;
 use crate::sys::error::{Error, Result, if_exists};
+use crate::sys::shell::quoted_path;
 use crate::sys::userns;
 use crate::tree;
 
@@ -45,7 +46,7 @@ impl Obstacle {
         if found.is_dir() {
             return Ok(None);
         }
-        let shown = path.display();
+        let shown = quoted_path(path);
         let (message, what) = match found.is_symlink() {
             true => {
                 let to = fs::read_link(path)?;

@@ -16,6 +16,7 @@ use crate::plan::gc::{Base, CachedFile, Env, Frozen, Inventory};
 use crate::plan::ids::EnvName;
 use crate::sys::checksum::is_sha256;
 use crate::sys::error::{Result, ResultExt as _};
+use crate::sys::shell::quoted_path;
 use crate::tree::measure::{self, scan_one};
 use crate::ui::size;
 
@@ -112,7 +113,7 @@ impl Store {
                 };
                 inventory.notes.push(format!(
                     "env `{name}` has lost its record, so all layers are kept: {up} rebuilds it from its layers; or discard them: rm {}",
-                    path.display()
+                    quoted_path(path)
                 ));
             }
             let busy = item.busy;
@@ -160,9 +161,10 @@ impl Store {
             if !inventory.envs.values().any(|env| *env.record.id == *id) {
                 let path = self.root().join("volumes").join(volume);
                 let bytes = size::bytes(allocated(&path));
-                let path = path.display();
                 inventory.notes.push(format!(
-                    "`{path}` ({bytes}) belongs to no known env and is kept; to remove it: rm -r {path}"
+                    "`{}` ({bytes}) belongs to no known env and is kept; to remove it: rm -r {}",
+                    path.display(),
+                    quoted_path(&path)
                 ));
             }
         }
@@ -184,9 +186,10 @@ impl Store {
                 continue;
             }
             let bytes = size::bytes(allocated(&path));
-            let path = path.display();
             inventory.notes.push(format!(
-                "source `{path}` ({bytes}) is needed by no env and is kept; to remove it, if it holds no work of yours: rm -r {path}"
+                "source `{}` ({bytes}) is needed by no env and is kept; to remove it, if it holds no work of yours: rm -r {}",
+                path.display(),
+                quoted_path(&path)
             ));
         }
         Ok(())

@@ -11,6 +11,7 @@ use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
 use crate::sys::error::{Error, Result};
+use crate::sys::shell::quoted_path;
 
 /// How long to wait for a lock before the command fails.
 pub(crate) const WAIT: Duration = Duration::from_secs(5);
@@ -182,7 +183,7 @@ fn busy(path: &Path, what: &str) -> Error {
     let down = env
         .and_then(Path::file_name)
         .map_or_else(String::new, |env| {
-            format!(", or `rockenv down {}`", env.display())
+            format!(", or `rockenv down {}`", quoted_path(Path::new(env)))
         });
     busy!("{what} is held by {}", holder_named(path)).help(format!(
         "wait for it, or stop it: Ctrl-C in its terminal{down}"

@@ -16,6 +16,7 @@ use crate::plan::resolve::Spec;
 use crate::store::export;
 use crate::sys::atomic;
 use crate::sys::error::Result;
+use crate::sys::shell::quoted_path;
 
 /// A lock file that was written or followed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -137,7 +138,7 @@ impl Store {
                     .source(error)
                     .help(format!(
                         "rm {}; `rockenv up --locked` creates it again",
-                        place.display()
+                        quoted_path(&place)
                     ))
             })?;
             let Some(known) = known else {
@@ -154,7 +155,7 @@ impl Store {
                     };
                     locked.notes.push(format!(
                         "lock file `{file}` cannot be {verb} now, {what}: keeping everything that it named; if it is gone for good: rm {}",
-                        place.display()
+                        quoted_path(&place)
                     ));
                     file = format!("{file} (which cannot be {verb} now)");
                     known.names

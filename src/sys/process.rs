@@ -546,7 +546,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let script = format!(
             "mount -t tmpfs none {} && (setsid sleep 4711 &) && echo $$",
-            dir.path().display()
+            crate::sys::shell::quoted_path(dir.path())
         );
         let out = run(&sh(&script).isolated()).unwrap();
         assert_eq!(out, b"1\n");

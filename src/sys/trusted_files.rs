@@ -14,6 +14,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::sys::catalog::Directory;
 use crate::sys::error::{Error, Result};
+use crate::sys::shell::quoted_path;
 use crate::sys::trust::{CONFIGURATION, DIRECTORIES};
 
 /// More files, levels and bytes than anybody looks through before trusting them.
@@ -270,8 +271,8 @@ fn too_much(top: &Path) -> Error {
         top.display()
     )
     .help(format!(
-        "name the profile's file: rockenv up {}/NAME.toml",
-        top.display()
+        "name the profile's file: rockenv up {}",
+        quoted_path(&top.join("NAME.toml"))
     ))
 }
 

@@ -22,6 +22,7 @@ use super::work_queue::Queue;
 use super::{btrfs, inode_flags, mounts};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::shell::quoted_path;
 
 /// How deep descriptors are kept open. Times the threads this stays below the usual limit of 1024 descriptors.
 const MAX_DEPTH: usize = 40;
@@ -115,7 +116,7 @@ fn mounted(path: &Path, mount: &Path) -> Error {
     )
     .help(format!(
         "nothing below the mount was changed; run `umount {}` and try again",
-        mount.display()
+        quoted_path(mount)
     ))
 }
 
@@ -364,7 +365,7 @@ impl Removal<'_> {
                     return;
                 };
                 match error {
-                    Errno::EPERM => failed.help(format!("see `lsattr -d {}`", path.display())),
+                    Errno::EPERM => failed.help(format!("see `lsattr -d {}`", quoted_path(&path))),
                     _ => failed,
                 }
             }

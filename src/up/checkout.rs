@@ -6,6 +6,7 @@
 use crate::plan::resolve::{by_version, version};
 use crate::rocm::therock::{Checkout, drift};
 use crate::sys::error::Result;
+use crate::sys::shell::quoted_path;
 use crate::up::resolve::Gathered;
 
 /// Uses the checkout's table of targets; returns notes for the user.
@@ -19,7 +20,7 @@ pub(crate) fn use_target_table(gathered: &mut Gathered<'_>) -> Result<Vec<String
     else {
         return Ok(Vec::new());
     };
-    let hint = format!("rockenv target check --source {}", directory.display());
+    let hint = format!("rockenv target check --source {}", quoted_path(directory));
     let checkout = match Checkout::read(directory) {
         Ok(checkout) => checkout,
         Err(error) => {

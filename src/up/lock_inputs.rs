@@ -18,6 +18,7 @@ use crate::store::history::{LayerSearch, Reuse};
 use crate::store::source::{self, Git, Repository};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host;
+use crate::sys::shell::quoted_path;
 use crate::sys::signals::Cancel;
 use crate::up::base_image::Base;
 use crate::up::downloads::Fetching;
@@ -345,7 +346,7 @@ fn by_fingerprint(name: &str, directory: &Path, print: &str) -> Result<LockedSou
                 directory.display()
             ),
         )
-        .help(format!("git -C {} status", directory.display())));
+        .help(format!("git -C {} status", quoted_path(directory))));
     }
     let only = |wanted: &str| (kind == wanted).then(|| rest.to_owned());
     Ok(LockedSource {

@@ -21,6 +21,7 @@ pub(crate) use services::ServiceFacts;
 
 use crate::cli::setup::{Feature, Manager, TOOLS, Tool};
 use crate::plan::ids::EnvName;
+use crate::sys::shell::quoted_path;
 use crate::tree::Method;
 use crate::ui::size;
 
@@ -267,7 +268,7 @@ fn store(facts: &Facts) -> Vec<Check> {
         checks.push(
             missing(
                 format!("/etc/fstab has a store for {at}, but it is not mounted"),
-                facts.sudo(&format!("mount {at}")),
+                facts.sudo(&format!("mount {}", quoted_path(&store.path))),
             )
             .essential(),
         );

@@ -7,6 +7,7 @@ use clap::Args;
 use crate::profile::{self};
 use crate::sys::account::{Existing, FilePlace, caller, make_directories};
 use crate::sys::error::Result;
+use crate::sys::shell::quoted_path;
 use crate::up::context::Context;
 
 #[derive(Debug, Args)]
@@ -44,12 +45,13 @@ pub(super) fn new(cx: &Context, args: &NewArgs) -> Result<()> {
     if place.open()?.is_some() {
         return Err(place
             .exists("")
-            .help(format!("rockenv profile check {}", path.display())));
+            .help(format!("rockenv profile check {}", quoted_path(&path))));
     }
     place.put(text.as_bytes(), 0o644, None, Existing::Refuse)?;
     cx.ui.note(&format!(
-        "wrote {0}; next: rockenv profile check {0}",
-        path.display()
+        "wrote {}; next: rockenv profile check {}",
+        path.display(),
+        quoted_path(&path)
     ));
     Ok(())
 }

@@ -12,7 +12,7 @@ use crate::store::Store;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_exists};
 use crate::sys::host::free_space;
 use crate::sys::process::Program;
-use crate::sys::shell::quoted;
+use crate::sys::shell::{quoted, quoted_path};
 use crate::sys::signals::Signals;
 use crate::tree::{self, Method};
 use crate::ui::{Ui, size};
@@ -47,7 +47,7 @@ impl StoreImage {
         }
         if !parent.is_dir() {
             return Err(not_found!("no directory `{}`", parent.display())
-                .help(format!("mkdir -p {}", parent.display())));
+                .help(format!("mkdir -p {}", quoted_path(parent))));
         }
         let at = fs::canonicalize(parent)?.join(name);
         let mut file = at.clone().into_os_string();
@@ -196,7 +196,7 @@ fn refuse_unfit(at: &Path, file: &Path, size: u64) -> Result<()> {
         .any(|point| point == at)
     {
         return Err(usage!("`{}` is a mount point already", at.display())
-            .help(format!("umount {0}, {elsewhere}", at.display())));
+            .help(format!("umount {}, {elsewhere}", quoted_path(at))));
     }
     match fs::read_dir(at) {
         Ok(mut entries) => {
@@ -205,7 +205,7 @@ fn refuse_unfit(at: &Path, file: &Path, size: u64) -> Result<()> {
                     "`{}` is not empty: a file system mounted there would hide what is in it",
                     at.display()
                 )
-                .help(format!("mv {0} {0}.old, {elsewhere}", at.display())));
+                .help(format!("mv {0} {0}.old, {elsewhere}", quoted_path(at))));
             }
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
@@ -214,12 +214,12 @@ fn refuse_unfit(at: &Path, file: &Path, size: u64) -> Result<()> {
     if fstab::mounts(&read_table()?.unwrap_or_default(), at) {
         return Err(
             usage!("{FSTAB} mounts something at `{}` already", at.display())
-                .help(format!("mount {}, {elsewhere}", at.display())),
+                .help(format!("mount {}, {elsewhere}", quoted_path(at))),
         );
     }
     if fs::symlink_metadata(file).is_ok() {
         return Err(usage!("`{}` exists already", file.display())
-            .help(format!("mv {0} {0}.old, {elsewhere}", file.display())));
+            .help(format!("mv {0} {0}.old, {elsewhere}", quoted_path(file))));
     }
     let parent = at.parent().unwrap_or(Path::new("/"));
     if tree::btrfs::is_btrfs(fs::File::open(parent)?.file())? {

@@ -16,6 +16,7 @@ use super::reference::sha256;
 use crate::image::tar::{self, Reader, broken, lossy};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, if_exists};
+use crate::sys::shell::quoted_path;
 use crate::tree::root_fs::Tree;
 
 /// Marks a layout, with its version.
@@ -240,7 +241,7 @@ fn scan(file: &fs::File) -> Result<BTreeMap<String, (u64, u64)>> {
         _ => None,
     };
     if let Some(unpack) = unpack {
-        let path = file.path().display();
+        let path = quoted_path(file.path());
         return Err(no_layout("it is compressed").help(format!("{unpack} {path}")));
     }
     let mut reader = Reader::new(BufReader::new(file.file()), MAX_NAME);

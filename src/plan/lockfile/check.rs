@@ -12,6 +12,7 @@ use crate::plan::resolve::{self, Spec, VolumeKind, VolumeSource};
 use crate::rocm::target::Target;
 use crate::rocm::therock::ArtifactFingerprints;
 use crate::sys::error::{Error, Kind};
+use crate::sys::shell::quoted_path;
 
 /// How many differences an error lists.
 const SHOWN: usize = 5;
@@ -159,6 +160,7 @@ pub(crate) fn source(
         return None;
     }
     let place = directory.display();
+    let git = format!("git -C {}", quoted_path(directory));
     let (head, dirty) = match print.strip_prefix("git:") {
         Some(rest) => match rest.split_once('+') {
             Some((head, _)) => (head, true),
@@ -172,10 +174,10 @@ pub(crate) fn source(
     };
     Some(match &locked.commit {
         Some(commit) if head == commit && dirty => format!(
-            "source `{name}` in `{place}` is at the locked commit, but has changes (`git -C {place} status` shows it)"
+            "source `{name}` in `{place}` is at the locked commit, but has changes (`{git} status` shows it)"
         ),
         Some(commit) => format!(
-            "source `{name}` in `{place}` is at commit {head}, but {commit} is locked; to check it out: git -C {place} checkout {commit}"
+            "source `{name}` in `{place}` is at commit {head}, but {commit} is locked; to check it out: {git} checkout {commit}"
         ),
         None => {
             format!("source `{name}` in `{place}` was a plain directory, but is now a repository")

@@ -27,6 +27,7 @@ use crate::image::oci::layout_files::{BLOBS, INDEX, MARK, blob};
 use crate::sys::account::{self, Rights};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::shell::quoted_path;
 
 const BLOCK: u64 = 512;
 /// Maximum length of a file's name, in bytes.
@@ -92,7 +93,7 @@ impl LayoutDraft {
             Err(nix::Error::ENOENT | nix::Error::ENOTDIR) => {
                 return Err(
                     not_found!("directory `{}` does not exist", parent.display())
-                        .help(format!("mkdir {}", parent.display())),
+                        .help(format!("mkdir {}", quoted_path(parent))),
                 );
             }
             other => other.map_err(|errno| rights.refused(parent, errno))?,

@@ -18,6 +18,7 @@ pub(crate) use repair::{Attempt, repair, repair_format};
 
 use crate::plan::ids::{EnvName, LayerId, TreeId};
 use crate::plan::record::{Record, Snapshot};
+use crate::sys::shell::quoted_path;
 use crate::tree::Method;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -378,7 +379,7 @@ impl Examination<'_> {
                     format!("{object} belongs to no known env"),
                     format!(
                         "rm -r {}",
-                        self.store.root.join("volumes").join(volume).display()
+                        quoted_path(&self.store.root.join("volumes").join(volume))
                     ),
                 ),
             }
@@ -393,7 +394,7 @@ impl Examination<'_> {
                         "`{}` is an interrupted clone; the next `up` that needs it starts it again",
                         path.display()
                     ),
-                    format!("rm -r {}", path.display()),
+                    format!("rm -r {}", quoted_path(path)),
                 );
             }
         }
@@ -409,7 +410,7 @@ impl Examination<'_> {
             if let Some(path) = env.lost_record() {
                 self.note(
                     format!("env `{name}` has lost its record: `rockenv up` rebuilds it from its layers, which `rockenv gc` keeps until then"),
-                    format!("rockenv up PROFILE --name {name}; or discard its layers: rm {}", path.display()),
+                    format!("rockenv up PROFILE --name {name}; or discard its layers: rm {}", quoted_path(path)),
                 );
             }
         }
@@ -420,7 +421,7 @@ impl Examination<'_> {
         for path in self.store.set_aside.iter().filter(|path| !lost(path)) {
             self.note(
                 format!("`{}` was set aside by a repair", path.display()),
-                format!("rm -r {}", path.display()),
+                format!("rm -r {}", quoted_path(path)),
             );
         }
     }

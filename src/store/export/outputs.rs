@@ -22,6 +22,7 @@ use crate::sys::account;
 use crate::sys::catalog::Directory;
 use crate::sys::error::{Error, Kind, Result, named_path};
 use crate::sys::name::StepName;
+use crate::sys::shell::quoted_path;
 use crate::sys::trusted_files;
 use crate::tree::listing::{PathState, path_state};
 
@@ -340,7 +341,7 @@ pub(crate) fn check(directory: &Path) -> Result<Vec<CheckedManifest>> {
             "there is no manifest (`ENV{MANIFEST}`) in `{}`",
             directory.display()
         )
-        .help(format!("rockenv export ENV {}", directory.display())));
+        .help(format!("rockenv export ENV {}", quoted_path(directory))));
     }
     Ok(found)
 }

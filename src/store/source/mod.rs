@@ -20,6 +20,7 @@ use crate::image::fetch::without_login;
 use crate::plan::resolve::{Spec, VolumeSource};
 use crate::store::{Lock, Store};
 use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::shell::quoted_path;
 use crate::tree::file;
 use fs_err as fs;
 use sha2::{Digest as _, Sha256};
@@ -229,7 +230,7 @@ impl Repository {
                     self.name, head
                 ),
             )
-            .help(format!("git -C {} checkout {rev}", directory.display())));
+            .help(format!("git -C {} checkout {rev}", quoted_path(directory))));
         }
         Ok(())
     }
