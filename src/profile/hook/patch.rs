@@ -155,34 +155,26 @@ impl<'a> Parser<'a> {
     /// Parses up to the end of one file's part; `None` if only other text follows.
     fn file(&mut self) -> Result<Option<FilePatch>> {
         let mut mode = None;
-        let mut git: Option<(PathBuf, bool)> = None;
+        let mut head: Option<GitHead> = None;
         while let Some(line) = self.line() {
             let text = String::from_utf8_lossy(line);
             let text = text.trim_end_matches(['\n', '\r']);
             if let Some(names) = text.strip_prefix("diff --git ") {
-                // For a change of the mode only, no other line has the path.
-                if let Some((path, true)) = git.take() {
-                    return Ok(Some(mode_only(path, mode)));
+                if let Some(whole) = self.without_hunks(head.take(), mode)? {
+                    return Ok(Some(whole));
                 }
-                let path = names
-                    .split(" b/")
-                    .nth(1)
-                    .map(|path| self.path(&format!("b/{path}")))
-                    .transpose()?;
-                git = path.map(|path| (path, false));
+                let path = git_name(names).map(|name| self.path(name)).transpose()?;
+                head = Some(GitHead { path, kind: None });
                 mode = None;
-            } else if let Some(bits) = text
-                .strip_prefix("new file mode ")
-                .or_else(|| text.strip_prefix("new mode "))
-            {
-                mode = Some(match bits.trim() {
+            } else if let (Some(head), Some((kind, bits))) = (&mut head, GitKind::of(text)) {
+                mode = Some(match bits {
                     "100644" => false,
                     "100755" => true,
                     other => return Err(self.wrong(format!("a file of mode {other}"))),
                 });
-                if let (Some((_, only)), true) = (&mut git, text.starts_with("new mode")) {
-                    *only = true;
-                }
+                head.kind = Some(kind);
+            } else if let (Some(_), Some(bits)) = (&head, other_than_file(text)) {
+                return Err(self.wrong(format!("a file of mode {bits}")));
             } else if [
                 "rename from",
                 "copy from",
@@ -198,10 +190,26 @@ impl<'a> Parser<'a> {
             }
             self.at += 1;
         }
-        Ok(match git {
-            Some((path, true)) => Some(mode_only(path, mode)),
-            _ => None,
-        })
+        self.without_hunks(head, mode)
+    }
+
+    /// Returns the part of a file that ends without hunks: an empty file, or a change of the mode only.
+    fn without_hunks(
+        &self,
+        head: Option<GitHead>,
+        executable: Option<bool>,
+    ) -> Result<Option<FilePatch>> {
+        let head = head.and_then(|head| Some((head.kind?, head.path)));
+        let Some((kind, path)) = head else {
+            return Ok(None);
+        };
+        Ok(Some(FilePatch {
+            path: path.ok_or_else(|| self.wrong("a file without a name"))?,
+            creates: kind == GitKind::Create,
+            removes: kind == GitKind::Delete,
+            executable,
+            hunks: Vec::new(),
+        }))
     }
 
     fn next_starts(&self, with: &[u8]) -> bool {
@@ -315,14 +323,44 @@ impl<'a> Parser<'a> {
     }
 }
 
-fn mode_only(path: PathBuf, executable: Option<bool>) -> FilePatch {
-    FilePatch {
-        path,
-        creates: false,
-        removes: false,
-        executable,
-        hunks: Vec::new(),
+/// What the lines of git before the hunks say of a file: without hunks, nothing else does.
+struct GitHead {
+    path: Option<PathBuf>,
+    kind: Option<GitKind>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum GitKind {
+    Create,
+    Delete,
+    Mode,
+}
+
+impl GitKind {
+    /// Parses a line that says what happens to the file; returns its mode, too.
+    fn of(line: &str) -> Option<(Self, &str)> {
+        let starts = [
+            ("new file mode ", Self::Create),
+            ("deleted file mode ", Self::Delete),
+            ("new mode ", Self::Mode),
+        ];
+        let found = |(start, kind)| Some((kind, line.strip_prefix(start)?.trim()));
+        starts.into_iter().find_map(found)
     }
+}
+
+/// Returns the name after the change of `diff --git OLD NEW`, if both are the same but for their first part.
+fn git_name(names: &str) -> Option<&str> {
+    let half = names.len() / 2;
+    let (old, new) = (names.get(..half)?, names.get(half..)?.strip_prefix(' ')?);
+    let rest = |name: &str| name.find('/').map(|at| name[at..].to_owned());
+    (old == new || rest(old).is_some_and(|old| Some(old) == rest(new))).then_some(new)
+}
+
+/// Returns the mode in an `index` line of a link or a submodule.
+fn other_than_file(line: &str) -> Option<&str> {
+    let (_, bits) = line.strip_prefix("index ")?.split_once(' ')?;
+    ["120000", "160000"].contains(&bits).then_some(bits)
 }
 
 /// Parses `START` or `START,COUNT`.
@@ -387,6 +425,22 @@ mod tests {
                 "does not apply",
             ),
             ("diff --git a/l b/l\nnew file mode 120000\n", "mode 120000"),
+            (
+                "diff --git a/l b/l\ndeleted file mode 120000\n",
+                "mode 120000",
+            ),
+            (
+                "diff --git a/f b/g\nsimilarity index 100%\nrename from f\nrename to g\n",
+                "does not apply `rename from f`",
+            ),
+            (
+                "diff --git a/f b/g\nsimilarity index 100%\ncopy from f\ncopy to g\n",
+                "does not apply `copy from f`",
+            ),
+            (
+                "diff --git \"a/\\303\\251\" \"b/\\303\\251\"\nnew file mode 100644\nindex 0000000..e69de29\n",
+                "quoted name",
+            ),
         ] {
             let error = parse(text.as_bytes(), 1).unwrap_err();
             assert_has!(error.message(), words);
