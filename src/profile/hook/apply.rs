@@ -61,13 +61,13 @@ pub fn apply(hook: &Hook, read: &dyn Fn(&Path) -> Result<FileInSource>) -> Resul
         let files = parse_patch(bytes, patch.strip)
             .map_err(|error| hook.refuses(format!("`{}`: {}", patch.name, error.message())))?;
         let mut outcomes = Vec::new();
-        for file in &files {
-            let path = patch.directory.join(&file.path);
+        for (path, parts) in by_path(&files) {
+            let path = patch.directory.join(path);
             let found = changes.file(&path, read)?;
             if found == FileInSource::Unfetched {
                 return Err(unfetched(hook, &path));
             }
-            let outcome = file.apply(&found).map_err(|why| {
+            let outcome = apply_parts(&parts, &found).map_err(|why| {
                 hook.refuses(format!("`{}`: `{}`: {why}", patch.name, path.display()))
             })?;
             outcomes.push((path, outcome));
@@ -90,7 +90,7 @@ pub fn apply(hook: &Hook, read: &dyn Fn(&Path) -> Result<FileInSource>) -> Resul
         }
         for (path, outcome) in outcomes {
             if let Some(change) = outcome {
-                changes.files.insert(path, change);
+                changes.put(path, change);
             }
         }
     }
@@ -116,9 +116,64 @@ pub fn apply(hook: &Hook, read: &dyn Fn(&Path) -> Result<FileInSource>) -> Resul
                 times(found)
             ))
         })?;
-        changes.write(&edit.file, bytes);
+        let executable = None;
+        changes.put(edit.file.clone(), HookChange::Write { bytes, executable });
     }
+    changes.forget_undone(read)?;
     Ok(changes)
+}
+
+/// Returns the parts of a patch for each file, in their order.
+fn by_path(files: &[FilePatch]) -> Vec<(&Path, Vec<&FilePatch>)> {
+    let mut found: Vec<(&Path, Vec<&FilePatch>)> = Vec::new();
+    for file in files {
+        match found.iter_mut().find(|(path, _)| *path == file.path) {
+            Some((_, parts)) => parts.push(file),
+            None => found.push((&file.path, vec![file])),
+        }
+    }
+    found
+}
+
+/// Applies all parts of a patch that touch a file, in their order, as a series of commits has them; `None` if the file
+/// already has them all.
+fn apply_parts(
+    parts: &[&FilePatch],
+    found: &FileInSource,
+) -> std::result::Result<Option<HookChange>, String> {
+    if let [part] = parts {
+        return part.apply(found);
+    }
+    let mut changes = HookChanges::default();
+    let path = Path::new("");
+    let mut forward = || -> std::result::Result<usize, String> {
+        let mut applied = 0;
+        for part in parts {
+            let now = changes.now(path).unwrap_or_else(|| found.clone());
+            if let Some(change) = part.apply(&now)? {
+                changes.put(path.to_owned(), change);
+                applied += 1;
+            }
+        }
+        Ok(applied)
+    };
+    let applied = forward();
+    if applied == Ok(parts.len()) {
+        return Ok(changes.files.remove(path));
+    }
+    // A later part may have changed what an earlier one made, so the last one is looked for first.
+    let mut now = Some(found.clone());
+    for part in parts.iter().rev() {
+        now = now.and_then(|now| match part.apply(&now) {
+            Ok(None) => part.reverted(&now),
+            Ok(Some(_)) | Err(_) => None,
+        });
+    }
+    match (now, applied) {
+        (Some(_), _) => Ok(None),
+        (None, Ok(_)) => Err("the patch is partly applied in the source".to_owned()),
+        (None, Err(why)) => Err(why),
+    }
 }
 
 fn unfetched(hook: &Hook, path: &Path) -> Error {
@@ -136,23 +191,43 @@ impl HookChanges {
         path: &Path,
         read: &dyn Fn(&Path) -> Result<FileInSource>,
     ) -> Result<FileInSource> {
-        Ok(match self.files.get(path) {
-            Some(HookChange::Remove) => FileInSource::Absent,
-            Some(HookChange::Write { bytes, executable }) => FileInSource::File {
+        self.now(path).map_or_else(|| read(path), Ok)
+    }
+
+    /// Returns the entry that these changes make at a path, if they do.
+    fn now(&self, path: &Path) -> Option<FileInSource> {
+        Some(match self.files.get(path)? {
+            HookChange::Remove => FileInSource::Absent,
+            HookChange::Write { bytes, executable } => FileInSource::File {
                 bytes: bytes.clone(),
                 executable: executable.unwrap_or(false),
             },
-            None => read(path)?,
         })
     }
 
-    fn write(&mut self, path: &Path, bytes: Vec<u8>) {
-        let executable = match self.files.get(path) {
-            Some(HookChange::Write { executable, .. }) => *executable,
-            _ => None,
-        };
-        self.files
-            .insert(path.to_owned(), HookChange::Write { bytes, executable });
+    /// Adds a change. One that says nothing of the permission keeps that of an earlier one.
+    fn put(&mut self, path: PathBuf, mut change: HookChange) {
+        if let HookChange::Write { executable, .. } = &mut change
+            && let Some(HookChange::Write {
+                executable: before, ..
+            }) = self.files.get(&path)
+        {
+            *executable = executable.or(*before);
+        }
+        self.files.insert(path, change);
+    }
+
+    /// Drops the removal of files that only an earlier change had created.
+    fn forget_undone(&mut self, read: &dyn Fn(&Path) -> Result<FileInSource>) -> Result<()> {
+        let removed = self.files.iter();
+        let removed = removed.filter(|(_, change)| **change == HookChange::Remove);
+        let removed: Vec<PathBuf> = removed.map(|(path, _)| path.clone()).collect();
+        for path in removed {
+            if read(&path)? == FileInSource::Absent {
+                self.files.remove(&path);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -208,6 +283,22 @@ fn occurrence(edit: &Edit, bytes: &[u8]) -> Option<Range<usize>> {
 }
 
 impl FilePatch {
+    /// Returns the file before this part of a patch, which it already has; `None` if that is not known.
+    fn reverted(&self, found: &FileInSource) -> Option<FileInSource> {
+        let (bytes, executable) = match found {
+            FileInSource::File { bytes, executable } => (bytes.as_slice(), *executable),
+            FileInSource::Absent => (&b""[..], false),
+            FileInSource::Unfetched => return None,
+        };
+        if self.creates {
+            return Some(FileInSource::Absent);
+        }
+        Some(FileInSource::File {
+            bytes: self.backward(bytes).ok()?.bytes,
+            executable: self.executable.map_or(executable, |set| !set),
+        })
+    }
+
     /// Applies this part of a patch to a file; `None` if the file already has it.
     fn apply(&self, found: &FileInSource) -> std::result::Result<Option<HookChange>, String> {
         let (bytes, executable) = match (found, self.creates) {

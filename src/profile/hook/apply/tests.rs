@@ -145,6 +145,46 @@ fn a_patch_applies_elsewhere_in_the_file_and_is_known_when_it_is_there() {
     assert_has!(error.message(), "hunk 1");
 }
 
+#[test]
+fn a_patch_may_touch_a_file_more_than_once() {
+    let lines = |two: &str, nine: &str| {
+        let lines = (1..=12).map(|at| match at {
+            2 => format!("{two}\n"),
+            9 => format!("{nine}\n"),
+            at => format!("{at}\n"),
+        });
+        lines.collect::<String>()
+    };
+    let first = "From: 1\n\ndiff --git a/f b/f\n--- a/f\n+++ b/f\n@@ -1,3 +1,3 @@\n 1\n-2\n+TWO\n 3\n-- \n2.40\n\n";
+    let second = "From: 2\n\ndiff --git a/f b/f\n--- a/f\n+++ b/f\n@@ -8,3 +8,3 @@\n 8\n-9\n+NINE\n 10\n-- \n2.40\n";
+    let series = hook(Vec::new(), &[&format!("{first}{second}")]);
+    let with = lines("TWO", "NINE");
+    assert_eq!(on(&series, &lines("2", "9")).unwrap().unwrap(), with);
+    assert_eq!(on(&series, &with).unwrap(), None);
+    let error = on(&series, &lines("TWO", "9")).unwrap_err();
+    assert_has!(error.message(), "is partly applied in the source");
+
+    // The same lines twice: the source does not have what the first part makes.
+    let again = first.replace("-2\n+TWO", "-TWO\n+zwei");
+    let series = hook(Vec::new(), &[&format!("{first}{again}")]);
+    let with = lines("zwei", "9");
+    assert_eq!(on(&series, &lines("2", "9")).unwrap().unwrap(), with);
+    assert_eq!(on(&series, &with).unwrap(), None);
+
+    // Created, changed, and removed again.
+    let create = "--- /dev/null\n+++ b/g\n@@ -0,0 +1 @@\n+one\n";
+    let change = "--- a/g\n+++ b/g\n@@ -1 +1 @@\n-one\n+two\n";
+    let series = hook(Vec::new(), &[&format!("{create}{change}")]);
+    let absent = |_: &Path| Ok(FileInSource::Absent);
+    let changes = apply(&series, &absent).unwrap();
+    let HookChange::Write { bytes, .. } = &changes.files[Path::new("g")] else {
+        panic!("{changes:?}");
+    };
+    assert_eq!(bytes, b"two\n");
+    let made = |_: &Path| Ok(file(b"two\n", false));
+    assert_eq!(apply(&series, &made).unwrap().already, ["0.patch"]);
+}
+
 fn file(bytes: &[u8], executable: bool) -> FileInSource {
     FileInSource::File {
         bytes: bytes.to_vec(),
@@ -177,6 +217,32 @@ fn empty_files_are_created_and_deleted() {
     assert_eq!(apply(&patch, &absent).unwrap().already, ["0.patch"]);
     let error = apply(&patch, &other).unwrap_err();
     assert_has!(error.message(), "the file has other content");
+}
+
+#[test]
+fn a_later_patch_keeps_the_permission_of_an_earlier_one() {
+    let create = "diff --git a/t.sh b/t.sh\nnew file mode 100755\nindex 0000000..1111111\n--- /dev/null\n+++ b/t.sh\n@@ -0,0 +1 @@\n+one\n";
+    let change = "diff --git a/t.sh b/t.sh\nindex 1111111..2222222 100755\n--- a/t.sh\n+++ b/t.sh\n@@ -1 +1 @@\n-one\n+two\n";
+    let set = "diff --git a/t.sh b/t.sh\nold mode 100644\nnew mode 100755\n";
+    let absent = |_: &Path| Ok(FileInSource::Absent);
+    let plain = |_: &Path| Ok(file(b"one\n", false));
+    let written = HookChange::Write {
+        bytes: b"two\n".to_vec(),
+        executable: Some(true),
+    };
+    let of = |patches: &[&str], read: &dyn Fn(&Path) -> Result<FileInSource>| {
+        let mut changes = apply(&hook(Vec::new(), patches), read).unwrap();
+        changes.files.remove(Path::new("t.sh")).unwrap()
+    };
+    assert_eq!(of(&[create, change], &absent), written);
+    assert_eq!(of(&[set, change], &plain), written);
+    assert_eq!(of(&[&format!("{set}{change}")], &plain), written);
+    // A change of the content alone says nothing of the permission.
+    let unsaid = HookChange::Write {
+        bytes: b"two\n".to_vec(),
+        executable: None,
+    };
+    assert_eq!(of(&[change], &plain), unsaid);
 }
 
 #[test]
