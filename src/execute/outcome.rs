@@ -125,10 +125,7 @@ impl Ran {
             let peak = usage
                 .memory()
                 .filter(|peak| limit.is_none_or(|limit| *peak >= limit / 2));
-            let limit = limit.map_or_else(
-                || "the machine's memory".to_owned(),
-                |limit| format!("its limit of {}", bytes(limit)),
-            );
+            let limit = reached(limit, usage.memory_peak);
             let peak = peak.map_or_else(String::new, |peak| format!(" (it held {})", bytes(peak)));
             let end = match (retry, jobs) {
                 (Some(retry), _) => format!("{jobs} jobs; retrying with {retry}"),
@@ -191,5 +188,32 @@ impl From<Cost> for event::Cost {
             written_bytes: Some(cost.usage.written_bytes),
             disk_delta: Some(cost.disk_delta),
         }
+    }
+}
+
+/// Names the limit that was reached, by the step's own one and its peak: with less, others used the rest.
+fn reached(limit: Option<u64>, peak: Option<u64>) -> String {
+    match limit {
+        None => "the machine's memory".to_owned(),
+        Some(limit) if peak.is_some_and(|peak| peak < limit / 100 * 95) => {
+            "the memory of the machine or of a control group around the env".to_owned()
+        }
+        Some(limit) => format!("its limit of {}", bytes(limit)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_was_reached_if_the_peak_is_about_as_high() {
+        let mib = 1 << 20;
+        let own = "its limit of 300.0 MiB";
+        let other = "the memory of the machine or of a control group around the env";
+        for (peak, told) in [(None, own), (Some(299), own), (Some(200), other)] {
+            assert_eq!(reached(Some(300 * mib), peak.map(|peak| peak * mib)), told);
+        }
+        assert_eq!(reached(None, Some(mib)), "the machine's memory");
     }
 }

@@ -267,6 +267,7 @@ impl Execution<'_, '_> {
             key: &step.key,
             outcome: outcome,
             jobs: jobs,
+            memory: step::memory_max(self.spec, self.host).unwrap_or(self.host.memory),
             cost: ran.cost,
             log: &ran.log,
         })

@@ -35,6 +35,9 @@ pub struct Past {
     pub outcome: String,
     /// The number of jobs it had.
     pub jobs: u32,
+    /// The memory that it could use, in bytes: the machine's, or the env's limit.
+    #[serde(default)]
+    pub memory: Option<u64>,
     pub cost: Spent,
 }
 
@@ -188,9 +191,11 @@ fn jobs(given: &SizingInputs<'_>, budget: &Figure, memory: u64) -> Figure {
 }
 
 /// Returns half the jobs of a run that was out of memory, or as many times that as there is more memory now.
+///
+/// Rows of earlier versions do not have the memory, but the peak is about as much.
 fn after_out_of_memory(run: &Past, memory: u64) -> u32 {
     let half = (run.jobs / 2).max(1);
-    match run.cost.usage.memory_peak {
+    match run.memory.or(run.cost.usage.memory_peak) {
         Some(then) if (1..memory).contains(&then) => {
             let jobs = u128::from(half) * u128::from(memory) / u128::from(then);
             u32::try_from(jobs).unwrap_or(u32::MAX)
@@ -275,6 +280,7 @@ mod tests {
             key: format!("k-{step}"),
             outcome: outcome.into(),
             jobs,
+            memory: None,
             cost: Spent::default(),
         }
     }
@@ -361,6 +367,14 @@ mod tests {
             let sizing = sized(&none, None, std::slice::from_ref(&killed));
             assert_eq!(sizing.jobs.value, jobs, "{then}");
         }
+        // Something else than the limit then was reached: there is no more memory now.
+        killed.cost.usage.memory_peak = Some(GIB);
+        killed.memory = Some(64 * GIB);
+        let sizing = sized(&none, None, std::slice::from_ref(&killed));
+        assert_eq!(sizing.jobs.value, 8);
+        killed.memory = Some(32 * GIB);
+        let sizing = sized(&none, None, std::slice::from_ref(&killed));
+        assert_eq!(sizing.jobs.value, 16);
         let mut done = run("math", 8, "done");
         done.cost.usage.memory_held = Some(48 * GIB);
         let sizing = sized(&none, None, &[killed, done]);

@@ -13,7 +13,7 @@ use crate::sys::userns;
 pub(crate) struct Host {
     /// Processors that this process may use.
     pub cores: u32,
-    /// Memory in bytes.
+    /// Memory in bytes that this process may use: the machine's, or less if its control group has a limit.
     pub memory: u64,
     /// Whether systemd is PID 1.
     pub systemd: bool,
@@ -29,7 +29,8 @@ impl Host {
             .map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX));
         Ok(Self {
             cores,
-            memory: memory_field(&fs::read_to_string("/proc/meminfo")?, "MemTotal:"),
+            memory: memory_field(&fs::read_to_string("/proc/meminfo")?, "MemTotal:")
+                .min(group_memory()),
             systemd: Path::new("/run/systemd/system").is_dir(),
             root: userns::is_root(),
             program: std::env::current_exe()
@@ -79,6 +80,54 @@ pub(crate) fn memory_now() -> MemoryNow {
             .ok()
             .and_then(|text| stalled(&text)),
     }
+}
+
+/// Returns the least memory limit of this process's control group and those above it; `u64::MAX` without one.
+fn group_memory() -> u64 {
+    let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let (own, mounts) = (text("/proc/self/cgroup"), text("/proc/self/mountinfo"));
+    let limits = memory_limits(&own, &mounts);
+    let limits = limits
+        .iter()
+        .filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok());
+    // Without a limit it is `max`, or more than any machine has.
+    limits.min().unwrap_or(u64::MAX)
+}
+
+/// Returns the files with the memory limits of a control group and those above it: from `/proc/self/cgroup` and
+/// `/proc/self/mountinfo`.
+fn memory_limits(own: &str, mounts: &str) -> Vec<PathBuf> {
+    let group = |wanted: &str| {
+        own.lines().find_map(|line| {
+            let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+            let is_wanted = controllers.split(',').any(|one| one == wanted);
+            is_wanted.then_some(path)
+        })
+    };
+    let mut files = Vec::new();
+    for line in mounts.lines() {
+        let Some((mount, source)) = line.split_once(" - ") else {
+            continue;
+        };
+        let mut source = source.split(' ');
+        let (kind, options) = (source.next(), source.nth(1).unwrap_or_default());
+        let (path, name) = match kind {
+            Some("cgroup2") => (group(""), "memory.max"),
+            Some("cgroup") if options.split(',').any(|one| one == "memory") => {
+                (group("memory"), "memory.limit_in_bytes")
+            }
+            _ => continue,
+        };
+        let mut mount = mount.split(' ').skip(3);
+        let (Some(root), Some(at), Some(path)) = (mount.next(), mount.next(), path) else {
+            continue;
+        };
+        // A container may see only the part from its own group on.
+        let below = Path::new(path).strip_prefix(root).unwrap_or(Path::new(""));
+        let groups = below.ancestors();
+        files.extend(groups.map(|group| Path::new(at).join(group).join(name)));
+    }
+    files
 }
 
 fn stalled(text: &str) -> Option<f64> {
@@ -158,5 +207,29 @@ mod tests {
         assert_eq!(memory_field("nonsense", "MemTotal:"), 0);
         let text = "some avg10=12.50 avg60=1.00 avg300=0.00 total=9\nfull avg10=1.00 avg60=0 avg300=0 total=1\n";
         assert_eq!(stalled(text), Some(12.5));
+    }
+
+    #[test]
+    fn memory_limits_are_those_of_the_group_and_of_all_above_it() {
+        let mounts = "25 20 0:22 / /proc rw - proc proc rw\n\
+            30 24 0:26 / /sys/fs/cgroup/memory rw,nosuid shared:9 - cgroup cgroup rw,memory\n\
+            31 24 0:27 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n\
+            32 24 0:28 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw,nsdelegate\n";
+        let own = "4:memory:/a/b\n3:cpu,cpuacct:/c\n0::/d\n";
+        let files = memory_limits(own, mounts);
+        let expected = [
+            "/sys/fs/cgroup/memory/a/b/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/a/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "/sys/fs/cgroup/unified/d/memory.max",
+            "/sys/fs/cgroup/unified/memory.max",
+        ];
+        assert_eq!(files, expected.map(PathBuf::from));
+        // In a container, the mount begins at its group.
+        let mounts = "30 24 0:26 /docker/x /sys/fs/cgroup ro - cgroup2 cgroup rw\n";
+        let files = memory_limits("0::/docker/x/y\n", mounts);
+        let expected = ["/sys/fs/cgroup/y/memory.max", "/sys/fs/cgroup/memory.max"];
+        assert_eq!(files, expected.map(PathBuf::from));
+        assert!(memory_limits("", "").is_empty());
     }
 }
