@@ -83,6 +83,7 @@ pub(super) fn state(
     holder: Option<&lock::Holder>,
 ) -> &'static str {
     match holder.map(|holder| holder.verb.as_str()) {
+        Some("up") if store.is_paused(env) => "paused",
         Some("up") => "building",
         Some(_) if !store.has_idle_container(env) => "in use",
         _ if record.failed.is_some() => "failed",

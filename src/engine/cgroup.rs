@@ -389,6 +389,18 @@ impl Cgroup {
         })
     }
 
+    /// Returns whether [`Self::freeze`] stopped the group.
+    pub(crate) fn is_frozen(&self) -> bool {
+        self.directories.iter().any(|(controller, directory)| {
+            let (file, frozen) = match controller.as_str() {
+                "" => ("cgroup.freeze", "1"),
+                "freezer" => ("freezer.self_freezing", "1"),
+                _ => return false,
+            };
+            fs::read_to_string(directory.join(file)).is_ok_and(|text| text.trim() == frozen)
+        })
+    }
+
     /// Asks every process in the group to end, except systemd-nspawn, which would take the others with it at once.
     pub(crate) fn terminate(&self) {
         for pid in self.processes() {

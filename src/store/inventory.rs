@@ -272,6 +272,12 @@ impl Store {
     pub fn has_idle_container(&self, name: &EnvName) -> bool {
         ContainerRecord::read(&self.env_dir(name).join("run")).is_some_and(|state| state.idle)
     }
+
+    /// Returns whether a step of an env is paused, until more of the disk is free.
+    pub(crate) fn is_paused(&self, name: &EnvName) -> bool {
+        let state = ContainerRecord::read(&self.env_dir(name).join("run"));
+        state.is_some_and(|state| state.cgroup.is_frozen())
+    }
 }
 
 /// Returns whether a file of this name is a complete or partial download. Others do not belong to rockenv.

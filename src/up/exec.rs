@@ -142,6 +142,14 @@ fn await_note(run: &Path, waits: u64) {
 /// Runs the job in the running container; `None` if there is none any more.
 fn join(cx: &Context, job: &Job, store: &Store, host: &Host) -> Result<Option<terminal::Exit>> {
     let run = store.env_dir(&job.env).join("run");
+    // Its processes, and the one that would start the command, stand still.
+    if store.is_paused(&job.env) {
+        return Err(busy!(
+            "a step of env `{}` is paused: the disk is full; it resumes by itself once there is space",
+            job.env
+        )
+        .help("rockenv gc"));
+    }
     let Some(client) = Client::join(&run)? else {
         return Ok(None);
     };

@@ -404,6 +404,16 @@ fn a_step_pauses_before_the_disk_is_full() {
     // Ctrl-C is heard by a paused step.
     let up = start();
     says("step `two` is paused");
+    for words in [&["ls"][..], &["status", store.env()]] {
+        let text = store.rockenv(words).ok().text();
+        assert!(text.contains("paused"), "{text}");
+    }
+    let told = [
+        "is paused: the disk is full",
+        "help: rockenv gc",
+        "resumes by itself",
+    ];
+    store.sh("true").exits(6).says(&told);
     let started = Instant::now();
     up.signal(Signal::SIGINT);
     assert_eq!(up.wait().code, 130);
