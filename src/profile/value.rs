@@ -146,10 +146,18 @@ pub enum MemoryMax {
     Bytes(u64),
 }
 
+/// With less, no container starts.
+const LEAST_MEMORY: u64 = 16 << 20;
+
 pub(crate) fn memory_max(text: &str) -> Result<MemoryMax> {
     let Some(number) = text.trim().strip_suffix('%') else {
         return match size(text) {
             Ok(0) => Err(Refused::new("a memory limit of zero")),
+            Ok(bytes) if bytes < LEAST_MEMORY => Err(Refused::new(format!(
+                "`memory-max` of `{}` is too little to start a container: the least is 16 MiB",
+                shorten(text)
+            ))
+            .help("write `\"16M\"` or more; a build needs `memory-per-job` for each job")),
             Ok(bytes) => Ok(MemoryMax::Bytes(bytes)),
             Err(refused) => Err(refused.help(
                 "a size such as \"48G\", or a share of the machine's memory such as \"90%\"",

@@ -147,6 +147,27 @@ impl Check<'_> {
         good
     }
 
+    /// Refuses a number with which no container starts.
+    pub(super) fn at_least(
+        &mut self,
+        key: &str,
+        number: Option<At<i64>>,
+        least: i64,
+    ) -> Option<u64> {
+        let (value, place) = number
+            .as_ref()
+            .map(|number| (number.value, number.place.clone()))?;
+        let good: u64 = self.positive(key, number)?;
+        if value < least {
+            let refused = Refused::new(format!(
+                "`{key}` of {value} is too little to start a container"
+            ))
+            .help(format!("write {least} or more"));
+            self.refused(&place, refused);
+        }
+        Some(good)
+    }
+
     fn name(&mut self, what: &str, name: &At<String>) -> bool {
         let checked = value::name(what, name);
         self.accepted(&name.place, checked).is_some()

@@ -374,3 +374,19 @@ fn sentences_about_steps() {
         format!("{HEAD}[[step]]\nname = \"s\"\nrun = \"a\"\n[[step]]\nname = \"s\"\nrun = \"a\"\n");
     assert_eq!(sentences(&twice), ["two steps are named `s`"]);
 }
+
+#[test]
+fn limits_with_which_no_container_starts_are_refused() {
+    for (limit, words) in [
+        (
+            "memory-max = \"4M\"",
+            "`memory-max` of `4M` is too little to start a container: the least is 16 MiB",
+        ),
+        ("memory-max = \"1B\"", "`memory-max` of `1B` is too little"),
+        ("tasks-max = 1", "`tasks-max` of 1 is too little"),
+        ("tasks-max = 0", "`tasks-max` is 0"),
+    ] {
+        let text = format!("schema = 1\nimage = \"debian\"\n[resources]\n{limit}\n");
+        assert_has!(message(&text), words);
+    }
+}
