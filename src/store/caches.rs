@@ -15,7 +15,8 @@ use crate::plan::ids::EnvName;
 use crate::plan::resolve::VolumeKind;
 use crate::store::inventory::allocated;
 use crate::sys::error::Result;
-use crate::tree::file;
+use crate::sys::shell::quoted_path;
+use crate::tree::{self, file};
 
 #[derive(Clone, Debug)]
 pub struct StoreCache {
@@ -205,6 +206,13 @@ impl Store {
             );
         }
         let directory = self.cache_dir(name);
+        if let Some(mount) = tree::mounts_below(&fs::canonicalize(&directory)?).first() {
+            return Err(busy!(
+                "cache `{name}` cannot be cleared: `{}` is a mount point",
+                mount.display()
+            )
+            .help(format!("umount {}", quoted_path(mount))));
+        }
         for entry in fs::read_dir(&directory)? {
             self.discard(&entry?.path())?;
         }

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::support::env::TestStore;
-use crate::support::loopfs::{Kind, LoopFs, run};
+use crate::support::loopfs::{Kind, LoopFs, bind, run};
 use crate::support::run::wait_until;
 use crate::support::terminal::Terminal;
 use fs_err as fs;
@@ -264,6 +264,12 @@ fn what_nobody_can_use_goes_and_other_things_are_not_looked_at() {
         .ok();
     assert!(!download.exists());
     assert!(home.join("blobs/sha256/notes").exists());
+    let bound = bind(&home.join("caches/cache"), &home.join("caches/cache"));
+    let mounted = store.rockenv(&["cache", "clear", "--yes", "cache"]);
+    mounted
+        .exits(6)
+        .says(&["`cache`", "is a mount point", "help: umount "]);
+    drop(bound);
     store.rockenv(&["cache", "clear", "--yes", "--all"]).ok();
     assert!(
         home.join("caches/cache")
@@ -491,7 +497,7 @@ fn the_timer_s_units_are_what_systemd_reads() {
     crate::support::loopfs::private_mounts();
     let directory = tempfile::tempdir().unwrap();
     fs::create_dir_all("/etc/systemd/system").unwrap();
-    let _bound = crate::support::loopfs::bind(directory.path(), Path::new("/etc/systemd/system"));
+    let _bound = bind(directory.path(), Path::new("/etc/systemd/system"));
     let store = TestStore::new();
     store.rockenv(&["setup", "--dry-run", "--timer"]).ok();
     assert_eq!(directory.path().read_dir().unwrap().count(), 0);
