@@ -36,11 +36,8 @@ pub(super) fn wait_for_slot(
             told = true;
             let others = claim.others()?;
             let holders = others.iter().filter(|other| other.held > 0);
-            let names: Vec<String> = holders.map(|other| format!("`{}`", other.env)).collect();
-            say(format!(
-                "is waiting for a job slot: all {total} of this machine are in use by {}",
-                names.join(", ")
-            ));
+            let names = holders.map(|other| other.env.as_str());
+            say(waiting(total, &names.collect::<Vec<_>>()));
         }
         readable([Some(signals.as_fd())], Some(PERIOD))?;
         if let Some(signal) = signals.pending()? {
@@ -48,4 +45,40 @@ pub(super) fn wait_for_slot(
         }
     }
     Ok(SlotWait::Granted(claim))
+}
+
+/// Returns the message; a holder may have ended meanwhile, or not have written its name yet.
+fn waiting(total: u32, envs: &[&str]) -> String {
+    let names = envs.iter().filter(|env| !env.is_empty());
+    let names: Vec<String> = names.map(|env| format!("`{env}`")).collect();
+    let by = match names.is_empty() {
+        true => String::new(),
+        false => format!(" by {}", names.join(", ")),
+    };
+    let slots = match total {
+        1 => "the only one of this machine is".to_owned(),
+        total => format!("all {total} of this machine are"),
+    };
+    format!("is waiting for a job slot: {slots} in use{by}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_holder_without_a_name_is_not_named() {
+        for (total, envs, told) in [
+            (1, &[][..], "the only one of this machine is in use"),
+            (1, &[""][..], "the only one of this machine is in use"),
+            (
+                2,
+                &["a", "b"][..],
+                "all 2 of this machine are in use by `a`, `b`",
+            ),
+        ] {
+            let told = format!("is waiting for a job slot: {told}");
+            assert_eq!(waiting(total, envs), told);
+        }
+    }
 }

@@ -236,7 +236,7 @@ fn who_waits_is_told_by_whom_and_goes_on_when_that_is_killed() {
     let says = |text: &str| fs::read_to_string(&said).unwrap().contains(text);
     wait_until("the second says that it waits", || {
         says(&format!(
-            "step `s0` is waiting for a job slot: all 1 of this machine are in use by `{first}`"
+            "step `s0` is waiting for a job slot: the only one of this machine is in use by `{first}`"
         ))
     });
     // Ctrl-C ends the wait, and a command needs no job.
