@@ -8,7 +8,7 @@ mod ssh;
 mod transfer;
 mod tree;
 
-pub(crate) use on::{RemoteRequest, on};
+pub(crate) use on::{RemoteRequest, on, sent_file};
 pub(crate) use remote_exec::{remote_exec, watch};
 pub(crate) use ssh::Machine;
 pub(crate) use transfer::receive;

@@ -40,6 +40,18 @@ pub(crate) struct RemoteRequest<'a> {
     pub reads_input: bool,
 }
 
+/// Splits the path of a file that another machine sent to this one: the place for files of one directory there, and the
+/// file's path in that directory. What is between them changes with the files.
+pub(crate) fn sent_file(path: &Path) -> Option<(PathBuf, PathBuf)> {
+    let ending = Path::new(PLACE).join("on");
+    let place = path
+        .ancestors()
+        .find(|place| place.parent().is_some_and(|on| on.ends_with(&ending)))?;
+    let mut below = path.strip_prefix(place).ok()?.components();
+    below.next()?;
+    Some((place.to_owned(), below.as_path().to_owned()))
+}
+
 /// Runs the command there; returns its exit code.
 pub(crate) fn on(ui: &Ui, config: &Config, request: &RemoteRequest<'_>) -> Result<u8> {
     for path in request.send.iter().chain(request.fetch) {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::Run;
+use super::env_origin;
 use super::resolve::Resolved;
 use crate::plan::gc::Lease;
 use crate::plan::ids::{ImageKey, LayerId};
@@ -18,6 +19,9 @@ pub(super) fn lock<'a>(run: &Run<'a>, resolved: &Resolved<'_>) -> Result<LockedE
     let wait = Duration::from_secs(5);
     let env = run.with.store.lock_env(&resolved.spec.name, "up", wait)?;
     env.check_owner()?;
+    // Another `up` may have made it since this one looked.
+    let request = run.args.plan.request("up");
+    env_origin::check(run.with.store, resolved.gathered.selection, &request)?;
     if run.args.ephemeral && !env.is_owned()? {
         return Err(busy!("env `{}` was removed in the meantime", env.name())
             .help(run.args.resume_command()));

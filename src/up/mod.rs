@@ -5,6 +5,7 @@ pub(crate) mod check;
 pub(crate) mod checkout;
 pub(crate) mod context;
 pub(crate) mod downloads;
+pub(crate) mod env_origin;
 pub(crate) mod ephemeral;
 pub(crate) mod exec;
 pub(crate) mod execute;

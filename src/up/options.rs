@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use super::context::Context;
-use super::locked;
 use super::request::{SelectArgs, UpRequest, WHAT};
 use super::select::Selection;
+use super::{env_origin, locked};
 use crate::plan::StepOptions;
 use crate::profile::{Profile, is_path};
+use crate::store::Store;
 use crate::store::config::Config;
 use crate::store::history::Reuse;
 use crate::sys::error::Result;
@@ -185,6 +186,11 @@ impl PlanOptions {
         selection.until.clone_from(&self.until);
         if self.locked {
             locked::follow(cx, &mut selection, &request, self.lock_file.as_deref())?;
+        }
+        // Without a readable store there is no env to continue.
+        if let Some(store) = Store::open_existing(&cx.config.home).ok().flatten() {
+            let note = env_origin::check(&store, &selection, &request)?;
+            selection.notes.extend(note);
         }
         Ok(selection)
     }

@@ -417,11 +417,12 @@ fn profiles_that_name_their_targets_need_no_others() {
     }
     store.rockenv(&["matrix", "up"]).exits(2);
     // Two envs of one name are none.
-    let asked = ["matrix", "up", "-p", a, "-p", b, "--", "--name", a];
+    let both = format!("{}-both", store.env());
+    let asked = ["matrix", "up", "-p", a, "-p", b, "--", "--name", &both];
     store
         .rockenv(&asked)
         .exits(2)
-        .says(&[&format!("both env `{a}`")]);
+        .says(&[&format!("both env `{both}`")]);
     remove_all(&store, &["a", "b"]);
 }
 

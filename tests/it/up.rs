@@ -4,6 +4,7 @@ mod again;
 mod by_hand;
 mod histories;
 mod kept;
+mod origin;
 mod removed;
 mod results;
 mod sources;

@@ -90,8 +90,9 @@ impl Stage {
         renameat2(AT_FDCWD, &self.here, AT_FDCWD, &self.there, flags).ok();
     }
 
-    /// Copies the store's image recipes to where the user plays.
+    /// Copies the store's image recipes to where the user plays, whose profile has the env's name.
     fn bring_images(&self) {
+        self.store.rockenv(&["--yes", "rm", self.store.env()]).ok();
         let images = self.here.join("images");
         fs::create_dir(&images).expect("a directory");
         for entry in fs::read_dir(self.store.work().join("images")).expect("images") {

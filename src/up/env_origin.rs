@@ -1,0 +1,208 @@
+//! Owns which profile an env belongs to: the file that it was made from. Another file of the same name must not continue
+//! with its build volumes.
+
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+
+use super::request::UpRequest;
+use super::select::Selection;
+use crate::plan::ids::EnvName;
+use crate::profile::Origin;
+use crate::remote;
+use crate::store::Store;
+use crate::sys::error::{Error, Result};
+
+/// Maximum size of a repository's configuration.
+const LARGEST: u64 = 1 << 20;
+
+/// Refuses an env that was made from another profile. Returns a note if that one is in another checkout of the same
+/// repository.
+pub(super) fn check(
+    store: &Store,
+    selection: &Selection,
+    request: &UpRequest<'_>,
+) -> Result<Option<String>> {
+    let (env, origin) = (&selection.name, selection.profile.origin());
+    let Some(old) = recorded(store, env)? else {
+        return Ok(None);
+    };
+    match relation(&old, origin) {
+        Relation::Same => Ok(None),
+        Relation::Checkout => Ok(Some(format!(
+            "env `{env}` was made from {}: continuing with another checkout of the same repository",
+            old.display()
+        ))),
+        Relation::Other => Err(refusal(env, &old, request)),
+    }
+}
+
+fn refusal(env: &EnvName, old: &Path, request: &UpRequest<'_>) -> Error {
+    let new = request.command("up", &[("--name", Some("NAME"))]);
+    usage!("env `{env}` was made from {}", old.display())
+        .help(format!("{new}, or remove the env first: rockenv rm {env}"))
+}
+
+/// Returns the profile file that an env was made from, if it was one.
+fn recorded(store: &Store, env: &EnvName) -> Result<Option<PathBuf>> {
+    // An env that is about to be removed does not count.
+    if store.is_abandoned(env) || store.record(env)?.is_none() {
+        return Ok(None);
+    }
+    // Without a spec there is no origin to compare.
+    Ok(match store.spec(env).map(|spec| spec.origin) {
+        Ok(Origin::File(path)) => Some(path),
+        Ok(Origin::Builtin(_)) | Err(_) => None,
+    })
+}
+
+/// How the profile that an env was made from is related to another one.
+#[derive(Debug, PartialEq, Eq)]
+enum Relation {
+    /// The same, or gone: moved, or removed.
+    Same,
+    /// Another checkout's.
+    Checkout,
+    Other,
+}
+
+fn relation(old: &Path, new: &Origin) -> Relation {
+    let Some(found) = fs::metadata(old).ok().filter(std::fs::Metadata::is_file) else {
+        return Relation::Same;
+    };
+    let Origin::File(new) = new else {
+        return Relation::Other;
+    };
+    let is_same =
+        |other: std::fs::Metadata| (found.dev(), found.ino()) == (other.dev(), other.ino());
+    let sent = || remote::sent_file(old).is_some_and(|sent| remote::sent_file(new) == Some(sent));
+    if fs::metadata(new).is_ok_and(is_same) || sent() {
+        return Relation::Same;
+    }
+    match (RepositoryFile::of(old), RepositoryFile::of(new)) {
+        (Some(old), Some(new)) if old == new => Relation::Checkout,
+        _ => Relation::Other,
+    }
+}
+
+/// A file of a git repository.
+#[derive(Debug, PartialEq, Eq)]
+struct RepositoryFile {
+    /// Where it was cloned from; the repository itself if it was not cloned.
+    repository: String,
+    /// The file's path in the checkout.
+    path: PathBuf,
+}
+
+impl RepositoryFile {
+    fn of(file: &Path) -> Option<Self> {
+        let file = fs::canonicalize(file).ok()?;
+        let top = file.ancestors().find(|top| top.join(".git").exists())?;
+        let directory = common_directory(&top.join(".git"))?;
+        let config = read(&directory.join("config"));
+        let url = config.and_then(|config| url(&config));
+        Some(Self {
+            repository: url.unwrap_or_else(|| directory.to_string_lossy().into_owned()),
+            path: file.strip_prefix(top).ok()?.to_owned(),
+        })
+    }
+}
+
+/// Returns the directory that all work trees of a repository have in common.
+fn common_directory(git: &Path) -> Option<PathBuf> {
+    if git.is_dir() {
+        return fs::canonicalize(git).ok();
+    }
+    let text = read(git)?;
+    let own = git.with_file_name(text.strip_prefix("gitdir:")?.trim());
+    let common = read(&own.join("commondir")).unwrap_or_else(|| ".".to_owned());
+    fs::canonicalize(own.join(common.trim())).ok()
+}
+
+fn read(path: &Path) -> Option<String> {
+    let found = fs::metadata(path).ok()?;
+    (found.is_file() && found.len() <= LARGEST).then_some(())?;
+    fs::read_to_string(path).ok()
+}
+
+/// Returns the URL of `origin` in a repository's configuration, without user and password: each CI job has its own.
+fn url(config: &str) -> Option<String> {
+    let mut sections = config.lines().map(str::trim);
+    sections.find(|line| *line == "[remote \"origin\"]")?;
+    let url = sections
+        .take_while(|line| !line.starts_with('['))
+        .filter_map(|line| line.split_once('='))
+        .find(|(key, _)| key.trim() == "url")?
+        .1
+        .trim();
+    Some(match url.split_once("://") {
+        Some((scheme, rest)) => {
+            let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+            let host = authority.rsplit('@').next().unwrap_or(authority);
+            format!("{scheme}://{host}/{path}")
+        }
+        None => url.to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_file_is_another_profile_unless_it_is_gone_sent_again_or_checked_out_again() {
+        let place = tempfile::tempdir().unwrap();
+        let at = |path: &str| place.path().join(path);
+        let put = |path: &str, text: &str| {
+            fs::create_dir_all(at(path).parent().unwrap()).unwrap();
+            fs::write(at(path), text).unwrap();
+        };
+        for (place, url) in [
+            ("a", "https://one:token@host/x.git"),
+            ("b", "https://two:other@host/x.git"),
+            ("c", "https://host/y.git"),
+        ] {
+            let config = format!("[core]\n\tbare = false\n[remote \"origin\"]\n\turl = {url}\n");
+            put(&format!("{place}/.git/config"), &config);
+            put(&format!("{place}/build.toml"), "");
+            put(&format!("{place}/d/build.toml"), "");
+        }
+        put("local/.git/config", "[core]\n");
+        put("local/.git/worktrees/tree/commondir", "../..\n");
+        put(
+            "tree/.git",
+            &format!("gitdir: {}\n", at("local/.git/worktrees/tree").display()),
+        );
+        for path in ["local/p.toml", "tree/p.toml", "c1/p.toml", "c2/p.toml"] {
+            put(path, "");
+        }
+        let sent = ".cache/rockenv/on";
+        for path in ["1/x/p.toml", "1/y/p.toml", "1/y/q.toml", "2/x/p.toml"] {
+            put(&format!("{sent}/{path}"), "");
+        }
+        std::os::unix::fs::symlink(at("c1"), at("link")).unwrap();
+        let (sent_old, sent_new) = (format!("{sent}/1/x/p.toml"), format!("{sent}/1/y/p.toml"));
+        let cases = [
+            ("c1/p.toml", "c1/p.toml", Relation::Same),
+            ("c1/p.toml", "c2/p.toml", Relation::Other),
+            ("c1/p.toml", "link/p.toml", Relation::Same),
+            ("gone/p.toml", "c2/p.toml", Relation::Same),
+            (&sent_old, &sent_new, Relation::Same),
+            (&sent_old, ".cache/rockenv/on/1/y/q.toml", Relation::Other),
+            (&sent_old, ".cache/rockenv/on/2/x/p.toml", Relation::Other),
+            ("a/build.toml", "b/build.toml", Relation::Checkout),
+            ("a/build.toml", "b/d/build.toml", Relation::Other),
+            ("a/build.toml", "a/d/build.toml", Relation::Other),
+            ("a/build.toml", "c/build.toml", Relation::Other),
+            ("local/p.toml", "tree/p.toml", Relation::Checkout),
+        ];
+        for (old, new, expected) in cases {
+            let found = relation(&at(old), &Origin::File(at(new)));
+            assert_eq!(found, expected, "{old} {new}");
+        }
+        let builtin = Origin::Builtin("build.toml".to_owned());
+        assert_eq!(relation(&at("c1/p.toml"), &builtin), Relation::Other);
+        assert_eq!(relation(&at("gone"), &builtin), Relation::Same);
+    }
+}
