@@ -257,6 +257,10 @@ impl Execution<'_, '_> {
                 format!("changes made by `exec` or `shell` are kept as snapshot `{name}`");
             self.reporter.warn(message);
         }
+        if let Some(name) = self.env.keep_failed("before-up")? {
+            let message = format!("changes made by `shell --failed` are kept as snapshot `{name}`");
+            self.reporter.warn(message);
+        }
         let steps = self.spec.steps.iter().map(|step| step.name.as_str());
         for (old, new) in self.env.make_room(&steps.collect())? {
             let message =

@@ -200,6 +200,7 @@ impl Execution<'_, '_> {
                 Ending::Exited { code, .. } => Some(code),
                 Ending::TimedOut | Ending::Interrupted(_) | Ending::Lost => None,
             },
+            shown: None,
         };
         let kept = measured.and_then(|()| {
             self.env.update(|env| {

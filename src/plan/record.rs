@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::ids::{
     self, EnvId, ImageKey, LayerId, PathBelow, StepKey, TreeId, VolumeId, VolumeName,
 };
-use crate::plan::layer::{ByHand, Layer, VolumesFrom};
+use crate::plan::layer::{ByHand, Layer, Moment, VolumesFrom};
 use crate::plan::resolve::Spec;
 use crate::sys::name::StepName;
 use crate::sys::shell::quoted;
@@ -181,6 +181,9 @@ pub struct Failed {
     pub log: PathBelow,
     /// Exit code of its script.
     pub code: Option<u8>,
+    /// When a command of `shell --failed` first got it, if one did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shown: Option<Moment>,
 }
 
 impl Snapshot {

@@ -191,7 +191,7 @@ impl Store {
             || volumes.any(|state| *state == VolumeState::Frozen)
     }
 
-    fn tree_dir(&self, env: &EnvName, tree: &TreeId) -> PathBuf {
+    pub(super) fn tree_dir(&self, env: &EnvName, tree: &TreeId) -> PathBuf {
         self.env_dir(env).join("trees").join(tree)
     }
 

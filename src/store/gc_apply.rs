@@ -209,6 +209,9 @@ impl LockedEnv<'_> {
 
     fn drop_failed(&mut self) -> Result<Removal> {
         let mut record = self.known_record()?.clone();
+        if self.store.is_failed_edited(self.name(), &record) {
+            return Ok(Removal::Stays("`shell --failed` changed it".to_owned()));
+        }
         if let Some(failed) = record.failed.take() {
             let tree = self.directory.join("trees").join(failed.tree);
             match self.put(record.clone()) {

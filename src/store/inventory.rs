@@ -121,6 +121,13 @@ impl Store {
             let unsettled = !matches!(item.journal, Read::Fine(0));
             if let Read::Fine(record) = item.record {
                 let env = self.read_env(&name, record, busy, unsettled)?;
+                if let (Some(failed), true) = (&env.record.failed, env.failed_edited) {
+                    inventory.notes.push(format!(
+                        "tree of failed step {name}/{} stays: `shell --failed` changed it; to keep it as a snapshot: {}",
+                        failed.step,
+                        env.record.command.as_deref().unwrap_or("rockenv up")
+                    ));
+                }
                 inventory.envs.insert(name, env);
             }
         }
@@ -218,6 +225,7 @@ impl Store {
         unsettled: bool,
     ) -> Result<Env> {
         let directory = self.env_dir(name);
+        let failed_edited = self.is_failed_edited(name, &record);
         let mut logs = BTreeMap::new();
         for run in names(&directory.join("logs"))? {
             // A few files each: starting threads would take longer.
@@ -234,6 +242,7 @@ impl Store {
             busy,
             unsettled,
             failed: 0,
+            failed_edited,
             logs,
         })
     }

@@ -7,10 +7,13 @@ use std::path::{Path, PathBuf};
 
 use nix::time::{ClockId, clock_gettime};
 
-use super::LockedEnv;
 use super::added_user::AddedUser;
 use super::history::{ByHand, Moment};
 use super::layer::boot_id;
+use super::snapshot::Freeze;
+use super::{LockedEnv, Store};
+use crate::plan::ids::EnvName;
+use crate::plan::pins::Pins;
 use crate::plan::record::{Origin, Record};
 use crate::sys::error::Result;
 use crate::tree::{self, Method, measure, mounts};
@@ -71,7 +74,77 @@ fn is_changed_since(directory: &Path, since: &Moment) -> bool {
     unseen > 0 || found.newest_change >= since.time
 }
 
+impl Store {
+    /// Returns whether a command of `shell --failed` changed the tree of an env's failed step, or may have.
+    pub(super) fn is_failed_edited(&self, env: &EnvName, record: &Record) -> bool {
+        let Some(failed) = &record.failed else {
+            return false;
+        };
+        let Some(since) = &failed.shown else {
+            return false;
+        };
+        let directory = match self.method() {
+            Method::Overlay => self.tree_dir(env, &failed.tree).join("diff"),
+            Method::Btrfs | Method::Reflink => self.tree_dir(env, &failed.tree).join("root"),
+        };
+        // What a service has was changed by the step itself.
+        record.service.is_some() || !since.is_comparable() || is_changed_since(&directory, since)
+    }
+}
+
 impl LockedEnv<'_> {
+    /// Records that a command of `shell --failed` is about to get the tree of the failed step.
+    pub fn show_failed(&mut self) -> Result<()> {
+        let Some(failed) = &self.known_record()?.failed else {
+            return Ok(());
+        };
+        let moment = match &failed.shown {
+            None => Moment::now(&self.directory.join("trees")),
+            Some(known) if known.is_comparable() => return Ok(()),
+            // What was written since may have any change time.
+            Some(_) => Moment::default(),
+        };
+        self.update(|record| {
+            if let Some(failed) = &mut record.failed {
+                failed.shown = Some(moment);
+            }
+        })
+    }
+
+    /// Keeps the tree of a failed step as a snapshot if a command of `shell --failed` changed it. Returns its name. The
+    /// env stays where it is.
+    pub fn keep_failed(&mut self, why: &str) -> Result<Option<String>> {
+        let record = self.known_record()?;
+        let Some(failed) = record.failed.clone() else {
+            return Ok(None);
+        };
+        let is_there =
+            record.service.is_some() || self.store.tree_dir(self.name(), &failed.tree).exists();
+        if !is_there || !self.store.is_failed_edited(self.name(), record) {
+            return Ok(None);
+        }
+        let (name, head) = (record.free_name(why), record.head.clone());
+        self.freeze(
+            &Freeze {
+                tree: &failed.tree,
+                parent: failed.parent.as_ref(),
+                name: &name,
+                key: None,
+                origin: Origin::Auto,
+                again: false,
+                cost: None,
+                prints: None,
+                pins: Pins::new(),
+                history: None,
+            },
+            |record| {
+                record.head = head;
+                record.failed = None;
+            },
+        )?;
+        Ok(Some(name))
+    }
+
     /// Records that a command of `exec` or `shell` is about to get the live build volumes, or had them.
     pub fn show_volumes(&mut self) -> Result<()> {
         let moment = match self.known_record()?.head.by_hand() {

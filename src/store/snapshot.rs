@@ -113,7 +113,7 @@ impl LockedEnv<'_> {
             }
         };
         let id = layer.id;
-        let dropped = record.head.tree.clone().filter(|tree| tree != freeze.tree);
+        let live = record.head.tree.clone().filter(|tree| tree != freeze.tree);
         let replaced = record
             .snapshot(freeze.name)
             .map(|old| old.layer.clone())
@@ -123,6 +123,7 @@ impl LockedEnv<'_> {
             record.head.volumes_from = Some(from);
         }
         change(&mut record);
+        let dropped = live.filter(|tree| record.head.tree.as_ref() != Some(tree));
         match freeze.key.is_some() && replaced.is_none() {
             true => self.commit_step(record)?,
             false => self.commit(record)?,

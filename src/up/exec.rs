@@ -238,6 +238,7 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
         env.show_volumes()?;
     }
     let (tree, layer) = if job.failed {
+        env.show_failed()?;
         let failed = env.known_record()?.failed.clone();
         let failed = failed.ok_or_else(|| {
             not_found!("no step of env `{}` failed", job.env)

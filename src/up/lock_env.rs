@@ -89,6 +89,11 @@ fn keep_work(run: &Run<'_>, env: &mut LockedEnv<'_>) -> Result<()> {
             "the image changed: changes made by `exec` or `shell` are kept as snapshot `{name}`"
         ));
     }
+    if let Some(name) = env.keep_failed("before-image")? {
+        reporter.warn(format!(
+            "the image changed: changes made by `shell --failed` are kept as snapshot `{name}`"
+        ));
+    }
     let store = run.with.store;
     if store.freezes_volumes() {
         return env.reset();

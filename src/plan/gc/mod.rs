@@ -69,6 +69,8 @@ pub struct Env {
     pub unsettled: bool,
     /// Bytes of the failed step's tree.
     pub failed: u64,
+    /// A command of `shell --failed` changed that tree.
+    pub failed_edited: bool,
     /// Bytes of each run's logs, by its time.
     pub logs: BTreeMap<String, u64>,
 }

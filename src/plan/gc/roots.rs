@@ -24,6 +24,8 @@ pub(crate) enum Why {
     Pinned(EnvName, String),
     /// A snapshot with manual changes.
     Changes(EnvName, String),
+    /// A command may have changed the tree of a failed step that is based on it.
+    Shown(EnvName),
     /// One of an env's newest snapshots that the policy keeps.
     Last(EnvName, String),
     /// A killed `up` finished it for this env and could not record it.
@@ -51,6 +53,12 @@ impl fmt::Display for Why {
                 write!(
                     f,
                     "snapshot {name} of env {env} keeps what `exec` or `shell` changed"
+                )
+            }
+            Self::Shown(env) => {
+                write!(
+                    f,
+                    "the tree of a failed step of env {env}, which `shell --failed` opened, is based on it"
                 )
             }
             Self::Last(env, name) => write!(f, "`keep-last`: snapshot {name} of env {env}"),
@@ -86,6 +94,11 @@ pub(crate) fn tops(env: &EnvName, record: &Record, keep_last: usize) -> Vec<(Lay
     let name = || env.to_owned();
     if let Some(head) = &record.head.layer {
         add(head, Why::Head(name()));
+    }
+    if let Some(failed) = &record.failed
+        && let (Some(parent), Some(_)) = (&failed.parent, &failed.shown)
+    {
+        add(parent, Why::Shown(name()));
     }
     let mut steps: Vec<&Snapshot> = Vec::new();
     for snapshot in &record.snapshots {

@@ -52,6 +52,7 @@ fn env(id: &str) -> Env {
         busy: false,
         unsettled: false,
         failed: 0,
+        failed_edited: false,
         logs: BTreeMap::new(),
     }
 }
@@ -407,6 +408,7 @@ fn logs_go_by_age_alone_and_never_those_that_a_step_names() {
         parent: None,
         log: "logs/20200101T000000Z/01-c.log".into(),
         code: Some(1),
+        shown: None,
     });
     one.failed = 7 * MIB;
     for run in ["20200101T000000Z", "20200102T000000Z", "what is this"] {
@@ -421,6 +423,9 @@ fn logs_go_by_age_alone_and_never_those_that_a_step_names() {
     };
     let found = plan(&inventory, &limits, None);
     assert_eq!(names(&found), ["logs one/20200102T000000Z"]);
+    inventory.envs.get_mut("one").unwrap().failed_edited = true;
+    let all = plan(&inventory, &Limits::default(), Some(1 << 40));
+    assert!(!names(&all).contains(&"tree of failed step one/c"));
 }
 
 #[test]

@@ -126,7 +126,10 @@ fn env_units(
     units: &mut Vec<Unit>,
 ) {
     let failed = &env.record.failed;
-    if let Some(failed) = failed {
+    // Nobody can make manual changes again.
+    if let Some(failed) = failed
+        && !env.failed_edited
+    {
         let below = failed.parent.as_ref().and_then(|id| layers.get(id));
         units.push(Unit {
             what: GcTarget::Failed {

@@ -51,6 +51,45 @@ fn snapshots(store: &TestStore, env: &str) -> String {
 }
 
 #[test]
+fn what_a_user_changes_in_the_tree_of_a_failed_step_is_kept() {
+    on_each(|store, method| {
+        let steps = |more: &str| {
+            format!(
+                "[[step]]\nname = 'one'\nrun = 'echo one > ~/one'\n\
+                 [[step]]\nname = 'two'\nrun = 'echo half > ~/half; {more}false'\n"
+            )
+        };
+        store.profile(&steps(""));
+        let (env, free) = (store.env(), ["gc", "--free", "1M"]);
+        store.rockenv(&["up", env]).exits(5);
+        // A look alone is no reason to keep it.
+        in_failed(store, "cat ~/half");
+        store.rockenv(&["up", env]).exits(5);
+        assert!(!snapshots(store, env).contains("before-up"), "{method}");
+        in_failed(store, "cat ~/half");
+        let gc = store.rockenv(&free);
+        assert!(gc.text().contains("removed 1 item"), "{method}: {gc:?}");
+        store.rockenv(&["up", env]).exits(5);
+
+        in_failed(store, "echo precious > ~/mine");
+        let gc = store.rockenv(&free);
+        gc.says(&[&format!(
+            "tree of failed step {env}/two stays: `shell --failed` changed it; to keep it as a snapshot: rockenv up {env}"
+        )]);
+        in_failed(store, "cat ~/mine");
+        store
+            .rockenv(&["up", env])
+            .exits(5)
+            .says(&["changes made by `shell --failed` are kept as snapshot `before-up`"]);
+        store.sh("ls ~").ok().prints("one");
+        store.rockenv(&["rollback", "--yes", env, "before-up"]).ok();
+        let read = "cat ~/one ~/half ~/mine";
+        store.sh(read).ok().prints("one\nhalf\nprecious");
+        store.rockenv(&["fsck"]).ok();
+    });
+}
+
+#[test]
 fn a_new_image_costs_no_work_in_build_volumes() {
     if Ordinary::get().is_some() {
         return skip(

@@ -67,6 +67,7 @@ fn inventories() -> impl Strategy<Value = Inventory> {
                         parent: Some(id(head.index(layers.len())).as_str().into()),
                         log: "log".into(),
                         code: None,
+                        shown: None,
                     });
                 }
                 for (at, (layer, origin, hours)) in snaps.iter().enumerate() {
