@@ -143,6 +143,11 @@ pub(crate) fn base_environment(spec: &Spec, root: bool) -> BTreeMap<String, Stri
     } else {
         (spec.user.name.as_str(), spec.user.home.as_str())
     };
+    own_variables(&spec.name, user, home)
+}
+
+/// Returns rockenv's own variables, whose names are in `profile::OWN_VARIABLES`.
+fn own_variables(env: &str, user: &str, home: &str) -> BTreeMap<String, String> {
     [
         ("PATH", PATH),
         ("HOME", home),
@@ -150,7 +155,7 @@ pub(crate) fn base_environment(spec: &Spec, root: bool) -> BTreeMap<String, Stri
         ("LOGNAME", user),
         ("LANG", "C.UTF-8"),
         ("container", "rockenv"),
-        ("ROCKENV_ENV", spec.name.as_str()),
+        ("ROCKENV_ENV", env),
         ("MAKEFLAGS", jobserver::makeflags().as_str()),
     ]
     .into_iter()
@@ -209,4 +214,16 @@ fn archive(step: &str, items: &[CopyItem], files: &CopyFiles) -> Result<OwnedFd>
     let mut file = archive.into_inner().context(cannot)?;
     file.seek(SeekFrom::Start(0)).context(cannot)?;
     Ok(file.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::OWN_VARIABLES;
+
+    #[test]
+    fn profiles_know_the_variables_that_are_rockenv_s() {
+        let names: Vec<String> = own_variables("e", "u", "/h").into_keys().collect();
+        assert_eq!(names, OWN_VARIABLES);
+    }
 }

@@ -46,6 +46,14 @@ impl Sources {
         let after = self.0.partition_point(|file| file.start <= place.start);
         &self.0[after.saturating_sub(1)]
     }
+
+    /// Returns a place as `FILE:LINE`, for a message about another one.
+    pub(crate) fn line(&self, place: &Place) -> String {
+        let file = self.file(place);
+        let before = &file.text.as_bytes()[..file.bytes(place).start];
+        let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
+        format!("{}:{line}", file.origin)
+    }
 }
 
 impl Deref for Sources {

@@ -1,7 +1,7 @@
 //! Owns the advice of `rockenv profile check`: things that are valid but probably unintended.
 
 use super::references::{TextPart, pieces};
-use super::{Action, Profile, VolumeKind, input};
+use super::{Action, BIN, Origin, Profile, VolumeKind, input};
 
 /// Returns advice, one sentence each.
 pub(crate) fn advice(profile: &Profile) -> Vec<String> {
@@ -27,6 +27,7 @@ pub(crate) fn advice(profile: &Profile) -> Vec<String> {
             ));
         }
     }
+    advice.extend(unlimited(profile));
     let named = |name: &str| {
         let texts = profile.steps.iter().flat_map(|step| step.env.values());
         let scripts = profile.steps.iter().filter_map(|step| match &step.action {
@@ -42,6 +43,32 @@ pub(crate) fn advice(profile: &Profile) -> Vec<String> {
     };
     if named("jobs") && profile.resources.memory_per_job.is_none() {
         advice.push("`${jobs}` is used, but [resources] has no `memory-per-job`: the number of jobs will be the number of cores".to_owned());
+    }
+    advice
+}
+
+/// Returns advice about variables that take a build away from the machine's job slots.
+fn unlimited(profile: &Profile) -> Vec<String> {
+    let own = profile.env.iter().map(|entry| ("[env]".to_owned(), entry));
+    let steps = profile.steps.iter().flat_map(|step| {
+        let whose = format!("step `{}`:", step.name);
+        step.env.iter().map(move |entry| (whose.clone(), entry))
+    });
+    let mut advice = Vec::new();
+    for (whose, (name, value)) in own.chain(steps) {
+        // Nobody can change a built-in profile.
+        if !matches!(profile.sources.file(&value.place).origin, Origin::File(_)) {
+            continue;
+        }
+        if name == "MAKEFLAGS" {
+            advice.push(format!(
+                "{whose} MAKEFLAGS replaces rockenv's, so make does not keep to the job slots: remove it"
+            ));
+        } else if name == "PATH" && !value.split(':').any(|directory| directory == BIN) {
+            advice.push(format!(
+                "{whose} PATH lacks {BIN}, so make and ninja do not keep to the job slots: begin it with {BIN}"
+            ));
+        }
     }
     advice
 }
@@ -73,6 +100,19 @@ mod tests {
         .unwrap();
         let advice = advice(&profile);
         assert_eq!(advice.len(), 3, "{advice:#?}");
+    }
+
+    #[test]
+    fn variables_that_turn_the_jobserver_off_are_named() {
+        let text = "schema = 1\nimage = \"debian\"\n[env]\nMAKEFLAGS = \"-j99\"\nPATH = \"/usr/bin\"\n\
+                    [[step]]\nname = \"one\"\nrun = \"make\"\n\
+                    env = { PATH = \"/run/rockenv/bin:/bin\", MAKEFLAGS = \"\" }\n";
+        let advice = advice(&from_text("p", text).unwrap());
+        let starts = ["[env] MAKEFLAGS", "[env] PATH", "step `one`: MAKEFLAGS"];
+        assert_eq!(advice.len(), starts.len(), "{advice:#?}");
+        for (advice, start) in advice.iter().zip(starts) {
+            assert!(advice.starts_with(start), "{advice}");
+        }
     }
 
     #[test]

@@ -123,6 +123,21 @@ impl Profile {
 /// The starting point that builds everything.
 pub(crate) const FROM_SOURCE: &str = "source";
 
+/// Variables that rockenv sets in every step, which no value of the host's may replace.
+pub(crate) const OWN_VARIABLES: [&str; 8] = [
+    "HOME",
+    "LANG",
+    "LOGNAME",
+    "MAKEFLAGS",
+    "PATH",
+    "ROCKENV_ENV",
+    "USER",
+    "container",
+];
+
+/// Directory of rockenv's own programs inside, at the start of every `PATH` except a profile's.
+pub(crate) const BIN: &str = "/run/rockenv/bin";
+
 /// The changes of a variant, a release or a starting point.
 #[derive(Clone, Debug, Default)]
 pub struct Choice {

@@ -2,10 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::profile::references;
-
-/// Directory of rockenv's own programs inside, at the start of every `PATH` except a profile's.
-const BIN: &str = "/run/rockenv/bin";
+use crate::profile::{BIN, references};
 
 /// Returns whether a variable is rockenv's to set. An image decides neither who the user is nor the jobs of a build.
 fn is_own(name: &str) -> bool {

@@ -12,7 +12,7 @@ use super::file::{self, File, VolumeKind};
 use super::references::{self, LateReferences, TextPart};
 use super::structure::shorten;
 use super::value::{self, Refused};
-use super::{Choice, Component, FROM_SOURCE, Profile, Volume, runtime_variable};
+use super::{Choice, Component, FROM_SOURCE, OWN_VARIABLES, Profile, Volume, runtime_variable};
 use crate::rocm::gpu::Extras;
 use crate::rocm::target::Target;
 use crate::sys::span::{At, Place};
@@ -36,6 +36,9 @@ pub(crate) fn finish(
     let choices = (&variants, &from);
     let needed_by = check.needed_by(file.gpu.needed_by.as_deref(), &file.step);
     let volumes = check.volumes(file.volume, &file.step);
+    let set = file.step.iter().map(|step| &step.env);
+    let set: Vec<&Entries> = set.chain([&file.env]).collect();
+    let env_from_host = check.env_from_host(file.env_from_host.unwrap_or_default(), &set);
     let steps = file.step.into_iter();
     let steps = steps.filter_map(|step| check.step(step, &volumes, &needed_by, choices));
     let steps = steps.collect();
@@ -52,7 +55,7 @@ pub(crate) fn finish(
         release_param: check.release_param(file.release_param, &releases),
         targets: check.targets(file.targets.unwrap_or_default()),
         hooks: check.hooks(file.hooks),
-        env_from_host: check.env_from_host(file.env_from_host.unwrap_or_default()),
+        env_from_host,
         resources: file.resources.checked(&mut check),
         gpu: Extras {
             accel: file.gpu.accel.unwrap_or_default(),
@@ -404,10 +407,28 @@ impl Check<'_> {
         names
     }
 
-    fn env_from_host(&mut self, names: Vec<At<String>>) -> Vec<String> {
+    /// `set` are the variables that the profile sets: they are in keys, so the host's must not replace them.
+    fn env_from_host(&mut self, names: Vec<At<String>>, set: &[&Entries]) -> Vec<String> {
         let mut good = BTreeSet::new();
         for name in names {
-            if self.accepted(&name.place, value::variable(&name)).is_some() {
+            let label = "the host's value would replace that";
+            let remove = format!("remove `{}` here, or where it is set", shorten(&name));
+            if OWN_VARIABLES.contains(&name.as_str()) {
+                let message = format!("rockenv sets `{name}` in every step");
+                let problem = Problem::new(&name.place, message, label);
+                let help = format!("remove `{name}`; [env] sets another value");
+                self.problems.push(problem.help(help));
+            } else if let Some((other, _)) =
+                set.iter().find_map(|entries| entries.get_key_value(&name))
+            {
+                let whose = self.sources.line(&other.place);
+                let message = format!(
+                    "`{}` is also set by the profile, in {whose}",
+                    shorten(&name)
+                );
+                let problem = Problem::new(&name.place, message, label);
+                self.problems.push(problem.help(remove));
+            } else if self.accepted(&name.place, value::variable(&name)).is_some() {
                 good.insert(name.value);
             }
         }

@@ -127,6 +127,27 @@ fn escapes_do_not_reach_the_terminal() {
 }
 
 #[test]
+fn the_host_replaces_no_variable_of_a_key() {
+    let text = |names: &str| {
+        format!(
+            "schema = 1\nimage = \"debian\"\nenv-from-host = [{names}]\n[env]\nFOO = \"fixed\"\n\
+             [[step]]\nname = \"one\"\nrun = \"true\"\nenv = {{ BAR = \"step\" }}\n"
+        )
+    };
+    load::from_text("p", &text("\"TOKEN\"")).unwrap();
+    let refused = "\"FOO\", \"BAR\", \"PATH\", \"MAKEFLAGS\"";
+    let found = message(&text(refused));
+    for part in [
+        "`FOO` is also set by the profile, in /p/p.toml:5",
+        "`BAR` is also set by the profile, in /p/p.toml:9",
+        "rockenv sets `PATH` in every step",
+        "rockenv sets `MAKEFLAGS` in every step",
+    ] {
+        assert!(found.contains(part), "{found}");
+    }
+}
+
+#[test]
 fn builtin_profiles_load() {
     let dirs = [];
     for listed in list(&dirs).unwrap() {
