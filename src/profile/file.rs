@@ -327,7 +327,7 @@ pub(crate) struct Published {
 }
 
 /// Conditions on the target, the engine and the user's choices; each lists the values that satisfy it.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct When {
     /// TheRock's families, such as `gfx110X-all` or `igpu-all`: a target of the env must be in one of them.

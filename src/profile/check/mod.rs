@@ -39,6 +39,7 @@ pub(crate) fn finish(
     let set = file.step.iter().map(|step| &step.env);
     let set: Vec<&Entries> = set.chain([&file.env]).collect();
     let env_from_host = check.env_from_host(file.env_from_host.unwrap_or_default(), &set);
+    check.exports(&file.step);
     let steps = file.step.into_iter();
     let steps = steps.filter_map(|step| check.step(step, &volumes, &needed_by, choices));
     let steps = steps.collect();

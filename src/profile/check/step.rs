@@ -9,7 +9,8 @@ use crate::profile::file::{self, User, VolumeKind};
 use crate::profile::references::LateReferences;
 use crate::profile::structure::shorten;
 use crate::profile::{
-    Action, Choice, ExportItem, FROM_SOURCE, Fingerprints, Published, Step, When, input, value,
+    Access, Action, Choice, ExportItem, FROM_SOURCE, Fingerprints, Published, Step, When, input,
+    value,
 };
 use crate::rocm::target;
 use crate::sys::name::StepName;
@@ -157,11 +158,50 @@ impl Check<'_> {
         values(words)
     }
 
+    /// Refuses exported items that would replace one another, as far as their names are known.
+    pub(super) fn exports(&mut self, steps: &[file::Step]) {
+        let mut taken: BTreeMap<_, Vec<(&ExportItem, _)>> = BTreeMap::new();
+        for step in steps {
+            let when = step.when.as_ref();
+            for item in step.export.iter().flatten() {
+                let Some(name) = exported_name(&item.from) else {
+                    continue;
+                };
+                let others = taken.entry((item.to.as_str(), name)).or_default();
+                // Steps with different conditions may exclude each other. The same file may be exported again.
+                let meets =
+                    |other: Option<&When>| other.is_none() || when.is_none() || other == when;
+                let clash = others
+                    .iter()
+                    .find(|(other, condition)| other.from != item.from && meets(*condition));
+                if let Some((other, _)) = clash {
+                    let (name, volume) = (shorten(name), shorten(&item.to));
+                    let message = format!("two exports are named `{name}` in volume `{volume}`");
+                    let problem = Problem::new(&item.from.place, message, "replaces the first one");
+                    let first = self.sources.line(&other.from.place);
+                    let help = format!(
+                        "the first one is in {first}: rename one of them, or export it to another volume"
+                    );
+                    self.problems.push(problem.help(help));
+                }
+                others.push((item, when));
+            }
+        }
+    }
+
     fn export(&mut self, item: &ExportItem, volumes: &Volumes) {
         self.expandable(&item.from, value::inside);
         if !named(volumes, VolumeKind::Output).any(|name| name == item.to.value) {
             let outputs = named(volumes, VolumeKind::Output);
             self.unknown("volume of kind `output` called", &item.to, outputs);
+        }
+        let mut known = volumes.iter().filter_map(|(_, volume)| volume.as_ref());
+        if known.any(|volume| volume.name == item.to.value && volume.access == Access::Ro) {
+            let volume = shorten(&item.to);
+            let message = format!("volume `{volume}` has `access = \"ro\"`");
+            let problem = Problem::new(&item.to.place, message, "nothing can be exported to it");
+            let help = format!("`access = \"rw\"` for volume `{volume}`, or another volume");
+            self.problems.push(problem.help(help));
         }
     }
 
@@ -238,6 +278,12 @@ impl Check<'_> {
             }
         }
     }
+}
+
+/// Returns the name that an exported path has in its volume, unless a reference decides that.
+fn exported_name(from: &str) -> Option<&str> {
+    let name = Path::new(from).file_name()?.to_str()?;
+    (!name.contains(['$', '{', '}', '*', '?', '['])).then_some(name)
 }
 
 /// Returns the names of the volumes of a kind.

@@ -148,6 +148,57 @@ fn the_host_replaces_no_variable_of_a_key() {
 }
 
 #[test]
+fn exports_replace_none_of_each_other() {
+    let text = |access: &str, rest: &str| {
+        format!(
+            "schema = 1\nimage = \"debian\"\nvariant = \"a\"\n[variants.a]\n[variants.b]\n\
+             [[volume]]\nname = \"d\"\nkind = \"output\"\ntarget = \"/d\"\n{access}\n\
+             [[volume]]\nname = \"e\"\nkind = \"output\"\ntarget = \"/e\"\n{rest}"
+        )
+    };
+    let item = |from: &str, to: &str| format!("{{ from = \"{from}\", to = \"{to}\" }}");
+    let step = |name: &str, more: &str, items: &[String]| {
+        let items = items.join(", ");
+        format!("[[step]]\nname = \"{name}\"\n{more}\nexport = [{items}]\n")
+    };
+    let (x, y) = (item("/x/f", "d"), item("/y/f", "d"));
+    let (of_a, of_b) = (
+        "when = { variant = [\"a\"] }",
+        "when = { variant = [\"b\"] }",
+    );
+    for rest in [
+        step(
+            "one",
+            "",
+            &[x.clone(), item("/y/g", "d"), item("/y/f", "e")],
+        ),
+        step("one", "", std::slice::from_ref(&x)) + &step("two", "", std::slice::from_ref(&x)),
+        step("one", of_a, std::slice::from_ref(&x)) + &step("two", of_b, std::slice::from_ref(&y)),
+    ] {
+        load::from_text("p", &text("", &rest)).unwrap();
+    }
+    for rest in [
+        step("one", "", &[x.clone(), y.clone()]),
+        step("one", "", std::slice::from_ref(&x)) + &step("two", of_a, std::slice::from_ref(&y)),
+    ] {
+        let found = message(&text("", &rest));
+        assert!(
+            found.contains("two exports are named `f` in volume `d`"),
+            "{found}"
+        );
+        assert!(
+            found.contains("the first one is in /p/p.toml:18"),
+            "{found}"
+        );
+    }
+    let found = message(&text("access = \"ro\"", &step("one", "", &[x])));
+    assert!(
+        found.contains("volume `d` has `access = \"ro\"`"),
+        "{found}"
+    );
+}
+
+#[test]
 fn builtin_profiles_load() {
     let dirs = [];
     for listed in list(&dirs).unwrap() {
