@@ -298,7 +298,7 @@ pub(crate) struct Step {
     #[serde(default)]
     pub(crate) env: BTreeMap<At<String>, At<String>>,
     /// The step gets the GPU's devices, and is skipped without a GPU.
-    pub(crate) gpu: Option<bool>,
+    pub(crate) gpu: Option<At<bool>>,
     /// Conditions that must all hold, or the step is skipped.
     pub(crate) when: Option<When>,
     /// Published figures of this step: its time and its disk space.

@@ -1,6 +1,6 @@
 //! Owns interpreting steps: one action each, with its own keys.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::{Check, Volumes, place, values};
@@ -14,7 +14,7 @@ use crate::profile::{
 };
 use crate::rocm::target;
 use crate::sys::name::StepName;
-use crate::sys::span::At;
+use crate::sys::span::{At, Place};
 
 /// Variants and starting points that a `when` can name.
 pub(super) type Choices<'a> = (&'a BTreeMap<String, Choice>, &'a BTreeMap<String, Choice>);
@@ -26,7 +26,7 @@ impl Check<'_> {
         &mut self,
         names: Option<&[At<String>]>,
         steps: &[file::Step],
-    ) -> BTreeSet<String> {
+    ) -> BTreeMap<String, Place> {
         let names = names.unwrap_or_default();
         for name in names {
             if !steps.iter().any(|step| step.name == *name) {
@@ -34,19 +34,49 @@ impl Check<'_> {
                 self.unknown("step", name, known);
             }
         }
-        names.iter().map(|name| name.value.clone()).collect()
+        let places = names.iter();
+        let places = places.map(|name| (name.value.clone(), name.place.clone()));
+        places.collect()
+    }
+
+    /// Returns whether a step gets the GPU: the file that extends the other one decides.
+    fn gpu(
+        &mut self,
+        step: &At<String>,
+        written: Option<At<bool>>,
+        needed_by: Option<&Place>,
+    ) -> bool {
+        let (Some(refused), Some(needed)) = (written.as_ref().filter(|at| !at.value), needed_by)
+        else {
+            return written.is_some_and(|at| at.value) || needed_by.is_some();
+        };
+        let (own, other) = (
+            self.sources.file(&refused.place).start,
+            self.sources.file(needed).start,
+        );
+        if own == other {
+            let whose = self.sources.line(&refused.place);
+            let message = format!(
+                "step `{}` is in `needed-by`, but has `gpu = false` in {whose}",
+                shorten(step)
+            );
+            let problem = Problem::new(needed, message, "gets the GPU");
+            self.problems.push(problem.help("remove one of them"));
+        }
+        // An extending file comes before the extended one.
+        other < own
     }
 
     pub(super) fn step(
         &mut self,
         written: file::Step,
         volumes: &Volumes,
-        needed_by: &BTreeSet<String>,
+        needed_by: &BTreeMap<String, Place>,
         choices: Choices<'_>,
     ) -> Option<Step> {
         let name = written.name;
         let checked = self.accepted(&name.place, value::step_name(&name));
-        let gpu = written.gpu.unwrap_or_default() || needed_by.contains(&name.value);
+        let gpu = self.gpu(&name, written.gpu, needed_by.get(&name.value));
         let when = self.when(written.when, choices);
         let published = written.published.map(|published| Published {
             time: self.parsed(published.time, value::duration),

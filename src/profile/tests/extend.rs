@@ -110,6 +110,35 @@ fn another_action_replaces_the_inherited_one() {
 }
 
 #[test]
+fn the_extending_file_decides_which_steps_get_the_gpu() {
+    let step = |gpu: &str| format!("[[step]]\nname = \"one\"\nrun = \"true\"\n{gpu}");
+    let (needed, without) = ("[gpu]\nneeded-by = [\"one\"]\n", "gpu = false\n");
+    let head = "image = \"debian\"\n";
+    for (base, child, expected) in [
+        (format!("{needed}{}", step("")), step(without), false),
+        (step(without), needed.to_owned(), true),
+        (step("gpu = true\n"), step(without), false),
+    ] {
+        let (base, child) = (
+            format!("{head}{base}"),
+            format!("extends = \"base\"\n{child}"),
+        );
+        let (_dir, dirs) = dir(&[("base.toml", &base), ("child.toml", &child)]);
+        assert_eq!(
+            load(&dirs, "child").unwrap().steps[0].gpu,
+            expected,
+            "{base}{child}"
+        );
+    }
+    let both = format!("schema = 1\n{head}{needed}{}", step(without));
+    let message = message(&both);
+    assert!(
+        message.contains("step `one` is in `needed-by`, but has `gpu = false` in /p/p.toml:8"),
+        "{message}"
+    );
+}
+
+#[test]
 fn errors_name_the_file_they_are_in() {
     let base = BASE.replace("10G", "10 gigs");
     let child = "extends = \"sub/base.toml\"\n[gpu]\nneeded-by = [\"biuld\"]\n";
