@@ -13,6 +13,19 @@ use crate::sys::span::At;
 /// Actions of a step; a new one replaces the inherited one.
 const ACTIONS: [&str; 4] = ["run", "packages", "copy", "export"];
 
+/// Keys of a volume and the kinds that they are for; with another kind, the inherited ones go.
+const KEYS_OF_KINDS: [(&str, &[&str]); 9] = [
+    ("path", &["source", "output", "host"]),
+    ("git", &["source"]),
+    ("rev", &["source"]),
+    ("depth", &["source"]),
+    ("submodules", &["source"]),
+    ("max", &["cache"]),
+    ("locked", &["cache"]),
+    ("downloads", &["cache"]),
+    ("needed-by", &["cache"]),
+];
+
 /// Parses a file. Places are offsets in the concatenation of all files.
 pub(crate) fn parse(source: &SourceFile) -> (Spanned<DeTable<'_>>, Vec<Error>) {
     let (table, errors) = DeTable::parse_recoverable(&source.text);
@@ -224,6 +237,14 @@ impl<'t> Merge<'_, 't> {
             (false, true) => inherited.remove(&["path", "rev"]),
             _ => {}
         }
+        let kind = |volume: &Item<'_>| text_at(&volume.table, "kind").map(|kind| kind.value);
+        if let (Some(new), Some(old)) = (kind(&volume), kind(inherited))
+            && new != old
+        {
+            let keys = KEYS_OF_KINDS.iter();
+            let others = keys.filter(|(_, kinds)| !kinds.contains(&new.as_str()));
+            others.for_each(|(key, _)| inherited.remove(&[*key]));
+        }
         inherited.extend(volume);
     }
 
@@ -240,9 +261,12 @@ impl<'t> Merge<'_, 't> {
                 let mut inherited = self.steps.remove(index);
                 if let Some(action) = action {
                     inherited.remove(&ACTIONS);
-                    // A shell belongs to a script; another kind of action has no use for the inherited one.
+                    // They belong to a script; another kind of action has no use for the inherited ones.
                     if action != "run" {
-                        inherited.remove(&["shell"]);
+                        inherited.remove(&["shell", "workdir"]);
+                    }
+                    if action == "packages" {
+                        inherited.remove(&["user"]);
                     }
                 }
                 for whole in ["when", "published"] {

@@ -110,6 +110,31 @@ fn another_action_replaces_the_inherited_one() {
 }
 
 #[test]
+fn what_belongs_to_a_replaced_kind_goes_with_it() {
+    let base = "image = \"debian\"\n\
+        [[volume]]\nname = \"src\"\nkind = \"source\"\ntarget = \"/src\"\npath = \"/srv/x\"\n\
+        [[volume]]\nname = \"git\"\nkind = \"source\"\ntarget = \"/git\"\ngit = \"https://example.org/x\"\nrev = \"a\"\n\
+        [[volume]]\nname = \"cache\"\nkind = \"cache\"\ntarget = \"/cache\"\nmax = \"1G\"\nlocked = true\n\
+        [[step]]\nname = \"one\"\nrun = \"true\"\nworkdir = \"/w\"\nshell = [\"/bin/sh\", \"-c\"]\nuser = \"builder\"\n\
+        [[step]]\nname = \"two\"\nrun = \"true\"\nworkdir = \"/w\"\n";
+    let child = "extends = \"base\"\n\
+        volume = [{ name = \"src\", kind = \"build\" }, { name = \"git\", kind = \"output\" }, { name = \"cache\", kind = \"build\" }]\n\
+        step = [{ name = \"one\", packages = [\"x\"] }, { name = \"two\", run = \"false\" }]\n";
+    let (_dir, dirs) = dir(&[("base.toml", base), ("child.toml", child)]);
+    let profile = load(&dirs, "child").unwrap();
+    for volume in &profile.volumes {
+        assert!(
+            matches!(volume.source, VolumeSource::Store),
+            "{}",
+            volume.name
+        );
+        assert_eq!((volume.max, volume.locked), (None, false));
+    }
+    assert_eq!(profile.steps[0].workdir, None);
+    assert_eq!(profile.steps[1].workdir.as_ref().unwrap().as_str(), "/w");
+}
+
+#[test]
 fn the_extending_file_decides_which_steps_get_the_gpu() {
     let step = |gpu: &str| format!("[[step]]\nname = \"one\"\nrun = \"true\"\n{gpu}");
     let (needed, without) = ("[gpu]\nneeded-by = [\"one\"]\n", "gpu = false\n");
