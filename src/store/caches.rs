@@ -170,7 +170,12 @@ impl Store {
         inventory: &mut Inventory,
         limits: &BTreeMap<String, u64>,
     ) -> Result<()> {
-        for (name, cache) in self.caches()? {
+        let caches = self.caches()?;
+        let unknown = limits.keys().filter(|name| !caches.contains_key(*name));
+        inventory.notes.extend(unknown.map(|name| {
+            format!("[gc.cache.{name}] of the configuration is for no cache of this store: rockenv cache ls")
+        }));
+        for (name, cache) in caches {
             let Some(max) = limits.get(&name).copied().or(cache.max) else {
                 continue;
             };

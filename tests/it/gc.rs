@@ -377,7 +377,7 @@ fn a_cache_s_own_tool_shrinks_it() {
     fs::write(caches.join("odd/archive-v2.tar"), vec![1; 3 << 20]).unwrap();
     fs::write(
         store.work().join("rockenv.toml"),
-        "[gc]\ncache.odd.max = '2M'\n",
+        "[gc]\ncache.odd.max = '2M'\ncache.typo.max = '1M'\n",
     )
     .unwrap();
     let dry = json(&store, &["--dry-run"]);
@@ -393,6 +393,7 @@ fn a_cache_s_own_tool_shrinks_it() {
     );
     let notes = dry["notes"].to_string();
     assert!(notes.contains("rockenv cache clear odd"), "{notes}");
+    assert!(notes.contains("[gc.cache.typo]"), "{notes}");
     let done = json(&store, &[]);
     assert_eq!(names(&done, "removed"), ["cache apt"], "{done:#}");
     assert!(!caches.join("apt/archives/x_1_amd64.deb").exists());

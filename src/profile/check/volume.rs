@@ -95,6 +95,7 @@ impl Check<'_> {
             self.missing(problem.help(help));
             return None;
         };
+        self.refuse_disk_of_host(kind, &volume);
         let max = self.size(volume.max.take());
         let disk = self.size(volume.disk.take());
         let source = self.volume_source(kind, &mut volume)?;
@@ -130,6 +131,21 @@ impl Check<'_> {
                 ("submodules", place(volume.submodules.as_ref())),
             ];
             self.only_for("a volume with `git`", git_only);
+        }
+    }
+
+    /// Refuses `disk` of a directory that rockenv does not fill. One that an extended file has is for its own `git`.
+    fn refuse_disk_of_host(&mut self, kind: VolumeKind, volume: &file::Volume) {
+        let (VolumeKind::Source | VolumeKind::Host, Some(disk), Some(path)) =
+            (kind, &volume.disk, &volume.path)
+        else {
+            return;
+        };
+        if self.sources.file(&disk.place).start == self.sources.file(&path.place).start {
+            let message = "`disk` has no effect on a `source` or `host` volume with `path`";
+            let problem = Problem::new(&disk.place, message, "remove it");
+            self.problems
+                .push(problem.help("`disk` in [resources] is what `up` requires in the store"));
         }
     }
 

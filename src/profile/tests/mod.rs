@@ -148,6 +148,26 @@ fn the_host_replaces_no_variable_of_a_key() {
 }
 
 #[test]
+fn disk_is_for_volumes_that_rockenv_fills() {
+    let text = |kind: &str| {
+        format!(
+            "schema = 1\nimage = \"debian\"\n[[volume]]\nname = \"v\"\ntarget = \"/v\"\ndisk = \"9G\"\n{kind}\n"
+        )
+    };
+    let step = "[[step]]\nname = \"one\"\nrun = \"true\"\n";
+    for (kind, is_right) in [
+        ("kind = \"host\"\npath = \"/srv\"", false),
+        ("kind = \"source\"\npath = \"/srv\"", false),
+        ("kind = \"source\"\ngit = \"https://example.org/x\"", true),
+        ("kind = \"output\"\npath = \"/srv\"", true),
+        ("kind = \"build\"", true),
+    ] {
+        let loaded = load::from_text("p", &(text(kind) + step));
+        assert_eq!(loaded.is_ok(), is_right, "{kind}: {loaded:?}");
+    }
+}
+
+#[test]
 fn exports_replace_none_of_each_other() {
     let text = |access: &str, rest: &str| {
         format!(

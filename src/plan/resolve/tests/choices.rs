@@ -232,6 +232,11 @@ name = "src"
 kind = "source"
 path = "/src"
 target = "/src"
+[[volume]]
+name = "out"
+kind = "output"
+path = "/out"
+target = "/out"
 disk = "1G"
 [[volume]]
 name = "build"
@@ -268,7 +273,7 @@ fn a_variant_brings_hooks_parts_and_an_amount_of_disk() {
     // The total is known, so the parts are not added; those of the user's directories stay.
     let full = of("full", None, None).unwrap();
     assert_eq!((hooks(&full), disk(&full)), (vec!["fix".into()], None));
-    assert!(full.volume("src").unwrap().disk.is_some());
+    assert!(full.volume("out").unwrap().disk.is_some());
     // RCCL is not built for gfx1103, and there is no stub for it.
     let error = of("full", None, Some("")).unwrap_err();
     assert!(
