@@ -5,6 +5,7 @@
 //! for the command's messages loses its reader; with shared connections (`ControlMaster`) only the latter happens.
 //! nix has no calls for process descriptors, hence rustix.
 
+use std::io::IsTerminal as _;
 use std::os::fd::AsFd as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
@@ -16,7 +17,7 @@ use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::host::Host;
 use crate::sys::trust;
 
-/// `__remote-exec PID DIGEST ARGUMENT...`: becomes rockenv with these arguments, which gets SIGTERM when the process
+/// `__remote-exec PID DIGEST ARGUMENT...`: becomes rockenv with these arguments, which gets a signal when the process
 /// ends. If DIGEST is not empty, the received files apply, and must be those that apply on the sending machine.
 pub(crate) fn remote_exec(arguments: &[String]) -> Result<()> {
     let [session, digest, arguments @ ..] = arguments else {
@@ -44,7 +45,7 @@ pub(crate) fn remote_exec(arguments: &[String]) -> Result<()> {
 }
 
 /// `__watch SESSION PID`: sends SIGTERM to process PID when process SESSION ends, or our standard error has no reader
-/// any more.
+/// any more; SIGHUP at a terminal, because interactive shells ignore SIGTERM.
 pub(crate) fn watch(arguments: &[String]) -> Result<()> {
     let [session, command] = arguments else {
         return Err(usage());
@@ -55,6 +56,10 @@ pub(crate) fn watch(arguments: &[String]) -> Result<()> {
         let pid = text.parse().ok().and_then(Pid::from_raw);
         let pid = pid.ok_or_else(usage)?;
         Ok::<_, Error>(pidfd_open(pid, PidfdFlags::empty()).ok())
+    };
+    let signal = match std::io::stderr().is_terminal() {
+        true => Signal::HUP,
+        false => Signal::TERM,
     };
     let Some(command) = open(command)? else {
         return Ok(());
@@ -72,7 +77,7 @@ pub(crate) fn watch(arguments: &[String]) -> Result<()> {
             return Ok(());
         }
     }
-    match pidfd_send_signal(&command, Signal::TERM) {
+    match pidfd_send_signal(&command, signal) {
         Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
         Err(error) => Err(std::io::Error::from(error).into()),
     }

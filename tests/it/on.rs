@@ -1,8 +1,8 @@
 //! rockenv on another machine, by a real sshd on loopback: a home and a store of its own stand for the other machine. Needs root.
 
 mod login_shell;
+mod terminal;
 
-use std::io::Write as _;
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -138,7 +138,7 @@ impl Other {
 }
 
 /// Returns the ssh that a command started; what is left of it when it was ended.
-fn ssh_of(command: &Background) -> i32 {
+fn ssh_of(command: i32) -> i32 {
     let mut found = 0;
     let runs = |word: &str| {
         let script = BASE64.decode(word).unwrap_or_default();
@@ -150,7 +150,7 @@ fn ssh_of(command: &Background) -> i32 {
             all.iter()
                 .any(|(other, line)| other == pid && line.split_whitespace().any(runs))
         };
-        found = children(command.pid()).into_iter().find(of).unwrap_or(0);
+        found = children(command).into_iter().find(of).unwrap_or(0);
         found != 0
     });
     found
@@ -231,7 +231,7 @@ fn exit_codes_come_through_and_nothing_goes_on_unseen() {
     let up = Background::start(other.command(&["up", env]));
     wait_until("the step runs", || !processes_called(&sleeper).is_empty());
     // Its connection is gone; a terminal's Ctrl-C ends ssh as well, as nothing else does.
-    kill(Pid::from_raw(ssh_of(&up)), Signal::SIGKILL).unwrap();
+    kill(Pid::from_raw(ssh_of(up.pid())), Signal::SIGKILL).unwrap();
     wait_until("it ends there", || processes_called(&sleeper).is_empty());
     drop(up);
     wait_until("the env is free", || {
@@ -399,101 +399,6 @@ fn a_sender_that_is_killed_leaves_no_half_of_a_directory() {
 }
 
 #[test]
-fn exec_and_shell_have_input_and_a_terminal() {
-    let other = Other::new();
-    let env = other.here.env();
-    other.here.profile("[[step]]\nname = 'one'\nrun = 'true'\n");
-    other.on(&["up", env]).ok();
-    // Bytes of any kind come through, and their end does.
-    let mut bytes: Vec<u8> = (0..=255u8).cycle().take(1 << 20).collect();
-    bytes.extend(b"end");
-    let mut command = other.command(&["exec", env, "--", "cat"]);
-    command.stdin(Stdio::piped());
-    let mut cat = Background::start(command);
-    let mut stdin = cat.stdin();
-    let sent = bytes.clone();
-    let writer = std::thread::spawn(move || stdin.write_all(&sent).unwrap());
-    let ran = cat.wait().ok();
-    writer.join().unwrap();
-    assert!(ran.out == bytes, "{} bytes came back", ran.out.len());
-    other
-        .on(&["exec", env, "--", "sh", "-c", "tty; echo wrong >&2; exit 7"])
-        .exits(7)
-        .prints("not a tty")
-        .says(&["wrong"]);
-    // Others leave it to whoever comes next.
-    let script = format!(
-        "while read line; do echo \"$line\"; {} >/dev/null; done",
-        "\"$@\""
-    );
-    let ls = other.command(&["ls"]);
-    let mut reader = Command::new("sh");
-    reader
-        .args(["-c", &script, "sh"])
-        .arg(ls.get_program())
-        .args(ls.get_args())
-        .env_clear();
-    for (name, value) in ls.get_envs() {
-        reader.env(name, value.unwrap());
-    }
-    reader
-        .current_dir(other.here.work())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    let mut reader = Background::start(reader);
-    reader.stdin().write_all(b"one\ntwo\n").unwrap();
-    reader.wait().ok().prints("one\ntwo");
-    // A connection that is lost takes a command along that is waiting for input, and one that is not.
-    let sleeper = other.here.sleeper();
-    for script in [sleeper.clone(), format!("{sleeper} & cat; wait")] {
-        let mut command = other.command(&["exec", env, "--", "sh", "-c", &script]);
-        command.stdin(Stdio::piped());
-        let exec = Background::start(command);
-        wait_until("it runs", || !processes_called(&sleeper).is_empty());
-        kill(Pid::from_raw(ssh_of(&exec)), Signal::SIGKILL).unwrap();
-        wait_until("it ends there", || processes_called(&sleeper).is_empty());
-        drop(exec);
-    }
-    let mut terminal = Terminal::start(other.command(&["shell", env]), 33, 101);
-    terminal.write("PS1='ready> '; stty -echo; tty; stty size; echo $TERM\n");
-    terminal.expect("/dev/pts/");
-    terminal.expect("33 101");
-    terminal.expect("xterm");
-    terminal.resize(44, 99);
-    terminal.write("while ! stty size | grep '44 99'; do sleep 0.1; done\n");
-    terminal.expect("44 99");
-    // Ctrl-C is the inner program's.
-    terminal.write(&format!("{sleeper}\n"));
-    wait_until("the program runs", || {
-        !processes_called(&sleeper).is_empty()
-    });
-    terminal.write("\x03");
-    terminal.write("echo after $?\n");
-    terminal.expect("after 130");
-    terminal.write("exit 6\n");
-    terminal.wait(6);
-    // A step hears it too, and says so before its connection ends.
-    other
-        .here
-        .profile(&format!("[[step]]\nname = 'one'\nrun = '{sleeper}'\n"));
-    let mut terminal = Terminal::start(other.command(&["up", env]), 33, 101);
-    wait_until("the step runs", || !processes_called(&sleeper).is_empty());
-    terminal.write("\x03");
-    terminal.expect("finished steps are kept");
-    terminal.wait(130);
-    wait_until("the step has ended", || {
-        processes_called(&sleeper).is_empty()
-    });
-    // And questions are asked.
-    let mut terminal = Terminal::start(other.command(&["rm", env]), 33, 101);
-    terminal.expect("remove");
-    terminal.write("n\n");
-    terminal.wait(2);
-    other.on(&["rm", "--yes", env]).ok();
-}
-
-#[test]
 fn with_sudo_an_ordinary_user_is_root_there() {
     let other = Other::with_sudo(&format!("{} ALL=(root) NOPASSWD: ALL", USER.0));
     let env = other.here.env();
@@ -528,7 +433,7 @@ fn with_sudo_an_ordinary_user_is_root_there() {
         .profile(&format!("[[step]]\nname = 'one'\nrun = '{sleeper}'\n"));
     let up = Background::start(other.command(&["--sudo", "up", env]));
     wait_until("the step runs", || !processes_called(&sleeper).is_empty());
-    kill(Pid::from_raw(ssh_of(&up)), Signal::SIGKILL).unwrap();
+    kill(Pid::from_raw(ssh_of(up.pid())), Signal::SIGKILL).unwrap();
     wait_until("it ends there", || processes_called(&sleeper).is_empty());
     drop(up);
     let mut terminal = Terminal::start(other.command(&["--sudo", "up", env]), 33, 101);

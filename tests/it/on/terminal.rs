@@ -1,0 +1,117 @@
+//! Input, terminals and lost connections of commands on another machine.
+
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::{Other, ssh_of};
+use crate::support::run::{Background, processes_called, wait_until};
+use crate::support::terminal::Terminal;
+
+#[test]
+fn exec_and_shell_have_input_and_a_terminal() {
+    let other = Other::new();
+    let env = other.here.env();
+    other.here.profile("[[step]]\nname = 'one'\nrun = 'true'\n");
+    other.on(&["up", env]).ok();
+    // Bytes of any kind come through, and their end does.
+    let mut bytes: Vec<u8> = (0..=255u8).cycle().take(1 << 20).collect();
+    bytes.extend(b"end");
+    let mut command = other.command(&["exec", env, "--", "cat"]);
+    command.stdin(Stdio::piped());
+    let mut cat = Background::start(command);
+    let mut stdin = cat.stdin();
+    let sent = bytes.clone();
+    let writer = std::thread::spawn(move || stdin.write_all(&sent).unwrap());
+    let ran = cat.wait().ok();
+    writer.join().unwrap();
+    assert!(ran.out == bytes, "{} bytes came back", ran.out.len());
+    other
+        .on(&["exec", env, "--", "sh", "-c", "tty; echo wrong >&2; exit 7"])
+        .exits(7)
+        .prints("not a tty")
+        .says(&["wrong"]);
+    // Others leave it to whoever comes next.
+    let script = format!(
+        "while read line; do echo \"$line\"; {} >/dev/null; done",
+        "\"$@\""
+    );
+    let ls = other.command(&["ls"]);
+    let mut reader = Command::new("sh");
+    reader
+        .args(["-c", &script, "sh"])
+        .arg(ls.get_program())
+        .args(ls.get_args())
+        .env_clear();
+    for (name, value) in ls.get_envs() {
+        reader.env(name, value.unwrap());
+    }
+    reader
+        .current_dir(other.here.work())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut reader = Background::start(reader);
+    reader.stdin().write_all(b"one\ntwo\n").unwrap();
+    reader.wait().ok().prints("one\ntwo");
+    // A connection that is lost takes a command along that is waiting for input, and one that is not.
+    let sleeper = other.here.sleeper();
+    for script in [sleeper.clone(), format!("{sleeper} & cat; wait")] {
+        let mut command = other.command(&["exec", env, "--", "sh", "-c", &script]);
+        command.stdin(Stdio::piped());
+        let exec = Background::start(command);
+        wait_until("it runs", || !processes_called(&sleeper).is_empty());
+        kill(Pid::from_raw(ssh_of(exec.pid())), Signal::SIGKILL).unwrap();
+        wait_until("it ends there", || processes_called(&sleeper).is_empty());
+        drop(exec);
+    }
+    // Interactive shells ignore SIGTERM.
+    let mut terminal = Terminal::start(other.command(&["shell", env]), 24, 80);
+    terminal.write(&format!("{sleeper}\n"));
+    wait_until("it runs", || !processes_called(&sleeper).is_empty());
+    kill(
+        Pid::from_raw(ssh_of(terminal.child.id().cast_signed())),
+        Signal::SIGKILL,
+    )
+    .unwrap();
+    wait_until("it ends there", || processes_called(&sleeper).is_empty());
+    drop(terminal);
+    let mut terminal = Terminal::start(other.command(&["shell", env]), 33, 101);
+    terminal.write("PS1='ready> '; stty -echo; tty; stty size; echo $TERM\n");
+    terminal.expect("/dev/pts/");
+    terminal.expect("33 101");
+    terminal.expect("xterm");
+    terminal.resize(44, 99);
+    terminal.write("while ! stty size | grep '44 99'; do sleep 0.1; done\n");
+    terminal.expect("44 99");
+    // Ctrl-C is the inner program's.
+    terminal.write(&format!("{sleeper}\n"));
+    wait_until("the program runs", || {
+        !processes_called(&sleeper).is_empty()
+    });
+    terminal.write("\x03");
+    terminal.write("echo after $?\n");
+    terminal.expect("after 130");
+    terminal.write("exit 6\n");
+    terminal.wait(6);
+    // A step hears it too, and says so before its connection ends.
+    other
+        .here
+        .profile(&format!("[[step]]\nname = 'one'\nrun = '{sleeper}'\n"));
+    let mut terminal = Terminal::start(other.command(&["up", env]), 33, 101);
+    wait_until("the step runs", || !processes_called(&sleeper).is_empty());
+    terminal.write("\x03");
+    terminal.expect("finished steps are kept");
+    terminal.wait(130);
+    wait_until("the step has ended", || {
+        processes_called(&sleeper).is_empty()
+    });
+    // And questions are asked.
+    let mut terminal = Terminal::start(other.command(&["rm", env]), 33, 101);
+    terminal.expect("remove");
+    terminal.write("n\n");
+    terminal.wait(2);
+    other.on(&["rm", "--yes", env]).ok();
+}
