@@ -11,11 +11,8 @@ use super::select::Selection;
 use crate::plan::ids::EnvName;
 use crate::profile::Origin;
 use crate::remote;
-use crate::store::Store;
+use crate::store::{Store, source};
 use crate::sys::error::{Error, Result};
-
-/// Maximum size of a repository's configuration.
-const LARGEST: u64 = 1 << 20;
 
 /// Refuses an env that was made from another profile. Returns a note if that one is in another checkout of the same
 /// repository.
@@ -99,31 +96,15 @@ impl RepositoryFile {
     fn of(file: &Path) -> Option<Self> {
         let file = fs::canonicalize(file).ok()?;
         let top = file.ancestors().find(|top| top.join(".git").exists())?;
-        let directory = common_directory(&top.join(".git"))?;
-        let config = read(&directory.join("config"));
+        let (_, common) = source::git_directories(top).ok()?;
+        let directory = fs::canonicalize(common).ok()?;
+        let config = source::small_file(&directory.join("config")).ok()?;
         let url = config.and_then(|config| url(&config));
         Some(Self {
             repository: url.unwrap_or_else(|| directory.to_string_lossy().into_owned()),
             path: file.strip_prefix(top).ok()?.to_owned(),
         })
     }
-}
-
-/// Returns the directory that all work trees of a repository have in common.
-fn common_directory(git: &Path) -> Option<PathBuf> {
-    if git.is_dir() {
-        return fs::canonicalize(git).ok();
-    }
-    let text = read(git)?;
-    let own = git.with_file_name(text.strip_prefix("gitdir:")?.trim());
-    let common = read(&own.join("commondir")).unwrap_or_else(|| ".".to_owned());
-    fs::canonicalize(own.join(common.trim())).ok()
-}
-
-fn read(path: &Path) -> Option<String> {
-    let found = fs::metadata(path).ok()?;
-    (found.is_file() && found.len() <= LARGEST).then_some(())?;
-    fs::read_to_string(path).ok()
 }
 
 /// Returns the URL of `origin` in a repository's configuration, without user and password: each CI job has its own.
@@ -136,14 +117,13 @@ fn url(config: &str) -> Option<String> {
         .find(|(key, _)| key.trim() == "url")?
         .1
         .trim();
-    Some(match url.split_once("://") {
-        Some((scheme, rest)) => {
-            let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-            let host = authority.rsplit('@').next().unwrap_or(authority);
-            format!("{scheme}://{host}/{path}")
-        }
-        None => url.to_owned(),
-    })
+    let Ok(mut parsed) = reqwest::Url::parse(url) else {
+        return Some(url.to_owned());
+    };
+    // A URL without a host has neither.
+    let _: std::result::Result<(), ()> = parsed.set_username("");
+    let _: std::result::Result<(), ()> = parsed.set_password(None);
+    Some(parsed.into())
 }
 
 #[cfg(test)]

@@ -95,11 +95,7 @@ impl<'a> Git<'a> {
 impl<'a> Checkout<'a> {
     fn open(git: &'a Git<'a>, directory: &Path) -> Result<Self> {
         let work = fs::canonicalize(directory)?;
-        let own = git_directory(&work)?;
-        let common = match small_file(&own.join("commondir"))? {
-            Some(text) => own.join(text.trim_end()),
-            None => own.clone(),
-        };
+        let (own, common) = git_directories(&work)?;
         let rights = rights(git, &work)?;
         let listed = settings(git, rights, &own, &common)?;
         // What steps see has permissions, whatever git was told.
@@ -179,6 +175,16 @@ fn rights(git: &Git<'_>, work: &Path) -> Result<Rights> {
     )
 }
 
+/// Returns git's own directory of a checkout, and the one that all work trees of the repository have in common.
+pub(crate) fn git_directories(work: &Path) -> Result<(PathBuf, PathBuf)> {
+    let own = git_directory(work)?;
+    let common = match small_file(&own.join("commondir"))? {
+        Some(text) => own.join(text.trim_end()),
+        None => own.clone(),
+    };
+    Ok((own, common))
+}
+
 /// Returns git's own directory of a checkout, which may be that of a submodule or of another work tree.
 fn git_directory(work: &Path) -> Result<PathBuf> {
     let place = work.join(".git");
@@ -197,7 +203,7 @@ fn git_directory(work: &Path) -> Result<PathBuf> {
 
 /// Reads a short text; `None` if the file is missing. Refuses anything else: to open a device or a FIFO may do something,
 /// and a link leads to what only root may read.
-fn small_file(path: &Path) -> Result<Option<String>> {
+pub(crate) fn small_file(path: &Path) -> Result<Option<String>> {
     let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     let Some(found) = if_exists(
         fs::OpenOptions::new()

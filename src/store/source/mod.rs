@@ -13,7 +13,7 @@ mod unchanged;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-pub(crate) use checkout::Checkout;
+pub(crate) use checkout::{Checkout, git_directories, small_file};
 pub(crate) use git::Git;
 
 use crate::image::fetch::without_login;

@@ -33,7 +33,7 @@ fn exec_and_shell_have_input_and_a_terminal() {
         .exits(7)
         .prints("not a tty")
         .says(&["wrong"]);
-    // Others leave it to whoever comes next.
+    // Commands that read no input leave it to the next program.
     let script = format!(
         "while read line; do echo \"$line\"; {} >/dev/null; done",
         "\"$@\""
