@@ -191,6 +191,7 @@ impl Lab {
 
     /// Expects that `fsck` names the damage, changes nothing, mends it when asked to, and is content then.
     fn finds_and_mends(&self, words: &[&str]) -> String {
+        self.wait_for_locks();
         let before = self.listing();
         let text = self.fsck(&[], 1);
         for word in words {
@@ -205,6 +206,20 @@ impl Lab {
         let mended = self.fsck(&["--repair"], 0);
         self.fsck(&[], 0);
         mended
+    }
+
+    /// Waits until nobody has a lock of the envs or of the store. A program that another test of this process is just
+    /// starting has those of this test too, until it is that program; `fsck` leaves out what an env that is in use may
+    /// be working on.
+    fn wait_for_locks(&self) {
+        let envs = fs::read_dir(self.at("envs")).unwrap();
+        let locks = envs.map(|env| env.unwrap().path().join("lock"));
+        for lock in locks.chain([self.at("lock")]).filter(|lock| lock.exists()) {
+            let seconds = crate::support::run::HANGS.as_secs().to_string();
+            let mut flock = Command::new("flock");
+            flock.args(["--timeout", &seconds]).arg(&lock).arg("true");
+            assert!(flock.status().unwrap().success(), "{}", lock.display());
+        }
     }
 
     fn listing(&self) -> BTreeMap<PathBuf, (u32, u64)> {
