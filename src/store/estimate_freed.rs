@@ -127,9 +127,8 @@ impl Store {
             };
             places.push(Root::new(path, at).owned_by(*owner));
         }
-        let others = HOLDERS.iter().map(|name| self.root().join(name));
-        places.extend(others.map(|path| Root::new(path, KEPT)));
         places.retain(|place| place.path.exists());
+        places.extend(self.holders());
         let usage = measure::scan(
             &places,
             &MeasureOptions {
@@ -163,22 +162,38 @@ impl Store {
         Ok(true)
     }
 
-    /// Returns the bytes that emptying the trash frees, which `gc` does first.
+    /// Returns the bytes that emptying the trash frees, which `gc` does first: blocks that nothing else holds.
     pub fn trash_bytes(&self) -> Result<u64> {
+        const TRASH: u32 = 1;
         let trash = self.root().join("trash");
         let mut entries = names(&trash)?;
         // The directory and its lock stay.
         entries.retain(|name| name != "lock");
-        let paths = entries.into_iter().map(|name| trash.join(name));
-        if self.method() == Method::Btrfs {
-            return paths.map(|path| self.written(&path, None)).sum();
+        if entries.is_empty() {
+            return Ok(0);
+        }
+        let extents = self.method() != Method::Overlay;
+        let mut places: Vec<Root> = Vec::new();
+        places.extend(
+            entries
+                .into_iter()
+                .map(|name| Root::new(trash.join(name), TRASH)),
+        );
+        if extents {
+            places.extend(self.holders());
         }
         let options = MeasureOptions {
-            extents: self.method() == Method::Reflink,
+            extents,
             ..MeasureOptions::default()
         };
-        let roots: Vec<Root> = paths.map(|path| Root::new(path, KEPT)).collect();
-        Ok(measure::scan(&roots, &options).total().exclusive)
+        Ok(measure::scan(&places, &options).class(TRASH).exclusive)
+    }
+
+    /// Returns what stays and may share blocks with what is removed.
+    fn holders(&self) -> impl Iterator<Item = Root> {
+        let others = HOLDERS.iter().map(|name| self.root().join(name));
+        let others = others.filter(|path| path.exists());
+        others.map(|path| Root::new(path, KEPT))
     }
 
     /// Returns whether the recorded figure of a layer may differ from what its removal frees.

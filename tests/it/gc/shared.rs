@@ -1,10 +1,13 @@
 //! What a removal gives back where trees share blocks: what nothing else holds, whoever wrote it.
 
+use std::process::Command;
+
+use fs_err as fs;
 use serde_json::Value;
 
 use super::{MIB, json, used};
 use crate::support::env::TestStore;
-use crate::support::loopfs::{Kind, LoopFs};
+use crate::support::loopfs::{Kind, LoopFs, run};
 
 const VOLUME: &str = "volume = [{ name = 'b', kind = 'build', target = '/b' }]\n";
 
@@ -109,4 +112,30 @@ fn what_a_live_volume_holds_does_not_count_on_btrfs() {
 #[test]
 fn what_a_live_volume_holds_does_not_count_on_xfs() {
     what_a_live_volume_holds_does_not_count(Kind::Xfs);
+}
+
+/// What was removed shares its blocks with what stays: emptying the trash frees none of them.
+fn the_trash_frees_what_nothing_else_holds(kind: Kind) {
+    let disk = LoopFs::new(kind);
+    let store = TestStore::on(&disk);
+    store.up_with(&step("one", "head -c 24M /dev/urandom > ~/one"));
+    let layers = fs::read_dir(store.home().join("layers")).unwrap();
+    let layer = layers.map(|layer| layer.unwrap().path()).next().unwrap();
+    let mut copy = Command::new("cp");
+    let waits = store.home().join("trash/0123456789abcdef");
+    run(copy.args(["-a", "--reflink=always"]).arg(layer).arg(&waits));
+    fs::write(waits.join("own"), vec![7; 8 << 20]).unwrap();
+    let dry = json(&store, &["--dry-run"]);
+    let trash = dry["trash"].as_u64().unwrap() / MIB;
+    assert!((8..16).contains(&trash), "{dry:#}");
+}
+
+#[test]
+fn the_trash_frees_what_nothing_else_holds_on_xfs() {
+    the_trash_frees_what_nothing_else_holds(Kind::Xfs);
+}
+
+#[test]
+fn the_trash_frees_what_nothing_else_holds_on_btrfs() {
+    the_trash_frees_what_nothing_else_holds(Kind::Btrfs);
 }
