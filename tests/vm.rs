@@ -120,9 +120,11 @@ fn run(files: &[File]) {
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
     );
+    // Each case with the seconds before it.
+    println!("{text}");
     assert!(
         output.status.success() && text.contains("all cases passed"),
-        "{}\n{text}",
+        "{}",
         output.status
     );
 }

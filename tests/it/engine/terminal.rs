@@ -20,8 +20,10 @@ fn a_shell_has_a_terminal() {
     terminal.expect("33 101");
     terminal.expect(&format!("user {}", build_user().1));
     assert!(!terminal.is_cooked());
+    // Not at a prompt: before each, bash reads the size and sets what it has read, and so undoes what came between.
+    terminal.write("echo begun; while ! stty size | grep '44 99'; do sleep 0.1; done\n");
+    terminal.expect("begun");
     terminal.resize(44, 99);
-    terminal.write("sleep 0.2; stty size\n");
     terminal.expect("44 99");
     // Ctrl-C is the inner program's.
     let sleeper = store.sleeper();

@@ -83,8 +83,10 @@ fn exec_and_shell_have_input_and_a_terminal() {
     terminal.expect("/dev/pts/");
     terminal.expect("33 101");
     terminal.expect("xterm");
+    // Not at a prompt: before each, bash reads the size and sets what it has read, and so undoes what came between.
+    terminal.write("echo begun; while ! stty size | grep '44 99'; do sleep 0.1; done\n");
+    terminal.expect("begun");
     terminal.resize(44, 99);
-    terminal.write("while ! stty size | grep '44 99'; do sleep 0.1; done\n");
     terminal.expect("44 99");
     // Ctrl-C is the inner program's.
     terminal.write(&format!("{sleeper}\n"));
