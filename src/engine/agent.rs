@@ -7,24 +7,21 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal, kill, killpg};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::sys::stat::Mode;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::{Gid, Pid, Uid};
+use nix::unistd::Pid;
 
-use super::wire::{Command, FromAgent, Reply, Request, Then, ToAgent};
+use super::start_command;
+use super::wire::{FromAgent, Reply, Request, Then, ToAgent};
 use crate::sys::error::Result;
 use crate::sys::frames;
 
@@ -55,6 +52,8 @@ pub(crate) fn run(path: Option<&Path>) -> Result<()> {
 struct Agent {
     holder: UnixStream,
     listener: UnixListener,
+    /// The container is a service's, not systemd-nspawn's.
+    in_service: bool,
     signals: SignalFd,
     rest: Rest,
     sessions: Vec<Session>,
@@ -109,6 +108,7 @@ impl Agent {
         Ok(Self {
             holder,
             listener,
+            in_service: path.is_some(),
             signals,
             rest,
             sessions: Vec::new(),
@@ -132,7 +132,7 @@ impl Agent {
             return Ok(false);
         }
         for index in ready.sessions {
-            serve(&mut self.sessions[index], &mut self.rest);
+            serve(&mut self.sessions[index], &mut self.rest, self.in_service);
         }
         if self.rest.until.is_some() && self.sessions.iter().any(|one| one.pid.is_some()) {
             self.rest.until = None;
@@ -326,13 +326,13 @@ fn traces() -> BTreeSet<PathBuf> {
 }
 
 /// Handles one frame of a client; a disconnected client takes its command with it.
-fn serve(session: &mut Session, rest: &mut Rest) {
+fn serve(session: &mut Session, rest: &mut Rest, in_service: bool) {
     let Some(socket) = &session.socket else {
         return;
     };
     match frames::receive::<Request>(socket) {
         Ok(Some((Request::Run(command), fds))) if session.pid.is_none() => {
-            match start(&command, fds) {
+            match start_command::start(&command, fds, in_service) {
                 Ok((pid, terminal)) => {
                     session.pid = Some(pid);
                     let fds: Vec<_> = terminal.iter().map(|fd| fd.as_raw_fd()).collect();
@@ -467,126 +467,3 @@ fn reap(sessions: &mut [Session], after_last: &dyn Fn() -> Then) -> Result<()> {
         }
     }
 }
-
-/// Starts a command, or reports the failure as shells do.
-fn start(
-    command: &Command,
-    fds: Vec<OwnedFd>,
-) -> std::result::Result<(Pid, Option<OwnedFd>), Reply> {
-    // The error of `exec` does not distinguish a missing directory from a missing program.
-    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-    if let Err(error) = nix::fcntl::open(command.cwd.as_str(), flags, Mode::empty()) {
-        let words = error.desc().to_lowercase();
-        return Err(Reply::NotStarted {
-            code: 126,
-            message: format!("cannot start in directory `{}`: {words}", command.cwd),
-        });
-    }
-    execute(command, fds).map_err(|error| {
-        let absent = error.kind() == std::io::ErrorKind::NotFound;
-        Reply::NotStarted {
-            code: if absent { 127 } else { 126 },
-            message: format!(
-                "cannot run `{}`: {}",
-                command.argv[0].as_ref().display(),
-                without_number(&error)
-            ),
-        }
-    })
-}
-
-/// Returns the kernel's message without the number that std adds.
-fn without_number(error: &std::io::Error) -> String {
-    match error.raw_os_error() {
-        Some(number) => Errno::from_raw(number).desc().to_lowercase(),
-        None => error.to_string(),
-    }
-}
-
-/// Starts a command in its own session, as the user it names.
-fn execute(command: &Command, fds: Vec<OwnedFd>) -> std::io::Result<(Pid, Option<OwnedFd>)> {
-    let (stdio, terminal) = if command.tty {
-        let (outer, inner) = open_terminal(command)?;
-        ([inner.try_clone()?, inner.try_clone()?, inner], Some(outer))
-    } else {
-        let fds: [OwnedFd; 3] = fds
-            .try_into()
-            .map_err(|_| std::io::Error::other("a command needs three descriptors"))?;
-        (fds, None)
-    };
-    let [stdin, stdout, stderr] = stdio;
-    let mut process = std::process::Command::new(&command.argv[0]);
-    process
-        .args(&command.argv[1..])
-        .env_clear()
-        .envs(command.env.iter().map(|(name, value)| (name, value)))
-        .current_dir(&command.cwd)
-        .stdin(Stdio::from(stdin))
-        .stdout(Stdio::from(stdout))
-        .stderr(Stdio::from(stderr));
-    become_user(&mut process, command);
-    let child = process.spawn()?;
-    // `reap` collects by pid; the handle would wait a second time.
-    Ok((Pid::from_raw(child.id().cast_signed()), terminal))
-}
-
-#[expect(
-    unsafe_code,
-    reason = "a child changes its user and session between fork and exec"
-)]
-fn become_user(process: &mut std::process::Command, command: &Command) {
-    let groups = command.groups.as_ref();
-    let groups: Option<Vec<Gid>> =
-        groups.map(|groups| groups.iter().copied().map(Gid::from_raw).collect());
-    let (uid, gid) = (Uid::from_raw(command.uid), Gid::from_raw(command.gid));
-    let (no_new_privs, tty) = (command.no_new_privs, command.tty);
-    // SAFETY: the agent has one thread, and the closure only makes system calls on values made before the fork.
-    unsafe {
-        process.pre_exec(move || {
-            // std passes our own signal mask on.
-            SigSet::empty().thread_set_mask()?;
-            nix::unistd::setsid()?;
-            if tty {
-                set_controlling_terminal(0, 0)?;
-            }
-            nix::sys::stat::umask(Mode::from_bits_truncate(0o022));
-            if let Some(groups) = &groups {
-                nix::unistd::setgroups(groups)?;
-            }
-            nix::unistd::setresgid(gid, gid, gid)?;
-            nix::unistd::setresuid(uid, uid, uid)?;
-            if no_new_privs {
-                nix::sys::prctl::set_no_new_privs()?;
-            }
-            Ok(())
-        });
-    }
-}
-
-#[expect(unsafe_code, reason = "TIOCSCTTY has no safe wrapper")]
-fn set_controlling_terminal(fd: i32, steal: i32) -> nix::Result<()> {
-    nix::ioctl_write_int_bad!(tiocsctty, nix::libc::TIOCSCTTY);
-    // SAFETY: TIOCSCTTY takes a plain integer and touches no memory of ours.
-    unsafe { tiocsctty(fd, steal) }.map(drop)
-}
-
-/// Opens a pseudo terminal of the container's own `/dev/pts`, so that `tty` inside names it.
-fn open_terminal(command: &Command) -> std::io::Result<(OwnedFd, OwnedFd)> {
-    let outer = nix::pty::posix_openpt(OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC)?;
-    nix::pty::grantpt(&outer)?;
-    nix::pty::unlockpt(&outer)?;
-    let name = nix::pty::ptsname_r(&outer)?;
-    let inner = fs_err::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .custom_flags(OFlag::O_NOCTTY.bits())
-        .open(&name)?;
-    nix::unistd::chown(
-        name.as_str(),
-        Some(Uid::from_raw(command.uid)),
-        Some(Gid::from_raw(command.gid)),
-    )?;
-    Ok((outer.into(), inner.into_parts().0.into()))
-}
-
-use fs_err::os::unix::fs::OpenOptionsExt as _;

@@ -19,6 +19,7 @@ pub(crate) mod jobserver;
 pub(crate) mod nspawn;
 mod pressure;
 pub(crate) mod session;
+mod start_command;
 pub(crate) mod wire;
 
 use std::path::{Path, PathBuf};

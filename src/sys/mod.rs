@@ -16,6 +16,7 @@ pub(crate) mod process;
 pub(crate) mod readable;
 pub(crate) mod shell;
 pub(crate) mod signals;
+pub(crate) mod sockets;
 pub(crate) mod span;
 pub(crate) mod suggest;
 pub(crate) mod trust;

@@ -1,18 +1,53 @@
 //! What a container cannot reach, and what is mounted into it.
 
 use std::net::TcpListener;
+use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::fs::{MetadataExt as _, symlink};
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::Path;
 use std::process::Command;
 
 use fs_err as fs;
 
 use super::commands::ONE;
-use crate::support::env::{TestStore, build_user};
+use crate::support::env::{TestStore, build_user, is_service};
 use crate::support::loopfs::run;
 
 fn toml(text: std::fmt::Arguments<'_>) -> String {
     text.to_string()
+}
+
+/// X11 and D-Bus listen on such sockets, for whoever has the right uid.
+#[test]
+fn abstract_sockets_of_the_host_are_out_of_reach() {
+    let store = TestStore::new();
+    let name = format!("rockenv-{}", store.env());
+    let address = SocketAddr::from_abstract_name(&name).unwrap();
+    let server = UnixListener::bind_addr(&address).unwrap();
+    server.set_nonblocking(true).unwrap();
+    let connect = r#"perl -e 'socket(S, 1, 1, 0); print connect(S, pack("S a*", 1, "\0$ARGV[0]")) ? "reached\n" : "$!\n"'"#;
+    let listen = r#"perl -e 'socket(S, 1, 1, 0); bind(S, pack("S a*", 1, "\0inside")); listen(S, 1); sleep 60' & sleep 1"#;
+    store.profile(&format!(
+        "[[step]]\nname = 'one'\nrun = '''{connect} {name}'''\n\
+         [[step]]\nname = 'root'\nuser = 'root'\nrun = '''{connect} {name}'''\n\
+         [[step]]\nname = 'inside'\nrun = '''{listen}; {connect} inside'''\n"
+    ));
+    store.up();
+    // A service's root may gain privileges, so it has no such rules.
+    let root = match is_service() {
+        true => "reached\n",
+        false => "Operation not permitted\n",
+    };
+    for (step, said) in [
+        ("one", "Operation not permitted\n"),
+        ("root", root),
+        ("inside", "reached\n"),
+    ] {
+        let log = store.rockenv(&["logs", store.env(), step]).ok().text();
+        assert_eq!(log, said, "{step}");
+    }
+    let connected = std::iter::from_fn(|| server.accept().ok()).count();
+    assert_eq!(connected, usize::from(root == "reached\n"));
 }
 
 #[test]
