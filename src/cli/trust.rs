@@ -32,7 +32,7 @@ pub(crate) fn trust(cx: &Context, args: &TrustArgs) -> Result<()> {
     let config = &cx.config;
     let given = match &args.directory {
         Some(directory) => std::path::absolute(directory)?,
-        None => std::env::current_dir()?,
+        None => crate::sys::host::working_directory()?,
     };
     // A deleted path can still be revoked.
     let path = match fs_err::canonicalize(&given) {

@@ -1,7 +1,8 @@
 //! Owns running a rockenv command on another machine, by ssh. Store, sources, caches and containers are all there.
 //! This machine sends the program and its configuration, shows the output, and fetches results.
 
-use std::io::Write as _;
+use std::io::{self, Read, Write as _};
+use std::os::fd::AsFd;
 use std::path::{Component, Path, PathBuf};
 use std::process::Stdio;
 
@@ -9,15 +10,19 @@ use fs_err as fs;
 use sha2::{Digest as _, Sha256};
 
 use super::received::unpack;
-use super::ssh::{Machine, SshConnection};
+use super::ssh::{Machine, SshConnection, output};
 use super::transfer::{LATEST, Manifest, send, short};
 use super::tree::{Seen, Tree};
 use crate::store::config::Config;
+use crate::store::lock::Lock;
 use crate::sys::account::become_caller;
 use crate::sys::error::{Result, ResultExt as _};
-use crate::sys::host::Host;
+use crate::sys::host::{Host, working_directory};
+use crate::sys::readable::readable;
 use crate::sys::shell::quoted;
+use crate::sys::signals::{Cancel, Signals};
 use crate::tree::listing::Listing;
+use crate::tree::remove_tree;
 use crate::tree::writer::{Existing, Writer};
 use crate::ui::Ui;
 
@@ -25,6 +30,12 @@ use crate::ui::Ui;
 const PLACE: &str = ".cache/rockenv";
 /// Directories that rockenv reads, and that are therefore always sent, besides `.toml` and `.lock` files.
 const ALWAYS: [&str; 3] = ["profiles", "images", "hooks"];
+
+/// What the name of a directory begins with that files arrive in, and the number of letters after that.
+const ARRIVAL: &str = ".rockenv-fetch-";
+const RANDOM: usize = 6;
+/// More than tar adds to the end of an archive.
+const LAST_BLOCK: u64 = 1 << 20;
 
 /// What to do on which machine.
 pub(crate) struct RemoteRequest<'a> {
@@ -63,7 +74,7 @@ pub(crate) fn on(ui: &Ui, config: &Config, request: &RemoteRequest<'_>) -> Resul
         machine: request.machine,
         ssh: &config.ssh,
     };
-    let working = std::env::current_dir()?;
+    let working = working_directory()?;
     let place = format!(
         "{PLACE}/on/{}",
         short(working.as_os_str().as_encoded_bytes())
@@ -120,7 +131,8 @@ fn send_program(ui: &Ui, ssh: &SshConnection<'_>) -> Result<String> {
         r#"[ "$(uname -m)" = x86_64 ] || exit 3; test -x "$HOME/$1" || exit 4"#,
         &[&path],
     )?;
-    look.stdin(Stdio::null());
+    // The login shell may print something.
+    look.stdin(Stdio::null()).stdout(Stdio::null());
     let status = ssh.start(look)?.wait()?;
     match status.code() {
         Some(0) => return Ok(path),
@@ -230,12 +242,23 @@ exit $?"#;
         true => &["-t", "-o", "LogLevel=ERROR"],
         false => &[],
     };
-    let mut command = ssh.script_with(options, script, &words)?;
+    let mut command = match at_terminal {
+        true => ssh.script_with(options, script, &words)?,
+        false => ssh.script_with_output(options, script, &words)?,
+    };
     if !at_terminal && !request.reads_input {
         // It would consume input that is meant for a later program.
         command.stdin(Stdio::null());
     }
-    let status = ssh.start(command)?.wait()?;
+    let mut child = ssh.start(command)?;
+    let is_run = match child.stdout.take() {
+        Some(stdout) => pass_on(ui, stdout)?,
+        None => true,
+    };
+    let status = child.wait()?;
+    if status.success() && !is_run {
+        return Err(ssh.no_output());
+    }
     match status.code() {
         // 1: sudo refuses. 126, 127: the shell finds no sudo.
         Some(1 | 126 | 127) if request.sudo => check_sudo(ssh, options, program)?,
@@ -247,12 +270,28 @@ exit $?"#;
     }
 }
 
+/// Shows the output of a script; returns whether there was any script.
+fn pass_on(ui: &Ui, stdout: impl Read) -> io::Result<bool> {
+    let Some(mut stdout) = output(stdout)? else {
+        return Ok(false);
+    };
+    let mut bytes = vec![0; 1 << 16];
+    loop {
+        let count = stdout.read(&mut bytes)?;
+        ui.bytes(&bytes[..count]);
+        ui.flush();
+        if count == 0 || ui.closed() {
+            return Ok(true);
+        }
+    }
+}
+
 /// Distinguishes a sudo that refuses from a command that failed and has reported why.
 fn check_sudo(ssh: &SshConnection<'_>, options: &[&str], program: &str) -> Result<()> {
     let script = r#"exec sudo -n "$HOME/$1" --version >/dev/null 2>&1"#;
     let mut command = ssh.script_with(options, script, &[program])?;
     if options.is_empty() {
-        command.stdin(Stdio::null());
+        command.stdin(Stdio::null()).stdout(Stdio::null());
     }
     let status = ssh.start(command)?.wait()?;
     if status.success() || SshConnection::is_failure(status) {
@@ -267,34 +306,101 @@ fn check_sudo(ssh: &SshConnection<'_>, options: &[&str], program: &str) -> Resul
     ))
 }
 
+/// Fetches all paths. A signal ends it, so that files that arrived in part are removed.
 fn fetch_all(
     ssh: &SshConnection<'_>,
     directory: &str,
     working: &Path,
     paths: &[PathBuf],
 ) -> Result<()> {
-    let fetch = |path: &PathBuf| fetch(ssh, directory, working, path);
-    paths.iter().try_for_each(fetch)
+    if paths.is_empty() {
+        return Ok(());
+    }
+    let signals = Signals::take()?;
+    let cancel = Cancel::new(&signals);
+    paths.iter().try_for_each(|path| {
+        let fetched = fetch(ssh, directory, working, path, &signals);
+        // Ctrl-C ends ssh too, which may be seen first.
+        cancel.poll();
+        cancel.outcome(fetched)
+    })
+}
+
+/// Reads until a signal comes.
+struct UntilSignal<'a, R> {
+    from: R,
+    signals: &'a Signals,
+}
+
+impl<R: Read + AsFd> Read for UntilSignal<'_, R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let [signal, _] = readable([Some(self.signals.as_fd()), Some(self.from.as_fd())], None)?;
+        match signal {
+            true => Err(io::Error::other("interrupted")),
+            false => self.from.read(into),
+        }
+    }
+}
+
+/// Makes the directory that files arrive in, which is locked as long as they do. Those that killed commands left are
+/// removed first.
+fn make_arrival(working: &Path) -> Result<(tempfile::TempDir, Option<Lock>)> {
+    for entry in fs::read_dir(working)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let random = name.to_str().and_then(|name| name.strip_prefix(ARRIVAL));
+        let is_random = |text: &str| {
+            text.len() == RANDOM && text.chars().all(|letter| letter.is_ascii_alphanumeric())
+        };
+        if random.is_some_and(is_random)
+            && let Ok(Some(_lock)) = Lock::try_directory(&entry.path())
+        {
+            // It stays if it is another user's.
+            drop(remove_tree(&entry.path()));
+        }
+    }
+    loop {
+        let arrival = tempfile::Builder::new()
+            .prefix(ARRIVAL)
+            .rand_bytes(RANDOM)
+            .tempdir_in(working)?;
+        let lock = Lock::try_directory(arrival.path());
+        // Until it was locked, another fetch may have removed it, or be about to.
+        if !matches!(lock, Ok(None)) && arrival.path().exists() {
+            // Some file systems cannot lock directories; then none is removed either.
+            return Ok((arrival, lock.ok().flatten()));
+        }
+    }
 }
 
 /// Fetches a file or directory, all or nothing.
-fn fetch(ssh: &SshConnection<'_>, directory: &str, working: &Path, path: &Path) -> Result<()> {
+fn fetch(
+    ssh: &SshConnection<'_>,
+    directory: &str,
+    working: &Path,
+    path: &Path,
+    signals: &Signals,
+) -> Result<()> {
     let name = path.to_string_lossy();
     let cannot = || format!("cannot fetch `{name}` from {}", ssh.machine);
-    let arriving = tempfile::Builder::new()
-        .prefix(".rockenv-fetch-")
-        .tempdir_in(working)
-        .context(cannot)?;
-    let mut command = ssh.script(
+    let (arrival, _lock) = make_arrival(working).context(cannot)?;
+    let mut command = ssh.script_with_output(
+        &[],
         r#"cd "$HOME/$1" 2>/dev/null && { [ -e "$2" ] || [ -L "$2" ]; } || exit 7; exec tar -c -f - -- "$2""#,
         &[directory, &name],
     )?;
-    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    command.stdin(Stdio::null());
     let mut child = ssh.start(command)?;
-    let unpacked = match child.stdout.take() {
-        Some(pipe) => unpack(pipe, arriving.path(), path),
-        None => Ok(()),
-    };
+    let mut is_sent = false;
+    let unpacked = child.stdout.take().map_or(Ok(()), |from| {
+        let Some(mut from) = output(UntilSignal { from, signals })? else {
+            return Ok(());
+        };
+        is_sent = true;
+        unpack(&mut from, arrival.path(), path)?;
+        // It ends after the rest of its last block.
+        io::copy(&mut from.take(LAST_BLOCK), &mut io::sink()).map(drop)
+    });
     if unpacked.is_err() {
         // It may neither send more nor end.
         drop(child.kill());
@@ -307,7 +413,10 @@ fn fetch(ssh: &SshConnection<'_>, directory: &str, working: &Path, path: &Path) 
     }
     unpacked.context(cannot)?;
     ssh.judge(&format!("read `{name}`"), status)?;
-    place_below(arriving.path(), working).context(cannot)
+    if !is_sent {
+        return Err(ssh.no_output());
+    }
+    place_below(arrival.path(), working).context(cannot)
 }
 
 /// Moves files below `working`. A file with the same content stays; if any file differs, nothing is moved.

@@ -14,7 +14,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::sys::error::{Error, Result, ResultExt as _};
-use crate::sys::host::Host;
+use crate::sys::host::{Host, working_directory};
 use crate::sys::trust;
 
 /// `__remote-exec PID DIGEST ARGUMENT...`: becomes rockenv with these arguments, which gets a signal when the process
@@ -23,7 +23,7 @@ pub(crate) fn remote_exec(arguments: &[String]) -> Result<()> {
     let [session, digest, arguments @ ..] = arguments else {
         return Err(usage());
     };
-    if !digest.is_empty() && trust::digest(&std::env::current_dir()?)? != *digest {
+    if !digest.is_empty() && trust::digest(&working_directory()?)? != *digest {
         let message =
             "the received profiles, images, hooks and rockenv.toml differ from the trusted files";
         return Err(invalid!("{message}")

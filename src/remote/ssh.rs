@@ -1,15 +1,22 @@
 //! Owns the connection to another machine: ssh, with the user's configuration.
 
 use std::fmt;
-use std::io::ErrorKind;
+use std::io::{self, BufRead as _, BufReader, ErrorKind, Read};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::str::FromStr;
 
-use crate::sys::error::{Result, ResultExt as _};
+use nix::sys::signal::Signal;
+
+use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::process::end_with_parent;
 use crate::sys::shell::quoted;
 
 /// ssh's own exit code if it could not connect.
 const SSH_FAILED: i32 = 255;
+/// The line that comes before a script's own output: a login shell may print something first.
+const BEGIN: &str = "rockenv: output of the script";
+/// Longest line that is kept while waiting for that one.
+const LONGEST_LINE: u64 = 1 << 10;
 
 /// A machine that ssh can reach.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,11 +109,35 @@ impl SshConnection<'_> {
         Ok(command)
     }
 
+    /// Prepares a script whose output is read after [`output`].
+    pub(crate) fn script_with_output(
+        &self,
+        more: &[&str],
+        script: &str,
+        words: &[&str],
+    ) -> Result<Command> {
+        let script = format!("printf '\\n%s\\n' '{BEGIN}'\n{script}");
+        let mut command = self.script_with(more, &script, words)?;
+        command.stdout(Stdio::piped());
+        Ok(command)
+    }
+
+    /// Starts ssh, which ends with rockenv: the command on the other machine then does as well.
     pub(crate) fn start(&self, mut command: Command) -> Result<Child> {
+        end_with_parent(&mut command, Signal::SIGTERM, None);
         command.spawn().map_err(|error| {
-            unavailable!("cannot start ssh to {}", self.machine)
-                .source(error)
-                .help("apt install openssh-client")
+            let program = command.get_program().to_string_lossy();
+            let (message, help) = match &*program {
+                "ssh" => (
+                    format!("cannot start ssh to {}", self.machine),
+                    "apt install openssh-client",
+                ),
+                named => (
+                    format!("cannot start `{named}`, the program in ROCKENV_SSH"),
+                    "unset ROCKENV_SSH, or set it to an ssh command: ROCKENV_SSH='ssh -i KEY'",
+                ),
+            };
+            unavailable!("{message}").source(error).help(help)
         })
     }
 
@@ -128,22 +159,39 @@ impl SshConnection<'_> {
         }
     }
 
+    /// Makes the error for a login shell that ended without the script.
+    pub(crate) fn no_output(&self) -> Error {
+        unavailable!(
+            "the login shell on {} ends before it runs the command of rockenv",
+            self.machine
+        )
+        .help(format!("ssh {} true", self.machine.url()))
+    }
+
     /// Runs a script whose input and output are `talk`'s.
     pub(crate) fn run_script<T>(
         &self,
         what: &str,
         script: &str,
         words: &[&str],
-        talk: impl FnOnce(ChildStdin, ChildStdout) -> std::io::Result<T>,
+        talk: impl FnOnce(ChildStdin, BufReader<ChildStdout>) -> io::Result<T>,
     ) -> Result<T> {
-        let mut command = self.script(script, words)?;
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut command = self.script_with_output(&[], script, words)?;
+        command.stdin(Stdio::piped());
         let mut child = self.start(command)?;
         let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(unexpected!("ssh has no input or output"));
         };
-        let talked = talk(stdin, stdout);
-        let is_theirs = |error: &std::io::Error| {
+        let talked = output(stdout).map(|stdout| stdout.map(|stdout| talk(stdin, stdout)));
+        let talked = match talked {
+            Ok(Some(talked)) => talked,
+            Ok(None) => {
+                self.judge(what, child.wait()?)?;
+                return Err(self.no_output());
+            }
+            Err(error) => Err(error),
+        };
+        let is_theirs = |error: &io::Error| {
             matches!(
                 error.kind(),
                 ErrorKind::BrokenPipe | ErrorKind::UnexpectedEof
@@ -159,6 +207,23 @@ impl SshConnection<'_> {
         }
         talked.context(|| format!("cannot {what} on {}", self.machine))
     }
+}
+
+/// Returns the output of a script, without what the login shell printed before it; `None` if the script did not begin.
+pub(crate) fn output<R: Read>(from: R) -> io::Result<Option<BufReader<R>>> {
+    let mut from = BufReader::new(from);
+    let mut line = Vec::new();
+    while line != format!("{BEGIN}\n").as_bytes() {
+        line.clear();
+        if (&mut from)
+            .take(LONGEST_LINE)
+            .read_until(b'\n', &mut line)?
+            == 0
+        {
+            return Ok(None);
+        }
+    }
+    Ok(Some(from))
 }
 
 /// Returns a command line that runs a script by a plain shell, whatever the user's shell there is: csh takes no text of
@@ -182,6 +247,22 @@ mod tests {
         let ran = Command::new("sh").arg("-c").arg(&text).output().unwrap();
         assert_eq!(ran.status.code(), Some(3));
         assert_eq!(ran.stdout, b"it's !\n");
+    }
+
+    #[test]
+    fn output_begins_after_that_of_the_login_shell() {
+        let read = |text: &str| {
+            let mut rest = String::new();
+            let mut from = output(text.as_bytes()).unwrap()?;
+            from.read_to_string(&mut rest).unwrap();
+            Some(rest)
+        };
+        let script = format!("\n{BEGIN}\na\nb");
+        for printed in ["", "welcome", "two\nlines\n", &"x".repeat(5000)] {
+            let text = format!("{printed}{script}");
+            assert_eq!(read(&text).unwrap(), "a\nb", "{printed}");
+            assert_eq!(read(printed), None);
+        }
     }
 
     #[test]

@@ -76,7 +76,7 @@ impl Lock {
     }
 
     /// Takes a directory, which is its own lock, at once or not at all: a full disk may have no room for a file.
-    pub(super) fn try_directory(path: &Path) -> Result<Option<Self>> {
+    pub(crate) fn try_directory(path: &Path) -> Result<Option<Self>> {
         use fs_err::os::unix::fs::OpenOptionsExt as _;
         let mut options = fs::OpenOptions::new();
         let flags = nix::libc::O_DIRECTORY | nix::libc::O_NOFOLLOW;

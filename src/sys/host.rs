@@ -39,6 +39,16 @@ impl Host {
     }
 }
 
+/// Returns the working directory, which may have been removed.
+pub(crate) fn working_directory() -> Result<PathBuf> {
+    std::env::current_dir().map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => {
+            not_found!("the working directory does not exist any more").help("cd to another one")
+        }
+        _ => unexpected!("cannot find the working directory").source(error),
+    })
+}
+
 pub(crate) fn processor() -> Option<String> {
     let text = fs::read_to_string("/proc/cpuinfo").ok()?;
     let line = text.lines().find(|line| line.starts_with("model name"))?;

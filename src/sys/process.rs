@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::sys::signal::{Signal, killpg};
+use nix::sys::signal::{SigSet, Signal, killpg};
+use nix::sys::stat::{Mode, umask};
 use nix::unistd::Pid;
 
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
@@ -54,6 +55,33 @@ pub(crate) struct Program {
     own_codes: bool,
     grace: Duration,
     input: Vec<u8>,
+}
+
+/// Makes a command get a signal when the thread that starts it ends, with no signal blocked, and with this umask if one
+/// is given.
+pub(crate) fn end_with_parent(command: &mut Command, signal: Signal, mask: Option<Mode>) {
+    let parent = nix::unistd::getpid();
+    let prepare = move || {
+        // std passes blocked signals on.
+        SigSet::empty().thread_set_mask()?;
+        if let Some(mask) = mask {
+            umask(mask);
+        }
+        nix::sys::prctl::set_pdeathsig(signal)?;
+        // The parent may have died before the line above.
+        match nix::unistd::getppid() == parent {
+            true => Ok(()),
+            false => Err(std::io::Error::from(Errno::ESRCH)),
+        }
+    };
+    #[expect(
+        unsafe_code,
+        reason = "the standard library has no safe way to set a parent-death signal"
+    )]
+    // SAFETY: between fork and exec the closure makes four system calls and neither allocates nor locks.
+    unsafe {
+        command.pre_exec(prepare);
+    }
 }
 
 impl Program {
@@ -308,26 +336,12 @@ impl Program {
         if let Some((uid, gid)) = self.user {
             command.uid(uid).gid(gid);
         }
-        let parent = nix::unistd::getpid();
-        let die_with_parent = move || {
-            // A program's output must not depend on the caller's settings; std passes blocked signals on.
-            nix::sys::signal::SigSet::empty().thread_set_mask()?;
-            nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o022));
-            nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
-            // The parent may have died before the line above.
-            match nix::unistd::getppid() == parent {
-                true => Ok(()),
-                false => Err(std::io::Error::from(nix::errno::Errno::ESRCH)),
-            }
-        };
-        #[expect(
-            unsafe_code,
-            reason = "the standard library has no safe way to set a parent-death signal"
-        )]
-        // SAFETY: between fork and exec the closure makes four system calls and neither allocates nor locks.
-        unsafe {
-            command.pre_exec(die_with_parent);
-        }
+        // A program's output must not depend on the caller's settings.
+        end_with_parent(
+            &mut command,
+            Signal::SIGKILL,
+            Some(Mode::from_bits_truncate(0o022)),
+        );
         command.spawn().map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => {
                 unavailable!("`{}` is not installed", self.name).help("rockenv setup")

@@ -1,5 +1,6 @@
 //! rockenv on another machine, by a real sshd on loopback: a home and a store of its own stand for the other machine. Needs root.
 
+mod ending;
 mod login_shell;
 mod terminal;
 
@@ -270,7 +271,7 @@ fn another_machine_brings_nothing_but_what_was_requested() {
     let fetch = |files: &str| {
         // It neither ends nor closes its output.
         let script = format!(
-            "cd '{}' && tar -c -f - -- {files} && exec sleep 100",
+            "cd '{}' && printf '\nrockenv: output of the script\n' && tar -c -f - -- {files} && exec sleep 100",
             evil.path().display()
         );
         fs::write(&ssh, script).unwrap();

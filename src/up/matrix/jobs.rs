@@ -13,7 +13,7 @@ use crate::matrix::{Cell, check_names, common};
 use crate::plan::resolve;
 use crate::profile;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _, named_path};
-use crate::sys::host::Host;
+use crate::sys::host::{Host, working_directory};
 use crate::sys::process::{self, Program};
 use crate::sys::signals::{Cancel, Signals};
 use crate::sys::trusted_files;
@@ -113,7 +113,7 @@ pub(crate) fn submit(cx: &Context, script: &str) -> Result<String> {
     let submitted = Program::at("/bin/sh")
         .inherit_env()
         .env("PATH", path)
-        .directory(std::env::current_dir()?)
+        .directory(working_directory()?)
         .grace(GRACE)
         .arg("-c")
         .arg(script)

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use crate::matrix::{Cell, PlannedStep};
 use crate::plan::ids::EnvName;
 use crate::sys::error::{Error, Kind, Result};
-use crate::sys::host::Host;
+use crate::sys::host::{Host, working_directory};
 use crate::sys::name::StepName;
 use crate::sys::process::{self, Program};
 use crate::sys::signals::Cancel;
@@ -113,7 +113,7 @@ pub(super) struct RockenvCommand<'a> {
 
 impl RockenvCommand<'_> {
     fn program(&self, verb: &str, cell: &Cell) -> Result<Program> {
-        let directory = std::env::current_dir()?;
+        let directory = working_directory()?;
         Ok(Program::at(&self.host.program)
             .inherit_env()
             // This command writes for the CI system, on behalf of all of them.

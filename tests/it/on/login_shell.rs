@@ -1,23 +1,28 @@
 //! Login shells of other machines that are not Bourne shells.
 
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
 
 use fs_err as fs;
 
 use crate::support::env::TestStore;
 use crate::support::run::finish;
 
+/// Writes a program that does what sshd does: the words of the command, joined, are one argument of the login shell.
+pub(super) fn fake_ssh(store: &TestStore, name: &str, shell: &str) -> PathBuf {
+    let ssh = store.work().join(format!("ssh-{name}"));
+    let script = "#!/bin/bash\nwhile [ \"$1\" != -- ]; do shift; done\nshift 2\n";
+    fs::write(&ssh, format!("{script}{shell} -c \"$*\"\n")).unwrap();
+    fs::set_permissions(&ssh, std::fs::Permissions::from_mode(0o755)).unwrap();
+    ssh
+}
+
 #[test]
 fn any_login_shell_runs_what_is_sent() {
     let store = TestStore::new();
     let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     for shell in ["sh", "bash", "zsh", "tcsh", "fish"] {
-        // What sshd does: the words of the command, joined, are one argument of the login shell.
-        let ssh = store.work().join(format!("ssh-{shell}"));
-        let script = "#!/bin/bash\nwhile [ \"$1\" != -- ]; do shift; done\nshift 2\n";
-        let script = format!("{script}exec {shell} -c \"$*\"\n");
-        fs::write(&ssh, script).unwrap();
-        fs::set_permissions(&ssh, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let ssh = fake_ssh(&store, shell, &format!("exec {shell}"));
         let on = |words: &[&str]| {
             let mut command = store.command(&[&["on", "ssh://there"], words].concat());
             command.env_remove("SUDO_UID").env_remove("SUDO_GID");
@@ -29,5 +34,62 @@ fn any_login_shell_runs_what_is_sent() {
         on(&["status", "a!b\n'\\c' $HOME `x`"])
             .exits(2)
             .says(&["a name is up to 64", "$HOME `x`"]);
+    }
+}
+
+#[test]
+fn a_login_shell_may_print_something() {
+    let store = TestStore::new();
+    let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let ssh = fake_ssh(&store, "noisy", "echo welcome; printf 'on there'; exec sh");
+    let on = |words: &[&str]| {
+        let mut command = store.command(&[&["on", "ssh://there"], words].concat());
+        command.env_remove("SUDO_UID").env_remove("SUDO_GID");
+        command.env("ROCKENV_SSH", &ssh).env("HOME", home.path());
+        finish(words.join(" "), command)
+    };
+    fs::create_dir(store.work().join("data")).unwrap();
+    fs::write(store.work().join("data/a"), "text").unwrap();
+    on(&["--send", "data"]).ok().prints("");
+    fs::remove_dir_all(store.work().join("data")).unwrap();
+    on(&["--fetch", "data"]).ok().prints("");
+    let fetched = fs::read_to_string(store.work().join("data/a"));
+    assert_eq!(fetched.unwrap(), "text");
+    on(&["ls", "--json"]).ok().prints("[]");
+    // One that runs no command.
+    let ssh = fake_ssh(&store, "closed", "echo closed; exit 0; exec sh");
+    let mut command = store.command(&["on", "ssh://there", "--fetch", "data"]);
+    command.env_remove("SUDO_UID").env_remove("SUDO_GID");
+    command.env("ROCKENV_SSH", ssh);
+    finish("fetch".to_owned(), command)
+        .exits(4)
+        .says(&["the login shell on there"]);
+}
+
+#[test]
+fn what_is_missing_here_is_named() {
+    let store = TestStore::new();
+    let on = |ssh: &str| {
+        let mut command = store.command(&["on", "ssh://there", "ls"]);
+        command.env_remove("SUDO_UID").env_remove("SUDO_GID");
+        command.env("ROCKENV_SSH", ssh);
+        command
+    };
+    let ran = finish("on".to_owned(), on("nossh -v")).exits(4);
+    let ran = ran.says(&["`nossh`", "ROCKENV_SSH"]);
+    assert!(!ran.err.contains("openssh-client"), "{}", ran.err);
+    let gone = store.work().join("gone");
+    fs::create_dir(&gone).unwrap();
+    let script = "cd \"$1\" && rmdir \"$1\" && shift && exec \"$@\"";
+    for words in [&["on", "ssh://there", "ls"][..], &["trust"]] {
+        fs::create_dir_all(&gone).unwrap();
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", script, "sh"]).arg(&gone);
+        command.arg(env!("CARGO_BIN_EXE_rockenv")).args(words);
+        command.env("ROCKENV_HOME", store.home());
+        command.env_remove("SUDO_UID").env_remove("SUDO_GID");
+        finish(words.join(" "), command)
+            .exits(7)
+            .says(&["the working directory does not exist any more", "help: cd "]);
     }
 }

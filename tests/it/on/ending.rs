@@ -1,0 +1,103 @@
+//! Commands on another machine that end before their time.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use fs_err as fs;
+use nix::sys::signal::Signal;
+
+use super::login_shell::fake_ssh;
+use super::{Other, ssh_of};
+use crate::support::env::TestStore;
+use crate::support::run::{Background, finish, processes, processes_called, wait_until};
+
+#[test]
+fn a_command_there_ends_with_the_one_here() {
+    let other = Other::new();
+    let env = other.here.env();
+    let sleeper = other.here.sleeper();
+    other
+        .here
+        .profile(&format!("[[step]]\nname = 'one'\nrun = '{sleeper}'\n"));
+    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+        let up = Background::start(other.command(&["up", env]));
+        wait_until("the step runs", || !processes_called(&sleeper).is_empty());
+        let ssh = ssh_of(up.pid());
+        up.signal(signal);
+        wait_until("it ends there", || processes_called(&sleeper).is_empty());
+        wait_until("ssh ends", || {
+            !processes().iter().any(|(pid, _)| *pid == ssh)
+        });
+        assert_eq!(up.wait().code, 128 + signal as i32);
+    }
+    wait_until("the env is free", || {
+        other.on(&["rm", "--yes", env]).code == 0
+    });
+}
+
+/// Returns the directories in which files arrive.
+fn arriving(store: &TestStore) -> Vec<PathBuf> {
+    let all = fs::read_dir(store.work()).unwrap();
+    let all = all.map(|entry| entry.unwrap().path());
+    all.filter(|path| path.to_string_lossy().contains("/.rockenv-fetch-"))
+        .collect()
+}
+
+#[test]
+fn a_fetch_that_ends_early_leaves_nothing() {
+    let store = TestStore::new();
+    let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let ssh = fake_ssh(&store, "fake", "exec sh");
+    let on = |path: &Path, words: &[&str]| -> Command {
+        let mut command = store.command(&[&["on", "ssh://there"], words].concat());
+        command.env_remove("SUDO_UID").env_remove("SUDO_GID");
+        command.env("ROCKENV_SSH", &ssh).env("HOME", home.path());
+        command.env("PATH", format!("{}:/usr/bin:/bin", path.display()));
+        command
+    };
+    let fetch = |path: &Path| on(path, &["--fetch", "data"]);
+    let data = store.work().join("data");
+    fs::create_dir(&data).unwrap();
+    fs::write(data.join("a"), "text").unwrap();
+    let usual = Path::new("/usr/bin");
+    finish("send".to_owned(), on(usual, &["--send", "data"])).ok();
+    fs::remove_dir_all(&data).unwrap();
+    // It sends everything, and does not end.
+    let slow = home.path().join("slow");
+    fs::create_dir(&slow).unwrap();
+    let tar = "#!/bin/sh\n/usr/bin/tar \"$@\"\nexec sleep 1000\n";
+    fs::write(slow.join("tar"), tar).unwrap();
+    let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(slow.join("tar"), executable).unwrap();
+    // The user's own.
+    let own = store.work().join(".rockenv-fetch-notes");
+    fs::create_dir(&own).unwrap();
+    let start = || {
+        let before = arriving(&store);
+        let fetching = Background::start(fetch(&slow));
+        wait_until("files arrive", || {
+            let all = arriving(&store);
+            all.iter()
+                .any(|path| !before.contains(path) && path.join("data/a").exists())
+        });
+        fetching
+    };
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+        let fetching = start();
+        fetching.signal(signal);
+        let ended = fetching.wait().exits(128 + signal as i32);
+        assert_eq!(arriving(&store), [own.clone()], "{}", ended.err);
+    }
+    // What a killed one leaves is removed by the next, and that of one that runs is not.
+    let fetching = start();
+    fetching.signal(Signal::SIGKILL);
+    drop(fetching);
+    assert_eq!(arriving(&store).len(), 2);
+    let fetching = start();
+    finish("fetch".to_owned(), fetch(usual)).ok();
+    assert_eq!(fs::read_to_string(data.join("a")).unwrap(), "text");
+    assert_eq!(arriving(&store).len(), 2);
+    fetching.signal(Signal::SIGTERM);
+    fetching.wait().exits(143);
+    assert_eq!(arriving(&store), [own]);
+}
