@@ -175,6 +175,21 @@ fn installed(store: &TestStore) -> PathBuf {
     root
 }
 
+#[test]
+fn sudo_make_install_installs_for_an_ordinary_user() {
+    let root = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(root.path(), mode).unwrap();
+    let stage = Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/stage");
+    let mut stage = Command::new(stage);
+    stage.arg(env!("CARGO_BIN_EXE_rockenv")).arg(root.path());
+    for name in ["SUDO_UID", "SUDO_GID", "PKEXEC_UID"] {
+        stage.env(name, "1234");
+    }
+    run(stage.arg("/usr"));
+    assert!(root.path().join("usr/share/man/man1/rockenv.1").exists());
+}
+
 /// Completes the last of the words as bash does, with the script that is installed.
 const COMPLETE: &str = r#"
 source "$1/usr/share/bash-completion/completions/rockenv"
