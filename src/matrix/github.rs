@@ -1,5 +1,6 @@
 //! Owns the workflow for GitHub Actions. Pure.
 
+use super::jobs::hosted;
 use super::pipeline::{Pipeline, Share, block, list, scalar};
 
 /// Checks out the profile's repository. Pinned by commit, which nobody can move.
@@ -12,11 +13,14 @@ pub(crate) struct Action {
     pub uses: String,
     /// The digest of the program.
     pub sha256: String,
+    /// Whether it is also for machines that are not GitHub's own.
+    pub everywhere: bool,
 }
 
 pub(crate) fn workflow(pipeline: &Pipeline, action: Option<&Action>) -> String {
     let mut text = vec![pipeline.heading()];
-    // Envs of one store have the same names in each run of the workflow.
+    // Envs of one store have the same names in each run of the workflow. It has no name, so that `github.workflow` is
+    // the path of its file: another file must not cancel it.
     let (which, cancel) = match pipeline.cleans_last() {
         true => ("", "false"),
         false => ("-${{ github.ref }}", "true"),
@@ -27,8 +31,7 @@ pub(crate) fn workflow(pipeline: &Pipeline, action: Option<&Action>) -> String {
         _ => "",
     };
     text.push(format!(
-        "name: rockenv
-on:
+        "on:
   push:
   workflow_dispatch:
 permissions:
@@ -45,7 +48,7 @@ jobs:
     let mut add = |env: &str, one: &WorkflowJob<'_>| {
         text.push(job(pipeline, action, one));
         if !pipeline.cleans_last() {
-            text.push(always(&pipeline.clean([env])));
+            text.push(always(&pipeline.clean([env], one.runner)));
         }
     };
     let common = pipeline.common.as_ref();
@@ -90,9 +93,9 @@ jobs:
             literal(&list(runner)),
             pipeline.calls.minutes,
             environment(pipeline),
-            install(action)
+            install(action, runner)
         ));
-        text.push(always(&pipeline.clean(pipeline.envs())));
+        text.push(always(&pipeline.clean(pipeline.envs(), runner)));
     }
     text.concat()
 }
@@ -131,7 +134,7 @@ fn job(pipeline: &Pipeline, action: Option<&Action>, job: &WorkflowJob<'_>) -> S
         literal(&list(runner)),
         pipeline.calls.minutes,
         environment(pipeline),
-        install(action),
+        install(action, runner),
         block(
             10,
             &run.iter().map(|line| literal(line)).collect::<Vec<_>>()
@@ -139,8 +142,9 @@ fn job(pipeline: &Pipeline, action: Option<&Action>, job: &WorkflowJob<'_>) -> S
     )
 }
 
-/// Writes the step that installs the program that wrote the file.
-fn install(action: Option<&Action>) -> String {
+/// Writes the step that installs the program that wrote the file, if that is for the machine with these labels.
+fn install(action: Option<&Action>, runner: &[String]) -> String {
+    let action = action.filter(|action| action.everywhere || hosted(runner).is_some());
     let step = action.map(|action| {
         format!(
             "      - uses: {}

@@ -1,5 +1,6 @@
 //! Owns the pipeline for GitLab. Pure.
 
+use super::jobs::take_option;
 use super::pipeline::{Pipeline, block, list, scalar};
 
 /// Path of each job's metrics, in its checkout.
@@ -15,7 +16,10 @@ pub(crate) fn pipeline(pipeline: &Pipeline, file: &str) -> String {
         text.push(one_at_a_time(file));
     }
     let common = pipeline.common.as_ref();
-    let metrics = ["--metrics".to_owned(), METRICS.to_owned()];
+    let metrics = match metrics(pipeline) {
+        Some(_) => Vec::new(),
+        None => vec!["--metrics".to_owned(), METRICS.to_owned()],
+    };
     if let Some(common) = common {
         let script = pipeline.build_common(common, &metrics);
         text.push(job(
@@ -27,7 +31,9 @@ pub(crate) fn pipeline(pipeline: &Pipeline, file: &str) -> String {
             &script,
         ));
         if !pipeline.cleans_last() {
-            text.push(after(&pipeline.clean([common.env.as_str()])));
+            text.push(after(
+                &pipeline.clean([common.env.as_str()], &common.runner),
+            ));
         }
     }
     for one in &pipeline.jobs {
@@ -40,12 +46,12 @@ pub(crate) fn pipeline(pipeline: &Pipeline, file: &str) -> String {
         let script = pipeline.build(one, &metrics);
         text.push(job(pipeline, &name, stage, &one.runner, &needs, &script));
         if !pipeline.cleans_last() {
-            text.push(after(&pipeline.clean([one.env.as_str()])));
+            text.push(after(&pipeline.clean([one.env.as_str()], &one.runner)));
         }
     }
     if pipeline.cleans_last() {
-        let lines = pipeline.clean(pipeline.envs());
         let runner = pipeline.jobs.first().map_or(&[][..], |job| &job.runner);
+        let lines = pipeline.clean(pipeline.envs(), runner);
         text.push(format!(
             "{}:\n  stage: clean\n{}      when: always\n{}{}  script:\n    - {}",
             scalar("leave nothing"),
@@ -104,7 +110,7 @@ fn job(
 {}{}{when}  timeout: {} minutes
   artifacts:
     when: always
-    paths: [{METRICS}]
+    paths: {}
   script:
     - {}",
         scalar(name),
@@ -112,8 +118,14 @@ fn job(
         tags(runner),
         variables(pipeline),
         pipeline.calls.minutes,
+        list(&[metrics(pipeline).as_deref().unwrap_or(METRICS)]),
         block(6, script)
     )
+}
+
+/// Returns the path of the metrics, if the user names one.
+fn metrics(pipeline: &Pipeline) -> Option<String> {
+    take_option(&pipeline.calls.options, "--metrics").1
 }
 
 /// Writes the lines that always run.

@@ -230,23 +230,23 @@ pub(crate) struct Env {
 /// Value of `--gpu` for jobs that have a GPU: without one they must fail.
 pub(crate) const NEEDED: &str = "required";
 
-/// Removes `--gpu` from the options of `up`: it applies only to jobs that have a GPU.
-pub(crate) fn gpu_option(options: &[String]) -> (Vec<String>, Option<String>) {
+/// Removes an option with a value from the options of `up`; returns the others, and the value if it is given.
+pub(crate) fn take_option(options: &[String], name: &str) -> (Vec<String>, Option<String>) {
     let mut rest = Vec::new();
-    let mut gpu = None;
+    let mut value = None;
     let mut options = options.iter().cloned();
     while let Some(option) = options.next() {
-        match option.strip_prefix("--gpu=") {
-            Some(which) => gpu = Some(which.to_owned()),
-            None if option == "--gpu" => match options.next() {
-                Some(which) => gpu = Some(which),
+        match option.strip_prefix(name) {
+            Some("") => match options.next() {
+                Some(next) => value = Some(next),
                 // `up` reports the missing value.
                 None => rest.push(option),
             },
-            None => rest.push(option),
+            Some(after) if after.starts_with('=') => value = Some(after[1..].to_owned()),
+            _ => rest.push(option),
         }
     }
-    (rest, gpu)
+    (rest, value)
 }
 
 /// Returns the jobs, and the targets whose steps with a GPU have no machine. `gpu` is the `--gpu` value for jobs that
@@ -399,7 +399,7 @@ mod tests {
     fn which_gpu_is_said_to_the_jobs_that_have_one() {
         let given = |words: &[&str]| {
             let words: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
-            let (rest, gpu) = gpu_option(&words);
+            let (rest, gpu) = take_option(&words, "--gpu");
             (rest.join(" "), gpu)
         };
         let some = |which: &str| Some(which.to_owned());
@@ -410,6 +410,7 @@ mod tests {
             ("-c".to_owned(), some("c1:00.0"))
         );
         assert_eq!(given(&["--gpu"]), ("--gpu".to_owned(), None));
+        assert_eq!(given(&["--gpus=1"]), ("--gpus=1".to_owned(), None));
     }
 
     #[test]

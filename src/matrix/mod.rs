@@ -144,15 +144,18 @@ impl PlannedStep {
     }
 }
 
-/// Returns how many steps at the beginning of all plans have the same keys; 0 for a single plan.
+/// Returns how many steps at the beginning of all plans have the same keys, and are built for all; 0 for a single plan.
 pub(crate) fn common(plans: &[Vec<PlannedStep>]) -> usize {
     let Some(first) = plans.first().filter(|_| plans.len() > 1) else {
         return 0;
     };
     let same = |position: &usize| {
         plans.iter().all(|plan| {
-            plan.get(*position)
-                .is_some_and(|step| step.key == first[*position].key)
+            plan.get(*position).is_some_and(|step| {
+                // A step that runs in any case runs in each env, and one after `--until` in none.
+                let is_built = !step.again && step.action != "later";
+                is_built && step.key == first[*position].key
+            })
         })
     };
     (0..first.len()).take_while(same).count()
@@ -240,5 +243,12 @@ mod tests {
             let plans: Vec<_> = plans.iter().map(|keys| plan(keys)).collect();
             assert_eq!(common(&plans), count, "{plans:?}");
         }
+        let mut plans = [plan("abc"), plan("abc")];
+        plans.iter_mut().for_each(|steps| steps[2].again = true);
+        assert_eq!(common(&plans), 2);
+        plans
+            .iter_mut()
+            .for_each(|steps| steps[1].action = "later".to_owned());
+        assert_eq!(common(&plans), 1);
     }
 }

@@ -4,7 +4,7 @@
 
 use std::str::FromStr;
 
-use super::jobs::Job;
+use super::jobs::{Job, hosted, take_option};
 use crate::sys::error::Result;
 
 /// How jobs call rockenv.
@@ -14,6 +14,8 @@ pub(crate) struct Calls {
     pub written_by: String,
     /// The program, with its prefix.
     pub rockenv: String,
+    /// The same on GitHub's own machines, if that is another command.
+    pub on_hosted: Option<String>,
     /// First line of each shell of a job: sets up rockenv and its store.
     pub setup: Option<String>,
     /// The jobs' secrets in the CI system.
@@ -22,6 +24,15 @@ pub(crate) struct Calls {
     pub options: Vec<String>,
     /// Time limit of a job, in minutes.
     pub minutes: u32,
+}
+
+impl Calls {
+    /// Returns how rockenv is called on the machine with these labels.
+    fn rockenv(&self, runner: &[String]) -> &str {
+        let on_hosted = self.on_hosted.as_deref();
+        let on_hosted = on_hosted.filter(|_| hosted(runner).is_some());
+        on_hosted.unwrap_or(&self.rockenv)
+    }
 }
 
 /// A secret of the CI system for the jobs: `TOKEN=REGISTRY_TOKEN`.
@@ -182,21 +193,27 @@ impl Pipeline {
     /// Returns the lines that build the common steps, and check that the others can get them: for `up` a refused push
     /// is only a warning, because it has built something, but this job serves no other purpose.
     pub(crate) fn build_common(&self, common: &Common, more: &[String]) -> Vec<String> {
-        let until = ["--until".to_owned(), common.until.clone()];
-        let mut lines = self.up(&[&common.up[..], &until, more].concat());
+        // Each env runs a step again itself.
+        let (mut options, _) = take_option(&self.calls.options, "--rerun");
+        // Of several, the last one counts.
+        options.extend(["--until".to_owned(), common.until.clone()]);
+        let rockenv = self.calls.rockenv(&common.runner);
+        let up = self.up(rockenv, &words(&common.up), &[more, &options].concat());
+        let mut lines = self.before();
+        lines.push(up);
         if let Share::Registry(_) = self.share {
-            lines.push(format!(
-                "{} push {}",
-                self.calls.rockenv,
-                quote(&common.env)
-            ));
+            lines.push(format!("{rockenv} push {}", quote(&common.env)));
         }
         lines
     }
 
     /// Returns the lines of a job, with further options for `up`.
     pub(crate) fn build(&self, job: &Job, more: &[String]) -> Vec<String> {
-        self.up(&[&job.up[..], more].concat())
+        let options = [more, &self.calls.options].concat();
+        let rockenv = self.calls.rockenv(&job.runner);
+        let mut lines = self.before();
+        lines.push(self.up(rockenv, &words(&job.up), &options));
+        lines
     }
 
     /// Returns the lines of a script that runs one of these jobs: that with the number in a variable.
@@ -215,28 +232,26 @@ impl Pipeline {
         ));
         lines.push("esac".to_owned());
         lines.extend(self.before());
-        lines.push(self.up_with("\"$@\"", more));
+        let options = [more, &self.calls.options].concat();
+        lines.push(self.up(&self.calls.rockenv, "\"$@\"", &options));
         lines
     }
 
-    /// Returns the lines that bring an env up.
-    fn up(&self, arguments: &[String]) -> Vec<String> {
-        let up = self.up_with(&words(arguments), &[]);
-        self.before().into_iter().chain([up]).collect()
-    }
-
-    /// Returns the line that brings an env up, with quoted arguments and further options.
-    fn up_with(&self, arguments: &str, more: &[String]) -> String {
-        let mut options = more.to_vec();
+    /// Returns the line that brings an env up, with quoted arguments.
+    fn up(&self, rockenv: &str, arguments: &str, options: &[String]) -> String {
+        let mut all = Vec::new();
         if let Share::Registry(_) = self.share {
-            options.extend(["--pull".to_owned(), "--push".to_owned()]);
+            // What the user says about it stays.
+            let is_given = |name: &str| {
+                let mut options = options.iter();
+                options.any(|option| option.split('=').next() == Some(name))
+            };
+            let shared = ["--pull", "--push"].into_iter();
+            let shared = shared.filter(|name| !is_given(name));
+            all.extend(shared.map(str::to_owned));
         }
-        options.extend(self.calls.options.clone());
-        let line = format!(
-            "{} -v up {arguments} {}",
-            self.calls.rockenv,
-            words(&options)
-        );
+        all.extend_from_slice(options);
+        let line = format!("{rockenv} -v up {arguments} {}", words(&all));
         line.trim_end().to_owned()
     }
 
@@ -251,8 +266,12 @@ impl Pipeline {
 
     /// Returns the lines that remove these envs, for a separate shell. They run whatever the job's outcome, so there
     /// may be no env, and no store.
-    pub(crate) fn clean<'a>(&self, envs: impl IntoIterator<Item = &'a str>) -> Vec<String> {
-        let rockenv = &self.calls.rockenv;
+    pub(crate) fn clean<'a>(
+        &self,
+        envs: impl IntoIterator<Item = &'a str>,
+        runner: &[String],
+    ) -> Vec<String> {
+        let rockenv = self.calls.rockenv(runner);
         let envs = envs.into_iter().map(quote).collect::<Vec<_>>().join(" ");
         let lines = [
             "failed=0".to_owned(),
@@ -366,6 +385,7 @@ pub(super) mod tests {
         let calls = Calls {
             written_by: "rockenv matrix".to_owned(),
             rockenv: "sudo -E rockenv".to_owned(),
+            on_hosted: None,
             setup: Some("./install rockenv".to_owned()),
             secrets: vec!["TOKEN=REGISTRY_TOKEN".parse().unwrap()],
             options: options.iter().map(|&option| option.to_owned()).collect(),
@@ -411,10 +431,15 @@ pub(super) mod tests {
                 "./install rockenv",
                 "export ROCKENV_TRUSTED_DIRS=\"$PWD\"",
                 "export ROCKENV_REGISTRY='registry.example.org/a b'",
-                "sudo -E rockenv -v up a --until compiler --pull --push --offline",
+                "sudo -E rockenv -v up a --pull --push --offline --until compiler",
                 "sudo -E rockenv push a",
             ]
         );
+        // What the user says of it is not written twice.
+        let registry = Share::Registry("registry.example.org/r".to_owned());
+        let given = sharing(registry, &["--push", "--pull=false"]);
+        let up = given.build(&given.jobs[0], &[]).pop().unwrap();
+        assert_eq!(up, "sudo -E rockenv -v up a --push --pull=false");
         // And leaves nothing where it ran.
         assert!(!pipeline.cleans_last() && pipeline.jobs.len() == 3);
     }
@@ -440,7 +465,9 @@ pub(super) mod tests {
             ..pipeline(true, &[]).calls
         };
         let trimmed = Pipeline::new(calls, Size::default(), None, Vec::new(), Share::Store);
-        assert!(block(2, &trimmed.unwrap().clean(["a"])).starts_with("|\n  echo hi\n  failed=0\n"));
+        assert!(
+            block(2, &trimmed.unwrap().clean(["a"], &[])).starts_with("|\n  echo hi\n  failed=0\n")
+        );
     }
 
     #[test]

@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::Which;
 use crate::image::fetch;
 use crate::matrix::github::{self, Action};
-use crate::matrix::jobs::{Job, NEEDED, Runners, Shard, hosted};
+use crate::matrix::jobs::{Job, NEEDED, Runners, Shard, hosted, take_option};
 use crate::matrix::kubernetes::{self, Cluster, Orchestrator};
 use crate::matrix::pipeline::{Calls, Pipeline, Secret, Share, quote, whole, words};
 use crate::matrix::slurm::{self, Site};
@@ -192,7 +192,7 @@ pub(super) fn write(cx: &Context, form: &For) -> Result<()> {
         For::Slurm(args) if args.submit => jobs::submit(cx, &args.script(cx)?)?,
         For::Slurm(args) => args.script(cx)?,
         For::Kubernetes(args) => {
-            check_home(cx)?;
+            check_home(cx, &args.call)?;
             let pipeline = scheduled(cx, &args.part, &args.call, NEEDED, false)?;
             kubernetes::manifest(&pipeline, &args.cluster())
         }
@@ -202,11 +202,12 @@ pub(super) fn write(cx: &Context, form: &For) -> Result<()> {
 }
 
 /// Refuses `--home`, which names a directory of this machine, for jobs that run elsewhere.
-fn check_home(cx: &Context) -> Result<()> {
-    if !cx.names_home {
-        return Ok(());
-    }
-    let home = cx.config.home.to_string_lossy();
+fn check_home(cx: &Context, call: &Call) -> Result<()> {
+    let home = match take_option(&call.options, "--home") {
+        (_, Some(home)) => home,
+        _ if cx.names_home => cx.config.home.to_string_lossy().into_owned(),
+        _ => return Ok(()),
+    };
     let setup = format!("export ROCKENV_HOME={}", quote(&home));
     let help = match setup.contains('\'') {
         true => format!("--setup \"{setup}\" names the jobs' store"),
@@ -231,22 +232,21 @@ impl JsonArgs {
 
 impl Call {
     /// `home`: the store that is named for them.
-    fn calls(&self, runners: &Runners, home: Option<&Path>) -> Calls {
+    fn calls(&self, home: Option<&Path>) -> Calls {
         let arguments = std::env::args_os().skip(1);
         let arguments = arguments.map(|word| word.to_string_lossy().into_owned());
         let arguments: Vec<String> = std::iter::once("rockenv".to_owned())
             .chain(arguments)
             .collect();
-        let mut rockenv = self.rockenv.clone().unwrap_or_else(|| {
-            let sudo = hosted(runners.build()).map_or("", |_| "sudo -E ");
-            format!("{sudo}rockenv")
-        });
+        let given = self.rockenv.as_deref();
+        let mut rockenv = given.unwrap_or("rockenv").to_owned();
         if let Some(home) = home {
             rockenv = format!("{rockenv} --home {}", quote(&home.to_string_lossy()));
         }
         Calls {
             written_by: words(&arguments),
             rockenv,
+            on_hosted: given.is_none().then(|| "sudo -E rockenv".to_owned()),
             setup: self.setup.clone(),
             secrets: self.secrets.clone(),
             options: self.options.clone(),
@@ -326,6 +326,7 @@ impl GithubArgs {
                 Some(Action {
                     uses: uses.to_owned(),
                     sha256: fetch::sha256_of(program, &AtomicBool::new(false))?,
+                    everywhere: self.action.is_some(),
                 })
             }
             None => None,
@@ -336,7 +337,7 @@ impl GithubArgs {
 
 impl PipelineArgs {
     fn pipeline(&self, cx: &Context, without_file: fn() -> Runners) -> Result<Pipeline> {
-        check_home(cx)?;
+        check_home(cx, &self.call)?;
         let runners = runners(self.runners.as_deref(), without_file)?;
         let share = match self.one_store {
             true => Share::Store,
@@ -346,7 +347,7 @@ impl PipelineArgs {
             cells: &self.part.some_cells()?,
             runners: &runners,
             gpu: NEEDED,
-            calls: self.call.calls(&runners, None),
+            calls: self.call.calls(None),
             share: self.call.share(share)?,
             longest_first: false,
         };
@@ -371,7 +372,7 @@ fn scheduled(
         cells: &part.some_cells()?,
         runners: &runners,
         gpu,
-        calls: call.calls(&runners, cx.names_home.then_some(&cx.config.home)),
+        calls: call.calls(cx.names_home.then_some(&cx.config.home)),
         share: call.share(Share::Store)?,
         longest_first,
     };

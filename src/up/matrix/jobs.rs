@@ -6,7 +6,7 @@ use std::path::Path;
 use fs_err as fs;
 
 use super::rockenv_command::{EnvPlan, GRACE, RockenvCommand};
-use crate::matrix::jobs::{Env, Job, NEEDED, Runners, gpu_option, jobs, shortage};
+use crate::matrix::jobs::{Env, Job, NEEDED, Runners, jobs, shortage, take_option};
 use crate::matrix::pipeline::{Calls, Common, Pipeline, Share, Size};
 use crate::matrix::slurm::QUEUED;
 use crate::matrix::{Cell, check_names, common};
@@ -51,7 +51,7 @@ pub(crate) fn pipeline(cx: &Context, request: PipelineRequest<'_>) -> Result<Pip
         share,
         longest_first,
     } = request;
-    let (options, asked) = gpu_option(&calls.options);
+    let (options, asked) = take_option(&calls.options, "--gpu");
     calls.options = options;
     let mut planned = plans(cx, cells, &calls.options)?;
     if longest_first {

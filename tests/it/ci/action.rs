@@ -44,6 +44,39 @@ fn this_repository_s_workflows_and_action_are_valid() {
 }
 
 #[test]
+fn machines_of_one_s_own_keep_their_rockenv() {
+    let store = TestStore::new();
+    project(&store);
+    let runners = store.work().join("mixed.toml");
+    let text = "build = ['ubuntu-latest']\n[gpu]\ngfx1201 = ['self-hosted', 'rdna4']\n";
+    fs::write(&runners, text).unwrap();
+    let mixed = ["--runners", runners.to_str().unwrap()];
+    let shared = ["--registry", "registry.example.org/r"];
+    for (more, everywhere) in [(&[][..], false), (&["--action", "o/r@0123"], true)] {
+        let asked = [&mixed[..], &shared, more].concat();
+        let workflow = workflow(&store, &asked);
+        let jobs = workflow["jobs"].as_object().unwrap();
+        assert_eq!(jobs.len(), 2);
+        for job in jobs.values() {
+            let hosted = job["runs-on"][0] == "ubuntu-latest";
+            let steps = job["steps"].as_array().unwrap();
+            let installs = steps.iter().any(|step| {
+                let uses = step["uses"].as_str().unwrap_or_default();
+                uses.starts_with("rockenv/") || uses.starts_with("o/r@")
+            });
+            assert_eq!(installs, hosted || everywhere, "{job:#}");
+            let lines = steps.iter().filter_map(|step| step["run"].as_str());
+            for line in lines
+                .flat_map(str::lines)
+                .filter(|line| line.contains("rockenv "))
+            {
+                assert_eq!(line.contains("sudo -E rockenv"), hosted, "{line}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_runner_of_github_s_gets_the_program_that_wrote_the_workflow() {
     let store = TestStore::new();
     project(&store);

@@ -1,5 +1,7 @@
 //! Workflows and pipelines: what their own schemas say of them, and what their scripts do.
 
+mod options;
+
 use std::collections::BTreeMap;
 use std::os::unix::fs::symlink;
 use std::path::Path;

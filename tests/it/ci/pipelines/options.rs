@@ -1,0 +1,97 @@
+//! What options of `up` after `--` are in the jobs, and which workflows wait for each other.
+
+use fs_err as fs;
+use serde_json::Value;
+
+use super::{TARGETS, endings, github, gitlab, left, project, text, texts, written};
+use crate::support::env::TestStore;
+
+#[test]
+fn the_job_for_common_steps_builds_no_others() {
+    let store = TestStore::new();
+    project(&store);
+    // The step that is not common fails for one env, and for no other.
+    fs::write(store.runs().join("no-gfx1103"), "").unwrap();
+    let more = ["--one-store", "--", "--until", "own"];
+    let workflow = written(&store, "github", "vendor.github-workflows", &more);
+    let all = [
+        "clean: success",
+        "common: success",
+        "env-E-gfx1103: 5 step `own` failed with exit code 1",
+        "env-E-gfx1103-gpu: skipped",
+        "env-E-gfx1201: success",
+    ];
+    assert_eq!(endings(&store, &github(&store, &workflow)), all);
+    let pipeline = written(&store, "gitlab", "vendor.gitlab-ci", &more);
+    let ended = endings(&store, &gitlab(&store, &pipeline));
+    assert_eq!(ended.last().unwrap(), "what is common: success");
+    assert_eq!(left(&store), [""; 0]);
+    for (options, until) in [
+        (&["--until", "own"][..], "two"),
+        (&["--until=one"], "one"),
+        // A step that runs again does so in each env.
+        (&["--rerun", "two"], "one"),
+        (&["--rerun=own"], "two"),
+    ] {
+        let image = ["--image", "i", "--claim", "c"];
+        for (system, more) in [
+            ("github", &["--one-store"][..]),
+            ("gitlab", &["--one-store"]),
+            ("slurm", &[]),
+            ("kubernetes", &image),
+        ] {
+            let asked = ["matrix", system, "--profile", store.env()];
+            let asked = [&asked[..], &TARGETS, more, &["--"], options].concat();
+            let text = store.rockenv(&asked).ok().text();
+            let lines = text.lines().filter(|line| line.contains(" -v up "));
+            let common = lines.map(str::trim_end).next().unwrap();
+            let end = format!("--until {until}");
+            assert!(common.ends_with(&end), "{system} {options:?}: {common}");
+            assert!(!common.contains("--rerun"), "{common}");
+        }
+    }
+}
+
+#[test]
+fn an_option_that_is_given_is_not_written_twice() {
+    let store = TestStore::new();
+    project(&store);
+    let measured = ["--", "--metrics", "m.jsonl"];
+    let pipeline = written(&store, "gitlab", "vendor.gitlab-ci", &measured);
+    let build = format!("build {}-gfx1201", store.env());
+    assert_eq!(texts(&pipeline[&build]["artifacts"]["paths"]), ["m.jsonl"]);
+    let ended = endings(&store, &gitlab(&store, &pipeline));
+    assert!(
+        ended.contains(&"build E-gfx1201: success".to_owned()),
+        "{ended:?}"
+    );
+    assert!(store.work().join("m.jsonl").exists());
+    for (system, more) in [
+        ("github", &[][..]),
+        ("gitlab", &[]),
+        ("kubernetes", &["--image", "i", "--claim", "c"]),
+    ] {
+        for home in [&["--home", "/s"][..], &["--home=/s"]] {
+            let asked = ["matrix", system, "--profile", store.env(), "gfx1103"];
+            let asked = [&asked[..], more, &["--"], home].concat();
+            let said = store.rockenv(&asked).exits(2);
+            said.says(&["`--home`", "export ROCKENV_HOME=/s"]);
+        }
+    }
+}
+
+#[test]
+fn two_workflows_of_one_repository_do_not_cancel_each_other() {
+    let store = TestStore::new();
+    project(&store);
+    for (more, group) in [
+        (&[][..], "rockenv-${{ github.workflow }}-${{ github.ref }}"),
+        // Envs of one store have the same names on each ref.
+        (&["--one-store"], "rockenv-${{ github.workflow }}"),
+    ] {
+        let workflow = written(&store, "github", "vendor.github-workflows", more);
+        assert_eq!(workflow["concurrency"]["group"], group);
+        // Without a name, that is the file's path.
+        assert_eq!(workflow["name"], Value::Null);
+    }
+}
