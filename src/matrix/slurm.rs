@@ -1,10 +1,27 @@
 //! Owns the script that submits envs to Slurm: a job for their common steps, an array with a task for each env, and a
 //! job with a GPU for each env that has steps for one. Pure.
 
+use std::collections::BTreeMap;
+
+use super::jobs::Job;
 use super::pipeline::{Pipeline, block_end, quote, words};
 
-/// What the script says before the number of the job that has the envs.
+/// What the script says before the numbers of the jobs that have the envs, and the envs.
 pub(crate) const QUEUED: &str = "these envs are already in the queue, as job ";
+/// Bytes of names in a comment after the first one; Slurm accepts 1024 in all.
+const LONGEST_COMMENT: usize = 900;
+/// Finds `envs` in the queue: the comment of a job names its env, and that of an array those of its tasks.
+const FIND: &str = r#"
+BEGIN { count = split(envs, names, " "); for (i = 1; i <= count; i++) ours[names[i]] }
+sub(/^rockenv:/, "", $3) {
+    split($3, tasks, ",")
+    env = tasks[$2 ~ /^[0-9]+$/ ? $2 + 1 : 1]
+    if (!(env in ours)) next
+    if (!known[$1]++) jobs = jobs " " $1
+    if (!found[env]++) all = all " " env
+}
+END { if (all) print substr(jobs, 2) ":" all }
+"#;
 
 /// Settings for `sbatch` beyond the plan.
 #[derive(Clone, Debug, Default)]
@@ -18,7 +35,7 @@ pub(crate) struct Site {
 /// Writes the script. It prints a line for each job, its name and its id, and if one is refused it cancels the
 /// others.
 pub(crate) fn script(pipeline: &Pipeline, site: &Site) -> String {
-    // An env belongs to one matrix, so one name can identify all. Their order changes with the recorded times.
+    // Their order changes with the recorded times.
     let all = format!(
         "envs-{}",
         pipeline.envs().into_iter().min().unwrap_or_default()
@@ -29,10 +46,11 @@ pub(crate) fn script(pipeline: &Pipeline, site: &Site) -> String {
         "set -eu\n".to_owned(),
         // Two submissions at once would meet in the same envs.
         format!(
-            "queued=$(squeue --me --noheader --format=%A --name={})
-[ -z \"$queued\" ] || {{ echo \"{QUEUED}${{queued%%[!0-9]*}}\" >&2; exit 1; }}
+            "queue=$(squeue --me --noheader --array --format='%F %K %k')
+queued=$(echo \"$queue\" | awk -v envs={} '{FIND}')
+[ -z \"$queued\" ] || {{ echo \"{QUEUED}$queued\" >&2; exit 1; }}
 ",
-            quote(&all)
+            quote(&pipeline.envs().join(" "))
         ),
         "jobs=
 trap '[ -z \"$jobs\" ] || scancel $jobs' EXIT
@@ -54,7 +72,8 @@ submit() { # NAME OPTION...: a job that runs what comes in
     let mut after = "";
     if let Some(common) = &pipeline.common {
         let lines = pipeline.build_common(common, &jobs);
-        let options = options(pipeline, site, "%j", &[]);
+        let comment = format!("rockenv:{}", common.env);
+        let options = options(pipeline, site, "%j", &[], &comment);
         text.push(submit("common", &options, &lines));
         text.push("echo \"common $id\"\n".to_owned());
         after = " --dependency=\"afterok:$id\"";
@@ -64,25 +83,30 @@ submit() { # NAME OPTION...: a job that runs what comes in
         .iter()
         .filter(|job| job.needs.is_none())
         .collect();
-    let lines = pipeline.build_one_of(&envs, "SLURM_ARRAY_TASK_ID", &jobs);
-    let array = format!("--array=0-{}", envs.len().saturating_sub(1));
-    let options_of_array = options(pipeline, site, "%A_%a", &[array]) + after;
-    text.push(submit(&all, &options_of_array, &lines));
-    text.push("array=$id\n".to_owned());
-    for (task, job) in envs.iter().enumerate() {
-        text.push(format!("echo {}\" ${{array}}_{task}\"\n", quote(&job.env)));
+    let mut tasks = BTreeMap::new();
+    for (number, envs) in arrays(&envs).into_iter().enumerate() {
+        let lines = pipeline.build_one_of(envs, "SLURM_ARRAY_TASK_ID", &jobs);
+        let array = format!("--array=0-{}", envs.len() - 1);
+        let names: Vec<&str> = envs.iter().map(|job| job.env.as_str()).collect();
+        let comment = format!("rockenv:{}", names.join(","));
+        let options = options(pipeline, site, "%A_%a", &[array], &comment) + after;
+        text.push(submit(&all, &options, &lines));
+        text.push(format!("array{number}=$id\n"));
+        for (task, job) in envs.iter().enumerate() {
+            let task = format!("${{array{number}}}_{task}");
+            text.push(format!("echo {}\" {task}\"\n", quote(&job.env)));
+            tasks.insert(&job.name, task);
+        }
     }
-    for job in pipeline.jobs.iter().filter(|job| job.needs.is_some()) {
-        let Some(task) = envs
-            .iter()
-            .position(|env| job.needs.as_ref() == Some(&env.name))
-        else {
+    for job in &pipeline.jobs {
+        let Some(task) = job.needs.as_ref().and_then(|needs| tasks.get(needs)) else {
             continue;
         };
         let gres = site.gres.iter();
         let gres = gres.map(|gres| format!("--gres={}", gres.replace("{target}", job.target)));
-        let options = options(pipeline, site, "%j", &gres.collect::<Vec<_>>());
-        let options = format!("{options} --dependency=\"afterok:${{array}}_{task}\"");
+        let comment = format!("rockenv:{}", job.env);
+        let options = options(pipeline, site, "%j", &gres.collect::<Vec<_>>(), &comment);
+        let options = format!("{options} --dependency=\"afterok:{task}\"");
         text.push(submit(&job.name, &options, &pipeline.build(job, &jobs)));
         text.push(format!("echo {}\" $id\"\n", quote(&job.name)));
     }
@@ -90,8 +114,22 @@ submit() { # NAME OPTION...: a job that runs what comes in
     text.concat()
 }
 
+/// Splits the envs into arrays whose comments have room for their names, of at most 64 bytes each.
+fn arrays<'a>(envs: &'a [&'a Job]) -> Vec<&'a [&'a Job]> {
+    let mut length = 0;
+    let fits = |_: &&Job, next: &&Job| {
+        length += next.env.len() + 1;
+        let fits = length <= LONGEST_COMMENT;
+        if !fits {
+            length = 0;
+        }
+        fits
+    };
+    envs.chunk_by(fits).collect()
+}
+
 /// Writes the options of a job.
-fn options(pipeline: &Pipeline, site: &Site, id: &str, more: &[String]) -> String {
+fn options(pipeline: &Pipeline, site: &Site, id: &str, more: &[String], comment: &str) -> String {
     let size = pipeline.size;
     let mut options = vec![
         format!("--cpus-per-task={}", size.cpus),
@@ -102,7 +140,8 @@ fn options(pipeline: &Pipeline, site: &Site, id: &str, more: &[String]) -> Strin
         size.memory
             .map(|bytes| format!("--mem={}M", bytes.div_ceil(1 << 20))),
     );
-    words(&[&options[..], more, &site.options].concat())
+    let comment = [format!("--comment={comment}")];
+    words(&[&options[..], more, &site.options, &comment].concat())
 }
 
 /// Writes the submission of a job that runs these lines.
@@ -135,12 +174,12 @@ mod tests {
         assert_eq!(
             submitted,
             [
-                format!("common {same}%j.log --mem=3073M '--partition=a b'"),
+                format!("common {same}%j.log --mem=3073M '--partition=a b' --comment=rockenv:a"),
                 format!(
-                    "envs-a {same}%A_%a.log --mem=3073M --array=0-1 '--partition=a b' --dependency=\"afterok:$id\""
+                    "envs-a {same}%A_%a.log --mem=3073M --array=0-1 '--partition=a b' --comment=rockenv:a,b --dependency=\"afterok:$id\""
                 ),
                 format!(
-                    "a-gpu {same}%j.log --mem=3073M --gres=gpu:gfx1103:1 '--partition=a b' --dependency=\"afterok:${{array}}_0\""
+                    "a-gpu {same}%j.log --mem=3073M --gres=gpu:gfx1103:1 '--partition=a b' --comment=rockenv:a --dependency=\"afterok:${{array0}}_0\""
                 ),
             ],
             "{text}"

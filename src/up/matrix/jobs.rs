@@ -129,7 +129,10 @@ pub(crate) fn submit(cx: &Context, script: &str) -> Result<String> {
     let submitted = cancel.outcome(submitted).map_err(|error| {
         let (kind, help) = match (error.kind(), queued) {
             (kind @ Kind::Signal(_), _) => (kind, None),
-            (_, Some(job)) => (Kind::Busy, Some(format!("scancel {job}, or wait for it"))),
+            (_, Some(found)) => {
+                let jobs = found.split(':').next().unwrap_or_default();
+                (Kind::Busy, Some(format!("scancel {jobs}, or wait for it")))
+            }
             _ => {
                 let help = "check `--gres` and `--sbatch`; sinfo shows what the cluster has";
                 (Kind::Unavailable, Some(help.to_owned()))

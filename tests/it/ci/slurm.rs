@@ -2,6 +2,7 @@
 //! where a test wants them.
 
 mod figures;
+mod queue;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{TcpListener, TcpStream};
