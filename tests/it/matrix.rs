@@ -1,5 +1,7 @@
 //! Several targets with one command: what they share is built once, and none takes another down. Needs root.
 
+mod agreed;
+
 use crate::support::env::TestStore;
 use crate::support::loopfs::{Kind, LoopFs};
 use crate::support::run::{processes_called, wait_until};
@@ -542,6 +544,11 @@ fn ephemeral_envs_share_what_they_have_in_common_and_leave_nothing() {
         .rockenv(&matrix(&store, &["--ephemeral"]))
         .exits(2)
         .says(&[&format!("env `{other}` exists and is not ephemeral")]);
+    // Nor is there anything of those before it.
+    let listed = store.rockenv(&["ls", "--json"]).ok().text();
+    assert_eq!(listed.matches("\"env\": ").count(), 1, "{listed}");
+    let first = store.home().join(format!("envs/{}-gfx1100", store.env()));
+    assert!(!first.join("ephemeral").exists());
     store.rockenv(&["exec", &other, "--", "true"]).ok();
     store.rockenv(&["rm", "--yes", &other]).ok();
 }

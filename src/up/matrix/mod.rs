@@ -191,13 +191,7 @@ pub(crate) fn up(cx: &Context, request: &MatrixRequest<'_>) -> Result<MatrixResu
         false => Vec::new(),
     };
     build(&rockenv, request, &mut progress, scheduler);
-    let mut removed = Ok(());
-    for (store, env, claim) in claims {
-        if let Err(error) = ephemeral::end(&store, &env, claim) {
-            cx.ui.warn(&error.chain().join(": "));
-            removed = Err(error.help("to remove the rest, run: rockenv gc"));
-        }
-    }
+    let removed = end_ephemeral_envs(cx, claims);
     if let Some(signal) = cancel.caught() {
         let kept = match request.ephemeral {
             true => "run the same command again",
@@ -256,11 +250,11 @@ fn plan_all(
     Ok(plans)
 }
 
-/// Ties the envs that can be built to the life of this command.
-fn create_ephemeral_envs(
-    cx: &Context,
-    envs: &[EnvResult],
-) -> Result<Vec<(Store, EnvName, OwnerLock)>> {
+/// An env that ends with this command.
+type Claim = (Store, EnvName, OwnerLock);
+
+/// Ties the envs that can be built to the life of this command, all or none.
+fn create_ephemeral_envs(cx: &Context, envs: &[EnvResult]) -> Result<Vec<Claim>> {
     // Without root, each `up` is root in its own user namespace.
     if !nix::unistd::geteuid().is_root() {
         return Err(
@@ -268,13 +262,29 @@ fn create_ephemeral_envs(
         );
     }
     let store = cx.store()?;
-    envs.iter()
-        .filter_map(|env| env.env.clone())
-        .map(|env| {
-            let claim = store.create_ephemeral(&env, "up --ephemeral")?;
-            Ok((store.clone(), env, claim))
-        })
-        .collect()
+    let mut claims = Vec::new();
+    for env in envs.iter().filter_map(|env| env.env.clone()) {
+        match store.create_ephemeral(&env, "up --ephemeral") {
+            Ok(claim) => claims.push((store.clone(), env, claim)),
+            Err(error) => {
+                drop(end_ephemeral_envs(cx, claims));
+                return Err(error);
+            }
+        }
+    }
+    Ok(claims)
+}
+
+/// Removes these envs; warns of those that stay.
+fn end_ephemeral_envs(cx: &Context, claims: Vec<Claim>) -> Result<()> {
+    let mut removed = Ok(());
+    for (store, env, claim) in claims {
+        if let Err(error) = ephemeral::end(&store, &env, claim) {
+            cx.ui.warn(&error.chain().join(": "));
+            removed = Err(error.help("to remove the rest, run: rockenv gc"));
+        }
+    }
+    removed
 }
 
 /// Builds the envs, several at a time.

@@ -122,6 +122,7 @@ impl RockenvCommand<'_> {
             .directory(directory)
             .grace(GRACE)
             .own_codes()
+            .args(self.cx.ui.settings().yes.then_some("--yes"))
             .arg("--home")
             .arg(&self.cx.config.home)
             .args([verb])
