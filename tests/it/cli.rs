@@ -381,6 +381,16 @@ fn a_store_image_is_made_mounted_and_taken_back_when_that_fails() {
     assert_eq!(table.lines().count(), 2);
     let mode = fs::metadata("/etc/fstab").unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o640);
+    // The command that takes its line back leaves other stores' lines.
+    let other = table.replace(&*image.to_string_lossy(), "/other.img");
+    let other = other.lines().last().unwrap();
+    fs::write("/etc/fstab", format!("{table}{other}\n")).unwrap();
+    let undo = ran.err.split(" && ").find(|part| part.starts_with("sed "));
+    let edited = Command::new("sh").arg("-c").arg(undo.unwrap()).status();
+    assert!(edited.unwrap().success());
+    let edited = fs::read_to_string("/etc/fstab").unwrap();
+    assert_eq!(edited, format!("{before}\n{other}\n"));
+    fs::write("/etc/fstab", &table).unwrap();
 
     // Not twice.
     place
@@ -406,6 +416,15 @@ fn a_store_image_is_made_mounted_and_taken_back_when_that_fails() {
     assert_eq!(ran.code, 2);
     assert!(
         ran.err.contains("is not empty") && ran.err.contains("help: mv "),
+        "{}",
+        ran.err
+    );
+    fs::remove_dir_all(&store).unwrap();
+    fs::write(&store, "").unwrap();
+    let ran = place.run(&arguments);
+    assert_eq!(ran.code, 2, "{}", ran.err);
+    assert!(
+        ran.err.contains("is not a directory") && ran.err.contains("help: mv "),
         "{}",
         ran.err
     );

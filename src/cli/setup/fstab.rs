@@ -35,6 +35,20 @@ fn escape(path: &Path) -> String {
     text
 }
 
+/// Returns a basic regular expression for our line about this image, without `|`.
+pub(crate) fn pattern(image: &Path) -> String {
+    let is_plain =
+        |letter: &char| !letter.is_ascii() || letter.is_ascii_alphanumeric() || *letter == '/';
+    let letters = escape(image)
+        .chars()
+        .map(|letter| match is_plain(&letter) {
+            true => letter,
+            false => '.',
+        })
+        .collect::<String>();
+    format!("^{letters} .*{MARK}")
+}
+
 /// Returns the table with `line` at its end; all other bytes stay as they are.
 pub(crate) fn with(table: &[u8], line: &str) -> Vec<u8> {
     let mut text = table.to_vec();

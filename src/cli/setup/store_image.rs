@@ -9,7 +9,7 @@ use nix::mount::{MntFlags, umount2};
 
 use super::fstab;
 use crate::store::Store;
-use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_exists};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_exists, named_path};
 use crate::sys::host::free_space;
 use crate::sys::process::Program;
 use crate::sys::shell::{quoted, quoted_path};
@@ -93,9 +93,9 @@ impl StoreImage {
     pub(crate) fn undo_text(&self) -> String {
         let [file, at] = [&self.file, &self.at].map(|path| path.to_string_lossy());
         format!(
-            "to undo (what is in the store is lost): umount {} && sed -i '/{}/d' {FSTAB} && rm {}",
+            "to undo (what is in the store is lost): umount {} && sed -i {} {FSTAB} && rm {}",
             quoted(&at),
-            fstab::MARK,
+            quoted(&format!("\\|{}|d", fstab::pattern(&self.file))),
             quoted(&file)
         )
     }
@@ -209,7 +209,11 @@ fn refuse_unfit(at: &Path, file: &Path, size: u64) -> Result<()> {
             }
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-        Err(error) => return Err(error.into()),
+        Err(error) => {
+            return Err(
+                named_path(at)(error).help(format!("mv {0} {0}.old, {elsewhere}", quoted_path(at)))
+            );
+        }
     }
     if fstab::mounts(&read_table()?.unwrap_or_default(), at) {
         return Err(
