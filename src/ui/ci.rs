@@ -108,23 +108,28 @@ impl Sections {
 
     /// Returns text without commands.
     pub(super) fn without_commands<'a>(&self, text: &'a str) -> Cow<'a, str> {
-        if self.system != Some(System::Github) || self.open.is_some() {
-            return Cow::Borrowed(text);
+        match self.system != Some(System::Github) || self.open.is_some() {
+            true => Cow::Borrowed(text),
+            false => without_commands(text),
         }
-        let lines = text.split_inclusive('\n');
-        let orders = |line: &str| line.trim_start().starts_with("::") || line.contains("##[");
-        if !lines.clone().any(orders) {
-            return Cow::Borrowed(text);
-        }
-        let lines = lines.map(|line| {
-            let line = line.replace("##[", "#\\x23[");
-            match line.trim_start().starts_with("::") {
-                true => line.replacen("::", "\\x3a:", 1),
-                false => line,
-            }
-        });
-        Cow::Owned(lines.collect())
     }
+}
+
+/// Returns text without commands of GitHub's runner.
+pub(super) fn without_commands(text: &str) -> Cow<'_, str> {
+    let lines = text.split_inclusive('\n');
+    let orders = |line: &str| line.trim_start().starts_with("::") || line.contains("##[");
+    if !lines.clone().any(orders) {
+        return Cow::Borrowed(text);
+    }
+    let lines = lines.map(|line| {
+        let line = line.replace("##[", "#\\x23[");
+        match line.trim_start().starts_with("::") {
+            true => line.replacen("::", "\\x3a:", 1),
+            false => line,
+        }
+    });
+    Cow::Owned(lines.collect())
 }
 
 /// Escapes the argument of a command as the runner expects it.

@@ -117,6 +117,32 @@ struct Out {
     writer: Box<dyn Write + Send>,
     /// The first failure; after it nothing more is written.
     failed: Option<io::Error>,
+    /// The line that is not complete yet, if GitHub's runner reads the lines.
+    line: Option<Vec<u8>>,
+}
+
+impl Out {
+    fn write(&mut self, bytes: &[u8]) {
+        if self.failed.is_none() {
+            self.failed = self.writer.write_all(bytes).err();
+        }
+    }
+
+    /// Writes the lines that are complete, without commands of the runner; the last one too if it is `all`.
+    fn write_lines(&mut self, bytes: &[u8], all: bool) {
+        let Some(line) = &mut self.line else {
+            return self.write(bytes);
+        };
+        line.extend_from_slice(bytes);
+        let end = line.iter().rposition(|byte| *byte == b'\n');
+        let end = if all {
+            line.len()
+        } else {
+            end.map_or(0, |end| end + 1)
+        };
+        let lines: Vec<u8> = line.drain(..end).collect();
+        self.write(ci::without_commands(&String::from_utf8_lossy(&lines)).as_bytes());
+    }
 }
 
 impl fmt::Debug for Ui {
@@ -177,7 +203,14 @@ impl Ui {
     pub(crate) fn new(settings: UiSettings) -> Self {
         // Listings are written in one go: stdout's own line buffering costs a call each line.
         let out = io::BufWriter::new(io::stdout());
-        Self::with_writers(settings, Box::new(out), Box::new(io::stderr()))
+        let ui = Self::with_writers(settings, Box::new(out), Box::new(io::stderr()));
+        // No runner reads a file.
+        let status = rustix::fs::fstat(io::stdout());
+        let is_file = |mode| rustix::fs::FileType::from_raw_mode(mode).is_file();
+        if status.is_ok_and(|status| is_file(status.st_mode)) {
+            lock(&ui.out).line = None;
+        }
+        ui
     }
 
     /// Makes an output to other writers, for tests.
@@ -191,6 +224,7 @@ impl Ui {
             out: Arc::new(Mutex::new(Out {
                 writer: out,
                 failed: None,
+                line: (settings.ci_system == Some(ci::System::Github)).then(Vec::new),
             })),
             err: Arc::new(Mutex::new(Messages {
                 writer: err,
@@ -205,10 +239,7 @@ impl Ui {
     }
 
     fn write_out(&self, bytes: &[u8]) {
-        let mut out = lock(&self.out);
-        if out.failed.is_none() {
-            out.failed = out.writer.write_all(bytes).err();
-        }
+        lock(&self.out).write_lines(bytes, false);
     }
 
     /// Writes result text for people, escaped; adds a missing newline at the end.
@@ -301,9 +332,10 @@ impl Ui {
         Ok(())
     }
 
-    /// Writes bytes that a program may read, such as shell code: unchanged, except to a terminal.
+    /// Writes bytes that a program may read, such as shell code: unchanged, except to a terminal or GitHub's runner.
     pub(crate) fn raw(&self, bytes: &[u8]) {
-        if self.settings.terminals.stdout {
+        let is_read = self.settings.terminals.stdout || lock(&self.out).line.is_some();
+        if is_read {
             self.lines(bytes);
         } else {
             self.bytes(bytes);
@@ -323,7 +355,9 @@ impl Ui {
 
     /// Writes bytes unchanged, because the user asked for that.
     pub(crate) fn bytes(&self, bytes: &[u8]) {
-        self.write_out(bytes);
+        let mut out = lock(&self.out);
+        out.write_lines(b"", true);
+        out.write(bytes);
     }
 
     /// Shows the output now, for commands that follow something.
@@ -341,6 +375,7 @@ impl Ui {
 
     /// Flushes; an error unless everything was written or the reader had enough (`| head`).
     pub(crate) fn finish(&self) -> Result<()> {
+        lock(&self.out).write_lines(b"", true);
         self.flush();
         match lock(&self.out).failed.take() {
             Some(error) if error.kind() != io::ErrorKind::BrokenPipe => {

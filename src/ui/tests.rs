@@ -172,6 +172,19 @@ fn questions_need_a_terminal_or_an_answer() {
 }
 
 #[test]
+fn github_gets_no_command_that_arrives_in_parts() {
+    let (ui, out, _) = ui(UiSettings {
+        ci_system: Some(ci::System::Github),
+        ..UiSettings::default()
+    });
+    for part in ["a:", ":b\n :", ":error::x\n##", "[y]\n::", "z"] {
+        ui.lines(part.as_bytes());
+    }
+    ui.finish().unwrap();
+    assert_eq!(out.text(), "a::b\n \\x3a:error::x\n#\\x23[y]\n\\x3a:z");
+}
+
+#[test]
 fn raw_bytes_are_exact_unless_a_person_sees_them() {
     let (piped, out, _) = ui(UiSettings::default());
     piped.raw(b"\x1b[31m\xff\n");

@@ -73,10 +73,15 @@ pub(crate) fn os(text: &OsStr) -> String {
     safe
 }
 
-/// Returns JSON with the same characters written as JSON escapes; they can only be inside strings.
-pub(super) fn escape_json(json: &str) -> Cow<'_, str> {
+/// Returns JSON with the same characters written as JSON escapes, and `##[`, which GitHub's runner obeys anywhere in a
+/// line; they can only be inside strings.
+pub(crate) fn escape_json(json: &str) -> Cow<'_, str> {
     let push = |out: &mut String, c| write!(out, "\\u{:04x}", u32::from(c));
-    escape_where(json, |c| is_unsafe(c) && c != '\n', push)
+    let safe = escape_where(json, |c| is_unsafe(c) && c != '\n', push);
+    match safe.contains("##[") {
+        true => Cow::Owned(safe.replace("##[", "#\\u0023[")),
+        false => safe,
+    }
 }
 
 /// Returns text whose commands of rockenv begin with `sudo`: those at its start, in backquotes and after a colon.

@@ -18,6 +18,7 @@ use crate::matrix::{Cell, cells, gitlab};
 use crate::share::Repository;
 use crate::sys::error::Result;
 use crate::sys::host::Host;
+use crate::ui::text::escape_json;
 use crate::up::context::Context;
 use crate::up::matrix::jobs::{self, PipelineRequest};
 use crate::up::request::WHAT;
@@ -226,6 +227,7 @@ impl JsonArgs {
             include: Vec<Job>,
         }
         serde_json::to_string(&Matrix { include })
+            .map(|json| escape_json(&json).into_owned())
             .map_err(|error| unexpected!("cannot write the matrix").source(error))
     }
 }

@@ -115,6 +115,43 @@ fn github_folds_steps_and_obeys_nobody_else() {
 }
 
 #[test]
+fn github_obeys_no_output_of_steps_that_is_shown_later() {
+    let store = TestStore::new();
+    store.profile(&format!("description = 'x ##[error]injected'\n{HOSTILE}"));
+    let github = [("GITHUB_ACTIONS", "true")];
+    let env = store.env();
+    let events = job(&store, &github, &["up", env, "--progress", "json"]).exits(5);
+    let shown = [
+        events,
+        job(&store, &github, &["logs", env, "one"]).ok(),
+        job(&store, &github, &["logs", env, "two", "--times"]).ok(),
+        job(&store, &github, &["report", env, "--markdown", "-o", "-"]).ok(),
+        job(&store, &github, &["report", env, "--json"]).ok(),
+    ];
+    for ran in shown {
+        let text = ran.text();
+        assert!(text.contains("injected"), "{text}");
+        assert_eq!(names(&heard(&text)), [""; 0], "{text}");
+    }
+    // Programs read the same values, and files have what steps printed.
+    let values = |variables: &[(&str, &str)]| {
+        let shown = job(&store, variables, &["profile", "show", env, "--json"]).ok();
+        assert_eq!(heard(&shown.text()), []);
+        serde_json::from_str::<Value>(&shown.text()).unwrap()
+    };
+    let value = values(&github);
+    assert!(value.to_string().contains("x ##[error]injected"), "{value}");
+    assert_eq!(value, values(&[]));
+    let mut command = store.command(&["logs", env, "one"]);
+    let file = store.work().join("log");
+    command.env("GITHUB_ACTIONS", "true");
+    command.stdout(fs::File::create(&file).unwrap().into_file());
+    assert!(command.status().unwrap().success());
+    let text = fs::read_to_string(&file).unwrap();
+    assert!(text.contains("\n  ::add-path::injected\n"), "{text}");
+}
+
+#[test]
 fn gitlab_folds_steps() {
     let store = TestStore::new();
     store.profile(HOSTILE);
