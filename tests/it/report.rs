@@ -201,6 +201,28 @@ fn a_failed_build_is_told_as_it_was() {
     );
 }
 
+#[test]
+fn a_repository_of_this_machine_is_not_named() {
+    let store = TestStore::new();
+    let origin = store.work().join("origin");
+    crate::support::git::repository(&origin, "file", "text");
+    let (uid, gid) = crate::support::env::build_user();
+    run(Command::new("chown")
+        .args(["-R", &format!("{uid}:{gid}")])
+        .arg(&origin));
+    store.up_with(&format!(
+        "[[volume]]\nname = 'own'\nkind = 'source'\ntarget = '/own'\ngit = 'file://{}'\nrev = 'main'\n\
+         [[step]]\nname = 'one'\nrun = 'true'\n",
+        origin.display()
+    ));
+    for form in [&["--json"][..], &["--markdown", "-o", "-"], &["-o", "-"]] {
+        let asked = [&["report", store.env()], form].concat();
+        let text = store.rockenv(&asked).ok().text();
+        assert!(text.contains("a local repository"), "{text}");
+        assert!(!text.contains(origin.to_str().unwrap()), "{text}");
+    }
+}
+
 /// Returns what the report says of the lock file, by name; several values of one name in their order.
 fn locked(store: &TestStore, name: &str) -> Vec<String> {
     let text = store

@@ -319,11 +319,17 @@ fn facts(store: &Store, record: &Record, spec: Option<&Spec>, host: &Host) -> Re
     facts.push(Fact::new("begins with", &spec.from));
     for volume in &spec.volumes {
         let value = match &volume.source {
-            VolumeSource::Git(git) => match &git.rev {
-                Some(rev) => format!("{} at {rev}", without_login(&git.url)),
-                None => without_login(&git.url),
-            },
-            // A report must not reveal local paths.
+            VolumeSource::Git(git) => {
+                // A report must not reveal local paths.
+                let name = match git.url.starts_with("file:") {
+                    true => "a local repository".to_owned(),
+                    false => without_login(&git.url),
+                };
+                match &git.rev {
+                    Some(rev) => format!("{name} at {rev}"),
+                    None => name,
+                }
+            }
             VolumeSource::Path(_) if volume.kind == VolumeKind::Source => {
                 "a local directory".to_owned()
             }
