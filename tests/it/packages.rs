@@ -246,6 +246,12 @@ fn an_installation_completes_names_and_has_the_schema_for_editors() {
         complete(&["up", "-t", "gfx110"]),
         ["gfx1100", "gfx1101", "gfx1102", "gfx1103"]
     );
+    for system in ["up", "json", "github", "gitlab", "slurm", "kubernetes"] {
+        let targets = complete(&["matrix", system, "gfx1100", "gfx120"]);
+        assert_eq!(targets, ["gfx1200", "gfx1201"], "{system}");
+        let profiles = complete(&["matrix", system, "--profile", "hip-"]);
+        assert_eq!(profiles, ["hip-smoke"], "{system}");
+    }
     assert_eq!(complete(&["fsc"]), ["fsck"]);
     assert_eq!(complete(&["snapshot", "r"]), ["rm"]);
     assert_eq!(complete(&["remove", &env[..env.len() - 1]]), [env]);
