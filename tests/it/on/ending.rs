@@ -86,7 +86,12 @@ fn a_fetch_that_ends_early_leaves_nothing() {
         let fetching = start();
         fetching.signal(signal);
         let ended = fetching.wait().exits(128 + signal as i32);
-        assert_eq!(arriving(&store), [own.clone()], "{}", ended.err);
+        assert_eq!(
+            arriving(&store),
+            std::slice::from_ref(&own),
+            "{}",
+            ended.err
+        );
     }
     // What a killed one leaves is removed by the next, and that of one that runs is not.
     let fetching = start();

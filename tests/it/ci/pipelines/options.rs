@@ -3,7 +3,7 @@
 use fs_err as fs;
 use serde_json::Value;
 
-use super::{TARGETS, endings, github, gitlab, left, project, text, texts, written};
+use super::{TARGETS, endings, github, gitlab, left, project, texts, written};
 use crate::support::env::TestStore;
 
 #[test]
