@@ -268,7 +268,7 @@ impl Exporting<'_> {
                 self.writer.put(name, &entry, None, Existing::Replace)?;
             }
         }
-        self.manifest.left.insert(name.to_owned(), vec![left]);
+        self.manifest.wrote(name, left);
         Ok(())
     }
 }
@@ -330,7 +330,9 @@ mod tests {
         export(&arguments).unwrap();
         let text = fs::read(to.join(MANIFEST)).unwrap();
         let sum = hex::encode(Sha256::digest("three"));
-        let wanted = format!("\n{sum}  a\n").into_bytes();
+        let line = format!("{sum}  a\n");
+        let mark = hex::encode(Sha256::digest(&line));
+        let wanted = format!("\n# exported by rockenv: 1 {mark}\n{line}").into_bytes();
         assert_eq!(text, [b"somebody's\r\n\xff", &wanted[..]].concat());
     }
 
@@ -356,13 +358,56 @@ mod tests {
         }
         export(&arguments).unwrap();
         let text = fs::read(to.join(MANIFEST)).unwrap();
-        assert_eq!(text.split(|byte| *byte == b'\n').count(), 5);
+        assert_eq!(text.split(|byte| *byte == b'\n').count(), 6);
         let status = std::process::Command::new("sha256sum")
             .args(["--check", "--strict", MANIFEST])
             .current_dir(&to)
             .output()
             .unwrap();
         assert!(status.status.success(), "{status:?}");
+    }
+
+    #[test]
+    fn lines_of_somebody_else_are_never_an_exports() {
+        let directory = tempfile::tempdir().unwrap();
+        let (from, to) = (directory.path().join("a"), directory.path().join("out"));
+        fs::create_dir(&to).unwrap();
+        let arguments = [to.display().to_string(), from.display().to_string()];
+        let manifest = to.join(MANIFEST);
+        fs::write(&from, "one").unwrap();
+        export(&arguments).unwrap();
+        let ours = fs::read_to_string(&manifest).unwrap();
+        let (mark, line) = ours.split_once('\n').unwrap();
+        let theirs = format!("{}  b\n", hex::encode(Sha256::digest("mine")));
+        fs::write(to.join("b"), "mine").unwrap();
+        fs::write(directory.path().join("b"), "other").unwrap();
+        let other = [
+            arguments[0].clone(),
+            directory.path().join("b").display().to_string(),
+        ];
+        for text in [
+            theirs.clone(),
+            format!("{ours}{theirs}"),
+            format!("{theirs}{ours}"),
+            format!("{mark}\n{theirs}{line}"),
+            format!("{theirs}{line}"),
+        ] {
+            fs::write(&manifest, &text).unwrap();
+            assert_eq!(
+                export(&other).unwrap_err().kind(),
+                Kind::StepFailed,
+                "{text}"
+            );
+            assert_eq!(fs::read_to_string(to.join("b")).unwrap(), "mine");
+            assert_has!(fs::read_to_string(&manifest).unwrap(), &theirs);
+        }
+        // The last one is that of an older rockenv: what is the same needs no replacing.
+        export(&arguments).unwrap();
+        let text = fs::read_to_string(&manifest).unwrap();
+        assert_eq!(text, format!("{theirs}{ours}"));
+        fs::write(&from, "two").unwrap();
+        export(&arguments).unwrap();
+        assert_eq!(fs::read_to_string(to.join("a")).unwrap(), "two");
     }
 
     #[test]

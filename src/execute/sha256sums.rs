@@ -1,6 +1,9 @@
 //! Owns the manifest of an output volume, `SHA256SUMS`: what `export` steps left there.
+//!
+//! A comment before the lines of an export has their number and their SHA-256, so that no line of somebody else's is
+//! taken for one of them, wherever it is added.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io::Write as _;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
@@ -9,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
+use sha2::{Digest as _, Sha256};
 
 use crate::store::export;
 use crate::sys::checksum;
@@ -17,6 +21,8 @@ use crate::tree::listing;
 
 /// Its name, in the format of `sha256sum`.
 pub(super) const MANIFEST: &str = "SHA256SUMS";
+/// How the comment before the lines of an export begins.
+const MARK: &str = "# exported by rockenv: ";
 
 /// What an export left at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,6 +82,31 @@ impl Exported {
     }
 }
 
+/// Returns lines with their comment, or nothing if there are none.
+fn marked(lines: &[Vec<u8>]) -> Vec<u8> {
+    if lines.is_empty() {
+        return Vec::new();
+    }
+    let text = lines.concat();
+    let (count, sum) = (lines.len(), hex::encode(Sha256::digest(&text)));
+    [format!("{MARK}{count} {sum}\n").into_bytes(), text].concat()
+}
+
+/// Returns what exports left, if `lines` begin with the comment and the lines that it is about.
+fn exported(lines: &[&[u8]]) -> Option<Vec<(PathBuf, Exported)>> {
+    let (mark, rest) = lines.split_first()?;
+    let count = std::str::from_utf8(mark.strip_prefix(MARK.as_bytes())?).ok()?;
+    let ours = rest.get(..count.split_once(' ')?.0.parse().ok()?)?;
+    let whole: Vec<_> = ours
+        .iter()
+        .map(|line| [line, &b"\n"[..]].concat())
+        .collect();
+    if !marked(&whole).starts_with(&[mark, &b"\n"[..]].concat()) {
+        return None;
+    }
+    ours.iter().map(|line| Exported::parse(line)).collect()
+}
+
 /// Returns a name in an escaped line of `sha256sum`.
 fn unescaped(name: &[u8]) -> Option<Vec<u8>> {
     let mut bytes = name.iter();
@@ -113,7 +144,9 @@ pub(super) struct Manifest {
     /// Lines that no export wrote.
     others: Vec<Vec<u8>>,
     /// Exported files by path: two versions if an export was killed while replacing one.
-    pub(super) left: BTreeMap<PathBuf, Vec<Exported>>,
+    left: BTreeMap<PathBuf, Vec<Exported>>,
+    /// Files that this export wrote.
+    written: BTreeSet<PathBuf>,
     /// Its last line has no newline.
     is_open: bool,
 }
@@ -124,14 +157,22 @@ impl Manifest {
         let mut manifest = Self {
             others: Vec::new(),
             left: BTreeMap::new(),
+            written: BTreeSet::new(),
             is_open: !text.is_empty() && !text.ends_with(b"\n"),
         };
         let whole = text.strip_suffix(b"\n").unwrap_or(&text);
         let lines = whole.split(|byte| *byte == b'\n');
-        for line in lines.filter(|_| !text.is_empty()) {
-            match Exported::parse(line) {
-                Some((name, left)) => manifest.left.entry(name).or_default().push(left),
-                None => manifest.others.push(line.to_owned()),
+        let lines: Vec<&[u8]> = lines.filter(|_| !text.is_empty()).collect();
+        let mut rest = &lines[..];
+        while let Some((line, below)) = rest.split_first() {
+            let Some(ours) = exported(rest) else {
+                manifest.others.push((*line).to_owned());
+                rest = below;
+                continue;
+            };
+            rest = &below[ours.len()..];
+            for (name, left) in ours {
+                manifest.left.entry(name).or_default().push(left);
             }
         }
         Ok(manifest)
@@ -169,20 +210,33 @@ impl Manifest {
             .open(target.join(MANIFEST))?;
         let end = if self.is_open { "\n" } else { "" };
         self.is_open = false;
-        Ok(file.write_all(&[end.as_bytes(), &left.line(name)].concat())?)
+        let line = marked(&[left.line(name)]);
+        Ok(file.write_all(&[end.as_bytes(), &line].concat())?)
     }
 
-    /// Writes the manifest: lines of this export replace old ones of the same files, and those of files that are gone
-    /// are left out. Others stay.
+    /// Notes a file that is written.
+    pub(super) fn wrote(&mut self, name: &Path, left: Exported) {
+        self.left.insert(name.to_owned(), vec![left]);
+        self.written.insert(name.to_owned());
+    }
+
+    /// Writes the manifest: lines of this export replace old ones of the same files, and those of exported files that
+    /// are gone are left out. Others stay.
     pub(super) fn write(&self, target: &Path) -> Result<()> {
         let path = target.join(MANIFEST);
-        let others = self.others.iter().map(|line| [line, &b"\n"[..]].concat());
+        // Such a file is not there any more.
+        let is_old = |line: &[u8]| {
+            Exported::parse(line).is_some_and(|(name, _)| self.written.contains(&name))
+        };
+        let others = self.others.iter().filter(|line| !is_old(line));
+        let others = others.map(|line| [line, &b"\n"[..]].concat());
         let left = self.left.iter().filter(|(name, _)| {
             let found = fs::symlink_metadata(target.join(name));
             !found.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
         });
         let left = left.flat_map(|(name, left)| left.iter().map(|left| left.line(name)));
-        let text: Vec<u8> = others.chain(left).flatten().collect();
+        let left: Vec<_> = left.collect();
+        let text: Vec<u8> = others.chain([marked(&left)]).flatten().collect();
         crate::sys::atomic::write(&path, &text)?;
         fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644))?;
         Ok(())

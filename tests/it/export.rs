@@ -366,3 +366,57 @@ fn a_step_that_exports_writes_over_nothing_but_what_it_left() {
         .says(&["`/out/made` was changed since an export wrote it"]);
     assert_eq!(read("made"), "changed\n");
 }
+
+/// A directory of releases has sums of its own.
+#[test]
+fn a_step_that_exports_keeps_files_and_lines_of_the_users_own_sums() {
+    let store = TestStore::new();
+    let out = store.work().join("out");
+    fs::create_dir(&out).unwrap();
+    fs::write(out.join("made"), "mine\n").unwrap();
+    let sum = sha256(&out.join("made"));
+    let sums = format!("{sum}  made\n{}  absent\n", "0".repeat(64));
+    fs::write(out.join("SHA256SUMS"), &sums).unwrap();
+    let user = build_user().0;
+    for path in [out.clone(), out.join("made"), out.join("SHA256SUMS")] {
+        std::os::unix::fs::chown(path, Some(user), Some(user)).unwrap();
+    }
+    let read = |name: &str| fs::read_to_string(out.join(name)).unwrap();
+    let write = |name: &str, word: &str| {
+        store.profile(&format!(
+            "volume = [{{ name = 'out', kind = 'output', path = '../out', target = '/out' }}]
+             [[step]]\nname = 'make'\nrun = 'echo {word} > ~/{name}'
+             [[step]]\nname = 'export'\nexport = [{{ from = '/home/builder/{name}', to = 'out' }}]\n"
+        ));
+    };
+    write("made", "one");
+    store
+        .rockenv(&["up", store.env()])
+        .exits(5)
+        .says(&["`/out/made` exists and was not written by an export"]);
+    assert_eq!(
+        (read("made").as_str(), read("SHA256SUMS")),
+        ("mine\n", sums.clone())
+    );
+    write("other", "one");
+    store.up();
+    assert!(
+        read("SHA256SUMS").starts_with(&sums),
+        "{}",
+        read("SHA256SUMS")
+    );
+    // What the user adds afterwards is the user's, too.
+    fs::write(out.join("later"), "later\n").unwrap();
+    let sum = sha256(&out.join("later"));
+    let more = format!("{}{sum}  later\n", read("SHA256SUMS"));
+    fs::write(out.join("SHA256SUMS"), more).unwrap();
+    write("later", "two");
+    store
+        .rockenv(&["up", store.env()])
+        .exits(5)
+        .says(&["`/out/later` exists and was not written by an export"]);
+    assert_eq!(read("later"), "later\n");
+    write("other", "two");
+    store.up();
+    assert_eq!(read("other"), "two\n");
+}
