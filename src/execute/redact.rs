@@ -40,27 +40,36 @@ impl Redactor {
         }
         let mut text = std::mem::take(self.held_of(stream));
         text.extend_from_slice(bytes);
-        let mut shown = Vec::with_capacity(text.len());
-        let mut at = 0;
-        while at < text.len() {
-            let rest = &text[at..];
-            if let Some(secret) = self.secrets.iter().find(|secret| rest.starts_with(secret)) {
-                shown.extend_from_slice(SHOWN);
-                at += secret.len();
-            } else if self.secrets.iter().any(|secret| secret.starts_with(rest)) {
-                *self.held_of(stream) = rest.to_vec();
-                break;
-            } else {
-                shown.push(text[at]);
-                at += 1;
-            }
-        }
+        let (shown, held) = self.split(&text, false);
+        *self.held_of(stream) = held.to_vec();
         Cow::Owned(shown)
     }
 
     /// Returns held-back output when the stream has ended.
     pub(crate) fn rest(&mut self, stream: Stream) -> Vec<u8> {
-        std::mem::take(self.held_of(stream))
+        let text = std::mem::take(self.held_of(stream));
+        self.split(&text, true).0
+    }
+
+    /// Returns redacted text, and what may be the beginning of a secret unless the text has `ended`.
+    fn split<'a>(&self, text: &'a [u8], ended: bool) -> (Vec<u8>, &'a [u8]) {
+        let mut shown = Vec::with_capacity(text.len());
+        let mut rest = text;
+        while let Some(first) = rest.first() {
+            // A secret that is the beginning of a longer one waits for what follows.
+            let begins = |secret: &Vec<u8>| secret.len() > rest.len() && secret.starts_with(rest);
+            if !ended && self.secrets.iter().any(begins) {
+                break;
+            }
+            if let Some(secret) = self.secrets.iter().find(|secret| rest.starts_with(secret)) {
+                shown.extend_from_slice(SHOWN);
+                rest = &rest[secret.len()..];
+            } else {
+                shown.push(*first);
+                rest = &rest[1..];
+            }
+        }
+        (shown, rest)
     }
 
     fn held_of(&mut self, stream: Stream) -> &mut Vec<u8> {
@@ -134,6 +143,17 @@ mod tests {
         }
         let mut redactor = Redactor::of(["redis://:hunter22@cache"].into_iter());
         assert_eq!(shown(&mut redactor, &["ends in hunt"]), "ends in hunt");
+        // The beginning of a longer secret is not shown, and neither is what follows it.
+        let both = ["redis://:hunter22@a", "redis://:hunter22secretlong@a"];
+        for text in ["say hunter22secretlong", "say hunter22sec", "say hunter22"] {
+            let wanted = text.replace("hunter22secretlong", "***");
+            let wanted = wanted.replace("hunter22", "***");
+            for cut in 0..text.len() {
+                let mut redactor = Redactor::of(both.into_iter());
+                let (first, second) = text.split_at(cut);
+                assert_eq!(shown(&mut redactor, &[first, second]), wanted, "{cut}");
+            }
+        }
         // Streams do not mix.
         assert_eq!(&*redactor.redact(Stream::Stderr, b"hunter"), b"");
         assert_eq!(&*redactor.redact(Stream::Stdout, b"22"), b"22");
