@@ -21,7 +21,7 @@ const PERIOD: Duration = Duration::from_millis(250);
 /// The same when space is short.
 const SOON: Duration = Duration::from_millis(50);
 
-/// Below this many free bytes, a failure is attributed to the full disk.
+/// Below this many free bytes, a failure is attributed to the full disk; at most a fiftieth of a file system.
 const FULL: u64 = 32 << 20;
 
 /// Thresholds in free bytes.
@@ -33,6 +33,8 @@ struct Marks {
     resume: u64,
     /// Below this the user is warned.
     warn: u64,
+    /// Below this the step filled it, if it took space there.
+    full: u64,
 }
 
 impl Marks {
@@ -43,6 +45,7 @@ impl Marks {
             floor,
             resume: floor * 2,
             warn: floor * 5,
+            full: FULL.min(total / 50),
         }
     }
 }
@@ -201,8 +204,11 @@ impl DiskGuard {
     pub(crate) fn filled<'a>(&self, mut tail: impl Iterator<Item = &'a str>) -> Option<PathBuf> {
         let says = tail.any(|line| line.contains("No space left on device"));
         let full = |place: &&Place| {
-            let mark = if says { place.marks.warn } else { 0 };
-            place.lowest < mark.max(FULL)
+            let Marks { warn, full, .. } = place.marks;
+            match says {
+                true => place.lowest < warn.max(full),
+                false => place.lowest < full.min(place.before),
+            }
         };
         self.places
             .iter()
@@ -271,5 +277,37 @@ mod tests {
         assert_eq!(Marks::new(gib, 5 * gib).floor, gib / 10);
         let off = Marks::new(0, gib);
         assert_eq!((off.floor, off.warn), (0, 0));
+        assert_eq!(
+            (large.full, Marks::new(gib, 30 << 20).full),
+            (FULL, (30 << 20) / 50)
+        );
+    }
+
+    #[test]
+    fn a_file_system_is_filled_by_what_was_taken_from_it() {
+        let filled = |total: u64, before: u64, lowest: u64, line: &str| {
+            let place = Place {
+                path: PathBuf::from("/"),
+                marks: Marks::new(0, total),
+                before,
+                now: before,
+                lowest,
+                warned: false,
+            };
+            let guard = DiskGuard {
+                step: "s".to_owned(),
+                run: PathBuf::from("/nowhere"),
+                places: vec![place],
+                paused: false,
+                seen: None,
+            };
+            guard.filled([line].into_iter()).is_some()
+        };
+        let (mib, full) = (1 << 20, "x: No space left on device");
+        assert!(!filled(30 * mib, 30 * mib, 29 * mib, ""));
+        assert!(filled(30 * mib, 30 * mib, 0, ""));
+        assert!(filled(1 << 40, 40 * mib, 31 * mib, ""));
+        assert!(!filled(1 << 40, 31 * mib, 31 * mib, ""));
+        assert!(filled(1 << 40, 31 * mib, 31 * mib, full));
     }
 }

@@ -208,3 +208,29 @@ fn what_a_step_uses_over_time_is_recorded() {
     // Whether others write to this disk too, or a service keeps its trees on another one, it was counted.
     assert!(rows.iter().all(|row| row[4].is_some()), "{text}");
 }
+
+#[test]
+fn a_failure_beside_a_small_volume_is_no_full_disk() {
+    let disk = LoopFs::in_memory(30 << 20);
+    let store = TestStore::new();
+    let out = disk.path().display();
+    // Else the step would be paused before it is full.
+    fs::write(store.work().join("rockenv.toml"), "disk-floor = '0'\n").unwrap();
+    std::os::unix::fs::chown(disk.path(), Some(1234), Some(1234)).unwrap();
+    let steps = |script: &str| {
+        format!(
+            "volume = [{{ name = 'out', kind = 'output', path = '{out}', target = '/out' }}]
+             [[step]]\nname = 'one'\nrun = '{script}'\n"
+        )
+    };
+    store.profile(&steps("echo tiny > /out/x; exit 3"));
+    store
+        .rockenv(&["up", store.env()])
+        .exits(5)
+        .says(&["step `one` failed with exit code 3"]);
+    store.profile(&steps("head -c 40M /dev/zero > /out/x"));
+    store
+        .rockenv(&["up", store.env()])
+        .exits(10)
+        .says(&["step `one` ran out of disk"]);
+}
