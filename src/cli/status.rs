@@ -90,7 +90,14 @@ fn show_status(cx: &Context, args: &StatusArgs) -> Result<u8> {
     }
     let image = image.map_or_else(
         || "missing from the store".to_owned(),
-        |image| format!("{}, built {}", image.distribution, size::ago(image.built)),
+        |image| {
+            let built = format!("built {}", size::ago(image.built));
+            // A directory may name none.
+            match &*image.distribution {
+                "" => built,
+                distribution => format!("{distribution}, {built}"),
+            }
+        },
     );
     let targets = targets_row(&record);
     cx.ui.data(&format!(
@@ -217,7 +224,7 @@ fn results(store: &Store, env: &EnvName, record: &Record) -> Result<Vec<Changed>
     let shown = differences.filter_map(|one| {
         Some(Changed {
             path: one.path.display().to_string(),
-            step: store.title_of(&one.layer),
+            step: store.title_of(&one.layer, &spec),
             what: one.state.words()?.to_owned(),
             volume: one.volume,
         })

@@ -252,7 +252,7 @@ impl Store {
             }
             for path in comparison.stays {
                 plan.blocked.push(BlockedResult {
-                    step: self.title_of(&results.layers[&path]),
+                    step: self.title_of(&results.layers[&path], spec),
                     volume: name.clone(),
                     in_store: volume.source == VolumeSource::Store,
                     path,
@@ -361,10 +361,14 @@ impl Store {
         }
     }
 
-    /// Returns the title of a layer, for messages.
-    pub fn title_of(&self, layer: &LayerId) -> String {
-        let layer = self.layer(layer).ok().flatten();
-        layer.map(|layer| layer.title).unwrap_or_default()
+    /// Returns the name of a layer's step, for messages: another env, which made it, may have another one.
+    pub fn title_of(&self, layer: &LayerId, spec: &Spec) -> String {
+        let Some(layer) = self.layer(layer).ok().flatten() else {
+            return String::new();
+        };
+        let mut steps = spec.steps.iter();
+        let step = steps.find(|step| layer.key.as_ref() == Some(&step.key));
+        step.map_or(layer.title, |step| step.name.to_string())
     }
 }
 

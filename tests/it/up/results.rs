@@ -146,3 +146,32 @@ fn the_place_of_earlier_results_is_named_where_no_step_ran() {
     }
     store.rockenv(&["--yes", "rm", &a, &b, &c]).ok();
 }
+
+/// The layer of a step has the name that the env gave it which made it.
+#[test]
+fn help_has_the_steps_name_of_this_profile() {
+    let store = TestStore::new();
+    let [a, b] = ["a", "b"].map(|name| format!("{}-{name}", store.env()));
+    for (env, step) in [(&a, "alpha"), (&b, "beta")] {
+        store.profile_named(
+            env,
+            &format!(
+                "[[volume]]\nname = 'o'\nkind = 'output'\ntarget = '/o'\n\
+                 [[step]]\nname = '{step}'\nrun = 'echo 1 > /o/r'\n[[step]]\nname = 'use'\nrun = 'cat /o/r'\n"
+            ),
+        );
+        store.rockenv(&["up", env]).ok();
+    }
+    fs::write(out(&store, &b).join("o/r"), "other").unwrap();
+    store
+        .rockenv(&["up", &b, "--rerun", "use"])
+        .exits(8)
+        .says(&[
+            "as step `beta` left it",
+            &format!("rockenv up {b} --rerun beta"),
+        ]);
+    let status = store.rockenv(&["status", "--check", "--json", &b]).exits(8);
+    assert!(status.text().contains("\"beta\""), "{}", status.text());
+    store.rockenv(&["up", &b, "--rerun", "beta"]).ok();
+    store.rockenv(&["--yes", "rm", &a, &b]).ok();
+}
