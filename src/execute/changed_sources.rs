@@ -41,7 +41,10 @@ impl Execution<'_, '_> {
                         step.name
                     ),
                 )
-                .help("undo the change, or adopt it with: rockenv lock ...")),
+                .help(format!(
+                    "undo the change, then: {}",
+                    self.env.known_record()?.up_command()
+                ))),
                 None => Ok(false),
             };
         }

@@ -59,8 +59,13 @@ impl Execution<'_, '_> {
                 return Ok(StepEnd::Stopped(Ended::Interrupted(signal)));
             }
             Ending::Exited { code: 0, .. } => {
-                let outputs = self.step_outputs(step)?;
-                let refused = self.refuse_special(&before).err();
+                let (outputs, malformed) = match self.step_outputs(step) {
+                    Err(error) if error.kind() == Kind::StepFailed => {
+                        (StepOutputs::default(), Some(error))
+                    }
+                    outputs => (outputs?, None),
+                };
+                let refused = malformed.or_else(|| self.refuse_special(&before).err());
                 let changed = self.changed_while(step, &inputs)?;
                 match refused {
                     _ if !outputs.drift.is_empty() => (Kind::Drift, outputs.explain(step)),

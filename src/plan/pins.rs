@@ -8,7 +8,7 @@ use std::path::Path;
 use fs_err as fs;
 
 use crate::sys::checksum::is_sha256;
-use crate::sys::error::{Result, if_exists};
+use crate::sys::error::{Error, Kind, Result, if_exists};
 
 /// Directory inside: a step reads `locked`, which exists if a lock file has pins for it, and writes `installed`.
 pub(crate) const INSIDE: &str = "/run/rockenv/pins";
@@ -34,21 +34,26 @@ pub(crate) fn write(directory: &Path, locked: Option<&Pins>) -> Result<()> {
     Ok(())
 }
 
-/// Reads a step's report; empty if there is none.
+/// Reads a step's report; empty if there is none. A malformed one fails the step.
 pub(crate) fn read(directory: &Path, step: &str) -> Result<Pins> {
     let path = directory.join(INSTALLED);
     let Some(found) = if_exists(fs::symlink_metadata(&path))? else {
         return Ok(Pins::new());
     };
     let bad = |what: &str| {
-        invalid!("the report of step `{step}`, `{INSIDE}/{INSTALLED}`, {what}")
-            .help("each line must be `NAME VERSION sha256:DIGEST`")
+        Error::new(
+            Kind::StepFailed,
+            format!(
+                "the report of step `{step}`, `{INSIDE}/{INSTALLED}`, {what}; each line must be \
+                 `NAME VERSION sha256:DIGEST`"
+            ),
+        )
     };
     // A link could lead anywhere on the host.
     if !found.is_file() || found.len() > MAX {
         return Err(bad("is not a regular file, or too long"));
     }
-    let text = fs::read_to_string(&path)?;
+    let text = String::from_utf8(fs::read(&path)?).map_err(|_| bad("is not UTF-8"))?;
     let lines = text.lines().map(|line| {
         let words: Vec<&str> = line.split(' ').collect();
         match words[..] {

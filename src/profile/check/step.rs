@@ -19,6 +19,9 @@ use crate::sys::span::{At, Place};
 /// Variants and starting points that a `when` can name.
 pub(super) type Choices<'a> = (&'a BTreeMap<String, Choice>, &'a BTreeMap<String, Choice>);
 
+/// Linux's limit for one argument, with its terminating zero.
+const LONGEST_SCRIPT: usize = 128 << 10;
+
 const SHELL: [&str; 3] = ["/bin/sh", "-eu", "-c"];
 
 impl Check<'_> {
@@ -99,6 +102,15 @@ impl Check<'_> {
         let action = if let Some(script) = written.run {
             self.action(&name, script.trim().is_empty());
             self.text(&script, LateReferences::Keep);
+            if script.len() >= LONGEST_SCRIPT {
+                let message = format!(
+                    "step `{}`: the script is longer than 128 KiB",
+                    shorten(&name)
+                );
+                let problem = Problem::new(&script.place, message, "the shell cannot get it");
+                self.problems
+                    .push(problem.help("put it into a file, and `copy` that in a step before"));
+            }
             let shell = self.shell(written.shell);
             Action::Run { script, shell }
         } else if let Some(packages) = written.packages {

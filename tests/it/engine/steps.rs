@@ -226,3 +226,48 @@ fn a_log_is_bounded_and_harmless_to_show() {
     let raw = store.rockenv(&["logs", "--raw", store.env()]).ok().out;
     assert!(raw.starts_with(b"first \x1b]0;title\x07\n"));
 }
+
+#[test]
+fn a_step_with_a_malformed_report_has_failed() {
+    let store = TestStore::new();
+    store.profile(
+        "[[step]]\nname = 'tools'\nrun = 'echo nonsense > /run/rockenv/pins/installed; echo made > ~/made'\n",
+    );
+    store.rockenv(&["up", store.env()]).exits(5).says(&[
+        "the report of step `tools`, `/run/rockenv/pins/installed`, has a line `nonsense`",
+        "each line must be `NAME VERSION sha256:DIGEST`",
+        "rockenv shell --failed",
+    ]);
+    store
+        .rockenv(&["status", store.env()])
+        .ok()
+        .says(&["the failed tree of `tools` is kept"]);
+    store.rockenv(&["fsck"]).ok();
+}
+
+#[test]
+fn a_step_that_ends_its_own_container_leaves_no_tree() {
+    let store = TestStore::new();
+    store
+        .profile("[[step]]\nname = 'end'\nuser = 'root'\nrun = 'echo made > ~/made; kill -9 -1'\n");
+    store.rockenv(&["up", store.env()]).exits(4);
+    store.rockenv(&["fsck"]).ok();
+}
+
+#[test]
+fn a_script_that_is_no_argument_is_refused_by_the_check() {
+    let store = TestStore::new();
+    let line = "echo 0123456789\n";
+    let steps = |count: usize| {
+        let script = line.repeat(count);
+        format!("[[step]]\nname = 'long'\nrun = \"\"\"\n{script}\"\"\"\n")
+    };
+    store.profile(&steps((128 << 10) / line.len()));
+    store
+        .rockenv(&["profile", "check", store.env()])
+        .exits(3)
+        .says(&["the script is longer than 128 KiB", ".toml:5"]);
+    store.profile(&steps((128 << 10) / line.len() - 1));
+    store.rockenv(&["profile", "check", store.env()]).ok();
+    store.up();
+}
