@@ -76,8 +76,9 @@ pub(crate) fn show_plan(
         &observed,
         &options(args),
     );
+    let up = args.up_command(&args.request("up"));
     if let Some(store) = &store {
-        locked::check_built(&selection, store, &plan)?;
+        locked::check_built(&selection, store, &spec, &plan, &up)?;
     }
     let fingerprints = gathered.fingerprint_uses(&spec);
     let (root, record) = match &store {
@@ -85,7 +86,6 @@ pub(crate) fn show_plan(
         None => (cx.config.home.as_path(), None),
     };
     let needs = Needs::of(&selection, &spec, &plan, root, record.as_ref())?;
-    let up = args.up_command(&args.request("up"));
     let blocked = match &store {
         Some(store) => BlockedResults::of(store, &spec, &plan, record.as_ref(), &spec.name)?,
         None => BlockedResults::default(),

@@ -119,7 +119,9 @@ fn build(run: &Run<'_>, selection: &Selection) -> Result<Image> {
     let image = task.locked_image(store, recipe, &lock.image)?;
     match image.key == lock.image.key {
         true => Ok(image),
-        false => Err(locked.drift(&lockfile::image(&lock.image, &image))),
+        false => Err(locked
+            .drift(&lockfile::image(&lock.image, &image))
+            .help(locked.update(name))),
     }
 }
 

@@ -53,6 +53,7 @@ pub(crate) fn lock(
     if let Some(old) = &old {
         fits(cx, &path, old, &mut selection)?;
     }
+    selection.choose_engine(cx, request)?;
     check_names(options.update, &selection)?;
     selection.note_absent_engine(cx);
     let is_rootless = selection.choice.service.is_some();

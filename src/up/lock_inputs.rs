@@ -97,7 +97,7 @@ impl Locking<'_> {
             command,
         };
         // From here on the same code as `up --locked`, so that nothing is locked that it would refuse.
-        locked::apply_choices(self.with.task.cx, selection, adopted)?;
+        locked::apply_choices(self.with.task.cx, selection, adopted, Vec::new())?;
         let gathered = Gathered::on(selection, Base::locked(selection), false);
         let (mut gathered, notes) = sources::fetch(gathered, self.with)?;
         for message in notes {
@@ -162,8 +162,8 @@ impl Locking<'_> {
         let spec = locked::resolve(&gathered.selection.profile, &gathered.inputs, lock, &prints)?;
         let locked = spec.steps.into_iter().map(|step| {
             let layer = left.get(&step.name);
-            let old = old.and_then(|old| old.step(&step.name));
-            let old = old.filter(|old| old.key == step.key && !old.pins.is_empty());
+            let old = old.and_then(|old| old.of_key(&step.key));
+            let old = old.filter(|old| !old.pins.is_empty());
             let found = step.fingerprints.as_ref().and_then(|_| prints(&step));
             let pins = match (old, layer) {
                 (Some(old), _) => old.pins.clone(),

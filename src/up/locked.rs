@@ -19,6 +19,7 @@ use crate::store::Store;
 use crate::store::source::Repository;
 use crate::sys::error::{Error, Result};
 use crate::up::context::Context;
+use crate::up::lock_inputs::ALL;
 use crate::up::select::Selection;
 
 /// A lock file that an env is built from.
@@ -34,6 +35,11 @@ impl Locked {
     /// Makes the error for differences from it.
     pub(crate) fn drift(&self, differences: &[String]) -> Error {
         lockfile::drift(&self.path, differences, &self.command)
+    }
+
+    /// Returns the command that locks an image, a source or everything anew.
+    pub(crate) fn update(&self, what: &str) -> String {
+        format!("{} --update {what}", self.command)
     }
 
     /// Returns the SHA-256 of its text.
@@ -84,12 +90,20 @@ pub(crate) fn follow(
     let lock = lockfile::read(&path)?.ok_or_else(|| {
         not_found!("there is no lock file `{}`", path.display()).help(command.clone())
     })?;
+    let differences = lockfile::choices(&lock, &choices(selection));
+    if is_of_another(&lock, selection) {
+        // `lock` does not overwrite it.
+        let other = request.command("lock", &[("--file", Some("NEW.lock"))]);
+        return Err(lockfile::drift(&path, &differences, &other));
+    }
+    selection.use_params(cx, lock.params.clone())?;
+    selection.choose_engine(cx, request)?;
     let locked = Locked {
         path,
         lock,
         command,
     };
-    apply_choices(cx, selection, locked)?;
+    apply_choices(cx, selection, locked, differences)?;
     // What depends on a source's history is compared when the source exists.
     let by_history = selection
         .inputs
@@ -102,11 +116,24 @@ pub(crate) fn follow(
     }
 }
 
-/// Replaces open choices by the locked ones.
-pub(crate) fn apply_choices(cx: &Context, selection: &mut Selection, locked: Locked) -> Result<()> {
+/// Returns whether a lock file is for other choices, whatever the parameters.
+fn is_of_another(lock: &Lockfile, selection: &Selection) -> bool {
+    let params = &BTreeMap::new();
+    let now = Choices {
+        params,
+        ..choices(selection)
+    };
+    !lockfile::choices(lock, &now).is_empty()
+}
+
+/// Replaces open choices by the locked ones; `differences` are those that are known already.
+pub(crate) fn apply_choices(
+    cx: &Context,
+    selection: &mut Selection,
+    locked: Locked,
+    mut differences: Vec<String>,
+) -> Result<()> {
     let lock = &locked.lock;
-    let mut differences = lockfile::choices(lock, &choices(selection));
-    selection.use_params(cx, lock.params.clone())?;
     let image = &selection.image;
     if *image != lock.image.name {
         differences.push(format!(
@@ -166,7 +193,10 @@ pub(crate) fn check_files(selection: &Selection, store: &Store) -> Result<()> {
     }
     match differences.is_empty() {
         true => Ok(()),
-        false => Err(locked.drift(&differences)),
+        false => Err(locked.drift(&differences).help(format!(
+            "remove the file, or lock it with: {}",
+            locked.update(ALL)
+        ))),
     }
 }
 
@@ -213,18 +243,24 @@ pub(crate) fn check_steps(selection: &Selection, inputs: &Inputs) -> Result<()> 
     }
 }
 
-/// Refuses snapshots to build on whose steps differ from the lock file.
-pub(crate) fn check_built(selection: &Selection, store: &Store, plan: &Plan) -> Result<()> {
+/// Refuses snapshots to build on whose steps differ from the lock file; `up` is the env's own command.
+pub(crate) fn check_built(
+    selection: &Selection,
+    store: &Store,
+    spec: &Spec,
+    plan: &Plan,
+    up: &str,
+) -> Result<()> {
     let (Some(locked), Some(start)) = (&selection.locked, &plan.start) else {
         return Ok(());
     };
     // The chain ends with the first step's layer.
     for layer in store.chain(start)?.iter().rev() {
-        let Some(step) = locked
-            .lock
-            .step(&layer.title)
-            .filter(|_| layer.key.is_some())
-        else {
+        // Another env that made it may have another name for the step, and with another build user the lock file has
+        // another key.
+        let mut steps = spec.steps.iter();
+        let step = steps.find(|step| layer.key.as_ref() == Some(&step.key));
+        let Some(step) = step.and_then(|step| locked.lock.step(&step.name)) else {
             continue;
         };
         let differences = match layer.pins.is_empty() {
@@ -233,9 +269,7 @@ pub(crate) fn check_built(selection: &Selection, store: &Store, plan: &Plan) -> 
             _ => lockfile::left(step, layer.prints.as_ref(), &layer.pins),
         };
         if !differences.is_empty() {
-            let again = locked.command.replacen("rockenv lock", "rockenv up", 1);
-            let again = again.replacen(" --file ", " --lock-file ", 1);
-            let again = format!("{again} --locked --rerun {}", layer.title);
+            let again = format!("{up} --rerun {}", step.name);
             return Err(lockfile::drift(&locked.path, &differences, &again));
         }
     }
@@ -294,9 +328,8 @@ pub(crate) fn resolve(
 
 /// Returns the TheRock fingerprints that a lock file has for a step.
 pub(crate) fn locked_fingerprints(lock: &Lockfile, step: &Step) -> Option<ArtifactFingerprints> {
-    let locked = lock.step(&step.name)?;
-    let prints = locked.prints.as_ref()?.fingerprints();
-    (locked.key == step.key).then_some(prints)
+    let prints = lock.of_key(&step.key)?.prints.as_ref()?;
+    Some(prints.fingerprints())
 }
 
 /// Returns the files that rockenv fetches for the env, by name.

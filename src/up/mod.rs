@@ -301,7 +301,8 @@ fn attempt(run: &Run<'_>, asked: &StepOptions, selection: &Selection) -> Result<
     };
     let mut env = lock_env::lock(run, &resolved)?;
     let (observed, plan) = resolved.plan(run, &env)?;
-    locked::check_built(selection, run.with.store, &plan)?;
+    let up = run.args.plan.up_command(&run.args.plan.request("up"));
+    locked::check_built(selection, run.with.store, &resolved.spec, &plan, &up)?;
     env.touch();
     if plan.is_empty() && env.record().is_some() {
         let blocked = nothing_to_do(run, &resolved, &mut env, &plan)?;

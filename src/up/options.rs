@@ -148,6 +148,7 @@ impl PlanOptions {
             name: self.name.as_deref(),
             jobs: self.jobs,
             gpu: &self.gpu,
+            locked: self.locked,
             ..self.select.request(verb)
         }
     }

@@ -49,6 +49,7 @@ impl SelectArgs {
             jobs: None,
             gpu: "none",
             inspects: verb != "up",
+            locked: verb == "lock",
         }
     }
 }
@@ -75,6 +76,8 @@ pub(crate) struct UpRequest<'a> {
     pub(crate) gpu: &'a str,
     /// Nothing is started, so no engine is needed.
     pub(crate) inspects: bool,
+    /// A lock file may decide parameters, and with them the env.
+    pub(crate) locked: bool,
 }
 
 impl UpRequest<'_> {
@@ -131,6 +134,7 @@ mod tests {
             jobs: None,
             gpu: "none",
             inspects: true,
+            locked: false,
         };
         let text = request.command("up", &[("--gpu", Some("none")), ("--name", None)]);
         assert_eq!(

@@ -316,7 +316,13 @@ impl Gathered<'_> {
         let difference =
             source.and_then(|source| lockfile::source(volume, source, directory, &print));
         match difference {
-            Some(difference) => Err(locked.drift(&[difference])),
+            Some((difference, help)) => {
+                let error = locked.drift(&[difference]);
+                Err(match help {
+                    Some(help) => error.help(help),
+                    None => error,
+                })
+            }
             None => Ok(()),
         }
     }

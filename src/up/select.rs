@@ -138,7 +138,8 @@ impl Selection {
             asked: request.jobs,
             past: &past,
         });
-        let choice = engine(cx, request, &host, &name)?;
+        // A lock file may name another env.
+        let choice = engine(cx, request, &host, (!request.locked).then_some(&name))?;
         let inputs = Inputs {
             env_name: named.env_name,
             stem: named.stem,
@@ -191,7 +192,11 @@ impl Selection {
         params: BTreeMap<String, String>,
     ) -> Result<()> {
         self.inputs.params = params;
-        self.image = self.inputs.chosen(&self.profile)?.image()?;
+        let chosen = self.inputs.chosen(&self.profile)?;
+        let names = chosen.hooks();
+        self.image = chosen.image()?;
+        self.hooks = hooks::read(cx, &self.profile, &names)?;
+        self.inputs.hooks = hooks::facts(&self.hooks)?;
         self.recipe = catalog::find(&cx.config.image_dirs, &self.image)?;
         self.name = resolve::env_name(
             self.inputs.env_name.as_deref(),
@@ -200,6 +205,13 @@ impl Selection {
             &self.inputs.targets,
             &self.inputs.choices(&self.profile),
         )?;
+        Ok(())
+    }
+
+    /// Chooses the engine again, for the env that a lock file names.
+    pub(crate) fn choose_engine(&mut self, cx: &Context, request: &UpRequest<'_>) -> Result<()> {
+        self.choice = engine(cx, request, &self.host, Some(&self.name))?;
+        self.inputs.engine = self.choice.engine;
         Ok(())
     }
 
@@ -285,12 +297,20 @@ fn params(request: &UpRequest<'_>, profile: &Profile) -> Result<BTreeMap<String,
     Ok(params)
 }
 
-fn engine(cx: &Context, request: &UpRequest<'_>, host: &Host, env: &EnvName) -> Result<Choice> {
-    // Without a readable store there is no earlier env to keep the engine of.
-    let store = Store::open_existing(&cx.config.home).ok().flatten();
-    // An env that is about to be removed does not count.
-    let store = store.filter(|store| !store.is_abandoned(env));
-    let record = store.and_then(|store| store.record(env).ok().flatten());
+/// Chooses the engine: that of the env, if it is known and exists.
+fn engine(
+    cx: &Context,
+    request: &UpRequest<'_>,
+    host: &Host,
+    env: Option<&EnvName>,
+) -> Result<Choice> {
+    let record = env.and_then(|env| {
+        // Without a readable store there is no earlier env to keep the engine of.
+        let store = Store::open_existing(&cx.config.home).ok().flatten()?;
+        // An env that is about to be removed does not count.
+        let stays = !store.is_abandoned(env);
+        stays.then(|| store.record(env).ok().flatten()).flatten()
+    });
     let made_with = record
         .as_ref()
         .map(|record| (record.engine.as_str(), record.service.clone()));
@@ -308,7 +328,7 @@ fn engine(cx: &Context, request: &UpRequest<'_>, host: &Host, env: &EnvName) -> 
             false => error,
         }
     })?;
-    if let Some(record) = record
+    if let (Some(env), Some(record)) = (env, record)
         && record.engine != choice.engine.name()
     {
         return Err(usage!(

@@ -11,6 +11,7 @@ use crate::support::transcript::measured;
 use fs_err as fs;
 
 mod fetched;
+mod followed;
 
 /// Makes a repository on branch `main` with a submodule that nobody has checked out; returns its commit.
 fn upstream(directory: &Path) -> String {
@@ -223,12 +224,13 @@ fn what_differs_from_the_lock_file_is_refused_by_name_and_left_alone() {
     store.rockenv(&["lock", name]).ok();
     let refused = |words: &[&str]| {
         for command in [&["up", name, "--locked"][..], &["plan", name, "--locked"]] {
-            let all = [words, &["profiles/locked.lock", "rockenv lock locked"]].concat();
+            let all = [words, &["profiles/locked.lock"]].concat();
             store.rockenv(command).exits(8).says(&all);
         }
         assert!(!store.home().join("envs").join(name).exists());
     };
     let profile = steps(&daemon);
+    let anew = "help: rockenv lock locked\n";
     for (from, to, words) in [
         (
             "echo before",
@@ -254,10 +256,13 @@ fn what_differs_from_the_lock_file_is_refused_by_name_and_left_alone() {
     ] {
         assert!(profile.contains(from));
         store.profile_named(name, &profile.replace(from, to));
-        refused(&[words]);
+        refused(&[words, anew]);
     }
     store.profile_named(name, &format!("targets = [\"gfx1103\"]\n{profile}"));
-    refused(&["the target is not set in the lock file, but is `gfx1103` here"]);
+    refused(&[
+        "the target is not set in the lock file, but is `gfx1103` here",
+        "help: rockenv lock locked --file NEW.lock",
+    ]);
     store.profile_named(name, &profile);
     insta::assert_snapshot!(store.shown(&store.rockenv(&["up", name, "--locked", "--param", "word=x"])), @"
     error: `WORK/profiles/locked.lock` does not match: parameter `word` is not set in the lock file, but is `x` here
@@ -267,12 +272,12 @@ fn what_differs_from_the_lock_file_is_refused_by_name_and_left_alone() {
     let hook = store.work().join("hooks/louder/hook.toml");
     let text = fs::read_to_string(&hook).unwrap();
     fs::write(&hook, text.replace("ONE", "TWO")).unwrap();
-    refused(&["hook `louder` differs from the lock file"]);
+    refused(&["hook `louder` differs from the lock file", anew]);
     fs::write(&hook, text).unwrap();
     let recipe = store.work().join("images/base.toml");
     let text = fs::read_to_string(&recipe).unwrap();
     fs::write(&recipe, text.replace("rootfs", "other")).unwrap();
-    refused(&["the recipe of image `base` has changed"]);
+    refused(&["the recipe of image `base` has changed", anew]);
     fs::write(&recipe, text).unwrap();
 
     // The checkout is the user's, too: it is never put right.
@@ -283,7 +288,7 @@ fn what_differs_from_the_lock_file_is_refused_by_name_and_left_alone() {
         .unwrap();
     let head = git(&checkout, &["rev-parse", "HEAD"]);
     fs::write(checkout.join("a"), "mine\n").unwrap();
-    refused(&["source `src` in `", "has changes", "git -C"]);
+    refused(&["source `src` in `", "has changes", "help: git -C"]);
     assert_eq!(fs::read_to_string(checkout.join("a")).unwrap(), "mine\n");
     store
         .rockenv(&["lock", name, "--file", "other.lock"])
@@ -345,9 +350,10 @@ fn an_image_that_comes_out_otherwise_is_thrown_away() {
     };
     assert_eq!(plan(&a), plan(&b));
     fs::write(tree.join("os-release"), "ID=other\n").unwrap();
-    b.rockenv(&["up", "locked", "--locked"])
-        .exits(8)
-        .says(&["image `small` was built with different content"]);
+    b.rockenv(&["up", "locked", "--locked"]).exits(8).says(&[
+        "image `small` was built with different content",
+        "help: rockenv lock locked --update small",
+    ]);
     let images = fs::read_dir(b.home().join("images")).unwrap();
     let names: Vec<_> = images.map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(names, ["refs"]);

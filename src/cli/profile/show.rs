@@ -93,5 +93,6 @@ fn request<'a>(what: &'a str, targets: &'a [String], params: &'a [String]) -> Up
         jobs: None,
         gpu: "auto",
         inspects: true,
+        locked: false,
     }
 }

@@ -148,13 +148,14 @@ pub(crate) fn sources(lock: &Lockfile, volumes: &[resolve::Volume]) -> Vec<Strin
     found
 }
 
-/// Compares a source's current fingerprint with the locked one.
+/// Compares a source's current fingerprint with the locked one. Returns the difference, and help where `lock` does not
+/// adopt it.
 pub(crate) fn source(
     name: &str,
     locked: &LockedSource,
     directory: &Path,
     print: &str,
-) -> Option<String> {
+) -> Option<(String, Option<String>)> {
     let wanted = locked.fingerprint();
     if print == wanted {
         return None;
@@ -167,21 +168,24 @@ pub(crate) fn source(
             None => (rest, false),
         },
         None => {
-            return Some(format!(
-                "source `{name}` in `{place}` differs from the locked content"
-            ));
+            let message = format!("source `{name}` in `{place}` differs from the locked content");
+            return Some((message, None));
         }
     };
     Some(match &locked.commit {
-        Some(commit) if head == commit && dirty => format!(
-            "source `{name}` in `{place}` is at the locked commit, but has changes (`{git} status` shows it)"
+        Some(commit) if head == commit && dirty => (
+            format!("source `{name}` in `{place}` is at the locked commit, but has changes"),
+            Some(format!("{git} status")),
         ),
-        Some(commit) => format!(
-            "source `{name}` in `{place}` is at commit {head}, but {commit} is locked; to check it out: {git} checkout {commit}"
+        Some(commit) => (
+            format!("source `{name}` in `{place}` is at commit {head}, but {commit} is locked"),
+            // Of a repository that rockenv cloned, the commit stays locked.
+            (dirty || locked.git.is_some()).then(|| format!("{git} checkout {commit}")),
         ),
-        None => {
-            format!("source `{name}` in `{place}` was a plain directory, but is now a repository")
-        }
+        None => (
+            format!("source `{name}` in `{place}` was a plain directory, but is now a repository"),
+            dirty.then(|| format!("{git} status")),
+        ),
     })
 }
 
@@ -413,10 +417,14 @@ mod tests {
         let commit = "a".repeat(40);
         let is = |print: &str| source("therock", locked, place, print);
         assert_eq!(is(&format!("git:{commit}")), None);
-        assert_has!(is(&format!("git:{commit}+00")).unwrap(), "has changes");
+        let (changed, help) = is(&format!("git:{commit}+00")).unwrap();
+        assert_has!(changed, "has changes");
+        assert_eq!(help.unwrap(), "git -C /s status");
         let moved = is(&format!("git:{}", "c".repeat(40))).unwrap();
-        assert_has!(moved, &format!("git -C /s checkout {commit}"));
-        assert_has!(is("content:00").unwrap(), "differs from the locked content");
+        assert_eq!(moved.1.unwrap(), format!("git -C /s checkout {commit}"));
+        let (content, help) = is("content:00").unwrap();
+        assert_has!(content, "differs from the locked content");
+        assert_eq!(help, None);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use fs_err as fs;
 use nix::errno::Errno;
@@ -12,6 +12,7 @@ use nix::sys::stat::Mode;
 use super::{Lockfile, VERSION};
 use crate::plan::ids::Sha256Hex;
 use crate::profile::Origin;
+use crate::rocm::target::Target;
 use crate::sys::account::{self, Existing, FilePlace, Rights};
 use crate::sys::error::{Result, ResultExt as _};
 
@@ -89,10 +90,33 @@ pub(crate) fn parse(text: &str, name: &str) -> Result<Lockfile> {
             digest.escape_debug()
         )));
     }
+    if let Some(path) = file.paths().find(|path| !is_inside(path)) {
+        let path = path.escape_debug();
+        return Err(bad(&format!("`{path}` is not a path inside a volume")));
+    }
+    let mut targets = file.machine_targets.iter();
+    if let Some(error) = targets.find_map(|name| Target::parse(name).err()) {
+        return Err(bad(&error));
+    }
     Ok(file)
 }
 
+/// Returns whether a path stays below the directory that it is joined to.
+fn is_inside(path: &str) -> bool {
+    let mut parts = Path::new(path).components();
+    !path.is_empty() && parts.all(|part| matches!(part, Component::Normal(_)))
+}
+
 impl Lockfile {
+    /// Returns the names and paths that become paths of files and directories.
+    fn paths(&self) -> impl Iterator<Item = &str> {
+        let files = self.files.values().flat_map(BTreeMap::keys);
+        let submodules = self.source.values();
+        let submodules = submodules.flat_map(|source| source.submodules.keys());
+        let names = self.files.keys().chain(self.source.keys());
+        names.chain(files).chain(submodules).map(String::as_str)
+    }
+
     /// Returns the digests that become names of files and directories.
     fn digests(&self) -> impl Iterator<Item = &str> {
         let image = [&*self.image.key, &self.image.digest, &self.image.recipe];
@@ -253,6 +277,18 @@ mod tests {
             (text.replace("version = 2\n", ""), "not a rockenv lock file"),
             (
                 text.replace("[observed]", "[seen]"),
+                "not a rockenv lock file",
+            ),
+            (
+                text.replace("zlib/zlib.tar.gz", "../../envs/evil"),
+                "not a rockenv lock file",
+            ),
+            (
+                text.replace("xz/xz.tar.gz", "/abs"),
+                "not a rockenv lock file",
+            ),
+            (
+                text.replace("from = ", "machine-targets = [\"gfx0\"]\nfrom = "),
                 "not a rockenv lock file",
             ),
             (

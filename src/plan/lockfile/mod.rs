@@ -81,6 +81,11 @@ impl Lockfile {
     pub fn step(&self, name: &str) -> Option<&LockedStep> {
         self.steps.iter().find(|step| step.name == name)
     }
+
+    /// Returns the step with a key, whatever its name was.
+    pub fn of_key(&self, key: &StepKey) -> Option<&LockedStep> {
+        self.steps.iter().find(|step| step.key == *key)
+    }
 }
 
 /// An image as it was built.

@@ -41,15 +41,17 @@ run = "cd /cache/tarballs; mkdir -p z; [ -e z/a.tar ] || echo fetched > z/a.tar;
         .says(&["nothing changed"]);
     store.rockenv(&up).ok();
     fs::write(&file, "other\n").unwrap();
-    store
-        .rockenv(&up)
-        .exits(8)
-        .says(&["file `z/a.tar` in cache `tarballs` differs from the lock file"]);
+    store.rockenv(&up).exits(8).says(&[
+        "file `z/a.tar` in cache `tarballs` differs from the lock file",
+        &format!("rockenv lock {env} --update all"),
+    ]);
     assert_eq!(fs::read_to_string(&file).unwrap(), "other\n");
+    store.rockenv(&["lock", env, "--update", "all"]).ok();
+    store.rockenv(&up).ok();
 }
 
 /// A step that installs what upstream calls the newest, or what is locked.
-const INSTALL: &str = r#"
+pub(super) const INSTALL: &str = r#"
 [[volume]]
 name = "index"
 kind = "cache"
@@ -68,17 +70,19 @@ name = "use"
 run = "cp $HOME/tool $HOME/used; [ ! -e /run/rockenv/pins/locked ]"
 "#;
 
+/// Makes a version the newest.
+pub(super) fn publish(store: &TestStore, version: &str, content: &str) {
+    let index = store.home().join("caches/index");
+    fs::create_dir_all(&index).unwrap();
+    fs::write(index.join("newest"), format!("{version}\n")).unwrap();
+    fs::write(index.join(format!("tool-{version}")), content).unwrap();
+}
+
 #[test]
 fn what_a_step_installs_is_locked_handed_back_and_compared() {
     let (a, b) = (TestStore::new(), TestStore::new());
     let env = a.env();
     let lock = a.work().join(format!("profiles/{env}.lock"));
-    let publish = |store: &TestStore, version: &str, content: &str| {
-        let index = store.home().join("caches/index");
-        fs::create_dir_all(&index).unwrap();
-        fs::write(index.join("newest"), format!("{version}\n")).unwrap();
-        fs::write(index.join(format!("tool-{version}")), content).unwrap();
-    };
     for store in [&a, &b] {
         store.profile_named(env, INSTALL);
         publish(store, "1", "one");

@@ -1,0 +1,187 @@
+//! What follows from a lock file: parameters with their hooks and engine, steps by key, and help that works.
+
+use super::fetched::{INSTALL, publish};
+use super::*;
+
+#[test]
+fn a_step_is_compared_by_key_whatever_its_name() {
+    let store = TestStore::new();
+    let [a, b, c] = ["a", "b", "c"].map(|letter| format!("{}{letter}", store.env()));
+    store.profile_named(&a, &INSTALL.replace("\"install\"", "\"alpha\""));
+    store.profile_named(&b, &INSTALL.replace("\"install\"", "\"beta\""));
+    publish(&store, "1", "one");
+    store.rockenv(&["up", &b]).ok();
+    store.rockenv(&["lock", &b]).ok();
+    store.rockenv(&["rm", "--yes", &b]).ok();
+    publish(&store, "2", "two");
+    store.rockenv(&["up", &a, "--rerun", "alpha"]).ok();
+    let up = ["up", &b, "--name", &c, "--locked"];
+    store.rockenv(&up).exits(8).says(&[
+        "`tool` of step `beta` is 1 in the lock file, but 2 was installed",
+        &format!("rockenv up {b} --name {c} --locked --rerun beta"),
+    ]);
+    store
+        .rockenv(&[&up[..], &["--rerun", "beta"]].concat())
+        .ok();
+    store
+        .rockenv(&["exec", &c, "--", "sh", "-c", "cat $HOME/used"])
+        .ok()
+        .prints("one");
+}
+
+#[test]
+fn parameters_of_a_lock_file_bring_their_hooks_and_engine() {
+    if is_service() {
+        return;
+    }
+    let store = TestStore::new();
+    let env = store.env();
+    let source = store.work().join("source");
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("a"), "one\n").unwrap();
+    let hook = store.work().join("hooks/louder");
+    fs::create_dir_all(&hook).unwrap();
+    fs::write(
+        hook.join("hook.toml"),
+        "schema = 1\ndescription = \"d\"\nwhy = \"w\"\nvolume = \"src\"\n\
+         [[edit]]\nfile = \"a\"\nfind = \"one\"\nreplace = \"ONE\"\n",
+    )
+    .unwrap();
+    store.profile(
+        r#"
+release-param = "version"
+[params]
+version = "2.1"
+[releases."2.0"]
+hooks = ["louder"]
+[releases."2.1"]
+description = "d"
+[[volume]]
+name = "src"
+kind = "source"
+path = "../source"
+target = "/v/src"
+[[step]]
+name = "read"
+inputs = ["src"]
+run = "cat /v/src/a > $HOME/a; echo ${version}"
+"#,
+    );
+    let lock = |version: &str| format!("profiles/{env}-{version}.lock");
+    store.up();
+    store.rockenv(&["lock", env, "--release", "2.0"]).ok();
+    store
+        .rockenv(&["lock", env, "--file", &lock("2.0")])
+        .ok()
+        .says(&["nothing changed"]);
+    // The lock file is that of another env, whose engine counts.
+    let record = store.env_dir().join("record.json");
+    let text = fs::read_to_string(&record).unwrap();
+    let other = text.replace("\"engine\": \"nspawn\"", "\"engine\": \"docker\"");
+    assert_ne!(other, text);
+    fs::write(&record, other).unwrap();
+    let up = ["up", env, "--locked", "--lock-file", &lock("2.0")];
+    store.rockenv(&up).ok();
+    fs::write(&record, text).unwrap();
+    store
+        .rockenv(&[
+            "exec",
+            &format!("{env}-2.0"),
+            "--",
+            "sh",
+            "-c",
+            "cat $HOME/a",
+        ])
+        .ok()
+        .prints("ONE");
+    // And without hooks.
+    store
+        .rockenv(&[
+            "lock",
+            env,
+            "--file",
+            "other.lock",
+            "--param",
+            "version=2.1",
+        ])
+        .ok();
+    store
+        .rockenv(&["up", env, "--locked", "--lock-file", "other.lock"])
+        .ok();
+}
+
+#[test]
+fn help_for_a_difference_can_be_typed() {
+    if is_service() {
+        return;
+    }
+    let store = TestStore::new();
+    let env = store.env();
+    let source = store.work().join("source");
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("a"), "one\n").unwrap();
+    git(&source, &["init", "--quiet"]);
+    git(&source, &["add", "."]);
+    git(&source, &["commit", "--quiet", "-m", "one"]);
+    store.profile(
+        r#"
+variant = "a"
+[variants.a]
+description = "a"
+[variants.b]
+description = "b"
+[[volume]]
+name = "src"
+kind = "source"
+path = "../source"
+target = "/v/src"
+[[step]]
+name = "read"
+inputs = ["src"]
+run = "cat /v/src/a"
+"#,
+    );
+    let lock = format!("profiles/{env}.lock");
+    store.rockenv(&["lock", env]).ok();
+    let up = ["up", env, "--locked", "--lock-file", &lock];
+    store
+        .rockenv(&[&up[..], &["--variant", "b"]].concat())
+        .exits(8)
+        .says(&[
+            "the variant is `a` in the lock file, but `b` here",
+            &format!("help: rockenv lock {env} --variant b --file NEW.lock"),
+        ]);
+    store
+        .rockenv(&["lock", env, "--variant", "b", "--file", "NEW.lock"])
+        .ok();
+    fs::write(source.join("a"), "two\n").unwrap();
+    store
+        .rockenv(&up)
+        .exits(8)
+        .says(&["has changes", "help: git -C ", "profiles/../source status\n"]);
+    git(&source, &["commit", "--quiet", "-am", "two"]);
+    store.rockenv(&up).exits(8).says(&[
+        "is at commit",
+        &format!("help: rockenv lock {env} --file {lock}"),
+    ]);
+    store.rockenv(&["lock", env, "--file", &lock]).ok();
+    store.rockenv(&up).ok();
+    for path in ["../../envs/evil", "/abs"] {
+        let text = fs::read_to_string(store.work().join(&lock)).unwrap();
+        let text = format!("[files.c]\n\"{path}\" = \"{}\"\n\n{text}", "0".repeat(64));
+        let (files, rest) = text.split_once("\n\n").unwrap();
+        let text = rest.replacen("[image]", &format!("{files}\n\n[image]"), 1);
+        fs::write(store.work().join("bad.lock"), text).unwrap();
+        store
+            .rockenv(&["up", env, "--locked", "--lock-file", "bad.lock"])
+            .exits(3)
+            .says(&["`bad.lock` is not a rockenv lock file", path]);
+    }
+    let text = fs::read_to_string(store.work().join(&lock)).unwrap();
+    let text = text.replacen("\nfrom = ", "\nmachine-targets = [\"gfx0\"]\nfrom = ", 1);
+    fs::write(store.work().join("bad.lock"), text).unwrap();
+    store
+        .rockenv(&["up", env, "--locked", "--lock-file", "bad.lock"])
+        .exits(3)
+        .says(&["`bad.lock` is not a rockenv lock file", "gfx0"]);
+}
