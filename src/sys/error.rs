@@ -138,6 +138,13 @@ impl Error {
         self
     }
 
+    /// Replaces the kind.
+    #[must_use]
+    pub(crate) fn of_kind(mut self, kind: Kind) -> Self {
+        self.kind = kind;
+        self
+    }
+
     /// Adds the cause.
     #[must_use]
     pub fn source(mut self, source: impl Into<Source>) -> Self {

@@ -1,6 +1,7 @@
 //! Owns the check of `up --offline` before it begins: it reports everything that would have to be fetched, not only
 //! the first item.
 
+use crate::image::fetch::without_login;
 use crate::plan::resolve::{self, VolumeKind, VolumeSource};
 use crate::store::Store;
 use crate::store::source::{Git, Repository};
@@ -50,7 +51,8 @@ fn missing(cx: &Context, store: &Store, selection: &Selection) -> Result<Vec<Str
             let at = rev.map_or_else(String::new, |rev| format!(" at {rev}"));
             missing.push(format!(
                 "source `{}` from `{}`{at}",
-                volume.name, source.url
+                volume.name,
+                without_login(&source.url)
             ));
         }
     }

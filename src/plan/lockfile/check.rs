@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::steps::{differing, words};
 use super::{Fetched, LockedFingerprints, LockedImage, LockedSource, LockedStep, Lockfile};
+use crate::image::fetch::without_login;
 use crate::plan::ids::ImageKey;
 use crate::plan::image::Image;
 use crate::plan::pins::{self, Pins};
@@ -130,8 +131,8 @@ pub(crate) fn sources(lock: &Lockfile, volumes: &[resolve::Volume]) -> Vec<Strin
         if (locked.git.as_ref(), locked.rev.as_ref()) != (git, rev) {
             let shown = |git: Option<&String>, rev: Option<&String>| match (git, rev) {
                 (None, _) => "a directory".to_owned(),
-                (Some(git), None) => format!("`{git}`"),
-                (Some(git), Some(rev)) => format!("`{rev}` of `{git}`"),
+                (Some(git), None) => format!("`{}`", without_login(git)),
+                (Some(git), Some(rev)) => format!("`{rev}` of `{}`", without_login(git)),
             };
             found.push(format!(
                 "source `{}` is {} in the lock file, but {} in the profile",

@@ -10,8 +10,10 @@ use nix::sys::statfs::{
 
 use crate::engine::BuildUser;
 use crate::image::certificates;
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::image::fetch::without_login;
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::process::{Event, Program};
+use crate::sys::shell::quoted;
 use crate::sys::signals::Cancel;
 
 /// Maximum size of git's output, in bytes: the status of a tree where everything changed.
@@ -172,22 +174,37 @@ impl<'a> Git<'a> {
             .directory(directory)
             .output(MAX_OUTPUT, self.cancel, &mut tick)
             .context(|| {
+                let words = arguments.iter().map(|word| without_login(word));
                 format!(
                     "`git {}` failed in `{}`",
-                    arguments.join(" "),
+                    words.collect::<Vec<_>>().join(" "),
                     directory.display()
                 )
             })
+            .map_err(|error| match (error.kind(), arguments) {
+                // The server cannot be reached, or refuses.
+                (Kind::Unexpected, ["fetch" | "ls-remote" | "submodule", ..]) => {
+                    error.of_kind(Kind::Unavailable)
+                }
+                _ => error,
+            })
+    }
+
+    /// Adds the command that asks the server of `url` itself to an error about a server.
+    pub(super) fn help(url: &str) -> impl FnOnce(Error) -> Error {
+        move |error| match error.kind() {
+            Kind::Unavailable | Kind::NotFound => {
+                error.help(format!("git ls-remote {}", quoted(&without_login(url))))
+            }
+            _ => error,
+        }
     }
 
     /// Lets the caller check for signals, and stops if one came.
     pub(super) fn stop_if_cancelled(&self) -> Result<()> {
         (self.tick)();
         match self.cancel.load(Ordering::Relaxed) {
-            true => Err(Error::new(
-                crate::sys::error::Kind::Signal(2),
-                "interrupted",
-            )),
+            true => Err(Error::new(Kind::Signal(2), "interrupted")),
             false => Ok(()),
         }
     }

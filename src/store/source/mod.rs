@@ -19,7 +19,7 @@ pub(crate) use git::Git;
 use crate::image::fetch::without_login;
 use crate::plan::resolve::{Spec, VolumeSource};
 use crate::store::{Lock, Store};
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::shell::quoted_path;
 use crate::tree::file;
 use fs_err as fs;
@@ -153,6 +153,7 @@ impl Repository {
         progress(&format!("cloning {url}"));
         let cloned = self
             .clone_into(&temporary, git)
+            .map_err(Git::help(&self.url))
             .context(|| format!("cannot clone source `{}` from `{url}`", self.name));
         if cloned.is_err() {
             store.discard(&temporary)?;
@@ -200,7 +201,7 @@ impl Repository {
                     .is_ok()
                 });
             let Some(found) = found else {
-                return Err(error);
+                return Err(error.of_kind(Kind::NotFound));
             };
             git.run(directory, &["checkout", "--quiet", "--detach", &found])?;
         } else {
@@ -224,7 +225,7 @@ impl Repository {
         let head = git.open(directory)?.head()?;
         if hexadecimal && !head.starts_with(&rev.to_ascii_lowercase()) {
             return Err(Error::new(
-                crate::sys::error::Kind::Drift,
+                Kind::Drift,
                 format!(
                     "source `{}` is at {}, but the profile pins {rev}",
                     self.name, head
@@ -326,7 +327,7 @@ pub(crate) mod tests {
         let error = source
             .prepare(&store, &Git::new(&me()), true, &mut |_| {})
             .unwrap_err();
-        assert_eq!(error.kind(), crate::sys::error::Kind::Drift);
+        assert_eq!(error.kind(), Kind::Drift);
         assert!(error.help_text().unwrap().contains("checkout"));
     }
 
@@ -397,10 +398,7 @@ pub(crate) mod tests {
         let error = source
             .prepare(&store, &git, false, &mut |_| {})
             .unwrap_err();
-        assert!(
-            matches!(error.kind(), crate::sys::error::Kind::Signal(_)),
-            "{error}"
-        );
+        assert!(matches!(error.kind(), Kind::Signal(_)), "{error}");
         assert!(start.elapsed() < std::time::Duration::from_secs(20));
         let left: Vec<_> = fs::read_dir(home.path().join("sources"))
             .unwrap()

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::{Git, Repository};
+use crate::image::fetch::without_login;
 use crate::store::Store;
 use crate::sys::error::{Result, ResultExt as _};
 
@@ -77,7 +78,8 @@ impl Git<'_> {
                     &format!("{name}^{{}}"),
                 ],
             )
-            .context(|| format!("cannot ask `{url}` for `{name}`"))?;
+            .map_err(Self::help(url))
+            .context(|| format!("cannot ask `{}` for `{name}`", without_login(url)))?;
         let found: BTreeMap<&str, &str> = listed
             .lines()
             .filter_map(|line| line.split_once('\t'))

@@ -1,4 +1,5 @@
-//! What follows from a lock file: parameters with their hooks and engine, steps by key, and help that works.
+//! What follows from a lock file: parameters with their hooks and engine, steps by key, and help that works; and servers
+//! that do not answer.
 
 use super::fetched::{INSTALL, publish};
 use super::*;
@@ -155,10 +156,11 @@ run = "cat /v/src/a"
         .rockenv(&["lock", env, "--variant", "b", "--file", "NEW.lock"])
         .ok();
     fs::write(source.join("a"), "two\n").unwrap();
-    store
-        .rockenv(&up)
-        .exits(8)
-        .says(&["has changes", "help: git -C ", "profiles/../source status\n"]);
+    store.rockenv(&up).exits(8).says(&[
+        "has changes",
+        "help: git -C ",
+        "profiles/../source status\n",
+    ]);
     git(&source, &["commit", "--quiet", "-am", "two"]);
     store.rockenv(&up).exits(8).says(&[
         "is at commit",
@@ -184,4 +186,29 @@ run = "cat /v/src/a"
         .rockenv(&["up", env, "--locked", "--lock-file", "bad.lock"])
         .exits(3)
         .says(&["`bad.lock` is not a rockenv lock file", "gfx0"]);
+}
+
+#[test]
+fn a_server_that_does_not_answer_is_unavailable_and_its_password_is_not_shown() {
+    if is_service() {
+        return;
+    }
+    let store = TestStore::new();
+    let env = store.env();
+    store.profile(
+        "[[volume]]\nname = 'src'\nkind = 'source'\ngit = 'http://me:PASSWORD@127.0.0.1:9/x.git'\ntarget = '/v/src'\n\
+         [[step]]\nname = 'read'\ninputs = ['src']\nrun = 'true'\n",
+    );
+    for words in [
+        &["up", env][..],
+        &["lock", env],
+        &["lock", env, "--update", "src"],
+    ] {
+        let ran = store.rockenv(words).exits(4).says(&[
+            "http://127.0.0.1:9/x.git",
+            "help: git ls-remote http://127.0.0.1:9/x.git",
+        ]);
+        assert!(!ran.text().contains("PASSWORD"), "{}", ran.text());
+        assert!(!ran.err.contains("PASSWORD"), "{}", ran.err);
+    }
 }
