@@ -6,6 +6,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::{Lockfile, steps};
+use crate::image::fetch::without_login;
 
 /// What happened to an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -123,11 +124,8 @@ pub(crate) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<LockChange> {
     let places = |lock: &Lockfile| {
         let sources = lock.source.iter().map(|(name, source)| {
             let rev = source.rev.as_ref().map(|rev| format!(" {rev}"));
-            let git = source
-                .git
-                .clone()
-                .unwrap_or_else(|| "a directory".to_owned());
-            (name.clone(), git + &rev.unwrap_or_default())
+            let git = source.git.as_deref().unwrap_or("a directory");
+            (name.clone(), git.to_owned() + &rev.unwrap_or_default())
         });
         sources.collect::<BTreeMap<_, _>>()
     };
@@ -144,6 +142,7 @@ pub(crate) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<LockChange> {
         &both(&old, &new),
         &both(&new, &old),
     );
+    hide_logins(&mut found);
     let submodules = |lock: &Lockfile| {
         flat(
             lock.source
@@ -178,6 +177,15 @@ pub(crate) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<LockChange> {
     compare(&mut found, "fingerprint", &prints(a), &prints(b));
     found.extend(steps::changes(a, b));
     found
+}
+
+/// Shows no passwords in URLs. A change of a password alone is a change.
+fn hide_logins(found: &mut [LockChange]) {
+    for change in found.iter_mut().filter(|one| one.kind == "source from") {
+        for place in [&mut change.from, &mut change.to] {
+            *place = place.as_deref().map(without_login);
+        }
+    }
 }
 
 fn flat<'a, Name: fmt::Display + 'a>(
@@ -224,6 +232,16 @@ mod tests {
     use super::super::CacheFile;
     use super::super::tests::example;
     use super::*;
+
+    #[test]
+    fn a_password_is_a_change_and_not_shown() {
+        let (a, mut b) = (example(), example());
+        let source = b.source.get_mut("therock").unwrap();
+        source.git = Some("https://me:secret@example.org/therock".to_owned());
+        let found = changes(&a, &b);
+        assert_eq!(found.len(), 1);
+        assert!(!format!("{found:?}").contains("secret"), "{found:?}");
+    }
 
     #[test]
     fn every_change_is_said_in_words() {
