@@ -12,6 +12,7 @@ use super::report::word;
 use super::{logs, watch};
 use crate::execute::samples_beside;
 use crate::plan::ids::EnvName;
+use crate::plan::image::Image;
 use crate::plan::record::{INTERRUPTED, Outcome, Record};
 use crate::plan::samples::Sample;
 use crate::store::{Store, lock};
@@ -90,14 +91,7 @@ fn show_status(cx: &Context, args: &StatusArgs) -> Result<u8> {
     }
     let image = image.map_or_else(
         || "missing from the store".to_owned(),
-        |image| {
-            let built = format!("built {}", size::ago(image.built));
-            // A directory may name none.
-            match &*image.distribution {
-                "" => built,
-                distribution => format!("{distribution}, {built}"),
-            }
-        },
+        |image| built(&image),
     );
     let targets = targets_row(&record);
     cx.ui.data(&format!(
@@ -146,6 +140,16 @@ fn show_status(cx: &Context, args: &StatusArgs) -> Result<u8> {
         ));
     }
     Ok(code)
+}
+
+/// Returns what an image is, and when it was built.
+fn built(image: &Image) -> String {
+    let built = format!("built {}", size::ago(image.built));
+    // A directory may name no distribution.
+    match &*image.distribution {
+        "" => built,
+        distribution => format!("{distribution}, {built}"),
+    }
 }
 
 fn targets_row(record: &Record) -> String {

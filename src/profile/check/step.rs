@@ -70,6 +70,18 @@ impl Check<'_> {
         other < own
     }
 
+    fn script_length(&mut self, step: &At<String>, script: &At<String>) {
+        if script.len() >= LONGEST_SCRIPT {
+            let message = format!(
+                "step `{}`: the script is longer than 128 KiB",
+                shorten(step)
+            );
+            let problem = Problem::new(&script.place, message, "the shell cannot get it");
+            let help = "put it into a file, and `copy` that in a step before";
+            self.problems.push(problem.help(help));
+        }
+    }
+
     pub(super) fn step(
         &mut self,
         written: file::Step,
@@ -102,15 +114,7 @@ impl Check<'_> {
         let action = if let Some(script) = written.run {
             self.action(&name, script.trim().is_empty());
             self.text(&script, LateReferences::Keep);
-            if script.len() >= LONGEST_SCRIPT {
-                let message = format!(
-                    "step `{}`: the script is longer than 128 KiB",
-                    shorten(&name)
-                );
-                let problem = Problem::new(&script.place, message, "the shell cannot get it");
-                self.problems
-                    .push(problem.help("put it into a file, and `copy` that in a step before"));
-            }
+            self.script_length(&name, &script);
             let shell = self.shell(written.shell);
             Action::Run { script, shell }
         } else if let Some(packages) = written.packages {
