@@ -221,9 +221,16 @@ impl Repository {
     /// Refuses a checkout whose commit is not the one that the profile pins.
     fn check(&self, directory: &Path, git: &Git<'_>) -> Result<()> {
         let Some(rev) = &self.rev else { return Ok(()) };
+        let checkout = git.open(directory)?;
+        let (head, digits) = (checkout.head()?, rev.to_ascii_lowercase());
+        // A tag or a branch may have such a name too.
+        let is_commit = || {
+            let named = format!("{rev}^{{commit}}");
+            let named = checkout.text(&["rev-parse", "--quiet", "--verify", &named]);
+            [40, 64].contains(&rev.len()) || named.is_ok_and(|named| named.starts_with(&digits))
+        };
         let hexadecimal = rev.len() >= 7 && rev.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let head = git.open(directory)?.head()?;
-        if hexadecimal && !head.starts_with(&rev.to_ascii_lowercase()) {
+        if hexadecimal && !head.starts_with(&digits) && is_commit() {
             return Err(Error::new(
                 Kind::Drift,
                 format!(
@@ -329,6 +336,33 @@ pub(crate) mod tests {
             .unwrap_err();
         assert_eq!(error.kind(), Kind::Drift);
         assert!(error.help_text().unwrap().contains("checkout"));
+    }
+
+    #[test]
+    fn a_tag_or_branch_whose_name_looks_like_a_commit_stays_usable() {
+        let origin = repository();
+        let user = me();
+        let git = Git::new(&user);
+        git.run(origin.path(), &["tag", "20240101"]).unwrap();
+        git.run(origin.path(), &["branch", "deadbeef"]).unwrap();
+        let home = tempfile::tempdir().unwrap();
+        let store = Store::open(home.path()).unwrap();
+        for (rev, depth) in [
+            ("20240101", None),
+            ("20240101", Some(1)),
+            ("deadbeef", Some(1)),
+        ] {
+            let source = Repository {
+                name: format!("src{}", depth.unwrap_or(0)),
+                url: format!("file://{}", origin.path().display()),
+                rev: Some(rev.into()),
+                depth,
+                submodules: false,
+            };
+            for _ in 0..2 {
+                source.prepare(&store, &git, false, &mut |_| {}).unwrap();
+            }
+        }
     }
 
     #[test]
