@@ -20,7 +20,7 @@ use crate::tree::work_queue::Queue;
 
 /// Changes closer together than this may have the same time, whatever the file system's clock.
 const SETTLED: Duration = Duration::from_secs(2);
-/// Files in git's own directories that do not affect the checkout, or that mere reading changes.
+/// Files directly in git's own directories that do not affect the checkout, or that mere reading changes.
 const GIT_OWN: [&[u8]; 7] = [
     b"objects",
     b"logs",
@@ -30,6 +30,8 @@ const GIT_OWN: [&[u8]; 7] = [
     b"ORIG_HEAD",
     b"COMMIT_EDITMSG",
 ];
+/// Where submodules' git directories are.
+const MODULES: &[u8] = b".git/modules/";
 /// Buffer size of one listing call.
 const LISTING: usize = 64 * 1024;
 const MOST_THREADS: usize = 8;
@@ -44,7 +46,7 @@ const DIRECTORY: OFlags = OFlags::DIRECTORY
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
 /// Header of the file that caches a fingerprint, with the version of its format.
-const MAGIC: &[u8] = b"rockenv source 2\n";
+const MAGIC: &[u8] = b"rockenv source 3\n";
 
 /// What a source looked like, as a line of records, one for each directory:
 ///
@@ -259,15 +261,19 @@ impl Seen {
         entries.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
         let path = at.to_bytes();
         let inside_git = path.split(|byte| *byte == b'/').any(|part| part == b".git");
+        let is_git_directory = inside_git && is_git_directory(path, &entries);
         let mut hash = Sha256::new();
         let (mut files, mut directories) = (Vec::new(), Vec::new());
         self.newest = self.newest.max(directory.stx_ctime.tv_sec);
         for (name, stat) in entries {
             let plain = name.strip_suffix(b"\0")?;
-            if inside_git && (GIT_OWN.contains(&plain) || plain.ends_with(b".lock")) {
+            let kind = FileType::from_raw_mode(u32::from(stat.stx_mode));
+            let is_directory = kind == FileType::Directory;
+            let is_lock = inside_git && !is_directory && plain.ends_with(b".lock");
+            if is_lock || is_git_directory && GIT_OWN.contains(&plain) {
                 continue;
             }
-            if FileType::from_raw_mode(u32::from(stat.stx_mode)) == FileType::Directory {
+            if is_directory {
                 directories.extend_from_slice(&name);
                 stack.push(match path {
                     b"." => name,
@@ -299,6 +305,19 @@ impl Seen {
         self.records.push([&length[..], &parts.concat()].concat());
         Some(())
     }
+}
+
+/// Returns whether a directory below `.git`, or that itself, is a repository's own: elsewhere there, names are those
+/// of branches and submodules.
+fn is_git_directory(path: &[u8], entries: &[(Vec<u8>, Statx)]) -> bool {
+    let has = |wanted: &[u8]| entries.iter().any(|(name, _)| name == wanted);
+    let is_module = || path.windows(MODULES.len()).any(|part| part == MODULES);
+    path == b".git"
+        || path.ends_with(b"/.git")
+        || is_module()
+            && [&b"HEAD\0"[..], b"config\0", b"objects\0", b"refs\0"]
+                .into_iter()
+                .all(has)
 }
 
 fn threads() -> usize {
@@ -497,6 +516,46 @@ mod tests {
         let next = Stamp::of(path).unwrap();
         git.run(path, &["rm", "--quiet", "--cached", "a"]).unwrap();
         assert!(!next.holds(path));
+    }
+
+    #[test]
+    fn a_branch_with_the_name_of_one_of_git_s_own_directories_counts() {
+        let (outer, inner, me) = (repository(), repository(), me());
+        let git = Git::new(&me);
+        let user = ["-c", "user.name=t", "-c", "user.email=t@example.org"];
+        let local = ["-c", "protocol.file.allow=always"];
+        let run = |path: &Path, arguments: &[&str]| {
+            git.run(path, &[&user[..], &local, arguments].concat())
+                .unwrap();
+        };
+        let path = outer.path();
+        let url = inner.path().to_str().unwrap();
+        for name in ["sub", "logs"] {
+            run(path, &["submodule", "--quiet", "add", "--", url, name]);
+        }
+        run(path, &["commit", "--quiet", "-m", "submodules"]);
+        for below in ["", "sub", "logs"] {
+            let path = path.join(below);
+            for name in ["logs", "objects", "x/lfs", "x/rr-cache"] {
+                run(&path, &["checkout", "--quiet", "-b", name]);
+                run(&path, &["commit", "--quiet", "--allow-empty", "-m", "next"]);
+                let stamp = Stamp::of(outer.path()).unwrap();
+                git.fingerprint(outer.path()).unwrap();
+                assert!(stamp.holds(outer.path()), "{below} {name}");
+                run(&path, &["reset", "--quiet", "--soft", "HEAD~1"]);
+                assert!(!stamp.holds(outer.path()), "{below} {name}");
+            }
+        }
+        // What reading may change.
+        let stamp = Stamp::of(path).unwrap();
+        for name in [
+            ".git/logs/x",
+            ".git/modules/sub/logs/x",
+            ".git/modules/logs/logs/x",
+        ] {
+            fs::write(path.join(name), "").unwrap();
+            assert!(stamp.holds(path), "{name}");
+        }
     }
 
     #[test]
