@@ -19,6 +19,7 @@ use nix::fcntl::OFlag;
 use super::git::{Git, Rights, keeps_modes};
 use crate::sys::error::{Error, Result, ResultExt as _, if_exists};
 use crate::sys::process::Program;
+use crate::sys::shell::quoted_path;
 use crate::tree;
 
 /// The repository settings that define the meaning of its files and objects, and the format of differences; none of
@@ -115,7 +116,30 @@ impl<'a> Checkout<'a> {
 
     /// Returns the checked-out commit.
     pub(crate) fn head(&self) -> Result<String> {
-        Ok(self.text(&["rev-parse", "HEAD"])?.trim().to_owned())
+        self.commit()?.ok_or_else(|| {
+            invalid!("`{}` has no commit yet", self.work.display())
+                .help(format!("git -C {} commit", quoted_path(&self.work)))
+        })
+    }
+
+    /// Returns the checked-out commit; `None` before the first one.
+    pub(super) fn commit(&self) -> Result<Option<String>> {
+        match self.text(&["rev-parse", "HEAD"]) {
+            Ok(head) => Ok(Some(head.trim().to_owned())),
+            Err(_) if self.is_unborn()? => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns whether `HEAD` names a branch that is not there.
+    fn is_unborn(&self) -> Result<bool> {
+        let head = fs::read_to_string(self.place.path.join("HEAD"))?;
+        let Some(branch) = head.strip_prefix("ref:").map(str::trim) else {
+            return Ok(false);
+        };
+        let file = if_exists(fs::symlink_metadata(self.place.path.join(branch)))?;
+        let listed = ["for-each-ref", "--format=%(refname)", "--", branch];
+        Ok(file.is_none() && self.text(&listed)?.is_empty())
     }
 
     /// Runs git without changing anything, and returns its output.
@@ -281,10 +305,19 @@ fn lay_out(place: &Path, own: &Path, common: &Path, rights: Rights) -> Result<()
         link(common, name)?;
     }
     link(own, "info/sparse-checkout")?;
-    for name in ["index", "packed-refs", "shallow"] {
+    for name in [
+        "index",
+        "packed-refs",
+        "shallow",
+        "info/exclude",
+        "info/attributes",
+        "info/grafts",
+        "info/sparse-checkout",
+    ] {
         // git would block on it for ever.
-        if fs::metadata(place.join(name)).is_ok_and(|found| !found.is_file()) {
-            return Err(not_regular(&own.join(name)));
+        let link = place.join(name);
+        if fs::metadata(&link).is_ok_and(|found| !found.is_file()) {
+            return Err(not_regular(&fs::read_link(&link)?));
         }
     }
     Ok(())

@@ -41,7 +41,11 @@ impl Git<'_> {
             return self.content_digest(directory);
         }
         let checkout = self.open(directory)?;
-        let head = checkout.head()?;
+        let Some(head) = checkout.commit()? else {
+            let is_git = |name: &Path| name == Path::new(".git");
+            return self.content_digest_without(directory, is_git);
+        };
+        self.refuse_special_files(&checkout, directory)?;
         // git would start a git of its own in submodules, which obeys their configuration.
         let status = checkout.bytes(&[
             "status",
@@ -150,6 +154,14 @@ impl Git<'_> {
 
     /// Hashes names, kinds, permissions and contents below a directory; ignores times.
     pub(super) fn content_digest(&self, directory: &Path) -> Result<String> {
+        self.content_digest_without(directory, |_| false)
+    }
+
+    fn content_digest_without(
+        &self,
+        directory: &Path,
+        is_left_out: impl Fn(&Path) -> bool,
+    ) -> Result<String> {
         let mut hash = Sha256::new();
         let mut left = vec![PathBuf::new()];
         while let Some(relative) = left.pop() {
@@ -159,6 +171,9 @@ impl Git<'_> {
             for entry in entries {
                 self.stop_if_cancelled()?;
                 let name = relative.join(entry.file_name());
+                if is_left_out(&name) {
+                    continue;
+                }
                 let found = fs::symlink_metadata(entry.path())?;
                 hash.update(name.as_os_str().as_bytes());
                 hash.update([0]);
@@ -526,6 +541,34 @@ mod tests {
         assert!(seen.insert(print.clone()) && is_untracked(&print));
         fs::write(path.join("sub/a"), "two").unwrap();
         assert!(seen.insert(git.fingerprint(path).unwrap()));
+    }
+
+    #[test]
+    fn a_repository_without_a_commit_is_known_by_its_content() {
+        let (outer, me) = (repository(), me());
+        let git = Git::new(&me);
+        let nested = outer.path().join("nested");
+        fs::create_dir(&nested).unwrap();
+        git.run(&nested, &["init", "--quiet"]).unwrap();
+        for path in [&nested, outer.path()] {
+            let mut seen = BTreeSet::new();
+            for text in ["one", "two"] {
+                fs::write(nested.join("a"), text).unwrap();
+                assert!(seen.insert(git.fingerprint(path).unwrap()));
+            }
+            // Neither is what git has of it.
+            git.run(&nested, &["add", "a"]).unwrap();
+            assert!(!seen.insert(git.fingerprint(path).unwrap()));
+            git.run(&nested, &["rm", "--quiet", "--cached", "a"])
+                .unwrap();
+        }
+        let error = git.head(&nested).unwrap_err();
+        assert_eq!(error.kind().exit_code(), 3);
+        assert_has!(error.chain().join(" "), "has no commit yet");
+        // A reference that is damaged is not one that is not there yet.
+        fs::write(outer.path().join(".git/HEAD"), "ref: refs/heads/x\n").unwrap();
+        fs::write(outer.path().join(".git/refs/heads/x"), "damaged\n").unwrap();
+        assert!(git.fingerprint(outer.path()).is_err());
     }
 
     #[test]

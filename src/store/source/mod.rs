@@ -8,6 +8,7 @@ mod fingerprint;
 mod git;
 mod part;
 mod pin;
+mod special_files;
 mod unchanged;
 
 use std::collections::BTreeMap;

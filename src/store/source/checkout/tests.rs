@@ -129,6 +129,33 @@ fn what_no_git_wrote_is_refused_without_waiting() {
             fs::write(&path, kept).unwrap();
         }
     }
+    for name in [
+        ".git/info/exclude",
+        ".git/info/attributes",
+        ".gitignore",
+        "d/.gitattributes",
+    ] {
+        let path = directory.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        drop(fs::remove_file(&path));
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let error = git.fingerprint(directory.path()).unwrap_err();
+        assert_eq!(error.kind().exit_code(), 3);
+        assert_has!(
+            error.chain().join(" "),
+            &format!("{name}` is not a regular file")
+        );
+        fs::remove_file(&path).unwrap();
+    }
+    // git does not look below what is ignored, or into another repository.
+    let clean = git.fingerprint(directory.path()).unwrap();
+    fs::write(own.join("info/exclude"), "/d\n").unwrap();
+    fs::create_dir_all(directory.path().join("d/e")).unwrap();
+    for name in ["d/.gitignore", "d/e/.gitattributes"] {
+        let path = directory.path().join(name);
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert_eq!(git.fingerprint(directory.path()).unwrap(), clean);
+    }
     fs::write(own.join("HEAD"), "ref: refs/heads/a\nmore").unwrap();
     assert_eq!(
         git.open(directory.path()).unwrap_err().kind().exit_code(),
