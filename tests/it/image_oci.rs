@@ -4,6 +4,7 @@ mod environment;
 mod files;
 mod inside;
 mod layers;
-mod make;
+pub(crate) mod make;
+mod names;
 mod place;
 mod registry;

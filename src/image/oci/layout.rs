@@ -1,5 +1,6 @@
 //! Owns images in files: an OCI layout, in a directory or packed into an archive, and the output of `docker save`.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
@@ -11,7 +12,7 @@ use super::manifest::{
     self, Configuration, Descriptor, Document, MAX_CONFIG, MAX_MANIFEST, MAX_NESTING, Manifest,
     damaged, refused,
 };
-use super::reference::{Platform, Reference, sha256};
+use super::reference::{Platform, sha256};
 use crate::image::fetch::sha256_of;
 use crate::image::tar::unpack::{self, unpack};
 use crate::sys::error::{Error, Result, ResultExt as _};
@@ -112,11 +113,14 @@ fn from_index(
     let Document::Index(entries) = Document::parse(index)? else {
         return Err(refused("its `index.json` is not an index".into()));
     };
-    let mut entries = match wanted {
-        Some(wanted) => named(entries, wanted)?,
-        None => entries,
-    };
-    several(&entries)?;
+    let candidates = entries.into_iter().map(|entry| Candidate {
+        names: entry.names().map(str::to_owned).collect(),
+        digest: entry.digest.clone(),
+        fits: entry.fits(platform),
+        image: entry,
+    });
+    let selected = select(candidates.collect(), wanted)?;
+    let mut entries: Vec<Descriptor> = selected.into_iter().map(|found| found.image).collect();
     for _ in 0..MAX_NESTING {
         let chosen = manifest::choose(&entries, platform)?;
         let bytes = files.verified(chosen, MAX_MANIFEST)?;
@@ -145,62 +149,106 @@ fn from_index(
     Err(refused("its index leads to indexes only".into()))
 }
 
-/// Returns the entries matching a reference, a tag or a digest.
-fn named(entries: Vec<Descriptor>, wanted: &str) -> Result<Vec<Descriptor>> {
-    let (wanted_name, digest) = match wanted.split_once('@') {
-        Some((name, digest)) => (name, sha256(digest)),
-        None => (wanted, sha256(wanted)),
-    };
-    let tag = Reference::parse(wanted)
-        .ok()
-        .and_then(|reference| reference.tag);
-    let all: Vec<String> = entries
-        .iter()
-        .flat_map(|entry| entry.names().map(str::to_owned).collect::<Vec<_>>())
-        .collect();
-    let mut found = entries;
-    found.retain(|entry| match digest {
-        Some(digest) => entry.sha256().is_ok_and(|sha256| sha256 == digest),
-        None => entry
-            .names()
-            .any(|name| name == wanted_name || Some(name) == tag.as_deref()),
+/// One of the images in a file.
+struct Candidate<T> {
+    names: Vec<String>,
+    /// With `sha256:`.
+    digest: String,
+    /// Whether it is for the wanted platform, as far as that is known.
+    fits: bool,
+    image: T,
+}
+
+/// Returns the candidates with a name, a tag or a digest; refuses to choose between different images.
+fn select<T>(mut candidates: Vec<Candidate<T>>, wanted: Option<&str>) -> Result<Vec<Candidate<T>>> {
+    if let Some(wanted) = wanted {
+        let digest = wanted.split_once('@').map_or(wanted, |(_, digest)| digest);
+        let digest = sha256(digest).is_some().then_some(digest);
+        let tag = wanted.rsplit_once(':').map(|(_, tag)| tag);
+        let is_named = |image: &Candidate<T>| {
+            let mut names = image.names.iter();
+            names.any(|name| short(name) == short(wanted))
+        };
+        // A tag alone says nothing about an image that has a whole name too.
+        let is_tagged = |image: &Candidate<T>| {
+            !image.names.is_empty() && image.names.iter().all(|name| Some(name.as_str()) == tag)
+        };
+        let help = absent_help(&candidates, digest.is_some());
+        let by_name = candidates.iter().any(is_named);
+        candidates.retain(|image| match (digest, by_name) {
+            (Some(digest), _) => image.digest == digest,
+            (None, true) => is_named(image),
+            (None, false) => is_tagged(image),
+        });
+        if candidates.is_empty() {
+            let wanted = wanted.escape_debug();
+            return Err(not_found!("it contains no image named `{wanted}`").help(help));
+        }
+    }
+    several(&candidates)?;
+    Ok(candidates)
+}
+
+/// Returns a name without what Docker adds to short ones.
+fn short(name: &str) -> &str {
+    let name = name.strip_prefix("docker.io/").unwrap_or(name);
+    name.strip_prefix("library/").unwrap_or(name)
+}
+
+fn absent_help<T>(candidates: &[Candidate<T>], by_digest: bool) -> String {
+    let all = candidates.iter().filter_map(|image| {
+        let name = image.names.first();
+        match (name, by_digest) {
+            (Some(name), true) => Some(format!("{name}@{}", image.digest)),
+            (None, true) => Some(image.digest.clone()),
+            (name, false) => name.cloned(),
+        }
     });
-    match found.is_empty() {
-        true => Err(absent(wanted, &all)),
-        false => Ok(found),
+    match all.collect::<Vec<_>>().as_slice() {
+        [] => "remove `ref`: its images have no names".into(),
+        all => reference_help(all),
     }
 }
 
-fn absent(wanted: &str, all: &[String]) -> Error {
-    not_found!("it contains no image named `{}`", wanted.escape_debug()).help(match all.first() {
-        Some(first) => format!(
-            "ref = \"{}\" (there are: {})",
-            first.escape_debug(),
-            all.join(", ").escape_debug()
-        ),
-        None => "remove `ref`: its images have no names".into(),
-    })
-}
-
-/// Refuses to choose between images with different names.
-fn several(entries: &[Descriptor]) -> Result<()> {
-    let mut names: Vec<&str> = entries
-        .iter()
-        .filter_map(|entry| entry.names().next())
+/// Refuses to choose between images with different digests.
+fn several<T>(candidates: &[Candidate<T>]) -> Result<()> {
+    let fitting = || candidates.iter().filter(|image| image.fits);
+    let images: BTreeMap<&str, &Candidate<T>> = fitting()
+        .map(|image| (image.digest.as_str(), image))
         .collect();
-    names.sort_unstable();
-    names.dedup();
-    ambiguous(&names)
+    if images.len() < 2 {
+        return Ok(());
+    }
+    let mut all: Vec<String> = images
+        .values()
+        .map(|image| image.label(fitting()))
+        .collect();
+    all.sort_unstable();
+    let help = reference_help(&all);
+    Err(invalid!("it contains {} images", all.len()).help(help))
 }
 
-fn ambiguous(names: &[&str]) -> Result<()> {
-    match names {
-        [first, _, ..] => Err(invalid!("it contains {} images", names.len()).help(format!(
-            "ref = \"{}\" (there are: {})",
-            first.escape_debug(),
-            names.join(", ").escape_debug()
-        ))),
-        _ => Ok(()),
+fn reference_help(all: &[String]) -> String {
+    let first = all.first().map_or("", String::as_str);
+    format!(
+        "ref = \"{}\" (there are: {})",
+        first.escape_debug(),
+        all.join(", ").escape_debug()
+    )
+}
+
+impl<T> Candidate<T> {
+    /// Returns what selects this image: a name that no other one has, or the digest.
+    fn label<'a>(&'a self, all: impl Iterator<Item = &'a Self> + Clone) -> String {
+        let is_own = |name: &&String| {
+            all.clone()
+                .all(|other| other.digest == self.digest || !other.names.contains(name))
+        };
+        self.names
+            .iter()
+            .find(is_own)
+            .unwrap_or(&self.digest)
+            .clone()
     }
 }
 
@@ -217,32 +265,38 @@ fn from_docker(
         repo_tags: Option<Vec<String>>,
         layers: Vec<String>,
     }
-    let mut saved: Vec<Saved> = serde_json::from_slice(list).map_err(|error| {
+    let saved: Vec<Saved> = serde_json::from_slice(list).map_err(|error| {
         refused("its `manifest.json` is not a list of images".into()).source(error)
     })?;
-    let tags = |image: &Saved| image.repo_tags.clone().unwrap_or_default();
-    let all: Vec<String> = saved.iter().flat_map(tags).collect();
-    if let Some(wanted) = wanted {
-        let name = wanted.split('@').next().unwrap_or(wanted);
-        let digest = wanted.split('@').find_map(sha256);
-        saved.retain(|image| match digest {
-            Some(digest) => image.config.contains(digest),
-            None => tags(image).iter().any(|tag| tag == name),
+    let read = |image: &Saved| {
+        let config = files
+            .read(&image.config, MAX_CONFIG)?
+            .ok_or_else(|| refused(format!("`{}` is not in it", image.config.escape_debug())))?;
+        Ok::<_, Error>((hex::encode(Sha256::digest(&config)), config))
+    };
+    let mut digests: BTreeMap<String, String> = BTreeMap::new();
+    let mut candidates = Vec::new();
+    for mut image in saved {
+        let digest = match digests.get(&image.config) {
+            Some(digest) => digest.clone(),
+            None => format!("sha256:{}", read(&image)?.0),
+        };
+        digests.insert(image.config.clone(), digest.clone());
+        candidates.push(Candidate {
+            names: image.repo_tags.take().unwrap_or_default(),
+            digest,
+            fits: true,
+            image,
         });
-        if saved.is_empty() {
-            return Err(absent(wanted, &all));
-        }
     }
-    if saved.len() > 1 {
-        ambiguous(&all.iter().map(String::as_str).collect::<Vec<_>>())?;
-    }
-    let Some(image) = saved.into_iter().next() else {
+    let Some(Candidate { digest, image, .. }) = select(candidates, wanted)?.into_iter().next()
+    else {
         return Err(refused("it contains no image".into()));
     };
-    let config = files
-        .read(&image.config, MAX_CONFIG)?
-        .ok_or_else(|| refused(format!("`{}` is not in it", image.config.escape_debug())))?;
-    let found = hex::encode(Sha256::digest(&config));
+    let (found, config) = read(&image)?;
+    if sha256(&digest) != Some(found.as_str()) {
+        return Err(damaged(&format!("`{}`", image.config), &found, &digest));
+    }
     // The file is named by its digest, with or without `.json`.
     let name = image.config.rsplit('/').next().unwrap_or_default();
     let name = name.trim_end_matches(".json");

@@ -40,7 +40,7 @@ const INDEX_TYPES: [&str; 2] = [
 pub(crate) struct Descriptor {
     #[serde(default)]
     pub(crate) media_type: String,
-    digest: String,
+    pub(super) digest: String,
     pub(crate) size: u64,
     platform: Option<Platform>,
     #[serde(default)]
@@ -70,6 +70,11 @@ impl Descriptor {
         ]
         .into_iter()
         .filter_map(|key| self.annotations.get(key).map(String::as_str))
+    }
+
+    /// Returns whether it is an image, or an index of images, that may be for a platform.
+    pub(super) fn fits(&self, platform: &Platform) -> bool {
+        MANIFEST_TYPES.contains(&self.media_type.as_str()) && self.is_for(platform)
     }
 
     fn is_for(&self, platform: &Platform) -> bool {
@@ -191,11 +196,11 @@ pub(super) fn check_header(kind: &str, bytes: &[u8]) -> Result<()> {
 
 /// Chooses an index's entry for a platform.
 pub(super) fn choose<'a>(entries: &'a [Descriptor], platform: &Platform) -> Result<&'a Descriptor> {
-    let is_manifest = |entry: &&Descriptor| MANIFEST_TYPES.contains(&entry.media_type.as_str());
-    let candidates = || entries.iter().filter(is_manifest);
-    let found = candidates()
-        .find(|entry| entry.platform.is_some() && entry.is_for(platform))
-        .or_else(|| candidates().find(|entry| entry.is_for(platform)));
+    let mut fitting = entries.iter().filter(|entry| entry.fits(platform));
+    let found = fitting
+        .clone()
+        .find(|entry| entry.platform.is_some())
+        .or_else(|| fitting.next());
     found.ok_or_else(|| {
         let mut there: Vec<String> = entries
             .iter()

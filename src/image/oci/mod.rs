@@ -34,7 +34,7 @@ use crate::sys::signals::stop_if;
 use layout::Layout;
 use manifest::{Configuration, Document, MAX_CONFIG, MAX_NESTING, Manifest};
 pub(crate) use manifest::{Descriptor, MAX_MANIFEST, damaged, refused};
-pub(super) use reference::Platform;
+pub(super) use reference::{NO_DIGEST, Platform};
 pub(crate) use reference::{Reference, sha256};
 pub(crate) use registry::{Access, Attempts, Operation, Registry, RequestSubject, Tagged, Upload};
 pub use retry::Notice;

@@ -25,10 +25,7 @@ impl Reference {
             Some((rest, digest)) => match sha256(digest) {
                 Some(sha256) => (rest, Some(sha256.to_owned())),
                 None => {
-                    return wrong(
-                        "has a digest that is not `sha256:` and 64 hexadecimal digits",
-                        "ref = \"registry.example.org/name@sha256:...\"",
-                    );
+                    return wrong(NO_DIGEST, "ref = \"registry.example.org/name@sha256:...\"");
                 }
             },
             None => (text, None),
@@ -77,6 +74,9 @@ impl Reference {
     }
 }
 
+/// What is wrong with a reference whose digest is none.
+pub(in crate::image) const NO_DIGEST: &str =
+    "has a digest that is not `sha256:` and 64 lower-case hexadecimal digits";
 const EXAMPLE: &str = "ref = \"registry.example.org/name:tag\"";
 
 /// Returns the hexadecimal digits of `sha256:...`.

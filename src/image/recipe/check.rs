@@ -7,7 +7,7 @@
 use std::path::Path;
 
 use super::{Mmdebstrap, Oci, Pacstrap, Source, Tarball, snapshot_time};
-use crate::image::oci::{Platform, Reference};
+use crate::image::oci::{NO_DIGEST, Platform, Reference, sha256};
 use crate::sys::checksum::is_sha256;
 use crate::sys::error::Error;
 use crate::sys::suggest;
@@ -179,8 +179,22 @@ impl Oci {
                 "neither `ref` nor `path` is given".into(),
                 "ref = \"registry.example.org/name@sha256:...\", or path = \"DIRECTORY\"",
             )),
+            (None, Some(_)) => Ok(()),
             // Images in files may have any name.
-            (_, Some(_)) => Ok(()),
+            (Some(text), Some(_)) => {
+                let digest = match text.split_once('@') {
+                    Some((_, digest)) => Some(digest),
+                    None => Some(text.as_str()).filter(|text| text.starts_with("sha256:")),
+                };
+                match digest.is_none_or(|digest| sha256(digest).is_some()) {
+                    true => Ok(()),
+                    false => Err(bad(
+                        text,
+                        format!("`{}` {NO_DIGEST}", text.escape_debug()),
+                        "ref = \"name:tag@sha256:...\"",
+                    )),
+                }
+            }
             (Some(text), None) => match Reference::parse(text) {
                 Ok(_) => Ok(()),
                 Err((message, help)) => Err(bad(text, message, help)),
