@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use nix::sys::signal::{SigSet, Signal};
@@ -82,6 +83,9 @@ pub(crate) fn is_pending() -> bool {
     readable([taken()], Some(Duration::ZERO)) == Ok([true])
 }
 
+/// How often the other thread of [`Cancel::watch`] looks.
+const LOOK: Duration = Duration::from_millis(100);
+
 /// Turns a signal into a flag, for work that checks a flag to know when to stop.
 #[derive(Debug)]
 pub(crate) struct Cancel<'a> {
@@ -102,6 +106,26 @@ impl<'a> Cancel<'a> {
     /// Returns the flag: set once a signal came.
     pub(crate) fn flag(&self) -> &AtomicBool {
         &self.flag
+    }
+
+    /// Runs work that only reads the flag: another thread sets it, and leaves the signal to be read.
+    pub(crate) fn watch<T>(&self, work: impl FnOnce() -> T) -> T {
+        let (working, ended) = mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                while ended.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+                    if readable([Some(self.signals.as_fd())], Some(Duration::ZERO)) == Ok([true]) {
+                        self.flag.store(true, Ordering::Relaxed);
+                    }
+                }
+            });
+            let result = work();
+            drop(working);
+            if self.flag.load(Ordering::Relaxed) {
+                self.poll();
+            }
+            result
+        })
     }
 
     /// Checks for a signal; the work calls this at intervals.

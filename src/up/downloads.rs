@@ -62,7 +62,8 @@ impl Fetching<'_> {
             let own = self.task.cx.config.ninja.as_deref();
             let root = self.store.image_root(image);
             let (offline, cancelled) = (self.offline, cancel.flag());
-            let placed = ninja::place(&run_dir, own, &blobs, &root, offline, cancelled);
+            let placed =
+                cancel.watch(|| ninja::place(&run_dir, own, &blobs, &root, offline, cancelled));
             if let Some(message) = cancel.outcome(placed)? {
                 note(&message);
             }

@@ -134,7 +134,7 @@ impl<'a> Task<'a> {
             progress: &mut progress,
             cancel: cancel.flag(),
         };
-        let result = work(&mut cx);
+        let result = cancel.watch(|| work(&mut cx));
         cancel.outcome(result)
     }
 }

@@ -1,5 +1,7 @@
 //! Builds images with the real tools. Needs root; the Debian tests need the package mirror.
 
+mod stopped;
+
 use std::collections::BTreeMap;
 use std::os::unix::fs::{MetadataExt as _, symlink};
 use std::path::{Path, PathBuf};
@@ -120,6 +122,12 @@ fn sh(script: &str, directory: &Path) {
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
     );
+}
+
+/// Writes the recipe of image `x`.
+fn recipe(store: &crate::support::env::TestStore, provider: &str, table: &str) {
+    let text = format!("schema = 1\nprovider = \"{provider}\"\n[{provider}]\n{table}\n");
+    fs_err::write(store.work().join("images/x.toml"), text).unwrap();
 }
 
 const TRIXIE: &str = "schema = 1\nprovider = \"mmdebstrap\"\n\

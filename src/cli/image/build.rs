@@ -38,7 +38,10 @@ pub(super) fn build(cx: &Context, args: &BuildArgs) -> Result<()> {
     }
     let signals = Signals::take()?;
     let task = Task::new(cx, &signals, &reporter);
-    let image = task.build_image(&store, &args.name, &recipe, args.refresh)?;
+    let built = task.build_image(&store, &args.name, &recipe, args.refresh);
+    // A build that failed has left more in the trash than one that succeeded.
+    cx.tidy(&store)?;
+    let image = built?;
     let same = old.is_some_and(|old| old.key == image.key);
     let word = if same { "unchanged" } else { "built" };
     let mut message = format!(
@@ -52,5 +55,5 @@ pub(super) fn build(cx: &Context, args: &BuildArgs) -> Result<()> {
         message = format!("{message}, from {resolved}");
     }
     reporter.finish(Outcome::Done, message);
-    cx.tidy(&store)
+    Ok(())
 }
