@@ -17,6 +17,7 @@ pub(crate) mod tar;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::fs::Metadata;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -24,6 +25,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub(crate) use packages::{DPKG_STATUS, MAX_DATABASE, OsRelease, Package, gpu_code};
 pub use recipe::Recipe;
 
+use crate::sys::catalog::is_absent;
 use crate::sys::error::{Result, ResultExt as _};
 use crate::tree::root_fs::Tree;
 use recipe::{Source, Tarball};
@@ -130,9 +132,10 @@ pub fn build(recipe: &Recipe, cx: &mut BuildContext<'_>) -> Result<Built> {
         Source::Oci(table) => resolved = Some(oci::build(table, cx)?),
         Source::Tarball(table) => tarball(table, cx)?,
         Source::Directory(table) => {
+            let from = input(&table.path, "directory", "a directory", Metadata::is_dir)?;
             let progress = &mut *cx.progress;
             let mut report = |done| progress(BuildProgress::Bytes { done, total: None });
-            crate::tree::copy_tree::copy(&table.path, cx.into, cx.cancel, &mut report)?;
+            crate::tree::copy_tree::copy(&from, cx.into, cx.cancel, &mut report)?;
         }
     }
     let summary = crate::tree::digest::digest(cx.into, cx.cancel)?;
@@ -196,10 +199,28 @@ pub(crate) fn blob(url: &str, sha256: &str, blobs: &Path, cancel: &AtomicBool) -
     Ok(path)
 }
 
+/// Returns what `path` in a provider's table leads to, if it fits: opening a FIFO would wait for ever.
+fn input(
+    path: &Path,
+    provider: &str,
+    what: &str,
+    fits: impl Fn(&Metadata) -> bool,
+) -> Result<PathBuf> {
+    let wrong = |why: &str| {
+        invalid!("`{}` {why}", path.display()).help(format!("correct `path` in [{provider}]"))
+    };
+    match fs_err::metadata(path) {
+        Err(error) if is_absent(&error) => Err(wrong("does not exist")),
+        Err(error) => Err(error.into()),
+        Ok(found) if fits(&found) => Ok(fs_err::canonicalize(path)?),
+        Ok(_) => Err(wrong(&format!("is not {what}"))),
+    }
+}
+
 fn tarball(table: &Tarball, cx: &mut BuildContext<'_>) -> Result<()> {
     let progress = &mut *cx.progress;
     let path = match (&table.path, &table.url) {
-        (Some(path), _) => path.clone(),
+        (Some(path), _) => input(path, "tarball", "a regular file", Metadata::is_file)?,
         (None, Some(url)) => {
             let mut report = |done, total| progress(BuildProgress::Bytes { done, total });
             fetch::fetch(url, &table.sha256, cx.blobs, cx.cancel, &mut report)?

@@ -70,6 +70,8 @@ fn from_files(
     platform: &Platform,
     cx: &mut BuildContext<'_>,
 ) -> Result<Resolved> {
+    let fits = |found: &std::fs::Metadata| found.is_dir() || found.is_file();
+    let path = &super::input(path, "oci", "a regular file or a directory", fits)?;
     let cancel = cx.cancel;
     let progress = &mut *cx.progress;
     let mut report = |done| progress(BuildProgress::Bytes { done, total: None });
