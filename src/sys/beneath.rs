@@ -92,6 +92,20 @@ pub(crate) fn open_below(root: impl AsFd, below: &Path) -> nix::Result<OwnedFd> 
     }
 }
 
+/// Opens the entry at the relative path `below`, however long, with the rules of [`open`] for each part.
+pub(crate) fn open_entry_below(
+    root: impl AsFd,
+    below: &Path,
+    flags: OFlag,
+) -> nix::Result<OwnedFd> {
+    match (below.parent(), below.file_name()) {
+        (Some(parent), Some(name)) if below.as_os_str().len() > PATH_STEP => {
+            open(open_below(root, parent)?, name, flags)
+        }
+        _ => open(root, below, flags),
+    }
+}
+
 /// Opens a regular file at its path-only descriptor for reading or writing. Anything else stays as it is: opening a device
 /// or a FIFO may do something.
 pub(crate) fn open_regular(found: OwnedFd, flags: OFlag) -> nix::Result<OwnedFd> {

@@ -2,8 +2,9 @@
 //! with the source if the file system can.
 
 use std::collections::HashMap;
-use std::ffi::CStr;
+use std::ffi::{CStr, OsStr};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
@@ -37,7 +38,9 @@ pub(crate) fn copy(
     }
     let (source, target) = (Tree::open(from)?, Tree::open(into)?);
     let mut copy = Copy {
+        source: source.fd(),
         target: target.fd(),
+        left: Vec::new(),
         names: HashMap::new(),
         owner: (!geteuid().is_root()).then(|| (geteuid(), getegid())),
         attributes: Attributes::default(),
@@ -46,16 +49,26 @@ pub(crate) fn copy(
         progress,
     };
     let stat = nix::sys::stat::fstat(source.fd())?;
-    copy.directory(source.fd(), target.fd(), &[])
-        .and_then(|()| Ok(copy.attributes(source.fd(), target.fd(), stat)?))
+    copy.left.push(Directory::Enter(Vec::new(), stat));
+    copy.all()
         .context(|| format!("cannot copy `{}`", from.display()))
 }
 
 /// Progress is reported, and Ctrl-C checked, after this many bytes of a file.
 const CHUNK: i64 = 64 << 20;
 
+/// A directory that was made in the copy, by its path.
+enum Directory {
+    Enter(Vec<u8>, FileStat),
+    /// All of it is copied, and its metadata can be.
+    Finish(Vec<u8>, FileStat),
+}
+
 struct Copy<'a> {
+    source: BorrowedFd<'a>,
     target: BorrowedFd<'a>,
+    /// Each is opened when its turn comes, however deep it is.
+    left: Vec<Directory>,
     /// The first copied name of each file with several names.
     names: HashMap<(u64, u64), Vec<u8>>,
     /// The only owner that can be given, unless by root.
@@ -67,6 +80,24 @@ struct Copy<'a> {
 }
 
 impl Copy<'_> {
+    fn all(&mut self) -> Result<()> {
+        while let Some(directory) = self.left.pop() {
+            let (Directory::Enter(path, stat) | Directory::Finish(path, stat)) = &directory;
+            let (path, stat) = (path.clone(), *stat);
+            let fail = || format!("cannot copy `{}`", String::from_utf8_lossy(&path));
+            let from = open_source(self.source, &path, OFlag::O_DIRECTORY, &path)?;
+            let into = beneath::open_below(self.target, as_path(&path)).context(fail)?;
+            if matches!(directory, Directory::Enter(..)) {
+                self.left.push(Directory::Finish(path.clone(), stat));
+                self.directory(from.as_fd(), into.as_fd(), &path)?;
+            } else {
+                self.attributes(from.as_fd(), into.as_fd(), stat)
+                    .context(fail)?;
+            }
+        }
+        Ok(())
+    }
+
     fn directory(&mut self, from: BorrowedFd<'_>, into: BorrowedFd<'_>, path: &[u8]) -> Result<()> {
         for name in root_fs::names(beneath::open_dir(from, c".")?)? {
             stop_if(self.cancel)?;
@@ -95,7 +126,7 @@ impl Copy<'_> {
             if let Some(first) = self.names.get(&file) {
                 let (parent, first) = match first.iter().rposition(|byte| *byte == b'/') {
                     Some(at) => (
-                        beneath::open_dir(self.target, &first[..at]).context(fail)?,
+                        beneath::open_below(self.target, as_path(&first[..at])).context(fail)?,
                         &first[at + 1..],
                     ),
                     None => (self.target.try_clone_to_owned()?, first.as_slice()),
@@ -108,11 +139,8 @@ impl Copy<'_> {
         match kind {
             SFlag::S_IFDIR => {
                 nix::sys::stat::mkdirat(into, name, Mode::S_IRWXU).context(fail)?;
-                let from = open_source(from, name, OFlag::O_DIRECTORY, path)?;
-                let into = beneath::open_dir(into, name).context(fail)?;
-                self.directory(from.as_fd(), into.as_fd(), path)?;
-                self.attributes(from.as_fd(), into.as_fd(), stat)
-                    .context(fail)
+                self.left.push(Directory::Enter(path.to_vec(), stat));
+                Ok(())
             }
             SFlag::S_IFREG => {
                 let source = open_source(from, name, OFlag::O_NONBLOCK, path)?;
@@ -205,9 +233,17 @@ fn is_wanted(attribute: &CStr) -> bool {
     xattr::is_content(attribute.to_bytes())
 }
 
-fn open_source(parent: BorrowedFd<'_>, name: &[u8], flags: OFlag, path: &[u8]) -> Result<OwnedFd> {
+fn as_path(path: &[u8]) -> &Path {
+    Path::new(OsStr::from_bytes(path))
+}
+
+fn open_source(parent: BorrowedFd<'_>, below: &[u8], flags: OFlag, path: &[u8]) -> Result<OwnedFd> {
     let described = || String::from_utf8_lossy(path).into_owned();
-    match beneath::open(parent, name, flags) {
+    let opened = match below.is_empty() {
+        true => beneath::open_dir(parent, c"."),
+        false => beneath::open_entry_below(parent, as_path(below), flags),
+    };
+    match opened {
         Err(Errno::EXDEV) => Err(invalid!("`{}` is a mount point", described())
             .help("unmount it: an image contains one file system")),
         other => other.context(|| format!("cannot open `{}`", described())),

@@ -8,9 +8,10 @@
 mod content;
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStringExt as _;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -279,9 +280,7 @@ fn scan(root: &Path, cancel: &AtomicBool) -> Result<Vec<Node>> {
         seen: HashMap::new(),
         cancel,
     };
-    let top = beneath::open_dir(tree.fd(), c".")
-        .context(|| format!("cannot read `{}`", root.display()))?;
-    walk.directory(top, &[])
+    walk.all(&tree)
         .context(|| format!("cannot read the tree `{}`", root.display()))?;
     let Walk {
         mut nodes, seen, ..
@@ -300,7 +299,23 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    fn directory(&mut self, directory: OwnedFd, path: &[u8]) -> Result<()> {
+    /// Reads all directories; each is opened when its turn comes, however deep it is.
+    fn all(&mut self, tree: &Tree) -> Result<()> {
+        let mut left = vec![Vec::new()];
+        while let Some(path) = left.pop() {
+            let directory = beneath::open_below(tree.fd(), Path::new(OsStr::from_bytes(&path)))
+                .context(|| format!("cannot read `{}`", String::from_utf8_lossy(&path)))?;
+            self.directory(directory, &path, &mut left)?;
+        }
+        Ok(())
+    }
+
+    fn directory(
+        &mut self,
+        directory: OwnedFd,
+        path: &[u8],
+        left: &mut Vec<Vec<u8>>,
+    ) -> Result<()> {
         stop_if(self.cancel)?;
         let handle = directory.try_clone()?;
         for name in root_fs::names(directory)? {
@@ -335,16 +350,10 @@ impl Walk<'_> {
             let xattrs = XattrFile::Entry(handle.as_fd(), &name)
                 .content()
                 .context(fail)?;
-            let below = match kind {
-                SFlag::S_IFDIR => {
-                    Some(beneath::open_dir(handle.as_fd(), name.as_slice()).context(fail)?)
-                }
-                _ => None,
-            };
-            self.nodes.push(node(path.clone(), &stat, what, xattrs));
-            if let Some(below) = below {
-                self.directory(below, &path)?;
+            if kind == SFlag::S_IFDIR {
+                left.push(path.clone());
             }
+            self.nodes.push(node(path, &stat, what, xattrs));
         }
         Ok(())
     }

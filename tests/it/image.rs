@@ -1,5 +1,6 @@
 //! Builds images with the real tools. Needs root; the Debian tests need the package mirror.
 
+mod deep;
 mod inputs;
 mod stopped;
 

@@ -1,6 +1,9 @@
 //! Owns the digest of one file's content.
 
+use std::ffi::OsStr;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use nix::errno::Errno;
@@ -34,7 +37,8 @@ pub(crate) fn hash(
     buffer: &mut [u8],
     cancel: &AtomicBool,
 ) -> Result<[u8; 32]> {
-    let file = beneath::open(root, path, OFlag::O_RDONLY | OFlag::O_NONBLOCK)?;
+    let path = Path::new(OsStr::from_bytes(path));
+    let file = beneath::open_entry_below(root, path, OFlag::O_RDONLY | OFlag::O_NONBLOCK)?;
     let size = u64::try_from(nix::sys::stat::fstat(&file)?.st_size).unwrap_or(0);
     let mut sha = Sha256::new();
     if is_mostly_zeros(&file, size, buffer, cancel)? {
