@@ -4,7 +4,7 @@
 //! A recipe is built once, and its image stays until somebody refreshes it. The key covers what the recipe resolved
 //! to (package versions, content digest), so a refreshed image with the same content is the same image.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -49,6 +49,16 @@ pub struct TaskContext<'a> {
     pub progress: &'a mut dyn FnMut(BuildProgress<'_>),
     /// Set to stop.
     pub cancel: &'a AtomicBool,
+}
+
+/// An image that was built again, and how the new one differs.
+#[derive(Debug)]
+pub struct VerifiedImage {
+    pub image: Image,
+    /// The environment variables that have another value.
+    pub variables: BTreeSet<String>,
+    /// The first differing paths.
+    pub differences: Vec<tree::digest::Difference>,
 }
 
 impl TaskContext<'_> {
@@ -290,25 +300,30 @@ impl Store {
         Ok(())
     }
 
-    /// Builds a recipe again from the same inputs and compares; returns the first differing paths.
+    /// Builds a recipe again from the same inputs and compares.
     pub fn verify_image(
         &self,
         name: &str,
         recipe: &Recipe,
         cx: &mut TaskContext<'_>,
-    ) -> Result<(Image, Vec<crate::tree::digest::Difference>)> {
+    ) -> Result<VerifiedImage> {
         let image = self.image_of(recipe)?.ok_or_else(|| {
             not_found!("image `{name}` is not built").help(format!("rockenv image build {name}"))
         })?;
         let digest = recipe.digest();
         let lock = cx.lock(&self.reference(&digest, "lock"), "image verify")?;
         let work = self.image_work(&digest)?;
+        // A tag may have moved since.
+        let recipe = recipe.pinned(Pin {
+            snapshot: None,
+            resolved: image.resolved.as_deref(),
+        });
         let built = self
-            .build_image(&work, recipe, Some(image.source_date), cx)
+            .build_image(&work, &recipe, Some(image.source_date), cx)
             .context(|| format!("cannot build image `{name}` again"))?;
         let mut differences = Vec::new();
         if built.digest != image.digest {
-            differences = crate::tree::digest::compare(
+            differences = tree::digest::compare(
                 &self.image_root(&image.key),
                 &work.join("root"),
                 20,
@@ -317,7 +332,17 @@ impl Store {
         }
         self.discard(&work)?;
         drop(lock);
-        Ok((image, differences))
+        let (old, new) = (image.env.as_ref(), built.env.as_ref());
+        let names = old.into_iter().chain(new).flat_map(BTreeMap::keys);
+        let value = |env: Option<&'_ BTreeMap<String, String>>, name: &String| {
+            env.and_then(|env| env.get(name).cloned())
+        };
+        let differing = names.filter(|name| value(old, name) != value(new, name));
+        Ok(VerifiedImage {
+            variables: differing.cloned().collect(),
+            image,
+            differences,
+        })
     }
 
     /// Makes the directory in which an image is built; removes the leftovers of a killed build under the same lock.

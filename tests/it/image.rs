@@ -3,6 +3,7 @@
 mod deep;
 mod inputs;
 mod stopped;
+mod verified;
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{MetadataExt as _, symlink};

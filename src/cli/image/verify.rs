@@ -3,6 +3,7 @@
 use clap::Args;
 
 use crate::image::catalog;
+use crate::store::images::VerifiedImage;
 use crate::sys::error::{Kind, Result};
 use crate::sys::signals::Signals;
 use crate::ui::event::Outcome;
@@ -22,11 +23,16 @@ pub(super) fn verify(cx: &Context, args: &VerifyArgs) -> Result<u8> {
     let reporter = cx.ui.reporter(Format::Human);
     let signals = Signals::take()?;
     let task = Task::new(cx, &signals, &reporter);
-    let (image, differences) = task.with_progress(Subject::Image(&args.name), |cx| {
+    let verified = task.with_progress(Subject::Image(&args.name), |cx| {
         store.verify_image(&args.name, &recipe, cx)
-    })?;
+    });
     cx.tidy(&store)?;
-    let same = differences.is_empty();
+    let VerifiedImage {
+        image,
+        variables,
+        differences,
+    } = verified?;
+    let same = variables.is_empty() && differences.is_empty();
     let (outcome, message) = if same {
         (
             Outcome::Done,
@@ -43,6 +49,9 @@ pub(super) fn verify(cx: &Context, args: &VerifyArgs) -> Result<u8> {
         )
     };
     reporter.finish(outcome, message);
+    for name in &variables {
+        cx.ui.data(&format!("variable `{name}`: value differs\n"));
+    }
     for difference in &differences {
         cx.ui.data(&format!(
             "{}: {}\n",
