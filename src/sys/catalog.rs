@@ -69,11 +69,11 @@ pub(crate) fn list<'a>(
     Ok(found)
 }
 
-/// Returns the name of `<name>.toml`.
+/// Returns the name of `<name>.toml`. Hidden files are those of editors.
 pub(crate) fn toml_file(path: &Path) -> Option<(String, PathBuf)> {
     let name = path.file_stem()?.to_string_lossy().into_owned();
     let is_toml = path.extension().is_some_and(|end| end == "toml");
-    is_toml.then(|| (name, path.to_owned()))
+    (is_toml && !name.starts_with('.')).then(|| (name, path.to_owned()))
 }
 
 /// Returns whether a directory, or a file in its place, is missing.
@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn the_user_s_come_first_and_what_is_absent_is_empty() {
         let directory = tempfile::tempdir().unwrap();
-        for name in ["b.toml", "a.toml", "c.txt"] {
+        for name in ["b.toml", "a.toml", "c.txt", ".#b.toml"] {
             fs_err::write(directory.path().join(name), "").unwrap();
         }
         let mut directories = [

@@ -2,6 +2,7 @@
 
 mod deep;
 mod inputs;
+mod listed;
 mod stopped;
 mod verified;
 

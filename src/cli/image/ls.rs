@@ -10,9 +10,19 @@ pub(super) fn ls(cx: &Context) -> Result<()> {
     let store = Store::open_existing(&cx.config.home)?;
     let mut rows = Vec::new();
     for listed in catalog::list(&cx.config.image_dirs)? {
-        let recipe = catalog::find(&cx.config.image_dirs, &listed.name)?;
-        let image = store.as_ref().map(|store| store.image_of(&recipe));
-        let image = image.transpose()?.flatten();
+        let found = catalog::find(&cx.config.image_dirs, &listed.name).and_then(|recipe| {
+            let image = store.as_ref().map(|store| store.image_of(&recipe));
+            Ok((recipe, image.transpose()?.flatten()))
+        });
+        let (recipe, image) = match found {
+            Ok(found) => found,
+            Err(error) => {
+                let why = error.chain().join(": ");
+                cx.ui
+                    .warn(&format!("image `{}` is not listed: {why}", listed.name));
+                continue;
+            }
+        };
         let of = image.as_ref();
         rows.push(object! {
             name: listed.name,
