@@ -224,10 +224,11 @@ impl<'a> Unpacker<'a> {
         if let TarEntryKind::File { size, .. } = entry.kind {
             self.report.bytes = self.report.bytes.saturating_add(size);
             if self.report.bytes > limits.bytes {
-                return Err(broken(&format!(
-                    "its files have more than {} bytes",
-                    limits.bytes
-                )));
+                return Err(
+                    broken(&format!("its files have more than {} bytes", limits.bytes)).help(
+                        "holes in sparse files are counted; leave such files out of the archive",
+                    ),
+                );
             }
         }
         let spelled = entry.path.clone();
