@@ -107,13 +107,7 @@ impl Execution<'_, '_> {
         let seen = self.run_prepared(attempt, prepared, claim, &mut output, &mut guard)?;
         container::clean(self.store, &self.env.run_dir())?;
         let up = self.env.known_record()?.up_command();
-        let is_over = matches!(seen.end, Ok(End::Ended(_)));
-        let ended = how_it_ended(step, &up, seen.ending, seen.end);
-        if is_over && ended.is_err() {
-            // The step starts again, on another tree. The first error is the one to report.
-            self.discard_tree(attempt).ok();
-        }
-        let (ending, mut usage) = ended?;
+        let (ending, mut usage) = how_it_ended(step, &up, seen.ending, seen.end)?;
         // The report's curve must not exceed this figure, so use the larger one.
         usage.memory_held = usage.memory_held.max(seen.most_memory);
         let written = self.tree_growth(&attempt.tree, attempt.parent)?;

@@ -36,10 +36,9 @@ pub(crate) struct Site {
 /// others.
 pub(crate) fn script(pipeline: &Pipeline, site: &Site) -> String {
     // Their order changes with the recorded times.
-    let all = format!(
-        "envs-{}",
-        pipeline.envs().into_iter().min().unwrap_or_default()
-    );
+    let mut names = pipeline.envs();
+    names.sort_unstable();
+    let all = format!("envs-{}", names.first().copied().unwrap_or_default());
     let mut text = vec![
         "#!/bin/sh\n".to_owned(),
         pipeline.heading(),
@@ -50,7 +49,7 @@ pub(crate) fn script(pipeline: &Pipeline, site: &Site) -> String {
 queued=$(echo \"$queue\" | awk -v envs={} '{FIND}')
 [ -z \"$queued\" ] || {{ echo \"{QUEUED}$queued\" >&2; exit 1; }}
 ",
-            quote(&pipeline.envs().join(" "))
+            quote(&names.join(" "))
         ),
         "jobs=
 trap '[ -z \"$jobs\" ] || scancel $jobs' EXIT

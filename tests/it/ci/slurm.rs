@@ -543,9 +543,15 @@ fn what_keeps_jobs_from_being_submitted_has_its_exit_code() {
     finish("matrix slurm --submit".into(), command)
         .exits(4)
         .says(&["no `squeue` here", "help: ", "without `--submit`"]);
-    submit(&[("squeue", "echo 4711_3"), ("sbatch", ""), ("scancel", "")])
+    // An array, as `squeue` shows it that was asked for the job, the task and the comment.
+    let env = format!("{}-gfx1201", store.env());
+    let queue = format!("echo 4711 1 rockenv:other,{env}");
+    submit(&[("squeue", &queue), ("sbatch", ""), ("scancel", "")])
         .exits(6)
-        .says(&["already in the queue, as job 4711", "help: scancel 4711"]);
+        .says(&[
+            &format!("already in the queue, as job 4711: {env}"),
+            "help: scancel 4711, ",
+        ]);
     submit(&[
         ("squeue", ""),
         ("sbatch", "echo 'sbatch: error: no' >&2; exit 1"),

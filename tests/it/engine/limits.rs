@@ -210,7 +210,7 @@ fn what_a_step_uses_over_time_is_recorded() {
 }
 
 #[test]
-fn a_failure_beside_a_small_volume_is_no_full_disk() {
+fn a_full_disk_is_one_that_the_step_filled() {
     let disk = LoopFs::in_memory(30 << 20);
     let store = TestStore::new();
     let out = disk.path().display();

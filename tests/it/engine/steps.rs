@@ -246,15 +246,6 @@ fn a_step_with_a_malformed_report_has_failed() {
 }
 
 #[test]
-fn a_step_that_ends_its_own_container_leaves_no_tree() {
-    let store = TestStore::new();
-    store
-        .profile("[[step]]\nname = 'end'\nuser = 'root'\nrun = 'echo made > ~/made; kill -9 -1'\n");
-    store.rockenv(&["up", store.env()]).exits(4);
-    store.rockenv(&["fsck"]).ok();
-}
-
-#[test]
 fn a_script_that_is_no_argument_is_refused_by_the_check() {
     let store = TestStore::new();
     let line = "echo 0123456789\n";

@@ -170,7 +170,7 @@ fn the_env_that_took_longest_is_the_first_task() {
         (lines, queued.unwrap().to_owned())
     };
     let task =
-        |number: usize, profile: &str| format!("echo {profile}-gfx1201\" ${{array}}_{number}\"");
+        |number: usize, profile: &str| format!("echo {profile}-gfx1201\" ${{array0}}_{number}\"");
     let (before, queued) = tasks();
     assert_eq!(before, [task(0, quick), task(1, slow)]);
     // Of another target: a step that has not run is expected to take as long as the last of its name.
