@@ -79,6 +79,10 @@ const GPU: [File; 6] = [
 /// Runs a scenario in the machine; it says at its end that all cases passed.
 ///
 /// `ROCKENV_TEST_CASES` chooses some of the scenario's, to look at these: it then says nothing of the kind, and the test fails.
+#[expect(
+    clippy::print_stdout,
+    reason = "the test program captures it, and shows it with --nocapture"
+)]
 fn run(files: &[File]) {
     // One machine at a time: emulated, it takes every processor there is.
     static MACHINE: Mutex<()> = Mutex::new(());
