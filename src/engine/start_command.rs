@@ -5,7 +5,6 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Stdio;
 
 use fs_err::os::unix::fs::OpenOptionsExt as _;
-use landlock::RulesetCreated;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::signal::SigSet;
@@ -13,7 +12,7 @@ use nix::sys::stat::Mode;
 use nix::unistd::{Gid, Pid, Uid};
 
 use super::wire::{Command, Reply};
-use crate::sys::sockets::own_abstract_sockets;
+use crate::sys::sockets::SocketRules;
 
 /// Starts a command, or reports the failure as shells do.
 pub(super) fn start(
@@ -96,10 +95,10 @@ fn become_user(
         groups.map(|groups| groups.iter().copied().map(Gid::from_raw).collect());
     let (uid, gid) = (Uid::from_raw(command.uid), Gid::from_raw(command.gid));
     let (no_new_privs, tty) = (command.no_new_privs, command.tty);
-    // systemd-nspawn was started with these rules. A service's container lacks CAP_SYS_ADMIN, which they need from who may
-    // gain privileges.
-    let mut rules = match in_service && no_new_privs {
-        true => Some(own_abstract_sockets().map_err(std::io::Error::other)?),
+    // systemd-nspawn already runs under these rules. In a service's container there is no CAP_SYS_ADMIN, so a command
+    // needs `no_new_privs` to enforce them.
+    let mut sockets = match in_service && no_new_privs {
+        true => Some(SocketRules::new().map_err(std::io::Error::other)?),
         false => None,
     };
     // SAFETY: the agent has one thread, and the closure only makes system calls on values made before the fork.
@@ -120,8 +119,7 @@ fn become_user(
             if no_new_privs {
                 nix::sys::prctl::set_no_new_privs()?;
             }
-            let enforced = rules.take().map(RulesetCreated::restrict_self).transpose();
-            enforced.map(drop).map_err(std::io::Error::other)
+            sockets.as_mut().map_or(Ok(()), SocketRules::enforce)
         });
     }
     Ok(())

@@ -1,5 +1,5 @@
-//! Owns keeping a container from the host's abstract sockets, those of X11 and of D-Bus among them. They belong to a
-//! network and not to a directory, so where a container has the host's network, no mount hides them.
+//! Owns keeping containers from the host's abstract sockets, such as those of X servers and D-Bus daemons. These sockets
+//! belong to a network namespace and not to a directory, so a container with the host's network sees them.
 
 use landlock::{
     CompatLevel, Compatible as _, Ruleset, RulesetAttr as _, RulesetCreated,
@@ -8,13 +8,27 @@ use landlock::{
 
 use crate::sys::error::Result;
 
-/// Returns rules for a process and all that it starts: they connect to no abstract socket but their own. Linux has had
-/// such rules since 6.12; before it, these do nothing. Whoever enforces them has CAP_SYS_ADMIN or `no_new_privs`.
-pub(crate) fn own_abstract_sockets() -> Result<RulesetCreated> {
-    let rules = Ruleset::default()
-        .set_compatibility(CompatLevel::BestEffort)
-        .scope(Scope::AbstractUnixSocket)
-        .and_then(Ruleset::create)
-        .map_err(|error| unexpected!("cannot make rules for sockets").source(error))?;
-    Ok(rules.no_new_privs(false))
+/// Rules under which a process, and all that it starts, connects to no abstract socket but its own. They need Linux
+/// 6.12; an older kernel ignores them.
+pub(crate) struct SocketRules(Option<RulesetCreated>);
+
+impl SocketRules {
+    pub(crate) fn new() -> Result<Self> {
+        let rules = Ruleset::default()
+            .set_compatibility(CompatLevel::BestEffort)
+            .scope(Scope::AbstractUnixSocket)
+            .and_then(Ruleset::create)
+            .map_err(|error| unexpected!("cannot restrict sockets").source(error))?;
+        Ok(Self(Some(rules.no_new_privs(false))))
+    }
+
+    /// Restricts the calling process, which needs CAP_SYS_ADMIN or `no_new_privs`. Between fork and exec it takes no lock
+    /// and allocates only for an error.
+    pub(crate) fn enforce(&mut self) -> std::io::Result<()> {
+        let enforced = self.0.take().map(RulesetCreated::restrict_self);
+        enforced
+            .transpose()
+            .map(drop)
+            .map_err(std::io::Error::other)
+    }
 }

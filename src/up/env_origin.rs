@@ -8,6 +8,7 @@ use fs_err as fs;
 
 use super::request::UpRequest;
 use super::select::Selection;
+use crate::image::fetch::without_login;
 use crate::plan::ids::EnvName;
 use crate::profile::Origin;
 use crate::remote;
@@ -117,13 +118,7 @@ fn url(config: &str) -> Option<String> {
         .find(|(key, _)| key.trim() == "url")?
         .1
         .trim();
-    let Ok(mut parsed) = reqwest::Url::parse(url) else {
-        return Some(url.to_owned());
-    };
-    // A URL without a host has neither.
-    let _: std::result::Result<(), ()> = parsed.set_username("");
-    let _: std::result::Result<(), ()> = parsed.set_password(None);
-    Some(parsed.into())
+    Some(without_login(url))
 }
 
 #[cfg(test)]

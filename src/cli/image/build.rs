@@ -39,9 +39,10 @@ pub(super) fn build(cx: &Context, args: &BuildArgs) -> Result<()> {
     let signals = Signals::take()?;
     let task = Task::new(cx, &signals, &reporter);
     let built = task.build_image(&store, &args.name, &recipe, args.refresh);
-    // A build that failed has left more in the trash than one that succeeded.
-    cx.tidy(&store)?;
+    // A build that failed has left more in the trash than one that succeeded. Its error is the one to report.
+    let tidied = cx.tidy(&store);
     let image = built?;
+    tidied?;
     let same = old.is_some_and(|old| old.key == image.key);
     let word = if same { "unchanged" } else { "built" };
     let mut message = format!(

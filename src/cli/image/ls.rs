@@ -18,8 +18,12 @@ pub(super) fn ls(cx: &Context) -> Result<()> {
             Ok(found) => found,
             Err(error) => {
                 let why = error.chain().join(": ");
-                cx.ui
-                    .warn(&format!("image `{}` is not listed: {why}", listed.name));
+                let help = error.help_text().map(|help| format!("\nhelp: {help}"));
+                let help = help.unwrap_or_default();
+                cx.ui.warn(&format!(
+                    "image `{}` is not listed: {why}{help}",
+                    listed.name
+                ));
                 continue;
             }
         };

@@ -26,12 +26,13 @@ pub(super) fn verify(cx: &Context, args: &VerifyArgs) -> Result<u8> {
     let verified = task.with_progress(Subject::Image(&args.name), |cx| {
         store.verify_image(&args.name, &recipe, cx)
     });
-    cx.tidy(&store)?;
+    let tidied = cx.tidy(&store);
     let VerifiedImage {
         image,
         variables,
         differences,
     } = verified?;
+    tidied?;
     let same = variables.is_empty() && differences.is_empty();
     let (outcome, message) = if same {
         (

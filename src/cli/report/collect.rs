@@ -320,10 +320,13 @@ fn facts(store: &Store, record: &Record, spec: Option<&Spec>, host: &Host) -> Re
     for volume in &spec.volumes {
         let value = match &volume.source {
             VolumeSource::Git(git) => {
-                // A report must not reveal local paths.
-                let name = match git.url.starts_with("file:") {
-                    true => "a local repository".to_owned(),
-                    false => without_login(&git.url),
+                // A report must not reveal local paths. As for git, a host comes before a colon, and a colon after a
+                // slash is part of a path.
+                let name = match git.url.split_once(':') {
+                    Some((host, _)) if host != "file" && !host.contains('/') => {
+                        without_login(&git.url)
+                    }
+                    _ => "a local repository".to_owned(),
                 };
                 match &git.rev {
                     Some(rev) => format!("{name} at {rev}"),

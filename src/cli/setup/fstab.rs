@@ -35,18 +35,16 @@ fn escape(path: &Path) -> String {
     text
 }
 
-/// Returns a basic regular expression for our line about this image, without `|`.
+/// Returns a basic regular expression between `|` that matches our line about this image and no other one.
 pub(crate) fn pattern(image: &Path) -> String {
-    let is_plain =
-        |letter: &char| !letter.is_ascii() || letter.is_ascii_alphanumeric() || *letter == '/';
-    let letters = escape(image)
-        .chars()
-        .map(|letter| match is_plain(&letter) {
-            true => letter,
-            false => '.',
-        })
-        .collect::<String>();
-    format!("^{letters} .*{MARK}")
+    let mut letters = String::new();
+    for letter in escape(image).chars() {
+        if ".*[]^$\\|".contains(letter) {
+            letters.push('\\');
+        }
+        letters.push(letter);
+    }
+    format!("|^{letters} .*{MARK}|")
 }
 
 /// Returns the table with `line` at its end; all other bytes stay as they are.
@@ -101,6 +99,26 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt as _;
+
+    #[test]
+    fn a_pattern_matches_its_image_alone() {
+        let images = [
+            "/a.img",
+            "/a-img",
+            "/a|b *[c]^d$\\.img",
+            "/ab *[c]^d$\\.img",
+        ];
+        let lines = images.map(|image| line(Path::new(image), Path::new("/store")));
+        for (image, own) in images.iter().zip(&lines) {
+            let mut sed = std::process::Command::new("sed");
+            let file = tempfile::NamedTempFile::new().unwrap();
+            fs::write(file.path(), lines.concat()).unwrap();
+            sed.arg("-n")
+                .arg(format!("\\{}p", pattern(Path::new(image))));
+            let found = sed.arg(file.path()).output().unwrap();
+            assert_eq!(String::from_utf8(found.stdout).unwrap(), *own);
+        }
+    }
 
     #[test]
     fn every_other_byte_stays() {

@@ -95,7 +95,7 @@ impl StoreImage {
         format!(
             "to undo (what is in the store is lost): umount {} && sed -i {} {FSTAB} && rm {}",
             quoted(&at),
-            quoted(&format!("\\|{}|d", fstab::pattern(&self.file))),
+            quoted(&format!("\\{}d", fstab::pattern(&self.file))),
             quoted(&file)
         )
     }

@@ -10,7 +10,6 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use fs_err as fs;
-use landlock::RulesetCreated;
 use nix::fcntl::{AT_FDCWD, OFlag, ResolveFlag};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::Signal;
@@ -26,7 +25,7 @@ use crate::engine::{Root, Usage};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::frames;
-use crate::sys::sockets::own_abstract_sockets;
+use crate::sys::sockets::SocketRules;
 use crate::tree::{mounts, overlay};
 
 /// Makes the container's mounts, runs it and waits until it has ended; returns its usage.
@@ -323,7 +322,7 @@ fn spawn(
         .stdin(Stdio::from(OwnedFd::from(agent)))
         .stdout(Stdio::from(noise.try_clone()?))
         .stderr(Stdio::from(noise.try_clone()?));
-    let mut rules = Some(own_abstract_sockets()?);
+    let mut sockets = SocketRules::new()?;
     // SAFETY: between fork and exec the closure only makes system calls, on files opened before: it takes no lock that
     // another thread could hold, and allocates nothing but for an error.
     unsafe {
@@ -332,8 +331,7 @@ fn spawn(
             for entrance in &procs_files {
                 nix::unistd::write(entrance, b"0")?;
             }
-            let enforced = rules.take().map(RulesetCreated::restrict_self).transpose();
-            enforced.map(drop).map_err(std::io::Error::other)
+            sockets.enforce()
         });
     }
     command.spawn().map_err(|error| {

@@ -17,7 +17,7 @@ fn toml(text: std::fmt::Arguments<'_>) -> String {
     text.to_string()
 }
 
-/// X11 and D-Bus listen on such sockets, for whoever has the right uid.
+/// X servers and D-Bus daemons listen on such sockets, and accept processes by their uid.
 #[test]
 fn abstract_sockets_of_the_host_are_out_of_reach() {
     let store = TestStore::new();
