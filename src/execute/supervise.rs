@@ -230,11 +230,9 @@ impl Supervision<'_, '_> {
                 self.step.keep(Stream::Stderr, message.as_bytes())?;
                 Some(Ending::Exited { code, signal: None })
             }
-            // Another process stopped the container.
+            // Another process stopped the container, whatever the command made of its SIGTERM.
             Some(Reply::Exited {
-                signal: Some(_),
-                then: Then::Ends,
-                ..
+                then: Then::Ends, ..
             })
             | None => Some(stopped.unwrap_or(Ending::Lost)),
             Some(Reply::Exited { code, signal, .. }) => {

@@ -16,6 +16,9 @@ use crate::sys::shell::quoted_path;
 /// How long to wait for a lock before the command fails.
 pub(crate) const WAIT: Duration = Duration::from_secs(5);
 
+/// How many times [`holder`] reads the list of locks before it says that nobody has one.
+const LOOKS: usize = 3;
+
 /// The holder of a lock.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Holder {
@@ -132,8 +135,11 @@ pub(crate) fn holder(path: &Path) -> Option<Holder> {
     use std::os::unix::fs::MetadataExt as _;
     let holder: Holder = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
     let inode = fs::metadata(path).ok()?.ino();
-    let locks = fs::read_to_string("/proc/locks").ok()?;
-    is_locked(&locks, inode, holder.pid).then_some(holder)
+    // The list comes in parts, and lacks an entry if another lock ends between two of them.
+    (0..LOOKS)
+        .filter_map(|_| fs::read_to_string("/proc/locks").ok())
+        .any(|locks| is_locked(&locks, inode, holder.pid))
+        .then_some(holder)
 }
 
 /// Looks for an exclusive lock in `/proc/locks`: `1: FLOCK  ADVISORY  WRITE 4242 fe:00:131 0 EOF`.

@@ -26,11 +26,13 @@ pub(crate) fn stop_and_lock<'a>(
 ) -> Result<(LockedEnv<'a>, bool)> {
     let started = Instant::now();
     let mut asked = Asked::Nobody;
+    let mut ran = false;
     loop {
         // Locking also ends and cleans up the leftovers of a killed command.
         match store.lock_env(name, verb, Duration::ZERO) {
-            Ok(env) => return Ok((env, asked != Asked::Nobody)),
+            Ok(env) => return Ok((env, ran)),
             Err(error) if error.kind() == Kind::Busy => {
+                ran = true;
                 let waited = started.elapsed();
                 if waited > PATIENCE {
                     return Err(error);
@@ -42,8 +44,10 @@ pub(crate) fn stop_and_lock<'a>(
                         && is_rockenv(pid)
                     {
                         let _: nix::Result<()> = kill(Pid::from_raw(pid), Signal::SIGTERM);
+                        asked = Asked::Command;
+                    } else if waited > POLITE {
+                        asked = Asked::Command;
                     }
-                    asked = Asked::Command;
                 } else if asked == Asked::Command && waited > POLITE {
                     // The command may be gone and its container shared by others, or unresponsive.
                     if let Some(state) = ContainerRecord::read(&store.env_dir(name).join("run")) {

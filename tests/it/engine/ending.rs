@@ -230,6 +230,27 @@ fn a_step_can_be_joined() {
     assert_eq!(fs::read_to_string(out.join("joined")).unwrap(), "joined\n");
 }
 
+/// SIGTERM from outside is no success, whatever a step makes of it: `down` sends it to one whose `up` does not answer.
+#[test]
+fn a_step_that_was_stopped_from_outside_is_not_done() {
+    let store = TestStore::new();
+    let sleeper = store.sleeper();
+    let script = "trap 'echo asked > /out/asked; exit 0' TERM";
+    let up = start_step(&store, script, &sleeper);
+    let mut inside: Vec<i32> = store.contained().iter().map(|(pid, _)| *pid).collect();
+    inside.sort_unstable();
+    for pid in inside {
+        let line = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        if line.trim_end() != "systemd-nspawn" {
+            let _: nix::Result<()> = kill(Pid::from_raw(pid), Signal::SIGTERM);
+        }
+    }
+    up.wait()
+        .exits(4)
+        .says(&["stopped by another process", "rockenv up"]);
+    assert!(processes_called(&sleeper).is_empty());
+}
+
 #[test]
 fn down_stops_steps_and_commands() {
     let store = TestStore::new();
