@@ -289,7 +289,12 @@ impl<'a> Stand<'a> {
                 newer.layer != below.id && newer.created > than && (is_own || newer.again)
             };
             if newer.is_some_and(is_newer) {
-                return Some(format!("`{}` was built again since", below.title));
+                // A shared layer has the name of whoever built it.
+                let own = wanted
+                    .iter()
+                    .find(|step| step.key.as_ref() == below.key.as_ref());
+                let title = own.map_or(below.title.as_str(), |step| step.name.as_str());
+                return Some(format!("`{title}` was built again since"));
             }
         }
         None

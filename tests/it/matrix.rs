@@ -389,6 +389,18 @@ fn options_for_each_up_may_name_a_last_step_or_one_to_run_again_or_a_file() {
     remove(&store);
 }
 
+/// In an empty store all share the steps before it, which are built without it.
+#[test]
+fn a_step_to_run_again_may_come_after_what_is_shared() {
+    let store = TestStore::new();
+    steps(&store, STEPS);
+    let up = store.rockenv(&matrix(&store, &["--", "--rerun", "own"]));
+    let json: Value = serde_json::from_str(&up.ok().text()).unwrap();
+    assert_eq!(json["common"][0]["steps"], 2, "{json:#}");
+    assert_eq!(store.ran(), [&TARGETS[..], &["one", "two"]].concat());
+    remove(&store);
+}
+
 #[test]
 fn profiles_that_name_their_targets_need_no_others() {
     let store = TestStore::new();
@@ -580,4 +592,19 @@ fn jobs_use_the_store_and_the_registry_that_are_named() {
             .exits(2)
             .says(&[&format!("`{registry}` names no registry"), "help: "]);
     }
+    // The jobs pull from it; there may be no way to it from here, and no other is configured.
+    let registry = ["matrix", "gitlab", "--registry", "registry.invalid/r"];
+    let which = [
+        "--profile",
+        store.env(),
+        "gfx1103",
+        "--",
+        "--pull",
+        "--push",
+    ];
+    let pipeline = store.rockenv(&[&registry[..], &which].concat()).ok().text();
+    assert!(
+        pipeline.contains("rockenv-metrics.jsonl --pull --push"),
+        "{pipeline}"
+    );
 }

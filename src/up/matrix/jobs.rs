@@ -53,7 +53,7 @@ pub(crate) fn pipeline(cx: &Context, request: PipelineRequest<'_>) -> Result<Pip
     } = request;
     let (options, asked) = take_option(&calls.options, "--gpu");
     calls.options = options;
-    let mut planned = plans(cx, cells, &calls.options)?;
+    let mut planned = plans(cx, cells, &planning_options(&calls.options, &share))?;
     if longest_first {
         planned.sort_by_key(|(_, plan)| Reverse(plan.needs.known_ms()));
     }
@@ -229,6 +229,19 @@ fn check_machines(
         cx.ui.warn(&message);
     }
     Ok(())
+}
+
+/// Returns the options for plans: what a registry has now changes nothing about the jobs, and is not asked.
+fn planning_options(options: &[String], share: &Share) -> Vec<String> {
+    let mut options = options.to_vec();
+    if let Share::Registry(_) = share {
+        options.retain(|option| {
+            let name = option.split('=').next();
+            !matches!(name, Some("--pull" | "--push"))
+        });
+        options.push("--pull=false".to_owned());
+    }
+    options
 }
 
 /// Returns each env with its plan.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use crate::matrix::jobs::take_option;
 use crate::matrix::{Cell, PlannedStep};
 use crate::plan::ids::EnvName;
 use crate::sys::error::{Error, Kind, Result};
@@ -112,7 +113,7 @@ pub(super) struct RockenvCommand<'a> {
 }
 
 impl RockenvCommand<'_> {
-    fn program(&self, verb: &str, cell: &Cell) -> Result<Program> {
+    fn program(&self, cell: &Cell, options: &[String]) -> Result<Program> {
         let directory = working_directory()?;
         Ok(Program::at(&self.host.program)
             .inherit_env()
@@ -125,14 +126,15 @@ impl RockenvCommand<'_> {
             .args(self.cx.ui.settings().yes.then_some("--yes"))
             .arg("--home")
             .arg(&self.cx.config.home)
-            .args([verb])
+            .arg("up")
             .args(&cell.args)
-            .args(self.options))
+            .args(options))
     }
 
     /// Returns what `up` would do: the env's name, and its steps. Not by `plan`, which lacks some of the options.
     pub(super) fn plan(&self, cell: &Cell) -> Result<EnvPlan> {
-        let program = self.program("up", cell)?.args(["--dry-run", "--json"]);
+        let program = self.program(cell, self.options)?;
+        let program = program.args(["--dry-run", "--json"]);
         let text = program.output(PLAN_LIMIT, self.cancel.flag(), &mut |event| {
             if let process::Event::Tick = event {
                 self.cancel.poll();
@@ -146,10 +148,15 @@ impl RockenvCommand<'_> {
     pub(super) fn up(&self, cell: &Cell, env: &str, until: Option<&str>) -> (UpEvents, Result<()>) {
         let events = Mutex::new(UpEvents::default());
         let run = || {
-            let mut program = self.program("up", cell)?.args(["--progress", "json"]);
-            if let Some(until) = until {
-                program = program.args(["--until", until]);
-            }
+            let program = match until {
+                None => self.program(cell, self.options)?,
+                Some(until) => {
+                    // Each env runs a step again itself.
+                    let (options, _) = take_option(self.options, "--rerun");
+                    self.program(cell, &options)?.args(["--until", until])
+                }
+            };
+            let program = program.args(["--progress", "json"]);
             let mut on = |event: process::Event<'_>| match event {
                 process::Event::Line(line) => self.cx.ui.note(&format!("{env}: {line}")),
                 process::Event::Tick => self.cancel.poll(),
