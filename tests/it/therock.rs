@@ -218,6 +218,9 @@ fn two_targets_from_source_to_wheels() {
     );
     let prints = |env: &str| case.sh(env, PRINTS).ok().text();
     assert_eq!(prints("a"), prints("b"));
+    case.sh("b", "command -v ninja")
+        .ok()
+        .prints("/run/rockenv/bin/ninja");
     // The second half of the configuration made nothing of the first half new.
     case.sh(
         "b",
