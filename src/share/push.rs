@@ -42,7 +42,7 @@ pub(crate) struct Pushed {
     /// Snapshots that had no tag before.
     pub tags: u64,
     /// Layers that were sent.
-    pub sent: u64,
+    pub sent: usize,
     /// Their bytes, compressed.
     pub sent_bytes: u64,
     /// Layers that were already there.

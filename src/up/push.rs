@@ -24,11 +24,14 @@ pub(crate) fn to_registry(
     let started = Instant::now();
     let label = format!("push to {repository}");
     let pushed = send(task, &label, |cx| share::push(store, repository, what, cx))?;
+    let named = repository
+        .single_snapshot()
+        .map_or_else(String::new, |tag| format!(", the last one as `{tag}`"));
     let message = format!(
-        "{}: {} snapshots at {repository}; {} layers sent ({}), {} already there, in {}",
+        "{}: {} at {repository}{named}; {} sent ({}), {} already there, in {}",
         what.env,
-        what.layers.len(),
-        pushed.sent,
+        size::count(what.layers.len(), "snapshot"),
+        size::count(pushed.sent, "layer"),
         size::bytes(pushed.sent_bytes),
         pushed.there,
         size::duration(started.elapsed()),

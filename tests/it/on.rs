@@ -14,6 +14,7 @@ use crate::support::run::{
     Background, Ran, children, finish, processes, processes_called, wait_until,
 };
 use crate::support::terminal::Terminal;
+use crate::support::transcript::{measured, transcript};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use fs_err as fs;
@@ -130,6 +131,22 @@ impl Other {
         finish(words.join(" "), self.command(words))
     }
 
+    /// Runs commands there, one a line, and returns what each prints.
+    fn shows(&self, commands: &str) -> String {
+        let paths = [self.there.home(), self.here.work(), self.place.path()];
+        let [home, work, place] = paths.map(|path| path.display().to_string());
+        let masks = [
+            (home.as_str(), "STORE"),
+            (&work, "WORK"),
+            (&place, "PLACE"),
+            (self.here.env(), "ENV"),
+        ];
+        measured(transcript(commands.trim(), &masks, |words| {
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            self.on(&words)
+        }))
+    }
+
     /// Returns the directory there that files were sent to last.
     fn work(&self) -> PathBuf {
         let places = self.place.path().join("home/.cache/rockenv/on");
@@ -168,10 +185,27 @@ fn a_profile_is_built_there_and_what_it_made_is_fetched() {
     other.here.profile(&body);
     let file = other.here.work().join("profiles/its.txt");
     fs::write(&file, "from here\n").unwrap();
-    other
-        .on(&["up", env])
-        .ok()
-        .says(&["sending rockenv to root@127.0.0.1"]);
+    insta::assert_snapshot!(other.shows("
+        up ENV
+        up ENV
+        --fetch results export ENV results
+    "), @"
+    $ rockenv up ENV
+    sending rockenv to root@127.0.0.1
+    ENV: 2 steps, 0 done before; engine nspawn (root, and systemd-nspawn is installed)
+    step 1/2 copy …
+    step 1/2 copy … done in TIME, cpu TIME, memory SIZE, disk +SIZE
+    step 2/2 use …
+    step 2/2 use … done in TIME, cpu TIME, memory SIZE, disk +SIZE
+    ENV: done; to enter it: rockenv shell ENV
+    results: STORE/outputs/ENV/out (SIZE)
+    $ rockenv up ENV
+    ENV: nothing to do
+    results: STORE/outputs/ENV/out (SIZE)
+    $ rockenv --fetch results export ENV results
+    warning: env `ENV` was not built from a lock file: the manifest says what is known without one; `rockenv lock`, then `rockenv up --locked`
+    exported 1 file; results/ENV.provenance.json describes them
+    ");
     // It is there, and nothing of it here.
     assert!(other.there.home().join("envs").join(env).exists());
     assert_eq!(
@@ -180,18 +214,18 @@ fn a_profile_is_built_there_and_what_it_made_is_fetched() {
             .count(),
         0
     );
-    let again = other.on(&["up", env]).ok().says(&["nothing to do"]);
-    assert!(!again.err.contains("sending"), "{}", again.err);
     // Results come as they are, and replace nothing here.
-    let words = ["--fetch", "results", "export", env, "results"];
-    other.on(&words).ok();
     let made = other.here.work().join("results/out/made");
     assert_eq!(fs::read_to_string(&made).unwrap(), "from here\n");
     fs::write(&made, "mine\n").unwrap();
-    other.on(&["--fetch", "results", "ls"]).exits(2).says(&[
-        "cannot fetch `results`",
-        "`results/out/made` exists already, with different content",
-    ]);
+    insta::assert_snapshot!(other.shows("--fetch results ls"), @"
+    env  state  profile  targets  image  snapshots  used
+    ENV  ready  ENV  base  2  AGE
+    error: cannot fetch `results` from root@127.0.0.1
+      caused by: `results/out/made` exists already, with different content
+    help: mv results/out/made results/out/made.mine
+    exit code 2
+    ");
     assert_eq!(fs::read_to_string(&made).unwrap(), "mine\n");
     // What changed here is another directory there, and what was made in the first one stays.
     let first = other.work();

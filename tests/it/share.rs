@@ -25,6 +25,7 @@ use crate::support::env::TestStore;
 use crate::support::loopfs::{Kind, LoopFs};
 use crate::support::registry::{LOGIN, Registry};
 use crate::support::run::Ran;
+use crate::support::transcript::{measured, transcript};
 use fs_err as fs;
 use rockenv::testing::Store;
 use rockenv::testing::digest::digest;
@@ -108,6 +109,32 @@ impl Two {
 
     fn run(&self, store: &TestStore, words: &[&str]) -> Ran {
         self.with(store, words, &self.repository())
+    }
+
+    /// Runs commands, one a line after its machine, and returns what each prints.
+    fn shows(&self, commands: &str) -> String {
+        let repository = self.repository();
+        let mut all = String::new();
+        for line in commands.trim().lines() {
+            let (machine, words) = line.trim().split_once(": ").unwrap();
+            let store = match machine {
+                "one" => &self.one,
+                _ => &self.other,
+            };
+            let [home, work] = [store.home(), store.work()].map(|path| path.display().to_string());
+            let masks = [
+                (home.as_str(), "STORE"),
+                (&work, "WORK"),
+                (self.one.env(), "ENV"),
+                (&repository, "REPOSITORY"),
+            ];
+            let said = transcript(words, &masks, |words| {
+                let words: Vec<&str> = words.iter().map(String::as_str).collect();
+                self.run(store, &words)
+            });
+            all.extend([machine, "$ rockenv ", words, "\n", &measured(said), "\n"]);
+        }
+        all
     }
 
     fn with(&self, store: &TestStore, words: &[&str], repository: &str) -> Ran {
@@ -221,40 +248,74 @@ fn push_sends_what_is_missing_and_pull_brings_it() {
     let two = Two::new(TestStore::new(), TestStore::new());
     let name = two.profile(without_volume());
     two.one.rockenv(&["up", name]).ok();
-    let push = |words: &[&str]| two.run(&two.one, &[&["push", name], words].concat()).ok();
-    push(&["--until", "two"]).says(&["2 snapshots at", "3 layers sent"]);
-    push(&[]).says(&["3 snapshots at", "1 layers sent", "3 already there"]);
+    insta::assert_snapshot!(two.shows("
+        one: push ENV --until two
+        one: push ENV
+    "), @"
+    one$ rockenv push ENV --until two
+    push to REPOSITORY … SIZE
+    ENV: 2 snapshots at REPOSITORY; 3 layers sent (SIZE), 0 already there, in TIME
+
+    one$ rockenv push ENV
+    push to REPOSITORY … SIZE
+    ENV: 3 snapshots at REPOSITORY; 1 layer sent (SIZE), 3 already there, in TIME
+    ");
     let sent = two.uploads();
-    push(&[]).says(&["0 layers sent", "4 already there"]);
-    assert_eq!(two.uploads(), sent, "{:#?}", two.registry.answered("POST"));
     // One more name for the last one; nothing but that is sent.
-    let named = format!("{}:nightly", two.repository());
-    push(&[&named]).says(&["0 layers sent"]);
-    assert_eq!(two.uploads(), sent);
-    two.run(&two.other, &["pull", &named])
-        .ok()
-        .says(&["pulled one, two, three from"]);
+    insta::assert_snapshot!(two.shows("
+        one: push ENV
+        one: push ENV REPOSITORY:nightly
+    "), @"
+    one$ rockenv push ENV
+    push to REPOSITORY … SIZE
+    ENV: 3 snapshots at REPOSITORY; 0 layers sent (SIZE), 4 already there, in TIME
+
+    one$ rockenv push ENV REPOSITORY:nightly
+    push to REPOSITORY … SIZE
+    ENV: 3 snapshots at REPOSITORY, the last one as `nightly`; 0 layers sent (SIZE), 4 already there, in TIME
+    ");
+    assert_eq!(two.uploads(), sent, "{:#?}", two.registry.answered("POST"));
     // It is there for an env that may come.
-    let gc = two.other.rockenv(&["gc", "--yes"]).ok();
-    let kept = "kept for 90 days after they arrived, unless space is short: 3 pulled";
-    assert!((gc.text() + &gc.err).contains(kept), "{gc:?}");
-    two.other
-        .rockenv(&["up", name])
-        .ok()
-        .says(&["3 steps, 3 done before"]);
+    insta::assert_snapshot!(two.shows("
+        other: pull REPOSITORY:nightly
+        other: gc --yes
+        other: up ENV
+        other: pull ENV
+        other: fsck
+    "), @"
+    other$ rockenv pull REPOSITORY:nightly
+    pull from REPOSITORY … SIZE
+    pulled one, two, three from REPOSITORY (SIZE)
+
+    other$ rockenv gc --yes
+    nothing to remove; SIZE free now
+    kept for 90 days after they arrived, unless space is short: 3 pulled or imported snapshots (SIZE) that no env needs yet
+
+    other$ rockenv up ENV
+    ENV: 3 steps, 3 done before; engine nspawn (root, and systemd-nspawn is installed)
+    ENV: done; to enter it: rockenv shell ENV
+
+    other$ rockenv pull ENV
+    pull from REPOSITORY … SIZE
+    the store already has all of it
+
+    other$ rockenv fsck
+    STORE: no problems
+    ");
     two.assert_same(name);
-    two.run(&two.other, &["pull", name])
-        .ok()
-        .says(&["the store already has all of it"]);
-    two.other.rockenv(&["fsck"]).ok();
     // What came from elsewhere can be handed on, and is the same.
-    two.run(&two.other, &["push", name])
-        .ok()
-        .says(&["0 layers sent", "4 already there"]);
-    let again = format!("{}/again", two.registry.host);
-    two.run(&two.other, &["push", name, &again])
-        .ok()
-        .says(&["4 layers sent"]);
+    insta::assert_snapshot!(two.shows("
+        other: push ENV
+        other: push ENV REPOSITORY/again
+    "), @"
+    other$ rockenv push ENV
+    push to REPOSITORY … SIZE
+    ENV: 3 snapshots at REPOSITORY; 0 layers sent (SIZE), 4 already there, in TIME
+
+    other$ rockenv push ENV REPOSITORY/again
+    push to REPOSITORY/again … SIZE
+    ENV: 3 snapshots at REPOSITORY/again; 4 layers sent (SIZE), 0 already there, in TIME
+    ");
 }
 
 #[test]
@@ -313,7 +374,7 @@ fn the_longest_prefix_is_pulled_and_the_rest_built() {
     let from = format!("pulled from {}", two.repository());
     assert_eq!(plan.text().matches(&from).count(), 2, "{}", plan.text());
     let up = two.run(&two.other, &["up", name, "--pull", "--push"]).ok();
-    up.says(&["pulled one, two from", "2 done before", "1 layers sent"]);
+    up.says(&["pulled one, two from", "2 done before", "1 layer sent"]);
     // Keys that are there already are not asked for.
     let asked = two.registry.answered("HEAD").len();
     two.run(&two.other, &["up", name, "--pull"])
@@ -369,7 +430,7 @@ fn who_may_not_is_told_how_to_log_in() {
     command.env("REGISTRY_AUTH_FILE", &logins);
     crate::support::run::finish("push".into(), command)
         .ok()
-        .says(&["1 snapshots at"]);
+        .says(&["1 snapshot at"]);
 }
 
 #[test]

@@ -164,7 +164,7 @@ fn what_one_store_pushed_another_pulls_and_builds_nothing() {
     other.profile_named(name, &changed);
     two.run(other, &["up", name, "--pull", "--push"])
         .ok()
-        .says(&["3 done before", "4 snapshots at", "1 layers sent"]);
+        .says(&["3 done before", "4 snapshots at", "1 layer sent"]);
     two.remove(other);
 }
 

@@ -25,7 +25,7 @@ fn the_steps_before_one_that_failed_are_pushed() {
     // Nobody else will ever have what is in an env that goes with its command.
     let up = two.run(&two.one, &["up", name, "--push", "--ephemeral"]);
     up.exits(5).says(&[
-        "1 snapshots at",
+        "1 snapshot at",
         "step `two` failed",
         "removed (--ephemeral)",
     ]);
@@ -78,7 +78,7 @@ fn whoever_says_stop_waits_for_no_push() {
     up.wait().exits(5).says(&["step `two` failed"]);
     two.run(&two.one, &["push", name])
         .ok()
-        .says(&["1 snapshots at"]);
+        .says(&["1 snapshot at"]);
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn a_full_disk_keeps_nobody_from_handing_on() {
         .env("ROCKENV_DISK_FLOOR", "0");
     finish("up --push".into(), command)
         .exits(10)
-        .says(&["1 snapshots at", "is full"]);
+        .says(&["1 snapshot at", "is full"]);
     let disk = nix::sys::statvfs::statvfs(disk.path()).unwrap();
     assert_eq!(disk.blocks_available(), 0);
     two.other.profile_named(name, ONE);

@@ -58,7 +58,7 @@ fn a_registry_that_asks_to_wait_is_waited_for() {
             "warning: registry `127.0.0.1:",
             "answered 503 Service Unavailable; waiting",
             "answered 429 Too Many Requests; waiting 2",
-            "1 snapshots at",
+            "1 snapshot at",
             "2 layers sent",
         ]);
     assert!(
@@ -180,7 +180,7 @@ fn a_token_server_is_waited_for_and_a_token_that_ends_before_a_layer_is_replaced
             "warning: token server `127.0.0.1:",
             "answered 429 Too Many Requests; waiting 1",
             "answered 503 Service Unavailable; waiting",
-            "1 snapshots at",
+            "1 snapshot at",
             "2 layers sent",
         ]);
     assert!(late.load(Ordering::Relaxed) > 0);

@@ -99,7 +99,7 @@ fn what_is_signed_is_pulled() {
     let repository = two.repository();
     two.push_signed(&two.one, name, &repository)
         .ok()
-        .says(&["1 snapshots at"]);
+        .says(&["1 snapshot at"]);
     // Once more there is nothing to do, and one signature.
     let sent = two.uploads();
     two.push_signed(&two.one, name, &repository).ok();
@@ -124,7 +124,7 @@ fn what_is_signed_is_pulled() {
     command
         .env("ROCKENV_REGISTRY", &repository)
         .env("COSIGN_PASSWORD", PASSWORD);
-    finish("up".into(), command).ok().says(&["1 snapshots at"]);
+    finish("up".into(), command).ok().says(&["1 snapshot at"]);
     two.other
         .configure(&format!("verify-key = '{}'", key("one.pub")));
     two.other

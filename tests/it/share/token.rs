@@ -46,7 +46,7 @@ fn a_layer_that_takes_longer_than_its_token_is_pushed() {
     });
     two.with(&two.one, &["push", name], &proxy.repository())
         .ok()
-        .says(&["1 snapshots at", "2 layers sent"]);
+        .says(&["1 snapshot at", "2 layers sent"]);
     // The image and the step.
     assert_eq!(late.load(Ordering::Relaxed), 2);
     two.with(&two.other, &["up", name, "--pull"], &proxy.repository())
