@@ -25,6 +25,7 @@ use crate::tree::listing::Listing;
 use crate::tree::remove_tree;
 use crate::tree::writer::{Existing, Writer};
 use crate::ui::Ui;
+use crate::ui::ci::System;
 
 /// The directory on the other machine, below the user's home.
 const PLACE: &str = ".cache/rockenv";
@@ -224,14 +225,15 @@ fn run(
     // The shell turns a signal into an exit code, because ssh reports a signal as a failure of its own; Ctrl-C must
     // not end the shell.
     let script = r#"cd "$HOME/$1" || exit 1
-program=$HOME/$2 sudo=$3 digest=$4
-shift 4
+program=$HOME/$2 sudo=$3 digest=$4 ci=$5
+shift 5
 trap : HUP INT QUIT TERM
-$sudo "$program" __remote-exec $PPID "$digest" "$@"
+$sudo "$program" __remote-exec $PPID "$digest" "$ci" "$@"
 exit $?"#;
     let sudo = if request.sudo { "sudo -n" } else { "" };
     let digest = config.current.digest()?.unwrap_or_default();
-    let mut words = vec![directory, program, sudo, &digest];
+    let ci = config.terminal.ci_system.map_or("", System::variable);
+    let mut words = vec![directory, program, sudo, &digest, ci];
     words.extend(request.command.iter().map(String::as_str));
     let terminals = ui.settings().terminals;
     // A terminal there merges stdout and stderr. If they are separate here, they must stay separate.

@@ -16,11 +16,13 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::host::{Host, working_directory};
 use crate::sys::trust;
+use crate::ui::ci::System;
 
-/// `__remote-exec PID DIGEST ARGUMENT...`: becomes rockenv with these arguments, which gets a signal when the process
-/// ends. If DIGEST is not empty, the received files apply, and must be those that apply on the sending machine.
+/// `__remote-exec PID DIGEST CI ARGUMENT...`: becomes rockenv with these arguments, which gets a signal when the process
+/// ends. If DIGEST is not empty, the received files apply, and must be those that apply on the sending machine. CI is the
+/// variable of the CI system that shows the output, if one does.
 pub(crate) fn remote_exec(arguments: &[String]) -> Result<()> {
-    let [session, digest, arguments @ ..] = arguments else {
+    let [session, digest, ci, arguments @ ..] = arguments else {
         return Err(usage());
     };
     if !digest.is_empty() && trust::digest(&working_directory()?)? != *digest {
@@ -41,6 +43,10 @@ pub(crate) fn remote_exec(arguments: &[String]) -> Result<()> {
     let mut command = Command::new(&program);
     command.arg0("rockenv").args(arguments);
     command.env(trust::DIGEST_VARIABLE, digest);
+    // It obeys lines of the output, whose writer must know that.
+    if let Some(system) = System::ALL.iter().find(|system| system.variable() == ci) {
+        command.env(system.variable(), "true");
+    }
     Err(command.exec()).context(|| "cannot start rockenv".to_owned())
 }
 

@@ -18,6 +18,18 @@ pub enum System {
     Gitlab,
 }
 
+impl System {
+    pub(crate) const ALL: [Self; 2] = [Self::Github, Self::Gitlab];
+
+    /// Returns the variable that is `true` in its jobs.
+    pub(crate) fn variable(self) -> &'static str {
+        match self {
+            Self::Github => "GITHUB_ACTIONS",
+            Self::Gitlab => "GITLAB_CI",
+        }
+    }
+}
+
 /// The severity of an annotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Level {

@@ -287,6 +287,35 @@ fn exit_codes_come_through_and_nothing_goes_on_unseen() {
     }
 }
 
+/// GitHub's runner obeys lines of the output, wherever the step runs that wrote them.
+#[test]
+fn no_step_there_commands_a_ci_system_here() {
+    let other = Other::new();
+    let env = other.here.env();
+    let body = "[[step]]\nname = 'one'\nrun = 'echo ::error::mine; echo ::error::mine >&2'\n";
+    other.here.profile(body);
+    let in_job = |words: &[&str]| {
+        let mut command = other.command(words);
+        command.env("GITHUB_ACTIONS", "true");
+        finish(words.join(" "), command).ok()
+    };
+    let up = in_job(&["-v", "up", env]);
+    assert!(up.err.contains("::group::"), "{}", up.err);
+    let shown = [up, in_job(&["logs", env, "one"])].map(|ran| ran.text() + &ran.err);
+    for shown in shown {
+        assert!(shown.contains("error::mine"), "{shown}");
+        let mut obeyed = true;
+        for line in shown.lines() {
+            match line.trim_start() {
+                line if line.starts_with("::stop-commands::") => obeyed = false,
+                line if line.starts_with("::rockenv-") => obeyed = true,
+                line => assert!(!obeyed || !line.starts_with("::error::"), "{shown}"),
+            }
+        }
+    }
+    other.on(&["rm", "--yes", env]).ok();
+}
+
 #[test]
 fn another_machine_brings_nothing_but_what_was_requested() {
     let store = TestStore::new();

@@ -284,10 +284,8 @@ impl Settings {
 
     pub(super) fn terminal(&self) -> Terminal {
         let is_true = |name: &str| self.set(name).is_some_and(|value| value == "true");
-        let ci_system = match is_true("GITHUB_ACTIONS") {
-            true => Some(System::Github),
-            false => is_true("GITLAB_CI").then_some(System::Gitlab),
-        };
+        let mut systems = System::ALL.into_iter();
+        let ci_system = systems.find(|system| is_true(system.variable()));
         let ci = self.set("CI");
         Terminal {
             no_color: self.set("NO_COLOR").is_some(),
