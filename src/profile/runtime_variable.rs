@@ -3,21 +3,42 @@
 use super::structure::shorten;
 use super::value::Refused;
 
-/// A shell, the loader, an interpreter or git runs what these name, or runs another program because of them.
-const RUN_PROGRAMS: &str = "BASHOPTS BASH_ENV BROWSER EDITOR ENV HOME IFS JAVA_TOOL_OPTIONS NODE_OPTIONS PAGER PATH \
-    PERL5OPT PROMPT_COMMAND PS0 PS1 PS2 PS3 PS4 PYTHONHOME PYTHONSTARTUP RUBYOPT SHELLOPTS VISUAL";
-/// And those that begin with one of these.
-const BEGINNINGS: [&str; 3] = ["BASH_FUNC_", "GIT_", "LD_"];
+/// A shell, the loader, an interpreter, a compiler's driver or a pager runs what these name, or runs another program
+/// because of them; the last ones lead programs to a configuration that does.
+const RUN_PROGRAMS: &str = "BASHOPTS BASH_ENV BROWSER CDPATH CLASSPATH CVS_RSH ENV EXINIT FIGNORE FPATH GCONV_PATH \
+    GETCONF_DIR GLIBC_TUNABLES GNUMAKEFLAGS GTK_MODULES HISTFILE HOSTALIASES IFS INPUTRC JAVA_TOOL_OPTIONS \
+    JDK_JAVA_OPTIONS LESS LESSCLOSE LESSEDIT LESSOPEN LOCPATH LUA_INIT MAKEFILES MAKEFLAGS MFLAGS NLSPATH NODE_OPTIONS \
+    NODE_PATH NULLCMD OPENSSL_CONF OPENSSL_ENGINES PATH PERL5DB PERL5LIB PERL5OPT PERLLIB PHPRC PROMPT PROMPT_COMMAND \
+    PS0 PS1 PS2 PS3 PS4 PYTHONHOME PYTHONINSPECT PYTHONSTARTUP PYTHONUSERBASE READNULLCMD RPROMPT RPS1 RSYNC_RSH RUBYLIB \
+    RUBYOPT RUSTC RUSTDOC RUSTFLAGS SHELL SHELLOPTS TAR_OPTIONS TERMCAP TERMINFO TERMINFO_DIRS TERMPATH VIMINIT VISUAL \
+    _JAVA_OPTIONS CURL_HOME HOME WGETRC ZDOTDIR";
+/// Those that begin with one of these.
+const BEGINNINGS: [&str; 12] = [
+    "BASH_FUNC_",
+    "CARGO_",
+    "DOCKER_",
+    "GIT_",
+    "LD_",
+    "LUA_INIT_",
+    "NPM_CONFIG_",
+    "PIP_",
+    "QT_",
+    "SSH_",
+    "SUDO_",
+    "XDG_",
+];
+/// And those that end with one of these.
+const ENDS: [&str; 5] = ["ASKPASS", "EDITOR", "PAGER", "_RSH", "_WRAPPER"];
 
 /// Refuses a variable that makes the host run programs.
 pub(crate) fn check(name: &str) -> Result<(), Refused> {
-    let begins =
-        BEGINNINGS.iter().any(|begin| name.starts_with(begin)) && name != "LD_LIBRARY_PATH";
-    if begins
+    let upper = name.to_ascii_uppercase();
+    let runs_programs = BEGINNINGS.iter().any(|begin| upper.starts_with(begin))
+        || ENDS.iter().any(|end| upper.ends_with(end))
         || RUN_PROGRAMS
             .split_ascii_whitespace()
-            .any(|known| known == name)
-    {
+            .any(|known| known == upper);
+    if runs_programs && name != "LD_LIBRARY_PATH" {
         let message = format!("`{}` cannot be a runtime variable", shorten(name));
         return Err(Refused::new(message).help(
             "on the host it would run programs; set it in [env], for the steps, or in the command that needs it",
@@ -35,7 +56,10 @@ mod tests {
         for good in ["HSA_OVERRIDE_GFX_VERSION", "LD_LIBRARY_PATH", "GITHUB"] {
             check(good).unwrap();
         }
-        for bad in ["PATH", "LD_PRELOAD", "PROMPT_COMMAND", "PS4", "GIT_SSH"] {
+        for bad in "PATH LD_PRELOAD PROMPT_COMMAND PS4 GIT_SSH MAKEFLAGS LESSOPEN SUDO_ASKPASS RUSTC_WRAPPER MANPAGER \
+                    npm_config_script_shell"
+            .split_ascii_whitespace()
+        {
             assert!(check(bad).is_err(), "{bad:?}");
         }
     }

@@ -69,11 +69,12 @@ fn note(libraries: &Libraries, target: Target) -> Option<String> {
     });
     let lacking: Vec<_> = lacking.collect();
     let names: Vec<&str> = lacking.iter().map(|(name, _)| name.as_str()).collect();
-    let mut isas = lacking.iter().map(|(_, isas)| isas);
-    let help = isas
-        .find_map(|isas| runs_on(isas, &|how| how == How::Override))
+    // One process, one GPU: an override helps only if all of them have its code.
+    let help = runs
+        .iter()
+        .filter(|other| other.how == How::Override)
+        .find(|other| lacking.iter().all(|(_, isas)| isas.contains(&other.code)))
         .map(|other| {
-            // The whole process then is on that GPU, and so must be all of its code.
             let code = &other.code;
             format!(
                 "; their code for {code} runs in a build with `--target {code}` and {}",
@@ -145,6 +146,17 @@ X-Rocm-Gpu-Architecture: gfx9-generic gfx10-3-generic gfx11-generic
         let start = format!("libraries without code for gfx1031: {amd}; their code for gfx1030 ");
         assert!(found.starts_with(&start), "{found}");
         assert_eq!(noted(&libraries, "gfx1030"), None);
+        // No override helps where one of them lacks its code.
+        let other = "/opt/rocm/lib/hipblaslt";
+        let both = combine(
+            "",
+            directories(&[(amd, &["gfx1030"]), (other, &["gfx942"])]),
+        );
+        let found = noted(&both, "gfx1031").unwrap();
+        assert!(
+            found.contains(other) && !found.contains("their code"),
+            "{found}"
+        );
         let alone = combine("", directories(&[(debian, &["gfx1030"])]));
         assert_eq!(noted(&alone, "gfx1031"), None);
         let found = noted(&alone, "gfx1201").unwrap();
