@@ -3,10 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::time::SystemTime;
 
 use super::Execution;
 use crate::plan::Action;
-use crate::plan::resolve::{Step, VolumeSource};
+use crate::plan::resolve::{Access, Step, VolumeSource};
 use crate::profile;
 use crate::store::source::Git;
 use crate::sys::error::{Error, Kind, Result};
@@ -92,6 +93,29 @@ impl Execution<'_, '_> {
             };
             if is_changed {
                 return Ok(Some(input.clone()));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns the user's source that somebody else wrote to while a step ran, if any. It is as before, and what the step
+    /// read of it may not be.
+    pub(super) fn touched_while(&self, step: &Step, began: SystemTime) -> Result<Option<String>> {
+        let cancel = Cancel::new(self.signals);
+        let git = Git::until(&self.spec.user, &cancel);
+        for input in step.inputs.iter().filter(|input| self.is_users_own(input)) {
+            let (name, path) = profile::input(input);
+            let volume = self.spec.volume(name);
+            let steps_write = volume.is_some_and(|volume| volume.access == Access::Rw);
+            if let Some(source) = self.sources.get(name) {
+                let source = match path {
+                    "" => source.clone(),
+                    path => source.join(path),
+                };
+                let known = self.store.known_fingerprint(&source);
+                if cancel.outcome(git.is_touched(&source, &known, began, steps_write))? {
+                    return Ok(Some(input.clone()));
+                }
             }
         }
         Ok(None)

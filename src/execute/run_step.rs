@@ -1,6 +1,8 @@
 //! Owns running one step: its snapshot if it succeeds, a second run with half the jobs if memory ran out, and what
 //! remains if it fails.
 
+use std::time::SystemTime;
+
 use jiff::Timestamp;
 
 use super::outcome::Ran;
@@ -44,6 +46,7 @@ impl Execution<'_, '_> {
         let others = self.sees_other_files(step, &before, parent.as_ref())?;
         let foreign = foreign.or(others.then_some(false));
         let inputs = self.inputs_before(step)?;
+        let began = SystemTime::now();
         let mut ran = self.run_or_leave(&attempt, &before)?;
         if ran.out_of_memory() && attempt.jobs > 1 {
             self.measure(&attempt, Outcome::Failed, &ran, lookups)?;
@@ -81,7 +84,8 @@ impl Execution<'_, '_> {
                         )
                     }
                     None => {
-                        if let Some(input) = changed {
+                        let touched = || self.touched_while(step, began);
+                        if let Some(input) = changed.map_or_else(touched, |it| Ok(Some(it)))? {
                             self.mark_stale(step, input);
                         }
                         if let Some(message) = ran.hidden_kill(step) {

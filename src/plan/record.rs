@@ -258,6 +258,12 @@ impl Record {
         })
     }
 
+    /// Returns the last step that is done.
+    pub(crate) fn last_done(&self) -> Option<&StepRecord> {
+        let mut steps = self.steps.iter().rev();
+        steps.find(|step| matches!(step.outcome, Outcome::Done | Outcome::Hit))
+    }
+
     /// Returns the layers that the env names; their parents are needed too.
     pub fn layers(&self) -> impl Iterator<Item = &LayerId> {
         let failed = self

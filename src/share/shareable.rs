@@ -44,6 +44,14 @@ impl Shareable {
                 .help(format!("rockenv snapshot ls {env}")),
             None => not_found!("no step of env `{env}` has a snapshot yet").help(&up),
         })?;
+        if let (None, Some(step)) = (until, record.last_done())
+            && step.key != last.key
+        {
+            reporter.warn(format!(
+                "step `{}` has no snapshot any more: only those before it are shared; {up} makes it again",
+                step.name
+            ));
+        }
         let mut layers = store.chain(&last.layer)?;
         layers.reverse();
         let (kept, limit) = match &record.service {

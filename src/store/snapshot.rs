@@ -325,7 +325,9 @@ impl LockedEnv<'_> {
             .snapshot(name)
             .map(|snapshot| snapshot.layer.clone())
             .ok_or_else(|| no_snapshot(self.name(), record, name))?;
-        let is_last = record.last_step().is_some_and(|last| last.layer == layer);
+        let key = record.last_done().and_then(|step| step.key.as_ref());
+        let last = key.and_then(|key| record.of_step(key));
+        let is_last = last.is_some_and(|last| last.layer == layer);
         let kept = match self.is_modified()? || self.has_unsaved_volumes()? {
             true => Some(self.keep("before-rollback")?),
             false => None,

@@ -102,6 +102,7 @@ fn summary(record: &Record) -> String {
                 skipped => format!("done; {} skipped", size::count(skipped, "step")),
             }
         }
+        (None, 0) => "every step is done, and this is an earlier snapshot".to_owned(),
         (None, 1) => "1 step is left to do".to_owned(),
         (None, left) => format!("{left} steps are left to do"),
     }

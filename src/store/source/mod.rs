@@ -1,7 +1,8 @@
 //! Owns `source` volumes: cloning the repository that a profile names by `git`, and fingerprints of directories.
 //!
 //! `git` runs the program, `checkout` on a repository that others write to; `fingerprint` reads a source's content,
-//! `part` that of a path in it, and `unchanged` cheaply checks whether it is unchanged.
+//! `part` that of a path in it, `unchanged` cheaply checks whether it is unchanged, and `touched` whether something wrote
+//! to it meanwhile.
 
 mod checkout;
 mod fingerprint;
@@ -9,6 +10,7 @@ mod git;
 mod part;
 mod pin;
 mod special_files;
+mod touched;
 mod unchanged;
 
 use std::collections::BTreeMap;

@@ -179,6 +179,37 @@ fn what_was_made_while_its_source_was_edited_is_no_result_of_the_old_source() {
     store.rockenv(&read).ok().prints("goodgood");
 }
 
+/// As `git checkout OTHER` and back leave it.
+#[test]
+fn a_source_that_was_another_one_meanwhile_is_no_result_of_either() {
+    let case = Waiting::new();
+    let (store, env) = (&case.store, case.store.env());
+    let git = |words: &[&str]| crate::support::git::git(&case.source, words);
+    git(&["init", "-q"]);
+    fs::write(case.source.join(".gitignore"), "*.o\n").unwrap();
+    git(&["add", "."]);
+    git(&["commit", "-qm", "one"]);
+    let edited = |up: Background, file: &str| {
+        wait_until("the step does not run", || case.flags.join("one").exists());
+        let file = case.source.join(file);
+        let before = fs::read(&file).unwrap_or_default();
+        fs::write(&file, "other").unwrap();
+        fs::write(&file, before).unwrap();
+        case.go("one");
+        up.wait().ok()
+    };
+    case.go("zero");
+    let up = store.start(&["up", env]);
+    edited(up, "f").says(&["`src` changed after step `one` began"]);
+    // It is made anew, and what git ignores is nobody's source.
+    fs::remove_file(case.flags.join("go-one")).unwrap();
+    fs::remove_file(case.flags.join("one")).unwrap();
+    let up = store.start(&["up", env]);
+    let again = edited(up, "x.o").says(&["step 2/3 one", "step 3/3 two"]);
+    assert!(!again.err.contains("changed"), "{}", again.err);
+    store.up().says(&["nothing to do"]);
+}
+
 #[test]
 fn a_locked_source_that_is_edited_during_the_build_is_refused() {
     for step in ["zero", "one"] {

@@ -123,3 +123,24 @@ fn a_later_step_that_wrote_to_the_volume_makes_no_earlier_one_run_again() {
         assert_eq!(actions(store, &["w=2"]), ["hit", "hit"], "{method}");
     });
 }
+
+#[test]
+fn an_env_without_its_last_step_is_not_ready() {
+    let store = TestStore::new();
+    let steps = "[[volume]]\nname = 'out'\nkind = 'output'\ntarget = '/out'\n\
+                 [[step]]\nname = 'one'\nrun = 'echo 1 > /out/one'\n\
+                 [[step]]\nname = 'two'\nrun = 'echo 2 > /out/two'\n";
+    store.up_with(steps);
+    let env = store.env();
+    store.rockenv(&["snapshot", "rm", "--yes", env, "two"]).ok();
+    store.rockenv(&["rollback", "--yes", env, "one"]).ok();
+    store.rockenv(&["status", env, "--check"]).exits(8);
+    store.rockenv(&["export", env, "made"]).exits(8);
+    let snapshots = ["export", env, "--snapshots", "some.oci.tar"];
+    store
+        .rockenv(&snapshots)
+        .ok()
+        .says(&["step `two` has no snapshot any more"]);
+    store.up();
+    store.rockenv(&["status", env, "--check"]).ok();
+}

@@ -1,0 +1,111 @@
+//! Owns whether something wrote to the files of a source since a moment: its content may be as before, and was not in
+//! between.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use fs_err as fs;
+
+use super::{Git, unchanged};
+use crate::sys::error::{Result, if_exists};
+
+/// Names on one command line of git.
+const AT_ONCE: usize = 500;
+
+impl Git<'_> {
+    /// Returns whether somebody wrote to a file of a source since, by its change time, which nobody can set. Files that
+    /// git ignores do not count, nor do its own; where `steps_write`, as in place, only those that it tracks, which no build
+    /// writes as they are. `known` is the file with what the source looked like.
+    pub(crate) fn is_touched(
+        &self,
+        source: &Path,
+        known: &Path,
+        since: SystemTime,
+        steps_write: bool,
+    ) -> Result<bool> {
+        let is_older = |found: std::fs::Metadata| found.modified().is_ok_and(|time| time < since);
+        if fs::metadata(known).is_ok_and(is_older) && unchanged::recall(known, source).is_some() {
+            return Ok(false);
+        }
+        for (repository, files) in touched_files(source, since)? {
+            let counts = match repository.join(".git").exists() {
+                true => self.counts(&repository, &files, !steps_write)?,
+                false => !steps_write,
+            };
+            if counts {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Returns whether git tracks one of these files of a checkout, or, with `untracked`, does not ignore one.
+    fn counts(&self, checkout: &Path, files: &[PathBuf], untracked: bool) -> Result<bool> {
+        let checkout = self.open(checkout)?;
+        let others: &[&str] = match untracked {
+            true => &["--others", "--exclude-standard"],
+            false => &[],
+        };
+        for files in files.chunks(AT_ONCE) {
+            let names = files.iter().filter_map(|file| file.to_str());
+            let list = ["--literal-pathspecs", "ls-files", "-z", "--cached"];
+            let all: Vec<&str> = list
+                .into_iter()
+                .chain(others.iter().copied())
+                .chain(["--"])
+                .chain(names)
+                .collect();
+            if all.len() > list.len() + others.len() + 1 && !checkout.bytes(&all)?.is_empty() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// Returns the files that changed since, below the source or the submodule that they are in.
+fn touched_files(source: &Path, since: SystemTime) -> Result<BTreeMap<PathBuf, Vec<PathBuf>>> {
+    let since = since
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or(Duration::ZERO);
+    let since = (
+        i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
+        i64::from(since.subsec_nanos()),
+    );
+    let is_touched = |found: &std::fs::Metadata| (found.ctime(), found.ctime_nsec()) > since;
+    let mut touched: BTreeMap<PathBuf, Vec<PathBuf>> = BTreeMap::new();
+    let mut left = Vec::new();
+    match if_exists(fs::symlink_metadata(source))? {
+        Some(found) if found.is_dir() => left.push((source.to_owned(), source.to_owned())),
+        Some(found) if is_touched(&found) => drop(touched.insert(source.to_owned(), Vec::new())),
+        _ => {}
+    }
+    while let Some((directory, above)) = left.pop() {
+        let repository = match directory.join(".git").exists() {
+            true => directory.clone(),
+            false => above,
+        };
+        let Some(entries) = if_exists(fs::read_dir(&directory))? else {
+            continue;
+        };
+        for entry in entries {
+            let entry = entry?;
+            let Some(found) = if_exists(entry.metadata())? else {
+                continue;
+            };
+            if entry.file_name() == ".git" {
+                continue;
+            }
+            if found.is_dir() {
+                left.push((entry.path(), repository.clone()));
+            } else if is_touched(&found) {
+                let path = entry.path();
+                let below = path.strip_prefix(&repository).unwrap_or(&path).to_owned();
+                touched.entry(repository.clone()).or_default().push(below);
+            }
+        }
+    }
+    Ok(touched)
+}
