@@ -278,7 +278,8 @@ impl<'a> Resolver<'a> {
         } else if text.starts_with('/') {
             PathBuf::from(text)
         } else if let Origin::File(file) = beside {
-            file.with_file_name("").join(text.trim_start_matches("./"))
+            let below = text.trim_start_matches("./").trim_start_matches('/');
+            file.with_file_name("").join(below)
         } else {
             let problem = Problem::new(
                 &path.place,

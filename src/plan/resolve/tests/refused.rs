@@ -125,6 +125,8 @@ fn host_paths() {
     // Beside the file, wherever rockenv was started.
     assert_eq!(at("./a").unwrap(), "/p/a");
     assert_eq!(at("../a").unwrap(), "/p/../a");
+    assert_eq!(at(".//etc").unwrap(), "/p/etc");
+    assert_eq!(at("./${prefix}").unwrap(), "/p/opt/x");
     assert_eq!(at("/srv/${target}").unwrap(), "/srv/gfx1103");
 }
 
