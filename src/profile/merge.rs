@@ -234,7 +234,7 @@ impl<'t> Merge<'_, 't> {
         // A source is one or the other: naming the other one replaces it, with its own keys.
         match (volume.has("path"), volume.has("git")) {
             (true, false) => inherited.remove(&["git", "rev", "depth", "submodules"]),
-            (false, true) => inherited.remove(&["path", "rev"]),
+            (false, true) => inherited.remove(&["path"]),
             _ => {}
         }
         let kind = |volume: &Item<'_>| text_at(&volume.table, "kind").map(|kind| kind.value);

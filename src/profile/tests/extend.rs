@@ -101,6 +101,26 @@ export = [{ from = "/x", to = "out" }]
 }
 
 #[test]
+fn another_repository_keeps_the_other_fields() {
+    let base = BASE.replace("rev = \"main\"", "rev = \"v1\"\ndepth = 1");
+    let child =
+        "extends = \"base\"\n[[volume]]\nname = \"src\"\ngit = \"https://example.org/fork\"\n";
+    let (_dir, dirs) = dir(&[("base.toml", &base), ("child.toml", child)]);
+    let profile = load(&dirs, "child").unwrap();
+    let VolumeSource::Git {
+        url, rev, depth, ..
+    } = &profile.volumes[0].source
+    else {
+        panic!("{:?}", profile.volumes[0]);
+    };
+    let rev = rev.as_ref().map(|rev| rev.as_str());
+    assert_eq!(
+        (url.as_str(), rev, *depth),
+        ("https://example.org/fork", Some("v1"), Some(1))
+    );
+}
+
+#[test]
 fn another_action_replaces_the_inherited_one() {
     let child = "extends = \"base\"\n[[step]]\nname = \"build\"\npackages = [\"x\"]\n";
     let (_dir, dirs) = dir(&[("base.toml", BASE), ("child.toml", child)]);
