@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::profile::references::Scope;
-use crate::profile::{Choice, FROM_SOURCE, Profile, value};
+use crate::profile::{Choice, FROM_SOURCE, Problem, Profile, value};
 use crate::sys::error::{Error, Result};
 use crate::sys::span::At;
 use crate::sys::suggest;
@@ -116,14 +116,13 @@ impl<'a> Chosen<'a> {
             params: self.params.clone(),
             ..Scope::default()
         };
-        let refuse = |message: String| {
-            let profile = &self.profile.name;
-            invalid!("the image of profile `{profile}`: {message}")
-        };
+        let Profile { image, sources, .. } = self.profile;
+        let invalid = |problem| self.profile.invalid(vec![problem]);
         let name = scope
-            .expand(&self.profile.image)
-            .map_err(|fault| refuse(fault.message))?;
-        value::name("image", &name).map_err(|refused| refuse(refused.message))?;
+            .expand(image)
+            .map_err(|fault| invalid(fault.problem(&image.place, sources)))?;
+        value::name("image", &name)
+            .map_err(|refused| invalid(Problem::refused(&image.place, refused, "here")))?;
         Ok(name)
     }
 

@@ -327,7 +327,19 @@ impl Check<'_> {
                 place: 0..0,
             };
         };
-        self.expandable(&image, |text| value::name("image", text));
+        let fact = |part| match part {
+            TextPart::Reference(name, _) if references::FACTS.contains(&name) => Some(name),
+            _ => None,
+        };
+        match references::pieces(&image).into_iter().find_map(fact) {
+            None => self.expandable(&image, |text| value::name("image", text)),
+            Some(fact) => {
+                let message = format!("an image's name takes parameters only, not `${{{fact}}}`");
+                let problem = Problem::new(&image.place, message, "here");
+                let help = "use a parameter: `--param`, a variant or a release can set it";
+                self.problems.push(problem.help(help));
+            }
+        }
         image
     }
 

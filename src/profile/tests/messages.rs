@@ -266,6 +266,8 @@ fn sentences_about_structure() {
         schema = 1; image = "x"; [volume]; name = "a" => `volume` must be an array
         schema = 1; image = "x"; image = "y" => this is not TOML: duplicate key
         schema = 1; image = "a\u0000b" => `image` contains a NUL byte
+        schema = 1; image = "x-${target}" => an image's name takes parameters only, not `${target}`
+        schema = 1; image = "x-${jobs}" => an image's name takes parameters only, not `${jobs}`
         schema = 1; image = "../x" => bad image name `../x`
         schema = 1; image = "x"; [params]; jobs = "3" => `${jobs}` has a meaning of its own
         schema = 1; image = "x"; [params]; a = "${b}" => a parameter's value is not expanded

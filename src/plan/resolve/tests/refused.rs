@@ -42,6 +42,11 @@ fn errors_point_into_the_profile() {
     assert_eq!(error.help_text(), Some("did you mean `prefix`?"));
     assert_eq!(error.kind(), Kind::Usage);
 
+    let text = TEXT.replace("image = \"debian\"", "image = \"${prefix}\"");
+    let error = resolve(&profile(&text), &inputs()).unwrap_err();
+    assert_has!(error.message(), "bad image name `/opt/x`");
+    assert_has!(error.message(), "[/p/p.toml:4:9]");
+
     for other in [
         inputs!(fingerprints: BTreeMap::new()),
         inputs!(hooks: BTreeMap::new()),
