@@ -223,13 +223,17 @@ impl Check<'_> {
                 self.push(&name.place, message, "not a name for a parameter");
                 continue;
             }
-            if value.contains("${") {
-                let message = "a parameter's value is not expanded";
-                let problem = Problem::new(&value.place, message, "here");
-                self.problems
-                    .push(problem.help("put the reference where the parameter is used"));
-            }
+            self.param_value(&value);
             self.params.insert(name.value, value.value);
+        }
+    }
+
+    fn param_value(&mut self, value: &At<String>) {
+        if value.contains("${") {
+            let message = "a parameter's value is not expanded";
+            let problem = Problem::new(&value.place, message, "here");
+            self.problems
+                .push(problem.help("put the reference where the parameter is used"));
         }
     }
 
@@ -248,6 +252,7 @@ impl Check<'_> {
             let mut params = BTreeMap::new();
             for (param, value) in written.params {
                 if self.params.contains_key(&param.value) {
+                    self.param_value(&value);
                     params.insert(param.value, value.value);
                 } else {
                     let known: Vec<String> = self.params.keys().cloned().collect();

@@ -271,6 +271,9 @@ fn sentences_about_structure() {
         schema = 1; image = "../x" => bad image name `../x`
         schema = 1; image = "x"; [params]; jobs = "3" => `${jobs}` has a meaning of its own
         schema = 1; image = "x"; [params]; a = "${b}" => a parameter's value is not expanded
+        schema = 1; image = "x"; [params]; a = ""; [from.x.params]; a = "${b}" => a parameter's value is not expanded
+        schema = 1; image = "x"; variant = "x"; [params]; a = ""; [variants.x.params]; a = "${a}" => a parameter's value is not expanded
+        schema = 1; image = "x"; release-param = "r"; [params]; r = "1"; a = ""; [releases.1.params]; a = "${target}" => a parameter's value is not expanded
         schema = 1; image = "x"; [env]; "A=B" = "1" => bad variable name `A=B`
         schema = 1; image = "x"; [env]; A = 1 => `A` must be a string
         schema = 1; image = "x"; [runtime-notes]; A = "x" => there is no runtime variable `A`
