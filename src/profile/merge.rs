@@ -4,7 +4,7 @@
 //! keeps its place; `check` interprets it when all files are merged.
 
 use serde_spanned::Spanned;
-use toml::de::{DeTable, DeValue, Error};
+use toml::de::{DeArray, DeTable, DeValue, Error};
 
 use super::diagnostics::{Problem, SourceFile, Sources, UnreadPart};
 use super::structure::{self, shorten};
@@ -117,6 +117,11 @@ impl<'t> Item<'t> {
         self.table.contains_key(key)
     }
 
+    fn is_removed(&self) -> bool {
+        let remove = self.table.get("remove").map(Spanned::get_ref);
+        remove.and_then(DeValue::as_bool) == Some(true)
+    }
+
     fn remove(&mut self, keys: &[&str]) {
         for key in keys {
             self.table.remove(*key);
@@ -146,6 +151,20 @@ fn extend<'t>(under: &mut DeTable<'t>, over: DeTable<'t>) {
     }
 }
 
+/// Takes the names of removed items off a list.
+fn take_off(table: &mut DeTable<'_>, list: &str, items: &[Item<'_>]) {
+    let Some(DeValue::Array(names)) = table.get_mut(list).map(Spanned::get_mut) else {
+        return;
+    };
+    let is_removed = |name: &str| {
+        let mut removed = items.iter().filter(|item| item.is_removed());
+        removed.any(|item| item.name.value == name)
+    };
+    let all = std::mem::replace(names, DeArray::new()).into_iter();
+    let left = all.filter(|name| !name.get_ref().as_str().is_some_and(is_removed));
+    *names = left.collect();
+}
+
 fn text(value: &Spanned<DeValue<'_>>) -> Option<At<String>> {
     let place = value.span();
     let value = value.get_ref().as_str()?.to_owned();
@@ -171,13 +190,16 @@ impl<'t> Merge<'_, 't> {
             self.problems
                 .push(Problem::new(&schema.span(), message, "unknown version"));
         }
-        for component in self.items(&mut file, "component") {
+        let components = self.items(&mut file, "component");
+        let steps = self.items(&mut file, "step");
+        self.take_off_lists(&components, &steps);
+        for component in components {
             self.component(component);
         }
         for volume in self.items(&mut file, "volume") {
             self.volume(volume);
         }
-        for step in self.items(&mut file, "step") {
+        for step in steps {
             self.step(step);
         }
         extend(&mut self.table, file);
@@ -208,20 +230,32 @@ impl<'t> Merge<'_, 't> {
         items
     }
 
+    /// Takes what a file removes off the lists that it inherits; its own must not name it.
+    fn take_off_lists(&mut self, components: &[Item<'t>], steps: &[Item<'t>]) {
+        for component in &mut self.components {
+            take_off(&mut component.table, "links", components);
+        }
+        for volume in &mut self.volumes {
+            take_off(&mut volume.table, "needed-by", steps);
+        }
+        if let Some(DeValue::Table(gpu)) = self.table.get_mut("gpu").map(Spanned::get_mut) {
+            take_off(gpu, "needed-by", steps);
+        }
+    }
+
     /// A component is replaced as a whole.
     fn component(&mut self, component: Item<'t>) {
         let inherited = position(&self.components, &component.name);
-        let remove = component.table.get("remove").map(Spanned::get_ref);
-        match (inherited, remove.and_then(DeValue::as_bool)) {
-            (Some(index), Some(true)) => drop(self.components.remove(index)),
-            (Some(index), _) => self.components[index] = component,
-            (None, Some(true)) => {
+        match (inherited, component.is_removed()) {
+            (Some(index), true) => drop(self.components.remove(index)),
+            (Some(index), false) => self.components[index] = component,
+            (None, true) => {
                 let name = &component.name;
                 let message = format!("there is no component `{}` to remove", shorten(name));
                 let problem = Problem::new(&name.place, message, "not there");
                 self.problems.push(problem.unless(UnreadPart::Part));
             }
-            (None, _) => self.components.push(component),
+            (None, false) => self.components.push(component),
         }
     }
 

@@ -291,3 +291,42 @@ fn a_component_is_replaced_or_removed_as_a_whole() {
     assert_eq!(child.components[0].project, "pytorch");
     assert!(child.components[0].links.is_empty());
 }
+
+#[test]
+fn what_is_removed_leaves_the_inherited_lists() {
+    let base = format!(
+        "{BASE}\n[gpu]\nneeded-by = [\"test\", \"build\"]\n\
+         [[volume]]\nname = \"cache\"\nkind = \"cache\"\ntarget = \"/cache\"\ndownloads = \"src\"\n\
+         needed-by = [\"build\", \"test\"]\n\
+         [[component]]\nname = \"rccl\"\n[[component]]\nname = \"torch\"\nlinks = [\"rccl\"]\n"
+    );
+    let child = "extends = \"base\"\n[[step]]\nname = \"test\"\nremove = true\n\
+        [[component]]\nname = \"rccl\"\nremove = true\n";
+    let own = format!(
+        "{child}[[component]]\nname = \"vision\"\nlinks = [\"rccl\"]\n\
+         [[volume]]\nname = \"cache\"\nneeded-by = [\"test\"]\n"
+    );
+    let (_dir, dirs) = dir(&[
+        ("base.toml", &base),
+        ("child.toml", child),
+        ("own.toml", &own),
+    ]);
+    let profile = load(&dirs, "child").unwrap();
+    assert!(profile.steps.iter().any(|step| step.gpu));
+    let downloads = profile.volumes[1].downloads.as_ref().unwrap();
+    assert_eq!(downloads.needed_by, Some(vec!["build".to_owned()]));
+    assert_eq!(profile.components.len(), 1);
+    assert!(profile.components[0].links.is_empty());
+    let error = load(&dirs, "own").unwrap_err();
+    assert_has!(error.message(), "there is no component `rccl`");
+    assert_has!(error.message(), "there is no step `test`");
+}
+
+#[test]
+fn what_built_in_profiles_list_can_be_removed() {
+    let child = "extends = \"therock\"\n\
+        step = [{ name = \"torch-test\", remove = true }, { name = \"configure-generic\", remove = true }]\n\
+        component = [{ name = \"rccl\", remove = true }]\n";
+    let (_dir, dirs) = dir(&[("child.toml", child)]);
+    load(&dirs, "child").unwrap();
+}
