@@ -56,17 +56,15 @@ pub(crate) fn profile_or_target<'a>(
         return Ok(request);
     }
     match named {
-        Ok(target) if request.targets.is_empty() => Ok(Request {
+        Ok(target) if request.targets.iter().all(|other| *other == target) => Ok(Request {
             profile: DEFAULT_PROFILE.to_owned(),
             targets: vec![target],
             stem: Some(target.name().to_owned()),
             ..request
         }),
         Ok(target) => {
-            let flags: Vec<_> = targets
-                .iter()
-                .map(|target| format!("--target {target}"))
-                .collect();
+            let others = request.targets.iter().filter(|other| **other != target);
+            let flags: Vec<_> = others.map(|other| format!("--target {other}")).collect();
             let message = format!(
                 "`{target}` is already a target, and so is {}",
                 flags.join(" ")
@@ -94,7 +92,7 @@ pub(crate) fn profile_or_target<'a>(
     }
 }
 
-/// Refuses other targets than the one that the profile is named after.
+/// Refuses other targets than the one that the profile is named after, which the env's name need not repeat.
 fn check_targets(request: &mut Request, targets: &[Target]) -> Result<()> {
     let Ok(own) = Target::parse(&request.profile) else {
         return Ok(());
@@ -109,7 +107,9 @@ fn check_targets(request: &mut Request, targets: &[Target]) -> Result<()> {
         let help = format!("rockenv up {DEFAULT_PROFILE} {flags}");
         return Err(usage!("{message}").help(help));
     }
-    request.targets.clear();
+    if !request.targets.is_empty() {
+        request.stem = Some(request.profile.clone());
+    }
     Ok(())
 }
 
@@ -193,8 +193,19 @@ mod tests {
             ),
             // A profile of that name comes first.
             ("gfx900", &[], None, ("gfx900", "[]", None)),
-            ("gfx900", &["gfx900"], None, ("gfx900", "[]", None)),
+            (
+                "gfx900",
+                &["gfx900"],
+                None,
+                ("gfx900", "[gfx900]", some("gfx900")),
+            ),
             ("vega 64", &[], None, ("gfx900", "[]", None)),
+            (
+                "gfx1103",
+                &["gfx1103"],
+                None,
+                ("therock", "[gfx1103]", some("gfx1103")),
+            ),
             ("780m", &[], None, ("therock", "[gfx1103]", some("gfx1103"))),
             (
                 "RX 7900 XTX",
@@ -228,7 +239,13 @@ mod tests {
             "`rockenv profile ls` and `rockenv target ls` show them all"
         );
         assert!(fail("gfx110X-all", &[]).1.contains("is a family"));
-        assert_eq!(fail("gfx1103", &["gfx1100"]).0, Kind::Usage);
+        assert_eq!(
+            fail("gfx1103", &["gfx1103", "gfx1100"]),
+            (
+                Kind::Usage,
+                "rockenv up therock --target gfx1103 --target gfx1100".to_owned()
+            )
+        );
         assert_eq!(
             fail("gfx900", &["gfx900", "gfx1100"]),
             (
