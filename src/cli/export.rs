@@ -12,7 +12,7 @@ use crate::store::export::{self, ExportedEntry, OutputsExport};
 use crate::sys::error::{Kind, Result};
 use crate::sys::signals::Signals;
 use crate::ui::event::Outcome;
-use crate::ui::{Format, object};
+use crate::ui::{Format, object, text};
 use crate::up::context::Context;
 use crate::up::push;
 use crate::up::task::Task;
@@ -149,7 +149,7 @@ fn check(cx: &Context, directory: &Path) -> Result<u8> {
     } else {
         for checked in &found {
             for difference in &checked.differences {
-                cx.ui.data(&format!("{difference}\n"));
+                cx.ui.data(&format!("{}\n", text::escape(difference)));
             }
             let (total, other) = (checked.files, checked.differences.len());
             cx.ui.note(&format!(

@@ -19,6 +19,7 @@ use crate::store::{Store, lock};
 use crate::sys::error::{Kind, Result};
 use crate::ui::size;
 use crate::ui::table::Table;
+use crate::ui::text;
 use crate::up::context::Context;
 use crate::up::results::ResultsSummary;
 use crate::up::stop_and_lock::holder;
@@ -130,6 +131,7 @@ fn show_status(cx: &Context, args: &StatusArgs) -> Result<u8> {
     }
     for changed in &results {
         let (volume, path) = (&changed.volume, &changed.path);
+        let path = text::escape(path);
         cx.ui.data(&format!("{volume}: {path} {}\n", changed.what));
     }
     if !results.is_empty() {

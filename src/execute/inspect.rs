@@ -13,7 +13,7 @@ use crate::plan::record::Snapshot;
 use crate::store::snapshot::no_snapshot;
 use crate::store::{LockedEnv, Store};
 use crate::sys::error::{Result, if_exists};
-use crate::tree::{Method, overlay};
+use crate::tree::{Method, listing, overlay};
 
 /// What happened to a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -39,6 +39,7 @@ impl ChangeKind {
 pub(crate) struct PathChange {
     pub kind: ChangeKind,
     /// Absolute path in the env.
+    #[serde(with = "listing::path")]
     pub path: PathBuf,
 }
 

@@ -369,7 +369,7 @@ pub(crate) mod path {
         Some(std::ffi::OsString::from_vec(bytes).into())
     }
 
-    pub(super) fn serialize<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
+    pub(crate) fn serialize<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_str(&encode(path))
     }
 

@@ -406,6 +406,7 @@ impl Ui {
 
     /// Warns of something that stops nothing.
     pub(crate) fn warn(&self, text: &str) {
+        let text = &self.settings.hint(text);
         if self.annotate(Level::Warning, &text::escape_lines(text)) {
             return;
         }

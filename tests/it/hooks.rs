@@ -447,7 +447,11 @@ fn patches_and_scripts() {
     store
         .rockenv(&["up", store.env(), "--offline"])
         .exits(5)
-        .says(&["the script of hook `fix` failed with exit code 9"]);
+        .says(&[
+            "the script of hook `fix` failed with exit code 9",
+            &format!("help: rockenv logs {} hook-fix", store.env()),
+        ]);
+    store.rockenv(&["logs", store.env(), "hook-fix"]).ok();
 
     // A patch that the source has is no error, and nothing to do.
     hook(

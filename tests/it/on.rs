@@ -203,7 +203,7 @@ fn a_profile_is_built_there_and_what_it_made_is_fetched() {
     ENV: nothing to do
     results: STORE/outputs/ENV/out (SIZE)
     $ rockenv --fetch results export ENV results
-    warning: env `ENV` was not built from a lock file: the manifest says what is known without one; `rockenv lock`, then `rockenv up --locked`
+    warning: env `ENV` was not built from a lock file, so its manifest has no exact inputs: `rockenv lock ENV`, then `rockenv up ENV --locked`
     exported 1 file; results/ENV.provenance.json describes them
     ");
     // It is there, and nothing of it here.

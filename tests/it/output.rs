@@ -382,3 +382,39 @@ fn what_there_is_not_is_said() {
     let status = store.rockenv(&["status", name]).ok().text();
     assert!(!status.contains("targets"), "{status}");
 }
+
+/// A build chooses the names of its files.
+#[test]
+fn names_of_files_are_one_line_and_in_json_they_can_be_read() {
+    let store = TestStore::new();
+    let env = store.env();
+    store.up_with(
+        r#"
+        [[volume]]
+        name = "out"
+        kind = "output"
+        target = "/out"
+        [[step]]
+        name = "one"
+        run = '''f=$(printf 'r\nhelp: run this'); date > "/out/$f"'''
+        "#,
+    );
+    store.rockenv(&["export", env, "made"]).ok();
+    let forged = "r\nhelp: run this";
+    fs::remove_file(store.work().join("made/out").join(forged)).unwrap();
+    let check = store.rockenv(&["export", "--check", "made"]).exits(8);
+    let own = store.home().join("outputs").join(env).join("out");
+    fs::remove_file(own.join(forged)).unwrap();
+    let status = store.rockenv(&["status", env, "--check"]).exits(8);
+    for text in [check.text(), status.text()] {
+        assert!(text.contains(r"r\nhelp: run this"), "{text}");
+        assert!(
+            !text.lines().any(|line| line.starts_with("help:")),
+            "{text}"
+        );
+    }
+    store.sh(r#"touch ~/"$(printf 'bad\377name')""#).ok();
+    let diff = ["--json", "snapshot", "diff", env, "one"];
+    let diff = store.rockenv(&diff).ok().text();
+    assert!(diff.contains(r"bad\\xffname"), "{diff}");
+}

@@ -14,6 +14,7 @@ use crate::plan::resolve::{Action, Step, User};
 use crate::profile::hook::{Hook, HookChange, HookChanges, Script};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::name::StepName;
+use crate::sys::shell::quoted;
 use crate::tree::{file, overlay};
 
 impl Execution<'_, '_> {
@@ -64,8 +65,9 @@ impl Execution<'_, '_> {
                 ),
             )
             .help(format!(
-                "less {}",
-                self.env.directory().join(&attempt.log).display()
+                "rockenv logs {} {}",
+                self.env.name(),
+                quoted(&job.name)
             ))),
             Ending::TimedOut | Ending::Lost => Err(Error::new(
                 Kind::StepFailed,

@@ -22,7 +22,7 @@ use crate::sys::account;
 use crate::sys::catalog::Directory;
 use crate::sys::error::{Error, Kind, Result, named_path};
 use crate::sys::name::StepName;
-use crate::sys::shell::quoted_path;
+use crate::sys::shell::{quoted, quoted_path};
 use crate::sys::trusted_files;
 use crate::tree::listing::{PathState, path_state};
 
@@ -115,9 +115,16 @@ impl OutputsExport<'_> {
         let place = format!("{name}{MANIFEST}");
         write(&place, &manifest(&known, &files).text()?)?;
         if lock.is_none() {
+            let record = env.known_record()?;
+            let targets = record.targets.iter();
+            let targets: String = targets
+                .map(|target| format!(" --target {target}"))
+                .collect();
             (self.warn)(&format!(
-                "env `{name}` was not built from a lock file: the manifest says what is known without one; `rockenv lock`, then \
-                 `rockenv up --locked`"
+                "env `{name}` was not built from a lock file, so its manifest has no exact inputs: `rockenv lock {}{targets}`, \
+                 then `{} --locked`",
+                quoted(&record.profile),
+                record.up_command(),
             ));
         }
         Ok((self.directory.join(place), files))
