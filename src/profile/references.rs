@@ -38,6 +38,15 @@ pub(crate) struct Facts {
     pub memory: u64,
 }
 
+/// Linux's limit for one argument or variable, with its terminating zero.
+pub(crate) const LONGEST: usize = 128 << 10;
+
+/// Digits of the largest fact that is known late.
+const LATE_DIGITS: usize = 20;
+
+/// Maximum number of faults that a text reports.
+const MOST_FAULTS: usize = 16;
+
 fn is_late(name: &str) -> bool {
     matches!(name, "jobs" | "link-jobs" | "tensile-jobs" | "memory")
 }
@@ -112,6 +121,16 @@ impl Fault {
         }
     }
 
+    fn too_long(piece: &TextPart<'_>) -> Self {
+        let message = "the expanded text is longer than 128 KiB".to_owned();
+        let help = "no argument or variable can be; `copy` a file in a step before, and read that";
+        match piece {
+            TextPart::Reference(name, _) => Self::new(name, message, help),
+            // No reference begins like this, so the whole text is pointed at.
+            TextPart::Literal(_) | TextPart::Unclosed(_) => Self::new("}", message, help),
+        }
+    }
+
     /// Points at the reference in the file, not only at the value that contains it.
     pub(crate) fn problem(self, place: &Place, sources: &Sources) -> Problem {
         let file = sources.file(place);
@@ -137,34 +156,41 @@ impl Fault {
     }
 }
 
-/// Checks that every reference in `text` has a known name, without needing values.
-pub(crate) fn check<'a>(
+/// Checks that every reference in `text` has a known name, without needing values. Returns the first faults.
+pub(crate) fn check(
     text: &str,
-    params: impl Iterator<Item = &'a str> + Clone,
+    params: &BTreeMap<String, String>,
     late: LateReferences,
 ) -> Vec<Fault> {
-    let mut faults = Vec::new();
-    let mut index = 0;
-    for piece in pieces(text) {
-        let fault = match piece {
-            TextPart::Literal(_) => continue,
-            TextPart::Reference(name, _) => check_name(name, params.clone(), late),
-            TextPart::Unclosed(_) => Some(Fault {
-                reference: "${".to_owned(),
-                index: 0,
-                message: "`${` without `}`".to_owned(),
-                help: Some("write `$${` for the characters themselves".to_owned()),
-            }),
-        };
-        faults.extend(fault.map(|fault| Fault { index, ..fault }));
-        index += 1;
-    }
-    faults
+    let pieces = pieces(text).into_iter();
+    let references = pieces.filter(|piece| !matches!(piece, TextPart::Literal(_)));
+    let faults = references.enumerate().filter_map(|(index, piece)| {
+        let fault = check_piece(&piece, params, late)?;
+        Some(Fault { index, ..fault })
+    });
+    faults.take(MOST_FAULTS).collect()
 }
 
-fn check_name<'a>(
+fn check_piece(
+    piece: &TextPart<'_>,
+    params: &BTreeMap<String, String>,
+    late: LateReferences,
+) -> Option<Fault> {
+    match piece {
+        TextPart::Literal(_) => None,
+        TextPart::Reference(name, _) => check_name(name, params, late),
+        TextPart::Unclosed(_) => Some(Fault {
+            reference: "${".to_owned(),
+            index: 0,
+            message: "`${` without `}`".to_owned(),
+            help: Some("write `$${` for the characters themselves".to_owned()),
+        }),
+    }
+}
+
+fn check_name(
     name: &str,
-    params: impl Iterator<Item = &'a str> + Clone,
+    params: &BTreeMap<String, String>,
     late: LateReferences,
 ) -> Option<Fault> {
     let shown = shorten(name);
@@ -178,11 +204,12 @@ fn check_name<'a>(
             )),
         };
     }
-    if FACTS.contains(&name) || params.clone().any(|param| param == name) {
+    if FACTS.contains(&name) || params.contains_key(name) {
         return None;
     }
     let literal = format!("write `$${{{shown}}}` for a shell's own");
-    let help = match suggest::closest(name, FACTS.into_iter().chain(params)) {
+    let known = FACTS.into_iter().chain(params.keys().map(String::as_str));
+    let help = match suggest::closest(name, known) {
         Some(close) => format!("did you mean `${{{close}}}`? {literal}"),
         None => format!("{literal}, or add `{shown}` to [params]"),
     };
@@ -201,38 +228,45 @@ pub(crate) struct Scope {
 impl Scope {
     /// Returns the final text; `${jobs}` and `${memory}` are faults.
     pub(crate) fn expand(&self, text: &str) -> Result<String, Fault> {
-        let late = self.late_form(text, LateReferences::Refuse)?;
+        let late = self.late_form(text, 0, LateReferences::Refuse)?;
         Ok(finish(&late, &Facts::default()))
     }
 
-    /// Returns the text in late form.
-    pub(crate) fn expand_for_runtime(&self, text: &str) -> Result<String, Fault> {
-        self.late_form(text, LateReferences::Keep)
+    /// Returns the text in late form. `beside` is the number of bytes that its argument or variable has besides.
+    pub(crate) fn expand_for_runtime(&self, text: &str, beside: usize) -> Result<String, Fault> {
+        self.late_form(text, beside, LateReferences::Keep)
     }
 
-    fn late_form(&self, text: &str, late: LateReferences) -> Result<String, Fault> {
-        let faults = check(text, self.params.keys().map(String::as_str), late);
-        if let Some(fault) = faults.into_iter().next() {
-            return Err(fault);
-        }
+    fn late_form(&self, text: &str, beside: usize, late: LateReferences) -> Result<String, Fault> {
         let mut result = String::with_capacity(text.len());
         let mut literal = String::new();
-        let mut index = 0;
+        let (mut length, mut index) = (beside, 0);
         for piece in pieces(text) {
+            let here = |fault| Fault { index, ..fault };
+            if let Some(fault) = check_piece(&piece, &self.params, late) {
+                return Err(here(fault));
+            }
             match piece {
-                TextPart::Literal(text) => literal.push_str(text),
+                TextPart::Literal(text) => {
+                    literal.push_str(text);
+                    length += text.len();
+                }
+                TextPart::Reference(name, _) if is_late(name) => {
+                    escape(&std::mem::take(&mut literal), true, &mut result);
+                    result.extend(["${", name, "}"]);
+                    length += LATE_DIGITS;
+                }
                 TextPart::Reference(name, _) => {
-                    if is_late(name) {
-                        escape(&std::mem::take(&mut literal), true, &mut result);
-                        result.extend(["${", name, "}"]);
-                    } else {
-                        let value = self.value(name);
-                        literal.push_str(&value.map_err(|fault| Fault { index, ..fault })?);
-                    }
-                    index += 1;
+                    let value = self.value(name).map_err(here)?;
+                    literal.push_str(&value);
+                    length += value.len();
                 }
                 TextPart::Unclosed(_) => {}
             }
+            if length >= LONGEST {
+                return Err(here(Fault::too_long(&piece)));
+            }
+            index += usize::from(!matches!(piece, TextPart::Literal(_)));
         }
         escape(&literal, false, &mut result);
         Ok(result)
@@ -334,7 +368,7 @@ mod tests {
     #[test]
     fn jobs_of_each_kind_are_put_in_late() {
         let late = Scope::default()
-            .expand_for_runtime("${jobs} ${link-jobs} ${tensile-jobs}")
+            .expand_for_runtime("${jobs} ${link-jobs} ${tensile-jobs}", 0)
             .unwrap();
         assert_eq!(finish(&late, &facts(8, 0)), "8 3 2");
     }
@@ -374,7 +408,7 @@ mod tests {
         ] {
             assert_eq!(one.expand(text).unwrap(), want, "{text}");
             assert_eq!(
-                finish(&one.expand_for_runtime(text).unwrap(), &facts(1, 2)),
+                finish(&one.expand_for_runtime(text, 0).unwrap(), &facts(1, 2)),
                 want,
                 "{text}"
             );
@@ -409,10 +443,37 @@ mod tests {
     #[test]
     fn late_values() {
         let text = scope(&["gfx1103"])
-            .expand_for_runtime("-j${jobs} -m${memory} $${x} ${dollar}${jobs} ${target}")
+            .expand_for_runtime("-j${jobs} -m${memory} $${x} ${dollar}${jobs} ${target}", 0)
             .unwrap();
         assert_eq!(text, "-j${jobs} -m${memory} $${x} ${$}${jobs} gfx1103");
         assert_eq!(finish(&text, &facts(8, 1024)), "-j8 -m1024 ${x} $8 gfx1103");
+    }
+
+    #[test]
+    fn no_text_grows_beyond_an_argument() {
+        let mut scope = scope(&["gfx1103"]);
+        scope.params.insert("big".into(), "x".repeat(70 << 10));
+        let index = |text: &str| {
+            let fault = scope.expand_for_runtime(text, 0).unwrap_err();
+            assert_has!(fault.message, "longer than 128 KiB");
+            fault.index
+        };
+        assert_eq!(index("${suite} ${big} ${big} ${odd}"), 2);
+        assert_eq!(index(&"${big}".repeat(8000)), 1);
+        assert!(scope.expand("${big}${big}").is_err());
+        // A number takes more room than its name.
+        let late = "${jobs}".repeat(18_000);
+        assert_eq!(
+            scope.expand_for_runtime("${big}", 0).unwrap().len(),
+            70 << 10
+        );
+        assert!(index(&late) > 6000);
+    }
+
+    #[test]
+    fn only_the_first_faults_of_a_text_are_reported() {
+        let faults = check(&"${q}".repeat(6000), &BTreeMap::new(), LateReferences::Keep);
+        assert!((16..100).contains(&faults.len()));
     }
 
     proptest! {
@@ -432,7 +493,7 @@ mod tests {
                     scope.params.insert(format!("p{index}"), part.clone());
                 }
             }
-            prop_assert_eq!(finish(&scope.expand_for_runtime(&text).unwrap(), &facts(7, 0)), want);
+            prop_assert_eq!(finish(&scope.expand_for_runtime(&text, 0).unwrap(), &facts(7, 0)), want);
         }
 
         #[test]

@@ -79,6 +79,13 @@ pub(crate) fn draft(
         }
     }
     resolver.fit();
+    if !resolver.is_short() {
+        let message = "the expanded texts of all steps are longer than 64 MiB";
+        let problem = Problem::new(&(0..0), message, "in this file or one it extends");
+        resolver
+            .problems
+            .push(problem.help("shorter variables, or fewer steps"));
+    }
     let targets = resolver.scope.targets.clone();
     let resources = resolver.resources();
     let chosen = &resolver.chosen;
@@ -119,6 +126,9 @@ pub(crate) fn draft(
     })
 }
 
+/// Maximum of all expanded texts together, so that a small file does not fill the memory.
+const LONGEST_TOGETHER: usize = 64 << 20;
+
 struct Resolver<'a> {
     profile: &'a Profile,
     inputs: &'a Inputs,
@@ -126,6 +136,8 @@ struct Resolver<'a> {
     /// Targets from the command line, which become part of the env's name.
     asked: Vec<Target>,
     chosen: Chosen<'a>,
+    /// Bytes of all expanded texts so far, once for each step that has them.
+    length: usize,
     problems: &'a mut Vec<Problem>,
 }
 
@@ -160,6 +172,7 @@ impl<'a> Resolver<'a> {
             },
             asked,
             chosen,
+            length: 0,
             problems,
         })
     }
@@ -173,24 +186,14 @@ impl<'a> Resolver<'a> {
         resources
     }
 
-    fn fault(&mut self, text: &At<String>, fault: Fault) {
-        self.problems
-            .push(fault.problem(&text.place, &self.profile.sources));
-    }
-
     /// Returns the final text. The result is validated again, because a parameter may have changed its meaning.
     fn text(
         &mut self,
         text: &At<String>,
         meaning: impl Fn(&str) -> std::result::Result<(), Refused>,
     ) -> Option<String> {
-        let expanded = match self.scope.expand(text) {
-            Ok(expanded) => expanded,
-            Err(fault) => {
-                self.fault(text, fault);
-                return None;
-            }
-        };
+        let expanded = self.scope.expand(text);
+        let expanded = self.expanded(text, expanded)?;
         match meaning(&expanded) {
             Ok(()) => Some(expanded),
             Err(refused) => {
@@ -201,19 +204,41 @@ impl<'a> Resolver<'a> {
         }
     }
 
-    fn late(&mut self, text: &At<String>) -> Option<String> {
-        match self.scope.expand_for_runtime(text) {
-            Ok(expanded) => Some(expanded),
+    fn late(&mut self, text: &At<String>, beside: usize) -> Option<String> {
+        let expanded = self.scope.expand_for_runtime(text, beside);
+        self.expanded(text, expanded)
+    }
+
+    /// Returns an expanded text, unless it has a fault or there are too many.
+    fn expanded(
+        &mut self,
+        text: &At<String>,
+        expanded: std::result::Result<String, Fault>,
+    ) -> Option<String> {
+        match expanded {
+            Ok(expanded) => {
+                self.length += expanded.len();
+                self.is_short().then_some(expanded)
+            }
             Err(fault) => {
-                self.fault(text, fault);
+                let problem = fault.problem(&text.place, &self.profile.sources);
+                self.problems.push(problem);
                 None
             }
         }
     }
 
+    /// Returns whether all expanded texts together are of a reasonable length.
+    fn is_short(&self) -> bool {
+        self.length <= LONGEST_TOGETHER
+    }
+
     fn late_env(&mut self, env: &BTreeMap<String, At<String>>) -> BTreeMap<String, String> {
         env.iter()
-            .filter_map(|(name, value)| Some((name.clone(), self.late(value)?)))
+            .filter_map(|(name, value)| {
+                let value = self.late(value, name.len() + "=".len())?;
+                Some((name.clone(), value))
+            })
             .collect()
     }
 
@@ -449,6 +474,11 @@ impl<'a> Resolver<'a> {
         env: &BTreeMap<String, String>,
         volumes: &[Volume],
     ) -> Result<Option<Step>> {
+        // Each step has a copy.
+        self.length += env.values().map(String::len).sum::<usize>();
+        if !self.is_short() {
+            return Ok(None);
+        }
         let mut merged = env.clone();
         merged.extend(self.late_env(&step.env));
         let workdir = match (&step.workdir, step.user) {
@@ -491,10 +521,12 @@ impl<'a> Resolver<'a> {
 
     fn action(&mut self, step: &profile::Step, volumes: &[Volume]) -> Result<Option<Action>> {
         Ok(match &step.action {
-            profile::Action::Run { script, shell } => self.late(script).map(|script| Action::Run {
-                shell: shell.clone(),
-                script,
-            }),
+            profile::Action::Run { script, shell } => {
+                self.late(script, 0).map(|script| Action::Run {
+                    shell: shell.clone(),
+                    script,
+                })
+            }
             profile::Action::Packages(packages) => {
                 let packages: Vec<_> = packages
                     .iter()

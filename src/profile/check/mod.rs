@@ -178,7 +178,7 @@ impl Check<'_> {
     }
 
     fn text(&mut self, text: &At<String>, late: LateReferences) {
-        for fault in references::check(text, self.params.keys().map(String::as_str), late) {
+        for fault in references::check(text, &self.params, late) {
             self.problems.push(fault.problem(&text.place, self.sources));
         }
     }

@@ -19,9 +19,6 @@ use crate::sys::span::{At, Place};
 /// Variants and starting points that a `when` can name.
 pub(super) type Choices<'a> = (&'a BTreeMap<String, Choice>, &'a BTreeMap<String, Choice>);
 
-/// Linux's limit for one argument, with its terminating zero.
-const LONGEST_SCRIPT: usize = 128 << 10;
-
 const SHELL: [&str; 3] = ["/bin/sh", "-eu", "-c"];
 
 impl Check<'_> {
@@ -70,18 +67,6 @@ impl Check<'_> {
         other < own
     }
 
-    fn script_length(&mut self, step: &At<String>, script: &At<String>) {
-        if script.len() >= LONGEST_SCRIPT {
-            let message = format!(
-                "step `{}`: the script is longer than 128 KiB",
-                shorten(step)
-            );
-            let problem = Problem::new(&script.place, message, "the shell cannot get it");
-            let help = "put it into a file, and `copy` that in a step before";
-            self.problems.push(problem.help(help));
-        }
-    }
-
     pub(super) fn step(
         &mut self,
         written: file::Step,
@@ -114,7 +99,6 @@ impl Check<'_> {
         let action = if let Some(script) = written.run {
             self.action(&name, script.trim().is_empty());
             self.text(&script, LateReferences::Keep);
-            self.script_length(&name, &script);
             let shell = self.shell(written.shell);
             Action::Run { script, shell }
         } else if let Some(packages) = written.packages {

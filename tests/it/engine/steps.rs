@@ -257,7 +257,7 @@ fn a_script_that_is_no_argument_is_refused_by_the_check() {
     store
         .rockenv(&["profile", "check", store.env()])
         .exits(3)
-        .says(&["the script is longer than 128 KiB", ".toml:5"]);
+        .says(&["the expanded text is longer than 128 KiB", ".toml:5"]);
     store.profile(&steps((128 << 10) / line.len() - 1));
     store.rockenv(&["profile", "check", store.env()]).ok();
     store.up();

@@ -152,3 +152,35 @@ fn a_copy_does_not_write_over_the_users_files() {
         }
     }
 }
+
+#[test]
+fn expansion_ends_at_the_length_of_an_argument() {
+    let says = |text: &str, words: &[&str]| {
+        let error = resolve(&profile(text), &inputs()).unwrap_err();
+        assert_eq!(error.kind(), Kind::Invalid);
+        for word in words {
+            assert_has!(error.message(), word);
+        }
+    };
+    let head = |length: usize, rest: &str| {
+        let value = "x".repeat(length);
+        format!("schema = 1\nimage = \"debian\"\nparams = {{ a = '{value}' }}\n{rest}")
+    };
+    let longer = "the expanded text is longer than 128 KiB";
+    let script = "[[step]]\nname = 'a'\nrun = 'echo ${a}${a}'\n";
+    says(&head(70 << 10, script), &[longer, "p.toml:6:17"]);
+    let variable = "[env]\nABC = '${a}'\n[[step]]\nname = 'a'\nrun = 'true'\n";
+    says(&head((128 << 10) - 4, variable), &[longer, "p.toml:5:8"]);
+    resolve(&profile(&head((128 << 10) - 5, variable)), &inputs()).unwrap();
+    // Each is short enough, and all of them are not.
+    let variables: String = (0..1000).map(|at| format!("A{at} = '${{a}}'\n")).collect();
+    let many = format!("[env]\n{variables}[[step]]\nname = 'a'\nrun = 'true'\n");
+    says(&head(100_000, &many), &["longer than 64 MiB"]);
+    let steps: String = (0..1000)
+        .map(|at| format!("[[step]]\nname = 'a{at}'\nrun = 'true'\n"))
+        .collect();
+    says(
+        &head(100_000, &format!("[env]\nA = '${{a}}'\n{steps}")),
+        &["longer than 64 MiB"],
+    );
+}
