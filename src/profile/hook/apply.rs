@@ -149,7 +149,8 @@ fn apply_parts(
     let mut forward = || -> std::result::Result<usize, String> {
         let mut applied = 0;
         for part in parts {
-            let now = changes.now(path).unwrap_or_else(|| found.clone());
+            let change = changes.files.get(path);
+            let now = change.map_or_else(|| found.clone(), |change| change.on(found));
             if let Some(change) = part.apply(&now)? {
                 changes.put(path.to_owned(), change);
                 applied += 1;
@@ -184,6 +185,26 @@ fn unfetched(hook: &Hook, path: &Path) -> Error {
     .help("from-step = \"STEP\" in its hook.toml names a step after the one that fetches it")
 }
 
+impl HookChange {
+    /// Returns the entry that it makes of the one in the source.
+    fn on(&self, found: &FileInSource) -> FileInSource {
+        let may_run = matches!(
+            found,
+            FileInSource::File {
+                executable: true,
+                ..
+            }
+        );
+        match self {
+            Self::Remove => FileInSource::Absent,
+            Self::Write { bytes, executable } => FileInSource::File {
+                bytes: bytes.clone(),
+                executable: executable.unwrap_or(may_run),
+            },
+        }
+    }
+}
+
 impl HookChanges {
     /// Returns the entry at a path after these changes.
     pub fn file(
@@ -191,22 +212,15 @@ impl HookChanges {
         path: &Path,
         read: &dyn Fn(&Path) -> Result<FileInSource>,
     ) -> Result<FileInSource> {
-        self.now(path).map_or_else(|| read(path), Ok)
-    }
-
-    /// Returns the entry that these changes make at a path, if they do.
-    fn now(&self, path: &Path) -> Option<FileInSource> {
-        Some(match self.files.get(path)? {
-            HookChange::Remove => FileInSource::Absent,
-            HookChange::Write { bytes, executable } => FileInSource::File {
-                bytes: bytes.clone(),
-                executable: executable.unwrap_or(false),
-            },
+        let found = read(path)?;
+        Ok(match self.files.get(path) {
+            Some(change) => change.on(&found),
+            None => found,
         })
     }
 
     /// Adds a change. One that says nothing of the permission keeps that of an earlier one.
-    fn put(&mut self, path: PathBuf, mut change: HookChange) {
+    pub(super) fn put(&mut self, path: PathBuf, mut change: HookChange) {
         if let HookChange::Write { executable, .. } = &mut change
             && let Some(HookChange::Write {
                 executable: before, ..
@@ -327,32 +341,28 @@ impl FilePatch {
                 false => Err("it removes this file, but the file has other content".to_owned()),
             };
         }
-        if self.hunks.is_empty() {
-            // Only a change of the mode.
-            return Ok(
-                (self.executable != Some(executable)).then(|| HookChange::Write {
-                    bytes: bytes.to_vec(),
-                    executable: self.executable,
-                }),
-            );
-        }
         // After applying a patch, it often fits in a second place too: it must be clear which of the two cases it is.
         let weight = |replayed: &Replayed| (replayed.in_place, replayed.matched);
-        match (forward, self.backward(bytes)) {
+        let with = match (forward, self.backward(bytes)) {
+            // Only a change of the mode.
+            _ if self.hunks.is_empty() => None,
             (Ok(with), Ok(without)) => match weight(&with).cmp(&weight(&without)) {
-                Ordering::Greater => Ok(Some(with)),
-                Ordering::Less => Ok(None),
-                Ordering::Equal => Err("cannot tell whether it is already applied".to_owned()),
+                Ordering::Greater => Some(with),
+                Ordering::Less => None,
+                Ordering::Equal => {
+                    return Err("cannot tell whether it is already applied".to_owned());
+                }
             },
-            (Ok(with), Err(_)) => Ok(Some(with)),
-            (Err(_), Ok(_)) => Ok(None),
-            (Err(why), Err(_)) => Err(why),
-        }
-        .map(|with| {
-            with.map(|with| HookChange::Write {
-                bytes: with.bytes,
-                executable: self.executable,
-            })
-        })
+            (Ok(with), Err(_)) => Some(with),
+            (Err(_), Ok(_)) => None,
+            (Err(why), Err(_)) => return Err(why),
+        };
+        let sets_mode = self.executable.is_some_and(|set| set != executable);
+        let with = with.map(|with| with.bytes);
+        let with = with.or_else(|| sets_mode.then(|| bytes.to_vec()));
+        Ok(with.map(|bytes| HookChange::Write {
+            bytes,
+            executable: self.executable,
+        }))
     }
 }

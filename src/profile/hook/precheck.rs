@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use super::{FileInSource, Hook, HookChange, HookChanges, apply};
+use super::{FileInSource, Hook, HookChanges, apply};
 use crate::sys::error::Result;
 
 /// The result of an early check.
@@ -43,15 +43,7 @@ pub fn precheck(
                 .map(|patch| (hook.name.clone(), patch)),
         );
         for (path, change) in changes.files {
-            // Permissions are not checked here.
-            let change = match change {
-                HookChange::Write { bytes, .. } => HookChange::Write {
-                    bytes,
-                    executable: None,
-                },
-                HookChange::Remove => HookChange::Remove,
-            };
-            state.files.insert(path, change);
+            state.put(path, change);
         }
         if hook.work.script.is_some() {
             scripted.insert(volume);

@@ -246,6 +246,42 @@ fn a_later_patch_keeps_the_permission_of_an_earlier_one() {
 }
 
 #[test]
+fn the_permission_of_the_source_stays_until_a_patch_sets_it() {
+    let change = "diff --git a/t.sh b/t.sh\nindex 1111111..2222222 100755\n--- a/t.sh\n+++ b/t.sh\n@@ -1 +1 @@\n-one\n+two\n";
+    let unset = "diff --git a/t.sh b/t.sh\nold mode 100755\nnew mode 100644\n";
+    let set = "diff --git a/t.sh b/t.sh\nold mode 100644\nnew mode 100755\n";
+    let both = unset.to_owned() + change.split_once('\n').unwrap().1;
+    let made = |patches: &[&str], text: &str, executable: bool| {
+        let read = |_: &Path| Ok(file(text.as_bytes(), executable));
+        apply(&hook(Vec::new(), patches), &read).unwrap()
+    };
+    let (one, two) = ("one\n", "two\n");
+    let series = format!("{change}{unset}");
+    for patches in [&[change, unset][..], &[&series], &[&both], &[unset, change]] {
+        let mut changes = made(patches, one, true);
+        assert_eq!(changes.already, Vec::<String>::new(), "{patches:?}");
+        let change = changes.files.remove(Path::new("t.sh")).unwrap();
+        let bytes = two.as_bytes().to_vec();
+        let executable = Some(false);
+        assert_eq!(change, HookChange::Write { bytes, executable });
+        let changes = made(patches, two, false);
+        assert_eq!(changes.already.len(), patches.len(), "{patches:?}");
+    }
+    // What is executable needs no permission.
+    assert_eq!(made(&[change, set], one, true).already, ["1.patch"]);
+    // The source has the content, and not yet the permission.
+    let mut changes = made(&[&both], two, true);
+    let change = changes.files.remove(Path::new("t.sh")).unwrap();
+    assert!(matches!(
+        change,
+        HookChange::Write {
+            executable: Some(false),
+            ..
+        }
+    ));
+}
+
+#[test]
 fn what_a_patch_added_is_not_added_once_more_elsewhere() {
     // The same three lines occur again further down.
     let insert = "--- a/f\n+++ b/f\n@@ -1,3 +1,4 @@\n a\n+new\n b\n c\n";
