@@ -175,18 +175,15 @@ impl<'a> Parser<'a> {
                 head.kind = Some(kind);
             } else if let (Some(_), Some(bits)) = (&head, other_than_file(text)) {
                 return Err(self.wrong(format!("a file of mode {bits}")));
-            } else if [
-                "rename from",
-                "copy from",
-                "GIT binary patch",
-                "Binary files",
-            ]
-            .iter()
-            .any(|word| text.starts_with(word))
-            {
+            } else if is_not_lines(text, head.is_some()) {
                 return Err(self.wrong(format!("rockenv does not apply `{text}`")));
             } else if text.starts_with("--- ") && self.next_starts(b"+++ ") {
                 return self.body(mode).map(Some);
+            } else if head.is_some() && !is_in_head(text) {
+                // What follows is another commit's message.
+                if let Some(whole) = self.without_hunks(head.take(), mode.take())? {
+                    return Ok(Some(whole));
+                }
             }
             self.at += 1;
         }
@@ -363,6 +360,28 @@ fn other_than_file(line: &str) -> Option<&str> {
     ["120000", "160000"].contains(&bits).then_some(bits)
 }
 
+/// Returns whether a line says that the change is not one of lines. Before git's own head of a file, in a commit's
+/// message, only what `diff` writes means something.
+fn is_not_lines(line: &str, in_head: bool) -> bool {
+    let words = ["rename from ", "copy from ", "GIT binary patch"];
+    (line.starts_with("Binary files ") && line.ends_with(" differ"))
+        || (in_head && words.iter().any(|word| line.starts_with(word)))
+}
+
+/// Returns whether a line belongs to git's head of a file.
+fn is_in_head(line: &str) -> bool {
+    let starts = [
+        "old mode ",
+        "new mode ",
+        "new file mode ",
+        "deleted file mode ",
+        "similarity index ",
+        "dissimilarity index ",
+        "index ",
+    ];
+    starts.iter().any(|start| line.starts_with(start))
+}
+
 /// Parses `START` or `START,COUNT`.
 fn range(text: &str) -> Option<(usize, usize)> {
     match text.split_once(',') {
@@ -395,6 +414,26 @@ mod tests {
         assert_eq!(diff.forward(b"a\nc\n").unwrap().bytes, b"a\nb\nc\n");
         let mode = one("diff --git a/run b/run\nold mode 100644\nnew mode 100755\n");
         assert_eq!((mode.executable, mode.hunks.len()), (Some(true), 0));
+    }
+
+    #[test]
+    fn a_commit_message_is_not_part_of_the_patch() {
+        let diff = "diff --git a/f b/f\n--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\n";
+        for words in [
+            "copy from the upstream tree, with one change.",
+            "rename from g",
+            "Binary files are left alone.",
+            "GIT binary patch",
+        ] {
+            let text = format!("From: somebody\n\n{words}\n---\n f | 2 +-\n\n{diff}-- \n2.40\n");
+            assert_eq!(one(&text).path, PathBuf::from("f"), "{words}");
+            // Between two commits of a series.
+            let mode = "diff --git a/g b/g\nold mode 100644\nnew mode 100755\n-- \n2.40\n\n";
+            let files = parse(format!("{mode}{text}").as_bytes(), 1).unwrap();
+            assert_eq!(files.len(), 2, "{words}");
+            let files = parse(format!("{diff}{text}").as_bytes(), 1).unwrap();
+            assert_eq!(files.len(), 2, "{words}");
+        }
     }
 
     #[test]
@@ -432,6 +471,18 @@ mod tests {
             (
                 "diff --git a/f b/g\nsimilarity index 100%\nrename from f\nrename to g\n",
                 "does not apply `rename from f`",
+            ),
+            (
+                "Binary files a/f and b/f differ\n",
+                "does not apply `Binary",
+            ),
+            (
+                "--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\nBinary files a/g and b/g differ\n",
+                "does not apply `Binary",
+            ),
+            (
+                "diff --git a/f b/f\nindex 1..2\nGIT binary patch\ndelta 1\n",
+                "does not apply `GIT binary patch`",
             ),
             (
                 "diff --git a/f b/g\nsimilarity index 100%\ncopy from f\ncopy to g\n",
