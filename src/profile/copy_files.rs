@@ -205,7 +205,7 @@ impl Reader<'_> {
 
     fn count(&mut self, bytes: u64) -> Read<()> {
         self.entries += 1;
-        self.bytes += bytes;
+        self.bytes = self.bytes.saturating_add(bytes);
         if self.entries > MOST_ENTRIES || self.bytes > MOST_BYTES {
             return Err(format!(
                 "the profile copies more than {} MiB or {MOST_ENTRIES} files; use a volume of kind `source` for more",
@@ -471,6 +471,13 @@ mod tests {
 
     #[test]
     fn size_is_limited() {
+        let mut reader = Reader {
+            directories: &[],
+            bytes: 1,
+            entries: 0,
+        };
+        assert!(reader.count(u64::MAX).is_err());
+        assert!(reader.count(0).is_err());
         let dir = tempfile::tempdir().unwrap();
         let file = fs_err::File::create(dir.path().join("sparse")).unwrap();
         file.set_len(1 << 40).unwrap();

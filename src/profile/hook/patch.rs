@@ -382,11 +382,12 @@ fn is_in_head(line: &str) -> bool {
     starts.iter().any(|start| line.starts_with(start))
 }
 
-/// Parses `START` or `START,COUNT`.
+/// Parses `START` or `START,COUNT`. No patch has more lines than 32 bits can count.
 fn range(text: &str) -> Option<(usize, usize)> {
+    let number = |text: &str| usize::try_from(text.parse::<u32>().ok()?).ok();
     match text.split_once(',') {
-        Some((start, count)) => Some((start.parse().ok()?, count.parse().ok()?)),
-        None => Some((text.parse().ok()?, 1)),
+        Some((start, count)) => Some((number(start)?, number(count)?)),
+        None => Some((number(text)?, 1)),
     }
 }
 
@@ -433,6 +434,25 @@ mod tests {
             assert_eq!(files.len(), 2, "{words}");
             let files = parse(format!("{diff}{text}").as_bytes(), 1).unwrap();
             assert_eq!(files.len(), 2, "{words}");
+        }
+    }
+
+    #[test]
+    fn no_line_number_is_too_large() {
+        let most = u64::MAX;
+        for head in [
+            format!("-{most},2 +1,2"),
+            format!("-1,2 +{most},2"),
+            format!("-{most},0 +{most},2"),
+            format!("-1,{most} +1,{most}"),
+            format!("-{} +{}", most / 2 + 1, most / 2 + 1),
+        ] {
+            let text = format!("--- a/f\n+++ b/f\n@@ {head} @@\n-a\n-b\n+c\n+d\n");
+            let Ok(files) = parse(text.as_bytes(), 1) else {
+                continue;
+            };
+            drop(files[0].forward(b"0\na\nb\n"));
+            drop(files[0].backward(b"0\nc\nd\n"));
         }
     }
 
