@@ -117,6 +117,35 @@ fn profiles_are_listed() {
 }
 
 #[test]
+fn a_bad_hook_hides_no_other() {
+    let place = Place::new();
+    let directory = place.path().join("hooks/bad");
+    fs::create_dir_all(&directory).unwrap();
+    fs::write(directory.join("hook.toml"), "schema = 1\nedits = 1\n").unwrap();
+    let ran = place.look(&["hook", "ls"]);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    assert!(ran.out.contains("torch-without-rccl"), "{}", ran.out);
+    let line = ran.out.lines().find(|line| line.starts_with("bad "));
+    let line = line.unwrap();
+    assert!(
+        line.contains("invalid: ") && line.contains("hooks/bad/hook.toml"),
+        "{line}"
+    );
+    let rows = place.look(&["hook", "ls", "--json"]).json();
+    assert_eq!(
+        (&rows[0]["name"], &rows[0]["digest"]),
+        (&"bad".into(), &().into())
+    );
+    assert!(
+        rows[0]["problem"]
+            .as_str()
+            .unwrap()
+            .contains("unknown field `edits`")
+    );
+    assert!(rows[1]["problem"].is_null() && rows[1]["digest"].is_string());
+}
+
+#[test]
 fn a_profile_is_shown_as_written_and_as_resolved() {
     let place = Place::new();
     let text = fs::read_to_string(concat!(

@@ -1,6 +1,6 @@
 //! Owns `hook ls`.
 
-use crate::profile::hook;
+use crate::profile::hook::{self, Hook};
 use crate::sys::error::Result;
 use crate::ui::object;
 use crate::up::context::Context;
@@ -8,8 +8,20 @@ use crate::up::context::Context;
 pub(super) fn ls(cx: &Context) -> Result<()> {
     let mut rows = Vec::new();
     for listed in hook::list(&cx.config.hook_dirs)? {
-        let hook = hook::load(&cx.config.hook_dirs, &listed.name)?;
-        let digest = hook.digest()?;
+        let loaded = hook::load(&cx.config.hook_dirs, &listed.name);
+        let (hook, problem) = match loaded {
+            Ok(hook) => (hook, None),
+            Err(error) => {
+                let (name, path) = (listed.name, listed.path);
+                let hook = Hook {
+                    name,
+                    path,
+                    ..Hook::default()
+                };
+                (hook, Some(error.chain().join(": ")))
+            }
+        };
+        let digest = problem.is_none().then(|| hook.digest()).transpose()?;
         rows.push(object! {
             name: hook.name,
             description: hook.description,
@@ -20,6 +32,7 @@ pub(super) fn ls(cx: &Context) -> Result<()> {
             digest: digest,
             built_in: hook.path.is_none(),
             path: hook.path,
+            problem: problem,
         });
     }
     cx.list(&rows, ["hook", "changes", "description", "where"], |row| {
@@ -27,6 +40,10 @@ pub(super) fn ls(cx: &Context) -> Result<()> {
             Some(path) => path.display().to_string(),
             None => "built in".to_owned(),
         };
-        [&row.name, &row.volume, &row.description, &place].map(Clone::clone)
+        let description = match &row.problem {
+            Some(problem) => format!("invalid: {}", problem.lines().next().unwrap_or_default()),
+            None => row.description.clone(),
+        };
+        [row.name.clone(), row.volume.clone(), description, place]
     })
 }

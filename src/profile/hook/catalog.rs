@@ -5,7 +5,7 @@ use std::path::{Component, Path, PathBuf};
 use sha2::{Digest as _, Sha256};
 
 use super::{Applies, Edit, Hook, Patch, Script, Work, file};
-use crate::profile::value;
+use crate::profile::{shorten, value};
 use crate::rocm::target::{self, Target};
 use crate::sys::catalog::{CatalogEntry, Directory};
 use crate::sys::error::{Error, Result};
@@ -120,8 +120,8 @@ fn parse(
     let from_step = from_step.map(|step| check.step_name(step)).transpose()?;
     for target in &raw.applies.targets {
         let known = target::family(target).is_some();
-        if !known && let Err(error) = Target::parse(target) {
-            let message = format!("{}, nor a family", error.message());
+        if !known && Target::parse(target).is_err() {
+            let message = format!("`{}` is neither a target nor a family", shorten(target));
             return Err(check.error(&target.place, message));
         }
     }
@@ -141,7 +141,7 @@ fn parse(
             let mut changes = changes.collect::<Result<Vec<_>>>()?;
             if changes.is_empty() {
                 return Err(check.error(
-                    &raw.volume.place,
+                    &script.changes.place,
                     "a script must declare which files it changes",
                 ));
             }
@@ -258,7 +258,7 @@ impl Check<'_> {
         })
     }
 
-    fn patch(&self, patch: &file::Patch) -> Result<Patch> {
+    fn patch(&self, patch: &At<file::Patch>) -> Result<Patch> {
         let directory = match &patch.directory {
             Some(directory) => self.below(directory)?,
             None => PathBuf::new(),
@@ -296,17 +296,13 @@ impl Check<'_> {
                 self.digits(sha256, 64)?;
                 (url.value.clone(), sha256.value.clone(), None)
             }
-            (Some(at), ..) => {
-                return Err(self.error(
-                    &at.place,
-                    "a patch has either `file`, or `url` with `sha256`",
-                ));
+            (None, Some(at), None) => {
+                return Err(self.error(&at.place, "an address needs a `sha256`"));
             }
-            (None, Some(at), _) => return Err(self.error(&at.place, "an address needs a `sha256`")),
-            (None, None, _) => {
-                return Err(
-                    self.error(&(0..0), "a patch has either `file`, or `url` with `sha256`")
-                );
+            (file, _, sha256) => {
+                let place = file.as_ref().or(sha256.as_ref()).map(|at| &at.place);
+                let message = "a patch has either `file`, or `url` with `sha256`";
+                return Err(self.error(place.unwrap_or(&patch.place), message));
             }
         };
         Ok(Patch {
@@ -364,9 +360,11 @@ mod tests {
         [[patch]]; file = "../a.patch" => :6: not the name of a file
         [[patch]]; url = "https://example.org/p" => :6: an address needs
         [[patch]]; url = "http://example.org/p"; sha256 = "0" => :6: the address must begin
-        [applies]; targets = ["gfx9999"] => :6: unknown target `gfx9999`, nor a family
+        [[patch]]; sha256 = "0" => :6: a patch has either `file`
+        [[edit]]; file = "f"; find = "a"; replace = ""; [[patch]] => :9: a patch has either `file`
+        [applies]; targets = ["gfx9999"] => :6: `gfx9999` is neither a target nor a family
         [applies]; since = "main" => :6: not 40
-        [script]; run = "x"; changes = [] => which files it changes
+        [script]; run = "x"; changes = [] => :7: a script must declare which files it changes
         "#,
         ) {
             let error = read_text(&format!("{HEAD}{rest}")).unwrap_err();

@@ -29,7 +29,7 @@ pub(super) struct File {
     pub(super) applies: Applies,
     /// Patches, applied first.
     #[serde(default)]
-    pub(super) patch: Vec<Patch>,
+    pub(super) patch: Vec<At<Patch>>,
     /// Replacements of text, after the patches.
     #[serde(default)]
     pub(super) edit: Vec<Edit>,
@@ -97,7 +97,7 @@ pub(super) struct Script {
     /// Program and arguments that get the script as their last argument; default: `["/bin/sh", "-eu", "-c"]`.
     pub(super) shell: Option<Vec<String>>,
     /// The files that it changes, makes or removes, relative to the volume: all of them, and no others.
-    pub(super) changes: Vec<At<String>>,
+    pub(super) changes: At<Vec<At<String>>>,
 }
 
 pub fn schema() -> serde_json::Value {

@@ -27,7 +27,7 @@ pub(crate) use precheck::files;
 pub use precheck::precheck;
 
 /// A hook, read and checked.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Hook {
     /// Its name: that of its directory.
     pub name: String,
@@ -78,7 +78,7 @@ impl Applies {
 }
 
 /// A hook's effect, in the order of the fields. All of it is in the hook's digest.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Work {
     /// Source volume that it changes.
     pub volume: String,
