@@ -102,7 +102,7 @@ pub fn load(dirs: &[Directory], name_or_path: &str) -> Result<Profile> {
 pub(crate) fn draft(dirs: &[Directory], name_or_path: &str) -> Result<ProfileDraft> {
     let found = match is_path(name_or_path) {
         true => Origin::File(PathBuf::from(name_or_path)),
-        false => find(dirs, name_or_path, None)?.ok_or_else(|| unknown(dirs, name_or_path))?,
+        false => named(dirs, name_or_path)?,
     };
     let name = stem(&found)?;
     let (sources, unreadable) = chain(dirs, found)?;
@@ -170,6 +170,17 @@ fn listed(name: String, origin: Origin, text: Result<String>) -> ProfileListing 
         origin,
         problem,
     }
+}
+
+/// Looks a name up. One that no profile can have is unknown, unless a file has it.
+fn named(dirs: &[Directory], name: &str) -> Result<Origin> {
+    let unknown = || unknown(dirs, name);
+    if value::name("profile", name).is_err()
+        && !list(dirs)?.iter().any(|listed| listed.name == name)
+    {
+        return Err(unknown());
+    }
+    find(dirs, name, None)?.ok_or_else(unknown)
 }
 
 /// Looks a name up; `behind` continues the search after that one, so that a profile can extend the one it shadows.

@@ -9,7 +9,7 @@ pub(crate) fn template(name: &str, directory: &str) -> Result<String> {
         Ok(()) => Ok(include_str!("template.toml")
             .replace("DIRECTORY/", directory)
             .replace("NAME", name)),
-        Err(refused) => Err(invalid!("{}", refused.message).help(refused.help.unwrap_or_default())),
+        Err(refused) => Err(usage!("{}", refused.message).help(refused.help.unwrap_or_default())),
     }
 }
 
@@ -25,6 +25,7 @@ mod tests {
         assert_eq!(profile.steps.len(), 5);
         assert_has!(&text, "`rockenv profile check profiles/mine.toml`");
         assert_eq!(text.lines().find(|line| line.chars().count() > 120), None);
-        assert!(template("../x", "").is_err());
+        let error = template("../x", "").unwrap_err();
+        assert_eq!(error.kind(), crate::sys::error::Kind::Usage);
     }
 }

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::profile::references::Scope;
-use crate::profile::{Choice, FROM_SOURCE, Problem, Profile, value};
+use crate::profile::references::{Scope, TextPart, pieces};
+use crate::profile::{Choice, FROM_SOURCE, Problem, Profile, shorten, value};
 use crate::sys::error::{Error, Result};
 use crate::sys::span::At;
 use crate::sys::suggest;
@@ -39,6 +39,8 @@ pub(crate) struct Chosen<'a> {
     pub from: &'a str,
     /// All parameters with their values.
     pub(crate) params: BTreeMap<String, String>,
+    /// The requested parameters.
+    asked: BTreeMap<String, String>,
     profile: &'a Profile,
 }
 
@@ -62,6 +64,7 @@ impl<'a> Chosen<'a> {
             release: None,
             from,
             params: profile.params.clone(),
+            asked: params.clone(),
             profile,
         };
         let parts: Vec<&Choice> = chosen.parts().collect();
@@ -110,6 +113,16 @@ impl<'a> Chosen<'a> {
         release.into_iter().chain(variant).chain(from)
     }
 
+    /// Returns the argument of the first requested parameter in a text.
+    pub(super) fn asked_in(&self, text: &str) -> Option<String> {
+        let value = |piece| match piece {
+            TextPart::Reference(name, _) => Some((name, self.asked.get(name)?)),
+            TextPart::Literal(_) | TextPart::Unclosed(_) => None,
+        };
+        let (name, value) = pieces(text).into_iter().find_map(value)?;
+        Some(format!("--param {name}={}", shorten(value)))
+    }
+
     /// Returns the name of the image.
     pub(crate) fn image(&self) -> Result<String> {
         let scope = Scope {
@@ -117,12 +130,19 @@ impl<'a> Chosen<'a> {
             ..Scope::default()
         };
         let Profile { image, sources, .. } = self.profile;
-        let invalid = |problem| self.profile.invalid(vec![problem]);
+        let refuse = |problem: Problem| match self.asked_in(image) {
+            Some(param) => usage!(
+                "`{param}` does not fit in profile `{}`: {}",
+                self.profile.name,
+                problem.message
+            ),
+            None => self.profile.invalid(vec![problem]),
+        };
         let name = scope
             .expand(image)
-            .map_err(|fault| invalid(fault.problem(&image.place, sources)))?;
+            .map_err(|fault| refuse(fault.problem(&image.place, sources)))?;
         value::name("image", &name)
-            .map_err(|refused| invalid(Problem::refused(&image.place, refused, "here")))?;
+            .map_err(|refused| refuse(Problem::refused(&image.place, refused, "here")))?;
         Ok(name)
     }
 

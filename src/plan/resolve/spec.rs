@@ -1,5 +1,7 @@
 //! Owns turning a profile into a spec: applying targets, parameters and conditions, and computing keys.
 
+mod expand;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -14,18 +16,20 @@ use super::{
     Action, CopyItem, Engine, ExportItem, Git, Origin, Resources, Skipped, Spec, Step, User,
     VERSION, Volume, VolumeKind, VolumeSource, env_name,
 };
-use crate::profile::references::{Fault, Scope};
+use crate::profile::references::Scope;
 use crate::profile::value::{self, Refused};
 use crate::profile::{self, Problem, Profile, When, copy_key, host_path};
 use crate::rocm::target::Target;
-use crate::sys::error::Result;
+use crate::sys::error::{Error, Result};
 use crate::sys::span::At;
 
 /// Returns the volumes of an env. Needed before `resolve`, to find the required fingerprints.
 pub(crate) fn volumes(profile: &Profile, inputs: &Inputs) -> Result<Vec<Volume>> {
     let mut problems = Vec::new();
-    let volumes = Resolver::new(profile, inputs, &mut problems)?.volumes();
-    without(problems, profile, Ok(volumes))
+    let mut resolver = Resolver::new(profile, inputs, &mut problems)?;
+    let volumes = resolver.volumes();
+    let refused = resolver.refused();
+    without(problems, profile, refused.map(|()| volumes))
 }
 
 /// Returns the result, unless there are problems with the profile.
@@ -79,13 +83,7 @@ pub(crate) fn draft(
         }
     }
     resolver.fit();
-    if !resolver.is_short() {
-        let message = "the expanded texts of all steps are longer than 64 MiB";
-        let problem = Problem::new(&(0..0), message, "in this file or one it extends");
-        resolver
-            .problems
-            .push(problem.help("shorter variables, or fewer steps"));
-    }
+    resolver.refused()?;
     let targets = resolver.scope.targets.clone();
     let resources = resolver.resources();
     let chosen = &resolver.chosen;
@@ -126,9 +124,6 @@ pub(crate) fn draft(
     })
 }
 
-/// Maximum of all expanded texts together, so that a small file does not fill the memory.
-const LONGEST_TOGETHER: usize = 64 << 20;
-
 struct Resolver<'a> {
     profile: &'a Profile,
     inputs: &'a Inputs,
@@ -138,6 +133,8 @@ struct Resolver<'a> {
     chosen: Chosen<'a>,
     /// Bytes of all expanded texts so far, once for each step that has them.
     length: usize,
+    /// The first refusal of what is on the command line.
+    usage: Option<Error>,
     problems: &'a mut Vec<Problem>,
 }
 
@@ -173,6 +170,7 @@ impl<'a> Resolver<'a> {
             asked,
             chosen,
             length: 0,
+            usage: None,
             problems,
         })
     }
@@ -184,62 +182,6 @@ impl<'a> Resolver<'a> {
             resources.disk = choice.disk.or(resources.disk);
         }
         resources
-    }
-
-    /// Returns the final text. The result is validated again, because a parameter may have changed its meaning.
-    fn text(
-        &mut self,
-        text: &At<String>,
-        meaning: impl Fn(&str) -> std::result::Result<(), Refused>,
-    ) -> Option<String> {
-        let expanded = self.scope.expand(text);
-        let expanded = self.expanded(text, expanded)?;
-        match meaning(&expanded) {
-            Ok(()) => Some(expanded),
-            Err(refused) => {
-                let problem = Problem::refused(&text.place, refused, "after expansion");
-                self.problems.push(problem);
-                None
-            }
-        }
-    }
-
-    fn late(&mut self, text: &At<String>, beside: usize) -> Option<String> {
-        let expanded = self.scope.expand_for_runtime(text, beside);
-        self.expanded(text, expanded)
-    }
-
-    /// Returns an expanded text, unless it has a fault or there are too many.
-    fn expanded(
-        &mut self,
-        text: &At<String>,
-        expanded: std::result::Result<String, Fault>,
-    ) -> Option<String> {
-        match expanded {
-            Ok(expanded) => {
-                self.length += expanded.len();
-                self.is_short().then_some(expanded)
-            }
-            Err(fault) => {
-                let problem = fault.problem(&text.place, &self.profile.sources);
-                self.problems.push(problem);
-                None
-            }
-        }
-    }
-
-    /// Returns whether all expanded texts together are of a reasonable length.
-    fn is_short(&self) -> bool {
-        self.length <= LONGEST_TOGETHER
-    }
-
-    fn late_env(&mut self, env: &BTreeMap<String, At<String>>) -> BTreeMap<String, String> {
-        env.iter()
-            .filter_map(|(name, value)| {
-                let value = self.late(value, name.len() + "=".len())?;
-                Some((name.clone(), value))
-            })
-            .collect()
     }
 
     fn volumes(&mut self) -> Vec<Volume> {

@@ -30,6 +30,8 @@ pub(crate) fn finish(
         problems,
     };
     check.params(file.params);
+    let choices = file.variants.values().chain(file.from.values());
+    let chosen = choices.flat_map(|choice| choice.params.clone()).collect();
     let variants = check.choices("variant", file.variants);
     let from = check.choices("starting point", file.from);
     let releases = check.choices("release", file.releases);
@@ -53,7 +55,7 @@ pub(crate) fn finish(
         name,
         description: file.description.unwrap_or_default(),
         variant: check.variant(file.variant, &variants),
-        release_param: check.release_param(file.release_param, &releases),
+        release_param: check.release_param(file.release_param, chosen, &releases),
         targets: check.targets(file.targets.unwrap_or_default()),
         hooks: check.hooks(file.hooks),
         env_from_host,
@@ -292,9 +294,11 @@ impl Check<'_> {
         }
     }
 
+    /// `chosen` are the parameters that variants and starting points set.
     fn release_param(
         &mut self,
         param: Option<At<String>>,
+        chosen: Vec<(At<String>, At<String>)>,
         releases: &BTreeMap<String, Choice>,
     ) -> Option<String> {
         let Some(param) = param else {
@@ -317,6 +321,11 @@ impl Check<'_> {
                 self.missing(Problem::new(&param.place, message, label));
             }
             Some(_) => {}
+        }
+        for (name, release) in chosen {
+            if name == param && !releases.contains_key(&release.value) {
+                self.unknown("release", &release, releases.keys().map(String::as_str));
+            }
         }
         Some(param.value)
     }

@@ -395,3 +395,17 @@ fn limits_with_which_no_container_starts_are_refused() {
         assert_has!(message(&text), words);
     }
 }
+
+#[test]
+fn a_choice_selects_a_release_that_exists() {
+    let text = |release: &str| {
+        format!(
+            "{HEAD}release-param = \"rel\"\nparams = {{ rel = \"1\" }}\nvariant = \"x\"\n[releases.1]\n\
+             [variants.x.params]\nrel = \"{release}\"\n[[step]]\nname = \"a\"\nrun = \"true\"\n"
+        )
+    };
+    from_text("p", &text("1")).unwrap();
+    let message = message(&text("9"));
+    assert_has!(message, "there is no release `9`");
+    assert_has!(message, "p.toml:8:7");
+}

@@ -123,19 +123,22 @@ impl Machine {
         let mut isas: Vec<&str> = self.gpus.iter().map(|gpu| gpu.isa.as_str()).collect();
         isas.sort_unstable();
         isas.dedup();
-        match isas[..] {
-            [] => Err(
-                unavailable!("no target given, and this machine has no AMD GPU").help(format!(
-                    "{}, or another one of `rockenv target ls`",
-                    command("gfx1103")
-                )),
+        let first = self.gpus.iter().find_map(Gpu::target);
+        let error = match (&isas[..], first) {
+            ([_], Some(one)) => return Ok(one),
+            ([], _) => unavailable!("no target given, and this machine has no AMD GPU"),
+            ([one], None) => {
+                unavailable!("this machine's GPU is {one}, which TheRock does not build for")
+            }
+            ([..], _) => usage!("the GPUs in this machine differ: {}", isas.join(", ")),
+        };
+        Err(error.help(match first {
+            Some(target) => command(target.name()),
+            None => format!(
+                "{}, or another one of `rockenv target ls`",
+                command("gfx1103")
             ),
-            [one] => Target::parse(one),
-            [..] => Err(
-                usage!("the GPUs in this machine differ: {}", isas.join(", "))
-                    .help(command(&self.gpus[0].isa)),
-            ),
-        }
+        }))
     }
 
     /// Returns why nothing here can run GPU code; `None` if something can.

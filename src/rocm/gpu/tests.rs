@@ -129,6 +129,25 @@ fn a_card_beside_a_gpu_in_the_processor() {
 }
 
 #[test]
+fn a_gpu_that_no_target_fits_is_named() {
+    let unknown = |text: &str, version| machine(&text.replace(version, "100307"));
+    let (_root, machine) = unknown(include_str!("../../../tests/gpu/780m"), "110003");
+    let error = machine.target(named).unwrap_err();
+    assert_eq!(error.kind(), Kind::Unavailable);
+    assert_eq!(
+        error.message(),
+        "this machine's GPU is gfx1037, which TheRock does not build for"
+    );
+    assert_has!(error.help_text().unwrap(), "rockenv lock gfx1103");
+    // Beside another one, that one is named.
+    let two = include_str!("../../../tests/gpu/7900xtx-igpu");
+    let (_root, machine) = unknown(two, "110000");
+    let error = machine.target(named).unwrap_err();
+    assert_eq!(error.kind(), Kind::Usage);
+    assert_eq!(error.help_text(), Some("rockenv lock gfx1036"));
+}
+
+#[test]
 fn of_two_equal_cards_the_first_is_taken_and_the_other_can_be() {
     let (_root, machine) = machine!("two-equal");
     assert_eq!(machine.target(named).unwrap().name(), "gfx1100");

@@ -92,11 +92,22 @@ packages = ["${pkg}"]
         ("rev", "a\0b"),
     ] {
         let params = BTreeMap::from([(name.to_owned(), value.to_owned())]);
-        assert!(
-            resolve(&profile(text), &Inputs { params, ..inputs() }).is_err(),
-            "{name} {value}"
-        );
+        let error = resolve(&profile(text), &Inputs { params, ..inputs() }).unwrap_err();
+        // It is no fault of the profile.
+        assert_eq!(error.kind(), Kind::Usage, "{name} {value}");
+        assert_has!(error.message(), name);
     }
+    let params = BTreeMap::from([("rev".to_owned(), "-x".to_owned())]);
+    let wrong = inputs!(params);
+    let error = volumes(&profile(text), &wrong).unwrap_err();
+    assert_eq!(error.kind(), Kind::Usage);
+    assert_has!(
+        error.message(),
+        "`--param rev=-x` does not fit in /p/p.toml:9: "
+    );
+    // What else is wrong is a fault of the profile.
+    let error = resolve(&profile(&text.replace("${pkg}", "${target}")), &wrong).unwrap_err();
+    assert_eq!(error.kind(), Kind::Invalid);
     // A value that looks like a reference stays text.
     let params = BTreeMap::from([("prefix".to_owned(), "/${jobs}$".to_owned())]);
     let spec = spec(TEXT, &Inputs { params, ..inputs() });
