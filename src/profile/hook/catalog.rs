@@ -5,6 +5,7 @@ use std::path::{Component, Path, PathBuf};
 use sha2::{Digest as _, Sha256};
 
 use super::{Applies, Edit, Hook, Patch, Script, Work, file};
+use crate::profile::references::LONGEST;
 use crate::profile::{shorten, value};
 use crate::rocm::target::{self, Target};
 use crate::sys::catalog::{CatalogEntry, Directory};
@@ -135,29 +136,7 @@ fn parse(
     let edits = edits.collect::<Result<Vec<_>>>()?;
     let patches = raw.patch.iter().map(|patch| check.patch(patch));
     let patches = patches.collect::<Result<Vec<_>>>()?;
-    let script = match raw.script {
-        Some(script) => {
-            let changes = script.changes.iter().map(|path| check.below(path));
-            let mut changes = changes.collect::<Result<Vec<_>>>()?;
-            if changes.is_empty() {
-                return Err(check.error(
-                    &script.changes.place,
-                    "a script must declare which files it changes",
-                ));
-            }
-            changes.sort();
-            let default = || ["/bin/sh", "-eu", "-c"].map(str::to_owned).to_vec();
-            Some(Script {
-                run: script.run,
-                shell: script
-                    .shell
-                    .filter(|shell| !shell.is_empty())
-                    .unwrap_or_else(default),
-                changes,
-            })
-        }
-        None => None,
-    };
+    let script = raw.script.map(|script| check.script(script)).transpose()?;
     if edits.is_empty() && patches.is_empty() && script.is_none() {
         return Err(check.error(
             &raw.volume.place,
@@ -255,6 +234,29 @@ impl Check<'_> {
             whole_lines,
             replace: edit.replace.clone(),
             count,
+        })
+    }
+
+    fn script(&self, script: file::Script) -> Result<Script> {
+        let changes = script.changes.iter().map(|path| self.below(path));
+        let mut changes = changes.collect::<Result<Vec<_>>>()?;
+        if changes.is_empty() {
+            let message = "a script must declare which files it changes";
+            return Err(self.error(&script.changes.place, message));
+        }
+        if script.run.len() >= LONGEST {
+            let message = "the script is longer than 128 KiB";
+            return Err(self.error(&script.run.place, message));
+        }
+        changes.sort();
+        let default = || ["/bin/sh", "-eu", "-c"].map(str::to_owned).to_vec();
+        Ok(Script {
+            run: script.run.value,
+            shell: script
+                .shell
+                .filter(|shell| !shell.is_empty())
+                .unwrap_or_else(default),
+            changes,
         })
     }
 
@@ -370,6 +372,17 @@ mod tests {
             let error = read_text(&format!("{HEAD}{rest}")).unwrap_err();
             assert_has!(error.message(), words);
         }
+        let script = |length: usize| {
+            let run = "x".repeat(length);
+            read_text(&format!(
+                "{HEAD}[script]\nchanges = [\"f\"]\nrun = \"{run}\"\n"
+            ))
+        };
+        assert_has!(
+            script(128 << 10).unwrap_err().message(),
+            ":7: the script is longer than 128 KiB"
+        );
+        script((128 << 10) - 1).unwrap();
         let error = read_text(&format!("{HEAD}edits = 1\n")).unwrap_err();
         assert!(error.chain().join("\n").contains("unknown field `edits`"));
     }

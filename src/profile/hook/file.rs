@@ -93,7 +93,7 @@ pub(super) struct Patch {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct Script {
     /// Text.
-    pub(super) run: String,
+    pub(super) run: At<String>,
     /// Program and arguments that get the script as their last argument; default: `["/bin/sh", "-eu", "-c"]`.
     pub(super) shell: Option<Vec<String>>,
     /// The files that it changes, makes or removes, relative to the volume: all of them, and no others.
