@@ -1,7 +1,6 @@
 //! Owns `logs`: shows a step's output, finished or as it comes.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
@@ -9,6 +8,7 @@ use fs_err as fs;
 
 use crate::execute::log::{Reader, text_of};
 use crate::plan::ids::EnvName;
+use crate::plan::step_log::StepLog;
 use crate::store::{Store, check_name};
 use crate::sys::error::{Error, Result, if_exists};
 use crate::sys::suggest;
@@ -45,9 +45,10 @@ pub(crate) fn logs(cx: &Context, args: &LogsArgs) -> Result<()> {
     let store = cx.existing_store()?;
     let (name, step) = chosen(&store, args)?;
     let (name, step) = (&name, step.as_deref());
-    let path = all(&store, name, step)?.pop_last();
-    let mut path = path.ok_or_else(|| none(&store, name, step))?;
-    let mut log = Reader::open(&path)?;
+    let path_of = |log: &StepLog| store.env_dir(name).join(log.to_string());
+    let newest = all(&store, name, step)?.pop_last();
+    let mut shown = newest.ok_or_else(|| none(&store, name, step))?;
+    let mut log = Reader::open(&path_of(&shown))?;
     let mut is_silent = true;
     loop {
         // Asked before reading, in this order: everything written before the end is then certain to be read.
@@ -55,7 +56,7 @@ pub(crate) fn logs(cx: &Context, args: &LogsArgs) -> Result<()> {
         let next = match args.follow {
             true => all(&store, name, step)?
                 .into_iter()
-                .find(|other| *other > path),
+                .find(|other| *other > shown),
             false => None,
         };
         while let Some(lines) = log.lines()? {
@@ -76,15 +77,14 @@ pub(crate) fn logs(cx: &Context, args: &LogsArgs) -> Result<()> {
         }
         let Some(next) = next else {
             if is_silent {
-                let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-                let step = stem.get(3..).unwrap_or(&stem);
+                let step = &shown.step;
                 cx.ui
                     .note(&format!("step `{step}` of env `{name}` printed nothing"));
             }
             return Ok(());
         };
-        log = Reader::open(&next)?;
-        path = next;
+        log = Reader::open(&path_of(&next))?;
+        shown = next;
     }
 }
 
@@ -118,22 +118,19 @@ fn chosen(store: &Store, args: &LogsArgs) -> Result<(EnvName, Option<String>)> {
     Ok((name, args.step.clone()))
 }
 
-/// Returns the logs in the order in which they began; only those of the step if one is named. Each name contains the
-/// time of its `up` and the number of its step.
-pub(super) fn all(store: &Store, env: &EnvName, wanted: Option<&str>) -> Result<BTreeSet<PathBuf>> {
+/// Returns the logs in the order in which they began; only those of the step if one is named.
+pub(super) fn all(store: &Store, env: &EnvName, wanted: Option<&str>) -> Result<BTreeSet<StepLog>> {
     let mut found = BTreeSet::new();
     let Some(runs) = if_exists(fs::read_dir(store.env_dir(env).join("logs")))? else {
         return Ok(found);
     };
     for run in runs {
-        for entry in fs::read_dir(run?.path())? {
-            let entry = entry?;
-            let name = entry.file_name().to_string_lossy().into_owned();
-            // NN-step.log
-            let step = name.get(3..).and_then(|rest| rest.strip_suffix(".log"));
-            if step.is_some() && (wanted.is_none() || step == wanted) {
-                found.insert(entry.path());
-            }
+        let run = run?;
+        let name = run.file_name();
+        for entry in fs::read_dir(run.path())? {
+            let file = entry?.file_name();
+            let log = StepLog::parse(&name.to_string_lossy(), &file.to_string_lossy());
+            found.extend(log.filter(|log| wanted.is_none_or(|step| log.step == step)));
         }
     }
     Ok(found)

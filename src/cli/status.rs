@@ -164,14 +164,14 @@ fn targets_row(record: &Record) -> String {
 /// Returns the running step and what it uses, by its latest sample.
 fn now(store: &Store, env: &EnvName) -> Option<(String, String)> {
     let log = logs::all(store, env, None).ok()?.pop_last()?;
-    let samples = fs_err::read_to_string(samples_beside(&log)).ok()?;
+    let path = store.env_dir(env).join(log.to_string());
+    let samples = fs_err::read_to_string(samples_beside(&path)).ok()?;
     let sample: Sample = samples.lines().next_back()?.parse().ok()?;
-    let name = log.file_stem()?.to_string_lossy();
     let took = size::duration(Duration::from_millis(sample.at_ms));
     let load = size::load(sample.jobs, sample.memory);
     let usage = [took, load].into_iter().filter(|part| !part.is_empty());
     let usage: Vec<String> = usage.collect();
-    Some((name.get(3..)?.to_owned(), usage.join(", ")))
+    Some((log.step, usage.join(", ")))
 }
 
 /// Returns the table of an env's steps and their costs; `running` is the one that runs now.

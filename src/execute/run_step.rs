@@ -12,6 +12,7 @@ use super::{Ended, Ending, Execution, Failure, StepEnd, step};
 use crate::plan::ids::LayerId;
 use crate::plan::record::{Failed, INTERRUPTED, Origin, Outcome, Record, StepRecord};
 use crate::plan::resolve::{Step, VolumeKind};
+use crate::plan::step_log::StepLog;
 use crate::store::history::History;
 use crate::store::layer;
 use crate::store::results::OutputBefore;
@@ -35,7 +36,7 @@ impl Execution<'_, '_> {
             step,
             tree: self.env.checkout_tree(parent.as_ref())?,
             parent: parent.as_ref(),
-            log: format!("logs/{run}/{index:02}-{}.log", step.name).parse()?,
+            log: StepLog::first(run, index, &step.name).to_string().parse()?,
             jobs: self.sizing.jobs.value,
             views: &views,
         };
@@ -139,8 +140,11 @@ impl Execution<'_, '_> {
         attempt.jobs = jobs;
         self.reporter.warn(message);
         self.discard_tree(attempt)?;
-        let (index, name) = (attempt.index, &attempt.step.name);
-        attempt.log = format!("logs/{run}/{index:02}-{name}-again.log").parse()?;
+        let second = StepLog {
+            attempt: 2,
+            ..StepLog::first(run, attempt.index, &attempt.step.name)
+        };
+        attempt.log = second.to_string().parse()?;
         attempt.tree = self.env.checkout_tree(attempt.parent)?;
         Ok(())
     }

@@ -13,6 +13,7 @@ pub mod record;
 pub(crate) mod resolve;
 pub(crate) mod samples;
 pub(crate) mod savings;
+pub(crate) mod step_log;
 pub(crate) mod time_left;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -7,6 +7,7 @@ mod ephemeral;
 mod idle;
 mod isolation;
 mod limits;
+mod logs;
 mod steps;
 mod terminal;
 mod verify;

@@ -11,6 +11,7 @@ use super::{PatchedSource, ViewedStep, Views};
 use crate::execute::run_container::Attempt;
 use crate::execute::{Ending, Execution};
 use crate::plan::resolve::{Action, Step, User};
+use crate::plan::step_log::StepLog;
 use crate::profile::hook::{Hook, HookChange, HookChanges, Script};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::name::StepName;
@@ -48,7 +49,9 @@ impl Execution<'_, '_> {
             step: &job,
             tree: self.env.checkout_tree(parent)?,
             parent,
-            log: format!("logs/{}/{index:02}-{}.log", viewed.run, job.name).parse()?,
+            log: StepLog::first(viewed.run, index, &job.name)
+                .to_string()
+                .parse()?,
             jobs: 1,
             views: &views,
         };
