@@ -46,7 +46,7 @@ use crate::plan::jobs::Sizing;
 use crate::plan::lockfile::Lockfile;
 use crate::plan::record::{Cost, Origin, Outcome, Snapshot, StepRecord};
 use crate::plan::resolve::Spec;
-use crate::plan::{Action, Plan, PlanStep, Volumes};
+use crate::plan::{Action, Plan, PlanStep, Volumes, step_log};
 use crate::profile::CopyFiles;
 use crate::profile::hook::Hook;
 use crate::rocm::gpu::Grant;
@@ -121,7 +121,7 @@ impl Execution<'_, '_> {
             .map(|volume| volume.name.clone())
             .collect();
         self.env.ensure_volumes(&volumes, &self.spec.user)?;
-        let run = Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
+        let run = step_log::run_name(Timestamp::now());
         let durable = sync::Durable::start(self.store);
         let stopped = self.run_steps(&run, &durable);
         durable.finish()?;

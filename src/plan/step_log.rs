@@ -3,6 +3,22 @@
 use std::cmp::Ordering;
 use std::fmt;
 
+use jiff::Timestamp;
+use jiff::civil::DateTime;
+use jiff::tz::TimeZone;
+
+/// Names a run, for the directory of its logs: `20260102T030405.678Z`. No two runs of an env begin in one millisecond.
+pub(crate) fn run_name(begun: Timestamp) -> String {
+    begun.strftime("%Y%m%dT%H%M%S%.3fZ").to_string()
+}
+
+/// Reads from a run's name when it began. Earlier versions wrote no fraction.
+pub(crate) fn began(run: &str) -> Option<Timestamp> {
+    let time = DateTime::strptime("%Y%m%dT%H%M%S%.fZ", run).ok()?;
+    let time = time.to_zoned(TimeZone::UTC).ok()?;
+    Some(time.timestamp())
+}
+
 /// One attempt to run a step. Sorts by the time that it began.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StepLog {
@@ -73,6 +89,16 @@ impl fmt::Display for StepLog {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_run_s_name_is_when_it_began() {
+        for time in ["2026-01-02T03:04:05.678Z", "2026-01-02T03:04:05Z"] {
+            let time: Timestamp = time.parse().unwrap();
+            assert_eq!(began(&run_name(time)), Some(time));
+        }
+        assert!(began("20260102T030405Z").is_some());
+        assert_eq!(began("other"), None);
+    }
 
     #[test]
     fn names_are_read_as_they_are_written_and_sort_by_time() {

@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use super::roots::Roots;
 use super::{Env, GcTarget, Inventory};
 use crate::plan::ids::{EnvName, LayerId, StepKey};
+use crate::plan::step_log;
 
 /// Assumed speed of making untimed items again, in bytes a second: a download.
 const GUESS: u64 = 10 << 20;
@@ -165,7 +166,7 @@ fn env_units(
             name: format!("logs {name}/{run}"),
             bytes: *bytes,
             rebuild_ms: 0,
-            used: started(run).unwrap_or(now),
+            used: step_log::began(run).unwrap_or(now),
             garbage: None,
             below: None,
             by_age: true,
@@ -267,12 +268,4 @@ pub(super) fn with_parents<'a>(
 
 pub(super) fn short(id: &str) -> &str {
     id.get(..12).unwrap_or(id)
-}
-
-/// Parses the time in the name of a run's logs, `20260102T030405Z`.
-fn started(run: &str) -> Option<Timestamp> {
-    let time = jiff::civil::DateTime::strptime("%Y%m%dT%H%M%SZ", run).ok()?;
-    time.to_zoned(jiff::tz::TimeZone::UTC)
-        .ok()
-        .map(|time| time.timestamp())
 }

@@ -70,3 +70,18 @@ fn steps_from_the_hundredth_on_have_logs() {
     show(&["n1"]).ok().prints("first");
     show(&["--", "-n100"]).exits(7);
 }
+
+#[test]
+fn runs_that_begin_in_one_second_have_logs_of_their_own() {
+    let store = TestStore::new();
+    store.profile("[[step]]\nname = 's'\nrun = 'exit 3'\n");
+    for _ in 0..3 {
+        store.rockenv(&["up", store.env()]).exits(5);
+    }
+    let rows = fs::read_to_string(store.env_dir().join("metrics.jsonl")).unwrap();
+    let rows = rows
+        .lines()
+        .map(|row| serde_json::from_str::<Value>(row).unwrap());
+    let logs: BTreeSet<String> = rows.map(|row| row["log"].to_string()).collect();
+    assert_eq!(logs.len(), 3, "{logs:?}");
+}
