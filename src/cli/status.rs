@@ -15,6 +15,7 @@ use crate::plan::ids::EnvName;
 use crate::plan::image::Image;
 use crate::plan::record::{INTERRUPTED, Outcome, Record};
 use crate::plan::samples::Sample;
+use crate::plan::step_log::StepLog;
 use crate::store::{Store, lock};
 use crate::sys::error::{Kind, Result};
 use crate::ui::size;
@@ -104,13 +105,12 @@ fn show_status(cx: &Context, args: &StatusArgs) -> Result<u8> {
         store.method(),
         record.created.strftime("%Y-%m-%d %H:%M UTC"),
     ));
-    let is_building = holder.as_ref().is_some_and(|holder| holder.verb == "up");
-    let now = is_building.then(|| now(&store, &name)).flatten();
-    if let Some((step, usage)) = &now {
+    let build = holder.filter(|holder| holder.verb == "up");
+    let now = build.and_then(|build| now(&store, &name, &record, build.since));
+    if let Some(Now::Running(step, usage)) = &now {
         cx.ui.data(&format!("now      step {step}, {usage}\n"));
     }
-    let running = now.as_ref().map(|(step, _)| step.as_str());
-    cx.ui.table(&steps(&record, running));
+    cx.ui.table(&steps(&record, now.as_ref()));
     for step in record
         .steps
         .iter()
@@ -161,9 +161,26 @@ fn targets_row(record: &Record) -> String {
     }
 }
 
-/// Returns the running step and what it uses, by its latest sample.
-fn now(store: &Store, env: &EnvName) -> Option<(String, String)> {
-    let log = logs::all(store, env, None).ok()?.pop_last()?;
+/// What an `up` does now.
+enum Now {
+    /// It runs this step, which uses so much.
+    Running(String, String),
+    /// It has not begun this step, which is the next one.
+    Waiting(String),
+}
+
+/// Returns what an `up` does that has held the env since then. A log of an earlier run says nothing about it.
+fn now(store: &Store, env: &EnvName, record: &Record, since: Timestamp) -> Option<Now> {
+    let newest = logs::all(store, env, None).ok()?.pop_last();
+    let is_running = |log: &StepLog| {
+        let step = record.steps.iter().find(|step| *step.name == *log.step);
+        log.is_since(since) && step.is_none_or(|step| step.outcome == Outcome::Pending)
+    };
+    let Some(log) = newest.filter(is_running) else {
+        let mut steps = record.steps.iter();
+        let next = steps.find(|step| step.outcome == Outcome::Pending)?;
+        return Some(Now::Waiting(next.name.to_string()));
+    };
     let path = store.env_dir(env).join(log.to_string());
     let samples = fs_err::read_to_string(samples_beside(&path)).ok()?;
     let sample: Sample = samples.lines().next_back()?.parse().ok()?;
@@ -171,11 +188,11 @@ fn now(store: &Store, env: &EnvName) -> Option<(String, String)> {
     let load = size::load(sample.jobs, sample.memory);
     let usage = [took, load].into_iter().filter(|part| !part.is_empty());
     let usage: Vec<String> = usage.collect();
-    Some((log.step, usage.join(", ")))
+    Some(Now::Running(log.step, usage.join(", ")))
 }
 
-/// Returns the table of an env's steps and their costs; `running` is the one that runs now.
-fn steps(record: &Record, running: Option<&str>) -> Table {
+/// Returns the table of an env's steps and their costs.
+fn steps(record: &Record, now: Option<&Now>) -> Table {
     let mut table = Table::new([
         "step",
         "state",
@@ -188,11 +205,11 @@ fn steps(record: &Record, running: Option<&str>) -> Table {
         "disk",
     ]);
     for step in &record.steps {
-        let is_over = matches!(step.outcome, Outcome::Done | Outcome::Hit);
-        let state = match step.is_interrupted() {
-            _ if running == Some(&step.name) && !is_over => "running",
-            true => INTERRUPTED,
-            false => word(step.outcome),
+        let state = match now {
+            Some(Now::Running(running, _)) if *running == *step.name => "running",
+            Some(Now::Waiting(next)) if *next == *step.name => "waiting",
+            _ if step.is_interrupted() => INTERRUPTED,
+            _ => word(step.outcome),
         };
         let mut cells = vec![step.name.to_string(), state.to_owned()];
         if let Some(cost) = step.cost {

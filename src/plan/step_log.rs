@@ -54,6 +54,11 @@ impl StepLog {
         })
     }
 
+    /// Returns whether its run began at that time or later; the names of runs have milliseconds.
+    pub(crate) fn is_since(&self, time: Timestamp) -> bool {
+        began(&self.run).is_some_and(|run| run.as_millisecond() >= time.as_millisecond())
+    }
+
     /// Returns its place in a run: scripts of hooks run before their step.
     fn place(&self) -> (u32, bool) {
         (self.number, !self.step.starts_with("hook-"))

@@ -21,7 +21,7 @@ fn release(store: &TestStore) {
 fn a_second_attempt_for_lack_of_memory_is_the_same_step() {
     let store = TestStore::new();
     store.profile(&format!(
-        "{OUT}resources = {{ memory-max = '64M' }}
+        "{OUT}resources = {{ memory-max = '64M', memory-per-job = '16M' }}
          [[step]]\nname = 'eat'\nrun = '''echo jobs ${{jobs}}
          if [ ${{jobs}} -gt 1 ]; then head -c 200M /dev/zero > /dev/shm/x; exit 5; fi
          until test -e /out/go; do sleep 0.05; done; echo end'''\n"
@@ -69,6 +69,47 @@ fn steps_from_the_hundredth_on_have_logs() {
     show(&["n100"]).ok().prints("this is 100");
     show(&["n1"]).ok().prints("first");
     show(&["--", "-n100"]).exits(7);
+}
+
+#[test]
+fn a_step_that_waits_is_not_shown_with_the_figures_of_an_earlier_run() {
+    let store = TestStore::new();
+    let other = format!("{}-b", store.env());
+    store.profile(&format!(
+        "{OUT}[[step]]\nname = 'slow'\nrun = 'until test -e /out/go; do sleep 0.05; done'\n"
+    ));
+    store.profile_named(
+        &other,
+        "[[step]]\nname = 's'\nrun = 'sleep 1; exit 3'\n[[step]]\nname = 'after'\nrun = 'true'\n",
+    );
+    let start = |name: &str| {
+        let mut command = store.command(&["up", name]);
+        command.env("ROCKENV_JOBS", "1");
+        Background::start(command)
+    };
+    start(&other).wait().exits(5);
+    let slow = start(store.env());
+    wait_until("the slot is taken", || {
+        let shown = store.rockenv(&["status", store.env()]);
+        shown.code == 0 && shown.text().contains("now ")
+    });
+    let waiting = start(&other);
+    wait_until("the step is to run", || {
+        let shown = store.rockenv(&["status", &other, "--json"]).ok().text();
+        let shown: Value = serde_json::from_str(&shown).unwrap();
+        shown["record"]["steps"][0]["outcome"] == "pending"
+    });
+    let shown = store.rockenv(&["status", &other]).ok().text();
+    release(&store);
+    slow.wait().ok();
+    waiting.wait().exits(5);
+    assert!(!shown.contains("\nnow "), "{shown}");
+    let states: Vec<Vec<&str>> = shown
+        .lines()
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    assert!(states.contains(&vec!["s", "waiting"]), "{shown}");
+    assert!(states.contains(&vec!["after", "not", "done"]), "{shown}");
 }
 
 #[test]
