@@ -8,6 +8,7 @@ use fs_err as fs;
 
 use crate::execute::log::{Reader, text_of};
 use crate::plan::ids::EnvName;
+use crate::plan::record::Outcome;
 use crate::plan::step_log::StepLog;
 use crate::store::{Store, check_name};
 use crate::sys::error::{Error, Result, if_exists};
@@ -52,7 +53,7 @@ pub(crate) fn logs(cx: &Context, args: &LogsArgs) -> Result<()> {
     let mut is_silent = true;
     loop {
         // Asked before reading, in this order: everything written before the end is then certain to be read.
-        let running = args.follow && holder(&store, name).is_some_and(|holder| holder.verb == "up");
+        let running = args.follow && is_awaited(&store, name, step, &shown)?;
         let next = match args.follow {
             true => all(&store, name, step)?
                 .into_iter()
@@ -86,6 +87,24 @@ pub(crate) fn logs(cx: &Context, args: &LogsArgs) -> Result<()> {
         log = Reader::open(&path_of(&next))?;
         shown = next;
     }
+}
+
+/// Returns whether an `up` may add to a log, or begin a later one that is followed: of the one step if one is named.
+fn is_awaited(store: &Store, env: &EnvName, step: Option<&str>, shown: &StepLog) -> Result<bool> {
+    let Some(up) = holder(store, env).filter(|holder| holder.verb == "up") else {
+        return Ok(false);
+    };
+    let Some(step) = step else {
+        return Ok(true);
+    };
+    let mut logs = all(store, env, None)?.into_iter();
+    if logs.any(|log| log.is_since(up.since) && log.place() > shown.place()) {
+        return Ok(false);
+    }
+    // Until its log is of this run, what the record says may be of an earlier one.
+    let record = store.record(env)?.filter(|_| shown.is_since(up.since));
+    let mut steps = record.iter().flat_map(|record| &record.steps);
+    Ok(!steps.any(|known| known.name == *step && known.outcome != Outcome::Pending))
 }
 
 fn show(cx: &Context, lines: &[u8], args: &LogsArgs) {

@@ -60,7 +60,7 @@ impl StepLog {
     }
 
     /// Returns its place in a run: scripts of hooks run before their step.
-    fn place(&self) -> (u32, bool) {
+    pub(crate) fn place(&self) -> (u32, bool) {
         (self.number, !self.step.starts_with("hook-"))
     }
 }

@@ -113,6 +113,38 @@ fn a_step_that_waits_is_not_shown_with_the_figures_of_an_earlier_run() {
 }
 
 #[test]
+fn who_follows_one_step_is_done_when_it_is() {
+    let store = TestStore::new();
+    store.profile(&format!(
+        "{OUT}[[step]]\nname = 'first'\nrun = 'echo one'
+         [[step]]\nname = 'slow'\nrun = 'echo begun; until test -e /out/go; do sleep 0.05; done'\n"
+    ));
+    // Of this run, and of one before it.
+    for words in [
+        &["up", store.env()][..],
+        &["up", store.env(), "--rerun", "slow"],
+    ] {
+        let up = store.start(words);
+        wait_until("the second step runs", || {
+            let shown = store.rockenv(&["status", store.env()]);
+            shown.code == 0 && shown.text().contains("now      step slow")
+        });
+        let mut follow = store.start(&["logs", "-f", store.env(), "first"]);
+        let deadline = Instant::now() + patience(20);
+        while follow.runs() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let has_ended = !follow.runs();
+        release(&store);
+        up.wait().ok();
+        follow.wait().ok().prints("one");
+        assert!(has_ended, "it ended with `up` only");
+        let out = store.home().join("outputs").join(store.env()).join("out");
+        fs::remove_file(out.join("go")).unwrap();
+    }
+}
+
+#[test]
 fn runs_that_begin_in_one_second_have_logs_of_their_own() {
     let store = TestStore::new();
     store.profile("[[step]]\nname = 's'\nrun = 'exit 3'\n");
