@@ -31,6 +31,7 @@ mod wait_for_slot;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use jiff::Timestamp;
 
@@ -173,7 +174,7 @@ impl Execution<'_, '_> {
                         total,
                         &planned.name,
                         event::Outcome::Skipped,
-                        Cost::default(),
+                        Cost::default().into(),
                     );
                     continue;
                 }
@@ -192,15 +193,26 @@ impl Execution<'_, '_> {
                 key: step.key.to_string(),
                 cached: false,
             });
-            match self.run_step(index, step, run)? {
+            let begun = Instant::now();
+            let ended = self.run_step(index, step, run);
+            let ended =
+                ended.unwrap_or_else(|error| StepEnd::Stopped(Ended::failed(error, self.signals)));
+            match ended {
                 StepEnd::Frozen(layer) => {
                     let cost = self.cost_of(&step.name);
-                    self.finished(index, total, &step.name, event::Outcome::Done, cost);
+                    self.finished(index, total, &step.name, event::Outcome::Done, cost.into());
                     durable.add(layer);
                     last = Some(&planned.name);
                 }
                 StepEnd::Stopped(stopped) => {
-                    let cost = self.cost_of(&step.name);
+                    let cost = match stopped {
+                        // Nothing else was measured.
+                        Ended::Broke(_) => event::Cost {
+                            wall_ms: u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
+                            ..event::Cost::default()
+                        },
+                        _ => self.cost_of(&step.name).into(),
+                    };
                     let outcome = match stopped {
                         Ended::Interrupted(_) => event::Outcome::Interrupted,
                         _ => event::Outcome::Failed,
@@ -219,14 +231,14 @@ impl Execution<'_, '_> {
         total: u32,
         name: &StepName,
         outcome: event::Outcome,
-        cost: Cost,
+        cost: event::Cost,
     ) {
         self.reporter.emit(&Event::StepFinished {
             index,
             total,
             name: name.clone(),
             outcome,
-            cost: cost.into(),
+            cost,
         });
     }
 

@@ -154,7 +154,12 @@ impl Ran {
                 ..
             } => format!("step `{name}` was killed by signal {signal}"),
             Ending::Exited { code, .. } => format!("step `{name}` failed with exit code {code}"),
-            Ending::Interrupted(_) | Ending::Lost => format!("step `{name}` was interrupted"),
+            Ending::Interrupted(_) => format!("step `{name}` was interrupted"),
+            Ending::Lost => {
+                let message =
+                    format!("the container of step `{name}` was stopped by another process");
+                return (Kind::Unavailable, message);
+            }
         };
         (Kind::StepFailed, message)
     }

@@ -106,11 +106,20 @@ impl Execution<'_, '_> {
         let mut guard = self.disk_guard(step, &prepared.container)?;
         let seen = self.run_prepared(attempt, prepared, claim, &mut output, &mut guard)?;
         container::clean(self.store, &self.env.run_dir())?;
-        let up = self.env.known_record()?.up_command();
-        let (ending, mut usage) = how_it_ended(step, &up, seen.ending, seen.end)?;
+        let (mut ending, mut usage) = how_it_ended(step, seen.ending, seen.end)?;
+        if matches!(ending, Ending::Lost)
+            && let Some(signal) = self.signals.pending()?
+        {
+            // The same Ctrl-C ended the container.
+            ending = Ending::Interrupted(signal);
+        }
         // The report's curve must not exceed this figure, so use the larger one.
         usage.memory_held = usage.memory_held.max(seen.most_memory);
-        let written = self.tree_growth(&attempt.tree, attempt.parent)?;
+        let written = match (self.tree_growth(&attempt.tree, attempt.parent), &ending) {
+            // The engine may be gone too.
+            (Err(_), Ending::Lost) => 0,
+            (written, _) => written?,
+        };
         let grown = written + self.volume_bytes(step)? - before;
         // Build volumes are in the layer if the store can freeze them. A service's data may be on another disk.
         let apart = self.env.known_record()?.service.is_some();
@@ -280,12 +289,7 @@ struct Observed {
 }
 
 /// Returns how the step ended, and what its container used.
-fn how_it_ended(
-    step: &Step,
-    up: &str,
-    ending: Result<Ending>,
-    end: Result<End>,
-) -> Result<(Ending, Usage)> {
+fn how_it_ended(step: &Step, ending: Result<Ending>, end: Result<End>) -> Result<(Ending, Usage)> {
     match (ending, end) {
         // The first error is the cause; what follows is its consequence.
         (Err(error), _) | (Ok(_), Err(error)) => {
@@ -299,13 +303,6 @@ fn how_it_ended(
             };
             Ok((killed, usage))
         }
-        (Ok(Ending::Lost), Ok(_)) => Err(unavailable!(
-            "the container of step `{}` was stopped by another process",
-            step.name
-        )
-        .help(format!(
-            "{up}: the step starts again and keeps its build volumes"
-        ))),
         (Ok(ending), Ok(End::Ended(usage))) => Ok((ending, usage)),
         (Ok(ending), Ok(End::Shared)) => Ok((ending, Usage::default())),
     }

@@ -107,9 +107,18 @@ pub(crate) fn up(
     let finished = match (outcome, signals.pending()?) {
         // The same Ctrl-C ended the tool that failed.
         (Err(_), Some(signal)) => {
+            reporter.finish(Outcome::Interrupted, "");
             return Err(Error::new(Kind::Signal(signal), "interrupted").help(args.resume_command()));
         }
-        (outcome, _) => outcome?,
+        (Err(error), None) => {
+            let outcome = match error.kind() {
+                Kind::Signal(_) => Outcome::Interrupted,
+                _ => Outcome::Failed,
+            };
+            reporter.finish(outcome, "");
+            return Err(error);
+        }
+        (Ok(finished), _) => finished,
     };
     let (is_done, has_run) = (finished.is_done(), finished.ended.is_some());
     let code = summary::say(cx, &reporter, finished, &fate, &args.resume_command())?;

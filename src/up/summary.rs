@@ -136,6 +136,7 @@ pub(crate) fn say(
         }
         Some(Ended::Broke(error)) => Err(error),
         Some(Ended::Failed(failure)) => {
+            let failure = *failure;
             last(Outcome::Failed, String::new());
             for line in &failure.tail {
                 cx.ui.note(&format!("  {line}"));
@@ -149,6 +150,9 @@ pub(crate) fn say(
                             .note(&format!("inspect: rockenv shell --failed {name}"));
                     }
                     Err(error.help(match failure.history {
+                        _ if failure.kind == Kind::Unavailable => {
+                            format!("{again}: the step starts again and keeps its build volumes")
+                        }
                         History::Clean => format!("fix it, then resume with: {again}"),
                         History::Incremental { by_hand, .. } => {
                             let whose = match by_hand {

@@ -72,9 +72,13 @@ impl Execution<'_, '_> {
                 self.env.name(),
                 quoted(&job.name)
             ))),
-            Ending::TimedOut | Ending::Lost => Err(Error::new(
+            Ending::TimedOut => Err(Error::new(
                 Kind::StepFailed,
                 format!("the script of hook `{}` was interrupted", hook.name),
+            )),
+            Ending::Lost => Err(unavailable!(
+                "the container of the script of hook `{}` was stopped by another process",
+                hook.name
             )),
         }
     }

@@ -144,6 +144,53 @@ fn whoever_is_killed_leaves_no_process() {
 }
 
 #[test]
+fn a_step_whose_container_is_lost_ends_in_events_metrics_and_words() {
+    let store = TestStore::new();
+    let sleeper = store.sleeper();
+    store.profile(&format!(
+        "[[step]]\nname = 'long'\nrun = '''echo important message\n{sleeper} & wait'''\n"
+    ));
+    let lost = |words: &[&str]| {
+        let up = store.start(&[&["up", store.env()], words].concat());
+        wait_until("the step runs", || !processes_called(&sleeper).is_empty());
+        wait_until("its output is there", || {
+            let log = store.rockenv(&["logs", store.env()]);
+            log.code == 0 && log.text().contains("important")
+        });
+        let mut contained = store.contained().into_iter();
+        let agent =
+            contained.find(|(_, line)| line.contains("__agent") && !line.contains("nspawn"));
+        kill(Pid::from_raw(agent.unwrap().0), Signal::SIGKILL).unwrap();
+        up.wait().exits(4)
+    };
+    let rows = store.runs().join("rows");
+    let metrics = ["--metrics", rows.to_str().unwrap()];
+    let ran = lost(&[&["--progress", "json"], &metrics[..]].concat());
+    let text = ran.text() + &ran.err;
+    let events = text
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok());
+    let events: Vec<serde_json::Value> = events.collect();
+    for kind in ["step-finished", "finished"] {
+        let mut all = events.iter().filter(|event| event["event"] == kind);
+        assert_eq!(all.next().expect(kind)["outcome"], "failed", "{text}");
+        assert_eq!(all.next(), None, "{text}");
+    }
+    for rows in [rows, store.env_dir().join("metrics.jsonl")] {
+        let text = fs::read_to_string(&rows).unwrap();
+        assert_eq!(text.lines().count(), 1, "{text}");
+        assert!(text.contains("failed"), "{text}");
+    }
+    let said = lost(&[]).says(&["step 1/1 long … failed", "  important message", "log: "]);
+    assert!(
+        said.err.contains("was stopped by another process"),
+        "{}",
+        said.err
+    );
+    store.up_with(ONE);
+}
+
+#[test]
 fn all_of_it_killed_at_once_is_cleaned_up_by_the_next_command() {
     let store = TestStore::new();
     store.up_with(ONE);

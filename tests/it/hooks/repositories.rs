@@ -26,6 +26,7 @@ fn a_hook_for_a_submodule_waits_for_the_step_that_fetches_it() {
     warning: hook `fix` cannot be checked before its source is fetched
     ENV: 2 steps, 0 done before; engine nspawn (root, and systemd-nspawn is installed)
     step 1/2 fetch …
+    step 1/2 fetch … failed after TIME
     error: hook `fix`: `sub/f` is in a submodule that is not fetched yet
     help: from-step = "STEP" in its hook.toml names a step after the one that fetches it
     exit code 3
