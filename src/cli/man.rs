@@ -1,6 +1,6 @@
 //! Owns `man`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use fs_err as fs;
@@ -30,12 +30,15 @@ pub(crate) fn man(cx: &Context, args: &ManArgs) -> Result<()> {
     };
     // This needs none of root's rights.
     become_caller()?;
-    fs::create_dir_all(directory)
-        .map_err(|error| named_path(directory)(error).help("rockenv man --dir DIR"))?;
+    let write = |path: &Path, done: std::io::Result<()>| {
+        done.map_err(|error| named_path(path)(error).help("rockenv man --dir ./man"))
+    };
+    write(directory, fs::create_dir_all(directory))?;
     for (path, page) in man_pages::pages()? {
         let name = format!("rockenv {path}");
         let file = format!("{}.1", name.trim_end().replace(' ', "-"));
-        fs::write(directory.join(file), page)?;
+        let path = directory.join(file);
+        write(&path, fs::write(&path, page))?;
     }
     cx.ui.note(&format!(
         "wrote manual pages to {}; read one with: man -l {}",

@@ -27,7 +27,7 @@ use crate::store::path_volumes::real_path;
 use crate::store::{LockedEnv, Store, source};
 use crate::sys::account::{self, Rights};
 use crate::sys::atomic::random_id;
-use crate::sys::error::{Result, ResultExt as _};
+use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::host::Host;
 use crate::sys::shell::quoted_path;
 
@@ -288,7 +288,7 @@ fn made_for_caller(path: &Path, spec: &Spec) -> Result<()> {
     if path.exists() {
         return Ok(());
     }
-    account::make_directories(rights, path)?;
+    account::make_directories(rights, path).map_err(Error::of_profile)?;
     let flags = OFlag::O_DIRECTORY | OFlag::O_RDONLY;
     let cannot = || format!("cannot make `{}`", path.display());
     let made = rights.open(None, path, flags, Mode::empty(), ResolveFlag::empty());

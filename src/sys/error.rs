@@ -145,6 +145,15 @@ impl Error {
         self
     }
 
+    /// Makes it one of a path that a profile names: the command line is right.
+    #[must_use]
+    pub(crate) fn of_profile(self) -> Self {
+        match self.kind {
+            Kind::Usage => self.of_kind(Kind::Invalid),
+            _ => self,
+        }
+    }
+
     /// Adds the cause.
     #[must_use]
     pub fn source(mut self, source: impl Into<Source>) -> Self {
@@ -250,6 +259,9 @@ pub(crate) fn named_path(path: &Path) -> impl FnOnce(std::io::Error) -> Error {
             usage!("`{}` is not a directory", path.display())
         }
         ErrorKind::IsADirectory => usage!("`{}` is a directory", path.display()),
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
+            Error::from(error).of_kind(Kind::Usage)
+        }
         _ => error.into(),
     }
 }

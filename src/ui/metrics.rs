@@ -68,7 +68,9 @@ impl Rows {
         let place = FilePlace::new(caller(), path).map_err(|error| error.help(help))?;
         Ok(Self {
             path: path.to_owned(),
-            file: place.append()?,
+            file: place
+                .append()
+                .map_err(|error| error.help("--metrics ./metrics.jsonl"))?,
             slurm_job: slurm_job.map(str::to_owned),
             written: Mutex::default(),
         })

@@ -230,6 +230,15 @@ fn the_only_env_needs_no_name_unless_something_is_lost() {
 }
 
 #[test]
+fn what_is_named_twice_is_done_once() {
+    let store = TestStore::new();
+    store.up_with(TWO);
+    store
+        .rockenv(&["snapshot", "rm", store.env(), "one", "one", "--yes"])
+        .ok();
+}
+
+#[test]
 fn a_mistyped_name_gets_the_close_one() {
     let store = TestStore::new();
     store.up_with(TWO);
@@ -541,7 +550,7 @@ fn a_path_that_is_not_there_is_named_with_what_to_type() {
     exit code 2
     $ rockenv man --dir file
     error: `file` is not a directory
-    help: rockenv man --dir DIR
+    help: rockenv man --dir ./man
     exit code 2
     $ rockenv matrix json -p hip-smoke --runners profiles
     error: cannot read `profiles`

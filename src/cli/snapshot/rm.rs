@@ -1,5 +1,7 @@
 //! Owns `snapshot rm`.
 
+use std::collections::BTreeSet;
+
 use clap::Args;
 
 use crate::plan::ids::EnvName;
@@ -27,10 +29,11 @@ pub(super) fn rm(cx: &Context, args: &RmArgs) -> Result<()> {
     {
         return Err(no_snapshot(&args.env, &record, name));
     }
-    let names: Vec<_> = args.names.iter().map(|name| format!("`{name}`")).collect();
-    cx.confirm(&format!("remove {} of {}?", names.join(", "), args.env))?;
+    let names: BTreeSet<&String> = args.names.iter().collect();
+    let shown: Vec<_> = names.iter().map(|name| format!("`{name}`")).collect();
+    cx.confirm(&format!("remove {} of {}?", shown.join(", "), args.env))?;
     let mut env = store.lock_known(&args.env, "snapshot rm", lock::WAIT)?;
-    for name in &args.names {
+    for name in names {
         env.remove_snapshot(name)?;
         cx.ui
             .note(&format!("{}: snapshot `{name}` removed", args.env));

@@ -98,7 +98,8 @@ impl OutputsExport<'_> {
             until: until.as_deref(),
             incremental: &incremental,
         };
-        account::make_directories(account::caller(), self.directory)?;
+        account::make_directories(account::caller(), self.directory)
+            .map_err(|error| error.help(format!("rockenv export {name} ./{name}")))?;
         // Set if root writes for itself.
         let owner = owner(self.directory)?;
         let elsewhere = |error: Error| match error.help_text() {

@@ -22,7 +22,7 @@ use crate::plan::resolve::{Spec, Volume, VolumeKind, VolumeSource};
 use crate::store::export;
 use crate::store::path_volumes::real_path;
 use crate::sys::account::{self, Rights};
-use crate::sys::error::Result;
+use crate::sys::error::{Error, Result};
 use crate::tree::file;
 use crate::tree::listing::{Content, Listing, ListingEntry, PathState, path_state};
 use crate::tree::writer::{Existing, Writer};
@@ -312,8 +312,8 @@ impl Store {
             let mut writer = match account::caller() {
                 // In a user's own directory, root must not write with more rights than that user has.
                 rights @ Rights::Of(..) if !in_store => {
-                    account::make_directories(rights, directory)?;
-                    Writer::for_caller(directory, None, true)?
+                    account::make_directories(rights, directory).map_err(Error::of_profile)?;
+                    Writer::for_caller(directory, None, true).map_err(Error::of_profile)?
                 }
                 Rights::Own | Rights::Of(..) => output_writer(directory, spec)?,
             };

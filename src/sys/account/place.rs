@@ -10,7 +10,7 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, ResolveFlag};
 use nix::sys::stat::Mode;
 
-use super::rights::Rights;
+use super::rights::{Rights, is_refusal};
 use crate::sys::error::{Error, Result, ResultExt as _, named_path};
 
 /// How an existing file is handled.
@@ -52,8 +52,10 @@ impl<'a> FilePlace<'a> {
                 Mode::empty(),
                 ResolveFlag::empty(),
             )
-            .map_err(|errno| {
-                named_path(parent_path)(errno.into()).help("name a file in an existing directory")
+            .map_err(|errno| match is_refusal(errno) {
+                true => rights.may_not_write(&format!("in `{}`", parent_path.display()), errno),
+                false => named_path(parent_path)(errno.into())
+                    .help("name a file in an existing directory"),
             })
             .context(|| format!("cannot write to `{}`", path.display()))?;
         Ok(Self {
@@ -172,13 +174,16 @@ impl<'a> FilePlace<'a> {
     }
 
     fn refused(&self, errno: Errno) -> Error {
-        match errno {
-            Errno::EACCES if self.exists_here() => {
-                let failed: Result<()> =
-                    Err(errno).context(|| format!("cannot write `{}`", self.path.display()));
-                failed.err().unwrap_or_else(|| self.no_file())
+        match is_refusal(errno) {
+            true if self.exists_here() => {
+                let file = format!("`{}`", self.path.display());
+                self.rights.may_not_write(&file, errno)
             }
-            errno => self.rights.refused(&self.parent_path, errno),
+            true => {
+                let directory = format!("to directory `{}`", self.parent_path.display());
+                self.rights.may_not_write(&directory, errno)
+            }
+            false => self.rights.refused(&self.parent_path, errno),
         }
     }
 

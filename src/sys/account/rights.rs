@@ -257,17 +257,27 @@ impl Rights {
         }
     }
 
+    /// Makes the error for a place that the user named and may not write to; `place` completes "cannot write".
+    pub(super) fn may_not_write(&self, place: &str, errno: Errno) -> Error {
+        let message = match self {
+            Self::Own => format!("cannot write {place}"),
+            Self::Of(person, _) => {
+                let uid = person.uid;
+                format!("user {uid}, with whose rights files are written, cannot write {place}")
+            }
+        };
+        let error = usage!("{message}").source(std::io::Error::from(errno));
+        error.help("name a directory of your own")
+    }
+
     /// Makes the error for a directory or file that could not be written or read.
     pub(crate) fn refused(&self, directory: &Path, errno: Errno) -> Error {
         let shown = directory.display();
-        match (self, errno) {
-            (Self::Of(person, _), Errno::EACCES | Errno::EPERM | Errno::EROFS) => invalid!(
-                "user {} cannot write to directory `{shown}`",
-                person.uid
-            )
-            .source(std::io::Error::from(errno))
-            .help("name a directory of your own: under sudo, files are written with the rights of the calling user"),
-            _ => {
+        match self {
+            Self::Of(..) if is_refusal(errno) => {
+                self.may_not_write(&format!("to directory `{shown}`"), errno)
+            }
+            Self::Own | Self::Of(..) => {
                 let failed: Result<()> =
                     Err(errno).context(|| format!("cannot write in `{shown}`"));
                 failed
@@ -276,6 +286,11 @@ impl Rights {
             }
         }
     }
+}
+
+/// Returns whether a place exists, but not for this user to write to.
+pub(super) fn is_refusal(errno: Errno) -> bool {
+    matches!(errno, Errno::EACCES | Errno::EPERM | Errno::EROFS)
 }
 
 fn bytes<P: ?Sized + NixPath>(path: &P) -> nix::Result<Vec<u8>> {
