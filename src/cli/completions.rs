@@ -252,8 +252,9 @@ fn candidates(names: Names) -> Vec<CompletionCandidate> {
 
 fn find(names: Names, words: &[String]) -> Result<Vec<CompletionCandidate>> {
     let (mut config, _) = Config::read()?;
-    let mut home = words.iter().skip_while(|word| *word != "--home").skip(1);
-    if let Some(home) = home.next() {
+    let mut after = words.iter().skip_while(|word| *word != "--home").skip(1);
+    let mut joined = words.iter().filter_map(|word| word.strip_prefix("--home="));
+    if let Some(home) = joined.next().or(after.next().map(String::as_str)) {
         config.home = std::path::absolute(home)?;
     }
     Ok(match names {

@@ -6,6 +6,7 @@ use clap::Args;
 
 use crate::plan::ids::EnvName;
 use crate::sys::error::Result;
+use crate::sys::host::is_variable_name;
 use crate::up::context::Context;
 use crate::up::exec::{Job, run};
 
@@ -54,9 +55,13 @@ pub struct ExecArgs {
 pub(crate) fn exec(cx: &Context, args: ExecArgs) -> Result<u8> {
     let mut variables = Vec::new();
     for text in &args.env {
-        let (name, value) = text.split_once('=').ok_or_else(|| {
-            usage!("`{text}` is not NAME=VALUE").help("rockenv exec --env NAME=VALUE ENV -- CMD")
-        })?;
+        let parts = text.split_once('=');
+        let (name, value) = parts
+            .filter(|(name, _)| is_variable_name(name))
+            .ok_or_else(|| {
+                usage!("`{text}` is not NAME=VALUE")
+                    .help("rockenv exec --env NAME=VALUE ENV -- CMD")
+            })?;
         variables.push((name.to_owned(), value.to_owned()));
     }
     let job = Job {

@@ -8,7 +8,7 @@ use crate::sys::atomic::random_id;
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::signals::Signals;
 use crate::ui::event::Outcome;
-use crate::ui::{Format, Reporter, object, text};
+use crate::ui::{Format, Reporter, object, size, text};
 use crate::up::context::Context;
 use crate::up::downloads::Fetching;
 use crate::up::ephemeral;
@@ -77,10 +77,12 @@ fn say(cx: &Context, reporter: &Reporter, env: &str, steps: &[StepReport]) -> Re
     let differing = steps.iter().filter(|step| !step.same).count();
     let (outcome, message) = match differing {
         0 => (Outcome::Done, format!("{env}: reproduced")),
-        count => (
-            Outcome::Failed,
-            format!("{env}: {count} of {} steps differ", steps.len()),
-        ),
+        count => {
+            let all = size::count(steps.len(), "step");
+            let differ = if count == 1 { "differs" } else { "differ" };
+            let message = format!("{env}: {count} of {all} {differ}");
+            (Outcome::Failed, message)
+        }
     };
     reporter.finish(outcome, message);
     let same = differing == 0;

@@ -230,12 +230,28 @@ fn the_only_env_needs_no_name_unless_something_is_lost() {
 }
 
 #[test]
-fn what_is_named_twice_is_done_once() {
+fn what_is_named_twice_is_done_once_and_a_variable_needs_a_name() {
     let store = TestStore::new();
     store.up_with(TWO);
     store
         .rockenv(&["snapshot", "rm", store.env(), "one", "one", "--yes"])
         .ok();
+    for variable in ["=v", "A B=1", "A"] {
+        store
+            .rockenv(&["exec", "-e", variable, store.env(), "--", "env"])
+            .exits(2)
+            .says(&["is not NAME=VALUE"]);
+    }
+    let set = [
+        "exec",
+        "-e",
+        "_A1=b=c",
+        store.env(),
+        "--",
+        "printenv",
+        "_A1",
+    ];
+    store.rockenv(&set).ok().prints("b=c");
 }
 
 #[test]

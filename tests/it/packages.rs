@@ -237,6 +237,16 @@ fn an_installation_completes_names_and_has_the_schema_for_editors() {
     };
     let env = store.env();
     assert_eq!(complete(&["status", &env[..env.len() - 1]]), [env]);
+    let elsewhere = tempfile::tempdir().unwrap();
+    let elsewhere = elsewhere.path().to_str().unwrap();
+    assert_eq!(
+        complete(&[
+            &format!("--home={elsewhere}"),
+            "status",
+            &env[..env.len() - 1]
+        ]),
+        [""]
+    );
     // After the names, an empty word lists the options.
     let listed = complete(&["logs", env, ""]);
     assert_eq!(listed[..3], ["first", "second", "--follow"]);

@@ -282,9 +282,9 @@ fn facts(store: &Store, record: &Record, spec: Option<&Spec>, host: &Host) -> Re
         Fact::new(
             "machine",
             format!(
-                "{}, {} threads, {} of memory",
+                "{}, {}, {} of memory",
                 host::processor().unwrap_or_else(|| "unknown processor".to_owned()),
-                host.cores,
+                size::count(host.cores as usize, "thread"),
                 size::bytes(host.memory)
             ),
         ),
@@ -301,10 +301,10 @@ fn facts(store: &Store, record: &Record, spec: Option<&Spec>, host: &Host) -> Re
         Some(image) => Fact::new(
             "image",
             format!(
-                "{} ({}), {} packages, built {}, {}",
+                "{} ({}), {}, built {}, {}",
                 image.name,
                 image.distribution,
-                image.packages.len(),
+                size::count(image.packages.len(), "package"),
                 image.built.strftime("%Y-%m-%d"),
                 image.digest
             ),

@@ -8,6 +8,7 @@ use crate::plan::lockfile::{self, Lockfile};
 use crate::plan::resolve::Spec;
 use crate::store::{Record, Store};
 use crate::sys::error::Result;
+use crate::ui::size;
 
 /// Returns the facts about the lock file; none if there is no lock file.
 pub(super) fn facts(store: &Store, record: &Record, spec: &Spec) -> Result<Vec<Fact>> {
@@ -70,9 +71,9 @@ fn describe(lock: &Lockfile, followed: bool) -> Result<Vec<Fact>> {
         Fact::new(
             "image",
             format!(
-                "{}, {} packages, {}",
+                "{}, {}, {}",
                 lock.image.name,
-                lock.image.packages.len(),
+                size::count(lock.image.packages.len(), "package"),
                 lock.image.digest
             ),
         ),
@@ -80,7 +81,7 @@ fn describe(lock: &Lockfile, followed: bool) -> Result<Vec<Fact>> {
     facts.extend(lock.source.iter().map(|(name, source)| {
         let below = match source.submodules.len() {
             0 => String::new(),
-            count => format!(", {count} submodules"),
+            count => format!(", {}", size::count(count, "submodule")),
         };
         Fact::new(
             format!("source {name}"),
