@@ -256,19 +256,26 @@ impl Ui {
         self.painted(tone.paint(), text);
     }
 
-    /// Writes text that has been through another `Ui`, in place of the `before` lines that this wrote last. Returns its
-    /// number of lines on the screen.
+    /// Writes text that has been through another `Ui`, in place of the `before` lines that this wrote last. Leaves out
+    /// lines that do not fit on the screen, which the cursor could not return to. Returns the number of lines there.
     pub(crate) fn redraw(&self, text: &str, before: usize) -> usize {
-        let columns = columns();
-        let rows: usize = text
-            .lines()
-            .map(|line| console::measure_text_width(line).div_ceil(columns).max(1))
-            .sum();
+        let (height, columns) = screen();
+        let (mut rows, mut shown) = (0, String::new());
+        for line in text.split_inclusive('\n') {
+            let width = console::measure_text_width(line.trim_end_matches('\n'));
+            let more = width.div_ceil(columns).max(1);
+            // The cursor takes the last line.
+            if rows + more >= height {
+                break;
+            }
+            rows += more;
+            shown.push_str(line);
+        }
         let up = match before {
             0 => String::new(),
             rows => format!("\x1b[{rows}F"),
         };
-        self.write_out(format!("{up}\x1b[J{text}").as_bytes());
+        self.write_out(format!("{up}\x1b[J{shown}").as_bytes());
         self.flush();
         rows
     }
@@ -300,7 +307,7 @@ impl Ui {
     /// Writes a table; the header is bold if colour is on. On a terminal the last column is wrapped.
     pub(crate) fn table(&self, table: &Table) {
         let text = match self.settings.terminals.stdout {
-            true => table.on_screen(columns()).render(),
+            true => table.on_screen(screen().1).render(),
             false => table.render(),
         };
         let on = self.settings.color(self.settings.terminals.stdout);
@@ -532,12 +539,19 @@ fn is_yes(answer: &str) -> bool {
     matches!(answer.trim().to_lowercase().as_str(), "y" | "yes")
 }
 
-/// Returns the width of the terminal that output goes to.
-fn columns() -> usize {
+/// Returns the rows and columns of the terminal that output goes to.
+fn screen() -> (usize, usize) {
     let size = rustix::termios::tcgetwinsize(io::stdout());
-    let columns = size.map_or(0, |size| usize::from(size.ws_col));
+    let size = size.map_or((0, 0), |size| (size.ws_row, size.ws_col));
     // A serial console does not know.
-    if columns == 0 { 80 } else { columns }
+    let or = |known: u16, usual| {
+        if known == 0 {
+            usual
+        } else {
+            usize::from(known)
+        }
+    };
+    (or(size.0, usize::MAX), or(size.1, 80))
 }
 
 #[cfg(test)]

@@ -350,6 +350,13 @@ fn status_is_shown_again_in_place() {
     terminal.expect("state    ready");
     terminal.write("\x03");
     terminal.wait(0);
+    // What is higher than the screen cannot be drawn over.
+    let mut terminal = Terminal::start(store.command(&words), 5, 200);
+    terminal.expect("state    ready");
+    terminal.expect("\x1b[4F\x1b[J");
+    terminal.expect("state    ready");
+    terminal.write("\x03");
+    terminal.wait(0);
 }
 
 #[test]
