@@ -7,7 +7,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::commands::ONE;
-use crate::support::env::{TestStore, is_service, patience};
+use crate::support::env::{TestStore, build_user, is_service, patience};
 use crate::support::run::{
     Background, HANGS, children, processes, processes_called, wait_for, wait_until,
 };
@@ -163,7 +163,10 @@ fn a_step_whose_container_is_lost_ends_in_events_metrics_and_words() {
         kill(Pid::from_raw(agent.unwrap().0), Signal::SIGKILL).unwrap();
         up.wait().exits(4)
     };
-    let rows = store.runs().join("rows");
+    let rows = store.work().join("metrics");
+    fs::create_dir(&rows).unwrap();
+    std::os::unix::fs::chown(&rows, Some(build_user().0), None).unwrap();
+    let rows = rows.join("rows");
     let metrics = ["--metrics", rows.to_str().unwrap()];
     let ran = lost(&[&["--progress", "json"], &metrics[..]].concat());
     let text = ran.text() + &ran.err;

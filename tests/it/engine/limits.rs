@@ -1,10 +1,11 @@
 //! Memory, processes, time and disk: where they end, what is said, and what is left.
 
 use std::io::Write as _;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fs_err as fs;
 
+use super::logs::{OUT, release};
 use crate::support::env::TestStore;
 use crate::support::loopfs::{Kind, LoopFs};
 use crate::support::run::{processes_called, wait_until};
@@ -50,6 +51,43 @@ fn a_step_that_takes_too_much_memory_is_named() {
             .is_some_and(|peak| peak > 100 << 20),
         "{json:#}"
     );
+}
+
+#[test]
+fn a_second_attempt_for_lack_of_memory_is_the_same_step() {
+    let store = TestStore::new();
+    store.profile(&format!(
+        "{OUT}resources = {{ memory-max = '64M', memory-per-job = '16M' }}
+         [[step]]\nname = 'eat'\nrun = '''echo jobs ${{jobs}}
+         if [ ${{jobs}} -gt 1 ]; then head -c 200M /dev/zero > /dev/shm/x; exit 5; fi
+         until test -e /out/go; do sleep 0.05; done; echo end'''\n"
+    ));
+    let up = store.start(&["up", store.env(), "--jobs", "2"]);
+    let log = || store.rockenv(&["logs", store.env(), "eat"]);
+    wait_until("both attempts", || {
+        let runs = fs::read_dir(store.env_dir().join("logs"));
+        let files = runs.into_iter().flatten().flatten().map(|run| {
+            let files = fs::read_dir(run.path()).unwrap().flatten();
+            files
+                .filter(|file| file.path().extension().is_some_and(|end| end == "log"))
+                .count()
+        });
+        files.sum::<usize>() == 2
+    });
+    wait_until("output", || {
+        log().err.is_empty() && !log().text().is_empty()
+    });
+    let early = log().ok().text();
+    let follow = store.start(&["logs", "-f", store.env()]);
+    std::thread::sleep(Duration::from_millis(300));
+    release(&store);
+    up.wait().ok();
+    follow.wait().ok().prints("jobs 1\nend");
+    assert_eq!(early, "jobs 1\n");
+    for step in [&["eat"][..], &[]] {
+        let words = [&["logs", store.env()], step].concat();
+        store.rockenv(&words).ok().prints("jobs 1\nend");
+    }
 }
 
 #[test]
