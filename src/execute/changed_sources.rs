@@ -113,8 +113,11 @@ impl Execution<'_, '_> {
                     path => source.join(path),
                 };
                 let known = self.store.known_fingerprint(&source);
-                if cancel.outcome(git.is_touched(&source, &known, began, steps_write))? {
-                    return Ok(Some(input.clone()));
+                match cancel.outcome(git.is_touched(&source, &known, began, steps_write)) {
+                    Ok(false) => {}
+                    Err(error) if matches!(error.kind(), Kind::Signal(_)) => return Err(error),
+                    // As above.
+                    Ok(true) | Err(_) => return Ok(Some(input.clone())),
                 }
             }
         }

@@ -3,10 +3,12 @@
 use std::ffi::OsString;
 use std::io::{IsTerminal as _, stdin, stdout};
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use crate::engine::hold::{ContainerRecord, Hold, OnDisconnect};
 use crate::engine::job_slots::SlotClaim;
+use crate::engine::ninja;
 use crate::engine::session::{Client, End, Running};
 use crate::engine::wire::{Command, Then, Word};
 use crate::execute::gpu_check::{self, GpuCheck};
@@ -221,6 +223,18 @@ fn devices(cx: &Context, job: &Job, spec: &Spec) -> Result<Vec<Device>> {
     }
 }
 
+/// Puts the ninja of the env's builds into its container: another version does not read their logs, and would begin them
+/// anew. Where it cannot be had, the image's serves, as in steps.
+fn place_ninja(cx: &Context, store: &Store, env: &LockedEnv<'_>, spec: &Spec) -> Result<()> {
+    if spec.resources.ninja {
+        let (run, blobs) = (env.run_dir(), store.root().join("blobs"));
+        let image = store.image_root(&env.known_record()?.image_key);
+        let (own, cancel) = (cx.config.ninja.as_deref(), AtomicBool::new(false));
+        drop(ninja::place(&run, own, &blobs, &image, true, &cancel));
+    }
+    Ok(())
+}
+
 /// Runs the job in a container of its own.
 fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'_>) -> Result<u8> {
     let spec = store.spec(&job.env)?;
@@ -252,6 +266,7 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
         (env.live_tree()?, env.known_record()?.head.layer.clone())
     };
     let root = env.root(&tree, layer.as_ref(), None)?;
+    place_ninja(cx, store, &env, &spec)?;
     let devices = devices(cx, job, &spec)?;
     let context = container::ContainerContext {
         env: &env,
