@@ -45,10 +45,11 @@ impl Shareable {
             None => not_found!("no step of env `{env}` has a snapshot yet").help(&up),
         })?;
         if let (None, Some(step)) = (until, record.last_done())
-            && step.key != last.key
+            && let Some(key) = &step.key
+            && record.of_step(key).is_none()
         {
             reporter.warn(format!(
-                "step `{}` has no snapshot any more: only those before it are shared; {up} makes it again",
+                "step `{}` has no snapshot any more: only the steps before it are shared; `{up}` brings it back",
                 step.name
             ));
         }

@@ -289,7 +289,7 @@ impl<'a> Stand<'a> {
                 newer.layer != below.id && newer.created > than && (is_own || newer.again)
             };
             if newer.is_some_and(is_newer) {
-                // A shared layer has the name of whoever built it.
+                // Another env may have built the layer, under its own name for the step.
                 let own = wanted
                     .iter()
                     .find(|step| step.key.as_ref() == below.key.as_ref());

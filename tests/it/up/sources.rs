@@ -201,7 +201,7 @@ fn a_source_that_was_another_one_meanwhile_is_no_result_of_either() {
     case.go("zero");
     let up = store.start(&["up", env]);
     edited(up, "f").says(&["`src` changed after step `one` began"]);
-    // It is made anew, and what git ignores is nobody's source.
+    // `up` runs the step again, and a file that git ignores does not count as a source.
     fs::remove_file(case.flags.join("go-one")).unwrap();
     fs::remove_file(case.flags.join("one")).unwrap();
     let up = store.start(&["up", env]);
