@@ -164,9 +164,12 @@ fn reap(arguments: &[String]) -> Result<()> {
     // A terminal's Ctrl-C must not reach a process that only cleans up.
     let _: nix::Result<nix::unistd::Pid> = nix::unistd::setsid();
     match crate::store::Store::open_existing(root.as_ref())? {
-        Some(store) => store
-            .make_all_durable()
-            .and_then(|()| store.empty_trash().map(drop)),
+        Some(store) => {
+            // A full disk has no room for the marks: only what the trash holds makes some.
+            let marked = store.make_all_durable();
+            store.empty_trash()?;
+            marked
+        }
         None => Ok(()),
     }
 }

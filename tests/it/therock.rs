@@ -12,7 +12,7 @@ use std::process::Command;
 
 use crate::support::env::{TestStore, is_service};
 use crate::support::loopfs::{Kind, LoopFs, run};
-use crate::support::run::{Ran, processes, wait_for};
+use crate::support::run::Ran;
 use again::{
     a_commit_builds_what_it_changes, a_touched_source_builds_what_uses_it,
     other_limits_reach_what_is_not_built,
@@ -432,14 +432,5 @@ fn remove(case: &Case, suffixes: &[&str]) {
     words.extend(names.iter().map(String::as_str));
     case.store.rockenv(&words).ok();
     // Nobody waits for what deletes in the background, but a service takes long over a build's images.
-    let home = case.store.home().to_string_lossy();
-    wait_for("it still deletes", || {
-        let mut left = processes();
-        left.retain(|(_, line)| line.contains("__reap") && line.contains(&*home));
-        if left.is_empty() {
-            Ok(())
-        } else {
-            Err(format!("{left:?}"))
-        }
-    });
+    case.store.settle();
 }

@@ -348,6 +348,20 @@ impl TestStore {
         left
     }
 
+    /// Waits for what a command leaves behind to write its snapshots to disk and to empty the trash.
+    pub(crate) fn settle(&self) {
+        let home = self.home.to_string_lossy();
+        wait_for("it still writes or deletes", || {
+            let mut left = processes();
+            left.retain(|(_, line)| line.contains("__reap") && line.contains(&*home));
+            if left.is_empty() {
+                Ok(())
+            } else {
+                Err(format!("{left:?}"))
+            }
+        });
+    }
+
     /// Returns the processes in the containers of the store's envs, with their command lines.
     pub(crate) fn contained(&self) -> Vec<(i32, String)> {
         let mut groups = vec![format!("{}-", self.machine())];

@@ -350,6 +350,25 @@ fn the_tree_of_a_failed_step_is_removed_on_a_full_disk() {
     }
 }
 
+/// On a full disk there may be no room for the marks of layers that are on disk.
+#[test]
+fn the_trash_is_emptied_where_no_layer_can_be_marked() {
+    let store = TestStore::new();
+    store.up_with("[[step]]\nname = 'one'\nrun = 'echo one > ~/one'\n");
+    store.settle();
+    let layers = fs::read_dir(store.home().join("layers")).unwrap();
+    for layer in layers.map(|entry| entry.unwrap().path()) {
+        fs::remove_file(layer.join("durable")).unwrap();
+        // Nothing can be written to a link to itself.
+        fs_err::os::unix::fs::symlink("durable", layer.join("durable")).unwrap();
+    }
+    let trash = store.home().join("trash");
+    fs::create_dir(trash.join("old")).unwrap();
+    let home = store.home().to_str().unwrap();
+    assert_ne!(store.rockenv(&["__reap", home]).code, 0);
+    assert_eq!(fs::read_dir(trash).unwrap().count(), 0);
+}
+
 #[test]
 fn a_step_may_fill_a_small_btrfs_with_names() {
     let disk = LoopFs::sized(Kind::Btrfs, 400 << 20);
