@@ -245,6 +245,8 @@ const PLAIN: &str = "volume = [{ name = 'out', kind = 'output', target = '/out' 
 impl TestStore {
     /// Loses everything that the store knows but its images.
     fn lose(&self) {
+        // It marks layers, and a directory into which something is written cannot be removed.
+        self.settle();
         for name in ["envs", "layers", "volumes"] {
             fs::remove_dir_all(self.home().join(name)).unwrap();
             fs::create_dir(self.home().join(name)).unwrap();
