@@ -42,8 +42,8 @@ use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::readable::readable;
 use crate::sys::{signals, userns};
 
-/// Limit for answers that need no work.
-const SOON: Duration = Duration::from_secs(30);
+/// Limit for answers that need no work, but may wait for a service that is busy with other work.
+const SOON: Duration = Duration::from_secs(120);
 /// How often a long wait checks for signals.
 const LOOK: Duration = Duration::from_millis(50);
 /// How long a service may contradict itself about objects that others are making or removing.

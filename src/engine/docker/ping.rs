@@ -4,10 +4,14 @@
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::Duration;
 
 use bollard::ClientVersion;
 
-use super::{Flavour, SOON};
+use super::Flavour;
+
+/// Limit for it: nothing that a service does keeps it from this answer.
+const LIMIT: Duration = Duration::from_secs(30);
 
 /// Maximum size of an answer's head, in bytes.
 const MAX_HEAD: usize = 1 << 16;
@@ -40,8 +44,8 @@ pub(super) fn ping(socket: &Path) -> Result<Ping, String> {
 /// Returns the head of the answer.
 fn ask(socket: &Path) -> std::io::Result<String> {
     let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(SOON))?;
-    stream.set_write_timeout(Some(SOON))?;
+    stream.set_read_timeout(Some(LIMIT))?;
+    stream.set_write_timeout(Some(LIMIT))?;
     stream.write_all(b"GET /_ping HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
     let mut head = Vec::new();
     let mut piece = [0; 4096];
