@@ -1,7 +1,5 @@
 //! Owns `fork`.
 
-use std::time::Duration;
-
 use clap::Args;
 
 use crate::plan::ids::EnvName;
@@ -29,7 +27,7 @@ pub(crate) fn fork(cx: &Context, args: &ForkArgs) -> Result<()> {
         return Err(taken());
     }
     let mut from = store.lock_known(&args.env, "fork", lock::WAIT)?;
-    let mut new = store.lock_env(&args.new, "fork", Duration::ZERO)?;
+    let mut new = store.lock_env(&args.new, "fork", lock::WAIT)?;
     new.check_owner()?;
     if new.record().is_some() {
         return Err(taken());

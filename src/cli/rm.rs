@@ -1,11 +1,10 @@
 //! Owns `rm`.
 
-use std::time::Duration;
-
 use clap::Args;
 
 use crate::execute::count_manual_edits;
 use crate::plan::ids::EnvName;
+use crate::store::lock;
 use crate::sys::error::{Kind, Result};
 use crate::ui::size;
 use crate::up::context::Context;
@@ -51,12 +50,14 @@ pub(crate) fn rm(cx: &Context, args: &RmArgs) -> Result<()> {
     for name in &args.names {
         let env = match args.force {
             true => stop_and_lock(&store, name, "rm")?.0,
-            false => store
-                .lock_env(name, "rm", Duration::ZERO)
-                .map_err(|error| match error.kind() {
-                    Kind::Busy => error.help(format!("rockenv rm --force {name}")),
-                    _ => error,
-                })?,
+            false => {
+                store
+                    .lock_env(name, "rm", lock::WAIT)
+                    .map_err(|error| match error.kind() {
+                        Kind::Busy => error.help(format!("rockenv rm --force {name}")),
+                        _ => error,
+                    })?
+            }
         };
         if env.record().is_some() {
             env.remove()?;

@@ -27,7 +27,7 @@ use crate::sys::readable::readable;
 use crate::sys::userns;
 
 /// How long a killed container may take to end before the holder reports it.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 /// How long the engine may take to end by itself, removing its own files, after the agent has ended.
 const GRACE: Duration = Duration::from_secs(3);
 

@@ -254,17 +254,32 @@ impl Client {
     }
 }
 
-/// Ends the running container of the env with this `run` directory if it only waits for another command; returns
-/// whether it did.
-pub(crate) fn retire(run: &Path) -> Result<bool> {
+/// What became of the request to a container to end if it only waits for another command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Retirement {
+    Ends,
+    /// A command runs in it.
+    Refused,
+    /// Nobody answers: there is no container, it is ending, or it has no time at the moment.
+    Silent,
+}
+
+/// Asks the running container of the env with this `run` directory to end if it only waits for another command.
+pub(crate) fn retire(run: &Path) -> Result<Retirement> {
     let Some(client) = Client::join(run)? else {
-        return Ok(false);
+        return Ok(Retirement::Silent);
     };
     // A stopped container (SIGSTOP) does not answer.
     client.socket.set_read_timeout(Some(IDLE))?;
     // It may be ending at this moment.
-    Ok(frames::send(&client.socket, &Request::Retire, &[]).is_ok()
-        && matches!(frames::receive(&client.socket), Ok(Some((true, _)))))
+    if frames::send(&client.socket, &Request::Retire, &[]).is_err() {
+        return Ok(Retirement::Silent);
+    }
+    Ok(match frames::receive(&client.socket) {
+        Ok(Some((true, _))) => Retirement::Ends,
+        Ok(Some((false, _))) => Retirement::Refused,
+        Ok(None) | Err(_) => Retirement::Silent,
+    })
 }
 
 /// Returns a path to the socket `name` in `directory` that fits into a socket address (108 bytes) whatever the

@@ -16,7 +16,8 @@ use super::journal::{self, JournalEntry};
 use super::snapshot::push_snapshot;
 use super::{Lock, Store, no_env, removal};
 use crate::engine::hold::ContainerRecord;
-use crate::engine::{BuildUser, Root, session};
+use crate::engine::session::{self, Retirement};
+use crate::engine::{BuildUser, Root};
 use crate::plan::ids::{EnvName, LayerId, StepKey, TreeId, VolumeId};
 use crate::plan::record::Record;
 use crate::plan::resolve::Spec;
@@ -41,7 +42,8 @@ const RETIREMENT: Duration = Duration::from_secs(30);
 /// How often a container is asked whether it only waits.
 const ASK: Duration = Duration::from_millis(100);
 
-/// Takes the lock of the env in `directory` for `verb`. A container that only waits for another command is ended.
+/// Takes the lock of the env in `directory` for `verb`. A container that only waits for another command is ended, and one
+/// that is ending is waited for, unless `wait` is zero.
 pub(super) fn lock_alone(
     directory: &Path,
     name: &EnvName,
@@ -49,14 +51,20 @@ pub(super) fn lock_alone(
     wait: Duration,
 ) -> Result<Lock> {
     let (path, what) = (super::lock::env_lock(directory), env_named(name));
-    let mut deadline = Instant::now() + wait;
+    let begun = Instant::now();
+    let mut deadline = begun + wait;
     let mut piece = Duration::ZERO;
     loop {
         match Lock::exclusive(&path, &what, verb, piece) {
             Err(error) if error.kind() == Kind::Busy => {
-                if session::retire(&directory.join("run"))? {
-                    deadline = deadline.max(Instant::now() + RETIREMENT);
-                } else if Instant::now() >= deadline {
+                match session::retire(&directory.join("run"))? {
+                    Retirement::Ends => deadline = deadline.max(Instant::now() + RETIREMENT),
+                    Retirement::Silent if !wait.is_zero() && super::lock::signer_is_gone(&path) => {
+                        deadline = deadline.max(begun + RETIREMENT);
+                    }
+                    Retirement::Silent | Retirement::Refused => {}
+                }
+                if Instant::now() >= deadline {
                     return Err(error);
                 }
             }

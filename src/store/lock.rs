@@ -13,8 +13,11 @@ use serde::{Deserialize, Serialize};
 use crate::sys::error::{Error, Result};
 use crate::sys::shell::quoted_path;
 
-/// How long to wait for a lock before the command fails.
+/// How long to wait for an env's lock before the command fails.
 pub(crate) const WAIT: Duration = Duration::from_secs(5);
+
+/// The same for the store's: nobody keeps it for as long as a command runs, but trees are copied under it.
+pub(super) const STORE_WAIT: Duration = Duration::from_secs(120);
 
 /// How many times [`holder`] reads the list of locks before it says that nobody has one.
 const LOOKS: usize = 3;
@@ -133,13 +136,23 @@ impl Lock {
 /// Returns the holder of the lock at `path`, if any, without taking it.
 pub(crate) fn holder(path: &Path) -> Option<Holder> {
     use std::os::unix::fs::MetadataExt as _;
-    let holder: Holder = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+    let holder = signer(path)?;
     let inode = fs::metadata(path).ok()?.ino();
     // The list comes in parts, and lacks an entry if another lock ends between two of them.
     (0..LOOKS)
         .filter_map(|_| fs::read_to_string("/proc/locks").ok())
         .any(|locks| is_locked(&locks, inode, holder.pid))
         .then_some(holder)
+}
+
+/// Returns who took the lock at `path` last.
+fn signer(path: &Path) -> Option<Holder> {
+    serde_json::from_slice(&fs::read(path).ok()?).ok()
+}
+
+/// Returns whether the process that took the lock at `path` last is gone: only what it started can still hold it.
+pub(super) fn signer_is_gone(path: &Path) -> bool {
+    signer(path).is_some_and(|holder| !Path::new(&format!("/proc/{}", holder.pid)).exists())
 }
 
 /// Looks for an exclusive lock in `/proc/locks`: `1: FLOCK  ADVISORY  WRITE 4242 fe:00:131 0 EOF`.
@@ -171,8 +184,7 @@ fn open(path: &Path) -> Result<fs::File> {
 
 /// Names the last process that took a lock, for messages.
 fn holder_named(path: &Path) -> String {
-    let holder = fs::read(path).ok();
-    match holder.and_then(|text| serde_json::from_slice::<Holder>(&text).ok()) {
+    match signer(path) {
         Some(holder) => format!(
             "`rockenv {}` (process {}, since {})",
             holder.verb,
@@ -228,8 +240,12 @@ mod tests {
             assert_eq!(help.contains("rockenv down mine"), down, "{help}");
         }
         drop(first);
-        assert!(holder(&path).is_none());
-        Lock::exclusive(&path, "env `a`", "rm", Duration::ZERO).unwrap();
+        // A program that another test is just starting has it too, until it is that program.
+        drop(Lock::exclusive(&path, "env `a`", "rm", WAIT * 20).unwrap());
+        let until = Instant::now() + WAIT * 20;
+        while holder(&path).is_some() {
+            assert!(Instant::now() < until);
+        }
     }
 
     #[test]

@@ -250,7 +250,7 @@ impl Store {
             )
             .help("choose another directory with ROCKENV_HOME; if it was a store: rockenv fsck"));
         }
-        let lock = Lock::exclusive(&root.join("lock"), "the store", "setup", lock::WAIT)?;
+        let lock = Lock::exclusive(&root.join("lock"), "the store", "setup", lock::STORE_WAIT)?;
         if let Some(store) = Self::open_existing(&root)? {
             return Ok(store);
         }
@@ -360,12 +360,12 @@ impl Store {
 
     /// Takes the global lock exclusively, to delete or count what it protects.
     pub fn lock(&self, verb: &str) -> Result<Lock> {
-        Lock::exclusive(&self.root.join("lock"), "the store", verb, lock::WAIT)
+        Lock::exclusive(&self.root.join("lock"), "the store", verb, lock::STORE_WAIT)
     }
 
     /// Takes the global lock together with others: while it is held, nothing shared is deleted.
     pub fn lock_shared(&self) -> Result<Lock> {
-        Lock::shared(&self.root.join("lock"), "the store", lock::WAIT)
+        Lock::shared(&self.root.join("lock"), "the store", lock::STORE_WAIT)
     }
 }
 

@@ -324,8 +324,11 @@ impl Store {
         candidates: &[LayerId],
         keep: impl Iterator<Item = LayerId>,
     ) -> Result<()> {
-        let _lock = self.lock("rm")?;
-        // Unreadable objects may need any of them; `gc` removes them later.
+        let _lock = match self.lock("rm") {
+            // `gc` removes them later, here and where unreadable objects may need any of them.
+            Err(error) if error.kind() == Kind::Busy => return Ok(()),
+            lock => lock?,
+        };
         if !self.unreadable()?.is_empty() {
             return Ok(());
         }

@@ -18,15 +18,19 @@ use crate::image::certificates;
 use crate::plan::ids::EnvName;
 use crate::plan::resolve::{self, Spec, VolumeKind};
 use crate::rocm::gpu::{self, Choice, Device, Selector};
+use crate::store::lock::Holder;
 use crate::store::{LockedEnv, Store, source};
 use crate::sys::error::{Kind, Result};
 use crate::sys::host::Host;
 use crate::up::context::Context;
+use crate::up::stop_and_lock::holder;
 
 /// How long to retry a busy env.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// The same while another command is about to start a container, and how long one may take to end.
+const START: Duration = Duration::from_secs(60);
 /// How long the holder may take to note that its container waits.
-const NOTE: Duration = Duration::from_secs(1);
+const NOTE: Duration = Duration::from_secs(30);
 
 /// A command to run in an env.
 pub(crate) struct Job {
@@ -71,7 +75,7 @@ impl Job {
 /// Runs the command in the running container, or in one of its own; returns its exit code.
 pub(crate) fn run(cx: &Context, job: &Job) -> Result<u8> {
     let Job { host, store, .. } = job;
-    let deadline = Instant::now() + PATIENCE;
+    let started = Instant::now();
     loop {
         // A running container has another tree than the failed step's, and no device can be added to it. One that waits
         // ends when the lock is taken.
@@ -84,20 +88,20 @@ pub(crate) fn run(cx: &Context, job: &Job) -> Result<u8> {
         match locked {
             Ok(env) => return own(cx, job, host, store, env),
             Err(error) if error.kind() == Kind::Busy => {
-                if job.failed || job.apart {
-                    return Err(error);
-                }
-                if let Some(exit) = join(cx, job, store, host)? {
+                let joins = !(job.failed || job.apart);
+                if joins && let Some(exit) = join(cx, job, store, host)? {
                     if exit.then == Then::Ends {
-                        // The process that started the container is gone: the env must be free and clean when we
-                        // return.
-                        drop(store.lock_env(&job.env, "exec", PATIENCE)?);
-                        cx.tidy(store)?;
+                        await_end(cx, job, store)?;
                     }
                     return Ok(exit.code);
                 }
                 // Between two steps there is no container to join, or it ended a moment ago.
-                if Instant::now() > deadline {
+                let starts = |holder: Holder| holder.verb == "exec";
+                let patience = match holder(store, &job.env).is_some_and(starts) {
+                    true if joins => START,
+                    _ => PATIENCE,
+                };
+                if started.elapsed() > patience {
                     return Err(error);
                 }
                 std::thread::sleep(Duration::from_millis(20));
@@ -105,6 +109,21 @@ pub(crate) fn run(cx: &Context, job: &Job) -> Result<u8> {
             Err(error) => return Err(error),
         }
     }
+}
+
+/// Waits for the end of a container whose starter is gone: the env must be free and clean when its last command returns.
+fn await_end(cx: &Context, job: &Job, store: &Store) -> Result<()> {
+    match store.lock_env(&job.env, "exec", START) {
+        // The command has succeeded, or not, whatever becomes of the container.
+        Err(error) if error.kind() == Kind::Busy => {
+            cx.ui.warn(&format!(
+                "the container of env `{}` is still ending",
+                job.env
+            ));
+        }
+        locked => drop(locked?),
+    }
+    cx.tidy(store)
 }
 
 /// Returns whether the env's container waits for a command, but a new one would be made of something else.

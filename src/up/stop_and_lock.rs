@@ -12,10 +12,13 @@ use crate::store::{LockedEnv, Store, lock};
 use crate::sys::error::{Kind, Result};
 
 /// How long the holder of an env may take to stop after being asked.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long to wait before a stronger request.
 const POLITE: Duration = Duration::from_secs(1);
+
+/// Commands that run something in an env, and end it when they are told to stop. Others are done in a moment.
+const RUNNING: [&str; 3] = ["up", "exec", "verify"];
 
 /// Locks an env: asks its holder to stop, with increasing force, and waits until nothing runs in it. Returns whether
 /// anything did.
@@ -39,8 +42,9 @@ pub(crate) fn stop_and_lock<'a>(
                 }
                 if asked == Asked::Nobody {
                     // `up` stops its step and records where it was.
-                    if let Some(pid) =
-                        holder(store, name).and_then(|holder| i32::try_from(holder.pid).ok())
+                    if let Some(holder) = holder(store, name)
+                        && RUNNING.contains(&holder.verb.as_str())
+                        && let Ok(pid) = i32::try_from(holder.pid)
                         && is_rockenv(pid)
                     {
                         let _: nix::Result<()> = kill(Pid::from_raw(pid), Signal::SIGTERM);
@@ -60,7 +64,10 @@ pub(crate) fn stop_and_lock<'a>(
                     }
                     asked = Asked::Kernel;
                 } else if asked == Asked::Kernel && waited > POLITE * 8 {
-                    kill_deaf(&store.env_dir(name).join("lock"))?;
+                    kill_deaf(&store.env_dir(name).join("lock"), is_stopped)?;
+                    asked = Asked::Stopped;
+                } else if asked == Asked::Stopped && waited > POLITE * 30 {
+                    kill_deaf(&store.env_dir(name).join("lock"), is_holder)?;
                     asked = Asked::Holder;
                 }
                 std::thread::sleep(Duration::from_millis(20));
@@ -77,6 +84,7 @@ enum Asked {
     Command,
     Container,
     Kernel,
+    Stopped,
     Holder,
 }
 
@@ -98,9 +106,9 @@ pub(crate) fn holder(store: &Store, env: &EnvName) -> Option<lock::Holder> {
     lock::holder(&lock::env_lock(&store.env_dir(env)))
 }
 
-/// Kills processes that keep an env locked and do not respond: holders whose containers are gone, and stopped
-/// commands (SIGSTOP). The next command that locks the env cleans up after them.
-fn kill_deaf(lock: &Path) -> Result<()> {
+/// Kills commands and holders that keep an env locked and do not respond: at first those that somebody stopped (SIGSTOP),
+/// later holders whose containers are gone. The next command that locks the env cleans up after them.
+fn kill_deaf(lock: &Path, which: fn(&Path) -> bool) -> Result<()> {
     let lock = fs_err::canonicalize(lock)?;
     for entry in fs_err::read_dir("/proc")?.flatten() {
         let name = entry.file_name();
@@ -110,7 +118,7 @@ fn kill_deaf(lock: &Path) -> Result<()> {
         let open = fs_err::read_dir(entry.path().join("fd"));
         let mut open = open.into_iter().flatten().flatten();
         let keeps = open.any(|open| fs_err::read_link(open.path()).is_ok_and(|to| to == lock));
-        if keeps && (is_holder(&entry.path()) || is_rockenv(pid) && is_stopped(&entry.path())) {
+        if keeps && which(&entry.path()) && (is_holder(&entry.path()) || is_rockenv(pid)) {
             let _: nix::Result<()> = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
     }

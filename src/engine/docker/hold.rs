@@ -23,7 +23,7 @@ use crate::sys::frames;
 use crate::sys::readable::readable;
 
 /// Limit from the start of a container until its agent answers.
-const START: Duration = Duration::from_secs(60);
+const START: Duration = Duration::from_secs(180);
 /// Polling interval for a container that does not answer.
 const PERIOD: Duration = Duration::from_millis(200);
 /// How long a service may be down when a container has ended.

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError;
 
-use super::{AGAIN, LATE, SETTLE, SOON, Service, settled};
+use super::{AGAIN, LATE, SOON, Service, settled};
 use crate::engine::docker::retry::retry;
 use crate::plan::ids::{StepKey, TreeId};
 use crate::sys::error::Result;
@@ -328,7 +328,7 @@ impl Service {
             .force(true)
             .v(true)
             .build();
-        let deadline = Instant::now() + SETTLE;
+        let deadline = Instant::now() + SOON;
         let request = async {
             loop {
                 let request = || self.client.remove_container(name, Some(options.clone()));
