@@ -167,7 +167,7 @@ fn reap(arguments: &[String]) -> Result<()> {
         Some(store) => {
             // A full disk has no room for the marks: only what the trash holds makes some.
             let marked = store.make_all_durable();
-            store.empty_trash()?;
+            store.await_trash()?;
             marked
         }
         None => Ok(()),

@@ -234,7 +234,8 @@ impl Store {
             }
         }
         let trash = root.join("trash");
-        if !is_busy(&trash) {
+        // It is its own lock.
+        if !matches!(Lock::try_directory(&trash), Ok(None)) {
             let entries = names(&trash)?;
             inventory.trash = Some(entries.iter().filter(|name| *name != "lock").count());
         }
@@ -268,8 +269,10 @@ impl Store {
 
     fn read_images(&self, inventory: &mut Inventory) -> Result<()> {
         let images = self.root().join("images");
+        let found = names(&images)?;
+        // After them: a build's lock is there before what it works on.
         let references = names(&images.join("refs"))?;
-        for name in names(&images)? {
+        for name in found {
             let directory = images.join(&name);
             if name == "refs" || !is_directory(&directory) {
                 continue;

@@ -456,7 +456,7 @@ pub(crate) fn repair_format(root: &Path, write: bool) -> Result<Option<Problem>>
             return Err(busy!("the store is held by another command")
                 .help("wait for it, or stop it with Ctrl-C in its terminal"));
         }
-        let _lock = Lock::exclusive(&lock, "the store", "fsck", lock::WAIT)?;
+        let _lock = Lock::exclusive(&lock, "the store", "fsck", lock::STORE_WAIT)?;
         let method = method_of(root)?;
         if path.exists() {
             quarantine(&path)?;
