@@ -157,9 +157,10 @@ fn fetch_by(
 pub(crate) fn in_thread<T: Send>(work: impl FnOnce() -> T + Send, mut tick: impl FnMut()) -> T {
     std::thread::scope(|scope| {
         let worker = scope.spawn(work);
+        tick();
         while !worker.is_finished() {
-            tick();
             std::thread::sleep(POLL);
+            tick();
         }
         worker
             .join()
