@@ -292,6 +292,7 @@ fn snapshots_that_the_store_forgot_are_found_by_their_keys() {
     store.rockenv(&["rm", "--yes", store.env()]).ok();
     store.up().ok();
     assert_eq!(log(), "1\n2\n3\n1\n2\n3\n");
+    store.settle();
     // Somebody gave the name of the last one to what he made of it.
     store.sh("echo changed > ~/three").ok();
     let (service, home) = (service(), store.home().to_str().unwrap());

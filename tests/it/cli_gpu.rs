@@ -186,7 +186,7 @@ fn without_an_argument_the_machines_own_target_is_meant() {
     let own = |text| Machine::new(text).run(&["plan"]);
     // As `plan gfx1103` would.
     let machine = Machine::new(include_str!("../gpu/780m"));
-    assert_eq!(machine.run(&["plan"]), machine.run(&["plan", "gfx1103"]));
+    assert_eq!(machine.plan(&[]), machine.plan(&["gfx1103"]));
     let (code, _, err) = own(include_str!("../gpu/7900xtx-igpu"));
     assert_eq!(code, 2);
     insta::assert_snapshot!(err, @"

@@ -12,6 +12,7 @@ use crate::support::background::while_repeating;
 use crate::support::git::{Daemon, repository};
 use crate::support::loopfs::{Kind, LoopFs, run};
 use crate::support::random::Random;
+use crate::support::run::settle;
 use fs_err as fs;
 use serde_json::Value;
 
@@ -86,13 +87,7 @@ impl Ground {
 
     /// Waits until nothing is being deleted, and everything has its place on disk.
     fn settle(&self) {
-        for _ in 0..500 {
-            let entries = fs::read_dir(self.store.join("trash")).unwrap().flatten();
-            if entries.filter(|entry| entry.file_name() != "lock").count() == 0 {
-                break;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(20));
-        }
+        settle(&self.store);
         run(Command::new("sync").arg("-f").arg(&self.store));
     }
 

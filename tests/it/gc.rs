@@ -306,6 +306,7 @@ fn a_dry_run_counts_the_trash_as_the_real_one_does() {
     store.up();
     // Nobody else empties it meanwhile.
     json(&store, &[]);
+    store.settle();
     let dry = json(&store, &["--dry-run"]);
     assert_eq!(dry["trash"], 0, "{dry:#}");
     // As `rm` leaves it when the machine stops before it is emptied.
@@ -541,4 +542,14 @@ fn the_timer_s_units_are_what_systemd_reads() {
     // What the timer starts works.
     let words: Vec<&str> = start.split(' ').collect();
     run(Command::new(words[0]).args(&words[1..]).env_clear());
+}
+
+#[test]
+fn gc_has_the_short_option_of_make_and_rsync() {
+    let store = TestStore::new();
+    // But for the free space, which others take.
+    let said = |option| measured(store.rockenv(&["gc", option]).ok().text());
+    for short in ["-n", "-d"] {
+        assert_eq!(said(short), said("--dry-run"));
+    }
 }

@@ -320,14 +320,6 @@ fn a_mistyped_name_gets_the_close_one() {
 }
 
 #[test]
-fn gc_has_the_short_option_of_make_and_rsync() {
-    let store = TestStore::new();
-    let long = store.rockenv(&["gc", "--dry-run"]).ok().text();
-    assert_eq!(store.rockenv(&["gc", "-n"]).ok().text(), long);
-    assert_eq!(store.rockenv(&["gc", "-d"]).ok().text(), long);
-}
-
-#[test]
 fn a_size_needs_a_unit() {
     let store = TestStore::new();
     store.profile(&format!("[resources]\nmemory-per-job = 2\n{TWO}"));

@@ -361,7 +361,7 @@ fn out_of_memory_is_tried_again_with_half_the_jobs() {
 fn a_step_pauses_before_the_disk_is_full() {
     let disk = LoopFs::sized(Kind::Ext4, 600 << 20);
     let store = TestStore::on(&disk);
-    let script = "for i in $(seq 60); do head -c 1M /dev/zero >> big; sleep 0.05; done; stat -c %s big > size";
+    let script = "for i in $(seq 120); do head -c 512K /dev/zero >> big; sleep 0.05; done; stat -c %s big > size";
     let steps = |more: &str| {
         format!(
             "[[volume]]\nname = 'build'\nkind = 'build'\ntarget = '/build'\n[[step]]\nname = 'one'\nrun = 'true'\n{more}"

@@ -5,7 +5,8 @@ mod login_shell;
 mod terminal;
 
 use std::net::{TcpListener, TcpStream};
-use std::path::PathBuf;
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use crate::support::env::TestStore;
@@ -18,6 +19,11 @@ use crate::support::transcript::{measured, transcript};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use fs_err as fs;
+use nix::fcntl::AT_FDCWD;
+use nix::poll::{PollFd, PollFlags, PollTimeout};
+use nix::sys::fanotify::{
+    EventFFlags, Fanotify, FanotifyResponse, InitFlags, MarkFlags, MaskFlags, Response,
+};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -518,6 +524,31 @@ fn a_sudo_that_refuses_is_told_from_a_command_that_failed() {
     ]);
 }
 
+/// Lets nobody open a file until it is told to.
+struct OpenGuard(Fanotify);
+
+impl OpenGuard {
+    fn new(file: &Path) -> Self {
+        let flags = InitFlags::FAN_CLASS_CONTENT | InitFlags::FAN_CLOEXEC;
+        let group = Fanotify::init(flags, EventFFlags::O_RDONLY).unwrap();
+        let (add, open) = (MarkFlags::FAN_MARK_ADD, MaskFlags::FAN_OPEN_PERM);
+        group.mark(add, open, AT_FDCWD, Some(file)).unwrap();
+        Self(group)
+    }
+
+    /// Waits until somebody wants to open it, works, and lets everybody.
+    fn meanwhile(self, work: impl FnOnce()) {
+        let mut poll = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
+        let ready = nix::poll::poll(&mut poll, PollTimeout::from(60_000_u16)).unwrap();
+        assert_eq!(ready, 1, "nobody opens it");
+        work();
+        for event in self.0.read_events().unwrap() {
+            let allow = FanotifyResponse::new(event.fd().unwrap(), Response::FAN_ALLOW);
+            self.0.write_response(allow).unwrap();
+        }
+    }
+}
+
 /// A profile that changes after it was found to be the one that was trusted is sent, and does not apply there.
 #[test]
 fn what_was_trusted_is_what_applies_there() {
@@ -532,9 +563,9 @@ fn what_was_trusted_is_what_applies_there() {
     let good = "schema = 1\nimage = 'base'\ndescription = 'as trusted'\n[[step]]\nname = 'a'\nrun = 'true'\n";
     fs::write(&own, good).unwrap();
     std::os::unix::fs::symlink("a.toml", profiles.join("link.toml")).unwrap();
-    // Time to replace the profile, which is read first.
+    // The profile is read before it.
     let last = profiles.join("zzz");
-    fs::write(&last, vec![0; 32 << 20]).unwrap();
+    fs::write(&last, "").unwrap();
     let mut trust = trusting(other.here.command(&["trust", "--yes"]));
     trust.env_remove("SUDO_UID").env_remove("SUDO_GID");
     finish("trust".to_owned(), trust).ok();
@@ -543,15 +574,10 @@ fn what_was_trusted_is_what_applies_there() {
         let shown = finish(name.to_owned(), show(name)).ok();
         assert!(shown.text().contains("as trusted"), "{}", shown.text());
     }
-    let showing = Background::start(show("a"));
-    let opened = PathBuf::from(format!("/proc/{}/fd", showing.pid()));
-    wait_until("the last file is read", || {
-        let open = fs::read_dir(&opened).into_iter().flatten().flatten();
-        let mut open = open.filter_map(|entry| fs::read_link(entry.path()).ok());
-        open.any(|file| file == last)
-    });
     fs::write(work.join("aside"), good.replace("as trusted", "swapped")).unwrap();
-    fs::rename(work.join("aside"), &own).unwrap();
+    let guard = OpenGuard::new(&last);
+    let showing = Background::start(show("a"));
+    guard.meanwhile(|| fs::rename(work.join("aside"), &own).unwrap());
     let shown = showing.wait();
     assert!(!shown.text().contains("swapped"), "{}", shown.text());
     shown

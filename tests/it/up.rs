@@ -432,6 +432,7 @@ fn rm_takes_what_is_the_envs_and_nothing_else() {
 fn a_layer_that_was_not_on_disk_when_power_was_lost_is_built_again() {
     let store = TestStore::new();
     store.up_with(STEPS);
+    store.settle();
     for layer in fs::read_dir(store.home().join("layers")).unwrap() {
         let path = layer.unwrap().path();
         let text = fs::read_to_string(path.join("layer.json")).unwrap();

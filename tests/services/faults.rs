@@ -198,7 +198,8 @@ fn whatever_the_service_does_the_next_up_converges() {
     relay.plan(Fault::None, usize::MAX);
     relay.up(&store).wait().ok();
     let requests = relay.plan.seen.load(Ordering::SeqCst);
-    assert!((20..500).contains(&requests), "{requests} requests");
+    // On a slow machine it asks more often whether something has ended.
+    assert!((20..5000).contains(&requests), "{requests} requests");
     let faults = [
         Fault::Error500,
         Fault::Kill,

@@ -13,7 +13,7 @@ use nix::unistd::Pid;
 
 use super::loopfs::{LoopFs, need_root};
 use super::ordinary::Ordinary;
-use super::run::{Background, Ran, children, finish, hear_signals, processes, wait_for};
+use super::run::{Background, Ran, children, finish, hear_signals, processes, settle, wait_for};
 use super::template::{clone_template, directory, lay_out, lay_out_builder};
 
 /// A store and the directories of a user around it.
@@ -350,16 +350,7 @@ impl TestStore {
 
     /// Waits for what a command leaves behind to write its snapshots to disk and to empty the trash.
     pub(crate) fn settle(&self) {
-        let home = self.home.to_string_lossy();
-        wait_for("it still writes or deletes", || {
-            let mut left = processes();
-            left.retain(|(_, line)| line.contains("__reap") && line.contains(&*home));
-            if left.is_empty() {
-                Ok(())
-            } else {
-                Err(format!("{left:?}"))
-            }
-        });
+        settle(&self.home);
     }
 
     /// Returns the processes in the containers of the store's envs, with their command lines.

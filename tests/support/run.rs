@@ -180,6 +180,26 @@ pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     wait_for(what, || if done() { Ok(()) } else { Err(String::new()) });
 }
 
+/// Waits for what a command on a store leaves behind to write its snapshots to disk and to empty the trash.
+pub(crate) fn settle(home: &Path) {
+    let home = home.to_string_lossy();
+    wait_for("it still writes or deletes", || {
+        let mut left = processes();
+        left.retain(|(pid, line)| match line.is_empty() {
+            // It may be about to get its arguments.
+            true => {
+                fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|of| of.ends_with("rockenv"))
+            }
+            false => line.contains("__reap") && line.contains(&*home),
+        });
+        if left.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("{left:?}"))
+        }
+    });
+}
+
 /// Returns the processes of the machine with their command lines, arguments apart by one space.
 pub(crate) fn processes() -> Vec<(i32, String)> {
     let mut found = Vec::new();

@@ -26,7 +26,7 @@ fn abstract_sockets_of_the_host_are_out_of_reach() {
     let server = UnixListener::bind_addr(&address).unwrap();
     server.set_nonblocking(true).unwrap();
     let connect = r#"perl -e 'socket(S, 1, 1, 0); print connect(S, pack("S a*", 1, "\0$ARGV[0]")) ? "reached\n" : "$!\n"'"#;
-    let listen = r#"perl -e 'socket(S, 1, 1, 0); bind(S, pack("S a*", 1, "\0inside")); listen(S, 1); sleep 60' & sleep 1"#;
+    let listen = r#"perl -e 'socket(S, 1, 1, 0); bind(S, pack("S a*", 1, "\0inside")); listen(S, 1); mkdir("/tmp/listens"); sleep 60' & until test -e /tmp/listens; do sleep 0.1; done"#;
     store.profile(&format!(
         "[[step]]\nname = 'one'\nrun = '''{connect} {name}'''\n\
          [[step]]\nname = 'root'\nuser = 'root'\nrun = '''{connect} {name}'''\n\

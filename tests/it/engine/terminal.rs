@@ -43,8 +43,8 @@ fn a_shell_has_a_terminal() {
     second.expect("/dev/pts/");
     second.wait(0);
     // A big paste into a program that talks back does not lock up.
-    terminal.write("stty raw; head -c 300000 | tr -d '\\n' | wc -c; stty cooked; echo pasted\n");
-    std::thread::sleep(Duration::from_millis(300));
+    terminal.write("stty raw; echo $((6 * 7)) now; head -c 300000 | tr -d '\\n' | wc -c; stty cooked; echo pasted\n");
+    terminal.expect("42 now");
     let mut left = "0123456789".repeat(30_000);
     while !left.is_empty() {
         match std::io::Write::write(&mut terminal.outer, left.as_bytes()) {

@@ -65,6 +65,11 @@ fn resolved(store: &TestStore) -> Value {
     serde_json::from_str(&store.rockenv(&words).ok().text()).unwrap()
 }
 
+/// A variable of an image that nobody else has.
+fn evil() -> String {
+    format!("IMAGE_EVIL={}", std::process::id())
+}
+
 #[test]
 fn variables_of_an_image_are_defaults_below_the_profile_s() {
     let store = TestStore::new();
@@ -80,7 +85,7 @@ fn variables_of_an_image_are_defaults_below_the_profile_s() {
         "LD_PRELOAD=/evil.so",
         "LD_LIBRARY_PATH=/evil",
         "SYSTEMD_NSPAWN_TMPFS_TMP=1",
-        "IMAGE_EVIL=1",
+        evil(),
     ]);
     give(&store, &image(&env));
     store.up_with(LOOK);
@@ -150,7 +155,7 @@ fn reaches_no_program_of_the_host_s(store: &TestStore) {
     wait_until("the step runs", || inside().is_some());
     let has = |pid: i32| {
         let text = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        String::from_utf8_lossy(&text).contains("IMAGE_EVIL=1")
+        String::from_utf8_lossy(&text).contains(&evil())
     };
     let inner = inside().unwrap();
     assert!(has(inner));

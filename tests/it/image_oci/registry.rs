@@ -2,6 +2,7 @@
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
+use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fs_err::os::unix::fs::chown;
@@ -14,6 +15,7 @@ use super::make::{
     response, serve,
 };
 use super::place::{Place, fails, names, sample};
+use crate::support::loopfs::run;
 
 fn pinned(host: &str, image: &Image) -> String {
     format!("ref = \"{host}/team/sample@{}\"", image.digest())
@@ -198,8 +200,12 @@ fn a_password_is_asked_of_the_program_that_keeps_it() {
     chown(&directory, Some(somebody), Some(somebody)).unwrap();
     let program = |name: &str, script: &str| {
         let path = directory.join(format!("docker-credential-{name}"));
-        fs_err::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-        fs_err::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+        // By another program: what other threads start would have it open for writing.
+        let write = r#"printf '#!/bin/sh\n%s\n' "$2" > "$1"; chmod 755 "$1""#;
+        run(Command::new("sh")
+            .args(["-c", write, "sh"])
+            .arg(&path)
+            .arg(script));
     };
     let asked = directory.join("asked").display().to_string();
     let answer = r#"{"ServerURL":"x","Username":"user","Secret":"se:cret"}"#;

@@ -91,20 +91,25 @@ fn a_refused_layer_ends_the_others_and_the_next_push_finishes() {
     let name = two.profile(&steps("8M")).to_owned();
     two.one.rockenv(&["up", &name]).ok();
     let meeting = Meeting::default();
+    let refused = Arc::new(Mutex::new(None));
+    let seen = Arc::clone(&refused);
     let proxy = Proxy::start(&two.registry.host, move |head| match meeting.join(head) {
         None => Fault::None,
         // The second of three that are on their way, of which the others wait.
-        Some(1) => Fault::Says(500, String::new(), String::new()),
+        Some(1) => {
+            *seen.lock().unwrap() = Some(Instant::now());
+            Fault::Says(500, String::new(), String::new())
+        }
         Some(_) => Fault::Hangs(1 << 20),
     });
     let mut command = two.one.command(&["push", &name]);
     command.env("ROCKENV_REGISTRY", proxy.repository());
-    let begun = Instant::now();
     crate::support::run::finish("push".into(), command)
         .exits(4)
         .says(&["cannot push snapshot `s", "the registry answered 500"]);
     // Those that hang did not have to give up first.
-    assert!(begun.elapsed() < Duration::from_secs(60));
+    let refused = refused.lock().unwrap().unwrap();
+    assert!(refused.elapsed() < Duration::from_secs(60));
     let found = two.run(&two.other, &["up", &name, "--pull"]).ok();
     found.says(&["step 1/4 s1"]);
     two.run(&two.one, &["push", &name]).ok().says(&[

@@ -333,7 +333,9 @@ fn a_push_is_done_when_the_registry_has_it() {
         false => Fault::None,
     });
     let push = |proxy: &Proxy, code, said: &[&str]| {
-        run(&two.one, &["push", name], proxy).exits(code).says(said);
+        two.with(&two.one, &["push", name], &proxy.repository())
+            .exits(code)
+            .says(said);
         // No tag stands for what is not there.
         let tag = format!("{}:{}", two.repository(), key(&two, name));
         two.run(&two.other, &["pull", &tag]).exits(7);

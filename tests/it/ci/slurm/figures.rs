@@ -155,7 +155,7 @@ run = 'echo ENV-${target} >> /runs/log'\n"
 fn the_env_that_took_longest_is_the_first_task() {
     let store = TestStore::new();
     let profiles = ["a", "b"].map(|name| format!("{}{name}", store.env()));
-    for (profile, run) in profiles.iter().zip(["true", "sleep 1; :"]) {
+    for (profile, run) in profiles.iter().zip(["true", "sleep 5; :"]) {
         let text = format!("[[step]]\nname = 'own'\nrun = '{run} ${{target}}'\n");
         store.profile_named(profile, &text);
     }
