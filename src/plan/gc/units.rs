@@ -215,7 +215,8 @@ fn layers<'a>(
             .get(id)
             .cloned()
             .unwrap_or((layer.created, Vec::new()));
-        let arrived = item.arrived.filter(|_| !needed.contains(id));
+        // Whoever stands on it, or the next plan would take what this one kept for it.
+        let arrived = item.arrived.filter(|_| names.is_empty());
         let (short, title) = (short(id), &layer.title);
         let (what, name) = match (arrived, names.is_empty()) {
             (Some(_), _) => (
