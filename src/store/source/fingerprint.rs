@@ -278,20 +278,23 @@ fn entries(listed: &[u8]) -> impl Iterator<Item = Listed<'_>> {
     })
 }
 
-/// Returns the files that differ from the commit and that git was told not to look at: those with the marks
-/// assume-unchanged and skip-worktree, and those outside a sparse checkout. The marks of submodules do not count.
+/// Returns the files that differ from the commit and that git does not look at: those with the marks assume-unchanged and
+/// skip-worktree, and those outside a sparse checkout. The marks of submodules do not count. Where objects are replaced
+/// (`git replace`) these are all: what was checked out in place of a commit's file counts as that file.
 fn unseen_changes(checkout: &Checkout<'_>, listed: &[u8]) -> Result<BTreeSet<Vec<u8>>> {
     let marked = entries(listed).filter(|entry| {
         let is_marked = entry.tag == b'S' || entry.tag.is_ascii_lowercase();
         is_marked && !entry.is_submodule()
     });
     let marked: BTreeSet<&[u8]> = marked.map(|entry| entry.name).collect();
-    if marked.is_empty() {
+    let replaced = ["for-each-ref", "--count=1", "--", "refs/replace/"];
+    let is_replaced = !checkout.bytes(&replaced)?.is_empty();
+    if marked.is_empty() && !is_replaced {
         return Ok(BTreeSet::new());
     }
     let status = checkout.status_of_all()?;
     let differing = changes(&status).into_iter().map(|change| change.path);
-    let unseen = differing.filter(|path| marked.contains(path));
+    let unseen = differing.filter(|path| is_replaced || marked.contains(path));
     Ok(unseen.map(<[u8]>::to_vec).collect())
 }
 
