@@ -291,6 +291,8 @@ struct Observed {
 /// Returns how the step ended, and what its container used.
 fn how_it_ended(step: &Step, ending: Result<Ending>, end: Result<End>) -> Result<(Ending, Usage)> {
     match (ending, end) {
+        // Its holder may be gone too, or find the service at odds with itself: that changes nothing for the step.
+        (Ok(Ending::Lost), Err(_)) => Ok((Ending::Lost, Usage::default())),
         // The first error is the cause; what follows is its consequence.
         (Err(error), _) | (Ok(_), Err(error)) => {
             Err(error).context(|| format!("cannot run step `{}`", step.name))

@@ -370,22 +370,20 @@ fn waiting_for_a_container_that_was_stopped_can_be_given_up() {
     let agent = nix::unistd::Pid::from_raw(agent.unwrap().0);
     kill(agent, Signal::SIGSTOP).unwrap();
     let mut second = store.start(&["exec", store.env(), "--", "true"]);
-    // From then on it reads the signal in place of being ended by it, and has read it when it is pending no more.
-    let (status, pid) = (
-        |pid| fs::read_to_string(format!("/proc/{pid}/status")).unwrap(),
-        second.pid(),
-    );
-    let has = |field: &str| {
-        let text = status(pid);
-        let set = text
-            .lines()
-            .find_map(|line| line.strip_prefix(field))
-            .unwrap();
-        u64::from_str_radix(set.trim(), 16).unwrap() & (1 << (Signal::SIGINT as u32 - 1)) != 0
+    // From then on it reads the signal in place of being ended by it, and has read it when it is pending no more. While it
+    // starts a program it hears no signal at all.
+    let status = format!("/proc/{}/status", second.pid());
+    let has = |field: &str, signal: Signal| {
+        let text = fs::read_to_string(&status).unwrap();
+        let mut lines = text.lines();
+        let set = lines.find_map(|line| line.strip_prefix(field)).unwrap();
+        u64::from_str_radix(set.trim(), 16).unwrap() & (1 << (signal as u32 - 1)) != 0
     };
-    crate::support::run::wait_until("it reads signals", || has("SigBlk:"));
+    crate::support::run::wait_until("it reads signals", || {
+        has("SigBlk:", Signal::SIGINT) && !has("SigBlk:", Signal::SIGALRM)
+    });
     second.signal(Signal::SIGINT);
-    crate::support::run::wait_until("it has read the first", || !has("ShdPnd:"));
+    crate::support::run::wait_until("it has read the first", || !has("ShdPnd:", Signal::SIGINT));
     std::thread::sleep(std::time::Duration::from_millis(300));
     assert!(second.runs());
     second.signal(Signal::SIGINT);

@@ -150,17 +150,24 @@ fn a_step_whose_container_is_lost_ends_in_events_metrics_and_words() {
     store.profile(&format!(
         "[[step]]\nname = 'long'\nrun = '''echo important message\n{sleeper} & wait'''\n"
     ));
-    let lost = |words: &[&str]| {
+    let lost = |victim: &str, words: &[&str]| {
         let up = store.start(&[&["up", store.env()], words].concat());
         wait_until("the step runs", || !processes_called(&sleeper).is_empty());
         wait_until("its output is there", || {
             let log = store.rockenv(&["logs", store.env()]);
             log.code == 0 && log.text().contains("important")
         });
-        let mut contained = store.contained().into_iter();
-        let agent =
-            contained.find(|(_, line)| line.contains("__agent") && !line.contains("nspawn"));
-        kill(Pid::from_raw(agent.unwrap().0), Signal::SIGKILL).unwrap();
+        let own = children(up.pid());
+        let mut found = match victim {
+            "__hold" => processes(),
+            _ => store.contained(),
+        };
+        found.retain(|(pid, line)| {
+            line.contains(victim)
+                && !line.contains("nspawn")
+                && (victim != "__hold" || own.contains(pid))
+        });
+        kill(Pid::from_raw(found[0].0), Signal::SIGKILL).unwrap();
         up.wait().exits(4)
     };
     let rows = store.work().join("metrics");
@@ -168,7 +175,7 @@ fn a_step_whose_container_is_lost_ends_in_events_metrics_and_words() {
     std::os::unix::fs::chown(&rows, Some(build_user().0), None).unwrap();
     let rows = rows.join("rows");
     let metrics = ["--metrics", rows.to_str().unwrap()];
-    let ran = lost(&[&["--progress", "json"], &metrics[..]].concat());
+    let ran = lost("__agent", &[&["--progress", "json"], &metrics[..]].concat());
     let text = ran.text() + &ran.err;
     let events = text
         .lines()
@@ -180,16 +187,17 @@ fn a_step_whose_container_is_lost_ends_in_events_metrics_and_words() {
         assert_eq!(all.next(), None, "{text}");
     }
     for rows in [rows, store.env_dir().join("metrics.jsonl")] {
-        let text = fs::read_to_string(&rows).unwrap();
-        assert_eq!(text.lines().count(), 1, "{text}");
-        assert!(text.contains("failed"), "{text}");
+        let row = fs::read_to_string(&rows).unwrap();
+        assert_eq!(row.lines().count(), 1, "{row}\n{text}");
+        assert!(row.contains("failed"), "{row}");
     }
-    let said = lost(&[]).says(&["step 1/1 long … failed", "  important message", "log: "]);
-    assert!(
-        said.err.contains("was stopped by another process"),
-        "{}",
-        said.err
-    );
+    for victim in ["__agent", "__hold"] {
+        let words = ["step 1/1 long … failed", "  important message", "log: "];
+        let said = lost(victim, &[]).says(&words).err;
+        assert!(said.contains("was stopped by another process"), "{said}");
+    }
+    let rows = fs::read_to_string(store.env_dir().join("metrics.jsonl")).unwrap();
+    assert_eq!(rows.lines().count(), 3, "{rows}");
     store.up_with(ONE);
 }
 
