@@ -407,10 +407,17 @@ mod tests {
         let mut c = SlotClaim::open(&path, 2, "c").unwrap();
         assert!(!c.take().unwrap());
         drop(fd);
-        assert!(c.take().unwrap());
+        // A program that another test is just starting has them too, until it is that program.
+        let soon = |done: &mut dyn FnMut() -> bool| {
+            let until = std::time::Instant::now() + std::time::Duration::from_secs(100);
+            while !done() {
+                assert!(std::time::Instant::now() < until);
+            }
+        };
+        soon(&mut || c.take().unwrap());
         drop(a);
-        assert!(c.take().unwrap());
-        assert!(c.others().unwrap().is_empty());
+        soon(&mut || c.take().unwrap());
+        soon(&mut || c.others().unwrap().is_empty());
         // Who can open it can take every entry.
         let mode = fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, ONLY_OWNER);

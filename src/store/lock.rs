@@ -261,7 +261,8 @@ mod tests {
         Lock::exclusive_waiting(&path, "up", &mut { stop }).unwrap_err();
         let mut asked = 0;
         let lock = Lock::exclusive_waiting(&path, "up", &mut |_| {
-            asked += 1;
+            // Not while a program has it that another test is just starting.
+            asked += u32::from(first.is_some());
             if asked == 2 {
                 first = None;
             }

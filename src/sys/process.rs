@@ -559,16 +559,18 @@ mod tests {
         }
         let dir = tempfile::tempdir().unwrap();
         let script = format!(
-            "mount -t tmpfs none {} && (setsid sleep 4711 &) && echo $$",
-            crate::sys::shell::quoted_path(dir.path())
+            "mount -t tmpfs none {} && (setsid sleep 4711.{} &) && echo $$",
+            crate::sys::shell::quoted_path(dir.path()),
+            std::process::id()
         );
         let out = run(&sh(&script).isolated()).unwrap();
         assert_eq!(out, b"1\n");
         let mounts = fs_err::read_to_string("/proc/self/mounts").unwrap();
         assert!(!mounts.contains(dir.path().to_str().unwrap()));
+        let sleeper = format!("sleep\x004711.{}\0", std::process::id());
         for entry in fs_err::read_dir("/proc").unwrap() {
             let line = fs_err::read(entry.unwrap().path().join("cmdline")).unwrap_or_default();
-            assert!(!line.starts_with(b"sleep\x004711"));
+            assert!(!line.starts_with(sleeper.as_bytes()));
         }
     }
 }
