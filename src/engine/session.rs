@@ -35,6 +35,7 @@ pub(crate) struct Running {
     link: Option<UnixStream>,
     holder: Child,
     run: PathBuf,
+    ready: bool,
 }
 
 /// The holder's last message.
@@ -82,6 +83,7 @@ impl Running {
             link: Some(ours),
             holder,
             run: hold.run.clone(),
+            ready: false,
         })
     }
 
@@ -99,6 +101,11 @@ impl Running {
         Ok(client)
     }
 
+    /// Returns whether the container was ready for its command. From then on the holder speaks only of its end.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.ready
+    }
+
     /// Reads one message of the holder; `Ready` carries the limits that could not be set.
     pub(crate) fn receive(&mut self) -> Result<FromHolder> {
         let Some(link) = &self.link else {
@@ -113,16 +120,17 @@ impl Running {
         }
     }
 
-    /// Reads what the holder says before the container's command has begun; returns whether it is ready.
-    pub(crate) fn hear(&mut self, warn: &mut dyn FnMut(String)) -> Result<bool> {
+    /// Reads what the holder says before the container is ready.
+    pub(crate) fn hear(&mut self, warn: &mut dyn FnMut(String)) -> Result<()> {
         match self.receive()? {
             FromHolder::Ready(missing) => {
                 missing.into_iter().for_each(warn);
-                Ok(true)
+                self.ready = true;
+                Ok(())
             }
             FromHolder::Waits(text) => {
                 warn(text);
-                Ok(false)
+                Ok(())
             }
             FromHolder::Failed { reason } => Err(reason.into()),
             FromHolder::Ended(_) | FromHolder::Shared => {

@@ -106,7 +106,8 @@ impl Execution<'_, '_> {
         let mut guard = self.disk_guard(step, &prepared.container)?;
         let seen = self.run_prepared(attempt, prepared, claim, &mut output, &mut guard)?;
         container::clean(self.store, &self.env.run_dir())?;
-        let (mut ending, mut usage) = how_it_ended(step, seen.ending, seen.end)?;
+        let most_memory = seen.most_memory;
+        let (mut ending, mut usage) = how_it_ended(step, seen)?;
         if matches!(ending, Ending::Lost)
             && let Some(signal) = self.signals.pending()?
         {
@@ -114,7 +115,7 @@ impl Execution<'_, '_> {
             ending = Ending::Interrupted(signal);
         }
         // The report's curve must not exceed this figure, so use the larger one.
-        usage.memory_held = usage.memory_held.max(seen.most_memory);
+        usage.memory_held = usage.memory_held.max(most_memory);
         let written = match (self.tree_growth(&attempt.tree, attempt.parent), &ending) {
             // The engine may be gone too.
             (Err(_), Ending::Lost) => 0,
@@ -269,6 +270,7 @@ impl Execution<'_, '_> {
         let interrupted = matches!(&ending, Ok(Ending::Interrupted(_)));
         Ok(Observed {
             ending,
+            ready: running.is_ready(),
             end: running.finish(interrupted),
             most_memory: sampler.most_memory(),
         })
@@ -284,15 +286,17 @@ struct Prepared {
 /// What was seen of a container from its start to its end.
 struct Observed {
     ending: Result<Ending>,
+    /// The container was ready for it.
+    ready: bool,
     end: Result<End>,
     most_memory: Option<u64>,
 }
 
 /// Returns how the step ended, and what its container used.
-fn how_it_ended(step: &Step, ending: Result<Ending>, end: Result<End>) -> Result<(Ending, Usage)> {
-    match (ending, end) {
+fn how_it_ended(step: &Step, seen: Observed) -> Result<(Ending, Usage)> {
+    match (seen.ending, seen.end) {
         // Its holder may be gone too, or find the service at odds with itself: that changes nothing for the step.
-        (Ok(Ending::Lost), Err(_)) => Ok((Ending::Lost, Usage::default())),
+        (Ok(Ending::Lost), Err(_)) if seen.ready => Ok((Ending::Lost, Usage::default())),
         // The first error is the cause; what follows is its consequence.
         (Err(error), _) | (Ok(_), Err(error)) => {
             Err(error).context(|| format!("cannot run step `{}`", step.name))

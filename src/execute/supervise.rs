@@ -104,7 +104,6 @@ pub(crate) fn supervise(
         buffer: vec![0u8; 64 << 10],
         deadline: step.timeout.map(|timeout| Instant::now() + START + timeout),
         stopping: None,
-        ready: false,
         step,
     };
     supervision.run()
@@ -141,8 +140,6 @@ struct Supervision<'a, 'step> {
     deadline: Option<Instant>,
     /// Why it was asked to end, and until when it may.
     stopping: Option<(Ending, Instant)>,
-    /// Until then its holder is still moving into the control group, and pausing would freeze it for ever.
-    ready: bool,
 }
 
 impl Supervision<'_, '_> {
@@ -152,7 +149,8 @@ impl Supervision<'_, '_> {
         let mut flushed = looked;
         let ending = loop {
             let now = Instant::now();
-            if self.ready
+            // Until then its holder is still moving into the control group, and pausing would freeze it for ever.
+            if self.running.is_ready()
                 && self.stopping.is_none()
                 && self.step.guard.check(self.step.advice, self.step.warn)?
             {
@@ -176,8 +174,9 @@ impl Supervision<'_, '_> {
                 self.step.log.flush()?;
                 flushed = Instant::now();
             }
-            if events.holder {
-                self.ready |= self.running.hear(self.step.warn)?;
+            let is_gone = events.holder && self.running.is_ready();
+            if events.holder && !is_gone {
+                self.running.hear(self.step.warn)?;
             }
             let mut ending = None;
             if events.signal {
@@ -185,6 +184,9 @@ impl Supervision<'_, '_> {
             }
             if ending.is_none() && events.client {
                 ending = self.hear_command()?;
+            }
+            if ending.is_none() && is_gone {
+                ending = Some(self.last_word()?);
             }
             if let Some(ending) = ending.or_else(|| self.check_time()) {
                 break ending;
@@ -239,6 +241,16 @@ impl Supervision<'_, '_> {
                 Some(stopped.unwrap_or(Ending::Exited { code, signal }))
             }
         })
+    }
+
+    /// Returns how the command of a container that is gone ended: it may have ended before.
+    fn last_word(&mut self) -> Result<Ending> {
+        while readable([Some(self.client.as_fd())], Some(Duration::ZERO))? == [true] {
+            if let Some(ending) = self.hear_command()? {
+                return Ok(ending);
+            }
+        }
+        Ok(self.stopping.map_or(Ending::Lost, |(ending, _)| ending))
     }
 
     /// Returns how the step ended if it had to end by now; asks it to end when its time is up.
