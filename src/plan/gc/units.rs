@@ -215,7 +215,8 @@ fn layers<'a>(
             .get(id)
             .cloned()
             .unwrap_or((layer.created, Vec::new()));
-        // Whoever stands on it, or the next plan would take what this one kept for it.
+        // A pulled layer stays one while a snapshot stands on it: otherwise this plan would keep layers because of it that
+        // the next plan removes.
         let arrived = item.arrived.filter(|_| names.is_empty());
         let (short, title) = (short(id), &layer.title);
         let (what, name) = match (arrived, names.is_empty()) {

@@ -379,15 +379,17 @@ fn waiting_for_a_container_that_was_stopped_can_be_given_up() {
         let set = lines.find_map(|line| line.strip_prefix(field)).unwrap();
         u64::from_str_radix(set.trim(), 16).unwrap() & (1 << (signal as u32 - 1)) != 0
     };
-    crate::support::run::wait_until("it reads signals", || {
-        has("SigBlk:", Signal::SIGINT) && !has("SigBlk:", Signal::SIGALRM)
-    });
-    second.signal(Signal::SIGINT);
-    crate::support::run::wait_until("it has read the first", || !has("ShdPnd:", Signal::SIGINT));
-    std::thread::sleep(std::time::Duration::from_millis(300));
-    assert!(second.runs());
-    second.signal(Signal::SIGINT);
     let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        crate::support::run::wait_until("it reads signals", || {
+            has("SigBlk:", Signal::SIGINT) && !has("SigBlk:", Signal::SIGALRM)
+        });
+        second.signal(Signal::SIGINT);
+        crate::support::run::wait_until("it has read the first", || {
+            !has("ShdPnd:", Signal::SIGINT)
+        });
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        assert!(second.runs());
+        second.signal(Signal::SIGINT);
         crate::support::run::wait_until("the second command gives up", || !second.runs());
     }));
     // The descriptors that it sent are open until the container takes them.
