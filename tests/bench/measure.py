@@ -1,4 +1,4 @@
-"""Owns running and timing for the benchmarks, and the rows that come of it."""
+"""Owns running and timing for the benchmarks, and the rows of their tables."""
 
 import os
 import shutil
@@ -15,6 +15,7 @@ WORK = ROOT / "target/bench"
 TOOLS = ROOT / "target/bench-tools"
 NSPAWN = ["systemd-nspawn", "--register=no", "--keep-unit", "-q", "-D"]
 
+# What each row says: section, text, the runs, limit, and whether it was met.
 rows = []
 # Where the images of file systems lie that `loop` makes; main may say elsewhere.
 ground = {"images": WORK}
@@ -79,9 +80,9 @@ def spread(times):
 
 
 def row(section, what, times, limit="", met=None):
-    median, low, most, high, count = spread(times)
-    mark = {None: "", True: "met", False: "**missed**"}[met]
-    rows.append((section, what, f"{median:.1f}", f"{low:.1f}", f"{most:.1f}", f"{high:.1f}", str(count), limit, mark))
+    rows.append({"section": section, "what": what, "times": times, "limit": limit, "met": met})
+    median, low, _, high, _ = spread(times)
+    mark = {None: "", True: "met", False: "missed"}[met]
     print(f"{section:8} {what:52} median {median:9.1f}  from {low:9.1f} to {high:9.1f}  {limit} {mark}", flush=True)
 
 

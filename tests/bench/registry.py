@@ -1,4 +1,4 @@
-"""Owns the section `registry`: a snapshot of 2 GB to a registry on loopback and back, beside `docker push` of the same tree."""
+"""Owns the section `registry`: a snapshot of 2 GB to a registry on loopback and back, beside its peers with the same tree."""
 
 import os
 import shutil
@@ -58,7 +58,7 @@ def bench(stores, runs):
         run([ROCKENV, "up", NAME], store)
         settled(store)
         push(store, method, registries, daemon, runs)
-        fetch(store, method, registries, work / "pulled", runs)
+        fetch(store, method, registries, daemon, work / "pulled", runs)
         run([ROCKENV, "--yes", "rm", NAME], store)
         settled(store)
     finally:
@@ -111,13 +111,23 @@ def imported(store, talk):
         sys.exit("Docker cannot import the tree")
 
 
-def fetch(store, method, registries, empty, runs):
+def fetch(store, method, registries, daemon, empty, runs):
     where = repository(registries.fresh())
     run([ROCKENV, "push", NAME, f"{where}:latest"], store)
+    theirs = f"{where}-docker:latest"
 
     def clean():
+        # Podman's and umoci's files have owners of their own, and Podman mounts its store.
+        subprocess.run(["umount", "--quiet", empty / "graph/overlay"], stderr=subprocess.DEVNULL)
         shutil.rmtree(empty, ignore_errors=True)
+        if daemon:
+            subprocess.run([*daemon[1], "rmi", "--force", theirs], capture_output=True)
         os.sync()
+        empty.mkdir()
+
+    def timed(*commands):
+        clean()
+        return sum(clock(command, store) for command in commands)
 
     def pulled():
         clean()
@@ -127,13 +137,32 @@ def fetch(store, method, registries, empty, runs):
         clean()
         return rockenv(empty, "up", NAME, "--pull")
 
+    jobs, peers = {"pull": pulled, "up": up}, {}
+    if daemon:
+        talk = daemon[1]
+        run([*talk, "tag", NAME, theirs])
+        run([*talk, "push", "--quiet", theirs])
+        peers["`docker pull` of the same tree"] = [[*talk, "pull", "--quiet", theirs]]
+        podman = ["podman", "--root", empty / "graph", "--runroot", empty / "run", "--storage-driver", "overlay"]
+        peers["`podman pull` of it"] = [[*podman, "pull", "--quiet", "--tls-verify=false", theirs]]
+        peers["`skopeo copy` and `umoci unpack` of it"] = [
+            ["skopeo", "copy", "--quiet", "--src-tls-verify=false", f"docker://{theirs}", f"oci:{empty}/layout:latest"],
+            ["umoci", "unpack", "--image", f"{empty}/layout:latest", empty / "bundle"],
+        ]
+    for what, commands in peers.items():
+        jobs[what] = lambda commands=commands: timed(*commands)
     os.environ["ROCKENV_REGISTRY"] = where
     try:
-        times = in_turns(runs, {"pull": pulled, "up": up})
+        times = in_turns(runs, jobs)
+        clean()
+        rockenv(empty, "up", NAME, "--pull")
         # Remembered of what came from a registry only.
         if not list(empty.glob("layers/*/shared.json")):
             sys.exit("`up --pull` built instead of pulling")
-        row("registry", f"`rockenv pull` into an empty store, {method}", times["pull"])
+        for what in peers:
+            row("registry", what, times[what])
+        met = statistics.median(times["pull"]) <= min(statistics.median(times[what]) for what in peers) if peers else None
+        row("registry", f"`rockenv pull` into an empty store, {method}", times["pull"], "the fastest of them", met)
         ratio = statistics.median(times["up"]) / statistics.median(times["pull"])
         row("registry", f"`rockenv up --pull` with an empty store, {method}: {ratio:.2f} of it", times["up"], "1.2 of it", ratio <= 1.2)
         clean()
