@@ -13,11 +13,12 @@ use super::sha256sums::{Exported, Manifest};
 pub(crate) use crate::engine::docker::UNPACK as LAYER;
 use crate::image::oci::layers::{Deletions, Layers};
 use crate::image::tar::unpack::{Devices, Limits, UnpackOptions};
+use crate::sys::account::Existing;
 use crate::sys::beneath;
 use crate::sys::checksum;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::tree::listing::{Content, ListingEntry, PathState, path_state};
-use crate::tree::writer::{Existing, Writer};
+use crate::tree::writer::Writer;
 
 /// Files that a service makes in every container: none of them gets into a snapshot.
 const MADE: [&str; 8] = [

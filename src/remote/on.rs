@@ -15,7 +15,7 @@ use super::transfer::{LATEST, Manifest, send, short};
 use super::tree::{Seen, Tree};
 use crate::store::config::Config;
 use crate::store::lock::Lock;
-use crate::sys::account::become_caller;
+use crate::sys::account::{Existing, become_caller};
 use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::host::{Host, working_directory};
 use crate::sys::readable::readable;
@@ -23,7 +23,7 @@ use crate::sys::shell::quoted;
 use crate::sys::signals::{Cancel, Signals};
 use crate::tree::listing::Listing;
 use crate::tree::remove_tree;
-use crate::tree::writer::{Existing, Writer};
+use crate::tree::writer::Writer;
 use crate::ui::Ui;
 use crate::ui::ci::System;
 

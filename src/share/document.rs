@@ -14,6 +14,7 @@ use crate::store::images::Image;
 use crate::store::layer::Cost;
 use crate::store::shared::Blob;
 use crate::sys::error::{Error, Kind, Result};
+use crate::sys::host;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -148,14 +149,6 @@ pub(super) struct Manifest {
     annotations: BTreeMap<String, String>,
 }
 
-fn architecture() -> &'static str {
-    match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
-    }
-}
-
 impl Document {
     /// Returns the key that the tag stands for: the last step's, or the image's.
     pub(super) fn key(&self) -> &str {
@@ -211,7 +204,7 @@ impl Document {
     pub(super) fn encode(&self, profile: &str) -> Result<(Vec<u8>, Vec<u8>)> {
         let env = self.snapshot.image.env.iter().flatten();
         let config = Config {
-            architecture: architecture().to_owned(),
+            architecture: host::architecture().to_owned(),
             os: "linux".to_owned(),
             config: Run {
                 env: env.map(|(name, value)| format!("{name}={value}")).collect(),
@@ -336,11 +329,11 @@ impl Manifest {
             )
             .help("use the newer rockenv that pushed it"));
         }
-        if config.architecture != architecture() {
+        if config.architecture != host::architecture() {
             return Err(invalid!(
                 "it is for {}, but this machine is {}",
                 config.architecture.escape_debug(),
-                architecture()
+                host::architecture()
             ));
         }
         if config.rootfs.diff_ids.len() != self.layers.len() {

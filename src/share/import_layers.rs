@@ -113,9 +113,9 @@ impl<'a> Pull<'a> {
         if verified {
             let there = chains.iter().filter_map(|chain| known.get(chain));
             for layer in there {
-                store.mark_layer_verified(&layer.id)?;
+                Shared::mark_verified(&store.layer_dir(&layer.id))?;
             }
-            store.mark_image_verified(&document.snapshot.image.key)?;
+            Shared::mark_verified(&store.image_dir(&document.snapshot.image.key))?;
         }
         let there = (0..steps.len()).rev().find_map(|at| {
             let layer = known.get(&chains[at])?;

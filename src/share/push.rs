@@ -239,7 +239,7 @@ impl Pushing<'_> {
                 unverified,
                 ..Shared::default()
             };
-            unless_full(store.remember_image(&image.key, &shared))?;
+            unless_full(shared.save(&store.image_dir(&image.key)))?;
         }
         document.blobs.push(blob);
         self.publish(document, &image.key, false).await?;
@@ -309,7 +309,7 @@ impl Pushing<'_> {
         if shared != remembered {
             // A snapshot below it may still be on its way, so its chain is not known yet.
             shared.chain.clear();
-            unless_full(store.remember_layer(&layer.id, &shared))?;
+            unless_full(shared.save(&store.layer_dir(&layer.id)))?;
         }
         Ok(shared)
     }
@@ -354,7 +354,7 @@ impl Pushing<'_> {
         let chain = document.chains().pop().unwrap_or_default();
         if shared.chain != chain {
             shared.chain = chain;
-            unless_full(self.store.remember_layer(&layer.id, &shared))?;
+            unless_full(shared.save(&self.store.layer_dir(&layer.id)))?;
         }
         match is_whole {
             true => self.publish(document, key, false).await,

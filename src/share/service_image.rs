@@ -150,7 +150,7 @@ pub(super) async fn send(
                         let mut shared = store.shared_layer(id).ok().flatten().unwrap_or_default();
                         shared.tree = Some(sent.blob.clone());
                         shared.chain.clear();
-                        unless_full(store.remember_layer(id, &shared))?;
+                        unless_full(shared.save(&store.layer_dir(id)))?;
                         found[at] = Some(sent.blob.clone());
                     }
                 }

@@ -123,7 +123,7 @@ fn key_of(
 }
 
 impl Store {
-    pub(super) fn image_dir(&self, key: &ImageKey) -> PathBuf {
+    pub(crate) fn image_dir(&self, key: &ImageKey) -> PathBuf {
         self.root.join("images").join(key)
     }
 

@@ -196,7 +196,6 @@ impl Store {
         bottom_up.reverse();
         let temporary = self.layer_dir(top).join(format!("flat-{}", random_id()?));
         tree::flatten(&[image.to_path_buf()], &bottom_up, &temporary)
-            .map(drop)
             .context(|| format!("cannot merge the {} layers below `{top}`", lowers.len()))?;
         match fs::rename(&temporary, self.layer_dir(top).join("flat")) {
             // Another command merged the same chain; its result is as good.

@@ -48,20 +48,29 @@ pub struct Shared {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub results: Option<Blob>,
     /// It came from elsewhere, and no signature of it was verified.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unverified: bool,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
-fn is_false(value: &bool) -> bool {
-    !value
-}
-
 impl Shared {
-    fn verified(self) -> Self {
-        Self {
-            unverified: false,
-            ..self
+    /// Reads the description in the directory of a layer or image.
+    fn read(directory: &Path) -> Result<Option<Self>> {
+        atomic::read_json(&directory.join(FILE))
+    }
+
+    /// Writes it there.
+    pub fn save(&self, directory: &Path) -> Result<()> {
+        atomic::write_json(&directory.join(FILE), self)
+    }
+
+    /// Remembers that a signature of what is in the directory was verified.
+    pub fn mark_verified(directory: &Path) -> Result<()> {
+        match Self::read(directory)? {
+            Some(mut shared) if shared.unverified => {
+                shared.unverified = false;
+                shared.save(directory)
+            }
+            _ => Ok(()),
         }
     }
 }
@@ -76,40 +85,14 @@ pub struct IncomingLayers<'a> {
 }
 
 impl Store {
-    /// Returns the description of a layer.
+    /// Returns what is known of a layer at registries.
     pub fn shared_layer(&self, id: &LayerId) -> Result<Option<Shared>> {
-        atomic::read_json(&self.layer_dir(id).join(FILE))
+        Shared::read(&self.layer_dir(id))
     }
 
-    /// Returns the description of an image.
+    /// The same for an image.
     pub fn shared_image(&self, key: &ImageKey) -> Result<Option<Shared>> {
-        atomic::read_json(&self.image_dir(key).join(FILE))
-    }
-
-    /// Remembers the description of a layer.
-    pub fn remember_layer(&self, id: &LayerId, shared: &Shared) -> Result<()> {
-        atomic::write_json(&self.layer_dir(id).join(FILE), shared)
-    }
-
-    /// Remembers the description of an image.
-    pub fn remember_image(&self, key: &ImageKey, shared: &Shared) -> Result<()> {
-        atomic::write_json(&self.image_dir(key).join(FILE), shared)
-    }
-
-    /// Remembers that a signature of a layer was verified.
-    pub fn mark_layer_verified(&self, id: &LayerId) -> Result<()> {
-        match self.shared_layer(id)? {
-            Some(shared) if shared.unverified => self.remember_layer(id, &shared.verified()),
-            _ => Ok(()),
-        }
-    }
-
-    /// Remembers that a signature of an image was verified.
-    pub fn mark_image_verified(&self, key: &ImageKey) -> Result<()> {
-        match self.shared_image(key)? {
-            Some(shared) if shared.unverified => self.remember_image(key, &shared.verified()),
-            _ => Ok(()),
-        }
+        Shared::read(&self.image_dir(key))
     }
 
     /// Returns the layers known at registries, by their chain digest: those whose trees this service keeps, or else
@@ -153,7 +136,7 @@ impl Store {
 impl IncomingLayers<'_> {
     /// Publishes an image whose tree is `root` in `place`, as the current image of its recipe if there is none.
     pub fn publish_image(&self, place: &Path, image: &Image, shared: &Shared) -> Result<()> {
-        atomic::write_json(&place.join(FILE), shared)?;
+        shared.save(place)?;
         self.store.publish_image(place, image)?;
         self.store.refer(image)
     }
@@ -163,7 +146,7 @@ impl IncomingLayers<'_> {
     /// with another history. The parent of the lowest must still exist.
     pub fn publish_layers(&self, layers: Vec<(PathBuf, Layer, Shared)>) -> Result<()> {
         for (place, _, shared) in &layers {
-            atomic::write_json(&place.join(FILE), shared)?;
+            shared.save(place)?;
         }
         // Nobody may remove the parent between the check and the renames.
         let _shared = self.store.lock_shared()?;

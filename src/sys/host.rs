@@ -23,6 +23,15 @@ pub(crate) struct Host {
     pub program: PathBuf,
 }
 
+/// Returns this machine's architecture, as container images name it.
+pub(crate) fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}
+
 impl Host {
     pub(crate) fn probe() -> Result<Self> {
         let cores = std::thread::available_parallelism()

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use fs_err as fs;
 use nix::sched::{CloneFlags, unshare};
 
+use crate::sys::account;
 use crate::sys::error::{Result, ResultExt as _, if_exists};
 
 /// Whether this process has entered one.
@@ -38,7 +39,7 @@ pub(crate) fn enter() -> Result<()> {
         return Ok(());
     }
     let (uid, gid) = (nix::unistd::geteuid(), nix::unistd::getegid());
-    let name = user_name(uid.as_raw());
+    let name = account::name_of(uid.as_raw());
     let users = ranges("/etc/subuid", &name, uid.as_raw())?;
     let groups = ranges("/etc/subgid", &name, uid.as_raw())?;
     // Checked first, because a namespace cannot be left again.
@@ -134,16 +135,6 @@ fn parse(text: &str, name: &str, uid: u32) -> Vec<Range> {
             })
         })
         .collect()
-}
-
-fn user_name(uid: u32) -> String {
-    let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
-    let name = passwd.lines().find_map(|line| {
-        let mut fields = line.split(':');
-        let name = fields.next()?;
-        (fields.nth(1)?.parse() == Ok(uid)).then(|| name.to_owned())
-    });
-    name.unwrap_or_else(|| uid.to_string())
 }
 
 #[cfg(test)]

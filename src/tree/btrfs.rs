@@ -344,7 +344,7 @@ fn number(bytes: &[u8], at: usize) -> u64 {
 /// Nested subvolumes are found by btrfs's own references and deleted by id, not by path: no mount or link placed
 /// inside can lead this elsewhere. An ordinary user gets `EPERM`, and nothing is deleted, unless nothing is nested in
 /// it and the file system is mounted with `user_subvol_rm_allowed`.
-pub(super) fn destroy(parent: BorrowedFd<'_>, name: &CStr) -> nix::Result<u64> {
+pub(super) fn destroy(parent: BorrowedFd<'_>, name: &CStr) -> nix::Result<()> {
     let top = beneath::open_dir(parent, name)?;
     if !is_subvolume_fd(&top)? {
         return Err(Errno::EINVAL);
@@ -383,7 +383,7 @@ pub(super) fn destroy(parent: BorrowedFd<'_>, name: &CStr) -> nix::Result<u64> {
     };
     // SAFETY: `args` is a complete structure of the size in the ioctl number and outlives the call.
     unsafe { ioctl::destroy(parent.as_raw_fd(), &raw const args) }?;
-    Ok(ids.len() as u64)
+    Ok(())
 }
 
 /// Makes the subvolume of `fd` writable, so that it can be emptied.

@@ -25,17 +25,6 @@ use super::xattr::{Attributes, OPAQUE, XattrFile};
 use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Flattened {
-    pub directories: u64,
-    /// Files and other entries linked to those of the layers.
-    pub linked: u64,
-    /// Entries copied because the file system refused another link.
-    pub copied: u64,
-    /// Deletions kept, because they hide entries of lower layers.
-    pub whiteouts: u64,
-}
-
 /// Merges the layers `diffs` into the new directory `into` on their file system, so that `into` on `below` shows what
 /// `diffs` show on `below`. Both are given bottom first; the first of `below` is the image.
 ///
@@ -43,7 +32,7 @@ pub struct Flattened {
 /// directory that no other layer has, the kernel lists a deletion as an entry (that cannot be found).
 ///
 /// After an error the caller must remove the partial result.
-pub fn flatten(below: &[PathBuf], diffs: &[PathBuf], into: &Path) -> Result<Flattened> {
+pub fn flatten(below: &[PathBuf], diffs: &[PathBuf], into: &Path) -> Result<()> {
     let (holder, name) = beneath::split(into)?;
     let open = |paths: &[PathBuf]| {
         let top_first = paths.iter().rev();
@@ -75,9 +64,10 @@ pub fn flatten(below: &[PathBuf], diffs: &[PathBuf], into: &Path) -> Result<Flat
         hides_below: false,
         closed: false,
     }]);
-    let sum: Sum = merge.queue.run(|merged, sum| merge.directory(&merged, sum));
+    let work = |merged, worker: &mut Worker| merge.directory(&merged, worker);
+    merge.queue.run(work, drop);
     match merge.queue.into_failure() {
-        None => Ok(sum.flattened),
+        None => Ok(()),
         Some((error, _)) => Err(error),
     }
 }
@@ -106,21 +96,6 @@ struct Merged {
     closed: bool,
 }
 
-#[derive(Default)]
-struct Sum {
-    flattened: Flattened,
-    worker: Worker,
-}
-
-impl std::ops::AddAssign for Sum {
-    fn add_assign(&mut self, other: Self) {
-        self.flattened.directories += other.flattened.directories;
-        self.flattened.linked += other.flattened.linked;
-        self.flattened.copied += other.flattened.copied;
-        self.flattened.whiteouts += other.flattened.whiteouts;
-    }
-}
-
 /// The layers' entries of a name so far.
 enum Found {
     /// A file, a link or a deletion, which hides everything in lower layers.
@@ -132,8 +107,8 @@ enum Found {
 }
 
 impl Merge<'_> {
-    fn directory(&self, merged: &Merged, sum: &mut Sum) {
-        if let Err((name, error)) = self.merge(merged, sum) {
+    fn directory(&self, merged: &Merged, worker: &mut Worker) {
+        if let Err((name, error)) = self.merge(merged, worker) {
             let path = self.into.join(&merged.path).join(name);
             let failed: nix::Result<()> = Err(error);
             let failed =
@@ -148,7 +123,11 @@ impl Merge<'_> {
         }
     }
 
-    fn merge(&self, merged: &Merged, sum: &mut Sum) -> std::result::Result<(), (PathBuf, Errno)> {
+    fn merge(
+        &self,
+        merged: &Merged,
+        worker: &mut Worker,
+    ) -> std::result::Result<(), (PathBuf, Errno)> {
         let own = |error| (PathBuf::new(), error);
         let at = |name: &CStr, error| (PathBuf::from(OsStr::from_bytes(name.to_bytes())), error);
         let target = beneath::open_below(&self.target, &merged.path).map_err(own)?;
@@ -158,7 +137,7 @@ impl Merge<'_> {
         let mut top = None;
         for &layer in &merged.layers {
             let source = beneath::open_below(&self.layers[layer], &merged.path).map_err(own)?;
-            let opaque = is_opaque(source.as_fd(), &mut sum.worker.attributes).map_err(own)?;
+            let opaque = is_opaque(source.as_fd(), &mut worker.attributes).map_err(own)?;
             let mut entries = beneath::open_dir(&source, c".")
                 .and_then(Dir::from_fd)
                 .map_err(own)?;
@@ -183,7 +162,7 @@ impl Merge<'_> {
                         }
                         Kind::Other => {
                             vacant.insert(Found::Other);
-                            self.link(source.as_fd(), target.as_fd(), name, sum)
+                            self.link(source.as_fd(), target.as_fd(), name, worker)
                                 .map_err(|error| at(name, error))?;
                         }
                     },
@@ -212,14 +191,13 @@ impl Merge<'_> {
         let below = if hides_below {
             Vec::new()
         } else {
-            self.open_below(merged, sum).map_err(own)?
+            self.open_below(merged, worker).map_err(own)?
         };
         for name in &whiteouts {
             if shown(&below, name).map_err(|error| at(name, error))? {
                 // A deletion's mark has no metadata of its own.
                 mknodat(&target, name.as_c_str(), SFlag::S_IFCHR, Mode::empty(), 0)
                     .map_err(|error| at(name, error))?;
-                sum.flattened.whiteouts += 1;
             }
         }
         let mut children = Vec::new();
@@ -237,20 +215,23 @@ impl Merge<'_> {
                 });
             }
         }
-        sum.flattened.directories += children.len() as u64;
         let needs_opaque = closed && !merged.hides_below;
         let source = top.ok_or_else(|| own(Errno::ENOENT))?;
-        finish(source.as_fd(), target.as_fd(), needs_opaque, sum).map_err(own)?;
+        finish(source.as_fd(), target.as_fd(), needs_opaque, worker).map_err(own)?;
         self.queue.push(children);
         Ok(())
     }
 
     /// Opens the directories below that are merged, top first.
-    fn open_below(&self, merged: &Merged, sum: &mut Sum) -> nix::Result<Vec<(usize, OwnedFd)>> {
+    fn open_below(
+        &self,
+        merged: &Merged,
+        worker: &mut Worker,
+    ) -> nix::Result<Vec<(usize, OwnedFd)>> {
         let mut open = Vec::new();
         for &layer in &merged.below {
             let directory = beneath::open_below(&self.below[layer], &merged.path)?;
-            let opaque = is_opaque(directory.as_fd(), &mut sum.worker.attributes)?;
+            let opaque = is_opaque(directory.as_fd(), &mut worker.attributes)?;
             open.push((layer, directory));
             if opaque {
                 break;
@@ -264,19 +245,13 @@ impl Merge<'_> {
         from: BorrowedFd<'_>,
         to: BorrowedFd<'_>,
         name: &CStr,
-        sum: &mut Sum,
+        worker: &mut Worker,
     ) -> nix::Result<()> {
         match linkat(from, name, to, name, AtFlags::empty()) {
-            Ok(()) => {
-                sum.flattened.linked += 1;
-                Ok(())
-            }
             Err(Errno::EMLINK | Errno::EPERM | Errno::EXDEV) => {
-                sum.worker.copy_entry(from, to, name, &self.transport)?;
-                sum.flattened.copied += 1;
-                Ok(())
+                worker.copy_entry(from, to, name, &self.transport)
             }
-            Err(error) => Err(error),
+            other => other,
         }
     }
 }
@@ -363,10 +338,10 @@ fn finish(
     from: BorrowedFd<'_>,
     to: BorrowedFd<'_>,
     needs_opaque: bool,
-    sum: &mut Sum,
+    worker: &mut Worker,
 ) -> nix::Result<()> {
     let stat = fstat(from)?;
-    metadata::copy_open(from, &stat, to, &mut sum.worker.attributes, is_content)?;
+    metadata::copy_open(from, &stat, to, &mut worker.attributes, is_content)?;
     if needs_opaque {
         // Changes no time but the change time.
         XattrFile::Open(to).set(OPAQUE, b"y")?;

@@ -38,7 +38,7 @@ pub use flatten::flatten;
 pub(crate) use mounts::{at_or_below as mounts_at_or_below, compresses};
 pub use probe::probe;
 pub use reflink::{Cloned, copy_tree};
-pub use remove::{Removed, remove_tree};
+pub use remove::remove_tree;
 
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result};

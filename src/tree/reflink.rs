@@ -81,9 +81,11 @@ pub(super) fn copy_into(from: &Path, to: &Path) -> Result<Cloned> {
         queue: Queue::new(),
     };
     copy.queue.push([Task::Top(top)]);
-    let worker: Worker = copy.queue.run(|task, worker| copy.run(task, worker));
+    let mut cloned = Cloned::default();
+    let work = |task, worker: &mut Worker| copy.run(task, worker);
+    copy.queue.run(work, |worker| cloned += worker.cloned);
     match copy.queue.into_failure() {
-        None => Ok(worker.cloned),
+        None => Ok(cloned),
         Some((error, _)) => Err(error),
     }
 }
@@ -107,12 +109,6 @@ enum Task {
 pub(super) struct Worker {
     pub(super) cloned: Cloned,
     pub(super) attributes: Attributes,
-}
-
-impl std::ops::AddAssign for Worker {
-    fn add_assign(&mut self, other: Self) {
-        self.cloned += other.cloned;
-    }
 }
 
 struct Copy<'a> {

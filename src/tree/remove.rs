@@ -31,30 +31,14 @@ const LISTING: usize = 64 * 1024;
 /// How often a directory is read again because entries were added meanwhile.
 const MAX_RESCANS: usize = 8;
 
-/// What a deletion removed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Removed {
-    /// Files, directories, links; a subvolume counts as one, whatever its content.
-    pub entries: u64,
-    /// btrfs subvolumes, including nested ones.
-    pub subvolumes: u64,
-}
-
-impl std::ops::AddAssign for Removed {
-    fn add_assign(&mut self, other: Self) {
-        self.entries += other.entries;
-        self.subvolumes += other.subvolumes;
-    }
-}
-
 /// Deletes `path` and everything below it. A missing path is a success: this may complete a deletion that was killed.
 ///
 /// Refuses before touching anything if a mount is at or below `path`; one that appears later stops the deletion, and
 /// nothing below it is touched. Other failures do not stop the rest; the first is returned.
-pub fn remove_tree(path: &Path) -> Result<Removed> {
+pub fn remove_tree(path: &Path) -> Result<()> {
     let (holder, name) = match beneath::split(path) {
         Ok(split) => split,
-        Err(_) if !path.parent().is_some_and(Path::exists) => return Ok(Removed::default()),
+        Err(_) if !path.parent().is_some_and(Path::exists) => return Ok(()),
         Err(error) => return Err(error),
     };
     refuse_mounts(path, holder.as_fd(), &name)?;
@@ -65,13 +49,12 @@ pub fn remove_tree(path: &Path) -> Result<Removed> {
         name: CString::default(),
         parent: None,
         depth: 0,
-        subvolume: false,
         pending: AtomicUsize::new(1),
         rescans: AtomicUsize::new(0),
     });
     let stat = match beneath::stat(&holder.fd, name.as_c_str()) {
         Ok(stat) => stat,
-        Err(Errno::ENOENT) => return Ok(Removed::default()),
+        Err(Errno::ENOENT) => return Ok(()),
         Err(error) => return Err(error).context(|| format!("cannot examine `{}`", path.display())),
     };
     let removal = Removal {
@@ -81,18 +64,17 @@ pub fn remove_tree(path: &Path) -> Result<Removed> {
         hoisted: AtomicUsize::new(0),
     };
     if beneath::kind(&stat) != SFlag::S_IFDIR {
-        let mut removed = Removed::default();
-        removal.unlink(&holder, &name, &mut removed, &mut Vec::new());
-        return removal.finish(removed);
+        removal.unlink(&holder, &name, &mut Vec::new());
+        return removal.finish();
     }
     removal.queue.push([Task {
         parent: holder,
         name,
     }]);
-    let total = removal
+    removal
         .queue
-        .run(|task: Task, removed| removal.enter(&task, removed));
-    removal.finish(total)
+        .run(|task, (): &mut ()| removal.enter(&task), drop);
+    removal.finish()
 }
 
 /// Refuses with a clear message before anything is deleted, by the mounts that the kernel lists for this namespace.
@@ -127,8 +109,6 @@ struct Directory {
     parent: Option<Arc<Self>>,
     /// 0 is the directory that contains the tree, 1 the tree's top.
     depth: usize,
-    /// The top of a btrfs subvolume, which is removed like a directory once it is empty.
-    subvolume: bool,
     /// Remaining child directories, plus one for the scan of the directory itself.
     pending: AtomicUsize,
     rescans: AtomicUsize,
@@ -148,9 +128,9 @@ struct Removal<'a> {
 }
 
 impl Removal<'_> {
-    fn finish(self, removed: Removed) -> Result<Removed> {
+    fn finish(self) -> Result<()> {
         match self.queue.into_failure() {
-            None => Ok(removed),
+            None => Ok(()),
             Some((error, 1)) => Err(error),
             Some((error, more)) => Err(error).context(|| {
                 format!(
@@ -162,44 +142,39 @@ impl Removal<'_> {
     }
 
     /// Opens the directory of a task and empties it of everything except directories, which become tasks.
-    fn enter(&self, task: &Task, removed: &mut Removed) {
+    fn enter(&self, task: &Task) {
         let Task { parent, name } = task;
         if parent.depth >= MAX_DEPTH && self.hoist(parent, name) {
-            return self.child_done(parent, removed);
+            return self.child_done(parent);
         }
         let fd = match beneath::open_dir(&parent.fd, name.as_c_str()) {
             Ok(fd) => fd,
-            Err(Errno::ENOENT) => return self.child_done(parent, removed),
+            Err(Errno::ENOENT) => return self.child_done(parent),
             // Swapped for something else since it was listed.
             Err(Errno::ELOOP | Errno::ENOTDIR) => {
-                self.unlink(parent, name, removed, &mut Vec::new());
-                return self.child_done(parent, removed);
+                self.unlink(parent, name, &mut Vec::new());
+                return self.child_done(parent);
             }
             Err(Errno::EMFILE | Errno::ENFILE) if parent.depth > 1 && self.hoist(parent, name) => {
-                return self.child_done(parent, removed);
+                return self.child_done(parent);
             }
             Err(error) => {
                 self.fail(parent, name, error);
-                return self.child_done(parent, removed);
+                return self.child_done(parent);
             }
         };
-        let subvolume = self.on_btrfs && btrfs::is_subvolume_fd(&fd).unwrap_or(false);
-        if subvolume {
+        if self.on_btrfs && btrfs::is_subvolume_fd(&fd).unwrap_or(false) {
             let outcome = match btrfs::destroy(parent.fd.as_fd(), name) {
                 // An ordinary user may empty it, and remove it as a directory.
-                Err(Errno::EPERM) => btrfs::make_writable(fd.as_fd()).map(|()| None),
-                other => other.map(Some),
+                Err(Errno::EPERM) => btrfs::make_writable(fd.as_fd()).map(|()| false),
+                other => other.map(|()| true),
             };
             match outcome {
-                Ok(None) => {}
-                Ok(Some(count)) => {
-                    removed.entries += 1;
-                    removed.subvolumes += count;
-                    return self.child_done(parent, removed);
-                }
+                Ok(false) => {}
+                Ok(true) => return self.child_done(parent),
                 Err(error) => {
                     self.fail(parent, name, error);
-                    return self.child_done(parent, removed);
+                    return self.child_done(parent);
                 }
             }
         }
@@ -208,17 +183,16 @@ impl Removal<'_> {
             name: name.clone(),
             parent: Some(Arc::clone(parent)),
             depth: parent.depth + 1,
-            subvolume,
             pending: AtomicUsize::new(1),
             rescans: AtomicUsize::new(0),
         });
-        self.scan(&directory, removed);
-        self.child_done(&directory, removed);
+        self.scan(&directory);
+        self.child_done(&directory);
     }
 
-    fn scan(&self, directory: &Arc<Directory>, removed: &mut Removed) {
+    fn scan(&self, directory: &Arc<Directory>) {
         let mut children = Vec::new();
-        if let Err(error) = self.scan_entries(directory, removed, &mut children) {
+        if let Err(error) = self.scan_entries(directory, &mut children) {
             self.fail(directory, c".", error);
         }
         if children.is_empty() {
@@ -237,7 +211,6 @@ impl Removal<'_> {
     fn scan_entries(
         &self,
         directory: &Arc<Directory>,
-        removed: &mut Removed,
         children: &mut Vec<CString>,
     ) -> nix::Result<()> {
         // From the start: the directory may be read again.
@@ -264,51 +237,40 @@ impl Removal<'_> {
             if is_dir {
                 children.push(name.to_owned());
             } else {
-                self.unlink(directory, name, removed, children);
+                self.unlink(directory, name, children);
             }
         }
         Ok(())
     }
 
-    fn unlink(
-        &self,
-        directory: &Arc<Directory>,
-        name: &CStr,
-        removed: &mut Removed,
-        children: &mut Vec<CString>,
-    ) {
+    fn unlink(&self, directory: &Arc<Directory>, name: &CStr, children: &mut Vec<CString>) {
         let unlink = || unlinkat(&directory.fd, name, UnlinkatFlags::NoRemoveDir);
         let result = match unlink() {
             Err(Errno::EPERM) => unlink_protected(directory, name, unlink),
             other => other,
         };
         match result {
-            Ok(()) => removed.entries += 1,
-            Err(Errno::ENOENT) => {}
+            Ok(()) | Err(Errno::ENOENT) => {}
             Err(Errno::EISDIR) => children.push(name.to_owned()),
             Err(error) => self.fail(directory, name, error),
         }
     }
 
     /// Something that kept `directory` alive is done; deletes it if that was the last, and so on upwards.
-    fn child_done(&self, directory: &Arc<Directory>, removed: &mut Removed) {
+    fn child_done(&self, directory: &Arc<Directory>) {
         let mut directory = Arc::clone(directory);
         while directory.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
             let Some(parent) = directory.parent.clone() else {
                 return;
             };
             match remove_empty(&directory, &parent) {
-                Ok(()) => {
-                    removed.entries += 1;
-                    removed.subvolumes += u64::from(directory.subvolume);
-                }
-                Err(Errno::ENOENT) => {}
+                Ok(()) | Err(Errno::ENOENT) => {}
                 Err(Errno::ENOTEMPTY) if self.queue.has_failed() => {}
                 Err(Errno::ENOTEMPTY)
                     if directory.rescans.fetch_add(1, Ordering::Relaxed) < MAX_RESCANS =>
                 {
                     directory.pending.store(1, Ordering::Release);
-                    self.scan(&directory, removed);
+                    self.scan(&directory);
                     continue;
                 }
                 Err(error) => self.fail(&parent, &directory.name, error),

@@ -1,7 +1,6 @@
 //! Owns the queue for several threads that work on one tree, newest first so that few directories are open.
 
 use std::collections::VecDeque;
-use std::ops::AddAssign;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -102,16 +101,15 @@ impl<T: Send> Queue<T> {
         state.error.map(|error| (error, state.failures))
     }
 
-    /// Works until no task is left and none can come any more; returns the sum of the threads' results.
-    pub(crate) fn run<S>(&self, work: impl Fn(T, &mut S) + Sync) -> S
-    where
-        S: Default + AddAssign + Send,
-    {
+    /// Works until no task is left and none can come any more; each thread has a state of its own, and `end` takes it.
+    pub(crate) fn run<S: Default + Send>(
+        &self,
+        work: impl Fn(T, &mut S) + Sync,
+        end: impl FnMut(S),
+    ) {
         // More than a few threads would only wait for the same journal.
         let threads = std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8));
-        let mut total = S::default();
-        self.run_on(threads, S::default, work, |sum| total += sum);
-        total
+        self.run_on(threads, S::default, work, end);
     }
 
     /// The same on this many threads, each with a state of its own.

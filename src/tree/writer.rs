@@ -15,18 +15,9 @@ use nix::sys::time::TimeSpec;
 
 use super::listing::{Content, ListingEntry, PERMISSIONS, split};
 use super::transfer::Transport;
-use crate::sys::account::{Rights, caller};
+use crate::sys::account::{Existing, Rights, caller};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
-
-/// How an existing entry is handled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Existing {
-    /// It stays, and that is an error.
-    Refuse,
-    /// A file or link is replaced.
-    Replace,
-}
 
 /// Writes entries below one directory, without the bits of their modes that would give rights to a program.
 #[derive(Debug)]

@@ -212,7 +212,7 @@ impl Unpacker<'_> {
             return Ok(false);
         };
         if *name != OPAQUE && name.starts_with(AUFS) {
-            self.report.drop(entry, "aufs's own file".into());
+            self.report.drop("aufs's own file".into());
             return Ok(true);
         }
         if matches!(deleted, b"" | b"." | b"..") {

@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::Deserialize;
 
+use crate::sys::host;
+
 /// A parsed reference.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reference {
@@ -146,12 +148,7 @@ pub(in crate::image) struct Platform {
 impl Platform {
     /// Returns this machine's platform, as recipes write it.
     pub(in crate::image) fn own() -> String {
-        let architecture = match std::env::consts::ARCH {
-            "x86_64" => "amd64",
-            "aarch64" => "arm64",
-            other => other,
-        };
-        format!("linux/{architecture}")
+        format!("linux/{}", host::architecture())
     }
 
     /// Parses `linux/arm64/v8`.

@@ -94,7 +94,7 @@ impl Unpacker<'_> {
             // The file system has none, or not for this kind of file, or they need root.
             match error {
                 Errno::EOPNOTSUPP | Errno::EPERM | Errno::EINVAL => {
-                    self.report.drop(path, format!("xattr {}", lossy(name)));
+                    self.report.drop(format!("xattr {}", lossy(name)));
                 }
                 _ => return Err(error).context(|| cannot("set an attribute of", path)),
             }

@@ -117,15 +117,10 @@ pub struct UnpackReport {
     pub bytes: u64,
     /// Number of dropped items by kind: `device node`, `xattr trusted.x`, ...
     pub dropped: BTreeMap<String, u64>,
-    /// The first paths that something was dropped from.
-    pub examples: Vec<(String, String)>,
 }
 
 impl UnpackReport {
-    pub(crate) fn drop(&mut self, path: &[u8], what: String) {
-        if self.examples.len() < 20 {
-            self.examples.push((lossy(path), what.clone()));
-        }
+    pub(crate) fn drop(&mut self, what: String) {
         *self.dropped.entry(what).or_default() += 1;
     }
 }
@@ -242,20 +237,20 @@ impl<'a> Unpacker<'a> {
             return Ok(());
         }
         for what in std::mem::take(&mut entry.ignored) {
-            self.report.drop(&entry.path, what.into());
+            self.report.drop(what.into());
         }
         let report = &mut self.report;
         entry.xattrs.retain(|(name, _)| {
             let keep = xattr::is_content(name);
             if !keep {
-                report.drop(&entry.path, format!("xattr {}", lossy(name)));
+                report.drop(format!("xattr {}", lossy(name)));
             }
             keep
         });
         if !self.options.ownership {
             let kept = entry.mode & 0o1777;
             if kept != entry.mode && entry.kind != TarEntryKind::Directory {
-                self.report.drop(&entry.path, "setuid or setgid bit".into());
+                self.report.drop("setuid or setgid bit".into());
             }
             entry.mode = kept;
         }
@@ -559,7 +554,7 @@ impl<'a> Unpacker<'a> {
             TarEntryKind::Character(major, minor) | TarEntryKind::Block(major, minor) => {
                 let is_whiteout = matches!(entry.kind, TarEntryKind::Character(0, 0));
                 if self.options.devices == Devices::Skip || is_whiteout {
-                    self.report.drop(&entry.path, "device node".into());
+                    self.report.drop("device node".into());
                     return Ok(());
                 }
                 let kind = if matches!(entry.kind, TarEntryKind::Block(..)) {
@@ -575,7 +570,7 @@ impl<'a> Unpacker<'a> {
                     }
                 })?;
                 if !made {
-                    self.report.drop(&entry.path, "device node".into());
+                    self.report.drop("device node".into());
                     return Ok(());
                 }
             }

@@ -12,13 +12,13 @@ use fs_err as fs;
 use nix::fcntl::OFlag;
 
 use super::manifest::Manifest;
-use crate::sys::account::{self, caller};
+use crate::sys::account::{self, Existing, caller};
 use crate::sys::beneath;
 use crate::sys::checksum;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::tree::listing::{Content, Listing, ListingEntry, PathState, path_state};
 use crate::tree::writer as tree;
-use crate::tree::writer::{Existing, Writer};
+use crate::tree::writer::Writer;
 
 /// Help of errors, for the env that the caller knows.
 pub(super) const ELSEWHERE: &str = "rockenv export ENV NEW-DIRECTORY";

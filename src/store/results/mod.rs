@@ -21,11 +21,11 @@ use crate::plan::ids::LayerId;
 use crate::plan::resolve::{Spec, Volume, VolumeKind, VolumeSource};
 use crate::store::export;
 use crate::store::path_volumes::real_path;
-use crate::sys::account::{self, Rights};
+use crate::sys::account::{self, Existing, Rights};
 use crate::sys::error::{Error, Result};
 use crate::tree::file;
 use crate::tree::listing::{Content, Listing, ListingEntry, PathState, path_state};
-use crate::tree::writer::{Existing, Writer};
+use crate::tree::writer::Writer;
 
 /// The results in one output volume, of several steps.
 #[derive(Clone, Debug, Default)]

@@ -10,9 +10,9 @@ use super::{ResultState, StepResults, compare, output_writer, outputs};
 use crate::plan::ids::LayerId;
 use crate::plan::resolve::{Spec, VolumeSource};
 use crate::store::Store;
+use crate::sys::account::Existing;
 use crate::sys::error::Result;
 use crate::tree::listing::{Content, Listing, ListingEntry};
-use crate::tree::writer::Existing;
 
 impl Store {
     /// Moves aside the results of `known`, layers of the same env, and of those below them, unless steps up to `top`

@@ -16,7 +16,8 @@ use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::tree::file;
 use crate::tree::listing::{Content, Listing, PathState, Paths, path_state};
 
-use crate::tree::writer::{Existing, Writer};
+use crate::sys::account::Existing;
+use crate::tree::writer::Writer;
 use crate::ui::size;
 
 /// No volume can have this name.

@@ -89,6 +89,13 @@ fn passwd_line(uid: u32) -> Option<String> {
         .map(str::to_owned)
 }
 
+/// Returns the name of a user, or the number of one without.
+pub(crate) fn name_of(uid: u32) -> String {
+    let line = passwd_line(uid);
+    let name = line.as_deref().and_then(|line| line.split(':').next());
+    name.map_or_else(|| uid.to_string(), str::to_owned)
+}
+
 pub(crate) fn home_of(uid: u32) -> Option<PathBuf> {
     passwd_line(uid)?
         .split(':')

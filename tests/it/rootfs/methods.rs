@@ -199,9 +199,8 @@ fn btrfs_nested_subvolumes_are_removed_with_their_tree() {
             .args(["ro", "true"]));
     }
     btrfs::create(&fs.join("other")).unwrap();
-    let removed = remove_tree(&plain).unwrap();
+    remove_tree(&plain).unwrap();
     assert!(!plain.exists());
-    assert_eq!(removed.subvolumes, 303);
     assert!(fs.join("other").exists());
 }
 

@@ -10,7 +10,7 @@ use std::process::Command;
 use nix::fcntl::{OFlag, open, openat};
 use nix::sys::stat::{Mode, SFlag, mkdirat, mknod};
 use rockenv::testing::error::Kind as ErrorKind;
-use rockenv::testing::{Removed, remove_tree};
+use rockenv::testing::remove_tree;
 
 use crate::support::loopfs::{Kind, LoopFs, bind, need_root, run};
 
@@ -27,18 +27,12 @@ fn temporary() -> tempfile::TempDir {
 #[test]
 fn what_is_missing_is_removed_already() {
     let place = temporary();
-    assert_eq!(
-        remove_tree(&place.path().join("no")).unwrap(),
-        Removed::default()
-    );
-    assert_eq!(
-        remove_tree(&place.path().join("no/where")).unwrap(),
-        Removed::default()
-    );
+    remove_tree(&place.path().join("no")).unwrap();
+    remove_tree(&place.path().join("no/where")).unwrap();
 }
 
 #[test]
-fn every_kind_of_entry_goes_and_is_counted() {
+fn every_kind_of_entry_goes() {
     for kind in Kind::ALL {
         let fs = LoopFs::sized(kind, 512 << 20);
         let tree = fs.join("tree");
@@ -68,9 +62,8 @@ fn every_kind_of_entry_goes_and_is_counted() {
         fs_err::write(fs.join("outside"), vec![7; 500_000]).unwrap();
         fs_err::hard_link(fs.join("outside"), tree.join("inside")).unwrap();
         nix::unistd::syncfs(open(fs.path(), DIRECTORY, Mode::empty()).unwrap()).unwrap();
-        let removed = remove_tree(&tree).unwrap();
+        remove_tree(&tree).unwrap();
         assert!(!tree.exists());
-        assert_eq!(removed.entries, 14, "{kind:?}");
         assert_eq!(fs_err::read(fs.join("outside")).unwrap().len(), 500_000);
     }
 }
@@ -82,9 +75,10 @@ fn a_link_or_file_is_removed_itself() {
     fs_err::create_dir(&target).unwrap();
     fs_err::write(target.join("kept"), "").unwrap();
     symlink(&target, &link).unwrap();
-    assert_eq!(remove_tree(&link).unwrap().entries, 1);
-    assert!(target.join("kept").exists());
-    assert_eq!(remove_tree(&target.join("kept")).unwrap().entries, 1);
+    remove_tree(&link).unwrap();
+    assert!(target.join("kept").exists() && fs_err::symlink_metadata(&link).is_err());
+    remove_tree(&target.join("kept")).unwrap();
+    assert!(!target.join("kept").exists());
 }
 
 /// Case 13 of the catalogue: the bind mount has the device number of the tree, only openat2 sees the border.
@@ -265,8 +259,7 @@ fn depth_costs_neither_stack_nor_descriptors() {
         make_chain(&tree, 10_000, comb);
         // A name that the moved-up subtrees would like to have.
         fs_err::create_dir(tree.join(".rockenv-deep-0")).unwrap();
-        let removed = remove_tree(&tree).unwrap();
-        assert_eq!(removed.entries, if comb { 30_002 } else { 10_002 });
+        remove_tree(&tree).unwrap();
         assert!(!tree.exists());
     }
     assert_eq!(
