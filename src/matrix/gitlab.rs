@@ -53,9 +53,10 @@ pub(crate) fn pipeline(pipeline: &Pipeline, file: &str) -> String {
         let runner = pipeline.jobs.first().map_or(&[][..], |job| &job.runner);
         let lines = pipeline.clean(pipeline.envs(), runner);
         text.push(format!(
-            "{}:\n  stage: clean\n{}      when: always\n{}{}  script:\n    - {}",
+            "{}:\n  stage: clean\n{}      when: always\n  timeout: {} minutes\n{}{}  script:\n    - {}",
             scalar("leave nothing"),
             inner(),
+            pipeline.calls.minutes,
             tags(runner),
             variables(pipeline),
             block(6, &lines)
@@ -99,15 +100,17 @@ fn job(
     needs: &[String],
     script: &[String],
 ) -> String {
-    let when = match pipeline.cleans_last() {
-        true => inner(),
-        false => "  interruptible: true\n",
+    let minutes = pipeline.calls.minutes;
+    let (when, minutes) = match pipeline.cleans_last() {
+        true => (inner(), minutes),
+        // The script, then an hour for `after_script`, and a quarter for the rest of the job.
+        false => ("  interruptible: true\n", minutes.saturating_add(75)),
     };
     format!(
         "{}:
   stage: {stage}
   needs: {}
-{}{}{when}  timeout: {} minutes
+{}{}{when}  timeout: {minutes} minutes
   artifacts:
     when: always
     paths: {}
@@ -117,7 +120,6 @@ fn job(
         list(needs),
         tags(runner),
         variables(pipeline),
-        pipeline.calls.minutes,
         list(&[metrics(pipeline).as_deref().unwrap_or(METRICS)]),
         block(6, script)
     )
@@ -133,13 +135,18 @@ fn after(lines: &[String]) -> String {
     format!("  after_script:\n    - {}", block(6, lines))
 }
 
-/// Writes the secrets with other names in jobs; those of the same name are set by the project's settings.
+/// Writes the secrets with other names in jobs; those of the same name are set by the project's settings. Otherwise
+/// GitLab gives `after_script` 5 minutes, and none if the script takes all of the job's time.
 fn variables(pipeline: &Pipeline) -> String {
     let secrets = pipeline.calls.secrets.iter();
     let lines = secrets
         .filter(|secret| secret.variable != secret.name)
         .map(|secret| format!("    {}: ${}\n", secret.variable, secret.name));
-    let lines: String = lines.collect();
+    let minutes = pipeline.calls.minutes;
+    let times =
+        format!("    RUNNER_SCRIPT_TIMEOUT: {minutes}m\n    RUNNER_AFTER_SCRIPT_TIMEOUT: 1h\n");
+    let times = (!pipeline.cleans_last()).then_some(times);
+    let lines: String = lines.chain(times).collect();
     match lines.is_empty() {
         true => lines,
         false => format!("  variables:\n{lines}"),
@@ -195,5 +202,10 @@ mod tests {
             !alone.contains("trigger") && !alone.contains("rules"),
             "{alone}"
         );
+        // What cleans up has time of its own, within the job's.
+        let times = "    RUNNER_SCRIPT_TIMEOUT: 90m\n    RUNNER_AFTER_SCRIPT_TIMEOUT: 1h\n  \
+                     interruptible: true\n  timeout: 165 minutes\n";
+        assert_eq!(alone.matches(times).count(), 2, "{alone}");
+        assert_eq!(text.matches("  timeout: 90 minutes\n").count(), 5, "{text}");
     }
 }

@@ -89,9 +89,10 @@ fn texts(value: &Value) -> Vec<&str> {
     }
 }
 
-/// Returns lines that set the variables of a job, all of which are secrets, written between `open` and `close`.
+/// Returns lines that set the variables of a job: secrets, written between `open` and `close`, and times for GitLab.
 fn exports(variables: &Value, open: &str, close: &str) -> String {
     let variables = variables.as_object().into_iter().flatten();
+    let variables = variables.filter(|(variable, _)| !variable.starts_with("RUNNER_"));
     let lines = variables.map(|(variable, value)| {
         let name = value.as_str().unwrap().strip_prefix(open).unwrap();
         assert_eq!(name.strip_suffix(close), Some("REGISTRY_TOKEN"));
