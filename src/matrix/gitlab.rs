@@ -27,7 +27,7 @@ pub(crate) fn pipeline(pipeline: &Pipeline, file: &str) -> String {
             COMMON,
             "common",
             &common.runner,
-            &[],
+            None,
             &script,
         ));
         if !pipeline.cleans_last() {
@@ -37,14 +37,15 @@ pub(crate) fn pipeline(pipeline: &Pipeline, file: &str) -> String {
         }
     }
     for one in &pipeline.jobs {
-        let needs: Vec<String> = match &one.needs {
-            Some(needs) => vec![format!("build {needs}")],
-            None => common.map(|_| COMMON.to_owned()).into_iter().collect(),
+        let needs = match &one.needs {
+            Some(needs) => Some(format!("build {needs}")),
+            None => common.map(|_| COMMON.to_owned()),
         };
         let stage = if one.needs.is_some() { "test" } else { "build" };
         let name = format!("{stage} {}", one.env);
         let script = pipeline.build(one, &metrics);
-        text.push(job(pipeline, &name, stage, &one.runner, &needs, &script));
+        let needs = needs.as_deref();
+        text.push(job(pipeline, &name, stage, &one.runner, needs, &script));
         if !pipeline.cleans_last() {
             text.push(after(&pipeline.clean([one.env.as_str()], &one.runner)));
         }
@@ -97,9 +98,11 @@ fn job(
     name: &str,
     stage: &str,
     runner: &[String],
-    needs: &[String],
+    needs: Option<&str>,
     script: &[String],
 ) -> String {
+    // `up` would append to the other job's metrics.
+    let needs = needs.map(|job| format!("{{job: {}, artifacts: false}}", scalar(job)));
     let minutes = pipeline.calls.minutes;
     let (when, minutes) = match pipeline.cleans_last() {
         true => (inner(), minutes),
@@ -109,7 +112,7 @@ fn job(
     format!(
         "{}:
   stage: {stage}
-  needs: {}
+  needs: [{}]
 {}{}{when}  timeout: {minutes} minutes
   artifacts:
     when: always
@@ -117,7 +120,7 @@ fn job(
   script:
     - {}",
         scalar(name),
-        list(needs),
+        needs.unwrap_or_default(),
         tags(runner),
         variables(pipeline),
         list(&[metrics(pipeline).as_deref().unwrap_or(METRICS)]),
@@ -176,9 +179,9 @@ mod tests {
             needs,
             [
                 "[]",
-                "[\"what is common\"]",
-                "[\"build a\"]",
-                "[\"what is common\"]"
+                "[{job: \"what is common\", artifacts: false}]",
+                "[{job: \"build a\", artifacts: false}]",
+                "[{job: \"what is common\", artifacts: false}]"
             ]
         );
         let last = format!(
