@@ -1,7 +1,10 @@
 //! Owns the pipeline for GitLab. Pure.
 
+use std::path::{Component, Path};
+
 use super::jobs::take_option;
 use super::pipeline::{Pipeline, block, list, scalar};
+use crate::sys::error::Result;
 
 /// Path of each job's metrics, in its checkout.
 const METRICS: &str = "rockenv-metrics.jsonl";
@@ -9,7 +12,7 @@ const METRICS: &str = "rockenv-metrics.jsonl";
 const COMMON: &str = "what is common";
 
 /// Writes the pipeline; `file` is its path in the repository.
-pub(crate) fn pipeline(pipeline: &Pipeline, file: &str) -> String {
+pub(crate) fn pipeline(pipeline: &Pipeline, file: &str) -> Result<String> {
     let mut text = vec![pipeline.heading()];
     text.push("stages: [common, build, test, clean]\n".to_owned());
     if pipeline.cleans_last() {
@@ -17,6 +20,12 @@ pub(crate) fn pipeline(pipeline: &Pipeline, file: &str) -> String {
     }
     let common = pipeline.common.as_ref();
     let metrics = match metrics(pipeline) {
+        Some(path) if !is_in_checkout(&path) => {
+            return Err(
+                usage!("`--metrics {path}`: GitLab keeps only files of the checkout")
+                    .help(format!("--metrics {METRICS}")),
+            );
+        }
         Some(_) => Vec::new(),
         None => vec!["--metrics".to_owned(), METRICS.to_owned()],
     };
@@ -63,7 +72,7 @@ pub(crate) fn pipeline(pipeline: &Pipeline, file: &str) -> String {
             block(6, &lines)
         ));
     }
-    text.concat()
+    Ok(text.concat())
 }
 
 /// Writes the job that runs all others, as a child pipeline of the same file. Envs of one store have the same names
@@ -133,6 +142,11 @@ fn metrics(pipeline: &Pipeline) -> Option<String> {
     take_option(&pipeline.calls.options, "--metrics").1
 }
 
+fn is_in_checkout(path: &str) -> bool {
+    let mut parts = Path::new(path).components();
+    parts.all(|part| matches!(part, Component::CurDir | Component::Normal(_)))
+}
+
 /// Writes the lines that always run.
 fn after(lines: &[String]) -> String {
     format!("  after_script:\n    - {}", block(6, lines))
@@ -170,7 +184,7 @@ mod tests {
 
     #[test]
     fn each_job_waits_for_what_it_stands_on() {
-        let text = pipeline(&example(true, &[]), "ci/rockenv.yml");
+        let text = pipeline(&example(true, &[]), "ci/rockenv.yml").unwrap();
         let needs: Vec<&str> = text
             .lines()
             .filter_map(|line| line.strip_prefix("  needs: "))
@@ -199,7 +213,7 @@ mod tests {
                 .count(),
             5
         );
-        let alone = pipeline(&example(false, &[]), "ci/rockenv.yml");
+        let alone = pipeline(&example(false, &[]), "ci/rockenv.yml").unwrap();
         assert_eq!(alone.matches("after_script").count(), 2, "{alone}");
         assert!(
             !alone.contains("trigger") && !alone.contains("rules"),

@@ -188,7 +188,7 @@ pub(super) fn write(cx: &Context, form: &For) -> Result<()> {
         For::Json(args) => args.line(cx)?,
         For::Github(args) => args.workflow(cx)?,
         For::Gitlab(args) => {
-            gitlab::pipeline(&args.pipeline.pipeline(cx, Runners::any)?, &args.path)
+            gitlab::pipeline(&args.pipeline.pipeline(cx, Runners::any)?, &args.path)?
         }
         For::Slurm(args) if args.submit => jobs::submit(cx, &args.script(cx)?)?,
         For::Slurm(args) => args.script(cx)?,

@@ -66,6 +66,12 @@ fn an_option_that_is_given_is_not_written_twice() {
         "{ended:?}"
     );
     assert!(store.work().join("m.jsonl").exists());
+    for outside in ["/m.jsonl", "../m.jsonl"] {
+        let asked = ["matrix", "gitlab", "--profile", store.env(), "gfx1103"];
+        let asked = [&asked[..], &["--", "--metrics", outside]].concat();
+        let said = store.rockenv(&asked).exits(2);
+        said.says(&["GitLab keeps only files of the checkout"]);
+    }
     for (system, more) in [
         ("github", &[][..]),
         ("gitlab", &[]),
