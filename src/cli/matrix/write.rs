@@ -340,13 +340,15 @@ impl GithubArgs {
 impl PipelineArgs {
     fn pipeline(&self, cx: &Context, without_file: fn() -> Runners) -> Result<Pipeline> {
         check_home(cx, &self.call)?;
+        let cells = self.part.some_cells()?;
+        jobs::check_checkout(cx, &cells)?;
         let runners = runners(self.runners.as_deref(), without_file)?;
         let share = match self.one_store {
             true => Share::Store,
             false => Share::Nothing,
         };
         let request = PipelineRequest {
-            cells: &self.part.some_cells()?,
+            cells: &cells,
             runners: &runners,
             gpu: NEEDED,
             calls: self.call.calls(None),

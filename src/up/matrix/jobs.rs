@@ -11,7 +11,7 @@ use crate::matrix::pipeline::{Calls, Common, Pipeline, Share, Size};
 use crate::matrix::slurm::QUEUED;
 use crate::matrix::{Cell, check_names, common};
 use crate::plan::resolve;
-use crate::profile;
+use crate::profile::{self, Origin};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _, named_path};
 use crate::sys::host::{Host, working_directory};
 use crate::sys::process::{self, Program};
@@ -77,6 +77,28 @@ pub(crate) fn pipeline(cx: &Context, request: PipelineRequest<'_>) -> Result<Pip
     let pipeline = Pipeline::new(calls, size(&plans), common, jobs, share)?;
     check_machines(cx, &pipeline, &plans, runners)?;
     Ok(pipeline)
+}
+
+/// Refuses profiles outside of the working directory, the checkout that the jobs have.
+pub(crate) fn check_checkout(cx: &Context, cells: &[Cell]) -> Result<()> {
+    let checkout = fs::canonicalize(working_directory()?)?;
+    for cell in cells {
+        let name = cell.profile.as_deref().unwrap_or(resolve::DEFAULT_PROFILE);
+        let profile = profile::load(&cx.config.profile_dirs, name)?;
+        for (origin, _) in profile.files() {
+            let Origin::File(path) = origin else { continue };
+            let found = fs::canonicalize(path)?;
+            if Path::new(name).is_absolute() || !found.starts_with(&checkout) {
+                let stem = path.file_stem().unwrap_or_default().display();
+                let path = path.display();
+                return Err(
+                    usage!("profile `{stem}` is at `{path}`, which the jobs do not see")
+                        .help("copy it into ./profiles, or name it relative to the repository"),
+                );
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Reads the file that lists the machines.

@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use super::{TARGETS, endings, github, gitlab, left, project, texts, written};
 use crate::support::env::TestStore;
+use crate::support::run::finish;
 
 #[test]
 fn the_job_for_common_steps_builds_no_others() {
@@ -100,4 +101,40 @@ fn two_workflows_of_one_repository_do_not_cancel_each_other() {
         // Without a name, that is the file's path.
         assert_eq!(workflow["name"], Value::Null);
     }
+}
+
+#[test]
+fn jobs_see_only_profiles_of_their_checkout() {
+    let store = TestStore::new();
+    project(&store);
+    let name = format!("{}.toml", store.env());
+    let inside = store.work().join("profiles").join(&name);
+    let user = store.user_config().join("profiles");
+    fs::create_dir(&user).unwrap();
+    fs::copy(&inside, user.join("others.toml")).unwrap();
+    let below = store.work().join("below");
+    fs::create_dir(&below).unwrap();
+    let write = |system: &str, profile: &str| {
+        let mut command = store.command(&["matrix", system, "--profile", profile, "gfx1201"]);
+        command.current_dir(&below);
+        finish(system.to_owned(), command)
+    };
+    let outside = [
+        inside.to_str().unwrap(),
+        &format!("../profiles/{name}"),
+        "others",
+    ];
+    for system in ["github", "gitlab"] {
+        for profile in outside {
+            write(system, profile)
+                .exits(2)
+                .prints("")
+                .says(&["which the jobs do not see", "help: copy it into ./profiles"]);
+        }
+    }
+    // One that extends such a profile cannot be read there either.
+    let extending = "schema = 1\nextends = \"others\"\n";
+    fs::write(below.join("extending.toml"), extending).unwrap();
+    let refused = write("gitlab", "./extending.toml").exits(2);
+    refused.says(&["profile `others` is at"]);
 }
