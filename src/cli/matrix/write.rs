@@ -23,6 +23,9 @@ use crate::up::context::Context;
 use crate::up::matrix::jobs::{self, PipelineRequest};
 use crate::up::request::WHAT;
 
+/// The action that installs this version.
+const THIS: &str = concat!("rockenv/rockenv@v", env!("CARGO_PKG_VERSION"));
+
 const MACHINES: &str = "Machines";
 const JOBS: &str = "Jobs";
 
@@ -316,13 +319,19 @@ impl KubernetesArgs {
 impl GithubArgs {
     fn workflow(&self, cx: &Context) -> Result<String> {
         let pipeline = self.pipeline.pipeline(cx, Runners::default)?;
-        let lacks_rockenv = pipeline.calls.setup.is_none()
-            && pipeline
-                .jobs
-                .iter()
-                .any(|job| hosted(&job.runner).is_some());
-        let this = lacks_rockenv.then_some(concat!("rockenv/rockenv@v", env!("CARGO_PKG_VERSION")));
-        let action = match self.action.as_deref().or(this) {
+        let mut labels = pipeline.jobs.iter().filter_map(|job| hosted(&job.runner));
+        let action = match (&self.action, labels.next(), &pipeline.calls.setup) {
+            (Some(action), ..) => Some(action.as_str()),
+            (None, Some(_), None) => Some(THIS),
+            (None, Some(label), Some(_)) => {
+                cx.ui.warn(&format!(
+                    "nothing but `--setup` installs rockenv on `{label}`; to install it there: --action {THIS}"
+                ));
+                None
+            }
+            (None, None, _) => None,
+        };
+        let action = match action {
             Some(uses) => {
                 let program = fs::File::open(Host::probe()?.program)?;
                 Some(Action {

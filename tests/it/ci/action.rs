@@ -101,6 +101,10 @@ fn a_runner_of_github_s_gets_the_program_that_wrote_the_workflow() {
     // Who sets it up has no need of it, and who names an action gets that one.
     let own = workflow(&store, &["--setup", "./install"]);
     assert_eq!(steps(&own).len(), 3, "{own:#}");
+    let asked = ["matrix", "github", "--profile", store.env(), "gfx1201"];
+    let said = store.rockenv(&[&asked[..], &["--setup", "./login"]].concat());
+    said.ok()
+        .says(&["warning: nothing but `--setup` installs rockenv on `ubuntu-latest`"]);
     let named = workflow(&store, &["--action", "o/r@0123", "--rockenv", "rockenv"]);
     assert_eq!(steps(&named)[1]["uses"], "o/r@0123");
     let bad = ["matrix", "github", "gfx1201", "--action", "o/r"];
