@@ -8,6 +8,8 @@ use super::pipeline::{Pipeline, block_end, quote, words};
 
 /// What the script says before the numbers of the jobs that have the envs, and the envs.
 pub(crate) const QUEUED: &str = "these envs are already in the queue, as job ";
+/// What it says if there is no answer.
+pub(crate) const NO_QUEUE: &str = "squeue failed";
 /// Bytes of names in a comment after the first one; Slurm accepts 1024 in all.
 const LONGEST_COMMENT: usize = 900;
 /// Finds `envs` in the queue: the comment of a job names its env, and that of an array those of its tasks.
@@ -45,7 +47,7 @@ pub(crate) fn script(pipeline: &Pipeline, site: &Site) -> String {
         "set -eu\n".to_owned(),
         // Two submissions at once would meet in the same envs.
         format!(
-            "queue=$(squeue --me --noheader --array --format='%F %K %k')
+            "queue=$(squeue --me --noheader --array --format='%F %K %k') || {{ echo '{NO_QUEUE}' >&2; exit 1; }}
 queued=$(echo \"$queue\" | awk -v envs={} '{FIND}')
 [ -z \"$queued\" ] || {{ echo \"{QUEUED}$queued\" >&2; exit 1; }}
 ",

@@ -8,7 +8,7 @@ use fs_err as fs;
 use super::rockenv_command::{EnvPlan, GRACE, RockenvCommand};
 use crate::matrix::jobs::{Env, Job, NEEDED, Runners, jobs, shortage, take_option};
 use crate::matrix::pipeline::{Calls, Common, Pipeline, Share, Size};
-use crate::matrix::slurm::QUEUED;
+use crate::matrix::slurm::{NO_QUEUE, QUEUED};
 use crate::matrix::{Cell, check_names, common};
 use crate::plan::resolve;
 use crate::profile::{self, Origin};
@@ -131,7 +131,7 @@ pub(crate) fn submit(cx: &Context, script: &str) -> Result<String> {
                 .help("run it on a machine of the cluster, or write the script without `--submit`"),
         );
     }
-    let mut queued = None;
+    let (mut queued, mut answers) = (None, true);
     let submitted = Program::at("/bin/sh")
         .inherit_env()
         .env("PATH", path)
@@ -144,6 +144,7 @@ pub(crate) fn submit(cx: &Context, script: &str) -> Result<String> {
                 queued = queued
                     .take()
                     .or_else(|| line.strip_prefix(QUEUED).map(str::to_owned));
+                answers &= line != NO_QUEUE;
                 cx.ui.note(line);
             }
             process::Event::Tick => cancel.poll(),
@@ -156,7 +157,10 @@ pub(crate) fn submit(cx: &Context, script: &str) -> Result<String> {
                 (Kind::Busy, Some(format!("scancel {jobs}, or wait for it")))
             }
             _ => {
-                let help = "check `--gres` and `--sbatch`; sinfo shows what the cluster has";
+                let help = match answers {
+                    true => "check `--gres` and `--sbatch`; sinfo shows what the cluster has",
+                    false => "`scontrol ping` shows whether Slurm answers",
+                };
                 (Kind::Unavailable, Some(help.to_owned()))
             }
         };

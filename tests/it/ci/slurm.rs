@@ -557,6 +557,9 @@ fn what_keeps_jobs_from_being_submitted_has_its_exit_code() {
             &format!("already in the queue, as job 4711: {env}"),
             "help: scancel 4711, ",
         ]);
+    submit(&[("squeue", "echo 'slurm_load_jobs error' >&2; exit 1")])
+        .exits(4)
+        .says(&["slurm_load_jobs error", "help: `scontrol ping`"]);
     submit(&[
         ("squeue", ""),
         ("sbatch", "echo 'sbatch: error: no' >&2; exit 1"),
