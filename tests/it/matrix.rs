@@ -357,6 +357,13 @@ fn what_cannot_be_planned_is_said_and_the_others_are_built() {
     ];
     let table = store.rockenv(&asked).exits(7).text();
     assert!(table.contains("has no step `none`"), "{table}");
+    for option in ["--dry-run", "-d", "--json", "--progress=json", "-h"] {
+        let refused = store.rockenv(&matrix(&store, &["--", option])).exits(2);
+        refused.says(&[
+            "cannot be passed to each `up`",
+            "help: `rockenv plan TARGET`",
+        ]);
+    }
     for form in ["up", "github", "json"] {
         let asked = ["matrix", form, "-p", "none.toml", "gfx1100"];
         let missing = "no profile file `none.toml`";

@@ -167,8 +167,19 @@ struct Progress<'a> {
     beside: bool,
 }
 
+/// Options of `up` that decide what it prints, which is read here, or that bring nothing up.
+const NOT_PASSED: [&str; 6] = ["--dry-run", "-d", "--json", "--progress", "--help", "-h"];
+
 /// Brings all envs up.
 pub(crate) fn up(cx: &Context, request: &MatrixRequest<'_>) -> Result<MatrixResult> {
+    let mut options = request
+        .options
+        .iter()
+        .filter_map(|one| one.split('=').next());
+    if let Some(option) = options.find(|option| NOT_PASSED.contains(option)) {
+        return Err(usage!("`{option}` cannot be passed to each `up`")
+            .help("`rockenv plan TARGET` shows one env; `rockenv matrix up --help` the options"));
+    }
     let signals = Signals::take()?;
     let cancel = Cancel::new(&signals);
     let rockenv = RockenvCommand {
