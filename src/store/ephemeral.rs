@@ -174,6 +174,11 @@ impl Store {
         Ok(OwnerLock(file))
     }
 
+    /// Returns whether the env ends with this command or its parent.
+    pub(crate) fn is_ephemeral(&self, name: &EnvName) -> bool {
+        matches!(fate(&self.env_dir(name)), Ok(Fate::Owned(Some(owner))) if owner.is_ours())
+    }
+
     /// Returns whether an env still exists although the command that it should have ended with is gone.
     pub fn is_abandoned(&self, name: &EnvName) -> bool {
         matches!(fate(&self.env_dir(name)), Ok(Fate::Left(_)))

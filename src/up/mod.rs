@@ -103,7 +103,8 @@ pub(crate) fn up(
     let outcome = outcome.and_then(Finished::unless_broken);
     let removed = claim.map(|claim| ephemeral::end(&store, name, claim));
     cx.tidy(&store)?;
-    let fate = Fate::of(cx, removed, outcome.is_err())?;
+    let is_parents = store.is_ephemeral(name);
+    let fate = Fate::of(cx, removed, is_parents, outcome.is_err())?;
     let finished = match (outcome, signals.pending()?) {
         // The same Ctrl-C ended the tool that failed.
         (Err(_), Some(signal)) => {

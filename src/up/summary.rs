@@ -58,20 +58,23 @@ pub(crate) fn not_its_own(blocked: &[BlockedResult]) -> Option<String> {
 #[derive(Debug)]
 pub(crate) enum Fate {
     Stays,
-    /// It was removed; these are its outputs.
-    Removed(Vec<PathBuf>),
+    /// It was removed, as this says, or `matrix up` removes it.
+    Ends(String),
 }
 
 impl Fate {
-    /// Decides it by the removal of an env that was not to stay, if there was one.
+    /// Decides it by the removal of an env that was not to stay, if there was one; `is_parents` is one that ends with
+    /// this command's parent.
     pub(super) fn of(
         cx: &Context,
         removed: Option<Result<Vec<PathBuf>>>,
+        is_parents: bool,
         has_failed: bool,
     ) -> Result<Self> {
         match removed {
+            None if is_parents => Ok(Self::Ends(String::new())),
             None => Ok(Self::Stays),
-            Some(Ok(outputs)) => Ok(Self::Removed(outputs)),
+            Some(Ok(outputs)) => Ok(Self::Ends(format!("; {}", removed_text(&outputs)))),
             // The reason for the failure comes first; the next command removes the env.
             Some(Err(error)) if has_failed => {
                 cx.ui.warn(&error.chain().join(": "));
@@ -99,7 +102,7 @@ pub(crate) fn say(
     let last = |outcome, message: String| reporter.emit(&Event::Finished { outcome, message });
     let next = match fate {
         Fate::Stays => format!("; to enter it: rockenv shell {name}"),
-        Fate::Removed(outputs) => removed(outputs),
+        Fate::Ends(text) => text.clone(),
     };
     let foreign = not_its_own(&blocked);
     match ended {
@@ -121,7 +124,7 @@ pub(crate) fn say(
                 _ if let Some(foreign) = foreign => format!("{name}: done, but {foreign}"),
                 (true, _) => format!("{name}: done{next}"),
                 (false, Fate::Stays) => format!("{name}: done{lacking}"),
-                (false, Fate::Removed(_)) => format!("{name}: done{lacking}{next}"),
+                (false, Fate::Ends(_)) => format!("{name}: done{lacking}{next}"),
             };
             last(Outcome::Done, message);
             Ok(0)
@@ -129,7 +132,7 @@ pub(crate) fn say(
         Some(Ended::Interrupted(signal)) => {
             let message = match fate {
                 Fate::Stays => format!("{name}: stopped; finished steps are kept"),
-                Fate::Removed(_) => format!("{name}: stopped{next}"),
+                Fate::Ends(_) => format!("{name}: stopped{next}"),
             };
             last(Outcome::Interrupted, message);
             Err(Error::new(Kind::Signal(signal), "interrupted").help(again))
@@ -166,7 +169,7 @@ pub(crate) fn say(
                         }
                     }))
                 }
-                Fate::Removed(_) => {
+                Fate::Ends(_) => {
                     cx.ui.note(&format!("{name}: failed{next}"));
                     Err(error.help("run again without --ephemeral to keep the env for inspection"))
                 }
@@ -175,16 +178,14 @@ pub(crate) fn say(
     }
 }
 
-fn removed(outputs: &[PathBuf]) -> String {
+/// Says that an env was removed, and which of its outputs were not.
+pub(super) fn removed_text(outputs: &[PathBuf]) -> String {
     let paths: Vec<String> = outputs
         .iter()
         .map(|path| path.display().to_string())
         .collect();
     match paths.is_empty() {
-        true => "; removed (--ephemeral)".to_owned(),
-        false => format!(
-            "; removed (--ephemeral); outputs kept: {}",
-            paths.join(", ")
-        ),
+        true => "removed (--ephemeral)".to_owned(),
+        false => format!("removed (--ephemeral); outputs kept: {}", paths.join(", ")),
     }
 }

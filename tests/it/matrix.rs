@@ -97,12 +97,15 @@ fn two_envs_do_not_write_to_one_output_directory() {
         .says(&["have the same output directory", "use `${target}`"]);
     assert!(!store.runs().join("same").exists());
     profile("${target}");
-    store.rockenv(&up).ok();
-    for target in ["gfx1100", "gfx1103"] {
-        let text = fs::read_to_string(store.runs().join(target).join("one")).unwrap();
-        assert_eq!(text.trim(), target);
+    let done = store.rockenv(&[&up[..], &["--ephemeral"]].concat()).ok();
+    let places = ["gfx1100", "gfx1103"].map(|target| store.runs().join(target));
+    let [one, two] = places.each_ref().map(|place| place.display());
+    let kept = format!("2 envs removed (--ephemeral); outputs kept: {one}, {two}");
+    done.says(&[&kept]);
+    for place in &places {
+        let text = fs::read_to_string(place.join("one")).unwrap();
+        assert!(place.ends_with(text.trim()), "{text}");
     }
-    remove_all(&store, &["gfx1100", "gfx1103"]);
 }
 
 fn what_is_common_is_built_once(store: &TestStore) {
@@ -477,6 +480,8 @@ fn ephemeral_envs_share_what_they_have_in_common_and_leave_nothing() {
     steps(&store, STEPS);
     let other = format!("{}-gfx1103", store.env());
     let up = store.rockenv(&matrix(&store, &["--ephemeral"])).ok();
+    let up = up.says(&["3 envs removed (--ephemeral)"]);
+    assert!(!up.err.contains("rockenv shell"), "{}", up.err);
     let json: Value = serde_json::from_str(&up.text()).unwrap();
     assert_eq!(outcomes(&json), ["done"; 3]);
     assert_eq!(store.ran(), ["gfx1100", "gfx1103", "gfx1201", "one", "two"]);
@@ -493,7 +498,11 @@ fn ephemeral_envs_share_what_they_have_in_common_and_leave_nothing() {
     };
     nothing("done");
     fs::write(store.work().join("runs/no-gfx1103"), "").unwrap();
-    store.rockenv(&matrix(&store, &["--ephemeral"])).exits(5);
+    let failed = store.rockenv(&matrix(&store, &["--ephemeral"])).exits(5);
+    let failed = failed.says(&["3 envs removed (--ephemeral)", "without --ephemeral"]);
+    for gone in ["log: ", "rockenv shell"] {
+        assert!(!failed.err.contains(gone), "{}", failed.err);
+    }
     nothing("failed");
     // One that is there already is nobody's to remove.
     fs::remove_file(store.work().join("runs/no-gfx1103")).unwrap();

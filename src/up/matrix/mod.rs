@@ -5,6 +5,7 @@ pub(crate) mod jobs;
 mod rockenv_command;
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::sync::mpsc;
 use std::time::Instant;
 
@@ -24,6 +25,7 @@ use crate::ui::event::Outcome;
 use crate::ui::size;
 use crate::up::context::Context;
 use crate::up::ephemeral;
+use crate::up::summary::removed_text;
 
 /// What `matrix up` was asked for.
 pub(crate) struct MatrixRequest<'a> {
@@ -202,7 +204,11 @@ pub(crate) fn up(cx: &Context, request: &MatrixRequest<'_>) -> Result<MatrixResu
         false => Vec::new(),
     };
     build(&rockenv, request, &mut progress, scheduler);
+    let count = size::count(claims.len(), "env");
     let removed = end_ephemeral_envs(cx, claims);
+    if let (true, Ok(outputs)) = (request.ephemeral, &removed) {
+        cx.ui.note(&format!("{count} {}", removed_text(outputs)));
+    }
     if let Some(signal) = cancel.caught() {
         let kept = match request.ephemeral {
             true => "run the same command again",
@@ -217,7 +223,7 @@ pub(crate) fn up(cx: &Context, request: &MatrixRequest<'_>) -> Result<MatrixResu
     Ok(MatrixResult {
         common: progress.common,
         envs: progress.envs,
-        removed,
+        removed: removed.map(drop),
     })
 }
 
@@ -286,13 +292,17 @@ fn create_ephemeral_envs(cx: &Context, envs: &[EnvResult]) -> Result<Vec<Claim>>
     Ok(claims)
 }
 
-/// Removes these envs; warns of those that stay.
-fn end_ephemeral_envs(cx: &Context, claims: Vec<Claim>) -> Result<()> {
-    let mut removed = Ok(());
+/// Removes these envs; warns of those that stay. Returns the directories of their outputs.
+fn end_ephemeral_envs(cx: &Context, claims: Vec<Claim>) -> Result<Vec<PathBuf>> {
+    let mut removed = Ok(Vec::new());
     for (store, env, claim) in claims {
-        if let Err(error) = ephemeral::end(&store, &env, claim) {
-            cx.ui.warn(&error.chain().join(": "));
-            removed = Err(error.help("to remove the rest, run: rockenv gc"));
+        match (ephemeral::end(&store, &env, claim), &mut removed) {
+            (Ok(outputs), Ok(all)) => all.extend(outputs),
+            (Ok(_), Err(_)) => {}
+            (Err(error), _) => {
+                cx.ui.warn(&error.chain().join(": "));
+                removed = Err(error.help("to remove the rest, run: rockenv gc"));
+            }
         }
     }
     removed
