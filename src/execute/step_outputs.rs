@@ -1,5 +1,5 @@
 //! Owns the outputs of a step beside its snapshot: fingerprints for the keys of later steps, and files that it
-//! fetched. With a lock file, both must match it.
+//! fetched, some of them into caches. With a lock file, all must match it.
 
 use super::{Execution, container};
 use crate::plan::lockfile;
@@ -44,9 +44,13 @@ impl Execution<'_, '_> {
         let (prints, pins) = (self.prints(step)?, pins::read(&directory, &step.name)?);
         container::discard(self.store, &directory)?;
         let locked = self.locked.and_then(|lock| lock.step(&step.name));
-        let drift = locked.map_or_else(Vec::new, |locked| {
+        let mut drift = locked.map_or_else(Vec::new, |locked| {
             lockfile::left(locked, prints.as_ref(), &pins)
         });
+        if let Some(lock) = self.locked {
+            let sees = |cache: &str| self.spec.visible(step).any(|volume| volume.name == cache);
+            drift.extend(self.store.other_cache_files(lock, &sees)?);
+        }
         Ok(StepOutputs {
             prints,
             pins,

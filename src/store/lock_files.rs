@@ -108,6 +108,30 @@ impl Store {
         Ok(files)
     }
 
+    /// Describes the files that differ from the locked ones, in the caches that `within` accepts. Missing files are
+    /// fetched later, and those with an address are rockenv's to replace.
+    pub fn other_cache_files(
+        &self,
+        lock: &Lockfile,
+        within: &dyn Fn(&str) -> bool,
+    ) -> Result<Vec<String>> {
+        let mut differences = Vec::new();
+        for (cache, files) in lock.files.iter().filter(|(cache, _)| within(cache)) {
+            if files.values().all(|file| file.url().is_some()) {
+                continue;
+            }
+            let found = self.cache_files(cache)?;
+            let others = files.iter().filter(|(path, file)| {
+                let differs = |found: &String| found != file.sha256();
+                file.url().is_none() && found.get(*path).is_some_and(differs)
+            });
+            differences.extend(others.map(|(path, _)| {
+                format!("file `{path}` in cache `{cache}` differs from the locked content")
+            }));
+        }
+        Ok(differences)
+    }
+
     /// Remembers a lock file.
     pub fn remember_lock(&self, file: &Path, lock: &Lockfile) -> Result<()> {
         let file = fs::canonicalize(file)?;

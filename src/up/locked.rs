@@ -8,7 +8,7 @@ use sha2::{Digest as _, Sha256};
 use super::request::UpRequest;
 use crate::engine::ninja;
 use crate::plan::Plan;
-use crate::plan::lockfile::{self, CacheFile, Choices, Fetched, Lockfile};
+use crate::plan::lockfile::{self, Choices, Fetched, Lockfile};
 use crate::plan::resolve::{
     self, BaseImage, BuildUser, Fingerprint, Inputs, Spec, Step, VolumeSource,
 };
@@ -180,17 +180,7 @@ pub(crate) fn check_files(selection: &Selection, store: &Store) -> Result<()> {
     let Some(locked) = &selection.locked else {
         return Ok(());
     };
-    let mut differences = Vec::new();
-    for (cache, files) in &locked.lock.files {
-        let found = store.cache_files(cache)?;
-        let other = |(path, file): &(&String, &CacheFile)| {
-            let differs = |found: &String| found != file.sha256();
-            file.url().is_none() && found.get(*path).is_some_and(differs)
-        };
-        differences.extend(files.iter().filter(other).map(|(path, _)| {
-            format!("file `{path}` in cache `{cache}` differs from the lock file")
-        }));
-    }
+    let differences = store.other_cache_files(&locked.lock, &|_| true)?;
     match differences.is_empty() {
         true => Ok(()),
         false => Err(locked.drift(&differences).help(format!(

@@ -42,12 +42,20 @@ run = "cd /cache/tarballs; mkdir -p z; [ -e z/a.tar ] || echo fetched > z/a.tar;
     store.rockenv(&up).ok();
     fs::write(&file, "other\n").unwrap();
     store.rockenv(&up).exits(8).says(&[
-        "file `z/a.tar` in cache `tarballs` differs from the lock file",
+        "file `z/a.tar` in cache `tarballs` differs from the locked content",
         &format!("rockenv lock {env} --update all"),
     ]);
     assert_eq!(fs::read_to_string(&file).unwrap(), "other\n");
     store.rockenv(&["lock", env, "--update", "all"]).ok();
     store.rockenv(&up).ok();
+    // What a step fetches is compared before its snapshot is made.
+    fs::remove_file(&file).unwrap();
+    let layers = || fs::read_dir(store.home().join("layers")).unwrap().count();
+    let before = layers();
+    store.rockenv(&up).exits(8).says(&[
+        "output of step `fetch` differs from the lock file: file `z/a.tar` in cache `tarballs`",
+    ]);
+    assert_eq!(layers(), before);
 }
 
 /// A step that installs what upstream calls the newest, or what is locked.
