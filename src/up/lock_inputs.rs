@@ -240,7 +240,7 @@ impl Locking<'_> {
                  `{mirror}` to keep them available"
             ));
         }
-        Ok(LockedImage::new(&digest, dated.snapshot(), &image))
+        Ok(LockedImage::new(name, &digest, dated.snapshot(), &image))
     }
 
     /// Returns each source as it was locked, or as it is now.

@@ -116,10 +116,11 @@ pub struct LockedImage {
 }
 
 impl LockedImage {
-    /// Describes an image that was built from the recipe of this digest, pinned to a time or not.
-    pub fn new(recipe: &str, snapshot: Option<&str>, image: &Image) -> Self {
+    /// Describes an image that was built from the recipe of this name and digest, pinned to a time or not. The image
+    /// itself may have been built by another name.
+    pub fn new(name: &str, recipe: &str, snapshot: Option<&str>, image: &Image) -> Self {
         Self {
-            name: image.name.clone(),
+            name: name.to_owned(),
             recipe: recipe.to_owned(),
             key: image.key.clone(),
             digest: image.digest.clone(),

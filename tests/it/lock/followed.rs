@@ -189,6 +189,24 @@ run = "cat /v/src/a"
 }
 
 #[test]
+fn an_image_is_locked_by_the_name_that_the_profile_has() {
+    if is_service() {
+        return;
+    }
+    let store = TestStore::new();
+    let images = store.work().join("images");
+    store.rockenv(&["image", "build", "base"]).ok();
+    fs::copy(images.join("base.toml"), images.join("base2.toml")).unwrap();
+    let profile = "schema = 1\nimage = \"base2\"\n[[step]]\nname = \"one\"\nrun = \"true\"\n";
+    fs::write(store.work().join("profiles/locked.toml"), profile).unwrap();
+    store
+        .rockenv(&["lock", "locked"])
+        .ok()
+        .says(&["image base2 with"]);
+    store.rockenv(&["plan", "locked", "--locked"]).ok();
+}
+
+#[test]
 fn a_server_that_does_not_answer_is_unavailable_and_its_password_is_not_shown() {
     if is_service() {
         return;
