@@ -5,6 +5,7 @@ mod files;
 mod inside;
 mod layers;
 pub(crate) mod make;
+mod mirrors;
 mod names;
 mod place;
 mod registry;

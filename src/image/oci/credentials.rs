@@ -13,7 +13,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 
-use super::reference::Reference;
+use super::reference::{DOCKER_HUB, Reference};
 use crate::image::Logins;
 use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::process::{Event, Program};
@@ -83,9 +83,17 @@ pub(super) fn find(
     files: &[PathBuf],
     ask: &mut dyn FnMut(&CredentialHelper<'_>) -> Result<Option<Login>>,
 ) -> Result<Option<Login>> {
-    let mut names = vec![format!("{host}/{}", reference.repository)];
-    while let Some((shorter, _)) = names.last().and_then(|name| name.rsplit_once('/')) {
-        names.push(shorter.to_owned());
+    // `docker login` and `podman login` have a name of their own each for Docker Hub.
+    let (other, server) = match host {
+        DOCKER_HUB => ("docker.io", "https://index.docker.io/v1/"),
+        host => (host, host),
+    };
+    let mut names = Vec::new();
+    for host in [host, other] {
+        names.push(format!("{host}/{}", reference.repository));
+        while let Some((shorter, _)) = names.last().and_then(|name| name.rsplit_once('/')) {
+            names.push(shorter.to_owned());
+        }
     }
     for path in files {
         let Some(file) = read(path)? else { continue };
@@ -108,7 +116,7 @@ pub(super) fn find(
             (Some((server, name)), _) => Some((name, server.as_str(), true)),
             // A store records each login by an empty entry; other helpers are for all registries.
             (None, Some(store)) => {
-                Some((store, entry.map_or(host, |(key, _)| key), entry.is_some()))
+                Some((store, entry.map_or(server, |(key, _)| key), entry.is_some()))
             }
             (None, None) => None,
         };
@@ -272,6 +280,10 @@ mod tests {
     use super::*;
 
     fn user(file: &str) -> Result<Option<String>> {
+        user_at("h.example:5000", file)
+    }
+
+    fn user_at(host: &str, file: &str) -> Result<Option<String>> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("auth.json");
         fs_err::write(&path, file).unwrap();
@@ -285,8 +297,7 @@ mod tests {
                 file: PathBuf::new(),
             }))
         };
-        find(&reference, &reference.host, &files, &mut ask)
-            .map(|login| login.map(|login| login.user))
+        find(&reference, host, &files, &mut ask).map(|login| login.map(|login| login.user))
     }
 
     #[test]
@@ -310,6 +321,27 @@ mod tests {
         assert_eq!(user(&address).unwrap().as_deref(), Some("c"));
         let others = file(&[("h.example", "d"), ("h.example:5000/tea", "e")]);
         assert_eq!(user(&others).unwrap(), None);
+    }
+
+    #[test]
+    fn docker_hub_has_several_names() {
+        let user = |file: &str| {
+            user_at("index.docker.io", file)
+                .unwrap()
+                .unwrap_or_default()
+        };
+        let auth = format!("{{\"auth\":\"{}\"}}", STANDARD.encode("me:p"));
+        for key in [
+            "docker.io",
+            "index.docker.io",
+            "https://index.docker.io/v1/",
+        ] {
+            assert_eq!(user(&format!("{{\"auths\":{{\"{key}\":{auth}}}}}")), "me");
+            let helper = format!("{{\"credHelpers\":{{\"{key}\":\"x\"}}}}");
+            assert_eq!(user(&helper), format!("x for {key} true"));
+        }
+        let store = "x for https://index.docker.io/v1/ false";
+        assert_eq!(user("{\"credsStore\":\"x\"}"), store);
     }
 
     #[test]

@@ -55,9 +55,13 @@ impl Reference {
         if tag.is_some_and(|tag| !is_tag(tag)) {
             return wrong("has a tag that no registry accepts", EXAMPLE);
         }
+        let is_official = ["docker.io", DOCKER_HUB].contains(&host) && !repository.contains('/');
         Ok(Self {
             host: host.to_owned(),
-            repository: repository.to_owned(),
+            repository: match is_official {
+                true => format!("library/{repository}"),
+                false => repository.to_owned(),
+            },
             tag: tag.map(str::to_owned),
             sha256,
         })
@@ -76,6 +80,8 @@ impl Reference {
     }
 }
 
+/// The registry of Docker Hub, whose images are called `docker.io/...`.
+pub(super) const DOCKER_HUB: &str = "index.docker.io";
 /// What is wrong with a reference whose digest is none.
 pub(in crate::image) const NO_DIGEST: &str =
     "has a digest that is not `sha256:` and 64 lower-case hexadecimal digits";
@@ -195,6 +201,14 @@ mod tests {
             (reference.tag.as_deref(), reference.sha256),
             (Some("1.0"), Some(digest))
         );
+        for (text, name) in [
+            ("docker.io/debian:13", "library/debian"),
+            ("index.docker.io/debian", "library/debian"),
+            ("docker.io/rocm/dev", "rocm/dev"),
+            ("quay.io/debian", "debian"),
+        ] {
+            assert_eq!(Reference::parse(text).unwrap().repository, name);
+        }
         for good in [
             "localhost/a",
             "127.0.0.1:5000/a:b",

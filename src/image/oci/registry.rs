@@ -18,7 +18,7 @@ use sha2::{Digest as _, Sha256};
 use super::credentials::{self, Login};
 use super::endpoint::Endpoint;
 use super::manifest::{self, Descriptor, MANIFEST_TYPES, MAX_MANIFEST, damaged, refused};
-use super::reference::{Reference, sha256};
+use super::reference::{DOCKER_HUB, Reference, sha256};
 use super::retry::{self, Notice, Patience};
 use super::token_server::{TokenRequest, TokenServer};
 use crate::image::Logins;
@@ -152,7 +152,7 @@ impl Registry {
         } = Endpoint::of(reference, access.mirrors)?;
         // Docker Hub's registry has another name than its web site.
         let host = match host.as_str() {
-            "docker.io" => "index.docker.io".to_owned(),
+            "docker.io" => DOCKER_HUB.to_owned(),
             _ => host,
         };
         let logins = access.logins;
