@@ -64,6 +64,8 @@ pub(crate) struct Registry {
     /// Host and repository, for messages.
     name: String,
     host: String,
+    /// The entry of `[mirror]` that names the host, or could.
+    mirror: String,
     repository: String,
     /// `https://host/v2/repository`.
     base: Url,
@@ -159,6 +161,8 @@ impl Registry {
         let login = credentials::find(reference, &host, &logins.files, &mut |keeper| {
             keeper.ask(logins, access.cancel, &mut *access.tick)
         })?;
+        let mirror = access.mirrors.get(&reference.host);
+        let mirror = mirror.map_or("...", String::as_str);
         let scheme = if https { "https" } else { "http" };
         let base = format!("{scheme}://{host}/v2/{repository}");
         Ok(Self {
@@ -166,6 +170,7 @@ impl Registry {
             base: Url::parse(&base)
                 .map_err(|error| invalid!("`{base}` is not an address").source(error))?,
             host,
+            mirror: format!("\"{}\" = \"{mirror}\"", reference.host),
             repository,
             client: fetch::client(https)?,
             uploads: fetch::upload_client(https)?,
@@ -392,10 +397,12 @@ impl Registry {
             let error = unavailable!("cannot reach registry `{}`", self.host).source(error);
             match (refused, lost) {
                 (true, _) => error.help(format!(
-                    "check the name, the network, and `\"{}\" = \"...\"` under [mirror] in config.toml",
-                    self.host
+                    "check the name, the network, and `{}` under [mirror] in config.toml",
+                    self.mirror
                 )),
-                (_, true) => error.help("it sends requests elsewhere: check the registry's address, or use another"),
+                (_, true) => error.help(
+                    "it sends requests elsewhere: check the registry's address, or use another",
+                ),
                 _ => error.help("run the same command again later, or use another registry"),
             }
         })
