@@ -1,6 +1,5 @@
 //! Owns `lock`: finds the exact inputs of a profile and writes them to its lock file.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use crate::plan::lockfile::{self, LockChange, Lockfile, VERSION};
@@ -51,7 +50,7 @@ pub(crate) fn lock(
     };
     let old = lockfile::read(&path)?;
     if let Some(old) = &old {
-        fits(cx, &path, old, &mut selection)?;
+        fits(cx, request, options, (&path, old), &mut selection)?;
     }
     selection.choose_engine(cx, request)?;
     check_names(options.update, &selection)?;
@@ -97,19 +96,27 @@ pub(crate) fn lock(
     })
 }
 
-/// Refuses to overwrite the lock file of another profile. Without parameters on the command line, those of the lock
+/// Refuses to overwrite the lock file of another build. Without parameters on the command line, those of the lock
 /// file apply.
-fn fits(cx: &Context, path: &Path, old: &Lockfile, selection: &mut Selection) -> Result<()> {
-    let mut now = locked::choices(selection);
-    let none = BTreeMap::new();
-    now.params = &none;
-    let differences = lockfile::choices(old, &now);
-    if let Some(first) = differences.first() {
-        return Err(usage!(
-            "`{}` is the lock file of another profile: {first}",
-            path.display()
-        )
-        .help("rockenv lock ... --file OTHER.lock"));
+fn fits(
+    cx: &Context,
+    request: &UpRequest<'_>,
+    options: &LockOptions<'_>,
+    (path, old): (&Path, &Lockfile),
+    selection: &mut Selection,
+) -> Result<()> {
+    let has_old_targets = locked::has_old_targets(old, selection);
+    let updates_all = options.update.iter().any(|name| name == ALL);
+    let differences = locked::other_choices(old, selection);
+    if let Some(first) = differences.first()
+        && !(has_old_targets && updates_all)
+    {
+        let help = match has_old_targets {
+            true => format!("{} --update {ALL}", locked::command(request, options.file)),
+            false => request.command("lock", &[("--file", Some("NEW.lock"))]),
+        };
+        let message = format!("`{}` is the lock file of another build", path.display());
+        return Err(usage!("{message}: {first}").help(help));
     }
     if selection.inputs.params.is_empty() {
         selection.use_params(cx, old.params.clone())?;

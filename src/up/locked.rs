@@ -91,10 +91,21 @@ pub(crate) fn follow(
         not_found!("there is no lock file `{}`", path.display()).help(command.clone())
     })?;
     let differences = lockfile::choices(&lock, &choices(selection));
-    if is_of_another(&lock, selection) {
-        // `lock` does not overwrite it.
-        let other = request.command("lock", &[("--file", Some("NEW.lock"))]);
-        return Err(lockfile::drift(&path, &differences, &other));
+    if !other_choices(&lock, selection).is_empty() {
+        let help = match has_old_targets(&lock, selection) {
+            true => format!("{command} --update {ALL}"),
+            // `lock` does not overwrite it.
+            false => {
+                let new = Some("NEW.lock");
+                let lock = request.command("lock", &[("--file", new)]);
+                let flags = [("--name", request.name), ("--lock-file", new)];
+                format!(
+                    "{lock}, then: {} --locked",
+                    request.command(request.verb, &flags)
+                )
+            }
+        };
+        return Err(lockfile::drift(&path, &differences, &help));
     }
     selection.use_params(cx, lock.params.clone())?;
     selection.choose_engine(cx, request)?;
@@ -116,14 +127,25 @@ pub(crate) fn follow(
     }
 }
 
-/// Returns whether a lock file is for other choices, whatever the parameters.
-fn is_of_another(lock: &Lockfile, selection: &Selection) -> bool {
+/// Returns how a lock file's choices differ from the request's, whatever the parameters.
+pub(crate) fn other_choices(lock: &Lockfile, selection: &Selection) -> Vec<String> {
     let params = &BTreeMap::new();
     let now = Choices {
         params,
         ..choices(selection)
     };
-    !lockfile::choices(lock, &now).is_empty()
+    lockfile::choices(lock, &now)
+}
+
+/// Returns whether a lock file differs only because the profile has other targets now: `lock --update all` adopts
+/// them.
+pub(crate) fn has_old_targets(lock: &Lockfile, selection: &Selection) -> bool {
+    let targets = choices(selection).targets.iter();
+    let adopted = Lockfile {
+        targets: targets.map(ToString::to_string).collect(),
+        ..lock.clone()
+    };
+    selection.inputs.targets.is_empty() && other_choices(&adopted, selection).is_empty()
 }
 
 /// Replaces open choices by the locked ones; `differences` are those that are known already.

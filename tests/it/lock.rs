@@ -261,7 +261,7 @@ fn what_differs_from_the_lock_file_is_refused_by_name_and_left_alone() {
     store.profile_named(name, &format!("targets = [\"gfx1103\"]\n{profile}"));
     refused(&[
         "the target is not set in the lock file, but is `gfx1103` here",
-        "help: rockenv lock locked --file NEW.lock",
+        "help: rockenv lock locked --update all",
     ]);
     store.profile_named(name, &profile);
     insta::assert_snapshot!(store.shown(&store.rockenv(&["up", name, "--locked", "--param", "word=x"])), @"
@@ -305,8 +305,8 @@ fn what_differs_from_the_lock_file_is_refused_by_name_and_left_alone() {
             "--file",
             "profiles/locked.lock",
         ])), @"
-        error: `profiles/locked.lock` is the lock file of another profile: the target is not set in the lock file, but is `gfx1103` here
-        help: rockenv lock ... --file OTHER.lock
+        error: `profiles/locked.lock` is the lock file of another build: the target is not set in the lock file, but is `gfx1103` here
+        help: rockenv lock locked --target gfx1103 --file NEW.lock
         exit code 2
         ");
     store

@@ -207,6 +207,48 @@ fn an_image_is_locked_by_the_name_that_the_profile_has() {
 }
 
 #[test]
+fn other_targets_of_a_profile_are_adopted_with_everything() {
+    if is_service() {
+        return;
+    }
+    let store = TestStore::new();
+    let profile = |target: &str| {
+        let step = "[[step]]\nname = \"one\"\nrun = \"true\"\n";
+        store.profile_named("locked", &format!("targets = [\"{target}\"]\n{step}"));
+    };
+    profile("gfx1103");
+    store.rockenv(&["lock", "locked"]).ok();
+    profile("gfx1201");
+    insta::assert_snapshot!(store.shows("plan locked --locked\nlock locked"), @"
+    $ rockenv plan locked --locked
+    error: `WORK/profiles/locked.lock` does not match: the target is `gfx1103` in the lock file, but `gfx1201` here
+    help: rockenv lock locked --update all
+    exit code 8
+    $ rockenv lock locked
+    error: `WORK/profiles/locked.lock` is the lock file of another build: the target is `gfx1103` in the lock file, but `gfx1201` here
+    help: rockenv lock locked --update all
+    exit code 2
+    ");
+    let update = ["lock", "locked", "--update", "all"];
+    // It is the file of this target only.
+    store
+        .rockenv(
+            &[
+                &update[..],
+                &["--target", "gfx1100", "--file", "profiles/locked.lock"],
+            ]
+            .concat(),
+        )
+        .exits(2)
+        .says(&["help: rockenv lock locked --target gfx1100 --file NEW.lock"]);
+    store
+        .rockenv(&update)
+        .ok()
+        .says(&["wrote", "profiles/locked.lock"]);
+    store.rockenv(&["plan", "locked", "--locked"]).ok();
+}
+
+#[test]
 fn a_server_that_does_not_answer_is_unavailable_and_its_password_is_not_shown() {
     if is_service() {
         return;
