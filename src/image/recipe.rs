@@ -310,6 +310,15 @@ impl Recipe {
         hex::encode(Sha256::digest(value.to_string().as_bytes()).as_slice())
     }
 
+    /// Returns whether the digest has the absolute path of the files: a recipe at another path has another one.
+    pub fn is_by_path(&self) -> bool {
+        match &self.source {
+            Source::Directory(_) => true,
+            Source::Oci(table) => table.path.is_some(),
+            Source::Mmdebstrap(_) | Source::Pacstrap(_) | Source::Tarball(_) => false,
+        }
+    }
+
     /// Returns the provider's name.
     pub fn provider(&self) -> &'static str {
         self.source.provider()

@@ -163,7 +163,11 @@ pub(crate) fn apply_choices(
             lock.image.name
         ));
     } else if selection.recipe.digest() != lock.image.recipe {
-        differences.push(format!("the recipe of image `{image}` has changed"));
+        let place = match selection.recipe.is_by_path() {
+            true => ", or its `path` is in another directory",
+            false => "",
+        };
+        differences.push(format!("the recipe of image `{image}` has changed{place}"));
     }
     let hooks = selection.inputs.hooks.iter();
     let hooks = hooks.map(|(name, facts)| (name.clone(), facts.digest.clone()));

@@ -277,7 +277,10 @@ fn what_differs_from_the_lock_file_is_refused_by_name_and_left_alone() {
     let recipe = store.work().join("images/base.toml");
     let text = fs::read_to_string(&recipe).unwrap();
     fs::write(&recipe, text.replace("rootfs", "other")).unwrap();
-    refused(&["the recipe of image `base` has changed", anew]);
+    refused(&[
+        "the recipe of image `base` has changed, or its `path` is in another directory",
+        anew,
+    ]);
     fs::write(&recipe, text).unwrap();
 
     // The checkout is the user's, too: it is never put right.
