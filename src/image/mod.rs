@@ -130,7 +130,14 @@ pub fn build(recipe: &Recipe, cx: &mut BuildContext<'_>) -> Result<Built> {
         }
         // The image's exact bytes: nothing in them may be changed.
         Source::Oci(table) => resolved = Some(oci::build(table, cx)?),
-        Source::Tarball(table) => tarball(table, cx)?,
+        Source::Tarball(table) => {
+            tarball(table, cx)?;
+            let strip = table.strip_components;
+            if strip > 0 && tree.list(".")?.is_empty() {
+                let message = "nothing is left of the archive after `strip-components";
+                return Err(invalid!("{message} = {strip}`").help("tar -tf FILE shows its paths"));
+            }
+        }
         Source::Directory(table) => {
             let from = input(&table.path, "directory", "a directory", Metadata::is_dir)?;
             let progress = &mut *cx.progress;

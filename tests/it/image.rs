@@ -372,6 +372,11 @@ fn a_tarball_is_verified_and_keeps_its_bytes() {
     let first = place.build(&recipe(&digest), "a").unwrap();
     let second = place.build(&recipe(&digest), "b").unwrap();
     assert_eq!((first.os_release.id.as_str(), &first), ("void", &second));
+    let nothing = recipe(&digest).replace("components=1", "components=9");
+    let error = place.build(&nothing, "d").unwrap_err();
+    assert_eq!(error.kind(), Kind::Invalid);
+    let message = "nothing is left of the archive after `strip-components = 9`";
+    assert_eq!(error.message(), message);
     let error = place.build(&recipe(&"0".repeat(64)), "c").unwrap_err();
     assert_eq!(error.kind(), Kind::Drift);
     assert_eq!(fs_err::read_dir(place.path("c")).unwrap().count(), 0);

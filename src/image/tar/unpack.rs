@@ -308,10 +308,11 @@ impl<'a> Unpacker<'a> {
                 lossy(entry)
             )));
         }
-        let mut components = Vec::new();
+        let strip = self.options.strip_components;
+        let (mut components, mut parts) = (Vec::new(), 0);
         for part in path.split(|byte| *byte == b'/') {
             match part {
-                b"" | b"." => {}
+                b"" => continue,
                 b".." => {
                     return Err(broken(&format!(
                         "entry `{}` leaves the directory",
@@ -325,7 +326,11 @@ impl<'a> Unpacker<'a> {
                         part.len()
                     )));
                 }
-                part => components.push(part),
+                _ => parts += 1,
+            }
+            // GNU tar counts a `.`, too.
+            if parts > strip && part != b"." {
+                components.push(part);
             }
         }
         if components.len() > self.options.limits.depth {
@@ -336,11 +341,7 @@ impl<'a> Unpacker<'a> {
                 self.options.limits.depth
             )));
         }
-        let strip = self.options.strip_components as usize;
-        if strip == 0 {
-            return Ok(Some(components));
-        }
-        Ok((components.len() > strip).then(|| components.split_off(strip)))
+        Ok((strip == 0 || parts > strip).then_some(components))
     }
 
     /// Makes the stack end at the directory of these components, making missing ones.

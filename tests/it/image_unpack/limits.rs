@@ -229,6 +229,30 @@ fn strip_components_applies_to_names_and_hard_links() {
     place.unpack_with(&archive, &options).unwrap();
     assert_eq!(place.names(), ["a", "b", "c"]);
     assert_eq!(fs_err::metadata(place.root().join("a")).unwrap().nlink(), 2);
+    // As GNU tar counts them.
+    let sample = tempfile::tempdir().unwrap();
+    let at = |path: &str| sample.path().join(path);
+    fs_err::create_dir_all(at("rootfs/bin")).unwrap();
+    fs_err::write(at("rootfs/bin/f"), "f").unwrap();
+    fs_err::hard_link(at("rootfs/bin/f"), at("rootfs/bin/hard")).unwrap();
+    let gnu_tar = super::compared::gnu_tar;
+    for name in [".", "./rootfs", "rootfs/./bin", "rootfs"] {
+        let archive = gnu_tar(sample.path(), &["-c", name]);
+        for strip in [1, 2, 3] {
+            let (ours, theirs) = (Place::new(), Place::new());
+            let options = UnpackOptions {
+                strip_components: strip,
+                ..UnpackOptions::default()
+            };
+            ours.unpack_with(&archive, &options).unwrap();
+            let file = tempfile::NamedTempFile::new().unwrap();
+            fs_err::write(file.path(), &archive).unwrap();
+            let strip = format!("--strip-components={strip}");
+            let file = file.path().to_str().unwrap();
+            gnu_tar(&theirs.root(), &["-x", "-f", file, &strip]);
+            assert_eq!(ours.names(), theirs.names(), "{name} {strip}");
+        }
+    }
 }
 
 #[test]
