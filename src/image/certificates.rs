@@ -110,8 +110,11 @@ impl Authorities {
             Self::Files(paths) => {
                 let mut pem = String::new();
                 for path in paths {
-                    let bytes = fs::read(path)
-                        .context(|| "`ca-certificates` in the configuration".to_owned())?;
+                    let bytes = fs::read(path).map_err(|error| {
+                        let path = path.display();
+                        invalid!("cannot read `{path}`, which `ca-certificates` in the configuration names")
+                            .source(error)
+                    })?;
                     let found = certificates(&String::from_utf8_lossy(&bytes));
                     if found.is_empty() {
                         let path = path.display();
@@ -282,6 +285,17 @@ mod tests {
         );
         let expected = format!("{BEGIN}\nAAAA\n{END}\n{BEGIN}\nCCCC\n{END}\n");
         assert_eq!(certificates(&text), expected);
+    }
+
+    #[test]
+    fn a_missing_file_is_a_fault_of_the_configuration() {
+        let error = Authorities::Files(vec!["/absent.pem".into()])
+            .pem()
+            .unwrap_err();
+        assert_eq!(error.kind(), crate::sys::error::Kind::Invalid);
+        let message =
+            "cannot read `/absent.pem`, which `ca-certificates` in the configuration names";
+        assert_eq!(error.message(), message);
     }
 
     #[test]
