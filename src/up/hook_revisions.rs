@@ -8,6 +8,7 @@ use crate::execute;
 use crate::profile::hook::{self, FileInSource, Hook};
 use crate::store::source::{Checkout, Git};
 use crate::sys::error::{Kind, Result};
+use crate::sys::shell::quoted_path;
 use crate::up::context::Context;
 
 /// The result for one hook at one revision.
@@ -49,6 +50,18 @@ impl<'a> RevisionSource<'a> {
             Some((from, to)) => (from, if to.is_empty() { "HEAD" } else { to }),
             None => (revisions, revisions),
         };
+        if !self.directory.join(".git").exists() {
+            let place = self.directory.display();
+            let command = format!(
+                "rockenv hook check --source {}",
+                quoted_path(&self.directory)
+            );
+            return Err(
+                not_found!("`{place}` is not a git repository").help(format!(
+                    "without REVISIONS its files are checked: {command}"
+                )),
+            );
+        }
         let checkout = self.git.open(&self.directory)?;
         let (from, to) = (self.commit(&checkout, from)?, self.commit(&checkout, to)?);
         let mut all = vec![from.clone()];
