@@ -119,7 +119,9 @@ fn fits(
         return Err(usage!("{message}: {first}").help(help));
     }
     if selection.inputs.params.is_empty() {
-        selection.use_params(cx, old.params.clone())?;
+        let command = locked::command(request, options.file);
+        let used = selection.use_params(cx, old.params.clone());
+        used.map_err(|error| locked::of_params(error, path, &command))?;
     }
     Ok(())
 }

@@ -17,7 +17,8 @@ use crate::rocm::target::Target;
 use crate::rocm::therock::ArtifactFingerprints;
 use crate::store::Store;
 use crate::store::source::Repository;
-use crate::sys::error::{Error, Result};
+use crate::sys::error::{Error, Kind, Result};
+use crate::sys::shell::quoted_path;
 use crate::up::context::Context;
 use crate::up::lock_inputs::ALL;
 use crate::up::select::Selection;
@@ -107,14 +108,17 @@ pub(crate) fn follow(
         };
         return Err(lockfile::drift(&path, &differences, &help));
     }
-    selection.use_params(cx, lock.params.clone())?;
+    let refused = |error| of_params(error, &path, &command);
+    let used = selection.use_params(cx, lock.params.clone());
+    used.map_err(&refused)?;
     selection.choose_engine(cx, request)?;
     let locked = Locked {
-        path,
+        path: path.clone(),
         lock,
-        command,
+        command: command.clone(),
     };
-    apply_choices(cx, selection, locked, differences)?;
+    let applied = apply_choices(cx, selection, locked, differences);
+    applied.map_err(&refused)?;
     // What depends on a source's history is compared when the source exists.
     let by_history = selection
         .inputs
@@ -123,7 +127,19 @@ pub(crate) fn follow(
         .any(|hook| hook.applies.since.is_some() || hook.applies.until.is_some());
     match by_history {
         true => Ok(()),
-        false => check_steps(selection, &selection.inputs),
+        false => check_steps(selection, &selection.inputs).map_err(&refused),
+    }
+}
+
+/// Makes a fault of parameters one of the lock file that has them: the command line is right. `command` writes the
+/// file anew.
+pub(crate) fn of_params(error: Error, path: &Path, command: &str) -> Error {
+    match error.kind() {
+        Kind::Usage => {
+            let help = format!("rm {}, then: {command}", quoted_path(path));
+            lockfile::drift(path, &[error.message().to_owned()], &help)
+        }
+        _ => error,
     }
 }
 

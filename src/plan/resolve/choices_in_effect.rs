@@ -113,14 +113,14 @@ impl<'a> Chosen<'a> {
         release.into_iter().chain(variant).chain(from)
     }
 
-    /// Returns the argument of the first requested parameter in a text.
+    /// Returns the first parameter in a text that is not the profile's: of the command line, or of a lock file.
     pub(super) fn asked_in(&self, text: &str) -> Option<String> {
         let value = |piece| match piece {
             TextPart::Reference(name, _) => Some((name, self.asked.get(name)?)),
             TextPart::Literal(_) | TextPart::Unclosed(_) => None,
         };
         let (name, value) = pieces(text).into_iter().find_map(value)?;
-        Some(format!("--param {name}={}", shorten(value)))
+        Some(format!("{name}={}", shorten(value)))
     }
 
     /// Returns the name of the image.
@@ -132,7 +132,7 @@ impl<'a> Chosen<'a> {
         let Profile { image, sources, .. } = self.profile;
         let refuse = |problem: Problem| match self.asked_in(image) {
             Some(param) => usage!(
-                "`{param}` does not fit in profile `{}`: {}",
+                "parameter `{param}` does not fit in profile `{}`: {}",
                 self.profile.name,
                 problem.message
             ),

@@ -249,6 +249,40 @@ fn other_targets_of_a_profile_are_adopted_with_everything() {
 }
 
 #[test]
+fn parameters_of_a_lock_file_that_the_profile_does_not_take_are_the_file_s() {
+    if is_service() {
+        return;
+    }
+    let store = TestStore::new();
+    let profile = |param: &str, step: &str| {
+        let step = format!("[[step]]\nname = \"one\"\nrun = \"true\"\n{step}");
+        store.profile_named("locked", &format!("[params]\n{param} = \"/a\"\n{step}"));
+    };
+    profile("word", "");
+    let lock = "profiles/locked.lock";
+    store
+        .rockenv(&["lock", "locked", "--param", "word=b", "--file", lock])
+        .ok();
+    profile("name", "");
+    insta::assert_snapshot!(store.shows("plan locked --locked --lock-file profiles/locked.lock\nlock locked --file profiles/locked.lock"), @"
+    $ rockenv plan locked --locked --lock-file profiles/locked.lock
+    error: `profiles/locked.lock` does not match: profile `locked` has no parameter `word`
+    help: rm profiles/locked.lock, then: rockenv lock locked --file profiles/locked.lock
+    exit code 8
+    $ rockenv lock locked --file profiles/locked.lock
+    error: `profiles/locked.lock` does not match: profile `locked` has no parameter `word`
+    help: rm profiles/locked.lock, then: rockenv lock locked --file profiles/locked.lock
+    exit code 8
+    ");
+    profile("word", "workdir = \"${word}\"\n");
+    insta::assert_snapshot!(store.shows("plan locked --locked --lock-file profiles/locked.lock"), @"
+    error: `profiles/locked.lock` does not match: parameter `word=b` does not fit in WORK/profiles/locked.toml:8: `b` is not an absolute path
+    help: rm profiles/locked.lock, then: rockenv lock locked --file profiles/locked.lock
+    exit code 8
+    ");
+}
+
+#[test]
 fn a_server_that_does_not_answer_is_unavailable_and_its_password_is_not_shown() {
     if is_service() {
         return;

@@ -79,7 +79,10 @@ impl Resolver<'_> {
             return;
         };
         let line = self.profile.sources.line(&text.place);
-        let error = usage!("`{param}` does not fit in {line}: {}", refused.message);
+        let error = usage!(
+            "parameter `{param}` does not fit in {line}: {}",
+            refused.message
+        );
         self.usage.get_or_insert(match refused.help {
             Some(help) => error.help(help),
             None => error,

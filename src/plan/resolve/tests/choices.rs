@@ -359,7 +359,7 @@ fn a_release_fills_in_what_is_empty() {
     assert_eq!(error.help_text(), Some("choose 1.9 or 1.10"));
     let bad = inputs!(params: [("kind".to_owned(), "A B".to_owned())].into());
     let error = resolve(&profile(RELEASES), &bad).unwrap_err();
-    assert_has!(error.message(), "`--param kind=A B`");
+    assert_has!(error.message(), "parameter `kind=A B`");
     assert_has!(error.message(), "bad image name `base-A B`");
     assert_eq!(error.kind(), crate::sys::error::Kind::Usage);
 }
