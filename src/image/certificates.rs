@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
+use crate::sys::account::path_in_file;
 use crate::sys::error::{Result, ResultExt as _};
 use crate::tree::file;
 
@@ -79,10 +80,7 @@ impl Written {
             }
             Self::Files(paths) => paths,
         };
-        let full = |path: &PathBuf| match path.strip_prefix("~") {
-            Ok(rest) => home.join(rest),
-            Err(_) => directory.join(path),
-        };
+        let full = |path: &PathBuf| path_in_file(path, directory, home);
         Ok(Authorities::Files(paths.iter().map(full).collect()))
     }
 }

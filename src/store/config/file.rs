@@ -24,7 +24,7 @@ use crate::sys::trusted_files;
 /// Larger than any configuration, in bytes.
 const MAX_FILE: u64 = 1 << 20;
 
-/// A configuration file, exactly as written.
+/// A configuration file, exactly as written. Relative paths start from its directory, and `~` is the caller's home.
 #[derive(Clone, Debug, Default, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct File {
@@ -54,9 +54,9 @@ pub struct File {
     /// Whether `up` pushes new snapshots there.
     pub push: Option<bool>,
     /// Private key that signs pushed snapshots, as `cosign generate-key-pair` makes it; its password is in
-    /// `COSIGN_PASSWORD`. Relative to this file.
+    /// `COSIGN_PASSWORD`.
     pub sign_key: Option<PathBuf>,
-    /// Public key that pulled snapshots must be signed with. Relative to this file.
+    /// Public key that pulled snapshots must be signed with.
     pub verify_key: Option<PathBuf>,
     /// Which snapshots envs and machines share: only `clean` ones, or `incremental` ones too.
     pub reuse: Option<Reuse>,

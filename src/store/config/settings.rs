@@ -93,8 +93,21 @@ impl Settings {
             return Ok(());
         };
         let directory = path.parent().unwrap_or(&self.working);
-        for key in [&mut file.sign_key, &mut file.verify_key] {
-            *key = key.take().map(|key| directory.join(key));
+        let File {
+            home,
+            ninja,
+            sign_key,
+            verify_key,
+            profile_dirs,
+            image_dirs,
+            hook_dirs,
+            ..
+        } = &mut file;
+        let one = [home, ninja, sign_key, verify_key].into_iter().flatten();
+        let many = [profile_dirs, image_dirs, hook_dirs].into_iter().flatten();
+        // Never relative to the working directory, which may be anybody's.
+        for path in one.chain(many) {
+            *path = account::path_in_file(path, directory, &self.host_home);
         }
         // The working directory may be anybody's, so it must not choose trusted authorities.
         if self.authorities.is_none()

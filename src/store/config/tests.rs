@@ -50,6 +50,23 @@ fn the_environment_wins_over_a_file() {
 }
 
 #[test]
+fn relative_paths_in_a_file_start_from_it_and_a_tilde_is_the_home() {
+    let file = "home = '~/a'\nninja = 'b'\nsign-key = '~/c'\nverify-key = 'd'\n\
+                profile-dirs = ['profiles', '~', '/e']\nimage-dirs = ['~/f']\nhook-dirs = ['../g']\n";
+    let config = read(&[], file).unwrap();
+    let (own, home) = (&config.user_dir, &config.host_home);
+    assert_eq!(config.home, home.join("a"));
+    assert_eq!(config.ninja, Some(own.join("b")));
+    assert_eq!(config.sign_key, Some(home.join("c")));
+    assert_eq!(config.verify_key, Some(own.join("d")));
+    let paths = |dirs: &[Directory]| dirs.iter().map(|one| one.path.clone()).collect::<Vec<_>>();
+    let first = [own.join("profiles"), home.clone(), "/e".into()];
+    assert!(paths(&config.profile_dirs).starts_with(&first));
+    assert!(paths(&config.image_dirs).starts_with(&[home.join("f")]));
+    assert!(paths(&config.hook_dirs).starts_with(&[own.join("../g")]));
+}
+
+#[test]
 fn the_current_directory_counts_as_far_as_it_is_trusted() {
     let place = tempfile::tempdir().unwrap();
     let work = fs::canonicalize(place.path()).unwrap().join("work");

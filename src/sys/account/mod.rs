@@ -4,7 +4,7 @@
 mod place;
 pub(crate) mod rights;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use fs_err as fs;
@@ -102,6 +102,14 @@ pub(crate) fn home_of(uid: u32) -> Option<PathBuf> {
         .nth(5)
         .filter(|home| !home.is_empty())
         .map(PathBuf::from)
+}
+
+/// Returns a path as a file in `directory` means it; `~` is `home`.
+pub(crate) fn path_in_file(path: &Path, directory: &Path, home: &Path) -> PathBuf {
+    match path.strip_prefix("~") {
+        Ok(rest) => home.join(rest),
+        Err(_) => directory.join(path),
+    }
 }
 
 /// Returns the groups of a user according to `/etc/group`.

@@ -91,6 +91,11 @@ impl Place {
 #[test]
 fn what_nobody_trusted_is_not_read_and_said() {
     let place = Place::new();
+    // Relative to this file, not to the stranger's directory.
+    let own = place.user.home.join(".config/rockenv");
+    fs::create_dir_all(&own).unwrap();
+    let configuration = "profile-dirs = ['profiles']\nimage-dirs = ['images']\n";
+    fs::write(own.join("config.toml"), configuration).unwrap();
     for sudo in [true, false] {
         let (code, listed, said) = place.look(sudo, &["profile", "ls"]);
         assert_eq!(code, 0, "{said}");
