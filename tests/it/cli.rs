@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 
-use crate::support::loopfs::{Kind, LoopFs};
+use crate::support::loopfs::{Kind, LoopFs, bind};
 use crate::support::run::finish;
 use crate::support::transcript::transcript;
 use fs_err as fs;
@@ -373,6 +373,29 @@ fn setup_says_what_it_would_do() {
     place
         .run(&["setup", "--store-image", "10M"])
         .fails(2, "too small");
+}
+
+#[test]
+fn setup_does_without_a_tool_that_the_distribution_has_no_package_of() {
+    let place = Place::new();
+    fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let file = |name: &str, text: &str, mode: u32| {
+        let path = place.path().join(name);
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        path
+    };
+    let over = |path: &Path, at: &str| bind(path, &fs::canonicalize(at).unwrap());
+    let _mmdebstrap = over(&file("hidden", "", 0o644), "/usr/bin/mmdebstrap");
+    let _os = over(&file("os", "ID=arch\n", 0o644), "/etc/os-release");
+    let _pacman = over(&file("pacman", "#!/bin/sh\n", 0o755), "/usr/bin/pacman");
+    let ran = place.run(&["setup", "--yes"]);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    assert!(ran.err.contains("no package of mmdebstrap"), "{}", ran.err);
+    // Nothing that this env needs is missing.
+    place
+        .run(&["up", "none", "--setup"])
+        .fails(7, "no profile or target `none`");
 }
 
 #[test]

@@ -214,6 +214,9 @@ fn tool(facts: &Facts, tool: &Tool, feature: Feature) -> Check {
         return ok(tool.name);
     }
     let text = format!("{} missing: needed to {}", tool.name, tool.why);
+    if facts.manager.is_some_and(|one| tool.package(one).is_none()) {
+        return note(format!("{text}; this distribution has no package of it"));
+    }
     let setup = match feature {
         Feature::Pacman => "rockenv setup --for pacman",
         _ => "rockenv setup",

@@ -147,6 +147,19 @@ fn a_fedora_gaming_machine() {
 }
 
 #[test]
+fn nobody_is_sent_to_install_a_tool_without_a_package() {
+    let mut facts = debian();
+    facts.manager = Some(Manager::Pacman);
+    facts.missing = vec!["mmdebstrap".into()];
+    assert_eq!(of(&facts, CheckState::Missing), []);
+    let notes = of(&facts, CheckState::Note);
+    let told = notes
+        .iter()
+        .find(|one| one.message.starts_with("mmdebstrap"));
+    assert_eq!(told.unwrap().command, None);
+}
+
+#[test]
 fn a_store_that_is_not_mounted_or_broken_stops_everything() {
     let mut facts = debian();
     facts.store.unmounted = true;

@@ -59,7 +59,7 @@ pub(crate) fn setup(cx: &Context, args: &SetupArgs) -> Result<()> {
         None => None,
     };
     // A timer alone is for a machine that works already.
-    let tools = if timer.is_some() && args.features.is_empty() && image.is_none() {
+    let mut tools = if timer.is_some() && args.features.is_empty() && image.is_none() {
         Vec::new()
     } else {
         missing(&features, Tool::is_there)
@@ -67,8 +67,14 @@ pub(crate) fn setup(cx: &Context, args: &SetupArgs) -> Result<()> {
     if args.dry_run {
         return show(cx, &tools, image.as_ref(), timer.as_ref());
     }
+    for tool in drop_without_package(&mut tools) {
+        cx.ui.warn(&format!(
+            "this distribution has no package of {}, which is needed to {}",
+            tool.name, tool.why
+        ));
+    }
     if tools.is_empty() && image.is_none() && timer.is_none() {
-        cx.ui.note("nothing is missing");
+        cx.ui.note("nothing to install");
         return Ok(());
     }
     // One question for everything, so that nobody accepts the packages and refuses the image afterwards.
@@ -100,7 +106,7 @@ pub(crate) fn setup(cx: &Context, args: &SetupArgs) -> Result<()> {
     }
     let signals = Signals::take()?;
     if !tools.is_empty() {
-        get(cx, &features, &tools, &signals)?;
+        get(cx, &tools, &signals)?;
     }
     if let Some(image) = image {
         image.make(&cx.ui, &signals)?;
@@ -124,13 +130,26 @@ pub(crate) fn setup(cx: &Context, args: &SetupArgs) -> Result<()> {
 
 /// Installs what an env needs, for `up --setup`: the flag was the consent.
 pub(crate) fn install_missing(cx: &Context) -> Result<()> {
-    let tools = missing(&DEFAULT, Tool::is_there);
+    let mut tools = missing(&DEFAULT, Tool::is_there);
+    drop_without_package(&mut tools);
     if tools.is_empty() {
         return Ok(());
     }
     announce(cx, &tools);
     need_root("installing packages")?;
-    get(cx, &DEFAULT, &tools, &Signals::take()?)
+    get(cx, &tools, &Signals::take()?)
+}
+
+/// Removes the tools that this distribution has no package of, and returns them.
+fn drop_without_package(tools: &mut Vec<&'static Tool>) -> Vec<&'static Tool> {
+    let Some(manager) = Manager::detect() else {
+        return Vec::new();
+    };
+    let (kept, dropped) = std::mem::take(tools)
+        .into_iter()
+        .partition(|tool| tool.package(manager).is_some());
+    *tools = kept;
+    dropped
 }
 
 fn need_root(what: &str) -> Result<()> {
@@ -154,31 +173,29 @@ fn table(tools: &[&Tool]) -> Table {
 }
 
 /// Installs, then checks the result.
-fn get(cx: &Context, features: &[Feature], tools: &[&Tool], signals: &Signals) -> Result<()> {
+fn get(cx: &Context, tools: &[&Tool], signals: &Signals) -> Result<()> {
     let Some(manager) = Manager::detect() else {
         return Err(still_missing(
             tools,
             "no supported package manager found (apt-get, pacman, dnf, zypper)",
         ));
     };
-    let packages = packages(tools, manager);
-    if !packages.is_empty() {
-        cx.ui
-            .note(&format!("installing with {}", manager.program()));
-        install::install(&cx.ui, manager, tools, &cx.config.proxies)?;
-    }
+    cx.ui
+        .note(&format!("installing with {}", manager.program()));
+    install::install(&cx.ui, manager, tools, &cx.config.proxies)?;
     if let Some(number) = signals.pending()? {
         return Err(Error::new(Kind::Signal(number), "interrupted"));
     }
-    let left = missing(features, |tool| tool.optional || tool.is_there());
+    let left: Vec<&Tool> = tools
+        .iter()
+        .copied()
+        .filter(|tool| !tool.optional && !tool.is_there())
+        .collect();
     if left.is_empty() {
-        cx.ui.note("everything needed is installed now");
+        cx.ui.note("everything that has a package is installed now");
         return Ok(());
     }
-    Err(still_missing(
-        &left,
-        "this distribution has no package for them",
-    ))
+    Err(still_missing(&left, "their packages do not contain them"))
 }
 
 fn still_missing(tools: &[&Tool], why: &str) -> Error {
