@@ -291,7 +291,10 @@ fn store(facts: &Facts) -> Vec<Check> {
             note(format!(
                 "{at}{on}: overlay snapshots, without build volumes: `rollback` and `fork` leave build trees out"
             ))
-            .try_(facts.sudo("rockenv setup --store-image 300G")),
+            .try_(facts.sudo(match store.exists {
+                true => "ROCKENV_HOME=/another/place rockenv setup --store-image 300G",
+                false => "rockenv setup --store-image 300G",
+            })),
         ),
         Some(method) => {
             let why = store.not_btrfs.as_ref();

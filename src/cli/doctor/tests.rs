@@ -114,7 +114,7 @@ fn a_container_with_cgroup_v1_works_and_says_what_it_lacks() {
     assert!(is_fit(&sections));
     let text = format!("{sections:?}");
     for part in [
-        "rockenv setup --store-image 300G",
+        "\"ROCKENV_HOME=/another/place rockenv setup --store-image 300G",
         "psi=1",
         "no pids controller (cgroup v1)",
         "max_user_namespaces",
@@ -144,6 +144,15 @@ fn a_fedora_gaming_machine() {
     ] {
         assert!(text.contains(part), "{part} in {text}");
     }
+}
+
+#[test]
+fn a_new_store_may_be_an_image_where_it_will_be() {
+    let mut facts = debian();
+    facts.store.exists = false;
+    facts.store.method = Some(Method::Overlay);
+    let text = format!("{:?}", of(&facts, CheckState::Note));
+    assert_has!(text, "\"rockenv setup --store-image 300G\"");
 }
 
 #[test]
