@@ -191,20 +191,19 @@ impl Facts {
         self.missing.iter().any(|name| name == tool.name)
     }
 
-    /// Returns the command that adds a word to the kernel's command line.
+    /// Returns the commands that add a word to the kernel's command line.
     fn boot_with(&self, word: &str) -> String {
-        let edit = format!(
-            "sed -i 's/^GRUB_CMDLINE_LINUX=\"/&{word} /' /etc/default/grub && {} && reboot",
-            match self.manager {
-                Some(Manager::Apt) => "update-grub",
-                Some(Manager::Zypper) => "grub2-mkconfig -o /boot/grub2/grub.cfg",
-                _ => "grub-mkconfig -o /boot/grub/grub.cfg",
-            }
-        );
-        match self.manager {
-            Some(Manager::Dnf) => format!("grubby --update-kernel=ALL --args={word} && reboot"),
-            _ => edit,
-        }
+        let edit = format!("sed -i 's/^GRUB_CMDLINE_LINUX=\"/&{word} /' /etc/default/grub");
+        let grubby = format!("grubby --update-kernel=ALL --args={word}");
+        let commands: &[&str] = match self.manager {
+            Some(Manager::Dnf) => &[&grubby],
+            Some(Manager::Apt) => &[&edit, "update-grub"],
+            Some(Manager::Zypper) => &[&edit, "grub2-mkconfig -o /boot/grub2/grub.cfg"],
+            _ => &[&edit, "grub-mkconfig -o /boot/grub/grub.cfg"],
+        };
+        let commands = commands.iter().chain(&["reboot"]);
+        let commands: Vec<String> = commands.map(|command| self.sudo(command)).collect();
+        commands.join(" && ")
     }
 }
 
@@ -396,7 +395,7 @@ fn limits(facts: &Facts) -> Vec<Check> {
         } else {
             missing(
                 format!("{what} cannot be limited: no {controller} controller ({version})"),
-                facts.sudo(&facts.boot_with(word)),
+                facts.boot_with(word),
             )
         });
     }
@@ -411,7 +410,7 @@ fn limits(facts: &Facts) -> Vec<Check> {
         false => note(
             "no memory pressure information (PSI): rockenv cannot hold back jobs when memory runs short",
         )
-        .try_(facts.sudo(&facts.boot_with("psi=1"))),
+        .try_(facts.boot_with("psi=1")),
     });
     checks.push(match facts.user_namespaces {
         Some(0) => note("user namespaces are disabled; only rootless engines need them")
