@@ -3,11 +3,12 @@
 mod check;
 
 use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
 
 use crate::support::loopfs::{Kind, LoopFs, bind};
-use crate::support::run::finish;
+use crate::support::run::{copy_program, finish};
 use crate::support::transcript::transcript;
 use fs_err as fs;
 
@@ -387,6 +388,18 @@ fn setup_does_without_a_tool_that_the_distribution_has_no_package_of() {
     };
     let over = |path: &Path, at: &str| bind(path, &fs::canonicalize(at).unwrap());
     let _mmdebstrap = over(&file("hidden", "", 0o644), "/usr/bin/mmdebstrap");
+    let program = place.path().join("rockenv");
+    copy_program(&program);
+    let ran = Ran::of(
+        Command::new(&program)
+            .args(["setup", "--for", "images"])
+            .env_clear()
+            .env("HOME", place.path())
+            .uid(1000)
+            .gid(1000),
+    );
+    ran.fails_after_notes(4, "help: sudo rockenv setup --for images\n");
+
     let _os = over(&file("os", "ID=arch\n", 0o644), "/etc/os-release");
     let _pacman = over(&file("pacman", "#!/bin/sh\n", 0o755), "/usr/bin/pacman");
     let ran = place.run(&["setup", "--yes"]);

@@ -96,13 +96,15 @@ pub(crate) fn setup(cx: &Context, args: &SetupArgs) -> Result<()> {
             cx.ui.note(&format!("  {step}"));
         }
     }
-    need_root(match (tools.is_empty(), &image) {
+    let what = match (tools.is_empty(), &image) {
         (false, _) => "installing packages",
         (true, Some(_)) => "mounting a store",
         (true, None) => "installing a timer",
-    })?;
+    };
+    need_root(cx, what)?;
     if !cx.ui.confirm("go ahead?")? {
-        return Err(usage!("nothing changed").help("rockenv setup --yes"));
+        let again = cx.config.sudo_command.trim_start_matches("sudo ");
+        return Err(usage!("nothing changed").help(format!("{again} --yes")));
     }
     let signals = Signals::take()?;
     if !tools.is_empty() {
@@ -136,7 +138,7 @@ pub(crate) fn install_missing(cx: &Context) -> Result<()> {
         return Ok(());
     }
     announce(cx, &tools);
-    need_root("installing packages")?;
+    need_root(cx, "installing packages")?;
     get(cx, &tools, &Signals::take()?)
 }
 
@@ -152,11 +154,11 @@ fn drop_without_package(tools: &mut Vec<&'static Tool>) -> Vec<&'static Tool> {
     dropped
 }
 
-fn need_root(what: &str) -> Result<()> {
+fn need_root(cx: &Context, what: &str) -> Result<()> {
     if crate::sys::userns::is_root() {
         return Ok(());
     }
-    Err(unavailable!("{what} needs root").help("sudo rockenv setup"))
+    Err(unavailable!("{what} needs root").help(&cx.config.sudo_command))
 }
 
 fn announce(cx: &Context, tools: &[&Tool]) {
