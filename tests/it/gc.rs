@@ -515,7 +515,11 @@ fn the_timer_s_units_are_what_systemd_reads() {
     fs::create_dir_all("/etc/systemd/system").unwrap();
     let _bound = bind(directory.path(), Path::new("/etc/systemd/system"));
     let store = TestStore::new();
-    store.rockenv(&["setup", "--dry-run", "--timer"]).ok();
+    let shown = store.rockenv(&["setup", "--dry-run", "--timer", "--json"]);
+    let shown: Value = serde_json::from_slice(&shown.ok().out).unwrap();
+    let service = &shown["units"]["/etc/systemd/system/rockenv-gc.service"];
+    // The configuration's policy.
+    assert!(service.as_str().unwrap().contains(" gc\n"), "{service}");
     assert_eq!(directory.path().read_dir().unwrap().count(), 0);
     store.rockenv(&["setup", "--yes", "--timer=ci"]).ok();
     let service = directory.path().join("rockenv-gc.service");

@@ -27,9 +27,9 @@ pub struct SetupArgs {
     /// Make a btrfs store of at most this size in a file beside the store's directory, and mount it there
     #[arg(long, value_name = "SIZE")]
     store_image: Option<String>,
-    /// Install a systemd timer that runs `gc` every day with this policy
-    #[arg(long, value_name = "PRESET", num_args = 0..=1, require_equals = true, default_missing_value = "workstation")]
-    timer: Option<Preset>,
+    /// Install a systemd timer that runs `gc` every day, with this policy or the one of `/etc/rockenv/config.toml`
+    #[arg(long, value_name = "PRESET", num_args = 0..=1, require_equals = true)]
+    timer: Option<Option<Preset>>,
 }
 
 fn parse_size(text: &str) -> Result<u64> {

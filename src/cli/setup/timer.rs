@@ -20,9 +20,10 @@ pub(crate) struct Timer {
 
 impl Timer {
     /// Decides the content of the units.
-    pub(crate) fn plan(program: &Path, home: &Path, preset: Preset) -> Result<Self> {
-        let preset = clap::ValueEnum::to_possible_value(&preset)
-            .map(|value| value.get_name().to_owned())
+    pub(crate) fn plan(program: &Path, home: &Path, preset: Option<Preset>) -> Result<Self> {
+        let preset = preset
+            .and_then(|preset| clap::ValueEnum::to_possible_value(&preset))
+            .map(|value| format!(" --preset {}", value.get_name()))
             .unwrap_or_default();
         let (program, home) = (quote(program)?, quote(home)?);
         let service = format!(
@@ -35,7 +36,7 @@ impl Timer {
              \n\
              [Service]\n\
              Type=oneshot\n\
-             ExecStart={program} --quiet --yes --home {home} gc --preset {preset}\n\
+             ExecStart={program} --quiet --yes --home {home} gc{preset}\n\
              Nice=19\n\
              IOSchedulingClass=idle\n"
         );
@@ -128,7 +129,7 @@ mod tests {
         let timer = Timer::plan(
             Path::new("/usr/local/bin/rockenv"),
             Path::new("/srv/store"),
-            Preset::Ci,
+            Some(Preset::Ci),
         )
         .unwrap();
         let (path, service) = &timer.files[0];
@@ -145,7 +146,7 @@ mod tests {
             "/srv/$HOME",
             "/a\nExecStart=/b",
         ] {
-            let refused = Timer::plan(Path::new("/r"), Path::new(bad), Preset::Ci);
+            let refused = Timer::plan(Path::new("/r"), Path::new(bad), None);
             assert!(refused.is_err(), "{bad:?}");
         }
     }
