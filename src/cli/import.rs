@@ -51,7 +51,7 @@ pub(crate) fn import(cx: &Context, args: &ImportArgs) -> Result<()> {
         let image = store.image(&pulled.image.parse()?)?;
         if let Some(image) = image.filter(|image| !store.is_current(image).unwrap_or(false)) {
             cx.ui.warn(&format!(
-                "this machine has a different image of `{}`, so `up` will not find the imported snapshots; use the lock file of the machine that built them: rockenv up --locked",
+                "this machine has a different image of `{}`, so `up` will not find the imported snapshots; use the lock file of the machine that built them: rockenv up PROFILE --locked --lock-file FILE",
                 image.name
             ));
         }
