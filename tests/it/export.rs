@@ -5,8 +5,10 @@ use std::os::unix::fs::MetadataExt as _;
 
 use crate::support::env::{TestStore, build_user};
 use crate::support::git::{Daemon, repository};
-use crate::support::run::sha256;
+use crate::support::loopfs::bind;
+use crate::support::run::{finish, sha256};
 use fs_err as fs;
+use nix::mount::{MsFlags, mount};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -231,6 +233,21 @@ fn what_is_handed_out_says_what_it_was_made_from() {
         .rockenv(&["export", "--check", "to"])
         .ok()
         .says(&["2 of 2 files match"]);
+    let read_only = store.work().join("read-only");
+    fs::create_dir(&read_only).unwrap();
+    let _mounted = bind(&read_only, &read_only);
+    let flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY;
+    mount(None::<&str>, &read_only, None::<&str>, flags, None::<&str>).unwrap();
+    for through_sudo in [true, false] {
+        let mut command = store.command(&["export", env, "read-only"]);
+        if !through_sudo {
+            command.env_remove("SUDO_UID").env_remove("SUDO_GID");
+        }
+        finish("export".to_owned(), command).exits(2).says(&[
+            "cannot write to directory `read-only/more`",
+            &format!("help: rockenv export {env} NEW-DIRECTORY"),
+        ]);
+    }
     fs::write(to.join("more/b"), "changed").unwrap();
     fs::remove_file(to.join("out/dist/a-1.0.whl")).unwrap();
     store

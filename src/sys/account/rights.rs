@@ -273,18 +273,13 @@ impl Rights {
     /// Makes the error for a directory or file that could not be written or read.
     pub(crate) fn refused(&self, directory: &Path, errno: Errno) -> Error {
         let shown = directory.display();
-        match self {
-            Self::Of(..) if is_refusal(errno) => {
-                self.may_not_write(&format!("to directory `{shown}`"), errno)
-            }
-            Self::Own | Self::Of(..) => {
-                let failed: Result<()> =
-                    Err(errno).context(|| format!("cannot write in `{shown}`"));
-                failed
-                    .err()
-                    .unwrap_or_else(|| unexpected!("nothing failed"))
-            }
+        if is_refusal(errno) {
+            return self.may_not_write(&format!("to directory `{shown}`"), errno);
         }
+        let failed: Result<()> = Err(errno).context(|| format!("cannot write in `{shown}`"));
+        failed
+            .err()
+            .unwrap_or_else(|| unexpected!("nothing failed"))
     }
 }
 
