@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
 
 use crate::support::env::{TestStore, build_user};
 use crate::support::git::{Daemon, repository};
@@ -326,6 +327,45 @@ fn links_are_not_followed_and_an_unfinished_env_is_refused() {
         "exported 1 link;",
     ]);
     valid(&fs::read(to.join(format!("{env}.provenance.json"))).unwrap());
+}
+
+/// Builds an env that writes `a/z` and its hard link `a/zz`, and nothing to `b`; returns the outputs and a directory
+/// to export to.
+fn two_outputs(store: &TestStore, run: &str) -> [PathBuf; 2] {
+    store.profile(&format!(
+        "volume = [{{ name = 'a', kind = 'output', target = '/a' }},
+                   {{ name = 'b', kind = 'output', target = '/b' }}]
+         params = {{ word = 'one' }}
+         [[step]]\nname = 'make'\nrun = 'echo ${{word}} > /a/z; ln -f /a/z /a/zz{run}'\n"
+    ));
+    let word = ["up", store.env(), "--param", "word=two", "--gpu", "none"];
+    store.rockenv(&word).ok();
+    let outputs = store.home().join("outputs").join(store.env());
+    [outputs, store.work().join("to")]
+}
+
+#[test]
+fn a_result_is_no_link_to_a_file_that_is_left_out() {
+    let store = TestStore::new();
+    let [outputs, to] = two_outputs(&store, "");
+    fs::hard_link(outputs.join("a/z"), outputs.join("a/backup")).unwrap();
+    store.rockenv(&["export", store.env(), "fresh"]).ok();
+    let fresh = store.work().join("fresh/a");
+    assert_eq!(fs::metadata(&fresh).unwrap().mode() & 0o777, 0o755);
+    assert!(!fresh.join("backup").exists());
+    // Another file of that name.
+    fs::create_dir_all(to.join("a")).unwrap();
+    fs::write(to.join("a/backup"), "other\n").unwrap();
+    for path in [&to, &to.join("a"), &to.join("a/backup")] {
+        std::os::unix::fs::chown(path, Some(1234), Some(1234)).unwrap();
+    }
+    let exported = store.rockenv(&["export", store.env(), "to"]).ok();
+    exported.says(&["left it: `a/backup`", "exported 2 files"]);
+    let read = |name: &str| fs::read_to_string(to.join(name)).unwrap();
+    assert_eq!([read("a/backup"), read("a/z")], ["other\n", "two\n"]);
+    let file = |name: &str| fs::metadata(to.join(name)).unwrap();
+    assert_eq!(file("a/z").ino(), file("a/zz").ino());
+    assert_eq!((file("a/z").nlink(), file("a/backup").nlink()), (2, 1));
 }
 
 #[test]

@@ -32,7 +32,7 @@ pub(crate) struct OutputItem {
     pub from: PathBuf,
     /// Path below the destination.
     pub to: PathBuf,
-    /// Its kind; a hard link names a path below `root`.
+    /// Its kind; a hard link names a path below `root`, exported or not.
     pub entry: ListingEntry,
 }
 
@@ -129,29 +129,33 @@ pub(crate) fn copy(
         all.insert(names(&item.to)?, named);
     }
     let mut writer = Writer::for_caller(directory, owner, true)?;
-    for item in fresh {
-        let content = &item.entry.content;
-        let outcome = match content {
-            Content::File {
-                hardlink: Some(first),
-                ..
-            } => {
-                let above = item.from.components().count();
-                let volume = item.to.ancestors().nth(above).unwrap_or(Path::new(""));
-                writer.link(&item.to, &volume.join(first), Existing::Refuse)
-            }
-            Content::File { .. } => {
-                let from = open(&item.root, &item.from)?;
-                let from = Some(from.file().as_fd());
-                writer.put(&item.to, &item.entry, from, Existing::Refuse)
-            }
-            Content::Directory { .. } | Content::Symlink { .. } | Content::Special(_) => {
-                writer.put(&item.to, &item.entry, None, Existing::Refuse)
-            }
+    // Only a file that this export wrote gets another name. Its first name may be one that is left out.
+    let mut written: BTreeMap<(&Path, &Path), &Path> = BTreeMap::new();
+    let outcome = fresh.into_iter().try_for_each(|item| {
+        let Content::File { hardlink, .. } = &item.entry.content else {
+            return writer.put(&item.to, &item.entry, None, Existing::Refuse);
         };
-        outcome.map_err(|error| error.help(ELSEWHERE))?;
-    }
-    writer.finish()?;
+        let file = (
+            item.root.as_path(),
+            hardlink.as_ref().unwrap_or(&item.from).as_path(),
+        );
+        if let Some(first) = written.get(&file) {
+            return writer.link(&item.to, first, Existing::Refuse);
+        }
+        let from = open(&item.root, &item.from)?;
+        writer.put(
+            &item.to,
+            &item.entry,
+            Some(from.file().as_fd()),
+            Existing::Refuse,
+        )?;
+        written.insert(file, &item.to);
+        Ok(())
+    });
+    // Even then, the directories made so far get their modes.
+    let finished = writer.finish();
+    outcome.map_err(|error: Error| error.help(ELSEWHERE))?;
+    finished?;
     for item in items {
         // The build may still be writing, and disks fail: the exported file must match the manifest.
         if let Some(ExportedEntry::File(sum)) = all.get(&names(&item.to)?)
