@@ -299,18 +299,13 @@ fn links_are_not_followed_and_an_unfinished_env_is_refused() {
     ");
     store.profile(body);
     store.up();
-    store.sh("mkfifo /v/out/pipe").ok();
-    store
-        .rockenv(&["export", env, "to"])
-        .exits(3)
-        .says(&["out/pipe` is not a regular file"]);
     insta::assert_snapshot!(store.shows("export ENV to --volume in"), @"
     error: env `ENV` has no output volume `in`
     help: there is out
     exit code 7
     ");
     assert!(!store.work().join("to").exists());
-    store.sh("rm /v/out/pipe; echo a > /v/out/a").ok();
+    store.sh("mkfifo /v/out/pipe; echo a > /v/out/a").ok();
     // A link in the user's own directory leads nowhere either.
     let to = store.work().join("to");
     fs::create_dir(&to).unwrap();
@@ -323,7 +318,7 @@ fn links_are_not_followed_and_an_unfinished_env_is_refused() {
     fs::remove_file(to.join("out")).unwrap();
     store.rockenv(&["export", env, "to"]).ok().says(&[
         "was not built from a lock file",
-        "left it: `out/a`",
+        "left it: `out/a`; `out/pipe`",
         "exported 1 link;",
     ]);
     valid(&fs::read(to.join(format!("{env}.provenance.json"))).unwrap());

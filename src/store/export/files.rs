@@ -47,22 +47,16 @@ pub(crate) enum ExportedEntry {
     Directory,
 }
 
-/// Lists everything below a directory, each directory before its content, as items below `to`. Refuses FIFOs, sockets
-/// and devices.
+/// Lists everything below a directory, each directory before its content, as items below `to`.
 pub(crate) fn list(directory: &Path, to: &Path) -> Result<Vec<OutputItem>> {
-    let mut items = Vec::new();
-    for (from, entry) in Listing::of(directory)?.entries {
-        if let Content::Special(_) = entry.content {
-            return Err(not_for_a_manifest(&directory.join(&from)));
-        }
-        items.push(OutputItem {
-            root: directory.to_owned(),
-            to: to.join(&from),
-            from,
-            entry,
-        });
-    }
-    Ok(items)
+    let entries = Listing::of(directory)?.entries.into_iter();
+    let items = entries.map(|(from, entry)| OutputItem {
+        root: directory.to_owned(),
+        to: to.join(&from),
+        from,
+        entry,
+    });
+    Ok(items.collect())
 }
 
 fn not_for_a_manifest(path: &Path) -> Error {
