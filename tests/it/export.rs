@@ -364,6 +364,21 @@ fn a_result_is_no_link_to_a_file_that_is_left_out() {
 }
 
 #[test]
+fn a_users_file_is_left_out_of_one_volume_as_of_all() {
+    let store = TestStore::new();
+    let [outputs, to] = two_outputs(&store, "");
+    fs::write(outputs.join("b/mine"), "mine\n").unwrap();
+    for volume in [&[][..], &["--volume", "b"]] {
+        let words = [&["export", store.env(), "to"], volume].concat();
+        let ran = store
+            .rockenv(&words)
+            .exits(if volume.is_empty() { 0 } else { 7 });
+        ran.says(&["left it: `b/mine`"]);
+    }
+    assert!(!to.join("b").exists());
+}
+
+#[test]
 fn a_step_that_exports_writes_over_nothing_but_what_it_left() {
     let store = TestStore::new();
     let out = store.work().join("out");

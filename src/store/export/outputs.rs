@@ -66,7 +66,7 @@ impl OutputsExport<'_> {
             true => None,
             false => Some(reached(store, &env)?),
         };
-        let mut items = items(store, &env, &spec, self.volumes)?;
+        let mut items = self.items(store, &spec)?;
         self.as_left(store, &env, &spec, &mut items)?;
         if let Some(until) = &until {
             // Later steps have no part in these files.
@@ -131,6 +131,26 @@ impl OutputsExport<'_> {
         Ok((self.directory.join(place), files))
     }
 
+    /// Lists the files of the output volumes.
+    fn items(&self, store: &Store, spec: &Spec) -> Result<Vec<OutputItem>> {
+        let mut only = self.volumes.iter();
+        if let Some(unknown) = only.find(|only| !outputs(spec).any(|volume| volume.name == **only))
+        {
+            let names: Vec<&str> = outputs(spec).map(|volume| volume.name.as_str()).collect();
+            let (name, names) = (self.env, names.join(", "));
+            return Err(not_found!("env `{name}` has no output volume `{unknown}`")
+                .help(format!("there is {names}")));
+        }
+        let mut items = Vec::new();
+        for volume in outputs(spec).filter(|volume| self.exports(&volume.name)) {
+            let place = store.output_dir(spec, volume)?;
+            if place.is_dir() {
+                items.extend(list(&place, Path::new(&volume.name))?);
+            }
+        }
+        Ok(items)
+    }
+
     /// Checks that files are as the steps of the manifest left them, and leaves out all others: those of other builds, and
     /// the user's.
     fn as_left(
@@ -140,22 +160,20 @@ impl OutputsExport<'_> {
         spec: &Spec,
         items: &mut Vec<OutputItem>,
     ) -> Result<()> {
-        let Some(head) = &env.known_record()?.head.layer else {
-            return Ok(());
-        };
-        let mut results = store.results(head, spec)?;
-        results.retain(|volume, _| self.volumes.is_empty() || self.volumes.contains(volume));
-        let mut left = BTreeSet::new();
-        for (volume, results) in &results {
-            let paths = results.listing.entries.keys();
-            left.extend(paths.map(|path| Path::new(volume).join(path)));
+        let (mut left, mut differences) = (BTreeSet::new(), Vec::new());
+        if let Some(head) = &env.known_record()?.head.layer {
+            for (volume, results) in store.results(head, spec)? {
+                let paths = results.listing.entries.keys();
+                left.extend(paths.map(|path| Path::new(&volume).join(path)));
+            }
+            differences = store.differences(head, spec, true)?;
         }
+        differences.retain(|difference| self.exports(&difference.volume));
         let (name, up) = (env.name(), env.known_record()?.up_command());
-        for difference in store.differences(head, spec, true)? {
+        for difference in differences {
             let place = Path::new(&difference.volume).join(&difference.path);
             match (&difference.state, difference.state.words()) {
                 (_, None) => {}
-                _ if !left.contains(&place) => {}
                 (ResultState::Missing, _) => {
                     let message = format!(
                         "`{}`, written by a step of env `{name}`, is missing from its output",
@@ -185,27 +203,32 @@ impl OutputsExport<'_> {
                 }
             }
         }
-        // Snapshots of older versions do not list a step's outputs.
-        if !left.is_empty() {
-            // Directories that lead to an existing item are expected.
-            let leads = |item: &OutputItem| left.iter().any(|path| path.starts_with(&item.to));
-            let (known, others) = std::mem::take(items).into_iter().partition(|item| {
-                left.contains(&item.to) || item.entry.is_directory() && leads(item)
-            });
-            *items = known;
-            let others: Vec<OutputItem> = others;
-            let files = others.iter().filter(|item| !item.entry.is_directory());
-            let files: Vec<String> = files
-                .map(|item| format!("`{}`", item.to.display()))
-                .collect();
-            if !files.is_empty() {
-                (self.warn)(&format!(
-                    "left out, because no step of env `{name}` as it is now left it: {}",
-                    lockfile::some(&files)
-                ));
-            }
+        // Directories that lead to an existing item are expected.
+        let leads = |item: &OutputItem| left.iter().any(|path| path.starts_with(&item.to));
+        let (known, others): (Vec<_>, Vec<_>) = std::mem::take(items)
+            .into_iter()
+            .partition(|item| left.contains(&item.to) || item.entry.is_directory() && leads(item));
+        *items = known;
+        let files = others.iter().filter(|item| !item.entry.is_directory());
+        let files: Vec<String> = files
+            .map(|item| format!("`{}`", item.to.display()))
+            .collect();
+        if !files.is_empty() {
+            (self.warn)(&format!(
+                "left out, because no step of env `{name}` as it is now left it: {}",
+                lockfile::some(&files)
+            ));
         }
-        Ok(())
+        match items.is_empty() {
+            false => Ok(()),
+            true => Err(not_found!("env `{name}` has no files in its output volumes")
+            .help("a step with `export`, or one that writes to a volume of kind `output`, puts it there")),
+        }
+    }
+
+    /// Returns whether an output volume is exported.
+    fn exports(&self, volume: &String) -> bool {
+        self.volumes.is_empty() || self.volumes.contains(volume)
     }
 }
 
@@ -273,35 +296,6 @@ fn reached(store: &Store, env: &LockedEnv<'_>) -> Result<StepName> {
         )
         .help(format!("{}, or rockenv status {name}", record.up_command()))
     })
-}
-
-fn items(
-    store: &Store,
-    env: &LockedEnv<'_>,
-    spec: &Spec,
-    only: &[String],
-) -> Result<Vec<OutputItem>> {
-    let name = env.name();
-    if let Some(unknown) = only
-        .iter()
-        .find(|only| !outputs(spec).any(|volume| volume.name == **only))
-    {
-        let names: Vec<&str> = outputs(spec).map(|volume| volume.name.as_str()).collect();
-        return Err(not_found!("env `{name}` has no output volume `{unknown}`")
-            .help(format!("there is {}", names.join(", "))));
-    }
-    let mut items = Vec::new();
-    for volume in outputs(spec).filter(|volume| only.is_empty() || only.contains(&volume.name)) {
-        let place = store.output_dir(spec, volume)?;
-        if place.is_dir() {
-            items.extend(list(&place, Path::new(&volume.name))?);
-        }
-    }
-    match items.is_empty() {
-        false => Ok(items),
-        true => Err(not_found!("env `{name}` has no files in its output volumes")
-        .help("a step with `export`, or one that writes to a volume of kind `output`, puts it there")),
-    }
 }
 
 /// A manifest, held against the files beside it.
