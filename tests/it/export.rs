@@ -379,6 +379,20 @@ fn a_users_file_is_left_out_of_one_volume_as_of_all() {
 }
 
 #[test]
+fn nothing_is_written_beside_a_manifest_of_another_build() {
+    let store = TestStore::new();
+    let [_, to] = two_outputs(&store, "");
+    let env = store.env();
+    store.rockenv(&["export", env, "to"]).ok();
+    two_outputs(&store, "; echo > /a/new");
+    store
+        .rockenv(&["export", env, "to"])
+        .exits(2)
+        .says(&[&format!("{env}.provenance.json` exists with other content")]);
+    assert!(!to.join("a/new").exists());
+}
+
+#[test]
 fn a_step_that_exports_writes_over_nothing_but_what_it_left() {
     let store = TestStore::new();
     let out = store.work().join("out");

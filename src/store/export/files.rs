@@ -101,13 +101,12 @@ pub(crate) fn names(path: &Path) -> Result<String> {
     Ok(name.to_owned())
 }
 
-/// Copies items into a directory, and returns their entries for a manifest. Identical files stay; any other existing
-/// file is refused before anything is written. New files get `owner`, if given.
-pub(crate) fn copy(
-    items: &[OutputItem],
+/// Returns the entries of items for a manifest, and the items that a directory lacks. Identical files stay; any other
+/// existing file is refused.
+pub(crate) fn compare<'a>(
+    items: &'a [OutputItem],
     directory: &Path,
-    owner: Option<(u32, u32)>,
-) -> Result<BTreeMap<String, ExportedEntry>> {
+) -> Result<(BTreeMap<String, ExportedEntry>, Vec<&'a OutputItem>)> {
     let mut all = BTreeMap::new();
     let mut fresh = Vec::new();
     for item in items {
@@ -122,10 +121,27 @@ pub(crate) fn copy(
         }
         all.insert(names(&item.to)?, named);
     }
+    // A directory with content is implied by that content.
+    let full: BTreeSet<String> = items
+        .iter()
+        .filter_map(|item| Some(item.to.parent()?.to_str()?.to_owned()))
+        .collect();
+    all.retain(|name, named| *named != ExportedEntry::Directory || !full.contains(name));
+    Ok((all, fresh))
+}
+
+/// Copies items into a directory that lacks them, and compares all files in `all` with it. New files get `owner`, if
+/// given.
+pub(crate) fn copy(
+    fresh: &[&OutputItem],
+    all: &BTreeMap<String, ExportedEntry>,
+    directory: &Path,
+    owner: Option<(u32, u32)>,
+) -> Result<()> {
     let mut writer = Writer::for_caller(directory, owner, true)?;
     // Only a file that this export wrote gets another name. Its first name may be one that is left out.
     let mut written: BTreeMap<(&Path, &Path), &Path> = BTreeMap::new();
-    let outcome = fresh.into_iter().try_for_each(|item| {
+    let outcome = fresh.iter().try_for_each(|item| {
         let Content::File { hardlink, .. } = &item.entry.content else {
             return writer.put(&item.to, &item.entry, None, Existing::Refuse);
         };
@@ -150,28 +166,17 @@ pub(crate) fn copy(
     let finished = writer.finish();
     outcome.map_err(|error: Error| error.help(ELSEWHERE))?;
     finished?;
-    for item in items {
+    for (name, named) in all {
         // The build may still be writing, and disks fail: the exported file must match the manifest.
-        if let Some(ExportedEntry::File(sum)) = all.get(&names(&item.to)?)
-            && digest(directory, &item.to)? != *sum
+        if let ExportedEntry::File(sum) = named
+            && digest(directory, Path::new(name))? != *sum
         {
-            return Err(Error::new(
-                Kind::Drift,
-                format!(
-                    "`{}` changed while it was being copied",
-                    item.root.join(&item.from).display()
-                ),
-            )
-            .help("run it again when no program is writing there"));
+            let message = format!("`{name}` changed while it was being copied");
+            return Err(Error::new(Kind::Drift, message)
+                .help("run it again when no program is writing there"));
         }
     }
-    // A directory with content is implied by that content.
-    let full: BTreeSet<String> = items
-        .iter()
-        .filter_map(|item| Some(item.to.parent()?.to_str()?.to_owned()))
-        .collect();
-    all.retain(|name, named| *named != ExportedEntry::Directory || !full.contains(name));
-    Ok(all)
+    Ok(())
 }
 
 /// Returns an entry on the way to a path that is not a directory.
@@ -216,27 +221,36 @@ fn is_same(
     })
 }
 
+/// Returns whether a directory lacks a file; refuses one that has not `text` as its content.
+pub(crate) fn is_missing(directory: &Path, name: &str, text: &str) -> Result<bool> {
+    let path = directory.join(name);
+    let place = account::FilePlace::new(caller(), &path)?;
+    let Ok(there) = place.open() else {
+        return Err(refusing_overwrite(&path));
+    };
+    let Some(mut there) = there else {
+        return Ok(true);
+    };
+    let mut old = Vec::new();
+    there.read_to_end(&mut old)?;
+    match old == text.as_bytes() {
+        true => Ok(false),
+        false => Err(refusing_overwrite(&path)),
+    }
+}
+
 /// Writes a file with `text` unless it exists with that content.
 pub(crate) fn write(
     directory: &Path,
     name: &str,
-    text: &[u8],
+    text: &str,
     owner: Option<(u32, u32)>,
 ) -> Result<()> {
-    let path = directory.join(name);
-    let place = account::FilePlace::new(caller(), &path)?;
-    match place.open() {
-        Ok(None) => place.put(text, 0o644, owner, account::Existing::Refuse),
-        Ok(Some(mut there)) => {
-            let mut old = Vec::new();
-            there.read_to_end(&mut old)?;
-            match old == text {
-                true => Ok(()),
-                false => Err(refusing_overwrite(&path)),
-            }
-        }
-        Err(_) => Err(refusing_overwrite(&path)),
+    if is_missing(directory, name, text)? {
+        let place = account::FilePlace::new(caller(), &directory.join(name))?;
+        place.put(text.as_bytes(), 0o644, owner, account::Existing::Refuse)?;
     }
+    Ok(())
 }
 
 /// Gives a new file to its owner.

@@ -7,7 +7,9 @@ use std::time::Duration;
 use fs_err as fs;
 use serde::Serialize;
 
-use super::files::{self, ExportedEntry, OutputItem, copy, list, owner, write};
+use super::files::{
+    self, ExportedEntry, OutputItem, compare, copy, is_missing, list, owner, write,
+};
 use super::manifest::{Env, manifest, parse};
 use crate::plan::ids::EnvName;
 use crate::plan::layer::Layer;
@@ -106,15 +108,18 @@ impl OutputsExport<'_> {
             Some(files::ELSEWHERE) => error.help(format!("rockenv export {name} NEW-DIRECTORY")),
             _ => error,
         };
-        let files = copy(&items, self.directory, owner).map_err(elsewhere)?;
-        let write = |name: &str, text: &str| {
-            write(self.directory, name, text.as_bytes(), owner).map_err(elsewhere)
-        };
-        if let Some(text) = &text {
-            write(&format!("{name}.lock"), text)?;
-        }
+        let (files, fresh) = compare(&items, self.directory).map_err(elsewhere)?;
         let place = format!("{name}{MANIFEST}");
-        write(&place, &manifest(&known, &files).text()?)?;
+        let mut texts = BTreeMap::from([(place.clone(), manifest(&known, &files).text()?)]);
+        texts.extend(text.map(|text| (format!("{name}.lock"), text)));
+        // Nothing is written if one of them is refused.
+        for (name, text) in &texts {
+            is_missing(self.directory, name, text).map_err(elsewhere)?;
+        }
+        copy(&fresh, &files, self.directory, owner).map_err(elsewhere)?;
+        for (name, text) in &texts {
+            write(self.directory, name, text, owner).map_err(elsewhere)?;
+        }
         if lock.is_none() {
             let record = env.known_record()?;
             let targets = record.targets.iter();
