@@ -236,6 +236,21 @@ impl Record {
         own.unwrap_or_else(|| format!("rockenv up {}", quoted(&self.profile)))
     }
 
+    /// Returns the command that locks the same inputs.
+    pub(crate) fn lock_command(&self) -> String {
+        let words = shlex::split(&self.up_command()).unwrap_or_default();
+        let mut words = words.into_iter().skip(2);
+        let mut text = "rockenv lock".to_owned();
+        while let Some(word) = words.next() {
+            match word.as_str() {
+                // `lock` has neither.
+                "--name" | "--gpu" => drop(words.next()),
+                _ => text.extend([" ", &quoted(&word)]),
+            }
+        }
+        text
+    }
+
     /// Returns the newest snapshot of the step with that key.
     pub fn of_step(&self, key: &StepKey) -> Option<&Snapshot> {
         let mut newest_first = self.snapshots.iter().rev();

@@ -383,7 +383,12 @@ fn nothing_is_written_beside_a_manifest_of_another_build() {
     let store = TestStore::new();
     let [_, to] = two_outputs(&store, "");
     let env = store.env();
-    store.rockenv(&["export", env, "to"]).ok();
+    let exported = store.rockenv(&["export", env, "to"]).ok();
+    let words = format!("{env} --param 'word=two'");
+    exported.says(&[&format!(
+        "`rockenv lock {words}`, then `rockenv up {words} --gpu none --locked`"
+    )]);
+    store.rockenv(&["lock", env, "--param", "word=two"]).ok();
     two_outputs(&store, "; echo > /a/new");
     store
         .rockenv(&["export", env, "to"])

@@ -24,7 +24,7 @@ use crate::sys::account;
 use crate::sys::catalog::Directory;
 use crate::sys::error::{Error, Kind, Result, named_path};
 use crate::sys::name::StepName;
-use crate::sys::shell::{quoted, quoted_path};
+use crate::sys::shell::quoted_path;
 use crate::sys::trusted_files;
 use crate::tree::listing::{PathState, path_state};
 
@@ -122,14 +122,9 @@ impl OutputsExport<'_> {
         }
         if lock.is_none() {
             let record = env.known_record()?;
-            let targets = record.targets.iter();
-            let targets: String = targets
-                .map(|target| format!(" --target {target}"))
-                .collect();
             (self.warn)(&format!(
-                "env `{name}` was not built from a lock file, so its manifest has no exact inputs: `rockenv lock {}{targets}`, \
-                 then `{} --locked`",
-                quoted(&record.profile),
+                "env `{name}` was not built from a lock file, so its manifest has no exact inputs: `{}`, then `{} --locked`",
+                record.lock_command(),
                 record.up_command(),
             ));
         }
