@@ -81,6 +81,9 @@ pub(crate) fn lock(
         (Err(_), Some(signal)) => return Err(Error::new(Kind::Signal(signal), "interrupted")),
         (outcome, _) => outcome?,
     };
+    if let Some(message) = lock.login_warning(&path) {
+        reporter.warn(message);
+    }
     let changes = old.as_ref().map(|old| lockfile::changes(old, &lock));
     // A changed machine description alone is no reason to rewrite the file.
     let is_older = old.as_ref().is_some_and(|old| old.version < VERSION);

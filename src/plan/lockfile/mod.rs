@@ -10,6 +10,7 @@ mod file;
 mod steps;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -22,6 +23,7 @@ pub(crate) use file::read_known;
 pub(crate) use file::{parse, place, read, write};
 
 use crate::image::Package;
+use crate::image::fetch::without_login;
 use crate::image::recipe::Pin;
 use crate::plan::ids::ImageKey;
 use crate::plan::image::Image;
@@ -80,6 +82,32 @@ pub struct Lockfile {
 impl Lockfile {
     pub fn step(&self, name: &str) -> Option<&LockedStep> {
         self.steps.iter().find(|step| step.name == name)
+    }
+
+    /// Returns a warning if addresses in it have logins; `file` is its place.
+    pub(crate) fn login_warning(&self, file: &Path) -> Option<String> {
+        let git = self
+            .source
+            .values()
+            .filter_map(|source| source.git.as_ref());
+        let fetched = self.fetched.values().filter_map(|file| file.url.as_ref());
+        let files = self.files.values().flat_map(BTreeMap::values);
+        let all = git.chain(fetched).chain(files.filter_map(CacheFile::url));
+        // The user name of ssh is no secret.
+        let all = all.filter(|url| !url.starts_with("ssh:") && !url.starts_with("git+ssh:"));
+        let logins = all.filter_map(|url| {
+            let shown = without_login(url);
+            let host = shown.split(['/', '?', '#']).nth(2)?;
+            (shown != *url).then(|| host.to_owned())
+        });
+        let hosts: Vec<String> = logins.collect::<BTreeSet<_>>().into_iter().collect();
+        (!hosts.is_empty()).then(|| {
+            format!(
+                "`{}` contains the login of {}: keep it out of git, or use a credential helper",
+                file.display(),
+                hosts.join(" and ")
+            )
+        })
     }
 
     /// Returns the step with a key, whatever its name was.
@@ -421,5 +449,26 @@ pub(crate) mod tests {
         let names: Vec<&str> = found.keys().map(String::as_str).collect();
         assert_eq!(names, ["bash", "libc6:amd64", "libc6:i386"]);
         assert_eq!(found["libc6:i386"], "1 i386");
+    }
+
+    #[test]
+    fn hosts_of_logins_are_named() {
+        let mut lock = example();
+        let place = Path::new("p.lock");
+        let source = lock.source.get_mut("therock").unwrap();
+        source.git = Some("ssh://git@example.org/therock".to_owned());
+        let warning = lock.login_warning(place);
+        assert_eq!(warning, None);
+        let ninja = lock.fetched.get_mut("ninja").unwrap();
+        ninja.url = Some("https://TOKEN@example.org:81/ninja.zip".to_owned());
+        let source = lock.source.get_mut("therock").unwrap();
+        source.git = Some("https://me:TOKEN@example.net/therock".to_owned());
+        assert_eq!(
+            lock.login_warning(place).as_deref(),
+            Some(
+                "`p.lock` contains the login of example.net and example.org:81: \
+                 keep it out of git, or use a credential helper"
+            )
+        );
     }
 }

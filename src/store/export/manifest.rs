@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::ExportedEntry;
+use crate::image::fetch::without_login;
 use crate::plan::ids::StepKey;
 use crate::plan::lockfile::Lockfile;
 use crate::plan::resolve::{Spec, VolumeSource};
@@ -192,12 +193,9 @@ fn dependencies(env: &Env<'_>) -> Vec<Value> {
         });
         let volume = spec.volume(name).map(|volume| &volume.source);
         if let Some(VolumeSource::Git(git)) = volume
-            && let Some((scheme, rest)) = git.url.split_once("://")
+            && git.url.contains("://")
         {
-            // Credentials in an address must not be published.
-            let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
-            let host = host.rsplit('@').next().unwrap_or_default();
-            source["uri"] = json!(format!("git+{scheme}://{host}/{path}@{digest}"));
+            source["uri"] = json!(format!("git+{}@{digest}", without_login(&git.url)));
         }
         if !changes.is_empty() {
             // Not only the commit: the checkout had local changes.
@@ -229,25 +227,14 @@ fn dependencies(env: &Env<'_>) -> Vec<Value> {
     }
     if let Some((lock, digest)) = env.lock {
         for (name, file) in &lock.fetched {
-            let mut shown = json!({
-                "name": format!("fetched/{name}"),
-                "digest": { "sha256": file.sha256 },
-            });
-            if let Some(url) = &file.url {
-                shown["uri"] = json!(url);
-            }
-            found.push(shown);
+            let name = format!("fetched/{name}");
+            found.push(fetched(&name, &file.sha256, file.url.as_deref()));
         }
         for (volume, files) in &lock.files {
             for (path, file) in files {
-                let mut shown = json!({
-                    "name": format!("files/{volume}/{path}"),
-                    "digest": { "sha256": file.sha256() },
-                });
-                if let Some(url) = file.url() {
-                    shown["uri"] = json!(url);
-                }
-                found.push(shown);
+                let name = format!("files/{volume}/{path}");
+                let url = file.url().map(String::as_str);
+                found.push(fetched(&name, file.sha256(), url));
             }
         }
         found.push(json!({
@@ -257,6 +244,15 @@ fn dependencies(env: &Env<'_>) -> Vec<Value> {
         }));
     }
     found
+}
+
+/// Describes a file. A login in its address must not be published.
+fn fetched(name: &str, sha256: &str, url: Option<&str>) -> Value {
+    let mut shown = json!({ "name": name, "digest": { "sha256": sha256 } });
+    if let Some(url) = url {
+        shown["uri"] = json!(without_login(url));
+    }
+    shown
 }
 
 impl Manifest {
@@ -287,4 +283,16 @@ pub(crate) fn parse(text: &[u8], name: &str) -> Result<Manifest> {
         return Err(bad(format!("`{name}` contains no SHA-256")));
     }
     Ok(manifest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_has_no_login() {
+        let shown = fetched("fetched/p", "00", Some("https://me:TOKEN@example.org/p"));
+        assert_eq!(shown["uri"], "https://example.org/p");
+        assert!(fetched("files/c/f", "00", None).get("uri").is_none());
+    }
 }

@@ -128,6 +128,9 @@ impl OutputsExport<'_> {
                 record.up_command(),
             ));
         }
+        let file = self.directory.join(format!("{name}.lock"));
+        let warning = lock.as_ref().and_then(|lock| lock.login_warning(&file));
+        warning.iter().for_each(|text| (self.warn)(text));
         Ok((self.directory.join(place), files))
     }
 
