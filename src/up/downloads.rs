@@ -187,7 +187,7 @@ impl Fetching<'_> {
         if self.offline && !absent.is_empty() {
             let shown = absent.iter().map(|piece| {
                 let from = piece.urls.first().map(String::as_str).unwrap_or_default();
-                format!("`{}` from `{from}`", piece.name)
+                format!("`{}` from `{}`", piece.name, fetch::without_login(from))
             });
             let shown: Vec<String> = shown.collect();
             return Err(unavailable!(

@@ -61,7 +61,7 @@ fn missing(cx: &Context, store: &Store, selection: &Selection) -> Result<Vec<Str
         if let Some(url) = file.url
             && !blob.is_file()
         {
-            missing.push(format!("`{name}` from `{url}`"));
+            missing.push(format!("`{name}` from `{}`", without_login(&url)));
         }
     }
     for (cache, files) in locked.into_iter().flat_map(|locked| &locked.lock.files) {
@@ -74,7 +74,9 @@ fn missing(cx: &Context, store: &Store, selection: &Selection) -> Result<Vec<Str
             }
         });
         missing.extend(lacking.map(|(path, file)| {
-            let from = file.url().map(|url| format!(" from `{url}`"));
+            let from = file
+                .url()
+                .map(|url| format!(" from `{}`", without_login(url)));
             format!(
                 "file `{path}` of cache `{cache}`{}",
                 from.unwrap_or_default()

@@ -409,7 +409,7 @@ fn patches_and_scripts() {
     .unwrap();
     let sha256 = sha256.trim();
     let text = format!(
-        "[[patch]]\nurl = \"https://example.org/fix.patch\"\nsha256 = \"{sha256}\"\n{EDIT}\n[script]\nrun = \"echo $(id -u) >> a.txt; rm d/c.txt\"\nchanges = [\"d/c.txt\", \"a.txt\"]\n"
+        "[[patch]]\nurl = \"https://me:TOKEN@example.org/fix.patch\"\nsha256 = \"{sha256}\"\n{EDIT}\n[script]\nrun = \"echo $(id -u) >> a.txt; rm d/c.txt\"\nchanges = [\"d/c.txt\", \"a.txt\"]\n"
     );
     hook(&store, "fix", &text);
     let steps = STEPS
@@ -434,6 +434,9 @@ fn patches_and_scripts() {
             build_user().1
         ));
     assert_eq!(seen(&src), before);
+    let locked = store.rockenv(&["lock", store.env()]).ok();
+    let locked = locked.says(&[".lock` contains the login of example.org: keep it out of git"]);
+    assert!(!locked.err.contains("TOKEN"), "{}", locked.err);
 
     // A script that does something else than it says.
     let lies = text.replace("rm d/c.txt", "touch d/other");
