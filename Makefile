@@ -101,7 +101,7 @@ build: ## the release binary
 bench: ## measure, against the peers (root)
 	@$(need-root)
 	@tests/host test
-	cargo build --locked --profile dist
+	cargo build --locked --profile dist --config packaging/dist.toml
 	ROCKENV=$(CARGO_TARGET_DIR)/x86_64-unknown-linux-gnu/dist/rockenv tests/bench/run
 
 .PHONY: gen
