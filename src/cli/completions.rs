@@ -320,8 +320,8 @@ fn commands(words: &[String]) -> Vec<CompletionCandidate> {
 
 /// Returns the steps of the profile that is named earlier on the line.
 fn profile_steps(config: &Config, words: &[String]) -> Result<Vec<CompletionCandidate>> {
-    let listed = profile::list(&config.profile_dirs)?;
-    let names = || listed.iter().map(|profile| profile.name.as_str());
+    let names = profile::names(&config.profile_dirs)?;
+    let names = || names.iter().map(String::as_str);
     let mut steps = Vec::new();
     for word in words.iter().skip(3).filter(|word| !word.starts_with('-')) {
         if let Ok(request) = profile_or_target(word, &[], None, names()) {

@@ -10,7 +10,7 @@ use super::diagnostics::{Problem, Sources, UnreadPart, invalid};
 use super::file::File;
 use super::structure::shorten;
 use super::{Profile, check, merge, value};
-use crate::sys::catalog::Directory;
+use crate::sys::catalog::{CatalogEntry, Directory};
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::span::At;
 use crate::sys::suggest;
@@ -127,13 +127,22 @@ pub(crate) fn is_path(argument: &str) -> bool {
             .is_some_and(|end| end == "toml")
 }
 
-/// Returns every profile that `load` finds by name, sorted; the first one of a name wins.
-pub(crate) fn list(dirs: &[Directory]) -> Result<Vec<ProfileListing>> {
+/// Returns the names of all profiles that `load` finds by name, sorted.
+pub(crate) fn names(dirs: &[Directory]) -> Result<Vec<String>> {
+    Ok(entries(dirs)?.into_iter().map(|entry| entry.name).collect())
+}
+
+fn entries(dirs: &[Directory]) -> Result<Vec<CatalogEntry>> {
     let builtin = builtin::toml_files(&builtin::PROFILES);
     let names = builtin.iter().map(|(name, _)| *name);
-    let found = catalog::list(dirs, names, catalog::toml_file)?;
+    catalog::list(dirs, names, catalog::toml_file)
+}
+
+/// Returns every profile that `load` finds by name, sorted, with what its file says of it.
+pub(crate) fn list(dirs: &[Directory]) -> Result<Vec<ProfileListing>> {
+    let builtin = builtin::toml_files(&builtin::PROFILES);
     let text = |name: &str| builtin.iter().find(|(known, _)| *known == name);
-    Ok(found
+    Ok(entries(dirs)?
         .into_iter()
         .map(|entry| match entry.path {
             Some(path) => {
@@ -175,9 +184,7 @@ fn listed(name: String, origin: Origin, text: Result<String>) -> ProfileListing 
 /// Looks a name up. One that no profile can have is unknown, unless a file has it.
 fn named(dirs: &[Directory], name: &str) -> Result<Origin> {
     let unknown = || unknown(dirs, name);
-    if value::name("profile", name).is_err()
-        && !list(dirs)?.iter().any(|listed| listed.name == name)
-    {
+    if value::name("profile", name).is_err() && !names(dirs)?.iter().any(|known| known == name) {
         return Err(unknown());
     }
     find(dirs, name, None)?.ok_or_else(unknown)
@@ -231,8 +238,8 @@ fn same(a: &Origin, b: &Origin) -> bool {
 
 fn unknown(dirs: &[Directory], name: &str) -> Error {
     let error = not_found!("no profile `{}`", shorten(name));
-    let known = list(dirs).unwrap_or_default();
-    match suggest::closest(name, known.iter().map(|listed| listed.name.as_str())) {
+    let known = names(dirs).unwrap_or_default();
+    match suggest::closest(name, known.iter().map(String::as_str)) {
         Some(close) => error.help(format!("did you mean `{close}`?")),
         None => error.help("`rockenv profile ls` shows them all"),
     }

@@ -7,6 +7,7 @@
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 use fs_err as fs;
 
@@ -317,9 +318,12 @@ fn missing(id: &LayerId) -> Error {
 
 /// Returns the kernel's random id of the current boot.
 pub(crate) fn boot_id() -> String {
-    fs::read_to_string("/proc/sys/kernel/random/boot_id")
-        .map(|text| text.trim().to_owned())
-        .unwrap_or_default()
+    static BOOT: LazyLock<String> = LazyLock::new(|| {
+        fs::read_to_string("/proc/sys/kernel/random/boot_id")
+            .map(|text| text.trim().to_owned())
+            .unwrap_or_default()
+    });
+    BOOT.clone()
 }
 
 #[cfg(test)]

@@ -47,8 +47,8 @@ impl ProfileCheck {
     fn read(&mut self, cx: &Context, what: &str, targets: &[String]) -> Result<Spec> {
         let targets = targets.iter().map(|name| Target::named(name));
         let targets = targets.collect::<Result<Vec<_>>>()?;
-        let listed = profile::list(&cx.config.profile_dirs)?;
-        let names = listed.iter().map(|profile| profile.name.as_str());
+        let names = profile::names(&cx.config.profile_dirs)?;
+        let names = names.iter().map(String::as_str);
         let targets = match resolve::profile_or_target(what, &targets, None, names) {
             Err(error) if error.kind() == Kind::Usage => return Err(error),
             Ok(request) if request.profile == what => request.targets,

@@ -12,6 +12,7 @@ use crate::profile::Profile;
 use crate::store::env::Attempt;
 use crate::store::history::LayerSearch;
 use crate::store::layer::VolumeState;
+use crate::store::results::outputs;
 use crate::store::{Layer, LockedEnv, Record, Store};
 use crate::sys::error::Result;
 use crate::up::resolve::Gathered;
@@ -393,7 +394,7 @@ impl Results<'_> {
 
     fn of(&self, top: &LayerId) -> Result<BTreeSet<StepKey>> {
         // A missing lower layer is reported where it is needed.
-        if self.store.chain(top).is_err() {
+        if outputs(self.spec).next().is_none() || self.store.chain(top).is_err() {
             return Ok(BTreeSet::new());
         }
         let plan = self.store.plan_restore(top, self.spec, &self.known)?;

@@ -11,7 +11,7 @@ use crate::plan::ids::EnvName;
 use crate::plan::jobs::{self, Past, Sizing};
 use crate::plan::resolve::{self, BaseImage, Inputs};
 use crate::profile::hook::Hook;
-use crate::profile::{self, CopyFiles, Origin, Profile, ProfileListing};
+use crate::profile::{self, CopyFiles, Origin, Profile};
 use crate::rocm::gpu;
 use crate::rocm::target::Target;
 use crate::store::Store;
@@ -91,15 +91,15 @@ impl Selection {
             .iter()
             .map(|name| Target::named(name))
             .collect::<Result<Vec<_>>>()?;
-        let listed = profile::list(&cx.config.profile_dirs)?;
+        let names = profile::names(&cx.config.profile_dirs)?;
         let machine = cx.gpus();
         let (what, targets) = match request.what {
             Some(what) => (what, targets),
             None => unnamed(request, targets, &machine)?,
         };
-        let names = listed.iter().map(|profile| profile.name.as_str());
-        let named = resolve::profile_or_target(what, &targets, request.name, names)
-            .map_err(|error| perhaps_env(cx, what, &listed, error))?;
+        let profiles = names.iter().map(String::as_str);
+        let named = resolve::profile_or_target(what, &targets, request.name, profiles)
+            .map_err(|error| perhaps_env(cx, what, &names, error))?;
         let profile = profile::load(&cx.config.profile_dirs, &named.profile)?;
         let file = profile::is_path(&named.profile).then(|| PathBuf::from(&named.profile));
         let files = profile::copy_files(&cx.config.profile_dirs, &profile)?;
@@ -235,11 +235,11 @@ impl Selection {
 }
 
 /// Names the command for an env, which is no profile.
-fn perhaps_env(cx: &Context, what: &str, listed: &[ProfileListing], error: Error) -> Error {
+fn perhaps_env(cx: &Context, what: &str, profiles: &[String], error: Error) -> Error {
     if error.kind() != Kind::NotFound {
         return error;
     }
-    match command_of_env(cx, what, listed) {
+    match command_of_env(cx, what, profiles) {
         Some(command) => {
             let message = format!("`{what}` is an env, not a profile or target");
             Error::new(error.kind(), message).help(command)
@@ -249,7 +249,7 @@ fn perhaps_env(cx: &Context, what: &str, listed: &[ProfileListing], error: Error
 }
 
 /// Returns the command that works here for an env, by its profile's path if the name is not found here.
-fn command_of_env(cx: &Context, what: &str, listed: &[ProfileListing]) -> Option<String> {
+fn command_of_env(cx: &Context, what: &str, profiles: &[String]) -> Option<String> {
     let store = Store::open_existing(&cx.config.home).ok().flatten()?;
     let env = what.parse().ok()?;
     let record = store.known(&env).ok()?;
@@ -260,9 +260,7 @@ fn command_of_env(cx: &Context, what: &str, listed: &[ProfileListing]) -> Option
     let rest = rest.filter(|rest| rest.is_empty() || rest.starts_with(' '));
     let origin = store.spec(&env).ok().map(|spec| spec.origin);
     Some(match (rest, origin) {
-        (Some(rest), Some(Origin::File(path)))
-            if !listed.iter().any(|one| one.name == record.profile) =>
-        {
+        (Some(rest), Some(Origin::File(path))) if !profiles.contains(&record.profile) => {
             format!("rockenv up {}{rest}", quoted(&path.to_string_lossy()))
         }
         _ => command,

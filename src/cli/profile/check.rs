@@ -34,8 +34,7 @@ struct CheckReport {
 pub(super) fn check(cx: &Context, args: &CheckArgs) -> Result<u8> {
     let mut all = args.what.clone();
     if all.is_empty() {
-        let listed = profile::list(&cx.config.profile_dirs)?;
-        all.extend(listed.into_iter().map(|profile| profile.name));
+        all = profile::names(&cx.config.profile_dirs)?;
     }
     let mut code = 0;
     let mut reports = Vec::new();

@@ -32,8 +32,8 @@ pub(super) fn show(cx: &Context, args: &ShowArgs) -> Result<()> {
     if args.resolved {
         return show_resolved(cx, args);
     }
-    let listed = profile::list(&cx.config.profile_dirs)?;
-    let names = listed.iter().map(|profile| profile.name.as_str());
+    let names = profile::names(&cx.config.profile_dirs)?;
+    let names = names.iter().map(String::as_str);
     let request = resolve::profile_or_target(&args.what, &[], None, names)?;
     let profile = profile::load(&cx.config.profile_dirs, &request.profile)?;
     if cx.json {

@@ -234,6 +234,9 @@ impl Store {
         known: &[LayerId],
     ) -> Result<RestorePlan> {
         let mut plan = RestorePlan::default();
+        if outputs(spec).next().is_none() {
+            return Ok(plan);
+        }
         let known = self.with_those_below(known);
         for (name, results) in self.results(top, spec)? {
             let Some(volume) = spec.volume(&name) else {

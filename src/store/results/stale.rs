@@ -99,10 +99,11 @@ impl Store {
         let mut found = BTreeSet::new();
         let mut waiting = layers.to_vec();
         while let Some(id) = waiting.pop() {
-            if let Ok(Some(layer)) = self.layer(&id)
-                && found.insert(id)
+            if !found.contains(&id)
+                && let Ok(Some(layer)) = self.layer(&id)
             {
                 waiting.extend(layer.parent);
+                found.insert(id);
             }
         }
         found

@@ -55,38 +55,22 @@ impl StepResults {
             return Ok(Self::default());
         }
         let path = results.join(LISTING);
-        if let Some(file) = file::open(results, Path::new(LISTING))? {
-            let mut text = Vec::new();
-            file.take(LARGEST as u64 + 1)
-                .read_to_end(&mut text)
-                .context(|| format!("cannot read `{}`", path.display()))?;
-            if text.len() > LARGEST {
-                return Err(invalid!(
-                    "`{}` has more than {}",
-                    path.display(),
-                    size::bytes(LARGEST as u64)
-                )
-                .help("rockenv fsck"));
-            }
-            return serde_json::from_slice(&text).map_err(|error| {
-                unexpected!("`{}` is damaged", path.display())
-                    .source(error)
-                    .help("rockenv fsck")
-            });
+        let damaged =
+            || unexpected!("`{}` is missing or damaged", path.display()).help("rockenv fsck");
+        let file = file::open(results, Path::new(LISTING))?.ok_or_else(damaged)?;
+        let mut text = Vec::new();
+        file.take(LARGEST as u64 + 1)
+            .read_to_end(&mut text)
+            .context(|| format!("cannot read `{}`", path.display()))?;
+        if text.len() > LARGEST {
+            return Err(invalid!(
+                "`{}` has more than {}",
+                path.display(),
+                size::bytes(LARGEST as u64)
+            )
+            .help("rockenv fsck"));
         }
-        // Older versions kept only regular files, without a listing, and made parent directories.
-        let mut left = Self::default();
-        for (path, mut entry) in Listing::of(results)?.entries {
-            let mut parts = path.iter();
-            let volume = parts.next().and_then(|name| name.to_str());
-            if let (Some(volume), Content::File { hardlink, .. }) = (volume, &mut entry.content) {
-                *hardlink = None;
-                let left = left.volumes.entry(volume.to_owned()).or_default();
-                let below = parts.as_path().to_owned();
-                left.entries.entries.insert(below, entry);
-            }
-        }
-        Ok(left)
+        serde_json::from_slice(&text).map_err(|error| damaged().source(error))
     }
 
     /// Returns the results in an output volume.
