@@ -59,6 +59,7 @@ pub(crate) fn import(cx: &Context, args: &ImportArgs) -> Result<()> {
     let all = taken.iter().fold(Pulled::default(), |mut all, one| {
         all.image_pulled |= one.image_pulled;
         all.steps.extend(one.steps.iter().cloned());
+        all.incremental.extend(one.incremental.iter().cloned());
         all.bytes += one.bytes;
         all
     });

@@ -81,6 +81,16 @@ pub struct Layer {
     pub pins: Pins,
 }
 
+impl Layer {
+    /// Returns the name that lock files have for it: its step's key, which a layer that was built again has too.
+    pub(crate) fn locked_name(&self) -> &str {
+        match &self.key {
+            Some(key) => key,
+            None => &self.id,
+        }
+    }
+}
+
 /// The cost of making a layer, for `gc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cost {

@@ -9,6 +9,7 @@ use crate::image::oci::{Descriptor, refused, sha256};
 use crate::plan::ids::{StepKey, VolumeName};
 use crate::plan::pins::Pins;
 use crate::rocm::therock::ArtifactFingerprints;
+use crate::store::Layer;
 use crate::store::history::History;
 use crate::store::images::Image;
 use crate::store::layer::Cost;
@@ -32,6 +33,8 @@ const CLEAN: &str = "clean";
 /// Version of rockenv's own data; a newer one is refused.
 const SCHEMA: u32 = 1;
 pub(super) const MAX_CONFIG: u64 = 16 << 20;
+/// Maximum of bytes, and of milliseconds, that a step may claim to have cost: sums of these must not overflow.
+const MAX_COST: u64 = 1 << 50;
 const MAX_LAYERS: usize = 1024;
 
 /// rockenv's own data in a configuration.
@@ -95,6 +98,13 @@ impl SharedStep {
             Some(history) => *history == History::Clean,
             None => self.volumes.is_empty(),
         }
+    }
+
+    /// Returns whether this is also what the store says of a layer with the same content.
+    pub(super) fn describes(&self, layer: &Layer) -> bool {
+        (&self.name, self.created, self.cost, &self.history)
+            == (&layer.title, layer.created, layer.cost, &layer.history)
+            && (&self.prints, &self.pins) == (&layer.prints, &layer.pins)
     }
 
     /// Returns the layers that are not part of the root file system.
@@ -278,6 +288,13 @@ fn digest(sha256: &str) -> String {
     format!("sha256:{sha256}")
 }
 
+/// An error for what is not as its maker described it.
+pub(super) fn foreign(message: impl Into<String>) -> Error {
+    Error::new(Kind::Drift, message.into()).help(
+        "it is damaged or was tampered with; push or export it again on the machine that built it",
+    )
+}
+
 impl Manifest {
     pub(super) fn parse(bytes: &[u8]) -> Result<Self> {
         let manifest: Self = serde_json::from_slice(bytes).map_err(|error| {
@@ -359,17 +376,11 @@ impl Manifest {
         if let Some(said) = self.key()
             && said != document.key()
         {
-            return Err(Error::new(
-                Kind::Drift,
-                format!(
-                    "its manifest declares key {}, but its key is {}",
-                    said.escape_debug(),
-                    document.key()
-                ),
-            )
-            .help(
-                "it is damaged or was tampered with; push or export it again on the machine that built it",
-            ));
+            return Err(foreign(format!(
+                "its manifest declares key {}, but its key is {}",
+                said.escape_debug(),
+                document.key()
+            )));
         }
         Ok(document)
     }
@@ -383,13 +394,17 @@ impl Document {
         if self.blobs.is_empty() || !hexadecimal(&image.digest) {
             return Err(refused("it does not name its base image".into()));
         }
+        if [&image.name, &image.distribution]
+            .iter()
+            .any(|text| text.contains(char::is_control))
+        {
+            return Err(refused(
+                "the description of its image has control characters".into(),
+            ));
+        }
         if image.key != image.computed_key()? {
-            return Err(Error::new(
-                Kind::Drift,
+            return Err(foreign(
                 "the key of its image does not match its description",
-            )
-            .help(
-                "it is damaged or was tampered with; push or export it again on the machine that built it",
             ));
         }
         let mut keys = BTreeSet::new();
@@ -403,6 +418,11 @@ impl Document {
             }
             if !keys.insert(&step.key) {
                 return Err(refused("its steps have no keys of their own".into()));
+            }
+            if let Some(cost) = step.cost
+                && cost.bytes.max(cost.wall_ms) > MAX_COST
+            {
+                return Err(refused("a step claims an impossible cost".into()));
             }
             for name in step
                 .volumes

@@ -11,7 +11,7 @@ use std::sync::mpsc::channel;
 use fs_err as fs;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 
-use super::document::{Document, SharedVolume};
+use super::document::{Document, SharedVolume, foreign};
 use super::place::SnapshotSource;
 use super::pull::{PARALLEL, Pulled};
 use super::unverified;
@@ -110,14 +110,7 @@ impl<'a> Pull<'a> {
                 matches!(image, Some(Ok(Some(_))))
             });
         }
-        if verified {
-            let there = chains.iter().filter_map(|chain| known.get(chain));
-            for layer in there {
-                Shared::mark_verified(&store.layer_dir(&layer.id))?;
-            }
-            Shared::mark_verified(&store.image_dir(&document.snapshot.image.key))?;
-        }
-        let there = (0..steps.len()).rev().find_map(|at| {
+        let top = (0..steps.len()).rev().find_map(|at| {
             let layer = known.get(&chains[at])?;
             // The requested step is looked up by its key. Where another layer has that, as one of another engine may,
             // a second copy would not be found either.
@@ -125,16 +118,19 @@ impl<'a> Pull<'a> {
             let found = at + 1 < steps.len()
                 || *layer.id == **key
                 || store.layer_dir(&key.clone().into()).exists();
-            found.then(|| (at + 1, layer.clone()))
+            found.then_some(&layer.id)
         });
-        let (first, base) = match there {
-            Some((first, layer)) => (first, Some(layer)),
-            None => (0, None),
-        };
-        if verified {
-            unverified::make_way(store, &document.snapshot.steps[first..], base.as_ref())?;
-        }
+        let mut there = top.map_or_else(|| Ok(Vec::new()), |top| store.chain(top))?;
+        there.reverse();
         let image = &document.snapshot.image;
+        if verified {
+            unverified::verify_image(store, image)?;
+            unverified::verify_layers(store, &mut there, steps)?;
+            // Even if nothing is missing: what was asked for is looked up by its key.
+            let from = there.len().min(steps.len().saturating_sub(1));
+            unverified::make_way(store, &steps[from..], there.last())?;
+        }
+        let (first, base) = (there.len(), there.pop());
         let mut pull = Self {
             to,
             incoming,
@@ -382,16 +378,10 @@ impl<'a> Pull<'a> {
         let found = crate::tree::digest::digest(root, cancel)?.digest;
         match found == image.digest {
             true => Ok(()),
-            false => Err(Error::new(
-                Kind::Drift,
-                format!(
-                    "the tree of its image has digest {found}, not {}",
-                    image.digest
-                ),
-            )
-            .help(
-                "it is damaged or was tampered with; push or export it again on the machine that built it",
-            )),
+            false => Err(foreign(format!(
+                "the tree of its image has digest {found}, not {}",
+                image.digest
+            ))),
         }
     }
 

@@ -5,12 +5,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use futures_util::StreamExt as _;
+use futures_util::{Stream, StreamExt as _, TryStreamExt as _};
 use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::document::Document;
+use super::document::{Document, Manifest};
 use super::pull::{PARALLEL, document};
 use super::{Repository, SnapshotRef, signature, watched};
 use crate::image::fetch::ByteCounter;
@@ -92,14 +92,9 @@ pub(crate) fn survey(
     let registry = repository.open(Operation::Pull, cx)?;
     let (counter, aside) = (ByteCounter::default(), tempfile::tempdir()?);
     watched(cx.cancel, &counter, cx.progress, async || {
-        let names = registry.tags().await?;
-        let tags = futures_util::stream::iter(names)
-            .map(async |name| look(&registry, name, aside.path()).await)
-            .buffered(PARALLEL);
-        let tags: Vec<Result<Option<Tag>>> = tags.collect().await;
-        let tags: Result<Vec<Option<Tag>>> = tags.into_iter().collect();
-        let tags: Vec<Tag> = tags?.into_iter().flatten().collect();
-        Ok(decide(&tags, keep))
+        let names = futures_util::stream::iter(registry.tags().await?);
+        let tags = names.map(async |name| look(&registry, name, aside.path()).await);
+        Ok(decide(&all(tags).await?, keep))
     })
     .context(|| format!("cannot look at `{repository}`"))
 }
@@ -114,13 +109,9 @@ pub(crate) fn remove(
     let registry = repository.open(Operation::Delete, cx)?;
     let (counter, aside) = (ByteCounter::default(), tempfile::tempdir()?);
     watched(cx.cancel, &counter, cx.progress, async || {
-        let names = registry.tags().await?;
-        let tags = futures_util::stream::iter(names)
-            .map(async |name| look_again(&registry, name, plan, aside.path()).await)
-            .buffered(PARALLEL);
-        let tags: Vec<Result<Option<Tag>>> = tags.collect().await;
-        let tags: Result<Vec<Option<Tag>>> = tags.into_iter().collect();
-        let tags: Vec<Tag> = tags?.into_iter().flatten().collect();
+        let names = futures_util::stream::iter(registry.tags().await?);
+        let tags = names.map(async |name| look_again(&registry, name, plan, aside.path()).await);
+        let tags = all(tags).await?;
         let (mut gone, mut removed) = (BTreeSet::new(), Vec::new());
         for tag in plan.still_unneeded(&tags) {
             // Other tags of the same manifest went with it.
@@ -132,6 +123,14 @@ pub(crate) fn remove(
         Ok(removed)
     })
     .context(|| format!("cannot remove snapshots from `{repository}`"))
+}
+
+/// Looks at several tags at once; the first error ends it.
+async fn all(
+    tags: impl Stream<Item = impl Future<Output = Result<Option<Tag>>>>,
+) -> Result<Vec<Tag>> {
+    let tags = tags.buffered(PARALLEL);
+    tags.try_filter_map(async |tag| Ok(tag)).try_collect().await
 }
 
 /// Looks at one tag after the survey. One that is new or has moved is needed.
@@ -198,8 +197,14 @@ async fn look(registry: &Registry, name: String, blobs: &std::path::Path) -> Res
             Err(error) if matches!(error.kind(), Kind::Signal(_) | Kind::OutOfSpace) => {
                 return Err(error);
             }
-            // Its configuration is gone, or this is something else.
-            Err(_) => Content::other(&bytes),
+            Err(error) => {
+                // One that cannot be read just now may stand on others.
+                if error.kind() == Kind::Unavailable && has_config(registry, &bytes).await {
+                    return Err(error);
+                }
+                // Its configuration is gone, or this is something else.
+                Content::other(&bytes)
+            }
         },
     };
     Ok(Some(Tag {
@@ -207,6 +212,15 @@ async fn look(registry: &Registry, name: String, blobs: &std::path::Path) -> Res
         manifest,
         content,
     }))
+}
+
+/// Returns whether the registry has, or may have, the configuration that a manifest names.
+async fn has_config(registry: &Registry, manifest: &[u8]) -> bool {
+    let config = Manifest::parse(manifest).map(|manifest| manifest.config);
+    match config.as_ref().map(|config| (config.sha256(), config.size)) {
+        Ok((Ok(sha256), size)) => registry.has_blob(sha256, size).await.unwrap_or(true),
+        _ => false,
+    }
 }
 
 impl Content {

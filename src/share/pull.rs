@@ -6,7 +6,7 @@ use fs_err as fs;
 use futures_util::StreamExt as _;
 use serde::Serialize;
 
-use super::document::{Document, MAX_CONFIG, Manifest};
+use super::document::{Document, MAX_CONFIG, Manifest, foreign};
 use super::layout::Layout;
 use super::place::SnapshotSource;
 use super::{RECIPE, Repository, VerifyingKey, recipe_tag, signature, watched};
@@ -80,7 +80,7 @@ impl SnapshotRef {
         let mut steps = steps.map(|step| (step.name.as_str(), &step.key));
         let unexpected = match self {
             Self::Chain(chain) if chain.image != *image => {
-                return Err(foreign(&format!(
+                return Err(foreign(format!(
                     "snapshot `{tag}` has an unexpected image: {image}"
                 )));
             }
@@ -90,9 +90,20 @@ impl SnapshotRef {
         };
         match unexpected {
             None => Ok(()),
-            Some((name, key)) => Err(foreign(&format!(
+            Some((name, key)) => Err(foreign(format!(
                 "snapshot `{tag}` contains a step with an unexpected key: `{name}`, {key}"
             ))),
+        }
+    }
+
+    /// Gives steps that were accepted by their names alone, because this machine skips them, keys that no step looks
+    /// for: a step of another profile may have the key that they claim.
+    fn disown_skipped(&self, document: &mut Document) {
+        let Self::Chain(chain) = self else { return };
+        for step in &mut document.snapshot.steps {
+            if !chain.steps.iter().any(|(key, _)| *key == step.key) {
+                step.key = step.key.of_no_step();
+            }
         }
     }
 }
@@ -143,12 +154,6 @@ impl WantedChain {
             next.is_none_or(|(wanted, _)| wanted != *key)
         })
     }
-}
-
-fn foreign(message: &str) -> Error {
-    Error::new(Kind::Drift, message).help(
-        "it is damaged or was tampered with; push or export it again on the machine that built it",
-    )
 }
 
 /// The result of a pull.
@@ -244,10 +249,13 @@ pub(crate) fn pull(
         find(&registry, &tag, &blobs, verifies).await
     })
     .context(cannot)?;
-    let Some(document) = document else {
+    let Some(mut document) = document else {
         return Ok(None);
     };
     wanted.check(&document).context(cannot)?;
+    if verifies.is_none() {
+        wanted.disown_skipped(&mut document);
+    }
     let source = SnapshotSource::Registry(&registry, &blobs);
     to.run(source, document, verifies.is_some(), cx)
         .context(cannot)

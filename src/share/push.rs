@@ -84,13 +84,12 @@ fn check_origin(store: &Store, what: &Shareable) -> Result<()> {
                 .help("rockenv pull REF --verify KEY, or push with `--sign-unverified`"),
         )
     };
-    let is_unverified = |shared: Option<Shared>| shared.is_some_and(|shared| shared.unverified);
     let image = &what.image;
-    if is_unverified(store.shared_image(&image.key)?) {
+    if store.is_image_unverified(&image.key) {
         return refuse(&format!("image `{}`", image.name));
     }
     for layer in &what.layers {
-        if is_unverified(store.shared_layer(&layer.id)?) {
+        if store.is_unverified(layer) {
             return refuse(&format!("snapshot `{}`", layer.title));
         }
     }
@@ -218,25 +217,30 @@ impl Pushing<'_> {
     async fn image(&self, document: &mut Document) -> Result<()> {
         let image = &self.what.image;
         let store = self.store;
-        let known = store.shared_image(&image.key).ok().flatten();
-        let unverified = known.as_ref().is_some_and(|shared| shared.unverified);
-        let remembered = known.and_then(|shared| shared.tree);
-        let known = match &remembered {
-            Some(blob) => Some(blob.clone()),
-            // Another machine may have pushed it: the image's key determines its content, and pulling verifies that.
+        let remembered = store.shared_image(&image.key).ok().flatten();
+        let remembered = remembered.and_then(|shared| shared.tree);
+        // Another machine may have pushed it: the image's key determines its content, and pulling verifies that.
+        let others = match &remembered {
+            Some(_) => None,
             None => self.pushed_image().await,
         };
+        let known = remembered.clone().or_else(|| others.clone());
         let changes = LayerContent::Whole(store.image_root(&image.key));
         let there = || Ok(store.image(&image.key)?.is_some());
         let blob = self
             .blob(known, changes, there)
             .await
             .context(|| format!("cannot push image `{}`", image.name))?;
-        if remembered.as_ref() != Some(&blob) {
+        // What others pushed is not remembered: the next push may sign it.
+        if ![&remembered, &others]
+            .into_iter()
+            .flatten()
+            .any(|known| *known == blob)
+        {
             let shared = Shared {
                 chain: image.digest.clone(),
                 tree: Some(blob.clone()),
-                unverified,
+                unverified: store.is_image_unverified(&image.key),
                 ..Shared::default()
             };
             unless_full(shared.save(&store.image_dir(&image.key)))?;
@@ -272,7 +276,7 @@ impl Pushing<'_> {
         let remembered = store.shared_layer(&layer.id).ok().flatten();
         let remembered = remembered.unwrap_or_default();
         let mut shared = Shared {
-            unverified: remembered.unverified,
+            unverified: store.is_unverified(layer),
             ..Shared::default()
         };
         let place = |layer: &Layer, tree: &str| store.layer_dir(&layer.id).join(tree);

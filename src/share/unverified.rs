@@ -2,8 +2,33 @@
 
 use super::document::SharedStep;
 use crate::plan::ids::{EnvName, LayerId};
+use crate::store::images::Image;
+use crate::store::shared::Shared;
 use crate::store::{Layer, Store};
 use crate::sys::error::{Error, Kind, Result};
+
+/// Remembers that these layers of the store, from the bottom, are those of signed steps. Cuts off the first one whose
+/// description came without a signature and is another, and all on it.
+pub(super) fn verify_layers(
+    store: &Store,
+    layers: &mut Vec<Layer>,
+    steps: &[SharedStep],
+) -> Result<()> {
+    let mut both = layers.iter().zip(steps);
+    let other = both.position(|(layer, step)| store.is_unverified(layer) && !step.describes(layer));
+    layers.truncate(other.unwrap_or(layers.len()));
+    let mut layers = layers.iter();
+    layers.try_for_each(|layer| Shared::mark_verified(&store.layer_dir(&layer.id)))
+}
+
+/// The same for the image, whose content its key determines; it gets the signed description.
+pub(super) fn verify_image(store: &Store, image: &Image) -> Result<()> {
+    if store.image(&image.key)?.is_none() || !store.is_image_unverified(&image.key) {
+        return Ok(());
+    }
+    store.describe_image(image)?;
+    Shared::mark_verified(&store.image_dir(&image.key))
+}
 
 /// Removes unused layers that have keys of these steps and came without a verified signature: by its key, a step would
 /// be found there. The last step's must be gone, because that is what was asked for.
@@ -11,9 +36,8 @@ pub(super) fn make_way(store: &Store, steps: &[SharedStep], base: Option<&Layer>
     let mut unverified = Vec::new();
     for step in steps {
         let id = LayerId::from(step.key.clone());
-        if store
-            .shared_layer(&id)?
-            .is_some_and(|shared| shared.unverified)
+        if let Some(layer) = store.layer(&id)?
+            && store.is_unverified(&layer)
         {
             unverified.push(id);
         }

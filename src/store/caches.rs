@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 
+use super::Store;
 use super::check::names;
-use super::{Store, check_name};
 use crate::plan::gc::Inventory;
 use crate::plan::gc::cache::{self, CacheKind, Entries};
 use crate::plan::ids::EnvName;
@@ -199,7 +199,6 @@ impl Store {
 
     /// Empties a cache. The directory stays, because it may be mounted.
     pub fn clear_cache(&self, name: &str) -> Result<()> {
-        check_name(name)?;
         let caches = self.caches()?;
         let cache = caches
             .get(name)

@@ -59,7 +59,7 @@ impl Store {
                 if volumes.exists() {
                     item.bytes += self.written(&volumes, Some(&below.join("volumes")))?;
                 }
-            } else if item.layer.cost.is_none() {
+            } else if item.layer.cost.is_none() || item.arrived.is_some() {
                 item.bytes = self.written(&directory, Some(&below))?;
             }
         }
@@ -203,6 +203,8 @@ impl Store {
         // those of later steps, hold what a frozen one held when it was measured.
         (self.method() == Method::Reflink && item.layer.kept.is_none())
             || item.layer.cost.is_none()
+            // Another machine's figure, of a store with another method perhaps.
+            || item.arrived.is_some()
             || volumes.any(|state| *state == VolumeState::Frozen)
     }
 

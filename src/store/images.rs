@@ -262,6 +262,11 @@ impl Store {
         Ok(fs::rename(work, &place)?)
     }
 
+    /// Replaces the description of an image.
+    pub fn describe_image(&self, image: &Image) -> Result<()> {
+        atomic::write_json(&self.image_dir(&image.key).join("image.json"), image)
+    }
+
     /// Returns the image with the key `wanted`, built from the recipe if it is missing. A result with another key is
     /// described and discarded; the recipe's current image does not change.
     pub fn locked_image(

@@ -290,15 +290,7 @@ impl Store {
     /// Discards those of `candidates` and their parents that no env's record, no running command and no lock file
     /// needs, directly or as a parent.
     pub fn remove_unused_layers(&self, candidates: &[LayerId]) -> Result<()> {
-        if candidates.is_empty() {
-            return Ok(());
-        }
-        // If the locked layers are unknown, nothing goes; `gc` reports it.
-        let Ok(locked) = self.locked() else {
-            return Ok(());
-        };
-        let locked = locked.names.into_keys();
-        self.remove_layers(candidates, locked.filter_map(|name| name.try_into().ok()))
+        self.remove_unused_layers_but(candidates, None).map(drop)
     }
 
     /// The same, but keeps one more. Returns the candidates that are still there.
@@ -307,12 +299,17 @@ impl Store {
         candidates: &[LayerId],
         kept: Option<&LayerId>,
     ) -> Result<Vec<LayerId>> {
+        // If the locked layers are unknown, nothing goes; `gc` reports it.
         if !candidates.is_empty()
             && let Ok(locked) = self.locked()
         {
-            let locked = locked.names.into_keys();
-            let locked = locked.filter_map(|name| name.try_into().ok());
-            self.remove_layers(candidates, locked.chain(kept.cloned()))?;
+            let mut keep = match locked.names.is_empty() {
+                true => Vec::new(),
+                false => self.layers()?,
+            };
+            keep.retain(|layer| locked.names.contains_key(layer.locked_name()));
+            let keep = keep.into_iter().map(|layer| layer.id);
+            self.remove_layers(candidates, keep.chain(kept.cloned()))?;
         }
         let left = candidates.iter().filter(|id| self.layer_dir(id).exists());
         Ok(left.cloned().collect())

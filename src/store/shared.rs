@@ -63,15 +63,15 @@ impl Shared {
         atomic::write_json(&directory.join(FILE), self)
     }
 
-    /// Remembers that a signature of what is in the directory was verified.
+    /// Remembers that a signature of what is in the directory was verified. A damaged description is replaced.
     pub fn mark_verified(directory: &Path) -> Result<()> {
-        match Self::read(directory)? {
-            Some(mut shared) if shared.unverified => {
-                shared.unverified = false;
-                shared.save(directory)
-            }
-            _ => Ok(()),
-        }
+        let mut shared = match Self::read(directory) {
+            Ok(Some(shared)) if shared.unverified => shared,
+            Ok(_) => return Ok(()),
+            Err(_) => Self::default(),
+        };
+        shared.unverified = false;
+        shared.save(directory)
     }
 }
 
@@ -93,6 +93,23 @@ impl Store {
     /// The same for an image.
     pub fn shared_image(&self, key: &ImageKey) -> Result<Option<Shared>> {
         Shared::read(&self.image_dir(key))
+    }
+
+    /// Returns whether a layer came from elsewhere, and no signature of it was verified. If its description is gone or
+    /// damaged, that is a layer that no env made.
+    pub fn is_unverified(&self, layer: &Layer) -> bool {
+        match self.shared_layer(&layer.id) {
+            Ok(Some(shared)) => shared.unverified,
+            Ok(None) | Err(_) => layer.env.is_none(),
+        }
+    }
+
+    /// The same for an image; one without a description was built here.
+    pub fn is_image_unverified(&self, key: &ImageKey) -> bool {
+        match self.shared_image(key) {
+            Ok(shared) => shared.is_some_and(|shared| shared.unverified),
+            Err(_) => true,
+        }
     }
 
     /// Returns the layers known at registries, by their chain digest: those whose trees this service keeps, or else
@@ -138,6 +155,8 @@ impl IncomingLayers<'_> {
     pub fn publish_image(&self, place: &Path, image: &Image, shared: &Shared) -> Result<()> {
         shared.save(place)?;
         self.store.publish_image(place, image)?;
+        // It was built long ago, and nothing is based on it yet.
+        self.store.use_image(&image.key);
         self.store.refer(image)
     }
 

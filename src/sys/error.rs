@@ -242,10 +242,13 @@ impl Error {
     }
 }
 
-/// Returns `None` if what the operation was about does not exist.
+/// Returns `None` if what the operation was about does not exist, or would be below a file.
 pub(crate) fn if_exists<T>(result: std::io::Result<T>) -> Result<Option<T>> {
+    use std::io::ErrorKind;
     match result {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            Ok(None)
+        }
         other => Ok(Some(other?)),
     }
 }

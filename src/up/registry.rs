@@ -109,9 +109,14 @@ pub(crate) fn describe(verb: &str, pulled: &Pulled, from: &dyn Display) -> Strin
 
 /// Reports the end of a transfer to the store.
 pub(crate) fn finish(verb: &str, pulled: &Pulled, from: &dyn Display, reporter: &Reporter) {
-    match pulled.steps.is_empty() && !pulled.image_pulled {
-        true => reporter.finish(Outcome::Hit, "the store already has all of it"),
-        false => reporter.finish(Outcome::Done, describe(verb, pulled, from)),
+    match (
+        pulled.steps.as_slice(),
+        pulled.image_pulled,
+        pulled.incremental.as_slice(),
+    ) {
+        ([], false, []) => reporter.finish(Outcome::Hit, "the store already has all of it"),
+        ([], false, _) => reporter.finish(Outcome::Hit, "the store already has all the others"),
+        _ => reporter.finish(Outcome::Done, describe(verb, pulled, from)),
     }
 }
 

@@ -289,6 +289,11 @@ fn no_store_is_not_found() {
     let output = program(directory.path()).arg("fsck").output().unwrap();
     assert_eq!(output.status.code(), Some(7));
     assert!(String::from_utf8_lossy(&output.stderr).contains("help: "));
+    let file = directory.path().join("file");
+    fs::write(&file, "").unwrap();
+    let output = program(&file).arg("fsck").output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("help: "));
 }
 
 #[test]

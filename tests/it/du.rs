@@ -391,6 +391,11 @@ fn directories_add_up_and_what_is_known_is_named() {
     }
     fs::create_dir_all(cache.join("big/deep")).unwrap();
     fs::write(cache.join("big/deep/x"), vec![1; 3 << 20]).unwrap();
+    // What a link leads to is not the store's.
+    let linked = cache.with_file_name("linked");
+    std::os::unix::fs::symlink(ground.user.path(), &linked).unwrap();
+    fs::create_dir(ground.user.path().join("large")).unwrap();
+    fs::write(ground.user.path().join("large/x"), vec![1; 3 << 20]).unwrap();
     let whole = ground.du(None);
     ground.settle();
     let deep = serde_json::from_str(&ground.ok(&["du", "--json", "--depth", "2"])).unwrap();

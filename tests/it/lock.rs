@@ -423,6 +423,24 @@ fn what_a_lock_file_names_is_kept_as_long_as_the_file_is_there() {
     assert!(!roots.contains("lock file"), "{roots}");
 }
 
+/// Lock files have keys; a layer that was built again has an id of its own.
+#[test]
+fn what_was_built_again_is_kept_by_its_key() {
+    let store = TestStore::new();
+    let env = store.env();
+    let step = |text: &str| format!("[[step]]\nname = 'one'\nrun = 'echo {text} > $HOME/one'\n");
+    store.up_with(&step("old"));
+    store.rockenv(&["up", env, "--rerun", "one"]).ok();
+    store.rockenv(&["lock", env]).ok();
+    store.up_with(&step("new"));
+    store.rockenv(&["gc", "--free", "900T"]).exits(10);
+    store.profile(&step("old"));
+    store
+        .rockenv(&["up", env, "--locked"])
+        .ok()
+        .says(&["1 done before"]);
+}
+
 #[test]
 fn a_lock_file_on_a_stick_keeps_what_it_names_while_that_is_unplugged() {
     let store = TestStore::new();

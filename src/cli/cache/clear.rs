@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use crate::store::{Store, check_name};
+use crate::store::Store;
 use crate::sys::error::Result;
 use crate::ui::size;
 use crate::up::context::Context;
@@ -29,9 +29,6 @@ pub(super) fn clear(cx: &Context, args: &ClearArgs) -> Result<()> {
         return Ok(());
     }
     let known = store.caches()?;
-    for name in &names {
-        check_name(name)?;
-    }
     if let Some(unknown) = names.iter().find(|name| !known.contains_key(*name)) {
         return Err(not_found!("no cache `{unknown}`").help("rockenv cache ls"));
     }

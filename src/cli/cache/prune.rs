@@ -74,9 +74,17 @@ pub(super) fn prune(cx: &Context, args: &PruneArgs) -> Result<()> {
             size::count(all, "tag"),
             size::bytes(plan.bytes)
         ),
-        (false, _) => format!(
+        // What stayed has layers too.
+        (false, all) if removed.len() < all => {
+            let left = size::count(all - removed.len(), "tag");
+            let removed = size::count(removed.len(), "tag");
+            format!(
+                "removed {removed}; {kept}; {left} moved or came into use meanwhile, and stay\n"
+            )
+        }
+        (false, all) => format!(
             "removed {}; {kept}; the registry frees {} when it collects garbage\n",
-            size::count(removed.len(), "tag"),
+            size::count(all, "tag"),
             size::bytes(plan.bytes)
         ),
     });

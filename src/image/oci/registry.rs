@@ -24,7 +24,7 @@ use super::token_server::{TokenRequest, TokenServer};
 use crate::image::Logins;
 use crate::image::fetch::{self, Body, ByteCounter, Download, Size};
 use crate::sys::checksum::Algorithm;
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::ui::size;
 pub(crate) use upload::{Attempts, Tagged, Upload};
 
@@ -322,7 +322,12 @@ impl Registry {
             size,
         };
         let open = async |from| self.get(part, &digest, from).await;
-        fetch::download(&wanted, open, blobs, counter).await
+        let found = fetch::download(&wanted, open, blobs, counter).await;
+        found.map_err(|error| match error.kind() {
+            // No recipe has this digest.
+            Kind::Drift => error.help("remove it from the registry, then push it again"),
+            _ => error,
+        })
     }
 
     async fn get(&self, part: RequestSubject, name: &str, from: u64) -> Result<Response> {

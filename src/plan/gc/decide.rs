@@ -193,8 +193,8 @@ impl Decider {
                 && (unit.reusable_bytes() == 0
                     || self.left - unit.reusable_bytes() - self.followers(at) >= floor);
             if goes {
-                let days = since.as_secs() / 86_400;
-                self.take(at, Rule::OlderThan, format!("not used for {days} days"));
+                let since = days(since);
+                self.take(at, Rule::OlderThan, format!("not used for {since}"));
             } else if let Some(below) = unit.below {
                 young.insert(below);
             }
@@ -309,7 +309,7 @@ impl Decider {
             .filter(|(unit, gone)| matches!(unit.what, GcTarget::Pulled { .. }) && !**gone);
         let bytes: Vec<u64> = left.map(|(unit, _)| unit.bytes).collect();
         let until = limits.older_than.map_or_else(String::new, |limit| {
-            format!(" for {} days after they arrived", limit.as_secs() / 86_400)
+            format!(" for {} after they arrived", days(limit))
         });
         (!bytes.is_empty()).then(|| {
             format!(
@@ -479,3 +479,11 @@ impl PartialEq for Candidate {
 }
 
 impl Eq for Candidate {}
+
+/// Shows a time in whole days, a shorter one as it is.
+fn days(time: Duration) -> String {
+    match time.as_secs() / 86_400 {
+        0 => crate::ui::size::duration(time),
+        days => crate::ui::size::count(usize::try_from(days).unwrap_or(usize::MAX), "day"),
+    }
+}

@@ -148,13 +148,15 @@ impl Roots {
         }
         for (key, file) in &inventory.locked {
             let why = Why::Locked(file.clone());
-            if let Some((id, _)) = inventory.layers.get_key_value(key.as_str()) {
-                roots.layer(inventory, id, &why);
-            }
             if let Some((image, _)) = inventory.images.get_key_value(key.as_str()) {
                 roots.image(image, why.clone());
             }
             roots.blobs.entry(key.clone()).or_default().insert(why);
+        }
+        for (id, item) in &inventory.layers {
+            if let Some(file) = inventory.locked.get(item.layer.locked_name()) {
+                roots.layer(inventory, id, &Why::Locked(file.clone()));
+            }
         }
         let recorded: BTreeSet<&LayerId> = inventory
             .envs

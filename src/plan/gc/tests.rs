@@ -328,7 +328,8 @@ fn pins_changes_leases_and_lock_files_hold() {
     leased.leases.insert("two".into(), lease);
     assert_eq!(count(&leased), 2);
     let mut locked = inventory();
-    locked.locked.insert("b".to_owned(), "p.lock".to_owned());
+    let key = locked.layers["b"].layer.locked_name().to_owned();
+    locked.locked.insert(key, "p.lock".to_owned());
     assert_eq!(count(&locked), 2);
     let why = rooted(&locked, &Limits::default());
     let b = why.iter().find(|row| row.id == "b").unwrap();

@@ -427,6 +427,9 @@ fn adopt_volumes(
 ///
 /// Returns the problem, or `None`.
 pub(crate) fn repair_format(root: &Path, write: bool) -> Result<Option<Problem>> {
+    if !root.is_dir() {
+        return Ok(None);
+    }
     access::check_owner(root)?;
     let path = root.join("format");
     let message = match fs::read(&path) {

@@ -113,7 +113,8 @@ pub(crate) fn parts(top: &Path) -> Vec<(BuildTreePart, Vec<PathBuf>)> {
 /// Returns the directories down to `depth` below `top`, each after its parent; without links and mount points.
 pub(crate) fn directories(top: &Path, depth: usize) -> Vec<FoundDirectory> {
     let mut found = Vec::new();
-    if depth > 0 {
+    // A link may lead to a directory that is not the store's.
+    if depth > 0 && fs::symlink_metadata(top).is_ok_and(|found| found.is_dir()) {
         Walk::new(top, false).collect(top, depth, None, &mut found);
         // Across sub-projects, which have links to each other's stages.
         found.sort_by_key(|found| found.part);

@@ -177,6 +177,18 @@ fn a_file_in_place_of_a_directory_is_left_alone() {
     assert_eq!(fs::read_to_string(lab.at("outputs")).unwrap(), "mine");
 }
 
+/// Somebody's files among the store's directories stop no command and hide nothing.
+#[test]
+fn a_file_among_layers_or_envs_stops_nothing() {
+    let lab = Lab::new();
+    fs::write(lab.at("layers/readme"), "mine").unwrap();
+    fs::write(lab.at("envs/readme"), "mine").unwrap();
+    let text = lab.gc(10);
+    assert!(!text.contains("readme"), "{text}");
+    lab.finds_and_mends(&["layer.json is damaged"]);
+    assert_eq!(fs::read_to_string(lab.at("envs/readme")).unwrap(), "mine");
+}
+
 #[test]
 fn a_directory_that_never_was_a_store_does_not_become_one() {
     let disk = LoopFs::new(Kind::Ext4);

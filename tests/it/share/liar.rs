@@ -103,7 +103,11 @@ const PULLS: [(Judge, i32, &[&str]); 13] = [
             false => Fault::None,
         },
         8,
-        &["/team/rocm@sha256:", "has SHA-256"],
+        &[
+            "/team/rocm@sha256:",
+            "has SHA-256",
+            "help: remove it from the registry, then push it again",
+        ],
     ),
     (
         |head| match is_layer(head) {
@@ -536,6 +540,15 @@ fn what_a_snapshot_says_leads_nowhere_and_fills_no_disk() {
         forged.config["rootfs"]["diff_ids"][0] = "sha256:../../../outside".into();
     };
     refused(&digest, 3, &["not identified by a SHA-256"]);
+    let cost = |forged: &mut Forged<'_>| {
+        let cost = json!({ "bytes": u64::MAX, "wall_ms": 1 });
+        forged.config["rockenv"]["steps"][0]["cost"] = cost;
+    };
+    refused(&cost, 3, &["a step claims an impossible cost"]);
+    let distribution = |forged: &mut Forged<'_>| {
+        forged.config["rockenv"]["image"]["distribution"] = "a\nb".into();
+    };
+    refused(&distribution, 3, &["has control characters"]);
     // A layer whose files lead out.
     let escape = archive(&format!("..{target}/file"), None, b"out");
     refused(
@@ -573,4 +586,39 @@ fn what_a_snapshot_says_leads_nowhere_and_fills_no_disk() {
     )
     .ok();
     two.other.rockenv(&["fsck"]).ok();
+}
+
+/// Where a step is skipped, its name alone makes it part of another machine's snapshot.
+#[test]
+fn a_step_that_is_skipped_here_brings_nothing_under_another_profile_s_key() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let victim = format!("{}-victim", two.one.env());
+    for store in [&two.one, &two.other] {
+        store.profile_named(
+            &victim,
+            "[[step]]\nname = 'own'\nrun = 'echo own > ~/own'\n",
+        );
+    }
+    two.one.rockenv(&["up", &victim]).ok();
+    let name = two.pushed(
+        "[[step]]\nname = 'one'\nrun = 'echo one > ~/one'\n\
+         [[step]]\nname = 'test'\ngpu = true\nrun = 'true'\n\
+         [[step]]\nname = 'two'\nrun = 'echo two > ~/two'\n",
+    );
+    let mut forged = Forged::of(&two.registry.host, &two.one.keys(name).pop().unwrap().1);
+    let steps = forged.config["rockenv"]["steps"].as_array_mut().unwrap();
+    assert_eq!(steps.len(), 2);
+    let mut foreign = steps[0].clone();
+    foreign["name"] = "test".into();
+    foreign["key"] = two.one.keys(&victim).remove(0).1.into();
+    steps.insert(1, foreign);
+    forged.publish();
+    two.run(&two.other, &["up", name, "--pull"])
+        .ok()
+        .says(&["pulled one, test, two from"]);
+    two.other
+        .rockenv(&["up", &victim])
+        .ok()
+        .says(&["1 step, 0 done before"]);
+    two.other.rockenv(&["exec", &victim, "cat", "own"]).ok();
 }

@@ -206,6 +206,30 @@ fn what_a_tag_moves_to_meanwhile_stays() {
     assert_eq!(removed(again), [""; 0]);
 }
 
+/// What cannot be read at the moment may stand on anything.
+#[test]
+fn nothing_is_removed_while_a_description_cannot_be_read() {
+    let pushed = Pushed::new();
+    let last = pushed.manifest(&pushed.new[1]);
+    let last: Value = serde_json::from_slice(&last).unwrap();
+    let config = last["config"]["digest"].as_str().unwrap().to_owned();
+    let proxy = Proxy::start(&pushed.two.registry.host, move |head| {
+        match head.starts_with("GET ") && head.contains(&config) {
+            true => Fault::Says(403, String::new(), String::new()),
+            false => Fault::None,
+        }
+    });
+    let tags = pushed.tags();
+    pushed
+        .prune(
+            &pushed.two.other,
+            &["--older-than", "1s"],
+            &proxy.repository(),
+        )
+        .exits(4);
+    assert_eq!(pushed.tags(), tags);
+}
+
 #[test]
 fn a_list_in_pages_is_read_to_its_end() {
     let pushed = Pushed::new();

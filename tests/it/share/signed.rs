@@ -6,6 +6,7 @@ use rockenv::testing::Store;
 use serde_json::Value;
 
 use super::Two;
+use super::liar::Forged;
 use super::proxy::{Fault, Proxy};
 use crate::support::env::TestStore;
 use crate::support::loopfs::run;
@@ -452,4 +453,104 @@ fn an_unsigned_snapshot_that_an_env_is_based_on_stays_and_is_named() {
     two.other.rockenv(&["up", name, "--rerun", "one"]).ok();
     two.push_signed(&two.other, name, &format!("{}/again", two.registry.host))
         .ok();
+}
+
+#[test]
+fn the_image_that_another_machine_pushed_is_not_signed_later() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let name = two.pushed(ONE);
+    // Under the image's key, a layer of the other machine's.
+    let image = get(&two.registry, &two.last(name));
+    let image: Value = serde_json::from_slice(&image).unwrap();
+    let image = image["layers"][0]["digest"].as_str().unwrap();
+    two.other.rockenv(&["up", name]).ok();
+    two.run(&two.other, &["push", name]).ok();
+    let shared = two.other.home().join("images");
+    let remembered = fs_err::read_dir(shared).unwrap().any(|entry| {
+        let file = entry.unwrap().path().join("shared.json");
+        fs_err::read_to_string(file).is_ok_and(|text| text.contains(&image["sha256:".len()..]))
+    });
+    assert!(!remembered);
+}
+
+/// What describes a layer is in no digest that its content is known by.
+#[test]
+fn a_forged_description_is_not_taken_for_the_signed_one() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let name = two.pushed(ONE);
+    let (repository, tag) = (two.repository(), two.last(name));
+    two.push_signed(&two.one, name, &format!("{}/signed", two.registry.host))
+        .ok();
+    let mut forged = Forged::of(&two.registry.host, &tag);
+    forged.config["rockenv"]["steps"][0]["created"] = "2020-01-01T00:00:00Z".into();
+    forged.config["rockenv"]["image"]["distribution"] = "forged".into();
+    forged.publish();
+    two.other
+        .rockenv(&["pull", &format!("{repository}:{tag}")])
+        .ok();
+    let description = |of: &str| {
+        let place = two.other.home().join(of);
+        let place = fs_err::read_dir(place)
+            .unwrap()
+            .map(|entry| entry.unwrap().path());
+        let file = place.map(|place| match of {
+            "layers" => place.join("layer.json"),
+            _ => place.join("image.json"),
+        });
+        let file = file.filter(|file| file.exists()).collect::<Vec<_>>();
+        fs_err::read_to_string(&file[0]).unwrap()
+    };
+    assert!(description("layers").contains("2020-01-01"));
+    let signed = format!("{}/signed:{tag}", two.registry.host);
+    two.pull_verified(&signed, "one.pub")
+        .ok()
+        .says(&["pulled one from"]);
+    assert!(!description("layers").contains("2020-01-01"));
+    assert!(!description("images").contains("forged"));
+}
+
+#[test]
+fn an_unsigned_step_below_does_not_hide_that_the_signed_one_is_missing() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let body = format!("{ONE}[[step]]\nname = 'two'\nrun = 'echo two > $HOME/two'\n");
+    let name = two.pushed(&body);
+    let file = two.one.work().join("two.oci.tar");
+    let file = file.to_str().unwrap();
+    two.one.rockenv(&["export", name, "--snapshots", file]).ok();
+    two.other.rockenv(&["import", file]).ok();
+    two.other.rockenv(&["up", name]).ok();
+    // Built again: other bytes for the same keys.
+    two.one.rockenv(&["--yes", "rm", name]).ok();
+    two.one.rockenv(&["up", name]).ok();
+    let signed = format!("{}/signed", two.registry.host);
+    two.push_signed(&two.one, name, &signed).ok();
+    let lower = two.one.keys(name).remove(0).1;
+    for _ in 0..2 {
+        two.pull_verified(&format!("{signed}:{lower}"), "one.pub")
+            .exits(8)
+            .says(&["snapshot `one` of env", "without a verified signature"]);
+    }
+}
+
+#[test]
+fn a_damaged_description_does_not_make_a_pulled_snapshot_this_machine_s() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let name = two.pushed(ONE);
+    let (repository, tag) = (two.repository(), two.last(name));
+    two.run(&two.other, &["up", name, "--pull"]).ok();
+    let shared = two
+        .other
+        .home()
+        .join("layers")
+        .join(&tag)
+        .join("shared.json");
+    let refused = || {
+        two.push_signed(&two.other, name, &repository)
+            .exits(2)
+            .says(&["cannot sign snapshot `one`", "--sign-unverified"]);
+    };
+    fs_err::write(&shared, "{").unwrap();
+    refused();
+    two.run(&two.other, &["push", name]).ok();
+    refused();
 }
