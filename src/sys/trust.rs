@@ -143,9 +143,10 @@ impl Current {
         }
     }
 
-    /// Returns whether a file is one of those that were trusted and have not changed since.
+    /// Returns whether a file is one of those that were trusted and have not changed since, by its path without links.
     pub(crate) fn covers(&self, file: &Path) -> bool {
-        self.counts() && self.contains(file)
+        let has = |checked: &Arc<Checked>| checked.has(file);
+        self.counts() && (self.contains(file) || self.checked.as_ref().is_some_and(has))
     }
 
     /// Returns whether a file is one of those that trust is about.

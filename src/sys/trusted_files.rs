@@ -81,6 +81,11 @@ impl Checked {
         first.is_some_and(|first| names.into_iter().any(|name| first.as_os_str() == name))
     }
 
+    /// Returns whether a file was read, by its path without links or one that led there.
+    pub(crate) fn has(&self, path: &Path) -> bool {
+        self.files.contains_key(path)
+    }
+
     fn file(&self, path: &Path, found: &FileRead) -> bool {
         match self.files.get(path) {
             Some(known) => {

@@ -1,4 +1,5 @@
-//! Owns the host directories that the steps of a profile can write to, shown and agreed to before its first `up`.
+//! Owns the host directories that the steps of a profile can write to, shown and agreed to before its first `up`,
+//! unless all of its files are trusted.
 
 use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt as _;
@@ -7,6 +8,8 @@ use std::path::{Component, Path, PathBuf};
 use serde::Serialize;
 
 use crate::plan::resolve::{self, Access, VolumeSource};
+use crate::profile::{Origin, Profile};
+use crate::store::config::Config;
 use crate::sys::error::Result;
 use crate::sys::trust::{self, TrustState, Trusted};
 use crate::up::context::Context;
@@ -35,29 +38,24 @@ pub(crate) struct HostWrites {
 }
 
 impl HostWrites {
-    /// Returns where the steps of a profile that was named by its file can write; `None` if that is trusted or was
-    /// agreed to.
+    /// Returns where the steps of a profile can write; `None` if all of its files are trusted, or that was agreed to.
     pub(crate) fn new(cx: &Context, selection: &Selection) -> Result<Option<Self>> {
-        let Some(file) = &selection.file else {
+        let config = &cx.config;
+        let Some(file) = untrusted(config, &selection.profile) else {
             return Ok(None);
         };
-        let file = fs_err::canonicalize(file)?;
-        let config = &cx.config;
-        if trust::is_listed(&file, config.trusted_dirs.as_deref()) || config.current.covers(&file) {
-            return Ok(None);
-        }
         let writes = writable(selection)?;
-        let known = Trusted::read(&config.user_dir, &file);
+        let known = Trusted::read(&config.user_dir, file);
         // A step may have changed the file since, so what is new there is not what the caller looked at.
         let is_known = known.is_some()
-            || config.current.state == TrustState::Changed && config.current.contains(&file);
+            || config.current.state == TrustState::Changed && config.current.contains(file);
         let known = known.unwrap_or_default().writes;
         if writes.iter().all(|path| known.contains(path)) {
             return Ok(None);
         }
         let home = fs_err::canonicalize(&config.host_home).ok();
         let home = home.as_deref().filter(|home| home.parent().is_some());
-        let beside = file.parent().unwrap_or(&file);
+        let beside = file.parent().unwrap_or(file);
         let asked = writes.iter().filter(|path| !known.contains(path));
         let asked = asked.filter_map(|path| {
             let is_new = is_known && !known.iter().any(|known| differ_in_target(known, path));
@@ -65,7 +63,7 @@ impl HostWrites {
         });
         let (asks, reasons) = asked.unzip();
         Ok(Some(Self {
-            file,
+            file: file.to_owned(),
             writes,
             asks,
             reasons,
@@ -86,9 +84,32 @@ impl HostWrites {
     }
 }
 
-/// Shows where the steps of a profile that was named by its file can write. Asks about directories outside of the file's
-/// directory and the user's home, about the home itself and what is hidden there, and about those that are new in a
-/// known file. An answer is remembered.
+/// Returns the first file of a profile that nobody trusted: one that was named, or that a trusted one extends.
+fn untrusted<'p>(config: &Config, profile: &'p Profile) -> Option<&'p Path> {
+    let mut files = profile.files().filter_map(|(origin, _)| match origin {
+        Origin::File(path) => Some(path.as_path()),
+        Origin::Builtin(_) => None,
+    });
+    files.find(|file| {
+        !trust::is_listed(file, config.trusted_dirs.as_deref())
+            && !config.current.covers(file)
+            && !is_own(config, file)
+    })
+}
+
+/// Returns whether a file is one of the user's own profiles: in a directory of theirs, or what a link there leads to.
+fn is_own(config: &Config, file: &Path) -> bool {
+    let own = config.profile_dirs.iter().filter(|one| !one.current);
+    own.map(|one| &one.path).any(|directory| {
+        let entries = fs_err::read_dir(directory).into_iter().flatten().flatten();
+        let mut places = entries.map(|entry| entry.path()).chain([directory.clone()]);
+        places.any(|place| fs_err::canonicalize(place).is_ok_and(|real| file.starts_with(real)))
+    })
+}
+
+/// Shows where the steps of a profile can write, if it has a file that nobody trusted. Asks about directories outside
+/// of that file's directory and the user's home, about the home itself and what is hidden there, and about those that
+/// are new in a known file. An answer is remembered.
 pub(crate) fn confirm(cx: &Context, selection: &Selection) -> Result<()> {
     let Some(found) = HostWrites::new(cx, selection)? else {
         return Ok(());
@@ -242,6 +263,63 @@ mod tests {
         }
         let nowhere = reason("/srv/out".as_ref(), "/work".as_ref(), None, false);
         assert_eq!(nowhere, Some(OUTSIDE));
+    }
+
+    #[test]
+    fn what_a_trusted_file_extends_elsewhere_is_not_trusted() {
+        let place = tempfile::tempdir().unwrap();
+        let real = fs_err::canonicalize(place.path()).unwrap();
+        let (work, user) = (real.join("work"), real.join("user"));
+        let step = "image = 'i'\n[[step]]\nname = 's'\nrun = 'true'\n";
+        for (file, text) in [
+            ("work/x.toml", step),
+            ("work/profiles/near.toml", step),
+            ("work/profiles/own.toml", "extends = 'near.toml'\n"),
+            ("work/profiles/far.toml", "extends = '../x.toml'\n"),
+            ("work/profiles/mine.toml", "extends = 'linked'\n"),
+            ("user/rockenv/profiles/plain.toml", step),
+            ("user/rockenv/profiles/over.toml", "extends = 'far'\n"),
+            ("dotfiles/linked.toml", step),
+            ("dotfiles/checked.toml", step),
+        ] {
+            let path = real.join(file);
+            fs_err::create_dir_all(path.parent().unwrap()).unwrap();
+            fs_err::write(path, format!("schema = 1\n{text}")).unwrap();
+        }
+        for (file, link) in [
+            ("linked.toml", user.join("rockenv/profiles/linked.toml")),
+            ("checked.toml", work.join("profiles/checked.toml")),
+        ] {
+            let file = real.join("dotfiles").join(file);
+            std::os::unix::fs::symlink(file, link).unwrap();
+        }
+        let trusted = Trusted {
+            path: work.clone(),
+            digest: Some(trust::digest(&work).unwrap()),
+            writes: Vec::new(),
+        };
+        trusted.write(&user.join("rockenv")).unwrap();
+        let variables = |listed: &Path| {
+            [
+                ("XDG_CONFIG_HOME".to_owned(), user.display().to_string()),
+                (trust::VARIABLE.to_owned(), listed.display().to_string()),
+            ]
+        };
+        let found = |listed: &Path, name: &str| {
+            let (config, _) = Config::of(variables(listed).into(), Some(&work)).unwrap();
+            let profile = crate::profile::load(&config.profile_dirs, name).unwrap();
+            untrusted(&config, &profile).map(Path::to_owned)
+        };
+        let nowhere = Path::new("/nowhere");
+        for name in ["near", "own", "mine", "plain", "linked", "checked"] {
+            assert_eq!(found(nowhere, name), None, "{name}");
+        }
+        let outside = work.join("x.toml");
+        let named = outside.to_str().unwrap();
+        for name in ["far", "over", named] {
+            assert_eq!(found(nowhere, name), Some(outside.clone()), "{name}");
+            assert_eq!(found(&work, name), None, "{name}");
+        }
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! Owns the selection: what a request means on this machine, before anything of the store or of a source is read.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use super::hooks;
 use super::request::UpRequest;
@@ -27,8 +26,6 @@ use crate::up::locked::Locked;
 pub(crate) struct Selection {
     pub(crate) name: EnvName,
     pub(crate) profile: Profile,
-    /// The profile's file, if it was named by that.
-    pub(crate) file: Option<PathBuf>,
     pub(crate) files: CopyFiles,
     /// The profile's hooks, by name.
     pub(crate) hooks: BTreeMap<String, Hook>,
@@ -101,7 +98,6 @@ impl Selection {
         let named = resolve::profile_or_target(what, &targets, request.name, profiles)
             .map_err(|error| perhaps_env(cx, what, &names, error))?;
         let profile = profile::load(&cx.config.profile_dirs, &named.profile)?;
-        let file = profile::is_path(&named.profile).then(|| PathBuf::from(&named.profile));
         let files = profile::copy_files(&cx.config.profile_dirs, &profile)?;
         let params = params(request, &profile)?;
         let chosen = resolve::Chosen::new(&profile, request.variant, request.from, &params)?;
@@ -164,7 +160,6 @@ impl Selection {
         Ok(Self {
             name,
             profile,
-            file,
             files,
             hooks,
             image,

@@ -289,8 +289,15 @@ fn a_file_says_what_its_steps_can_write_to() {
     assert!(!place.user.home.join(".config/rockenv/trusted").exists());
     // Trust in a directory covers its `profiles`, not a file beside them that may be put there later.
     assert_eq!(place.look(true, &["trust"]).0, 0);
-    let (code, _, said) = place.look(true, &["up", "./x.toml"]);
-    assert!(code == 2 && said.contains("can write to"), "{said}");
+    // Nor one that a trusted file extends.
+    let far = "schema = 1\nextends = '../x.toml'\n";
+    fs::write(place.work.join("profiles/far.toml"), far).unwrap();
+    assert_eq!(place.look(true, &["trust"]).0, 0);
+    for named in ["./x.toml", "far", "./profiles/far.toml"] {
+        let (code, _, said) = place.look(true, &["up", named]);
+        assert!(code == 2 && said.contains("can write to"), "{said}");
+        assert!(said.contains("/x.toml` can write to"), "{said}");
+    }
     assert_eq!(fs::read_dir(&victim).unwrap().count(), 0);
 }
 
