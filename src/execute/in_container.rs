@@ -58,7 +58,7 @@ pub(crate) fn layer(arguments: &[String]) -> Result<()> {
     outcome.map(drop)
 }
 
-/// `__copy UID GID [THEIRS]...`: unpacks the archive on standard input. Everything it makes belongs to the build
+/// `__copy UID GID [THEIRS]...`: unpacks the archive on standard input. Everything it makes belongs to that
 /// user. It writes nothing below `THEIRS`, wherever links lead.
 pub(crate) fn copy(arguments: &[String]) -> Result<()> {
     let [uid, gid, theirs @ ..] = arguments else {
@@ -158,7 +158,7 @@ fn make_parents(path: &Path, uid: u32, gid: u32) -> Result<()> {
 
 fn own(path: &Path, uid: u32, gid: u32) -> Result<()> {
     beneath::set_owner(nix::fcntl::AT_FDCWD, path, uid, gid)
-        .context(|| format!("cannot give `{}` to the build user", path.display()))
+        .context(|| format!("cannot change the owner of `{}`", path.display()))
 }
 
 /// `__export [TARGET FROM]...`: copies files and directories into output volumes and writes their manifests.

@@ -92,13 +92,14 @@ impl PreparedCommand {
             }
             Action::Copy(items) => {
                 stdin = archive(&step.name, items, files)?;
-                // Parent directories may be root's; what `copy` makes is given to the build user.
+                let (uid, gid) = owner(root, spec);
+                // Parent directories may be root's; what `copy` makes is given to the step's user.
                 root = true;
                 let mut argv = vec![
                     PROGRAM.to_owned(),
                     "__copy".to_owned(),
-                    spec.user.uid.to_string(),
-                    spec.user.gid.to_string(),
+                    uid.to_string(),
+                    gid.to_string(),
                 ];
                 let theirs = spec
                     .visible(step)
@@ -117,11 +118,7 @@ impl PreparedCommand {
                 argv
             }
         };
-        let (uid, gid) = if root {
-            (0, 0)
-        } else {
-            (spec.user.uid, spec.user.gid)
-        };
+        let (uid, gid) = owner(root, spec);
         let command = Command {
             argv: argv.into_iter().map(Word::Text).collect(),
             env: env.into_iter().collect(),
@@ -133,6 +130,14 @@ impl PreparedCommand {
             tty: false,
         };
         Ok(Self { command, stdin })
+    }
+}
+
+/// Returns the numbers of the user and group that a command runs as, or that own what it copies.
+fn owner(root: bool, spec: &Spec) -> (u32, u32) {
+    match root {
+        true => (0, 0),
+        false => (spec.user.uid, spec.user.gid),
     }
 }
 

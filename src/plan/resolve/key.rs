@@ -29,6 +29,9 @@ struct Content<'a> {
     action: Act<'a>,
     /// `None` for root. Ownership is content, so the ids of a step that runs as the build user count.
     builder: Option<&'a BuildUser>,
+    /// Whose the copied files are, if not the build user's. Other steps have none, so that their keys stay the same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    owner: Option<&'static str>,
     workdir: Option<&'a str>,
     network: bool,
     gpu: bool,
@@ -101,6 +104,9 @@ pub(super) fn parts(step: &Step, around: &Surroundings<'_>) -> BTreeMap<String, 
     if let Some(builder) = content.builder {
         add("user", json(builder));
     }
+    if let Some(owner) = content.owner {
+        add("user", json(owner));
+    }
     if !content.env.is_empty() {
         add("variables", json(content.env));
     }
@@ -139,6 +145,7 @@ fn content<'a>(step: &'a Step, around: &'a Surroundings<'_>) -> Content<'a> {
     let visible = around.volumes.iter().filter(|volume| step.sees(volume));
     Content {
         builder: (step.user == User::Builder).then_some(around.user),
+        owner: (step.user == User::Root && matches!(action, Act::Copy(_))).then_some("root"),
         // Only scripts have a working directory; for others it would be the build user's home, meaninglessly.
         workdir: matches!(action, Act::Run { .. }).then_some(&step.workdir),
         action,

@@ -204,13 +204,14 @@ fn copied_directories_leave_existing_ones_to_their_owners() {
     fs::write(profiles.join("tree/made/file"), "").unwrap();
     store.up_with(
         "[[step]]\nname = 'copy'\ncopy = [{ from = 'tree', to = '/etc' }]
-         [[step]]\nname = 'look'\nrun = 'stat -c %u /etc /etc/made /etc/made/file'\n",
+         [[step]]\nname = 'root'\nuser = 'root'\ncopy = [{ from = 'tree', to = '/srv/new' }]
+         [[step]]\nname = 'look'\nrun = 'stat -c %u /etc /etc/made /etc/made/file /srv/new /srv/new/made/file'\n",
     );
     let (_, builder) = build_user();
     store
         .rockenv(&["logs", store.env(), "look"])
         .ok()
-        .prints(&format!("0\n{builder}\n{builder}"));
+        .prints(&format!("0\n{builder}\n{builder}\n0\n0"));
 }
 
 #[test]

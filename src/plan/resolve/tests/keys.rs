@@ -148,6 +148,20 @@ fn what_is_content_changes_the_key_from_there_on() {
 }
 
 #[test]
+fn copies_of_root_are_the_same_for_every_build_user_and_no_others() {
+    let text = TEXT.replace("name = \"files\"", "name = \"files\"\nuser = \"root\"");
+    let before = keys(TEXT, &inputs());
+    let after = keys(&text, &inputs());
+    assert_eq!(shared(&before, &after), 1);
+    let other = keys(&text, &inputs!(user: BuildUser::new(1001, 1000)));
+    assert_eq!(shared(&after, &other), 2);
+    let spec = spec(&text, &inputs());
+    // Without the owner, the key would be that of a step whose files were the build user's.
+    assert!(spec.step("files").unwrap().parts.contains_key("user"));
+    assert!(!spec.step("tools").unwrap().parts.contains_key("user"));
+}
+
+#[test]
 fn other_devices_are_in_the_keys_of_steps_with_the_gpu() {
     let without = spec(TEXT, &inputs());
     let with = spec(
