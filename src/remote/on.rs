@@ -38,6 +38,17 @@ const RANDOM: usize = 6;
 /// More than tar adds to the end of an archive.
 const LAST_BLOCK: u64 = 1 << 20;
 
+/// Runs the command there. The shell turns a signal into an exit code, because ssh reports a signal as a failure of its
+/// own, and 255 into 254, because 255 is ssh's own; Ctrl-C must not end the shell.
+const RUN: &str = r#"cd "$HOME/$1" || exit 1
+program=$HOME/$2 sudo=$3 digest=$4 ci=$5
+shift 5
+trap : HUP INT QUIT TERM
+$sudo "$program" __remote-exec $PPID "$digest" "$ci" "$@"
+code=$?
+[ $code != 255 ] || code=254
+exit $code"#;
+
 /// What to do on which machine.
 pub(crate) struct RemoteRequest<'a> {
     pub machine: &'a Machine,
@@ -222,14 +233,6 @@ fn run(
     program: &str,
     request: &RemoteRequest<'_>,
 ) -> Result<u8> {
-    // The shell turns a signal into an exit code, because ssh reports a signal as a failure of its own; Ctrl-C must
-    // not end the shell.
-    let script = r#"cd "$HOME/$1" || exit 1
-program=$HOME/$2 sudo=$3 digest=$4 ci=$5
-shift 5
-trap : HUP INT QUIT TERM
-$sudo "$program" __remote-exec $PPID "$digest" "$ci" "$@"
-exit $?"#;
     let sudo = if request.sudo { "sudo -n" } else { "" };
     let digest = config.current.digest()?.unwrap_or_default();
     let ci = config.terminal.ci_system.map_or("", System::variable);
@@ -245,8 +248,8 @@ exit $?"#;
         false => &[],
     };
     let mut command = match at_terminal {
-        true => ssh.script_with(options, script, &words)?,
-        false => ssh.script_with_output(options, script, &words)?,
+        true => ssh.script_with(options, RUN, &words)?,
+        false => ssh.script_with_output(options, RUN, &words)?,
     };
     if !at_terminal && !request.reads_input {
         // It would consume input that is meant for a later program.
@@ -485,6 +488,22 @@ mod tests {
         assert_eq!(found("empty").mode() & 0o777, 0o750);
         assert_eq!(found("a").ino(), found("b").ino());
         assert!(found("l").is_symlink());
+    }
+
+    #[test]
+    fn no_exit_code_of_the_command_is_ssh_s_own() {
+        let directory = tempfile::tempdir().unwrap();
+        // In place of rockenv, a shell reads the script `__remote-exec`.
+        fs::write(directory.path().join("__remote-exec"), "exit $4\n").unwrap();
+        let place = directory.path().to_str().unwrap();
+        for (code, passed_on) in [("0", 0), ("7", 7), ("254", 254), ("255", 254)] {
+            let status = std::process::Command::new("sh")
+                .args(["-c", RUN, "sh", place, "bin/sh", "", "digest", "", code])
+                .env("HOME", "/")
+                .status()
+                .unwrap();
+            assert_eq!(status.code(), Some(passed_on), "{code}");
+        }
     }
 
     #[test]

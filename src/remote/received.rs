@@ -33,8 +33,8 @@ fn damaged(why: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
-/// Unpacks an archive of the path `wanted` into an empty directory. Refuses it if it has any other entry, or more
-/// bytes than the disk has.
+/// Unpacks an archive of the path `wanted` into an empty directory. Refuses it if it has any other entry, or one that
+/// is no file, directory or link, or more bytes than the disk has.
 pub(super) fn unpack(pipe: impl Read, directory: &Path, wanted: &Path) -> io::Result<()> {
     let wanted: PathBuf = wanted
         .components()
@@ -59,7 +59,15 @@ pub(super) fn unpack(pipe: impl Read, directory: &Path, wanted: &Path) -> io::Re
                 "it sent `{name}`, which was not requested"
             )));
         }
-        if entry.header().entry_type().is_dir() {
+        let kind = entry.header().entry_type();
+        if !is_placed(kind) {
+            let name = path.to_string_lossy();
+            let name = name.escape_debug();
+            return Err(damaged(format!(
+                "`{name}` is not a file, directory or link"
+            )));
+        }
+        if kind.is_dir() {
             // Last, because they may have a mode that allows no content.
             directories.push(entry);
             continue;
@@ -78,6 +86,12 @@ pub(super) fn unpack(pipe: impl Read, directory: &Path, wanted: &Path) -> io::Re
         entry.unpack_in(directory)?;
     }
     Ok(())
+}
+
+/// Returns whether an entry of this kind is placed: of a FIFO or a device, an empty file would be made.
+fn is_placed(kind: tar::EntryType) -> bool {
+    let is_file = kind.is_file() || kind.is_contiguous() || kind.is_gnu_sparse();
+    is_file || kind.is_dir() || kind.is_symlink() || kind.is_hard_link()
 }
 
 /// Returns whether a name in an archive is that of `wanted` or of something below it.
@@ -145,6 +159,30 @@ mod tests {
         let sent = archive(&[("a/b", 4)]);
         unpack(&sent[..], directory.path(), Path::new("a/b")).unwrap();
         unpack(&sent[..], directory.path(), Path::new("a/b/c")).unwrap_err();
+    }
+
+    #[test]
+    fn what_is_no_file_directory_or_link_is_refused() {
+        for kind in [
+            tar::EntryType::Fifo,
+            tar::EntryType::Char,
+            tar::EntryType::Block,
+        ] {
+            let directory = tempfile::tempdir().unwrap();
+            let mut header = tar::Header::new_gnu();
+            header.set_path("out/odd").unwrap();
+            header.set_entry_type(kind);
+            header.set_size(0);
+            header.set_mode(0o644);
+            header.set_cksum();
+            let mut builder = tar::Builder::new(Vec::new());
+            builder.append(&header, io::empty()).unwrap();
+            let sent = builder.into_inner().unwrap();
+            let error = unpack(&sent[..], directory.path(), Path::new("out")).unwrap_err();
+            let wanted = "`out/odd` is not a file, directory or link";
+            assert_eq!(error.to_string(), wanted);
+            assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+        }
     }
 
     #[test]
