@@ -15,10 +15,6 @@ pub(super) fn learn(cx: &Context, args: &CheckArgs) -> Result<()> {
         named_path(&args.source)(error).help("git clone https://github.com/ROCm/TheRock")
     })?;
     let checkout = Checkout::read(&source)?;
-    if checkout.targets.is_empty() {
-        return Err(invalid!("`{}` declares no target", source.display())
-            .help("rockenv target check --source DIR"));
-    }
     let drift = therock::drift(&checkout);
     let store = Store::open(&cx.config.home)?;
     Learned::of(&source, &checkout.targets).save(store.root())?;

@@ -20,6 +20,7 @@ pub(crate) use fingerprints::ArtifactFingerprints;
 pub(crate) use targets::{Declared, Excluded};
 pub(crate) use topology::{ArtifactType as StageKind, Topology};
 
+use fs_err::os::unix::fs::OpenOptionsExt as _;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 
@@ -130,8 +131,16 @@ fn text(directory: &Path, file: &str) -> Result<Option<String>> {
 fn content(directory: &Path, below: &Path, largest: u64) -> Result<Option<Vec<u8>>> {
     let path = directory.join(below);
     let shown = || format!("cannot read `{}`", path.display());
-    let top = match fs_err::File::open(directory) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+    // Of anything but a directory, such as a FIFO, nothing is opened.
+    let flags = OFlag::O_DIRECTORY | OFlag::O_PATH | OFlag::O_CLOEXEC;
+    let top = fs_err::OpenOptions::new()
+        .read(true)
+        .custom_flags(flags.bits())
+        .open(directory);
+    let top = match top {
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            return Ok(None);
+        }
         other => other?,
     };
     let refused = || {
@@ -142,7 +151,6 @@ fn content(directory: &Path, below: &Path, largest: u64) -> Result<Option<Vec<u8
     };
     let found = beneath::open_by(top.file(), below, OFlag::O_PATH, beneath::BELOW);
     let file = match found.and_then(|found| beneath::open_regular(found, OFlag::O_RDONLY)) {
-        // ENOTDIR: a file was given as the checkout.
         Err(Errno::ENOENT | Errno::ENOTDIR) => return Ok(None),
         Err(Errno::ELOOP) => return Err(refused().source("links are not followed")),
         other => fs_err::File::from_parts(other.context(shown)?.into(), &path),
@@ -213,5 +221,6 @@ mod tests {
         }
         assert_eq!(text(&at("cmake/file"), TARGETS).unwrap(), None);
         assert_eq!(text(&at("absent"), TARGETS).unwrap(), None);
+        assert_eq!(text(&at("pipe"), TARGETS).unwrap(), None);
     }
 }
