@@ -47,9 +47,6 @@ const LATE_DIGITS: usize = 20;
 /// Maximum number of faults that a text reports.
 const MOST_FAULTS: usize = 16;
 
-/// Maximum number of parameters that an unknown name is compared with.
-const MOST_COMPARED: usize = 200;
-
 fn is_late(name: &str) -> bool {
     matches!(name, "jobs" | "link-jobs" | "tensile-jobs" | "memory")
 }
@@ -211,8 +208,7 @@ fn check_name(
         return None;
     }
     let literal = format!("write `$${{{shown}}}` for a shell's own");
-    let params = params.keys().map(String::as_str).take(MOST_COMPARED);
-    let known = FACTS.into_iter().chain(params);
+    let known = FACTS.into_iter().chain(params.keys().map(String::as_str));
     let help = match suggest::closest(name, known) {
         Some(close) => format!("did you mean `${{{close}}}`? {literal}"),
         None => format!("{literal}, or add `{shown}` to [params]"),

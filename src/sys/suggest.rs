@@ -1,6 +1,10 @@
 //! Owns "did you mean": finding the known name closest to a mistyped one.
 
-/// Returns the known name closest to `typed`, or else the only one that begins with it.
+/// Maximum number of known names that are compared with a mistyped one: there may be thousands of both.
+pub(crate) const MOST_COMPARED: usize = 200;
+
+/// Returns the known name closest to `typed`, or else the only one that begins with it. Of very many, it compares the
+/// first.
 pub(crate) fn closest<'a>(
     typed: &str,
     known: impl IntoIterator<Item = &'a str>,
@@ -17,6 +21,7 @@ pub(crate) fn closest<'a>(
     };
     let known: Vec<(String, &str)> = known
         .into_iter()
+        .take(MOST_COMPARED)
         .map(|name| (name.to_ascii_lowercase(), name))
         .collect();
     let near = known
@@ -75,6 +80,14 @@ mod tests {
         assert_eq!(closest("GFX1103", ["gfx1103"]), Some("gfx1103"));
         assert_eq!(closest("colour", ["step", "volume"]), None);
         assert_eq!(closest(&"x".repeat(1_000_000), ["step"]), None);
+    }
+
+    #[test]
+    fn of_many_names_the_first_are_compared() {
+        let behind = |count| std::iter::repeat_n("step", count).chain(["volume"]);
+        let last = MOST_COMPARED - 1;
+        assert_eq!(closest("volum", behind(last)), Some("volume"));
+        assert_eq!(closest("volum", behind(last + 1)), None);
     }
 
     #[test]

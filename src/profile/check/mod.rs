@@ -16,6 +16,7 @@ use super::{Choice, Component, FROM_SOURCE, OWN_VARIABLES, Profile, Volume, runt
 use crate::rocm::gpu::Extras;
 use crate::rocm::target::Target;
 use crate::sys::span::{At, Place};
+use crate::sys::suggest;
 
 /// Returns the profile, without what `problems` tells of.
 pub(crate) fn finish(
@@ -257,8 +258,7 @@ impl Check<'_> {
                     self.param_value(&value);
                     params.insert(param.value, value.value);
                 } else {
-                    let known: Vec<String> = self.params.keys().cloned().collect();
-                    self.unknown("parameter", &param, known.iter().map(String::as_str));
+                    self.unknown_param(&param);
                 }
             }
             let choice = Choice {
@@ -311,10 +311,7 @@ impl Check<'_> {
             return None;
         };
         match self.params.get(&param.value) {
-            None => {
-                let known: Vec<String> = self.params.keys().cloned().collect();
-                self.unknown("parameter", &param, known.iter().map(String::as_str));
-            }
+            None => self.unknown_param(&param),
             Some(release) if !releases.contains_key(release) => {
                 let message = format!("there is no release `{}`", shorten(release));
                 let label = "the default of this parameter";
@@ -489,8 +486,16 @@ impl Check<'_> {
         good
     }
 
+    /// Reports an unknown parameter.
+    fn unknown_param(&mut self, name: &At<String>) {
+        let known = self.params.keys().take(suggest::MOST_COMPARED);
+        let known: Vec<String> = known.cloned().collect();
+        self.unknown("parameter", name, known.iter().map(String::as_str));
+    }
+
+    /// Reports an unknown name, with the known ones, or the first of very many.
     fn unknown<'n>(&mut self, what: &str, name: &At<String>, known: impl Iterator<Item = &'n str>) {
-        let known: Vec<&str> = known.collect();
+        let known: Vec<&str> = known.take(suggest::MOST_COMPARED).collect();
         let quoted = known.iter().map(|name| format!("`{}`", shorten(name)));
         let all = format!("there is {}", quoted.collect::<Vec<_>>().join(", "));
         let all = (!known.is_empty()).then_some(all.as_str());

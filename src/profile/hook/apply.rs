@@ -126,11 +126,13 @@ pub fn apply(hook: &Hook, read: &dyn Fn(&Path) -> Result<FileInSource>) -> Resul
 /// Returns the parts of a patch for each file, in their order.
 fn by_path(files: &[FilePatch]) -> Vec<(&Path, Vec<&FilePatch>)> {
     let mut found: Vec<(&Path, Vec<&FilePatch>)> = Vec::new();
+    let mut places: BTreeMap<&Path, usize> = BTreeMap::new();
     for file in files {
-        match found.iter_mut().find(|(path, _)| *path == file.path) {
-            Some((_, parts)) => parts.push(file),
-            None => found.push((&file.path, vec![file])),
+        let place = *places.entry(&file.path).or_insert(found.len());
+        if place == found.len() {
+            found.push((&file.path, Vec::new()));
         }
+        found[place].1.push(file);
     }
     found
 }
