@@ -7,7 +7,8 @@ use super::{Action, BIN, Origin, Profile, VolumeKind, input};
 pub(crate) fn advice(profile: &Profile) -> Vec<String> {
     let mut advice = Vec::new();
     for (name, value) in &profile.env {
-        let depends = |piece: &TextPart<'_>| matches!(piece, TextPart::Reference(name, _) if name.starts_with("target"));
+        let facts = ["target", "targets", "target.override"];
+        let depends = |piece: &TextPart<'_>| matches!(piece, TextPart::Reference(name, _) if facts.contains(name));
         if pieces(value).iter().any(depends) {
             advice.push(format!(
                 "[env] {name} depends on the target, so targets share no step: give it to the steps that need it"
@@ -100,6 +101,16 @@ mod tests {
         .unwrap();
         let advice = advice(&profile);
         assert_eq!(advice.len(), 3, "{advice:#?}");
+    }
+
+    #[test]
+    fn a_parameter_is_no_target() {
+        let text = "schema = 1\nimage = \"debian\"\nparams = { target-dir = \"/t\" }\n\
+                    [[step]]\nname = \"one\"\nrun = \"make\"\n[env]\n";
+        for (value, count) in [("target-dir", 0), ("target.override", 1), ("targets", 1)] {
+            let advice = advice(&from_text("p", &format!("{text}A = \"${{{value}}}\"\n")).unwrap());
+            assert_eq!(advice.len(), count, "{value}: {advice:#?}");
+        }
     }
 
     #[test]

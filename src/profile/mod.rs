@@ -120,6 +120,9 @@ impl Profile {
     }
 }
 
+/// Program and arguments that run a script by default.
+const SHELL: [&str; 3] = ["/bin/sh", "-eu", "-c"];
+
 /// The starting point that builds everything.
 pub(crate) const FROM_SOURCE: &str = "source";
 

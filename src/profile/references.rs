@@ -279,6 +279,13 @@ impl Scope {
         let names: Vec<&str> = self.targets.iter().map(Target::name).collect();
         let fault = |message, help| Fault::new(name, message, help);
         let one = match (self.targets.as_slice(), name) {
+            (own, "machine.targets") if !(own.is_empty() && self.machine.is_empty()) => {
+                let mut all: Vec<Target> = own.iter().chain(&self.machine).copied().collect();
+                all.sort_unstable();
+                all.dedup();
+                let names: Vec<&str> = all.iter().map(Target::name).collect();
+                return Ok(names.join(";"));
+            }
             ([], _) => {
                 let message = format!("`${{{name}}}` needs a target, but there is none");
                 return Err(fault(
@@ -287,13 +294,6 @@ impl Scope {
                 ));
             }
             (_, "targets") => return Ok(names.join(";")),
-            (own, "machine.targets") => {
-                let mut all: Vec<Target> = own.iter().chain(&self.machine).copied().collect();
-                all.sort_unstable();
-                all.dedup();
-                let names: Vec<&str> = all.iter().map(Target::name).collect();
-                return Ok(names.join(";"));
-            }
             ([one], _) => one,
             (_, _) => {
                 let message = format!(
@@ -417,6 +417,10 @@ mod tests {
             scope(&["gfx1100", "gfx1103"]).expand("${targets}").unwrap(),
             "gfx1100;gfx1103"
         );
+        let machine = scope(&[]).expand("${machine.targets}").unwrap();
+        assert_eq!(machine, "gfx1201");
+        let fault = Scope::default().expand("${machine.targets}").unwrap_err();
+        assert!(fault.message.contains("needs a target"));
     }
 
     #[test]

@@ -74,6 +74,9 @@ pub(crate) fn variable(text: &str) -> Result<()> {
     }
 }
 
+/// The largest size, in bytes.
+const LARGEST_SIZE: u64 = 1 << 50;
+
 /// Parses a size in bytes: `230G`, `1.5 GiB`, `500MB`, `4096`.
 ///
 /// `K`, `M`, `G` and `T` are powers of 1024, as in systemd and the container engines; `KB`, `MB`, `GB` and `TB` are
@@ -134,7 +137,14 @@ pub(crate) fn size(text: &str) -> Result<u64> {
         return Err(bad());
     };
     let parts = parts * scale / 10_u128.pow(u32::try_from(fraction.len()).unwrap_or(18));
-    u64::try_from(units * scale + parts).map_err(|_| bad())
+    // A larger one is a mistake, and sums of sizes stay far from overflow.
+    match u64::try_from(units * scale + parts) {
+        Ok(bytes) if bytes <= LARGEST_SIZE => Ok(bytes),
+        _ => Err(
+            Refused::new(format!("size `{}` is larger than 1024T", shorten(text)))
+                .help("write a smaller one, such as \"230G\" or \"1.5T\""),
+        ),
+    }
 }
 
 /// Limit of an env's memory.
@@ -253,6 +263,16 @@ pub(crate) fn inside(text: &str) -> Result<()> {
         true => Ok(()),
         false => Err(Refused::new(format!("`{shown}` is not a normal path"))
             .help(format!("write `{}`", shorten(&normal)))),
+    }
+}
+
+/// Checks a path to export: its last part is its name in the volume.
+pub(crate) fn exported(text: &str) -> Result<()> {
+    inside(text)?;
+    match text {
+        "/" => Err(Refused::new("`/` has no name to be exported under")
+            .help("export a file or directory in it, such as `/opt/rocm`")),
+        _ => Ok(()),
     }
 }
 
@@ -412,8 +432,13 @@ mod tests {
             ("230GB", 230_000_000_000),
             ("2t", 2 << 40),
             ("0.1GB", 100_000_000),
+            ("1024T", 1 << 50),
         ] {
             assert_eq!(size(text), Ok(want), "{text}");
+        }
+        for text in ["1024.1T", "1126TB", "999999999999999999T"] {
+            let refused = size(text).unwrap_err();
+            assert_has!(refused.message, "is larger than 1024T");
         }
         let bad = "|G|-1G|1P|1..5G|1.G|.5G|1e3|99999999999T|1 2G|1GiBs|1BB|2|4096|0.5|1€|٣G";
         check(size, "0", bad);
@@ -448,6 +473,7 @@ mod tests {
         let bad = "|a|./a|/|/proc|/proc/1|/sys|/dev/kfd|/run|/run/rockenv|/run/rockenv/bin|/tmp|/a/|\
                    /a//b|/a/./b|/a/../proc|/a\nb|//proc|~";
         check(destination, good, bad);
+        check(exported, "/a|/a/b", "/|a|/a/");
         assert_eq!(
             inside("/a/../b//c/").unwrap_err().help.unwrap(),
             "write `/b/c`"

@@ -498,7 +498,7 @@ impl<'a> Resolver<'a> {
             profile::Action::Export(items) => {
                 let mut exports = Vec::new();
                 for item in items {
-                    if let Some(from) = self.text(&item.from, value::inside) {
+                    if let Some(from) = self.text(&item.from, value::exported) {
                         let to = item.to.value.clone();
                         exports.push(ExportItem { from, to });
                     }

@@ -9,8 +9,8 @@ use crate::profile::file::{self, User, VolumeKind};
 use crate::profile::references::LateReferences;
 use crate::profile::structure::shorten;
 use crate::profile::{
-    Access, Action, Choice, ExportItem, FROM_SOURCE, Fingerprints, Published, Step, When, input,
-    value,
+    Access, Action, Choice, ExportItem, FROM_SOURCE, Fingerprints, Published, SHELL, Step, When,
+    input, value,
 };
 use crate::rocm::target;
 use crate::sys::name::StepName;
@@ -18,8 +18,6 @@ use crate::sys::span::{At, Place};
 
 /// Variants and starting points that a `when` can name.
 pub(super) type Choices<'a> = (&'a BTreeMap<String, Choice>, &'a BTreeMap<String, Choice>);
-
-const SHELL: [&str; 3] = ["/bin/sh", "-eu", "-c"];
 
 impl Check<'_> {
     pub(super) fn needed_by(
@@ -220,7 +218,7 @@ impl Check<'_> {
     }
 
     fn export(&mut self, item: &ExportItem, volumes: &Volumes) {
-        self.expandable(&item.from, value::inside);
+        self.expandable(&item.from, value::exported);
         if !named(volumes, VolumeKind::Output).any(|name| name == item.to.value) {
             let outputs = named(volumes, VolumeKind::Output);
             self.unknown("volume of kind `output` called", &item.to, outputs);
@@ -256,12 +254,14 @@ impl Check<'_> {
     }
 
     fn fingerprints(&mut self, at: &At<String>, volumes: &Volumes) -> Option<Fingerprints> {
-        let found = volumes.iter().find_map(|(_, volume)| {
+        let around = volumes.iter().filter_map(|(_, volume)| {
             let volume = volume.as_ref()?;
             let path = Path::new(&at.value).strip_prefix(&volume.target).ok()?;
-            let is_build = volume.kind == VolumeKind::Build;
-            is_build.then(|| (volume.name.clone(), path.to_owned()))
+            Some((volume, path))
         });
+        // The innermost one is what the step sees there.
+        let found = around.max_by_key(|(volume, _)| volume.target.len());
+        let found = found.filter(|(volume, _)| volume.kind == VolumeKind::Build);
         if let Err(refused) = value::inside(at) {
             self.refused(&at.place, refused);
             return None;
@@ -271,7 +271,10 @@ impl Check<'_> {
             let problem = Problem::new(&at.place, message, "here");
             self.missing(problem.help("TheRock's build directory, such as \"/therock/build\""));
         }
-        found.map(|(volume, path)| Fingerprints { volume, path })
+        found.map(|(volume, path)| Fingerprints {
+            volume: volume.name.clone(),
+            path: path.to_owned(),
+        })
     }
 
     pub(super) fn when(&mut self, when: Option<When>, (variants, from): Choices<'_>) -> When {

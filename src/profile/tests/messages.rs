@@ -362,6 +362,7 @@ fn sentences_about_steps() {
         copy = [{ from = "x", to = "/dev/sda" }] => `/dev/sda` belongs to the engine
         copy = [{ from = "x", to = "/${jobs}" }] => unknown reference `${jobs}`
         copy = [{ from = "x" }] => missing key `to` in copy entry
+        export = [{ from = "/", to = "y" }] => `/` has no name to be exported under
         export = [{ from = "/x", to = "y" }] => there is no volume of kind `output` called `y`
         run = "a"; when = { family = ["gfx110x-all"], target = ["gfx1"] } => unknown family `gfx110x-all`
         run = "a"; when = { engine = ["lxc"] } => `engine entry` cannot be `lxc`
@@ -378,6 +379,27 @@ fn sentences_about_steps() {
     let twice =
         format!("{HEAD}[[step]]\nname = \"s\"\nrun = \"a\"\n[[step]]\nname = \"s\"\nrun = \"a\"\n");
     assert_eq!(sentences(&twice), ["two steps are named `s`"]);
+}
+
+#[test]
+fn fingerprints_are_in_the_innermost_volume() {
+    let text = |kind: &str| {
+        format!(
+            "{HEAD}[[volume]]\nname = \"b\"\nkind = \"build\"\ntarget = \"/b\"\n\
+             [[volume]]\nname = \"in\"\nkind = \"{kind}\"\ntarget = \"/b/in\"\n\
+             [[step]]\nname = \"s\"\nrun = \"a\"\nfingerprints = \"/b/in/x\"\n"
+        )
+    };
+    let profile = from_text("p", &text("build")).unwrap();
+    let found = profile.steps[0].fingerprints.as_ref().unwrap();
+    assert_eq!(
+        (found.volume.as_str(), found.path.to_str()),
+        ("in", Some("x"))
+    );
+    assert_eq!(
+        sentences(&text("cache")),
+        ["`/b/in/x` is in no volume of kind `build`"]
+    );
 }
 
 #[test]
