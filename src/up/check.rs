@@ -111,7 +111,7 @@ impl ProfileCheck {
         let lists = choices.map(|choice| &mut choice.hooks);
         let mut hooks = BTreeMap::new();
         for names in std::iter::once(&mut profile.hooks).chain(lists) {
-            names.retain(|name| match hook::load(&cx.config.hook_dirs, name) {
+            names.retain(|name| match read_hook(cx, name) {
                 Ok(hook) => {
                     hooks.insert(name.value.clone(), hook);
                     true
@@ -169,6 +169,15 @@ impl ProfileCheck {
         draft.add(problems);
         spec
     }
+}
+
+/// Reads a hook, and its patches as far as they are known without a download.
+fn read_hook(cx: &Context, name: &str) -> Result<Hook> {
+    let hook = hook::load(&cx.config.hook_dirs, name)?;
+    if hook.work.patches.iter().all(|patch| patch.bytes.is_some()) {
+        hook::files(&hook)?;
+    }
+    Ok(hook)
 }
 
 /// Returns what resolving needs, without the store or any source.

@@ -45,8 +45,11 @@ pub(crate) fn facts(hooks: &BTreeMap<String, Hook>) -> Result<BTreeMap<String, H
 }
 
 /// Uses patches that were fetched before.
-pub(crate) fn known_patches(hooks: &mut BTreeMap<String, Hook>, store: &Store) -> Result<()> {
-    for hook in hooks.values_mut() {
+pub(crate) fn known_patches<'h>(
+    hooks: impl IntoIterator<Item = &'h mut Hook>,
+    store: &Store,
+) -> Result<()> {
+    for hook in hooks {
         for patch in &mut hook.work.patches {
             let blob = store.root().join("blobs/sha256").join(&patch.sha256);
             if patch.bytes.is_none() && blob.is_file() {
@@ -66,7 +69,7 @@ pub(crate) fn fetch_patches(
     cancel: &AtomicBool,
     look: &dyn Fn(),
 ) -> Result<()> {
-    known_patches(hooks, store)?;
+    known_patches(hooks.values_mut(), store)?;
     for hook in hooks.values_mut() {
         for patch in &mut hook.work.patches {
             if patch.bytes.is_some() {

@@ -181,7 +181,7 @@ impl<'a> Gathered<'a> {
             }
         }
         if let Some(store) = store {
-            hooks::known_patches(&mut self.hooks, store)?;
+            hooks::known_patches(self.hooks.values_mut(), store)?;
         }
         missing.notes.extend(checkout::use_target_table(self)?);
         hooks::apply_to_inputs(self, &git)?;

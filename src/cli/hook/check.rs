@@ -1,17 +1,16 @@
 //! Owns `hook check`: checks hooks, and at which revisions of a source each applies.
 
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
 
 use clap::Args;
 use serde::Serialize;
 
-use crate::image::fetch;
 use crate::profile::hook::{self, Hook};
 use crate::store::Store;
 use crate::sys::error::{Kind, Result};
 use crate::up::context::Context;
 use crate::up::hook_revisions::{AtRevision, RevisionSource};
+use crate::up::hooks;
 
 #[derive(Debug, Args)]
 pub struct CheckArgs {
@@ -54,6 +53,7 @@ pub(super) fn check(cx: &Context, args: &CheckArgs) -> Result<u8> {
     for name in names {
         let looked = hook::load(&cx.config.hook_dirs, &name).and_then(|mut hook| {
             take_patches(cx, &mut hook)?;
+            hook::files(&hook)?;
             let script = hook.work.script.is_some();
             let revisions = match &source {
                 Some(source) => source.history(&hook, args.revisions.as_deref())?,
@@ -129,24 +129,15 @@ fn words(report: &Checked, with_source: bool) -> String {
 
 /// Uses patches that were fetched before. A patch that was not fetched is an error.
 fn take_patches(cx: &Context, hook: &mut Hook) -> Result<()> {
-    let store = Store::open_existing(&cx.config.home).ok().flatten();
-    for patch in &mut hook.work.patches {
-        if patch.bytes.is_some() {
-            continue;
-        }
-        let blob = store
-            .as_ref()
-            .map(|store| store.root().join("blobs/sha256").join(&patch.sha256))
-            .filter(|blob| blob.is_file());
-        let Some(blob) = blob else {
-            return Err(invalid!(
-                "hook `{}`: patch `{}` is not fetched yet; `up` fetches it",
-                hook.name,
-                patch.name
-            ));
-        };
-        fetch::verify(&blob, &patch.sha256, &AtomicBool::new(false))?;
-        patch.bytes = Some(fs_err::read(blob)?);
+    if let Some(store) = Store::open_existing(&cx.config.home).ok().flatten() {
+        hooks::known_patches([&mut *hook], &store)?;
     }
-    Ok(())
+    match hook.work.patches.iter().find(|patch| patch.bytes.is_none()) {
+        None => Ok(()),
+        Some(patch) => Err(invalid!(
+            "hook `{}`: patch `{}` is not fetched yet; `up` fetches it",
+            hook.name,
+            patch.name
+        )),
+    }
 }

@@ -6,7 +6,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{Applies, Edit, Hook, Patch, Script, Work, file};
 use crate::profile::references::LONGEST;
-use crate::profile::{shorten, value};
+use crate::profile::{SHELL, shorten, value};
 use crate::rocm::target::{self, Target};
 use crate::sys::catalog::{CatalogEntry, Directory};
 use crate::sys::error::{Error, Result};
@@ -249,13 +249,19 @@ impl Check<'_> {
             return Err(self.error(&script.run.place, message));
         }
         changes.sort();
-        let default = || ["/bin/sh", "-eu", "-c"].map(str::to_owned).to_vec();
+        let given = script.shell.filter(|shell| !shell.is_empty());
+        let shell = given.unwrap_or_else(|| SHELL.map(str::to_owned).to_vec());
+        if shell
+            .iter()
+            .chain([&script.run.value])
+            .any(|word| word.contains('\0'))
+        {
+            let message = "no argument can have a NUL character";
+            return Err(self.error(&script.run.place, message));
+        }
         Ok(Script {
             run: script.run.value,
-            shell: script
-                .shell
-                .filter(|shell| !shell.is_empty())
-                .unwrap_or_else(default),
+            shell,
             changes,
         })
     }
@@ -367,6 +373,8 @@ mod tests {
         [applies]; targets = ["gfx9999"] => :6: `gfx9999` is neither a target nor a family
         [applies]; since = "main" => :6: not 40
         [script]; run = "x"; changes = [] => :7: a script must declare which files it changes
+        [script]; run = "x\u0000"; changes = ["f"] => :6: no argument can have a NUL character
+        [script]; run = "x"; shell = ["/bin/sh\u0000"]; changes = ["f"] => :6: no argument can have a NUL character
         "#,
         ) {
             let error = read_text(&format!("{HEAD}{rest}")).unwrap_err();

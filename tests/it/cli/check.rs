@@ -193,3 +193,36 @@ scirpt = "true"
     exit code 3
     "#);
 }
+
+#[test]
+fn a_patch_that_is_none_is_found_without_a_source() {
+    let place = Place::new();
+    let hook = place.path().join("hooks/fix");
+    fs::create_dir_all(&hook).unwrap();
+    fs::create_dir(place.path().join("src")).unwrap();
+    for (path, text) in [
+        (
+            hook.join("hook.toml"),
+            "schema = 1\ndescription = \"d\"\nwhy = \"w\"\nvolume = \"src\"\n[[patch]]\nfile = \"p.patch\"\n",
+        ),
+        (hook.join("p.patch"), "only words\n"),
+        (
+            place.path().join("p.toml"),
+            "schema = 1\nimage = \"debian-forky\"\nhooks = [\"fix\"]\n\
+             [[volume]]\nname = \"src\"\nkind = \"source\"\npath = \"src\"\ntarget = \"/src\"\n\
+             [[step]]\nname = \"s\"\ninputs = [\"src\"]\nrun = \"true\"\n",
+        ),
+    ] {
+        fs::write(path, text).unwrap();
+    }
+    for words in [
+        &["hook", "check", "--hook", "fix"][..],
+        &["profile", "check", "p.toml"],
+    ] {
+        let ran = place.run(words);
+        let said = ran.out + &ran.err;
+        assert_eq!(ran.code, 3, "{said}");
+        let wanted = "`p.patch`: no patch in unified format";
+        assert!(said.contains(wanted), "{said}");
+    }
+}
