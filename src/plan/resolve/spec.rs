@@ -19,7 +19,7 @@ use super::{
 use crate::profile::references::Scope;
 use crate::profile::value::{self, Refused};
 use crate::profile::{self, Problem, Profile, When, copy_key, host_path};
-use crate::rocm::target::Target;
+use crate::rocm::target::{self, Target};
 use crate::sys::error::{Error, Result};
 use crate::sys::span::At;
 
@@ -360,21 +360,18 @@ impl<'a> Resolver<'a> {
     /// Returns the condition that does not hold, if any.
     fn unmet(&self, when: &When) -> Option<String> {
         let targets = &self.scope.targets;
-        let names: Vec<_> = targets.iter().map(Target::name).collect();
-        let shown = match names.is_empty() {
-            true => "no target".to_owned(),
-            false => names.join(", "),
-        };
         if let Some(families) = &when.family {
             let inside = |target: &Target| families.iter().any(|family| target.is_in(family));
             if !targets.iter().any(inside) {
-                return Some(format!("only for {}, not for {shown}", list(families)));
+                return Some(not_for(families, targets));
             }
         }
         if let Some(wanted) = &when.target
-            && !wanted.iter().any(|name| names.contains(&name.as_str()))
+            && !wanted
+                .iter()
+                .any(|name| targets.iter().any(|target| target.name() == name.value))
         {
-            return Some(format!("only for {}, not for {shown}", list(wanted)));
+            return Some(not_for(wanted, targets));
         }
         if let Some(engines) = &when.engine
             && !engines.contains(&self.inputs.engine)
@@ -507,6 +504,15 @@ impl<'a> Resolver<'a> {
             }
         })
     }
+}
+
+/// Says that a step is for others than the env's targets.
+fn not_for(names: &[At<String>], targets: &[Target]) -> String {
+    format!(
+        "only for {}, not for {}",
+        list(names),
+        target::shown(targets)
+    )
 }
 
 fn list(names: &[At<String>]) -> String {

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
-use crate::rocm::target::Target;
+use crate::rocm::target::{self, Target};
 use crate::sys::error::{Error, Result};
 use crate::sys::name::StepName;
 pub use apply::{FileInSource, HookChange, HookChanges, apply};
@@ -65,14 +65,10 @@ impl Applies {
         if self.targets.is_empty() || targets.iter().any(inside) {
             return None;
         }
-        let names: Vec<&str> = targets.iter().map(Target::name).collect();
-        let shown = match names.is_empty() {
-            true => "no target".to_owned(),
-            false => names.join(", "),
-        };
         Some(format!(
-            "only for {}, not for {shown}",
-            self.targets.join(", ")
+            "only for {}, not for {}",
+            self.targets.join(", "),
+            target::shown(targets)
         ))
     }
 }

@@ -213,6 +213,15 @@ pub(crate) fn families() -> impl Iterator<Item = &'static str> {
     TABLE.families.keys().map(String::as_str)
 }
 
+/// Returns the names of targets for a message.
+pub(crate) fn shown(targets: &[Target]) -> String {
+    let names: Vec<&str> = targets.iter().map(Target::name).collect();
+    match names.is_empty() {
+        true => "no target".to_owned(),
+        false => names.join(", "),
+    }
+}
+
 /// Returns the commit of TheRock that the table was taken from.
 pub(crate) fn table_commit() -> &'static str {
     &TABLE.source.commit
