@@ -48,7 +48,7 @@ pub(crate) fn du(cx: &Context, args: &DuArgs) -> Result<()> {
     } else {
         let lines = match &args.name {
             Some(name) => detail(&report, name),
-            None => overview(&report),
+            None => overview(&report, !store.unreadable_envs()?.is_empty()),
         };
         let bars = cx.ui.settings().terminals.stdout;
         cx.ui.table(&lines.table(args.sort, bars, args.shared));
@@ -297,7 +297,12 @@ const PARTS: [(Class, &str); 7] = [
     (Class::Records, "records"),
 ];
 
-fn overview(report: &UsageReport) -> Lines {
+/// The whole store. With `damaged` records of envs, what no env seems to need may be theirs.
+fn overview(report: &UsageReport, damaged: bool) -> Lines {
+    let unused = match damaged {
+        true => "may belong to an env whose record is damaged: `rockenv fsck --repair`",
+        false => "no env needs it: `rockenv gc --dry-run` shows what it would remove",
+    };
     let mut lines = Lines::default();
     for (env, freed) in &report.freed {
         let own = std::slice::from_ref(env);
@@ -355,11 +360,7 @@ fn overview(report: &UsageReport) -> Lines {
     }
     for (class, title, note) in [
         (Class::Blobs, "downloads", ""),
-        (
-            Class::Unused,
-            "unused",
-            "no env needs it: `rockenv gc --dry-run` shows what it would remove",
-        ),
+        (Class::Unused, "unused", unused),
         (Class::Trash, "trash", "being deleted"),
         (Class::Other, "store metadata", ""),
     ] {

@@ -56,6 +56,7 @@ impl Store {
         inventory
             .notes
             .extend(unreadable.iter().map(ToString::to_string));
+        let damaged = found.has_damaged_records();
         let busy = self.add_envs(&mut inventory, found.envs)?;
         for (id, item) in found.layers {
             if let (Read::Fine(layer), Ok(id)) = (item.layer, id.try_into()) {
@@ -81,7 +82,7 @@ impl Store {
         }
         // A running command may be making one.
         if !busy {
-            self.note_lost_volumes(&mut inventory, &found.volumes);
+            self.note_lost_volumes(&mut inventory, &found.volumes, damaged);
             self.note_unneeded_sources(&mut inventory)?;
         }
         self.add_blobs(&mut inventory)?;
@@ -162,17 +163,29 @@ impl Store {
         }
     }
 
-    fn note_lost_volumes(&self, inventory: &mut Inventory, volumes: &BTreeSet<String>) {
+    /// Names build volumes of no known env. With `damaged` records around, each may be the live one of an env.
+    fn note_lost_volumes(
+        &self,
+        inventory: &mut Inventory,
+        volumes: &BTreeSet<String>,
+        damaged: bool,
+    ) {
         for volume in volumes {
             let id = volume.split('-').next().unwrap_or_default();
             if !inventory.envs.values().any(|env| *env.record.id == *id) {
                 let path = self.root().join("volumes").join(volume);
                 let bytes = size::bytes(allocated(&path));
-                inventory.notes.push(format!(
-                    "`{}` ({bytes}) belongs to no known env and is kept; to remove it: rm -r {}",
-                    path.display(),
-                    quoted_path(&path)
-                ));
+                inventory.notes.push(match damaged {
+                    true => format!(
+                        "`{}` ({bytes}) may belong to an env whose record is damaged, and is kept: rockenv fsck --repair",
+                        path.display()
+                    ),
+                    false => format!(
+                        "`{}` ({bytes}) belongs to no known env and is kept; to remove it: rm -r {}",
+                        path.display(),
+                        quoted_path(&path)
+                    ),
+                });
             }
         }
     }

@@ -374,6 +374,11 @@ impl Examination<'_> {
                         self.problem(object, message, Fix::CleanUp(name.clone()));
                     }
                 }
+                // A repair that rebuilds the record finds the env's volumes again.
+                None if self.store.has_damaged_records() => self.note(
+                    format!("{object} may belong to an env whose record is damaged"),
+                    REPAIR,
+                ),
                 // It may be the last of an env that lost its record, and hours of work: only the user may delete it.
                 None => self.note(
                     format!("{object} belongs to no known env"),
@@ -437,6 +442,12 @@ impl Inventory {
         self.envs
             .values()
             .any(|env| env.old_record.is_some() || matches!(env.record, Read::Damaged(_)))
+    }
+
+    /// Returns whether a repair may rebuild the record of an env, and with it the env's claim to its build volumes.
+    pub(super) fn has_damaged_records(&self) -> bool {
+        let mut envs = self.envs.values();
+        envs.any(|env| matches!(env.record, Read::Damaged(_)))
     }
 
     /// Returns the missing objects that a record names.

@@ -42,6 +42,26 @@ fn a_damaged_record_is_made_again_from_the_layers() {
 }
 
 #[test]
+fn nobody_is_told_to_delete_a_volume_that_a_repair_gives_back() {
+    let lab = Lab::new();
+    let volume = lab.record().head.volumes["build"].clone();
+    spoil(&lab.at("envs/one/record.json"));
+    lab.wait_for_locks();
+    for words in [&["fsck"][..], &["gc", "--dry-run"], &["du"]] {
+        let output = program(&lab.root).args(words).output().unwrap();
+        let [out, err] =
+            [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+        let text = format!("{out}{err}");
+        let says = "may belong to an env whose record is damaged";
+        assert!(text.contains(says), "{words:?}\n{text}");
+        assert!(!text.contains("rm -r"), "{words:?}\n{text}");
+        assert!(!text.contains("no env needs it"), "{words:?}\n{text}");
+    }
+    lab.fsck(&["--repair"], 0);
+    assert_eq!(lab.record().head.volumes["build"], volume);
+}
+
+#[test]
 fn a_damaged_record_on_pulled_layers_gets_an_id() {
     let lab = Lab::new();
     let old = lab.record();
