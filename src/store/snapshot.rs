@@ -12,7 +12,7 @@ use super::layer::{Layer, VolumeState, boot_id};
 use super::{LockedEnv, check_name};
 use crate::plan::ids::{LayerId, StepKey, TreeId, VolumeId, VolumeName};
 use crate::plan::pins::Pins;
-use crate::plan::record::{Head, Origin, Record, Snapshot};
+use crate::plan::record::{Head, Origin, Outcome, Record, Snapshot};
 use crate::rocm::therock::ArtifactFingerprints;
 use crate::sys::atomic::random_id;
 use crate::sys::error::{Error, Result};
@@ -348,24 +348,26 @@ impl LockedEnv<'_> {
 
     /// Makes this new env a copy of the current state of `from`.
     pub fn fork_from(&mut self, from: &mut LockedEnv<'_>) -> Result<()> {
+        // Before anything is made: it may be damaged.
+        let mut spec = from.store.spec(from.name())?;
         from.keep_changes("before-fork")?;
         let shared = self.store.lock_shared()?;
         let mut record = from.known_record()?.clone();
         record.id = random_id()?.try_into()?;
         record.created = Timestamp::now();
         record.failed = None;
-        record.command = record.command.map(|command| {
-            let (own, new) = (format!(" --name {}", from.name()), self.name());
-            match command.split_once(&own) {
-                Some((before, after)) => format!("{before} --name {new}{after}"),
-                None => format!("{command} --name {new}"),
-            }
-        });
+        let (command, own) = (record.up_command(), format!(" --name {}", from.name()));
+        let (before, after) = command.split_once(&own).unwrap_or((command.as_str(), ""));
+        record.command = Some(format!("{before} --name {}{after}", self.name()));
         record.head.drop_tree();
         record.head.volumes = BTreeMap::new();
         for step in &mut record.steps {
-            // Logs stay with the env that wrote them.
+            // Logs stay with the env that wrote them, and so does the tree of a failed step.
             step.log = None;
+            if step.outcome == Outcome::Failed {
+                step.outcome = Outcome::Pending;
+                (step.reason, step.cost) = (None, None);
+            }
         }
         // Until the record exists, only this names the volumes.
         let undo = JournalEntry::Remove {
@@ -393,7 +395,6 @@ impl LockedEnv<'_> {
             self.store.discard(&own)?;
             tree::copy_tree(&views, &own)?;
         }
-        let mut spec = from.store.spec(from.name())?;
         self.name().clone_into(&mut spec.name);
         self.save_spec(&spec)?;
         self.commit(record)?;

@@ -23,6 +23,7 @@ use crate::store::{Format, Layer, Lock, Store, TAG, TAG_TEXT, VERSION, journal, 
 use crate::sys::atomic;
 use crate::sys::error::{Kind, Result, ResultExt as _};
 use crate::tree::{self, Method};
+use crate::ui::size;
 
 /// A repair and its result.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -259,12 +260,12 @@ fn rebuild(store: &Store, name: &EnvName) -> Result<Option<String>> {
     };
     let others = adopt_volumes(store, &inventory, &mut record, &fs::read(&damaged)?)?;
     let aside = quarantine(&damaged)?;
-    let snapshots = record.snapshots.len();
+    let snapshots = size::count(record.snapshots.len(), "snapshot");
     atomic::write_json(&damaged, &record)?;
     drop(lock);
     drop(store.lock_env(name, "fsck", Duration::ZERO)?);
     let mut done = vec![format!(
-        "rebuilt from its spec and its layers with {snapshots} snapshots; the damaged one is now `{}`",
+        "rebuilt from its spec and its layers with {snapshots}; the damaged one is now `{}`",
         aside.display()
     )];
     let others = others.iter().map(|other| other.display());
@@ -314,6 +315,13 @@ fn record_from(inventory: &Inventory, name: &EnvName, spec: &Spec) -> Result<Opt
         return Ok(None);
     };
     let mut record = Record::new(spec, id, image_key, Timestamp::now());
+    // The spec does not tell the parameters; the rest must not lead to another env.
+    let named = Spec {
+        name: name.clone(),
+        ..spec.clone()
+    };
+    let engine = spec.engine.name();
+    record.command = Some(format!("{} --engine {engine}", named.up_command()));
     if let Some((first, _)) = snapshots.first() {
         record.created = first.created;
     }

@@ -26,6 +26,10 @@ fn a_damaged_record_is_made_again_from_the_layers() {
     assert_eq!(new.snapshots, old.snapshots);
     assert_eq!(new.head.layer, old.head.layer);
     assert_eq!((new.id, new.image_key), (old.id, old.image_key));
+    // What is advised is about this env.
+    let command = new.command.unwrap();
+    assert!(command.starts_with("rockenv up rocm-library "), "{command}");
+    assert!(command.contains(" --name one "), "{command}");
     // The build volume, hours of work, is the env's again.
     assert_eq!(new.head.volumes["build"], volume);
     assert!(lab.store.volume_dir(&volume).join("object.o").exists());

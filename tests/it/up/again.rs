@@ -339,3 +339,40 @@ fn what_was_run_again_is_what_later_steps_stand_on() {
             .ok();
     }
 }
+
+#[test]
+fn a_fork_of_a_failed_env_has_the_step_left_to_do() {
+    let store = TestStore::new();
+    store.profile(
+        "[[step]]\nname = 'one'\nrun = 'true'\n[[step]]\nname = 'two'\nrun = 'exit 3'\n\
+         [[step]]\nname = 'three'\nrun = 'true'\n",
+    );
+    let (env, fork) = (store.env(), format!("{}-fork", store.env()));
+    store.rockenv(&["up", env]).exits(5);
+    let made = store.home().join("envs").join(&fork);
+    // Without what it copies, nothing is made.
+    let spec = store.env_dir().join("spec.toml");
+    let good = fs::read(&spec).unwrap();
+    fs::write(&spec, "version = ").unwrap();
+    store
+        .rockenv(&["fork", env, &fork])
+        .exits(1)
+        .says(&["spec.toml` is damaged", "rockenv fsck"]);
+    for file in ["record.json", "journal.jsonl"] {
+        assert!(!made.join(file).exists(), "{file}");
+    }
+    fs::write(&spec, good).unwrap();
+    store.rockenv(&["fork", env, &fork]).ok();
+    let record = fs::read(made.join("record.json")).unwrap();
+    let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
+    let steps = record["steps"].as_array().unwrap().iter();
+    let outcomes: Vec<_> = steps
+        .map(|step| step["outcome"].as_str().unwrap())
+        .collect();
+    assert_eq!(outcomes, ["done", "pending", "pending"]);
+    let status = store.rockenv(&["status", &fork]).ok().text();
+    assert!(!status.contains("exit code 3"), "{status}");
+    let command = record["command"].as_str().unwrap();
+    assert!(command.ends_with(&format!(" --name {fork}")), "{command}");
+    store.rockenv(&["rm", "--yes", env, &fork]).ok();
+}
