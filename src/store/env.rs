@@ -14,7 +14,7 @@ use super::ephemeral::{Fate, Reaped};
 use super::history::VolumesFrom;
 use super::journal::{self, JournalEntry};
 use super::snapshot::push_snapshot;
-use super::{Lock, Store, no_env, removal};
+use super::{Layer, Lock, Store, no_env, removal};
 use crate::engine::hold::ContainerRecord;
 use crate::engine::session::{self, Retirement};
 use crate::engine::{BuildUser, Root};
@@ -298,6 +298,7 @@ impl LockedEnv<'_> {
             }
         }
         journal::clear(&self.directory)?;
+        self.forget_lost_tree()?;
         if ended {
             self.store.discard(&run)?;
         }
@@ -310,6 +311,32 @@ impl LockedEnv<'_> {
         self.remove_strays()?;
         self.discard_unfinished()?;
         self.collect_garbage()
+    }
+
+    /// Leaves a live tree whose files are gone: no command could use the env with it. If the tree became a layer that
+    /// the record does not name, `fsck --repair` adds that.
+    fn forget_lost_tree(&mut self) -> Result<()> {
+        let Some(record) = &self.record else {
+            return Ok(());
+        };
+        let Some(tree) = record
+            .head
+            .tree
+            .as_ref()
+            .filter(|_| record.service.is_none())
+        else {
+            return Ok(());
+        };
+        let directory = self.store.tree_dir(&self.name, tree);
+        let became = |layer: &Layer| layer.tree.as_ref() == Some(tree);
+        if self.store.tree_files(&directory).try_exists()?
+            || self.store.layers()?.iter().any(became)
+        {
+            return Ok(());
+        }
+        let mut record = record.clone();
+        record.head.drop_tree();
+        self.put(record)
     }
 
     /// Discards files that a killed command had not finished writing: only the holder of the lock writes here.

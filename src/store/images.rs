@@ -23,6 +23,7 @@ use crate::plan::ids::ImageKey;
 pub use crate::plan::image::Image;
 use crate::sys::atomic::{self, random_id};
 use crate::sys::error::{Result, ResultExt as _};
+use crate::sys::shell::quoted;
 use crate::sys::signals::stop_if;
 use crate::tree;
 
@@ -129,6 +130,28 @@ impl Store {
 
     pub fn image_root(&self, key: &ImageKey) -> PathBuf {
         self.image_dir(key).join("root")
+    }
+
+    /// Returns an image's tree; an error if it is missing, with the command that builds the image.
+    pub(super) fn known_image_root(&self, key: &ImageKey) -> Result<PathBuf> {
+        let root = self.image_root(key);
+        if root.try_exists()? {
+            return Ok(root);
+        }
+        // An env that is based on it tells its name too.
+        let envs = self.envs().unwrap_or_default().into_iter();
+        let mut records = envs.filter_map(|name| self.record(&name).ok().flatten());
+        let name = match self.image(key) {
+            Ok(Some(image)) => Some(image.name),
+            Ok(None) | Err(_) => records
+                .find(|record| record.image_key == *key)
+                .map(|record| record.image),
+        };
+        let (image, help) = match &name {
+            Some(name) => (&**name, format!("rockenv image build {}", quoted(name))),
+            None => (&**key, "rockenv fsck".to_owned()),
+        };
+        Err(not_found!("image `{image}` is missing from the store").help(help))
     }
 
     /// Reads an image by key.

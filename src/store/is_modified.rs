@@ -15,7 +15,7 @@ use super::{LockedEnv, Store};
 use crate::plan::ids::EnvName;
 use crate::plan::pins::Pins;
 use crate::plan::record::{Origin, Record};
-use crate::sys::error::Result;
+use crate::sys::error::{Kind, Result};
 use crate::tree::{self, Method, measure, mounts};
 
 /// File systems on which every change of a file sets its change time, also one through mapped memory.
@@ -83,10 +83,7 @@ impl Store {
         let Some(since) = &failed.shown else {
             return false;
         };
-        let directory = match self.method() {
-            Method::Overlay => self.tree_dir(env, &failed.tree).join("diff"),
-            Method::Btrfs | Method::Reflink => self.tree_dir(env, &failed.tree).join("root"),
-        };
+        let directory = self.tree_files(&self.tree_dir(env, &failed.tree));
         // What a service has was changed by the step itself.
         record.service.is_some() || !since.is_comparable() || is_changed_since(&directory, since)
     }
@@ -207,7 +204,11 @@ impl LockedEnv<'_> {
     fn has_only_user(&self, diff: &Path) -> Result<bool> {
         let (record, spec) = (self.known_record()?, self.store.spec(self.name())?);
         let layer = record.head.layer.as_ref();
-        let below = self.store.lowers(layer, &record.image_key)?;
+        let below = match self.store.lowers(layer, &record.image_key) {
+            // Without the image nothing tells who made a file.
+            Err(error) if error.kind() == Kind::NotFound => return Ok(false),
+            other => other?,
+        };
         AddedUser::new(&spec.user, diff, &below).is_all()
     }
 

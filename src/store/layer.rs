@@ -180,7 +180,7 @@ impl Store {
             lowers.push(directory.join("diff"));
             next = found.parent;
         }
-        let image = self.image_root(&self.image_below(layer, image_key)?);
+        let image = self.known_image_root(&self.image_below(layer, image_key)?)?;
         if lowers.len() >= tree::overlay::MAX_LAYERS
             && let Some(top) = layer
         {
@@ -219,7 +219,7 @@ impl Store {
             Method::Overlay => {
                 let below = match layer {
                     Some(layer) => self.layer_dir(layer).join("diff"),
-                    None => self.image_root(image_key),
+                    None => self.known_image_root(image_key)?,
                 };
                 let (diff, work) = (directory.join("diff"), directory.join("work"));
                 tree::overlay::create_upper(
@@ -233,12 +233,20 @@ impl Store {
             method @ (Method::Btrfs | Method::Reflink) => {
                 let from = match layer {
                     Some(layer) => self.layer_dir(layer).join("root"),
-                    None => self.image_root(image_key),
+                    None => self.known_image_root(image_key)?,
                 };
                 tree::clone_tree(method, &from, &directory.join("root"))?;
             }
         }
         Ok(id)
+    }
+
+    /// Returns the directory with the files of the live tree in `directory`.
+    pub(super) fn tree_files(&self, directory: &Path) -> PathBuf {
+        directory.join(match self.method() {
+            Method::Overlay => "diff",
+            Method::Btrfs | Method::Reflink => "root",
+        })
     }
 
     /// Returns what an engine mounts for a live tree on `layer`.

@@ -325,6 +325,11 @@ impl LockedEnv<'_> {
             .snapshot(name)
             .map(|snapshot| snapshot.layer.clone())
             .ok_or_else(|| no_snapshot(self.name(), record, name))?;
+        if self.store.layer(&layer)?.is_none() {
+            return Err(
+                not_found!("snapshot `{name}` has lost its layer").help("rockenv fsck --repair")
+            );
+        }
         let key = record.last_done().and_then(|step| step.key.as_ref());
         let last = key.and_then(|key| record.of_step(key));
         let is_last = last.is_some_and(|last| last.layer == layer);

@@ -20,6 +20,7 @@ use rockenv::testing::{BuildUser, Spec};
 use rockenv::testing::{LockedEnv, Store};
 
 mod keeps;
+mod lost;
 mod records;
 
 const KEY: &str = "1111111111111111111111111111111111111111111111111111111111111111";
@@ -505,7 +506,10 @@ fn images_and_references() {
     lab.finds_and_mends(&["names image `other`, which is missing"]);
     fs::rename(lab.at("images").join(KEY), lab.at("elsewhere")).unwrap();
     let text = lab.fsck(&["--repair"], 1);
-    assert!(text.contains("rockenv image build debian-forky"), "{text}");
+    let help = "rockenv image build debian-forky";
+    assert!(text.contains(help), "{text}");
+    let error = lab.store.lowers(None, &KEY.parse().unwrap()).unwrap_err();
+    assert_eq!(error.help_text(), Some(help));
     fs::rename(lab.at("elsewhere"), lab.at("images").join(KEY)).unwrap();
     lab.fsck(&[], 0);
 }

@@ -125,6 +125,7 @@ pub struct EnvItem {
     /// A container's state exists.
     pub state: bool,
     pub journal: Read<usize>,
+    /// Without a live tree that has lost its files.
     pub trees: BTreeSet<String>,
     /// Why its spec cannot be read.
     pub damaged_spec: Option<String>,
@@ -354,6 +355,14 @@ fn env(store: &Store, name: &EnvName, aside: &mut Vec<PathBuf>) -> Result<EnvIte
     // Its container ends as soon as a command needs the env.
     let waits = is_held && store.has_idle_container(name);
     let busy = is_held && !waits;
+    let mut trees: BTreeSet<String> = names(&directory.join("trees"))?.into_iter().collect();
+    if let Read::Fine(record) = &record
+        && let Some(tree) = &record.head.tree
+        && record.service.is_none()
+        && !store.tree_files(&store.tree_dir(name, tree)).exists()
+    {
+        trees.remove(tree.as_str());
+    }
     let item = EnvItem {
         lost_results: match (&record, store.spec(name)) {
             (Read::Fine(record), Ok(spec)) => lost_results(store, record, &spec),
@@ -370,7 +379,7 @@ fn env(store: &Store, name: &EnvName, aside: &mut Vec<PathBuf>) -> Result<EnvIte
             }
             Err(error) => Read::Damaged(error.chain().join(": ")),
         },
-        trees: names(&directory.join("trees"))?.into_iter().collect(),
+        trees,
         damaged_spec: match store.spec(name) {
             Err(error) if error.kind() != Kind::NotFound => Some(error.chain().join(": ")),
             _ => None,

@@ -1,0 +1,31 @@
+//! What commands say and do without a part of the store.
+
+use super::*;
+
+#[test]
+fn a_live_tree_without_its_files_blocks_no_command() {
+    let lab = Lab::new();
+    let place = |tree: &str| lab.at("envs/one/trees").join(tree);
+    let tree = lab.record().head.tree.unwrap();
+    fs::remove_dir_all(place(&tree).join("diff")).unwrap();
+    lab.finds_and_mends(&["its live tree", "is missing"]);
+    assert_eq!(lab.record().head.tree, None);
+    assert!(!place(&tree).exists());
+    // Every other command mends it as well.
+    let tree = lab.locked("one").live_tree().unwrap();
+    fs::remove_dir_all(lab.at("envs/one/trees")).unwrap();
+    let new = lab.locked("one").live_tree().unwrap();
+    assert_ne!(new, tree);
+    assert!(place(&new).join("diff").exists());
+    lab.wait_for_locks();
+    lab.fsck(&[], 0);
+}
+
+#[test]
+fn a_rollback_to_a_snapshot_without_its_layer_names_the_repair() {
+    let lab = Lab::new();
+    fs::remove_dir_all(lab.layer(2)).unwrap();
+    let error = lab.locked("one").rollback("mine").unwrap_err();
+    assert_eq!(error.message(), "snapshot `mine` has lost its layer");
+    assert_eq!(error.help_text(), Some("rockenv fsck --repair"));
+}
