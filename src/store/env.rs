@@ -99,7 +99,8 @@ impl Store {
     /// Locks an env for `verb`, finishing or undoing the work of a killed command.
     pub fn lock_env(&self, name: &EnvName, verb: &str, wait: Duration) -> Result<LockedEnv<'_>> {
         let directory = self.env_dir(name);
-        fs::create_dir_all(&directory)?;
+        fs::create_dir_all(&directory)
+            .map_err(|error| super::lock::read_only(&directory, error))?;
         let lock = lock_alone(&directory, name, verb, wait)?;
         self.with_lock(name.clone(), lock)
     }

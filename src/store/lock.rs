@@ -2,7 +2,7 @@
 //!
 //! Order: the global lock before an env's; never two envs' at once.
 
-use std::io::{Seek as _, Write as _};
+use std::io::{ErrorKind, Seek as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::sys::error::{Error, Result};
 use crate::sys::shell::quoted_path;
+use crate::tree::mounts;
 
 /// How long to wait for an env's lock before the command fails.
 pub(crate) const WAIT: Duration = Duration::from_secs(5);
@@ -127,7 +128,7 @@ impl Lock {
         self.file.seek(std::io::SeekFrom::Start(0))?;
         match self.file.write_all(text.as_bytes()) {
             // It is only for messages, and the holder may be about to free space.
-            Err(error) if error.kind() == std::io::ErrorKind::StorageFull => Ok(()),
+            Err(error) if error.kind() == ErrorKind::StorageFull => Ok(()),
             other => Ok(other?),
         }
     }
@@ -173,13 +174,31 @@ fn is_locked(locks: &str, inode: u64, pid: u32) -> bool {
 /// Opens a lock file, and makes it if it is missing.
 fn open(path: &Path) -> Result<fs::File> {
     use fs_err::os::unix::fs::OpenOptionsExt as _;
-    Ok(fs::OpenOptions::new()
+    fs::OpenOptions::new()
         .read(true)
         .write(true)
         .create(true)
         .truncate(false)
         .mode(0o600)
-        .open(path)?)
+        .open(path)
+        .map_err(|error| read_only(path, error))
+}
+
+/// Explains a failure to write at `path` in a store whose file system is read-only.
+pub(super) fn read_only(path: &Path, error: std::io::Error) -> Error {
+    let mut above = path.ancestors().skip(1);
+    let store = above.find(|directory| directory.join("format").exists());
+    let (ErrorKind::ReadOnlyFilesystem, Some(store)) = (error.kind(), store) else {
+        return error.into();
+    };
+    let points = mounts::at_or_below(Path::new("/")).unwrap_or_default();
+    let points = points.into_iter().filter(|point| store.starts_with(point));
+    let point = points.max_by_key(|point| point.components().count());
+    let point = point.unwrap_or_else(|| store.to_owned());
+    unavailable!("the store at `{}` is mounted read-only", store.display()).help(format!(
+        "mount -o remount,rw {}; if the kernel made it read-only after errors, `dmesg` names them",
+        quoted_path(&point)
+    ))
 }
 
 /// Names the last process that took a lock, for messages.

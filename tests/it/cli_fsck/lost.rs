@@ -1,6 +1,7 @@
-//! What commands say and do without a part of the store.
+//! What commands say and do without a part of the store, or with all of it read-only.
 
 use super::*;
+use crate::support::loopfs::{bind, run};
 
 #[test]
 fn a_live_tree_without_its_files_blocks_no_command() {
@@ -28,4 +29,26 @@ fn a_rollback_to_a_snapshot_without_its_layer_names_the_repair() {
     let error = lab.locked("one").rollback("mine").unwrap_err();
     assert_eq!(error.message(), "snapshot `mine` has lost its layer");
     assert_eq!(error.help_text(), Some("rockenv fsck --repair"));
+}
+
+#[test]
+fn a_read_only_store_is_named() {
+    let lab = Lab::new();
+    let root = lab.store.root();
+    let _mount = bind(root, root);
+    run(Command::new("mount")
+        .args(["-o", "remount,bind,ro"])
+        .arg(root));
+    // Its directory is there, or not yet.
+    for name in ["one", "new"] {
+        let locked = lab
+            .store
+            .lock_env(&name.parse().unwrap(), "test", Duration::ZERO);
+        let error = locked.unwrap_err();
+        let says = format!("the store at `{}` is mounted read-only", root.display());
+        assert_eq!(error.message(), says, "{name}");
+        assert_eq!(error.kind().exit_code(), 4, "{name}");
+        let help = format!("mount -o remount,rw {};", root.display());
+        assert!(error.help_text().unwrap().starts_with(&help), "{error:?}");
+    }
 }
