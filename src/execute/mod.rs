@@ -56,6 +56,7 @@ use crate::store::{LockedEnv, Store};
 use crate::sys::error::Result;
 use crate::sys::host::Host;
 use crate::sys::name::StepName;
+use crate::sys::shell::quoted_path;
 use crate::sys::signals::Signals;
 use crate::ui::Reporter;
 use crate::ui::event::{self, Event};
@@ -262,6 +263,17 @@ impl Execution<'_, '_> {
     }
 
     fn keep_changes(&mut self) -> Result<()> {
+        // A snapshot cannot contain these, and clears the record of who changed them.
+        if self.plan.moves && self.plan.volumes == Volumes::Fresh && !self.store.freezes_volumes() {
+            for (name, path) in self.env.set_volumes_aside()? {
+                self.reporter.warn(format!(
+                    "build volume `{name}` has changes made by `exec` or `shell`, which snapshots of an overlay store \
+                     do not contain: it stays at `{}` until you remove it: rm -r {}",
+                    path.display(),
+                    quoted_path(&path)
+                ));
+            }
+        }
         if self.plan.keep_changes
             && let Some(name) = self.env.keep_changes("before-up")?
         {

@@ -5,6 +5,7 @@ use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+use fs_err as fs;
 use nix::time::{ClockId, clock_gettime};
 
 use super::added_user::AddedUser;
@@ -12,9 +13,10 @@ use super::history::{ByHand, Moment};
 use super::layer::boot_id;
 use super::snapshot::Freeze;
 use super::{LockedEnv, Store};
-use crate::plan::ids::EnvName;
+use crate::plan::ids::{EnvName, VolumeId, VolumeName};
 use crate::plan::pins::Pins;
 use crate::plan::record::{Origin, Record};
+use crate::sys::atomic::random_id;
 use crate::sys::error::{Kind, Result};
 use crate::tree::{self, Method, measure, mounts};
 
@@ -275,6 +277,35 @@ impl LockedEnv<'_> {
             true => self.keep(why).map(Some),
             false => Ok(None),
         }
+    }
+
+    /// Keeps build volumes that commands of `exec` or `shell` changed, or may have, before they would be emptied: gives
+    /// them ids of no env, where no snapshot can contain them. Returns their names and new paths.
+    pub fn set_volumes_aside(&mut self) -> Result<Vec<(VolumeName, PathBuf)>> {
+        let mut record = self.known_record()?.clone();
+        let Some(since) = record.head.by_hand() else {
+            return Ok(Vec::new());
+        };
+        let mut aside = Vec::new();
+        for (name, id) in &record.head.volumes {
+            let from = self.store.volume_dir(id);
+            let is_changed = !since.is_comparable() || is_changed_since(&from, &since);
+            // A killed command may have moved it already.
+            if !is_changed || self.store.is_volume_empty(id) || !from.exists() {
+                continue;
+            }
+            let id: VolumeId = format!("{}-{name}-{}", random_id()?, random_id()?).try_into()?;
+            let to = self.store.volume_dir(&id);
+            fs::rename(&from, &to)?;
+            aside.push((name.clone(), to));
+        }
+        if !aside.is_empty() {
+            for (name, _) in &aside {
+                record.head.volumes.remove(name);
+            }
+            self.commit(record)?;
+        }
+        Ok(aside)
     }
 
     /// Keeps the current state as a snapshot. Returns its name.

@@ -6,7 +6,7 @@ use std::path::Path;
 use fs_err as fs;
 use jiff::Timestamp;
 
-use super::history::{History, VolumesFrom};
+use super::history::{ByHand, History, VolumesFrom};
 use super::journal::{self, JournalEntry};
 use super::layer::{Layer, VolumeState, boot_id};
 use super::{LockedEnv, check_name};
@@ -58,8 +58,11 @@ impl LockedEnv<'_> {
         let volumes = self.freeze_volumes(&record, &directory)?;
         let history = self.history_of(freeze)?;
         // What no step made, and no command wrote, is still the content of the layer below.
-        let unchanged = (freeze.key.is_none() && !self.is_changed_by_hand()?)
-            .then(|| record.head.volumes_from());
+        let is_changed = freeze.key.is_none() && self.is_changed_by_hand()?;
+        let unchanged = (freeze.key.is_none() && !is_changed).then(|| record.head.volumes_from());
+        // Where volumes are not frozen, what a command wrote there is in no snapshot.
+        let unsaved = is_changed && !self.store.freezes_volumes();
+        let by_hand = record.head.by_hand().filter(|_| unsaved);
         let kept = match &record.service {
             Some(socket) => {
                 let mut volumes = record.head.volumes.values();
@@ -119,6 +122,7 @@ impl LockedEnv<'_> {
             .map(|old| old.layer.clone())
             .filter(|old| *old != id);
         push_snapshot(&mut record, snapshot, history);
+        record.head.by_hand = by_hand.map(ByHand::Since);
         if let Some(from) = unchanged {
             record.head.volumes_from = Some(from);
         }
@@ -391,6 +395,8 @@ impl LockedEnv<'_> {
                 )?;
                 record.head.volumes.insert(name.clone(), id);
             }
+        } else {
+            record.head.by_hand = None;
         }
         self.record = None;
         // Copies views of sources: they are small except for what steps wrote there.

@@ -72,6 +72,39 @@ fn only_a_command_that_wrote_to_a_build_volume_makes_the_next_build_incremental(
 }
 
 #[test]
+fn a_clean_build_keeps_the_volumes_that_no_snapshot_has() {
+    let store = TestStore::new();
+    let env = store.env();
+    store.up_with(&profile(0));
+    let write = "echo mine > /v/build/precious";
+    for (script, taken) in [
+        (write.to_owned(), false),
+        (format!("{write}; echo mine > ~/mine"), false),
+        // A snapshot in between has the root file system only.
+        (format!("{write}; echo more > ~/mine"), true),
+    ] {
+        store.sh(&script).ok();
+        if taken {
+            store.rockenv(&["snapshot", "create", env, "mine"]).ok();
+        }
+        let up = store.rockenv(&["up", env, "--clean"]).ok();
+        let told = up.err.split("rm -r ").nth(1);
+        let told = told.unwrap_or_else(|| panic!("{script}: {}", up.err));
+        let kept = told.split_whitespace().next().unwrap();
+        let text = fs::read_to_string(PathBuf::from(kept).join("precious")).unwrap();
+        assert_eq!(text, "mine\n", "{script}");
+        store.sh("ls /v/build").ok().prints("d\nlog");
+        // No other command takes it.
+        store.rockenv(&["fsck", "--repair"]).ok();
+        let told = format!("rm -r {kept}");
+        store.rockenv(&["gc", "--dry-run"]).says(&[&told]);
+    }
+    store.sh("cat /v/build/log").ok();
+    let up = store.rockenv(&["up", env, "--clean"]).ok();
+    assert!(!up.err.contains("rm -r"), "{}", up.err);
+}
+
+#[test]
 fn a_step_is_resumed_clean_unless_a_command_wrote_to_its_build_volume() {
     on_each(|store, method| {
         let flags = store.work().join("flags");
