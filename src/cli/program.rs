@@ -15,6 +15,7 @@ use crate::rocm::{gpu, target};
 use crate::store::config::Config;
 use crate::sys::account;
 use crate::sys::error::{Kind, Result};
+use crate::sys::shell::quoted_path;
 use crate::ui::{Terminals, Ui, UiSettings};
 use crate::up::context::Context;
 use crate::{engine, remote};
@@ -119,6 +120,7 @@ fn settings(global: &GlobalArgs, config: Option<&Config>) -> UiSettings {
         ci_system: terminal.ci_system,
         integration: terminal.integration,
         through_sudo: config.is_some_and(|config| config.through_sudo),
+        home: global.home.as_deref().map(quoted_path),
         terminals: Terminals::detect(),
     }
 }

@@ -44,7 +44,7 @@ pub(super) fn watch(cx: &Context, show: impl Fn(&Context) -> Result<u8>) -> Resu
     loop {
         let screen = Screen::default();
         let ui = Ui::with_writers(
-            *cx.ui.settings(),
+            cx.ui.settings().clone(),
             Box::new(screen.clone()),
             Box::new(screen.clone()),
         );

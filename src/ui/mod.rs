@@ -36,7 +36,7 @@ use table::Table;
 use term::Bars;
 
 /// Settings for the output; plain values, so that tests and `config` can set them all.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct UiSettings {
     /// `-q`: no notes; warnings and errors remain.
     pub quiet: bool,
@@ -56,6 +56,8 @@ pub(crate) struct UiSettings {
     pub ci_system: Option<ci::System>,
     /// Called through sudo, so hints begin with it.
     pub through_sudo: bool,
+    /// The directory of `--home` as a shell reads it, so hints have that option too.
+    pub home: Option<String>,
     /// What the terminal shows of its own.
     pub integration: Integration,
     pub terminals: Terminals,
@@ -82,9 +84,9 @@ impl Terminals {
 impl UiSettings {
     /// Returns a text with its commands of rockenv as the user has to type them.
     pub(crate) fn hint<'a>(&self, text: &'a str) -> Cow<'a, str> {
-        match self.through_sudo {
-            true => Cow::Owned(text::with_sudo(text)),
-            false => Cow::Borrowed(text),
+        match (self.through_sudo, self.home.as_deref()) {
+            (false, None) => Cow::Borrowed(text),
+            (sudo, home) => Cow::Owned(text::as_typed(text, sudo, home)),
         }
     }
 
@@ -219,17 +221,18 @@ impl Ui {
         out: Box<dyn Write + Send>,
         err: Box<dyn Write + Send>,
     ) -> Self {
+        let ci_system = settings.ci_system;
         Self {
             settings,
             out: Arc::new(Mutex::new(Out {
                 writer: out,
                 failed: None,
-                line: (settings.ci_system == Some(ci::System::Github)).then(Vec::new),
+                line: (ci_system == Some(ci::System::Github)).then(Vec::new),
             })),
             err: Arc::new(Mutex::new(Messages {
                 writer: err,
                 bars: Weak::new(),
-                sections: Sections::new(settings.ci_system),
+                sections: Sections::new(ci_system),
             })),
         }
     }

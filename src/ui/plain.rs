@@ -25,7 +25,7 @@ impl Plain {
     pub(super) fn new(settings: &UiSettings) -> Self {
         Self {
             color: settings.color(settings.terminals.stderr),
-            settings: *settings,
+            settings: settings.clone(),
             titles: HashMap::new(),
             printed: None,
             work: String::new(),

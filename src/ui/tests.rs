@@ -88,15 +88,15 @@ fn colour_is_for_terminals_and_can_be_forced_or_refused() {
     let plain = UiSettings::default();
     let terminal = UiSettings {
         terminals: ALL,
-        ..plain
+        ..plain.clone()
     };
     for (settings, colored) in [
-        (plain, false),
-        (terminal, true),
+        (plain.clone(), false),
+        (terminal.clone(), true),
         (
             UiSettings {
                 dumb: true,
-                ..terminal
+                ..terminal.clone()
             },
             false,
         ),
@@ -110,7 +110,7 @@ fn colour_is_for_terminals_and_can_be_forced_or_refused() {
         (
             UiSettings {
                 force_color: true,
-                ..plain
+                ..plain.clone()
             },
             true,
         ),
@@ -123,7 +123,7 @@ fn colour_is_for_terminals_and_can_be_forced_or_refused() {
             false,
         ),
     ] {
-        let (ui, _, err) = ui(settings);
+        let (ui, _, err) = ui(settings.clone());
         ui.warn("x");
         assert_eq!(err.text().contains('\x1b'), colored, "{settings:?}");
     }

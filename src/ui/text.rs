@@ -84,20 +84,29 @@ pub(crate) fn escape_json(json: &str) -> Cow<'_, str> {
     }
 }
 
-/// Returns text whose commands of rockenv begin with `sudo`: those at its start, in backquotes and after a colon.
-pub(super) fn with_sudo(text: &str) -> String {
+/// What stands before a command of rockenv in a text, unless it begins the text.
+const BEFORE_COMMAND: [&str; 6] = ["`", ": ", "$(", "; ", ", or ", ", then "];
+
+/// Returns text whose commands of rockenv are as the user has to type them: they begin with `sudo` if that is set, and
+/// have `--home`, whose directory is quoted already.
+pub(super) fn as_typed(text: &str, sudo: bool, home: Option<&str>) -> String {
+    // The user's own words have the option already.
+    let home = home.filter(|_| !text.contains("--home"));
     let mut out = String::with_capacity(text.len() + 8);
     let mut rest = text;
-    while let Some(at) = rest.find("rockenv ") {
-        let before = &rest[..at];
+    while let Some((before, after)) = rest.split_once("rockenv ") {
         out.push_str(before);
         let is_command =
-            out.is_empty() || ["`", ": ", "$(", "; "].iter().any(|end| out.ends_with(end));
-        if is_command {
+            out.is_empty() || BEFORE_COMMAND.iter().any(|before| out.ends_with(before));
+        let has_sudo = out.ends_with("sudo ");
+        if is_command && sudo {
             out.push_str("sudo ");
         }
         out.push_str("rockenv ");
-        rest = &rest[at + "rockenv ".len()..];
+        if let Some(home) = home.filter(|_| is_command || has_sudo) {
+            out.extend(["--home ", home, " "]);
+        }
+        rest = after;
     }
     out.push_str(rest);
     out
@@ -180,9 +189,53 @@ mod tests {
                 "/home/u/rockenv is a directory",
                 "/home/u/rockenv is a directory",
             ),
+            (
+                "rockenv up x --pull, or rockenv pull r:TAG",
+                "sudo rockenv up x --pull, or sudo rockenv pull r:TAG",
+            ),
+            (
+                "pacman -Syu, then rockenv setup",
+                "pacman -Syu, then sudo rockenv setup",
+            ),
         ] {
-            assert_eq!(with_sudo(text), typed);
+            assert_eq!(as_typed(text, true, None), typed);
         }
+    }
+
+    #[test]
+    fn commands_keep_the_store() {
+        for (text, typed) in [
+            (
+                "fix it, then resume with: rockenv up x; to start clean: rockenv up x --clean",
+                "fix it, then resume with: rockenv --home 'a b' up x; to start clean: rockenv --home 'a b' up x --clean",
+            ),
+            (
+                r#"eval "$(rockenv env x)""#,
+                r#"eval "$(rockenv --home 'a b' env x)""#,
+            ),
+            (
+                "sudo rockenv up ... --engine docker",
+                "sudo rockenv --home 'a b' up ... --engine docker",
+            ),
+            (
+                "sudo rockenv --home 'a b' ls",
+                "sudo rockenv --home 'a b' ls",
+            ),
+            (
+                "name the directory: ROCKENV_HOME=DIR rockenv fsck",
+                "name the directory: ROCKENV_HOME=DIR rockenv fsck",
+            ),
+        ] {
+            assert_eq!(as_typed(text, false, Some("'a b'")), typed);
+        }
+        assert_eq!(
+            as_typed("rockenv ls", true, Some("/s")),
+            "sudo rockenv --home /s ls"
+        );
+        assert_eq!(
+            as_typed("sudo rockenv ls", true, Some("/s")),
+            "sudo rockenv --home /s ls"
+        );
     }
 
     #[test]

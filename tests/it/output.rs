@@ -315,6 +315,28 @@ fn results_and_the_next_command_are_shown_with_sudo() {
 }
 
 #[test]
+fn hints_name_the_store_that_an_option_names() {
+    let store = TestStore::new();
+    store.profile("[[step]]\nname = 'one'\nrun = 'false'\n");
+    let (home, env) = (store.home().to_str().unwrap(), store.env());
+    let resume = format!("fix it, then resume with: rockenv --home {home} up {env}\n");
+    store
+        .rockenv(&["--home", home, "up", env])
+        .exits(5)
+        .says(&[&resume]);
+    let help = format!("help: rockenv --home {home} ls\n");
+    store
+        .rockenv(&["status", "other", "--home", home])
+        .exits(7)
+        .says(&[&help]);
+    // A variable is there for the next command too.
+    store
+        .rockenv(&["status", "other"])
+        .exits(7)
+        .says(&["help: rockenv ls\n"]);
+}
+
+#[test]
 fn a_terminal_shows_progress_of_its_own_and_forgets_it() {
     let store = TestStore::new();
     store.profile(

@@ -115,7 +115,8 @@ pub(super) struct RockenvCommand<'a> {
 impl RockenvCommand<'_> {
     fn program(&self, cell: &Cell, options: &[String]) -> Result<Program> {
         let directory = working_directory()?;
-        Ok(Program::at(&self.host.program)
+        let home = &self.cx.config.home;
+        let program = Program::at(&self.host.program)
             .inherit_env()
             // This command writes for the CI system, on behalf of all of them.
             .env("GITHUB_ACTIONS", "")
@@ -123,12 +124,13 @@ impl RockenvCommand<'_> {
             .directory(directory)
             .grace(GRACE)
             .own_codes()
-            .args(self.cx.ui.settings().yes.then_some("--yes"))
-            .arg("--home")
-            .arg(&self.cx.config.home)
-            .arg("up")
-            .args(&cell.args)
-            .args(options))
+            .args(self.cx.ui.settings().yes.then_some("--yes"));
+        // Its hints have the option if the user gave it.
+        let program = match self.cx.names_home {
+            true => program.arg("--home").arg(home),
+            false => program.env("ROCKENV_HOME", home),
+        };
+        Ok(program.arg("up").args(&cell.args).args(options))
     }
 
     /// Returns what `up` would do: the env's name, and its steps. Not by `plan`, which lacks some of the options.
