@@ -210,15 +210,19 @@ impl BlockedResults {
     pub(crate) fn refusal(&self, up: &str) -> Option<(String, String)> {
         let (at, user) = self.used.as_ref()?;
         let other = &self.all[*at];
+        let help = match other.is_export {
+            true => format!("move it away, then run: {up}"),
+            false => format!(
+                "move it away, or make it again: {up} --rerun {}",
+                other.step
+            ),
+        };
         Some((
             format!(
                 "{}; step `{user}` would use the changed file",
                 other.message()
             ),
-            format!(
-                "move it away, or make it again: {up} --rerun {}",
-                other.step
-            ),
+            help,
         ))
     }
 }

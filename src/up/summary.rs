@@ -54,6 +54,24 @@ pub(crate) fn not_its_own(blocked: &[BlockedResult]) -> Option<String> {
     ))
 }
 
+/// Says what to do about files in the place of results.
+fn way_out(blocked: &[BlockedResult], again: &str) -> String {
+    let mut help = format!("move the files away, then run: {again}");
+    let own: Vec<&BlockedResult> = blocked.iter().filter(|result| result.in_store).collect();
+    // An export does not write over them.
+    let is_remade = own.iter().all(|result| !result.is_export);
+    if let Some(first) = own.first().filter(|_| is_remade) {
+        let rerun = [
+            "; or make them again: ",
+            again,
+            " --rerun ",
+            first.step.as_str(),
+        ];
+        help.extend(rerun);
+    }
+    help
+}
+
 /// What happens to the env.
 #[derive(Debug)]
 pub(crate) enum Fate {
@@ -109,10 +127,7 @@ pub(crate) fn say(
         None | Some(Ended::Complete) if blocked.iter().any(|result| result.in_store) => {
             last(Outcome::Failed, String::new());
             let message = format!("env `{name}` is done, but {}", foreign.unwrap_or_default());
-            let step = &blocked[0].step;
-            Err(Error::new(Kind::Drift, message).help(format!(
-                "move the files away, then run: {again}; or make them again: {again} --rerun {step}"
-            )))
+            Err(Error::new(Kind::Drift, message).help(way_out(&blocked, again)))
         }
         None => {
             last(Outcome::Hit, format!("{name}: nothing to do{lacking}"));

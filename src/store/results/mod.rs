@@ -18,7 +18,7 @@ pub(crate) use unfinished::OutputBefore;
 
 use super::Store;
 use crate::plan::ids::LayerId;
-use crate::plan::resolve::{Spec, Volume, VolumeKind, VolumeSource};
+use crate::plan::resolve::{Action, Spec, Volume, VolumeKind, VolumeSource};
 use crate::store::export;
 use crate::store::path_volumes::real_path;
 use crate::sys::account::{self, Existing, Rights};
@@ -88,6 +88,8 @@ pub struct BlockedResult {
     pub path: PathBuf,
     /// The step whose result is blocked.
     pub step: String,
+    /// That step is an export, which does not write over the file if it runs again.
+    pub is_export: bool,
 }
 
 impl BlockedResult {
@@ -254,8 +256,10 @@ impl Store {
                 comparison.decide(path, entry, layer.clone())?;
             }
             for path in comparison.stays {
+                let layer = &results.layers[&path];
                 plan.blocked.push(BlockedResult {
-                    step: self.title_of(&results.layers[&path], spec),
+                    step: self.title_of(layer, spec),
+                    is_export: self.is_of_export(layer, spec),
                     volume: name.clone(),
                     in_store: volume.source == VolumeSource::Store,
                     path,
@@ -372,6 +376,17 @@ impl Store {
         let mut steps = spec.steps.iter();
         let step = steps.find(|step| layer.key.as_ref() == Some(&step.key));
         step.map_or(layer.title, |step| step.name.to_string())
+    }
+
+    /// Returns whether a layer is of an export step.
+    fn is_of_export(&self, layer: &LayerId, spec: &Spec) -> bool {
+        let layer = self.layer(layer).ok().flatten();
+        let key = layer.and_then(|layer| layer.key);
+        let mut steps = spec
+            .steps
+            .iter()
+            .filter(|step| key.as_ref() == Some(&step.key));
+        steps.any(|step| matches!(step.action, Action::Export(_)))
     }
 }
 

@@ -68,6 +68,30 @@ fn results_that_are_not_the_builds_own_are_no_success() {
     store.rockenv(&["--yes", "rm", &a, &b]).ok();
 }
 
+/// An export does not write over them, so that running its step again is no way out.
+#[test]
+fn changed_files_of_an_export_are_only_to_be_moved_away() {
+    let store = TestStore::new();
+    store.up_with(
+        "[[volume]]\nname = 'o'\nkind = 'output'\ntarget = '/o'\n[[step]]\nname = 'make'\nrun = 'echo 1 > ~/r'\n\
+         [[step]]\nname = 'export'\nexport = [{ from = '/home/builder/r', to = 'o' }]\n\
+         [[step]]\nname = 'use'\nrun = 'cat /o/r'\n",
+    );
+    let file = out(&store, store.env()).join("o/r");
+    fs::write(&file, "other").unwrap();
+    let up = format!("run: rockenv up {}\n", store.env());
+    for (words, way) in [
+        (&["up", store.env()][..], "move the files away"),
+        (&["up", store.env(), "--rerun", "use"], "move it away"),
+    ] {
+        let help = format!("help: {way}, then {up}");
+        store.rockenv(words).exits(8).says(&[&help]);
+    }
+    fs::remove_file(&file).unwrap();
+    store.up();
+    assert_eq!(read(&store, store.env(), "o/r"), "1\n");
+}
+
 #[test]
 fn plan_knows_the_results_that_up_refuses() {
     let store = TestStore::new();
