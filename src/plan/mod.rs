@@ -65,6 +65,8 @@ pub(crate) struct Observed {
     pub layers: BTreeMap<StepKey, CachedLayer>,
     /// What changed in steps since the last `up`, by their key.
     pub changed: BTreeMap<StepKey, String>,
+    /// Names of the steps that ran in the env, or whose snapshots it has had, whatever their keys were.
+    pub ran: BTreeSet<String>,
     /// Keys of orphaned snapshots at a service; those among `layers` can be used.
     pub orphaned: BTreeSet<StepKey>,
     /// The last step's key for which a registry has a layer, and the registry.
@@ -334,8 +336,10 @@ impl<'a> Decision<'a> {
             format!("changed: {what}")
         } else if !observed.exists {
             "new".to_owned()
+        } else if !observed.ran.contains(step.name.as_str()) {
+            "not built yet".to_owned()
         } else {
-            "no snapshot with its key: it, or something before it, changed".to_owned()
+            "no snapshot with its key: it was removed, or something changed".to_owned()
         }
     }
 

@@ -104,6 +104,18 @@ fn a_new_env_runs_everything_and_a_finished_one_nothing() {
 }
 
 #[test]
+fn a_step_that_never_ran_has_not_lost_its_snapshot() {
+    let mut observed = built(&["a"]);
+    let why = |observed: &Observed| decided(&["a", "b"], observed).steps[1].why.clone();
+    assert_eq!(why(&observed), "not built yet");
+    observed.ran.insert("b".to_owned());
+    assert_eq!(
+        why(&observed),
+        "no snapshot with its key: it was removed, or something changed"
+    );
+}
+
+#[test]
 fn a_layer_of_another_env_is_adopted() {
     let observed = Observed {
         layers: layers(&["a"]),

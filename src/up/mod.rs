@@ -261,7 +261,7 @@ pub(crate) struct Finished {
     /// How the steps ended; `None` if there was nothing to do.
     pub(crate) ended: Option<Ended>,
     pub(crate) env: EnvName,
-    /// The steps that lacked a GPU, as the last line names them.
+    /// The steps that lacked a GPU, and how many come after `--until`, as the last line says.
     pub(crate) lacking: String,
     /// Results that are not this build's.
     pub(crate) blocked: Vec<BlockedResult>,
@@ -316,7 +316,7 @@ fn attempt(run: &Run<'_>, asked: &StepOptions, selection: &Selection) -> Result<
     env.touch();
     if plan.is_empty() && env.record().is_some() {
         let blocked = nothing_to_do(run, &resolved, &mut env, &plan)?;
-        let finished = resolved.finished(None, &plan);
+        let finished = resolved.finished(None, &plan, &env);
         return Ok(Attempt::Done(Finished {
             blocked,
             ..finished
@@ -337,13 +337,13 @@ fn attempt(run: &Run<'_>, asked: &StepOptions, selection: &Selection) -> Result<
             (Ended::Complete, Some(step)) => Ok(Attempt::Known(step.clone())),
             (Ended::Complete, None) => {
                 let blocked = blocked_at_end(run, &resolved.spec, &env, before)?;
-                let finished = resolved.finished(Some(ended), &plan);
+                let finished = resolved.finished(Some(ended), &plan, &env);
                 Ok(Attempt::Done(Finished {
                     blocked,
                     ..finished
                 }))
             }
-            _ => Ok(Attempt::Done(resolved.finished(Some(ended), &plan))),
+            _ => Ok(Attempt::Done(resolved.finished(Some(ended), &plan, &env))),
         },
     }
 }

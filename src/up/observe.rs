@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use crate::engine::docker::Service;
 use crate::plan::ids::{EnvName, ImageKey, LayerId, StepKey};
-use crate::plan::record::Snapshot;
+use crate::plan::record::{Outcome, Snapshot, StepRecord};
 use crate::plan::resolve::{self, Spec, Step};
 use crate::plan::{CachedLayer, Observed, Plan, StepInput, StepOptions, plan as decide};
 use crate::profile::Profile;
@@ -130,6 +130,7 @@ pub(crate) fn observe(
         return Ok(observed);
     };
     observed.exists = true;
+    observed.ran = ran(record);
     if let Some(stand) = stand {
         observed.outlived = stand.outlived(store, wanted)?;
         observed.head = stand.head;
@@ -160,6 +161,20 @@ fn keeps_volumes(
         Some(env) => env.is_changed_by_hand(),
         None => Ok(record.head.by_hand().is_some()),
     }
+}
+
+/// Returns the names of the steps that ran in an env, or whose snapshots it has had.
+fn ran(record: &Record) -> BTreeSet<String> {
+    let has_run = |step: &&StepRecord| match step.outcome {
+        Outcome::Done | Outcome::Hit | Outcome::Failed => true,
+        Outcome::Skipped => false,
+        Outcome::Pending => step.is_interrupted(),
+    };
+    let steps = record.steps.iter().filter(has_run);
+    let steps = steps.map(|step| step.name.to_string());
+    let snapshots = record.step_snapshots();
+    let snapshots = snapshots.map(|snapshot| snapshot.name.clone());
+    steps.chain(snapshots).collect()
 }
 
 /// Returns why the key of a step is another one now.

@@ -16,7 +16,7 @@ use crate::plan::lockfile;
 use crate::plan::resolve::{
     self, Fingerprint, Inputs, Spec, VolumeKind, VolumeSource, is_untracked,
 };
-use crate::plan::{Observed, Plan, StepOptions};
+use crate::plan::{Action, Observed, Plan, PlanStep, StepOptions};
 use crate::profile::hook::Hook;
 use crate::profile::{self, Profile};
 use crate::rocm::therock::ArtifactFingerprints;
@@ -384,13 +384,36 @@ impl Resolved<'_> {
         )
     }
 
-    pub(super) fn finished(&self, ended: Option<Ended>, plan: &Plan) -> Finished {
+    pub(super) fn finished(
+        &self,
+        ended: Option<Ended>,
+        plan: &Plan,
+        env: &LockedEnv<'_>,
+    ) -> Finished {
+        let mut lacking = summary::skipped_steps(plan, self.gathered.selection);
+        let is_complete = env.record().is_some_and(|record| record.complete);
+        if let Some(until) = &self.options.until
+            && self.open.is_none()
+            && !is_complete
+        {
+            lacking.push_str(&steps_left(plan, until));
+        }
         Finished {
             ended,
             env: self.spec.name.clone(),
-            lacking: summary::skipped_steps(plan, self.gathered.selection),
+            lacking,
             blocked: Vec::new(),
         }
+    }
+}
+
+/// Says how many steps come after the last requested one, for the last line; empty if there are none.
+fn steps_left(plan: &Plan, until: &str) -> String {
+    let later = |step: &&PlanStep| step.action == Action::Later;
+    match plan.steps.iter().filter(later).count() {
+        0 => String::new(),
+        1 => format!("; 1 step after `{until}` is left"),
+        count => format!("; {count} steps after `{until}` are left"),
     }
 }
 

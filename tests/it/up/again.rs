@@ -66,13 +66,24 @@ fn rerun_and_until() {
     store
         .rockenv(&["up", store.env(), "--until", "one"])
         .ok()
-        .says(&["step 1/3 one"]);
+        .says(&["step 1/3 one", ": done; 2 steps after `one` are left\n"]);
     store.rockenv(&["status", store.env(), "--check"]).exits(8);
+    let plan = store.rockenv(&["plan", store.env()]).ok().text();
+    assert!(plan.contains("not built yet"), "{plan}");
+    store
+        .rockenv(&["up", store.env(), "--until", "two"])
+        .ok()
+        .says(&[": done; 1 step after `two` is left\n"]);
     store.up().says(&["step 3/3 three"]);
     store
         .rockenv(&["up", store.env(), "--rerun", "three"])
         .ok()
         .says(&["step 3/3 three"]);
+    // The env has the later steps.
+    store
+        .rockenv(&["up", store.env(), "--until", "one"])
+        .ok()
+        .says(&[": nothing to do\n"]);
     store.up().says(&["nothing to do"]);
     insta::assert_snapshot!(store.shows("up ENV --rerun tow"), @"
     error: profile `ENV` has no step `tow`
