@@ -46,7 +46,7 @@ pub(crate) fn env(cx: &Context, args: &EnvArgs) -> Result<()> {
         });
     }
     for variable in &variables {
-        cx.ui.data(&exported(variable));
+        cx.ui.raw(exported(variable).as_bytes());
     }
     if variables.is_empty() {
         cx.ui.note(&format!(

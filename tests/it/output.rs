@@ -314,6 +314,19 @@ fn results_and_the_next_command_are_shown_with_sudo() {
     );
 }
 
+/// What a shell evaluates is not changed for the eyes of a person.
+#[test]
+fn variables_reach_a_shell_unchanged() {
+    let store = TestStore::new();
+    store.up_with(
+        "runtime-env = { A = \"\\u202Eb\\u001B[1m\" }\n[[step]]\nname = 'one'\nrun = 'true'\n",
+    );
+    store
+        .rockenv(&["env", store.env()])
+        .ok()
+        .prints("export A='\u{202e}b\u{1b}[1m'");
+}
+
 #[test]
 fn hints_name_the_store_that_an_option_names() {
     let store = TestStore::new();
