@@ -332,6 +332,9 @@ fn serve(session: &mut Session, rest: &mut Rest, in_service: bool) {
     };
     match frames::receive::<Request>(socket) {
         Ok(Some((Request::Run(command), fds))) if session.pid.is_none() => {
+            if frames::send(socket, &Reply::Starting, &[]).is_err() {
+                return hang_up(session);
+            }
             match start_command::start(&command, fds, in_service) {
                 Ok((pid, terminal)) => {
                     session.pid = Some(pid);

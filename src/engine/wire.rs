@@ -69,6 +69,8 @@ pub(crate) enum Request {
 /// Answers of the agent.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Reply {
+    /// The command is about to start. It may run from now on, and end the agent before the next answer.
+    Starting,
     /// The command runs; with `tty` the frame carries the terminal's other end.
     Started,
     /// The signal was sent: the agent answers, whatever the command does.

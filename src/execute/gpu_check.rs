@@ -78,7 +78,7 @@ pub(crate) fn check(
             continue;
         }
         match client.receive()? {
-            Some((Reply::Started | Reply::Signalled, _)) => {}
+            Some((Reply::Starting | Reply::Started | Reply::Signalled, _)) => {}
             Some((Reply::Exited { .. }, _)) => return result(&read(report)?),
             Some((Reply::NotStarted { message, .. }, _)) => {
                 return Err(

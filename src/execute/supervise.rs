@@ -227,7 +227,7 @@ impl Supervision<'_, '_> {
                 self.deadline = timeout.map(|timeout| Instant::now() + timeout);
                 None
             }
-            Some(Reply::Signalled) => None,
+            Some(Reply::Starting | Reply::Signalled) => None,
             Some(Reply::NotStarted { code, message }) => {
                 self.step.keep(Stream::Stderr, message.as_bytes())?;
                 Some(Ending::Exited { code, signal: None })

@@ -30,7 +30,7 @@ pub(crate) struct Exit {
 }
 
 /// Runs a command and passes input, output, signals and window size. Returns how it ended, or `None` if the container
-/// was gone before it started.
+/// was gone before it could start.
 pub(crate) fn run(client: &Client, command: Command) -> Result<Option<Exit>> {
     let signals = signals::block(&[&STOP[..], &[Signal::SIGWINCH]].concat())?;
     let mut copies = Vec::new();
@@ -45,7 +45,8 @@ pub(crate) fn run(client: &Client, command: Command) -> Result<Option<Exit>> {
         other => other?,
     }
     let mut raw = None;
-    let mut started = false;
+    // Whether the command may run, and whether it does.
+    let (mut starting, mut started) = (false, false);
     let mut interrupted = false;
     // A signal that the container has not answered.
     let mut asked: Option<(i32, Instant)> = None;
@@ -85,7 +86,7 @@ pub(crate) fn run(client: &Client, command: Command) -> Result<Option<Exit>> {
             continue;
         }
         match client.receive()? {
-            None if started => {
+            None if starting || started => {
                 drop(raw);
                 return Err(Error::new(
                     Kind::Command(137),
@@ -93,6 +94,7 @@ pub(crate) fn run(client: &Client, command: Command) -> Result<Option<Exit>> {
                 ));
             }
             None => return Ok(None),
+            Some((Reply::Starting, _)) => starting = true,
             Some((Reply::Signalled, _)) => asked = None,
             Some((Reply::Started, fds)) => {
                 started = true;

@@ -288,6 +288,19 @@ fn a_step_can_be_joined() {
     assert_eq!(fs::read_to_string(out.join("joined")).unwrap(), "joined\n");
 }
 
+/// A script may try again what did not begin, so it has to know what did.
+#[test]
+fn a_command_that_ends_its_container_has_run() {
+    let store = TestStore::new();
+    store.up_with(ONE);
+    for _ in 0..8 {
+        store
+            .root_sh("kill -9 -1; sleep 1000")
+            .exits(137)
+            .says(&["the container ended, and the command with it"]);
+    }
+}
+
 /// SIGTERM from outside is no success, whatever a step makes of it: `down` sends it to one whose `up` does not answer.
 #[test]
 fn a_step_that_was_stopped_from_outside_is_not_done() {
