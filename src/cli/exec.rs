@@ -5,8 +5,9 @@ use std::ffi::OsString;
 use clap::Args;
 
 use crate::plan::ids::EnvName;
-use crate::sys::error::Result;
+use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host::is_variable_name;
+use crate::sys::shell::quoted;
 use crate::up::context::Context;
 use crate::up::exec::{Job, run};
 
@@ -64,6 +65,8 @@ pub(crate) fn exec(cx: &Context, args: ExecArgs) -> Result<u8> {
             })?;
         variables.push((name.to_owned(), value.to_owned()));
     }
+    let opened = Job::new(cx, args.name.as_ref());
+    let opened = opened.map_err(|error| suggest_dashes(cx, &args, error))?;
     let job = Job {
         root: args.root,
         gpu: args.gpu,
@@ -71,7 +74,38 @@ pub(crate) fn exec(cx: &Context, args: ExecArgs) -> Result<u8> {
         argv: [args.words, args.command].concat(),
         workdir: args.workdir,
         variables,
-        ..Job::new(cx, args.name.as_ref())?
+        ..opened
     };
     run(cx, &job)
+}
+
+/// Names the form without an env if the name is likely to be the command's: there is only one env, and its name is
+/// another one.
+fn suggest_dashes(cx: &Context, args: &ExecArgs, error: Error) -> Error {
+    let envs = cx.existing_store().and_then(|store| store.envs());
+    let is_only = envs.is_ok_and(|envs| envs.len() == 1);
+    let is_close = error
+        .help_text()
+        .is_some_and(|help| help.starts_with("did you mean"));
+    match &args.name {
+        Some(name) if error.kind() == Kind::NoEnv && is_only && !is_close => {
+            error.help(without_env(args, name))
+        }
+        _ => error,
+    }
+}
+
+/// Returns the command line that runs the same words in the only env, with `first` as the first one.
+fn without_env(args: &ExecArgs, first: &str) -> String {
+    let mut words = vec!["rockenv exec".to_owned()];
+    words.extend(args.root.then(|| "--root".to_owned()));
+    words.extend(args.gpu.iter().map(|gpu| format!("--gpu={}", quoted(gpu))));
+    let workdir = args.workdir.iter();
+    words.extend(workdir.map(|directory| format!("--workdir {}", quoted(directory))));
+    let variables = args.env.iter();
+    words.extend(variables.map(|variable| format!("--env {}", quoted(variable))));
+    words.extend(["--".to_owned(), first.to_owned()]);
+    let rest = args.words.iter().chain(&args.command);
+    words.extend(rest.map(|word| quoted(&word.to_string_lossy()).into_owned()));
+    words.join(" ")
 }

@@ -381,12 +381,13 @@ fn command(cx: &Context, job: &Job, spec: &Spec, host: &Host, devices: &[Device]
             .map(|(name, value)| (name.clone(), resolve::finish(value, &facts))),
     );
     certificates::set_variables(&mut env, &spec.env, &spec.image_env);
+    // `-e` sets what the command sees, not where it starts.
+    let home = env.get("HOME").cloned().unwrap_or_else(|| "/".to_owned());
     env.extend(job.variables.iter().cloned());
     if job.tty {
         let term = cx.config.terminal.term.as_deref().unwrap_or("dumb");
         env.insert("TERM".to_owned(), term.to_owned());
     }
-    let home = env.get("HOME").cloned().unwrap_or_else(|| "/".to_owned());
     let (uid, gid) = if job.root {
         (0, 0)
     } else {

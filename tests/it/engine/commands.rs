@@ -43,8 +43,26 @@ fn exit_codes_pass_through() {
         .rockenv(&cd)
         .exits(126)
         .says(&["cannot start in directory `/no/where`: no such file or directory"]);
+    let script = "pwd; echo $HOME";
+    let moved = ["exec", "-e", "HOME=/x", store.env(), "sh", "-c", script];
+    store.rockenv(&moved).ok().prints("/home/builder\n/x");
     store.rockenv(&["rm", "--yes", store.env()]).ok();
     assert!(store.env_dir().read_dir().unwrap().count() <= 1);
+}
+
+#[test]
+fn a_command_in_the_place_of_the_only_env_gets_the_form_without_one() {
+    let store = TestStore::new();
+    store.up_with(ONE);
+    let words = ["--root", "-e", "A=b c", "printf", "a b"];
+    let help = "help: rockenv exec --root --env 'A=b c' -- printf 'a b'\n";
+    let first = store.rockenv(&[&["exec"], &words[..]].concat());
+    first.exits(7).says(&["no env `printf`", help]);
+    let close = format!("{}x", store.env());
+    store
+        .rockenv(&["exec", &close, "true"])
+        .exits(7)
+        .says(&["did you mean"]);
 }
 
 #[test]
