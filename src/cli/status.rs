@@ -106,25 +106,15 @@ fn show_status(cx: &Context, args: &StatusArgs) -> Result<u8> {
         record.created.strftime("%Y-%m-%d %H:%M UTC"),
     ));
     let build = holder.filter(|holder| holder.verb == "up");
+    let is_building = build.is_some();
     let now = build.and_then(|build| now(&store, &name, &record, build.since));
     if let Some(Now::Running(step, usage)) = &now {
         cx.ui.data(&format!("now      step {step}, {usage}\n"));
     }
     cx.ui.table(&steps(&record, now.as_ref()));
-    for step in record
-        .steps
-        .iter()
-        .filter(|step| matches!(step.outcome, Outcome::Skipped | Outcome::Failed))
-    {
-        if let Some(reason) = &step.reason {
-            cx.ui.note(&format!("{}: {reason}", step.name));
-        }
-    }
-    if let Some(failed) = &record.failed {
-        cx.ui.note(&format!(
-            "the failed tree of `{}` is kept: rockenv shell --failed {}",
-            failed.step, name
-        ));
+    note_steps(cx, &name, &record);
+    if !record.complete && !is_building {
+        cx.ui.note(&to_finish(&record));
     }
     if let Some(handed_over) = &handed_over {
         handed_over.note(&cx.ui);
@@ -142,6 +132,39 @@ fn show_status(cx: &Context, args: &StatusArgs) -> Result<u8> {
         ));
     }
     Ok(code)
+}
+
+/// Says why steps were skipped or failed, and where the tree of a failed one is.
+fn note_steps(cx: &Context, name: &EnvName, record: &Record) {
+    for step in record
+        .steps
+        .iter()
+        .filter(|step| matches!(step.outcome, Outcome::Skipped | Outcome::Failed))
+    {
+        if let Some(reason) = &step.reason {
+            cx.ui.note(&format!("{}: {reason}", step.name));
+        }
+    }
+    if let Some(failed) = &record.failed {
+        cx.ui.note(&format!(
+            "the failed tree of `{}` is kept: rockenv shell --failed {name}",
+            failed.step
+        ));
+    }
+}
+
+/// Says where an unfinished env stands, and what to type.
+fn to_finish(record: &Record) -> String {
+    let up = record.up_command();
+    let head = record.head.layer.as_ref();
+    let mut newest_first = record.snapshots.iter().rev();
+    match newest_first.find(|snapshot| Some(&snapshot.layer) == head) {
+        Some(snapshot) => format!(
+            "the env is at snapshot `{}`; to finish it: {up}",
+            snapshot.name
+        ),
+        None => format!("to finish the env: {up}"),
+    }
 }
 
 /// Returns what an image is, and when it was built.

@@ -421,11 +421,13 @@ fn an_env_at_its_last_snapshot_is_ready() {
     store
         .rockenv(&["exec", "--root", env, "touch", "/etc/changed"])
         .ok();
+    let note = format!("the env is at snapshot `one`; to finish it: rockenv up {env}\n");
     for (snapshot, state) in [("two", "ready"), ("one", "unfinished")] {
         store.rockenv(&["rollback", "--yes", env, snapshot]).ok();
         let line = format!("state    {state}");
-        let status = store.rockenv(&["status", env]).ok().text();
-        assert!(status.contains(&line), "{status}");
+        let status = store.rockenv(&["status", env]).ok();
+        assert!(status.text().contains(&line), "{status:?}");
+        assert_eq!(status.err.contains(&note), snapshot == "one", "{status:?}");
     }
 }
 
