@@ -79,7 +79,7 @@ fn plan_has_only_what_decides_a_plan() {
 #[test]
 fn words_of_other_tools_name_the_command() {
     let store = TestStore::new();
-    let words = "build run delete init prune ps stop detect login 780m";
+    let words = "build run delete init prune ps stop detect login rename 780m";
     let said = words.split(' ').map(|word| {
         let said = store.rockenv(&[word, "x"]).exits(2).err;
         said.replace("\nhelp:", ":")
@@ -94,6 +94,7 @@ fn words_of_other_tools_name_the_command() {
     error: no command `stop`: `rockenv down ENV` stops all processes in an env
     error: no command `detect`: `rockenv target detect` shows the GPUs of this machine
     error: no command `login`: `docker login HOST` or `podman login HOST`: rockenv uses the same logins
+    error: no command `rename`: an env keeps its name; `rockenv fork ENV NEW` makes a copy under another
     error: no command `780m`: `rockenv up gfx1103` builds for it
     ");
     store
