@@ -1,8 +1,12 @@
 //! Tests of keeping a step's results, and of detecting changes to them.
 
+use std::collections::BTreeSet;
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::symlink;
 
 use super::*;
+use crate::sys::account::Existing;
+use crate::tree::file;
 
 #[test]
 fn what_a_step_left_is_kept_and_nothing_else() {

@@ -1,0 +1,366 @@
+//! Owns restoring step results to output volumes: what goes there, what is in its way, and writing it.
+
+use std::collections::BTreeSet;
+use std::os::fd::AsFd as _;
+use std::path::{Component, Path, PathBuf};
+
+use super::{ResultState, StepResults, compare, output_writer, outputs};
+use crate::plan::ids::LayerId;
+use crate::plan::resolve::{Action, Spec, VolumeSource};
+use crate::store::Store;
+use crate::sys::account::{self, Existing, Rights};
+use crate::sys::error::{Error, Result};
+use crate::tree::file;
+use crate::tree::listing::{Content, Listing, ListingEntry, PathState, path_state};
+use crate::tree::writer::Writer;
+
+/// A result that could not be restored because another file is there.
+#[derive(Clone, Debug)]
+pub struct BlockedResult {
+    pub volume: String,
+    /// The volume is the env's own; several envs may share a user's directory.
+    pub in_store: bool,
+    /// The existing file.
+    pub path: PathBuf,
+    /// The step whose result is blocked.
+    pub step: String,
+    /// That step is an export, which does not write over the file if it runs again.
+    pub is_export: bool,
+}
+
+impl BlockedResult {
+    /// Says so. The file may have been changed, or be one that a removed env or another one has left.
+    pub fn message(&self) -> String {
+        format!("{} is not as step `{}` left it", self.place(), self.step)
+    }
+
+    /// Returns whether both are in the same place.
+    pub fn is_same(&self, other: &Self) -> bool {
+        (&self.volume, &self.path) == (&other.volume, &other.path)
+    }
+
+    /// Names the file.
+    pub fn place(&self) -> String {
+        format!(
+            "`{}` in output volume `{}`",
+            self.path.display(),
+            self.volume
+        )
+    }
+}
+
+/// A result to write.
+#[derive(Debug)]
+struct Item {
+    path: PathBuf,
+    entry: ListingEntry,
+    layer: LayerId,
+    /// The existing entry is a result too, and is replaced.
+    replaces: bool,
+    /// The same for the content of the existing directory, innermost first.
+    clears: Vec<(PathBuf, bool)>,
+}
+
+/// Everything to write to one output volume.
+#[derive(Debug)]
+struct VolumeRestore {
+    volume: String,
+    directory: PathBuf,
+    items: Vec<Item>,
+    /// All its results.
+    listing: Listing,
+}
+
+/// Everything to do about results that an env's output lacks.
+#[derive(Debug, Default)]
+pub struct RestorePlan {
+    volumes: Vec<VolumeRestore>,
+    /// Results that cannot be restored.
+    pub blocked: Vec<BlockedResult>,
+}
+
+impl RestorePlan {
+    /// Returns the layers that have the results to write.
+    pub fn layers(&self) -> BTreeSet<LayerId> {
+        let items = self.volumes.iter().flat_map(|volume| &volume.items);
+        items.map(|item| item.layer.clone()).collect()
+    }
+}
+
+impl Store {
+    /// Decides which results of the steps up to a layer go to the env's output. An existing file is replaced if one
+    /// of `known`, layers of the same env, has it, or one below them; else it is in the way.
+    pub fn plan_restore(
+        &self,
+        top: &LayerId,
+        spec: &Spec,
+        known: &[LayerId],
+    ) -> Result<RestorePlan> {
+        let mut plan = RestorePlan::default();
+        if outputs(spec).next().is_none() {
+            return Ok(plan);
+        }
+        let known = self.with_those_below(known);
+        for (name, results) in self.results(top, spec)? {
+            let Some(volume) = spec.volume(&name) else {
+                continue;
+            };
+            let directory = self.output_dir(spec, volume)?;
+            let mut comparison = VolumeComparison {
+                ours: self.ours(&name, &known)?,
+                directory,
+                items: Vec::new(),
+                stays: BTreeSet::new(),
+                blocked: None,
+            };
+            for (path, entry, layer) in results.entries() {
+                comparison.decide(path, entry, layer.clone())?;
+            }
+            for path in comparison.stays {
+                let layer = &results.layers[&path];
+                plan.blocked.push(BlockedResult {
+                    step: self.title_of(layer, spec),
+                    is_export: self.is_of_export(layer, spec),
+                    volume: name.clone(),
+                    in_store: volume.source == VolumeSource::Store,
+                    path,
+                });
+            }
+            if !comparison.items.is_empty() {
+                plan.volumes.push(VolumeRestore {
+                    volume: name,
+                    directory: comparison.directory,
+                    items: comparison.items,
+                    listing: results.listing,
+                });
+            }
+        }
+        Ok(plan)
+    }
+
+    /// Returns whether a result of the steps up to a layer is still blocked, by content.
+    pub fn is_blocked(&self, top: &LayerId, spec: &Spec, result: &BlockedResult) -> Result<bool> {
+        let found = self.results(top, spec)?.remove(&result.volume);
+        let listing = found.map(|found| found.listing).unwrap_or_default();
+        match (
+            listing.entries.get(&result.path),
+            spec.volume(&result.volume),
+        ) {
+            (Some(entry), Some(volume)) => {
+                let directory = self.output_dir(spec, volume)?;
+                Ok(compare(entry, &directory, &result.path, true)? != ResultState::Same)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Returns each layer's listing of an output volume.
+    fn ours(&self, volume: &str, layers: &BTreeSet<LayerId>) -> Result<Vec<Listing>> {
+        let mut found = Vec::new();
+        for layer in layers {
+            let mut left = StepResults::read(&self.results_dir(layer))?.take(volume);
+            for path in &left.unsure.0 {
+                left.entries.entries.remove(path);
+            }
+            found.push(left.entries);
+        }
+        Ok(found)
+    }
+
+    /// Restores results.
+    pub fn restore_results(&self, plan: RestorePlan, spec: &Spec) -> Result<()> {
+        for volume in plan.volumes {
+            let directory = &volume.directory;
+            if let Some(volume) = spec.volume(&volume.volume) {
+                self.output_dir(spec, volume)?;
+            }
+            let mut parts = directory.components();
+            let in_store = directory.starts_with(&self.root)
+                && !parts.any(|part| part == Component::ParentDir);
+            let mut writer = match account::caller() {
+                // In a user's own directory, root must not write with more rights than that user has.
+                rights @ Rights::Of(..) if !in_store => {
+                    account::make_directories(rights, directory).map_err(Error::of_profile)?;
+                    Writer::for_caller(directory, None, true).map_err(Error::of_profile)?
+                }
+                Rights::Own | Rights::Of(..) => output_writer(directory, spec)?,
+            };
+            for item in &volume.items {
+                // The parent directory keeps the time that the step gave it.
+                let above = item.path.parent().unwrap_or(Path::new(""));
+                if let Some(entry) = volume.listing.entries.get(above)
+                    && compare(entry, directory, above, false)? == ResultState::Same
+                {
+                    writer.put(above, entry, None, Existing::Refuse)?;
+                }
+                self.restore_result(&volume.volume, item, &mut writer)?;
+            }
+            writer.finish()?;
+        }
+        Ok(())
+    }
+
+    fn restore_result(&self, volume: &str, item: &Item, writer: &mut Writer) -> Result<()> {
+        for (path, is_directory) in &item.clears {
+            writer.remove(path, *is_directory)?;
+        }
+        let existing = match item.replaces {
+            true => Existing::Replace,
+            false => Existing::Refuse,
+        };
+        let (path, entry) = (&item.path, &item.entry);
+        match &entry.content {
+            Content::File {
+                hardlink: Some(first),
+                ..
+            } => writer.link(path, first, existing),
+            Content::File { .. } => {
+                let results = self.results_dir(&item.layer);
+                let kept = Path::new(volume).join(path);
+                let from = file::open(&results, &kept)?.ok_or_else(|| {
+                    not_found!("`{}` is missing", results.join(&kept).display())
+                        .help("rockenv fsck")
+                })?;
+                writer.put(path, entry, Some(from.as_fd()), existing)
+            }
+            Content::Directory { .. } | Content::Symlink { .. } | Content::Special(_) => {
+                writer.put(path, entry, None, existing)
+            }
+        }
+    }
+
+    /// Returns whether a layer is of an export step.
+    fn is_of_export(&self, layer: &LayerId, spec: &Spec) -> bool {
+        let layer = self.layer(layer).ok().flatten();
+        let key = layer.and_then(|layer| layer.key);
+        let mut steps = spec
+            .steps
+            .iter()
+            .filter(|step| key.as_ref() == Some(&step.key));
+        steps.any(|step| matches!(step.action, Action::Export(_)))
+    }
+}
+
+/// Decides about the results in one output volume, each directory before its content.
+struct VolumeComparison {
+    directory: PathBuf,
+    /// Listings of layers of the same env.
+    ours: Vec<Listing>,
+    items: Vec<Item>,
+    /// Results whose place is taken by a file that stays.
+    stays: BTreeSet<PathBuf>,
+    /// The last of those, below which nothing can be written.
+    blocked: Option<PathBuf>,
+}
+
+impl VolumeComparison {
+    fn decide(&mut self, path: &Path, entry: &ListingEntry, layer: LayerId) -> Result<()> {
+        if let Some(above) = &self.blocked
+            && path.starts_with(above)
+        {
+            return Ok(());
+        }
+        let exactly = self.has_a_double(path, entry);
+        let state = compare(entry, &self.directory, path, exactly)?;
+        let mut item = Item {
+            path: path.to_owned(),
+            entry: entry.clone(),
+            layer,
+            replaces: false,
+            clears: Vec::new(),
+        };
+        if let Content::File { hardlink, .. } = &mut item.entry.content
+            && hardlink
+                .take_if(|first| self.stays.contains(first))
+                .is_some()
+            && state == ResultState::Unlinked
+        {
+            return Ok(());
+        }
+        match state {
+            ResultState::Same => return Ok(()),
+            ResultState::Missing => {}
+            ResultState::Unlinked => item.replaces = true,
+            // The blocking entry goes first.
+            ResultState::Blocked
+                if self.items.iter().any(|above| path.starts_with(&above.path)) => {}
+            ResultState::Mode(_) | ResultState::Other(_)
+                if self.is_ours(path, entry, &mut item.clears)? =>
+            {
+                item.replaces = item.clears.is_empty();
+            }
+            // The difference does no harm, and `status --check` reports it.
+            ResultState::Mode(_) if entry.is_directory() => return Ok(()),
+            ResultState::Blocked | ResultState::Mode(_) | ResultState::Other(_) => {
+                self.blocked = Some(item.path.clone());
+                self.stays.insert(item.path);
+                return Ok(());
+            }
+        }
+        self.items.push(item);
+        Ok(())
+    }
+
+    /// Returns whether the entry at a path is a result too, and what must be removed before `entry` can be there.
+    fn is_ours(
+        &self,
+        path: &Path,
+        entry: &ListingEntry,
+        clears: &mut Vec<(PathBuf, bool)>,
+    ) -> Result<bool> {
+        let PathState::Taken(there) = path_state(&self.directory, path)? else {
+            return Ok(false);
+        };
+        if !self.has(path)? {
+            return Ok(false);
+        }
+        if there.is_directory() == entry.is_directory() {
+            return Ok(true);
+        }
+        if there.is_directory() {
+            let inside = Listing::of(&self.directory.join(path))?.entries;
+            for (below, entry) in inside.iter().rev() {
+                let below = path.join(below);
+                if !self.has(&below)? {
+                    return Ok(false);
+                }
+                clears.push((below, entry.is_directory()));
+            }
+        }
+        clears.push((path.to_owned(), there.is_directory()));
+        Ok(true)
+    }
+
+    /// Returns whether a layer of the env has another file of that size and time: not every tool sets a new time.
+    fn has_a_double(&self, path: &Path, entry: &ListingEntry) -> bool {
+        let others = self.ours.iter().filter_map(|ours| ours.entries.get(path));
+        let mut others = others.filter(|other| other.mtime == entry.mtime);
+        others.any(|other| match (&other.content, &entry.content) {
+            (
+                Content::File {
+                    size: a, sha256: x, ..
+                },
+                Content::File {
+                    size: b, sha256: y, ..
+                },
+            ) => a == b && x != y,
+            _ => false,
+        })
+    }
+
+    /// Returns whether a layer of the env has the entry at a path. By content, because it may be replaced then.
+    fn has(&self, path: &Path) -> Result<bool> {
+        for ours in &self.ours {
+            if let Some(entry) = ours.entries.get(path) {
+                match compare(entry, &self.directory, path, true)? {
+                    ResultState::Same | ResultState::Unlinked => return Ok(true),
+                    ResultState::Missing
+                    | ResultState::Blocked
+                    | ResultState::Mode(_)
+                    | ResultState::Other(_) => {}
+                }
+            }
+        }
+        Ok(false)
+    }
+}
