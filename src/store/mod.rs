@@ -318,7 +318,9 @@ impl Store {
     /// Returns the names of all envs, also of those without a record, sorted.
     pub(crate) fn env_names(&self) -> Result<Vec<EnvName>> {
         let names = check::names(&self.root.join("envs"))?.into_iter();
-        Ok(names.filter_map(|name| name.try_into().ok()).collect())
+        let names = names.filter_map(|name| EnvName::try_from(name).ok());
+        // Somebody's file is no env.
+        Ok(names.filter(|name| self.env_dir(name).is_dir()).collect())
     }
 
     /// Reads an env's record without its lock, as the last finished command left it.

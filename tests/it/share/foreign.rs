@@ -61,3 +61,38 @@ fn the_image_of_a_recipe_brings_no_steps() {
         .says(&["cannot pull `recipe-", SAID]);
     assert_nothing(&two.other);
 }
+
+/// Where a step is skipped, its name alone makes it part of another machine's snapshot.
+#[test]
+fn a_step_that_is_skipped_here_brings_nothing_under_another_profile_s_key() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let victim = format!("{}-victim", two.one.env());
+    for store in [&two.one, &two.other] {
+        store.profile_named(
+            &victim,
+            "[[step]]\nname = 'own'\nrun = 'echo own > ~/own'\n",
+        );
+    }
+    two.one.rockenv(&["up", &victim]).ok();
+    let name = two.pushed(
+        "[[step]]\nname = 'one'\nrun = 'echo one > ~/one'\n\
+         [[step]]\nname = 'test'\ngpu = true\nrun = 'true'\n\
+         [[step]]\nname = 'two'\nrun = 'echo two > ~/two'\n",
+    );
+    let mut forged = Forged::of(&two.registry.host, &two.one.keys(name).pop().unwrap().1);
+    let steps = forged.config["rockenv"]["steps"].as_array_mut().unwrap();
+    assert_eq!(steps.len(), 2);
+    let mut foreign = steps[0].clone();
+    foreign["name"] = "test".into();
+    foreign["key"] = two.one.keys(&victim).remove(0).1.into();
+    steps.insert(1, foreign);
+    forged.publish();
+    two.run(&two.other, &["up", name, "--pull"])
+        .ok()
+        .says(&["pulled one, test, two from"]);
+    two.other
+        .rockenv(&["up", &victim])
+        .ok()
+        .says(&["1 step, 0 done before"]);
+    two.other.rockenv(&["exec", &victim, "cat", "own"]).ok();
+}

@@ -587,38 +587,3 @@ fn what_a_snapshot_says_leads_nowhere_and_fills_no_disk() {
     .ok();
     two.other.rockenv(&["fsck"]).ok();
 }
-
-/// Where a step is skipped, its name alone makes it part of another machine's snapshot.
-#[test]
-fn a_step_that_is_skipped_here_brings_nothing_under_another_profile_s_key() {
-    let two = Two::new(TestStore::new(), TestStore::new());
-    let victim = format!("{}-victim", two.one.env());
-    for store in [&two.one, &two.other] {
-        store.profile_named(
-            &victim,
-            "[[step]]\nname = 'own'\nrun = 'echo own > ~/own'\n",
-        );
-    }
-    two.one.rockenv(&["up", &victim]).ok();
-    let name = two.pushed(
-        "[[step]]\nname = 'one'\nrun = 'echo one > ~/one'\n\
-         [[step]]\nname = 'test'\ngpu = true\nrun = 'true'\n\
-         [[step]]\nname = 'two'\nrun = 'echo two > ~/two'\n",
-    );
-    let mut forged = Forged::of(&two.registry.host, &two.one.keys(name).pop().unwrap().1);
-    let steps = forged.config["rockenv"]["steps"].as_array_mut().unwrap();
-    assert_eq!(steps.len(), 2);
-    let mut foreign = steps[0].clone();
-    foreign["name"] = "test".into();
-    foreign["key"] = two.one.keys(&victim).remove(0).1.into();
-    steps.insert(1, foreign);
-    forged.publish();
-    two.run(&two.other, &["up", name, "--pull"])
-        .ok()
-        .says(&["pulled one, test, two from"]);
-    two.other
-        .rockenv(&["up", &victim])
-        .ok()
-        .says(&["1 step, 0 done before"]);
-    two.other.rockenv(&["exec", &victim, "cat", "own"]).ok();
-}
