@@ -263,7 +263,7 @@ impl Execution<'_, '_> {
     }
 
     fn keep_changes(&mut self) -> Result<()> {
-        // A snapshot cannot contain these, and clears the record of who changed them.
+        // No snapshot of an overlay store contains these.
         if self.plan.moves && self.plan.volumes == Volumes::Fresh && !self.store.freezes_volumes() {
             for (name, path) in self.env.set_volumes_aside()? {
                 self.reporter.warn(format!(

@@ -61,6 +61,23 @@ impl Two {
         assert!(store.layers().unwrap().is_empty());
     }
 
+    /// Gives the other machine a pushed env's snapshots in a file, and builds an env on them. Builds them again, with
+    /// other bytes for the same keys, and pushes these signed; returns where.
+    fn signed_beside_imported(&self, name: &str) -> String {
+        let file = self.one.work().join("snapshots.oci.tar");
+        let file = file.to_str().unwrap();
+        self.one
+            .rockenv(&["export", name, "--snapshots", file])
+            .ok();
+        self.other.rockenv(&["import", file]).ok();
+        self.other.rockenv(&["up", name]).ok();
+        self.one.rockenv(&["--yes", "rm", name]).ok();
+        self.one.rockenv(&["up", name]).ok();
+        let signed = format!("{}/signed", self.registry.host);
+        self.push_signed(&self.one, name, &signed).ok();
+        signed
+    }
+
     fn last(&self, name: &str) -> String {
         self.one.keys(name).pop().unwrap().1
     }
@@ -434,16 +451,7 @@ fn a_signed_snapshot_takes_the_place_of_an_unsigned_one() {
 fn an_unsigned_snapshot_that_an_env_is_based_on_stays_and_is_named() {
     let two = Two::new(TestStore::new(), TestStore::new());
     let name = two.pushed(ONE);
-    let file = two.one.work().join("one.oci.tar");
-    let file = file.to_str().unwrap();
-    two.one.rockenv(&["export", name, "--snapshots", file]).ok();
-    two.other.rockenv(&["import", file]).ok();
-    two.other.rockenv(&["up", name]).ok();
-    // Built again: other bytes for the same key.
-    two.one.rockenv(&["--yes", "rm", name]).ok();
-    two.one.rockenv(&["up", name]).ok();
-    let signed = format!("{}/signed", two.registry.host);
-    two.push_signed(&two.one, name, &signed).ok();
+    let signed = two.signed_beside_imported(name);
     let reference = format!("{signed}:{}", two.last(name));
     two.pull_verified(&reference, "one.pub").exits(8).says(&[
         "snapshot `one` of env",
@@ -514,16 +522,7 @@ fn an_unsigned_step_below_does_not_hide_that_the_signed_one_is_missing() {
     let two = Two::new(TestStore::new(), TestStore::new());
     let body = format!("{ONE}[[step]]\nname = 'two'\nrun = 'echo two > $HOME/two'\n");
     let name = two.pushed(&body);
-    let file = two.one.work().join("two.oci.tar");
-    let file = file.to_str().unwrap();
-    two.one.rockenv(&["export", name, "--snapshots", file]).ok();
-    two.other.rockenv(&["import", file]).ok();
-    two.other.rockenv(&["up", name]).ok();
-    // Built again: other bytes for the same keys.
-    two.one.rockenv(&["--yes", "rm", name]).ok();
-    two.one.rockenv(&["up", name]).ok();
-    let signed = format!("{}/signed", two.registry.host);
-    two.push_signed(&two.one, name, &signed).ok();
+    let signed = two.signed_beside_imported(name);
     let lower = two.one.keys(name).remove(0).1;
     for _ in 0..2 {
         two.pull_verified(&format!("{signed}:{lower}"), "one.pub")
