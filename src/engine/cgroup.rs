@@ -345,22 +345,6 @@ impl Cgroup {
         }
     }
 
-    /// Returns the memory in use without page cache, in bytes, if it is counted.
-    pub(crate) fn anonymous(&self) -> Option<u64> {
-        self.directories.iter().find_map(|(controller, directory)| {
-            let text = fs::read_to_string(directory.join("memory.stat")).ok()?;
-            let (held, shared) = match controller.as_str() {
-                "" => ("anon ", "shmem "),
-                _ => ("total_rss ", "total_shmem "),
-            };
-            let field = |name: &str| {
-                text.lines()
-                    .find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok())
-            };
-            Some(field(held)? + field(shared).unwrap_or(0))
-        })
-    }
-
     pub(crate) fn processes(&self) -> Vec<i32> {
         let mut found = Vec::new();
         for (_, directory) in &self.directories {

@@ -19,6 +19,7 @@ use nix::fcntl::OFlag;
 use nix::libc;
 
 use super::cgroup::Cgroup;
+use super::memory::Limited;
 use super::pressure::{self, Throttle};
 use crate::engine::job_slots::{EnvSlots, Need, SlotClaim, Ticket, held, target};
 use crate::sys::error::{Result, ResultExt as _};
@@ -238,7 +239,10 @@ impl Env {
             self.memory_seen = Some(now);
             let used = self.cgroup.anonymous();
             self.peak = self.peak.max(used);
-            let level = pressure::level(&crate::sys::host::memory_now(), used, self.memory_max);
+            let mut groups = self.cgroup.around();
+            let own = used.zip(self.memory_max);
+            groups.extend(own.map(|(used, limit)| Limited { used, limit }));
+            let level = pressure::level(&crate::sys::host::memory_now(), &groups);
             self.throttle
                 .observe(level, self.claim.count() - idle.min(granted));
         }

@@ -16,6 +16,7 @@ pub(crate) mod docker;
 pub(crate) mod hold;
 pub(crate) mod job_slots;
 pub(crate) mod jobserver;
+mod memory;
 pub(crate) mod nspawn;
 mod pressure;
 pub(crate) mod session;

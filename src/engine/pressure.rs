@@ -1,6 +1,7 @@
 //! Owns deciding how many jobs the memory allows at the moment: pure, from the figures of the host and the control
-//! group.
+//! groups.
 
+use super::memory::Limited;
 use crate::sys::host::MemoryNow;
 
 /// How short memory is.
@@ -14,8 +15,8 @@ pub(super) enum Level {
     High,
 }
 
-/// Judges the machine, and the env's own limit: `used` of `limit` bytes.
-pub(super) fn level(machine: &MemoryNow, used: Option<u64>, limit: Option<u64>) -> Level {
+/// Judges the machine, and the control groups with a limit that the env is in.
+pub(super) fn level(machine: &MemoryNow, groups: &[Limited]) -> Level {
     let above = |value: f64, fair: f64, high: f64| match value {
         value if value >= high => Level::High,
         value if value >= fair => Level::Fair,
@@ -27,11 +28,10 @@ pub(super) fn level(machine: &MemoryNow, used: Option<u64>, limit: Option<u64>) 
     let share = |part: u64, whole: u64| part as f64 * 100.0 / whole.max(1) as f64;
     let taken = machine.total.saturating_sub(machine.available);
     let machine = above(share(taken, machine.total), 90.0, 95.0);
-    let own = match (used, limit) {
-        (Some(used), Some(limit)) => above(share(used, limit), 80.0, 90.0),
-        _ => Level::Calm,
-    };
-    stalled.max(machine).max(own)
+    let groups = groups.iter();
+    let fullest = groups.map(|group| above(share(group.used, group.limit), 80.0, 90.0));
+    let fullest = fullest.max().unwrap_or(Level::Calm);
+    stalled.max(machine).max(fullest)
 }
 
 /// The number of allowed jobs: a quarter less each time that memory is short, one more each time that there is room.
@@ -79,17 +79,20 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_of_machine_stalls_and_own_limit_counts() {
-        assert_eq!(level(&machine(32 * GIB, None), None, None), Level::Calm);
-        assert_eq!(
-            level(&machine(32 * GIB, Some(20.0)), None, None),
-            Level::High
-        );
-        assert_eq!(level(&machine(5 * GIB, Some(0.0)), None, None), Level::Fair);
-        assert_eq!(level(&machine(2 * GIB, None), None, None), Level::High);
+    fn the_worst_of_machine_stalls_and_limits_counts() {
+        assert_eq!(level(&machine(32 * GIB, None), &[]), Level::Calm);
+        assert_eq!(level(&machine(32 * GIB, Some(20.0)), &[]), Level::High);
+        assert_eq!(level(&machine(5 * GIB, Some(0.0)), &[]), Level::Fair);
+        assert_eq!(level(&machine(2 * GIB, None), &[]), Level::High);
         let calm = machine(60 * GIB, Some(0.0));
-        assert_eq!(level(&calm, Some(15 * GIB), Some(16 * GIB)), Level::High);
-        assert_eq!(level(&calm, Some(8 * GIB), Some(16 * GIB)), Level::Calm);
+        let of_16 = |used: u64| Limited {
+            used: used * GIB,
+            limit: 16 * GIB,
+        };
+        assert_eq!(level(&calm, &[of_16(15)]), Level::High);
+        assert_eq!(level(&calm, &[of_16(8)]), Level::Calm);
+        assert_eq!(level(&calm, &[of_16(8), of_16(13)]), Level::Fair);
+        assert_eq!(level(&calm, &[of_16(15), of_16(8)]), Level::High);
     }
 
     #[test]

@@ -103,14 +103,23 @@ pub(crate) fn memory_now() -> MemoryNow {
 
 /// Returns the least memory limit of this process's control group and those above it; `u64::MAX` without one.
 fn group_memory() -> u64 {
-    let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
-    let (own, mounts) = (text("/proc/self/cgroup"), text("/proc/self/mountinfo"));
-    let limits = memory_limits(&own, &mounts);
-    let limits = limits
-        .iter()
-        .filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok());
+    let limits = own_memory_limits().into_iter();
+    let limits = limits.filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok());
     // Without a limit it is `max`, or more than any machine has.
     limits.min().unwrap_or(u64::MAX)
+}
+
+/// Returns the directories of this process's control group and those above it, where they may limit memory.
+pub(crate) fn memory_groups() -> Vec<PathBuf> {
+    let limits = own_memory_limits().into_iter();
+    limits
+        .filter_map(|file| Some(file.parent()?.to_owned()))
+        .collect()
+}
+
+fn own_memory_limits() -> Vec<PathBuf> {
+    let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    memory_limits(&text("/proc/self/cgroup"), &text("/proc/self/mountinfo"))
 }
 
 /// Returns the files with the memory limits of a control group and those above it: from `/proc/self/cgroup` and
