@@ -18,6 +18,10 @@ use crate::sys::signals::{self, STOP};
 
 /// How long a container that was asked to signal a command may take to answer.
 const ANSWER: Duration = Duration::from_secs(10);
+/// How many bytes are copied at once.
+const PIECE: usize = 16 << 10;
+/// How many pieces an ended command may have left: more than fit into a pipe or a terminal.
+const LAST_PIECES: usize = 64;
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -255,7 +259,7 @@ impl Copy {
     /// Copies available data as far as the reader takes it; returns whether there can be more.
     fn step(&mut self) -> Result<bool> {
         if self.pending.is_empty() {
-            let mut buffer = [0u8; 16 << 10];
+            let mut buffer = [0u8; PIECE];
             // Not by `fs_err`, whose errors have no number.
             match self.from.file().read(&mut buffer) {
                 Ok(0) => return Ok(false),
@@ -285,14 +289,15 @@ impl Copy {
         Ok(true)
     }
 
-    /// Copies the rest of a finished command's output.
+    /// Copies the rest of a finished command's output. A process that it left behind may write for ever.
     fn flush(&mut self) -> Result<()> {
-        loop {
+        for _ in 0..LAST_PIECES {
             let ready = poll(&mut [self.waits_for()], PollTimeout::ZERO)? > 0;
             if !ready || !self.step()? {
-                return Ok(());
+                break;
             }
         }
+        Ok(())
     }
 }
 
@@ -348,4 +353,18 @@ fn resize(terminal: Option<&OwnedFd>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn output_of_a_process_that_was_left_behind_keeps_nobody_waiting() {
+        let endless = fs_err::File::open("/dev/zero").unwrap();
+        let mut options = fs_err::OpenOptions::new();
+        let nowhere = options.write(true).open("/dev/null").unwrap();
+        let [endless, nowhere] = [endless, nowhere].map(|file| file.into_parts().0.into());
+        Copy::output(endless, nowhere).flush().unwrap();
+    }
 }
