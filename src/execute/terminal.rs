@@ -38,7 +38,8 @@ pub(crate) struct Exit {
 pub(crate) fn run(client: &Client, command: Command) -> Result<Option<Exit>> {
     let signals = signals::block(&[&STOP[..], &[Signal::SIGWINCH]].concat())?;
     let mut copies = Vec::new();
-    let sent = if command.tty {
+    let tty = command.tty;
+    let sent = if tty {
         client.run(command, &[])
     } else {
         let ends = standard_ends(&mut copies)?;
@@ -100,18 +101,13 @@ pub(crate) fn run(client: &Client, command: Command) -> Result<Option<Exit>> {
             None => return Ok(None),
             Some((Reply::Starting, _)) => starting = true,
             Some((Reply::Signalled, _)) => asked = None,
+            // Root of the container may say so again, or send a terminal that nobody asked for: the user's stayed raw.
+            Some((Reply::Started, _)) if started => {}
             Some((Reply::Started, fds)) => {
                 started = true;
-                if let Some(outer) = fds.into_iter().next() {
+                if let Some(outer) = fds.into_iter().next().filter(|_| tty) {
                     raw = Some(Raw::enter()?);
-                    copies.push(Copy::input(
-                        std::io::stdin().as_fd().try_clone_to_owned()?,
-                        outer.try_clone()?,
-                    )?);
-                    copies.push(Copy::output(
-                        outer.try_clone()?,
-                        std::io::stdout().as_fd().try_clone_to_owned()?,
-                    ));
+                    copies.extend(Copy::both_ways(&outer)?);
                     resize(Some(&outer))?;
                     terminal = Some(outer);
                 }
@@ -248,6 +244,14 @@ impl Copy {
         }
     }
 
+    /// Copies between the user's terminal and the command's.
+    fn both_ways(outer: &OwnedFd) -> Result<[Self; 2]> {
+        let input = std::io::stdin().as_fd().try_clone_to_owned()?;
+        let output = std::io::stdout().as_fd().try_clone_to_owned()?;
+        let input = Self::input(input, outer.try_clone()?)?;
+        Ok([input, Self::output(outer.try_clone()?, output)])
+    }
+
     fn waits_for(&self) -> PollFd<'_> {
         if self.pending.is_empty() {
             PollFd::new(self.from.file().as_fd(), PollFlags::POLLIN)
@@ -357,7 +361,43 @@ fn resize(terminal: Option<&OwnedFd>) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::{UnixListener, UnixStream};
+
     use super::*;
+    use crate::sys::frames;
+
+    #[test]
+    fn a_container_gets_no_terminal_for_a_command_that_wants_none() {
+        let directory = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(directory.path().join("control.sock")).unwrap();
+        let client = Client::join(directory.path()).unwrap().unwrap();
+        let (agent, _) = listener.accept().unwrap();
+        let (outer, _inner) = UnixStream::pair().unwrap();
+        let exited = Reply::Exited {
+            code: 3,
+            signal: None,
+            then: Then::Stays,
+        };
+        for (reply, fds) in [
+            (Reply::Started, &[outer.as_raw_fd()][..]),
+            (Reply::Started, &[outer.as_raw_fd()]),
+            (exited, &[]),
+        ] {
+            frames::send(&agent, &reply, fds).unwrap();
+        }
+        let command = Command {
+            argv: Vec::new(),
+            env: Vec::new(),
+            cwd: "/".to_owned(),
+            uid: 0,
+            gid: 0,
+            groups: None,
+            no_new_privs: true,
+            tty: false,
+        };
+        // Standard input may be no terminal here, and cannot be made raw.
+        assert_eq!(run(&client, command).unwrap().unwrap().code, 3);
+    }
 
     #[test]
     fn output_of_a_process_that_was_left_behind_keeps_nobody_waiting() {
