@@ -1,11 +1,11 @@
 //! Owns checking that a command can use its devices: rockenv's probe runs in the container first, as the same user
 //! with the same groups, and its result decides.
 
-use std::io::Read as _;
+use std::io::{ErrorKind, Read as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use nix::fcntl::OFlag;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use super::Ending;
 use crate::engine::nspawn::PROGRAM;
@@ -79,7 +79,10 @@ pub(crate) fn check(
         }
         match client.receive()? {
             Some((Reply::Starting | Reply::Started | Reply::Signalled, _)) => {}
-            Some((Reply::Exited { .. }, _)) => return result(&read(report)?),
+            Some((Reply::Exited { .. }, _)) => {
+                // Only as an ordinary user are the groups left to the engine.
+                return result(&read(report)?, devices, command.groups.is_none());
+            }
             Some((Reply::NotStarted { message, .. }, _)) => {
                 return Err(
                     unexpected!("cannot check the GPU inside the container").source(message)
@@ -116,17 +119,21 @@ pub(crate) fn step(
     }
 }
 
-/// Reads the report of a finished probe: a few hundred bytes, which fit into the pipe.
+/// Reads the report of a finished probe: a few hundred bytes, which fit into the pipe. Root of the container may keep
+/// the other end of that.
 #[expect(clippy::disallowed_types, reason = "a pipe has no path")]
 fn read(report: OwnedFd) -> Result<Vec<u8>> {
+    fcntl(&report, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
     let mut text = Vec::new();
-    std::fs::File::from(report)
-        .take(MAX_REPORT)
-        .read_to_end(&mut text)?;
-    Ok(text)
+    let mut report = std::fs::File::from(report).take(MAX_REPORT);
+    match report.read_to_end(&mut text) {
+        Err(error) if error.kind() != ErrorKind::WouldBlock => Err(error.into()),
+        _ => Ok(text),
+    }
 }
 
-fn result(report: &[u8]) -> Result<GpuCheck> {
+/// Judges a report about `devices`; `rootless`: of a container of an ordinary user.
+fn result(report: &[u8], devices: &[Device], rootless: bool) -> Result<GpuCheck> {
     let findings: Vec<Finding> = serde_json::from_slice(report)
         .map_err(|error| unexpected!("the GPU check inside the container failed").source(error))?;
     let failed: Vec<&Finding> = findings.iter().filter(|finding| !finding.ok).collect();
@@ -142,13 +149,15 @@ fn result(report: &[u8]) -> Result<GpuCheck> {
         .collect();
     let error = unavailable!("the GPU cannot be used inside").source(each.join("; "));
     let absent = |finding: &&Finding| finding.layer == Some(AccessLayer::Absent);
-    Err(match &first.mend {
+    // What to type on the host is not the container's to say.
+    let device = devices.iter().find(|device| device.path == first.path);
+    Err(match (first.layer, device) {
         // The nodes existed when the container was defined.
         _ if failed.iter().all(absent) => error.help(
             "the container runs without the GPU; stop the env with `rockenv down`, then run the command again",
         ),
-        Some(mend) => error.help(mend.clone()),
-        None => error,
+        (Some(layer), Some(device)) => error.help(layer.fix(&device.path, rootless)),
+        _ => error,
     })
 }
 
@@ -164,24 +173,46 @@ mod tests {
             r#"{"path":"/dev/dri/renderD128","ok":false,"layer":"group","error":"no","mend":"do"}"#;
         let absent =
             r#"{"path":"/dev/kfd","ok":false,"layer":"absent","error":"gone","mend":"load"}"#;
+        let other = r#"{"path":"/dev/kfd; do","ok":false,"layer":"group","mend":"do"}"#;
+        let devices = ["/dev/kfd", "/dev/dri/renderD128"].map(|path| Device {
+            path: path.to_owned(),
+            source: path.into(),
+            major: 511,
+            minor: 0,
+            gid: 105,
+            mode: 0o660,
+        });
         let result = |findings: &[&str]| {
             let report = format!("[{}]", findings.join(","));
-            super::result(report.as_bytes())
+            super::result(report.as_bytes(), &devices, false)
         };
         assert_eq!(result(&[ok, ok]).unwrap(), GpuCheck::Passed);
         let error = result(&[ok, group]).unwrap_err();
         assert_eq!(error.kind(), Kind::Unavailable);
-        assert_eq!(error.help_text(), Some("do"));
+        // By the layer alone, whatever the container suggests.
+        let fix = AccessLayer::Group.fix("/dev/dri/renderD128", false);
+        assert_eq!(error.help_text(), Some(fix.as_str()));
         assert_eq!(error.chain()[1], "`/dev/dri/renderD128`: no");
         assert_eq!(
             result(&[absent, group]).unwrap_err().help_text(),
-            Some("load")
+            Some("sudo modprobe amdgpu")
         );
+        assert_eq!(result(&[other]).unwrap_err().help_text(), None);
         let error = result(&[absent, absent]).unwrap_err();
         assert!(error.help_text().unwrap().contains("without the GPU"));
         assert_eq!(
-            super::result(b"Segmentation fault").unwrap_err().kind(),
+            super::result(b"Segmentation fault", &devices, false)
+                .unwrap_err()
+                .kind(),
             Kind::Unexpected
         );
+    }
+
+    #[test]
+    fn who_keeps_the_report_open_keeps_nobody_waiting() {
+        let (report, kept) = nix::unistd::pipe2(OFlag::O_CLOEXEC).unwrap();
+        nix::unistd::write(&kept, b"[]").unwrap();
+        assert_eq!(read(report).unwrap(), b"[]");
+        drop(kept);
     }
 }
