@@ -4,7 +4,9 @@
 //! The holder keeps the env's lock open, so nobody gets the env before the container is really gone, even if the
 //! command that started it was killed.
 
-use std::os::fd::{AsFd, OwnedFd};
+mod watch;
+
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -18,18 +20,16 @@ use serde::{Deserialize, Serialize};
 
 use super::cgroup::{Cgroup, Hierarchies};
 use super::jobserver::Server;
-use super::wire::{FromAgent, ToAgent};
 use super::{Container, Device, Root, Usage, docker, nspawn};
 use crate::engine::job_slots::Ticket;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_exists};
 use crate::sys::frames;
-use crate::sys::readable::readable;
 use crate::sys::userns;
+
+pub(super) use watch::{Watch, supervise};
 
 /// How long a killed container may take to end before the holder reports it.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
-/// How long the engine may take to end by itself, removing its own files, after the agent has ended.
-const GRACE: Duration = Duration::from_secs(3);
 
 /// What happens to the container when the command that started it goes away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -464,102 +464,6 @@ pub(super) fn check_binds(container: &Container) -> Result<()> {
             .context(|| format!("nothing to mount at `{}`", bind.target))?;
     }
     Ok(())
-}
-
-/// An engine's callbacks while its container is waited for.
-pub(super) struct Watch<'a> {
-    /// The effect of the starter's end.
-    pub tie: OnDisconnect,
-    /// Called when the agent is gone (then with true), and after every signal.
-    pub has_ended: &'a mut dyn FnMut(bool) -> Result<bool>,
-    /// Called before the agent is told to end, and when it ended by itself: the container's figures must be read
-    /// before they are removed.
-    pub dismiss: &'a mut dyn FnMut(),
-    /// Called with a number when the container begins to wait for another command, and with none when one comes.
-    pub idle: &'a mut dyn FnMut(Option<u64>),
-}
-
-/// Waits until the container has ended. Returns whether the agent ever answered.
-pub(super) fn supervise(
-    agent: UnixStream,
-    signals: &SignalFd,
-    starter: &UnixStream,
-    missing: Vec<String>,
-    watch: Watch<'_>,
-) -> Result<bool> {
-    let mut agent = Some(agent);
-    let mut starter_open = true;
-    let mut ready = false;
-    let mut missing = Some(missing);
-    loop {
-        if agent.is_none() && (watch.has_ended)(true)? {
-            return Ok(ready);
-        }
-        let given = [
-            Some(signals.as_fd()),
-            agent.as_ref().map(AsFd::as_fd),
-            starter_open.then(|| starter.as_fd()),
-        ];
-        let happened = readable(given, agent.is_none().then_some(GRACE))?;
-        if happened == [false; 3] {
-            return Ok(ready);
-        }
-        let [signalled, from_agent, from_starter] = happened;
-        if from_agent && let Some(socket) = &agent {
-            match frames::receive::<FromAgent>(socket) {
-                Ok(Some((FromAgent::Ready, _))) => {
-                    ready = true;
-                    if starter_open {
-                        drop(frames::send(
-                            starter,
-                            &FromHolder::Ready(missing.take().unwrap_or_default()),
-                            &[],
-                        ));
-                    }
-                }
-                Ok(Some((FromAgent::Remaining(count), _))) => {
-                    (watch.idle)(None);
-                    if count > 0 {
-                        drop(frames::send(starter, &FromHolder::Shared, &[]));
-                    }
-                }
-                Ok(Some((FromAgent::Idle(waits), _))) => {
-                    (watch.idle)(Some(waits));
-                    drop(frames::send(starter, &FromHolder::Shared, &[]));
-                }
-                Ok(None) | Err(_) => {
-                    (watch.dismiss)();
-                    agent = None;
-                }
-            }
-        }
-        if from_starter {
-            // The starter only ever closes its end.
-            starter_open = false;
-            match (watch.tie, &agent) {
-                (OnDisconnect::Drain(idle), Some(socket)) => {
-                    drop(frames::send(socket, &ToAgent::Drain(idle), &[]));
-                }
-                _ => {
-                    (watch.dismiss)();
-                    agent = None;
-                }
-            }
-        }
-        if signalled {
-            while let Some(signal) = signals.read_signal()? {
-                let ended = i32::try_from(signal.ssi_signo)
-                    .is_ok_and(|number| number != Signal::SIGCHLD as i32);
-                if ended {
-                    agent = None;
-                }
-            }
-            // Also without a message from the agent, which may have been killed.
-            if (watch.has_ended)(agent.is_none())? {
-                return Ok(ready);
-            }
-        }
-    }
 }
 
 #[cfg(test)]
