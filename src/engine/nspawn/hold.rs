@@ -21,7 +21,7 @@ use crate::engine::hold::{
     Connections, ContainerRecord, Hold, PATIENCE, TreeLock, Watch, check_binds, supervise,
 };
 use crate::engine::wire::ToAgent;
-use crate::engine::{Root, Usage};
+use crate::engine::{Bind, Root, Usage};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::frames;
@@ -106,6 +106,21 @@ fn add_flags(at: &Path, flags: MsFlags) -> nix::Result<()> {
     mount(None::<&str>, at, None::<&str>, flags, None::<&str>)
 }
 
+/// Opens what a bind shows. A link that appeared on the way is not followed: a step may have made it.
+fn open_source(bind: &Bind) -> Result<OwnedFd> {
+    let rules = match bind.is_real {
+        true => ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_MAGICLINKS,
+        false => ResolveFlag::empty(),
+    };
+    beneath::open_by(AT_FDCWD, &bind.source, OFlag::O_PATH, rules)
+        .context(|| format!("cannot mount `{}`", bind.target))
+}
+
+/// Returns a path to an open file or directory, whatever becomes of its name.
+fn path_of(opened: &OwnedFd) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()))
+}
+
 /// Mounts the views of the container's binds in this namespace, and returns the request with these in their place.
 fn with_views(hold: &Hold) -> Result<Hold> {
     let mut hold = hold.clone();
@@ -115,8 +130,11 @@ fn with_views(hold: &Hold) -> Result<Hold> {
         };
         let at = hold.run.join(format!("{VIEW}{index}"));
         fs::create_dir_all(&at)?;
+        let opened = open_source(bind)?;
         let mut lowers = view.layers;
-        lowers.push(std::mem::replace(&mut bind.source, at.clone()));
+        lowers.push(path_of(&opened));
+        // The way to the store may have links.
+        (bind.source, bind.is_real) = (at.clone(), false);
         let upper = overlay::Upper {
             diff: &view.upper,
             work: &view.work,
@@ -147,20 +165,14 @@ fn with_volumes(mut hold: Hold) -> Result<Hold> {
         }
         let wrong = || format!("cannot mount `{}`", bind.target);
         let at = hold.run.join(format!("{VOLUME}{index}"));
-        let rules = match bind.is_real && !is_view {
-            true => ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_MAGICLINKS,
-            false => ResolveFlag::empty(),
-        };
-        let opened = beneath::open_by(AT_FDCWD, &bind.source, OFlag::O_PATH, rules);
-        let opened = opened.context(wrong)?;
+        let opened = open_source(bind)?;
         match beneath::kind(&fstat(&opened).context(wrong)?) == SFlag::S_IFDIR {
             true => fs::create_dir_all(&at)?,
             false => drop(fs::File::create(&at)?),
         }
         let none = None::<&str>;
         let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
-        let source = PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()));
-        mount(Some(&source), &at, none, flags, none).context(wrong)?;
+        mount(Some(&path_of(&opened)), &at, none, flags, none).context(wrong)?;
         // What is mounted in a directory came along.
         let mut mounted = mounts::at_or_below(&fs::canonicalize(&at)?)?;
         mounted.push(at.clone());
@@ -341,4 +353,27 @@ fn spawn(
             unexpected!("cannot start `{}`", argv[0]).source(error)
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_that_appeared_on_the_way_is_not_followed() {
+        let directory = tempfile::tempdir().unwrap();
+        let top = fs::canonicalize(directory.path()).unwrap();
+        fs::create_dir_all(top.join("real/source")).unwrap();
+        fs::os::unix::fs::symlink("real", top.join("link")).unwrap();
+        let bind = |name: &str, is_real| Bind {
+            is_real,
+            ..Bind::read_only(top.join(name), "/src")
+        };
+        let opened = open_source(&bind("real/source", true)).unwrap();
+        let shown = fs::read_link(path_of(&opened)).unwrap();
+        assert_eq!(shown, top.join("real/source"));
+        assert!(open_source(&bind("link/source", false)).is_ok());
+        let error = open_source(&bind("link/source", true)).unwrap_err();
+        assert_has!(error.message(), "cannot mount `/src`");
+    }
 }
