@@ -62,11 +62,14 @@ struct Place {
 }
 
 impl Place {
-    /// Returns the free bytes.
-    fn measure(&mut self) -> Result<u64> {
-        self.now = space(&self.path)?.free;
-        self.lowest = self.lowest.min(self.now);
-        Ok(self.now)
+    /// Returns the free bytes: those of the last time if the place is gone or does not answer. A directory of the user's
+    /// may be removed and made again while a step runs, and hours of work must not end with it.
+    fn measure(&mut self) -> u64 {
+        if let Ok(found) = space(&self.path) {
+            self.now = found.free;
+            self.lowest = self.lowest.min(self.now);
+        }
+        self.now
     }
 }
 
@@ -118,15 +121,15 @@ impl DiskGuard {
         &mut self,
         advice: &dyn Fn() -> String,
         warn: &mut dyn FnMut(String),
-    ) -> Result<bool> {
+    ) -> bool {
         if self.seen.is_some_and(|seen| seen.elapsed() < self.period()) {
-            return Ok(self.paused);
+            return self.paused;
         }
         self.seen = Some(Instant::now());
         let mut short = None;
         let mut resumes = true;
         for place in &mut self.places {
-            let free = place.measure()?;
+            let free = place.measure();
             let marks = place.marks;
             if free < marks.floor {
                 short = Some((place.path.clone(), free, marks));
@@ -162,7 +165,7 @@ impl DiskGuard {
             }
             _ => {}
         }
-        Ok(self.paused)
+        self.paused
     }
 
     /// Returns how long to wait until the next check.
@@ -217,11 +220,10 @@ impl DiskGuard {
     }
 
     /// Checks the free space, without acting on it.
-    pub(crate) fn measure(&mut self) -> Result<()> {
+    pub(crate) fn measure(&mut self) {
         for place in &mut self.places {
-            place.measure()?;
+            place.measure();
         }
-        Ok(())
     }
 
     fn freeze(&self, frozen: bool) -> bool {
@@ -281,6 +283,17 @@ mod tests {
             (large.full, Marks::new(gib, 30 << 20).full),
             (FULL, (30 << 20) / 50)
         );
+    }
+
+    #[test]
+    fn a_place_that_is_gone_is_as_it_was() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        let mut guard = DiskGuard::new("s", path, std::iter::once(path), 0).unwrap();
+        let before = guard.places[0].now;
+        directory.close().unwrap();
+        assert!(!guard.check(&String::new, &mut |_| {}));
+        assert_eq!(guard.places[0].now, before);
     }
 
     #[test]

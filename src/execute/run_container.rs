@@ -263,7 +263,7 @@ impl Execution<'_, '_> {
                 },
             ),
         };
-        guard.measure()?;
+        guard.measure();
         guard.release();
         // Before the container ends, which removes its control group.
         sampler.sample(guard.grown());

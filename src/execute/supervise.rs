@@ -152,7 +152,7 @@ impl Supervision<'_, '_> {
             // Until then its holder is still moving into the control group, and pausing would freeze it for ever.
             if self.running.is_ready()
                 && self.stopping.is_none()
-                && self.step.guard.check(self.step.advice, self.step.warn)?
+                && self.step.guard.check(self.step.advice, self.step.warn)
             {
                 // The timeout does not count while the step is paused.
                 self.deadline = self.deadline.map(|deadline| deadline + (now - looked));
