@@ -15,7 +15,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 
 pub(crate) use self::reader::Reader;
-use crate::sys::error::Result;
+use crate::sys::error::{Result, is_full};
 use crate::ui::event::Stream;
 use crate::ui::size;
 
@@ -173,7 +173,7 @@ impl Log {
 
     fn unless_full(&mut self, written: std::io::Result<()>) -> Result<()> {
         match written {
-            Err(error) if error.kind() == std::io::ErrorKind::StorageFull => {
+            Err(error) if is_full(&error) => {
                 self.lossy = true;
                 Ok(())
             }
@@ -251,6 +251,21 @@ mod tests {
             .map(text_of)
             .collect();
         assert_eq!(lines, [&b"one"[..], b"\xff\xfe", b"two", b"", b"last"]);
+    }
+
+    #[test]
+    fn a_full_disk_or_quota_costs_lines_and_not_the_step() {
+        use std::io::ErrorKind::{PermissionDenied, QuotaExceeded, StorageFull};
+        let directory = tempfile::tempdir().unwrap();
+        for (kind, is_lossy) in [
+            (StorageFull, true),
+            (QuotaExceeded, true),
+            (PermissionDenied, false),
+        ] {
+            let mut log = Log::create(&directory.path().join("log"), 1 << 30).unwrap();
+            let kept = log.unless_full(Err(kind.into()));
+            assert_eq!((kept.is_ok(), log.lossy), (is_lossy, is_lossy), "{kind}");
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
-use crate::sys::error::{Error, Result};
+use crate::sys::error::{Error, Result, is_full};
 use crate::sys::shell::quoted_path;
 use crate::tree::mounts;
 
@@ -128,7 +128,7 @@ impl Lock {
         self.file.seek(std::io::SeekFrom::Start(0))?;
         match self.file.write_all(text.as_bytes()) {
             // It is only for messages, and the holder may be about to free space.
-            Err(error) if error.kind() == ErrorKind::StorageFull => Ok(()),
+            Err(error) if is_full(&error) => Ok(()),
             other => Ok(other?),
         }
     }

@@ -17,7 +17,7 @@ use super::{LockedEnv, Record, Store, ephemeral};
 use crate::plan::ids::{EnvId, LayerId, VolumeId};
 use crate::plan::record::Snapshot;
 use crate::sys::atomic;
-use crate::sys::error::{Kind, Result};
+use crate::sys::error::{Kind, Result, is_full};
 use crate::tree;
 
 /// Directory of the name that marks snapshots as removed although the record still lists them.
@@ -76,7 +76,7 @@ fn marks(env: &Path) -> Result<Vec<(&'static str, String)>> {
 /// room for it.
 fn make_directory(env: &Path) -> Result<bool> {
     match fs::create_dir(env.join(REMOVED_SNAPSHOTS)) {
-        Err(error) if error.kind() == ErrorKind::StorageFull => Ok(false),
+        Err(error) if is_full(&error) => Ok(false),
         Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error.into()),
         _ => Ok(true),
     }
@@ -203,14 +203,14 @@ impl LockedEnv<'_> {
             fs::rename(record, self.directory.join(REMOVED))
         };
         match rename() {
-            Err(error) if error.kind() == ErrorKind::StorageFull => {
+            Err(error) if is_full(&error) => {
                 self.empty_trees()?;
                 rename()?;
             }
             other => other?,
         }
         match fs::File::open(&self.directory)?.sync_all() {
-            Err(error) if error.kind() != ErrorKind::StorageFull => return Err(error.into()),
+            Err(error) if !is_full(&error) => return Err(error.into()),
             _ => {}
         }
         self.finish_clearing()

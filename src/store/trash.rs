@@ -10,7 +10,7 @@ use fs_err as fs;
 
 use super::{Lock, Store, access};
 use crate::sys::atomic::random_id;
-use crate::sys::error::{Result, ResultExt as _, if_exists};
+use crate::sys::error::{Result, ResultExt as _, if_exists, is_full};
 use crate::tree;
 
 impl Store {
@@ -29,7 +29,7 @@ impl Store {
                 self.discard(path)
             }
             // A full XFS has no room for the new name, but unlinking needs none.
-            Err(error) if error.kind() == ErrorKind::StorageFull => self.unlink(path),
+            Err(error) if is_full(&error) => self.unlink(path),
             other => Ok(other?),
         }
     }

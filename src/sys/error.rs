@@ -205,11 +205,17 @@ impl std::error::Error for Error {
 /// Classifies an io error: a full disk and damaged data have their own exit codes wherever they happen.
 fn io_kind(error: &std::io::Error) -> Kind {
     match error.kind() {
-        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => Kind::OutOfSpace,
+        _ if is_full(error) => Kind::OutOfSpace,
         // Damaged bytes, such as those of an archive.
         std::io::ErrorKind::InvalidData => Kind::Invalid,
         _ => Kind::Unexpected,
     }
+}
+
+/// Returns whether there is no space left, on the disk or in the user's quota.
+pub(crate) fn is_full(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+    matches!(error.kind(), StorageFull | QuotaExceeded)
 }
 
 // `fs_err` puts operation and path into the message, so it can stand alone.
