@@ -194,8 +194,7 @@ fn join(cx: &Context, job: &Job, store: &Store, host: &Host) -> Result<Option<te
         }
     }
     store.use_env(&job.env, &store.known(&job.env)?);
-    // A step's container has no such digest: none waits for another command.
-    let is_step = ContainerRecord::read(&run).is_some_and(|state| state.made_of.is_empty());
+    let is_step = is_of_step(ContainerRecord::read(&run), || holder(store, &job.env));
     if is_step && store.join_attempt(&job.env)? {
         cx.ui.note(
             "a step is running: because this command could change its files, the step's snapshot counts as incremental",
@@ -212,6 +211,15 @@ fn join(cx: &Context, job: &Job, store: &Store, host: &Host) -> Result<Option<te
         await_note(&run, waits);
     }
     exit
+}
+
+/// Returns whether the container that listens is a step's: that has no digest of what it is made of, because none waits
+/// for another command. It listens a moment before it has a record; until then the env's holder tells.
+fn is_of_step(state: Option<ContainerRecord>, holder: impl FnOnce() -> Option<Holder>) -> bool {
+    match state {
+        Some(state) => state.made_of.is_empty(),
+        None => holder().is_some_and(|holder| holder.verb != "exec"),
+    }
 }
 
 /// Returns the current nodes of the requested GPU.
@@ -402,5 +410,35 @@ fn command(cx: &Context, job: &Job, spec: &Spec, host: &Host, devices: &[Device]
         groups: host.root.then(|| gpu::groups(devices)),
         no_new_privs: !job.root,
         tty: job.tty,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::cgroup::Cgroup;
+
+    #[test]
+    fn a_step_is_known_before_its_container_has_a_record() {
+        let held_by = |verb: &str| Holder {
+            pid: 1,
+            verb: verb.to_owned(),
+            since: jiff::Timestamp::UNIX_EPOCH,
+        };
+        let made_of = |digest: &str| ContainerRecord {
+            id: String::new(),
+            cgroup: Cgroup::default(),
+            lock: None,
+            place: None,
+            idle: false,
+            waits: 0,
+            made_of: digest.to_owned(),
+            nodes: Vec::new(),
+        };
+        assert!(is_of_step(None, || Some(held_by("up"))));
+        assert!(!is_of_step(None, || Some(held_by("exec"))));
+        assert!(!is_of_step(None, || None));
+        assert!(is_of_step(Some(made_of("")), || None));
+        assert!(!is_of_step(Some(made_of("a")), || Some(held_by("exec"))));
     }
 }
