@@ -18,6 +18,8 @@ use crate::sys::signals::{self, STOP};
 
 /// How long a container that was asked to signal a command may take to answer.
 const ANSWER: Duration = Duration::from_secs(10);
+/// How long a command may take to start before that is said.
+const PATIENCE: Duration = Duration::from_secs(3);
 /// How many bytes are copied at once.
 const PIECE: usize = 16 << 10;
 /// How many pieces an ended command may have left: more than fit into a pipe or a terminal.
@@ -33,19 +35,14 @@ pub(crate) struct Exit {
     pub interrupted: bool,
 }
 
-/// Runs a command and passes input, output, signals and window size. Returns how it ended, or `None` if the container
-/// was gone before it could start.
-pub(crate) fn run(client: &Client, command: Command) -> Result<Option<Exit>> {
+/// Runs a command and passes input, output, signals and window size. Calls `waits` if the container, which another
+/// command or a service may still be starting, lets it wait. Returns how it ended, or `None` if the container was gone
+/// before it could start.
+pub(crate) fn run(client: &Client, command: Command, waits: &dyn Fn()) -> Result<Option<Exit>> {
     let signals = signals::block(&[&STOP[..], &[Signal::SIGWINCH]].concat())?;
     let mut copies = Vec::new();
     let tty = command.tty;
-    let sent = if tty {
-        client.run(command, &[])
-    } else {
-        let ends = standard_ends(&mut copies)?;
-        client.run(command, &ends.each_ref().map(AsFd::as_fd))
-    };
-    match sent {
+    match send(client, command, &mut copies) {
         Err(error) if error.kind() == Kind::Unavailable => return Ok(None),
         other => other?,
     }
@@ -56,13 +53,20 @@ pub(crate) fn run(client: &Client, command: Command) -> Result<Option<Exit>> {
     // A signal that the container has not answered.
     let mut asked: Option<(i32, Instant)> = None;
     let mut terminal: Option<OwnedFd> = None;
+    let mut patience = Some(Instant::now() + PATIENCE);
     loop {
-        let until = asked.map(|(_, until)| until);
+        let until = asked.map(|(_, until)| until).into_iter().chain(patience);
         let Ready {
             from_client,
             signalled,
             copies: ready,
-        } = wait(client, &signals, &copies, until)?;
+        } = wait(client, &signals, &copies, until.min())?;
+        if patience
+            .take_if(|until| !from_client && Instant::now() >= *until)
+            .is_some()
+        {
+            waits();
+        }
         if let Some((number, until)) = asked.filter(|_| !from_client)
             && Instant::now() >= until
         {
@@ -99,7 +103,7 @@ pub(crate) fn run(client: &Client, command: Command) -> Result<Option<Exit>> {
                 ));
             }
             None => return Ok(None),
-            Some((Reply::Starting, _)) => starting = true,
+            Some((Reply::Starting, _)) => (starting, patience) = (true, None),
             Some((Reply::Signalled, _)) => asked = None,
             // Root of the container may say so again, or send a terminal that nobody asked for: the user's stayed raw.
             Some((Reply::Started, _)) if started => {}
@@ -130,6 +134,15 @@ pub(crate) fn run(client: &Client, command: Command) -> Result<Option<Exit>> {
             }
         }
     }
+}
+
+/// Hands the command and its standard streams to the container.
+fn send(client: &Client, command: Command, copies: &mut Vec<Copy>) -> Result<()> {
+    if command.tty {
+        return client.run(command, &[]);
+    }
+    let ends = standard_ends(copies)?;
+    client.run(command, &ends.each_ref().map(AsFd::as_fd))
 }
 
 fn no_answer(signal: i32) -> Error {
@@ -366,26 +379,17 @@ mod tests {
     use super::*;
     use crate::sys::frames;
 
-    #[test]
-    fn a_container_gets_no_terminal_for_a_command_that_wants_none() {
+    /// Returns a client with the other end of its connection, and their directory.
+    fn connected() -> (tempfile::TempDir, Client, UnixStream) {
         let directory = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(directory.path().join("control.sock")).unwrap();
         let client = Client::join(directory.path()).unwrap().unwrap();
         let (agent, _) = listener.accept().unwrap();
-        let (outer, _inner) = UnixStream::pair().unwrap();
-        let exited = Reply::Exited {
-            code: 3,
-            signal: None,
-            then: Then::Stays,
-        };
-        for (reply, fds) in [
-            (Reply::Started, &[outer.as_raw_fd()][..]),
-            (Reply::Started, &[outer.as_raw_fd()]),
-            (exited, &[]),
-        ] {
-            frames::send(&agent, &reply, fds).unwrap();
-        }
-        let command = Command {
+        (directory, client, agent)
+    }
+
+    fn command() -> Command {
+        Command {
             argv: Vec::new(),
             env: Vec::new(),
             cwd: "/".to_owned(),
@@ -394,9 +398,45 @@ mod tests {
             groups: None,
             no_new_privs: true,
             tty: false,
-        };
+        }
+    }
+
+    fn exited(code: u8) -> Reply {
+        Reply::Exited {
+            code,
+            signal: None,
+            then: Then::Stays,
+        }
+    }
+
+    #[test]
+    fn a_container_gets_no_terminal_for_a_command_that_wants_none() {
+        let (_directory, client, agent) = connected();
+        let (outer, _inner) = UnixStream::pair().unwrap();
+        for (reply, fds) in [
+            (Reply::Started, &[outer.as_raw_fd()][..]),
+            (Reply::Started, &[outer.as_raw_fd()]),
+            (exited(3), &[]),
+        ] {
+            frames::send(&agent, &reply, fds).unwrap();
+        }
         // Standard input may be no terminal here, and cannot be made raw.
-        assert_eq!(run(&client, command).unwrap().unwrap().code, 3);
+        let exit = run(&client, command(), &|| {}).unwrap().unwrap();
+        assert_eq!(exit.code, 3);
+    }
+
+    #[test]
+    fn a_container_that_takes_long_to_start_is_named() {
+        let (_directory, client, agent) = connected();
+        let told = std::cell::Cell::new(0);
+        let waits = || {
+            told.set(told.get() + 1);
+            for reply in [Reply::Starting, Reply::Started, exited(0)] {
+                frames::send(&agent, &reply, &[]).unwrap();
+            }
+        };
+        assert_eq!(run(&client, command(), &waits).unwrap().unwrap().code, 0);
+        assert_eq!(told.get(), 1);
     }
 
     #[test]

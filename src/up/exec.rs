@@ -201,7 +201,7 @@ fn join(cx: &Context, job: &Job, store: &Store, host: &Host) -> Result<Option<te
         );
     }
     let by_hand = ByHand::begin(&store.env_dir(&job.env))?;
-    let exit = terminal::run(&client, command);
+    let exit = terminal::run(&client, command, &|| tell_wait(cx, job));
     by_hand.end()?;
     if let Ok(Some(Exit {
         then: Then::Waits(waits),
@@ -326,7 +326,7 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
     let running = Running::start(&hold, env.lock_fd(), claim)?;
     let command = command(cx, job, &spec, host, &devices);
     let by_hand = ByHand::begin(env.directory())?;
-    let code = in_container(&running, &devices, command);
+    let code = in_container(&running, &devices, command, &|| tell_wait(cx, job));
     let mut noted = by_hand.end();
     let interrupted = match &code {
         Ok(exit) => exit.is_some_and(|exit| exit.interrupted),
@@ -359,11 +359,19 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
     Ok(exit.code)
 }
 
+fn tell_wait(cx: &Context, job: &Job) {
+    cx.ui.note(&format!(
+        "waiting for the container of env `{}`, which does not answer yet",
+        job.env
+    ));
+}
+
 /// Runs a command in a container that was just started, after its devices are checked; `None` if it did not start.
 fn in_container(
     running: &Running,
     devices: &[Device],
     command: Command,
+    waits: &dyn Fn(),
 ) -> Result<Option<terminal::Exit>> {
     if !devices.is_empty() {
         match running.connect() {
@@ -375,7 +383,7 @@ fn in_container(
     }
     // Only now: a connection without a command would look like another client's.
     let client = running.connect()?;
-    terminal::run(&client, command)
+    terminal::run(&client, command, waits)
 }
 
 /// Returns the command as the container runs it, with its environment and its user.

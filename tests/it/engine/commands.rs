@@ -69,6 +69,8 @@ fn a_command_in_the_place_of_the_only_env_gets_the_form_without_one() {
 fn streams_are_apart_and_byte_exact() {
     let store = TestStore::new();
     store.up_with(ONE);
+    // One that takes long to start is waited for, and that is said.
+    store.sh("true").ok();
     let ran = store
         .sh(r"printf 'out\000\377\r\n'; printf 'err\n' >&2; printf end")
         .ok();
