@@ -16,6 +16,7 @@ use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use serde::{Deserialize, Serialize};
 
+use crate::plan::ids::EnvName;
 use crate::sys::error::{Result, ResultExt as _};
 
 /// Length of an entry's record: slots, need, name.
@@ -54,7 +55,7 @@ pub(crate) struct SlotClaim {
     slot: u32,
     total: u32,
     held: Vec<u32>,
-    env: String,
+    env: EnvName,
 }
 
 /// A [`SlotClaim`] on its way to another process, together with the file's descriptor, which carries the locks.
@@ -63,7 +64,7 @@ pub(crate) struct Ticket {
     slot: u32,
     total: u32,
     held: Vec<u32>,
-    env: String,
+    env: EnvName,
     /// Maximum of slots for the env.
     pub(super) cap: u32,
     /// Path of the FIFO outside.
@@ -72,7 +73,7 @@ pub(crate) struct Ticket {
 
 impl SlotClaim {
     /// Takes an entry for `env` at the budget of `total` slots in the store's file `path`.
-    pub(crate) fn open(path: &Path, total: u32, env: &str) -> Result<Self> {
+    pub(crate) fn open(path: &Path, total: u32, env: &EnvName) -> Result<Self> {
         let file = fs::OpenOptions::new()
             .read(true)
             .write(true)
@@ -89,7 +90,7 @@ impl SlotClaim {
                     slot,
                     total: total.max(1),
                     held: Vec::new(),
-                    env: env.to_owned(),
+                    env: env.clone(),
                 };
                 claim.publish(Need::More)?;
                 return Ok(claim);
@@ -206,7 +207,7 @@ fn slot_holder(file: &fs::File, slot: u64) -> Result<Option<Other>> {
 }
 
 /// Returns how many slots of the budget in `file` an env has, if it has an entry.
-pub(super) fn held(file: &fs::File, env: &str) -> Result<Option<u32>> {
+pub(super) fn held(file: &fs::File, env: &EnvName) -> Result<Option<u32>> {
     // Names are cut to the size of an entry's record.
     let end = env.len().min(ENTRY as usize - 5);
     let mut sum = None;
@@ -389,8 +390,8 @@ mod tests {
     fn a_slot_is_somebodys_until_its_file_is_closed() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("jobs");
-        let mut a = SlotClaim::open(&path, 2, "a").unwrap();
-        let mut b = SlotClaim::open(&path, 2, "b").unwrap();
+        let mut a = SlotClaim::open(&path, 2, &"a".into()).unwrap();
+        let mut b = SlotClaim::open(&path, 2, &"b".into()).unwrap();
         assert!(a.take().unwrap() && a.take().unwrap());
         assert!(!a.take().unwrap() && !b.take().unwrap());
         a.publish(Need::Enough).unwrap();
@@ -404,7 +405,7 @@ mod tests {
         // Still taken after passing it on; a closed descriptor, however its process ended, frees it.
         let (_, fd) = b.pass(2, PathBuf::new());
         fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
-        let mut c = SlotClaim::open(&path, 2, "c").unwrap();
+        let mut c = SlotClaim::open(&path, 2, &"c".into()).unwrap();
         assert!(!c.take().unwrap());
         drop(fd);
         // A program that another test is just starting has them too, until it is that program.

@@ -22,6 +22,7 @@ use super::cgroup::Cgroup;
 use super::memory::Limited;
 use super::pressure::{self, Throttle};
 use crate::engine::job_slots::{EnvSlots, Need, SlotClaim, Ticket, held, target};
+use crate::plan::ids::EnvName;
 use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::readable::readable;
 
@@ -109,19 +110,19 @@ impl Server {
 pub(crate) struct Gauge {
     fifo: fs::File,
     jobs: fs::File,
-    env: String,
+    env: EnvName,
 }
 
 impl Gauge {
     /// Opens the machine's budget in `jobs`, and the FIFO of `env`; `None` if one is missing.
-    pub(crate) fn open(jobs: &Path, fifo: &Path, env: &str) -> Option<Self> {
+    pub(crate) fn open(jobs: &Path, fifo: &Path, env: &EnvName) -> Option<Self> {
         use fs_err::os::unix::fs::OpenOptionsExt as _;
         let mut options = fs::OpenOptions::new();
         options.read(true).custom_flags(libc::O_NONBLOCK);
         Some(Self {
             fifo: options.open(fifo).ok()?,
             jobs: fs::File::open(jobs).ok()?,
-            env: env.to_owned(),
+            env: env.clone(),
         })
     }
 
@@ -345,7 +346,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (path, fifo) = (directory.path().join("jobs"), directory.path().join("fifo"));
         make_fifo(&fifo).unwrap();
-        let mut claim = SlotClaim::open(&path, 4, "a").unwrap();
+        let mut claim = SlotClaim::open(&path, 4, &"a".into()).unwrap();
         assert!(claim.take().unwrap());
         let (ticket, fd) = claim.pass(3, fifo);
         let mut env = Env::open(ticket, fd, Cgroup::default(), None).unwrap();
@@ -363,7 +364,7 @@ mod tests {
         env.adjust_tokens().unwrap();
         assert_eq!((env.claim.count(), env.idle().unwrap()), (3, 2));
         // Another env wants tokens: it gets the unused ones.
-        let b = SlotClaim::open(&path, 4, "b").unwrap();
+        let b = SlotClaim::open(&path, 4, &"b".into()).unwrap();
         b.publish(Need::More).unwrap();
         env.adjust_tokens().unwrap();
         assert_eq!((env.claim.count(), env.idle().unwrap()), (1, 0));

@@ -73,32 +73,11 @@ fn diff_at(
     from: &str,
     to: Option<&str>,
 ) -> Result<Vec<PathChange>> {
-    let record = env.known_record()?;
-    let list = |name: &str| {
-        let snapshot = snapshot(env, name)?;
-        // A name for the examined container; its tree is the image's.
-        let place = env.place(
-            &service.socket,
-            &snapshot.layer,
-            Some(&snapshot.layer),
-            None,
-        )?;
-        service.list_image(&place.image, &place)
-    };
+    let list = |name: &str| env.list_image(service, Some(&snapshot(env, name)?.layer));
     let before = list(from)?;
-    let after = match (to, &record.head.tree) {
-        (Some(name), _) => list(name)?,
-        (None, tree) => {
-            let (tree, layer) = (
-                tree.as_deref().unwrap_or("live"),
-                record.head.layer.as_ref(),
-            );
-            let place = env.place(&service.socket, tree, layer, None)?;
-            match service.state(&place.name)? {
-                Some(_) => service.list_container(&place.name)?,
-                None => service.list_image(&place.image, &place)?,
-            }
-        }
+    let after = match to {
+        Some(name) => list(name)?,
+        None => env.list_live(service)?,
     };
     let paths: BTreeSet<&PathBuf> = before.keys().chain(after.keys()).collect();
     let change = |path: &PathBuf| {

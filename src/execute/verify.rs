@@ -196,12 +196,7 @@ impl StepComparison<'_> {
 
     /// Compares trees that a service has.
     fn roots_at(&self, service: &Service) -> Result<digest::Differences> {
-        let list = |side: Side<'_>| {
-            let id = &side.layer.id;
-            // A name for the examined container; its tree is the image's.
-            let place = side.env.place(&service.socket, id, Some(id), None)?;
-            service.list_image(&place.image, &place)
-        };
+        let list = |side: Side<'_>| side.env.list_image(service, Some(&side.layer.id));
         let (old, new) = (list(self.before)?, list(self.now)?);
         let paths: BTreeSet<&PathBuf> = old.keys().chain(new.keys()).collect();
         let mut found = digest::Differences::default();

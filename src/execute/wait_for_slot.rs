@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::engine::job_slots::SlotClaim;
+use crate::plan::ids::EnvName;
 use crate::sys::error::Result;
 use crate::sys::readable::readable;
 use crate::sys::signals::Signals;
@@ -25,7 +26,7 @@ pub(super) enum SlotWait {
 pub(super) fn wait_for_slot(
     path: &Path,
     total: u32,
-    env: &str,
+    env: &EnvName,
     signals: &Signals,
     say: &mut dyn FnMut(String),
 ) -> Result<SlotWait> {

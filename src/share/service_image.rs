@@ -249,9 +249,9 @@ pub(super) fn make(
         store: store.root().to_string_lossy().into_owned(),
         id: store.id()?,
         // It belongs to no env, and is not found by a key: it can be pulled again.
-        env: String::new(),
-        tree: tree.to_string(),
-        key: String::new(),
+        env: None,
+        tree: tree.clone(),
+        key: None,
     };
     let report = directory.join("report");
     let unpack = Unpack {

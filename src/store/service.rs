@@ -4,14 +4,16 @@
 //! Beside the files of an object lies a list of it, `objects.json`: whoever deletes those files for good must have
 //! the object removed first. While the service is down they stay in the trash.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 
 use super::snapshot::Freeze;
 use super::{LockedEnv, Store};
-use crate::engine::docker::{ContainerTree, EngineImage, Object, ObjectFilter, Service};
+use crate::engine::docker::{
+    ArchiveEntry, ContainerTree, EngineImage, Labels, Object, ObjectFilter, Service,
+};
 use crate::plan::ids::{ImageKey, LayerId, StepKey, TreeId};
 pub(crate) use crate::plan::layer::SnapshotImage;
 use crate::sys::atomic;
@@ -157,46 +159,69 @@ impl LockedEnv<'_> {
     pub fn place(
         &self,
         socket: &Path,
-        tree: &str,
+        tree: &TreeId,
         layer: Option<&LayerId>,
         key: Option<&StepKey>,
     ) -> Result<ContainerTree> {
-        let record = self.known_record()?;
-        let image = match layer {
-            None => self
-                .store
-                .imported_id(socket, &record.image_key)?
-                .ok_or_else(|| {
-                    not_found!(
-                        "the image of env `{}` is missing at its service",
-                        self.name()
-                    )
-                    .help("rockenv up ...: copies it there")
-                })?,
-            Some(id) => {
-                let layer = self.store.layer(id)?;
-                layer
-                    .and_then(|layer| layer.kept)
-                    .ok_or_else(|| {
-                        not_found!("snapshot `{id}` has no image at the service")
-                            .help("rockenv fsck")
-                    })?
-                    .image
-            }
-        };
         Ok(ContainerTree {
             socket: socket.to_owned(),
-            image,
+            image: self.image_at(socket, layer)?,
             name: self.container_name(tree),
             store: self.store.root().to_string_lossy().into_owned(),
             id: self.store.id()?,
-            env: record.id.to_string(),
-            tree: tree.to_owned(),
-            key: key.map(ToString::to_string).unwrap_or_default(),
+            env: Some(self.known_record()?.id.clone()),
+            tree: tree.clone(),
+            key: key.cloned(),
         })
     }
 
-    /// Returns the name of a live tree's container.
+    /// Returns the id of the image that has a layer, or else the env's base image, at its service.
+    fn image_at(&self, socket: &Path, layer: Option<&LayerId>) -> Result<String> {
+        let Some(id) = layer else {
+            let image = &self.known_record()?.image_key;
+            return self.store.imported_id(socket, image)?.ok_or_else(|| {
+                not_found!(
+                    "the image of env `{}` is missing at its service",
+                    self.name()
+                )
+                .help("rockenv up ...: copies it there")
+            });
+        };
+        let kept = self.store.layer(id)?.and_then(|layer| layer.kept);
+        let kept = kept.ok_or_else(|| {
+            not_found!("snapshot `{id}` has no image at the service").help("rockenv fsck")
+        })?;
+        Ok(kept.image)
+    }
+
+    /// Lists the tree of a layer, or else of the base image, through a container that never runs.
+    pub fn list_image(
+        &self,
+        service: &Service,
+        layer: Option<&LayerId>,
+    ) -> Result<BTreeMap<PathBuf, ArchiveEntry>> {
+        let labels = Labels {
+            store: self.store.root().to_string_lossy().into_owned(),
+            id: self.store.id()?,
+            env: Some(self.known_record()?.id.clone()),
+            ..Labels::default()
+        };
+        let image = self.image_at(&service.socket, layer)?;
+        let name = self.container_name(layer.map_or("image", LayerId::as_str));
+        service.list_image(&image, &format!("{name}-look"), &labels)
+    }
+
+    /// Lists the live tree; if nothing has run on it, that is the tree below it.
+    pub fn list_live(&self, service: &Service) -> Result<BTreeMap<PathBuf, ArchiveEntry>> {
+        let head = &self.known_record()?.head;
+        let name = head.tree.as_ref().map(|tree| self.container_name(tree));
+        match name {
+            Some(name) if service.state(&name)?.is_some() => service.list_container(&name),
+            _ => self.list_image(service, head.layer.as_ref()),
+        }
+    }
+
+    /// Returns the name of the container of a live tree, or for a look at a layer.
     fn container_name(&self, tree: &str) -> String {
         let readable: String = self
             .name()
@@ -207,7 +232,7 @@ impl LockedEnv<'_> {
     }
 
     /// Returns whether a live tree at a service was changed since its snapshot.
-    pub(super) fn is_changed_at(&self, service: &Service, tree: &str) -> Result<bool> {
+    pub(super) fn is_changed_at(&self, service: &Service, tree: &TreeId) -> Result<bool> {
         let name = self.container_name(tree);
         // Changes that were carried over into a container are not its own.
         Ok(service.carried(tree)?.is_some()
@@ -278,7 +303,7 @@ impl LockedEnv<'_> {
     }
 
     /// Returns by how much a live tree is larger than its parent, in bytes.
-    pub fn written_at_service(&self, tree: &str) -> Result<Option<u64>> {
+    pub fn written_at_service(&self, tree: &TreeId) -> Result<Option<u64>> {
         let Some(service) = self.service()? else {
             return Ok(None);
         };

@@ -19,6 +19,7 @@ use super::listing::MADE;
 use super::{EngineImage, Flavour, LATE, Labels, SLOW, SOON, Service, settled};
 use crate::engine::cgroup::SLICE;
 use crate::engine::{Bind, Container, nspawn};
+use crate::plan::ids::{self, EnvId, StepKey, TreeId};
 use crate::rocm::gpu::Device;
 use crate::sys::error::Result;
 
@@ -41,12 +42,14 @@ pub struct ContainerTree {
     /// The store's id.
     #[serde(default)]
     pub id: String,
-    /// The env's id.
-    pub env: String,
+    /// The env's id; none for a tree that was pulled.
+    #[serde(with = "ids::or_empty")]
+    pub env: Option<EnvId>,
     /// The live tree's id.
-    pub tree: String,
+    pub tree: TreeId,
     /// The key of the step that makes the tree.
-    pub key: String,
+    #[serde(with = "ids::or_empty")]
+    pub key: Option<StepKey>,
 }
 
 impl ContainerTree {
@@ -56,7 +59,7 @@ impl ContainerTree {
             store: self.store.clone(),
             id: self.id.clone(),
             env: self.env.clone(),
-            tree: self.tree.clone(),
+            tree: Some(self.tree.clone()),
             key: self.key.clone(),
             ..Labels::default()
         }
@@ -139,12 +142,12 @@ impl Service {
     }
 
     /// Returns the image with the changes of a tree whose container is, or was, being replaced.
-    pub fn carried(&self, tree: &str) -> Result<Option<EngineImage>> {
+    pub fn carried(&self, tree: &TreeId) -> Result<Option<EngineImage>> {
         let name = carried(tree);
         let Some(image) = self.image(&name)? else {
             return Ok(None);
         };
-        if image.labels.get("rockenv.tree").map(String::as_str) == Some(tree) {
+        if image.labels.get("rockenv.tree").map(String::as_str) == Some(tree.as_str()) {
             return Ok(Some(image));
         }
         Err(unexpected!(
@@ -252,7 +255,7 @@ impl Service {
 }
 
 /// Returns the name of the image with a tree's changes while its container is replaced.
-fn carried(tree: &str) -> String {
+fn carried(tree: &TreeId) -> String {
     format!("rockenv/carried-{tree}")
 }
 

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
 
-use super::{ContainerTree, LATE, Labels, Service};
+use super::{LATE, Labels, Service};
 use crate::sys::checksum;
 use crate::sys::error::{Result, ResultExt as _};
 
@@ -113,29 +113,25 @@ impl Service {
         })
     }
 
-    /// Lists the tree of an image, through a container that never runs.
+    /// Lists the tree of an image, through a container `name` that never runs.
     pub fn list_image(
         &self,
         image: &str,
-        place: &ContainerTree,
+        name: &str,
+        labels: &Labels,
     ) -> Result<BTreeMap<PathBuf, ArchiveEntry>> {
-        let name = format!("{}-look", place.name);
-        self.remove_container(&name)?;
-        let labels = Labels {
-            tree: String::new(),
-            ..place.labels()
-        };
+        self.remove_container(name)?;
         let body = ContainerCreateBody {
             image: Some(image.to_owned()),
             cmd: Some(vec!["true".to_owned()]),
             labels: Some(labels.map()),
             ..ContainerCreateBody::default()
         };
-        if self.create(&name, &body)?.is_none() {
+        if self.create(name, &body)?.is_none() {
             return Err(self.lacks("make a container"));
         }
-        let listed = self.list_container(&name);
-        self.remove_container(&name)?;
+        let listed = self.list_container(name);
+        self.remove_container(name)?;
         listed
     }
 }

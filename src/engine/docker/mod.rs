@@ -20,6 +20,7 @@ use crate::engine::docker::ping::ping;
 pub(crate) use container::ContainerTree;
 pub(crate) use context::Contexts;
 pub(super) use hold::hold;
+pub(crate) use listing::ArchiveEntry;
 pub(crate) use objects::{EngineImage, Frozen, Object, ObjectFilter};
 pub(crate) use unpack::Unpack;
 
@@ -38,6 +39,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::runtime::Runtime;
 
+use crate::plan::ids::{EnvId, StepKey, TreeId};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::readable::readable;
 use crate::sys::{signals, userns};
@@ -97,11 +99,11 @@ pub struct Labels {
     /// Its id: a different store may appear at that path.
     pub id: String,
     /// Id of the env.
-    pub env: String,
+    pub env: Option<EnvId>,
     /// Id of the live tree that a container is, and that an image was.
-    pub tree: String,
+    pub tree: Option<TreeId>,
     /// Key of the step that runs in a container, or ran in an image's container.
-    pub key: String,
+    pub key: Option<StepKey>,
     /// For an image that is the complete snapshot of its step: the number of layers below it.
     pub whole: String,
     /// The setup of a container; another setup needs another container.
@@ -113,9 +115,9 @@ impl Labels {
         [
             ("rockenv.store", &self.store),
             ("rockenv.id", &self.id),
-            ("rockenv.env", &self.env),
-            ("rockenv.tree", &self.tree),
-            ("rockenv.key", &self.key),
+            ("rockenv.env", self.env.as_deref().unwrap_or_default()),
+            ("rockenv.tree", self.tree.as_deref().unwrap_or_default()),
+            ("rockenv.key", self.key.as_deref().unwrap_or_default()),
             ("rockenv.whole", &self.whole),
             ("rockenv.setup", &self.setup),
         ]

@@ -236,7 +236,7 @@ impl Service {
 
     /// Freezes a container, which must not run, as an image of a single layer without a parent. Takes as long as
     /// reading the whole tree.
-    pub fn commit_whole(&self, container: &str, name: &str, tree: &str) -> Result<()> {
+    pub fn commit_whole(&self, container: &str, name: &str, tree: &TreeId) -> Result<()> {
         let archive = self.client.export_container(container);
         let archive = archive.map(|piece| piece.map_err(std::io::Error::other));
         let label = format!("rockenv.tree={tree}");
