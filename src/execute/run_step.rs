@@ -10,6 +10,7 @@ use super::run_container::Attempt;
 use super::step_outputs::StepOutputs;
 use super::{Ended, Ending, Execution, Failure, StepEnd, step};
 use crate::plan::ids::LayerId;
+use crate::plan::jobs::Past;
 use crate::plan::record::{Failed, INTERRUPTED, Origin, Outcome, Record, StepRecord};
 use crate::plan::resolve::{Step, VolumeKind};
 use crate::plan::step_log::StepLog;
@@ -20,7 +21,6 @@ use crate::store::snapshot::Freeze;
 use crate::sys::error::{Kind, Result};
 use crate::ui::event;
 use crate::ui::metrics::Row;
-use crate::ui::object;
 
 /// ccache's hits and misses.
 type Lookups = (u64, u64);
@@ -274,16 +274,16 @@ impl Execution<'_, '_> {
                 ..Row::of(self.spec, &step.name, Some(&step.key), ended)
             }
         });
-        self.env.add_metrics(&object! {
+        self.env.add_metrics(&Past {
             time: Timestamp::now(),
-            env: self.env.name(),
-            step: &step.name,
-            key: &step.key,
-            outcome: outcome,
-            jobs: jobs,
+            env: self.env.name().clone(),
+            step: step.name.clone(),
+            key: step.key.clone(),
+            outcome,
+            jobs,
             memory: step::memory_max(self.spec, self.host).unwrap_or(self.host.memory),
             cost: ran.cost,
-            log: &ran.log,
+            log: ran.log.clone(),
         })
     }
 }

@@ -3,10 +3,14 @@
 
 use std::collections::BTreeMap;
 
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use crate::plan::ids::{EnvName, PathBelow, StepKey};
+use crate::plan::record::{Cost, Outcome};
 use crate::plan::resolve::Facts;
 use crate::profile::{MemoryMax, Resources};
+use crate::sys::name::StepName;
 use crate::ui::size;
 
 /// The inputs of the decision.
@@ -25,52 +29,21 @@ pub(crate) struct SizingInputs<'a> {
     pub past: &'a [Past],
 }
 
-/// One run of a step: the relevant part of a row of an env's `metrics.jsonl`.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+/// One run of a step: a row of an env's `metrics.jsonl`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Past {
-    pub time: jiff::Timestamp,
-    pub step: String,
-    pub key: String,
-    /// `done` or `failed`.
-    pub outcome: String,
+    pub time: Timestamp,
+    pub env: EnvName,
+    pub step: StepName,
+    pub key: StepKey,
+    pub outcome: Outcome,
     /// The number of jobs it had.
     pub jobs: u32,
     /// The memory that it could use, in bytes: the machine's, or the env's limit.
-    #[serde(default)]
-    pub memory: Option<u64>,
-    pub cost: Spent,
-}
-
-/// The cost of a step.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-pub struct Spent {
-    /// Wall clock, in milliseconds.
-    pub wall_ms: u64,
-    /// Growth on disk, in bytes.
-    #[serde(default)]
-    pub disk_delta: i64,
-    /// Peak of disk usage above the level at its start, in bytes.
-    #[serde(default)]
-    pub disk_peak: u64,
-    /// Of its container.
-    pub usage: Used,
-}
-
-/// Resource usage of a step's container.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-pub struct Used {
-    /// Processor time, in microseconds.
-    #[serde(default)]
-    pub cpu_us: u64,
-    /// Peak of memory with page cache, in bytes: after memory ran out, about the limit.
-    #[serde(default)]
-    pub memory_peak: Option<u64>,
-    /// Peak of memory without page cache, in bytes.
-    #[serde(default)]
-    pub memory_held: Option<u64>,
-    /// Processes killed because memory ran out.
-    #[serde(default)]
-    pub oom_kills: u64,
+    pub memory: u64,
+    pub cost: Cost,
+    /// Its log, relative to the env's directory.
+    pub log: PathBelow,
 }
 
 /// A number and its reason.
@@ -176,7 +149,7 @@ fn jobs(given: &SizingInputs<'_>, budget: &Figure, memory: u64) -> Figure {
         return least(&jobs, asked.max(1), "asked for".to_owned());
     }
     for (step, run) in last_runs(given.past) {
-        if run.cost.usage.oom_kills > 0 && run.outcome != "done" {
+        if run.cost.usage.oom_kills > 0 && run.outcome != Outcome::Done {
             let why = format!("step `{step}` ran out of memory with {}", run.jobs);
             jobs = least(&jobs, after_out_of_memory(run, memory), why);
         } else if let Some(held) = run.cost.usage.memory_held
@@ -191,17 +164,13 @@ fn jobs(given: &SizingInputs<'_>, budget: &Figure, memory: u64) -> Figure {
 }
 
 /// Returns half the jobs of a run that was out of memory, or as many times that as there is more memory now.
-///
-/// Rows of earlier versions do not have the memory, but the peak is about as much.
 fn after_out_of_memory(run: &Past, memory: u64) -> u32 {
     let half = (run.jobs / 2).max(1);
-    match run.memory.or(run.cost.usage.memory_peak) {
-        Some(then) if (1..memory).contains(&then) => {
-            let jobs = u128::from(half) * u128::from(memory) / u128::from(then);
-            u32::try_from(jobs).unwrap_or(u32::MAX)
-        }
-        _ => half,
+    if !(1..memory).contains(&run.memory) {
+        return half;
     }
+    let jobs = u128::from(half) * u128::from(memory) / u128::from(run.memory);
+    u32::try_from(jobs).unwrap_or(u32::MAX)
 }
 
 fn fitting(memory: u64, per: u64) -> u32 {
@@ -244,7 +213,7 @@ pub(crate) fn forecast<'a>(
     let find = |wanted: &dyn Fn(&Past) -> bool| {
         past.iter()
             .rev()
-            .find(|run| run.outcome == "done" && wanted(run))
+            .find(|run| run.outcome == Outcome::Done && wanted(run))
     };
     steps
         .filter_map(|(step, key)| {
@@ -273,15 +242,17 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn run(step: &str, jobs: u32, outcome: &str) -> Past {
+    fn run(step: &str, jobs: u32, outcome: Outcome) -> Past {
         Past {
-            time: jiff::Timestamp::UNIX_EPOCH,
+            time: Timestamp::UNIX_EPOCH,
+            env: "a".into(),
             step: step.into(),
-            key: format!("k-{step}"),
-            outcome: outcome.into(),
+            key: step.into(),
+            outcome,
             jobs,
-            memory: None,
-            cost: Spent::default(),
+            memory: 64 * GIB,
+            cost: Cost::default(),
+            log: "logs/a.log".into(),
         }
     }
 
@@ -348,7 +319,7 @@ mod tests {
     #[test]
     fn what_happened_before_lowers_jobs_unless_they_are_asked_for() {
         let none = Resources::default();
-        let mut killed = run("math", 16, "failed");
+        let mut killed = run("math", 16, Outcome::Failed);
         killed.cost.usage.oom_kills = 1;
         let sizing = sized(&none, None, std::slice::from_ref(&killed));
         assert_eq!(
@@ -363,19 +334,11 @@ mod tests {
         );
         // Of 64 GiB: as little as then, more, and so much that it says nothing.
         for (then, jobs) in [(64 * GIB, 8), (48 * GIB, 10), (GIB, 16)] {
-            killed.cost.usage.memory_peak = Some(then);
+            killed.memory = then;
             let sizing = sized(&none, None, std::slice::from_ref(&killed));
             assert_eq!(sizing.jobs.value, jobs, "{then}");
         }
-        // Something else than the limit then was reached: there is no more memory now.
-        killed.cost.usage.memory_peak = Some(GIB);
-        killed.memory = Some(64 * GIB);
-        let sizing = sized(&none, None, std::slice::from_ref(&killed));
-        assert_eq!(sizing.jobs.value, 8);
-        killed.memory = Some(32 * GIB);
-        let sizing = sized(&none, None, std::slice::from_ref(&killed));
-        assert_eq!(sizing.jobs.value, 16);
-        let mut done = run("math", 8, "done");
+        let mut done = run("math", 8, Outcome::Done);
         done.cost.usage.memory_held = Some(48 * GIB);
         let sizing = sized(&none, None, &[killed, done]);
         assert_eq!(
@@ -386,12 +349,12 @@ mod tests {
 
     #[test]
     fn time_is_foretold_for_other_jobs() {
-        let mut past = run("math", 4, "done");
+        let mut past = run("math", 4, Outcome::Done);
         past.cost.wall_ms = 11_000;
         past.cost.usage.cpu_us = 40_000_000;
         past.cost.disk_delta = 5;
         past.cost.disk_peak = 9;
-        let past = [past, run("math", 4, "failed")];
+        let past = [past, run("math", 4, Outcome::Failed)];
         let steps = || [("math", "k-new"), ("other", "k")].into_iter();
         let told = forecast(steps(), &past, 8);
         assert_eq!(told.len(), 1);

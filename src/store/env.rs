@@ -19,6 +19,7 @@ use crate::engine::hold::ContainerRecord;
 use crate::engine::session::{self, Retirement};
 use crate::engine::{BuildUser, Root};
 use crate::plan::ids::{EnvName, LayerId, StepKey, TreeId, VolumeId};
+use crate::plan::jobs::Past;
 use crate::plan::record::Record;
 use crate::plan::resolve::Spec;
 use crate::sys::atomic::{self, Survives, random_id};
@@ -234,7 +235,7 @@ impl LockedEnv<'_> {
     }
 
     /// Adds a row to `metrics.jsonl`, which outlives its steps.
-    pub fn add_metrics(&self, row: &impl serde::Serialize) -> Result<()> {
+    pub fn add_metrics(&self, row: &Past) -> Result<()> {
         use std::io::Write as _;
         let mut line = serde_json::to_string(row)
             .map_err(|error| unexpected!("cannot encode metrics").source(error))?;

@@ -198,19 +198,20 @@ impl Store {
         let mut rows = Vec::new();
         for name in self.env_names().unwrap_or_default() {
             let record = self.record(&name).ok().flatten();
-            if record.is_none_or(|record| record.profile != profile) {
-                continue;
+            if record.is_some_and(|record| record.profile == profile) {
+                rows.extend(self.runs(&name));
             }
-            let text = fs::read_to_string(self.env_dir(&name).join("metrics.jsonl"));
-            // Skips lines cut short by a crash or written by another version.
-            rows.extend(
-                text.unwrap_or_default()
-                    .lines()
-                    .filter_map(|line| serde_json::from_str::<Past>(line).ok()),
-            );
         }
         rows.sort_by_key(|row| row.time);
         rows
+    }
+
+    /// Returns the runs of an env's steps. Skips lines cut short by a crash or written by another version.
+    pub(crate) fn runs(&self, env: &EnvName) -> Vec<Past> {
+        let text = fs::read_to_string(self.env_dir(env).join("metrics.jsonl")).unwrap_or_default();
+        let rows = text.lines();
+        rows.filter_map(|line| serde_json::from_str(line).ok())
+            .collect()
     }
 
     /// Returns the file with the machine's budget of jobs.

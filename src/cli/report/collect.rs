@@ -3,11 +3,10 @@
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Seek as _, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use fs_err as fs;
 use jiff::Timestamp;
-use serde::Deserialize;
 
 use super::{Build, Cache, Edge, EnvReport, EnvState, Fact, Run, Space, StepRow, locked};
 use crate::cli::du::class_word;
@@ -17,7 +16,7 @@ use crate::image::fetch::without_login;
 use crate::plan::ids::{EnvName, StepKey};
 use crate::plan::jobs;
 use crate::plan::ninja_log;
-use crate::plan::record::{Cost, Outcome, Record};
+use crate::plan::record::{Outcome, Record};
 use crate::plan::resolve::{Spec, VolumeKind, VolumeSource};
 use crate::plan::samples;
 use crate::store::Store;
@@ -29,18 +28,6 @@ use crate::ui::size;
 /// Lines shown of the failed step's log.
 const TAIL: usize = 20;
 const ROWS: usize = 20;
-
-/// A row of `metrics.jsonl`. Rows of older versions have no log.
-#[derive(Debug, Deserialize)]
-struct Past {
-    time: Timestamp,
-    key: StepKey,
-    outcome: Outcome,
-    jobs: u32,
-    cost: Cost,
-    #[serde(default)]
-    log: Option<PathBuf>,
-}
 
 /// Reads everything that the report of an env shows.
 pub(crate) fn gather(store: &Store, env: &EnvName) -> Result<EnvReport> {
@@ -127,15 +114,11 @@ fn runs(store: &Store, env: &EnvName, record: &Record) -> Vec<Run> {
         .filter_map(|(at, step)| Some((step.key.as_ref()?, at)))
         .collect();
     let directory = store.env_dir(env);
-    let text = fs::read_to_string(directory.join("metrics.jsonl")).unwrap_or_default();
-    // Skips a line cut short by a crash.
-    let rows = text
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Past>(line).ok());
+    let rows = store.runs(env).into_iter();
     let mut runs: Vec<Run> = rows
         .filter_map(|row| {
-            let samples = row.log.map(|log| directory.join(samples_beside(&log)));
-            let samples = samples.and_then(|path| fs::read_to_string(path).ok());
+            let samples = samples_beside(&directory.join(&row.log));
+            let samples = fs::read_to_string(samples).ok();
             Some(Run {
                 step: *places.get(&row.key)?,
                 ended: row.time,
