@@ -68,7 +68,6 @@ fn say(cx: &Context, written: WrittenLock) -> Result<()> {
         path,
         lock,
         changes,
-        was_older,
     } = written;
     let is_new = changes.is_none();
     let changes = changes.unwrap_or_default();
@@ -91,7 +90,6 @@ fn say(cx: &Context, written: WrittenLock) -> Result<()> {
             count(lock.hooks.len(), "hook"),
             count(lock.steps.len(), "step")
         ),
-        (false, true) if was_older => format!("wrote {file}: only its format changed"),
         (false, true) => format!("{file}: nothing changed"),
         (false, false) => {
             // A change that follows from another is not counted.

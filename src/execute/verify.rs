@@ -229,8 +229,8 @@ impl StepComparison<'_> {
             Some(VolumeState::Frozen) => {
                 Tree::At(store.layer_dir(&layer.id).join("volumes").join(name))
             }
-            Some(VolumeState::Absent | VolumeState::Live(None)) => Tree::Lost,
-            Some(VolumeState::Live(Some(id))) => {
+            Some(VolumeState::Absent) => Tree::Lost,
+            Some(VolumeState::Live(id)) => {
                 let record = side.env.known_record()?;
                 let head = &record.head;
                 let from = head.volumes_from();

@@ -19,8 +19,8 @@ pub enum VolumeState {
     Frozen,
     /// The volume was empty.
     Empty,
-    /// Not frozen: the content is in this live volume, if it still exists. Older versions wrote `None` for [`Self::Absent`].
-    Live(#[serde(with = "ids::or_empty")] Option<VolumeId>),
+    /// Not frozen: the content is in this live volume, if it still exists.
+    Live(VolumeId),
     /// Not frozen, and made on another machine.
     Absent,
 }

@@ -23,7 +23,7 @@ pub(crate) enum JournalEntry {
         /// The snapshot it becomes.
         snapshot: Snapshot,
     },
-    /// Discard a fork that has no record yet; earlier versions also removed envs by it.
+    /// Discard a fork that has no record yet.
     Remove {
         /// The env's id, which names its volumes.
         id: EnvId,

@@ -183,7 +183,7 @@ impl LockedEnv<'_> {
         Ok(if self.store.is_volume_empty(id) {
             VolumeState::Empty
         } else {
-            VolumeState::Live(Some(id.clone()))
+            VolumeState::Live(id.clone())
         })
     }
 

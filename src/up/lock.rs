@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::plan::lockfile::{self, LockChange, Lockfile, VERSION};
+use crate::plan::lockfile::{self, LockChange, Lockfile};
 use crate::plan::resolve::VolumeKind;
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::signals::Signals;
@@ -30,8 +30,6 @@ pub(crate) struct WrittenLock {
     pub(crate) lock: Lockfile,
     /// What changed; `None` for a new file.
     pub(crate) changes: Option<Vec<LockChange>>,
-    /// It was of an older format.
-    pub(crate) was_older: bool,
 }
 
 /// Locks a profile; the file is rewritten only if something in it changed.
@@ -86,8 +84,7 @@ pub(crate) fn lock(
     }
     let changes = old.as_ref().map(|old| lockfile::changes(old, &lock));
     // A changed machine description alone is no reason to rewrite the file.
-    let is_older = old.as_ref().is_some_and(|old| old.version < VERSION);
-    if is_older || changes.as_ref().is_none_or(|changes| !changes.is_empty()) {
+    if changes.as_ref().is_none_or(|changes| !changes.is_empty()) {
         lockfile::write(&path, &lock)?;
     }
     store.remember_lock(&path, &lock)?;
@@ -95,7 +92,6 @@ pub(crate) fn lock(
         path,
         lock,
         changes,
-        was_older: is_older,
     })
 }
 

@@ -456,8 +456,8 @@ fn unusable(
     let own = writers.map(|writers| &writers.record.head.volumes);
     layer.volumes.iter().find_map(|(name, state)| {
         let is_own = match state {
-            VolumeState::Live(Some(id)) => own.and_then(|own| own.get(name)) == Some(id),
-            VolumeState::Live(None) | VolumeState::Absent => false,
+            VolumeState::Live(id) => own.and_then(|own| own.get(name)) == Some(id),
+            VolumeState::Absent => false,
             VolumeState::Frozen | VolumeState::Empty => return None,
         };
         if !sees(name) {

@@ -161,25 +161,6 @@ fn two_stores_with_one_lock_file_have_equal_step_keys() {
     b.rockenv(&["up", &name, "--locked", "--offline"]).ok();
     assert_eq!(a.keys(&name), b.keys(&name));
 
-    // A file of the first format means the same, and gets what it had not.
-    let older = text.replacen("\nversion = 2\n", "\nversion = 1\n", 1);
-    let parts = |line: &&str| line.starts_with("[step.parts]");
-    assert_eq!(older.lines().filter(parts).count(), 4);
-    let sections = older
-        .split("\n\n")
-        .filter(|part| !part.starts_with("[step.parts]"));
-    let older = sections.collect::<Vec<_>>().join("\n\n");
-    let file = fs::read_to_string(&lock).unwrap();
-    assert_eq!(file, text);
-    fs::write(&lock, older).unwrap();
-    a.rockenv(&["up", &name, "--locked"])
-        .ok()
-        .says(&["nothing to do"]);
-    a.rockenv(&["lock", &name])
-        .ok()
-        .says(&["only its format changed"]);
-    assert!(fs::read_to_string(&lock).unwrap().contains("[step.parts]"));
-
     // A new commit is taken only when it is asked for.
     let old = a.work().join("old.lock");
     fs::copy(&lock, &old).unwrap();

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use super::steps::{differing, words};
+use super::steps::words;
 use super::{Fetched, LockedFingerprints, LockedImage, LockedSource, LockedStep, Lockfile};
 use crate::image::fetch::without_login;
 use crate::plan::ids::ImageKey;
@@ -248,7 +248,8 @@ pub(crate) fn steps(lock: &Lockfile, spec: &Spec) -> Vec<String> {
         let message = match locked {
             Some(locked) if locked.name == step.name && locked.key == step.key => continue,
             Some(locked) if locked.name == step.name => {
-                let own = differing(&locked.parts, &step.parts);
+                let own = resolve::differing(&locked.parts, &step.parts).cloned();
+                let own: Vec<String> = own.collect();
                 let what = match own.is_empty() {
                     true => "the profile, a parameter or a file that it copies has".to_owned(),
                     false if own.len() == 1 => words(&own) + " has",

@@ -68,16 +68,16 @@ pub(crate) fn parse(text: &str, name: &str) -> Result<Lockfile> {
             .help("rockenv lock PROFILE --file NEW.lock")
     };
     let table: toml::Table = text.parse().map_err(|error| bad(&error))?;
-    // First of all, because later formats are unknown here.
+    // First of all, because other formats are unknown here.
     let version = table.get("version").and_then(toml::Value::as_integer);
     match version {
-        Some(version) if version > i64::from(VERSION) => {
+        Some(version) if version == i64::from(VERSION) => {}
+        Some(version @ 1..) => {
             return Err(invalid!(
-                "`{name}` has format {version}, but this rockenv supports only up to {VERSION}"
+                "`{name}` has format {version}, but this rockenv supports only {VERSION}"
             )
-            .help("use the rockenv version that made it, or a newer one"));
+            .help("use the rockenv version that made it"));
         }
-        Some(1..) => {}
         _ => return Err(bad(&"it has no `version`")),
     }
     let file: Lockfile = toml::from_str(text).map_err(|error| bad(&error))?;
@@ -268,7 +268,11 @@ mod tests {
         for (text, words) in [
             (
                 text.replace("version = 2", "version = 3"),
-                "supports only up to 2",
+                "has format 3, but this rockenv supports only 2",
+            ),
+            (
+                text.replace("version = 2", "version = 1"),
+                "has format 1, but this rockenv supports only 2",
             ),
             (
                 text.replace("version = 2", "version = 0"),

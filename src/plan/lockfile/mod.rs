@@ -32,9 +32,7 @@ use crate::plan::resolve::StepKey;
 use crate::rocm::therock::ArtifactFingerprints;
 use crate::sys::name::StepName;
 
-/// Version of the format. Newer ones are refused, older ones can always be read.
-///
-/// 2 has the parts of steps.
+/// Version of the format. Others are refused.
 pub(crate) const VERSION: u32 = 2;
 
 /// A lock file.

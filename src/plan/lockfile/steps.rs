@@ -1,7 +1,7 @@
 //! Owns finding changes of a lock file's steps: by themselves, or only because of an earlier step or the image, with
 //! a description.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use super::diff::{LockChange, Verb};
 use super::{LockedStep, Lockfile};
@@ -41,7 +41,9 @@ pub(super) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<LockChange> {
                 cause.get_or_insert(format!("step {other}"));
             }
             if old.key != step.key {
-                one.own = differing(&old.parts, &step.parts);
+                one.own = resolve::differing(&old.parts, &step.parts)
+                    .cloned()
+                    .collect();
                 if one.own.is_empty() {
                     one.follows.clone_from(&cause);
                 }
@@ -82,17 +84,6 @@ fn moved<'a>(
         Some(gone) if b.step(gone).is_none() => Some(gone),
         _ => before.or(stood),
     }
-}
-
-/// Returns the names of the parts that differ; none if one of the files is too old to have them.
-pub(super) fn differing(
-    old: &BTreeMap<String, String>,
-    new: &BTreeMap<String, String>,
-) -> Vec<String> {
-    if old.is_empty() || new.is_empty() {
-        return Vec::new();
-    }
-    resolve::differing(old, new).cloned().collect()
 }
 
 /// Names parts of a step: "its script and its input `src`".
@@ -140,6 +131,8 @@ pub(super) fn followers(changes: &[LockChange]) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::super::tests::example;
     use super::super::{changes, describe};
     use super::*;
@@ -221,23 +214,6 @@ mod tests {
         assert!(
             changes.iter().all(|change| change.follows.is_some()),
             "{changes:?}"
-        );
-    }
-
-    #[test]
-    fn a_file_without_parts_names_the_first_step() {
-        let mut old = with("1", &[("a", "1"), ("b", "1")]);
-        let new = with("1", &[("a", "2"), ("b", "1")]);
-        for step in &mut old.steps {
-            step.parts.clear();
-        }
-        let keys = [&old, &new].map(|lock| lock.step("a").unwrap().key[..12].to_owned());
-        assert_eq!(
-            described(&old, &new),
-            [
-                format!("step a: {} -> {}", keys[0], keys[1]),
-                "and the step after `a`: `b`".to_owned()
-            ]
         );
     }
 

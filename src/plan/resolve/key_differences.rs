@@ -29,10 +29,6 @@ pub(crate) fn changed(old: &Step, new: &Step) -> Vec<String> {
 
 /// Returns the changes that only digests reveal.
 fn parts(old: &Step, new: &Step, same_volumes: bool) -> Vec<String> {
-    // An older spec has no parts.
-    if old.parts.is_empty() {
-        return Vec::new();
-    }
     let name = |part: &String| {
         if let Some(input) = part.strip_prefix("input ") {
             return Some(format!("input `{input}`"));

@@ -390,7 +390,7 @@ fn adopt_volumes(
 ) -> Result<Vec<PathBuf>> {
     let damaged = String::from_utf8_lossy(damaged);
     let is_in_layer = |id: &VolumeId| {
-        let live = VolumeState::Live(Some(id.clone()));
+        let live = VolumeState::Live(id.clone());
         let mut layers = inventory.fine_layers();
         layers.any(|layer| layer.volumes.values().any(|state| *state == live))
     };
