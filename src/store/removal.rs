@@ -24,8 +24,8 @@ use crate::tree;
 /// XFS keeps a small directory in its inode, and a full disk has no block for a larger one. So it has nothing else in
 /// it.
 const REMOVED_SNAPSHOTS: &str = "gone";
-/// What a mark's name follows: in its directory, or else beside the record. An older version made no directory, and a
-/// full disk may have no room for one.
+/// What a mark's name follows: in its directory, or else beside the record, as a full disk may have no room for a
+/// directory.
 const PLACES: [&str; 2] = ["gone/", "gone."];
 
 /// Marks all snapshots of the record as removed that are not in `kept`, if the disk is too full for a new record.

@@ -42,12 +42,8 @@ impl Writer {
 
     /// Opens a directory of the calling user. Links on the way to it are the user's own and are followed, with the
     /// user's rights.
-    pub(crate) fn for_caller(
-        directory: &Path,
-        owner: Option<(u32, u32)>,
-        synced: bool,
-    ) -> Result<Self> {
-        Self::with(caller(), directory, owner, synced)
+    pub(crate) fn for_caller(directory: &Path, owner: Option<(u32, u32)>) -> Result<Self> {
+        Self::with(caller(), directory, owner, true)
     }
 
     fn with(

@@ -65,40 +65,35 @@ mod tests {
             Endpoint::of(&Reference::parse(reference).unwrap(), &mirrors)
                 .map(|place| (place.https, place.host, place.repository))
         };
-        let expect =
-            |https, host: &str, repository: &str| (https, host.to_owned(), repository.to_owned());
-        assert_eq!(
-            place("h.example/a/b", None).unwrap(),
-            expect(true, "h.example", "a/b")
-        );
-        assert_eq!(
-            place("127.0.0.1:5000/a", None).unwrap(),
-            expect(false, "127.0.0.1:5000", "a")
-        );
-        assert_eq!(
-            place(
+        let (one, local) = ("h.example", "127.0.0.1:5000");
+        let proxy = "https://m.example:8443/proxy/";
+        for (reference, mirror, expected) in [
+            ("h.example/a/b", None, (true, one, "a/b")),
+            ("127.0.0.1:5000/a", None, (false, local, "a")),
+            (
                 "h.example/a/b",
-                Some(("h.example", "https://m.example:8443/proxy/"))
-            )
-            .unwrap(),
-            expect(true, "m.example:8443", "proxy/a/b")
-        );
-        assert_eq!(
-            place("h.example/a", Some(("h.example", "http://cache"))).unwrap(),
-            expect(false, "cache", "a")
-        );
-        assert_eq!(
-            place(
+                Some((one, proxy)),
+                (true, "m.example:8443", "proxy/a/b"),
+            ),
+            (
+                "h.example/a",
+                Some((one, "http://cache")),
+                (false, "cache", "a"),
+            ),
+            (
                 "127.0.0.1:5000/a",
-                Some(("127.0.0.1:5000", "https://127.0.0.1:5000"))
-            )
-            .unwrap(),
-            expect(true, "127.0.0.1:5000", "a")
-        );
-        assert_eq!(
-            place("h.example/a", Some(("other.example", "http://x.example"))).unwrap(),
-            expect(true, "h.example", "a")
-        );
+                Some((local, "https://127.0.0.1:5000")),
+                (true, local, "a"),
+            ),
+            (
+                "h.example/a",
+                Some(("other.example", "http://x.example")),
+                (true, one, "a"),
+            ),
+        ] {
+            let (https, host, repository) = place(reference, mirror).unwrap();
+            assert_eq!((https, &*host, &*repository), expected);
+        }
         for bad in [
             "m.example",
             "ftp://m.example",

@@ -138,7 +138,7 @@ pub(crate) fn copy(
     directory: &Path,
     owner: Option<(u32, u32)>,
 ) -> Result<()> {
-    let mut writer = Writer::for_caller(directory, owner, true)?;
+    let mut writer = Writer::for_caller(directory, owner)?;
     // Only a file that this export wrote gets another name. Its first name may be one that is left out.
     let mut written: BTreeMap<(&Path, &Path), &Path> = BTreeMap::new();
     let outcome = fresh.iter().try_for_each(|item| {
