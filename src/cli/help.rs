@@ -16,7 +16,7 @@ use crate::ui::text;
 use crate::up::context::Context;
 
 /// The commands in the order of `--help`.
-pub(super) const GROUPS: [(&str, &str); 5] = [
+const GROUPS: [(&str, &str); 5] = [
     (
         "Environments",
         "up plan ls status shell exec env logs report down rm",

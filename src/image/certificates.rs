@@ -128,7 +128,7 @@ impl Authorities {
     }
 
     /// Returns the certificates for a program on the host; `None` if it trusts the machine's authorities anyway.
-    pub(crate) fn for_host(&self) -> Result<Option<String>> {
+    fn for_host(&self) -> Result<Option<String>> {
         match self {
             Self::Host => Ok(None),
             Self::Files(_) => Ok(Some(host().unwrap_or_default() + &self.pem()?)),

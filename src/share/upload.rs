@@ -180,7 +180,7 @@ pub(super) async fn transfer(
     }
 }
 
-pub(super) fn stalled_upload() -> Error {
+fn stalled_upload() -> Error {
     let patience = size::duration(long_patience());
     unavailable!("the registry accepted no data for {patience}")
         .help("run the same command again to resume with this layer")

@@ -339,6 +339,6 @@ fn read_objects(directory: &Path) -> Result<Vec<Object>> {
     Ok(atomic::read_json(&directory.join(OBJECTS))?.unwrap_or_default())
 }
 
-pub(super) fn write_objects(directory: &Path, objects: &[Object]) -> Result<()> {
+fn write_objects(directory: &Path, objects: &[Object]) -> Result<()> {
     atomic::write_json(&directory.join(OBJECTS), &objects)
 }

@@ -32,7 +32,7 @@ impl Tree {
     }
 
     /// Opens without following any link; `None` if there is no such file, or a link is on the way.
-    pub(crate) fn open_strictly(&self, path: &str, flags: OFlag) -> Result<Option<OwnedFd>> {
+    fn open_strictly(&self, path: &str, flags: OFlag) -> Result<Option<OwnedFd>> {
         self.open_with(path, flags, beneath::STRICT)
     }
 

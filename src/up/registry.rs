@@ -273,7 +273,7 @@ pub(crate) fn wanted_image(selection: &Selection) -> SnapshotRef {
 }
 
 /// Returns the keys of the steps that would run and could be pulled, the last one first.
-pub(crate) fn missing_keys(
+fn missing_keys(
     store: &Store,
     gathered: &Gathered<'_>,
     spec: &Spec,

@@ -26,7 +26,7 @@ use crate::sys::error::Result;
 /// Polling interval for a container that was killed.
 const PERIOD: Duration = Duration::from_millis(10);
 /// Where the holder's socket is inside; see [`crate::engine::agent`].
-pub(super) const AGENT_DIRECTORY: &str = "/run/rockenv/agent";
+const AGENT_DIRECTORY: &str = "/run/rockenv/agent";
 /// The socket's name there.
 pub(super) const AGENT_SOCKET: &str = "socket";
 

@@ -66,7 +66,7 @@ impl Object {
     pub(crate) fn remove(&self) -> Result<()> {
         let service = Service::connect(&self.socket)?;
         match &self.what {
-            ObjectFilter::Tree(tree) => service.remove_labelled("tree", tree),
+            ObjectFilter::Tree(tree) => service.remove_tree(tree),
             ObjectFilter::Image(name) => service.remove_image(self.id.as_ref().unwrap_or(name)),
         }
     }
@@ -344,17 +344,14 @@ impl Service {
         self.found(LATE, "remove a container", request).map(drop)
     }
 
-    /// Removes every container and image with a label, whose name is given without the prefix.
+    /// Removes every container and image with the label of a live tree.
     ///
     /// An image with children loses its name, and goes with the last of them.
-    pub fn remove_labelled(&self, label: &str, value: &str) -> Result<()> {
-        if value.is_empty() {
-            return Err(unexpected!("an empty label would fit everything"));
-        }
-        for (container, _) in self.containers(label, value)? {
+    fn remove_tree(&self, tree: &TreeId) -> Result<()> {
+        for (container, _) in self.containers("tree", tree)? {
             self.remove_container(&container)?;
         }
-        for (image, _) in self.images(label, value)? {
+        for (image, _) in self.images("tree", tree)? {
             self.remove_image(&image)?;
         }
         Ok(())

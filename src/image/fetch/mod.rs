@@ -215,10 +215,10 @@ fn built(builder: reqwest::ClientBuilder) -> Result<reqwest::Client> {
         .map_err(|error| unexpected!("cannot make an HTTP client").source(error))
 }
 
-pub(super) const USER_AGENT: &str = concat!("rockenv/", env!("CARGO_PKG_VERSION"));
+const USER_AGENT: &str = concat!("rockenv/", env!("CARGO_PKG_VERSION"));
 
 /// Installs rustls's cryptography, which every client needs.
-pub(super) fn install_cryptography() {
+fn install_cryptography() {
     // Fails only if one is installed already, which is as good.
     drop(rustls::crypto::ring::default_provider().install_default());
 }

@@ -32,7 +32,7 @@ pub(super) fn of(target: Target) -> &'static [&'static str] {
 
 /// Returns the targets of a product, each with the product's full name: one for `780m` or `AMD Radeon RX 7900 XTX`,
 /// several for a name such as `strix`, none for anything else.
-pub(crate) fn by_product(text: &str) -> Vec<(Target, &'static str)> {
+fn by_product(text: &str) -> Vec<(Target, &'static str)> {
     let typed = words(text);
     if typed.is_empty() || text.len() > 80 {
         return Vec::new();

@@ -30,9 +30,9 @@ use crate::sys::error::{Error, Result, ResultExt as _};
 /// A checkout's table of targets.
 pub(crate) const TARGETS: &str = "cmake/therock_amdgpu_targets.cmake";
 /// A user's own targets beside it.
-pub(crate) const CUSTOM_TARGETS: &str = "cmake/therock_custom_amdgpu_targets.cmake";
+const CUSTOM_TARGETS: &str = "cmake/therock_custom_amdgpu_targets.cmake";
 /// A checkout's topology.
-pub(crate) const TOPOLOGY: &str = "BUILD_TOPOLOGY.toml";
+const TOPOLOGY: &str = "BUILD_TOPOLOGY.toml";
 
 /// A checkout's version.
 const VERSION: &str = "version.json";
