@@ -208,7 +208,8 @@ impl Store {
 
     /// Returns the runs of an env's steps. Skips lines cut short by a crash or written by another version.
     pub(crate) fn runs(&self, env: &EnvName) -> Vec<Past> {
-        let text = fs::read_to_string(self.env_dir(env).join("metrics.jsonl")).unwrap_or_default();
+        let path = self.env_dir(env).join("metrics.jsonl");
+        let text = fs::read_to_string(path).unwrap_or_default();
         let rows = text.lines();
         rows.filter_map(|line| serde_json::from_str(line).ok())
             .collect()

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use super::{Examination, Fix, Inventory};
 use crate::engine::docker::{Flavour, Service};
+use crate::plan::ids::{EnvId, TreeId};
 use crate::store::Store;
 use crate::sys::error::Result;
 
@@ -14,9 +15,9 @@ pub struct ContainerItem {
     pub socket: PathBuf,
     pub id: String,
     /// Id of the env that it was made for.
-    pub env: String,
-    /// Its tree; empty if it is none.
-    pub tree: String,
+    pub env: Option<EnvId>,
+    /// Its tree, if it is one.
+    pub tree: Option<TreeId>,
 }
 
 impl Store {
@@ -36,8 +37,8 @@ impl Store {
                         flavour: service.flavour,
                         socket: service.socket.clone(),
                         id: container,
-                        env: label("rockenv.env"),
-                        tree: label("rockenv.tree"),
+                        env: label("rockenv.env").parse().ok(),
+                        tree: label("rockenv.tree").parse().ok(),
                     });
                 }
             }
@@ -55,8 +56,9 @@ impl Examination<'_> {
     pub(super) fn containers(&mut self) {
         for container in &self.store.containers {
             let mut records = self.store.fine_records();
-            let known = records.any(|(_, record)| *record.id == *container.env);
-            if known || self.store.trees.contains(container.tree.as_str()) {
+            let known = records.any(|(_, record)| Some(&record.id) == container.env.as_ref());
+            let tree = container.tree.as_ref();
+            if known || tree.is_some_and(|tree| self.store.trees.contains(tree)) {
                 continue;
             }
             let name = &container.id[..container.id.len().min(12)];
