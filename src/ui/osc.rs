@@ -59,7 +59,8 @@ impl TerminalState {
         match event {
             Event::RunStarted { env, .. } => {
                 self.env = escape(env).into_owned();
-                if self.integration.title {
+                // A later attempt of the same run begins anew; a second one on the stack would stay there.
+                if self.integration.title && self.title.is_none() {
                     // Kept on the terminal's stack until the end.
                     out.push_str("\x1b[22;2t");
                     self.title = Some(String::new());
@@ -167,6 +168,8 @@ mod tests {
         };
         assert_eq!(state.event(&note, 5, Duration::ZERO), "");
         assert_eq!(state.event(&note, 6, Duration::ZERO), "\x1b]9;4;1;6\x1b\\");
+        // Another attempt of the run keeps the title that the terminal had before the first one.
+        assert_eq!(state.event(&started, 6, Duration::ZERO), "");
         assert_eq!(
             state.event(&finished, 6, LONG),
             "\x1b]9;4;0;\x1b\\\x1b[23;2t\x1b]9;rockenv: e\\x1b] failed\x1b\\"
