@@ -100,6 +100,14 @@ impl Reporter {
         });
     }
 
+    /// Ends the moving line of an image or a transfer, which may have no event for its end: a registry that has nothing
+    /// transfers nothing.
+    pub(crate) fn end_line(&self, name: &str) {
+        if let Kind::Bars(bars) = &self.kind {
+            bars.end_line(name);
+        }
+    }
+
     pub(crate) fn emit(&self, event: &Event) {
         self.emit_all(std::slice::from_ref(event));
     }

@@ -270,6 +270,13 @@ impl Bars {
         }
     }
 
+    /// Ends the line of an image or a transfer.
+    pub(super) fn end_line(&self, name: &str) {
+        let mut state = lock(&self.state);
+        self.remove(&mut state, &Key::Image(name.to_owned()));
+        self.remove(&mut state, &Key::Transfer(name.to_owned()));
+    }
+
     /// Ends all movement; returns the closing message.
     pub(super) fn close(&self) -> String {
         let mut state = lock(&self.state);
@@ -512,6 +519,29 @@ mod tests {
         }
         assert!(!text.contains('\x1b'), "{text:?}");
         assert_eq!(last, "`gfx1103` is ready\n");
+    }
+
+    #[test]
+    fn work_without_an_event_for_its_end_leaves_no_line() {
+        let target = ProgressDrawTarget::term_like_with_hz(Box::new(Screen::default()), 255);
+        let bars = Bars::new(&UiSettings::default(), target);
+        bars.event(&Event::Transfer {
+            what: "pull from r".to_owned(),
+            message: String::new(),
+            done: 0,
+            total: None,
+        });
+        bars.event(&Event::Image {
+            image: "base".to_owned(),
+            message: "unpacking".to_owned(),
+            done: None,
+            total: None,
+        });
+        bars.end_line("pull from r");
+        let left: Vec<Key> = lock(&bars.state).lines.keys().cloned().collect();
+        assert_eq!(left, [Key::Image("base".to_owned())]);
+        bars.end_line("base");
+        assert!(lock(&bars.state).lines.is_empty());
     }
 
     #[test]

@@ -173,8 +173,10 @@ impl<'a> Source<'a> {
             reuse: self.reuse,
         };
         let pulled = self.ask(|cx| share::pull(to, &self.repository, wanted, cx));
-        let what = shown(&self.repository);
-        self.task.transfer_finished(what, started);
+        if matches!(pulled, Ok(Some(_))) {
+            let what = shown(&self.repository);
+            self.task.transfer_finished(what, started);
+        }
         if pulled.is_err() {
             self.task.cx.tidy(store)?;
         }

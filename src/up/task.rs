@@ -135,6 +135,8 @@ impl<'a> Task<'a> {
             cancel: cancel.flag(),
         };
         let result = cancel.watch(|| work(&mut cx));
+        let (Subject::Image(name) | Subject::Transfer(name)) = subject;
+        reporter.end_line(name);
         cancel.outcome(result)
     }
 }
