@@ -214,7 +214,8 @@ pub(super) fn title(index: u32, total: u32, name: &str) -> String {
 /// Formats ninja's progress: `1204/3450, 37–46 min left`.
 pub(super) fn ninja(done: u64, total: u64, left_ms: Option<(u64, u64)>) -> String {
     match left_ms {
-        Some((least, most)) if done < total => {
+        // At zero it takes longer than was expected.
+        Some((least, most)) if done < total && most > 0 => {
             let left = size::left(Duration::from_millis(least), Duration::from_millis(most));
             format!("{done}/{total}, {left}")
         }

@@ -343,7 +343,9 @@ impl StepOutput {
         self.reported = Some(at);
         let paced = self.estimate.update(at - self.started, progress);
         let millis = |left: Duration| u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
-        let known = self.left.map(|(left, known)| {
+        // What ran out says nothing any more: the step may have gone on to a build that is not watched.
+        let known = self.left.filter(|(left, known)| left.most > at - *known);
+        let known = known.map(|(left, known)| {
             let rest = |left: Duration| millis(left.saturating_sub(at - known));
             (rest(left.likely), (rest(left.least), rest(left.most)))
         });
@@ -360,6 +362,7 @@ impl StepOutput {
 #[cfg(test)]
 mod tests {
     use super::super::event::{Cost, Outcome, samples};
+    use super::super::plain::ninja;
     use super::super::tests::ui;
     use super::super::{Terminals, UiSettings};
     use super::*;
@@ -452,6 +455,32 @@ mod tests {
         assert!(matches!(events.last(), Some(Event::Finished { .. })));
         let lines = |event: &&Event| matches!(event, Event::Output { .. });
         assert_eq!(events.iter().filter(lines).count(), 34);
+    }
+
+    #[test]
+    fn a_time_left_that_ran_out_is_not_shown() {
+        let (ui, out, _) = ui(UiSettings::default());
+        let mut output = ui.reporter(Format::Json).step_output(1);
+        output.push(Stream::Stdout, b"[1/4] a\n");
+        let mut range = |left: Duration| {
+            output.expect(TimeLeft {
+                least: left,
+                likely: left,
+                most: left,
+            });
+            output.finish();
+            let text = out.text();
+            let events = text.lines().map(serde_json::from_str::<Event>);
+            let mut ranges = events.filter_map(|event| match event.unwrap() {
+                Event::Ninja { range_ms, .. } => Some(range_ms),
+                _ => None,
+            });
+            ranges.next_back().unwrap()
+        };
+        assert!(range(Duration::from_secs(60)).is_some());
+        assert_eq!(range(Duration::ZERO), None);
+        assert_eq!(ninja(1, 4, Some((0, 0))), "1/4");
+        assert_eq!(ninja(1, 4, Some((0, 2000))), "1/4, 0–2 s left");
     }
 
     #[test]
