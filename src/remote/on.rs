@@ -10,10 +10,11 @@ use fs_err as fs;
 use sha2::{Digest as _, Sha256};
 
 use super::received::unpack;
+use super::remote_exec::{FORCE_COLOR, NO_COLOR};
 use super::ssh::{Machine, SshConnection, output};
 use super::transfer::{LATEST, Manifest, send, short};
 use super::tree::{Seen, Tree};
-use crate::store::config::Config;
+use crate::store::config::{Config, Terminal};
 use crate::store::lock::Lock;
 use crate::sys::account::{Existing, become_caller};
 use crate::sys::error::{Result, ResultExt as _};
@@ -41,10 +42,10 @@ const LAST_BLOCK: u64 = 1 << 20;
 /// Runs the command there. The shell turns a signal into an exit code, because ssh reports a signal as a failure of its
 /// own, and 255 into 254, because 255 is ssh's own; Ctrl-C must not end the shell.
 const RUN: &str = r#"cd "$HOME/$1" || exit 1
-program=$HOME/$2 sudo=$3 digest=$4 ci=$5
+program=$HOME/$2 sudo=$3 digest=$4 shown=$5
 shift 5
 trap : HUP INT QUIT TERM
-$sudo "$program" __remote-exec $PPID "$digest" "$ci" "$@"
+$sudo "$program" __remote-exec $PPID "$digest" "$shown" "$@"
 code=$?
 [ $code != 255 ] || code=254
 exit $code"#;
@@ -235,8 +236,8 @@ fn run(
 ) -> Result<u8> {
     let sudo = if request.sudo { "sudo -n" } else { "" };
     let digest = config.current.digest()?.unwrap_or_default();
-    let ci = config.terminal.ci_system.map_or("", System::variable);
-    let mut words = vec![directory, program, sudo, &digest, ci];
+    let shown = variables(&config.terminal);
+    let mut words = vec![directory, program, sudo, &digest, &shown];
     words.extend(request.command.iter().map(String::as_str));
     let terminals = ui.settings().terminals;
     // A terminal there merges stdout and stderr. If they are separate here, they must stay separate.
@@ -273,6 +274,21 @@ fn run(
         Some(code) if !SshConnection::is_failure(status) => Ok(u8::try_from(code).unwrap_or(1)),
         _ => ssh.judge("run rockenv", status).map(|()| 0),
     }
+}
+
+/// Names the variables that tell the command there how its output is shown here: ssh hands none of them on.
+fn variables(terminal: &Terminal) -> String {
+    let colors = [
+        (NO_COLOR, terminal.no_color),
+        (FORCE_COLOR, terminal.force_color),
+    ];
+    let colors = colors.iter().filter(|(_, is_set)| *is_set);
+    let system = terminal.ci_system.map(System::variable);
+    let names: Vec<&str> = system
+        .into_iter()
+        .chain(colors.map(|(name, _)| *name))
+        .collect();
+    names.join(",")
 }
 
 /// Shows the output of a script; returns whether there was any script.

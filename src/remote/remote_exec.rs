@@ -18,11 +18,15 @@ use crate::sys::host::{Host, working_directory};
 use crate::sys::trust;
 use crate::ui::ci::System;
 
-/// `__remote-exec PID DIGEST CI ARGUMENT...`: becomes rockenv with these arguments, which gets a signal when the process
-/// ends. If DIGEST is not empty, the received files apply, and must be those that apply on the sending machine. CI is the
-/// variable of the CI system that shows the output, if one does.
+/// Variables that decide about colours.
+pub(super) const NO_COLOR: &str = "NO_COLOR";
+pub(super) const FORCE_COLOR: &str = "CLICOLOR_FORCE";
+
+/// `__remote-exec PID DIGEST SHOWN ARGUMENT...`: becomes rockenv with these arguments, which gets a signal when the
+/// process ends. If DIGEST is not empty, the received files apply, and must be those that apply on the sending machine.
+/// SHOWN names variables of that machine, separated by commas: of the CI system that shows the output, and of colours.
 pub(crate) fn remote_exec(arguments: &[String]) -> Result<()> {
-    let [session, digest, ci, arguments @ ..] = arguments else {
+    let [session, digest, shown, arguments @ ..] = arguments else {
         return Err(usage());
     };
     if !digest.is_empty() && trust::digest(&working_directory()?)? != *digest {
@@ -43,9 +47,12 @@ pub(crate) fn remote_exec(arguments: &[String]) -> Result<()> {
     let mut command = Command::new(&program);
     command.arg0("rockenv").args(arguments);
     command.env(trust::DIGEST_VARIABLE, digest);
-    // It obeys lines of the output, whose writer must know that.
-    if let Some(system) = System::ALL.iter().find(|system| system.variable() == ci) {
-        command.env(system.variable(), "true");
+    // A CI system obeys lines of the output, whose writer must know that.
+    let known = System::ALL.map(System::variable).into_iter();
+    for name in known.chain([NO_COLOR, FORCE_COLOR]) {
+        if shown.split(',').any(|shown| shown == name) {
+            command.env(name, "true");
+        }
     }
     Err(command.exec()).context(|| "cannot start rockenv".to_owned())
 }

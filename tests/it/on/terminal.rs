@@ -7,7 +7,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::{Other, ssh_of};
-use crate::support::run::{Background, processes_called, wait_until};
+use crate::support::run::{Background, finish, processes_called, wait_until};
 use crate::support::terminal::Terminal;
 
 #[test]
@@ -116,4 +116,23 @@ fn exec_and_shell_have_input_and_a_terminal() {
     terminal.write("n\n");
     terminal.wait(2);
     other.on(&["rm", "--yes", env]).ok();
+}
+
+#[test]
+fn colours_there_are_as_asked_for_here() {
+    let other = Other::new();
+    let with = |name: &str| {
+        let mut command = other.command(&["status", "absent"]);
+        command.env(name, "1");
+        command
+    };
+    let red = "\x1b[1;31merror:";
+    for (name, shown) in [("NO_COLOR", "error: "), ("LANG", red)] {
+        let mut terminal = Terminal::start(with(name), 33, 101);
+        terminal.expect(shown);
+        terminal.wait(7);
+    }
+    for (name, shown) in [("CLICOLOR_FORCE", red), ("LANG", "error: ")] {
+        finish(name.to_owned(), with(name)).exits(7).says(&[shown]);
+    }
 }
