@@ -5,6 +5,7 @@ use std::io::{self, Read, Write as _};
 use std::os::fd::AsFd;
 use std::path::{Component, Path, PathBuf};
 use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use fs_err as fs;
 use sha2::{Digest as _, Sha256};
@@ -36,6 +37,8 @@ const ALWAYS: [&str; 3] = ["profiles", "images", "hooks"];
 /// What the name of a directory begins with that files arrive in, and the number of letters after that.
 const ARRIVAL: &str = ".rockenv-fetch-";
 const RANDOM: usize = 6;
+/// How long a fetch may take before it is told.
+const SILENCE: Duration = Duration::from_secs(2);
 /// More than tar adds to the end of an archive.
 const LAST_BLOCK: u64 = 1 << 20;
 
@@ -94,11 +97,11 @@ pub(crate) fn on(ui: &Ui, config: &Config, request: &RemoteRequest<'_>) -> Resul
     );
     if request.command.is_empty() && request.send.is_empty() {
         let latest = format!("{place}/{LATEST}");
-        return fetch_all(&ssh, &latest, &working, request.fetch).map(|()| 0);
+        return fetch_all(ui, &ssh, &latest, &working, request.fetch).map(|()| 0);
     }
     let manifest = manifest(&working, request.send)?;
     let program = send_program(ui, &ssh)?;
-    let received = send(&ssh, &program, &place, &working, &manifest)?;
+    let received = send(ui, &ssh, &program, &place, &working, &manifest)?;
     if let Some((directory, path)) = received.changed {
         ui.note(&format!(
             "`{}` was changed on {} since it was sent: keeping it in `~/{place}/{directory}`",
@@ -112,7 +115,7 @@ pub(crate) fn on(ui: &Ui, config: &Config, request: &RemoteRequest<'_>) -> Resul
         false => run(ui, config, &ssh, &directory, &program, request)?,
     };
     if code == 0 {
-        fetch_all(&ssh, &directory, &working, request.fetch)?;
+        fetch_all(ui, &ssh, &directory, &working, request.fetch)?;
     }
     Ok(code)
 }
@@ -329,6 +332,7 @@ fn check_sudo(ssh: &SshConnection<'_>, options: &[&str], program: &str) -> Resul
 
 /// Fetches all paths. A signal ends it, so that files that arrived in part are removed.
 fn fetch_all(
+    ui: &Ui,
     ssh: &SshConnection<'_>,
     directory: &str,
     working: &Path,
@@ -340,7 +344,7 @@ fn fetch_all(
     let signals = Signals::take()?;
     let cancel = Cancel::new(&signals);
     paths.iter().try_for_each(|path| {
-        let fetched = fetch(ssh, directory, working, path, &signals);
+        let fetched = fetch(ui, ssh, directory, working, path, &signals);
         // Ctrl-C ends ssh too, which may be seen first.
         cancel.poll();
         cancel.outcome(fetched)
@@ -351,15 +355,24 @@ fn fetch_all(
 struct UntilSignal<'a, R> {
     from: R,
     signals: &'a Signals,
+    ui: &'a Ui,
+    begun: Instant,
+    /// What it does, until it was told because it takes long.
+    what: Option<String>,
 }
 
 impl<R: Read + AsFd> Read for UntilSignal<'_, R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let [signal, _] = readable([Some(self.signals.as_fd()), Some(self.from.as_fd())], None)?;
-        match signal {
-            true => Err(io::Error::other("interrupted")),
-            false => self.from.read(into),
+        if signal {
+            return Err(io::Error::other("interrupted"));
         }
+        if self.begun.elapsed() > SILENCE
+            && let Some(what) = self.what.take()
+        {
+            self.ui.note(&what);
+        }
+        self.from.read(into)
     }
 }
 
@@ -396,6 +409,7 @@ fn make_arrival(working: &Path) -> Result<(tempfile::TempDir, Option<Lock>)> {
 
 /// Fetches a file or directory, all or nothing.
 fn fetch(
+    ui: &Ui,
     ssh: &SshConnection<'_>,
     directory: &str,
     working: &Path,
@@ -414,7 +428,14 @@ fn fetch(
     let mut child = ssh.start(command)?;
     let mut is_sent = false;
     let unpacked = child.stdout.take().map_or(Ok(()), |from| {
-        let Some(mut from) = output(UntilSignal { from, signals })? else {
+        let from = UntilSignal {
+            from,
+            signals,
+            ui,
+            begun: Instant::now(),
+            what: Some(format!("fetching `{name}` from {}", ssh.machine)),
+        };
+        let Some(mut from) = output(from)? else {
             return Ok(());
         };
         is_sent = true;

@@ -22,9 +22,12 @@ use crate::store::lock::Lock;
 use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::trust;
 use crate::tree::{file, remove_tree};
+use crate::ui::{Ui, size};
 
 /// The link to the directory of the last command.
 pub(crate) const LATEST: &str = "latest";
+/// Bytes that may take seconds to send.
+const LARGE: u64 = 1 << 20;
 /// How long to wait for another sender.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -47,6 +50,7 @@ pub(crate) fn short(bytes: &[u8]) -> String {
 
 /// Sends files below `working` into a directory below `place` on the other machine.
 pub(crate) fn send(
+    ui: &Ui,
     ssh: &SshConnection<'_>,
     program: &str,
     place: &str,
@@ -59,6 +63,12 @@ pub(crate) fn send(
         write_line(&mut pipe, manifest)?;
         let mut reply = BufReader::new(reply);
         let missing: Vec<PathBuf> = read_line(&mut reply)?;
+        let seen = missing.iter().filter_map(|path| manifest.get(path));
+        let bytes = seen.map(Seen::size).sum::<u64>();
+        if bytes >= LARGE {
+            let bytes = size::bytes(bytes);
+            ui.note(&format!("sending {bytes} to {}", ssh.machine));
+        }
         if !missing.is_empty() {
             let mut archive = tar::Builder::new(&mut pipe);
             archive.follow_symlinks(false);

@@ -45,6 +45,16 @@ pub(crate) enum Seen {
     Other,
 }
 
+impl Seen {
+    /// Returns the bytes of its content.
+    pub(crate) fn size(&self) -> u64 {
+        match self {
+            Self::Is(state) => state.size,
+            Self::Absent | Self::Directory | Self::Other => 0,
+        }
+    }
+}
+
 /// An open directory.
 #[derive(Debug)]
 pub(crate) struct Tree {

@@ -3,6 +3,7 @@
 mod ending;
 mod login_shell;
 mod terminal;
+mod transfer;
 
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd as _;

@@ -1,0 +1,33 @@
+//! What is told of files on their way.
+
+use std::path::Path;
+
+use fs_err as fs;
+
+use super::login_shell::fake_ssh;
+use crate::support::env::TestStore;
+use crate::support::run::finish;
+
+#[test]
+fn what_takes_long_is_told() {
+    let store = TestStore::new();
+    let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let fast = fake_ssh(&store, "fast", "exec sh");
+    let slow = fake_ssh(&store, "slow", "sleep 3; exec sh");
+    let on = |ssh: &Path, words: &[&str]| {
+        let mut command = store.command(&[&["on", "ssh://there"], words].concat());
+        command.env_remove("SUDO_UID").env_remove("SUDO_GID");
+        command.env("ROCKENV_SSH", ssh).env("HOME", home.path());
+        finish(words.join(" "), command).ok()
+    };
+    let data = store.work().join("data");
+    fs::write(&data, vec![0_u8; 2 << 20]).unwrap();
+    let sending = "sending 2.0 MiB to there";
+    on(&fast, &["--send", "data"]).says(&[sending]);
+    let again = on(&fast, &["--send", "data"]);
+    assert!(!again.err.contains(sending), "{}", again.err);
+    let fetching = "fetching `data` from there";
+    let at_once = on(&fast, &["--fetch", "data"]);
+    assert!(!at_once.err.contains(fetching), "{}", at_once.err);
+    on(&slow, &["--fetch", "data"]).says(&[fetching]);
+}
