@@ -213,6 +213,10 @@ impl UpOptions {
     /// Returns the command that resumes where this one ended.
     pub(crate) fn resume_command(&self) -> String {
         let mut text = self.plan.up_command(&self.plan.request("up"));
+        // The machine has no more memory by then.
+        if self.force {
+            text.push_str(" --force");
+        }
         if self.ephemeral {
             text.push_str(" --ephemeral");
         }
@@ -284,5 +288,31 @@ pub(super) fn rest(profile: &Profile, step: &str, asked: StepOptions) -> StepOpt
         until: asked.until,
         rerun,
         clean: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(Debug, clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        up: UpOptions,
+    }
+
+    #[test]
+    fn what_was_forced_is_forced_again() {
+        let resume = |line: &str| {
+            let line = Line::try_parse_from(line.split(' ')).unwrap();
+            line.up.resume_command()
+        };
+        assert_eq!(resume("rockenv p"), "rockenv up p");
+        assert_eq!(
+            resume("rockenv p --ephemeral --force"),
+            "rockenv up p --force --ephemeral"
+        );
     }
 }
