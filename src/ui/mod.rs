@@ -22,12 +22,15 @@ pub(crate) mod text;
 use std::borrow::Cow;
 use std::fmt;
 use std::io::{self, BufRead as _, IsTerminal as _, Write};
+use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::readable::readable;
+use crate::sys::signals;
 use ci::{Level, Sections};
 pub(crate) use json::object;
 pub(crate) use osc::Integration;
@@ -498,8 +501,15 @@ impl Ui {
         }
         self.flush();
         self.write_err(&format!("{question} [y/N] "));
+        let stdin = io::stdin();
+        // Ctrl-C does not end a command that has taken the signals.
+        let [is_told_to_stop, _] = readable([signals::taken(), Some(stdin.as_fd())], None)?;
+        if is_told_to_stop {
+            self.write_err("\n");
+            return Err(Error::new(Kind::Signal(2), "interrupted"));
+        }
         let mut answer = String::new();
-        io::stdin()
+        stdin
             .lock()
             .read_line(&mut answer)
             .context(|| "cannot read the answer".to_owned())?;

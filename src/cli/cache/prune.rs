@@ -10,7 +10,7 @@ use crate::profile::value;
 use crate::share::{self, Keep, PrunePlan};
 use crate::store::Store;
 use crate::sys::error::Result;
-use crate::sys::signals::Signals;
+use crate::sys::signals::{Cancel, Signals};
 use crate::ui::table::Table;
 use crate::ui::{Format, object, size};
 use crate::up::context::Context;
@@ -50,7 +50,10 @@ pub(super) fn prune(cx: &Context, args: &PruneArgs) -> Result<()> {
     let mut removed = plan.removed.clone();
     if !args.dry_run && !plan.removed.is_empty() {
         let tags = size::count(plan.removed.len(), "tag");
-        cx.confirm(&format!("remove {tags} from {repository}?"))?;
+        let cancel = Cancel::new(&signals);
+        let agreed = cx.confirm(&format!("remove {tags} from {repository}?"));
+        cancel.poll();
+        cancel.outcome(agreed)?;
         let label = format!("remove from {repository}");
         removed = task.with_progress(Subject::Transfer(&label), |cx| {
             share::remove(&repository, &plan, cx)

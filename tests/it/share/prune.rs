@@ -11,6 +11,7 @@ use super::proxy::{Fault, Proxy};
 use crate::support::env::TestStore;
 use crate::support::registry::http;
 use crate::support::run::Ran;
+use crate::support::terminal::Terminal;
 
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 
@@ -174,6 +175,20 @@ fn what_no_env_lock_file_or_recent_build_names_is_removed() {
         .ok()
         .prints("nothing to remove; 6 of rockenv kept, 1 of others");
     assert_eq!(pushed.new.len(), 2);
+}
+
+#[test]
+fn ctrl_c_ends_the_question() {
+    let pushed = Pushed::new();
+    let tags = pushed.tags();
+    let words = ["cache", "prune", "--registry", "--older-than", "1s"];
+    let mut command = pushed.two.one.command(&words);
+    command.env("ROCKENV_REGISTRY", pushed.two.repository());
+    let mut terminal = Terminal::start(command, 33, 101);
+    terminal.expect("[y/N]");
+    terminal.write("\x03");
+    terminal.wait(130);
+    assert_eq!(pushed.tags(), tags);
 }
 
 /// While the question is open, somebody gives another snapshot a name that stays.
