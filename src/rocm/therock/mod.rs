@@ -164,6 +164,9 @@ fn content(directory: &Path, below: &Path, largest: u64) -> Result<Option<Vec<u8
     Ok(Some(bytes))
 }
 
+/// Characters of a line that an error shows.
+const SHOWN: usize = 160;
+
 /// Makes an error that shows its place in a text: `FILE:LINE:COLUMN: MESSAGE`, with the line and a mark below it.
 fn error_at(file: &str, text: &str, span: std::ops::Range<usize>, message: &str) -> Error {
     let boundary = |mut at: usize| {
@@ -187,11 +190,19 @@ fn error_at(file: &str, text: &str, span: std::ops::Range<usize>, message: &str)
         .count();
     let shown: String = line
         .chars()
-        .take(160)
+        .take(SHOWN)
         .map(|c| if c == '\t' { ' ' } else { c })
         .collect();
-    let mark = format!("{}{}", " ".repeat(column - 1), "^".repeat(width.max(1)));
-    invalid!("{file}:{number}:{column}: {message}").source(format!("{shown}\n{mark}"))
+    let before = column - 1;
+    let shown = match before < SHOWN {
+        true => {
+            let mark = "^".repeat(width.clamp(1, SHOWN - before));
+            format!("{shown}\n{}{mark}", " ".repeat(before))
+        }
+        // There is nothing to mark: a line may have millions of characters.
+        false => shown,
+    };
+    invalid!("{file}:{number}:{column}: {message}").source(shown)
 }
 
 #[cfg(test)]
@@ -199,6 +210,18 @@ mod tests {
     use fs_err as fs;
 
     use super::*;
+
+    #[test]
+    fn a_mark_is_no_longer_than_the_line_that_is_shown() {
+        let text = "x".repeat(1 << 20);
+        let end = text.len();
+        for (start, marked) in [(5, SHOWN - 5), (SHOWN - 1, 1), (SHOWN, 0), (end - 1, 0)] {
+            let error = error_at("f.cmake", &text, start..end, "wrong");
+            let shown = &error.chain()[1];
+            assert_eq!(shown.matches('^').count(), marked, "{start}");
+            assert!(shown.len() <= 2 * SHOWN + 1, "{start}");
+        }
+    }
 
     #[test]
     fn links_and_pipes_in_a_checkout_are_not_read() {
