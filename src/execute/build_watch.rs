@@ -50,8 +50,9 @@ struct Build {
     /// When its log was last read.
     modified: Option<SystemTime>,
     ended: usize,
-    /// When its ninja began.
-    began: Option<SystemTime>,
+    /// How long its ninja had been running when its log was read, and when that was. From then on by a clock that
+    /// stands still while the machine is suspended, and that nobody sets.
+    ran: Option<(Duration, Instant)>,
 }
 
 impl<'a> BuildWatch<'a> {
@@ -111,7 +112,7 @@ impl<'a> BuildWatch<'a> {
                     && Instant::now() < until
                     && let Some(log) = build_logs::read(top, &below)
                 {
-                    build.take(log);
+                    build.take(log, SystemTime::now());
                 }
             }
         }
@@ -120,10 +121,11 @@ impl<'a> BuildWatch<'a> {
     fn estimate(&mut self, progress: NinjaProgress) -> Option<TimeLeft> {
         let until = Instant::now() + LONGEST;
         let active = self.builds.values().filter(|build| build.ended > 0).count();
-        let now = SystemTime::now();
         let mut all: Option<TimeLeft> = None;
         for ((at, below), build) in &mut self.builds {
-            let Some(began) = build.began else { continue };
+            if build.ran.is_none() {
+                continue;
+            }
             if build.too_large || Instant::now() > until {
                 return None;
             }
@@ -151,13 +153,13 @@ impl<'a> BuildWatch<'a> {
                 // Read it again, for the new forecast.
                 build.modified = None;
                 let log = build_logs::read(top, below)?;
-                build.take(log);
+                build.take(log, SystemTime::now());
             }
             let (_, forecast) = build.forecast.as_ref()?;
             if build.ended < KNOWN && build.before.is_empty() {
                 continue;
             }
-            let since = now.duration_since(began).unwrap_or_default();
+            let since = build.since(Instant::now())?;
             let left = forecast.left(since, build.ended, self.jobs);
             // Nested builds share the jobs, and the outer one waits for them.
             if all.is_none_or(|most| most.likely < left.likely) {
@@ -169,8 +171,14 @@ impl<'a> BuildWatch<'a> {
 }
 
 impl Build {
-    /// Takes what has ended since the step began.
-    fn take(&mut self, log: BuildLog) {
+    /// Returns how long its ninja has been running.
+    fn since(&self, now: Instant) -> Option<Duration> {
+        let (ran, read) = self.ran?;
+        Some(ran + now.saturating_duration_since(read))
+    }
+
+    /// Takes what has ended since the step began, from a log that was read at `now`.
+    fn take(&mut self, log: BuildLog, now: SystemTime) {
         self.modified = Some(log.modified);
         let before: HashSet<&Command> = self.before.iter().collect();
         let new = log
@@ -194,7 +202,35 @@ impl Build {
         if ended > 0 {
             self.ended = ended;
             // Its last line was written when that command ended.
-            self.began = log.modified.checked_sub(Duration::from_millis(last));
+            let began = log.modified.checked_sub(Duration::from_millis(last));
+            let ran = began.map(|began| now.duration_since(began).unwrap_or_default());
+            self.ran = ran.map(|ran| (ran, Instant::now()));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_build_does_not_run_while_the_machine_is_suspended() {
+        let modified = SystemTime::now();
+        let seconds = Duration::from_secs;
+        let log = BuildLog {
+            modified,
+            commands: vec![Command {
+                output: "a.o".to_owned(),
+                ended_ms: 4000,
+                took_ms: 1000,
+            }],
+        };
+        let mut build = Build::default();
+        assert_eq!(build.since(Instant::now()), None);
+        build.take(log, modified + seconds(1));
+        // Whatever the time of day is by now.
+        let (_, read) = build.ran.unwrap();
+        assert_eq!(build.since(read), Some(seconds(5)));
+        assert_eq!(build.since(read + seconds(60)), Some(seconds(65)));
     }
 }
