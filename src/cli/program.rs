@@ -13,6 +13,7 @@ use crate::image::{certificates, fetch};
 use crate::rocm::target::Learned;
 use crate::rocm::{gpu, target};
 use crate::store::config::Config;
+use crate::store::lock;
 use crate::sys::account;
 use crate::sys::error::{Kind, Result};
 use crate::sys::shell::quoted_path;
@@ -66,6 +67,8 @@ pub(crate) fn run() -> ExitCode {
         ui = Ui::new(settings(&cli.global, Some(&config)));
         certificates::configure(config.authorities.clone());
         fetch::configure(config.http_timeout);
+        let shown = ui.clone();
+        lock::show_waits(Box::new(move |text: &str| shown.note(text)));
         let cx = Context {
             config,
             ui: ui.clone(),

@@ -55,6 +55,7 @@ pub(super) fn lock_alone(
     let begun = Instant::now();
     let mut deadline = begun + wait;
     let mut piece = Duration::ZERO;
+    let mut waiting = super::lock::Wait::begin();
     loop {
         match Lock::exclusive(&path, &what, verb, piece) {
             Err(error) if error.kind() == Kind::Busy => {
@@ -68,6 +69,7 @@ pub(super) fn lock_alone(
                 if Instant::now() >= deadline {
                     return Err(error);
                 }
+                waiting.tell(&path, &what);
             }
             other => return other,
         }
@@ -75,7 +77,7 @@ pub(super) fn lock_alone(
     }
 }
 
-fn env_named(name: &EnvName) -> String {
+pub(crate) fn env_named(name: &EnvName) -> String {
     format!("env `{name}`")
 }
 

@@ -5,6 +5,7 @@
 use std::io::{ErrorKind, Seek as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use fs_err as fs;
@@ -19,6 +20,52 @@ pub(crate) const WAIT: Duration = Duration::from_secs(5);
 
 /// The same for the store's: nobody keeps it for as long as a command runs, but trees are copied under it.
 pub(super) const STORE_WAIT: Duration = Duration::from_secs(120);
+
+/// How long a command waits for a lock before it says so: most waits are over by then.
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// Shows the user a text.
+type Show = Box<dyn Fn(&str) + Send + Sync>;
+
+static SHOW: OnceLock<Show> = OnceLock::new();
+
+/// Sets what shows the user that a command waits for a lock, once: locks are taken where nothing prints.
+pub(crate) fn show_waits(show: Show) {
+    SHOW.set(show).ok();
+}
+
+/// A wait for a lock.
+#[derive(Debug)]
+pub(crate) struct Wait {
+    begun: Instant,
+    is_told: bool,
+}
+
+impl Wait {
+    pub(crate) fn begin() -> Self {
+        Self {
+            begun: Instant::now(),
+            is_told: false,
+        }
+    }
+
+    /// Tells the user about it, once, if it is longer than a moment: `what` is waited for, whose lock is at `path`.
+    pub(crate) fn tell(&mut self, path: &Path, what: &str) {
+        if let Some(text) = self.text(path, what)
+            && let Some(show) = SHOW.get()
+        {
+            show(&text);
+        }
+    }
+
+    fn text(&mut self, path: &Path, what: &str) -> Option<String> {
+        if self.is_told || self.begun.elapsed() < SILENCE {
+            return None;
+        }
+        self.is_told = true;
+        Some(format!("waiting for {what}, held by {}", holder_named(path)))
+    }
+}
 
 /// How many times [`holder`] reads the list of locks before it says that nobody has one.
 const LOOKS: usize = 3;
@@ -48,6 +95,7 @@ impl Lock {
     /// Takes the lock at `path` exclusively for `verb`, or fails with the holder's name after `wait`.
     pub fn exclusive(path: &Path, what: &str, verb: &str, wait: Duration) -> Result<Self> {
         let deadline = Instant::now() + wait;
+        let mut wait = Wait::begin();
         loop {
             if let Some(mut lock) = Self::try_exclusive(path)? {
                 lock.sign(verb)?;
@@ -56,6 +104,7 @@ impl Lock {
             if Instant::now() >= deadline {
                 return Err(busy(path, what));
             }
+            wait.tell(path, what);
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -103,10 +152,12 @@ impl Lock {
     pub fn shared(path: &Path, what: &str, wait: Duration) -> Result<Self> {
         let file = open(path)?;
         let deadline = Instant::now() + wait;
+        let mut wait = Wait::begin();
         loop {
             match file.file().try_lock_shared() {
                 Ok(()) => return Ok(Self { file }),
                 Err(std::fs::TryLockError::WouldBlock) if Instant::now() < deadline => {
+                    wait.tell(path, what);
                     std::thread::sleep(Duration::from_millis(2));
                 }
                 Err(std::fs::TryLockError::WouldBlock) => return Err(busy(path, what)),
@@ -142,7 +193,7 @@ pub(crate) fn holder(path: &Path) -> Option<Holder> {
     // The list comes in parts, and lacks an entry if another lock ends between two of them.
     (0..LOOKS)
         .filter_map(|_| fs::read_to_string("/proc/locks").ok())
-        .any(|locks| is_locked(&locks, inode, holder.pid))
+        .any(|locks| takers(&locks, inode, "WRITE").any(|pid| pid == holder.pid))
         .then_some(holder)
 }
 
@@ -156,18 +207,26 @@ pub(super) fn signer_is_gone(path: &Path) -> bool {
     signer(path).is_some_and(|holder| !Path::new(&format!("/proc/{}", holder.pid)).exists())
 }
 
-/// Looks for an exclusive lock in `/proc/locks`: `1: FLOCK  ADVISORY  WRITE 4242 fe:00:131 0 EOF`.
+/// Returns a process that has the lock at `path` together with other readers, who do not sign it.
+fn reader(path: &Path) -> Option<u32> {
+    use std::os::unix::fs::MetadataExt as _;
+    let inode = fs::metadata(path).ok()?.ino();
+    let locks = fs::read_to_string("/proc/locks").ok()?;
+    takers(&locks, inode, "READ").next()
+}
+
+/// Returns the processes with a lock of a kind in `/proc/locks`: `1: FLOCK  ADVISORY  WRITE 4242 fe:00:131 0 EOF`.
 ///
 /// The device is not compared, because btrfs reports another one there than for the file. The process that took the
 /// lock is named even if only its children still hold it.
-fn is_locked(locks: &str, inode: u64, pid: u32) -> bool {
-    locks.lines().any(|line| {
+fn takers(locks: &str, inode: u64, kind: &str) -> impl Iterator<Item = u32> {
+    locks.lines().filter_map(move |line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
-        let [_, "FLOCK", _, "WRITE", taker, place, ..] = fields[..] else {
-            return false;
+        let [_, "FLOCK", _, access, taker, place, ..] = fields[..] else {
+            return None;
         };
-        taker.parse() == Ok(pid)
-            && place.rsplit(':').next().and_then(|text| text.parse().ok()) == Some(inode)
+        let at = place.rsplit(':').next()?.parse::<u64>().ok()?;
+        (access == kind && at == inode).then(|| taker.parse::<u32>().ok())?
     })
 }
 
@@ -201,8 +260,13 @@ pub(super) fn read_only(path: &Path, error: std::io::Error) -> Error {
     ))
 }
 
-/// Names the last process that took a lock, for messages.
+/// Names the process that has a lock, or else the last one that took it alone, for messages.
 fn holder_named(path: &Path) -> String {
+    if holder(path).is_none()
+        && let Some(pid) = reader(path)
+    {
+        return format!("another command (process {pid})");
+    }
     match signer(path) {
         Some(holder) => format!(
             "`rockenv {}` (process {}, since {})",
@@ -263,6 +327,34 @@ mod tests {
         drop(Lock::exclusive(&path, "env `a`", "rm", WAIT * 20).unwrap());
         let until = Instant::now() + WAIT * 20;
         while holder(&path).is_some() {
+            assert!(Instant::now() < until);
+        }
+    }
+
+    #[test]
+    fn a_long_wait_is_told_once_with_the_holder() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("lock");
+        let own = std::process::id();
+        let long = || Wait {
+            begun: Instant::now().checked_sub(SILENCE).unwrap(),
+            is_told: false,
+        };
+        let first = Lock::exclusive(&path, "the store", "gc", WAIT).unwrap();
+        assert_eq!(Wait::begin().text(&path, "the store"), None);
+        let mut wait = long();
+        let told = wait.text(&path, "the store").unwrap();
+        let start = "waiting for the store, held by `rockenv gc` (process";
+        let start = format!("{start} {own}, since ");
+        assert!(told.starts_with(&start), "{told}");
+        assert_eq!(wait.text(&path, "the store"), None);
+        drop(first);
+        // Readers do not sign: the last one that took it alone is not the holder.
+        let _shared = Lock::shared(&path, "the store", WAIT * 20).unwrap();
+        // A program that another test is just starting has the first lock too, until it is that program.
+        let expected = format!("waiting for the store, held by another command (process {own})");
+        let until = Instant::now() + WAIT * 20;
+        while long().text(&path, "the store").as_ref() != Some(&expected) {
             assert!(Instant::now() < until);
         }
     }

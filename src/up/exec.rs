@@ -18,7 +18,8 @@ use crate::image::certificates;
 use crate::plan::ids::EnvName;
 use crate::plan::resolve::{self, Spec, VolumeKind};
 use crate::rocm::gpu::{self, Choice, Device, Selector};
-use crate::store::lock::Holder;
+use crate::store::env::env_named;
+use crate::store::lock::{self, Holder};
 use crate::store::{LockedEnv, Store, source};
 use crate::sys::error::{Kind, Result};
 use crate::sys::host::Host;
@@ -76,6 +77,7 @@ impl Job {
 pub(crate) fn run(cx: &Context, job: &Job) -> Result<u8> {
     let Job { host, store, .. } = job;
     let started = Instant::now();
+    let mut wait = lock::Wait::begin();
     loop {
         // A running container has another tree than the failed step's, and no device can be added to it. One that waits
         // ends when the lock is taken.
@@ -104,6 +106,8 @@ pub(crate) fn run(cx: &Context, job: &Job) -> Result<u8> {
                 if started.elapsed() > patience {
                     return Err(error);
                 }
+                let path = lock::env_lock(&store.env_dir(&job.env));
+                wait.tell(&path, &env_named(&job.env));
                 std::thread::sleep(Duration::from_millis(20));
             }
             Err(error) => return Err(error),

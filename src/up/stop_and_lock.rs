@@ -8,6 +8,7 @@ use nix::unistd::Pid;
 
 use crate::engine::hold::ContainerRecord;
 use crate::plan::ids::EnvName;
+use crate::store::env::env_named;
 use crate::store::{LockedEnv, Store, lock};
 use crate::sys::error::{Kind, Result};
 
@@ -30,6 +31,7 @@ pub(crate) fn stop_and_lock<'a>(
     let started = Instant::now();
     let mut asked = Asked::Nobody;
     let mut ran = false;
+    let mut wait = lock::Wait::begin();
     loop {
         // Locking also ends and cleans up the leftovers of a killed command.
         match store.lock_env(name, verb, Duration::ZERO) {
@@ -40,6 +42,8 @@ pub(crate) fn stop_and_lock<'a>(
                 if waited > PATIENCE {
                     return Err(error);
                 }
+                let path = lock::env_lock(&store.env_dir(name));
+                wait.tell(&path, &env_named(name));
                 if asked == Asked::Nobody {
                     // `up` stops its step and records where it was.
                     if let Some(holder) = holder(store, name)

@@ -7,10 +7,11 @@ use std::os::unix::fs::MetadataExt as _;
 use std::process::Stdio;
 
 use fs_err as fs;
+use rockenv::testing::Lock;
 use sha2::{Digest as _, Sha256};
 
 use crate::support::env::{TestStore, build_user};
-use crate::support::run::{Background, finish, own_memory};
+use crate::support::run::{Background, HANGS, finish, own_memory, wait_until};
 
 /// A step that does next to nothing.
 pub(crate) const ONE: &str = "[[step]]\nname = 'one'\nrun = 'true'\n";
@@ -451,4 +452,26 @@ fn a_copy_leads_into_no_directory_of_the_users() {
         assert_eq!(fs::read_to_string(own.join("f")).unwrap(), "mine\n");
         assert_eq!(fs::read_dir(&own).unwrap().count(), 1, "{to}");
     }
+}
+
+#[test]
+fn a_command_that_waits_for_the_store_says_who_has_it() {
+    let store = TestStore::new();
+    store.up_with(ONE);
+    let copy = format!("{}-copy", store.env());
+    // A process that another test starts has the file of the lock before until it executes its program.
+    let held = Lock::exclusive(&store.home().join("lock"), "it", "gc", HANGS).unwrap();
+    let said = store.work().join("said");
+    let mut command = store.command(&["fork", store.env(), &copy]);
+    command.stderr(fs::File::create(&said).unwrap().into_parts().0);
+    let fork = Background::start(command);
+    let read = || fs::read_to_string(&said).unwrap();
+    let waits = "waiting for the store, held by `";
+    wait_until("it waits", || read().contains(waits));
+    drop(held);
+    fork.wait().ok();
+    let said = read();
+    assert_eq!(said.matches(waits).count(), 1, "{said}");
+    let holder = format!("rockenv gc` (process {}, since ", std::process::id());
+    assert!(said.contains(&holder), "{said}");
 }
