@@ -62,6 +62,9 @@ pub struct Spec {
     /// Starting point.
     #[serde(default = "from_source")]
     pub from: String,
+    /// The requested parameters, a release among them; older versions left them out.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub params: BTreeMap<String, String>,
     /// Targets, in the order of the table; may be empty.
     pub targets: Vec<Target>,
     pub image: String,
@@ -119,7 +122,7 @@ impl Spec {
         self.steps.iter().find(|step| step.name == name)
     }
 
-    /// Returns the command that builds the env, as far as this form knows: without parameters.
+    /// Returns the command that builds the env.
     pub(crate) fn up_command(&self) -> String {
         let profile = match &self.origin {
             Origin::Builtin(path) => path.trim_end_matches(".toml").into(),
@@ -128,6 +131,9 @@ impl Spec {
         let mut words = vec![quoted(&profile).into_owned()];
         let targets = self.targets.iter();
         words.extend(targets.map(|target| format!("--target {target}")));
+        let params = self.params.iter();
+        let params = params.map(|(name, value)| format!("{name}={value}"));
+        words.extend(params.map(|param| format!("--param {}", quoted(&param))));
         let variant = self.variant.iter();
         words.extend(variant.map(|variant| format!("--variant {variant}")));
         let from = Some(&self.from).filter(|from| **from != from_source());

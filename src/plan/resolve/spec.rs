@@ -101,6 +101,7 @@ pub(crate) fn draft(
         origin: profile.origin().clone(),
         variant,
         from,
+        params: inputs.params.clone(),
         targets,
         image,
         engine: inputs.engine,

@@ -315,7 +315,7 @@ fn record_from(inventory: &Inventory, name: &EnvName, spec: &Spec) -> Result<Opt
         return Ok(None);
     };
     let mut record = Record::new(spec, id, image_key, Timestamp::now());
-    // The spec does not tell the parameters; the rest must not lead to another env.
+    // It must not lead to another env.
     let named = Spec {
         name: name.clone(),
         ..spec.clone()

@@ -20,6 +20,9 @@ fn a_damaged_record_is_made_again_from_the_layers() {
     let old = lab.record();
     let tree = old.head.tree.clone().unwrap();
     let volume = old.head.volumes["build"].clone();
+    let spec = lab.at("envs/one/spec.toml");
+    let text = fs::read_to_string(&spec).unwrap();
+    fs::write(&spec, text + "\n[params]\ncomponent = 'two words'\n").unwrap();
     spoil(&lab.at("envs/one/record.json"));
     lab.finds_and_mends(&["env `one`", "record is damaged"]);
     let new = lab.record();
@@ -30,6 +33,8 @@ fn a_damaged_record_is_made_again_from_the_layers() {
     let command = new.command.unwrap();
     assert!(command.starts_with("rockenv up rocm-library "), "{command}");
     assert!(command.contains(" --name one "), "{command}");
+    let param = " --param 'component=two words' ";
+    assert!(command.contains(param), "{command}");
     // The build volume, hours of work, is the env's again.
     assert_eq!(new.head.volumes["build"], volume);
     assert!(lab.store.volume_dir(&volume).join("object.o").exists());

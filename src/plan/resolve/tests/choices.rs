@@ -363,3 +363,15 @@ fn a_release_fills_in_what_is_empty() {
     assert_has!(error.message(), "bad image name `base-A B`");
     assert_eq!(error.kind(), crate::sys::error::Kind::Usage);
 }
+
+#[test]
+fn a_saved_spec_tells_the_parameters_that_it_was_made_with() {
+    let text = format!("schema = 1\nimage = \"x\"\ntargets = [\"gfx1103\"]\n{CHOICES}");
+    let asked = BTreeMap::from([("flags".to_owned(), "-a -b".to_owned())]);
+    let made = spec(&text, &inputs!(params: asked));
+    let saved: Spec = toml::from_str(&toml::to_string_pretty(&made).unwrap()).unwrap();
+    assert_eq!(saved, made);
+    let command = saved.up_command();
+    assert!(command.contains(" --param 'flags=-a -b' "), "{command}");
+    assert!(!spec(&text, &inputs()).up_command().contains("--param"));
+}
