@@ -100,19 +100,19 @@ pub(crate) fn survey(
 }
 
 /// Removes what a survey found, except what a tag was set on or moved to since, and what that one stands on; returns
-/// the removed tags.
+/// the removed tags, and the bytes of layers that only these had.
 pub(crate) fn remove(
     repository: &Repository,
     plan: &PrunePlan,
     cx: &mut TaskContext<'_>,
-) -> Result<Vec<Unneeded>> {
+) -> Result<(Vec<Unneeded>, u64)> {
     let registry = repository.open(Operation::Delete, cx)?;
     let (counter, aside) = (ByteCounter::default(), tempfile::tempdir()?);
     watched(cx.cancel, &counter, cx.progress, async || {
         let names = futures_util::stream::iter(registry.tags().await?);
         let tags = names.map(async |name| look_again(&registry, name, plan, aside.path()).await);
         let tags = all(tags).await?;
-        let (mut gone, mut removed) = (BTreeSet::new(), Vec::new());
+        let (mut gone, mut removed) = (BTreeSet::<&str>::new(), Vec::new());
         for tag in plan.still_unneeded(&tags) {
             // Other tags of the same manifest went with it.
             if gone.insert(&tag.manifest) {
@@ -120,7 +120,7 @@ pub(crate) fn remove(
             }
             removed.push(tag.clone());
         }
-        Ok(removed)
+        Ok((removed, freed(&tags, &gone)))
     })
     .context(|| format!("cannot remove snapshots from `{repository}`"))
 }
@@ -276,7 +276,6 @@ fn decide(tags: &[Tag], keep: &Keep) -> PrunePlan {
         }
     }
     let mut manifests = named;
-    let mut layers = BTreeSet::new();
     let mut plan = PrunePlan {
         looked_at: (tags.to_vec(), keep.clone()),
         ..PrunePlan::default()
@@ -291,34 +290,24 @@ fn decide(tags: &[Tag], keep: &Keep) -> PrunePlan {
     };
     for tag in tags.iter().filter(|tag| is_needed(tag)) {
         match &tag.content {
-            Content::Snapshot { layers: all, .. } => {
+            Content::Snapshot { .. } => {
                 manifests.insert(tag.manifest.as_str());
-                layers.extend(all.keys().map(String::as_str));
                 plan.kept += 1;
             }
             Content::Signature(_) => {}
             Content::Other(_) => plan.others += 1,
         }
     }
-    let mut freed = BTreeMap::new();
     let mut removed = BTreeSet::new();
     for tag in tags.iter().filter(|tag| !is_needed(tag)) {
-        let Content::Snapshot {
-            title,
-            built,
-            layers: all,
-            ..
-        } = &tag.content
-        else {
+        let Content::Snapshot { title, built, .. } = &tag.content else {
             continue;
         };
         if manifests.contains(tag.manifest.as_str()) {
             plan.kept += 1;
-            layers.extend(all.keys().map(String::as_str));
             continue;
         }
         removed.insert(tag.manifest.as_str());
-        freed.extend(all.iter().map(|(digest, size)| (digest.as_str(), *size)));
         plan.removed.push(Unneeded {
             tag: tag.name.clone(),
             title: Some(title.clone()),
@@ -326,8 +315,7 @@ fn decide(tags: &[Tag], keep: &Keep) -> PrunePlan {
             manifest: tag.manifest.clone(),
         });
     }
-    freed.retain(|digest, _| !layers.contains(digest));
-    plan.bytes = freed.values().sum();
+    plan.bytes = freed(tags, &removed);
     plan.removed.sort_by_key(|tag| tag.built);
     // Signatures go first: afterwards nothing would name them.
     let mut signatures = Vec::new();
@@ -347,6 +335,23 @@ fn decide(tags: &[Tag], keep: &Keep) -> PrunePlan {
     }
     plan.removed.splice(0..0, signatures);
     plan
+}
+
+/// Returns the bytes of layers that only the snapshots with these manifests have.
+fn freed(tags: &[Tag], gone: &BTreeSet<&str>) -> u64 {
+    let mut layers: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut kept: BTreeSet<&str> = BTreeSet::new();
+    for tag in tags {
+        let Content::Snapshot { layers: own, .. } = &tag.content else {
+            continue;
+        };
+        match gone.contains(tag.manifest.as_str()) {
+            true => layers.extend(own.iter().map(|(digest, size)| (digest.as_str(), *size))),
+            false => kept.extend(own.keys().map(String::as_str)),
+        }
+    }
+    layers.retain(|digest, _| !kept.contains(digest));
+    layers.values().sum()
 }
 
 #[cfg(test)]
@@ -505,5 +510,25 @@ mod tests {
         let (names, plan) = removed(&tags, &[], 10);
         assert_eq!(names, ["sha256-ma.sig", "a"]);
         assert_eq!(plan.kept, 3);
+    }
+
+    #[test]
+    fn layers_are_freed_with_the_last_snapshot_that_has_them() {
+        let tags = [
+            snapshot("i", "mi", &["i"], 1),
+            snapshot("a", "ma", &["i", "a"], 1),
+            snapshot("b", "mb", &["i", "a", "b"], 1),
+            other("latest", "mx", &[]),
+        ];
+        for (gone, bytes) in [
+            (&["absent"][..], 0),
+            (&["mb"][..], 10),
+            // What stayed has the image, too.
+            (&["ma", "mb"][..], 20),
+            (&["mi", "ma", "mb"][..], 30),
+        ] {
+            let gone: BTreeSet<&str> = gone.iter().copied().collect();
+            assert_eq!(freed(&tags, &gone), bytes, "{gone:?}");
+        }
     }
 }

@@ -47,7 +47,7 @@ pub(super) fn prune(cx: &Context, args: &PruneArgs) -> Result<()> {
     if !cx.json {
         show(cx, &plan);
     }
-    let mut removed = plan.removed.clone();
+    let (mut removed, mut bytes) = (plan.removed.clone(), plan.bytes);
     if !args.dry_run && !plan.removed.is_empty() {
         let tags = size::count(plan.removed.len(), "tag");
         let cancel = Cancel::new(&signals);
@@ -55,18 +55,20 @@ pub(super) fn prune(cx: &Context, args: &PruneArgs) -> Result<()> {
         cancel.poll();
         cancel.outcome(agreed)?;
         let label = format!("remove from {repository}");
-        removed = task.with_progress(Subject::Transfer(&label), |cx| {
+        (removed, bytes) = task.with_progress(Subject::Transfer(&label), |cx| {
             share::remove(&repository, &plan, cx)
         })?;
     }
+    // They moved or came into use meanwhile.
+    let left = plan.removed.len() - removed.len();
     if cx.json {
         return cx.ui.json(&object! {
             schema: "rockenv/cache-prune/1",
             dry_run: args.dry_run,
             removed: &removed,
-            kept: plan.kept,
+            kept: plan.kept + left,
             others: plan.others,
-            bytes: plan.bytes,
+            bytes: bytes,
         });
     }
     let kept = format!("{} of rockenv kept, {} of others", plan.kept, plan.others);
@@ -75,11 +77,10 @@ pub(super) fn prune(cx: &Context, args: &PruneArgs) -> Result<()> {
         (true, all) => format!(
             "{} would be removed, with layers of {}; {kept}\n",
             size::count(all, "tag"),
-            size::bytes(plan.bytes)
+            size::bytes(bytes)
         ),
-        // What stayed has layers too.
-        (false, all) if removed.len() < all => {
-            let left = size::count(all - removed.len(), "tag");
+        (false, _) if left > 0 => {
+            let left = size::count(left, "tag");
             let removed = size::count(removed.len(), "tag");
             format!(
                 "removed {removed}; {kept}; {left} moved or came into use meanwhile, and stay\n"
@@ -88,7 +89,7 @@ pub(super) fn prune(cx: &Context, args: &PruneArgs) -> Result<()> {
         (false, all) => format!(
             "removed {}; {kept}; the registry frees {} when it collects garbage\n",
             size::count(all, "tag"),
-            size::bytes(plan.bytes)
+            size::bytes(bytes)
         ),
     });
     Ok(())
