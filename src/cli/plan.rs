@@ -8,7 +8,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::engine::choose::is_nspawn_installed;
-use crate::execute::BlockedResults;
+use crate::execute::{BlockedResults, EMPTIED};
 use crate::plan::record::{self, Record};
 use crate::plan::resolve::{Engine, Spec, Volume, VolumeKind};
 use crate::plan::savings::{self, Figure, StartingPoint};
@@ -97,7 +97,7 @@ pub(crate) fn show_plan(
     let mut notes = missing.notes;
     notes.extend(plan.notes.iter().cloned());
     notes.extend(not_its_own(&blocked.all));
-    notes.extend(record.and_then(|record| replaced(&plan, &record)));
+    notes.extend(losses(store.as_ref(), &plan, record.as_ref()));
     if let (Some(store), Some(image)) = (&store, gathered.inputs.image.key()) {
         notes.extend(gpu_code::notes(store, &spec, plan.start.as_ref(), image));
     }
@@ -181,6 +181,26 @@ fn refused(
         reasons,
         help: help.join("; "),
     })
+}
+
+/// Returns notes about what `up` replaces, empties and sets aside.
+fn losses(store: Option<&Store>, plan: &Plan, record: Option<&Record>) -> Vec<String> {
+    let (Some(store), Some(record)) = (store, record) else {
+        return Vec::new();
+    };
+    let mut notes: Vec<String> = replaced(plan, record).into_iter().collect();
+    if plan.empties_volumes() && !store.freezes_volumes() {
+        let kept = store.volumes_by_hand(record);
+        for name in &kept {
+            notes.push(format!(
+                "build volume `{name}` has changes made by `exec` or `shell`: `up` moves it to another directory, \
+                 which it names, and keeps it"
+            ));
+        }
+        let is_lost = store.has_older_edits(record, &kept);
+        notes.extend(is_lost.then(|| EMPTIED.to_owned()));
+    }
+    notes
 }
 
 /// Returns a note that names the snapshots that `up` replaces with new ones of the same step.

@@ -101,6 +101,10 @@ pub(crate) struct Execution<'a, 'store> {
     pub reporter: &'a Reporter,
 }
 
+/// What becomes of changes in build volumes that start empty, where no snapshot contains them.
+pub(crate) const EMPTIED: &str = "build volumes start empty: \
+    anything that `exec` or `shell` wrote to them before the last step ran is deleted";
+
 /// How one step ended.
 enum StepEnd {
     /// It is frozen as this layer.
@@ -264,7 +268,7 @@ impl Execution<'_, '_> {
 
     fn keep_changes(&mut self) -> Result<()> {
         // No snapshot of an overlay store contains these.
-        if self.plan.moves && self.plan.volumes == Volumes::Fresh && !self.store.freezes_volumes() {
+        if self.plan.empties_volumes() && !self.store.freezes_volumes() {
             for (name, path) in self.env.set_volumes_aside()? {
                 self.reporter.warn(format!(
                     "build volume `{name}` has changes made by `exec` or `shell`, which snapshots of an overlay store \
@@ -272,6 +276,9 @@ impl Execution<'_, '_> {
                     path.display(),
                     quoted_path(&path)
                 ));
+            }
+            if self.store.has_older_edits(self.env.known_record()?, &[]) {
+                self.reporter.warn(EMPTIED);
             }
         }
         if self.plan.keep_changes

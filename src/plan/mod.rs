@@ -162,6 +162,11 @@ impl Plan {
             && !self.steps.iter().any(|step| work.contains(&step.action))
     }
 
+    /// Returns whether the build volumes that the env has are emptied.
+    pub(crate) fn empties_volumes(&self) -> bool {
+        self.moves && self.volumes == Volumes::Fresh
+    }
+
     pub(crate) fn runs(&self) -> usize {
         self.steps
             .iter()

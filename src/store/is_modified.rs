@@ -9,7 +9,7 @@ use fs_err as fs;
 use nix::time::{ClockId, clock_gettime};
 
 use super::added_user::AddedUser;
-use super::history::{ByHand, Moment};
+use super::history::{ByHand, History, Moment};
 use super::layer::boot_id;
 use super::snapshot::Freeze;
 use super::{LockedEnv, Store};
@@ -88,6 +88,30 @@ impl Store {
         let directory = self.tree_files(&self.tree_dir(env, &failed.tree));
         // What a service has was changed by the step itself.
         record.service.is_some() || !since.is_comparable() || is_changed_since(&directory, since)
+    }
+
+    /// Returns the build volumes with content that commands of `exec` or `shell` changed since a step ran on them, or may
+    /// have.
+    pub(crate) fn volumes_by_hand(&self, record: &Record) -> Vec<VolumeName> {
+        let Some(since) = record.head.by_hand() else {
+            return Vec::new();
+        };
+        let volumes = record.head.volumes.iter().filter(|(_, id)| {
+            let directory = self.volume_dir(id);
+            // A killed command may have moved it already.
+            directory.exists()
+                && !self.is_volume_empty(id)
+                && (!since.is_comparable() || is_changed_since(&directory, &since))
+        });
+        volumes.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Returns whether build volumes, except those in `kept`, may have files that commands of `exec` or `shell` wrote
+    /// before a step ran on them: nothing tells these from the step's.
+    pub(crate) fn has_older_edits(&self, record: &Record, kept: &[VolumeName]) -> bool {
+        let mut volumes = record.head.volumes.iter();
+        record.head.volumes_from().history != History::Clean
+            && volumes.any(|(name, id)| !kept.contains(name) && !self.is_volume_empty(id))
     }
 }
 
@@ -283,26 +307,17 @@ impl LockedEnv<'_> {
     /// them ids of no env, where no snapshot can contain them. Returns their names and new paths.
     pub fn set_volumes_aside(&mut self) -> Result<Vec<(VolumeName, PathBuf)>> {
         let mut record = self.known_record()?.clone();
-        let Some(since) = record.head.by_hand() else {
-            return Ok(Vec::new());
-        };
         let mut aside = Vec::new();
-        for (name, id) in &record.head.volumes {
-            let from = self.store.volume_dir(id);
-            let is_changed = !since.is_comparable() || is_changed_since(&from, &since);
-            // A killed command may have moved it already.
-            if !is_changed || self.store.is_volume_empty(id) || !from.exists() {
+        for name in self.store.volumes_by_hand(&record) {
+            let Some(old) = record.head.volumes.remove(&name) else {
                 continue;
-            }
+            };
             let id: VolumeId = format!("{}-{name}-{}", random_id()?, random_id()?).try_into()?;
             let to = self.store.volume_dir(&id);
-            fs::rename(&from, &to)?;
-            aside.push((name.clone(), to));
+            fs::rename(self.store.volume_dir(&old), &to)?;
+            aside.push((name, to));
         }
         if !aside.is_empty() {
-            for (name, _) in &aside {
-                record.head.volumes.remove(name);
-            }
             self.commit(record)?;
         }
         Ok(aside)

@@ -87,6 +87,8 @@ fn a_clean_build_keeps_the_volumes_that_no_snapshot_has() {
         if taken {
             store.rockenv(&["snapshot", "create", env, "mine"]).ok();
         }
+        let plan = store.rockenv(&["plan", env, "--clean"]).ok();
+        plan.says(&["build volume `build` has changes", "and keeps it"]);
         let up = store.rockenv(&["up", env, "--clean"]).ok();
         let told = up.err.split("rm -r ").nth(1);
         let told = told.unwrap_or_else(|| panic!("{script}: {}", up.err));
@@ -102,6 +104,17 @@ fn a_clean_build_keeps_the_volumes_that_no_snapshot_has() {
     store.sh("cat /v/build/log").ok();
     let up = store.rockenv(&["up", env, "--clean"]).ok();
     assert!(!up.err.contains("rm -r"), "{}", up.err);
+    // A step went on with the files.
+    store.sh(write).ok();
+    store.up_with(&profile(0).replace("echo 0 >>", "echo 1 >>"));
+    store.sh("cat /v/build/precious").ok();
+    for (verb, told) in [("plan", true), ("up", true), ("up", false)] {
+        let ran = store.rockenv(&[verb, env, "--clean"]).ok();
+        let lost = "wrote to them before the last step ran is deleted";
+        assert_eq!(ran.err.contains(lost), told, "{verb}: {}", ran.err);
+        assert!(!ran.err.contains("rm -r"), "{verb}: {}", ran.err);
+    }
+    store.sh("ls /v/build").ok().prints("d\nlog");
 }
 
 #[test]
