@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::structure::shorten;
+use crate::image::fetch::without_login;
 use crate::rocm::target::Target;
 use crate::sys::host::is_variable_name;
 use crate::sys::name::{StepName, is_short_name};
@@ -321,7 +322,7 @@ pub(crate) fn beside(text: &str) -> Result<()> {
 /// A closed list, because git runs on the host: `ext::` runs a command there, and a leading dash is an option.
 pub(crate) fn git_url(text: &str) -> Result<()> {
     let help = "https://, http://, ssh://, git:// or file://, or user@host:path";
-    let bad = || bad("git URL", text, help);
+    let bad = || bad("git URL", &without_login(text), help);
     if text
         .chars()
         .any(|letter| letter.is_control() || letter == ' ')

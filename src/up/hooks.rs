@@ -72,9 +72,9 @@ pub(crate) fn fetch_patches(
     known_patches(hooks.values_mut(), store)?;
     for hook in hooks.values_mut() {
         for patch in &mut hook.work.patches {
-            if patch.bytes.is_some() {
+            let (Some(url), None) = (&patch.url, &patch.bytes) else {
                 continue;
-            }
+            };
             if offline {
                 return Err(unavailable!(
                     "hook `{}`: patch `{}` is not fetched yet, and `--offline` forbids fetching it",
@@ -85,7 +85,7 @@ pub(crate) fn fetch_patches(
             }
             let blobs = store.root().join("blobs");
             let mut progress = |_, _| look();
-            let blob = fetch::fetch(&patch.name, &patch.sha256, &blobs, cancel, &mut progress)
+            let blob = fetch::fetch(url, &patch.sha256, &blobs, cancel, &mut progress)
                 .context(|| format!("hook `{}`: cannot fetch its patch", hook.name))?;
             patch.bytes = Some(fs_err::read(blob)?);
         }

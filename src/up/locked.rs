@@ -376,11 +376,11 @@ pub(crate) fn fetched(cx: &Context, selection: &Selection) -> Result<BTreeMap<St
         .hooks
         .iter()
         .flat_map(|(name, hook)| hook.work.patches.iter().map(move |patch| (name, patch)))
-        .filter(|(_, patch)| patch.name.starts_with("https://"))
+        .filter(|(_, patch)| patch.url.is_some())
     {
         let last = patch.name.rsplit('/').next().unwrap_or_default();
         let file = Fetched {
-            url: Some(patch.name.clone()),
+            url: patch.url.clone(),
             sha256: patch.sha256.clone(),
         };
         files.insert(format!("{hook}/{last}"), file);

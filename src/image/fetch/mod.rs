@@ -2,6 +2,7 @@
 //! again before use, because disks fail. Downloads in progress have another name, from which an interrupted download
 //! resumes. A file requested by another digest is there under that one as a link.
 
+mod address;
 pub(crate) mod fetch_all;
 
 use std::io::{Read, Write as _};
@@ -18,6 +19,8 @@ use bytes::Bytes;
 use nix::fcntl::{Flock, FlockArg};
 use reqwest::{Response, StatusCode};
 use sha2::digest::DynDigest;
+
+pub(crate) use address::without_login;
 
 pub(crate) const POLL: Duration = Duration::from_millis(100);
 
@@ -229,16 +232,6 @@ pub(super) fn ranged(request: reqwest::RequestBuilder, from: u64) -> reqwest::Re
         0 => request,
         from => request.header(reqwest::header::RANGE, format!("bytes={from}-")),
     }
-}
-
-/// Returns an address without the user and password that it may have.
-pub(crate) fn without_login(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://") else {
-        return url.to_owned();
-    };
-    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
-    let host = rest[..end].rfind('@').map_or(0, |at| at + 1);
-    format!("{scheme}://{}", &rest[host..])
 }
 
 pub(super) fn failed(name: &str, error: reqwest::Error) -> Error {

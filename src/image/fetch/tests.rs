@@ -159,26 +159,13 @@ fn cancel_stops_a_server_that_is_silent() {
 }
 
 #[test]
-fn a_login_is_not_shown() {
-    for (url, shown) in [
-        ("https://me:token@host/a/b@c", "https://host/a/b@c"),
-        ("https://host/a", "https://host/a"),
-        ("https://token@host", "https://host"),
-        ("https://host?a=b@c", "https://host?a=b@c"),
-        ("git@host:a/b", "git@host:a/b"),
-    ] {
-        assert_eq!(without_login(url), shown);
-    }
-}
-
-#[test]
 fn a_login_is_in_no_message() {
     let dir = tempfile::tempdir().unwrap();
     let cancel = AtomicBool::new(false);
-    let url = "https://me:secret@127.0.0.1:9/x";
+    let url = "https://me:secret@127.0.0.1:9/x?token=secret";
     let outcome = fetch(url, &"0".repeat(64), dir.path(), &cancel, &mut |_, _| {});
     let error = outcome.unwrap_err();
     let chain = error.chain().join(": ");
-    assert_has!(chain, "cannot download `https://127.0.0.1:9/x`");
+    assert_has!(chain, "cannot download `https://127.0.0.1:9/x?token=***`");
     assert!(!chain.contains("secret") && error.help_text().is_some());
 }

@@ -7,6 +7,7 @@
 use std::path::Path;
 
 use super::{Mmdebstrap, Oci, Pacstrap, Source, Tarball, snapshot_time};
+use crate::image::fetch::without_login;
 use crate::image::oci::{NO_DIGEST, Platform, Reference, sha256};
 use crate::sys::checksum::is_sha256;
 use crate::sys::error::Error;
@@ -212,7 +213,7 @@ impl Tarball {
             (None, Some(url)) => {
                 return Err(bad(
                     url,
-                    format!("`{url}` is not an https address"),
+                    format!("`{}` is not an https address", without_login(url)),
                     "only https:// is fetched",
                 ));
             }

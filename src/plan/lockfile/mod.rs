@@ -468,5 +468,10 @@ pub(crate) mod tests {
                  keep it out of git, or use a credential helper"
             )
         );
+        let ninja = lock.fetched.get_mut("ninja").unwrap();
+        ninja.url = Some("https://example.org/ninja.zip?token=TOKEN".to_owned());
+        let warning = lock.login_warning(place).unwrap();
+        let hosts = "example.net and example.org: ";
+        assert!(warning.contains(hosts), "{warning}");
     }
 }

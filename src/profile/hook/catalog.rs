@@ -5,6 +5,7 @@ use std::path::{Component, Path, PathBuf};
 use sha2::{Digest as _, Sha256};
 
 use super::{Applies, Edit, Hook, Patch, Script, Work, file};
+use crate::image::fetch::without_login;
 use crate::profile::references::LONGEST;
 use crate::profile::{SHELL, shorten, value};
 use crate::rocm::target::{self, Target};
@@ -302,7 +303,7 @@ impl Check<'_> {
                     return Err(self.error(&url.place, "the address must begin with `https://`"));
                 }
                 self.digits(sha256, 64)?;
-                (url.value.clone(), sha256.value.clone(), None)
+                (without_login(url), sha256.value.clone(), None)
             }
             (None, Some(at), None) => {
                 return Err(self.error(&at.place, "an address needs a `sha256`"));
@@ -315,6 +316,7 @@ impl Check<'_> {
         };
         Ok(Patch {
             name,
+            url: patch.url.as_ref().map(|url| url.value.clone()),
             sha256,
             directory,
             strip,
@@ -393,6 +395,16 @@ mod tests {
         script((128 << 10) - 1).unwrap();
         let error = read_text(&format!("{HEAD}edits = 1\n")).unwrap_err();
         assert!(error.chain().join("\n").contains("unknown field `edits`"));
+    }
+
+    #[test]
+    fn an_address_is_shown_without_secrets() {
+        let url = "https://me:TOKEN@example.org/p.patch?token=TOKEN";
+        let sha256 = "0".repeat(64);
+        let text = format!("{HEAD}[[patch]]\nurl = \"{url}\"\nsha256 = \"{sha256}\"\n");
+        let patch = read_text(&text).unwrap().work.patches.remove(0);
+        assert_eq!(patch.name, "https://example.org/p.patch?token=***");
+        assert_eq!(patch.url.as_deref(), Some(url));
     }
 
     #[test]

@@ -104,9 +104,12 @@ pub struct Edit {
 /// A patch and its origin.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Patch {
-    /// Its name in messages: the file's name or the address. Its identity is its digest.
+    /// Its name in messages: the file's name, or the address without secrets. Its identity is its digest.
     #[serde(skip)]
     pub name: String,
+    /// Its address, if it has one.
+    #[serde(skip)]
+    pub url: Option<String>,
     /// Digest of its bytes, in hexadecimal digits.
     pub sha256: String,
     /// Directory below the volume that its paths are relative to.

@@ -291,8 +291,9 @@ mod tests {
 
     #[test]
     fn an_address_has_no_login() {
-        let shown = fetched("fetched/p", "00", Some("https://me:TOKEN@example.org/p"));
-        assert_eq!(shown["uri"], "https://example.org/p");
+        let url = "https://me:TOKEN@example.org/p?token=TOKEN";
+        let shown = fetched("fetched/p", "00", Some(url));
+        assert_eq!(shown["uri"], "https://example.org/p?token=***");
         assert!(fetched("files/c/f", "00", None).get("uri").is_none());
     }
 }

@@ -6,6 +6,7 @@ use crate::profile::hook::{Applies, Patch, Work};
 fn hook(edits: Vec<Edit>, patches: &[&str]) -> Hook {
     let patches = patches.iter().enumerate().map(|(index, text)| Patch {
         name: format!("{index}.patch"),
+        url: None,
         sha256: String::new(),
         directory: PathBuf::new(),
         strip: 1,
