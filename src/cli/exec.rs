@@ -42,7 +42,7 @@ pub struct ExecArgs {
         requires = "name"
     )]
     words: Vec<OsString>,
-    /// The same, after `--`
+    /// The command and its arguments, after `--`
     #[arg(
         last = true,
         required_unless_present = "words",

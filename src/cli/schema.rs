@@ -15,7 +15,7 @@ const SCHEMA_ID: &str = "urn:rockenv:schema:";
 
 #[derive(Debug, Args)]
 pub struct SchemaArgs {
-    /// What to describe
+    /// Schema to print
     #[arg(default_value = "profile")]
     what: Subject,
 }

@@ -65,19 +65,19 @@ pub struct JsonArgs {
 /// How jobs call rockenv.
 #[derive(Debug, Args)]
 pub(super) struct Call {
-    /// How rockenv is called there [default: `rockenv`; `sudo -E rockenv` on GitHub's own runners]
+    /// Command that starts rockenv in a job [default: `rockenv`; `sudo -E rockenv` on GitHub's own runners]
     #[arg(long, value_name = "COMMAND", help_heading = JOBS)]
     rockenv: Option<String>,
-    /// Line of shell that each shell of a job begins with, such as one that installs rockenv
+    /// Shell command to run at the start of each script of a job, such as one that installs rockenv
     #[arg(long, value_name = "COMMAND", help_heading = JOBS)]
     setup: Option<String>,
     /// Registry repository that jobs push snapshots to and pull them from
     #[arg(long, value_name = "REPOSITORY", help_heading = JOBS)]
     registry: Option<String>,
-    /// Variable of the jobs, and the CI system's secret that it is set from; may be given again
+    /// Set variable ENV in the jobs from the CI system's secret NAME; may be given again
     #[arg(long = "secret", value_name = "ENV=NAME", help_heading = JOBS)]
     secrets: Vec<Secret>,
-    /// Minutes that a job may take
+    /// Time limit of a job, in minutes
     #[arg(long, value_name = "MINUTES", default_value_t = 1440, value_parser = clap::value_parser!(u32).range(1..), help_heading = JOBS)]
     timeout: u32,
     /// Options for each `up`, after `--`
@@ -141,10 +141,10 @@ pub struct SlurmArgs {
     part: Part,
     #[command(flatten)]
     call: Call,
-    /// Run steps with a GPU as jobs of their own, which ask for this resource, such as `gpu:1` or `gpu:{target}:1`
+    /// Run steps with a GPU as separate jobs that request this resource, such as `gpu:1` or `gpu:{target}:1`
     #[arg(long, value_name = "GRES", help_heading = "Slurm")]
     gres: Option<String>,
-    /// Option of each `sbatch`, such as `--partition=build`; may be given again
+    /// Option for each `sbatch`, such as `--partition=build`; may be given again
     #[arg(
         long,
         value_name = "OPTION",
@@ -166,7 +166,7 @@ pub struct KubernetesArgs {
     /// Container image that contains rockenv
     #[arg(long, value_name = "IMAGE", help_heading = "Kubernetes")]
     image: String,
-    /// Claim on the volume that the store is on [default: each job has a store of its own]
+    /// PersistentVolumeClaim of the volume with the store [default: each job has a store of its own]
     #[arg(
         long,
         value_name = "NAME",
@@ -177,10 +177,10 @@ pub struct KubernetesArgs {
     /// Secret with logins to registries, as `kubectl create secret docker-registry` makes it: for the image and for `--registry`
     #[arg(long, value_name = "NAME", help_heading = "Kubernetes")]
     registry_secret: Option<String>,
-    /// What starts the jobs in their order
+    /// Controller that starts the jobs in order
     #[arg(long, value_name = "NAME", value_enum, default_value_t = Orchestrator::Jobset, help_heading = "Kubernetes")]
     orchestrator: Orchestrator,
-    /// Queue of Kueue that admits the jobs
+    /// Kueue queue that admits the jobs
     #[arg(long, value_name = "NAME", help_heading = "Kubernetes")]
     queue: Option<String>,
 }

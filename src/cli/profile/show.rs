@@ -17,7 +17,7 @@ pub struct ShowArgs {
     /// Profile, target or profile file
     #[arg(value_name = "PROFILE|TARGET|FILE.toml")]
     what: String,
-    /// Show the spec: nothing left to decide, a key for each step
+    /// Show the resolved spec, with a key for each step
     #[arg(short, long)]
     resolved: bool,
     /// Target to resolve for; may be given again
