@@ -110,7 +110,7 @@ fn report(cx: &Context, done: &Done, asked: Option<u64>, free: u64) -> Result<()
                 size::bytes(freed)
             ),
         )
-        .help("rockenv gc --roots: what is kept and why; rockenv rm ENV, or rockenv cache clear")),
+        .help("`rockenv gc --roots` shows what is kept and why; `rockenv rm ENV` and `rockenv cache clear NAME` free more")),
         _ => Ok(()),
     }
 }

@@ -32,12 +32,11 @@ impl io::Write for Screen {
 /// Shows what `show` prints, once a second; ends at Ctrl-C, or when `show` fails.
 pub(super) fn watch(cx: &Context, show: impl Fn(&Context) -> Result<u8>) -> Result<u8> {
     if !cx.ui.settings().terminals.stdout || cx.json {
-        let what = if cx.json {
-            "`--json`"
-        } else {
-            "a pipe or file"
+        let error = match cx.json {
+            true => usage!("`--watch` cannot be combined with `--json`"),
+            false => usage!("`--watch` needs a terminal"),
         };
-        return Err(usage!("`--watch` cannot refresh {what}").help("leave out --watch"));
+        return Err(error.help("leave out --watch"));
     }
     let signals = Signals::take()?;
     let mut before = 0;

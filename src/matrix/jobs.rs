@@ -301,7 +301,7 @@ pub(crate) fn jobs(
     let mut names = BTreeSet::new();
     if let Some(job) = jobs.iter().find(|job| !names.insert(job.name.as_str())) {
         return Err(usage!(
-            "two jobs are `{}`: one is for steps with a GPU of another env",
+            "two jobs would be called `{}`: an env, and the job for the steps with a GPU of another env",
             job.name
         )
         .help("give profiles names that do not end in `-gpu`"));
@@ -367,7 +367,7 @@ mod tests {
         let mut envs = [env("gfx1103", true), env("gfx1100", false)];
         envs[1].name = "gfx1103-gpu".to_owned();
         let error = jobs(&envs, &runners, NEEDED).unwrap_err();
-        assert!(error.message().contains("two jobs are `gfx1103-gpu`"));
+        assert!(error.message().contains("two jobs would be called `gfx1103-gpu`"));
         jobs(&envs, &runners, "none").unwrap();
         // Of several targets, one with a machine counts.
         let several = ["gfx1201", "gfx1103"].map(|name| Target::parse(name).unwrap());

@@ -151,7 +151,7 @@ impl Pipeline {
         for (position, one) in calls.secrets.iter().enumerate() {
             let before = &calls.secrets[..position];
             if before.iter().any(|other| other.variable == one.variable) {
-                return Err(usage!("two secrets are to be variable `{}`", one.variable)
+                return Err(usage!("two secrets would set variable `{}`", one.variable)
                     .help(format!("--secret {}={}", one.variable, one.name)));
             }
         }

@@ -100,7 +100,7 @@ pub(super) async fn verify(
     };
     let message = format!("manifest sha256:{manifest} is refused: {why}");
     Err(Error::new(Kind::Drift, message).help(
-        "rockenv push ENV --sign KEY, on the machine that built it; without --verify and `verify-key` everything is taken",
+        "rockenv push ENV --sign KEY, on the machine that built it; to accept unsigned snapshots, leave out `--verify` and `verify-key`",
     ))
 }
 

@@ -216,10 +216,10 @@ impl LockedEnv<'_> {
             Fate::Owned(None) => (up(), String::new()),
         };
         Err(busy!(
-            "env `{}` ends with another `rockenv {command}`{who}",
+            "env `{}` belongs to a running `rockenv {command}`{who}, which removes it at its end",
             self.name()
         )
-        .help("wait for its end, or: rockenv up ... --name NEW"))
+        .help("wait until it ends, or build another env: rockenv up ... --name NEW"))
     }
 
     /// Returns whether the env ends with this command: it may have been removed, and even recreated under its name.

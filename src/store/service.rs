@@ -181,15 +181,15 @@ impl LockedEnv<'_> {
             let image = &self.known_record()?.image_key;
             return self.store.imported_id(socket, image)?.ok_or_else(|| {
                 not_found!(
-                    "the image of env `{}` is missing at its service",
+                    "the image of env `{}` is missing from its container service",
                     self.name()
                 )
-                .help("rockenv up ...: copies it there")
+                .help("`rockenv up ...` copies it there again")
             });
         };
         let kept = self.store.layer(id)?.and_then(|layer| layer.kept);
         let kept = kept.ok_or_else(|| {
-            not_found!("snapshot `{id}` has no image at the service").help("rockenv fsck")
+            not_found!("snapshot `{id}` has no image in the container service").help("rockenv fsck")
         })?;
         Ok(kept.image)
     }
@@ -331,7 +331,7 @@ pub(super) fn objects_below(directory: &Path) -> Vec<Object> {
 fn lost_or(image: Option<EngineImage>, name: &str) -> Result<EngineImage> {
     image.ok_or_else(|| {
         not_found!("image `{name}` was deleted outside rockenv")
-            .help("rockenv up ... builds the layers above it again")
+            .help("`rockenv up ...` builds the layers above it again")
     })
 }
 

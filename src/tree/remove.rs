@@ -319,7 +319,7 @@ impl Removal<'_> {
                 "cannot delete `{}` safely: the kernel has no openat2",
                 self.path.display()
             )
-            .help("use Linux 5.10 or later, and a container engine that lets openat2 through"),
+            .help("use Linux 5.6 or later; in a container, allow the system call openat2"),
             error => {
                 let failed: nix::Result<()> = Err(error);
                 let Err(failed) = failed.context(|| format!("cannot delete `{}`", path.display()))

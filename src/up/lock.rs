@@ -140,6 +140,6 @@ fn check_names(update: &[String], selection: &Selection) -> Result<()> {
             "profile `{}` has no image or source `{name}` to update",
             selection.profile.name
         )
-        .help(format!("there is {}", known.join(", ")))),
+        .help(format!("choose one of: {}", known.join(", ")))),
     }
 }

@@ -301,7 +301,7 @@ fn links_are_not_followed_and_an_unfinished_env_is_refused() {
     store.up();
     insta::assert_snapshot!(store.shows("export ENV to --volume in"), @"
     error: env `ENV` has no output volume `in`
-    help: there is out
+    help: choose one of: out
     exit code 7
     ");
     assert!(!store.work().join("to").exists());

@@ -337,12 +337,12 @@ fn what_does_not_fit_fails_before_anything_runs() {
     for (text, words) in [
         (
             EDIT.replace("\"one\"", "\"absent\""),
-            "should be there once, and is not there: upstream has moved",
+            "must occur once in `a.txt`, but is missing: upstream has changed",
         ),
         (EDIT.replace("a.txt", "d/none"), "there is no `d/none`"),
         (
             EDIT.to_owned() + "count = 2\n",
-            "should be there 2 times, and is there once",
+            "must occur 2 times in `a.txt`, but occurs once",
         ),
         (
             "[[patch]]\nfile = \"p.patch\"\n".to_owned(),
@@ -579,6 +579,6 @@ fn what_a_step_fetches_into_a_source_gets_the_hooks() {
     store
         .rockenv(&["up", store.env(), "--rerun", "fetch"])
         .exits(3)
-        .says(&["hook `fix`", "`one` in `a.txt` should be there once"]);
+        .says(&["hook `fix`", "`one` must occur once in `a.txt`"]);
     store.rockenv(&["rm", "--yes", store.env()]).ok();
 }

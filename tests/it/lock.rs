@@ -166,7 +166,7 @@ fn two_stores_with_one_lock_file_have_equal_step_keys() {
     fs::copy(&lock, &old).unwrap();
     insta::assert_snapshot!(shown(&["lock", &name, "--update", "scr"]), @"
     error: profile `NAME` has no image or source `scr` to update
-    help: there is base, src, all
+    help: choose one of: base, src, all
     exit code 7
     ");
     let second = git(&outer, &["rev-parse", "HEAD"]);

@@ -375,7 +375,7 @@ fn status_is_shown_again_in_place() {
     store.up_with("[[step]]\nname = 'one'\nrun = 'true'\n");
     let words = ["status", store.env(), "--watch"];
     insta::assert_snapshot!(store.shown(&store.rockenv(&words)), @"
-    error: `--watch` cannot refresh a pipe or file
+    error: `--watch` needs a terminal
     help: leave out --watch
     exit code 2
     ");

@@ -125,7 +125,7 @@ impl Service {
                 place.tree,
                 self.flavour
             )
-            .help("rockenv up ... builds missing parts again")),
+            .help("`rockenv up ...` builds missing parts again")),
             Ok(None) => Err(unexpected!(
                 "{} lost an object while creating a container",
                 self.flavour

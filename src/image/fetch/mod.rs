@@ -98,7 +98,7 @@ impl Size {
             Self::Exactly(_) | Self::AtMost(_) => return Ok(()),
         };
         Err(invalid!("`{name}` has {found} bytes, {wrong}")
-            .help("the image is damaged or was tampered with; take another"))
+            .help("the image is damaged or was tampered with; use another"))
     }
 
     fn most(self) -> u64 {
@@ -296,7 +296,7 @@ impl<'a> Body<'a> {
 
 fn too_long(name: &str, most: u64) -> Error {
     invalid!("`{name}` has more than {most} bytes")
-        .help("the image is damaged or was tampered with; take another")
+        .help("the image is damaged or was tampered with; use another")
 }
 
 /// Returns the path of a blob, downloading it if necessary; `open` sends the request for the rest after a number of

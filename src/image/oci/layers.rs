@@ -113,7 +113,7 @@ impl<'a> Layers<'a> {
                     "the layer's content has SHA-256 {found}, but the image's configuration says {sha256}"
                 ),
             )
-            .help("the image is damaged or was tampered with; take another"));
+            .help("the image is damaged or was tampered with; use another"));
         }
         // Open directories are cached by name, and each layer may change what a name means.
         unpacker.stack.clear();

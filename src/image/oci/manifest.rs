@@ -211,7 +211,7 @@ pub(super) fn choose<'a>(entries: &'a [Descriptor], platform: &Platform) -> Resu
         there.sort();
         there.dedup();
         not_found!("the image is not available for {platform}").help(match there.is_empty() {
-            true => "its index is empty; take another image".into(),
+            true => "its index is empty; use another image".into(),
             false => format!(
                 "platform = \"{}\" (there are: {})",
                 there[0].escape_debug(),
@@ -318,7 +318,7 @@ impl Configuration {
     }
 }
 
-const ANOTHER: &str = "the image is damaged or was tampered with; take another";
+const ANOTHER: &str = "the image is damaged or was tampered with; use another";
 
 /// The error for an invalid image.
 pub(crate) fn refused(what: String) -> Error {

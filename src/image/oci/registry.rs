@@ -406,7 +406,7 @@ impl Registry {
                     self.mirror
                 )),
                 (_, true) => error.help(
-                    "it sends requests elsewhere: check the registry's address, or use another",
+                    "it redirects requests too often, or to a refused address: check the registry's address, or use another registry",
                 ),
                 _ => error.help("run the same command again later, or use another registry"),
             }

@@ -450,7 +450,7 @@ fn fill(input: &mut impl BufRead) -> Result<&[u8]> {
 
 pub(crate) fn broken(what: &str) -> Error {
     invalid!("refused archive: {what}")
-        .help("it is damaged, was tampered with, or is no tar archive; take another")
+        .help("it is damaged, was tampered with, or is not a tar archive; use another")
 }
 
 pub(crate) fn lossy(bytes: &[u8]) -> String {

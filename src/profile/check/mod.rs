@@ -497,7 +497,7 @@ impl Check<'_> {
     fn unknown<'n>(&mut self, what: &str, name: &At<String>, known: impl Iterator<Item = &'n str>) {
         let known: Vec<&str> = known.take(suggest::MOST_COMPARED).collect();
         let quoted = known.iter().map(|name| format!("`{}`", shorten(name)));
-        let all = format!("there is {}", quoted.collect::<Vec<_>>().join(", "));
+        let all = format!("choose one of: {}", quoted.collect::<Vec<_>>().join(", "));
         let all = (!known.is_empty()).then_some(all.as_str());
         let message = format!("there is no {what} `{}`", shorten(name));
         let problem = Problem::new(&name.place, message, "not found");

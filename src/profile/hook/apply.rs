@@ -104,16 +104,18 @@ pub fn apply(hook: &Hook, read: &dyn Fn(&Path) -> Result<FileInSource>) -> Resul
         };
         let bytes = replaced(edit, &bytes).map_err(|found| {
             let times = |count: usize| match count {
-                0 => "not there".to_owned(),
-                1 => "there once".to_owned(),
-                more => format!("there {more} times"),
+                1 => "once".to_owned(),
+                more => format!("{more} times"),
+            };
+            let found = match found {
+                0 => "is missing".to_owned(),
+                found => format!("occurs {}", times(found)),
             };
             hook.refuses(format!(
-                "`{}` in `{}` should be {}, and is {}: upstream has moved",
+                "`{}` must occur {} in `{}`, but {found}: upstream has changed",
                 crate::profile::shorten(&edit.find),
-                edit.file.display(),
                 times(edit.count),
-                times(found)
+                edit.file.display()
             ))
         })?;
         let executable = None;

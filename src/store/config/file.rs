@@ -34,7 +34,7 @@ pub struct File {
     pub engine: Option<String>,
     /// Job slots of this machine for all envs together [default: the number of cores].
     pub jobs: Option<u32>,
-    /// How long a container of Docker or Podman stays after `exec` for the next one, such as `60s`, or `never`.
+    /// How long a container waits after `exec` or `shell` for the next command, such as `60s`, or `never`.
     pub idle: Option<String>,
     /// Free space below which a step is paused, such as "1G"; "0" never pauses.
     pub disk_floor: Option<String>,

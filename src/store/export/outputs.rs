@@ -142,7 +142,7 @@ impl OutputsExport<'_> {
             let names: Vec<&str> = outputs(spec).map(|volume| volume.name.as_str()).collect();
             let (name, names) = (self.env, names.join(", "));
             return Err(not_found!("env `{name}` has no output volume `{unknown}`")
-                .help(format!("there is {names}")));
+                .help(format!("choose one of: {names}")));
         }
         let mut items = Vec::new();
         for volume in outputs(spec).filter(|volume| self.exports(&volume.name)) {
@@ -195,7 +195,7 @@ impl OutputsExport<'_> {
                     return Err(Error::new(
                         Kind::Drift,
                         format!(
-                            "`{}` is not as a step of env `{name}` left it: it {what}",
+                            "`{}` differs from the result of a step of env `{name}`: it {what}",
                             directory
                                 .unwrap_or_default()
                                 .join(&difference.path)

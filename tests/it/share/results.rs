@@ -82,7 +82,7 @@ fn results_come_with_the_snapshots() {
     two.one
         .rockenv(&export)
         .exits(8)
-        .says(&["is not as a step of env"]);
+        .says(&["differs from the result of a step of env"]);
     up(&["--rerun", "make"]).ok();
     fs::remove_file(place.join("sub/one")).unwrap();
     two.one

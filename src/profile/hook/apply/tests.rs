@@ -64,9 +64,9 @@ fn an_edit_is_made_as_often_as_it_says_or_not_at_all() {
     let one = hook(vec![edit("a", "bb", 2)], &[]);
     assert_eq!(on(&one, "a-a").unwrap().unwrap(), "bb-bb");
     for (text, words) in [
-        ("-", "should be there 2 times, and is not there"),
-        ("a", "and is there once"),
-        ("aaa", "and is there 3 times"),
+        ("-", "must occur 2 times in `f`, but is missing"),
+        ("a", "but occurs once"),
+        ("aaa", "but occurs 3 times"),
     ] {
         let error = on(&one, text).unwrap_err();
         assert_has!(error.message(), words);
