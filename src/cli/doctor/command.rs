@@ -53,7 +53,7 @@ pub(crate) fn doctor(cx: &Context, _args: &DoctorArgs) -> Result<u8> {
         true => (Tone::Good, "envs can be built here"),
         false => (
             Tone::Bad,
-            "envs cannot be built here yet: see the missing items above",
+            "envs cannot be built with the default engine yet: see the missing items above",
         ),
     };
     cx.ui.headline(tone, summary);
