@@ -26,7 +26,7 @@ pub(crate) fn rollback(cx: &Context, args: &RollbackArgs) -> Result<()> {
     let kept = env.rollback(&args.snapshot)?;
     if let Some(kept) = &kept {
         cx.ui.note(&format!(
-            "what was in no snapshot is kept as snapshot `{kept}`"
+            "changes that were in no snapshot are kept as snapshot `{kept}`"
         ));
     }
     cx.ui

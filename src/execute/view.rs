@@ -383,7 +383,7 @@ fn no_mounts_inside(volume: &Volume, source: &Path) -> Result<()> {
     match inside {
         None => Ok(()),
         Some(point) => Err(invalid!(
-            "volume `{}` has something mounted in it, at `{}`: a view of it would not show that",
+            "another file system is mounted in volume `{}`, at `{}`: steps would not see it, because a hook changes this volume",
             volume.name,
             point.display()
         )

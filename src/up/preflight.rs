@@ -353,7 +353,7 @@ impl Needs {
     /// Formats how long the remaining steps take, as far as known.
     fn time(&self) -> String {
         let mut text = match self.forecast_time() {
-            None => "unknown: no step of it has run here before".to_owned(),
+            None => "unknown: none of its steps has run here before".to_owned(),
             Some(wall) => format!(
                 "about {} for {} of {} steps, by their earlier runs",
                 size::duration(wall),
@@ -526,11 +526,11 @@ mod tests {
         let told = needs(64 * GIB, 300 * GIB, None, None).time();
         assert_eq!(
             told,
-            "unknown: no step of it has run here before; published elsewhere: torch 1 h 00 min; \
+            "unknown: none of its steps has run here before; published elsewhere: torch 1 h 00 min; \
              limits upstream: compiler-runtime 8 h 00 min, math-libs 8 h 00 min"
         );
         let told = needs(64 * GIB, 300 * GIB, Some("wheels"), None).time();
-        assert_eq!(told, "unknown: no step of it has run here before");
+        assert_eq!(told, "unknown: none of its steps has run here before");
     }
 
     #[test]

@@ -346,7 +346,7 @@ fn what_does_not_fit_fails_before_anything_runs() {
         ),
         (
             "[[patch]]\nfile = \"p.patch\"\n".to_owned(),
-            "`d/c.txt`: hunk 1 does not fit",
+            "`d/c.txt`: hunk 1 does not apply",
         ),
     ] {
         hook(&store, "fix", &text);

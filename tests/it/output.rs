@@ -114,7 +114,7 @@ fn a_plan_begins_with_the_verdict_and_fits_in_80_columns() {
         jobs   2 (configured), of 2 on this machine (configured)
         memory at most 2.0 GiB (the profile says so); needs a machine with 900.0 GiB
         disk   DISK
-        time   unknown: no step of it has run here before
+        time   unknown: none of its steps has run here before
         gpu    none
         writes steps can write to `/srv/shared`; `up` asks before they write to
                `/srv/shared`

@@ -84,7 +84,7 @@ fn a_store_is_read_in_many_ways() {
     jobs  2 (configured), of 2 on this machine (configured)
     memory no limit
     disk  not declared; SIZE free at STORE
-    time  unknown: no step of it has run here before
+    time  unknown: none of its steps has run here before
     gpu  none
 
     step  plan  why

@@ -155,7 +155,7 @@ impl Run<'_> {
 
     fn warn_unavailable(&self, tool: &Tool) {
         self.ui.warn(&format!(
-            "cannot install {}: no package of this distribution provides what is needed to {}",
+            "cannot install {}, which is needed to {}: this distribution has no package of it",
             tool.name, tool.why
         ));
     }

@@ -235,7 +235,7 @@ impl<R: BufRead> Reader<R> {
         let size = pax.size.unwrap_or(size);
         if i64::try_from(size).is_err() {
             return Err(broken(&format!(
-                "entry `{}`: its size does not fit a file",
+                "entry `{}`: its size is too large for a file",
                 lossy(&path)
             )));
         }

@@ -132,7 +132,7 @@ pub(super) fn check_map(
     data: u64,
 ) -> std::result::Result<(), &'static str> {
     if i64::try_from(real).is_err() {
-        return Err("its size does not fit a file");
+        return Err("its size is too large for a file");
     }
     let mut end = 0_u64;
     let mut total = 0_u64;

@@ -132,7 +132,7 @@ impl<'a> Chosen<'a> {
         let Profile { image, sources, .. } = self.profile;
         let refuse = |problem: Problem| match self.asked_in(image) {
             Some(param) => usage!(
-                "parameter `{param}` does not fit in profile `{}`: {}",
+                "parameter `{param}` is not valid in profile `{}`: {}",
                 self.profile.name,
                 problem.message
             ),

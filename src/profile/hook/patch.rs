@@ -94,12 +94,12 @@ fn replay<'a>(
                 (Some(at), None) => at,
                 (Some(one), Some(other)) => {
                     return Err(format!(
-                        "hunk {number} is not at its line, but fits at both line {} and line {}",
+                        "hunk {number} is not at its line, and applies at both line {} and line {}",
                         one + 1,
                         other + 1
                     ));
                 }
-                (None, _) => return Err(format!("hunk {number} does not fit")),
+                (None, _) => return Err(format!("hunk {number} does not apply")),
             }
         };
         for line in &lines[next..at] {

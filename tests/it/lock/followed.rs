@@ -276,7 +276,7 @@ fn parameters_of_a_lock_file_that_the_profile_does_not_take_are_the_file_s() {
     ");
     profile("word", "workdir = \"${word}\"\n");
     insta::assert_snapshot!(store.shows("plan locked --locked --lock-file profiles/locked.lock"), @"
-    error: `profiles/locked.lock` does not match: parameter `word=b` does not fit in WORK/profiles/locked.toml:8: `b` is not an absolute path
+    error: `profiles/locked.lock` does not match: parameter `word=b` is not valid in WORK/profiles/locked.toml:8: `b` is not an absolute path
     help: rm profiles/locked.lock, then: rockenv lock locked --file profiles/locked.lock
     exit code 8
     ");

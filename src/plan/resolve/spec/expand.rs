@@ -80,7 +80,7 @@ impl Resolver<'_> {
         };
         let line = self.profile.sources.line(&text.place);
         let error = usage!(
-            "parameter `{param}` does not fit in {line}: {}",
+            "parameter `{param}` is not valid in {line}: {}",
             refused.message
         );
         self.usage.get_or_insert(match refused.help {

@@ -103,7 +103,7 @@ packages = ["${pkg}"]
     assert_eq!(error.kind(), Kind::Usage);
     assert_has!(
         error.message(),
-        "parameter `rev=-x` does not fit in /p/p.toml:9: "
+        "parameter `rev=-x` is not valid in /p/p.toml:9: "
     );
     // What else is wrong is a fault of the profile.
     let error = resolve(&profile(&text.replace("${pkg}", "${target}")), &wrong).unwrap_err();

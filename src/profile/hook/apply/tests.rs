@@ -294,7 +294,7 @@ fn what_a_patch_added_is_not_added_once_more_elsewhere() {
     assert_eq!(on(&patch, &format!("0\n{with}")).unwrap(), None);
     let error = on(&patch, &format!("0\n{without}")).unwrap_err();
     let said = error.chain().join(": ");
-    assert_has!(said, "fits at both line 2 and line 6");
+    assert_has!(said, "applies at both line 2 and line 6");
     // A patch that removes a line is not yet applied while that line exists.
     let remove = "--- a/f\n+++ b/f\n@@ -1,2 +1 @@\n a\n-b\n";
     let patch = hook(Vec::new(), &[remove]);
