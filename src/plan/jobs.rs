@@ -104,7 +104,7 @@ pub(crate) fn size(given: &SizingInputs<'_>) -> Sizing {
             Some(MemoryMax::Percent(percent)) => {
                 format!("{percent} % of {}", size::bytes(given.memory))
             }
-            _ => "the profile says so".to_owned(),
+            _ => "set by the profile".to_owned(),
         },
     });
     let budget = match given.configured {

@@ -112,7 +112,7 @@ fn a_plan_begins_with_the_verdict_and_fits_in_80_columns() {
         engine planned for nspawn, which cannot be used here
         store  none yet
         jobs   2 (configured), of 2 on this machine (configured)
-        memory at most 2.0 GiB (the profile says so); needs a machine with 900.0 GiB
+        memory at most 2.0 GiB (set by the profile); needs a machine with 900.0 GiB
         disk   DISK
         time   unknown: none of its steps has run here before
         gpu    none
