@@ -249,7 +249,7 @@ fn check_machines(
         let message = format!("{name}: needs {short}");
         if *runners == Runners::default() {
             return Err(Error::new(Kind::Preflight, message).help(
-                "name machines that fit in a file, for `--runners`: `build = [\"self-hosted\"]`",
+                "list larger machines in a file and pass it with `--runners FILE`: `build = [\"self-hosted\"]`",
             ));
         }
         cx.ui.warn(&message);
