@@ -239,7 +239,7 @@ fn a_changed_hook_or_source_is_built_again_and_an_unchanged_file_is_not() {
     store.profile(&steps);
     insta::assert_snapshot!(store.shows("up ENV"), @"
     error: hook `late`: there is no `made-by-step`
-    help: correct `WORK/hooks/late/hook.toml`, build a variant without it, or build a revision that it fits: `rockenv hook check --hook late --source DIR REVISIONS` finds the one that broke it
+    help: correct `WORK/hooks/late/hook.toml`, build a variant without it, or build a revision that it applies to: `rockenv hook check --hook late --source DIR REVISIONS` finds the one that broke it
     exit code 3
     ");
     hook(

@@ -147,7 +147,7 @@ impl Hook {
             None => format!("put a corrected one into `~/.config/rockenv/hooks/{name}`"),
         };
         invalid!("hook `{name}`: {message}").help(format!(
-            "{own}, build a variant without it, or build a revision that it fits: \
+            "{own}, build a variant without it, or build a revision that it applies to: \
              `rockenv hook check --hook {name} --source DIR REVISIONS` finds the one that broke it"
         ))
     }
