@@ -8,6 +8,7 @@ use fs_err as fs;
 use crate::plan::gc::policy::Preset;
 use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::process::Program;
+use crate::sys::shell::quoted_path;
 
 const UNITS: &str = "/etc/systemd/system";
 const NAME: &str = "rockenv-gc";
@@ -101,7 +102,10 @@ pub(crate) fn check_owner(program: &Path) -> Result<()> {
                 path.display(),
                 program.display()
             )
-            .help("sudo make install, then: sudo /usr/local/bin/rockenv setup --timer"));
+            .help(format!(
+                "sudo install {} /usr/local/bin/rockenv, then: sudo /usr/local/bin/rockenv setup --timer",
+                quoted_path(program)
+            )));
         }
     }
     Ok(())
