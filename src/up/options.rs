@@ -23,7 +23,7 @@ use crate::ui::Format;
 pub(crate) struct PlanOptions {
     #[command(flatten)]
     pub(crate) select: SelectArgs,
-    /// Name of the env [default: the profile's, with the targets, variant and others that are given]
+    /// Name of the env [default: the profile's name, with the targets, variant, release and starting point that are given]
     #[arg(short, long, help_heading = WHAT)]
     pub(crate) name: Option<String>,
     /// Last step to run
@@ -44,7 +44,7 @@ pub(crate) struct PlanOptions {
     /// Also start from other envs' snapshots that were built on files from an earlier build [default: `reuse` in the configuration]
     #[arg(long, help_heading = STEPS, hide_short_help = true)]
     pub(crate) allow_incremental: bool,
-    /// Most jobs a step may use, of those that the machine has
+    /// Maximum number of jobs for a step [default: by cores, memory and earlier runs]
     #[arg(
         short,
         long,

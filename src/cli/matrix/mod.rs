@@ -20,7 +20,7 @@ pub enum MatrixCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct Which {
-    /// Targets, and families of them [default: those that each profile names]
+    /// Targets and target families [default: those that each profile names]
     #[arg(
         index = 1,
         value_name = "TARGET|FAMILY",
