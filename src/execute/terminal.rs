@@ -19,7 +19,7 @@ use crate::sys::signals::{self, STOP};
 /// How long a container that was asked to signal a command may take to answer.
 const ANSWER: Duration = Duration::from_secs(10);
 /// How long a command may take to start before that is said.
-const PATIENCE: Duration = Duration::from_secs(3);
+const PATIENCE: Duration = Duration::from_secs(5);
 /// How many bytes are copied at once.
 const PIECE: usize = 16 << 10;
 /// How many pieces an ended command may have left: more than fit into a pipe or a terminal.
@@ -82,7 +82,7 @@ pub(crate) fn run(client: &Client, command: Command, waits: &dyn Fn()) -> Result
                 match i32::try_from(signal.ssi_signo).unwrap_or(0) {
                     number if number == Signal::SIGWINCH as i32 => resize(terminal.as_ref())?,
                     // A stopped container (SIGSTOP) never answers: the second Ctrl-C ends the wait.
-                    number if asked.is_some() && !started => return Err(no_answer(number)),
+                    number if interrupted && !started => return Err(no_answer(number)),
                     number => {
                         interrupted = true;
                         asked = asked.or(Some((number, Instant::now() + ANSWER)));

@@ -367,7 +367,11 @@ mod tests {
         let mut envs = [env("gfx1103", true), env("gfx1100", false)];
         envs[1].name = "gfx1103-gpu".to_owned();
         let error = jobs(&envs, &runners, NEEDED).unwrap_err();
-        assert!(error.message().contains("two jobs would be called `gfx1103-gpu`"));
+        assert!(
+            error
+                .message()
+                .contains("two jobs would be called `gfx1103-gpu`")
+        );
         jobs(&envs, &runners, "none").unwrap();
         // Of several targets, one with a machine counts.
         let several = ["gfx1201", "gfx1103"].map(|name| Target::parse(name).unwrap());

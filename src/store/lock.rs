@@ -63,7 +63,10 @@ impl Wait {
             return None;
         }
         self.is_told = true;
-        Some(format!("waiting for {what}, held by {}", holder_named(path)))
+        Some(format!(
+            "waiting for {what}, held by {}",
+            holder_named(path)
+        ))
     }
 }
 

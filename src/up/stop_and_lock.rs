@@ -40,7 +40,10 @@ pub(crate) fn stop_and_lock<'a>(
                 ran = true;
                 let waited = started.elapsed();
                 if waited > PATIENCE {
-                    return Err(error);
+                    // The error's own help is what has been done.
+                    return Err(
+                        error.help("it was told to end: wait for it, then run the command again")
+                    );
                 }
                 let path = lock::env_lock(&store.env_dir(name));
                 wait.tell(&path, &env_named(name));

@@ -279,10 +279,11 @@ fn await_end(child: &mut Child) -> Result<()> {
 #[expect(clippy::disallowed_types, reason = "the file has no name")]
 fn engine_error(noise: &mut std::fs::File) -> Error {
     use std::io::{Read as _, Seek as _, SeekFrom};
-    let mut text = String::new();
+    let mut text = Vec::new();
     let read = noise
         .seek(SeekFrom::Start(0))
-        .and_then(|_| noise.take(4096).read_to_string(&mut text));
+        .and_then(|_| noise.take(4096).read_to_end(&mut text));
+    let text = String::from_utf8_lossy(&text);
     let said = match read {
         Ok(_) if !text.trim().is_empty() => text.trim().to_owned(),
         _ => "it printed nothing".to_owned(),

@@ -175,7 +175,10 @@ fn a_holder_that_does_not_answer_is_ended() {
         });
         stop_holder(&store);
         let begun = Instant::now();
-        store.rockenv(arguments).ok();
+        store
+            .rockenv(arguments)
+            .ok()
+            .says(&["waiting for env", "held by `rockenv exec`"]);
         assert!(begun.elapsed() < HANGS, "{arguments:?}");
         drop(job);
     }
