@@ -95,9 +95,9 @@ fn a_line_is_found_with_any_blanks_and_comment() {
         );
     }
     for (text, words) in [
-        ("# \"a\",\n", "is not there"),
-        ("\"a\", \"b\",\n", "is not there"),
-        ("x = \"a\",\n", "is not there"),
+        ("# \"a\",\n", "is missing"),
+        ("\"a\", \"b\",\n", "is missing"),
+        ("x = \"a\",\n", "is missing"),
         ("\"a\",\n\"a\", # again\n", "is there 2 times"),
     ] {
         let error = on(&one, text).unwrap_err();
