@@ -98,7 +98,7 @@ fn a_line_is_found_with_any_blanks_and_comment() {
         ("# \"a\",\n", "is missing"),
         ("\"a\", \"b\",\n", "is missing"),
         ("x = \"a\",\n", "is missing"),
-        ("\"a\",\n\"a\", # again\n", "is there 2 times"),
+        ("\"a\",\n\"a\", # again\n", "occurs 2 times"),
     ] {
         let error = on(&one, text).unwrap_err();
         assert_has!(error.message(), words);
