@@ -1,7 +1,7 @@
 #!/bin/sh
 # build.sh COMPONENT [option of cmake]...: configure, build, install to /home/builder/rocm, check.
 #
-# TARGET: the GPU; none for headers, which are the same for every GPU. JOBS: for ninja. BUILD: what ninja builds.
+# TARGET: the GPU; none for headers, which are the same for every GPU. BUILD: what ninja builds.
 # CODE: installed files with code for GPUs. HOST_TESTS: a regular expression of tests that need no GPU.
 set -eu
 component=$1
@@ -25,7 +25,8 @@ cmake --fresh -G Ninja -S "/src/$component" -B "$build" \
   -DROCM_SYMLINK_LIBS=OFF -DFETCHCONTENT_FULLY_DISCONNECTED=ON \
   "$@"
 rm -f "$CCACHE_STATSLOG"
-ninja -C "$build" -j "${JOBS:-1}" ${BUILD:-all}
+# Without -j ninja takes its jobs from rockenv's jobserver, which withdraws some while memory is short.
+ninja -C "$build" ${BUILD:-all}
 # By component: without, tests and benchmarks would be installed too, which are not all built.
 for part in runtime devel Unspecified; do cmake --install "$build" --component $part; done
 
