@@ -33,8 +33,8 @@ impl FromStr for Machine {
         let rest = text.strip_prefix("ssh://").unwrap_or(text);
         let rest = rest.strip_suffix('/').unwrap_or(rest);
         let (host, port) = match rest.rsplit_once(':') {
-            // An IPv6 address has colons of its own, in brackets.
-            Some((host, port)) if !port.contains(']') => {
+            // An IPv6 address has colons of its own: in brackets, or there is no port.
+            Some((host, port)) if host.ends_with(']') || !host.contains(':') => {
                 let port = port
                     .parse()
                     .map_err(|_| format!("`{port}` is not a port"))?;
@@ -281,10 +281,9 @@ mod tests {
             of("ssh://[2001:db8::1]:22"),
             machine("2001:db8::1", Some(22))
         );
-        assert_eq!(
-            of("ssh://me@[2001:db8::1]"),
-            machine("me@2001:db8::1", None)
-        );
+        for text in ["ssh://me@[2001:db8::1]", "me@2001:db8::1"] {
+            assert_eq!(of(text), machine("me@2001:db8::1", None));
+        }
         for text in [
             "ssh://me@big:2222",
             "ssh://me@[2001:db8::1]",

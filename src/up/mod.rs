@@ -102,10 +102,12 @@ pub(crate) fn up(
     // Finished steps are pushed by now, so an unfinished one is an error like any other.
     let outcome = outcome.and_then(Finished::unless_broken);
     let removed = claim.map(|claim| ephemeral::end(&store, name, claim));
-    cx.tidy(&store)?;
+    let tidied = cx.tidy(&store);
     let is_parents = store.is_ephemeral(name);
-    let fate = Fate::of(cx, removed, is_parents, outcome.is_err())?;
-    let finished = match (outcome, signals.pending()?) {
+    let fate = Fate::of(cx, removed, is_parents, outcome.is_err());
+    // The reason why a step failed comes first.
+    let outcome = outcome.and_then(|finished| Ok((finished, tidied.and(fate)?)));
+    let (finished, fate) = match (outcome, signals.pending()?) {
         // The same Ctrl-C ended the tool that failed.
         (Err(_), Some(signal)) => {
             reporter.finish(Outcome::Interrupted, "");
