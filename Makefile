@@ -98,11 +98,11 @@ build: ## the release binary
 	cargo build --release --locked
 
 .PHONY: bench
-bench: ## measure, against the peers (root)
+bench: ## measure, against the peers; BENCH=--in-memory leaves the disk out, and needs 20 GiB of memory (root)
 	@$(need-root)
 	@tests/host test
 	cargo build --locked --profile dist --config packaging/dist.toml
-	ROCKENV=$(CARGO_TARGET_DIR)/x86_64-unknown-linux-gnu/dist/rockenv tests/bench/run
+	ROCKENV=$(CARGO_TARGET_DIR)/x86_64-unknown-linux-gnu/dist/rockenv tests/bench/run $(BENCH)
 
 .PHONY: gen
 gen: ## docs/reference/cli.md, from the arguments
