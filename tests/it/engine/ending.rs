@@ -248,6 +248,35 @@ fn all_of_it_killed_at_once_is_cleaned_up_by_the_next_command() {
 }
 
 #[test]
+fn nobody_waits_for_a_paused_step_whose_up_is_gone() {
+    let store = TestStore::new();
+    let sleeper = store.sleeper();
+    let up = start_step(&store, "", &sleeper);
+    // As `up` pauses it when the disk is nearly full. An ordinary user's container has no control groups here.
+    let state = fs::read(store.env_dir().join("run/state.json")).unwrap();
+    let state: serde_json::Value = serde_json::from_slice(&state).unwrap();
+    let mut directories = state["cgroup"]["directories"].as_array().unwrap().iter();
+    let frozen = directories.find_map(|directory| {
+        let at = std::path::Path::new(directory[1].as_str()?);
+        match directory[0].as_str()? {
+            "" => Some((at.join("cgroup.freeze"), "1")),
+            "freezer" => Some((at.join("freezer.state"), "FROZEN")),
+            _ => None,
+        }
+    });
+    if let Some((file, value)) = frozen {
+        fs::write(file, value).unwrap();
+    }
+    up.signal(Signal::SIGKILL);
+    up.wait();
+    let begun = Instant::now();
+    store.rockenv(&["down", store.env()]).ok();
+    let waited = begun.elapsed();
+    assert!(waited < Duration::from_secs(90), "{waited:?}");
+    gone("the paused step", &sleeper);
+}
+
+#[test]
 fn a_step_can_be_joined() {
     let store = TestStore::new();
     let sleeper = store.sleeper();
