@@ -128,7 +128,7 @@ fn check_says_at_which_revision_a_hook_stops_applying() {
     fs::write(store.work().join("outer/a.txt"), "three\n").unwrap();
     let text = check(&["--hook", "fix"]).exits(3).text();
     assert!(
-        text.contains("fix: does not apply\n  hook `fix`: `one` in `a.txt`"),
+        text.contains("fix: does not apply\n  hook `fix`: `one` must occur once in `a.txt`"),
         "{text}"
     );
     check(&["--hook", "fix", "nonsense"])
