@@ -85,6 +85,8 @@ pub(crate) fn run() -> ExitCode {
     match result {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
+            // Results come first. Nothing else writes them: waits for locks keep this alive to the end.
+            drop(ui.finish());
             ui.error(&error);
             ExitCode::from(error.kind().exit_code())
         }
