@@ -2,6 +2,7 @@
 //!
 //! Order: the global lock before an env's; never two envs' at once.
 
+use std::ffi::OsStr;
 use std::io::{ErrorKind, Seek as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
@@ -264,8 +265,12 @@ pub(super) fn read_only(path: &Path, error: std::io::Error) -> Error {
 }
 
 /// Names the process that has a lock, or else the last one that took it alone, for messages.
+///
+/// An env's lock is never shared, so the list of locks is not read for it: that takes the kernel up to 15 ms, which is
+/// more than an `exec` that finds its container.
 fn holder_named(path: &Path) -> String {
-    if holder(path).is_none()
+    if env_of(path).is_none()
+        && holder(path).is_none()
         && let Some(pid) = reader(path)
     {
         return format!("another command (process {pid})");
@@ -282,16 +287,19 @@ fn holder_named(path: &Path) -> String {
 }
 
 fn busy(path: &Path, what: &str) -> Error {
-    let env = path.parent().filter(|env| env_lock(env) == path);
-    let env = env.filter(|env| env.parent().is_some_and(|above| above.ends_with("envs")));
-    let down = env
-        .and_then(Path::file_name)
-        .map_or_else(String::new, |env| {
-            format!(", or `rockenv down {}`", quoted_path(Path::new(env)))
-        });
+    let down = env_of(path).map_or_else(String::new, |env| {
+        format!(", or `rockenv down {}`", quoted_path(Path::new(env)))
+    });
     busy!("{what} is held by {}", holder_named(path)).help(format!(
         "wait for it, or stop it: Ctrl-C in its terminal{down}"
     ))
+}
+
+/// Returns the name of the env whose lock is at `path`.
+fn env_of(path: &Path) -> Option<&OsStr> {
+    let env = path.parent().filter(|env| env_lock(env) == path)?;
+    env.parent().filter(|above| above.ends_with("envs"))?;
+    env.file_name()
 }
 
 /// Returns the path of an env's lock file.
