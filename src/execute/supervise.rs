@@ -103,6 +103,7 @@ pub(crate) fn supervise(
         ],
         buffer: vec![0u8; 64 << 10],
         deadline: step.timeout.map(|timeout| Instant::now() + START + timeout),
+        has_started: false,
         stopping: None,
         step,
     };
@@ -138,6 +139,7 @@ struct Supervision<'a, 'step> {
     pipes: [(Stream, Pipe); 2],
     buffer: Vec<u8>,
     deadline: Option<Instant>,
+    has_started: bool,
     /// Why it was asked to end, and until when it may.
     stopping: Option<(Ending, Instant)>,
 }
@@ -222,12 +224,14 @@ impl Supervision<'_, '_> {
     fn hear_command(&mut self) -> Result<Option<Ending>> {
         let stopped = self.stopping.map(|(ending, _)| ending);
         Ok(match self.client.receive()?.map(|(reply, _)| reply) {
-            Some(Reply::Started) => {
+            // Root of the container may say so again: the timeout counts from the first time.
+            Some(Reply::Started) if !self.has_started => {
+                self.has_started = true;
                 let timeout = self.step.timeout;
                 self.deadline = timeout.map(|timeout| Instant::now() + timeout);
                 None
             }
-            Some(Reply::Starting | Reply::Signalled) => None,
+            Some(Reply::Started | Reply::Starting | Reply::Signalled) => None,
             Some(Reply::NotStarted { code, message }) => {
                 self.step.keep(Stream::Stderr, message.as_bytes())?;
                 Some(Ending::Exited { code, signal: None })
