@@ -210,15 +210,30 @@ impl UpOptions {
         })
     }
 
-    /// Returns the command that resumes where this one ended.
+    /// Returns the command that resumes where this one ended. Without `--offline`: a step may have failed for it.
     pub(crate) fn resume_command(&self) -> String {
-        let mut text = self.plan.up_command(&self.plan.request("up"));
-        // The machine has no more memory by then.
-        if self.force {
-            text.push_str(" --force");
+        let plan = &self.plan;
+        let mut text = plan.up_command(&plan.request("up"));
+        if let Some(step) = &plan.until {
+            text.extend([" --until ", &quoted(step)]);
         }
-        if self.ephemeral {
-            text.push_str(" --ephemeral");
+        if let Some(jobs) = plan.jobs {
+            text.extend([" --jobs ", &jobs.to_string()]);
+        }
+        for (flag, value) in [(" --pull=", plan.pull), (" --push=", self.push)] {
+            if let Some(value) = value {
+                text.extend([flag, &value.to_string()]);
+            }
+        }
+        for (flag, is_set) in [
+            (" --allow-incremental", plan.allow_incremental),
+            // The machine has no more memory by then.
+            (" --force", self.force),
+            (" --ephemeral", self.ephemeral),
+        ] {
+            if is_set {
+                text.push_str(flag);
+            }
         }
         text
     }
@@ -232,7 +247,7 @@ impl UpOptions {
 
     /// Returns whether new snapshots are pushed to a registry.
     pub(crate) fn pushes(&self, config: &Config) -> bool {
-        self.push.unwrap_or(config.push)
+        self.push.unwrap_or(config.push && !self.plan.offline)
     }
 }
 
@@ -304,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_forced_is_forced_again() {
+    fn a_resumed_command_keeps_its_options() {
         let resume = |line: &str| {
             let line = Line::try_parse_from(line.split(' ')).unwrap();
             line.up.resume_command()
@@ -313,6 +328,11 @@ mod tests {
         assert_eq!(
             resume("rockenv p --ephemeral --force"),
             "rockenv up p --force --ephemeral"
+        );
+        let kept = "p --until a --jobs 2 --pull=false --push=true --allow-incremental";
+        assert_eq!(
+            resume(&format!("rockenv {kept}")),
+            format!("rockenv up {kept}")
         );
     }
 }
