@@ -5,7 +5,7 @@
 //! the directory.
 
 use std::collections::BTreeMap;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read as _, Write};
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
@@ -28,6 +28,8 @@ use crate::ui::{Ui, size};
 pub(crate) const LATEST: &str = "latest";
 /// Bytes that may take seconds to send.
 const LARGE: u64 = 1 << 20;
+/// Bytes of a line, at most: a list of a million files is half of it.
+const LONGEST: u64 = 512 << 20;
 /// How long to wait for another sender.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -250,7 +252,7 @@ fn write_line(to: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
 
 fn read_line<T: DeserializeOwned>(from: &mut impl BufRead) -> io::Result<T> {
     let mut line = String::new();
-    match from.read_line(&mut line)? {
+    match from.take(LONGEST).read_line(&mut line)? {
         0 => Err(io::ErrorKind::UnexpectedEof.into()),
         _ => Ok(serde_json::from_str(&line)?),
     }
