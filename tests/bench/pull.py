@@ -13,6 +13,7 @@ import sys
 import tarfile
 import time
 import urllib.request
+from pathlib import Path
 
 LAYERS = 4
 FILES = 1200
@@ -90,10 +91,19 @@ def stop(child):
     child.wait()
 
 
+def clear(work):
+    """Removes a daemon's directory, with the network namespace that Docker leaves mounted there."""
+    for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
+        at = Path(line.split()[1])
+        if work in at.parents:
+            subprocess.run(["umount", at], check=True)
+    shutil.rmtree(work, ignore_errors=True)
+
+
 def registry(work):
     """Starts Debian's docker-registry with its data below `work`; returns it and its address."""
     host = f"127.0.0.1:{free_port()}"
-    shutil.rmtree(work, ignore_errors=True)
+    clear(work)
     work.mkdir()
     config = work / "config.yml"
     config.write_text(f"version: 0.1\nlog: {{level: error}}\nhttp: {{addr: '{host}', secret: x}}\n"
@@ -117,7 +127,7 @@ def docker(work):
     client = shutil.which("docker", path="/usr/bin:/bin:/usr/local/bin")
     if not program or not client:
         return None
-    shutil.rmtree(work, ignore_errors=True)
+    clear(work)
     work.mkdir()
     address = f"unix://{work}/socket"
     talk = [client, "--host", address]

@@ -66,7 +66,7 @@ def bench(stores, runs):
         if daemon:
             pull.stop(daemon[0])
         for name in ("docker", "pulled"):
-            shutil.rmtree(work / name, ignore_errors=True)
+            pull.clear(work / name)
 
 
 def repository(host):
@@ -121,7 +121,8 @@ def fetch(store, method, registries, daemon, empty, runs):
         subprocess.run(["umount", "--quiet", empty / "graph/overlay"], stderr=subprocess.DEVNULL)
         shutil.rmtree(empty, ignore_errors=True)
         if daemon:
-            subprocess.run([*daemon[1], "rmi", "--force", theirs], capture_output=True)
+            # Any other tag would keep the layers.
+            subprocess.run([*daemon[1], "image", "prune", "--all", "--force"], check=True, capture_output=True)
         os.sync()
         empty.mkdir()
 
