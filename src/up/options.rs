@@ -220,9 +220,9 @@ impl UpOptions {
         if let Some(jobs) = plan.jobs {
             text.extend([" --jobs ", &jobs.to_string()]);
         }
-        for (flag, value) in [(" --pull=", plan.pull), (" --push=", self.push)] {
+        for (flag, value) in [(" --pull", plan.pull), (" --push", self.push)] {
             if let Some(value) = value {
-                text.extend([flag, &value.to_string()]);
+                text.extend([flag, if value { "" } else { "=false" }]);
             }
         }
         for (flag, is_set) in [
@@ -329,7 +329,7 @@ mod tests {
             resume("rockenv p --ephemeral --force"),
             "rockenv up p --force --ephemeral"
         );
-        let kept = "p --until a --jobs 2 --pull=false --push=true --allow-incremental";
+        let kept = "p --until a --jobs 2 --pull=false --push --allow-incremental";
         assert_eq!(
             resume(&format!("rockenv {kept}")),
             format!("rockenv up {kept}")
