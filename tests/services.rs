@@ -137,6 +137,25 @@ fn what_somebody_deleted_is_said_and_built_again() {
 }
 
 #[test]
+fn builds_that_begin_together_copy_the_image_once() {
+    let store = TestStore::new();
+    own_image(&store);
+    let other = format!("{}-other", store.env());
+    let both = std::thread::scope(|scope| {
+        [store.env(), &other]
+            .map(|name| {
+                scope
+                    .spawn(|| store.rockenv(&["up", store.env(), "--name", name, "--until", "one"]))
+            })
+            .map(|up| up.join().unwrap().ok().err)
+    });
+    let copies = both.iter().filter(|err| err.contains("copying the image"));
+    assert_eq!(copies.count(), 1, "{both:?}");
+    store.rockenv(&["rm", "--yes", store.env(), &other]).ok();
+    assert_nothing_left(&store);
+}
+
+#[test]
 fn changes_survive_a_container_that_is_set_up_anew() {
     let store = TestStore::new();
     store.up_with(TWO);

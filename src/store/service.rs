@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 
+use super::lock::Lock;
 use super::snapshot::Freeze;
 use super::{LockedEnv, Store};
 use crate::engine::docker::{
@@ -44,20 +45,25 @@ impl Store {
         key: &ImageKey,
         say: &mut dyn FnMut(&str),
     ) -> Result<()> {
-        let directory = self.root().join("images").join(key);
-        let mut objects = read_objects(&directory)?;
+        let directory = self.image_dir(key);
         let name = self.imported(key)?;
-        let mut object = Object {
-            socket: service.socket.clone(),
-            what: ObjectFilter::Image(name.clone()),
-            id: None,
-        };
-        let known = objects.iter().find(|known| known.is_same(&object));
-        if let Some(id) = known.and_then(|known| known.id.as_ref())
-            && service.image(id)?.is_some()
-        {
+        if is_there(service, &read_objects(&directory)?, &name)? {
             return Ok(());
         }
+        // Of two copies at once the service would keep both, one without its name.
+        let mut is_told = false;
+        let lock = directory.join("copy.lock");
+        let _lock = Lock::exclusive_waiting(&lock, "up", &mut |waits| {
+            if !std::mem::replace(&mut is_told, true) {
+                say(&format!("the image's copy {waits}"));
+            }
+            Ok(())
+        })?;
+        let mut objects = read_objects(&directory)?;
+        if is_there(service, &objects, &name)? {
+            return Ok(());
+        }
+        let mut object = image_at(service, &name);
         objects.retain(|known| !known.is_same(&object));
         if !self.id()?.is_empty() {
             object.id = service.imported(&name, key)?;
@@ -333,6 +339,22 @@ fn lost_or(image: Option<EngineImage>, name: &str) -> Result<EngineImage> {
         not_found!("image `{name}` was deleted outside rockenv")
             .help("`rockenv up ...` builds the layers above it again")
     })
+}
+
+fn image_at(service: &Service, name: &str) -> Object {
+    Object {
+        socket: service.socket.clone(),
+        what: ObjectFilter::Image(name.to_owned()),
+        id: None,
+    }
+}
+
+/// Returns whether an image of a list is still at the service.
+fn is_there(service: &Service, objects: &[Object], name: &str) -> Result<bool> {
+    let wanted = image_at(service, name);
+    let known = objects.iter().find(|known| known.is_same(&wanted));
+    let id = known.and_then(|known| known.id.as_ref());
+    Ok(id.map_or(Ok(None), |id| service.image(id))?.is_some())
 }
 
 fn read_objects(directory: &Path) -> Result<Vec<Object>> {
