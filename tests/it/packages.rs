@@ -190,6 +190,35 @@ fn sudo_make_install_installs_for_an_ordinary_user() {
     assert!(root.path().join("usr/share/man/man1/rockenv.1").exists());
 }
 
+#[test]
+fn the_page_of_installation_removes_all_of_it() {
+    let root = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut stage = Command::new(source.join("packaging/stage"));
+    stage.arg(env!("CARGO_BIN_EXE_rockenv")).arg(root.path());
+    run(stage.arg("/usr/local"));
+    let files = || {
+        let find = Command::new("find")
+            .arg(root.path())
+            .args(["-type", "f"])
+            .output()
+            .unwrap();
+        String::from_utf8(find.stdout).unwrap()
+    };
+    assert_ne!(files(), "");
+    let page = fs::read_to_string(source.join("docs/how-to/install.md")).unwrap();
+    let here = format!(" {}/usr/local/", root.path().display());
+    for line in page.lines() {
+        if let Some(arguments) = line.strip_prefix("$ sudo rm ")
+            && arguments.contains("/usr/local/")
+        {
+            let command = format!("rm {arguments}").replace(" /usr/local/", &here);
+            run(Command::new("sh").args(["-c", &command]));
+        }
+    }
+    assert_eq!(files(), "");
+}
+
 /// Completes the last of the words as bash does, with the script that is installed.
 const COMPLETE: &str = r#"
 source "$1/usr/share/bash-completion/completions/rockenv"
