@@ -138,13 +138,14 @@ fn check_below(path: &Path) -> Result<()> {
     )
 }
 
-/// Makes sure that this exact program is there; returns its path below the home.
+/// Makes sure that this exact program is there; returns its path below the home. Programs that nobody used for a month
+/// make room for a new one.
 fn send_program(ui: &Ui, ssh: &SshConnection<'_>) -> Result<String> {
     let bytes = fs::read(Host::probe()?.program)?;
     let digest = hex::encode(Sha256::digest(&bytes));
     let path = format!("{PLACE}/bin/{digest}");
     let mut look = ssh.script(
-        r#"[ "$(uname -m)" = x86_64 ] || exit 3; test -x "$HOME/$1" || exit 4"#,
+        r#"[ "$(uname -m)" = x86_64 ] || exit 3; test -x "$HOME/$1" || exit 4; touch "$HOME/$1" || :"#,
         &[&path],
     )?;
     // The login shell may print something.
@@ -162,6 +163,7 @@ fn send_program(ui: &Ui, ssh: &SshConnection<'_>) -> Result<String> {
     let script = r#"set -e
 umask 077
 mkdir -p "$HOME/${1%/*}"
+find "$HOME/${1%/*}/" -maxdepth 1 -type f -mtime +30 -delete
 new=$(mktemp "$HOME/$1.XXXXXX")
 trap 'rm -f "$new"' EXIT
 cat >"$new"
