@@ -49,13 +49,14 @@ pub(crate) fn doctor(cx: &Context, _args: &DoctorArgs) -> Result<u8> {
     cx.ui.table(&Table::of(header, &abilities, |row| {
         [row.what, &row.nspawn, &row.docker, &row.podman].map(str::to_owned)
     }));
+    let engine = facts.engine;
     let (tone, summary) = match fit {
-        true => (Tone::Good, "envs can be built here"),
+        true => (Tone::Good, format!("envs can be built here with {engine}")),
         false => (
             Tone::Bad,
-            "envs cannot be built with the default engine yet: see the missing items above",
+            format!("envs cannot be built with {engine} yet: see the missing items above"),
         ),
     };
-    cx.ui.headline(tone, summary);
+    cx.ui.headline(tone, &summary);
     Ok(code)
 }

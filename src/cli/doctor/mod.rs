@@ -21,6 +21,7 @@ pub(crate) use services::ServiceFacts;
 
 use crate::cli::setup::{Feature, Manager, TOOLS, Tool};
 use crate::plan::ids::EnvName;
+use crate::plan::resolve::Engine;
 use crate::sys::shell::quoted_path;
 use crate::tree::Method;
 use crate::ui::size;
@@ -35,6 +36,8 @@ const THEROCK_DISK: u64 = 230 << 30;
 /// Facts about a machine.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Facts {
+    /// The engine of new envs.
+    pub engine: Engine,
     pub root: bool,
     /// Root was called through sudo.
     pub through_sudo: bool,
@@ -112,7 +115,7 @@ pub(crate) struct Check {
     pub message: String,
     /// The command that changes it.
     pub command: Option<String>,
-    /// The default engine does not work without it.
+    /// No env can be built without it.
     pub essential: bool,
 }
 
@@ -122,7 +125,7 @@ pub(crate) struct Section {
     pub checks: Vec<Check>,
 }
 
-/// Returns whether the default engine can build envs.
+/// Returns whether the engine of new envs can build them.
 pub(crate) fn is_fit(sections: &[Section]) -> bool {
     !sections
         .iter()
@@ -133,7 +136,7 @@ pub(crate) fn is_fit(sections: &[Section]) -> bool {
 /// Returns the findings.
 pub(crate) fn examine(facts: &Facts) -> Vec<Section> {
     let sections = [
-        ("engine nspawn (the default)", nspawn(facts)),
+        ("engine nspawn", nspawn(facts)),
         ("engines docker and podman", services::checks(facts)),
         ("store", store(facts)),
         ("images and sources", images(facts)),
@@ -171,6 +174,18 @@ impl Check {
     fn essential(mut self) -> Self {
         self.essential = true;
         self
+    }
+
+    /// Essential for one engine, and a note for who uses another.
+    fn essential_if(self, is_used: bool) -> Self {
+        match is_used {
+            true => self.essential(),
+            false if self.state == CheckState::Missing => Self {
+                state: CheckState::Note,
+                ..self
+            },
+            false => self,
+        }
     }
 
     fn try_(mut self, command: impl Into<String>) -> Self {
@@ -238,13 +253,14 @@ fn tools(facts: &Facts, feature: Feature) -> impl Iterator<Item = (&'static Tool
 }
 
 fn nspawn(facts: &Facts) -> Vec<Check> {
+    let is_used = facts.engine == Engine::Nspawn;
     let mut checks = vec![match facts.root {
         true => ok("running as root"),
         false => missing(
             "not root: containers, mounts and snapshots need it",
             "sudo rockenv doctor",
         )
-        .essential(),
+        .essential_if(is_used),
     }];
     for (one, check) in tools(facts, Feature::Nspawn) {
         checks.push(match (one.name, facts.nspawn) {
@@ -252,7 +268,7 @@ fn nspawn(facts: &Facts) -> Vec<Check> {
                 "systemd-nspawn {version} is older than {NSPAWN}, the oldest supported version"
             )),
             ("systemd-nspawn", Some(version)) => ok(format!("systemd-nspawn {version}")),
-            _ => check.essential(),
+            _ => check.essential_if(is_used),
         });
     }
     checks.push(match facts.systemd {

@@ -8,8 +8,10 @@ use fs_err as fs;
 use super::{Cgroups, Facts, GpuFacts, NetworkFacts, Node, ServiceFacts, StoreFacts};
 use crate::cli::setup::{Manager, TOOLS, fstab};
 use crate::engine::cgroup::Hierarchies;
+use crate::engine::choose::{choose_to_plan, is_nspawn_installed};
 use crate::engine::hold::ContainerRecord;
 use crate::plan::ids::EnvName;
+use crate::plan::resolve::Engine;
 use crate::rocm::gpu;
 use crate::store::config::Config;
 use crate::store::{Store, lock};
@@ -22,7 +24,11 @@ impl Facts {
     /// Reads the machine. The configuration names the store's place.
     pub(crate) fn probe(host: &Host, config: &Config, gpus: gpu::Machine) -> Self {
         let groups = Hierarchies::probe().unwrap_or_default();
+        let asked = config.engine.as_deref();
+        let nspawn = host.root && is_nspawn_installed();
+        let choice = choose_to_plan(asked, None, nspawn, &config.sockets);
         Self {
+            engine: choice.map_or(Engine::Nspawn, |choice| choice.engine),
             root: host.root,
             through_sudo: config.through_sudo,
             systemd: host.systemd,

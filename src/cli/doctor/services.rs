@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Check, Facts, note, ok};
+use super::{Check, Facts, missing, note, ok};
 use crate::engine::choose::{Sockets, service_at};
 use crate::plan::resolve::Engine;
 
@@ -51,13 +51,13 @@ fn is_installed(engine: Engine) -> bool {
     which::which_in(program(engine), Some(path), "/").is_ok()
 }
 
-/// Returns the lines about services. No service is required.
+/// Returns the lines about services. None is required but that of the engine of new envs.
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     facts
         .services
         .iter()
         .map(|found| match (&found.version, &found.problem) {
-            (_, Some(_)) if !found.installed => {
+            (_, Some(_)) if !found.installed && found.engine != facts.engine => {
                 note(format!("{} is not installed", program(found.engine)))
             }
             (_, Some((problem, command))) => {
@@ -67,7 +67,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
                     None if facts.root => facts.sudo(command),
                     None => command.clone(),
                 };
-                note(problem.clone()).try_(command)
+                missing(problem.clone(), command).essential_if(found.engine == facts.engine)
             }
             (version, None) => ok(format!(
                 "{} {} answers: `up --engine {}`",

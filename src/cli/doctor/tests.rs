@@ -5,6 +5,7 @@ use super::*;
 /// A Debian machine with everything but a GPU.
 pub(super) fn debian() -> Facts {
     Facts {
+        engine: Engine::Nspawn,
         root: true,
         through_sudo: false,
         systemd: true,
@@ -94,6 +95,31 @@ fn a_user_is_told_to_be_root() {
         commands.iter().all(|one| one.starts_with("sudo ")),
         "{commands:?}"
     );
+}
+
+#[test]
+fn who_uses_a_service_needs_neither_root_nor_nspawn() {
+    let mut facts = debian();
+    facts.root = false;
+    facts.missing = vec!["systemd-nspawn".into()];
+    facts.nspawn = None;
+    facts.engine = Engine::Podman;
+    facts.services = vec![ServiceFacts {
+        engine: Engine::Podman,
+        installed: true,
+        version: Some("5.4".to_owned()),
+        problem: None,
+    }];
+    assert!(is_fit(&examine(&facts)));
+    assert_eq!(of(&facts, CheckState::Missing), []);
+    // But the service, installed or not.
+    facts.services[0].version = None;
+    facts.services[0].problem = Some(("it does not answer".into(), "start it".into()));
+    for installed in [true, false] {
+        facts.services[0].installed = installed;
+        assert!(!is_fit(&examine(&facts)));
+        assert_eq!(of(&facts, CheckState::Missing).len(), 1);
+    }
 }
 
 #[test]
