@@ -149,6 +149,12 @@ pub(crate) fn choose_to_plan(
     }
 }
 
+/// Returns the engine that a new env would get.
+pub(crate) fn engine_of_new_env(asked: Option<&str>, sockets: &Sockets) -> Result<Engine> {
+    let nspawn = userns::is_root() && is_nspawn_installed();
+    choose_to_plan(asked, None, nspawn, sockets).map(|choice| choice.engine)
+}
+
 /// Checks the engine of a configuration.
 pub(crate) fn known(name: &str) -> Result<()> {
     match name {

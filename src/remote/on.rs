@@ -163,14 +163,16 @@ fn send_program(ui: &Ui, ssh: &SshConnection<'_>) -> Result<String> {
     let script = r#"set -e
 umask 077
 mkdir -p "$HOME/${1%/*}"
-find "$HOME/${1%/*}/" -maxdepth 1 -type f -mtime +30 -delete
+find "$HOME/${1%/*}" -maxdepth 1 -type f -name "$3*" -mtime +30 -delete || :
 new=$(mktemp "$HOME/$1.XXXXXX")
 trap 'rm -f "$new"' EXIT
 cat >"$new"
 [ "$(sha256sum <"$new")" = "$2  -" ]
 chmod 755 "$new"
 mv "$new" "$HOME/$1""#;
-    ssh.run_script("store rockenv", script, &[&path, &digest], |mut pipe, _| {
+    let any_digest = "[0-9a-f]".repeat(digest.len());
+    let arguments: [&str; 3] = [&path, &digest, &any_digest];
+    ssh.run_script("store rockenv", script, &arguments, |mut pipe, _| {
         pipe.write_all(&bytes)
     })?;
     Ok(path)

@@ -47,7 +47,7 @@ impl Store {
     ) -> Result<()> {
         let directory = self.image_dir(key);
         let name = self.imported(key)?;
-        if is_there(service, &read_objects(&directory)?, &name)? {
+        if self.has_copy(service, key)? {
             return Ok(());
         }
         // Of two copies at once the service would keep both, one without its name.
@@ -59,19 +59,23 @@ impl Store {
             }
             Ok(())
         })?;
-        let mut objects = read_objects(&directory)?;
-        if is_there(service, &objects, &name)? {
+        if self.has_copy(service, key)? {
             return Ok(());
         }
-        let mut object = image_at(service, &name);
+        let mut objects = read_objects(&directory)?;
+        let mut object = Object {
+            socket: service.socket.clone(),
+            what: ObjectFilter::Image(name.clone()),
+            id: None,
+        };
         objects.retain(|known| !known.is_same(&object));
         if !self.id()?.is_empty() {
             object.id = service.imported(&name, key)?;
         }
-        objects.push(object);
+        objects.insert(0, object);
         // Before it exists: a list may name a missing object, but every object must be in a list.
         write_objects(&directory, &objects)?;
-        if let Some(object) = objects.last_mut()
+        if let Some(object) = objects.first_mut()
             && object.id.is_none()
         {
             say(&format!("copying the image into {}", service.flavour));
@@ -79,6 +83,14 @@ impl Store {
             write_objects(&directory, &objects)?;
         }
         Ok(())
+    }
+
+    /// Returns whether an image that was copied to a service is still there.
+    fn has_copy(&self, service: &Service, key: &ImageKey) -> Result<bool> {
+        match self.imported_id(&service.socket, key)? {
+            Some(id) => Ok(service.image(&id)?.is_some()),
+            None => Ok(false),
+        }
     }
 
     /// Returns the id of a store's image at a service, if it was copied there.
@@ -339,22 +351,6 @@ fn lost_or(image: Option<EngineImage>, name: &str) -> Result<EngineImage> {
         not_found!("image `{name}` was deleted outside rockenv")
             .help("`rockenv up ...` builds the layers above it again")
     })
-}
-
-fn image_at(service: &Service, name: &str) -> Object {
-    Object {
-        socket: service.socket.clone(),
-        what: ObjectFilter::Image(name.to_owned()),
-        id: None,
-    }
-}
-
-/// Returns whether an image of a list is still at the service.
-fn is_there(service: &Service, objects: &[Object], name: &str) -> Result<bool> {
-    let wanted = image_at(service, name);
-    let known = objects.iter().find(|known| known.is_same(&wanted));
-    let id = known.and_then(|known| known.id.as_ref());
-    Ok(id.map_or(Ok(None), |id| service.image(id))?.is_some())
 }
 
 fn read_objects(directory: &Path) -> Result<Vec<Object>> {

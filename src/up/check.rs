@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use super::context::Context;
 use super::hooks;
 use super::select::machine_targets;
-use crate::engine::choose::{choose_to_plan, is_nspawn_installed};
+use crate::engine::choose::engine_of_new_env;
 use crate::image::catalog;
-use crate::plan::resolve::{self, BaseImage, Engine, Fingerprint, Inputs, Spec};
+use crate::plan::resolve::{self, BaseImage, Fingerprint, Inputs, Spec};
 use crate::profile::hook::{self, Hook};
 use crate::profile::{
     self, Action, Problem, Profile, ProfileDraft, UnreadPart, VolumeKind, copy_key,
@@ -204,7 +204,7 @@ fn inputs(
         variant: None,
         from: None,
         params: BTreeMap::new(),
-        engine: engine(cx)?,
+        engine: engine_of_new_env(cx.config.engine.as_deref(), &cx.config.sockets)?,
         // Steps with a GPU are checked on every machine.
         without_gpu: None,
         user: cx.config.user.clone(),
@@ -220,12 +220,6 @@ fn inputs(
         declared: Vec::new(),
         hooks: hooks::facts(hooks)?,
     })
-}
-
-fn engine(cx: &Context) -> Result<Engine> {
-    let nspawn = nix::unistd::geteuid().is_root() && is_nspawn_installed();
-    let asked = cx.config.engine.as_deref();
-    choose_to_plan(asked, None, nspawn, &cx.config.sockets).map(|choice| choice.engine)
 }
 
 /// Returns the directories of the host that do not exist.

@@ -8,7 +8,7 @@ use fs_err as fs;
 use super::{Cgroups, Facts, GpuFacts, NetworkFacts, Node, ServiceFacts, StoreFacts};
 use crate::cli::setup::{Manager, TOOLS, fstab};
 use crate::engine::cgroup::Hierarchies;
-use crate::engine::choose::{choose_to_plan, is_nspawn_installed};
+use crate::engine::choose::engine_of_new_env;
 use crate::engine::hold::ContainerRecord;
 use crate::plan::ids::EnvName;
 use crate::plan::resolve::Engine;
@@ -24,11 +24,9 @@ impl Facts {
     /// Reads the machine. The configuration names the store's place.
     pub(crate) fn probe(host: &Host, config: &Config, gpus: gpu::Machine) -> Self {
         let groups = Hierarchies::probe().unwrap_or_default();
-        let asked = config.engine.as_deref();
-        let nspawn = host.root && is_nspawn_installed();
-        let choice = choose_to_plan(asked, None, nspawn, &config.sockets);
+        let engine = engine_of_new_env(config.engine.as_deref(), &config.sockets);
         Self {
-            engine: choice.map_or(Engine::Nspawn, |choice| choice.engine),
+            engine: engine.unwrap_or(Engine::Nspawn),
             root: host.root,
             through_sudo: config.through_sudo,
             systemd: host.systemd,

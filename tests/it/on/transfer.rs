@@ -1,11 +1,14 @@
-//! What is told of files on their way.
+//! Files on their way: what is told of them, and which programs stay there.
 
 use std::path::Path;
+use std::process::Command;
 
 use fs_err as fs;
 
+use super::Other;
 use super::login_shell::fake_ssh;
 use crate::support::env::TestStore;
+use crate::support::loopfs::run;
 use crate::support::run::finish;
 
 #[test]
@@ -30,4 +33,20 @@ fn what_takes_long_is_told() {
     let at_once = on(&fast, &["--fetch", "data"]);
     assert!(!at_once.err.contains(fetching), "{}", at_once.err);
     on(&slow, &["--fetch", "data"]).says(&[fetching]);
+}
+
+#[test]
+fn a_new_program_replaces_those_that_nobody_uses() {
+    let other = Other::new();
+    let programs = other.place.path().join("home/.cache/rockenv/bin");
+    fs::create_dir_all(&programs).unwrap();
+    let [old, recent] = ["0", "1"].map(|digit| programs.join(digit.repeat(64)));
+    let mine = programs.join("mine");
+    for (file, days) in [(&old, 40), (&recent, 20), (&mine, 40)] {
+        let date = format!("--date={days} days ago");
+        run(Command::new("touch").arg(date).arg(file));
+    }
+    other.on(&["ls"]).ok().says(&["sending rockenv to"]);
+    let stay = [old, recent, mine].map(|file| file.exists());
+    assert_eq!(stay, [false, true, true]);
 }
