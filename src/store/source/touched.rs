@@ -17,7 +17,8 @@ const AT_ONCE: usize = 500;
 impl Git<'_> {
     /// Returns whether somebody wrote to a file of a source since, by its change time, which nobody can set. Files that
     /// git ignores do not count, nor do its own; where `steps_write`, as in place, only those that it tracks, which no build
-    /// writes as they are. `known` is the file with what the source looked like.
+    /// writes as they are, and none of other repositories in it: a step may have fetched these. `known` is the file with
+    /// what the source looked like.
     pub(crate) fn is_touched(
         &self,
         source: &Path,
@@ -29,7 +30,7 @@ impl Git<'_> {
         if fs::metadata(known).is_ok_and(is_older) && unchanged::recall(known, source).is_some() {
             return Ok(false);
         }
-        for (repository, files) in touched_files(source, since)? {
+        for (repository, files) in touched_files(source, since, steps_write)? {
             let counts = match repository.join(".git").exists() {
                 true => self.counts(&repository, &files, !steps_write)?,
                 false => !steps_write,
@@ -65,8 +66,13 @@ impl Git<'_> {
     }
 }
 
-/// Returns the files that changed since, below the source or the submodule that they are in.
-fn touched_files(source: &Path, since: SystemTime) -> Result<BTreeMap<PathBuf, Vec<PathBuf>>> {
+/// Returns the files that changed since, below the source or the repository in it that they are in; with `first_only`,
+/// none of the repositories in another one.
+fn touched_files(
+    source: &Path,
+    since: SystemTime,
+    first_only: bool,
+) -> Result<BTreeMap<PathBuf, Vec<PathBuf>>> {
     let since = since
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap_or(Duration::ZERO);
@@ -84,6 +90,7 @@ fn touched_files(source: &Path, since: SystemTime) -> Result<BTreeMap<PathBuf, V
     }
     while let Some((directory, above)) = left.pop() {
         let repository = match directory.join(".git").exists() {
+            true if first_only && directory != above && above.join(".git").exists() => continue,
             true => directory.clone(),
             false => above,
         };
@@ -108,4 +115,35 @@ fn touched_files(source: &Path, since: SystemTime) -> Result<BTreeMap<PathBuf, V
         }
     }
     Ok(touched)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{me, repository};
+    use super::*;
+
+    /// Compares with the beginning of time: every file was written since.
+    fn is_touched(source: &Path, steps_write: bool) -> bool {
+        let none = source.join(".git/none");
+        Git::new(&me())
+            .is_touched(source, &none, SystemTime::UNIX_EPOCH, steps_write)
+            .unwrap()
+    }
+
+    #[test]
+    fn what_a_step_fetches_into_a_source_is_no_edit() {
+        let (outer, inner, user) = (repository(), repository(), me());
+        let git = Git::new(&user);
+        let url = inner.path().to_str().unwrap();
+        let local = ["-c", "protocol.file.allow=always"];
+        let add = ["submodule", "--quiet", "add", "--", url, "sub"];
+        git.run(outer.path(), &[&local[..], &add].concat()).unwrap();
+        assert!(is_touched(outer.path(), true));
+        for name in ["a", ".gitmodules"] {
+            fs::remove_file(outer.path().join(name)).unwrap();
+        }
+        assert!(!is_touched(outer.path(), true));
+        // Where no step can write, somebody else did.
+        assert!(is_touched(outer.path(), false));
+    }
 }
