@@ -1,7 +1,8 @@
 //! Owns whether something wrote to the files of a source since a moment: its content may be as before, and was not in
 //! between.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -10,9 +11,6 @@ use fs_err as fs;
 
 use super::{Git, unchanged};
 use crate::sys::error::{Result, if_exists};
-
-/// Names on one command line of git.
-const AT_ONCE: usize = 500;
 
 impl Git<'_> {
     /// Returns whether somebody wrote to a file of a source since, by its change time, which nobody can set. Files that
@@ -44,25 +42,15 @@ impl Git<'_> {
 
     /// Returns whether git tracks one of these files of a checkout, or, with `untracked`, does not ignore one.
     fn counts(&self, checkout: &Path, files: &[PathBuf], untracked: bool) -> Result<bool> {
-        let checkout = self.open(checkout)?;
         let others: &[&str] = match untracked {
             true => &["--others", "--exclude-standard"],
             false => &[],
         };
-        for files in files.chunks(AT_ONCE) {
-            let names = files.iter().filter_map(|file| file.to_str());
-            let list = ["--literal-pathspecs", "ls-files", "-z", "--cached"];
-            let all: Vec<&str> = list
-                .into_iter()
-                .chain(others.iter().copied())
-                .chain(["--"])
-                .chain(names)
-                .collect();
-            if all.len() > list.len() + others.len() + 1 && !checkout.bytes(&all)?.is_empty() {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+        let list = ["ls-files", "-z", "--cached"];
+        let listed = self.open(checkout)?.bytes(&[&list[..], others].concat())?;
+        let listed: BTreeSet<&[u8]> = listed.split(|byte| *byte == 0).collect();
+        let mut files = files.iter().map(|file| file.as_os_str().as_bytes());
+        Ok(files.any(|file| listed.contains(file)))
     }
 }
 
@@ -119,6 +107,9 @@ fn touched_files(
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsString;
+    use std::os::unix::ffi::OsStringExt as _;
+
     use super::super::tests::{me, repository};
     use super::*;
 
@@ -145,5 +136,18 @@ mod tests {
         assert!(!is_touched(outer.path(), true));
         // Where no step can write, somebody else did.
         assert!(is_touched(outer.path(), false));
+    }
+
+    #[test]
+    fn a_file_with_any_name_counts_unless_git_ignores_it() {
+        let source = repository();
+        let path = source.path();
+        fs::remove_file(path.join("a")).unwrap();
+        fs::write(path.join(".git/info/exclude"), "*.o\n").unwrap();
+        for (name, counts) in [(&b"x.o"[..], false), (&b"\xff"[..], true)] {
+            fs::write(path.join(OsString::from_vec(name.to_vec())), "").unwrap();
+            assert_eq!(is_touched(path, false), counts);
+            assert!(!is_touched(path, true));
+        }
     }
 }
