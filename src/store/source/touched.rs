@@ -2,6 +2,7 @@
 //! between.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -82,10 +83,12 @@ fn touched_files(
             true => directory.clone(),
             false => above,
         };
-        let Some(entries) = if_exists(fs::read_dir(&directory))? else {
-            continue;
+        let entries = match fs::read_dir(&directory) {
+            // Steps have no more rights.
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => continue,
+            entries => if_exists(entries)?,
         };
-        for entry in entries {
+        for entry in entries.into_iter().flatten() {
             let entry = entry?;
             let Some(found) = if_exists(entry.metadata())? else {
                 continue;
