@@ -108,12 +108,13 @@ impl Execution<'_, '_> {
             let volume = self.spec.volume(name);
             let steps_write = volume.is_some_and(|volume| volume.access == Access::Rw);
             if let Some(source) = self.sources.get(name) {
-                let source = match path {
+                let place = match path {
                     "" => source.clone(),
                     path => source.join(path),
                 };
-                let known = self.store.known_fingerprint(&source);
-                match cancel.outcome(git.is_touched(&source, &known, began, steps_write)) {
+                let known = self.store.known_fingerprint(&place);
+                let touched = git.is_touched(source, &place, &known, began, steps_write);
+                match cancel.outcome(touched) {
                     Ok(false) => {}
                     Err(error) if matches!(error.kind(), Kind::Signal(_)) => return Err(error),
                     // As above.

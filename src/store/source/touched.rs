@@ -16,20 +16,21 @@ use crate::sys::error::{Result, if_exists};
 impl Git<'_> {
     /// Returns whether somebody wrote to a file of a source since, by its change time, which nobody can set. Files that
     /// git ignores do not count, nor do its own; where `steps_write`, as in place, only those that it tracks, which no build
-    /// writes as they are, and none of other repositories in it: a step may have fetched these. `known` is the file with
-    /// what the source looked like.
+    /// writes as they are, and none of other repositories in it: a step may have fetched these. `place` is the source
+    /// itself or a path in it, and `known` the file with what that looked like.
     pub(crate) fn is_touched(
         &self,
         source: &Path,
+        place: &Path,
         known: &Path,
         since: SystemTime,
         steps_write: bool,
     ) -> Result<bool> {
         let is_older = |found: std::fs::Metadata| found.modified().is_ok_and(|time| time < since);
-        if fs::metadata(known).is_ok_and(is_older) && unchanged::recall(known, source).is_some() {
+        if fs::metadata(known).is_ok_and(is_older) && unchanged::recall(known, place).is_some() {
             return Ok(false);
         }
-        for (repository, files) in touched_files(source, since, steps_write)? {
+        for (repository, files) in touched_files(source, place, since, steps_write)? {
             let counts = match repository.join(".git").exists() {
                 true => self.counts(&repository, &files, !steps_write)?,
                 false => !steps_write,
@@ -55,10 +56,11 @@ impl Git<'_> {
     }
 }
 
-/// Returns the files that changed since, below the source or the repository in it that they are in; with `first_only`,
+/// Returns the files that changed since, below the place or the repository in it that they are in; with `first_only`,
 /// none of the repositories in another one.
 fn touched_files(
     source: &Path,
+    place: &Path,
     since: SystemTime,
     first_only: bool,
 ) -> Result<BTreeMap<PathBuf, Vec<PathBuf>>> {
@@ -72,10 +74,20 @@ fn touched_files(
     let is_touched = |found: &std::fs::Metadata| (found.ctime(), found.ctime_nsec()) > since;
     let mut touched: BTreeMap<PathBuf, Vec<PathBuf>> = BTreeMap::new();
     let mut left = Vec::new();
-    match if_exists(fs::symlink_metadata(source))? {
-        Some(found) if found.is_dir() => left.push((source.to_owned(), source.to_owned())),
-        Some(found) if is_touched(&found) => drop(touched.insert(source.to_owned(), Vec::new())),
-        _ => {}
+    let mut next = Some(place.to_owned());
+    while let Some(at) = next.take()
+        && let Some(found) = if_exists(fs::symlink_metadata(&at))?
+    {
+        if found.is_symlink() {
+            // It counts with what it leads to in the source.
+            let (top, real) = (fs::canonicalize(source)?, fs::canonicalize(&at).ok());
+            next = real.filter(|real| real.starts_with(&top));
+        }
+        if found.is_dir() {
+            left.push((at.clone(), at));
+        } else if is_touched(&found) {
+            touched.insert(at, Vec::new());
+        }
     }
     while let Some((directory, above)) = left.pop() {
         let repository = match directory.join(".git").exists() {
@@ -118,9 +130,9 @@ mod tests {
 
     /// Compares with the beginning of time: every file was written since.
     fn is_touched(source: &Path, steps_write: bool) -> bool {
-        let none = source.join(".git/none");
+        let (none, epoch) = (source.join(".git/none"), SystemTime::UNIX_EPOCH);
         Git::new(&me())
-            .is_touched(source, &none, SystemTime::UNIX_EPOCH, steps_write)
+            .is_touched(source, source, &none, epoch, steps_write)
             .unwrap()
     }
 
@@ -152,5 +164,15 @@ mod tests {
             assert_eq!(is_touched(path, false), counts);
             assert!(!is_touched(path, true));
         }
+    }
+
+    #[test]
+    fn what_a_link_leads_to_counts() {
+        let (source, beside) = (repository(), tempfile::tempdir().unwrap());
+        let link = beside.path().join("link");
+        std::os::unix::fs::symlink(source.path(), &link).unwrap();
+        assert!(is_touched(&link, true));
+        fs::remove_file(source.path().join("a")).unwrap();
+        assert!(!is_touched(&link, true));
     }
 }
