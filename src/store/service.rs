@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 
 use fs_err as fs;
 
@@ -19,6 +20,7 @@ use crate::plan::ids::{ImageKey, LayerId, StepKey, TreeId};
 pub(crate) use crate::plan::layer::SnapshotImage;
 use crate::sys::atomic;
 use crate::sys::error::Result;
+use crate::sys::signals::{is_pending, stop_if};
 
 /// Name of the list of objects.
 const OBJECTS: &str = "objects.json";
@@ -57,7 +59,7 @@ impl Store {
             if !std::mem::replace(&mut is_told, true) {
                 say(&format!("the image's copy {waits}"));
             }
-            Ok(())
+            stop_if(&AtomicBool::new(is_pending()))
         })?;
         if self.has_copy(service, key)? {
             return Ok(());
