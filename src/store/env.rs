@@ -11,7 +11,7 @@ use jiff::Timestamp;
 
 use super::check::names;
 use super::ephemeral::{Fate, Reaped};
-use super::history::VolumesFrom;
+use super::history::{ByHand, VolumesFrom};
 use super::journal::{self, JournalEntry};
 use super::snapshot::push_snapshot;
 use super::{Layer, Lock, Store, no_env, removal};
@@ -295,7 +295,11 @@ impl LockedEnv<'_> {
                         && record.head.tree.as_ref() == Some(&tree)
                     {
                         record.used = record.used.max(snapshot.created);
+                        // Where volumes are not frozen, what a command wrote there is in no snapshot.
+                        let unsaved = snapshot.key.is_none() && !self.store.freezes_volumes();
+                        let by_hand = record.head.by_hand().filter(|_| unsaved);
                         push_snapshot(&mut record, snapshot, layer.history());
+                        record.head.by_hand = by_hand.map(ByHand::Since);
                         self.put(record)?;
                     }
                 }
