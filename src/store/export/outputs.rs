@@ -207,7 +207,10 @@ impl OutputsExport<'_> {
             }
         }
         // Directories that lead to an existing item are expected.
-        let leads = |item: &OutputItem| left.iter().any(|path| path.starts_with(&item.to));
+        let leads = |item: &OutputItem| {
+            let mut below = left.range(item.to.clone()..);
+            below.next().is_some_and(|path| path.starts_with(&item.to))
+        };
         let (known, others): (Vec<_>, Vec<_>) = std::mem::take(items)
             .into_iter()
             .partition(|item| left.contains(&item.to) || item.entry.is_directory() && leads(item));
