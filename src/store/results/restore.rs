@@ -185,7 +185,7 @@ impl Store {
                 }
                 Rights::Own | Rights::Of(..) => output_writer(directory, spec)?,
             };
-            for item in &volume.items {
+            let outcome = volume.items.iter().try_for_each(|item| {
                 // The parent directory keeps the time that the step gave it.
                 let above = item.path.parent().unwrap_or(Path::new(""));
                 if let Some(entry) = volume.listing.entries.get(above)
@@ -193,9 +193,10 @@ impl Store {
                 {
                     writer.put(above, entry, None, Existing::Refuse)?;
                 }
-                self.restore_result(&volume.volume, item, &mut writer)?;
-            }
-            writer.finish()?;
+                self.restore_result(&volume.volume, item, &mut writer)
+            });
+            // Even then, the directories made so far get their modes: no later restore sets them.
+            outcome.and(writer.finish())?;
         }
         Ok(())
     }
