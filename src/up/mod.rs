@@ -101,12 +101,16 @@ pub(crate) fn up(
     }
     // Finished steps are pushed by now, so an unfinished one is an error like any other.
     let outcome = outcome.and_then(Finished::unless_broken);
+    let is_done = outcome.as_ref().is_ok_and(Finished::is_done);
     let removed = claim.map(|claim| ephemeral::end(&store, name, claim));
     let tidied = cx.tidy(&store);
     let is_parents = store.is_ephemeral(name);
-    let fate = Fate::of(cx, removed, is_parents, outcome.is_err());
+    let fate = Fate::of(cx, removed, is_parents, !is_done);
     // The reason why a step failed comes first.
-    let outcome = outcome.and_then(|finished| Ok((finished, tidied.and(fate)?)));
+    let outcome = outcome.and_then(|finished| match is_done {
+        true => Ok((finished, tidied.and(fate)?)),
+        false => Ok((finished, fate?)),
+    });
     let (finished, fate) = match (outcome, signals.pending()?) {
         // The same Ctrl-C ended the tool that failed.
         (Err(_), Some(signal)) => {
@@ -123,7 +127,7 @@ pub(crate) fn up(
         }
         (Ok(finished), _) => finished,
     };
-    let (is_done, has_run) = (finished.is_done(), finished.ended.is_some());
+    let has_run = finished.ended.is_some();
     let code = summary::say(cx, &reporter, finished, &fate, &args.resume_command())?;
     if let (Fate::Stays, true, Ok(spec)) = (&fate, is_done, store.spec(name)) {
         ResultsSummary::of(&store, &spec).note(&cx.ui);
