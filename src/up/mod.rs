@@ -377,8 +377,11 @@ fn nothing_to_do(
     if run.with.store.spec(&spec.name).ok().as_ref() != Some(spec) {
         env.save_spec(spec)?;
     }
-    if !env.known_record()?.complete && run.args.plan.until.is_none() {
-        env.update(|record| record.complete = true)?;
+    let record = env.known_record()?;
+    let complete = record.complete || run.args.plan.until.is_none();
+    let command = Some(run.args.lasting_command());
+    if record.complete != complete || record.command != command {
+        env.update(|record| (record.complete, record.command) = (complete, command))?;
     }
     let blocked = blocked_at_end(run, spec, env, Vec::new())?;
     for other in &blocked {

@@ -398,6 +398,24 @@ fn nothing_is_written_beside_a_manifest_of_another_build() {
 }
 
 #[test]
+fn the_commands_for_an_env_are_those_of_its_last_up() {
+    let store = TestStore::new();
+    let env = store.env();
+    store.profile(
+        "volume = [{ name = 'a', kind = 'output', target = '/a' }]
+         [[step]]\nname = 'make'\nrun = 'echo > /a/z'\n",
+    );
+    store.rockenv(&["lock", env]).ok();
+    store.rockenv(&["up", env, "--locked"]).ok();
+    store.up().says(&["nothing to do"]);
+    let commands = format!("`rockenv lock {env}`, then `rockenv up {env} --locked`");
+    store
+        .rockenv(&["export", env, "to"])
+        .ok()
+        .says(&[&commands]);
+}
+
+#[test]
 fn a_step_that_exports_writes_over_nothing_but_what_it_left() {
     let store = TestStore::new();
     let out = store.work().join("out");
