@@ -41,9 +41,7 @@ pub(crate) fn stop_and_lock<'a>(
                 let waited = started.elapsed();
                 if waited > PATIENCE {
                     // The error's own help is what has been done.
-                    return Err(
-                        error.help("it was told to end: wait for it, then run the command again")
-                    );
+                    return Err(error.help("wait for it, then run the command again"));
                 }
                 let path = lock::env_lock(&store.env_dir(name));
                 wait.tell(&path, &env_named(name));
