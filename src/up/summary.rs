@@ -11,6 +11,7 @@ use crate::ui::event::{Event, Outcome};
 use crate::ui::{Reporter, size};
 use crate::up::Finished;
 use crate::up::context::Context;
+use crate::up::options::UpOptions;
 use crate::up::select::Selection;
 
 /// Names the steps skipped for lack of a GPU, for the last line; empty if there are none.
@@ -55,15 +56,16 @@ pub(crate) fn not_its_own(blocked: &[BlockedResult]) -> Option<String> {
 }
 
 /// Says what to do about files in the place of results.
-fn way_out(blocked: &[BlockedResult], again: &str) -> String {
+fn way_out(blocked: &[BlockedResult], args: &UpOptions) -> String {
+    let again = args.resume_command();
     let mut help = format!("move the files away, then run: {again}");
     let own: Vec<&BlockedResult> = blocked.iter().filter(|result| result.in_store).collect();
-    // An export does not write over them.
-    let is_remade = own.iter().all(|result| !result.is_export);
+    // An export does not write over them, and a step after `--until` does not run.
+    let is_remade = args.plan.until.is_none() && own.iter().all(|result| !result.is_export);
     if let Some(first) = own.first().filter(|_| is_remade) {
         let rerun = [
             "; or make them again: ",
-            again,
+            &again,
             " --rerun ",
             first.step.as_str(),
         ];
@@ -109,8 +111,9 @@ pub(crate) fn say(
     reporter: &Reporter,
     finished: Finished,
     fate: &Fate,
-    again: &str,
+    args: &UpOptions,
 ) -> Result<u8> {
+    let again = args.resume_command();
     let Finished {
         ended,
         env: name,
@@ -127,7 +130,7 @@ pub(crate) fn say(
         None | Some(Ended::Complete) if blocked.iter().any(|result| result.in_store) => {
             last(Outcome::Failed, String::new());
             let message = format!("env `{name}` is done, but {}", foreign.unwrap_or_default());
-            Err(Error::new(Kind::Drift, message).help(way_out(&blocked, again)))
+            Err(Error::new(Kind::Drift, message).help(way_out(&blocked, args)))
         }
         None => {
             last(Outcome::Hit, format!("{name}: nothing to do{lacking}"));
