@@ -10,7 +10,7 @@ use crate::plan::Action;
 use crate::plan::resolve::{Access, Step, VolumeSource};
 use crate::profile;
 use crate::store::source::Git;
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::{Kind, Result};
 use crate::sys::name::StepName;
 use crate::sys::signals::Cancel;
 
@@ -35,12 +35,9 @@ impl Execution<'_, '_> {
         if self.locked.is_some() {
             let own = step.inputs.iter().filter(|input| self.is_users_own(input));
             return match self.changed(own)?.first() {
-                Some(input) => Err(Error::new(
-                    Kind::Drift,
-                    format!(
-                        "`{input}` changed before step `{}` began, and differs from the lock file",
-                        step.name
-                    ),
+                Some(input) => Err(drift!(
+                    "`{input}` changed before step `{}` began, and differs from the lock file",
+                    step.name
                 )
                 .help(format!(
                     "undo the change, then: {}",

@@ -16,7 +16,7 @@ use crate::image::tar::unpack::{Devices, Limits, UnpackOptions};
 use crate::sys::account::Existing;
 use crate::sys::beneath;
 use crate::sys::checksum;
-use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::tree::listing::{Content, ListingEntry, PathState, path_state};
 use crate::tree::writer::Writer;
 
@@ -118,13 +118,10 @@ fn refuse_theirs(target: &Path, theirs: &[PathBuf]) -> Result<()> {
         let Some(volume) = theirs.iter().find(|volume| place.starts_with(volume)) else {
             return Ok(());
         };
-        return Err(Error::new(
-            Kind::StepFailed,
-            format!(
-                "`copy` cannot write to `{}`: `{}` does not belong to rockenv",
-                target.display(),
-                volume.display()
-            ),
+        return Err(step_failed!(
+            "`copy` cannot write to `{}`: `{}` does not belong to rockenv",
+            target.display(),
+            volume.display()
         )
         .help("copy to another path, then use a `run` step to move it there"));
     }
@@ -134,11 +131,8 @@ fn refuse_theirs(target: &Path, theirs: &[PathBuf]) -> Result<()> {
 /// A new file takes the name, but never replaces a directory.
 fn remove_old(path: &Path) -> Result<()> {
     match fs::symlink_metadata(path) {
-        Ok(found) if found.is_dir() => Err(Error::new(
-            Kind::StepFailed,
-            format!("`{}` is a directory", path.display()),
-        )
-        .help("copy to an unused path, or remove the directory in an earlier step")),
+        Ok(found) if found.is_dir() => Err(step_failed!("`{}` is a directory", path.display())
+            .help("copy to an unused path, or remove the directory in an earlier step")),
         Ok(_) => Ok(fs::remove_file(path)?),
         Err(_) => Ok(()),
     }
@@ -175,11 +169,7 @@ pub(crate) fn export(arguments: &[String]) -> Result<()> {
 fn export_item(target: &Path, source: &Path) -> Result<()> {
     let name = source.file_name().ok_or_else(usage)?;
     let found = fs::symlink_metadata(source).map_err(|error| {
-        Error::new(
-            Kind::StepFailed,
-            format!("nothing to export at `{}`", source.display()),
-        )
-        .source(error)
+        step_failed!("nothing to export at `{}`", source.display()).source(error)
     })?;
     let mut exporting = Exporting {
         target,
@@ -189,13 +179,10 @@ fn export_item(target: &Path, source: &Path) -> Result<()> {
     };
     let exported = if found.is_dir() {
         if fs::canonicalize(target)?.starts_with(fs::canonicalize(source)?) {
-            return Err(Error::new(
-                Kind::StepFailed,
-                format!(
-                    "cannot export `{}`: the output volume `{}` is inside it",
-                    source.display(),
-                    target.display()
-                ),
+            return Err(step_failed!(
+                "cannot export `{}`: the output volume `{}` is inside it",
+                source.display(),
+                target.display()
             ));
         }
         exporting.directory(source, Path::new(name))
@@ -245,9 +232,9 @@ impl Exporting<'_> {
             }
             Content::Symlink { target } => Exported::Link(target.clone()),
             Content::Directory { .. } | Content::Special(_) => {
-                return Err(Error::new(
-                    Kind::StepFailed,
-                    format!("`{}` is not a file, directory or link", source.display()),
+                return Err(step_failed!(
+                    "`{}` is not a file, directory or link",
+                    source.display()
                 ));
             }
         };
@@ -282,10 +269,9 @@ fn entry(source: &Path) -> Result<ListingEntry> {
     )?;
     match place {
         PathState::Taken(entry) => Ok(entry),
-        PathState::Free | PathState::Blocked => Err(Error::new(
-            Kind::StepFailed,
-            format!("nothing to export at `{}`", source.display()),
-        )),
+        PathState::Free | PathState::Blocked => {
+            Err(step_failed!("nothing to export at `{}`", source.display()))
+        }
     }
 }
 
@@ -307,6 +293,7 @@ mod tests {
 
     use super::super::sha256sums::MANIFEST;
     use super::*;
+    use crate::sys::error::Kind;
 
     #[test]
     fn a_killed_export_owns_what_it_had_written_and_what_it_had_not() {

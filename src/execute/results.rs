@@ -11,7 +11,7 @@ use crate::plan::{Action, Plan};
 use crate::profile::Access;
 use crate::store::Store;
 use crate::store::results::{self, BlockedResult, OutputBefore, StepResults};
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::{Kind, Result};
 use crate::sys::name::StepName;
 use crate::tree::listing::Listing;
 
@@ -135,7 +135,7 @@ impl Execution<'_, '_> {
             self.env.name(),
         )?;
         if let Some((message, help)) = blocked.refusal(&record.up_command()) {
-            return Err(Error::new(Kind::Drift, message).help(help));
+            return Err(drift!("{message}").help(help));
         }
         for other in &blocked.all {
             let message = format!("{}; leaving it as it is", other.message());

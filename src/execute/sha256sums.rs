@@ -16,7 +16,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::store::export;
 use crate::sys::checksum;
-use crate::sys::error::{Error, Kind, Result, if_exists};
+use crate::sys::error::{Result, if_exists};
 use crate::tree::listing;
 
 /// Its name, in the format of `sha256sum`.
@@ -194,11 +194,10 @@ impl Manifest {
             Some(_) => "was changed since an export wrote it",
             None => "exists and was not written by an export",
         };
-        Err(Error::new(
-            Kind::StepFailed,
-            format!("`{}` {why}; not overwriting it", place.display()),
+        Err(
+            step_failed!("`{}` {why}; not overwriting it", place.display())
+                .help("move it away in the output volume, and run `up` again"),
         )
-        .help("move it away in the output volume, and run `up` again"))
     }
 
     /// Adds a line before the file exists: without a line, the next export would take it for somebody else's.

@@ -8,7 +8,7 @@ use std::path::Path;
 use fs_err as fs;
 
 use crate::sys::checksum::is_sha256;
-use crate::sys::error::{Error, Kind, Result, if_exists};
+use crate::sys::error::{Result, if_exists};
 
 /// Directory inside: a step reads `locked`, which exists if a lock file has pins for it, and writes `installed`.
 pub(crate) const INSIDE: &str = "/run/rockenv/pins";
@@ -41,12 +41,9 @@ pub(crate) fn read(directory: &Path, step: &str) -> Result<Pins> {
         return Ok(Pins::new());
     };
     let bad = |what: &str| {
-        Error::new(
-            Kind::StepFailed,
-            format!(
-                "the report of step `{step}`, `{INSIDE}/{INSTALLED}`, {what}; each line must be \
-                 `NAME VERSION sha256:DIGEST`"
-            ),
+        step_failed!(
+            "the report of step `{step}`, `{INSIDE}/{INSTALLED}`, {what}; each line must be \
+             `NAME VERSION sha256:DIGEST`"
         )
     };
     // A link could lead anywhere on the host.

@@ -17,7 +17,7 @@ use crate::plan::resolve::Spec;
 use crate::share::import_layers::Import;
 use crate::store::history::Reuse;
 use crate::store::images::{Image, TaskContext};
-use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::name::StepName;
 
 /// Parallel downloads.
@@ -69,11 +69,8 @@ impl SnapshotRef {
             Self::Named(_) => return Ok(()),
         };
         if wanted != found {
-            return Err(Error::new(
-                Kind::Drift,
-                format!("tag `{tag}` has unexpected content: {found}"),
-            )
-            .help("the tag was moved; push or export the right snapshot again on the machine that built it"));
+            return Err(drift!("tag `{tag}` has unexpected content: {found}")
+                .help("the tag was moved; push or export the right snapshot again on the machine that built it"));
         }
         let image = &snapshot.image.key;
         let steps = snapshot.steps.iter();

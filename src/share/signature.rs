@@ -13,7 +13,7 @@ use super::document::{CONFIG, MANIFEST};
 use super::key_file::{SigningKey, VerifyingKey};
 use crate::image::fetch::ByteCounter;
 use crate::image::oci::{Descriptor, Registry, RequestSubject, Tagged, refused, sha256};
-use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::error::{Kind, Result, ResultExt as _};
 
 const PAYLOAD: &str = "application/vnd.dev.cosign.simplesigning.v1+json";
 const SIGNATURE: &str = "dev.cosignproject.cosign/signature";
@@ -98,8 +98,7 @@ pub(super) async fn verify(
             format!("its signature is for {}", other.escape_debug())
         }
     };
-    let message = format!("manifest sha256:{manifest} is refused: {why}");
-    Err(Error::new(Kind::Drift, message).help(
+    Err(drift!("manifest sha256:{manifest} is refused: {why}").help(
         "rockenv push ENV --sign KEY, on the machine that built it; to accept unsigned snapshots, leave out `--verify` and `verify-key`",
     ))
 }

@@ -5,7 +5,7 @@ use crate::plan::ids::{EnvName, LayerId};
 use crate::store::images::Image;
 use crate::store::shared::Shared;
 use crate::store::{Layer, Store};
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::Result;
 
 /// Remembers that these layers of the store, from the bottom, are those of signed steps. Cuts off the first one whose
 /// description came without a signature and is another, and all on it.
@@ -61,9 +61,8 @@ pub(super) fn make_way(store: &Store, steps: &[SharedStep], base: Option<&Layer>
             "rockenv gc, once nothing is based on it".to_owned(),
         ),
     };
-    Err(Error::new(
-        Kind::Drift,
-        format!("snapshot `{step}`{of} came without a verified signature, and differs from the signed one"),
+    Err(drift!(
+        "snapshot `{step}`{of} came without a verified signature, and differs from the signed one"
     )
     .help(help))
 }

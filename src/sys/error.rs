@@ -103,8 +103,10 @@ kinds! {
     usage: Usage,
     invalid: Invalid,
     unavailable: Unavailable,
+    step_failed: StepFailed,
     busy: Busy,
     not_found: NotFound,
+    drift: Drift,
 }
 
 type Source = Box<dyn std::error::Error + Send + Sync + 'static>;

@@ -16,7 +16,7 @@ use crate::plan::pins::Pins;
 use crate::plan::resolve::{self, Step, VolumeKind, VolumeSource};
 use crate::store::history::{LayerSearch, Reuse};
 use crate::store::source::{self, Git, Repository};
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::Result;
 use crate::sys::host;
 use crate::sys::shell::quoted_path;
 use crate::sys::signals::Cancel;
@@ -339,12 +339,9 @@ impl Locking<'_> {
 fn by_fingerprint(name: &str, directory: &Path, print: &str) -> Result<LockedSource> {
     let (kind, rest) = print.split_once(':').unwrap_or_default();
     if rest.contains('+') {
-        return Err(Error::new(
-            Kind::Drift,
-            format!(
-                "source `{name}` in `{}` has uncommitted changes, which a lock file cannot record",
-                directory.display()
-            ),
+        return Err(drift!(
+            "source `{name}` in `{}` has uncommitted changes, which a lock file cannot record",
+            directory.display()
         )
         .help(format!("git -C {} status", quoted_path(directory))));
     }

@@ -254,10 +254,10 @@ fn stopped(error: Error, selection: &Selection, task: Task<'_>) -> Finished {
 
 /// A step before this one changes its own source whenever it runs, so that both would run forever.
 fn unsettled(step: &str, env: &EnvName) -> Error {
-    let message = format!(
+    step_failed!(
         "step `{step}` ran {ATTEMPTS} times, because a step before it changes its own source whenever it runs"
-    );
-    Error::new(Kind::StepFailed, message).help(format!(
+    )
+    .help(format!(
         "a step with that source in its `inputs` must leave the same files whenever it runs: rockenv logs {env}"
     ))
 }

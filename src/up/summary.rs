@@ -129,8 +129,8 @@ pub(crate) fn say(
     match ended {
         None | Some(Ended::Complete) if blocked.iter().any(|result| result.in_store) => {
             last(Outcome::Failed, String::new());
-            let message = format!("env `{name}` is done, but {}", foreign.unwrap_or_default());
-            Err(Error::new(Kind::Drift, message).help(way_out(&blocked, args)))
+            let foreign = foreign.unwrap_or_default();
+            Err(drift!("env `{name}` is done, but {foreign}").help(way_out(&blocked, args)))
         }
         None => {
             last(Outcome::Hit, format!("{name}: nothing to do{lacking}"));

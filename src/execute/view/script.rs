@@ -60,21 +60,18 @@ impl Execution<'_, '_> {
         match ran?.ending {
             Ending::Exited { code: 0, .. } => Ok(()),
             Ending::Interrupted(signal) => Err(Error::new(Kind::Signal(signal), "interrupted")),
-            Ending::Exited { code, .. } => Err(Error::new(
-                Kind::StepFailed,
-                format!(
-                    "the script of hook `{}` failed with exit code {code}",
-                    hook.name
-                ),
+            Ending::Exited { code, .. } => Err(step_failed!(
+                "the script of hook `{}` failed with exit code {code}",
+                hook.name
             )
             .help(format!(
                 "rockenv logs {} {}",
                 self.env.name(),
                 quoted(&job.name)
             ))),
-            Ending::TimedOut => Err(Error::new(
-                Kind::StepFailed,
-                format!("the script of hook `{}` was interrupted", hook.name),
+            Ending::TimedOut => Err(step_failed!(
+                "the script of hook `{}` was interrupted",
+                hook.name
             )),
             Ending::Lost => Err(unavailable!(
                 "the container of the script of hook `{}` was stopped by another process",

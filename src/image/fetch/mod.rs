@@ -555,12 +555,9 @@ fn mismatch(path: &Path, algorithm: Algorithm, found: &str, wanted: &str) -> Err
     } else {
         ""
     };
-    Error::new(
-        Kind::Drift,
-        format!(
-            "`{}` has {algorithm} {found}, not {wanted}{page}",
-            path.display()
-        ),
+    drift!(
+        "`{}` has {algorithm} {found}, not {wanted}{page}",
+        path.display()
     )
     .help(
         "check the origin of the file; if the change is intended, write its sha256 into the recipe",

@@ -22,7 +22,7 @@ use crate::image::tar::pack::join;
 use crate::image::tar::unpack::{UnpackOptions, UnpackReport, Unpacker, cannot, open_path};
 use crate::image::tar::{broken, lossy};
 use crate::sys::beneath;
-use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 use crate::tree::root_fs;
 use crate::tree::xattr;
 
@@ -107,11 +107,8 @@ impl<'a> Layers<'a> {
         })
         .context(|| "cannot read the layer".into())??;
         if found != sha256 {
-            return Err(Error::new(
-                Kind::Drift,
-                format!(
-                    "the layer's content has SHA-256 {found}, but the image's configuration says {sha256}"
-                ),
+            return Err(drift!(
+                "the layer's content has SHA-256 {found}, but the image's configuration says {sha256}"
             )
             .help("the image is damaged or was tampered with; use another"));
         }

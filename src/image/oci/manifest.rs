@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use super::reference::{Platform, sha256};
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::{Error, Result};
 use crate::sys::host::is_variable_name;
 
 /// Manifests and indexes of common registries have a few kilobytes; registries themselves refuse more than this.
@@ -327,9 +327,5 @@ pub(crate) fn refused(what: String) -> Error {
 
 /// The error for bytes that do not match their digest.
 pub(crate) fn damaged(what: &str, found: &str, sha256: &str) -> Error {
-    Error::new(
-        Kind::Drift,
-        format!("{what} has SHA-256 {found}, not {sha256}"),
-    )
-    .help(ANOTHER)
+    drift!("{what} has SHA-256 {found}, not {sha256}").help(ANOTHER)
 }

@@ -12,7 +12,7 @@ use crate::plan::pins::{self, Pins};
 use crate::plan::resolve::{self, Spec, VolumeKind, VolumeSource};
 use crate::rocm::target::Target;
 use crate::rocm::therock::ArtifactFingerprints;
-use crate::sys::error::{Error, Kind};
+use crate::sys::error::Error;
 use crate::sys::shell::quoted_path;
 
 /// How many differences an error lists.
@@ -21,11 +21,7 @@ const SHOWN: usize = 5;
 /// Makes the error for differences from the lock file at `path`; `command` writes the file anew.
 pub(crate) fn drift(path: &Path, differences: &[String], command: &str) -> Error {
     let shown = some(differences);
-    Error::new(
-        Kind::Drift,
-        format!("`{}` does not match: {shown}", path.display()),
-    )
-    .help(command)
+    drift!("`{}` does not match: {shown}", path.display()).help(command)
 }
 
 /// Returns the first differences, and how many more there are.
@@ -354,6 +350,7 @@ pub(crate) fn built(lock: &Lockfile, spec: &Spec, image_key: &ImageKey) -> Vec<S
 mod tests {
     use super::super::tests::example;
     use super::*;
+    use crate::sys::error::Kind;
 
     fn one(found: &[String]) -> &str {
         let [one] = found else {

@@ -15,7 +15,7 @@ use super::manifest::Manifest;
 use crate::sys::account::{self, Existing, caller};
 use crate::sys::beneath;
 use crate::sys::checksum;
-use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::tree::listing::{Content, Listing, ListingEntry, PathState, path_state};
 use crate::tree::writer as tree;
 use crate::tree::writer::Writer;
@@ -171,8 +171,7 @@ pub(crate) fn copy(
         if let ExportedEntry::File(sum) = named
             && digest(directory, Path::new(name))? != *sum
         {
-            let message = format!("`{name}` changed while it was being copied");
-            return Err(Error::new(Kind::Drift, message)
+            return Err(drift!("`{name}` changed while it was being copied")
                 .help("run it again when no program is writing there"));
         }
     }

@@ -22,7 +22,7 @@ use crate::store::results::{ResultState, outputs};
 use crate::store::{LockedEnv, Store, source};
 use crate::sys::account;
 use crate::sys::catalog::Directory;
-use crate::sys::error::{Error, Kind, Result, named_path};
+use crate::sys::error::{Error, Result, named_path};
 use crate::sys::name::StepName;
 use crate::sys::shell::quoted_path;
 use crate::sys::trusted_files;
@@ -178,11 +178,11 @@ impl OutputsExport<'_> {
             match (&difference.state, difference.state.words()) {
                 (_, None) => {}
                 (ResultState::Missing, _) => {
-                    let message = format!(
+                    return Err(drift!(
                         "`{}`, written by a step of env `{name}`, is missing from its output",
                         place.display()
-                    );
-                    return Err(Error::new(Kind::Drift, message).help(format!("{up} restores it")));
+                    )
+                    .help(format!("{up} restores it")));
                 }
                 (ResultState::Unlinked, Some(what)) => (self.warn)(&format!(
                     "`{}`, written by a step of env `{name}`, {what}: `{up}` links it again",
@@ -192,15 +192,12 @@ impl OutputsExport<'_> {
                     let volume = spec.volume(&difference.volume);
                     let directory = volume.map(|volume| store.output_dir(spec, volume));
                     let directory = directory.transpose()?;
-                    return Err(Error::new(
-                        Kind::Drift,
-                        format!(
-                            "`{}` differs from the result of a step of env `{name}`: it {what}",
-                            directory
-                                .unwrap_or_default()
-                                .join(&difference.path)
-                                .display()
-                        ),
+                    return Err(drift!(
+                        "`{}` differs from the result of a step of env `{name}`: it {what}",
+                        directory
+                            .unwrap_or_default()
+                            .join(&difference.path)
+                            .display()
                     )
                     .help(format!("move it away: `{up}` restores the step's file")));
                 }
@@ -241,11 +238,11 @@ impl OutputsExport<'_> {
 fn is_incremental(env: &LockedEnv<'_>, layer: &Layer) -> Result<Error> {
     let (name, up) = (env.name(), env.known_record()?.up_command());
     let (step, why) = (&layer.title, layer.history().why());
-    let message =
-        format!("env `{name}` is incremental: step `{step}` was not a clean build: {why}");
-    Ok(Error::new(Kind::Drift, message).help(format!(
-        "{up} --clean makes a clean one; to export it anyway: --allow-incremental"
-    )))
+    Ok(
+        drift!("env `{name}` is incremental: step `{step}` was not a clean build: {why}").help(
+            format!("{up} --clean makes a clean one; to export it anyway: --allow-incremental"),
+        ),
+    )
 }
 
 /// Returns the layers of the env's steps that differ from a clean build, newest first.
@@ -296,11 +293,8 @@ fn reached(store: &Store, env: &LockedEnv<'_>) -> Result<StepName> {
     };
     stands().ok_or_else(|| {
         let name = env.name();
-        Error::new(
-            Kind::Drift,
-            format!("env `{name}` is not finished: the inputs of its outputs are not known yet"),
-        )
-        .help(format!("{}, or rockenv status {name}", record.up_command()))
+        drift!("env `{name}` is not finished: the inputs of its outputs are not known yet")
+            .help(format!("{}, or rockenv status {name}", record.up_command()))
     })
 }
 

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::{OutputBefore, compare};
 use crate::store::export;
 use crate::sys::atomic;
-use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
 use crate::tree::file;
 use crate::tree::listing::{Content, Listing, PathState, Paths, path_state};
 
@@ -153,13 +153,10 @@ impl StepResults {
         let text = serde_json::to_vec(self)
             .map_err(|error| unexpected!("cannot encode the listing of results").source(error))?;
         if text.len() > LARGEST {
-            return Err(Error::new(
-                Kind::StepFailed,
-                format!(
-                    "too many files in output volumes: their listing has {}, more than {}",
-                    size::bytes(text.len() as u64),
-                    size::bytes(LARGEST as u64)
-                ),
+            return Err(step_failed!(
+                "too many files in output volumes: their listing has {}, more than {}",
+                size::bytes(text.len() as u64),
+                size::bytes(LARGEST as u64)
             )
             .help("change the step to leave an archive of them, or use a build volume"));
         }
@@ -194,13 +191,10 @@ impl StepResults {
 pub(crate) fn refuse_special(before: &Listing, output: &Path) -> Result<()> {
     for (path, entry) in Listing::of(output)?.since(before).entries {
         if let Content::Special(_) = entry.content {
-            return Err(Error::new(
-                Kind::StepFailed,
-                format!(
-                    "`{}` is {}, which cannot be kept as a result",
-                    output.join(path).display(),
-                    entry.content.name()
-                ),
+            return Err(step_failed!(
+                "`{}` is {}, which cannot be kept as a result",
+                output.join(path).display(),
+                entry.content.name()
             ));
         }
     }

@@ -22,7 +22,7 @@ pub(crate) use git::Git;
 use crate::image::fetch::without_login;
 use crate::plan::resolve::{Spec, VolumeSource};
 use crate::store::{Lock, Store};
-use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::error::{Kind, Result, ResultExt as _};
 use crate::sys::shell::quoted_path;
 use crate::tree::file;
 use fs_err as fs;
@@ -234,12 +234,10 @@ impl Repository {
         };
         let hexadecimal = rev.len() >= 7 && rev.bytes().all(|byte| byte.is_ascii_hexdigit());
         if hexadecimal && !head.starts_with(&digits) && is_commit() {
-            return Err(Error::new(
-                Kind::Drift,
-                format!(
-                    "source `{}` is at {}, but the profile pins {rev}",
-                    self.name, head
-                ),
+            return Err(drift!(
+                "source `{}` is at {}, but the profile pins {rev}",
+                self.name,
+                head
             )
             .help(format!("git -C {} checkout {rev}", quoted_path(directory))));
         }
