@@ -68,7 +68,6 @@ struct Ready {
     holder: bool,
     listener: bool,
     signals: bool,
-    /// Indices of sessions.
     sessions: Vec<usize>,
 }
 

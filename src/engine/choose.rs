@@ -14,7 +14,6 @@ use crate::sys::userns;
 
 const DOCKER: &str = "/run/docker.sock";
 
-/// Sockets of services.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sockets {
     /// The value of `DOCKER_HOST`.
@@ -194,7 +193,6 @@ fn first_service(sockets: &Sockets) -> Result<Choice> {
         .help("rockenv doctor"))
 }
 
-/// Finds the service of an engine.
 fn service(engine: Engine, sockets: &Sockets) -> Result<Option<PathBuf>> {
     match engine {
         Engine::Nspawn => Ok(None),

@@ -32,7 +32,6 @@ const SLOTS: u64 = 1 << 40;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Other {
     pub env: String,
-    /// Slots that it has.
     pub held: u32,
     need: Need,
 }
@@ -135,7 +134,6 @@ impl SlotClaim {
         Ok(false)
     }
 
-    /// Releases one slot.
     pub(super) fn release(&mut self) -> Result<()> {
         if let Some(slot) = self.held.pop() {
             set_lock(&self.file, SLOTS + u64::from(slot), libc::F_UNLCK)?;
@@ -147,7 +145,6 @@ impl SlotClaim {
         u32::try_from(self.held.len()).unwrap_or(u32::MAX)
     }
 
-    /// Publishes the need.
     pub(super) fn publish(&self, need: Need) -> Result<()> {
         let mut record = [0; ENTRY as usize];
         record[..4].copy_from_slice(&self.count().to_le_bytes());
@@ -255,7 +252,6 @@ fn range(at: u64, kind: i32) -> libc::flock {
 /// The state of an env, for [`target`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EnvSlots {
-    /// Slots it has.
     pub(super) held: u32,
     /// Slots it keeps in any case.
     pub(super) base: u32,

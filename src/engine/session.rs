@@ -92,7 +92,6 @@ impl Running {
         self.link.as_ref().map(std::os::fd::AsFd::as_fd)
     }
 
-    /// Connects a client.
     pub(crate) fn connect(&self) -> Result<Client> {
         let client = Client::join(&self.run)?;
         let client = client.ok_or_else(|| unavailable!("the container ended"))?;

@@ -85,7 +85,6 @@ pub(crate) enum Reply {
     Exited {
         /// Exit code, or 128 plus the signal's number.
         code: u8,
-        /// The signal that ended it.
         signal: Option<i32>,
         then: Then,
     },

@@ -25,7 +25,6 @@ const LONGEST: Duration = Duration::from_secs(1);
 /// Commands that must have ended before an estimate is shown.
 const KNOWN: usize = 3;
 
-/// The builds of one step.
 #[derive(Debug)]
 pub(crate) struct BuildWatch<'a> {
     store: &'a Store,
@@ -38,7 +37,6 @@ pub(crate) struct BuildWatch<'a> {
     due: Instant,
 }
 
-/// The build in one directory.
 #[derive(Debug, Default)]
 struct Build {
     /// Its `build.ninja` is larger than any build's.

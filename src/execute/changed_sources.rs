@@ -18,7 +18,6 @@ use crate::sys::signals::Cancel;
 #[derive(Debug)]
 pub(crate) struct StaleStep {
     step: StepName,
-    /// The input that changed.
     input: String,
 }
 

@@ -41,13 +41,11 @@ pub(crate) const FIFO: &str = "jobserver";
 pub(crate) struct ContainerContext<'a> {
     /// The env, locked.
     pub env: &'a LockedEnv<'a>,
-    /// The store.
     pub store: &'a Store,
     /// What the env was resolved to.
     pub spec: &'a Spec,
     /// Directories of `source` volumes by name.
     pub sources: &'a BTreeMap<String, PathBuf>,
-    /// The machine.
     pub host: &'a Host,
 }
 
@@ -59,7 +57,6 @@ struct Options {
 }
 
 impl ContainerContext<'_> {
-    /// Returns the container of a step.
     pub(crate) fn of_step(
         &self,
         step: &Step,

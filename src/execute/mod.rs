@@ -105,9 +105,7 @@ pub(crate) struct Execution<'a, 'store> {
 pub(crate) const EMPTIED: &str = "build volumes start empty: \
     anything that `exec` or `shell` wrote to them before the last step ran is deleted";
 
-/// How one step ended.
 enum StepEnd {
-    /// It is frozen as this layer.
     Frozen(LayerId),
     /// It left no snapshot, and nothing after it runs.
     Stopped(Ended),
@@ -400,7 +398,6 @@ impl Execution<'_, '_> {
     }
 }
 
-/// Returns the path of the samples of the step with this log.
 pub(crate) fn samples_beside(log: &Path) -> PathBuf {
     log.with_extension("samples")
 }

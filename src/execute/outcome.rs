@@ -16,7 +16,6 @@ use crate::ui::size::{bytes, duration};
 /// How far execution went.
 #[derive(Debug)]
 pub(crate) enum ExecutionProgress {
-    /// To its end.
     Ended(Ended),
     /// To the end of this step, or before the first one: a source changed that is in the keys of later steps.
     Changed(Option<StepName>),
@@ -52,24 +51,19 @@ pub(crate) struct Failure {
     pub step: StepName,
     /// What happened.
     pub message: String,
-    /// Its kind.
     pub kind: Kind,
     /// The history of the build volumes that it failed on.
     pub history: History,
     /// The last lines it wrote.
     pub tail: Vec<String>,
-    /// Its tree is kept.
     pub is_kept: bool,
-    /// Its log.
     pub log: PathBuf,
 }
 
 /// The outcome of one run of a step.
 #[derive(Debug)]
 pub(super) struct Ran {
-    /// How it ended.
     pub(super) ending: Ending,
-    /// Its cost.
     pub(super) cost: Cost,
     /// Bytes of its layer beyond the one below.
     pub(super) frozen: u64,

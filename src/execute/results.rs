@@ -240,7 +240,6 @@ fn top<'a>(plan: &'a Plan, record: Option<&'a Record>) -> Option<&'a LayerId> {
     }
 }
 
-/// Returns the steps that run.
 fn runs<'a>(plan: &'a Plan, spec: &'a Spec) -> impl Iterator<Item = &'a Step> {
     let runs = plan.steps.iter().filter(|step| step.action == Action::Run);
     runs.filter_map(|step| spec.step(&step.name))

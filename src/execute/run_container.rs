@@ -187,7 +187,6 @@ impl Execution<'_, '_> {
         Ok(Prepared { container, command })
     }
 
-    /// Guards the disks that a step writes to.
     fn disk_guard(&self, step: &Step, container: &Container) -> Result<DiskGuard> {
         let written = container.binds.iter().filter(|bind| !bind.read_only);
         let written = written.map(|bind| bind.source.as_path());

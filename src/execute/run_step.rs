@@ -26,7 +26,6 @@ use crate::ui::metrics::Row;
 type Lookups = (u64, u64);
 
 impl Execution<'_, '_> {
-    /// Runs one step.
     pub(super) fn run_step(&mut self, index: u32, step: &Step, run: &str) -> Result<StepEnd> {
         let parent = self.env.known_record()?.head.layer.clone();
         let (views, foreign) = self.views(index, step, parent.as_ref(), run)?;

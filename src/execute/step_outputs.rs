@@ -8,7 +8,6 @@ use crate::plan::resolve::Step;
 use crate::rocm::therock::{ArtifactFingerprints, Checkout};
 use crate::sys::error::Result;
 
-/// The outputs of a step.
 #[derive(Debug, Default)]
 pub(super) struct StepOutputs {
     pub(super) prints: Option<ArtifactFingerprints>,

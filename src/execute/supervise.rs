@@ -35,7 +35,6 @@ pub(crate) enum Ending {
     /// It ended by itself, with this code (128 plus the number for a signal).
     Exited {
         code: u8,
-        /// The signal, if one ended it.
         signal: Option<i32>,
     },
     TimedOut,
@@ -53,11 +52,8 @@ pub(crate) struct Supervised<'a> {
     /// Hides credentials in its output.
     pub redactor: &'a mut Redactor,
     pub log: &'a mut Log,
-    /// Shows its output.
     pub output: &'a mut StepOutput,
-    /// Watches its builds.
     pub builds: &'a mut BuildWatch<'a>,
-    /// Guards its disk space.
     pub guard: &'a mut DiskGuard,
     /// Records its resource usage.
     pub sampler: &'a mut Sampler,

@@ -82,13 +82,11 @@ pub(super) fn existing(env: &LockedEnv<'_>, volume: &str) -> Result<Option<Patch
     }))
 }
 
-/// The step that a view is made for.
 struct ViewedStep<'s> {
     /// The step that sees it, and its number.
     step: &'s Step,
     index: u32,
     volume: &'s Volume,
-    /// The step's parent layer.
     parent: Option<&'s LayerId>,
     /// Name of the run, for logs.
     run: &'s str,

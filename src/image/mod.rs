@@ -33,7 +33,6 @@ use recipe::{Source, Tarball};
 /// The tools' scratch directory, inside the tree being built, so that removing a half-built tree removes it too.
 const WORK: &str = ".rockenv-build";
 
-/// Progress of a build.
 #[derive(Debug)]
 pub enum BuildProgress<'a> {
     /// A line of a tool's output.
@@ -77,7 +76,6 @@ pub struct BuildContext<'a> {
     pub source_date: Option<i64>,
     /// Stops the build when it becomes true.
     pub cancel: &'a AtomicBool,
-    /// Receives progress.
     pub progress: &'a mut dyn FnMut(BuildProgress<'_>),
 }
 

@@ -196,7 +196,6 @@ impl Shard {
     }
 }
 
-/// One job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Job {
     /// Its name: the env's; with `-gpu` if it runs the steps with a GPU.

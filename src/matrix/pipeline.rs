@@ -71,7 +71,6 @@ impl FromStr for Secret {
 /// A job's requirements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Size {
-    /// Processors.
     pub cpus: u32,
     /// Memory in bytes, if the profile declares it.
     pub memory: Option<u64>,
@@ -103,7 +102,6 @@ pub(crate) enum Share {
     Registry(String),
 }
 
-/// The complete pipeline.
 #[derive(Clone, Debug)]
 pub(crate) struct Pipeline {
     /// How jobs call rockenv.
@@ -317,7 +315,6 @@ pub(crate) fn words<S: AsRef<str>>(words: &[S]) -> String {
     quoted.join(" ")
 }
 
-/// Quotes a word for a shell.
 pub(crate) fn quote(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+@:,=%".contains(c);
     match !word.is_empty() && word.chars().all(plain) {

@@ -35,7 +35,6 @@ enum State {
     Over,
 }
 
-/// One `up`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ScheduledUp {
     /// Its env, by position.
@@ -126,7 +125,6 @@ impl Scheduler {
         }
     }
 
-    /// Records that an `up` succeeded.
     pub(crate) fn succeeded(&mut self, up: &ScheduledUp) {
         let env = &mut self.envs[up.env];
         env.state = match &up.shared {

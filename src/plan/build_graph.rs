@@ -44,10 +44,8 @@ pub(crate) struct BuildGraph {
     defaults: Vec<usize>,
 }
 
-/// One `build` statement.
 struct Statement<'a> {
     rule: &'a str,
-    /// All paths.
     paths: Vec<String>,
     outputs: usize,
     /// Those of `paths` that are waited for.
@@ -271,7 +269,6 @@ impl<'a> Reader<'a> {
         Some(())
     }
 
-    /// Counts a path.
     fn admit(&mut self, path: String) -> Option<String> {
         self.names += 1;
         self.bytes += path.len();

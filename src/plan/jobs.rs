@@ -13,7 +13,6 @@ use crate::profile::{MemoryMax, Resources};
 use crate::sys::name::StepName;
 use crate::ui::size;
 
-/// The inputs of the decision.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SizingInputs<'a> {
     /// The profile's needs and limits.

@@ -52,7 +52,6 @@ pub(crate) struct CachedLayer {
     pub brings: BTreeSet<StepKey>,
 }
 
-/// The observed state.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Observed {
     /// Whether the env has a record.
@@ -61,7 +60,6 @@ pub(crate) struct Observed {
     pub head: Vec<LayerId>,
     /// Those of steps that the profile has no more, or has changed.
     pub outlived: Vec<LayerId>,
-    /// Layers by step key.
     pub layers: BTreeMap<StepKey, CachedLayer>,
     /// What changed in steps since the last `up`, by their key.
     pub changed: BTreeMap<StepKey, String>,
@@ -102,7 +100,6 @@ pub(crate) enum Action {
     Hit,
     /// Its layer comes from a registry.
     Pull,
-    /// It runs.
     Run,
     /// It is skipped, so it has neither passed nor failed.
     Skip,
@@ -110,7 +107,6 @@ pub(crate) enum Action {
     Later,
 }
 
-/// One step of the plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct PlanStep {
     pub name: StepName,

@@ -28,11 +28,9 @@ pub(crate) struct Figure {
 /// A starting point (`--from`), compared with building everything.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct StartingPoint {
-    /// Its name for `--from`.
     pub name: String,
     /// One line for people.
     pub description: String,
-    /// Steps that it skips.
     pub leaves_out: Vec<StepName>,
     /// Known figures of those steps, possibly not all. Downloads instead of them are not counted.
     pub figures: Vec<Figure>,

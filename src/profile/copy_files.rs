@@ -39,10 +39,8 @@ pub(crate) struct CopyFiles {
     pub items: Vec<CopiedItem>,
 }
 
-/// The files of one `{ from, to }`.
 #[derive(Clone, Debug)]
 pub(crate) struct CopiedItem {
-    /// Name of the step.
     pub step: StepName,
     /// As written in the profile.
     pub from: String,
@@ -82,7 +80,6 @@ impl CopyFiles {
         self.items.iter().map(pair).collect()
     }
 
-    /// Returns the files of one item of one step.
     pub(crate) fn item(&self, step: &str, from: &str) -> Option<&CopiedItem> {
         self.items
             .iter()

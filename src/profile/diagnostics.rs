@@ -16,7 +16,6 @@ use crate::sys::error::Error;
 use crate::sys::span::Place;
 use crate::sys::suggest;
 
-/// One file of a profile.
 #[derive(Debug)]
 pub(crate) struct SourceFile {
     pub(crate) origin: Origin,
@@ -41,7 +40,6 @@ impl Sources {
         }));
     }
 
-    /// Returns the file that a place is in.
     pub(crate) fn file(&self, place: &Place) -> &SourceFile {
         let after = self.0.partition_point(|file| file.start <= place.start);
         &self.0[after.saturating_sub(1)]

@@ -22,7 +22,6 @@ const LARGEST: u64 = 256 * 1024;
 /// Maximum number of files in one chain of `extends`.
 const LONGEST: usize = 16;
 
-/// The origin of a profile.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Origin {
@@ -48,7 +47,6 @@ pub(crate) struct ProfileListing {
     pub name: String,
     /// The profile's description.
     pub description: String,
-    /// Where it is.
     pub origin: Origin,
     /// Why it cannot be used, in a line; `rockenv profile check` shows more.
     pub problem: Option<String>,

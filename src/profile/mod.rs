@@ -85,7 +85,6 @@ pub struct Profile {
     pub runtime_notes: BTreeMap<String, String>,
     /// Volumes in the order written.
     pub volumes: Vec<Volume>,
-    /// Steps in order.
     pub steps: Vec<Step>,
     pub(crate) sources: diagnostics::Sources,
 }
@@ -166,7 +165,6 @@ pub struct Component {
     pub extra: Vec<At<String>>,
     /// A stub replaces it where it is not built.
     pub stub: bool,
-    /// Conditions.
     pub when: When,
 }
 
@@ -214,14 +212,12 @@ pub struct Downloads {
 }
 
 impl Downloads {
-    /// Returns whether a step needs them.
     pub fn needed_by(&self, step: &str) -> bool {
         let steps = self.needed_by.as_ref();
         steps.is_none_or(|steps| steps.iter().any(|name| name == step))
     }
 }
 
-/// The content of a volume.
 #[derive(Clone, Debug)]
 pub enum VolumeSource {
     /// A directory of the host.
@@ -272,7 +268,6 @@ pub struct Step {
 /// Where a step leaves TheRock's fingerprints.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Fingerprints {
-    /// The build volume.
     pub volume: String,
     /// TheRock's build directory in it; empty for the volume itself.
     pub path: PathBuf,
@@ -283,19 +278,15 @@ pub(crate) fn input(text: &str) -> (&str, &str) {
     text.split_once('/').unwrap_or((text, ""))
 }
 
-/// The action of a step.
 #[derive(Clone, Debug)]
 pub enum Action {
-    /// Runs a script.
     Run {
         script: At<String>,
         /// Program and arguments before it.
         shell: Vec<String>,
     },
-    /// Installs packages.
     Packages(Vec<At<String>>),
     /// Copies files in.
     Copy(Vec<CopyItem>),
-    /// Exports results.
     Export(Vec<ExportItem>),
 }

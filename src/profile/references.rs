@@ -28,9 +28,7 @@ pub(crate) const FACTS: [&str; 8] = [
 /// The facts that are known only when a step starts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Facts {
-    /// Jobs at once.
     pub jobs: u32,
-    /// Links at once.
     pub link_jobs: u32,
     /// Processes of TensileLite at once.
     pub tensile_jobs: u32,
@@ -51,7 +49,6 @@ fn is_late(name: &str) -> bool {
     matches!(name, "jobs" | "link-jobs" | "tensile-jobs" | "memory")
 }
 
-/// Part of a text.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum TextPart<'a> {
     Literal(&'a str),

@@ -52,7 +52,6 @@ pub(crate) fn name(what: &str, text: &str) -> Result<()> {
     }
 }
 
-/// Parses the name of a step.
 pub(crate) fn step_name(text: &str) -> Result<StepName> {
     text.parse().map_err(|_| bad_name("step", text))
 }

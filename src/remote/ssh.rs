@@ -58,7 +58,6 @@ impl fmt::Display for Machine {
     }
 }
 
-/// The connection.
 #[derive(Debug)]
 pub(crate) struct SshConnection<'a> {
     pub(crate) machine: &'a Machine,

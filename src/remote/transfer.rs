@@ -39,7 +39,6 @@ pub(crate) type Manifest = BTreeMap<PathBuf, Seen>;
 /// Where the files are.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Received {
-    /// Name of the directory.
     pub(crate) directory: String,
     /// An earlier directory for the same files, and a file in it that was changed since.
     pub(crate) changed: Option<(String, PathBuf)>,

@@ -36,7 +36,6 @@ const MAX_LOG_N: u32 = 20;
 const MAX_R: u32 = 8;
 const MAX_P: u32 = 16;
 
-/// A key that signs.
 pub(crate) struct SigningKey {
     pair: EcdsaKeyPair,
     public: VerifyingKey,
@@ -144,7 +143,6 @@ impl SigningKey {
 }
 
 impl Sealed {
-    /// Derives the key from the password.
     fn key(&self, password: &str) -> Option<[u8; 32]> {
         let Parameters { n, r, p } = self.kdf.params;
         if !n.is_power_of_two() || n.ilog2() > MAX_LOG_N || r > MAX_R || p > MAX_P {

@@ -27,7 +27,6 @@ pub(crate) struct Keep {
     pub(crate) since: Timestamp,
 }
 
-/// A tag of a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Tag {
     name: String,

@@ -153,12 +153,10 @@ impl WantedChain {
     }
 }
 
-/// The result of a pull.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Pulled {
     /// Key of the image at the bottom.
     pub image: String,
-    /// Whether the image was pulled.
     pub image_pulled: bool,
     /// Names of the steps whose snapshots were pulled.
     pub steps: Vec<String>,

@@ -36,7 +36,6 @@ use crate::tree::Method;
 /// Snapshots whose layers are sent at once. Each takes 10 MiB of memory.
 const AT_ONCE: usize = 3;
 
-/// The result of a push.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Pushed {
     /// Snapshots that had no tag before.

@@ -225,7 +225,6 @@ pub(super) struct Arrived<'a> {
     pub(super) unpacked: Option<u64>,
 }
 
-/// Makes an image of it at the service.
 pub(super) fn make(
     store: &Store,
     service: &Service,

@@ -161,7 +161,6 @@ pub(super) async fn sign(
     }
 }
 
-/// Returns whether this key has signed a manifest.
 pub(super) async fn is_signed(
     registry: &Registry,
     key: &SigningKey,
@@ -175,7 +174,6 @@ pub(super) async fn is_signed(
     }
 }
 
-/// Returns the layers with signatures of a manifest.
 async fn signatures(registry: &Registry, manifest: &str) -> Result<Vec<Value>> {
     let found = registry.find_tag(&tag_for(manifest)).await;
     let Some((bytes, _)) = found.context(|| "cannot get the signature".to_owned())? else {

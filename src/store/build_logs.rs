@@ -26,7 +26,6 @@ const ENTRIES: usize = 1_000_000;
 /// Number of earlier builds, newest first, whose times are used.
 const EARLIER: usize = 4;
 
-/// The log of one build.
 #[derive(Debug)]
 pub(crate) struct BuildLog {
     /// When its last command ended.

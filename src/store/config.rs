@@ -103,7 +103,6 @@ pub struct Config {
     pub profile_dirs: Vec<Directory>,
     /// Directories of image recipes.
     pub image_dirs: Vec<Directory>,
-    /// Directories of hooks.
     pub hook_dirs: Vec<Directory>,
     /// The current directory, and which of its files apply.
     pub current: Current,

@@ -133,7 +133,6 @@ impl Store {
         Ok(env)
     }
 
-    /// Locks an existing env.
     pub fn lock_known(&self, name: &EnvName, verb: &str, wait: Duration) -> Result<LockedEnv<'_>> {
         self.known(name)?;
         let env = self.lock_env(name, verb, wait)?;

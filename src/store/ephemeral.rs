@@ -29,7 +29,6 @@ pub(crate) struct Owner {
     pub pid: u32,
     /// When it began, in the kernel's ticks since that boot.
     pub start: u64,
-    /// The command line.
     #[serde(default = "up")]
     pub command: String,
 }

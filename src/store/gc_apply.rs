@@ -18,7 +18,6 @@ use crate::tree::{self, Method};
 /// How long another process may take to empty the trash before freed bytes are counted without it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The result of a removal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Removal {
     /// It is in the trash.

@@ -46,7 +46,6 @@ pub struct TaskContext<'a> {
     pub notice: Notice,
     /// Proxy variables for the tools.
     pub env: &'a BTreeMap<String, String>,
-    /// Receives progress.
     pub progress: &'a mut dyn FnMut(BuildProgress<'_>),
     /// Set to stop.
     pub cancel: &'a AtomicBool,
@@ -81,7 +80,6 @@ impl std::fmt::Debug for TaskContext<'_> {
 }
 
 impl Image {
-    /// Returns the key for its content.
     pub fn computed_key(&self) -> Result<ImageKey> {
         key_of(
             &self.recipe,
@@ -154,7 +152,6 @@ impl Store {
         Err(not_found!("image `{image}` is missing from the store").help(help))
     }
 
-    /// Reads an image by key.
     pub fn image(&self, key: &ImageKey) -> Result<Option<Image>> {
         let path = self.image_dir(key).join("image.json");
         match atomic::read_json::<Image>(&path)? {
@@ -182,7 +179,6 @@ impl Store {
         }
     }
 
-    /// Returns whether this is the current image of its recipe.
     pub fn is_current(&self, image: &Image) -> Result<bool> {
         let reference: Option<Reference> =
             atomic::read_json(&self.reference(&image.recipe, "json"))?;

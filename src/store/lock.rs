@@ -35,7 +35,6 @@ pub(crate) fn show_waits(show: Show) {
     SHOW.set(show).ok();
 }
 
-/// A wait for a lock.
 #[derive(Debug)]
 pub(crate) struct Wait {
     begun: Instant,
@@ -74,7 +73,6 @@ impl Wait {
 /// How many times [`holder`] reads the list of locks before it says that nobody has one.
 const LOOKS: usize = 3;
 
-/// The holder of a lock.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Holder {
     pub pid: u32,

@@ -132,7 +132,6 @@ impl Store {
         Ok(differences)
     }
 
-    /// Remembers a lock file.
     pub fn remember_lock(&self, file: &Path, lock: &Lockfile) -> Result<()> {
         let file = fs::canonicalize(file)?;
         let known = Known {

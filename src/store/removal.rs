@@ -59,7 +59,6 @@ fn at(env: &Path, place: &str, mark: &str) -> PathBuf {
     env.join(format!("{place}{mark}"))
 }
 
-/// Returns the marks with their places.
 fn marks(env: &Path) -> Result<Vec<(&'static str, String)>> {
     let [own, beside] = PLACES;
     let within = names(&env.join(REMOVED_SNAPSHOTS))?.into_iter();

@@ -175,7 +175,6 @@ impl LockedEnv<'_> {
         Ok(tree)
     }
 
-    /// Returns the container of the live tree `tree` on `layer`.
     pub fn place(
         &self,
         socket: &Path,

@@ -23,7 +23,6 @@ use crate::tree;
 #[derive(Debug)]
 pub struct Freeze<'a> {
     pub tree: &'a TreeId,
-    /// Its parent layer.
     pub parent: Option<&'a LayerId>,
     /// Name in the env.
     pub name: &'a str,

@@ -7,7 +7,6 @@ use crate::sys::error::Result;
 use crate::sys::suggest;
 use crate::sys::trusted_files::Checked;
 
-/// A directory that is searched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Directory {
     pub path: PathBuf,

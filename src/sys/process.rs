@@ -39,7 +39,6 @@ pub(crate) enum Event<'a> {
     Tick,
 }
 
-/// A program to run.
 #[derive(Debug)]
 pub(crate) struct Program {
     name: String,

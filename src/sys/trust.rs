@@ -284,7 +284,6 @@ impl Trusted {
         known.ok().flatten().filter(|known| known.path == path)
     }
 
-    /// Returns all decisions, by path.
     pub(crate) fn all(user: &Path) -> Result<Vec<Self>> {
         let entries = match fs::read_dir(Self::directory(user)) {
             Err(error) if crate::sys::catalog::is_absent(&error) => return Ok(Vec::new()),

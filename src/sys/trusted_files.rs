@@ -22,7 +22,6 @@ pub(super) const MOST_FILES: usize = 10_000;
 const MOST_LEVELS: usize = 32;
 const MOST_BYTES: u64 = 256 << 20;
 
-/// A file that was read.
 #[derive(Debug)]
 pub(crate) struct FileRead {
     /// Its content, as much of it as was asked for.

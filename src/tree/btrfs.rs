@@ -105,7 +105,6 @@ mod ioctl {
     nix::ioctl_write_ptr!(destroy_v2, 0x94, 63, ArgsV2);
 }
 
-/// Returns whether `fd` is on btrfs.
 pub fn is_btrfs(fd: impl AsFd) -> nix::Result<bool> {
     Ok(fstatfs(fd)?.filesystem_type() == BTRFS_SUPER_MAGIC)
 }

@@ -56,7 +56,6 @@ pub(super) const EXTENT_DATA: u32 = 108;
 /// `struct btrfs_ioctl_search_header`.
 pub(super) const HEADER: usize = 32;
 
-/// One item of an answer.
 pub(super) struct Item<'a> {
     pub(super) transaction: u64,
     pub(super) inode: u64,

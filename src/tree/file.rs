@@ -20,7 +20,6 @@ use crate::sys::error::{Result, ResultExt as _};
 /// Maximum size of a file to change: hooks are for source code.
 const LARGEST: i64 = 64 << 20;
 
-/// The entry at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum FoundEntry {
     File {
@@ -214,7 +213,6 @@ pub(crate) fn move_out(root: &Path, below: &Path, to: &Path) -> Result<()> {
     }
 }
 
-/// Returns whether there is a directory at `below`.
 pub(crate) fn is_directory(root: &Path, below: &Path) -> bool {
     beneath::open_path(root).is_ok_and(|top| beneath::open_below(&top, below).is_ok())
 }

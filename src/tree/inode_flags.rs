@@ -17,7 +17,6 @@ pub(super) fn make_deletable(fd: BorrowedFd<'_>) -> nix::Result<Option<IFlags>> 
     Ok(Some(flags))
 }
 
-/// Sets the flags to `flags`.
 pub(super) fn restore(fd: BorrowedFd<'_>, flags: IFlags) -> nix::Result<()> {
     errno(ioctl_setflags(fd, flags))
 }

@@ -15,7 +15,6 @@ use serde::{Deserialize, Serialize};
 use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};
 
-/// The content of an entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", tag = "type")]
 pub enum Content {
@@ -56,7 +55,6 @@ pub enum Special {
 }
 
 impl Content {
-    /// Returns its name for people.
     pub fn name(&self) -> &'static str {
         match self {
             Self::File { .. } => "a regular file",

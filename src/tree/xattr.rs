@@ -34,7 +34,6 @@ pub(crate) fn is_content(name: &[u8]) -> bool {
     is_kept && !is_overlay
 }
 
-/// The file that has the attributes.
 #[derive(Clone, Copy)]
 pub(crate) enum XattrFile<'a> {
     /// A file or directory opened for reading or writing.
@@ -82,7 +81,6 @@ impl XattrFile<'_> {
         })
     }
 
-    /// Removes an attribute if it exists.
     pub(crate) fn remove(self, attribute: impl Arg) -> nix::Result<()> {
         let removed = match self {
             Self::Open(fd) => fs::fremovexattr(fd, attribute),

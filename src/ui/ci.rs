@@ -118,7 +118,6 @@ impl Sections {
         })
     }
 
-    /// Returns text without commands.
     pub(super) fn without_commands<'a>(&self, text: &'a str) -> Cow<'a, str> {
         match self.system != Some(System::Github) || self.open.is_some() {
             true => Cow::Borrowed(text),

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use super::event::{Event, Outcome};
 use super::size;
 
-/// A step of the run.
 #[derive(Debug, Default)]
 struct Step {
     /// By its earlier runs.
@@ -31,7 +30,6 @@ enum State {
     Over,
 }
 
-/// The steps of one run.
 #[derive(Debug, Default)]
 pub(super) struct RunProgress {
     steps: BTreeMap<u32, Step>,

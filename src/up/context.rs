@@ -115,7 +115,6 @@ impl Context {
         self.existing_store()
     }
 
-    /// Opens an existing store.
     pub(crate) fn existing_store(&self) -> Result<Store> {
         Store::open_existing(&self.config.home)?.ok_or_else(|| self.no_store())
     }

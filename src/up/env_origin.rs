@@ -84,7 +84,6 @@ fn relation(old: &Path, new: &Origin) -> Relation {
     }
 }
 
-/// A file of a git repository.
 #[derive(Debug, PartialEq, Eq)]
 struct RepositoryFile {
     /// Where it was cloned from; the repository itself if it was not cloned.

@@ -15,7 +15,6 @@ use crate::sys::span::At;
 use crate::up::context::Context;
 use crate::up::resolve::Gathered;
 
-/// Reads the hooks that a profile names.
 pub(crate) fn read(
     cx: &Context,
     profile: &Profile,

@@ -25,7 +25,6 @@ const NEW: &str = "new in the file, and outside its directory";
 pub(crate) struct HostWrites {
     #[serde(skip)]
     file: PathBuf,
-    /// All of them.
     pub(crate) writes: BTreeSet<PathBuf>,
     /// Those that `up` asks about.
     pub(crate) asks: Vec<PathBuf>,

@@ -70,7 +70,6 @@ struct Published {
     /// A limit, which nobody measured.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     limit: bool,
-    /// The publisher.
     source: String,
 }
 

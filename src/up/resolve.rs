@@ -66,7 +66,6 @@ impl std::fmt::Display for FingerprintUse {
 pub(crate) struct Gathered<'a> {
     pub(crate) selection: &'a Selection,
     pub(crate) inputs: Inputs,
-    /// The hooks, with their patches.
     pub(crate) hooks: BTreeMap<String, Hook>,
     /// The directory of each source that exists.
     pub(crate) sources: BTreeMap<String, PathBuf>,

@@ -16,7 +16,6 @@ use crate::ui::{Ui, size, text};
 /// How deep below an output volume Python packages are looked for.
 const DEPTH: usize = 3;
 
-/// The results of an env.
 #[derive(Debug, Serialize)]
 pub(crate) struct ResultsSummary {
     pub(crate) outputs: Vec<OutputDirectory>,
@@ -24,7 +23,6 @@ pub(crate) struct ResultsSummary {
     pub(crate) next: Vec<String>,
 }
 
-/// A directory of results.
 #[derive(Debug, Serialize)]
 pub(crate) struct OutputDirectory {
     pub(crate) volume: String,
@@ -131,7 +129,6 @@ impl Packages {
         }
     }
 
-    /// Returns the command that installs them.
     fn install(&self, targets: &[Target]) -> Option<String> {
         let shown = |path: &PathBuf| quoted(&path.to_string_lossy()).into_owned();
         let mut words = Vec::new();

@@ -15,7 +15,6 @@ pub(crate) struct Segment {
     /// The layer that the first one starts from; `None` for the image.
     pub(crate) start: Option<LayerId>,
     pub(crate) image_key: ImageKey,
-    /// Keys of the steps.
     pub(crate) runs: Vec<StepKey>,
     /// Keys of the steps that are compared.
     pub(crate) compared: Vec<StepKey>,

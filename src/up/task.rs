@@ -13,7 +13,6 @@ use crate::ui::Reporter;
 use crate::ui::event::Event;
 use crate::up::context::Context;
 
-/// The subject of the work.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Subject<'a> {
     Image(&'a str),
@@ -38,7 +37,6 @@ impl<'a> Task<'a> {
         }
     }
 
-    /// Builds an image.
     pub(crate) fn build_image(
         self,
         store: &Store,

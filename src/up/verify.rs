@@ -42,7 +42,6 @@ pub(crate) struct VerifyOptions {
     pub(crate) with_caches: bool,
 }
 
-/// The result for a step.
 #[derive(Debug, Serialize)]
 pub(crate) struct StepReport {
     pub(crate) step: StepName,

@@ -7,7 +7,6 @@ use super::{CheckState, Facts, gpu};
 use crate::plan::resolve::Engine;
 use crate::tree::Method;
 
-/// One ability.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Ability {
     /// The ability, worded as in the documentation's table.

@@ -98,7 +98,6 @@ pub(crate) struct StoreFacts {
     pub ephemeral: Vec<EnvName>,
 }
 
-/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum CheckState {
@@ -133,7 +132,6 @@ pub(crate) fn is_fit(sections: &[Section]) -> bool {
         .any(|check| check.essential && check.state == CheckState::Missing)
 }
 
-/// Returns the findings.
 pub(crate) fn examine(facts: &Facts) -> Vec<Section> {
     let sections = [
         ("engine nspawn", nspawn(facts)),

@@ -37,7 +37,6 @@ impl ServiceFacts {
     }
 }
 
-/// Returns the program of an engine.
 fn program(engine: Engine) -> &'static str {
     match engine {
         Engine::Docker => "dockerd",

@@ -27,7 +27,6 @@ use crate::ui::size;
 /// Mark at the beginning of every report: a report replaces only a file that has it.
 pub(crate) const MARK: &str = "rockenv report";
 
-/// The content of a report.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct EnvReport {
     /// Version of this format.
@@ -67,13 +66,11 @@ pub(crate) struct EnvReport {
     pub lock: Vec<Fact>,
 }
 
-/// The state of an env.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum EnvState {
     /// Every step is done.
     Complete,
-    /// A step failed.
     Failed,
     /// Steps remain.
     #[default]
@@ -90,7 +87,6 @@ pub(crate) struct StepRow {
     pub cost: Option<Cost>,
 }
 
-/// One run of a step.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Run {
     /// Index of the step in the report.
@@ -114,7 +110,6 @@ impl Run {
     }
 }
 
-/// One ninja build.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Build {
     /// Its directory: the volume's name, and the path in it.
@@ -155,7 +150,6 @@ pub(crate) struct Space {
     pub bytes: u64,
 }
 
-/// A named fact.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Fact {
     pub name: String,

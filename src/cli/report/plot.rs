@@ -19,7 +19,6 @@ const POINTS: usize = 1000;
 /// Shorter bars would be invisible, in coordinates.
 const VISIBLE: f64 = 3.0;
 
-/// The quantity of a curve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Quantity {
     Memory,
@@ -40,7 +39,6 @@ impl Quantity {
         }
     }
 
-    /// Returns the explanation of the quantity.
     pub(super) fn explanation(self) -> &'static str {
         match self {
             Self::Memory => "held by the step, without page cache",

@@ -32,13 +32,11 @@ pub(super) const MADE: [&str; 9] = [
 /// Maximum number of buffered pieces of the archive.
 const PIECES: usize = 64;
 
-/// An entry of the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArchiveEntry {
     /// Kind, as in the archive.
     pub kind: u8,
     pub mode: u32,
-    /// Owner and group.
     pub owner: (u64, u64),
     /// Target of a link, numbers of a device.
     pub points_to: Option<PathBuf>,

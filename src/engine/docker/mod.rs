@@ -98,7 +98,6 @@ pub struct Labels {
     pub store: String,
     /// Its id: a different store may appear at that path.
     pub id: String,
-    /// Id of the env.
     pub env: Option<EnvId>,
     /// Id of the live tree that a container is, and that an image was.
     pub tree: Option<TreeId>,
@@ -134,7 +133,6 @@ impl Labels {
 /// Receives a sentence about what is being waited for.
 type Tell = Box<dyn Fn(String)>;
 
-/// A service that answers.
 pub struct Service {
     client: bollard::Docker,
     runtime: Runtime,
@@ -142,10 +140,8 @@ pub struct Service {
     starter: RefCell<Option<(OwnedFd, Duration)>>,
     /// Receives reports of unanswered requests.
     tell: RefCell<Option<Tell>>,
-    /// The socket at which it answers.
     pub socket: PathBuf,
     pub flavour: Flavour,
-    /// Its version.
     pub version: String,
 }
 

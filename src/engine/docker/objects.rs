@@ -38,7 +38,6 @@ const ROOM: Duration = Duration::from_millis(1);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Object {
     pub socket: PathBuf,
-    /// Which object.
     #[serde(flatten)]
     pub what: ObjectFilter,
     /// Id of an image that was made: its name may be reassigned.
@@ -52,7 +51,6 @@ pub(crate) struct Object {
 pub(crate) enum ObjectFilter {
     /// Containers and images by the label of their live tree.
     Tree(TreeId),
-    /// An image by its name.
     Image(String),
 }
 
@@ -88,7 +86,6 @@ pub struct Frozen {
     pub whole: Option<usize>,
 }
 
-/// An image of the service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineImage {
     pub id: String,
@@ -98,7 +95,6 @@ pub struct EngineImage {
     pub names: Vec<String>,
     /// Bytes of all its layers, including shared ones.
     pub size: u64,
-    /// Number of layers.
     pub layers: usize,
 }
 
@@ -194,7 +190,6 @@ impl Service {
         Ok(places)
     }
 
-    /// Returns the image of that name or id.
     pub fn image(&self, name: &str) -> Result<Option<EngineImage>> {
         let request = settled(|| self.client.inspect_image(name));
         let found = self.found(SOON, "look at an image", request)?;

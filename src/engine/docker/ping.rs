@@ -21,7 +21,6 @@ const MAX_HEAD: usize = 1 << 16;
 pub(super) struct Ping {
     pub(super) flavour: Flavour,
     pub(super) version: String,
-    /// The version of its protocol.
     pub(super) protocol: ClientVersion,
 }
 

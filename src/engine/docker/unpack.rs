@@ -24,7 +24,6 @@ const REPORT: &str = "/run/rockenv/report";
 /// Polling interval for the container.
 const PERIOD: Duration = Duration::from_millis(50);
 
-/// A layer to unpack.
 #[derive(Clone, Copy, Debug)]
 pub struct Unpack<'a> {
     /// The container that becomes the snapshot, and the parent image.

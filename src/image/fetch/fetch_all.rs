@@ -18,12 +18,10 @@ const PARALLEL: usize = 6;
 /// Maximum size of source code, in bytes.
 const LARGEST: u64 = 4 << 30;
 
-/// A file to fetch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FetchItem {
     /// Its name in messages.
     pub(crate) name: String,
-    /// Its addresses.
     pub(crate) urls: Vec<String>,
     pub(crate) checksum: Checksum,
 }

@@ -69,7 +69,6 @@ impl ByteCounter {
     }
 }
 
-/// A file to download.
 #[derive(Debug)]
 pub(super) struct Download<'a> {
     /// Its name in messages.
@@ -81,7 +80,6 @@ pub(super) struct Download<'a> {
     pub(super) size: Size,
 }
 
-/// The size of a download.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Size {
     /// Declared by the document that refers to it; any other size is refused.
@@ -184,7 +182,6 @@ pub(crate) fn run<T>(cancel: &AtomicBool, work: impl Future<Output = Result<T>>)
     })
 }
 
-/// Waits until a flag is set.
 pub(crate) async fn until_set(flag: &AtomicBool) {
     while !flag.load(Ordering::Relaxed) {
         tokio::time::sleep(POLL).await;
@@ -529,7 +526,6 @@ pub(crate) fn sha256_of(mut file: impl Read, cancel: &AtomicBool) -> Result<Stri
     digest_of(&mut file, Algorithm::Sha256, cancel)
 }
 
-/// Returns the digest of the rest of a file.
 pub(crate) fn digest_of(
     file: &mut impl Read,
     algorithm: Algorithm,

@@ -22,7 +22,6 @@ use crate::sys::signals::stop_if;
 use crate::tree::root_fs::{self, Tree};
 use crate::tree::xattr::XattrFile;
 
-/// The content of a layer.
 #[derive(Clone, Debug)]
 pub(crate) enum LayerContent {
     /// All of a tree.
@@ -33,7 +32,6 @@ pub(crate) enum LayerContent {
     Between {
         /// The tree that it was cloned from.
         old: PathBuf,
-        /// The tree.
         new: PathBuf,
         /// An untouched file has the same inode number and change time in both, because they are btrfs snapshots.
         inodes: bool,

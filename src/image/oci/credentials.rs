@@ -36,7 +36,6 @@ pub(super) struct Login {
     pub(super) file: PathBuf,
 }
 
-/// A credential helper.
 #[derive(Debug)]
 pub(super) struct CredentialHelper<'a> {
     /// The part of its name after `docker-credential-`.

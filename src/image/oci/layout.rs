@@ -29,7 +29,6 @@ pub(super) struct Layout {
     _unpacked: Option<tempfile::TempDir>,
 }
 
-/// One layer.
 #[derive(Debug)]
 pub(super) struct LayoutLayer {
     path: String,

@@ -46,7 +46,6 @@ fn is_part(name: &str) -> bool {
     }
 }
 
-/// The files of a layout.
 #[derive(Debug)]
 pub(crate) struct LayoutFiles {
     path: PathBuf,
@@ -70,7 +69,6 @@ pub(crate) struct Piece {
 }
 
 impl Piece {
-    /// Returns all of a file.
     pub(crate) fn whole(path: PathBuf) -> Self {
         Self {
             path,

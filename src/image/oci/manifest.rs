@@ -86,7 +86,6 @@ impl Descriptor {
     }
 }
 
-/// A parsed document.
 #[derive(Debug)]
 pub(super) enum Document {
     /// Manifests of several platforms or images.

@@ -6,7 +6,6 @@ use serde::Deserialize;
 
 use crate::sys::host;
 
-/// A parsed reference.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reference {
     /// Registry with its port, if one is given.

@@ -28,7 +28,6 @@ use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::ui::size;
 pub(crate) use upload::{Attempts, Tagged, Upload};
 
-/// The subject of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RequestSubject {
     /// An index or a manifest.
@@ -59,7 +58,6 @@ pub(crate) struct Access<'a> {
     pub(crate) tick: &'a mut dyn FnMut(),
 }
 
-/// A repository of a registry.
 pub(crate) struct Registry {
     /// Host and repository, for messages.
     name: String,
@@ -93,7 +91,6 @@ struct Granted {
 /// Maximum age of a token at the start of a layer: the shortest-lived ones last a minute.
 const FRESH: Duration = Duration::from_secs(30);
 
-/// Returns a header of an answer.
 fn header(response: &Response, name: &str) -> Option<String> {
     let value = response.headers().get(name)?;
     value.to_str().ok().map(str::to_owned)

@@ -24,7 +24,6 @@ const BLOCK: u64 = 512;
 /// An extended header contains names and attributes; the kernel's own limit for one attribute is 64 KiB.
 const MAX_EXTENSION: u64 = 1 << 20;
 
-/// The kind of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TarEntryKind {
     /// A regular file of `size` bytes; `map` lists the stored parts of a sparse one, as offset and length.

@@ -105,7 +105,6 @@ const ATTRIBUTE: &[u8] = b"SCHILY.xattr.";
 /// What GNU tar writes for the characters in such a name that would end it.
 const ESCAPED: [(u8, &[u8]); 2] = [(b'=', b"%3D"), (b'%', b"%25")];
 
-/// Returns the key for an extended attribute.
 pub(super) fn attribute_key(name: &[u8]) -> Vec<u8> {
     let mut key = ATTRIBUTE.to_vec();
     for byte in name {

@@ -29,7 +29,6 @@ use crate::tree::xattr;
 pub struct Limits {
     /// Sum of file sizes, including holes.
     pub bytes: u64,
-    /// Number of entries.
     pub entries: u64,
     /// Components in a path.
     pub depth: usize,
@@ -84,7 +83,6 @@ pub enum Devices {
 /// How to extract.
 #[derive(Clone, Debug)]
 pub struct UnpackOptions {
-    /// Limits for the archive.
     pub limits: Limits,
     /// Leading path components to drop; entries with nothing left are skipped.
     pub strip_components: u32,

@@ -59,7 +59,6 @@ pub struct Inventory {
     pub notes: Vec<String>,
 }
 
-/// An env.
 #[derive(Clone, Debug)]
 pub struct Env {
     pub record: Record,
@@ -79,11 +78,9 @@ pub struct Env {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, serde::Deserialize)]
 pub struct Lease {
     pub layers: Vec<LayerId>,
-    /// The image's key.
     pub image: ImageKey,
 }
 
-/// A layer.
 #[derive(Clone, Debug)]
 pub struct Frozen {
     pub layer: Layer,
@@ -145,17 +142,26 @@ pub struct Project {
 #[serde(rename_all = "lowercase", tag = "kind")]
 pub enum GcTarget {
     /// A snapshot of a step, in every env that has it, and its layer.
-    Snapshot { layer: LayerId },
+    Snapshot {
+        layer: LayerId,
+    },
     /// A layer that no env names.
-    Layer { layer: LayerId },
+    Layer {
+        layer: LayerId,
+    },
     /// A layer that was pulled or imported, and that no env has needed yet.
-    Pulled { layer: LayerId },
+    Pulled {
+        layer: LayerId,
+    },
     /// The tree of a failed step.
-    Failed { env: EnvName },
-    /// The logs of one run.
-    Logs { env: EnvName, run: String },
+    Failed {
+        env: EnvName,
+    },
+    Logs {
+        env: EnvName,
+        run: String,
+    },
     Image {
-        /// Its key.
         image: ImageKey,
     },
     Download {

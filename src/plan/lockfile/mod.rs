@@ -256,7 +256,6 @@ impl CacheFile {
 #[serde(deny_unknown_fields)]
 pub struct LockedStep {
     pub name: StepName,
-    /// Key of its snapshot.
     pub key: StepKey,
     /// The key's parts besides the parent, as [`crate::plan::resolve::Step::parts`]. They only serve to describe
     /// changes.

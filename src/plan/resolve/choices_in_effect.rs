@@ -123,7 +123,6 @@ impl<'a> Chosen<'a> {
         Some(format!("{name}={}", shorten(value)))
     }
 
-    /// Returns the name of the image.
     pub(crate) fn image(&self) -> Result<String> {
         let scope = Scope {
             params: self.params.clone(),

@@ -17,7 +17,6 @@ use crate::sys::error::Result;
 /// Everything that `resolve` needs besides the profile.
 #[derive(Clone, Debug)]
 pub(crate) struct Inputs {
-    /// Name of the env, if given.
     pub env_name: Option<String>,
     /// Name of the env instead of `<profile>` or `<profile>-<targets>`.
     pub stem: Option<String>,

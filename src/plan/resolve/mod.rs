@@ -104,7 +104,6 @@ pub struct Spec {
     pub hooks_left_out: Vec<Skipped>,
     /// Volumes, a parent directory before mounts inside it.
     pub volumes: Vec<Volume>,
-    /// Steps in order.
     pub steps: Vec<Step>,
     /// Steps skipped because of `when` or a missing GPU.
     pub skipped: Vec<Skipped<StepName>>,
@@ -156,7 +155,6 @@ impl Spec {
     }
 }
 
-/// A hook to apply.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hook {
     pub name: String,
@@ -191,7 +189,6 @@ pub struct Volume {
     pub source: VolumeSource,
 }
 
-/// The content of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum VolumeSource {
@@ -266,22 +263,18 @@ impl Step {
     }
 }
 
-/// The action of a step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
-    /// Runs a script.
     Run {
         /// Program and arguments before the script.
         shell: Vec<String>,
         /// The script, in late form: see `finish`.
         script: String,
     },
-    /// Installs packages.
     Packages(Vec<String>),
     /// Copies files in.
     Copy(Vec<CopyItem>),
-    /// Exports results.
     Export(Vec<ExportItem>),
 }
 
@@ -292,7 +285,6 @@ pub struct CopyItem {
     pub from: String,
     /// Absolute path in the env.
     pub to: String,
-    /// Digest of the content.
     pub digest: String,
 }
 

@@ -12,14 +12,12 @@ use crate::sys::suggest;
 /// Profile that `up gfx1103` uses.
 pub(crate) const DEFAULT_PROFILE: &str = "therock";
 
-/// A request, interpreted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
     /// Name or path for `profile::load`.
     pub profile: String,
     /// Targets that replace the profile's, in the order of the table.
     pub targets: Vec<Target>,
-    /// Name of the env, if given.
     pub env_name: Option<String>,
     /// Name of the env instead of the profile and its targets.
     pub stem: Option<String>,

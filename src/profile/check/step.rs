@@ -319,7 +319,6 @@ fn exported_name(from: &str) -> Option<&str> {
     (!name.contains(['$', '{', '}', '*', '?', '['])).then_some(name)
 }
 
-/// Returns the names of the volumes of a kind.
 fn named(volumes: &Volumes, kind: VolumeKind) -> impl Iterator<Item = &str> {
     let of_kind = volumes
         .iter()

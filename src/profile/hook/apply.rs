@@ -20,7 +20,6 @@ pub enum FileInSource {
         /// Whether anybody may execute it.
         executable: bool,
     },
-    /// Nothing.
     Absent,
     /// Nothing, and its parent directory is empty: a submodule that was not fetched.
     Unfetched,
@@ -38,7 +37,6 @@ pub enum HookChange {
     Remove,
 }
 
-/// The changes of a hook.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HookChanges {
     /// By path below the volume.

@@ -101,13 +101,11 @@ pub struct Edit {
     pub count: usize,
 }
 
-/// A patch and its origin.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Patch {
     /// Its name in messages: the file's name, or the address without secrets. Its identity is its digest.
     #[serde(skip)]
     pub name: String,
-    /// Its address, if it has one.
     #[serde(skip)]
     pub url: Option<String>,
     /// Digest of its bytes, in hexadecimal digits.

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 
 use crate::sys::error::{Error, Result};
 
-/// A patch of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FilePatch {
     /// Path, after stripping.

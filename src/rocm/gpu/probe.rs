@@ -17,7 +17,6 @@ use super::KFD;
 use crate::rocm::gpu::Device;
 use crate::sys::error::Result;
 
-/// The layer that refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum AccessLayer {
@@ -42,13 +41,11 @@ pub(crate) struct Finding {
     pub path: String,
     /// It can be used.
     pub ok: bool,
-    /// The driver and its version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<String>,
     /// The layer that refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer: Option<AccessLayer>,
-    /// The error, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     /// What to type on the host.
@@ -366,7 +363,6 @@ struct KfdVersion {
     minor: u32,
 }
 
-/// `struct drm_version`.
 #[repr(C)]
 #[derive(Debug)]
 struct DrmVersion {

@@ -29,7 +29,6 @@ impl From<&str> for Selector {
     }
 }
 
-/// The result.
 #[derive(Clone, Debug)]
 pub(crate) enum Choice {
     /// This one.

@@ -25,9 +25,7 @@ pub(crate) struct Compatible {
     /// The ISA it was built for.
     pub code: String,
     pub how: How,
-    /// A remark.
     pub note: String,
-    /// Sources of the information.
     pub sources: Vec<&'static str>,
 }
 

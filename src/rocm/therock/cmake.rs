@@ -5,7 +5,6 @@ use std::ops::Range;
 use super::error_at;
 use crate::sys::error::{Error, Result};
 
-/// A command with its arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Command {
     /// Name, in lower case: CMake ignores case here.
@@ -21,7 +20,6 @@ pub(super) struct Command {
 pub(super) struct Argument {
     /// Its text, with escapes resolved.
     pub(super) text: String,
-    /// Its position.
     pub(super) span: Range<usize>,
     /// Written in quotation marks or brackets: never a keyword.
     pub(super) quoted: bool,

@@ -39,9 +39,14 @@ const ARTIFACTS: &str = "\
 #[serde(tag = "what", rename_all = "kebab-case")]
 pub(crate) enum Drift {
     /// A target that the table lacks.
-    NewTarget { target: String, product: String },
+    NewTarget {
+        target: String,
+        product: String,
+    },
     /// A target that the checkout lacks.
-    NoTarget { target: String },
+    NoTarget {
+        target: String,
+    },
     /// Another product.
     Product {
         target: String,
@@ -64,7 +69,10 @@ pub(crate) enum Drift {
         excluded: Excluded,
     },
     /// A project is now built for a target.
-    Included { target: String, project: String },
+    Included {
+        target: String,
+        project: String,
+    },
     /// Another issue is behind an exclusion.
     Issue {
         target: String,
@@ -74,20 +82,26 @@ pub(crate) enum Drift {
         /// In the checkout.
         now: Option<String>,
     },
-    /// An unknown stage.
-    NewStage { stage: String },
+    NewStage {
+        stage: String,
+    },
     /// A stage that the checkout lacks.
-    NoStage { stage: String },
+    NoStage {
+        stage: String,
+    },
     /// A stage is built more or less often than before.
     Stage {
         stage: String,
         /// In the checkout.
         now: StageKind,
     },
-    /// An unknown artifact.
-    NewArtifact { artifact: String },
+    NewArtifact {
+        artifact: String,
+    },
     /// An artifact that the checkout lacks.
-    NoArtifact { artifact: String },
+    NoArtifact {
+        artifact: String,
+    },
 }
 
 impl Drift {

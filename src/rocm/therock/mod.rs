@@ -40,7 +40,6 @@ const VERSION: &str = "version.json";
 /// Maximum size of a file, in bytes: TheRock's are below 64 KiB.
 const LARGEST: u64 = 4 << 20;
 
-/// The content of a checkout.
 #[derive(Clone, Debug)]
 pub(crate) struct Checkout {
     /// Targets, in its order.
@@ -59,7 +58,6 @@ impl Checkout {
         directory.join(TARGETS).is_file()
     }
 
-    /// Reads a checkout.
     pub(crate) fn read(directory: &Path) -> Result<Self> {
         let Some(text) = text(directory, TARGETS)? else {
             return Err(not_found!(

@@ -28,7 +28,6 @@ pub struct Excluded {
     pub issue: Option<String>,
 }
 
-/// A table of targets.
 #[derive(Debug)]
 pub(super) struct TargetTable {
     pub(super) targets: Vec<Declared>,

@@ -90,7 +90,6 @@ pub(crate) struct Stage {
     pub groups: Vec<Spanned<String>>,
 }
 
-/// A group of artifacts.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Group {
@@ -112,7 +111,6 @@ pub(crate) struct Group {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Artifact {
-    /// Its group.
     #[serde(rename = "artifact_group")]
     pub group: Spanned<String>,
     /// How it is kept.

@@ -20,7 +20,6 @@ use crate::sys::error::{Result, if_exists};
 const MAX_IMAGES: usize = 256;
 const CHUNK: usize = 256 << 10;
 
-/// A layout.
 #[derive(Debug)]
 pub(in crate::share) struct Layout(LayoutFiles);
 
@@ -59,7 +58,6 @@ impl Layout {
         }
     }
 
-    /// Returns the entries of the index.
     pub(in crate::share) fn entries(&self) -> Result<Vec<Descriptor>> {
         // Written last, so an interrupted export has none.
         let index = self
@@ -80,7 +78,6 @@ impl Layout {
         }
     }
 
-    /// Returns the document of an index entry.
     pub(in crate::share) fn document(&self, entry: &Descriptor) -> Result<Document> {
         let manifest = Manifest::parse(&self.0.verified(entry, MAX_MANIFEST)?)?;
         let config = self.0.verified(&manifest.config, MAX_CONFIG)?;

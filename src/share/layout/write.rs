@@ -60,7 +60,6 @@ pub(in crate::share) struct LayoutDraft {
     image: Option<Image>,
 }
 
-/// Its image.
 #[derive(Debug)]
 struct Image {
     names: BTreeMap<&'static str, String>,
@@ -356,7 +355,6 @@ impl LayoutDraft {
             .ok_or_else(|| unexpected!("an archive has no directories"))
     }
 
-    /// Opens a directory of it.
     fn directory(&self, below: &str) -> Result<OwnedFd> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
         self.rights

@@ -148,7 +148,6 @@ impl EnvItem {
 #[derive(Clone, Debug)]
 pub struct LayerItem {
     pub layer: Read<Layer>,
-    /// It has a tree.
     pub tree: bool,
     /// It may be used as a parent.
     pub sound: bool,

@@ -32,7 +32,6 @@ pub(crate) struct Problem {
     pub fix: Fix,
 }
 
-/// The fix for a problem.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Fix {
     /// Make the directory, or correct its owner and mode.
@@ -72,7 +71,6 @@ pub(crate) struct Findings {
 
 const REPAIR: &str = "rockenv fsck --repair";
 
-/// Examines a store.
 pub(crate) fn examine(store: &Inventory) -> Findings {
     let mut examination = Examination {
         store,

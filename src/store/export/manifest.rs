@@ -93,7 +93,6 @@ impl Subject {
 pub(crate) struct Env<'a> {
     /// Its resolved spec.
     pub spec: &'a Spec,
-    /// Its image.
     pub image: &'a Image,
     /// Its hooks, as far as they still exist.
     pub hooks: &'a BTreeMap<String, Hook>,
@@ -256,7 +255,6 @@ fn fetched(name: &str, sha256: &str, url: Option<&str>) -> Value {
 }
 
 impl Manifest {
-    /// Returns the text of the file.
     pub(crate) fn text(&self) -> Result<String> {
         let text = serde_json::to_string_pretty(self)
             .map_err(|error| unexpected!("cannot encode a manifest").source(error))?;

@@ -229,7 +229,6 @@ impl OutputsExport<'_> {
         }
     }
 
-    /// Returns whether an output volume is exported.
     fn exports(&self, volume: &String) -> bool {
         self.volumes.is_empty() || self.volumes.contains(volume)
     }

@@ -40,7 +40,6 @@ pub struct Results {
 pub enum ResultState {
     /// Not at all.
     Same,
-    /// It is missing.
     Missing,
     /// Something on the way to it is not a directory.
     Blocked,

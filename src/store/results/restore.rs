@@ -167,7 +167,6 @@ impl Store {
         Ok(found)
     }
 
-    /// Restores results.
     pub fn restore_results(&self, plan: RestorePlan, spec: &Spec) -> Result<()> {
         for volume in plan.volumes {
             let directory = &volume.directory;
@@ -230,7 +229,6 @@ impl Store {
         }
     }
 
-    /// Returns whether a layer is of an export step.
     fn is_of_export(&self, layer: &LayerId, spec: &Spec) -> bool {
         let layer = self.layer(layer).ok().flatten();
         let key = layer.and_then(|layer| layer.key);

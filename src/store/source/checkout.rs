@@ -332,7 +332,6 @@ fn make_for(directory: &Path, rights: Rights) -> Result<()> {
     Ok(())
 }
 
-/// Returns the settings of a repository.
 fn settings(git: &Git<'_>, rights: Rights, own: &Path, common: &Path) -> Result<Vec<Setting>> {
     let mut listed = list(git, rights, &common.join("config"))?;
     let per_tree = value(&listed, "extensions.worktreeconfig").is_some_and(|value| {

@@ -39,7 +39,6 @@ const OTHER_REPOSITORY: [&str; 14] = [
     "GIT_WORK_TREE",
 ];
 
-/// The git program.
 pub(crate) struct Git<'a> {
     /// The user to run as, if rockenv is root and the checkout is not somebody else's.
     pub user: &'a BuildUser,

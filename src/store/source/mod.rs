@@ -245,7 +245,6 @@ impl Repository {
     }
 }
 
-/// Returns whether a checkout has all submodules that it names.
 fn has_submodules(checkout: &Path) -> bool {
     let named = match file::read(checkout, Path::new(".gitmodules")) {
         Ok(file::FoundEntry::File { bytes, .. }) => bytes,

@@ -76,7 +76,6 @@ impl Entry {
         beneath::kind(&self.stat)
     }
 
-    /// Returns the text of a link.
     fn link(&self) -> Result<Option<Vec<u8>>> {
         Ok(match self.kind() == SFlag::S_IFLNK {
             true => Some(readlinkat(&self.place, c"")?.into_encoded_bytes()),

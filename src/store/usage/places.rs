@@ -86,7 +86,6 @@ struct Places<'a> {
     owners: Vec<u32>,
 }
 
-/// A layer.
 struct Frozen {
     id: LayerId,
     title: String,

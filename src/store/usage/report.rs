@@ -17,7 +17,6 @@ use crate::sys::error::{Result, ResultExt as _};
 use crate::tree::Method;
 use crate::tree::measure::DiskUsage;
 
-/// The class of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Class {
@@ -96,7 +95,6 @@ impl UsageRow {
     }
 }
 
-/// The report.
 #[derive(Debug, Serialize)]
 pub(crate) struct UsageReport {
     /// Version of this format.

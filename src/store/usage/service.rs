@@ -29,7 +29,6 @@ pub(crate) struct Held {
     pub total: u64,
 }
 
-/// Everything at services.
 #[derive(Debug, Default)]
 pub(crate) struct ServiceUsage {
     pub(crate) held: Vec<Held>,

@@ -70,7 +70,6 @@ impl BuildTreePart {
     }
 }
 
-/// A directory that was found.
 #[derive(Debug)]
 pub(crate) struct FoundDirectory {
     pub(crate) path: PathBuf,

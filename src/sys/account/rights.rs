@@ -185,7 +185,6 @@ impl Rights {
         self.make(&Call::SetTime { path, mtime }, &[at]).map(drop)
     }
 
-    /// Sets the mode of a directory.
     pub(crate) fn set_mode<P: ?Sized + NixPath>(
         &self,
         at: BorrowedFd<'_>,
@@ -220,7 +219,6 @@ impl Rights {
         self.make(&Call::RemoveTree { path }, &[at]).map(drop)
     }
 
-    /// Returns whether a path exists.
     pub(crate) fn exists<P: ?Sized + NixPath>(&self, at: BorrowedFd<'_>, path: &P) -> bool {
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW;
         self.open(Some(at), path, flags, Mode::empty(), ResolveFlag::empty())

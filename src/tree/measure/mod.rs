@@ -136,7 +136,6 @@ pub struct Usage {
     pub problems: Vec<Problem>,
     /// Entries that were listed but gone when they were examined.
     pub vanished: u64,
-    /// Mounts that were skipped.
     pub mounts_skipped: u64,
     /// Files that do not report shared blocks or their compressed size, and count as if they had neither.
     pub unshared: u64,

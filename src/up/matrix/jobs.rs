@@ -270,7 +270,6 @@ fn planning_options(options: &[String], share: &Share) -> Vec<String> {
     options
 }
 
-/// Returns each env with its plan.
 fn plans(cx: &Context, cells: &[Cell], options: &[String]) -> Result<Vec<(Cell, EnvPlan)>> {
     let signals = Signals::take()?;
     let cancel = Cancel::new(&signals);

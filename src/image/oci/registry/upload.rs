@@ -104,7 +104,6 @@ impl Registry {
         Ok(Upload::Stored)
     }
 
-    /// Uploads bytes.
     pub(crate) async fn upload_bytes(&self, blob: &[u8]) -> Result<()> {
         let (sha256, size) = (hex::encode(Sha256::digest(blob)), blob.len() as u64);
         let place = self.begin().await?;
