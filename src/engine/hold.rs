@@ -137,10 +137,7 @@ impl From<Reason> for Error {
         if !causes.is_empty() {
             error = error.source(causes.join(": "));
         }
-        match reason.help {
-            Some(help) => error.help(help),
-            None => error,
-        }
+        error.help_if(reason.help)
     }
 }
 

@@ -414,12 +414,7 @@ pub(crate) fn snapshot_time(id: &str) -> Option<i64> {
 }
 
 fn locate(error: Error, name: &str, line: usize) -> Error {
-    let help = error.help_text().map(ToString::to_string);
-    let error = invalid!("{name}:{line}: {}", error.message());
-    match help {
-        Some(help) => error.help(help),
-        None => error,
-    }
+    invalid!("{name}:{line}: {}", error.message()).help_if(error.help_text())
 }
 
 #[cfg(test)]

@@ -191,11 +191,7 @@ fn named(dirs: &[Directory], name: &str) -> Result<Origin> {
 /// Looks a name up; `behind` continues the search after that one, so that a profile can extend the one it shadows.
 fn find(dirs: &[Directory], name: &str, behind: Option<&Origin>) -> Result<Option<Origin>> {
     if let Err(refused) = value::name("profile", name) {
-        let error = invalid!("{}", refused.message);
-        return Err(match refused.help {
-            Some(help) => error.help(help),
-            None => error,
-        });
+        return Err(invalid!("{}", refused.message).help_if(refused.help));
     }
     let file = format!("{name}.toml");
     let mut candidates = Vec::new();

@@ -145,11 +145,9 @@ impl Fault {
             });
         let exact = reference.map(|range| place.start + range.start..place.start + range.end);
         let problem = Problem::new(exact.as_ref().unwrap_or(place), self.message, "here");
-        let problem = problem.unless(UnreadPart::File);
-        match self.help {
-            Some(help) => problem.help(help),
-            None => problem,
-        }
+        let mut problem = problem.unless(UnreadPart::File);
+        problem.help = self.help;
+        problem
     }
 }
 

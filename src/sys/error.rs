@@ -140,6 +140,15 @@ impl Error {
         self
     }
 
+    /// Adds what to type next, if that is known.
+    #[must_use]
+    pub(crate) fn help_if(self, help: Option<impl Into<String>>) -> Self {
+        match help {
+            Some(help) => self.help(help),
+            None => self,
+        }
+    }
+
     /// Replaces the kind.
     #[must_use]
     pub(crate) fn of_kind(mut self, kind: Kind) -> Self {
@@ -299,11 +308,7 @@ impl<T> ResultExt<T> for Result<T> {
     fn context(self, message: impl FnOnce() -> String) -> Self {
         self.map_err(|error| {
             let (kind, help) = (error.kind, error.help.clone());
-            let outer = Error::new(kind, message()).source(error);
-            match help {
-                Some(help) => outer.help(help),
-                None => outer,
-            }
+            Error::new(kind, message()).source(error).help_if(help)
         })
     }
 }

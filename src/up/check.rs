@@ -134,11 +134,9 @@ impl ProfileCheck {
         what: impl FnOnce() -> String,
     ) {
         if error.kind() == Kind::NotFound {
-            let problem = Problem::new(&name.place, error.message(), "not found");
-            draft.add(vec![match error.help_text() {
-                Some(help) => problem.help(help),
-                None => problem,
-            }]);
+            let mut problem = Problem::new(&name.place, error.message(), "not found");
+            problem.help = error.help_text().map(str::to_owned);
+            draft.add(vec![problem]);
         } else {
             let error = Err::<(), _>(error).context(what);
             self.errors.extend(error.err());

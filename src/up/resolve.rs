@@ -315,13 +315,7 @@ impl Gathered<'_> {
         let difference =
             source.and_then(|source| lockfile::source(volume, source, directory, &print));
         match difference {
-            Some((difference, help)) => {
-                let error = locked.drift(&[difference]);
-                Err(match help {
-                    Some(help) => error.help(help),
-                    None => error,
-                })
-            }
+            Some((difference, help)) => Err(locked.drift(&[difference]).help_if(help)),
             None => Ok(()),
         }
     }

@@ -164,11 +164,9 @@ pub(crate) fn submit(cx: &Context, script: &str) -> Result<String> {
                 (Kind::Unavailable, Some(help.to_owned()))
             }
         };
-        let error = Error::new(kind, "cannot submit the jobs to Slurm").source(error);
-        match help {
-            Some(help) => error.help(help),
-            None => error,
-        }
+        Error::new(kind, "cannot submit the jobs to Slurm")
+            .source(error)
+            .help_if(help)
     })?;
     Ok(String::from_utf8_lossy(&submitted).into_owned())
 }

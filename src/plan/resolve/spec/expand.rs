@@ -83,10 +83,7 @@ impl Resolver<'_> {
             "parameter `{param}` is not valid in {line}: {}",
             refused.message
         );
-        self.usage.get_or_insert(match refused.help {
-            Some(help) => error.help(help),
-            None => error,
-        });
+        self.usage.get_or_insert(error.help_if(refused.help));
     }
 
     /// Returns what was refused of all texts together, or of the command line.
