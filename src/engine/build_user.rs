@@ -197,13 +197,7 @@ fn append_account(etc: BorrowedFd<'_>, account: &Account) -> Result<()> {
             return Err(error).context(|| format!("cannot remove `/etc/{temporary}` of the image"));
         }
     }
-    let flags = OFlag::O_WRONLY
-        | OFlag::O_CREAT
-        | OFlag::O_EXCL
-        | OFlag::O_NOFOLLOW
-        | OFlag::O_NONBLOCK
-        | OFlag::O_CLOEXEC;
-    let fd = nix::fcntl::openat(etc, temporary.as_str(), flags, mode)
+    let fd = beneath::create(etc, temporary.as_str())
         .context(|| format!("cannot write `/etc/{file}` of the image"))?;
     fchown(&fd, Some(Uid::from_raw(0)), Some(Gid::from_raw(0)))?;
     fchmod(&fd, mode)?;

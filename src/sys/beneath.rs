@@ -47,6 +47,13 @@ pub(crate) fn open_by<P: ?Sized + NixPath>(
     openat2(parent, path, how.resolve(resolve))
 }
 
+/// Makes a file that only its owner may open; `EEXIST`: the name is taken, if only by a link.
+pub(crate) fn create<P: ?Sized + NixPath>(parent: impl AsFd, name: &P) -> nix::Result<OwnedFd> {
+    let flags =
+        OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    nix::fcntl::openat(parent, name, flags, Mode::S_IRUSR | Mode::S_IWUSR)
+}
+
 /// Opens a path below a directory by the rules of `how`, retrying on `EAGAIN`: the kernel gives up if anything on the
 /// machine was renamed or mounted at the same moment, because it could not rule out an escape.
 pub(crate) fn openat2<P: ?Sized + NixPath>(

@@ -144,13 +144,7 @@ impl Copy<'_> {
             }
             SFlag::S_IFREG => {
                 let source = open_source(from, name, OFlag::O_NONBLOCK, path)?;
-                let flags = OFlag::O_WRONLY
-                    | OFlag::O_CREAT
-                    | OFlag::O_EXCL
-                    | OFlag::O_NOFOLLOW
-                    | OFlag::O_CLOEXEC;
-                let target = nix::fcntl::openat(into, name, flags, Mode::S_IRUSR | Mode::S_IWUSR)
-                    .context(fail)?;
+                let target = beneath::create(into, name).context(fail)?;
                 self.data(&source, &target, stat.st_size).context(fail)?;
                 self.attributes(source.as_fd(), target.as_fd(), stat)
                     .context(fail)

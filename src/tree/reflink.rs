@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::dir::{Dir, Type};
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, openat, readlinkat};
+use nix::fcntl::{AtFlags, OFlag, readlinkat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, mkdirat, mknodat};
 use nix::unistd::{linkat, symlinkat};
 
@@ -248,7 +248,7 @@ impl Copy<'_> {
     }
 
     fn file(&self, pair: &Pair, name: &CStr, worker: &mut Worker) -> nix::Result<()> {
-        let create = || create_file(&pair.target, name);
+        let create = || beneath::create(&pair.target, name);
         let source = match open_source(&pair.source, name) {
             Err(Errno::EXDEV) => {
                 worker.cloned.mounts += 1;
@@ -354,7 +354,7 @@ impl Worker {
     ) -> nix::Result<()> {
         let stat = beneath::stat(from, name)?;
         if beneath::kind(&stat) == SFlag::S_IFREG {
-            let (source, target) = (open_source(from, name)?, create_file(to, name)?);
+            let (source, target) = (open_source(from, name)?, beneath::create(to, name)?);
             return self.fill(source.as_fd(), &stat, target.as_fd(), transport);
         }
         create_special(from, &stat, to, name)?;
@@ -370,12 +370,6 @@ fn open_source(directory: impl AsFd, name: &CStr) -> nix::Result<OwnedFd> {
         Err(Errno::EPERM) => beneath::open(&directory, name, flags),
         other => other,
     }
-}
-
-fn create_file(directory: impl AsFd, name: &CStr) -> nix::Result<OwnedFd> {
-    let flags =
-        OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-    openat(directory, name, flags, Mode::S_IRUSR | Mode::S_IWUSR)
 }
 
 fn create_special(

@@ -526,15 +526,7 @@ impl<'a> Unpacker<'a> {
         let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
         match &entry.kind {
             TarEntryKind::File { size, map } => {
-                let flags = OFlag::O_WRONLY
-                    | OFlag::O_CREAT
-                    | OFlag::O_EXCL
-                    | OFlag::O_NOFOLLOW
-                    | OFlag::O_CLOEXEC;
-                let mode = Mode::S_IRUSR | Mode::S_IWUSR;
-                let file = self.replacing(name, path, |parent| {
-                    nix::fcntl::openat(parent, name, flags, mode)
-                })?;
+                let file = self.replacing(name, path, |parent| beneath::create(parent, name))?;
                 copy_data(reader, &file, *size, map.as_deref(), &entry.path, cancel)?;
                 self.finish_file(&file, entry)?;
                 progress(self.report.bytes);
