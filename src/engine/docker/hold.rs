@@ -40,12 +40,6 @@ pub(in crate::engine) fn hold(
     state: &mut ContainerRecord,
     connections: Connections<'_>,
 ) -> Result<Usage> {
-    let Connections {
-        listener,
-        jobs,
-        signals,
-        starter,
-    } = connections;
     let service = Service::connect(&place.socket)?;
     let mut hold = hold.clone();
     hold.container.show_certificates(None, &hold.run)?;
@@ -62,7 +56,7 @@ pub(in crate::engine) fn hold(
     state.save(&hold.run)?;
     // Nobody wants a container whose starter is gone. Wait a little for its creation: otherwise it would appear later
     // and stay until a command looks for leftovers.
-    let gone = || starter.as_fd().try_clone_to_owned();
+    let gone = || connections.starter.as_fd().try_clone_to_owned();
     service.end_waits_with(Some((gone()?, ANSWER)));
     let told = UnixStream::from(gone()?);
     // A starter that is gone needs no message.
@@ -87,18 +81,18 @@ pub(in crate::engine) fn hold(
         state.cgroup = Cgroup::of_container(found.pid, &found.id).unwrap_or_default();
         state.save(&hold.run)?;
     }
-    let jobs = hold.serve_jobs(jobs, &state.cgroup)?;
+    let jobs = hold.serve_jobs(connections.jobs, &state.cgroup)?;
     let listen = ToAgent::Listen {
         user: hold.container.user.clone(),
     };
-    frames::send(&agent, &listen, &[listener.as_fd().as_raw_fd()])?;
-    drop(listener);
+    frames::send(&agent, &listen, &[connections.listener.as_raw_fd()])?;
+    drop(connections.listener);
     let mut figures = Figures::default();
     let cgroup = state.cgroup.clone();
     let ready = supervise(
         agent,
-        signals,
-        starter,
+        connections.signals,
+        connections.starter,
         missing,
         Watch {
             tie: hold.tie,

@@ -190,12 +190,6 @@ fn run_engine(
     connections: Connections<'_>,
     root: &Path,
 ) -> Result<Usage> {
-    let Connections {
-        listener,
-        jobs,
-        signals,
-        starter,
-    } = connections;
     if let Some(user) = &hold.container.user {
         user.ensure(root)?;
     }
@@ -206,20 +200,17 @@ fn run_engine(
     let (ours, theirs) = UnixStream::pair()?;
     let mut child = spawn(hold, state, root, theirs, &noise)?;
     // It starts a thread, so not before the fork.
-    let jobs = hold.serve_jobs(jobs, &state.cgroup)?;
-    frames::send(
-        &ours,
-        &ToAgent::Listen { user: None },
-        &[listener.as_raw_fd()],
-    )?;
-    drop(listener);
+    let jobs = hold.serve_jobs(connections.jobs, &state.cgroup)?;
+    let listen = ToAgent::Listen { user: None };
+    frames::send(&ours, &listen, &[connections.listener.as_raw_fd()])?;
+    drop(connections.listener);
     let mut ended = |_| Ok(child.try_wait()?.is_some());
     let mut before = Figures::default();
     let cgroup = state.cgroup.clone();
     let outcome = supervise(
         ours,
-        signals,
-        starter,
+        connections.signals,
+        connections.starter,
         missing,
         Watch {
             tie: hold.tie,
