@@ -77,11 +77,7 @@ impl<'a, W: Write> Packer<'a, W> {
         let mut name = if path.is_empty() { b"." } else { path }.to_vec();
         name.push(b'/');
         let mut extended = Extended::default();
-        extended.attributes(
-            XattrFile::Open(directory)
-                .content()
-                .context(|| cannot(path))?,
-        );
+        extended.attributes(XattrFile::Open(directory), path)?;
         self.header(EntryType::Directory, &name, b"", stat, extended)
     }
 
@@ -120,11 +116,7 @@ impl<'a, W: Write> Packer<'a, W> {
             return self.file(parent, name, path, stat);
         }
         let mut extended = Extended::default();
-        extended.attributes(
-            XattrFile::Entry(parent, name)
-                .content()
-                .context(|| cannot(path))?,
-        );
+        extended.attributes(XattrFile::Entry(parent, name), path)?;
         let target;
         let (kind, link): (_, &[u8]) = match kind {
             SFlag::S_IFLNK => {
@@ -248,11 +240,7 @@ impl<'a, W: Write> Packer<'a, W> {
     ) -> Result<()> {
         let file = open_file(parent, name).context(|| cannot(path))?;
         let mut extended = Extended::default();
-        extended.attributes(
-            XattrFile::Open(file.as_fd())
-                .content()
-                .context(|| cannot(path))?,
-        );
+        extended.attributes(XattrFile::Open(file.as_fd()), path)?;
         let size = u64::try_from(stat.st_size).unwrap_or(0);
         let Some(segments) = segments(&file, stat).context(|| cannot(path))? else {
             self.header(EntryType::Regular, path, b"", stat, extended)?;
@@ -417,10 +405,11 @@ impl Extended {
         }
     }
 
-    fn attributes(&mut self, attributes: Vec<(Vec<u8>, Vec<u8>)>) {
-        for (name, value) in attributes {
+    fn attributes(&mut self, file: XattrFile<'_>, path: &[u8]) -> Result<()> {
+        for (name, value) in file.content().context(|| cannot(path))? {
             self.add(&pax::attribute_key(&name), &value);
         }
+        Ok(())
     }
 
     fn time(&mut self, seconds: i64, nanoseconds: i64) {
