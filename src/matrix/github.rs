@@ -111,16 +111,11 @@ struct WorkflowJob<'a> {
 
 /// Writes a job and the step that does its work.
 fn job(pipeline: &Pipeline, action: Option<&Action>, job: &WorkflowJob<'_>) -> String {
-    let WorkflowJob {
-        id,
-        name,
-        runner,
-        needs,
-        run,
-    } = job;
-    let needs = needs.map_or_else(String::new, |needs| format!("    needs: {needs}\n"));
+    let needs = job.needs.map(|needs| format!("    needs: {needs}\n"));
+    let needs = needs.unwrap_or_default();
+    let run: Vec<String> = job.run.iter().map(|line| literal(line)).collect();
     format!(
-        "  {id}:
+        "  {}:
     name: {}
 {needs}    runs-on: {}
     timeout-minutes: {}
@@ -130,15 +125,13 @@ fn job(pipeline: &Pipeline, action: Option<&Action>, job: &WorkflowJob<'_>) -> S
           persist-credentials: false
 {}      - name: build
         run: {}",
-        literal(&scalar(name)),
-        literal(&list(runner)),
+        job.id,
+        literal(&scalar(job.name)),
+        literal(&list(job.runner)),
         pipeline.calls.minutes,
         environment(pipeline),
-        install(action, runner),
-        block(
-            10,
-            &run.iter().map(|line| literal(line)).collect::<Vec<_>>()
-        )
+        install(action, job.runner),
+        block(10, &run)
     )
 }
 
