@@ -35,7 +35,6 @@ impl Sockets {
     }
 }
 
-/// The chosen engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Choice {
     pub engine: Engine,

@@ -78,7 +78,6 @@ pub(crate) struct Execution<'a, 'store> {
     pub fingerprints: &'a BTreeMap<String, String>,
     /// The lock file to match, if any.
     pub locked: Option<&'a Lockfile>,
-    /// The hooks of the spec, by name.
     pub hooks: &'a BTreeMap<String, Hook>,
     pub host: &'a Host,
     /// The GPU for steps with `gpu`.
@@ -95,9 +94,7 @@ pub(crate) struct Execution<'a, 'store> {
     pub stale: Option<StaleStep>,
     /// Limits on what may run at once.
     pub sizing: &'a Sizing,
-    /// The user's signals.
     pub signals: &'a Signals,
-    /// Receives the events.
     pub reporter: &'a Reporter,
 }
 
@@ -112,7 +109,6 @@ enum StepEnd {
 }
 
 impl Execution<'_, '_> {
-    /// Executes the plan.
     pub(crate) fn run(mut self) -> Result<ExecutionProgress> {
         self.keep_changes()?;
         self.move_to_start()?;

@@ -21,7 +21,6 @@ pub(crate) enum ExecutionProgress {
     Changed(Option<StepName>),
 }
 
-/// How execution ended.
 #[derive(Debug)]
 pub(crate) enum Ended {
     /// Every step of the plan ran, or was skipped.
@@ -49,7 +48,6 @@ impl Ended {
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub step: StepName,
-    /// What happened.
     pub message: String,
     pub kind: Kind,
     /// The history of the build volumes that it failed on.

@@ -126,7 +126,6 @@ impl Execution<'_, '_> {
         ran.explain(attempt.step, attempt.jobs, limit, retry)
     }
 
-    /// Removes the tree that an attempt ran on.
     pub(super) fn discard_tree(&self, attempt: &Attempt<'_>) -> Result<()> {
         let trees = self.env.directory().join("trees");
         self.store.discard(&trees.join(&attempt.tree))

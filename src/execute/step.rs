@@ -53,7 +53,6 @@ pub(super) struct PreparedCommand {
 }
 
 impl PreparedCommand {
-    /// Prepares a step's command.
     pub(super) fn prepare(
         step: &Step,
         spec: &Spec,

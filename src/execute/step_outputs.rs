@@ -37,7 +37,6 @@ impl Execution<'_, '_> {
         pins::write(&directory, locked.filter(|pins| !pins.is_empty()))
     }
 
-    /// Reads the outputs of a successful step.
     pub(super) fn step_outputs(&self, step: &Step) -> Result<StepOutputs> {
         let directory = self.env.run_dir().join(pins::NAME);
         let (prints, pins) = (self.prints(step)?, pins::read(&directory, &step.name)?);

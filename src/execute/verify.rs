@@ -48,7 +48,6 @@ pub(crate) fn is_apart(volume: &Volume, with_caches: bool) -> bool {
         }
 }
 
-/// A path that differs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Difference {
     /// Absolute path in the env.
@@ -64,7 +63,6 @@ fn text<S: Serializer>(path: &Path, to: S) -> std::result::Result<S::Ok, S::Erro
     to.serialize_str(&listing::path::encode(path))
 }
 
-/// The result of comparing a step.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Compared {
     /// The first paths that differ.

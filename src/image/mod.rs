@@ -87,7 +87,6 @@ impl std::fmt::Debug for BuildContext<'_> {
     }
 }
 
-/// The result of a build.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Built {
     /// Timestamp of files made by the build.

@@ -309,7 +309,6 @@ pub(crate) fn whole(jobs: Vec<Job>) -> Vec<Job> {
     whole
 }
 
-/// Quotes words for a shell.
 pub(crate) fn words<S: AsRef<str>>(words: &[S]) -> String {
     let quoted: Vec<String> = words.iter().map(|word| quote(word.as_ref())).collect();
     quoted.join(" ")

@@ -129,7 +129,6 @@ fn arrays<'a>(envs: &'a [&'a Job]) -> Vec<&'a [&'a Job]> {
     envs.chunk_by(fits).collect()
 }
 
-/// Writes the options of a job.
 fn options(pipeline: &Pipeline, site: &Site, id: &str, more: &[String], comment: &str) -> String {
     let size = pipeline.size;
     let mut options = vec![

@@ -77,7 +77,6 @@ pub(crate) struct Observed {
     pub has_volumes: bool,
     /// Whether commands changed build volumes that no snapshot can contain.
     pub keeps_volumes: bool,
-    /// Whether the store freezes build volumes.
     pub freezes_volumes: bool,
 }
 
@@ -146,7 +145,6 @@ pub(crate) struct Plan {
     pub keep_changes: bool,
     /// Steps with a snapshot whose results are restored to the env's output.
     pub brings: Vec<StepName>,
-    /// Notes for the user.
     pub notes: Vec<String>,
 }
 

@@ -45,7 +45,6 @@ impl fmt::Display for Origin {
 pub(crate) struct ProfileListing {
     /// Name to use on the command line.
     pub name: String,
-    /// The profile's description.
     pub description: String,
     pub origin: Origin,
     /// Why it cannot be used, in a line; `rockenv profile check` shows more.

@@ -75,7 +75,6 @@ pub struct Profile {
     pub resources: Resources,
     /// Further devices for steps with the GPU.
     pub gpu: Extras,
-    /// Components, in the order of the profile.
     pub components: Vec<Component>,
     /// Variables of every step, not expanded.
     pub env: BTreeMap<String, At<String>>,
@@ -83,7 +82,6 @@ pub struct Profile {
     pub runtime_env: BTreeMap<String, At<String>>,
     /// Descriptions of these variables.
     pub runtime_notes: BTreeMap<String, String>,
-    /// Volumes in the order written.
     pub volumes: Vec<Volume>,
     pub steps: Vec<Step>,
     pub(crate) sources: diagnostics::Sources,
@@ -188,7 +186,6 @@ pub struct Volume {
     pub kind: VolumeKind,
     /// Absolute path in the env.
     pub target: String,
-    /// What is mounted.
     pub source: VolumeSource,
     /// Size above which `gc` shrinks a cache.
     pub max: Option<u64>,
@@ -240,7 +237,6 @@ pub enum VolumeSource {
 pub struct Step {
     pub name: StepName,
     pub action: Action,
-    /// Who it runs as.
     pub user: User,
     /// Where a script starts.
     pub workdir: Option<At<String>>,

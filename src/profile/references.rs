@@ -97,7 +97,6 @@ pub(crate) enum LateReferences {
     Refuse,
 }
 
-/// A faulty reference.
 #[derive(Debug)]
 pub(crate) struct Fault {
     /// The reference as written, with `${`.

@@ -34,7 +34,6 @@ enum Kind {
     Link,
 }
 
-/// The entry at a path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Seen {
@@ -116,7 +115,6 @@ impl Tree {
         Ok(state(kind, size, sha256))
     }
 
-    /// Syncs the file at `below` to disk.
     pub(crate) fn sync(&self, below: &Path) -> Result<()> {
         let path = self.path.join(below);
         match fs::symlink_metadata(&path)?.is_file() {
@@ -188,7 +186,6 @@ impl Tree {
         Ok(())
     }
 
-    /// Opens the parent directory of `below`.
     fn parent(&self, below: &Path) -> nix::Result<(OwnedFd, CString)> {
         let name = below.file_name().ok_or(Errno::EINVAL)?;
         let name = CString::new(name.to_owned().into_vec()).map_err(|_| Errno::EINVAL)?;

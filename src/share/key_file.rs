@@ -175,7 +175,6 @@ impl Sealed {
 }
 
 impl VerifyingKey {
-    /// Reads a public key.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         Self::parse(path, &read(path)?)
     }

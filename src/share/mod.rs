@@ -107,7 +107,6 @@ impl std::fmt::Display for Repository {
 /// Prefix of the tag for the image of a recipe.
 const RECIPE: &str = "recipe-";
 
-/// Returns the tag for the current image of a recipe.
 fn recipe_tag(recipe: &str) -> String {
     format!("{RECIPE}{recipe}")
 }

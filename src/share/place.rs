@@ -18,7 +18,6 @@ pub(super) enum Destination<'a> {
 }
 
 impl Destination<'_> {
-    /// Returns whether a layer is there.
     pub(super) async fn has(&self, sha256: &str, size: u64) -> Result<bool> {
         match self {
             Self::Registry(registry) => registry.has_blob(sha256, size).await,

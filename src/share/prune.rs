@@ -50,7 +50,6 @@ enum Content {
         /// The tag is what rockenv would call it.
         is_named_by_key: bool,
     },
-    /// Signatures of a manifest.
     Signature(String),
     /// Something else, with the manifests that it names.
     Other(BTreeSet<String>),
@@ -250,7 +249,6 @@ impl Content {
     }
 }
 
-/// Decides which tags are not needed.
 fn decide(tags: &[Tag], keep: &Keep) -> PrunePlan {
     let mut needed: BTreeSet<&str> = keep.keys.iter().map(String::as_str).collect();
     let named = tags.iter().filter_map(|tag| match &tag.content {

@@ -20,7 +20,6 @@ use crate::store::images::{Image, TaskContext};
 use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::name::StepName;
 
-/// Parallel downloads.
 pub(super) const PARALLEL: usize = 4;
 
 /// What is looked for.

@@ -40,7 +40,6 @@ const AT_ONCE: usize = 3;
 pub(crate) struct Pushed {
     /// Snapshots that had no tag before.
     pub tags: u64,
-    /// Layers that were sent.
     pub sent: usize,
     /// Their bytes, compressed.
     pub sent_bytes: u64,
@@ -165,7 +164,6 @@ struct Pushing<'a> {
     what: &'a Shareable,
     /// Another tag for the last snapshot; in a file, the name to load it under.
     tag: Option<&'a str>,
-    /// The registry's repository.
     repository: Option<&'a Repository>,
     /// Bytes that were read.
     done: Arc<AtomicU64>,

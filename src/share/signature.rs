@@ -46,7 +46,6 @@ struct SignedImage {
     digest: String,
 }
 
-/// Returns the tag for the signatures of a manifest.
 fn tag_for(sha256: &str) -> String {
     format!("sha256-{sha256}.sig")
 }

@@ -30,7 +30,6 @@ const JOB: u32 = 1 << 20;
 /// Compressing threads. More would only wait for the disk.
 const MAX_THREADS: usize = 4;
 
-/// A layer that was sent.
 pub(super) struct Sent {
     pub(super) blob: Blob,
     /// Sockets that no archive can hold.
@@ -40,7 +39,6 @@ pub(super) struct Sent {
 /// The writing end of a layer's stream.
 pub(super) struct Chunked {
     sender: Sender<io::Result<Bytes>>,
-    /// Compressing threads.
     threads: usize,
 }
 

@@ -39,7 +39,6 @@ impl Drop for Dropped {
 }
 
 impl Store {
-    /// Returns the size that the ballast should have.
     fn ballast_size(&self) -> Result<u64> {
         Ok((space(&self.root)?.total / SHARE).clamp(LEAST, MOST))
     }

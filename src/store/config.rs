@@ -57,7 +57,6 @@ pub struct Terminal {
     pub step_summary: Option<PathBuf>,
 }
 
-/// The complete configuration.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub home: PathBuf,
@@ -69,7 +68,6 @@ pub struct Config {
     pub through_sudo: bool,
     /// Requested engine.
     pub engine: Option<String>,
-    /// Sockets of container services.
     pub sockets: Sockets,
     /// The ssh program and its options.
     pub ssh: Vec<String>,
@@ -101,7 +99,6 @@ pub struct Config {
     pub targets: Vec<String>,
     /// Directories of profiles; the first match wins.
     pub profile_dirs: Vec<Directory>,
-    /// Directories of image recipes.
     pub image_dirs: Vec<Directory>,
     pub hook_dirs: Vec<Directory>,
     /// The current directory, and which of its files apply.

@@ -468,7 +468,6 @@ pub struct Attempt {
     pub key: StepKey,
     /// The layer that it was begun on; `None` is the bare image.
     pub on: Option<LayerId>,
-    /// Whether it sees build volumes.
     pub sees_volumes: bool,
 }
 

@@ -79,7 +79,6 @@ pub(super) enum Fate {
     Left(Option<Owner>),
 }
 
-/// Reads the fate of the env in `directory`.
 fn fate(directory: &Path) -> Result<Fate> {
     let Some(mut file) = if_exists(fs::File::open(directory.join(FILE)))? else {
         return Ok(Fate::Kept);

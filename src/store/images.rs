@@ -38,7 +38,6 @@ struct Reference {
 
 /// What a task on images or snapshots needs from outside the store.
 pub struct TaskContext<'a> {
-    /// Mirrors from the configuration.
     pub mirrors: &'a BTreeMap<String, String>,
     /// The user's logins to registries.
     pub logins: &'a Logins,
@@ -243,7 +242,6 @@ impl Store {
         Ok(image)
     }
 
-    /// Takes the lock of builds of a recipe.
     fn lock_recipe(&self, digest: &str, cx: &mut TaskContext<'_>) -> Result<Lock> {
         fs::create_dir_all(self.root.join("images/refs"))?;
         cx.lock(&self.reference(digest, "lock"), "image build")
@@ -281,7 +279,6 @@ impl Store {
         Ok(fs::rename(work, &place)?)
     }
 
-    /// Replaces the description of an image.
     pub fn describe_image(&self, image: &Image) -> Result<()> {
         atomic::write_json(&self.image_dir(&image.key).join("image.json"), image)
     }

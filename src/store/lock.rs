@@ -25,7 +25,6 @@ pub(super) const STORE_WAIT: Duration = Duration::from_secs(120);
 /// How long a command waits for a lock before it says so: most waits are over by then.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// Shows the user a text.
 type Show = Box<dyn Fn(&str) + Send + Sync>;
 
 static SHOW: OnceLock<Show> = OnceLock::new();
@@ -300,7 +299,6 @@ fn env_of(path: &Path) -> Option<&OsStr> {
     env.file_name()
 }
 
-/// Returns the path of an env's lock file.
 pub(crate) fn env_lock(env: &Path) -> PathBuf {
     env.join("lock")
 }

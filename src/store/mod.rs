@@ -305,7 +305,6 @@ impl Store {
         self.root.join("volumes").join(id)
     }
 
-    /// Returns whether a live build volume is empty.
     pub fn is_volume_empty(&self, id: &VolumeId) -> bool {
         fs::read_dir(self.volume_dir(id)).is_ok_and(|mut entries| entries.next().is_none())
     }

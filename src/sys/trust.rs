@@ -277,7 +277,6 @@ impl Trusted {
         Self::directory(user).join(format!("{}.json", &name[..32]))
     }
 
-    /// Reads the decision about a path.
     pub(crate) fn read(user: &Path, path: &Path) -> Option<Self> {
         // A damaged file trusts nothing.
         let known = atomic::read_json::<Self>(&Self::file(user, path));

@@ -68,7 +68,6 @@ pub fn digest(root: &Path, cancel: &AtomicBool) -> Result<Summary> {
     })
 }
 
-/// How two trees are compared.
 pub struct Comparing<'a> {
     /// How many differences are named.
     pub limit: usize,
@@ -90,12 +89,10 @@ impl fmt::Debug for Comparing<'_> {
     }
 }
 
-/// The differences between two trees.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Differences {
     /// The first paths, in order.
     pub first: Vec<Difference>,
-    /// Their total number.
     pub count: usize,
 }
 

@@ -32,7 +32,6 @@ pub(crate) enum FoundEntry {
     Empty,
 }
 
-/// Reads the file at `below` in the directory `root`.
 pub(crate) fn read(root: &Path, below: &Path) -> Result<FoundEntry> {
     let shown = || format!("cannot read `{}`", root.join(below).display());
     let top = beneath::open_path(root)?;

@@ -124,7 +124,6 @@ impl ListingEntry {
     }
 }
 
-/// The result of examining a path.
 #[derive(Clone, Debug)]
 pub(crate) enum PathState {
     /// Nothing is there.
@@ -260,7 +259,6 @@ impl Marks {
     }
 }
 
-/// Examines one path below a directory.
 pub(crate) fn path_state(directory: &Path, path: &Path) -> Result<PathState> {
     let shown = || format!("cannot read `{}`", directory.join(path).display());
     let top = match beneath::open_path(directory) {

@@ -30,7 +30,6 @@ impl System {
     }
 }
 
-/// The severity of an annotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Level {
     Warning,

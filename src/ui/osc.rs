@@ -36,7 +36,6 @@ impl Integration {
     }
 }
 
-/// What the terminal shows.
 #[derive(Debug, Default)]
 pub(super) struct TerminalState {
     integration: Integration,

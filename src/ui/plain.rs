@@ -14,7 +14,6 @@ const PROGRESS_EVERY: Duration = Duration::from_secs(30);
 pub(super) struct Plain {
     color: bool,
     settings: UiSettings,
-    /// Titles of running steps.
     titles: HashMap<u32, String>,
     printed: Option<Instant>,
     /// The current work of an image build or a transfer.

@@ -196,7 +196,6 @@ impl Reporter {
         matches!(self.kind, Kind::Json) || self.ui.settings().verbose > 0
     }
 
-    /// Makes the receiver for the output of step `index`.
     pub(crate) fn step_output(&self, index: u32) -> StepOutput {
         StepOutput {
             reporter: self.clone(),

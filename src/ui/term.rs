@@ -389,7 +389,6 @@ impl Bars {
     }
 }
 
-/// Shows a step's progress.
 fn show_step(state: &State, index: u32, now: Instant) {
     if let Some(moving) = state.lines.get(&Key::Step(index)) {
         let left = state.progress.step_left(index, now);

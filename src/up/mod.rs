@@ -296,7 +296,6 @@ struct Run<'a> {
     told: RefCell<BTreeSet<String>>,
 }
 
-/// The outcome of one attempt.
 enum Attempt {
     Done(Finished),
     /// The image or a layer was removed before the env was locked.

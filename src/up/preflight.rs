@@ -32,7 +32,6 @@ pub(crate) struct Disk {
     volumes: BTreeMap<String, u64>,
 }
 
-/// The requirements of an env.
 #[derive(Debug, Serialize)]
 pub(crate) struct Needs {
     pub(crate) sizing: Sizing,

@@ -88,7 +88,6 @@ impl ResultsSummary {
 /// Python packages among results.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Packages {
-    /// Directories with wheels.
     wheels: Vec<PathBuf>,
     /// Directories with TheRock's package `rocm`, which selects the wheels beside it.
     rocm: Vec<PathBuf>,

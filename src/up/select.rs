@@ -29,7 +29,6 @@ pub(crate) struct Selection {
     pub(crate) files: CopyFiles,
     /// The profile's hooks, by name.
     pub(crate) hooks: BTreeMap<String, Hook>,
-    /// Name of the image.
     pub(crate) image: String,
     pub(crate) recipe: Recipe,
     /// The inputs of keys, as far as the request, the profile and the lock file decide them.
@@ -41,7 +40,6 @@ pub(crate) struct Selection {
     pub(crate) choice: Choice,
     /// The GPU that the env gets.
     pub(crate) gpu: Option<gpu::Grant>,
-    /// Notes for the user.
     pub(crate) notes: Vec<String>,
     /// The last step to run, if not all.
     pub(crate) until: Option<String>,

@@ -106,7 +106,6 @@ fn is_rockenv(pid: i32) -> bool {
     }
 }
 
-/// Returns who holds an env.
 pub(crate) fn holder(store: &Store, env: &EnvName) -> Option<lock::Holder> {
     lock::holder(&lock::env_lock(&store.env_dir(env)))
 }

@@ -79,7 +79,6 @@ impl<'a> Task<'a> {
         });
     }
 
-    /// Reports that a transfer is complete.
     pub(crate) fn transfer_finished(self, what: String, started: Instant) {
         self.reporter.emit(&Event::TransferFinished {
             what,

@@ -22,7 +22,6 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    /// Opens a log at its beginning.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         Ok(Self {
             file: fs::File::open(path)?,

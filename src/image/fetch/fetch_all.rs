@@ -13,7 +13,6 @@ use crate::image::fetch::{self, ByteCounter, Download, Size};
 use crate::sys::checksum::Checksum;
 use crate::sys::error::{Error, Kind, Result};
 
-/// Parallel downloads.
 const PARALLEL: usize = 6;
 /// Maximum size of source code, in bytes.
 const LARGEST: u64 = 4 << 30;

@@ -73,7 +73,6 @@ impl ByteCounter {
 pub(super) struct Download<'a> {
     /// Its name in messages.
     pub(super) name: &'a str,
-    /// The algorithm of its digest.
     pub(super) algorithm: Algorithm,
     /// Its digest, in hexadecimal digits.
     pub(super) digest: &'a str,

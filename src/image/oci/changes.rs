@@ -277,7 +277,6 @@ impl<W: Write> Walk<'_, W> {
         Ok(())
     }
 
-    /// Returns whether an entry is unchanged.
     fn same(&self, pair: &Pair<'_>) -> Result<bool> {
         let stat = pair.stat;
         if self.is_same_inode(pair.before, stat) {

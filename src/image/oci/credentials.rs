@@ -66,7 +66,6 @@ struct Entry {
     auth: Option<String>,
 }
 
-/// A helper's answer.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Answer {

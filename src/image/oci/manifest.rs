@@ -90,7 +90,6 @@ impl Descriptor {
 pub(super) enum Document {
     /// Manifests of several platforms or images.
     Index(Vec<Descriptor>),
-    /// One image.
     Manifest(Manifest),
 }
 
@@ -102,7 +101,6 @@ pub(super) struct Manifest {
 }
 
 impl Document {
-    /// Parses an index or manifest.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self> {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]

@@ -31,7 +31,6 @@ const MAX_ID: u32 = 0o777_7777;
 const MAX_SEGMENTS: usize = 4096;
 const CHUNK: usize = 256 << 10;
 
-/// Writes one archive.
 pub(crate) struct Packer<'a, W> {
     out: W,
     /// The first name of each file that has several.

@@ -80,7 +80,6 @@ pub enum Devices {
     Make,
 }
 
-/// How to extract.
 #[derive(Clone, Debug)]
 pub struct UnpackOptions {
     pub limits: Limits,
@@ -88,7 +87,6 @@ pub struct UnpackOptions {
     pub strip_components: u32,
     /// Give files the owners that the archive names (needs root); otherwise they are ours, without setuid bits.
     pub ownership: bool,
-    /// Which device nodes are made.
     pub devices: Devices,
     /// Paths that are not part of the tree: entries for them, and below them, are skipped.
     pub left_out: &'static [&'static str],

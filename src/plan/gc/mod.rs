@@ -137,7 +137,6 @@ pub struct Project {
     pub took_ms: Option<u64>,
 }
 
-/// What to remove.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase", tag = "kind")]
 pub enum GcTarget {
@@ -250,7 +249,6 @@ pub(crate) struct Plan {
     pub spare: u64,
     /// Bytes still missing after all removals.
     pub missing: u64,
-    /// Notes for the user.
     pub notes: Vec<String>,
 }
 

@@ -35,13 +35,11 @@ use crate::sys::name::StepName;
 /// Version of the format. Others are refused.
 pub(crate) const VERSION: u32 = 2;
 
-/// A lock file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Lockfile {
     /// Version of the format.
     pub version: u32,
-    /// Profile's name.
     pub profile: String,
     /// Targets built for, in the order of the table.
     pub targets: Vec<String>,

@@ -35,7 +35,6 @@ pub(crate) struct Incompatibility {
     pub component: String,
     /// The component that links it; `None` if it would be built for no target at all.
     pub linked_by: Option<String>,
-    /// The targets that it lacks.
     pub missing: Vec<Target>,
     /// Upstream's issues about that.
     pub issues: Vec<String>,

@@ -18,7 +18,6 @@ pub(crate) struct HookFacts {
     pub volume: String,
     /// The first step to apply it at, if it names one.
     pub from_step: Option<StepName>,
-    /// Where it applies.
     pub applies: Applies,
     /// Why the source's revision does not need it, if known.
     pub not_now: Option<String>,

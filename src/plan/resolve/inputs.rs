@@ -40,7 +40,6 @@ pub(crate) struct Inputs {
     pub host_home: PathBuf,
     /// The image that keys are based on.
     pub image: BaseImage,
-    /// Environment variables of the image.
     pub image_env: BTreeMap<String, String>,
     /// Digests of copied files: `profile::copy_files(..)?.digests()`.
     pub file_digests: BTreeMap<String, String>,

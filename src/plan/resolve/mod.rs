@@ -185,7 +185,6 @@ pub struct Volume {
     /// Size it grows to, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<u64>,
-    /// What is mounted.
     pub source: VolumeSource,
 }
 
@@ -213,7 +212,6 @@ pub struct Git {
     pub submodules: bool,
 }
 
-/// One unit of work.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
     pub name: StepName,
@@ -222,9 +220,7 @@ pub struct Step {
     /// The key's ingredients besides the parent: beginnings of digests, by names such as `script` and `input NAME`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub parts: BTreeMap<String, String>,
-    /// Who it runs as.
     pub user: User,
-    /// Directory it starts in.
     pub workdir: String,
     /// With a network.
     pub network: bool,
@@ -247,7 +243,6 @@ pub struct Step {
     pub volumes: Vec<String>,
     /// All its variables except those from the host, in late form: see `finish`.
     pub env: BTreeMap<String, String>,
-    /// What it does.
     pub action: Action,
 }
 
@@ -288,7 +283,6 @@ pub struct CopyItem {
     pub digest: String,
 }
 
-/// A file or directory to export.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExportItem {
     /// Absolute path in the env.

@@ -486,7 +486,6 @@ impl Check<'_> {
         good
     }
 
-    /// Reports an unknown parameter.
     fn unknown_param(&mut self, name: &At<String>) {
         let known = self.params.keys().take(suggest::MOST_COMPARED);
         let known: Vec<String> = known.cloned().collect();

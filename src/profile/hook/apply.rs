@@ -12,7 +12,6 @@ use super::patch::Replayed;
 use super::{Edit, FilePatch, Hook, parse_patch};
 use crate::sys::error::{Error, Result};
 
-/// The entry at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FileInSource {
     File {

@@ -33,15 +33,12 @@ pub struct Hook {
     pub name: String,
     /// One line for people.
     pub description: String,
-    /// Why it is needed.
     pub why: String,
     /// Upstream's discussions of it.
     pub links: Vec<String>,
     /// The `hook.toml`; `None` if it is built in.
     pub path: Option<PathBuf>,
-    /// Where it applies.
     pub applies: Applies,
-    /// What it does.
     pub work: Work,
 }
 

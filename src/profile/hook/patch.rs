@@ -38,7 +38,6 @@ pub struct Replayed {
     pub bytes: Vec<u8>,
     /// Each hunk was at its declared line.
     pub in_place: bool,
-    /// Lines that matched.
     pub matched: usize,
 }
 

@@ -16,6 +16,5 @@ pub struct Device {
     pub minor: u64,
     /// The group that may open it.
     pub gid: u32,
-    /// Permission bits.
     pub mode: u32,
 }

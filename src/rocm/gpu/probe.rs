@@ -43,7 +43,6 @@ pub(crate) struct Finding {
     pub ok: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<String>,
-    /// The layer that refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer: Option<AccessLayer>,
     #[serde(default, skip_serializing_if = "Option::is_none")]

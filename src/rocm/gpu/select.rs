@@ -33,9 +33,7 @@ impl From<&str> for Selector {
 pub(crate) enum Choice {
     /// This one.
     Gpu {
-        /// The grant for the env.
         grant: Box<Grant>,
-        /// A note about the choice.
         note: Option<String>,
     },
     /// None; steps with `gpu` are skipped.

@@ -15,7 +15,6 @@ pub(super) struct Command {
     pub(super) arguments: Vec<Argument>,
 }
 
-/// An argument of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Argument {
     /// Its text, with escapes resolved.

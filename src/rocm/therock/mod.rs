@@ -34,7 +34,6 @@ const CUSTOM_TARGETS: &str = "cmake/therock_custom_amdgpu_targets.cmake";
 /// A checkout's topology.
 const TOPOLOGY: &str = "BUILD_TOPOLOGY.toml";
 
-/// A checkout's version.
 const VERSION: &str = "version.json";
 
 /// Maximum size of a file, in bytes: TheRock's are below 64 KiB.

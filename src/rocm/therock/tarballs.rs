@@ -30,15 +30,12 @@ const CALLS: usize = 1000;
 pub(crate) struct Tarball {
     /// TheRock's name for it: the name of a target, so it is unique.
     pub name: String,
-    /// Name of the file.
     pub file: String,
-    /// Its addresses.
     pub urls: Vec<String>,
     /// Digest that TheRock requires.
     pub checksum: Checksum,
 }
 
-/// The result.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tarballs {
     /// In the order of their names.
@@ -184,7 +181,6 @@ fn call(command: &Command, variables: &Variables) -> std::result::Result<Tarball
     })
 }
 
-/// The variables of one file.
 #[derive(Default)]
 struct Variables {
     known: BTreeMap<String, String>,

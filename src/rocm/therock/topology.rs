@@ -85,7 +85,6 @@ pub(crate) struct Stage {
     /// How often it is built.
     #[serde(default, rename = "type")]
     pub kind: ArtifactType,
-    /// The groups that it builds.
     #[serde(rename = "artifact_groups")]
     pub groups: Vec<Spanned<String>>,
 }
@@ -98,7 +97,6 @@ pub(crate) struct Group {
     /// How often it is built.
     #[serde(default, rename = "type")]
     _kind: ArtifactType,
-    /// Groups that it depends on.
     #[serde(default, rename = "artifact_group_deps")]
     pub deps: Vec<Spanned<String>>,
     #[serde(default, rename = "source_sets")]
@@ -116,7 +114,6 @@ pub(crate) struct Artifact {
     /// How it is kept.
     #[serde(rename = "type")]
     _scope: Scope,
-    /// Artifacts that it depends on.
     #[serde(default, rename = "artifact_deps")]
     pub deps: Vec<Spanned<String>>,
     #[serde(default, rename = "test_artifacts")]

@@ -61,7 +61,6 @@ impl<T> Read<T> {
     }
 }
 
-/// Everything in a store.
 #[derive(Clone, Debug)]
 pub struct Inventory {
     pub root: PathBuf,
@@ -389,7 +388,6 @@ fn env(store: &Store, name: &EnvName, aside: &mut Vec<PathBuf>) -> Result<EnvIte
     Ok(item)
 }
 
-/// Returns the faults in the results that a layer keeps.
 fn results_faults(results: &Path) -> Vec<String> {
     let found = StepResults::read(results).and_then(|left| left.check(results));
     found.unwrap_or_else(|error| vec![error.chain().join(": ")])

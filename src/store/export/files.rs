@@ -252,7 +252,6 @@ pub(crate) fn write(
     Ok(())
 }
 
-/// Gives a new file to its owner.
 pub(crate) fn set_owner(file: impl AsFd, owner: Option<(u32, u32)>) -> std::io::Result<()> {
     match owner {
         Some((uid, gid)) => Ok(nix::unistd::fchown(

@@ -91,7 +91,6 @@ impl Subject {
 /// Facts about an env.
 #[derive(Debug)]
 pub(crate) struct Env<'a> {
-    /// Its resolved spec.
     pub spec: &'a Spec,
     pub image: &'a Image,
     /// Its hooks, as far as they still exist.

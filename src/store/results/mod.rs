@@ -70,13 +70,11 @@ pub struct Difference {
     pub volume: String,
     /// The path below it.
     pub path: PathBuf,
-    /// The layer that has the result.
     pub layer: LayerId,
     /// What was found.
     pub state: ResultState,
 }
 
-/// Returns the output volumes of an env.
 pub(crate) fn outputs(spec: &Spec) -> impl Iterator<Item = &Volume> {
     let volumes = spec.volumes.iter();
     volumes.filter(|volume| volume.kind == VolumeKind::Output)

@@ -29,7 +29,6 @@ const LARGEST: usize = 64 << 20;
 /// The results of a step in its output volumes.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct StepResults {
-    /// By the volume's name.
     #[serde(default)]
     volumes: BTreeMap<String, VolumeResults>,
 }

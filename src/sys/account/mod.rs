@@ -149,9 +149,7 @@ mod tests {
 pub struct BuildUser {
     /// Name in the env.
     pub name: String,
-    /// User id.
     pub uid: u32,
-    /// Group id.
     pub gid: u32,
     /// Home in the env.
     pub home: String,

@@ -192,7 +192,6 @@ impl<'a> FilePlace<'a> {
     }
 }
 
-/// Makes a directory and its missing parents.
 pub(crate) fn make_directories(rights: &Rights, path: &Path) -> Result<()> {
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
     let there = rights.open(None, path, flags, Mode::empty(), ResolveFlag::empty());

@@ -209,7 +209,6 @@ impl Rights {
         self.make(&call, &[at]).map(drop)
     }
 
-    /// Removes a directory with its content.
     pub(crate) fn remove_tree<P: ?Sized + NixPath>(
         &self,
         at: BorrowedFd<'_>,

@@ -52,7 +52,6 @@ impl Root {
     }
 }
 
-/// How to walk.
 #[derive(Clone, Copy, Debug)]
 pub struct MeasureOptions {
     /// Number of threads; default: depends on this machine.

@@ -152,7 +152,6 @@ pub(crate) struct CommonSteps {
     pub disk_delta: i64,
 }
 
-/// How one `up` ended.
 struct FinishedUp {
     up: ScheduledUp,
     wall_ms: u64,
