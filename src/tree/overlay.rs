@@ -23,7 +23,7 @@ use super::flatten::{self, is_content};
 use super::metadata;
 use super::xattr::Attributes;
 use crate::sys::beneath;
-use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_exists};
 
 /// Maximum number of stacked layers, including the image; longer chains are flattened.
 ///
@@ -121,12 +121,8 @@ pub fn mount(
 /// whether the upper survived a power failure.
 fn forget_volatile(work: &Path) -> Result<()> {
     let mark = work.join("work/incompat/volatile");
-    let gone = |result: std::io::Result<()>| match result {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        other => other,
-    };
-    gone(fs_err::remove_file(mark.join("dirty")))?;
-    gone(fs_err::remove_dir(mark))?;
+    if_exists(fs_err::remove_file(mark.join("dirty")))?;
+    if_exists(fs_err::remove_dir(mark))?;
     Ok(())
 }
 

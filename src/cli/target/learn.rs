@@ -6,7 +6,7 @@ use super::check::CheckArgs;
 use crate::rocm::target::{self, Learned};
 use crate::rocm::therock::{self, Checkout};
 use crate::store::Store;
-use crate::sys::error::{Result, named_path};
+use crate::sys::error::{Result, if_exists, named_path};
 use crate::ui::object;
 use crate::up::context::Context;
 
@@ -39,15 +39,12 @@ pub(super) fn learn(cx: &Context, args: &CheckArgs) -> Result<()> {
 }
 
 pub(super) fn forget(cx: &Context) -> Result<()> {
-    match fs::remove_file(target::learned_file(&cx.config.home)) {
-        Ok(()) => cx.ui.note(&format!(
+    match if_exists(fs::remove_file(target::learned_file(&cx.config.home)))? {
+        Some(()) => cx.ui.note(&format!(
             "now uses the built-in targets of TheRock {}",
             &target::table_commit()[..12]
         )),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            cx.ui.note("no learned targets to forget");
-        }
-        Err(error) => return Err(error.into()),
+        None => cx.ui.note("no learned targets to forget"),
     }
     Ok(())
 }
