@@ -210,11 +210,16 @@ impl CredentialHelper<'_> {
     }
 }
 
-/// Docker once wrote URLs instead of hosts.
+/// Docker once wrote URLs instead of hosts. Two that begin like Docker Hub's hold tokens of its web site, which the
+/// registry refuses.
 fn place(key: &str) -> &str {
-    match key.strip_prefix("https://").or(key.strip_prefix("http://")) {
-        Some(rest) => rest.split('/').next().unwrap_or(rest),
-        None => key,
+    let Some(rest) = key.strip_prefix("https://").or(key.strip_prefix("http://")) else {
+        return key;
+    };
+    match rest.split_once('/') {
+        Some((_, "v1/access-token" | "v1/refresh-token")) => key,
+        Some((host, _)) => host,
+        None => rest,
     }
 }
 
@@ -340,6 +345,21 @@ mod tests {
         }
         let store = "x for https://index.docker.io/v1/ false";
         assert_eq!(user("{\"credsStore\":\"x\"}"), store);
+    }
+
+    #[test]
+    fn tokens_of_docker_hub_s_web_site_are_no_login() {
+        // As `docker login` writes them if the user logs in there.
+        let user = |entry: &dyn Fn(&str) -> String, more: &str| {
+            let entries = ["", "access-token", "refresh-token"]
+                .map(|end| format!("\"https://index.docker.io/v1/{end}\":{}", entry(end)));
+            let file = format!("{{\"auths\":{{{}}}{more}}}", entries.join(","));
+            user_at("index.docker.io", &file).unwrap().unwrap()
+        };
+        let auth = |end: &str| format!("{{\"auth\":\"{}\"}}", STANDARD.encode(format!("u{end}:p")));
+        assert_eq!(user(&auth, ""), "u");
+        let stored = user(&|_| "{}".to_owned(), ",\"credsStore\":\"x\"");
+        assert_eq!(stored, "x for https://index.docker.io/v1/ true");
     }
 
     #[test]
