@@ -315,7 +315,7 @@ impl Configuration {
     }
 }
 
-const ANOTHER: &str = "the image is damaged or was tampered with; use another";
+pub(super) const ANOTHER: &str = "the image is damaged or was tampered with; use another";
 
 /// The error for an invalid image.
 pub(crate) fn refused(what: String) -> Error {

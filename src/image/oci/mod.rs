@@ -29,7 +29,7 @@ use super::{BuildContext, BuildProgress};
 use crate::image::fetch::{self, ByteCounter, POLL, Size};
 use crate::image::oci::layers::Layers;
 use crate::image::tar::unpack::{UnpackOptions, UnpackReport};
-use crate::sys::error::{Result, ResultExt as _};
+use crate::sys::error::{Kind, Result, ResultExt as _};
 use crate::sys::signals::stop_if;
 use layout::Layout;
 use manifest::{Configuration, Document, MAX_CONFIG, MAX_NESTING, Manifest};
@@ -58,7 +58,12 @@ pub(super) fn build(table: &Oci, cx: &mut BuildContext<'_>) -> Result<Resolved> 
         (None, Some(text)) => {
             let reference = Reference::parse(text)
                 .map_err(|(message, help)| invalid!("{message}").help(help))?;
-            pull(&reference, &platform, cx).context(|| format!("cannot pull `{text}`"))
+            let pulled = pull(&reference, &platform, cx).map_err(|error| match error.kind() {
+                // Others filled this registry.
+                Kind::Drift => error.help(manifest::ANOTHER),
+                _ => error,
+            });
+            pulled.context(|| format!("cannot pull `{text}`"))
         }
         (None, None) => Err(unexpected!("an oci recipe without ref and path")),
     }

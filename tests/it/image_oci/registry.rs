@@ -398,7 +398,9 @@ fn what_a_registry_makes_up_is_refused() {
                 answer(&inner, head).unwrap_or_else(|| serve(&inner, head))
             });
             let fresh = Place::new();
-            fails(fresh.build(&pinned(&server.host, &image), name), kind, part);
+            let error = fails(fresh.build(&pinned(&server.host, &image), name), kind, part);
+            let help = error.help_text().unwrap_or_default();
+            assert!(kind != Kind::Drift || help.ends_with("use another"));
             let blobs = fresh.path("blobs/sha256");
             for entry in fs_err::read_dir(blobs).into_iter().flatten() {
                 let path = entry.unwrap().path();
