@@ -126,6 +126,7 @@ fn show(cx: &Context, lines: &[Line], notes: &[(String, String)], repaired: bool
         }
     }
     for (message, help) in notes {
+        let help = cx.ui.settings().hint(help);
         cx.ui.data(&format!("note: {message}\n  {help}\n"));
     }
     let left: Vec<&Line> = lines.iter().filter(|line| !line.mended).collect();

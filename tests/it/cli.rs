@@ -351,6 +351,15 @@ fn doctor_tells_what_to_type() {
         assert!(ran.out.contains(section), "{section}");
     }
     assert!(!place.path().join("store").exists());
+    // Commands are about the store that an option names.
+    fs::create_dir(place.path().join("bad")).unwrap();
+    fs::write(place.path().join("bad/format"), "nonsense").unwrap();
+    let bad = place.run(&["--home", "bad", "doctor"]);
+    assert!(
+        bad.out.contains("  rockenv --home bad fsck\n"),
+        "{}",
+        bad.out
+    );
     let json = place.run(&["doctor", "--json"]).json();
     for section in json["sections"].as_array().unwrap() {
         for check in section["checks"].as_array().unwrap() {

@@ -41,6 +41,7 @@ pub(crate) fn doctor(cx: &Context, _args: &DoctorArgs) -> Result<u8> {
             };
             cx.ui.finding(tone, word, &check.message);
             if let Some(command) = &check.command {
+                let command = cx.ui.settings().hint(command);
                 cx.ui.data(&format!("{:11}{command}\n", ""));
             }
         }
