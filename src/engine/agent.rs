@@ -224,11 +224,16 @@ impl Agent {
             }
         }
         let (draining, rest) = (self.draining, &self.rest);
-        reap(&mut self.sessions, &|| match draining {
-            false => Then::Stays,
-            true if rest.is_possible() => Then::Waits(rest.waits + 1),
-            true => Then::Ends,
-        })
+        // After SIGTERM it ends whoever else uses it. What a step makes of that signal is no success.
+        let ends = self.deadline.is_some();
+        reap(
+            &mut self.sessions,
+            &|is_alone| match ends || draining && is_alone {
+                false => Then::Stays,
+                true if rest.is_possible() => Then::Waits(rest.waits + 1),
+                true => Then::Ends,
+            },
+        )
     }
 
     /// Does what the holder says. Returns whether it is still there.
@@ -438,8 +443,8 @@ fn family(leader: Pid) -> Vec<Pid> {
     }
 }
 
-/// Collects ended commands and tells their clients; `after_last` returns what follows the last one.
-fn reap(sessions: &mut [Session], after_last: &dyn Fn() -> Then) -> Result<()> {
+/// Collects ended commands and tells their clients; `after` returns what follows one, by whether it was alone.
+fn reap(sessions: &mut [Session], after: &dyn Fn(bool) -> Then) -> Result<()> {
     loop {
         let (pid, code, signal) = match waitpid(Pid::from_raw(-1), Some(WaitPidFlag::WNOHANG)) {
             Ok(WaitStatus::Exited(pid, code)) => {
@@ -458,7 +463,7 @@ fn reap(sessions: &mut [Session], after_last: &dyn Fn() -> Then) -> Result<()> {
         if let Some(session) = sessions.iter_mut().find(|session| session.pid == Some(pid)) {
             session.pid = None;
             if let Some(socket) = session.socket.take() {
-                let then = if is_alone { after_last() } else { Then::Stays };
+                let then = after(is_alone);
                 // A disconnected client needs no answer.
                 drop(frames::send(
                     &socket,

@@ -97,7 +97,7 @@ pub(crate) enum Then {
     Stays,
     /// It waits for another command, for the time with this number.
     Waits(u64),
-    /// Nobody else wants it, so it ends now.
+    /// Nobody else wants it, or another process stopped it, so it ends now.
     Ends,
 }
 

@@ -338,21 +338,34 @@ fn a_command_that_ends_its_container_has_run() {
 #[test]
 fn a_step_that_was_stopped_from_outside_is_not_done() {
     let store = TestStore::new();
-    let sleeper = store.sleeper();
+    let (sleeper, other) = (store.sleeper(), store.sleeper());
     let script = "trap 'echo asked > /out/asked; exit 0' TERM";
-    let up = start_step(&store, script, &sleeper);
-    let mut inside: Vec<i32> = store.contained().iter().map(|(pid, _)| *pid).collect();
-    inside.sort_unstable();
-    for pid in inside {
-        let line = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        if line.trim_end() != "systemd-nspawn" {
-            let _: nix::Result<()> = kill(Pid::from_raw(pid), Signal::SIGTERM);
+    for is_joined in [false, true] {
+        let up = start_step(&store, script, &sleeper);
+        let joined = is_joined.then(|| {
+            let line = format!("trap '' TERM; {other}");
+            let joined = store.start(&["exec", store.env(), "--", "sh", "-c", &line]);
+            wait_until("the joined command runs", || {
+                !processes_called(&other).is_empty()
+            });
+            joined
+        });
+        let mut inside: Vec<i32> = store.contained().iter().map(|(pid, _)| *pid).collect();
+        inside.sort_unstable();
+        for pid in inside {
+            let line = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            if line.trim_end() != "systemd-nspawn" {
+                let _: nix::Result<()> = kill(Pid::from_raw(pid), Signal::SIGTERM);
+            }
         }
+        up.wait()
+            .exits(4)
+            .says(&["stopped by another process", "rockenv up"]);
+        if let Some(joined) = joined {
+            joined.wait().exits(137);
+        }
+        assert!(processes_called(&sleeper).is_empty());
     }
-    up.wait()
-        .exits(4)
-        .says(&["stopped by another process", "rockenv up"]);
-    assert!(processes_called(&sleeper).is_empty());
 }
 
 #[test]
