@@ -17,8 +17,10 @@ use crate::sys::error::Result;
 use crate::sys::readable::readable;
 use crate::sys::signals::Signals;
 
-/// Limit for container and probe. A hanging driver would hang the command too.
+/// Limit for the probe. A hanging driver would hang the command too.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Limit until the container takes it: another command or a service may still be starting that.
+const START: Duration = Duration::from_secs(600);
 /// Maximum size of a report, in bytes.
 const MAX_REPORT: u64 = 1 << 16;
 
@@ -57,9 +59,14 @@ pub(crate) fn check(
     if sent.is_err() {
         return Ok(GpuCheck::Gone);
     }
-    let deadline = Instant::now() + PATIENCE;
+    let mut deadline = Instant::now() + START;
+    let mut starting = false;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() && !starting {
+            return Err(unavailable!("the container does not answer")
+                .help("stop the env with `rockenv down`, then run the command again"));
+        }
         if left.is_zero() {
             return Err(unavailable!(
                 "the GPU's driver does not answer: opening its device nodes hangs"
@@ -78,6 +85,9 @@ pub(crate) fn check(
             continue;
         }
         match client.receive()? {
+            Some((Reply::Starting, _)) if !starting => {
+                (starting, deadline) = (true, Instant::now() + PATIENCE);
+            }
             Some((Reply::Starting | Reply::Started | Reply::Signalled, _)) => {}
             Some((Reply::Exited { .. }, _)) => {
                 // Only as an ordinary user are the groups left to the engine.
@@ -104,19 +114,39 @@ pub(crate) fn step(
     if devices.is_empty() {
         return Ok(None);
     }
+    // A service may take minutes for the container, and says so.
+    if let Some(ending) = hear(running, signals, warn, Running::is_ready)? {
+        return Ok(Some(ending));
+    }
     let checked = match running.connect() {
         Ok(client) => check(&client, devices, command, Some(signals))?,
         Err(_) => GpuCheck::Gone,
     };
     match checked {
-        GpuCheck::Passed => return Ok(None),
-        GpuCheck::Interrupted(signal) => return Ok(Some(Ending::Interrupted(signal))),
-        GpuCheck::Gone => {}
+        GpuCheck::Passed => Ok(None),
+        GpuCheck::Interrupted(signal) => Ok(Some(Ending::Interrupted(signal))),
+        // It ended; its holder has the reason.
+        GpuCheck::Gone => hear(running, signals, warn, |_| false),
     }
-    // It ended or never started; its holder has the reason.
-    loop {
-        running.hear(warn)?;
+}
+
+/// Reads what the holder says until it is enough, or until a signal comes.
+fn hear(
+    running: &mut Running,
+    signals: &Signals,
+    warn: &mut dyn FnMut(String),
+    enough: fn(&Running) -> bool,
+) -> Result<Option<Ending>> {
+    while !enough(running) {
+        let [said, signalled] = readable([running.link(), Some(signals.as_fd())], None)?;
+        if signalled && let Some(number) = signals.pending()? {
+            return Ok(Some(Ending::Interrupted(number)));
+        }
+        if said {
+            running.hear(warn)?;
+        }
     }
+    Ok(None)
 }
 
 /// Reads the report of a finished probe: a few hundred bytes, which fit into the pipe. Root of the container may keep
