@@ -24,7 +24,7 @@ use crate::ui::event::Stream;
 
 /// How long a step may take to end after being asked to.
 const GRACE: Duration = Duration::from_secs(5);
-/// What a command has to start in a container, beside its timeout, which counts from then on.
+/// What a command has to start in a container that is ready, beside its timeout, which counts from then on.
 const START: Duration = Duration::from_secs(120);
 /// How often buffered log lines are flushed, whether or not the step writes.
 const FLUSH: Duration = Duration::from_millis(250);
@@ -98,7 +98,7 @@ pub(crate) fn supervise(
             (Stream::Stderr, Some(reader(stderr))),
         ],
         buffer: vec![0u8; 64 << 10],
-        deadline: step.timeout.map(|timeout| Instant::now() + START + timeout),
+        deadline: None,
         has_started: false,
         stopping: None,
         step,
@@ -147,6 +147,9 @@ impl Supervision<'_, '_> {
         let mut flushed = looked;
         let ending = loop {
             let now = Instant::now();
+            if self.deadline.is_none() && self.running.is_ready() {
+                self.deadline = self.step.timeout.map(|timeout| now + START + timeout);
+            }
             // Until then its holder is still moving into the control group, and pausing would freeze it for ever.
             if self.running.is_ready()
                 && self.stopping.is_none()
