@@ -62,14 +62,12 @@ struct Place {
 }
 
 impl Place {
-    /// Returns the free bytes: those of the last time if the place is gone or does not answer. A directory of the user's
-    /// may be removed and made again while a step runs, and hours of work must not end with it.
-    fn measure(&mut self) -> u64 {
-        if let Ok(found) = space(&self.path) {
-            self.now = found.free;
-            self.lowest = self.lowest.min(self.now);
-        }
-        self.now
+    /// Returns the free bytes; none if the place is gone or does not answer. A directory of the user's may be removed and
+    /// made again while a step runs, and hours of work must not end with it, or wait for it.
+    fn measure(&mut self) -> Option<u64> {
+        self.now = space(&self.path).ok()?.free;
+        self.lowest = self.lowest.min(self.now);
+        Some(self.now)
     }
 }
 
@@ -129,7 +127,9 @@ impl DiskGuard {
         let mut short = None;
         let mut resumes = true;
         for place in &mut self.places {
-            let free = place.measure();
+            let Some(free) = place.measure() else {
+                continue;
+            };
             let marks = place.marks;
             if free < marks.floor {
                 short = Some((place.path.clone(), free, marks));
@@ -294,6 +294,10 @@ mod tests {
         directory.close().unwrap();
         assert!(!guard.check(&String::new, &mut |_| {}));
         assert_eq!(guard.places[0].now, before);
+        // It was full, and its removal is what made space.
+        (guard.paused, guard.seen) = (true, None);
+        guard.places[0].marks.resume = u64::MAX;
+        assert!(!guard.check(&String::new, &mut |_| {}));
     }
 
     #[test]
