@@ -139,7 +139,7 @@ fn check_below(path: &Path) -> Result<()> {
 }
 
 /// Makes sure that this exact program is there; returns its path below the home. Programs that nobody used for a month
-/// make room for a new one.
+/// make room for a new one, except that of the timer of `setup --timer`.
 fn send_program(ui: &Ui, ssh: &SshConnection<'_>) -> Result<String> {
     let bytes = fs::read(Host::probe()?.program)?;
     let digest = hex::encode(Sha256::digest(&bytes));
@@ -163,7 +163,8 @@ fn send_program(ui: &Ui, ssh: &SshConnection<'_>) -> Result<String> {
     let script = r#"set -e
 umask 077
 mkdir -p "$HOME/${1%/*}"
-find "$HOME/${1%/*}" -maxdepth 1 -type f -name "$3*" -mtime +30 -delete || :
+find "$HOME/${1%/*}" -maxdepth 1 -type f -name "$3*" -mtime +30 ! -exec \
+  sh -c 'grep -qs "${1##*/}" /etc/systemd/system/rockenv-gc.service' sh {} \; -delete || :
 new=$(mktemp "$HOME/$1.XXXXXX")
 trap 'rm -f "$new"' EXIT
 cat >"$new"
