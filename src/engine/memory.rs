@@ -1,4 +1,4 @@
-//! Owns how much memory a control group holds, and the limits of the groups around it.
+//! Owns how much memory a control group holds and waits for, and the limits of the groups around it.
 
 use std::path::Path;
 
@@ -19,6 +19,16 @@ impl Cgroup {
     pub(crate) fn anonymous(&self) -> Option<u64> {
         let mut directories = self.directories.iter();
         directories.find_map(|(_, directory)| anonymous(directory))
+    }
+
+    /// Returns the share of the last five minutes, in percent, in which all of its processes waited for memory, if the
+    /// kernel counts that.
+    pub(crate) fn stalled(&self) -> Option<f64> {
+        let mut directories = self.directories.iter();
+        directories.find_map(|(_, directory)| {
+            let text = fs::read_to_string(directory.join("memory.pressure")).ok()?;
+            host::stalled(&text, "full ", "avg300=")
+        })
     }
 
     /// Returns the memory of each group with a limit around this one: a session, a slice, a cluster's job, a container.

@@ -188,6 +188,16 @@ impl From<Cost> for event::Cost {
     }
 }
 
+/// Warns of a step whose processes waited for memory in so many percent of the last five minutes, under this limit and
+/// with this peak, in bytes.
+pub(super) fn starved(step: &str, share: f64, limit: Option<u64>, peak: Option<u64>) -> String {
+    format!(
+        "step `{step}` hardly goes on: its processes waited for memory {share:.0}% of the last 5 minutes, and {} is \
+         reached; try a larger `memory-max` or fewer `--jobs`",
+        reached(limit, peak)
+    )
+}
+
 /// Names the limit that was reached, by the step's own one and its peak: with less, others used the rest.
 fn reached(limit: Option<u64>, peak: Option<u64>) -> String {
     match limit {

@@ -7,7 +7,7 @@ use super::log::Log;
 use super::outcome::Ran;
 use super::step::PreparedCommand;
 use super::view::Views;
-use super::{Execution, container, samples_beside};
+use super::{Execution, container, outcome, samples_beside};
 use crate::engine::job_slots::SlotClaim;
 use crate::engine::jobserver::Gauge;
 use crate::engine::session::{End, Running};
@@ -233,6 +233,7 @@ impl Execution<'_, '_> {
         };
         let volumes = self.build_volumes(attempt.step)?;
         let mut builds = BuildWatch::start(self.store, volumes, script, attempt.jobs);
+        let (name, limit) = (&attempt.step.name, hold.container.limits.memory_max);
         let mut warn = |message| self.warn(message);
         let gpu_failure = gpu_check::step(
             &mut running,
@@ -258,6 +259,7 @@ impl Execution<'_, '_> {
                     guard,
                     sampler: &mut sampler,
                     advice: &|| disk_guard::advice(self.store, self.config),
+                    starved: &|share, peak| outcome::starved(name, share, limit, peak),
                     warn: &mut warn,
                 },
             ),

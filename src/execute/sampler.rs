@@ -12,6 +12,9 @@ use crate::engine::hold::ContainerRecord;
 use crate::engine::jobserver::Gauge;
 use crate::plan::samples::{Sample, Series};
 
+/// A step whose processes all wait for memory in so many percent of the time hardly goes on.
+const STARVED: f64 = 50.0;
+
 #[derive(Debug)]
 pub(crate) struct Sampler {
     path: PathBuf,
@@ -23,6 +26,7 @@ pub(crate) struct Sampler {
     begun: Instant,
     due: Instant,
     most_memory: Option<u64>,
+    is_told: bool,
 }
 
 impl Sampler {
@@ -39,6 +43,7 @@ impl Sampler {
             begun: now,
             due: now,
             most_memory: None,
+            is_told: false,
         }
     }
 
@@ -82,6 +87,15 @@ impl Sampler {
         sample
     }
 
+    /// Returns once, if the step hardly goes on, in how many percent of the last five minutes it waited for memory, and
+    /// its peak in bytes, including page cache.
+    pub(crate) fn starved(&mut self) -> Option<(f64, Option<u64>)> {
+        let cgroup = self.cgroup.as_ref().filter(|_| !self.is_told)?;
+        let share = cgroup.stalled().filter(|share| *share >= STARVED)?;
+        self.is_told = true;
+        Some((share, cgroup.figures().memory_peak))
+    }
+
     /// The control group is known once the container runs; without root there may be none.
     fn find_group(&mut self) {
         let state = ContainerRecord::read(&self.run);
@@ -98,5 +112,28 @@ impl Sampler {
         fs::rename(&new, &self.path)?;
         self.file = Some(file);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_that_hardly_goes_on_is_told_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = directory.path();
+        let mut sampler = Sampler::start(&place.join("samples"), place, None);
+        sampler.cgroup = Some(Cgroup {
+            unit: None,
+            directories: vec![(String::new(), place.to_owned())],
+        });
+        assert_eq!(sampler.starved(), None);
+        fs::write(place.join("memory.peak"), "7\n").unwrap();
+        for (share, told) in [(49.5, None), (61.5, Some((61.5, Some(7)))), (99.0, None)] {
+            let text = format!("some avg300=99.00 total=9\nfull avg300={share} total=9\n");
+            fs::write(place.join("memory.pressure"), text).unwrap();
+            assert_eq!(sampler.starved(), told);
+        }
     }
 }

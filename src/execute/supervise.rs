@@ -59,7 +59,9 @@ pub(crate) struct Supervised<'a> {
     pub sampler: &'a mut Sampler,
     /// Returns advice about too little disk space.
     pub advice: &'a dyn Fn() -> String,
-    /// Receives warnings about limits that could not be set, and about disk space.
+    /// Returns a warning of [`Sampler::starved`].
+    pub starved: &'a dyn Fn(f64, Option<u64>) -> String,
+    /// Receives warnings about limits that could not be set, about disk space and memory.
     pub warn: &'a mut dyn FnMut(String),
 }
 
@@ -161,6 +163,9 @@ impl Supervision<'_, '_> {
             looked = now;
             if let Some(sample) = self.step.sampler.sample_if_due(self.step.guard.grown()) {
                 self.step.output.load(sample.jobs, sample.memory);
+                if let Some((share, peak)) = self.step.sampler.starved() {
+                    (self.step.warn)((self.step.starved)(share, peak));
+                }
             }
             if let Some(left) = self.step.builds.time_left(self.step.output.ninja()) {
                 self.step.output.expect(left);

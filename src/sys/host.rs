@@ -97,7 +97,7 @@ pub(crate) fn memory_now() -> MemoryNow {
         },
         stalled: fs::read_to_string("/proc/pressure/memory")
             .ok()
-            .and_then(|text| stalled(&text)),
+            .and_then(|text| stalled(&text, "some ", "avg10=")),
     }
 }
 
@@ -158,10 +158,11 @@ fn memory_limits(own: &str, mounts: &str) -> Vec<PathBuf> {
     files
 }
 
-fn stalled(text: &str) -> Option<f64> {
-    let line = text.lines().find_map(|line| line.strip_prefix("some "))?;
+/// Returns a field of a line of pressure figures (PSI).
+pub(crate) fn stalled(text: &str, line: &str, field: &str) -> Option<f64> {
+    let line = text.lines().find_map(|found| found.strip_prefix(line))?;
     line.split(' ')
-        .find_map(|field| field.strip_prefix("avg10=")?.parse().ok())
+        .find_map(|found| found.strip_prefix(field)?.parse().ok())
 }
 
 /// Parses a field of `/proc/meminfo`; returns bytes.
@@ -233,8 +234,9 @@ mod tests {
             24_684_092 * 1024
         );
         assert_eq!(memory_field("nonsense", "MemTotal:"), 0);
-        let text = "some avg10=12.50 avg60=1.00 avg300=0.00 total=9\nfull avg10=1.00 avg60=0 avg300=0 total=1\n";
-        assert_eq!(stalled(text), Some(12.5));
+        let text = "some avg10=12.50 avg60=1.00 avg300=0.00 total=9\nfull avg10=1.00 avg60=0.00 avg300=0.00 total=1\n";
+        assert_eq!(stalled(text, "some ", "avg10="), Some(12.5));
+        assert_eq!(stalled(text, "full ", "avg300="), Some(0.0));
     }
 
     #[test]
