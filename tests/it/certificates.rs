@@ -103,19 +103,15 @@ fn with(store: &TestStore, authorities: &str, words: &[&str]) -> Ran {
 
 #[test]
 fn steps_trust_the_configured_authorities() {
-    let store = TestStore::new();
+    let store = TestStore::with_builder();
     let server = Server::start(&store.work().join("server"));
     let (name, authority) = (store.env(), server.authority());
     let tree = crate::support::rootfs::builder();
-    let recipe = format!(
-        "schema = 1\nprovider = \"directory\"\n[directory]\npath = \"{}\"\n",
-        tree.display()
-    );
-    fs::write(store.work().join("images/base.toml"), recipe).unwrap();
     let at = format!("https://localhost:{}", server.port);
     let look = format!("import urllib.request as r; print(r.urlopen('{at}/simple/demo/').status)");
-    store.profile(&format!(
-        r#"
+    let profile = format!(
+        r#"schema = 1
+image = "builder"
 [[step]]
 name = "variables"
 run = '''
@@ -129,7 +125,9 @@ name = "place"
 user = "root"
 run = '''env -i python3 -c "{look}"'''
 "#
-    ));
+    );
+    let path = format!("profiles/{name}.toml");
+    fs::write(store.work().join(path), profile).unwrap();
     store.rockenv(&["up", name]).exits(5);
     let log = store.rockenv(&["logs", name, "variables"]).ok().text();
     assert!(log.contains("CERTIFICATE_VERIFY_FAILED"), "{log}");

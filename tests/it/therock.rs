@@ -39,7 +39,7 @@ impl Case {
         let disk = (!is_service()).then(|| LoopFs::new(kind));
         let store = match &disk {
             Some(disk) => TestStore::on(disk),
-            None => TestStore::new(),
+            None => TestStore::with_builder(),
         };
         let work = store.work();
         let wheels = work.join("out");
