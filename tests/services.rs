@@ -488,8 +488,10 @@ fn an_env_stays_with_its_engine() {
 #[test]
 fn more_snapshots_than_an_image_has_layers() {
     let store = TestStore::new();
-    store.up_with(TWO);
-    for n in 0..130 {
+    let step = |n: u32| format!("[[step]]\nname = 's{n}'\nrun = 'echo {n} >> ~/n'\n");
+    let steps: String = (0..120).map(step).collect();
+    store.up_with(&format!("{TWO}{steps}"));
+    for n in 120..130 {
         store.sh(&format!("echo {n} >> ~/n")).ok();
         store
             .rockenv(&["snapshot", "create", store.env(), &format!("s{n}")])
