@@ -17,7 +17,7 @@ use rockenv::testing::digest::compare;
 use rockenv::testing::error::{Kind, Result};
 use rockenv::testing::{BuildContext, BuildProgress, Built, Recipe, build};
 
-use crate::support::run::HANGS;
+use crate::support::run::{HANGS, wait_for, wait_until};
 
 struct Place {
     dir: tempfile::TempDir,
@@ -201,24 +201,17 @@ fn a_killed_build_leaves_no_process_and_no_mount() {
         .spawn()
         .unwrap();
     let path = format!("/var/tmp/rockenv-image-{}-", child.id());
-    let start = Instant::now();
-    // Until something runs inside the new tree.
-    let inside = |found: &[String]| {
+    wait_until("something runs inside the new tree", || {
+        assert!(child.try_wait().unwrap().is_none());
         let installs = |line: &String| line.contains("dpkg\0") && line.contains("--install");
-        found.iter().any(installs)
-    };
-    while !inside(&mounts_and_processes(&path)) {
-        assert!(start.elapsed() < HANGS && child.try_wait().unwrap().is_none());
-        std::thread::sleep(Duration::from_millis(20));
-    }
+        mounts_and_processes(&path).iter().any(installs)
+    });
     child.kill().unwrap();
     child.wait().unwrap();
-    let start = Instant::now();
-    while !mounts_and_processes(&path).is_empty() {
-        let left = mounts_and_processes(&path);
-        assert!(start.elapsed() < HANGS, "{left:#?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_for("something is left", || match mounts_and_processes(&path) {
+        left if left.is_empty() => Ok(()),
+        left => Err(format!("{left:#?}")),
+    });
     for entry in fs_err::read_dir("/var/tmp").unwrap() {
         let entry = entry.unwrap().path();
         if entry.to_str().is_some_and(|name| name.starts_with(&path)) {
