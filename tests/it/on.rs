@@ -526,10 +526,10 @@ fn a_sudo_that_refuses_is_told_from_a_command_that_failed() {
 }
 
 /// Lets nobody open a file until it is told to.
-struct OpenGuard(Fanotify);
+pub(crate) struct OpenGuard(Fanotify);
 
 impl OpenGuard {
-    fn new(file: &Path) -> Self {
+    pub(crate) fn new(file: &Path) -> Self {
         let flags = InitFlags::FAN_CLASS_CONTENT | InitFlags::FAN_CLOEXEC;
         let group = Fanotify::init(flags, EventFFlags::O_RDONLY).unwrap();
         let (add, open) = (MarkFlags::FAN_MARK_ADD, MaskFlags::FAN_OPEN_PERM);
@@ -538,7 +538,7 @@ impl OpenGuard {
     }
 
     /// Waits until somebody wants to open it, works, and lets everybody.
-    fn meanwhile(self, work: impl FnOnce()) {
+    pub(crate) fn meanwhile(self, work: impl FnOnce()) {
         let mut poll = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
         let ready = nix::poll::poll(&mut poll, PollTimeout::from(60_000_u16)).unwrap();
         assert_eq!(ready, 1, "nobody opens it");

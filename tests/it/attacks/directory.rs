@@ -2,10 +2,11 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use fs_err as fs;
 
+use crate::on::OpenGuard;
 use crate::support::loopfs::{Kind, LoopFs, run};
 use crate::support::ordinary::MadeUp;
 use crate::support::terminal::Terminal;
@@ -435,13 +436,32 @@ fn what_was_trusted_is_what_is_read() {
     let good = fs::read_to_string(&own).unwrap();
     let evil = good.replace("description = 'evil'", "description = 'swapped'");
     assert_ne!(good, evil);
+    // It is looked at after the profile.
+    let last = profiles.join("zzz");
+    fs::write(&last, "").unwrap();
     let (code, _, said) = place.look(true, &["trust"]);
     assert_eq!(code, 0, "{said}");
+    let show = ["profile", "show", "own"];
+    let aside = place.work.join("aside");
+    fs::write(&aside, &evil).unwrap();
+    let guard = OpenGuard::new(&last);
+    let mut showing = place.command(true, &show);
+    let showing = showing
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    guard.meanwhile(|| fs::rename(&aside, &own).unwrap());
+    let shown = showing.unwrap().wait_with_output().unwrap();
+    let both = [shown.stdout, shown.stderr].concat();
+    let said = String::from_utf8_lossy(&both);
+    assert!(!said.contains("swapped"), "{said}");
+    assert_eq!(shown.status.code(), Some(3), "{said}");
+    // And at any other moment.
+    fs::write(&own, &good).unwrap();
     let ends = std::sync::atomic::AtomicBool::new(false);
     let mut read = 0;
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let aside = place.work.join("aside");
             while !ends.load(std::sync::atomic::Ordering::Relaxed) {
                 for (text, millis) in [(&evil, 1), (&good, 3)] {
                     fs::write(&aside, text).unwrap();
@@ -450,8 +470,8 @@ fn what_was_trusted_is_what_is_read() {
                 }
             }
         });
-        for _ in 0..300 {
-            let (code, shown, said) = place.look(true, &["profile", "show", "own"]);
+        for _ in 0..30 {
+            let (code, shown, said) = place.look(true, &show);
             assert!(!shown.contains("swapped"), "{shown} {said}");
             read += usize::from(code == 0);
         }
