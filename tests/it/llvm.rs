@@ -32,7 +32,7 @@ export = [{ from = "/build/llvm/lib/libLLVMDemangle.a", to = "result" }]
 
 #[test]
 fn the_archive_is_fetched_configured_and_a_library_of_it_built() {
-    let store = TestStore::new();
+    let store = TestStore::with_image("debian-forky");
     // The machine may be behind a proxy that inspects TLS, whose authority only the host trusts.
     store.configure("ca-certificates = \"host\"\n");
     let name = store.env();

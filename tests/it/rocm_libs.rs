@@ -29,7 +29,7 @@ fn plan(store: &TestStore, arguments: &[&str]) -> Value {
 
 #[test]
 fn a_header_only_library_is_fetched_installed_and_used_by_a_hip_program() {
-    let store = TestStore::new();
+    let store = TestStore::with_image("debian-forky");
     // The machine may be behind a proxy that inspects TLS, whose authority only the host trusts.
     store.configure("ca-certificates = \"host\"\n");
     let name = store.env();

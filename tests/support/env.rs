@@ -30,22 +30,23 @@ pub(crate) struct TestStore {
 impl TestStore {
     /// Makes a store on the disk that the checkout is on, in which image `base` is built already.
     pub(crate) fn new() -> Self {
-        need_root();
-        let directory = directory();
-        let home = directory.path().join("store");
-        clone_template(&home, "base");
-        Self::with(directory, home)
+        Self::with_image("base")
     }
 
     /// Makes a store in which image `builder` is built already, of [`super::rootfs::builder`].
     pub(crate) fn with_builder() -> Self {
+        let store = Self::with_image("builder");
+        lay_out_builder(&store.work);
+        store
+    }
+
+    /// Makes a store in which another image is built already.
+    pub(crate) fn with_image(image: &str) -> Self {
         need_root();
         let directory = directory();
         let home = directory.path().join("store");
-        clone_template(&home, "builder");
-        let store = Self::with(directory, home);
-        lay_out_builder(&store.work);
-        store
+        clone_template(&home, image);
+        Self::with(directory, home)
     }
 
     /// Makes a store at `home`, of which only the parent exists; the first `up` builds image `base` in it.
