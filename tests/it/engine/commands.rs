@@ -91,8 +91,8 @@ fn streams_are_apart_and_byte_exact() {
     let refused = store.rockenv(&words).exits(2);
     refused.says(&[r"argument `a\xffb` is not UTF-8"]);
 
-    // 200 MB of every byte value there and back, through descriptors that rockenv itself never reads.
-    let size = 200 << 20;
+    // 32 MB of every byte value there and back, through descriptors that rockenv itself never reads.
+    let size = 32 << 20;
     let mut command = store.command(&["exec", store.env(), "--", "cat"]);
     command.stdin(Stdio::piped());
     let mut child = command.spawn().unwrap();
