@@ -14,7 +14,7 @@ use fs_err as fs;
 
 use crate::support::loopfs::{self, Kind, LoopFs};
 use crate::support::random::Random;
-use crate::support::run::wait_for;
+use crate::support::run::{processes, wait_for};
 
 struct Ground {
     store: PathBuf,
@@ -299,19 +299,6 @@ impl Drop for Ground {
             }
         }
     }
-}
-
-/// Returns the processes of the machine with their command lines.
-fn processes() -> Vec<(i32, String)> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir("/proc").unwrap().flatten() {
-        if let Ok(pid) = entry.file_name().to_string_lossy().parse()
-            && let Ok(line) = fs::read(entry.path().join("cmdline"))
-        {
-            found.push((pid, String::from_utf8_lossy(&line).replace('\0', " ")));
-        }
-    }
-    found
 }
 
 type Content = BTreeMap<PathBuf, (u32, u32, u32, i64, i64, u64, Vec<u8>)>;
