@@ -3,8 +3,6 @@
 import sys
 
 import kubernetes_validate
-from hera.workflows.models import Workflow
-from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
 from ruamel.yaml import YAML
 
 
@@ -28,7 +26,10 @@ def same(document, model, path="$"):
 
 document = YAML(typ="safe", pure=True).load(open(sys.argv[1]))
 spec = document["spec"]
+# Either model takes a second to import.
 if document["kind"] == "JobSet":
+    from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
+
     assert document["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
     same(document, JobsetV1alpha2JobSet.from_dict(document).to_dict())
     for job in spec["replicatedJobs"]:
@@ -37,6 +38,8 @@ if document["kind"] == "JobSet":
         longest = f"{document['metadata']['name']}-{job['name']}-0-{job['template']['spec']['completions']}-abcde"
         assert len(longest) <= 63, longest
 else:
+    from hera.workflows.models import Workflow
+
     assert document["apiVersion"] == "argoproj.io/v1alpha1"
     same(document, Workflow.model_validate(document).model_dump(by_alias=True, exclude_none=True, mode="json"))
     for template in spec["templates"]:
