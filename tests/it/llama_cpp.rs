@@ -1,8 +1,6 @@
 //! The shipped profile `llama-cpp`: what it plans, and its steps on the real archive as far as they are affordable, which
 //! is without the compiler for GPUs.
 
-use std::collections::BTreeMap;
-
 use crate::support::env::TestStore;
 use fs_err as fs;
 
@@ -94,15 +92,7 @@ fn the_archive_is_fetched_configured_and_compiled_through_ccache() {
 #[test]
 fn targets_share_what_comes_before_the_configuration() {
     let store = TestStore::new();
-    let keys = |target: &str| -> BTreeMap<String, String> {
-        let ran = store.rockenv(&["plan", "llama-cpp", "--target", target, "--json"]);
-        let plan: serde_json::Value = serde_json::from_str(&ran.ok().text()).unwrap();
-        let steps = plan["plan"]["steps"].as_array().unwrap().iter();
-        let word = |step: &serde_json::Value, key: &str| step[key].as_str().unwrap().to_owned();
-        steps
-            .map(|step| (word(step, "name"), word(step, "key")))
-            .collect()
-    };
+    let keys = |target: &str| store.planned_keys(&["llama-cpp", "--target", target]);
     let (one, other) = (keys("gfx1103"), keys("gfx1201"));
     let same = |step: &&str| one[*step] == other[*step];
     assert!(["packages", "fetch", "checker"].iter().all(same));

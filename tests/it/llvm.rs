@@ -1,8 +1,6 @@
 //! The shipped profile `llvm`: what targets share of it, and its steps on the real archive as far as they are affordable,
 //! which is one small library.
 
-use std::collections::BTreeMap;
-
 use crate::support::env::TestStore;
 use fs_err as fs;
 
@@ -84,15 +82,7 @@ fn counted(statistics: &str) -> (u32, u32) {
 #[test]
 fn targets_share_the_compiler() {
     let store = TestStore::new();
-    let keys = |target: &str| -> BTreeMap<String, String> {
-        let ran = store.rockenv(&["plan", "llvm", "--target", target, "--json"]);
-        let plan: serde_json::Value = serde_json::from_str(&ran.ok().text()).unwrap();
-        let steps = plan["plan"]["steps"].as_array().unwrap().iter();
-        let word = |step: &serde_json::Value, key: &str| step[key].as_str().unwrap().to_owned();
-        steps
-            .map(|step| (word(step, "name"), word(step, "key")))
-            .collect()
-    };
+    let keys = |target: &str| store.planned_keys(&["llvm", "--target", target]);
     let (one, other) = (keys("gfx1103"), keys("gfx90a"));
     // `execute` is skipped where there is no GPU, and has no key then.
     for (step, key) in one.iter().filter(|(step, _)| *step != "execute") {

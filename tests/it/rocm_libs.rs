@@ -1,11 +1,8 @@
 //! The shipped profile `rocm-libs`: what targets share of it, and its steps on a real header-only library, with the real
 //! compiler for GPUs.
 
-use std::collections::BTreeMap;
-
 use crate::support::env::TestStore;
 use fs_err as fs;
-use serde_json::Value;
 
 /// rocPRIM alone, of which the steps of the others say that they are left out.
 const SMALL: &str = r#"
@@ -21,11 +18,6 @@ packages = ["ccache", "cmake", "hipcc", "ninja-build", "rocm-cmake"]
 name = "rocprim-test"
 remove = true
 "#;
-
-fn plan(store: &TestStore, arguments: &[&str]) -> Value {
-    let all = [&["plan", "rocm-libs", "--json"], arguments].concat();
-    serde_json::from_str(&store.rockenv(&all).ok().text()).unwrap()
-}
 
 #[test]
 fn a_header_only_library_is_fetched_installed_and_used_by_a_hip_program() {
@@ -66,14 +58,7 @@ fn a_header_only_library_is_fetched_installed_and_used_by_a_hip_program() {
 #[test]
 fn three_targets_fetch_and_install_the_headers_once() {
     let store = TestStore::new();
-    let keys = |target: &str| -> BTreeMap<String, String> {
-        let plan = plan(&store, &["--target", target]);
-        let steps = plan["plan"]["steps"].as_array().unwrap().iter();
-        let word = |step: &Value, key: &str| step[key].as_str().unwrap().to_owned();
-        steps
-            .map(|step| (word(step, "name"), word(step, "key")))
-            .collect()
-    };
+    let keys = |target: &str| store.planned_keys(&["rocm-libs", "--target", target]);
     let [one, two, three] = ["gfx1103", "gfx1201", "gfx90a"].map(keys);
     let common = [
         "packages",

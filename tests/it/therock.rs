@@ -104,13 +104,7 @@ impl Case {
 
     /// Returns the steps' keys by name.
     fn keys(&self, arguments: &[&str]) -> BTreeMap<String, String> {
-        let plan = self.plan(arguments);
-        let steps = plan["plan"]["steps"].as_array().unwrap();
-        let word = |step: &serde_json::Value, key: &str| step[key].as_str().unwrap().to_owned();
-        steps
-            .iter()
-            .map(|step| (word(step, "name"), word(step, "key")))
-            .collect()
+        self.store.planned_keys(arguments)
     }
 
     /// Returns each step's name with what the plan does about it.

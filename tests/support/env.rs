@@ -1,7 +1,7 @@
 //! A store of a test's own, with an image in it, and a guard that nothing of it is left when the test ends: no
 //! mount, process, control group, loop device, lock or file of systemd-nspawn's.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -118,6 +118,18 @@ impl TestStore {
         let text = |value: &serde_json::Value| value.as_str().expect("a text").to_owned();
         steps
             .map(|step| (text(&step["name"]), text(&step["key"])))
+            .collect()
+    }
+
+    /// Returns the keys of a profile's steps by name, as `plan` has them.
+    pub(crate) fn planned_keys(&self, words: &[&str]) -> BTreeMap<String, String> {
+        let ran = self.rockenv(&[&["plan", "--json"], words].concat()).ok();
+        let plan: serde_json::Value = serde_json::from_slice(&ran.out).expect("a plan");
+        let steps = plan["plan"]["steps"].as_array().expect("steps").iter();
+        let word =
+            |step: &serde_json::Value, key: &str| step[key].as_str().expect("a text").to_owned();
+        steps
+            .map(|step| (word(step, "name"), word(step, "key")))
             .collect()
     }
 
