@@ -192,8 +192,8 @@ impl From<Cost> for event::Cost {
 /// with this peak, in bytes.
 pub(super) fn starved(step: &str, share: f64, limit: Option<u64>, peak: Option<u64>) -> String {
     format!(
-        "step `{step}` hardly goes on: its processes waited for memory {share:.0}% of the last 5 minutes, and {} is \
-         reached; try a larger `memory-max` or fewer `--jobs`",
+        "step `{step}` makes almost no progress: its processes waited for memory {share:.0}% of the last 5 minutes, and {} \
+         is reached; try a larger `memory-max` or fewer `--jobs`",
         reached(limit, peak)
     )
 }

@@ -12,7 +12,7 @@ use crate::engine::hold::ContainerRecord;
 use crate::engine::jobserver::Gauge;
 use crate::plan::samples::{Sample, Series};
 
-/// A step whose processes all wait for memory in so many percent of the time hardly goes on.
+/// A step whose processes all wait for memory in so many percent of the time makes almost no progress.
 const STARVED: f64 = 50.0;
 
 #[derive(Debug)]
@@ -87,8 +87,8 @@ impl Sampler {
         sample
     }
 
-    /// Returns once, if the step hardly goes on, in how many percent of the last five minutes it waited for memory, and
-    /// its peak in bytes, including page cache.
+    /// Returns once, if the step makes almost no progress, in how many percent of the last five minutes it waited for
+    /// memory, and its peak in bytes, including page cache.
     pub(crate) fn starved(&mut self) -> Option<(f64, Option<u64>)> {
         let cgroup = self.cgroup.as_ref().filter(|_| !self.is_told)?;
         let share = cgroup.stalled().filter(|share| *share >= STARVED)?;
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_that_hardly_goes_on_is_told_once() {
+    fn a_step_that_waits_for_memory_is_told_once() {
         let directory = tempfile::tempdir().unwrap();
         let place = directory.path();
         let mut sampler = Sampler::start(&place.join("samples"), place, None);
