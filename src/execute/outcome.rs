@@ -192,7 +192,7 @@ impl From<Cost> for event::Cost {
 /// with this peak, in bytes.
 pub(super) fn starved(step: &str, share: f64, limit: Option<u64>, peak: Option<u64>) -> String {
     format!(
-        "step `{step}` makes almost no progress: its processes waited for memory {share:.0}% of the last 5 minutes, and {} \
+        "step `{step}` is slow: its processes waited for memory {share:.0}% of the last 5 minutes, and {} \
          is reached; try a larger `memory-max` or fewer `--jobs`",
         reached(limit, peak)
     )

@@ -12,8 +12,9 @@ use crate::engine::hold::ContainerRecord;
 use crate::engine::jobserver::Gauge;
 use crate::plan::samples::{Sample, Series};
 
-/// A step whose processes all wait for memory in so many percent of the time makes almost no progress.
-const STARVED: f64 = 50.0;
+/// A step is slow for lack of memory if all of its processes waited for it in so many percent of five minutes. Two programs
+/// that read 200 MiB at random under a limit of 40 MiB wait 57% of the time, which counts as this after four minutes.
+const STARVED: f64 = 30.0;
 
 #[derive(Debug)]
 pub(crate) struct Sampler {
@@ -87,8 +88,8 @@ impl Sampler {
         sample
     }
 
-    /// Returns once, if the step makes almost no progress, in how many percent of the last five minutes it waited for
-    /// memory, and its peak in bytes, including page cache.
+    /// Returns once, if the step is slow for lack of memory, in how many percent of the last five minutes it waited for
+    /// it, and its peak in bytes, including page cache.
     pub(crate) fn starved(&mut self) -> Option<(f64, Option<u64>)> {
         let cgroup = self.cgroup.as_ref().filter(|_| !self.is_told)?;
         let share = cgroup.stalled().filter(|share| *share >= STARVED)?;
@@ -130,7 +131,7 @@ mod tests {
         });
         assert_eq!(sampler.starved(), None);
         fs::write(place.join("memory.peak"), "7\n").unwrap();
-        for (share, told) in [(49.5, None), (61.5, Some((61.5, Some(7)))), (99.0, None)] {
+        for (share, told) in [(29.5, None), (31.5, Some((31.5, Some(7)))), (99.0, None)] {
             let text = format!("some avg300=99.00 total=9\nfull avg300={share} total=9\n");
             fs::write(place.join("memory.pressure"), text).unwrap();
             assert_eq!(sampler.starved(), told);
