@@ -224,7 +224,7 @@ impl Agent {
             }
         }
         let (draining, rest) = (self.draining, &self.rest);
-        // After SIGTERM it ends whoever else uses it. What a step makes of that signal is no success.
+        // SIGTERM stops every command in the container, so a step that then exits with 0 has not finished.
         let ends = self.deadline.is_some();
         reap(
             &mut self.sessions,
