@@ -91,6 +91,7 @@ pub(crate) fn up(
         .then(|| store.create_ephemeral(name, "up --ephemeral"));
     let claim = claim.transpose()?;
     let mut outcome = build(task, args, &store, &selection);
+    let has_begun = outcome.is_ok();
     if let Ok(finished) = &outcome {
         summarise(&store, name);
         let pushed = push_finished(task, args, &store, finished);
@@ -115,7 +116,11 @@ pub(crate) fn up(
         // The same Ctrl-C ended the tool that failed.
         (Err(_), Some(signal)) => {
             reporter.finish(Outcome::Interrupted, "");
-            return Err(Error::new(Kind::Signal(signal), "interrupted").help(args.resume_command()));
+            let again = match has_begun {
+                true => args.resume_command(),
+                false => args.repeat_command(),
+            };
+            return Err(Error::new(Kind::Signal(signal), "interrupted").help(again));
         }
         (Err(error), None) => {
             let outcome = match error.kind() {

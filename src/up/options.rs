@@ -238,6 +238,23 @@ impl UpOptions {
         text
     }
 
+    /// Returns the command that does all of this, for one that ended before its first step.
+    pub(super) fn repeat_command(&self) -> String {
+        let mut text = self.resume_command();
+        if let Some(step) = &self.plan.rerun {
+            text.extend([" --rerun ", &quoted(step)]);
+        }
+        for (flag, is_set) in [
+            (" --clean", self.plan.clean),
+            (" --offline", self.plan.offline),
+        ] {
+            if is_set {
+                text.push_str(flag);
+            }
+        }
+        text
+    }
+
     pub(super) fn format(&self) -> Format {
         match self.progress {
             ProgressFormat::Auto => Format::Human,
@@ -333,6 +350,17 @@ mod tests {
         assert_eq!(
             resume(&format!("rockenv {kept}")),
             format!("rockenv up {kept}")
+        );
+    }
+
+    #[test]
+    fn only_a_repeated_command_runs_steps_again() {
+        let line = "rockenv p --jobs 2 --rerun a --clean --offline";
+        let up = Line::try_parse_from(line.split(' ')).unwrap().up;
+        assert_eq!(up.resume_command(), "rockenv up p --jobs 2");
+        assert_eq!(
+            up.repeat_command(),
+            "rockenv up p --jobs 2 --rerun a --clean --offline"
         );
     }
 }
