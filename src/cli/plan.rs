@@ -76,7 +76,7 @@ pub(crate) fn show_plan(
         &observed,
         &options(args),
     );
-    let up = args.up_command(&args.request("up"));
+    let up = args.up_command();
     if let Some(store) = &store {
         locked::check_built(&selection, store, &spec, &plan, &up)?;
     }

@@ -321,7 +321,7 @@ fn attempt(run: &Run<'_>, asked: &StepOptions, selection: &Selection) -> Result<
     };
     let mut env = lock_env::lock(run, &resolved)?;
     let (observed, plan) = resolved.plan(run, &env)?;
-    let up = run.args.plan.up_command(&run.args.plan.request("up"));
+    let up = run.args.plan.up_command();
     locked::check_built(selection, run.with.store, &resolved.spec, &plan, &up)?;
     env.touch();
     if plan.is_empty() && env.record().is_some() {

@@ -1,6 +1,6 @@
 //! Owns the options of `up` and `plan`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 
@@ -154,14 +154,18 @@ impl PlanOptions {
     }
 
     /// Returns `rockenv up` for the same env.
-    pub(crate) fn up_command(&self, request: &UpRequest<'_>) -> String {
+    pub(crate) fn up_command(&self) -> String {
+        self.command(&self.request("up"), self.lock_file.as_deref())
+    }
+
+    fn command(&self, request: &UpRequest<'_>, lock_file: Option<&Path>) -> String {
         let gpu = (self.gpu != "auto").then_some(self.gpu.as_str());
         let flags = [("--name", self.name.as_deref()), ("--gpu", gpu)];
         let mut text = request.command("up", &flags);
         if self.locked {
             text.push_str(" --locked");
         }
-        if let Some(file) = &self.lock_file {
+        if let Some(file) = lock_file {
             let file = file.to_string_lossy();
             text.extend([" --lock-file ", &quoted(&file)]);
         }
@@ -201,19 +205,22 @@ impl UpOptions {
     /// Returns the command that brings the env up to date from any directory.
     pub(super) fn lasting_command(&self) -> String {
         let request = self.plan.request("up");
-        let file = request.what.filter(|what| is_path(what));
-        let file = file.and_then(|file| std::path::absolute(file).ok());
-        let file = file.as_ref().map(|file| file.to_string_lossy());
-        self.plan.up_command(&UpRequest {
-            what: file.as_deref().or(request.what),
+        let absolute = |file: &Path| std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
+        let what = request.what.filter(|what| is_path(what));
+        let what = what.map(|what| absolute(Path::new(what)));
+        let what = what.as_ref().map(|what| what.to_string_lossy());
+        let lock_file = self.plan.lock_file.as_deref().map(absolute);
+        let request = UpRequest {
+            what: what.as_deref().or(request.what),
             ..request
-        })
+        };
+        self.plan.command(&request, lock_file.as_deref())
     }
 
     /// Returns the command that resumes where this one ended. Without `--offline`: a step may have failed for it.
     pub(crate) fn resume_command(&self) -> String {
         let plan = &self.plan;
-        let mut text = plan.up_command(&plan.request("up"));
+        let mut text = plan.up_command();
         if let Some(step) = &plan.until {
             text.extend([" --until ", &quoted(step)]);
         }
@@ -328,6 +335,7 @@ mod tests {
     use clap::Parser as _;
 
     use super::*;
+    use crate::sys::shell::quoted_path;
 
     #[derive(Debug, clap::Parser)]
     struct Line {
@@ -350,6 +358,18 @@ mod tests {
         assert_eq!(
             resume(&format!("rockenv {kept}")),
             format!("rockenv up {kept}")
+        );
+    }
+
+    #[test]
+    fn a_lasting_command_works_in_any_directory() {
+        let line = "rockenv ./p.toml --locked --lock-file p.lock";
+        let up = Line::try_parse_from(line.split(' ')).unwrap().up;
+        let here = |file: &str| quoted_path(&std::env::current_dir().unwrap().join(file));
+        let (profile, lock) = (here("p.toml"), here("p.lock"));
+        assert_eq!(
+            up.lasting_command(),
+            format!("rockenv up {profile} --locked --lock-file {lock}")
         );
     }
 
