@@ -199,19 +199,22 @@ fn now(store: &Store, env: &EnvName, record: &Record, since: Timestamp) -> Optio
         let step = record.steps.iter().find(|step| *step.name == *log.step);
         log.is_since(since) && step.is_none_or(|step| step.outcome == Outcome::Pending)
     };
-    let Some(log) = newest.filter(is_running) else {
+    // Its container is started before its first sample is taken.
+    let running = newest.filter(is_running).and_then(|log| {
+        let path = store.env_dir(env).join(log.to_string());
+        let samples = fs_err::read_to_string(samples_beside(&path)).ok()?;
+        let sample: Sample = samples.lines().next_back()?.parse().ok()?;
+        let took = size::duration(Duration::from_millis(sample.at_ms));
+        let load = size::load(sample.jobs, sample.memory);
+        let usage = [took, load].into_iter().filter(|part| !part.is_empty());
+        let usage: Vec<String> = usage.collect();
+        Some(Now::Running(log.step, usage.join(", ")))
+    });
+    running.or_else(|| {
         let mut steps = record.steps.iter();
         let next = steps.find(|step| step.outcome == Outcome::Pending)?;
-        return Some(Now::Waiting(next.name.to_string()));
-    };
-    let path = store.env_dir(env).join(log.to_string());
-    let samples = fs_err::read_to_string(samples_beside(&path)).ok()?;
-    let sample: Sample = samples.lines().next_back()?.parse().ok()?;
-    let took = size::duration(Duration::from_millis(sample.at_ms));
-    let load = size::load(sample.jobs, sample.memory);
-    let usage = [took, load].into_iter().filter(|part| !part.is_empty());
-    let usage: Vec<String> = usage.collect();
-    Some(Now::Running(log.step, usage.join(", ")))
+        Some(Now::Waiting(next.name.to_string()))
+    })
 }
 
 /// Returns the table of an env's steps and their costs.
