@@ -8,6 +8,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use fs_err as fs;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use sha2::{Digest as _, Sha256};
 
 use super::received::unpack;
@@ -39,6 +40,8 @@ const ARRIVAL: &str = ".rockenv-fetch-";
 const RANDOM: usize = 6;
 /// How long a fetch may take before it is told.
 const SILENCE: Duration = Duration::from_secs(2);
+/// How long connecting may take before it is told: ssh may ask for a password first.
+const CONNECT: Duration = Duration::from_secs(10);
 /// More than tar adds to the end of an archive.
 const LAST_BLOCK: u64 = 1 << 20;
 
@@ -150,7 +153,13 @@ fn send_program(ui: &Ui, ssh: &SshConnection<'_>) -> Result<String> {
     )?;
     // The login shell may print something.
     look.stdin(Stdio::null()).stdout(Stdio::null());
-    let status = ssh.start(look)?.wait()?;
+    let mut look = ssh.start(look)?;
+    if let Ok(ended) = pidfd_open(Pid::from_child(&look), PidfdFlags::empty())
+        && readable([Some(ended.as_fd())], Some(CONNECT))? == [false]
+    {
+        ui.note(&format!("waiting for ssh to connect to {}", ssh.machine));
+    }
+    let status = look.wait()?;
     match status.code() {
         Some(0) => return Ok(path),
         Some(3) => {
@@ -368,16 +377,23 @@ struct UntilSignal<'a, R> {
 
 impl<R: Read + AsFd> Read for UntilSignal<'_, R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let [signal, _] = readable([Some(self.signals.as_fd()), Some(self.from.as_fd())], None)?;
-        if signal {
-            return Err(io::Error::other("interrupted"));
+        loop {
+            let told_in = SILENCE.saturating_sub(self.begun.elapsed());
+            let limit = self.what.is_some().then_some(told_in);
+            let fds = [Some(self.signals.as_fd()), Some(self.from.as_fd())];
+            let [signal, sent] = readable(fds, limit)?;
+            if signal {
+                return Err(io::Error::other("interrupted"));
+            }
+            if self.begun.elapsed() >= SILENCE
+                && let Some(what) = self.what.take()
+            {
+                self.ui.note(&what);
+            }
+            if sent {
+                return self.from.read(into);
+            }
         }
-        if self.begun.elapsed() > SILENCE
-            && let Some(what) = self.what.take()
-        {
-            self.ui.note(&what);
-        }
-        self.from.read(into)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use fs_err as fs;
 use nix::sys::signal::Signal;
@@ -102,7 +103,12 @@ fn a_fetch_that_ends_early_leaves_nothing() {
     finish("fetch".to_owned(), fetch(usual)).ok();
     assert_eq!(fs::read_to_string(data.join("a")).unwrap(), "text");
     assert_eq!(arriving(&store).len(), 2);
+    // That it waits is told although nothing comes any more.
+    std::thread::sleep(Duration::from_secs(3));
     fetching.signal(Signal::SIGTERM);
-    fetching.wait().exits(143);
+    fetching
+        .wait()
+        .exits(143)
+        .says(&["fetching `data` from there"]);
     assert_eq!(arriving(&store), [own]);
 }
