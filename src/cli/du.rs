@@ -74,15 +74,15 @@ fn caveats(cx: &Context, report: &UsageReport) {
     }
     if report.unshared > 0 {
         cx.ui.warn(&format!(
-            "{} files do not report shared or compressed blocks: actual sizes may be smaller",
-            report.unshared
+            "shared or compressed blocks of {} are not reported: actual sizes may be smaller",
+            size::count(report.unshared, "file")
         ));
     }
     if report.unreadable > 0 {
         let first = report.problems.first().map_or("", String::as_str);
         cx.ui.warn(&format!(
-            "cannot read {} paths, actual sizes may be larger: {first}",
-            report.unreadable
+            "cannot read {}, actual sizes may be larger: {first}",
+            size::count(report.unreadable, "path")
         ));
     }
     for problem in &report.silent_services {
@@ -92,8 +92,8 @@ fn caveats(cx: &Context, report: &UsageReport) {
     }
     if report.mounts_skipped > 0 {
         cx.ui.warn(&format!(
-            "not counted: {} mounts in the store",
-            report.mounts_skipped
+            "not counted: {} in the store",
+            size::count(report.mounts_skipped, "mount")
         ));
     }
 }

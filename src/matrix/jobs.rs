@@ -12,7 +12,7 @@ use super::pipeline::Size;
 use crate::rocm::target::{self, Target};
 use crate::sys::error::Result;
 use crate::sys::suggest;
-use crate::ui::size::bytes;
+use crate::ui::size::{bytes, count};
 
 /// GitHub's limit for jobs in one matrix.
 pub(crate) const MOST: usize = 256;
@@ -190,9 +190,8 @@ impl Shard {
         if self.index <= envs {
             return Ok(());
         }
-        let word = if envs == 1 { "env" } else { "envs" };
-        Err(usage!("part {self} of {envs} {word} is empty")
-            .help(format!("--shard {}/{envs}", self.index.min(envs))))
+        let empty = usage!("part {self} of {} is empty", count(envs, "env"));
+        Err(empty.help(format!("--shard {}/{envs}", self.index.min(envs))))
     }
 }
 

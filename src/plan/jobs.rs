@@ -113,7 +113,7 @@ pub(crate) fn size(given: &SizingInputs<'_>) -> Sizing {
         },
         None => Figure {
             value: given.cores.max(1),
-            why: format!("{} cores", given.cores),
+            why: size::count(given.cores, "core"),
         },
     };
     let jobs = jobs(given, &budget, memory);

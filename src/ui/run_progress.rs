@@ -136,7 +136,7 @@ impl RunProgress {
         let is_over = |step: &&Step| matches!(step.state, State::Over);
         let over = self.steps.values().filter(is_over).count();
         let bar = boxed(self.percent(now), 100);
-        let text = format!("{bar} {over}/{} steps", self.steps.len());
+        let text = format!("{bar} {over}/{}", size::count(self.steps.len(), "step"));
         let (mut least, mut most) = Left::default();
         let mut unknown = 0;
         for step in self.steps.values().filter(|step| !is_over(step)) {

@@ -1,5 +1,6 @@
 //! Owns formatting quantities for people: bytes, durations, ages.
 
+use std::fmt::Display;
 use std::time::Duration;
 
 use bytesize::ByteSize;
@@ -26,16 +27,14 @@ pub(crate) fn bar(part: u64, whole: u64) -> String {
 }
 
 /// Formats a number of things: `1 step`, `3 steps`.
-pub(crate) fn count(number: usize, thing: &str) -> String {
-    match number {
-        1 => format!("1 {thing}"),
-        _ => format!("{number} {thing}s"),
-    }
+pub(crate) fn count<N: Copy + Display + PartialEq + From<u8>>(number: N, thing: &str) -> String {
+    let end = if number == N::from(1) { "" } else { "s" };
+    format!("{number} {thing}{end}")
 }
 
 /// Formats what a step uses: `8 jobs, 5.1 GiB`.
 pub(crate) fn load(jobs: Option<u32>, memory: Option<u64>) -> String {
-    let jobs = jobs.map(|jobs| count(jobs as usize, "job"));
+    let jobs = jobs.map(|jobs| count(jobs, "job"));
     let parts: Vec<String> = jobs.into_iter().chain(memory.map(bytes)).collect();
     parts.join(", ")
 }

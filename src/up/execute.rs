@@ -13,8 +13,8 @@ use crate::plan::jobs::forecast;
 use crate::plan::{Action, Observed, Plan};
 use crate::store::LockedEnv;
 use crate::sys::error::Result;
-use crate::ui::Reporter;
 use crate::ui::event::{ChosenEngine, Event, Planned};
+use crate::ui::{Reporter, size};
 
 pub(super) fn execute<'a>(
     run: &Run<'a>,
@@ -117,7 +117,8 @@ fn adopt_orphans(
     let count = env.adopt_orphan_snapshots(service, &steps)?;
     if count > 0 {
         reporter.warn(format!(
-            "{count} snapshots that the store had lost were found at {} by their keys",
+            "found {} at {} that the store had lost",
+            size::count(count, "snapshot"),
             service.flavour
         ));
     }

@@ -353,10 +353,10 @@ impl Needs {
         let mut text = match self.forecast_time() {
             None => "unknown: none of its steps has run here before".to_owned(),
             Some(wall) => format!(
-                "about {} for {} of {} steps, by their earlier runs",
+                "about {} for {} of {}, by earlier runs",
                 size::duration(wall),
                 self.forecast.len(),
-                self.runs
+                size::count(self.runs, "step")
             ),
         };
         for (limit, word) in [(false, "published elsewhere"), (true, "limits upstream")] {

@@ -68,8 +68,8 @@ fn send(
     let pushed = task.with_progress(Subject::Transfer(label), send)?;
     if pushed.left_out > 0 {
         task.reporter.warn(format!(
-            "{} sockets left out: an archive cannot hold them",
-            pushed.left_out
+            "left out {}, which no archive can hold",
+            size::count(pushed.left_out, "socket")
         ));
     }
     if pushed.immutable > 0 {

@@ -26,6 +26,7 @@ use crate::store::source::{Git, Repository};
 use crate::store::{LockedEnv, Store};
 use crate::sys::error::Result;
 use crate::sys::name::StepName;
+use crate::ui::size;
 
 /// How the keys after a step use TheRock's fingerprints.
 #[derive(Debug, Serialize)]
@@ -49,8 +50,9 @@ impl std::fmt::Display for FingerprintUse {
             Some(count) => {
                 write!(
                     f,
-                    "after `{}` keys have TheRock's fingerprints of {count} artifacts",
-                    self.step
+                    "after `{}` keys have TheRock's fingerprints of {}",
+                    self.step,
+                    size::count(count, "artifact")
                 )?;
                 match self.own.is_empty() {
                     true => Ok(()),

@@ -473,8 +473,5 @@ fn what_cannot_work_is_refused_before_it_starts() {
         .rockenv(&["plan", store.env(), "--rerun", "two"])
         .ok()
         .text();
-    assert!(
-        plan.contains("1 of 1 steps, by their earlier runs"),
-        "{plan}"
-    );
+    assert!(plan.contains("1 of 1 step, by earlier runs"), "{plan}");
 }

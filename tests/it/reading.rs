@@ -209,7 +209,7 @@ fn a_store_is_read_in_many_ways() {
     jobs  2 (configured), of 2 on this machine (configured)
     memory no limit; step `install` held SIZE before
     disk  not declared; SIZE free at STORE
-    time  about TIME for 1 of 1 steps, by their earlier runs
+    time  about TIME for 1 of 1 step, by earlier runs
     gpu  none
 
     step  plan  why

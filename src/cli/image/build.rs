@@ -46,9 +46,9 @@ pub(super) fn build(cx: &Context, args: &BuildArgs) -> Result<()> {
     let same = old.is_some_and(|old| old.key == image.key);
     let word = if same { "unchanged" } else { "built" };
     let mut message = format!(
-        "{}: {word}, {} packages, digest {}",
+        "{}: {word}, {}, digest {}",
         args.name,
-        image.packages.len(),
+        size::count(image.packages.len(), "package"),
         image.digest
     );
     // What to write into the recipe to get the same image later.

@@ -267,7 +267,7 @@ fn facts(store: &Store, record: &Record, spec: Option<&Spec>, host: &Host) -> Re
             format!(
                 "{}, {}, {} of memory",
                 host::processor().unwrap_or_else(|| "unknown processor".to_owned()),
-                size::count(host.cores as usize, "thread"),
+                size::count(host.cores, "thread"),
                 size::bytes(host.memory)
             ),
         ),

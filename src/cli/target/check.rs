@@ -43,7 +43,11 @@ pub(super) fn check(cx: &Context, args: &CheckArgs) -> Result<u8> {
         cx.ui.data(&format!("{difference}\n"));
     }
     let topology = match (stages, artifacts) {
-        (Some(stages), Some(artifacts)) => format!("{stages} stages and {artifacts} artifacts"),
+        (Some(stages), Some(artifacts)) => format!(
+            "{} and {}",
+            size::count(stages, "stage"),
+            size::count(artifacts, "artifact")
+        ),
         _ => "no topology".to_owned(),
     };
     let result = match drift.len() {
@@ -51,8 +55,8 @@ pub(super) fn check(cx: &Context, args: &CheckArgs) -> Result<u8> {
         count => size::count(count, "difference"),
     };
     cx.ui.note(&format!(
-        "{} targets, {topology}: {result} ({})",
-        checkout.targets.len(),
+        "{}, {topology}: {result} ({})",
+        size::count(checkout.targets.len(), "target"),
         origin()
     ));
     Ok(code)

@@ -7,7 +7,7 @@ use crate::rocm::target::{self, Learned};
 use crate::rocm::therock::{self, Checkout};
 use crate::store::Store;
 use crate::sys::error::{Result, if_exists, named_path};
-use crate::ui::object;
+use crate::ui::{object, size};
 use crate::up::context::Context;
 
 pub(super) fn learn(cx: &Context, args: &CheckArgs) -> Result<()> {
@@ -30,9 +30,9 @@ pub(super) fn learn(cx: &Context, args: &CheckArgs) -> Result<()> {
         cx.ui.data(&format!("{difference}\n"));
     }
     cx.ui.note(&format!(
-        "the store at `{}` now uses the {} targets of `{}`; to undo: rockenv target forget",
+        "the store at `{}` now uses the {} of `{}`; to undo: rockenv target forget",
         store.root().display(),
-        checkout.targets.len(),
+        size::count(checkout.targets.len(), "target"),
         source.display()
     ));
     Ok(())

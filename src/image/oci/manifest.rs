@@ -11,6 +11,7 @@ use serde::Deserialize;
 use super::reference::{Platform, sha256};
 use crate::sys::error::{Error, Result};
 use crate::sys::host::is_variable_name;
+use crate::ui::size::count;
 
 /// Manifests and indexes of common registries have a few kilobytes; registries themselves refuse more than this.
 pub(crate) const MAX_MANIFEST: u64 = 4 << 20;
@@ -262,7 +263,8 @@ impl Configuration {
         }
         if raw.rootfs.diff_ids.len() != layers {
             return Err(refused(format!(
-                "its manifest has {layers} layers, its configuration {}",
+                "its manifest has {}, its configuration {}",
+                count(layers, "layer"),
                 raw.rootfs.diff_ids.len()
             )));
         }

@@ -484,6 +484,6 @@ impl Eq for Candidate {}
 fn days(time: Duration) -> String {
     match time.as_secs() / 86_400 {
         0 => crate::ui::size::duration(time),
-        days => crate::ui::size::count(usize::try_from(days).unwrap_or(usize::MAX), "day"),
+        days => crate::ui::size::count(days, "day"),
     }
 }

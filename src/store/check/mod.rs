@@ -20,6 +20,7 @@ use crate::plan::ids::{EnvName, LayerId, TreeId};
 use crate::plan::record::{Record, Snapshot};
 use crate::sys::shell::quoted_path;
 use crate::tree::Method;
+use crate::ui::size::count;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Problem {
@@ -540,12 +541,5 @@ fn short(id: &str) -> &str {
     match id.char_indices().nth(12) {
         Some((end, _)) if id.is_ascii() && !id.contains('.') => &id[..end],
         _ => id,
-    }
-}
-
-fn count(number: usize, what: &str) -> String {
-    match number {
-        1 => format!("1 {what}"),
-        many => format!("{many} {what}s"),
     }
 }
