@@ -13,6 +13,7 @@ use crate::plan::resolve::{
     self, BaseImage, BuildUser, Fingerprint, Inputs, Spec, Step, VolumeSource,
 };
 use crate::profile::Profile;
+use crate::profile::hook::Patch;
 use crate::rocm::target::Target;
 use crate::rocm::therock::ArtifactFingerprints;
 use crate::store::Store;
@@ -372,22 +373,62 @@ pub(crate) fn fetched(cx: &Context, selection: &Selection) -> Result<BTreeMap<St
         let url = url.map(str::to_owned);
         files.insert("ninja".to_owned(), Fetched { url, sha256 });
     }
-    for (hook, patch) in selection
-        .hooks
-        .iter()
-        .flat_map(|(name, hook)| hook.work.patches.iter().map(move |patch| (name, patch)))
-        .filter(|(_, patch)| patch.url.is_some())
-    {
-        let last = patch.name.rsplit('/').next().unwrap_or_default();
-        let file = Fetched {
-            url: patch.url.clone(),
-            sha256: patch.sha256.clone(),
-        };
-        files.insert(format!("{hook}/{last}"), file);
+    for (name, hook) in &selection.hooks {
+        add_patches(&mut files, name, &hook.work.patches);
     }
     Ok(files)
 }
 
+/// Adds the patches of a hook that have an address, by the end of the address. Of several with the same end the last
+/// one has that name, as in older lock files, and each of the others a number too.
+fn add_patches(files: &mut BTreeMap<String, Fetched>, hook: &str, patches: &[Patch]) {
+    for patch in patches.iter().rev().filter(|patch| patch.url.is_some()) {
+        let last = patch.name.rsplit('/').next().unwrap_or_default();
+        let is_other = |file: &Fetched| file.sha256 != patch.sha256;
+        let mut name = format!("{hook}/{last}");
+        let mut number = 1;
+        while files.get(&name).is_some_and(is_other) {
+            number += 1;
+            name = format!("{hook}/{last}-{number}");
+        }
+        files.entry(name).or_insert_with(|| Fetched {
+            url: patch.url.clone(),
+            sha256: patch.sha256.clone(),
+        });
+    }
+}
+
 fn targets(names: &[String]) -> Result<Vec<Target>> {
     names.iter().map(|name| Target::parse(name)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patches_whose_addresses_end_alike_have_names_of_their_own() {
+        let patch = |place: &str, digit: &str| {
+            let url = format!("https://example.org/{place}/fix.patch");
+            Patch {
+                name: url.clone(),
+                url: Some(url),
+                sha256: digit.repeat(64),
+                directory: PathBuf::new(),
+                strip: 1,
+                bytes: None,
+            }
+        };
+        let mut files = BTreeMap::new();
+        // The same content twice is one file.
+        let patches = [patch("a", "1"), patch("b", "2"), patch("c", "2")];
+        add_patches(&mut files, "h", &patches);
+        let found = files
+            .iter()
+            .map(|(name, file)| (name.as_str(), &file.sha256[..1]));
+        assert_eq!(
+            found.collect::<Vec<_>>(),
+            [("h/fix.patch", "2"), ("h/fix.patch-2", "1")]
+        );
+    }
 }
