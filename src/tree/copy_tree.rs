@@ -121,8 +121,12 @@ impl Copy<'_> {
         let fail = || format!("cannot copy `{}`", String::from_utf8_lossy(path));
         let stat = beneath::stat(from, name).context(fail)?;
         let kind = beneath::kind(&stat);
+        // A socket without its process is useless.
+        if kind == SFlag::S_IFSOCK {
+            return Ok(());
+        }
+        let file = (stat.st_dev, stat.st_ino);
         if stat.st_nlink > 1 && kind != SFlag::S_IFDIR {
-            let file = (stat.st_dev, stat.st_ino);
             if let Some(first) = self.names.get(&file) {
                 let (parent, first) = match first.iter().rposition(|byte| *byte == b'/') {
                     Some(at) => (
@@ -155,12 +159,13 @@ impl Copy<'_> {
                 self.attributes_by_name(from, into, name, stat)
                     .context(fail)
             }
-            // A socket without its process is useless.
-            SFlag::S_IFSOCK => Ok(()),
             _ => {
                 match nix::sys::stat::mknodat(into, name, kind, Mode::S_IRUSR, stat.st_rdev) {
-                    // Device nodes need root; engines bring their own.
-                    Err(Errno::EPERM) => return Ok(()),
+                    // Device nodes need root; engines bring their own. One that is left out has no name to link to.
+                    Err(Errno::EPERM) => {
+                        self.names.remove(&file);
+                        return Ok(());
+                    }
                     other => other.context(fail)?,
                 }
                 self.attributes_by_name(from, into, name, stat)
@@ -241,5 +246,29 @@ fn open_source(parent: BorrowedFd<'_>, below: &[u8], flags: OFlag, path: &[u8]) 
         Err(Errno::EXDEV) => Err(invalid!("`{}` is a mount point", described())
             .help("unmount it: an image contains one file system")),
         other => other.context(|| format!("cannot open `{}`", described())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use fs_err as fs;
+
+    use super::*;
+
+    #[test]
+    fn a_socket_is_left_out_by_each_of_its_names() {
+        let directory = tempfile::tempdir().unwrap();
+        let [from, into] = ["from", "into"].map(|name| directory.path().join(name));
+        fs::create_dir(&from).unwrap();
+        fs::create_dir(&into).unwrap();
+        drop(UnixListener::bind(from.join("socket")).unwrap());
+        fs::hard_link(from.join("socket"), from.join("same")).unwrap();
+        fs::write(from.join("file"), "text").unwrap();
+        copy(&from, &into, &AtomicBool::new(false), &mut |_| ()).unwrap();
+        let names = fs::read_dir(&into).unwrap();
+        let names: Vec<_> = names.map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names, ["file"]);
     }
 }
