@@ -182,6 +182,18 @@ fn changes_survive_a_container_that_is_set_up_anew() {
     assert_nothing_left(&store);
 }
 
+/// Root of a container can write to the directory of the socket that its agent connects to.
+#[test]
+fn a_directory_in_place_of_the_agents_socket_is_removed() {
+    let store = TestStore::new();
+    store.up_with(
+        "[[step]]\nname = 'one'\nuser = 'root'\nrun = 'mkdir -p /run/rockenv/agent/socket/below'
+         [[step]]\nname = 'two'\nrun = 'true'\n",
+    );
+    store.rockenv(&["rm", "--yes", store.env()]).ok();
+    assert_nothing_left(&store);
+}
+
 /// Writes profile [`TWO`] on an image that no other test's store has.
 fn own_image(store: &TestStore) {
     let images = store.work().join("images");

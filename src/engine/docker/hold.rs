@@ -18,9 +18,10 @@ use crate::engine::session::short_path;
 use crate::engine::wire::ToAgent;
 use crate::engine::{Container, Usage};
 use crate::rocm::gpu::probe::AccessLayer;
-use crate::sys::error::{Error, Kind, Result, ResultExt as _, if_exists};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::frames;
 use crate::sys::readable::readable;
+use crate::tree::remove_tree;
 
 /// Limit from the start of a container until its agent answers.
 const START: Duration = Duration::from_secs(180);
@@ -50,7 +51,8 @@ pub(in crate::engine) fn hold(
     // Inside, only root may enter: the build user must not speak for the agent.
     fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o700))?;
     let path = directory.join(AGENT_SOCKET);
-    if_exists(fs::remove_file(&path))?;
+    // Root of an earlier container may have made anything there, a directory too.
+    remove_tree(&path)?;
     let entrance = UnixListener::bind(short_path(&directory, AGENT_SOCKET)?.1)
         .context(|| format!("cannot listen at `{}`", path.display()))?;
     state.save(&hold.run)?;
