@@ -163,6 +163,22 @@ fn a_timeout_ends_whatever_the_step_started() {
 }
 
 #[test]
+fn a_timeout_is_for_one_run_of_one_step() {
+    let store = TestStore::new();
+    // After the first run of `slow` nothing would be left of a common time, and after the second too little for `next`.
+    store.profile(
+        "volume = [{ name = 'b', kind = 'build', target = '/b' }]
+         [[step]]\nname = 'slow'\ntimeout = '3s'\nrun = 'if mkdir /b/begun; then sleep 100; fi; sleep 1.5'
+         [[step]]\nname = 'next'\ntimeout = '3s'\nrun = 'sleep 2'\n",
+    );
+    store
+        .rockenv(&["up", store.env()])
+        .exits(5)
+        .says(&["step `slow` timed out after 3.0 s"]);
+    store.up();
+}
+
+#[test]
 fn a_full_disk_is_said_and_survived() {
     let disk = LoopFs::sized(Kind::Ext4, 400 << 20);
     let store = TestStore::on(&disk);
