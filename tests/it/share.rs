@@ -405,6 +405,14 @@ fn without_a_registry_up_builds() {
         .rockenv(&["push", name])
         .exits(2)
         .says(&["no registry is configured", "ROCKENV_REGISTRY"]);
+    // `push` in the configuration is not for `--offline`.
+    two.one.configure("push = true");
+    let again = ["up", name, "--rerun", "one", "--offline"];
+    let up = two.with(&two.one, &again, nobody).ok();
+    assert!(!up.err.contains("registry"), "{}", up.err);
+    two.with(&two.one, &again[..4], nobody)
+        .ok()
+        .says(&["warning: cannot push to", "cannot reach registry"]);
     two.run(&two.one, &["push", "absent"]).exits(7);
     two.run(&two.one, &["pull", &format!("{}:none", two.repository())])
         .exits(7)
