@@ -19,6 +19,9 @@ use crate::sys::account::{Existing, Rights, caller};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
 
+/// The mode of a missing parent directory.
+const PARENT: u32 = 0o755;
+
 /// Writes entries below one directory, without the bits of their modes that would give rights to a program.
 #[derive(Debug)]
 pub(crate) struct Writer {
@@ -120,7 +123,7 @@ impl Writer {
         let (parent, name) = split(path)?;
         let from = self.open_below(parent);
         let moved = from.and_then(|from| {
-            let into = to.make(parent)?;
+            let into = to.make(parent, PARENT)?;
             renameat(&from, name.as_c_str(), &into, name.as_c_str())
         });
         moved.context(|| {
@@ -149,15 +152,16 @@ impl Writer {
     }
 
     fn directory(&mut self, path: &Path, entry: &ListingEntry) -> Result<()> {
-        let outcome = self.make(path).map(drop);
+        let mode = entry.mode & PERMISSIONS;
+        let outcome = self.make(path, mode).map(drop);
         self.explain(path, outcome)?;
-        let last = (entry.mode & PERMISSIONS, Some(entry.mtime));
+        let last = (mode, Some(entry.mtime));
         self.directories.insert(path.to_owned(), last);
         Ok(())
     }
 
-    /// Makes a directory, and missing parents; returns it open.
-    fn make(&mut self, path: &Path) -> nix::Result<OwnedFd> {
+    /// Makes a directory of this mode, and missing parents; returns it open.
+    fn make(&mut self, path: &Path, mode: u32) -> nix::Result<OwnedFd> {
         match self.open_below(path) {
             Err(Errno::ENOENT) => {}
             other => return other,
@@ -172,8 +176,12 @@ impl Writer {
                     self.rights
                         .make_directory(at.as_fd(), name.as_c_str(), Mode::S_IRWXU)?;
                     self.set_owner(at.as_fd(), &name)?;
-                    self.directories.insert(below.clone(), (0o755, None));
-                    self.open_dir(at.as_fd(), &name)?
+                    let mode = if below == path { mode } else { PARENT };
+                    self.directories.insert(below.clone(), (mode, None));
+                    let made = self.open_dir(at.as_fd(), &name)?;
+                    // A command that is killed does not come to the end, and the next one sets no modes here.
+                    self.rights.set_mode(made.as_fd(), ".", mode | 0o700)?;
+                    made
                 }
                 other => other?,
             };
@@ -189,7 +197,7 @@ impl Writer {
         make: impl FnOnce(&Self, BorrowedFd<'_>, &CStr) -> nix::Result<()>,
     ) -> nix::Result<()> {
         let (parent, name) = split(path).map_err(|_| Errno::EINVAL)?;
-        let parent = self.make(parent)?;
+        let parent = self.make(parent, PARENT)?;
         // Distinct from that of another command, which may write the same.
         let part = format!(".rockenv-{:016x}", RandomState::new().hash_one(0));
         let part = CString::new(part).map_err(|_| Errno::EINVAL)?;
