@@ -57,9 +57,9 @@ const GPU: [File; 5] = [
     (
         "work/profiles/gpu.toml",
         "schema = 1\nimage = \"base\"\n
-         [[step]]\nname = 'look'\nrun = 'ls -d /dev/kfd /dev/dri /dev/accel > ~/off 2>/dev/null || true'\n
+         [[step]]\nname = 'look'\nrun = 'ls -d /dev/kfd /dev/dri /dev/accel 2>/dev/null || echo none'\n
          [[step]]\nname = 'use'\ngpu = true\nrun = '''
-         ls -d /dev/kfd /dev/dri/* > ~/on; id -G > ~/groups; exec 3<>/dev/kfd 4<>/dev/dri/renderD128'''\n",
+         ls -d /dev/kfd /dev/dri/*; id -G; exec 3<>/dev/kfd 4<>/dev/dri/renderD128'''\n",
     ),
     (
         "work/profiles/hog.toml",
