@@ -113,10 +113,12 @@ fn steps_trust_the_configured_authorities() {
         r#"schema = 1
 image = "builder"
 [[step]]
+name = "venv"
+run = "python3 -m venv $HOME/venv"
+[[step]]
 name = "variables"
 run = '''
-python3 -m venv $HOME/venv
-$HOME/venv/bin/pip install --disable-pip-version-check --no-cache-dir --no-deps --index-url {at}/simple demo
+$HOME/venv/bin/pip install --disable-pip-version-check --retries 1 --no-cache-dir --no-deps --index-url {at}/simple demo
 $HOME/venv/bin/python -c 'import demo; print(demo.text)'
 git clone -q {at}/repo.git $HOME/repo
 '''
