@@ -31,13 +31,13 @@ name = "three"
 run = "cat $HOME/two > $HOME/three; rm $HOME/one"
 "#;
 
-/// Runs the same case on an overlay, a btrfs and a reflink store.
+/// Runs the same case on an overlay, a btrfs and a reflink store: what each of them does in its own way.
 fn on_each(case: impl Fn(&TestStore, &str)) {
     on_overlay_and_btrfs(&case);
     case(&TestStore::on(&LoopFs::new(Kind::Xfs)), "reflink");
 }
 
-/// Runs the same case on a store that freezes build volumes, and on one that does not.
+/// Runs the same case on a store that freezes build volumes, and on one that does not: a plan knows no other difference.
 fn on_overlay_and_btrfs(case: impl Fn(&TestStore, &str)) {
     case(&TestStore::new(), "overlay");
     case(&TestStore::on(&LoopFs::new(Kind::Btrfs)), "btrfs");
@@ -110,7 +110,7 @@ fn a_changed_step_starts_from_its_parents_snapshot_volumes_included() {
 
 #[test]
 fn an_incremental_step_keeps_its_volumes() {
-    on_each(|store, _| {
+    on_overlay_and_btrfs(|store, _| {
         let steps = STEPS
             .replace("name = \"two\"", "name = \"two\"\nincremental = true")
             .replace("ln /v", "ln -f /v");
@@ -184,20 +184,19 @@ fn snapshots_roll_back_and_differ() {
 
 #[test]
 fn a_step_replaces_no_snapshot_that_somebody_took() {
-    on_each(|store, _| {
-        store.up_with(STEPS);
-        store.root_sh("echo precious > /etc/precious").ok();
-        store
-            .rockenv(&["snapshot", "create", store.env(), "four"])
-            .ok();
-        store
-            .up_with(&format!(
-                "{STEPS}\n[[step]]\nname = \"four\"\nrun = \"true\"\n"
-            ))
-            .says(&["snapshot `four` renamed to `four-2`"]);
-        store.rockenv(&["rollback", store.env(), "four-2"]).ok();
-        store.sh("cat /etc/precious").ok().prints("precious");
-    });
+    let store = TestStore::new();
+    store.up_with(STEPS);
+    store.root_sh("echo precious > /etc/precious").ok();
+    store
+        .rockenv(&["snapshot", "create", store.env(), "four"])
+        .ok();
+    store
+        .up_with(&format!(
+            "{STEPS}\n[[step]]\nname = \"four\"\nrun = \"true\"\n"
+        ))
+        .says(&["snapshot `four` renamed to `four-2`"]);
+    store.rockenv(&["rollback", store.env(), "four-2"]).ok();
+    store.sh("cat /etc/precious").ok().prints("precious");
 }
 
 #[test]
@@ -255,8 +254,8 @@ fn a_fork_is_a_copy_and_shares_what_it_did_not_change() {
 
 #[test]
 fn steps_before_the_first_target_are_built_once_for_all_targets() {
-    on_each(|store, _| {
-        let steps = r#"
+    let store = TestStore::new();
+    let steps = r#"
 targets = ["gfx1103"]
 [[step]]
 name = "common"
@@ -265,32 +264,31 @@ run = "head -c 8 /dev/urandom | od -An -tx1 > $HOME/common"
 name = "own"
 run = "echo ${target} > $HOME/own"
 "#;
-        store.profile(steps);
-        let (a, b) = (
-            format!("{}-gfx1103", store.env()),
-            format!("{}-gfx1201", store.env()),
-        );
+    store.profile(steps);
+    let (a, b) = (
+        format!("{}-gfx1103", store.env()),
+        format!("{}-gfx1201", store.env()),
+    );
+    store
+        .rockenv(&["up", store.env(), "--target", "gfx1103"])
+        .ok();
+    store
+        .rockenv(&["up", store.env(), "--target", "gfx1201"])
+        .ok()
+        .says(&["2 steps, 1 done before"]);
+    let read = |env: &str, file: &str| {
         store
-            .rockenv(&["up", store.env(), "--target", "gfx1103"])
-            .ok();
-        store
-            .rockenv(&["up", store.env(), "--target", "gfx1201"])
+            .rockenv(&["exec", env, "--", "cat", &format!("/home/builder/{file}")])
             .ok()
-            .says(&["2 steps, 1 done before"]);
-        let read = |env: &str, file: &str| {
-            store
-                .rockenv(&["exec", env, "--", "cat", &format!("/home/builder/{file}")])
-                .ok()
-                .text()
-        };
-        assert_eq!(read(&a, "common"), read(&b, "common"));
-        assert_eq!(
-            (read(&a, "own"), read(&b, "own")),
-            ("gfx1103\n".into(), "gfx1201\n".into())
-        );
-        store.rockenv(&["rm", &a]).ok();
-        assert_eq!(read(&b, "own"), "gfx1201\n");
-    });
+            .text()
+    };
+    assert_eq!(read(&a, "common"), read(&b, "common"));
+    assert_eq!(
+        (read(&a, "own"), read(&b, "own")),
+        ("gfx1103\n".into(), "gfx1201\n".into())
+    );
+    store.rockenv(&["rm", &a]).ok();
+    assert_eq!(read(&b, "own"), "gfx1201\n");
 }
 
 #[test]
@@ -383,7 +381,7 @@ fn a_command_that_only_looks_leaves_no_snapshot_of_a_home() {
 
 #[test]
 fn rm_takes_what_is_the_envs_and_nothing_else() {
-    on_each(|store, _| {
+    on_overlay_and_btrfs(|store, _| {
         let out = store.work().join("out");
         fs::create_dir(&out).unwrap();
         fs::write(out.join("mine"), "mine").unwrap();

@@ -2,7 +2,7 @@
 
 use fs_err as fs;
 
-use super::{STEPS, on_each};
+use super::{STEPS, on_each, on_overlay_and_btrfs};
 use crate::support::env::TestStore;
 
 #[test]
@@ -94,7 +94,7 @@ fn rerun_and_until() {
 
 #[test]
 fn what_was_run_again_is_never_taken_back() {
-    on_each(|store, method| {
+    on_overlay_and_btrfs(|store, method| {
         let flags = store.work().join("flags");
         fs::create_dir(&flags).unwrap();
         let volume = "[[volume]]\nname = 'build'\nkind = 'build'\ntarget = '/v/build'\n";
@@ -152,7 +152,7 @@ fn what_was_run_again_is_never_taken_back() {
 
 #[test]
 fn until_keeps_what_a_later_step_has_built() {
-    on_each(|store, method| {
+    on_overlay_and_btrfs(|store, method| {
         let env = store.env();
         store.profile(&STEPS.replace(
             "echo two >> $HOME/two",
@@ -169,7 +169,7 @@ fn until_keeps_what_a_later_step_has_built() {
 
 #[test]
 fn a_step_never_runs_on_what_was_changed_by_hand() {
-    on_each(|store, method| {
+    on_overlay_and_btrfs(|store, method| {
         let env = store.env();
         store.profile(&STEPS.replace("echo one > $HOME/one", "exit 1"));
         store.rockenv(&["up", env]).exits(5);
@@ -196,69 +196,67 @@ fn a_step_never_runs_on_what_was_changed_by_hand() {
 
 #[test]
 fn a_last_step_that_was_removed_from_the_profile_is_undone() {
-    on_each(|store, _| {
-        store.up_with(STEPS);
-        let (first, _) = STEPS.split_once("[[step]]\nname = \"three\"").unwrap();
-        store.up_with(first);
-        store.sh("test -e $HOME/one && ! test -e $HOME/three").ok();
-        store.up().says(&["nothing to do"]);
-        store.up_with(STEPS).says(&["3 steps, 3 done before"]);
-        store.sh("! test -e $HOME/one && test -e $HOME/three").ok();
-    });
+    let store = TestStore::new();
+    store.up_with(STEPS);
+    let (first, _) = STEPS.split_once("[[step]]\nname = \"three\"").unwrap();
+    store.up_with(first);
+    store.sh("test -e $HOME/one && ! test -e $HOME/three").ok();
+    store.up().says(&["nothing to do"]);
+    store.up_with(STEPS).says(&["3 steps, 3 done before"]);
+    store.sh("! test -e $HOME/one && test -e $HOME/three").ok();
 }
 
 #[test]
 fn the_output_is_of_the_build_that_the_env_stands_on() {
-    on_each(|store, method| {
-        let env = store.env();
-        let profile = |build: &str| {
-            store.profile(&format!(
-                "[[volume]]\nname = 'out'\nkind = 'output'\ntarget = '/v/out'\n\
-                 [[step]]\nname = 'one'\nrun = 'echo one > /v/out/both; echo {build} > /v/out/one'\n\
-                 [[step]]\nname = 'two'\nrun = 'cat /v/out/one > $HOME/two; cat /v/out/one > /v/out/both'\n"
-            ));
-        };
-        let out = store.home().join("outputs").join(env).join("out");
-        let state = || {
-            let files = ["one", "both"].map(|name| fs::read_to_string(out.join(name)).unwrap());
-            files.concat() + &store.sh("cat $HOME/two").ok().text()
-        };
-        profile("old");
+    let store = TestStore::new();
+    let env = store.env();
+    let profile = |build: &str| {
+        store.profile(&format!(
+            "[[volume]]\nname = 'out'\nkind = 'output'\ntarget = '/v/out'\n\
+             [[step]]\nname = 'one'\nrun = 'echo one > /v/out/both; echo {build} > /v/out/one'\n\
+             [[step]]\nname = 'two'\nrun = 'cat /v/out/one > $HOME/two; cat /v/out/one > /v/out/both'\n"
+        ));
+    };
+    let out = store.home().join("outputs").join(env).join("out");
+    let state = || {
+        let files = ["one", "both"].map(|name| fs::read_to_string(out.join(name)).unwrap());
+        files.concat() + &store.sh("cat $HOME/two").ok().text()
+    };
+    profile("old");
+    store.up();
+    store.rockenv(&["snapshot", "create", env, "mine"]).ok();
+    for goes_back in [false, true] {
+        profile("new");
         store.up();
-        store.rockenv(&["snapshot", "create", env, "mine"]).ok();
-        for goes_back in [false, true] {
-            profile("new");
-            store.up();
-            assert_eq!(state(), "new\nnew\nnew\n", "{method}");
-            fs::write(out.join("other"), "somebody's").unwrap();
-            if goes_back {
-                store.rockenv(&["rollback", "--yes", env, "mine"]).ok();
-            }
-            profile("old");
-            store.up().says(&["2 steps, 2 done before"]);
-            assert_eq!(state(), "old\nold\nold\n", "{method}");
-            assert_eq!(fs::read(out.join("other")).unwrap(), b"somebody's");
-            store.up().says(&["nothing to do"]);
-            // What the last step made of it is not taken back.
-            let until = ["up", env, "--until", "one"];
-            store.rockenv(&until).ok().says(&["nothing to do"]);
-            fs::remove_file(out.join("one")).unwrap();
-            store.rockenv(&until).ok();
-            assert_eq!(state(), "old\nold\nold\n", "{method}");
+        assert_eq!(state(), "new\nnew\nnew\n");
+        fs::write(out.join("other"), "somebody's").unwrap();
+        if goes_back {
+            store.rockenv(&["rollback", "--yes", env, "mine"]).ok();
         }
-        // What somebody made of it stays.
-        fs::write(out.join("one"), "somebody's").unwrap();
-        store
-            .rockenv(&["up", env])
-            .exits(8)
-            .says(&["`one` in output volume `out`"]);
-        assert_eq!(fs::read(out.join("one")).unwrap(), b"somebody's");
-    });
+        profile("old");
+        store.up().says(&["2 steps, 2 done before"]);
+        assert_eq!(state(), "old\nold\nold\n");
+        assert_eq!(fs::read(out.join("other")).unwrap(), b"somebody's");
+        store.up().says(&["nothing to do"]);
+        // What the last step made of it is not taken back.
+        let until = ["up", env, "--until", "one"];
+        store.rockenv(&until).ok().says(&["nothing to do"]);
+        fs::remove_file(out.join("one")).unwrap();
+        store.rockenv(&until).ok();
+        assert_eq!(state(), "old\nold\nold\n");
+    }
+    // What somebody made of it stays.
+    fs::write(out.join("one"), "somebody's").unwrap();
+    store
+        .rockenv(&["up", env])
+        .exits(8)
+        .says(&["`one` in output volume `out`"]);
+    assert_eq!(fs::read(out.join("one")).unwrap(), b"somebody's");
 }
 
 #[test]
 fn what_a_forgotten_snapshot_stands_on_stays() {
-    on_each(|store, _| {
+    on_overlay_and_btrfs(|store, _| {
         let env = store.env();
         let steps = STEPS.replace("ln /v", "ln -f /v");
         let changed = |from: &str| steps.replace(from, &format!("true; {from}"));

@@ -2,7 +2,7 @@
 
 use fs_err as fs;
 
-use super::on_each;
+use super::on_overlay_and_btrfs;
 use crate::support::env::TestStore;
 
 /// A step that adds a line to the build volume, and one that keeps what is in it.
@@ -24,7 +24,7 @@ fn left(store: &TestStore, env: &str) -> String {
 
 #[test]
 fn a_new_env_gets_what_a_clean_build_makes() {
-    on_each(|store, method| {
+    on_overlay_and_btrfs(|store, method| {
         let (old, new) = (store.env(), format!("{}-new", store.env()));
         let up = |name: &str, more: &[&str]| {
             store.rockenv(&[&["up", old, "--name", name], more].concat())
@@ -47,7 +47,7 @@ fn a_new_env_gets_what_a_clean_build_makes() {
 
 #[test]
 fn what_failed_in_an_old_tree_fails_in_no_new_one() {
-    on_each(|store, method| {
+    on_overlay_and_btrfs(|store, method| {
         let (old, fork) = (store.env(), format!("{}-fork", store.env()));
         let new = format!("{}-new", store.env());
         let target = |name: &str| {
@@ -82,7 +82,7 @@ fn what_failed_in_an_old_tree_fails_in_no_new_one() {
 
 #[test]
 fn a_step_that_goes_on_after_a_failure_is_as_clean_as_one_that_did_not_fail() {
-    on_each(|store, method| {
+    on_overlay_and_btrfs(|store, method| {
         let (env, new) = (store.env(), format!("{}-new", store.env()));
         let flags = store.work().join("flags");
         fs::create_dir(&flags).unwrap();

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use fs_err as fs;
 
-use super::{on_each, on_overlay_and_btrfs};
+use super::on_overlay_and_btrfs;
 use crate::support::env::TestStore;
 use crate::support::loopfs::{Kind, LoopFs, run};
 use crate::support::ordinary::Ordinary;
@@ -52,7 +52,7 @@ fn snapshots(store: &TestStore, env: &str) -> String {
 
 #[test]
 fn what_a_user_changes_in_the_tree_of_a_failed_step_is_kept() {
-    on_each(|store, method| {
+    on_overlay_and_btrfs(|store, method| {
         let steps = |more: &str| {
             format!(
                 "[[step]]\nname = 'one'\nrun = 'echo one > ~/one'\n\
@@ -155,7 +155,7 @@ fn a_new_image_costs_no_work_in_build_volumes() {
 
 #[test]
 fn work_in_a_failed_step_is_kept_before_volumes_are_restored() {
-    on_each(|store, method| {
+    on_overlay_and_btrfs(|store, method| {
         let profile = |run: &str| {
             format!(
                 "{VOLUME}[[step]]\nname = 'one'\nrun = 'true'\n[[step]]\nname = 'two'\nrun = '{run}'\n"

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 
 use fs_err as fs;
 
-use super::on_each;
 use crate::support::env::TestStore;
 use crate::support::run::{Background, Ran, wait_until};
 
@@ -30,50 +29,48 @@ fn a_source_directory_that_is_not_there_is_named() {
 
 #[test]
 fn a_source_that_changed_runs_its_steps_again_and_is_never_written() {
-    on_each(|store, _| {
-        let source = store.work().join("source");
-        fs::create_dir(&source).unwrap();
-        fs::write(source.join("a"), "one").unwrap();
-        let steps = format!(
-            "[[volume]]\nname = \"src\"\nkind = \"source\"\ntarget = \"/v/src\"\npath = \"{}\"\n\
-             [[step]]\nname = \"before\"\nrun = \"true\"\n\
-             [[step]]\nname = \"read\"\ninputs = [\"src\"]\nrun = \"cat /v/src/a > $HOME/a\"\n",
-            source.display()
-        );
-        store.up_with(&steps);
-        store.up().says(&["nothing to do"]);
-        fs::write(source.join("a"), "two").unwrap();
-        store.up().says(&["2 steps, 1 done before"]);
-        store.sh("cat $HOME/a").ok().prints("two");
-        fs::write(source.join("a"), "one").unwrap();
-        store.up();
-        store.sh("cat $HOME/a").ok().prints("one");
-    });
+    let store = TestStore::new();
+    let source = store.work().join("source");
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("a"), "one").unwrap();
+    let steps = format!(
+        "[[volume]]\nname = \"src\"\nkind = \"source\"\ntarget = \"/v/src\"\npath = \"{}\"\n\
+         [[step]]\nname = \"before\"\nrun = \"true\"\n\
+         [[step]]\nname = \"read\"\ninputs = [\"src\"]\nrun = \"cat /v/src/a > $HOME/a\"\n",
+        source.display()
+    );
+    store.up_with(&steps);
+    store.up().says(&["nothing to do"]);
+    fs::write(source.join("a"), "two").unwrap();
+    store.up().says(&["2 steps, 1 done before"]);
+    store.sh("cat $HOME/a").ok().prints("two");
+    fs::write(source.join("a"), "one").unwrap();
+    store.up();
+    store.sh("cat $HOME/a").ok().prints("one");
 }
 
 #[test]
 fn a_step_that_fetches_into_a_source_decides_what_later_steps_are_made_from() {
-    on_each(|store, _| {
-        let source = store.work().join("source");
-        fs::create_dir(&source).unwrap();
-        fs::write(source.join("a"), "a").unwrap();
-        fs::set_permissions(&source, std::fs::Permissions::from_mode(0o777)).unwrap();
-        let fetching = format!(
-            "[[volume]]\nname = \"src\"\nkind = \"source\"\ntarget = \"/v/src\"\npath = \"{}\"\n\
-             [[step]]\nname = \"fetch\"\nrun = \"echo new > /v/src/fetched\"\n\
-             [[step]]\nname = \"build\"\ninputs = [\"src\"]\nrun = \"cat /v/src/* > $HOME/built\"\n\
-             [[step]]\nname = \"last\"\ninputs = [\"src\"]\nrun = \"true\"\n",
-            source.display()
-        );
-        store
-            .up_with(&fetching)
-            .says(&["step 1/3 fetch", "step 3/3 last"]);
-        store.up().says(&["nothing to do"]);
-        // What was built with the file is not what there is without it.
-        fs::remove_file(source.join("fetched")).unwrap();
-        store.up().says(&["step 2/3 build"]);
-        store.sh("cat $HOME/built").ok().prints("a");
-    });
+    let store = TestStore::new();
+    let source = store.work().join("source");
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("a"), "a").unwrap();
+    fs::set_permissions(&source, std::fs::Permissions::from_mode(0o777)).unwrap();
+    let fetching = format!(
+        "[[volume]]\nname = \"src\"\nkind = \"source\"\ntarget = \"/v/src\"\npath = \"{}\"\n\
+         [[step]]\nname = \"fetch\"\nrun = \"echo new > /v/src/fetched\"\n\
+         [[step]]\nname = \"build\"\ninputs = [\"src\"]\nrun = \"cat /v/src/* > $HOME/built\"\n\
+         [[step]]\nname = \"last\"\ninputs = [\"src\"]\nrun = \"true\"\n",
+        source.display()
+    );
+    store
+        .up_with(&fetching)
+        .says(&["step 1/3 fetch", "step 3/3 last"]);
+    store.up().says(&["nothing to do"]);
+    // What was built with the file is not what there is without it.
+    fs::remove_file(source.join("fetched")).unwrap();
+    store.up().says(&["step 2/3 build"]);
+    store.sh("cat $HOME/built").ok().prints("a");
 }
 
 #[test]

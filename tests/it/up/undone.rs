@@ -2,7 +2,7 @@
 
 use fs_err as fs;
 
-use super::on_each;
+use super::on_overlay_and_btrfs;
 use crate::support::env::TestStore;
 use crate::support::run::Ran;
 
@@ -37,7 +37,7 @@ fn result(store: &TestStore) -> String {
 
 #[test]
 fn an_undone_edit_leaves_the_volume_of_the_build_that_it_goes_back_to() {
-    on_each(|store, method| {
+    on_overlay_and_btrfs(|store, method| {
         store.profile(PROFILE);
         up(store, &[]).ok();
         up(store, &["v=bad"]).exits(5);
@@ -99,7 +99,7 @@ fn a_failed_step_that_sees_no_volume_changes_nothing_and_hides_nothing() {
 
 #[test]
 fn a_later_step_that_wrote_to_the_volume_makes_no_earlier_one_run_again() {
-    on_each(|store, method| {
+    on_overlay_and_btrfs(|store, method| {
         store.profile(PROFILE);
         up(store, &[]).ok();
         up(store, &["w=bad"]).exits(5);

@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
-use super::{on_each, on_overlay_and_btrfs};
+use super::on_overlay_and_btrfs;
 use crate::support::env::TestStore;
 use crate::support::run::{Background, Ran, processes_called, wait_for, wait_until};
 
@@ -136,7 +136,7 @@ fn layer(store: &TestStore, step: &str) -> PathBuf {
 
 #[test]
 fn what_comes_out_the_same_is_the_same_and_the_env_stays_as_it_is() {
-    on_each(|store, method| {
+    on_overlay_and_btrfs(|store, method| {
         store.profile(&steps());
         store.up();
         let built = "build volume `b`: not in snapshots of an overlay store";
