@@ -145,7 +145,7 @@ fn killed_at(store: &TestStore, words: &[&str], call: &str, nth: usize) -> bool 
 
 /// Returns what it says without doing it.
 fn frees_what_it_says(kind: Kind) -> String {
-    let disk = LoopFs::new(kind);
+    let disk = LoopFs::with_base(kind);
     let store = TestStore::on(&disk);
     round(&store, 0, 6);
     store.up();
@@ -227,7 +227,7 @@ fn it_frees_what_it_says_on_btrfs() {
 
 #[test]
 fn what_nobody_can_use_goes_and_other_things_are_not_looked_at() {
-    let disk = LoopFs::new(Kind::Ext4);
+    let disk = LoopFs::with_base(Kind::Ext4);
     let store = TestStore::on(&disk);
     round(&store, 0, 1);
     store.up();
@@ -298,7 +298,7 @@ fn what_nobody_can_use_goes_and_other_things_are_not_looked_at() {
 
 #[test]
 fn a_dry_run_counts_the_trash_as_the_real_one_does() {
-    let disk = LoopFs::new(Kind::Ext4);
+    let disk = LoopFs::with_base(Kind::Ext4);
     let store = TestStore::on(&disk);
     round(&store, 0, 6);
     store.up();
@@ -327,7 +327,7 @@ fn a_dry_run_counts_the_trash_as_the_real_one_does() {
 
 #[test]
 fn what_a_later_look_adds_is_asked_for_too() {
-    let disk = LoopFs::new(Kind::Ext4);
+    let disk = LoopFs::with_base(Kind::Ext4);
     let store = TestStore::on(&disk);
     for number in 0..3 {
         round(&store, number, 6);
@@ -494,7 +494,7 @@ fn a_tool_that_leaves_too_much_is_asked_once() {
 
 #[test]
 fn a_tool_that_shrank_a_cache_is_no_change_by_hand() {
-    let disk = LoopFs::new(Kind::Xfs);
+    let disk = LoopFs::with_base(Kind::Xfs);
     let store = TestStore::on(&disk);
     with_apt(&store, "a");
     store.up();

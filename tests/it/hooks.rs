@@ -119,7 +119,7 @@ fn steps_see_the_hook_and_the_source_stays_as_it_is() {
     // What a test mounts is not there for a service.
     let other = (!is_at_service()).then_some(Some(Kind::Btrfs));
     for kind in std::iter::once(None).chain(other) {
-        let disk = kind.map(LoopFs::new);
+        let disk = kind.map(LoopFs::with_base);
         let store = disk.as_ref().map_or_else(TestStore::new, TestStore::on);
         let src = source(&store);
         hook(&store, "fix", EDIT);

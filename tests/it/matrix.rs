@@ -139,7 +139,7 @@ fn what_is_common_is_built_once_on_overlay() {
 
 #[test]
 fn what_is_common_is_built_once_on_btrfs() {
-    let disk = LoopFs::new(Kind::Btrfs);
+    let disk = LoopFs::with_base(Kind::Btrfs);
     what_is_common_is_built_once(&TestStore::on(&disk));
 }
 
@@ -218,7 +218,7 @@ fn what_some_share_is_built_once_too() {
 
 #[test]
 fn what_some_share_after_what_all_share_is_built_once_too() {
-    let disk = LoopFs::new(Kind::Btrfs);
+    let disk = LoopFs::with_base(Kind::Btrfs);
     let store = TestStore::on(&disk);
     let all: [&[&str]; 3] = [
         &["one", "two", "three", "own-a"],

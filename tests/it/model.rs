@@ -474,7 +474,7 @@ impl World {
 }
 
 fn commands(kind: Kind, seed: u64) {
-    let disk = LoopFs::new(kind);
+    let disk = LoopFs::with_base(kind);
     let seed = random::number("ROCKENV_TEST_SEED").unwrap_or(seed);
     eprintln!("{}, seed {seed}", kind.name());
     let mut world = World::new(&disk, kind, seed);

@@ -326,8 +326,8 @@ fn push_sends_what_is_missing_and_pull_brings_it() {
 #[test]
 fn every_method_takes_what_every_other_gives() {
     let disks = [
-        LoopFs::new(Kind::Btrfs),
-        LoopFs::new(Kind::Xfs),
+        LoopFs::with_base(Kind::Btrfs),
+        LoopFs::with_base(Kind::Xfs),
         LoopFs::new(Kind::Btrfs),
     ];
     let [btrfs, xfs, fresh] = &disks;

@@ -34,13 +34,13 @@ run = "cat $HOME/two > $HOME/three; rm $HOME/one"
 /// Runs the same case on an overlay, a btrfs and a reflink store: what each of them does in its own way.
 fn on_each(case: impl Fn(&TestStore, &str)) {
     on_overlay_and_btrfs(&case);
-    case(&TestStore::on(&LoopFs::new(Kind::Xfs)), "reflink");
+    case(&TestStore::on(&LoopFs::with_base(Kind::Xfs)), "reflink");
 }
 
 /// Runs the same case on a store that freezes build volumes, and on one that does not: a plan knows no other difference.
 fn on_overlay_and_btrfs(case: impl Fn(&TestStore, &str)) {
     case(&TestStore::new(), "overlay");
-    case(&TestStore::on(&LoopFs::new(Kind::Btrfs)), "btrfs");
+    case(&TestStore::on(&LoopFs::with_base(Kind::Btrfs)), "btrfs");
 }
 
 #[test]
@@ -328,7 +328,7 @@ fn more_than_128_snapshots_of_one_env_work() {
 
 #[test]
 fn a_command_that_only_looks_leaves_no_snapshot() {
-    let disk = LoopFs::new(Kind::Btrfs);
+    let disk = LoopFs::with_base(Kind::Btrfs);
     for store in [TestStore::new(), TestStore::on(&disk)] {
         let volume = "[[volume]]\nname = \"build\"\nkind = \"build\"\ntarget = \"/build\"\n";
         let profile = |last: &str| {
@@ -460,7 +460,7 @@ fn a_layer_that_was_not_on_disk_when_power_was_lost_is_built_again() {
 fn ninja_finds_nothing_to_do_after_a_rollback() {
     // The rest of a tree's fidelity is tested where trees are cloned; this is the whole way, with real Ninja.
     for kind in [Kind::Btrfs, Kind::Xfs] {
-        let disk = LoopFs::new(kind);
+        let disk = LoopFs::with_base(kind);
         let store = TestStore::on(&disk);
         store.up_with(
             r#"

@@ -55,7 +55,7 @@ impl TestStore {
         Self::with(directory(), home.to_owned())
     }
 
-    /// Makes a store on a file system of its own, which must live longer.
+    /// Makes a store on a file system of its own, which must live longer. [`LoopFs::with_base`] has image `base` in it.
     pub(crate) fn on(disk: &LoopFs) -> Self {
         Self::at(&disk.join("store"))
     }

@@ -13,6 +13,11 @@ use std::process::Command;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 
+use super::ordinary::Ordinary;
+
+/// 4 GB.
+pub(super) const SIZE: u64 = 4 << 30;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Ext4,
@@ -67,33 +72,43 @@ pub(crate) struct LoopFs {
 impl LoopFs {
     /// Makes an empty file system of 4 GB, of which only what is written takes space.
     pub(crate) fn new(kind: Kind) -> Self {
-        Self::sized(kind, 4 << 30)
+        Self::sized(kind, SIZE)
     }
 
     /// xfs wants 300 MB at least, btrfs 110.
     pub(crate) fn sized(kind: Kind, bytes: u64) -> Self {
+        Self::mounted(kind, |image| format(kind, bytes, image))
+    }
+
+    /// Makes one of 4 GB with a store in `store`, in which image `base` is built already: a copy of one that is made once.
+    pub(crate) fn with_base(kind: Kind) -> Self {
+        // An ordinary user's stores are elsewhere.
+        if Ordinary::get().is_some() {
+            return Self::new(kind);
+        }
+        let template = super::template::disk(kind);
+        Self::mounted(kind, |image| {
+            let mut copy = Command::new("cp");
+            run(copy
+                .arg("--sparse=always")
+                .args([template.as_path(), image]));
+            // Copies are mounted at once, and btrfs tells file systems apart by their UUID.
+            if kind == Kind::Btrfs {
+                run(Command::new("btrfstune").arg("-m").arg(image));
+            }
+        })
+    }
+
+    /// Mounts what `make` writes to a file.
+    fn mounted(kind: Kind, make: impl FnOnce(&Path)) -> Self {
         private_mounts();
         let directory = tempfile::Builder::new()
             .prefix("rockenv-loopfs-")
             .tempdir()
             .expect("a temporary directory");
         let image = directory.path().join("image");
-        let file = fs_err::File::create(&image).expect("an image file");
-        file.set_len(bytes).expect("a sparse image file");
-        let arguments: &[&str] = match kind {
-            // Extended attributes fit into inodes of 512 bytes. Outside the inode, files with equal attributes share a
-            // block, and the size of each file includes it.
-            Kind::Ext4 => &["mkfs.ext4", "-q", "-F", "-I", "512"],
-            Kind::Btrfs => &["mkfs.btrfs", "-q"],
-            Kind::Xfs => &["mkfs.xfs", "-q", "-m", "reflink=1"],
-        };
-        run(Command::new(arguments[0]).args(&arguments[1..]).arg(&image));
-        let at = directory.path().join("fs");
-        fs_err::create_dir(&at).expect("a mount point");
-        run(Command::new("mount")
-            .args(["-o", "loop"])
-            .args([&image, &at]));
-        let mount = Mount(at);
+        make(&image);
+        let mount = mount_file(kind, &image, directory.path().join("fs"));
         fs_err::remove_file(&image).expect("the image is removed");
         Self {
             mount,
@@ -128,6 +143,33 @@ impl LoopFs {
     pub(crate) fn join(&self, name: impl AsRef<Path>) -> PathBuf {
         self.mount.0.join(name)
     }
+}
+
+/// Makes an empty file system in a new file.
+pub(super) fn format(kind: Kind, bytes: u64, image: &Path) {
+    let file = fs_err::File::create(image).expect("an image file");
+    file.set_len(bytes).expect("a sparse image file");
+    let arguments: &[&str] = match kind {
+        // Extended attributes fit into inodes of 512 bytes. Outside the inode, files with equal attributes share a
+        // block, and the size of each file includes it.
+        Kind::Ext4 => &["mkfs.ext4", "-q", "-F", "-I", "512"],
+        Kind::Btrfs => &["mkfs.btrfs", "-q"],
+        Kind::Xfs => &["mkfs.xfs", "-q", "-m", "reflink=1"],
+    };
+    run(Command::new(arguments[0]).args(&arguments[1..]).arg(image));
+}
+
+/// Mounts the file system in a file at a new directory.
+pub(super) fn mount_file(kind: Kind, image: &Path, at: PathBuf) -> Mount {
+    fs_err::create_dir(&at).expect("a mount point");
+    let options = match kind {
+        // It may be a copy of one that is mounted.
+        Kind::Xfs => "loop,nouuid",
+        Kind::Ext4 | Kind::Btrfs => "loop",
+    };
+    let mut command = Command::new("mount");
+    run(command.args(["-o", options]).arg(image).arg(&at));
+    Mount(at)
 }
 
 /// A mount of the test, unmounted when dropped.

@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use fs_err as fs;
+use nix::mount::{MntFlags, umount2};
 
-use super::loopfs::run;
+use super::loopfs::{self, Kind, run};
 use super::ordinary::Ordinary;
+use super::run::{settle, wait_until};
 
 /// A directory on the disk that the checkout is on: `/tmp` may be memory.
 pub(super) fn directory() -> tempfile::TempDir {
@@ -101,6 +103,37 @@ pub(super) fn clone_template(home: &Path, image: &str) {
 
 /// Returns a store with nothing but this image, made once for each build of rockenv.
 fn template(image: &str) -> PathBuf {
+    let parent = match Ordinary::get() {
+        Some(user) => user.directory.join("template"),
+        None => base().join("template"),
+    };
+    let made = made_once(&parent.join(image), |current| {
+        build(image, current, &current.join("store"));
+    });
+    made.join("store")
+}
+
+/// Returns a file system in a file, with a store in `store` that has nothing but image `base`, made once for each build of
+/// rockenv.
+pub(super) fn disk(kind: Kind) -> PathBuf {
+    let parent = base().join("template").join(kind.name());
+    let made = made_once(&parent, |current| {
+        loopfs::private_mounts();
+        fs::create_dir(current).expect("a directory");
+        let (file, at) = (current.join("disk"), current.join("fs"));
+        loopfs::format(kind, loopfs::SIZE, &file);
+        let _mount = loopfs::mount_file(kind, &file, at.clone());
+        let home = at.join("store");
+        build("base", current, &home);
+        settle(&home);
+        // All of it is in the file then.
+        wait_until("it unmounts", || umount2(&at, MntFlags::empty()).is_ok());
+    });
+    made.join("disk")
+}
+
+/// Returns the directory below `parent` that `make` makes and fills, once for each build of rockenv.
+fn made_once(parent: &Path, make: impl FnOnce(&Path)) -> PathBuf {
     let program = fs::metadata(env!("CARGO_BIN_EXE_rockenv")).expect("rockenv");
     let version = format!(
         "{}.{:09}-{}",
@@ -108,35 +141,37 @@ fn template(image: &str) -> PathBuf {
         program.mtime_nsec(),
         program.len()
     );
-    let ordinary = Ordinary::get();
-    let parent = match &ordinary {
-        Some(user) => user.directory.join("template"),
-        None => base().join("template"),
-    };
-    let parent = parent.join(image);
-    fs::create_dir_all(&parent).expect("a directory for the template");
+    fs::create_dir_all(parent).expect("a directory for the template");
     let lock = fs::File::create(parent.join("lock")).expect("a lock file");
     lock.file().lock().expect("the lock");
     let link = parent.join("current");
     let current = parent.join(&version);
     if fs::read_link(&link).is_ok_and(|target| target == Path::new(&version)) {
-        return current.join("store");
+        return current;
     }
     // Only other builds' are there, and nobody uses them: test programs of one checkout run one after another.
     let clean =
         "find \"$1\" -mindepth 1 -maxdepth 1 ! -name lock -exec rm -rf --one-file-system {} +";
-    run(Command::new("sh").args(["-euc", clean, "sh"]).arg(&parent));
+    run(Command::new("sh").args(["-euc", clean, "sh"]).arg(parent));
+    make(&current);
+    symlink(&version, &link).expect("the template's name");
+    current
+}
+
+/// Builds an image in a store at `home`, for a user whose directory is in `current`.
+fn build(image: &str, current: &Path, home: &Path) {
     let work = current.join("work");
     lay_out(&work);
     if image == "builder" {
         lay_out_builder(&work);
     }
+    let ordinary = Ordinary::get();
     let mut build = match &ordinary {
         Some(user) => Command::new(user.program()),
         None => Command::new(env!("CARGO_BIN_EXE_rockenv")),
     };
     if let Some(user) = &ordinary {
-        user.own(&current);
+        user.own(current);
         user.become_user(&mut build);
     }
     run(build
@@ -144,9 +179,7 @@ fn template(image: &str) -> PathBuf {
         .env_clear()
         .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .env("HOME", &work)
-        .env("ROCKENV_HOME", current.join("store"))
+        .env("ROCKENV_HOME", home)
         .env("ROCKENV_TRUSTED_DIRS", &work)
         .current_dir(&work));
-    symlink(&version, &link).expect("the template's name");
-    current.join("store")
 }

@@ -16,7 +16,7 @@ use crate::support::run::finish;
 use crate::support::terminal::Terminal;
 
 fn killed_at_any_moment(kind: Kind) {
-    let disk = LoopFs::new(kind);
+    let disk = LoopFs::with_base(kind);
     let store = TestStore::on(&disk);
     let mut random = Random::seeded();
     round(&store, 0, 1);
@@ -75,7 +75,7 @@ fn killed_on_btrfs_it_loses_nothing_and_the_next_one_finishes() {
 
 #[test]
 fn a_fork_that_is_killed_leaves_no_volume_that_nobody_has() {
-    let disk = LoopFs::new(Kind::Btrfs);
+    let disk = LoopFs::with_base(Kind::Btrfs);
     let store = TestStore::on(&disk);
     round(&store, 0, 1);
     store.up();

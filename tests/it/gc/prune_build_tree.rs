@@ -159,7 +159,7 @@ fn an_unfinished_env_and_another_ones_tree_keep_everything() {
 
 #[test]
 fn where_a_snapshot_holds_them_too_nothing_would_be_freed() {
-    let disk = LoopFs::new(Kind::Btrfs);
+    let disk = LoopFs::with_base(Kind::Btrfs);
     let store = TestStore::on(&disk);
     built(&store, "true");
     store.up();

@@ -42,7 +42,7 @@ fn gc(store: &TestStore, free: &str) -> Value {
 
 /// Steps that write the same file of a build volume anew, each as large as before.
 fn what_was_written_over_counts(kind: Kind) {
-    let disk = LoopFs::new(kind);
+    let disk = LoopFs::with_base(kind);
     let store = TestStore::on(&disk);
     let over = "head -c 10M /dev/urandom > /b/x";
     let steps = [
@@ -83,7 +83,7 @@ fn what_was_written_over_counts_on_xfs() {
 
 /// A step that was replaced, of which the live volume holds what it wrote.
 fn what_a_live_volume_holds_does_not_count(kind: Kind) {
-    let disk = LoopFs::new(kind);
+    let disk = LoopFs::with_base(kind);
     let store = TestStore::on(&disk);
     let first = step("a", "head -c 2M /dev/urandom > /b/a");
     let old = step(
@@ -116,7 +116,7 @@ fn what_a_live_volume_holds_does_not_count_on_xfs() {
 
 /// What was removed shares its blocks with what stays: emptying the trash frees none of them.
 fn the_trash_frees_what_nothing_else_holds(kind: Kind) {
-    let disk = LoopFs::new(kind);
+    let disk = LoopFs::with_base(kind);
     let store = TestStore::on(&disk);
     store.up_with(&step("one", "head -c 24M /dev/urandom > ~/one"));
     let layers = fs::read_dir(store.home().join("layers")).unwrap();

@@ -19,7 +19,7 @@ fn profile(line: &str) -> String {
 
 #[test]
 fn only_what_a_clean_build_makes_is_shared_unless_asked() {
-    let disks = [Kind::Btrfs, Kind::Btrfs].map(LoopFs::new);
+    let disks = [LoopFs::with_base(Kind::Btrfs), LoopFs::new(Kind::Btrfs)];
     let two = Two::new(TestStore::on(&disks[0]), TestStore::on(&disks[1]));
     let (one, other) = (&two.one, &two.other);
     let name = two.pushed(&profile("1"));
@@ -108,7 +108,7 @@ fn only_what_a_clean_build_makes_is_shared_unless_asked() {
 
 #[test]
 fn the_configuration_says_what_serves_a_new_env() {
-    let disk = LoopFs::new(Kind::Btrfs);
+    let disk = LoopFs::with_base(Kind::Btrfs);
     let store = TestStore::on(&disk);
     for line in ["1", "2"] {
         store.profile(&profile(line));
@@ -126,7 +126,7 @@ fn the_configuration_says_what_serves_a_new_env() {
 
 #[test]
 fn a_lock_file_tells_what_a_clean_build_did_not_make() {
-    let disk = LoopFs::new(Kind::Btrfs);
+    let disk = LoopFs::with_base(Kind::Btrfs);
     let store = TestStore::on(&disk);
     let pins = "; echo \"tool 1 sha256:$(printf %064d 1)\" > /run/rockenv/pins/installed";
     for line in ["1", "2"] {

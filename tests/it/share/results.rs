@@ -224,7 +224,7 @@ fn names(store: &TestStore, env: &str) -> Vec<String> {
 /// A step that was resumed does not write again what it wrote before it failed.
 #[test]
 fn results_of_a_failed_run_are_results_of_the_resumed_step() {
-    let disk = LoopFs::new(Kind::Btrfs);
+    let disk = LoopFs::with_base(Kind::Btrfs);
     let store = TestStore::on(&disk);
     let (env, other) = (store.env(), format!("{}-other", store.env()));
     store.profile(&format!(
@@ -258,7 +258,7 @@ fn results_of_a_failed_run_are_results_of_the_resumed_step() {
 /// As `cp -u`, `rsync` and `cmake --install` do.
 #[test]
 fn a_step_that_leaves_unchanged_files_alone_has_all_its_results() {
-    let disk = LoopFs::new(Kind::Btrfs);
+    let disk = LoopFs::with_base(Kind::Btrfs);
     let store = TestStore::on(&disk);
     let (env, other) = (store.env(), format!("{}-other", store.env()));
     store.profile(&format!(

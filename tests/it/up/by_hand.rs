@@ -255,7 +255,7 @@ fn a_step_that_a_command_joined_is_incremental() {
 #[test]
 fn mapped_memory_and_a_clock_that_was_set_are_no_way_to_write_unseen() {
     // btrfs compares the volume itself. What a mapped write does to a file's times is the file system's, the rest is not.
-    let disk = LoopFs::new(Kind::Xfs);
+    let disk = LoopFs::with_base(Kind::Xfs);
     for (store, cases) in [(TestStore::new(), 4), (TestStore::on(&disk), 1)] {
         for case in 0..cases {
             store.profile(&profile(case));

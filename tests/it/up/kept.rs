@@ -183,7 +183,7 @@ fn work_in_a_failed_step_is_kept_before_volumes_are_restored() {
 /// Volumes of a store that cannot freeze them, and snapshots from one that can.
 #[test]
 fn volumes_from_elsewhere_replace_none_that_is_the_only_copy() {
-    let disk = LoopFs::new(Kind::Btrfs);
+    let disk = LoopFs::with_base(Kind::Btrfs);
     let (from, store) = (TestStore::on(&disk), TestStore::new());
     let name = from.env().to_owned();
     let profile = |run: &str| {

@@ -127,7 +127,7 @@ fn plan_knows_the_results_that_up_refuses() {
 
 #[test]
 fn a_fork_has_the_results_of_the_env() {
-    let disk = LoopFs::new(Kind::Btrfs);
+    let disk = LoopFs::with_base(Kind::Btrfs);
     for store in [TestStore::new(), TestStore::on(&disk)] {
         store.profile(PROFILE);
         store.up();

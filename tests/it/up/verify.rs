@@ -204,7 +204,7 @@ fn what_comes_out_differently_is_named() {
 
 #[test]
 fn what_was_changed_by_hand_in_the_store_is_found() {
-    let disk = super::LoopFs::new(super::Kind::Btrfs);
+    let disk = super::LoopFs::with_base(super::Kind::Btrfs);
     let store = TestStore::on(&disk);
     store.profile(&steps());
     store.up();
