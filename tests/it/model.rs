@@ -18,8 +18,8 @@ use crate::support::run::Ran;
 use fs_err as fs;
 
 const STEPS: [&str; 3] = ["s1", "s2", "s3"];
-/// A number of commands that takes about twenty seconds.
-const COMMANDS: u64 = 30;
+/// A number of commands that takes less than twenty seconds.
+const COMMANDS: u64 = 20;
 
 /// What is in an env, by file; `hand` is what a person wrote.
 type Files = BTreeMap<String, String>;

@@ -8,15 +8,15 @@ use hammer::hammer;
 
 #[test]
 fn kill_at_random_moments_on_ext4() {
-    hammer(Kind::Ext4, "overlay", 200, random::seed());
+    hammer(Kind::Ext4, "overlay", 100, random::seed());
 }
 
 #[test]
 fn kill_at_random_moments_on_btrfs() {
-    hammer(Kind::Btrfs, "btrfs", 200, random::seed());
+    hammer(Kind::Btrfs, "btrfs", 100, random::seed());
 }
 
 #[test]
 fn kill_at_random_moments_on_xfs() {
-    hammer(Kind::Xfs, "reflink", 60, random::seed());
+    hammer(Kind::Xfs, "reflink", 40, random::seed());
 }
