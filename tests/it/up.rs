@@ -302,21 +302,25 @@ fn more_than_128_snapshots_of_one_env_work() {
             number.saturating_sub(2)
         )
     };
-    store.up_with(&(1..=136).map(step).collect::<String>());
-    for number in 137..=140 {
-        let script = format!(
-            "echo {number} > $HOME/{number}; echo {number} > $HOME/changing; rm -f $HOME/{}",
-            number - 2
-        );
-        store.sh(&script).ok();
+    store.up_with(&(1..=24).map(step).collect::<String>());
+    for number in 25..=140 {
+        // Most without a container, which is what takes long.
+        if number % 10 == 0 {
+            let script = format!(
+                "rm -f $HOME/[0-9]*; echo {number} > $HOME/{number}; echo {number} > $HOME/changing"
+            );
+            store.sh(&script).ok();
+        }
         store
             .rockenv(&["snapshot", "create", store.env(), &format!("s{number}")])
             .ok();
     }
     let found = "cat $HOME/changing; ls $HOME | sort -n | tr '\\n' ' '";
-    store.sh(found).ok().prints("140\nchanging 139 140 ");
-    store.rockenv(&["rollback", store.env(), "s70"]).ok();
-    store.sh(found).ok().prints("70\nchanging 69 70 ");
+    store.sh(found).ok().prints("140\nchanging 140 ");
+    for (snapshot, files) in [("s75", "70\nchanging 70 "), ("s6", "6\nchanging 5 6 ")] {
+        store.rockenv(&["rollback", store.env(), snapshot]).ok();
+        store.sh(found).ok().prints(files);
+    }
     store.rockenv(&["rollback", store.env(), "s140"]).ok();
     store.sh("cat $HOME/changing").ok().prints("140");
     let list = store
