@@ -107,7 +107,7 @@ fn a_fork_bomb_stays_in_its_container() {
     let store = TestStore::new();
     store.profile(
         "resources = { tasks-max = 50 }
-         [[step]]\nname = 'bomb'\ntimeout = '10s'\nshell = ['/bin/bash', '-c']\nrun = 'b() { b | b & }; (b) & exec sleep 1000'\n",
+         [[step]]\nname = 'bomb'\ntimeout = '5s'\nshell = ['/bin/bash', '-c']\nrun = 'b() { b | b & }; (b) & exec sleep 1000'\n",
     );
     let up = store.start(&["up", store.env()]);
     let mut most = 0;
@@ -117,7 +117,7 @@ fn a_fork_bomb_stays_in_its_container() {
     });
     up.wait()
         .exits(5)
-        .says(&["step `bomb` timed out after 10.0 s"]);
+        .says(&["step `bomb` timed out after 5.0 s"]);
     assert!(most <= 50, "{most} processes");
     assert!(store.contained().is_empty());
 }
