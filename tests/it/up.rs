@@ -466,15 +466,15 @@ fn ninja_finds_nothing_to_do_after_a_rollback() {
     for kind in [Kind::Btrfs, Kind::Xfs] {
         let disk = LoopFs::with_base(kind);
         let store = TestStore::on(&disk);
+        let ninja = crate::support::wheels::ninja();
+        store.configure(&format!("ninja = \"{}\"\n", ninja.display()));
         store.up_with(
             r#"
+resources = { ninja = true }
 [[volume]]
 name = "build"
 kind = "build"
 target = "/v/build"
-[[step]]
-name = "tool"
-packages = ["ninja-build"]
 [[step]]
 name = "build"
 workdir = "/v/build"
