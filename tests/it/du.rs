@@ -300,7 +300,7 @@ fn what_vanishes_meanwhile_is_no_error() {
         .prefix("du-")
         .tempdir_in(env!("CARGO_TARGET_TMPDIR"))
         .unwrap();
-    let ground = Ground::new(directory.path().join("store"));
+    let ground = Ground::of(directory.path().join("store"), PROFILE);
     let busy = ground.store.join("caches/busy");
     let come_and_go = || {
         for number in 0..50 {
@@ -310,7 +310,7 @@ fn what_vanishes_meanwhile_is_no_error() {
         }
         run(Command::new("rm").arg("-rf").arg(&busy));
     };
-    let measure = || (0..20).map(|_| ground.ok(&["du", "--json"]));
+    let measure = || (0..10).map(|_| ground.ok(&["du", "--json"]));
     let reports: Vec<String> = while_repeating(come_and_go, || measure().collect());
     for report in reports {
         let report: Value = serde_json::from_str(&report).unwrap();
