@@ -177,10 +177,24 @@ fn what_no_env_lock_file_or_recent_build_names_is_removed() {
     assert_eq!(pushed.new.len(), 2);
 }
 
+/// One push is enough for what removes nothing.
 #[test]
-fn ctrl_c_ends_the_question() {
+fn where_nothing_is_removed_all_tags_stay() {
     let pushed = Pushed::new();
     let tags = pushed.tags();
+    let cases: [fn(&Pushed); 4] = [
+        ctrl_c_ends_the_question,
+        nothing_is_removed_while_a_description_cannot_be_read,
+        a_list_in_pages_is_read_to_its_end,
+        a_registry_that_removes_nothing_is_said,
+    ];
+    for case in cases {
+        case(&pushed);
+        assert_eq!(pushed.tags(), tags);
+    }
+}
+
+fn ctrl_c_ends_the_question(pushed: &Pushed) {
     let words = ["cache", "prune", "--registry", "--older-than", "1s"];
     let mut command = pushed.two.one.command(&words);
     command.env("ROCKENV_REGISTRY", pushed.two.repository());
@@ -188,7 +202,6 @@ fn ctrl_c_ends_the_question() {
     terminal.expect("[y/N]");
     terminal.write("\x03");
     terminal.wait(130);
-    assert_eq!(pushed.tags(), tags);
 }
 
 /// While the question is open, somebody gives another snapshot a name that stays.
@@ -225,9 +238,7 @@ fn what_a_tag_moves_to_meanwhile_stays() {
 }
 
 /// What cannot be read at the moment may stand on anything.
-#[test]
-fn nothing_is_removed_while_a_description_cannot_be_read() {
-    let pushed = Pushed::new();
+fn nothing_is_removed_while_a_description_cannot_be_read(pushed: &Pushed) {
     let last = pushed.manifest(&pushed.new[1]);
     let last: Value = serde_json::from_slice(&last).unwrap();
     let config = last["config"]["digest"].as_str().unwrap().to_owned();
@@ -237,7 +248,6 @@ fn nothing_is_removed_while_a_description_cannot_be_read() {
             false => Fault::None,
         }
     });
-    let tags = pushed.tags();
     pushed
         .prune(
             &pushed.two.other,
@@ -245,12 +255,9 @@ fn nothing_is_removed_while_a_description_cannot_be_read() {
             &proxy.repository(),
         )
         .exits(4);
-    assert_eq!(pushed.tags(), tags);
 }
 
-#[test]
-fn a_list_in_pages_is_read_to_its_end() {
-    let pushed = Pushed::new();
+fn a_list_in_pages_is_read_to_its_end(pushed: &Pushed) {
     let repository = pushed.two.repository();
     let whole = removed(pushed.prune(&pushed.two.one, &["--older-than", "1s", "-n"], &repository));
     assert_eq!(whole, sorted(&pushed.old));
@@ -293,10 +300,7 @@ fn a_list_in_pages_is_read_to_its_end() {
     }
 }
 
-#[test]
-fn a_registry_that_removes_nothing_is_said() {
-    let pushed = Pushed::new();
-    let tags = pushed.tags();
+fn a_registry_that_removes_nothing_is_said(pushed: &Pushed) {
     for (status, body) in [
         (405, ""),
         (404, "404 page not found"),
@@ -323,7 +327,6 @@ fn a_registry_that_removes_nothing_is_said() {
                 "help: allow it there",
             ]);
     }
-    assert_eq!(pushed.tags(), tags);
     // A repository that does not exist has nothing.
     let absent = format!("{}/absent", pushed.two.registry.host);
     let found = pushed.prune(&pushed.two.one, &["--older-than", "1s"], &absent);
