@@ -423,11 +423,15 @@ fn what_is_made_beside_a_profile_never_lands_where_the_caller_may_not_write() {
         number += 1;
         let fresh = format!("fresh-{number}");
         let lock = format!("profiles/{number}.lock");
+        // A container takes longer than both of the others.
         for arguments in [
             &["profile", "new", &fresh][..],
             &["lock", &file, "--file", &lock],
             &["up", &file, "--rerun", "build"],
-        ] {
+        ]
+        .into_iter()
+        .take(2 + number % 2)
+        {
             let told = said(&stage.run_here(arguments));
             assert_eq!(stage.secrets(), NOTHING, "{arguments:?}: {told}");
             let found = fs::metadata(&stage.secret).expect("root's directory");
