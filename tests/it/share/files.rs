@@ -204,10 +204,23 @@ fn other_programs_read_it_and_what_they_copy_is_imported() {
     other.rockenv(&["up", &name]).ok().says(&["1 done before"]);
 }
 
+fn a_full_disk_is_said_and_left_as_it_was(one: &TestStore, name: &str) {
+    let disk = LoopFs::sized(Kind::Ext4, 24 << 20);
+    chown(disk.path(), Some(1234), Some(1234)).unwrap();
+    for file in ["demo.oci.tar", "demo.oci"] {
+        let place = disk.join(file);
+        one.rockenv(&["export", name, "--snapshots", text(&place)])
+            .exits(10)
+            .says(&["cannot export to", "No space left on device"]);
+        assert_eq!(names(&disk.join("")), Vec::<String>::new());
+    }
+}
+
 #[test]
-fn an_export_that_was_killed_is_cleaned_up_by_the_next() {
+fn an_export_that_was_cut_off_is_cleaned_up_at_once_or_by_the_next() {
     let (one, other) = (TestStore::new(), TestStore::new());
     let name = built(&one, &other, LARGE);
+    a_full_disk_is_said_and_left_as_it_was(&one, &name);
     let disk = empty(&one);
     for file in ["demo.oci.tar", "demo.oci"] {
         let place = disk.join(file);
@@ -277,21 +290,6 @@ fn an_import_that_was_killed_leaves_nothing_and_the_next_one_converges() {
     assert!(!arriving());
     other.rockenv(&["up", &name]).ok().says(&["1 done before"]);
     assert_same(&one, &other, &name);
-}
-
-#[test]
-fn a_full_disk_is_said_and_left_as_it_was() {
-    let disk = LoopFs::sized(Kind::Ext4, 24 << 20);
-    chown(disk.path(), Some(1234), Some(1234)).unwrap();
-    let (one, other) = (TestStore::new(), TestStore::new());
-    let name = built(&one, &other, LARGE);
-    for file in ["demo.oci.tar", "demo.oci"] {
-        let place = disk.join(file);
-        one.rockenv(&["export", &name, "--snapshots", text(&place)])
-            .exits(10)
-            .says(&["cannot export to", "No space left on device"]);
-        assert_eq!(names(&disk.join("")), Vec::<String>::new());
-    }
 }
 
 #[test]

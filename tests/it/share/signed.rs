@@ -109,11 +109,37 @@ fn sha256(bytes: &[u8]) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+fn a_key_that_cannot_be_used_stops_before_anything_is_sent(two: &Two, name: &str) {
+    let repository = two.repository();
+    let push = |file, password| two.push_with(&two.one, name, &repository, file, password);
+    push("one.key", None)
+        .exits(2)
+        .says(&["no password for the key", "COSIGN_PASSWORD"]);
+    push("one.key", Some("wrong"))
+        .exits(3)
+        .says(&["the password of", "is wrong"]);
+    push("one.pub", Some(""))
+        .exits(3)
+        .says(&["is not a private key of cosign"]);
+    push("p384.key", Some("x"))
+        .exits(3)
+        .says(&["is not an ECDSA key on P-256"]);
+    push("absent.key", Some(""))
+        .exits(7)
+        .says(&["cannot read the key", "help: cosign generate-key-pair"]);
+    assert_eq!(two.uploads(), 0);
+    let reference = format!("{repository}:x");
+    two.pull_verified(&reference, "one.key")
+        .exits(3)
+        .says(&["is not a public ECDSA key"]);
+}
+
 #[test]
-fn what_is_signed_is_pulled() {
+fn what_is_signed_is_pulled_and_a_key_that_cannot_be_used_signs_nothing() {
     let two = Two::new(TestStore::new(), TestStore::new());
     let name = two.profile(ONE);
     two.one.rockenv(&["up", name]).ok();
+    a_key_that_cannot_be_used_stops_before_anything_is_sent(&two, name);
     let repository = two.repository();
     two.push_signed(&two.one, name, &repository)
         .ok()
@@ -307,35 +333,6 @@ fn what_came_without_a_signature_is_not_signed() {
     two.push_signed(&third, third.env(), &elsewhere)
         .exits(2)
         .says(&[why]);
-}
-
-#[test]
-fn a_key_that_cannot_be_used_stops_before_anything_is_sent() {
-    let two = Two::new(TestStore::new(), TestStore::new());
-    let name = two.profile(ONE);
-    two.one.rockenv(&["up", name]).ok();
-    let repository = two.repository();
-    let push = |file, password| two.push_with(&two.one, name, &repository, file, password);
-    push("one.key", None)
-        .exits(2)
-        .says(&["no password for the key", "COSIGN_PASSWORD"]);
-    push("one.key", Some("wrong"))
-        .exits(3)
-        .says(&["the password of", "is wrong"]);
-    push("one.pub", Some(""))
-        .exits(3)
-        .says(&["is not a private key of cosign"]);
-    push("p384.key", Some("x"))
-        .exits(3)
-        .says(&["is not an ECDSA key on P-256"]);
-    push("absent.key", Some(""))
-        .exits(7)
-        .says(&["cannot read the key", "help: cosign generate-key-pair"]);
-    assert_eq!(two.uploads(), 0);
-    let reference = format!("{repository}:x");
-    two.pull_verified(&reference, "one.key")
-        .exits(3)
-        .says(&["is not a public ECDSA key"]);
 }
 
 #[test]
