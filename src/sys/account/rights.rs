@@ -4,7 +4,7 @@
 //! as the user, can put a link there. Instead it asks a process that runs as the user, which makes the system calls
 //! that take a path and sends descriptors back. No descriptor that only root could open goes the other way.
 
-use std::ffi::{CString, OsStr};
+use std::ffi::OsStr;
 use std::os::fd::{AsFd as _, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::UnixStream;
@@ -121,11 +121,9 @@ impl Rights {
         path: &P,
         mode: Mode,
     ) -> nix::Result<()> {
-        let call = Call::MakeDirectory {
-            path: bytes(path)?,
-            mode: mode.bits(),
-        };
-        self.make(&call, &[at]).map(drop)
+        let (path, mode) = (bytes(path)?, mode.bits());
+        self.make(&Call::MakeDirectory { path, mode }, &[at])
+            .map(drop)
     }
 
     /// Makes a symbolic link with this target.
@@ -135,11 +133,8 @@ impl Rights {
         at: BorrowedFd<'_>,
         path: &P,
     ) -> nix::Result<()> {
-        let call = Call::Symlink {
-            target: bytes(target)?,
-            path: bytes(path)?,
-        };
-        self.make(&call, &[at]).map(drop)
+        let (target, path) = (bytes(target)?, bytes(path)?);
+        self.make(&Call::Symlink { target, path }, &[at]).map(drop)
     }
 
     /// Gives a file another name.
@@ -150,11 +145,8 @@ impl Rights {
         below: BorrowedFd<'_>,
         to: &T,
     ) -> nix::Result<()> {
-        let call = Call::Link {
-            from: bytes(from)?,
-            to: bytes(to)?,
-        };
-        self.make(&call, &[at, below]).map(drop)
+        let (from, to) = (bytes(from)?, bytes(to)?);
+        self.make(&Call::Link { from, to }, &[at, below]).map(drop)
     }
 
     /// Renames a file or directory; without `replace` never over another, on any file system.
@@ -166,12 +158,9 @@ impl Rights {
         to: &T,
         replace: bool,
     ) -> nix::Result<()> {
-        let call = Call::Rename {
-            from: bytes(from)?,
-            to: bytes(to)?,
-            replace,
-        };
-        self.make(&call, &[at, below]).map(drop)
+        let (from, to) = (bytes(from)?, bytes(to)?);
+        self.make(&Call::Rename { from, to, replace }, &[at, below])
+            .map(drop)
     }
 
     /// Sets an entry's modification time; for a link, not its target's.
@@ -291,7 +280,6 @@ fn bytes<P: ?Sized + NixPath>(path: &P) -> nix::Result<Vec<u8>> {
 
 impl Call {
     fn make(&self, directories: &[BorrowedFd<'_>]) -> nix::Result<Option<OwnedFd>> {
-        let name = |path: &Vec<u8>| CString::new(path.clone()).map_err(|_| Errno::EINVAL);
         let at = directories.first().copied().unwrap_or(AT_FDCWD);
         let below = directories.get(1).copied().unwrap_or(at);
         match self {
@@ -305,47 +293,37 @@ impl Call {
                     .flags(OFlag::from_bits_retain(*flags))
                     .mode(Mode::from_bits_truncate(*mode))
                     .resolve(ResolveFlag::from_bits_retain(*resolve));
-                return openat2(at, name(path)?.as_c_str(), how).map(Some);
+                return openat2(at, &path[..], how).map(Some);
             }
-            Self::MakeDirectory { path, mode } => nix::sys::stat::mkdirat(
-                at,
-                name(path)?.as_c_str(),
-                Mode::from_bits_truncate(*mode),
-            )?,
+            Self::MakeDirectory { path, mode } => {
+                nix::sys::stat::mkdirat(at, &path[..], Mode::from_bits_truncate(*mode))?;
+            }
             Self::Symlink { target, path } => {
-                nix::unistd::symlinkat(name(target)?.as_c_str(), at, name(path)?.as_c_str())?;
+                nix::unistd::symlinkat(&target[..], at, &path[..])?;
             }
-            Self::Link { from, to } => nix::unistd::linkat(
-                at,
-                name(from)?.as_c_str(),
-                below,
-                name(to)?.as_c_str(),
-                AtFlags::empty(),
-            )?,
+            Self::Link { from, to } => {
+                nix::unistd::linkat(at, &from[..], below, &to[..], AtFlags::empty())?;
+            }
             Self::SetTime { path, mtime } => {
                 let time = TimeSpec::new(mtime.0, mtime.1);
                 let follow = UtimensatFlags::NoFollowSymlink;
-                utimensat(at, name(path)?.as_c_str(), &time, &time, follow)?;
+                utimensat(at, &path[..], &time, &time, follow)?;
             }
             Self::SetMode { path, mode } => {
                 let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
-                let directory =
-                    beneath::open_by(at, name(path)?.as_c_str(), flags, beneath::BELOW)?;
+                let directory = beneath::open_by(at, &path[..], flags, beneath::BELOW)?;
                 nix::sys::stat::fchmod(&directory, Mode::from_bits_truncate(*mode))?;
             }
-            Self::Rename { from, to, replace } => {
-                let (from, to) = (name(from)?, name(to)?);
-                match replace {
-                    true => nix::fcntl::renameat(at, from.as_c_str(), below, to.as_c_str())?,
-                    false => rename_new(at, &from, below, &to)?,
-                }
-            }
+            Self::Rename { from, to, replace } => match replace {
+                true => nix::fcntl::renameat(at, &from[..], below, &to[..])?,
+                false => rename_new(at, from, below, to)?,
+            },
             Self::Unlink { path, is_directory } => {
                 let kind = match is_directory {
                     true => UnlinkatFlags::RemoveDir,
                     false => UnlinkatFlags::NoRemoveDir,
                 };
-                nix::unistd::unlinkat(at, name(path)?.as_c_str(), kind)?;
+                nix::unistd::unlinkat(at, &path[..], kind)?;
             }
             Self::RemoveTree { path } => {
                 let directory = format!("/proc/self/fd/{}", at.as_raw_fd());
@@ -364,15 +342,15 @@ impl Call {
 /// Renames to a free name. On file systems without that operation, uses a hard link, which never replaces anything.
 fn rename_new(
     at: BorrowedFd<'_>,
-    from: &CString,
+    from: &[u8],
     below: BorrowedFd<'_>,
-    to: &CString,
+    to: &[u8],
 ) -> nix::Result<()> {
     let flags = RenameFlags::RENAME_NOREPLACE;
-    match nix::fcntl::renameat2(at, from.as_c_str(), below, to.as_c_str(), flags) {
+    match nix::fcntl::renameat2(at, from, below, to, flags) {
         Err(Errno::EINVAL | Errno::ENOSYS | Errno::ENOTSUP) => {
-            nix::unistd::linkat(at, from.as_c_str(), below, to.as_c_str(), AtFlags::empty())?;
-            nix::unistd::unlinkat(at, from.as_c_str(), UnlinkatFlags::NoRemoveDir)
+            nix::unistd::linkat(at, from, below, to, AtFlags::empty())?;
+            nix::unistd::unlinkat(at, from, UnlinkatFlags::NoRemoveDir)
         }
         other => other,
     }
