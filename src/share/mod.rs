@@ -80,19 +80,12 @@ impl Repository {
     }
 
     fn open(&self, operation: Operation, cx: &mut TaskContext<'_>) -> Result<Registry> {
-        let progress = &mut *cx.progress;
-        let tick = &mut || {
-            progress(crate::image::BuildProgress::Bytes {
-                done: 0,
-                total: None,
-            });
-        };
         let mut access = Access {
             mirrors: cx.mirrors,
             logins: cx.logins,
             notice: cx.notice.clone(),
             cancel: cx.cancel,
-            tick,
+            progress: &mut *cx.progress,
         };
         Registry::new(&self.reference, operation, &mut access)
     }

@@ -135,12 +135,7 @@ fn pull(reference: &Reference, platform: &Platform, cx: &mut BuildContext<'_>) -
         logins: cx.logins,
         notice: cx.notice.clone(),
         cancel: cx.cancel,
-        tick: &mut || {
-            (cx.progress)(BuildProgress::Bytes {
-                done: 0,
-                total: None,
-            });
-        },
+        progress: &mut *cx.progress,
     };
     let registry = Registry::new(reference, Operation::Pull, &mut access)?;
     let (cancel, blobs, into) = (cx.cancel, cx.blobs, cx.into);

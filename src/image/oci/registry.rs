@@ -21,8 +21,8 @@ use super::manifest::{self, Descriptor, MANIFEST_TYPES, MAX_MANIFEST, damaged, r
 use super::reference::{DOCKER_HUB, Reference, sha256};
 use super::retry::{self, Notice, Patience};
 use super::token_server::{TokenRequest, TokenServer};
-use crate::image::Logins;
 use crate::image::fetch::{self, Body, ByteCounter, Download, Size};
+use crate::image::{BuildProgress, Logins};
 use crate::sys::checksum::Algorithm;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::ui::size;
@@ -55,7 +55,7 @@ pub(crate) struct Access<'a> {
     pub(crate) notice: Notice,
     pub(crate) cancel: &'a AtomicBool,
     /// Called at intervals while a credential helper runs.
-    pub(crate) tick: &'a mut dyn FnMut(),
+    pub(crate) progress: &'a mut dyn FnMut(BuildProgress<'_>),
 }
 
 pub(crate) struct Registry {
@@ -156,7 +156,13 @@ impl Registry {
         };
         let logins = access.logins;
         let login = credentials::find(reference, &host, &logins.files, &mut |keeper| {
-            keeper.ask(logins, access.cancel, &mut *access.tick)
+            let progress = &mut *access.progress;
+            keeper.ask(logins, access.cancel, &mut || {
+                progress(BuildProgress::Bytes {
+                    done: 0,
+                    total: None,
+                });
+            })
         })?;
         let mirror = access.mirrors.get(&reference.host);
         let mirror = mirror.map_or("...", String::as_str);
