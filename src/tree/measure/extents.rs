@@ -16,11 +16,11 @@ use std::ffi::CStr;
 use std::mem::size_of;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 
-use nix::sys::statfs::{BTRFS_SUPER_MAGIC, fstatfs};
 use rustix::fs::{FileType, Mode, OFlags, Statx, openat};
 use rustix::io::Errno;
 
 use super::DiskUsage;
+use crate::tree::btrfs::{file_system_id, is_btrfs};
 use crate::tree::btrfs_search::{EXTENT_DATA, HEADER, Item, Key, Search};
 
 /// Fewer extents than this are not worth tidying.
@@ -72,19 +72,11 @@ impl Spaces {
         directory: BorrowedFd<'_>,
         device: u64,
     ) -> Option<QueryMethod> {
-        let btrfs = fstatfs(directory).ok()?.filesystem_type() == BTRFS_SUPER_MAGIC;
+        let btrfs = is_btrfs(directory).ok()?;
         // Each subvolume has its own device number, but they share blocks.
-        let id = if btrfs {
-            let mut info = ioctl::FsInfo {
-                devices: [0; 2],
-                id: [0; 16],
-                rest: [0; 992],
-            };
-            // SAFETY: `info` is a valid place of the size in the ioctl number, which the kernel fills.
-            unsafe { ioctl::fs_info(directory.as_raw_fd(), &raw mut info) }.ok()?;
-            info.id
-        } else {
-            u128::from(device).to_ne_bytes()
+        let id = match btrfs {
+            true => file_system_id(directory).ok()?,
+            false => u128::from(device).to_ne_bytes(),
         };
         let at = self
             .0

@@ -1,14 +1,6 @@
-//! Owns the structures of queries for a file system's id and a file's extents.
+//! Owns the structures of queries for a file's extents.
 
 use super::size_of;
-
-/// `struct btrfs_ioctl_fs_info_args`.
-#[repr(C)]
-pub(super) struct FsInfo {
-    pub(super) devices: [u64; 2],
-    pub(super) id: [u8; 16],
-    pub(super) rest: [u8; 992],
-}
 
 /// `struct fiemap_extent`.
 #[repr(C)]
@@ -89,9 +81,7 @@ impl Map {
 }
 
 // The sizes are part of the ioctl numbers: wrong ones would fail with ENOTTY on every machine.
-const _: () = assert!(size_of::<FsInfo>() == 1024);
 const _: () = assert!(size_of::<MapHeader>() == 32);
 const _: () = assert!(size_of::<MapExtent>() == 56);
 
-nix::ioctl_read!(fs_info, 0x94, 31, FsInfo);
 nix::ioctl_readwrite!(fiemap, b'f', 11, MapHeader);
