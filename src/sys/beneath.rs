@@ -81,13 +81,9 @@ const PATH_STEP: usize = 4000;
 pub(crate) fn open_below(root: impl AsFd, below: &Path) -> nix::Result<OwnedFd> {
     let mut at = open_dir(root, c".")?;
     let mut step = PathBuf::new();
-    let enter = |at: OwnedFd, step: &Path| {
-        let step = CString::new(step.as_os_str().as_bytes()).map_err(|_| Errno::EINVAL)?;
-        open_dir(at, step.as_c_str())
-    };
     for part in below {
         if step.as_os_str().len() + part.len() > PATH_STEP {
-            at = enter(at, &step)?;
+            at = open_dir(at, &step)?;
             step.clear();
         }
         step.push(part);
@@ -95,7 +91,7 @@ pub(crate) fn open_below(root: impl AsFd, below: &Path) -> nix::Result<OwnedFd> 
     if step.as_os_str().is_empty() {
         Ok(at)
     } else {
-        enter(at, &step)
+        open_dir(at, &step)
     }
 }
 

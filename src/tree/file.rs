@@ -230,11 +230,10 @@ fn split(below: &Path) -> Result<(PathBuf, CString)> {
 fn make_directories(top: &OwnedFd, below: &Path) -> nix::Result<OwnedFd> {
     let mut at = beneath::open_dir(top, c".")?;
     for part in below {
-        let name = CString::new(part.as_bytes()).map_err(|_| Errno::EINVAL)?;
-        at = match beneath::open_dir(&at, name.as_c_str()) {
+        at = match beneath::open_dir(&at, part) {
             Err(Errno::ENOENT) => {
-                mkdirat(&at, name.as_c_str(), Mode::from_bits_truncate(0o755))?;
-                let made = beneath::open_dir(&at, name.as_c_str())?;
+                mkdirat(&at, part, Mode::from_bits_truncate(0o755))?;
+                let made = beneath::open_dir(&at, part)?;
                 set_owner(made.as_fd(), at.as_fd())?;
                 made
             }
