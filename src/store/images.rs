@@ -368,11 +368,15 @@ impl Store {
 
     /// Makes the directory in which an image is built; removes the leftovers of a killed build under the same lock.
     fn image_work(&self, recipe: &str) -> Result<PathBuf> {
+        self.fresh_directory(&format!("tmp-{}-", &recipe[..16]))
+    }
+
+    /// Makes a directory beside the images; removes those with the same beginning, which killed commands left.
+    pub(super) fn fresh_directory(&self, prefix: &str) -> Result<PathBuf> {
         let images = self.root.join("images");
-        let prefix = format!("tmp-{}-", &recipe[..16]);
         for entry in fs::read_dir(&images)? {
             let entry = entry?;
-            if entry.file_name().to_string_lossy().starts_with(&prefix) {
+            if entry.file_name().to_string_lossy().starts_with(prefix) {
                 self.discard(&entry.path())?;
             }
         }

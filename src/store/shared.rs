@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::images::{Image, TaskContext};
 use super::layer::Layer;
-use super::{Lock, Store, random_id};
+use super::{Lock, Store};
 use crate::plan::ids::{ImageKey, LayerId, Sha256Hex, VolumeName};
 use crate::sys::atomic;
 use crate::sys::error::{Result, if_exists};
@@ -134,17 +134,9 @@ impl Store {
         let images = self.root.join("images");
         fs::create_dir_all(images.join("refs"))?;
         let lock = cx.lock(&images.join("refs/pull.lock"), "pull")?;
-        for entry in fs::read_dir(&images)? {
-            let entry = entry?;
-            if entry.file_name().to_string_lossy().starts_with(ARRIVING) {
-                self.discard(&entry.path())?;
-            }
-        }
-        let work = images.join(format!("{ARRIVING}{}", random_id()?));
-        fs::create_dir(&work)?;
         Ok(IncomingLayers {
             store: self,
-            work,
+            work: self.fresh_directory(ARRIVING)?,
             _lock: lock,
         })
     }

@@ -243,10 +243,6 @@ impl Store {
 
     fn layer_item(&self, directory: &Path) -> Result<LayerItem> {
         let layer: Read<Layer> = read(&directory.join("layer.json"));
-        let tree = match self.method() {
-            Method::Overlay => "diff",
-            Method::Btrfs | Method::Reflink => "root",
-        };
         Ok(LayerItem {
             sound: match &layer {
                 Read::Fine(layer) => self.is_sound(layer),
@@ -254,7 +250,7 @@ impl Store {
             },
             tree: match &layer {
                 Read::Fine(layer) if layer.kept.is_some() => true,
-                _ => is_directory(&directory.join(tree)),
+                _ => is_directory(&self.tree_files(directory)),
             },
             layer,
             results: results_faults(&directory.join("results")),

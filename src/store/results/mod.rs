@@ -52,6 +52,11 @@ pub enum ResultState {
 }
 
 impl ResultState {
+    /// Returns whether the result's content is there.
+    fn is_there(&self) -> bool {
+        matches!(self, Self::Same | Self::Unlinked)
+    }
+
     /// Returns the difference as a phrase.
     pub fn words(&self) -> Option<&str> {
         match self {

@@ -350,14 +350,10 @@ impl VolumeComparison {
     /// Returns whether a layer of the env has the entry at a path. By content, because it may be replaced then.
     fn has(&self, path: &Path) -> Result<bool> {
         for ours in &self.ours {
-            if let Some(entry) = ours.entries.get(path) {
-                match compare(entry, &self.directory, path, true)? {
-                    ResultState::Same | ResultState::Unlinked => return Ok(true),
-                    ResultState::Missing
-                    | ResultState::Blocked
-                    | ResultState::Mode(_)
-                    | ResultState::Other(_) => {}
-                }
+            if let Some(entry) = ours.entries.get(path)
+                && compare(entry, &self.directory, path, true)?.is_there()
+            {
+                return Ok(true);
             }
         }
         Ok(false)

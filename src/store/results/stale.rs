@@ -166,14 +166,8 @@ fn stale_entry<'a>(
             Content::Symlink { .. } => true,
             Content::Special(_) => false,
         };
-        if is_known {
-            match compare(entry, directory, path, true)? {
-                ResultState::Same | ResultState::Unlinked => return Ok(Some(entry)),
-                ResultState::Missing
-                | ResultState::Blocked
-                | ResultState::Mode(_)
-                | ResultState::Other(_) => {}
-            }
+        if is_known && compare(entry, directory, path, true)?.is_there() {
+            return Ok(Some(entry));
         }
     }
     Ok(None)
