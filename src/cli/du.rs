@@ -421,17 +421,9 @@ fn detail(report: &UsageReport, env: &str) -> Lines {
                 .trim_end()
                 .to_owned(),
         };
-        let others: Vec<&str> = row
-            .envs
-            .iter()
-            .map(String::as_str)
-            .filter(|user| *user != env)
-            .collect();
         let mut notes = Vec::new();
         notes.extend(row.content.clone());
-        if !others.is_empty() {
-            notes.push(format!("also needed by {}", others.join(", ")));
-        }
+        notes.extend(also_needed(&row.envs, env));
         if row.class.is_kept() {
             notes.push("kept by `rm`".to_owned());
         }
@@ -457,12 +449,7 @@ fn detail(report: &UsageReport, env: &str) -> Lines {
             Class::Image | Class::Failed => format!("{} {}", class_word(held.class), held.name),
             _ => format!("snapshot {}", held.name),
         };
-        let others = held.envs.iter().map(String::as_str);
-        let others: Vec<&str> = others.filter(|user| *user != env).collect();
-        let note = match others.as_slice() {
-            [] => String::new(),
-            _ => format!("also needed by {}", others.join(", ")),
-        };
+        let note = also_needed(&held.envs, env).unwrap_or_default();
         lines.lines.push(Line::held(&name, held, note));
     }
     let total = Cells::new("total".to_owned(), report.total, String::new());
@@ -477,6 +464,12 @@ fn detail(report: &UsageReport, env: &str) -> Lines {
     lines.last.extend(totals_at_services(report));
     lines.last.push(only);
     lines
+}
+
+fn also_needed(envs: &[String], env: &str) -> Option<String> {
+    let others = envs.iter().map(String::as_str);
+    let others: Vec<&str> = others.filter(|user| *user != env).collect();
+    (!others.is_empty()).then(|| format!("also needed by {}", others.join(", ")))
 }
 
 /// Sums up layers that several envs need, by set of envs.
