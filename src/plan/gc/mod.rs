@@ -271,33 +271,26 @@ pub(crate) struct KeptItem {
 /// Lists what stays in any case, with the reasons.
 pub(crate) fn rooted(inventory: &Inventory, limits: &Limits) -> Vec<KeptItem> {
     let roots = Roots::of(inventory, limits.keep_last);
-    let say = |reasons: &BTreeSet<Why>| reasons.iter().map(ToString::to_string).collect();
+    let kept = |name: String, id: &str, bytes: u64, reasons: &BTreeSet<Why>| KeptItem {
+        name,
+        id: id.to_owned(),
+        bytes,
+        because: reasons.iter().map(ToString::to_string).collect(),
+    };
     let layers = roots.layers.iter().filter_map(|(id, reasons)| {
         let item = inventory.layers.get(id)?;
-        Some(KeptItem {
-            name: format!("layer {} ({})", short(id), item.layer.title),
-            id: id.to_string(),
-            bytes: item.bytes,
-            because: say(reasons),
-        })
+        let name = format!("layer {} ({})", short(id), item.layer.title);
+        Some(kept(name, id, item.bytes, reasons))
     });
     let images = roots.images.iter().filter_map(|(key, reasons)| {
         let image = inventory.images.get(key)?;
-        Some(KeptItem {
-            name: format!("image {}", image.name),
-            id: key.to_string(),
-            bytes: image.bytes,
-            because: say(reasons),
-        })
+        let name = format!("image {}", image.name);
+        Some(kept(name, key, image.bytes, reasons))
     });
     let blobs = roots.blobs.iter().filter_map(|(name, reasons)| {
         let blob = inventory.blobs.get(name)?;
-        Some(KeptItem {
-            name: format!("download {}", short(name)),
-            id: name.clone(),
-            bytes: blob.bytes,
-            because: say(reasons),
-        })
+        let title = format!("download {}", short(name));
+        Some(kept(title, name, blob.bytes, reasons))
     });
     images.chain(layers).chain(blobs).collect()
 }

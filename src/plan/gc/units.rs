@@ -28,6 +28,20 @@ pub(super) struct Unit {
 }
 
 impl Unit {
+    /// Makes one that is not garbage and stands on nothing, for which the time of a download is assumed.
+    fn new(what: GcTarget, name: String, bytes: u64, used: Timestamp) -> Self {
+        Self {
+            what,
+            name,
+            bytes,
+            rebuild_ms: guess(bytes),
+            used,
+            garbage: None,
+            below: None,
+            by_age: false,
+        }
+    }
+
     /// Returns its bytes if it can be made again, unlike garbage and history.
     pub(super) fn reusable_bytes(&self) -> u64 {
         if self.garbage.is_none() && !self.by_age {
@@ -54,17 +68,13 @@ pub(super) fn units(inventory: &Inventory, roots: &Roots) -> Vec<Unit> {
             .layers
             .values()
             .any(|item| item.layer.image_key == *key);
-        units.push(Unit {
-            what: GcTarget::Image { image: key.clone() },
-            name: format!("image {}", image.name),
-            bytes: image.bytes,
-            rebuild_ms: image.took_ms.unwrap_or_else(|| guess(image.bytes)),
-            used: image.used,
-            garbage: (!image.current && !used)
-                .then(|| "its recipe was built again and nothing depends on it".to_owned()),
-            below: None,
-            by_age: false,
-        });
+        let what = GcTarget::Image { image: key.clone() };
+        let name = format!("image {}", image.name);
+        let mut unit = Unit::new(what, name, image.bytes, image.used);
+        unit.rebuild_ms = image.took_ms.unwrap_or(unit.rebuild_ms);
+        unit.garbage = (!image.current && !used)
+            .then(|| "its recipe was built again and nothing depends on it".to_owned());
+        units.push(unit);
     }
     let layers = layers(inventory, roots, &mut units);
     for (id, at) in &layers {
@@ -82,38 +92,25 @@ pub(super) fn units(inventory: &Inventory, roots: &Roots) -> Vec<Unit> {
         env_units(name, env, inventory.now, &layers, &mut units);
     }
     for ((env, volume, path), project) in &inventory.projects {
-        units.push(Unit {
-            what: GcTarget::Project {
-                env: env.clone(),
-                volume: volume.clone(),
-                path: path.clone(),
-            },
-            name: format!("sub-project {env}/{volume}/{path}"),
-            bytes: project.bytes,
-            rebuild_ms: project.took_ms.unwrap_or_else(|| guess(project.bytes)),
-            used: inventory
-                .envs
-                .get(env)
-                .map_or(inventory.now, |env| env.used),
-            garbage: None,
-            below: None,
-            by_age: false,
-        });
+        let what = GcTarget::Project {
+            env: env.clone(),
+            volume: volume.clone(),
+            path: path.clone(),
+        };
+        let name = format!("sub-project {env}/{volume}/{path}");
+        let used = inventory.envs.get(env).map(|env| env.used);
+        let used = used.unwrap_or(inventory.now);
+        let mut unit = Unit::new(what, name, project.bytes, used);
+        unit.rebuild_ms = project.took_ms.unwrap_or(unit.rebuild_ms);
+        units.push(unit);
     }
     for (name, blob) in &inventory.blobs {
         if roots.blobs.contains_key(name) {
             continue;
         }
-        units.push(Unit {
-            what: GcTarget::Download { blob: name.clone() },
-            name: format!("download {}", short(name)),
-            bytes: blob.bytes,
-            rebuild_ms: guess(blob.bytes),
-            used: blob.used,
-            garbage: None,
-            below: None,
-            by_age: false,
-        });
+        let what = GcTarget::Download { blob: name.clone() };
+        let name = format!("download {}", short(name));
+        units.push(Unit::new(what, name, blob.bytes, blob.used));
     }
     units
 }
@@ -132,17 +129,14 @@ fn env_units(
         && !env.failed_edited
     {
         let below = failed.parent.as_ref().and_then(|id| layers.get(id));
+        let what = GcTarget::Failed {
+            env: name.to_owned(),
+        };
+        let name = format!("tree of failed step {name}/{}", failed.step);
         units.push(Unit {
-            what: GcTarget::Failed {
-                env: name.to_owned(),
-            },
-            name: format!("tree of failed step {name}/{}", failed.step),
-            bytes: env.failed,
             rebuild_ms: 0,
-            used: env.used,
-            garbage: None,
             below: below.copied(),
-            by_age: false,
+            ..Unit::new(what, name, env.failed, env.used)
         });
     }
     let named: BTreeSet<&str> = env
@@ -158,18 +152,15 @@ fn env_units(
         .iter()
         .filter(|(run, _)| !named.contains(run.as_str()))
     {
+        let what = GcTarget::Logs {
+            env: name.to_owned(),
+            run: run.clone(),
+        };
+        let used = step_log::began(run).unwrap_or(now);
         units.push(Unit {
-            what: GcTarget::Logs {
-                env: name.to_owned(),
-                run: run.clone(),
-            },
-            name: format!("logs {name}/{run}"),
-            bytes: *bytes,
             rebuild_ms: 0,
-            used: step_log::began(run).unwrap_or(now),
-            garbage: None,
-            below: None,
             by_age: true,
+            ..Unit::new(what, format!("logs {name}/{run}"), *bytes, used)
         });
     }
 }
@@ -235,17 +226,12 @@ fn layers<'a>(
         };
         let built = recorded.or(known).filter(|_| arrived.is_none());
         places.insert(id, units.len());
-        units.push(Unit {
-            what,
-            name,
-            bytes: item.bytes,
-            rebuild_ms: built.unwrap_or_else(|| guess(item.bytes)),
-            used: arrived.unwrap_or(used.max(layer.created)),
-            garbage: (!needed.contains(id) && !awaited.contains(id))
-                .then(|| "no env needs it".to_owned()),
-            below: None,
-            by_age: false,
-        });
+        let used = arrived.unwrap_or(used.max(layer.created));
+        let mut unit = Unit::new(what, name, item.bytes, used);
+        unit.rebuild_ms = built.unwrap_or(unit.rebuild_ms);
+        unit.garbage =
+            (!needed.contains(id) && !awaited.contains(id)).then(|| "no env needs it".to_owned());
+        units.push(unit);
     }
     places
 }
