@@ -67,20 +67,6 @@ fn a_fresh_machine_is_told_what_to_type() {
 }
 
 #[test]
-fn commands_keep_sudo() {
-    let mut facts = debian();
-    facts.through_sudo = true;
-    facts.missing = TOOLS.iter().map(|tool| tool.name.to_owned()).collect();
-    for check in of(&facts, CheckState::Missing) {
-        assert_eq!(
-            check.command.as_deref(),
-            Some("sudo rockenv setup"),
-            "{check:?}"
-        );
-    }
-}
-
-#[test]
 fn a_user_is_told_to_be_root() {
     let mut facts = debian();
     facts.root = false;

@@ -139,15 +139,6 @@ fn names(plan: &Plan) -> Vec<&str> {
 }
 
 #[test]
-fn nothing_goes_without_a_reason() {
-    assert!(
-        plan(&inventory(), &Limits::default(), None)
-            .items
-            .is_empty()
-    );
-}
-
-#[test]
 fn what_was_pulled_stays_for_a_time_after_it_arrived() {
     let limits = |days: u64| Limits {
         older_than: Some(Duration::from_secs(days * 24 * 3600)),

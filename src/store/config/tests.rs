@@ -328,14 +328,6 @@ fn logins_are_the_invoking_user_s_or_in_the_file_that_is_named() {
 }
 
 #[test]
-fn an_unknown_key_is_an_error_that_names_the_file() {
-    let error = read(&[], "hmoe = '/x'").unwrap_err();
-    assert!(error.chain().join(" ").contains("config.toml"));
-    assert!(error.chain().join(" ").contains("hmoe"));
-    assert_eq!(error.kind().exit_code(), 3);
-}
-
-#[test]
 fn an_invalid_value_is_named_by_file_line_and_key() {
     for (text, key, line) in [
         ("idle = 'soon'", "idle", 1),
