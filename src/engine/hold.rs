@@ -142,7 +142,7 @@ impl From<Reason> for Error {
 }
 
 /// The record of a container that runs, or ran when its holder was killed: `run/state.json`.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct ContainerRecord {
     pub id: String,
     pub cgroup: Cgroup,
@@ -420,13 +420,8 @@ fn hold_container(hold: &Hold, fds: Vec<OwnedFd>, starter: &UnixStream) -> Resul
 
     let mut state = ContainerRecord {
         id: hold.container.id.clone(),
-        cgroup: Cgroup::default(),
-        lock: None,
-        place: None,
-        idle: false,
-        waits: 0,
         made_of: hold.made_of.clone(),
-        nodes: Vec::new(),
+        ..ContainerRecord::default()
     };
     let connections = Connections {
         listener: listener.into(),

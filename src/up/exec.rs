@@ -428,7 +428,6 @@ fn command(cx: &Context, job: &Job, spec: &Spec, host: &Host, devices: &[Device]
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::cgroup::Cgroup;
 
     #[test]
     fn a_step_is_known_before_its_container_has_a_record() {
@@ -438,14 +437,8 @@ mod tests {
             since: jiff::Timestamp::UNIX_EPOCH,
         };
         let made_of = |digest: &str| ContainerRecord {
-            id: String::new(),
-            cgroup: Cgroup::default(),
-            lock: None,
-            place: None,
-            idle: false,
-            waits: 0,
             made_of: digest.to_owned(),
-            nodes: Vec::new(),
+            ..ContainerRecord::default()
         };
         assert!(is_of_step(None, || Some(held_by("up"))));
         assert!(!is_of_step(None, || Some(held_by("exec"))));

@@ -315,11 +315,8 @@ impl Locking<'_> {
         };
         let mut locked = match newest {
             Some(commit) => LockedSource {
-                git: None,
-                rev: None,
                 commit: Some(commit),
-                content: None,
-                submodules: BTreeMap::new(),
+                ..LockedSource::default()
             },
             // A commit does not change, and envs are built from the store's copy.
             None => {
@@ -347,10 +344,8 @@ fn by_fingerprint(name: &str, directory: &Path, print: &str) -> Result<LockedSou
     }
     let only = |wanted: &str| (kind == wanted).then(|| rest.to_owned());
     Ok(LockedSource {
-        git: None,
-        rev: None,
         commit: only("git"),
         content: only("content"),
-        submodules: BTreeMap::new(),
+        ..LockedSource::default()
     })
 }

@@ -55,7 +55,7 @@ impl SelectArgs {
 }
 
 /// A request, as typed.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct UpRequest<'a> {
     /// The command's verb.
     pub(crate) verb: &'static str,
@@ -125,16 +125,12 @@ mod tests {
             verb: "plan",
             what: Some("my profile.toml"),
             targets: &["gfx1103".to_owned()],
-            name: None,
             variant: Some("lean"),
             release: Some("7.14"),
-            from: None,
             params: &params,
-            engine: None,
-            jobs: None,
             gpu: "none",
             inspects: true,
-            locked: false,
+            ..UpRequest::default()
         };
         let text = request.command("up", &[("--gpu", Some("none")), ("--name", None)]);
         assert_eq!(

@@ -77,7 +77,7 @@ impl Cgroups {
     }
 }
 
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct StoreFacts {
     pub path: PathBuf,
     pub exists: bool,

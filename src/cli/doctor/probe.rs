@@ -105,15 +105,8 @@ fn has_overlay() -> bool {
 fn store(host: &Host, home: &Path) -> StoreFacts {
     let mut facts = StoreFacts {
         path: home.to_owned(),
-        exists: false,
-        file_system: None,
-        method: None,
-        not_btrfs: None,
-        problem: None,
-        free: None,
         unmounted: is_unmounted(home),
-        leftovers: Vec::new(),
-        ephemeral: Vec::new(),
+        ..StoreFacts::default()
     };
     // The store will be on the file system of the nearest existing parent.
     let there: PathBuf = home

@@ -25,12 +25,8 @@ pub(super) fn debian() -> Facts {
             exists: true,
             file_system: Some("btrfs".into()),
             method: Some(Method::Btrfs),
-            not_btrfs: None,
-            problem: None,
             free: Some(900 << 30),
-            unmounted: false,
-            leftovers: Vec::new(),
-            ephemeral: Vec::new(),
+            ..StoreFacts::default()
         },
         gpu: gpu::tests::nothing(),
         services: Vec::new(),

@@ -84,15 +84,9 @@ fn request<'a>(what: &'a str, targets: &'a [String], params: &'a [String]) -> Up
         verb: "plan",
         what: Some(what),
         targets,
-        name: None,
-        variant: None,
-        release: None,
-        from: None,
         params,
-        engine: None,
-        jobs: None,
         gpu: "auto",
         inspects: true,
-        locked: false,
+        ..UpRequest::default()
     }
 }

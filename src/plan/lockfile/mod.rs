@@ -183,7 +183,7 @@ pub(crate) fn packages(list: &[Package]) -> BTreeMap<String, String> {
 }
 
 /// A source volume at a commit, or by its content.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct LockedSource {
     /// Repository that the profile names; `None` for a local directory.

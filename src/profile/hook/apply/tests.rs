@@ -1,7 +1,7 @@
 //! What patches and edits make of files.
 
 use super::*;
-use crate::profile::hook::{Applies, Patch, Work};
+use crate::profile::hook::{Patch, Work};
 
 fn hook(edits: Vec<Edit>, patches: &[&str]) -> Hook {
     let patches = patches.iter().enumerate().map(|(index, text)| Patch {
@@ -14,18 +14,13 @@ fn hook(edits: Vec<Edit>, patches: &[&str]) -> Hook {
     });
     Hook {
         name: "h".into(),
-        description: String::new(),
-        why: String::new(),
-        links: Vec::new(),
-        path: None,
-        applies: Applies::default(),
         work: Work {
             volume: "src".into(),
-            from_step: None,
             patches: patches.collect(),
             edits,
-            script: None,
+            ..Work::default()
         },
+        ..Hook::default()
     }
 }
 

@@ -4,7 +4,7 @@ use super::size_of;
 
 /// `struct fiemap_extent`.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct MapExtent {
     pub(super) logical: u64,
     pub(super) physical: u64,
@@ -16,7 +16,7 @@ pub(super) struct MapExtent {
 
 /// `struct fiemap`, without its extents.
 #[repr(C)]
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct MapHeader {
     start: u64,
     length: u64,
@@ -42,25 +42,9 @@ pub(super) struct Map {
 
 impl Map {
     pub(super) fn new() -> Self {
-        let none = MapExtent {
-            logical: 0,
-            physical: 0,
-            length: 0,
-            reserved64: [0; 2],
-            flags: 0,
-            reserved: [0; 3],
-        };
-        let header = MapHeader {
-            start: 0,
-            length: 0,
-            flags: 0,
-            mapped: 0,
-            count: 0,
-            reserved: 0,
-        };
         Self {
-            header,
-            extents: [none; EXTENTS],
+            header: MapHeader::default(),
+            extents: [MapExtent::default(); EXTENTS],
         }
     }
 
@@ -68,10 +52,8 @@ impl Map {
         self.header = MapHeader {
             start: from,
             length: u64::MAX - from,
-            flags: 0,
-            mapped: 0,
             count: EXTENTS as u32,
-            reserved: 0,
+            ..MapHeader::default()
         };
     }
 
