@@ -154,7 +154,8 @@ impl ContainerContext<'_> {
             Root::Directory(_) | Root::Overlay { .. } => None,
         };
         Ok(Container {
-            id: container_id(env.name())?,
+            // At most 64 characters, each label valid in a host name.
+            id: format!("{}{}", name_prefix(env.name()), random_id()?),
             root,
             binds,
             keep_groups: !host.root && !options.devices.is_empty(),
@@ -332,11 +333,6 @@ fn existing(path: &Path, volume: &Volume) -> Result<PathBuf> {
                 .help(format!("mkdir -p {}", quoted_path(path))),
         ),
     }
-}
-
-/// Returns a machine name: at most 64 characters, each label valid in a host name.
-fn container_id(env: &EnvName) -> Result<String> {
-    Ok(format!("{}{}", name_prefix(env), random_id()?))
 }
 
 /// Removes what existed only while the container ran.

@@ -520,14 +520,6 @@ impl Ui {
         Reporter::new(self, format)
     }
 
-    fn print_through(&self, bars: &Arc<Bars>) {
-        lock(&self.err).bars = Arc::downgrade(bars);
-    }
-
-    fn print_directly(&self) {
-        lock(&self.err).bars = Weak::new();
-    }
-
     // A failure to write here cannot be reported anywhere.
     fn write_err(&self, text: &str) {
         let mut err = lock(&self.err);

@@ -1,6 +1,6 @@
 //! Owns reporting a run: takes events, and passes them to the screen, to plain lines or to JSON.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -52,7 +52,7 @@ impl Reporter {
         };
         if let Kind::Bars(bars) = &kind {
             // Other warnings must not land in the middle of a bar.
-            ui.print_through(bars);
+            lock(&ui.err).bars = Arc::downgrade(bars);
         }
         Self {
             ui: ui.clone(),
@@ -139,7 +139,7 @@ impl Reporter {
         }
         events.iter().for_each(|event| self.tell_terminal(event));
         if let (Some(Event::Finished { .. }), Kind::Bars(bars)) = (events.last(), &self.kind) {
-            self.ui.print_directly();
+            lock(&self.ui.err).bars = Weak::new();
             self.ui.write_err(&bars.close());
         }
     }
@@ -189,11 +189,6 @@ impl Reporter {
             })
             .collect();
         self.emit_all(&events);
-    }
-
-    /// Returns whether every line of output is shown, or only the latest.
-    fn all_lines(&self) -> bool {
-        matches!(self.kind, Kind::Json) || self.ui.settings().verbose > 0
     }
 
     pub(crate) fn step_output(&self, index: u32) -> StepOutput {
@@ -285,7 +280,8 @@ impl StepOutput {
             Stream::Stderr => stderr,
         };
         let mut batch = Vec::new();
-        let all = reporter.all_lines();
+        // Every line is shown, or only the latest.
+        let all = matches!(reporter.kind, Kind::Json) || reporter.ui.settings().verbose > 0;
         let mut overwritten = None;
         let (mut seen, mut counted) = (false, false);
         feed(lines, &mut |line| {
