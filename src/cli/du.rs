@@ -354,7 +354,8 @@ fn overview(report: &UsageReport, damaged: bool) -> Lines {
         };
         let mut line = Line::of(name, &same(report, row));
         if row.class == Class::Image {
-            line = Line::new(line.name, row.size, used_by(row));
+            let note = needed_by(&row.envs, "no env depends on it");
+            line = Line::new(line.name, row.size, note);
         }
         lines.lines.push(line);
     }
@@ -381,10 +382,7 @@ fn overview(report: &UsageReport, damaged: bool) -> Lines {
             Class::Unused => format!("unused snapshot {}", held.name),
             _ => format!("shared snapshot {}", held.name),
         };
-        let note = match held.envs.as_slice() {
-            [] => "no env needs it".to_owned(),
-            envs => format!("needed by {}", envs.join(", ")),
-        };
+        let note = needed_by(&held.envs, "no env needs it");
         lines.lines.push(Line::held(&name, held, note));
     }
     let total = Cells::new("total".to_owned(), report.total, String::new());
@@ -501,11 +499,10 @@ pub(super) fn class_word(class: Class) -> &'static str {
     }
 }
 
-fn used_by(row: &UsageRow) -> String {
-    if row.envs.is_empty() {
-        "no env depends on it".to_owned()
-    } else {
-        format!("needed by {}", row.envs.join(", "))
+fn needed_by(envs: &[String], nobody: &str) -> String {
+    match envs {
+        [] => nobody.to_owned(),
+        envs => format!("needed by {}", envs.join(", ")),
     }
 }
 

@@ -188,31 +188,26 @@ fn archive(step: &str, items: &[CopyItem], files: &CopyFiles) -> Result<OwnedFd>
                 Path::new(relative).join(&entry.path)
             };
             let mut header = tar::Header::new_gnu();
-            match &entry.content {
+            let appended = match &entry.content {
                 CopiedFile::Dir => {
                     header.set_entry_type(tar::EntryType::Directory);
                     header.set_size(0);
                     header.set_mode(0o755);
-                    archive
-                        .append_data(&mut header, &path, std::io::empty())
-                        .context(cannot)?;
+                    archive.append_data(&mut header, &path, std::io::empty())
                 }
                 CopiedFile::File { executable, bytes } => {
                     header.set_size(bytes.len() as u64);
                     header.set_mode(if *executable { 0o755 } else { 0o644 });
-                    archive
-                        .append_data(&mut header, &path, bytes.as_slice())
-                        .context(cannot)?;
+                    archive.append_data(&mut header, &path, bytes.as_slice())
                 }
                 CopiedFile::Link(target) => {
                     header.set_entry_type(tar::EntryType::Symlink);
                     header.set_size(0);
                     header.set_mode(0o777);
-                    archive
-                        .append_link(&mut header, &path, target)
-                        .context(cannot)?;
+                    archive.append_link(&mut header, &path, target)
                 }
-            }
+            };
+            appended.context(cannot)?;
         }
     }
     let mut file = archive.into_inner().context(cannot)?;

@@ -330,14 +330,15 @@ impl Decider {
             .min_free
             .max(asked.map_or(0, |asked| inventory.free.saturating_add(asked)));
         self.plan.missing = goal.saturating_sub(will_be);
+        let few = format!(
+            "only {} can be rebuilt (`keep-at-least` is {})",
+            size(self.left),
+            size(limits.keep_at_least)
+        );
         if self.plan.missing > 0 {
             let floor = asked.is_none() && limits.keep_at_least > 0;
             let why = if floor && self.left > 0 {
-                format!(
-                    "only {} can be rebuilt (`keep-at-least` is {}); the rest is in use or not managed by rockenv",
-                    size(self.left),
-                    size(limits.keep_at_least)
-                )
+                format!("{few}; the rest is in use or not managed by rockenv")
             } else {
                 "everything else is in use or not managed by rockenv".to_owned()
             };
@@ -355,14 +356,9 @@ impl Decider {
         if let (Some(most), Some(used)) = (limits.keep_at_most, inventory.used)
             && used.saturating_sub(self.plan.estimate) > most
         {
-            let why = if limits.keep_at_least > 0 && self.left > 0 {
-                format!(
-                    "only {} can be rebuilt (`keep-at-least` is {})",
-                    size(self.left),
-                    size(limits.keep_at_least)
-                )
-            } else {
-                "everything else is in use".to_owned()
+            let why = match limits.keep_at_least > 0 && self.left > 0 {
+                true => few.as_str(),
+                false => "everything else is in use",
             };
             self.plan.notes.push(format!(
                 "the store stays larger than `keep-at-most` ({}): {why}",
