@@ -54,7 +54,9 @@ pub mod testing {
     pub use crate::engine::docker::{Flavour, Service};
     pub use crate::image::oci::Notice;
     pub use crate::image::tar::unpack;
-    pub use crate::image::{BuildContext, BuildProgress, Built, Logins, Recipe, build, catalog};
+    pub use crate::image::{
+        BuildContext, BuildProgress, Built, Logins, Recipe, TaskContext, build, catalog,
+    };
     pub use crate::matrix::jobs::Runners;
     pub use crate::plan::gc::cache;
     pub use crate::plan::ids::StepKey;

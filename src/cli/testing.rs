@@ -10,7 +10,7 @@ use fs_err as fs;
 use sha2::{Digest as _, Sha256};
 
 use crate::engine::hold::ContainerRecord;
-use crate::image::{self, BuildContext, Logins, Recipe};
+use crate::image::{self, BuildContext, Logins, Recipe, TaskContext};
 use crate::plan::gc::policy::{Policy, Table};
 use crate::plan::{gc, lockfile};
 use crate::profile;
@@ -151,13 +151,15 @@ fn build(scratch: &Path, recipe: &str) -> Result<()> {
     let mut context = BuildContext {
         into: &into,
         blobs: &scratch.join("blobs"),
-        mirrors: &BTreeMap::new(),
-        logins: &Logins::default(),
-        notice: image::oci::Notice::default(),
-        env: &BTreeMap::new(),
         source_date: None,
-        cancel: &AtomicBool::new(false),
-        progress: &mut |_| {},
+        task: TaskContext {
+            mirrors: &BTreeMap::new(),
+            logins: &Logins::default(),
+            notice: image::oci::Notice::default(),
+            env: &BTreeMap::new(),
+            cancel: &AtomicBool::new(false),
+            progress: &mut |_| {},
+        },
     };
     image::build(&recipe, &mut context).map(drop)
 }

@@ -57,34 +57,41 @@ pub struct Logins {
     pub home: PathBuf,
 }
 
-/// Where and how to build.
-pub struct BuildContext<'a> {
-    /// An existing empty directory, which becomes the root file system.
-    pub into: &'a Path,
-    /// The store's `blobs` directory: the cache of downloads.
-    pub blobs: &'a Path,
+/// What a task on images or snapshots needs from outside the store.
+pub struct TaskContext<'a> {
     /// The user's mirrors: `debian`, `debian-security`, `ubuntu`, `arch`, and each with `-snapshot`, in which
     /// `@SNAPSHOTID@` (for Arch also `@DATE@`, as `2026/01/31`) stands for the time; `debian-signed-by`,
     /// `ubuntu-signed-by`, `arch-signatures`; and registries' mirrors by host.
     pub mirrors: &'a BTreeMap<String, String>,
+    /// The user's logins to registries.
     pub logins: &'a Logins,
     /// Gets what the user has to wait for.
     pub notice: oci::Notice,
     /// Further environment variables for the tools: the proxy variables.
     pub env: &'a BTreeMap<String, String>,
-    /// Timestamp for files made by the build; default: the snapshot's, else last midnight (UTC).
-    pub source_date: Option<i64>,
-    /// Stops the build when it becomes true.
+    /// Stops the task when it becomes true.
     pub cancel: &'a AtomicBool,
     pub progress: &'a mut dyn FnMut(BuildProgress<'_>),
 }
 
-impl std::fmt::Debug for BuildContext<'_> {
+impl std::fmt::Debug for TaskContext<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("BuildContext")
-            .field("into", &self.into)
+        f.debug_struct("TaskContext")
+            .field("mirrors", self.mirrors)
             .finish_non_exhaustive()
     }
+}
+
+/// Where and how to build.
+#[derive(Debug)]
+pub struct BuildContext<'a> {
+    /// An existing empty directory, which becomes the root file system.
+    pub into: &'a Path,
+    /// The store's `blobs` directory: the cache of downloads.
+    pub blobs: &'a Path,
+    /// Timestamp for files made by the build; default: the snapshot's, else last midnight (UTC).
+    pub source_date: Option<i64>,
+    pub task: TaskContext<'a>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -137,12 +144,12 @@ pub fn build(recipe: &Recipe, cx: &mut BuildContext<'_>) -> Result<Built> {
         }
         Source::Directory(table) => {
             let from = input(&table.path, "directory", "a directory", Metadata::is_dir)?;
-            let progress = &mut *cx.progress;
+            let progress = &mut *cx.task.progress;
             let mut report = |done| progress(BuildProgress::Bytes { done, total: None });
-            crate::tree::copy_tree::copy(&from, cx.into, cx.cancel, &mut report)?;
+            crate::tree::copy_tree::copy(&from, cx.into, cx.task.cancel, &mut report)?;
         }
     }
-    let summary = crate::tree::digest::digest(cx.into, cx.cancel)?;
+    let summary = crate::tree::digest::digest(cx.into, cx.task.cancel)?;
     let (resolved, env) = resolved.map(|image| (image.digest, image.env)).unzip();
     Ok(Built {
         source_date,
@@ -222,17 +229,17 @@ fn input(
 }
 
 fn tarball(table: &Tarball, cx: &mut BuildContext<'_>) -> Result<()> {
-    let progress = &mut *cx.progress;
+    let progress = &mut *cx.task.progress;
     let path = match (&table.path, &table.url) {
         (Some(path), _) => input(path, "tarball", "a regular file", Metadata::is_file)?,
         (None, Some(url)) => {
             let mut report = |done, total| progress(BuildProgress::Bytes { done, total });
-            fetch::fetch(url, &table.sha256, cx.blobs, cx.cancel, &mut report)?
+            fetch::fetch(url, &table.sha256, cx.blobs, cx.task.cancel, &mut report)?
         }
         (None, None) => return Err(unexpected!("a tarball recipe without path and url")),
     };
     // Also when cached: disks fail, and the extraction must not see one unverified byte.
-    fetch::verify(&path, &table.sha256, cx.cancel)?;
+    fetch::verify(&path, &table.sha256, cx.task.cancel)?;
     let options = tar::unpack::UnpackOptions {
         strip_components: table.strip_components,
         ..tar::unpack::UnpackOptions::default()
@@ -242,7 +249,7 @@ fn tarball(table: &Tarball, cx: &mut BuildContext<'_>) -> Result<()> {
         fs_err::File::open(&path)?.into_file(),
         cx.into,
         &options,
-        cx.cancel,
+        cx.task.cancel,
         &mut report,
     )
     .context(|| format!("cannot extract `{}`", path.display()))?;

@@ -32,7 +32,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use crate::image::fetch::{self, ByteCounter};
-use crate::image::oci::{Access, Operation, Reference, Registry};
+use crate::image::oci::{Operation, Reference, Registry};
 use crate::store::images::TaskContext;
 use crate::sys::error::Result;
 
@@ -80,14 +80,7 @@ impl Repository {
     }
 
     fn open(&self, operation: Operation, cx: &mut TaskContext<'_>) -> Result<Registry> {
-        let mut access = Access {
-            mirrors: cx.mirrors,
-            logins: cx.logins,
-            notice: cx.notice.clone(),
-            cancel: cx.cancel,
-            progress: &mut *cx.progress,
-        };
-        Registry::new(&self.reference, operation, &mut access)
+        Registry::new(&self.reference, operation, cx)
     }
 }
 

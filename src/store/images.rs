@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use fs_err as fs;
@@ -16,9 +15,9 @@ use sha2::{Digest as _, Sha256};
 
 use super::check::names;
 use super::{Lock, Store};
-use crate::image::oci::Notice;
+pub(crate) use crate::image::TaskContext;
 use crate::image::recipe::Pin;
-use crate::image::{self, BuildContext, BuildProgress, Built, Logins, Package, Recipe};
+use crate::image::{self, BuildContext, BuildProgress, Built, Package, Recipe};
 use crate::plan::ids::ImageKey;
 pub use crate::plan::image::Image;
 use crate::sys::atomic::{self, random_id};
@@ -34,20 +33,6 @@ const GC_WAIT: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Reference {
     key: ImageKey,
-}
-
-/// What a task on images or snapshots needs from outside the store.
-pub struct TaskContext<'a> {
-    pub mirrors: &'a BTreeMap<String, String>,
-    /// The user's logins to registries.
-    pub logins: &'a Logins,
-    /// Gets what the user has to wait for.
-    pub notice: Notice,
-    /// Proxy variables for the tools.
-    pub env: &'a BTreeMap<String, String>,
-    pub progress: &'a mut dyn FnMut(BuildProgress<'_>),
-    /// Set to stop.
-    pub cancel: &'a AtomicBool,
 }
 
 /// An image that was built again, and how the new one differs.
@@ -67,14 +52,6 @@ impl TaskContext<'_> {
             (self.progress)(BuildProgress::Line(waits));
             stop_if(self.cancel)
         })
-    }
-}
-
-impl std::fmt::Debug for TaskContext<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TaskContext")
-            .field("mirrors", self.mirrors)
-            .finish_non_exhaustive()
     }
 }
 
@@ -401,13 +378,15 @@ impl Store {
             &mut BuildContext {
                 into: &root,
                 blobs: &self.root.join("blobs"),
-                mirrors: cx.mirrors,
-                logins: cx.logins,
-                notice: cx.notice.clone(),
-                env: cx.env,
                 source_date,
-                progress: &mut *cx.progress,
-                cancel: cx.cancel,
+                task: TaskContext {
+                    mirrors: cx.mirrors,
+                    logins: cx.logins,
+                    notice: cx.notice.clone(),
+                    env: cx.env,
+                    progress: &mut *cx.progress,
+                    cancel: cx.cancel,
+                },
             },
         );
         if built.is_err() {

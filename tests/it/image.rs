@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rockenv::testing::digest::compare;
 use rockenv::testing::error::{Kind, Result};
-use rockenv::testing::{BuildContext, BuildProgress, Built, Recipe, build};
+use rockenv::testing::{BuildContext, BuildProgress, Built, Recipe, TaskContext, build};
 
 use crate::support::run::{HANGS, wait_for, wait_until};
 
@@ -63,13 +63,15 @@ impl Place {
             &mut BuildContext {
                 into: &into,
                 blobs: &self.path("blobs"),
-                mirrors: &self.mirrors,
-                logins: &rockenv::testing::Logins::default(),
-                notice: rockenv::testing::Notice::default(),
-                env: &BTreeMap::new(),
                 source_date: Some(self.date),
-                cancel: &self.cancel,
-                progress,
+                task: TaskContext {
+                    mirrors: &self.mirrors,
+                    logins: &rockenv::testing::Logins::default(),
+                    notice: rockenv::testing::Notice::default(),
+                    env: &BTreeMap::new(),
+                    cancel: &self.cancel,
+                    progress,
+                },
             },
         );
         if built.is_ok() {
@@ -460,13 +462,15 @@ fn a_directory_that_is_not_empty_is_refused() {
         &mut BuildContext {
             into: place.dir.path(),
             blobs: &place.path("blobs"),
-            mirrors: &BTreeMap::new(),
-            logins: &rockenv::testing::Logins::default(),
-            notice: rockenv::testing::Notice::default(),
-            env: &BTreeMap::new(),
             source_date: None,
-            cancel: &AtomicBool::new(false),
-            progress: &mut |_| {},
+            task: TaskContext {
+                mirrors: &BTreeMap::new(),
+                logins: &rockenv::testing::Logins::default(),
+                notice: rockenv::testing::Notice::default(),
+                env: &BTreeMap::new(),
+                cancel: &AtomicBool::new(false),
+                progress: &mut |_| {},
+            },
         },
     );
     assert!(outcome.unwrap_err().message().contains("is not empty"));

@@ -36,7 +36,7 @@ use manifest::{Configuration, Document, MAX_CONFIG, MAX_NESTING, Manifest};
 pub(crate) use manifest::{Descriptor, MAX_MANIFEST, damaged, refused};
 pub(super) use reference::{NO_DIGEST, Platform};
 pub(crate) use reference::{Reference, sha256};
-pub(crate) use registry::{Access, Attempts, Operation, Registry, RequestSubject, Tagged, Upload};
+pub(crate) use registry::{Attempts, Operation, Registry, RequestSubject, Tagged, Upload};
 pub use retry::Notice;
 
 /// Parallel downloads. More would only share the same bandwidth.
@@ -77,8 +77,8 @@ fn from_files(
 ) -> Result<Resolved> {
     let fits = |found: &std::fs::Metadata| found.is_dir() || found.is_file();
     let path = &super::input(path, "oci", "a regular file or a directory", fits)?;
-    let cancel = cx.cancel;
-    let progress = &mut *cx.progress;
+    let cancel = cx.task.cancel;
+    let progress = &mut *cx.task.progress;
     let mut report = |done| progress(BuildProgress::Bytes { done, total: None });
     // Beside the tree, where it is removed with the tree if this process is killed.
     let scratch = cx.into.parent().unwrap_or(Path::new("/"));
@@ -130,16 +130,9 @@ enum News {
 
 fn pull(reference: &Reference, platform: &Platform, cx: &mut BuildContext<'_>) -> Result<Resolved> {
     // The receiver of progress checks for signals.
-    let mut access = Access {
-        mirrors: cx.mirrors,
-        logins: cx.logins,
-        notice: cx.notice.clone(),
-        cancel: cx.cancel,
-        progress: &mut *cx.progress,
-    };
-    let registry = Registry::new(reference, Operation::Pull, &mut access)?;
-    let (cancel, blobs, into) = (cx.cancel, cx.blobs, cx.into);
-    let progress = &mut *cx.progress;
+    let registry = Registry::new(reference, Operation::Pull, &mut cx.task)?;
+    let (cancel, blobs, into) = (cx.task.cancel, cx.blobs, cx.into);
+    let progress = &mut *cx.task.progress;
     let counter = ByteCounter::default();
     let failed = AtomicBool::new(false);
     let (sender, news) = channel();

@@ -3,7 +3,6 @@
 mod tags;
 mod upload;
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
@@ -22,7 +21,7 @@ use super::reference::{DOCKER_HUB, Reference, sha256};
 use super::retry::{self, Notice, Patience};
 use super::token_server::{TokenRequest, TokenServer};
 use crate::image::fetch::{self, Body, ByteCounter, Download, Size};
-use crate::image::{BuildProgress, Logins};
+use crate::image::{BuildProgress, TaskContext};
 use crate::sys::checksum::Algorithm;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::ui::size;
@@ -45,18 +44,6 @@ pub(crate) enum Operation {
 
 /// Maximum size of a registry's reason for a refusal, in bytes.
 const MAX_REASON: u64 = 64 << 10;
-
-/// Everything needed to access a registry.
-pub(crate) struct Access<'a> {
-    /// The user's mirrors, by the registry's host.
-    pub(crate) mirrors: &'a BTreeMap<String, String>,
-    pub(crate) logins: &'a Logins,
-    /// Gets what the user has to wait for.
-    pub(crate) notice: Notice,
-    pub(crate) cancel: &'a AtomicBool,
-    /// Called at intervals while a credential helper runs.
-    pub(crate) progress: &'a mut dyn FnMut(BuildProgress<'_>),
-}
 
 pub(crate) struct Registry {
     /// Host and repository, for messages.
@@ -142,29 +129,30 @@ impl Registry {
     pub(crate) fn new(
         reference: &Reference,
         operation: Operation,
-        access: &mut Access<'_>,
+        cx: &mut TaskContext<'_>,
     ) -> Result<Self> {
         let Endpoint {
             https,
             host,
             repository,
-        } = Endpoint::of(reference, access.mirrors)?;
+        } = Endpoint::of(reference, cx.mirrors)?;
         // Docker Hub's registry has another name than its web site.
         let host = match host.as_str() {
             "docker.io" => DOCKER_HUB.to_owned(),
             _ => host,
         };
-        let logins = access.logins;
+        let logins = cx.logins;
         let login = credentials::find(reference, &host, &logins.files, &mut |keeper| {
-            let progress = &mut *access.progress;
-            keeper.ask(logins, access.cancel, &mut || {
+            // Looks for signals.
+            let progress = &mut *cx.progress;
+            keeper.ask(logins, cx.cancel, &mut || {
                 progress(BuildProgress::Bytes {
                     done: 0,
                     total: None,
                 });
             })
         })?;
-        let mirror = access.mirrors.get(&reference.host);
+        let mirror = cx.mirrors.get(&reference.host);
         let mirror = mirror.map_or("...", String::as_str);
         let scheme = if https { "https" } else { "http" };
         let base = format!("{scheme}://{host}/v2/{repository}");
@@ -181,7 +169,7 @@ impl Registry {
             operation,
             authorization: Mutex::new(None),
             wants_digests: AtomicBool::new(false),
-            notice: access.notice.clone(),
+            notice: cx.notice.clone(),
         })
     }
 

@@ -48,7 +48,7 @@ pub(crate) fn build(table: &Mmdebstrap, source_date: i64, cx: &mut BuildContext<
     // A configured key is for the configured mirrors, not for the tool's default.
     let keys = match lines.is_empty() {
         true => None,
-        false => keys(name, cx.mirrors, &work)?,
+        false => keys(name, cx.task.mirrors, &work)?,
     };
     if keys.is_none() {
         check_keyring(table.distribution, Path::new("/"))?;
@@ -85,7 +85,7 @@ pub(crate) fn build(table: &Mmdebstrap, source_date: i64, cx: &mut BuildContext<
             .arg(format!("--setup-hook=echo {setting} > {place}"))
             .arg(format!("--customize-hook=rm {place}"));
     }
-    for (name, value) in cx.env {
+    for (name, value) in cx.task.env {
         program = program.env(name, value);
     }
     program = program.args(["--", table.suite.as_str(), "-"]).args(lines);
@@ -95,7 +95,7 @@ pub(crate) fn build(table: &Mmdebstrap, source_date: i64, cx: &mut BuildContext<
 /// Runs the program and unpacks the archive that it writes.
 fn unpack_output(program: Program, name: &str, cx: &mut BuildContext<'_>) -> Result<()> {
     let written = AtomicU64::new(0);
-    let (into, cancel, progress) = (cx.into, cx.cancel, &mut *cx.progress);
+    let (into, cancel, progress) = (cx.into, cx.task.cancel, &mut *cx.task.progress);
     let mut seen = 0;
     let mut refusal = None;
     let outcome = program.stream(
@@ -199,7 +199,7 @@ fn sources(
     id: Option<&str>,
 ) -> Result<Vec<String>> {
     let name = table.distribution.name();
-    let mirror = |key: String| cx.mirrors.get(&key).map(|mirror| (key, mirror));
+    let mirror = |key: String| cx.task.mirrors.get(&key).map(|mirror| (key, mirror));
     let line = |(key, mirror): (String, &String), suite: &str| -> Result<String> {
         let mirror = match id {
             Some(id) => mirror.replace("@SNAPSHOTID@", id),
@@ -244,7 +244,7 @@ fn sources(
 
 fn apt_version(cx: &mut BuildContext<'_>) -> Result<(u32, u32)> {
     let program = Program::find("apt-get", "Debian and Ubuntu images")?.arg("--version");
-    let text = program.output(64 << 10, cx.cancel, &mut |_| {})?;
+    let text = program.output(64 << 10, cx.task.cancel, &mut |_| {})?;
     parse_version(&String::from_utf8_lossy(&text))
         .ok_or_else(|| unexpected!("cannot read apt's version"))
 }

@@ -10,7 +10,7 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     use crate::image::recipe::Source;
-    use crate::image::{BuildContext, Logins, Recipe};
+    use crate::image::{BuildContext, Logins, Recipe, TaskContext};
 
     /// Calls `with` with a recipe's source, in a build with these mirrors.
     pub(super) fn with_mirrors<T>(
@@ -25,13 +25,15 @@ mod tests {
         let cx = BuildContext {
             into: Path::new("/"),
             blobs: Path::new("/"),
-            mirrors: &mirrors.collect(),
-            logins: &Logins::default(),
-            notice: crate::image::oci::Notice::default(),
-            env: &BTreeMap::new(),
             source_date: None,
-            cancel: &AtomicBool::new(false),
-            progress: &mut |_| {},
+            task: TaskContext {
+                mirrors: &mirrors.collect(),
+                logins: &Logins::default(),
+                notice: crate::image::oci::Notice::default(),
+                env: &BTreeMap::new(),
+                cancel: &AtomicBool::new(false),
+                progress: &mut |_| {},
+            },
         };
         with(recipe.source, &cx)
     }

@@ -46,7 +46,7 @@ pub(crate) fn build(table: &Pacstrap, cx: &mut BuildContext<'_>) -> Result<()> {
         .arg(&config)
         .arg(cx.into)
         .args(&table.packages);
-    for (name, value) in cx.env {
+    for (name, value) in cx.task.env {
         program = program.env(name, value);
     }
     run(&program, cx)?;
@@ -62,9 +62,9 @@ pub(crate) fn build(table: &Pacstrap, cx: &mut BuildContext<'_>) -> Result<()> {
 }
 
 fn run(program: &Program, cx: &mut BuildContext<'_>) -> Result<()> {
-    let progress = &mut *cx.progress;
+    let progress = &mut *cx.task.progress;
     program.stream(
-        cx.cancel,
+        cx.task.cancel,
         &mut |event| {
             if let Event::Line(line) = event {
                 progress(BuildProgress::Line(line));
@@ -92,7 +92,7 @@ impl Server {
             None => ("arch", "https://.../archlinux"),
         };
         let help = format!("set `{key} = \"{example}\"` under [mirror] in config.toml");
-        let mirror = match (cx.mirrors.get(key), &table.snapshot) {
+        let mirror = match (cx.task.mirrors.get(key), &table.snapshot) {
             (Some(mirror), Some(id)) => expand(mirror, id),
             (Some(mirror), None) => mirror.clone(),
             (None, None) if host_mirrors.exists() => {
@@ -113,7 +113,7 @@ impl Server {
         if mirror.contains(char::is_whitespace) {
             return Err(invalid!("mirror `{key}` is not an address: `{mirror}`").help(help));
         }
-        let signed = match cx.mirrors.get("arch-signatures").map(String::as_str) {
+        let signed = match cx.task.mirrors.get("arch-signatures").map(String::as_str) {
             None | Some("required") => true,
             Some("never") if mirror.starts_with("file://") => false,
             Some("never") => {

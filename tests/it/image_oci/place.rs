@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use rockenv::testing::digest::compare;
 use rockenv::testing::error::{Error, Kind, Result};
-use rockenv::testing::{BuildContext, BuildProgress, Built, Logins, Recipe, build};
+use rockenv::testing::{BuildContext, BuildProgress, Built, Logins, Recipe, TaskContext, build};
 
 use super::make::{Image, Tar, noise};
 
@@ -56,13 +56,15 @@ impl Place {
             &mut BuildContext {
                 into: &tree,
                 blobs: &self.path("blobs"),
-                mirrors: &self.mirrors,
-                logins: &self.logins,
-                notice: rockenv::testing::Notice::default(),
-                env: &BTreeMap::new(),
                 source_date: Some(1_790_000_000),
-                cancel: &self.cancel,
-                progress,
+                task: TaskContext {
+                    mirrors: &self.mirrors,
+                    logins: &self.logins,
+                    notice: rockenv::testing::Notice::default(),
+                    env: &BTreeMap::new(),
+                    cancel: &self.cancel,
+                    progress,
+                },
             },
         );
         let outside: Vec<_> = fs_err::read_dir(self.path("outside")).unwrap().collect();
