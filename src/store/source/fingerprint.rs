@@ -346,7 +346,7 @@ impl std::io::Write for HashWriter<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{me, repository};
+    use super::super::tests::{me, repository, run};
     use super::*;
 
     #[test]
@@ -391,23 +391,9 @@ mod tests {
         let me = me();
         let git = Git::new(&me);
         let url = inner.path().to_str().unwrap();
-        let add = [
-            "-c",
-            "protocol.file.allow=always",
-            "submodule",
-            "--quiet",
-            "add",
-            "--",
-            url,
-            "sub dir",
-        ];
-        git.run(path, &add).unwrap();
-        let user = ["-c", "user.name=t", "-c", "user.email=t@example.org"];
-        git.run(
-            path,
-            &[&user[..], &["commit", "--quiet", "-m", "s"]].concat(),
-        )
-        .unwrap();
+        let add = ["submodule", "--quiet", "add", "--", url, "sub dir"];
+        run(path, &add);
+        run(path, &["commit", "--quiet", "-m", "s"]);
         let clean = git.fingerprint(path).unwrap();
         assert!(clean.starts_with("git:") && !clean.contains('+'), "{clean}");
         let mut seen = vec![clean.clone()];
@@ -446,17 +432,12 @@ mod tests {
         let git = Git::new(&me);
         let commit = |place: &Path, email: &str| {
             let email = format!("user.email={email}");
-            let user = ["-c", "user.name=t", "-c", &email];
             let commit = ["commit", "--quiet", "--all", "--allow-empty", "-m", "s"];
-            git.run(place, &[&user[..], &commit].concat()).unwrap();
+            run(place, &[&["-c", &email], &commit[..]].concat());
         };
         let url = inner.path().to_str().unwrap();
         let add = ["submodule", "--quiet", "add", "--", url, "sub"];
-        git.run(
-            path,
-            &[&["-c", "protocol.file.allow=always"], &add[..]].concat(),
-        )
-        .unwrap();
+        run(path, &add);
         fs::write(path.join(".gitignore"), ".*.smrev\n").unwrap();
         git.run(path, &["add", ".gitignore"]).unwrap();
         commit(path, "t@example.org");
@@ -493,12 +474,7 @@ mod tests {
         let path = directory.path();
         let me = me();
         let git = Git::new(&me);
-        let run = |arguments: &[&str]| {
-            let user = ["-c", "user.name=t", "-c", "user.email=t@example.org"];
-            let local = ["-c", "protocol.file.allow=always"];
-            git.run(path, &[&user[..], &local, arguments].concat())
-                .unwrap()
-        };
+        let run = |arguments: &[&str]| run(path, arguments);
         fs::create_dir(path.join("d")).unwrap();
         fs::write(path.join("d/b"), "b").unwrap();
         std::os::unix::fs::symlink("a", path.join("link")).unwrap();

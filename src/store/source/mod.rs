@@ -271,22 +271,21 @@ pub(crate) mod tests {
         )
     }
 
+    /// Runs git as somebody with a name, who may have submodules from local paths.
+    pub(super) fn run(directory: &Path, arguments: &[&str]) -> String {
+        let who = ["-c", "user.name=t", "-c", "user.email=t@example.org"];
+        let local = ["-c", "protocol.file.allow=always"];
+        let all = [&who[..], &local, arguments].concat();
+        Git::new(&me()).run(directory, &all).unwrap()
+    }
+
     pub(super) fn repository() -> tempfile::TempDir {
         let directory = tempfile::tempdir().unwrap();
-        let run = |arguments: &[&str]| Git::new(&me()).run(directory.path(), arguments).unwrap();
+        let run = |arguments: &[&str]| run(directory.path(), arguments);
         run(&["init", "--quiet"]);
         fs::write(directory.path().join("a"), "one").unwrap();
         run(&["add", "a"]);
-        run(&[
-            "-c",
-            "user.name=t",
-            "-c",
-            "user.email=t@example.org",
-            "commit",
-            "--quiet",
-            "-m",
-            "first",
-        ]);
+        run(&["commit", "--quiet", "-m", "first"]);
         directory
     }
 
@@ -295,11 +294,8 @@ pub(crate) mod tests {
         let origin = repository();
         let home = tempfile::tempdir().unwrap();
         let store = Store::open(home.path()).unwrap();
-        let head = Git::new(&me())
-            .run(origin.path(), &["rev-parse", "HEAD"])
-            .unwrap()
-            .trim()
-            .to_owned();
+        let head = run(origin.path(), &["rev-parse", "HEAD"]);
+        let head = head.trim();
         let source = Repository {
             name: "src".into(),
             url: format!("file://{}", origin.path().display()),
@@ -315,22 +311,8 @@ pub(crate) mod tests {
             Git::new(&me()).fingerprint(&directory).unwrap(),
             format!("git:{head}")
         );
-        Git::new(&me())
-            .run(
-                &directory,
-                &[
-                    "-c",
-                    "user.name=t",
-                    "-c",
-                    "user.email=t@example.org",
-                    "commit",
-                    "--quiet",
-                    "--allow-empty",
-                    "-m",
-                    "moved",
-                ],
-            )
-            .unwrap();
+        let commit = ["commit", "--quiet", "--allow-empty", "-m", "moved"];
+        run(&directory, &commit);
         let error = source
             .prepare(&store, &Git::new(&me()), true, &mut |_| {})
             .unwrap_err();
@@ -370,14 +352,10 @@ pub(crate) mod tests {
         let (outer, inner) = (repository(), repository());
         let user = me();
         let git = Git::new(&user);
-        let who = ["-c", "user.name=t", "-c", "user.email=t@example.org"];
-        let local = ["-c", "protocol.file.allow=always"];
         let inside = inner.path().display().to_string();
         let add = ["submodule", "--quiet", "add", "--", &inside, "sub dir"];
-        git.run(outer.path(), &[&local[..], &add].concat()).unwrap();
-        let commit = ["commit", "--quiet", "-m", "s"];
-        git.run(outer.path(), &[&who[..], &commit].concat())
-            .unwrap();
+        run(outer.path(), &add);
+        run(outer.path(), &["commit", "--quiet", "-m", "s"]);
         let home = tempfile::tempdir().unwrap();
         let store = Store::open(home.path()).unwrap();
         let source = |submodules| Repository {
@@ -394,7 +372,7 @@ pub(crate) mod tests {
         assert_ne!(with.directory(&store), plain);
         // One that an earlier version made, or in which they were fetched since, stays in use.
         let update = ["submodule", "--quiet", "update", "--init"];
-        git.run(&plain, &[&local[..], &update].concat()).unwrap();
+        run(&plain, &update);
         assert!(plain.join("sub dir/a").exists());
         assert_eq!(with.directory(&store), plain);
         // A checkout of its own is not left again.

@@ -135,7 +135,7 @@ impl Git<'_> {
 mod tests {
     use fs_err as fs;
 
-    use super::super::tests::{me, repository};
+    use super::super::tests::{me, repository, run};
     use super::*;
 
     #[test]
@@ -143,11 +143,7 @@ mod tests {
         let origin = repository();
         let user = me();
         let git = Git::new(&user);
-        let run = |arguments: &[&str]| {
-            let who = ["-c", "user.name=t", "-c", "user.email=t@example.org"];
-            let all: Vec<&str> = who.into_iter().chain(arguments.iter().copied()).collect();
-            git.run(origin.path(), &all).unwrap()
-        };
+        let run = |arguments: &[&str]| run(origin.path(), arguments);
         run(&["branch", "-M", "main"]);
         run(&["config", "uploadpack.allowAnySHA1InWant", "true"]);
         let first = git.head(origin.path()).unwrap().unwrap();
@@ -192,20 +188,9 @@ mod tests {
         let user = me();
         let git = Git::new(&user);
         let add = |to: &Path, from: &Path, name: &str| {
-            let who = ["-c", "user.name=t", "-c", "user.email=t@example.org"];
             let from = from.display().to_string();
-            let adding = [
-                "-c",
-                "protocol.file.allow=always",
-                "submodule",
-                "--quiet",
-                "add",
-                &from,
-                name,
-            ];
-            git.run(to, &adding).unwrap();
-            let all = [who.as_slice(), &["commit", "--quiet", "-m", "submodule"]].concat();
-            git.run(to, &all).unwrap();
+            run(to, &["submodule", "--quiet", "add", &from, name]);
+            run(to, &["commit", "--quiet", "-m", "submodule"]);
         };
         add(middle.path(), inner.path(), "in ner");
         add(outer.path(), middle.path(), "middle");
@@ -216,16 +201,8 @@ mod tests {
         let mut all = top.clone();
         all.insert("middle/in ner".to_owned(), head(inner.path()));
         assert_eq!(git.submodules(outer.path(), true).unwrap(), all);
-        let update = [
-            "-c",
-            "protocol.file.allow=always",
-            "submodule",
-            "--quiet",
-            "update",
-            "--init",
-            "--recursive",
-        ];
-        git.run(outer.path(), &update).unwrap();
+        let update = ["submodule", "--quiet", "update", "--init", "--recursive"];
+        run(outer.path(), &update);
         assert_eq!(git.submodules(outer.path(), true).unwrap(), all);
         assert_eq!(git.submodules(outer.path(), false).unwrap(), top);
         fs::write(outer.path().join("middle/a"), "changed").unwrap();

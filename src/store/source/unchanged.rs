@@ -390,7 +390,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::super::Git;
-    use super::super::tests::{me, repository};
+    use super::super::tests::{me, repository, run};
     use super::*;
 
     /// Sets a file's modification time, as `touch` and `cp -p` do.
@@ -509,9 +509,7 @@ mod tests {
             assert!(stamp.holds(path), "{name}");
         }
         fs::remove_file(path.join(".git/index.lock")).unwrap();
-        let user = ["-c", "user.name=t", "-c", "user.email=t@example.org"];
-        let commit = ["commit", "--quiet", "--allow-empty", "-m", "next"];
-        git.run(path, &[&user[..], &commit].concat()).unwrap();
+        run(path, &["commit", "--quiet", "--allow-empty", "-m", "next"]);
         assert!(!stamp.holds(path));
         let next = Stamp::of(path).unwrap();
         git.run(path, &["rm", "--quiet", "--cached", "a"]).unwrap();
@@ -522,12 +520,6 @@ mod tests {
     fn a_branch_with_the_name_of_one_of_git_s_own_directories_counts() {
         let (outer, inner, me) = (repository(), repository(), me());
         let git = Git::new(&me);
-        let user = ["-c", "user.name=t", "-c", "user.email=t@example.org"];
-        let local = ["-c", "protocol.file.allow=always"];
-        let run = |path: &Path, arguments: &[&str]| {
-            git.run(path, &[&user[..], &local, arguments].concat())
-                .unwrap();
-        };
         let path = outer.path();
         let url = inner.path().to_str().unwrap();
         for name in ["sub", "logs"] {

@@ -1,9 +1,7 @@
 //! Checkouts that others write to.
 
-use super::super::tests::{me, repository};
+use super::super::tests::{me, repository, run};
 use super::*;
-
-const WHO: [&str; 4] = ["-c", "user.name=t", "-c", "user.email=t@example.org"];
 
 /// Fails unless git sees the same in a checkout as with its own directory.
 #[track_caller]
@@ -69,8 +67,7 @@ fn what_files_mean_is_as_the_repository_says() {
             fs::write(path.join(name), text).unwrap();
         }
         git.run(path, &["add", "."]).unwrap();
-        let commit = ["commit", "--quiet", "-m", "more"];
-        git.run(path, &[&WHO[..], &commit].concat()).unwrap();
+        run(path, &["commit", "--quiet", "-m", "more"]);
         for command in commands {
             git.run(path, command).unwrap();
         }
@@ -105,8 +102,7 @@ fn other_work_trees_and_formats_are_read() {
     let init = ["init", "--quiet", "--object-format=sha256"];
     git.run(other.path(), &init).unwrap();
     let commit = ["commit", "--quiet", "--allow-empty", "-m", "first"];
-    git.run(other.path(), &[&WHO[..], &commit].concat())
-        .unwrap();
+    run(other.path(), &commit);
     same(&git, other.path(), false);
     let commit = git.open(other.path()).unwrap().head().unwrap();
     assert_eq!(commit.len(), 64);
