@@ -40,6 +40,7 @@ pub(crate) enum Event<'a> {
 }
 
 #[derive(Debug)]
+#[must_use]
 pub(crate) struct Program {
     name: String,
     path: PathBuf,
@@ -122,13 +123,11 @@ impl Program {
         }
     }
 
-    #[must_use]
     pub(crate) fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
         self.args.push(arg.as_ref().into());
         self
     }
 
-    #[must_use]
     pub(crate) fn args<A: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
         self.args
             .extend(args.into_iter().map(|arg| arg.as_ref().into()));
@@ -136,42 +135,36 @@ impl Program {
     }
 
     /// Sets a variable. There are no others except `PATH` and a UTF-8 locale, both fixed.
-    #[must_use]
     pub(crate) fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
         self.env.push((name.as_ref().into(), value.as_ref().into()));
         self
     }
 
     /// Passes the caller's variables on, except `PATH` and the locale: for tools that read the user's settings.
-    #[must_use]
     pub(crate) fn inherit_env(mut self) -> Self {
         self.inherit_env = true;
         self
     }
 
     /// Withholds these variables of the caller.
-    #[must_use]
     pub(crate) fn without(mut self, names: &'static [&'static str]) -> Self {
         self.without = names;
         self
     }
 
     /// Runs it as this user and group, without supplementary groups. Needs root.
-    #[must_use]
     pub(crate) fn user(mut self, uid: u32, gid: u32) -> Self {
         self.user = Some((uid, gid));
         self
     }
 
     /// Sets its standard input, at most 64 KiB, the size of a pipe. Default: empty.
-    #[must_use]
     pub(crate) fn input(mut self, bytes: impl Into<Vec<u8>>) -> Self {
         self.input = bytes.into();
         self
     }
 
     /// Sets the working directory; default: `/`.
-    #[must_use]
     pub(crate) fn directory(mut self, directory: impl AsRef<Path>) -> Self {
         self.directory = directory.as_ref().into();
         self
@@ -179,14 +172,12 @@ impl Program {
 
     /// Runs it as PID 1 of its own PID and mount namespaces: when it ends or is killed, the kernel ends every process
     /// and unmounts every mount it made. Needs root.
-    #[must_use]
     pub(crate) fn isolated(mut self) -> Self {
         self.isolated = true;
         self
     }
 
     /// Sets how long it may take to stop when asked, before it is killed.
-    #[must_use]
     pub(crate) fn grace(mut self, grace: Duration) -> Self {
         self.grace = grace;
         self
@@ -220,7 +211,6 @@ impl Program {
     }
 
     /// Interprets its exit status as rockenv's: it determines the kind of the error.
-    #[must_use]
     pub(crate) fn own_codes(mut self) -> Self {
         self.own_codes = true;
         self
