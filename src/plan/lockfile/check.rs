@@ -372,38 +372,27 @@ mod tests {
             params: &none,
         };
         assert!(choices(&lock, &now).is_empty());
-        let found = choices(
-            &lock,
-            &Choices {
+        let said = |now: Choices<'_>| one(&choices(&lock, &now)).to_owned();
+        assert_eq!(
+            said(Choices {
                 variant: None,
                 ..now
-            },
-        );
-        assert_eq!(
-            one(&found),
+            }),
             "the variant is `lean` in the lock file, but is not set here"
         );
-        let found = choices(
-            &lock,
-            &Choices {
+        assert_eq!(
+            said(Choices {
                 targets: &[],
                 ..now
-            },
-        );
-        assert_eq!(
-            one(&found),
+            }),
             "the target is `gfx1103` in the lock file, but is not set here"
         );
         let params = BTreeMap::from([("jobs".to_owned(), "8".to_owned())]);
-        let found = choices(
-            &lock,
-            &Choices {
+        assert_eq!(
+            said(Choices {
                 params: &params,
                 ..now
-            },
-        );
-        assert_eq!(
-            one(&found),
+            }),
             "parameter `jobs` is `4` in the lock file, but `8` here"
         );
     }
