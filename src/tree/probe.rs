@@ -19,8 +19,6 @@ pub struct Probe {
     pub file_system: String,
     /// Why not a better one: a sentence for each method that was tried before `method`.
     pub reasons: Vec<String>,
-    /// Whether `build` volumes can be frozen with the root file system.
-    pub can_freeze_volumes: bool,
 }
 
 /// Tries in the directory `dir` which methods work, best first, and leaves nothing behind.
@@ -40,7 +38,6 @@ pub fn probe(dir: &Path) -> Result<Probe> {
         method,
         file_system,
         reasons,
-        can_freeze_volumes: method != Method::Overlay,
     })
 }
 
