@@ -65,14 +65,16 @@ pub(crate) struct BuildForecast {
 
 impl BuildForecast {
     /// Begins a build of `total` commands by a `script`, with the milliseconds that the command with an output took
-    /// before.
+    /// before, and whether it ran in this build's directory.
     pub(crate) fn new(
         graph: BuildGraph,
         total: Option<usize>,
         script: &str,
         past: impl Fn(&str) -> Option<u64>,
+        ran: impl Fn(&str) -> bool,
     ) -> Self {
-        let members = graph.members(total, script);
+        let ran: Vec<bool> = graph.edges.iter().map(|edge| ran(&edge.output)).collect();
+        let members = graph.members(total, script, &ran);
         let mut ids = HashMap::new();
         let mut groups: Vec<Group> = Vec::new();
         let mut work = Vec::new();
@@ -94,11 +96,13 @@ impl BuildForecast {
                     .skip(1)
                     .for_each(|group| groups[*group].add(before, usual));
             }
+            let member = members.as_ref().is_none_or(|members| members[at]);
             work.push(Work {
                 usual: before.unwrap_or(usual),
                 known: before.is_some(),
-                runs: edge.kind.is_some(),
-                member: members.as_ref().is_none_or(|members| members[at]),
+                // What a build that is resumed does not contain, nothing waits for.
+                runs: edge.kind.is_some() && (member || !ran[at]),
+                member,
                 groups: own,
                 priority: 0,
                 needs: edge.needs.clone(),
@@ -297,12 +301,14 @@ impl BuildForecast {
             while let Some(at) = open.pop() {
                 for next in &self.work[at].needed_by {
                     waiting[*next] -= 1;
-                    if waiting[*next] > 0 || seen[*next] || !self.work[*next].member {
+                    let work = &self.work[*next];
+                    if waiting[*next] > 0 || seen[*next] {
                         continue;
                     }
-                    match is_over(*next) {
-                        true => open.push(*next),
-                        false => ready.push((self.work[*next].priority, Reverse(*next))),
+                    if is_over(*next) {
+                        open.push(*next);
+                    } else if work.member {
+                        ready.push((work.priority, Reverse(*next)));
                     }
                 }
             }
@@ -464,7 +470,8 @@ mod tests {
             let graph = BuildGraph::parse(&self.graph).unwrap();
             let total = self.log.len();
             let past = |output: &str| earlier.get(output).copied();
-            let mut forecast = BuildForecast::new(graph, Some(total), &self.target, past);
+            let mut forecast =
+                BuildForecast::new(graph, Some(total), &self.target, past, |_| false);
             assert!(forecast.exact, "{}: {total} commands", self.name);
             let whole = self.log.last().unwrap().1;
             let mut done = 0;
@@ -524,12 +531,41 @@ mod tests {
         }
     }
 
+    /// In LLVM's graph there is a name for nearly every number of commands.
+    #[test]
+    fn a_build_that_is_resumed_has_only_what_is_left() {
+        let recording = &Recording::all()[2];
+        let graph = BuildGraph::parse(&recording.graph).unwrap();
+        let half = recording.log.len() / 2;
+        let (ended, rest) = recording.log.split_at(half);
+        let ended: HashMap<&str, u64> = ended
+            .iter()
+            .map(|(start, end, output)| (output.as_str(), end - start))
+            .collect();
+        let past = |output: &str| ended.get(output).copied();
+        let ran = |output: &str| ended.contains_key(output);
+        let target = &recording.target;
+        let mut forecast = BuildForecast::new(graph, Some(rest.len()), target, past, ran);
+        assert!(forecast.exact);
+        let begun = recording.log[half - 1].1;
+        let whole = recording.log.last().unwrap().1 - begun;
+        let part = |left: TimeLeft| left.likely.as_secs_f64() * 1e3 / whole as f64;
+        let first = part(forecast.left(Duration::ZERO, 0, 2));
+        for (start, end, output) in rest {
+            let since = |at: &u64| Duration::from_millis(at.saturating_sub(begun));
+            forecast.ended(output, since(start), since(end));
+        }
+        let last = forecast.left(Duration::from_millis(whole), rest.len(), 2);
+        assert!((0.35..1.5).contains(&first), "{first}");
+        assert_eq!(last.likely, Duration::ZERO);
+    }
+
     #[test]
     fn a_build_of_part_of_the_commands_counts_those_that_remain() {
         // Which of them is built is not known.
         let file = "build a.o: cc a.c\nbuild b.o: cc b.c\nbuild c.o: cc c.c\n";
         let graph = BuildGraph::parse(file).unwrap();
-        let mut forecast = BuildForecast::new(graph, Some(2), "", |_| Some(8000));
+        let mut forecast = BuildForecast::new(graph, Some(2), "", |_| Some(8000), |_| false);
         assert!(!forecast.exact);
         let seconds = Duration::from_secs;
         assert_eq!(forecast.left(seconds(0), 0, 2).likely, seconds(8));
@@ -542,7 +578,7 @@ mod tests {
     #[test]
     fn nothing_makes_it_panic() {
         let graph = BuildGraph::parse("build a: cc b\nbuild b: cc a\nbuild c: phony a\n").unwrap();
-        let mut forecast = BuildForecast::new(graph, None, "", |_| None);
+        let mut forecast = BuildForecast::new(graph, None, "", |_| None, |_| false);
         let seconds = Duration::from_secs;
         forecast.ended("a", seconds(5), seconds(1));
         forecast.ended("a", seconds(5), Duration::MAX);
