@@ -305,7 +305,7 @@ fn snapshots_that_the_store_forgot_are_found_by_their_keys() {
     };
     store.lose();
     assert_eq!(store.plan(), ["hit", "hit", "run"]);
-    store.up().ok().says(&["found 2 snapshots at "]);
+    store.up().ok().says(&["found 2 lost snapshots at "]);
     assert_eq!(log(), "1\n2\n3\n");
     store
         .sh("cat ~/one ~/two ~/three")

@@ -117,8 +117,8 @@ fn adopt_orphans(
     let count = env.adopt_orphan_snapshots(service, &steps)?;
     if count > 0 {
         reporter.warn(format!(
-            "found {} at {} that the store had lost",
-            size::count(count, "snapshot"),
+            "found {} at {}",
+            size::count(count, "lost snapshot"),
             service.flavour
         ));
     }

@@ -262,7 +262,7 @@ fn what_another_would_be_made_of_ends_it() {
 }
 
 #[test]
-fn it_sleeps_and_needs_almost_nothing_and_whoever_only_looks_leaves_it() {
+fn a_waiting_container_sleeps_and_no_command_that_only_reads_ends_it() {
     let store = TestStore::new();
     store.up_with(TWO);
     let first = wait_after(&store, "echo mine > ~/mine");
