@@ -7,6 +7,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
+use nix::time::{ClockId, clock_gettime};
+
 use crate::plan::build_graph::BuildGraph;
 use crate::plan::ids::VolumeName;
 use crate::plan::ninja_log::Command;
@@ -18,8 +20,9 @@ use crate::ui::ninja::{NinjaProgress, TimeLeft};
 
 /// Minimum interval of looking.
 const PERIOD: Duration = Duration::from_secs(2);
-/// Looking takes at most this part of the time.
+/// Looking takes at most this part of one processor's time, and of the time when it waits for one or for a disk.
 const SHARE: u32 = 100;
+const SHARE_WAITING: u32 = 10;
 /// After so long, further logs and graphs are left for the next time.
 const LONGEST: Duration = Duration::from_secs(1);
 /// Commands that must have ended before an estimate is shown.
@@ -92,9 +95,11 @@ impl<'a> BuildWatch<'a> {
         if progress.total == 0 || began < self.due {
             return None;
         }
+        let worked = processor_time();
         self.read();
         let left = self.estimate(progress);
-        self.due = Instant::now() + PERIOD.max(began.elapsed() * SHARE);
+        let worked = processor_time().saturating_sub(worked);
+        self.due = Instant::now() + pause(worked, began.elapsed());
         left
     }
 
@@ -174,6 +179,17 @@ impl<'a> BuildWatch<'a> {
     }
 }
 
+/// Returns how long not to look again, after a look that took so much of a processor's time and so long.
+fn pause(worked: Duration, took: Duration) -> Duration {
+    PERIOD.max(worked * SHARE).max(took * SHARE_WAITING)
+}
+
+/// Returns the processor's time that this thread has used.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID);
+    time.map(Duration::from).unwrap_or_default()
+}
+
 impl Build {
     /// Returns how long its ninja has been running.
     fn since(&self, now: Instant) -> Option<Duration> {
@@ -216,6 +232,14 @@ impl Build {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_look_that_waited_does_not_put_off_the_next_for_long() {
+        let ms = Duration::from_millis;
+        assert_eq!(pause(ms(1), ms(150)), PERIOD);
+        assert_eq!(pause(ms(1), ms(500)), ms(5000));
+        assert_eq!(pause(ms(50), ms(50)), ms(5000));
+    }
 
     #[test]
     fn a_build_does_not_run_while_the_machine_is_suspended() {
