@@ -213,8 +213,8 @@ fn small_disk(kind: Kind) {
     let disk = LoopFs::sized(kind, 400 << 20);
     let store = TestStore::on(&disk);
     let name = store.env();
-    let fill = "i=0; while dd if=/dev/zero of=$i bs=1M count=20 2>/dev/null; do i=$((i+1)); done
-        while dd if=/dev/zero of=$i bs=4k count=1 2>/dev/null; do i=$((i+1)); done; false";
+    let fill = "i=0; for size in 20M 1M 64k 4k; do
+        while dd if=/dev/zero of=$i bs=$size count=1 2>/dev/null; do i=$((i+1)); done; done; false";
     let steps = |then: &str| {
         format!(
             "volume = [{{ name = 'build', kind = 'build', target = '/v' }}]
