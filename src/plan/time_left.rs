@@ -10,6 +10,7 @@ use std::collections::{BinaryHeap, HashMap};
 use std::time::Duration;
 
 use super::build_graph::{BuildGraph, Edge, EdgeKind};
+use super::ninja_log::is_stamp;
 use crate::ui::ninja::TimeLeft;
 
 /// Groups that a command belongs to, from the widest.
@@ -98,7 +99,7 @@ impl BuildForecast {
             if let (Some(before), Some(_)) = (before, edge.kind) {
                 // What is new in a known project is like the rest of it.
                 for (level, group) in new.into_iter().enumerate().skip(1) {
-                    groups[group].add(counted(level, before, usual), usual);
+                    groups[group].add(counted(level, &edge.output, before, usual), usual);
                 }
             }
             let member = members.as_ref().is_none_or(|members| members[at]);
@@ -163,7 +164,8 @@ impl BuildForecast {
         );
         if work.ended.replace((start, end)).is_none() && work.runs {
             for (level, group) in work.groups.into_iter().enumerate() {
-                self.groups[group].add(counted(level, end - start, work.usual), work.usual);
+                let actual = counted(level, output, end - start, work.usual);
+                self.groups[group].add(actual, work.usual);
             }
         }
     }
@@ -369,9 +371,10 @@ impl BuildForecast {
     }
 }
 
-/// Returns what a command's time counts in a group of its: all of it only among those of its directory.
-fn counted(level: usize, actual: f64, usual: f64) -> f64 {
-    match level < DIRECTORY {
+/// Returns what a command's time counts in a group of its: all of it only among those of its directory, or if it builds a
+/// whole sub-project, each of which has a directory of its own.
+fn counted(level: usize, output: &str, actual: f64, usual: f64) -> f64 {
+    match level < DIRECTORY && !is_stamp(output) {
         true => actual.min(LARGEST * usual),
         false => actual,
     }

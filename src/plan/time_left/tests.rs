@@ -168,6 +168,18 @@ fn one_command_that_takes_long_says_little_about_other_directories() {
     assert!(left > hour / 2 && left < hour * 2, "{left:?}");
 }
 
+/// In the outermost build of TheRock each command is one.
+#[test]
+fn a_sub_project_that_takes_long_says_that_others_do() {
+    let file = "build a/stamp/build.stamp: gen\nbuild b/stamp/build.stamp: gen\n";
+    let graph = BuildGraph::parse(file).unwrap();
+    let mut forecast = BuildForecast::new(graph, Some(2), "", |_| None, |_| false);
+    let hour = Duration::from_secs(3600);
+    forecast.ended("a/stamp/build.stamp", Duration::ZERO, hour);
+    let left = forecast.left(hour, 1, 1).likely;
+    assert!(left > hour / 2 && left < hour * 2, "{left:?}");
+}
+
 #[test]
 fn a_build_of_part_of_the_commands_counts_those_that_remain() {
     // Which of them is built is not known.
