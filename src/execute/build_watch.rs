@@ -22,7 +22,7 @@ use crate::ui::ninja::{NinjaProgress, TimeLeft};
 const PERIOD: Duration = Duration::from_secs(2);
 /// Looking takes at most this part of one processor's time, and of the time when it waits for one or for a disk.
 const SHARE: u32 = 100;
-const SHARE_WAITING: u32 = 10;
+const SHARE_WAITING: u32 = 20;
 /// After so long, further logs and graphs are left for the next time.
 const LONGEST: Duration = Duration::from_secs(1);
 /// Commands that must have ended before an estimate is shown.
@@ -236,8 +236,8 @@ mod tests {
     #[test]
     fn a_look_that_waited_does_not_put_off_the_next_for_long() {
         let ms = Duration::from_millis;
-        assert_eq!(pause(ms(1), ms(150)), PERIOD);
-        assert_eq!(pause(ms(1), ms(500)), ms(5000));
+        assert_eq!(pause(ms(1), ms(100)), PERIOD);
+        assert_eq!(pause(ms(1), ms(500)), ms(10_000));
         assert_eq!(pause(ms(50), ms(50)), ms(5000));
     }
 
