@@ -195,13 +195,18 @@ impl Store {
     fn flatten(&self, top: &LayerId, lowers: &[PathBuf], image: &Path) -> Result<()> {
         let mut bottom_up = lowers.to_vec();
         bottom_up.reverse();
+        let flat = self.layer_dir(top).join("flat");
         let temporary = self.layer_dir(top).join(format!("flat-{}", random_id()?));
-        tree::flatten(&[image.to_path_buf()], &bottom_up, &temporary)
-            .context(|| format!("cannot merge the {} layers below `{top}`", lowers.len()))?;
-        match fs::rename(&temporary, self.layer_dir(top).join("flat")) {
+        let merged = tree::flatten(&[image.to_path_buf()], &bottom_up, &temporary)
+            .context(|| format!("cannot merge the {} layers below `{top}`", lowers.len()))
+            .and_then(|()| Ok(fs::rename(&temporary, &flat)?));
+        if merged.is_err() {
+            self.discard(&temporary).ok();
+        }
+        match merged {
             // Another command merged the same chain; its result is as good.
-            Err(_) if self.layer_dir(top).join("flat").exists() => self.discard(&temporary),
-            other => Ok(other?),
+            Err(_) if flat.exists() => Ok(()),
+            other => other,
         }
     }
 
@@ -382,5 +387,21 @@ mod tests {
         let found = store.layers().unwrap().into_iter().map(|layer| layer.id);
         let found: std::collections::BTreeSet<LayerId> = found.collect();
         assert_eq!(found, [key, other].into());
+    }
+
+    #[test]
+    fn a_merge_of_layers_that_fails_leaves_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(&directory.path().join("store")).unwrap();
+        let top = LayerId::from(StepKey::from("key"));
+        let layer = store.layer_dir(&top);
+        let (diff, image) = (layer.join("diff"), directory.path().join("image"));
+        for made in [&diff, &image] {
+            fs::create_dir_all(made).unwrap();
+        }
+        // No directory can get that name.
+        std::os::unix::fs::symlink("nowhere", layer.join("flat")).unwrap();
+        store.flatten(&top, &[diff], &image).unwrap_err();
+        assert_eq!(names(&layer).unwrap(), ["diff", "flat"]);
     }
 }
