@@ -19,7 +19,8 @@ use crate::tree::mounts;
 /// How long to wait for an env's lock before the command fails.
 pub(crate) const WAIT: Duration = Duration::from_secs(5);
 
-/// The same for the store's: nobody keeps it for as long as a command runs, but trees are copied under it.
+/// The same for the store's: nobody keeps it for as long as a command runs, but on a full disk trees are unlinked
+/// under it.
 pub(super) const STORE_WAIT: Duration = Duration::from_secs(120);
 
 /// How long a command waits for a lock before it says so: most waits are over by then.

@@ -194,10 +194,10 @@ impl LockedEnv<'_> {
         layer: &LayerId,
         restore: bool,
     ) -> Result<()> {
-        let shared = self.store.lock_shared()?;
-        let found = self.store.layer(layer)?.ok_or_else(|| {
+        let removed = || {
             not_found!("layer `{layer}` was removed in the meantime").help("run the command again")
-        })?;
+        };
+        let found = self.store.layer(layer)?.ok_or_else(removed)?;
         let mut record = self.known_record()?.clone();
         let old = record.head.clone();
         record.head.drop_tree();
@@ -221,6 +221,9 @@ impl LockedEnv<'_> {
             record.snapshots.retain(|known| known.name != snapshot.name);
             record.snapshots.push(snapshot);
         }
+        // Nobody deletes the layer between this look and the record that names it. Copies of volumes take longer.
+        let shared = self.store.lock_shared()?;
+        self.store.layer(layer)?.ok_or_else(removed)?;
         self.commit(record)?;
         drop(shared);
         self.store.remove_unused_layers(&replaced)?;
@@ -359,7 +362,6 @@ impl LockedEnv<'_> {
         // Before anything is made: it may be damaged.
         let mut spec = from.store.spec(from.name())?;
         from.keep_changes("before-fork")?;
-        let shared = self.store.lock_shared()?;
         let mut record = from.known_record()?.clone();
         record.id = random_id()?.try_into()?;
         record.created = Timestamp::now();
@@ -407,6 +409,8 @@ impl LockedEnv<'_> {
         }
         self.name().clone_into(&mut spec.name);
         self.save_spec(&spec)?;
+        // Whoever removes layers under the store's lock must not miss this record and then see a later one of `from`.
+        let shared = self.store.lock_shared()?;
         self.commit(record)?;
         drop(shared);
         // The copies include what a failed step had begun.
