@@ -173,14 +173,17 @@ impl Writer {
             let name = CString::new(part.as_bytes()).map_err(|_| Errno::EINVAL)?;
             at = match self.open_dir(at.as_fd(), &name) {
                 Err(Errno::ENOENT) => {
-                    self.rights
-                        .make_directory(at.as_fd(), name.as_c_str(), Mode::S_IRWXU)?;
-                    self.set_owner(at.as_fd(), &name)?;
                     let mode = if below == path { mode } else { PARENT };
+                    // A command that is killed does not come to the end, and the next one sets no modes here.
+                    let first = mode | 0o700;
+                    let rights = Mode::from_bits_truncate(first);
+                    self.rights
+                        .make_directory(at.as_fd(), name.as_c_str(), rights)?;
+                    self.set_owner(at.as_fd(), &name)?;
                     self.directories.insert(below.clone(), (mode, None));
                     let made = self.open_dir(at.as_fd(), &name)?;
-                    // A command that is killed does not come to the end, and the next one sets no modes here.
-                    self.rights.set_mode(made.as_fd(), ".", mode | 0o700)?;
+                    // Whatever the umask is.
+                    self.rights.set_mode(made.as_fd(), ".", first)?;
                     made
                 }
                 other => other?,
