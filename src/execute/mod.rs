@@ -53,7 +53,7 @@ use crate::profile::hook::Hook;
 use crate::rocm::gpu::Grant;
 use crate::store::config::Config;
 use crate::store::{LockedEnv, Store};
-use crate::sys::error::Result;
+use crate::sys::error::{Kind, Result};
 use crate::sys::host::Host;
 use crate::sys::name::StepName;
 use crate::sys::shell::quoted_path;
@@ -125,15 +125,11 @@ impl Execution<'_, '_> {
         let durable = sync::Durable::start(self.store);
         let stopped = self.run_steps(&run, &durable);
         durable.finish()?;
-        match stopped {
-            Ok(None) => {}
-            Ok(Some(stopped)) => {
-                if self.stale.is_some() {
-                    self.warn_stale()?;
-                }
-                return Ok(stopped);
+        if let Some(stopped) = stopped? {
+            if self.stale.is_some() {
+                self.warn_stale()?;
             }
-            Err(error) => return Ok(ExecutionProgress::Ended(Ended::failed(error, self.signals))),
+            return Ok(stopped);
         }
         let steps = &self.plan.steps;
         let whole = !steps.iter().any(|step| step.action == Action::Later);
@@ -182,8 +178,17 @@ impl Execution<'_, '_> {
             let step = spec
                 .step(&planned.name)
                 .ok_or_else(|| unexpected!("the plan names an unknown step"))?;
-            if self.is_stale_before(step, last.is_some())? {
-                return Ok(Some(ExecutionProgress::Changed(last.cloned())));
+            match self.is_stale_before(step, last.is_some()) {
+                Ok(false) => {}
+                Ok(true) => return Ok(Some(ExecutionProgress::Changed(last.cloned()))),
+                // No step has begun, so the whole command is to be typed again, with `--rerun`.
+                Err(error) if last.is_none() && matches!(error.kind(), Kind::Signal(_)) => {
+                    return Err(error);
+                }
+                Err(error) => {
+                    let ended = Ended::failed(error, self.signals);
+                    return Ok(Some(ExecutionProgress::Ended(ended)));
+                }
             }
             self.reporter.emit(&Event::StepStarted {
                 index,

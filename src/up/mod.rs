@@ -112,9 +112,19 @@ pub(crate) fn up(
         true => Ok((finished, tidied.and(fate)?)),
         false => Ok((finished, fate?)),
     });
-    let (finished, fate) = match (outcome, signals.pending()?) {
-        // The same Ctrl-C ended the tool that failed.
-        (Err(_), Some(signal)) => {
+    let (finished, fate) = match outcome {
+        Ok(finished) => finished,
+        Err(error) => {
+            let signal = match (signals.pending()?, error.kind()) {
+                // What it stopped has read it.
+                (None, Kind::Signal(signal)) => Some(signal),
+                // The same Ctrl-C ended the tool that failed.
+                (pending, _) => pending,
+            };
+            let Some(signal) = signal else {
+                reporter.finish(Outcome::Failed, "");
+                return Err(error);
+            };
             reporter.finish(Outcome::Interrupted, "");
             let again = match has_begun {
                 true => args.resume_command(),
@@ -122,15 +132,6 @@ pub(crate) fn up(
             };
             return Err(Error::new(Kind::Signal(signal), "interrupted").help(again));
         }
-        (Err(error), None) => {
-            let outcome = match error.kind() {
-                Kind::Signal(_) => Outcome::Interrupted,
-                _ => Outcome::Failed,
-            };
-            reporter.finish(outcome, "");
-            return Err(error);
-        }
-        (Ok(finished), _) => finished,
     };
     let has_run = finished.ended.is_some();
     let code = summary::say(cx, &reporter, finished, &fate, args)?;

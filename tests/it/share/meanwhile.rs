@@ -113,8 +113,8 @@ fn what_another_up_finishes_meanwhile_is_in_nobodys_way() {
     other.rockenv(&["fsck"]).ok();
 }
 
-/// Runs a command that has to wait for a lock, which the test has, until it says so; then stops it.
-fn stopped(mut command: Command, lock: &Path, verb: &str, signal: Signal) {
+/// Runs a command that has to wait for a lock, which the test has, until it says so; then stops it. Returns what it said.
+fn stopped(mut command: Command, lock: &Path, verb: &str, signal: Signal) -> String {
     // A process that another test starts has the file of the lock before until it executes its program.
     let _lock = Lock::exclusive(lock, "it", verb, HANGS).unwrap();
     let said = tempfile::NamedTempFile::new().unwrap();
@@ -132,6 +132,7 @@ fn stopped(mut command: Command, lock: &Path, verb: &str, signal: Signal) {
     waiting.signal(signal);
     waiting.wait().exits(128 + signal as i32);
     assert_eq!(read().matches(&says).count(), 1, "{}", read());
+    read()
 }
 
 #[test]
@@ -159,6 +160,7 @@ fn an_image_build_that_waits_for_another_one_can_be_stopped() {
     let command = store.command(&["image", "build", "base"]);
     stopped(command, &lock, "image build", Signal::SIGTERM);
     store.profile(ONE);
-    let command = store.command(&["up", store.env()]);
-    stopped(command, &lock, "image build", Signal::SIGINT);
+    let again = ["up", store.env(), "--rerun", "one"];
+    let said = stopped(store.command(&again), &lock, "image build", Signal::SIGINT);
+    assert!(said.contains(&again.join(" ")), "{said}");
 }
