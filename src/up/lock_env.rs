@@ -59,13 +59,13 @@ pub(super) fn record(
         gathered,
         ..
     } = resolved;
+    let command = Some(run.args.lasting_command(gathered.selection.lock_file()));
     if env.record().is_none() {
         let service = gathered.selection.choice.service.clone();
         let mut record = new_record(spec, &image.key, service)?;
-        record.command = Some(run.args.lasting_command());
+        record.command = command;
         return env.commit(record);
     }
-    let command = Some(run.args.lasting_command());
     if env.known_record()?.command != command {
         env.update(|record| record.command = command)?;
     }

@@ -384,7 +384,8 @@ fn nothing_to_do(
     }
     let record = env.known_record()?;
     let complete = record.complete || run.args.plan.until.is_none();
-    let command = Some(run.args.lasting_command());
+    let lock_file = resolved.gathered.selection.lock_file();
+    let command = Some(run.args.lasting_command(lock_file));
     if record.complete != complete || record.command != command {
         env.update(|record| (record.complete, record.command) = (complete, command))?;
     }

@@ -202,14 +202,16 @@ impl PlanOptions {
 }
 
 impl UpOptions {
-    /// Returns the command that brings the env up to date from any directory.
-    pub(super) fn lasting_command(&self) -> String {
+    /// Returns the command that brings the env up to date from any directory. `lock` is the lock file that it follows:
+    /// that of a built-in profile is in the working directory, any other is beside its profile.
+    pub(super) fn lasting_command(&self, lock: Option<&Path>) -> String {
         let request = self.plan.request("up");
         let absolute = |file: &Path| std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
         let what = request.what.filter(|what| is_path(what));
         let what = what.map(|what| absolute(Path::new(what)));
         let what = what.as_ref().map(|what| what.to_string_lossy());
-        let lock_file = self.plan.lock_file.as_deref().map(absolute);
+        let lock = lock.filter(|lock| lock.is_relative());
+        let lock_file = self.plan.lock_file.as_deref().or(lock).map(absolute);
         let request = UpRequest {
             what: what.as_deref().or(request.what),
             ..request
@@ -363,14 +365,22 @@ mod tests {
 
     #[test]
     fn a_lasting_command_works_in_any_directory() {
-        let line = "rockenv ./p.toml --locked --lock-file p.lock";
-        let up = Line::try_parse_from(line.split(' ')).unwrap().up;
+        let up = |line: &str| Line::try_parse_from(line.split(' ')).unwrap().up;
         let here = |file: &str| quoted_path(&std::env::current_dir().unwrap().join(file));
         let (profile, lock) = (here("p.toml"), here("p.lock"));
+        let file = Some(Path::new("p.lock"));
+        let given = up("rockenv ./p.toml --locked --lock-file p.lock");
         assert_eq!(
-            up.lasting_command(),
+            given.lasting_command(file),
             format!("rockenv up {profile} --locked --lock-file {lock}")
         );
+        let named = up("rockenv p --locked");
+        assert_eq!(
+            named.lasting_command(file),
+            format!("rockenv up p --locked --lock-file {lock}")
+        );
+        let beside = Some(Path::new("/profiles/p.lock"));
+        assert_eq!(named.lasting_command(beside), "rockenv up p --locked");
     }
 
     #[test]

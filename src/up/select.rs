@@ -1,6 +1,7 @@
 //! Owns the selection: what a request means on this machine, before anything of the store or of a source is read.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use super::hooks;
 use super::request::UpRequest;
@@ -206,6 +207,11 @@ impl Selection {
         self.choice = engine(cx, request, &self.host, Some(&self.name))?;
         self.inputs.engine = self.choice.engine;
         Ok(())
+    }
+
+    /// Returns the path of the lock file to follow, if any.
+    pub(crate) fn lock_file(&self) -> Option<&Path> {
+        self.locked.as_ref().map(|locked| locked.path.as_path())
     }
 
     /// Returns whether the last step to run comes before the one at `position` in the profile.
