@@ -114,6 +114,12 @@ fn refused(outcome: Result<UnpackReport>, part: &str) {
     );
 }
 
+/// Fails unless the archive is refused in a new place.
+#[track_caller]
+fn is_refused(archive: Tar, part: &str) {
+    refused(Place::new().unpack(&archive.end()), part);
+}
+
 /// Writes archives byte by byte, so that they may say what no archiver would.
 #[derive(Clone, Default)]
 struct Tar(Vec<u8>);

@@ -4,7 +4,7 @@ use std::os::unix::fs::MetadataExt as _;
 
 use rockenv::testing::unpack::{Limits, UnpackOptions};
 
-use super::{Place, Tar, refused, tar};
+use super::{Place, Tar, is_refused, refused, tar};
 
 // Case 4: headers that disagree.
 
@@ -67,10 +67,8 @@ fn case_4_global_headers_give_no_names() {
         b"SCHILY.xattr.user.x",
         b"GNU.sparse.major",
     ] {
-        refused(
-            Place::new().unpack(&tar().pax_kind(b'g', &[(key, b"1")]).file(b"x", b"").end()),
-            "for all entries",
-        );
+        let archive = tar().pax_kind(b'g', &[(key, b"1")]).file(b"x", b"");
+        is_refused(archive, "for all entries");
     }
 }
 
@@ -81,7 +79,6 @@ fn case_4_malformed_extended_headers_are_refused() {
             .header(b"p", b'x', data.len() as u64, b"", 0o644)
             .data(data)
             .file(b"x", b"")
-            .end()
     };
     for data in [
         &b"5 a=b\n"[..],
@@ -91,20 +88,14 @@ fn case_4_malformed_extended_headers_are_refused() {
         b"18446744073709551616 a=b\n",
         b"\0\0",
     ] {
-        refused(Place::new().unpack(&raw(data)), "malformed");
+        is_refused(raw(data), "malformed");
     }
-    refused(Place::new().unpack(&raw(b"9 size=x\n")), "not a number");
-    refused(Place::new().unpack(&raw(b"10 size=-1\n")), "malformed");
-    refused(Place::new().unpack(&raw(b"11 size=-1\n")), "not a number");
-    let huge = tar().header(b"p", b'x', 1 << 33, b"", 0o644).end();
-    refused(
-        Place::new().unpack(&huge),
-        "an extended header has 8589934592 bytes",
-    );
-    refused(
-        Place::new().unpack(&tar().pax(&[(b"path", b"x")]).end()),
-        "does not follow",
-    );
+    is_refused(raw(b"9 size=x\n"), "not a number");
+    is_refused(raw(b"10 size=-1\n"), "malformed");
+    is_refused(raw(b"11 size=-1\n"), "not a number");
+    let huge = tar().header(b"p", b'x', 1 << 33, b"", 0o644);
+    is_refused(huge, "an extended header has 8589934592 bytes");
+    is_refused(tar().pax(&[(b"path", b"x")]), "does not follow");
 }
 
 #[test]
@@ -118,14 +109,9 @@ fn case_4_damaged_archives_are_refused() {
     );
     refused(Place::new().unpack(b""), "empty");
     refused(Place::new().unpack(b"<html>"), "ends inside a block");
-    refused(
-        Place::new().unpack(&tar().header(b"x", b'Q', 0, b"", 0).end()),
-        "unknown entry type",
-    );
-    refused(
-        Place::new().unpack(&tar().pax(&[(b"uid", b"4294967296")]).file(b"x", b"").end()),
-        "not a user",
-    );
+    is_refused(tar().header(b"x", b'Q', 0, b"", 0), "unknown entry type");
+    let user = tar().pax(&[(b"uid", b"4294967296")]).file(b"x", b"");
+    is_refused(user, "not a user");
 }
 
 fn old_sparse(map: &[(u64, u64)], real: u64, size: u64, extended: bool) -> Tar {
@@ -163,11 +149,8 @@ fn case_4_sparse_maps_are_checked() {
         (&[(0, 512)], 512, 1024, "does not match"),
         (&[(0, 100), (512, 512)], 1024, 612, "whole number of blocks"),
     ];
-    for (map, real, size, expected) in cases {
-        refused(
-            Place::new().unpack(&old_sparse(map, real, size, false).data(&[1; 1024]).end()),
-            expected,
-        );
+    for (map, real, size, part) in cases {
+        is_refused(old_sparse(map, real, size, false).data(&[1; 1024]), part);
     }
     refused(
         Place::new().unpack(&old_sparse(&[], 0, 0, true).0),
@@ -197,28 +180,17 @@ fn case_4_sparse_bombs_count_against_the_limit() {
             (b"GNU.sparse.realsize", size),
         ];
         let block = [map, &vec![0; 512 - map.len()]].concat();
-        tar().pax(&records).file(b"x", &block).end()
+        tar().pax(&records).file(b"x", &block)
     };
     refused(
-        Place::new().unpack_with(&pax(b"0\n", b"9000000000"), &options),
+        Place::new().unpack_with(&pax(b"0\n", b"9000000000").end(), &options),
         "more than 1073741824 bytes",
     );
-    refused(
-        Place::new().unpack(&pax(b"99999999\n", b"1")),
-        "too many fragments",
-    );
-    refused(Place::new().unpack(&pax(b"1\n0\n", b"1")), "sparse map");
-    refused(Place::new().unpack(&pax(b"x\n", b"1")), "not a number");
-    refused(
-        Place::new().unpack(&pax(b"99999999999999999999999\n", b"1")),
-        "too large",
-    );
-    refused(
-        Place::new().unpack(&pax(b"0\n", b"99999999999999999999")),
-        "not a number",
-    );
-    refused(
-        Place::new().unpack(&pax(b"1\n18446744073709551615\n2\n", b"9")),
-        "refused archive",
-    );
+    is_refused(pax(b"99999999\n", b"1"), "too many fragments");
+    is_refused(pax(b"1\n0\n", b"1"), "sparse map");
+    is_refused(pax(b"x\n", b"1"), "not a number");
+    is_refused(pax(b"99999999999999999999999\n", b"1"), "too large");
+    is_refused(pax(b"0\n", b"99999999999999999999"), "not a number");
+    let map = b"1\n18446744073709551615\n2\n";
+    is_refused(pax(map, b"9"), "refused archive");
 }
