@@ -149,16 +149,7 @@ fn zstd_with_frames_of_its_own_is_read() {
 #[test]
 fn an_index_is_asked_for_the_platform() {
     let place = Place::new();
-    let image = |architecture: &str| {
-        let archive = Tar::default().file(architecture, "").end();
-        Image::of(
-            vec![(archive.clone(), gzip(&archive))],
-            architecture,
-            &json!({}),
-            false,
-        )
-    };
-    let (amd, arm) = (image("amd64"), image("arm64"));
+    let [amd, arm] = ["amd64", "arm64"].map(|name| Image::of_architecture(name, false));
     let layout = place.path("x");
     amd.store(&layout);
     arm.store(&layout);

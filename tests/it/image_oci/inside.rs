@@ -4,9 +4,7 @@
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-use super::make::{
-    HOLD, Image, Registry, Server, Tar, digest, gzip, noise, range_of, response, serve,
-};
+use super::make::{HOLD, Image, Registry, Server, Tar, digest, gzip, range_of, response, serve};
 use super::place::sample;
 use crate::support::env::TestStore;
 use crate::support::run::wait_until;
@@ -108,13 +106,7 @@ fn a_tag_is_looked_up_again_when_asked_to() {
 #[test]
 fn a_killed_pull_goes_on_where_it_was() {
     let store = TestStore::new();
-    let archive = Tar::default().bytes("big", &noise(3_000_000)).end();
-    let image = Image::of(
-        vec![(archive.clone(), archive.clone())],
-        "amd64",
-        &json!({}),
-        false,
-    );
+    let (archive, image) = Image::big();
     let (inner, blob) = (image.clone(), digest(&archive));
     let server = Server::start(move |head| {
         let layer = &inner.blobs[0];

@@ -168,6 +168,21 @@ impl Image {
         }
     }
 
+    /// Makes an image of one file, which has the name of the architecture that it is for.
+    pub(crate) fn of_architecture(architecture: &str, docker: bool) -> Self {
+        let archive = Tar::default().file(architecture, "").end();
+        let layers = vec![(archive.clone(), gzip(&archive))];
+        Self::of(layers, architecture, &json!({}), docker)
+    }
+
+    /// Makes an image of one layer that no compression makes smaller, and returns that too.
+    pub(crate) fn big() -> (Vec<u8>, Self) {
+        let archive = Tar::default().bytes("big", &noise(3_000_000)).end();
+        let layers = vec![(archive.clone(), archive.clone())];
+        let image = Self::of(layers, "amd64", &json!({}), false);
+        (archive, image)
+    }
+
     pub(crate) fn digest(&self) -> String {
         digest(&self.manifest)
     }

@@ -11,7 +11,7 @@ use rockenv::testing::{BuildProgress, Logins};
 use serde_json::json;
 
 use super::make::{
-    self, Answer, Image, LOGIN, Registry, Server, Tar, digest, gzip, http, index, noise, range_of,
+    self, Answer, Image, LOGIN, Registry, Server, Tar, digest, http, index, noise, range_of,
     response, serve,
 };
 use super::place::{Place, fails, names, sample};
@@ -80,16 +80,7 @@ fn a_registry_gives_the_tree_of_the_layout() {
 fn docker_s_documents_and_an_index_are_understood() {
     let place = Place::new();
     let registry = Registry::start(false);
-    let image = |architecture: &str| {
-        let archive = Tar::default().file(architecture, "").end();
-        Image::of(
-            vec![(archive.clone(), gzip(&archive))],
-            architecture,
-            &json!({}),
-            true,
-        )
-    };
-    let (amd, arm) = (image("amd64"), image("arm64"));
+    let [amd, arm] = ["amd64", "arm64"].map(|name| Image::of_architecture(name, true));
     registry.push("a", "amd", &amd);
     registry.push("a", "arm", &arm);
     let list = json!({
@@ -314,13 +305,7 @@ fn a_token_is_fetched_from_where_the_registry_says() {
 fn what_breaks_off_goes_on() {
     let place = Place::new();
     let registry = Registry::start(false);
-    let archive = Tar::default().bytes("big", &noise(3_000_000)).end();
-    let image = Image::of(
-        vec![(archive.clone(), archive.clone())],
-        "amd64",
-        &json!({}),
-        false,
-    );
+    let (archive, image) = Image::big();
     registry.push("team/sample", "1", &image);
     let (to, blob) = (registry.host.clone(), digest(&archive));
     let times = AtomicUsize::new(0);
@@ -351,13 +336,7 @@ fn what_breaks_off_goes_on() {
 fn what_was_interrupted_goes_on_in_the_next_run() {
     let place = Place::new();
     let registry = Registry::start(false);
-    let archive = Tar::default().bytes("big", &noise(3_000_000)).end();
-    let image = Image::of(
-        vec![(archive.clone(), archive.clone())],
-        "amd64",
-        &json!({}),
-        false,
-    );
+    let (archive, image) = Image::big();
     registry.push("team/sample", "1", &image);
     let (to, blob) = (registry.host.clone(), digest(&archive));
     // Half of the layer, and after that nothing but errors.
@@ -386,7 +365,6 @@ fn what_was_interrupted_goes_on_in_the_next_run() {
 
 #[test]
 fn what_a_registry_makes_up_is_refused() {
-    let place = Place::new();
     let image = sample();
     let refused =
         |name: &str,
@@ -443,21 +421,24 @@ fn what_a_registry_makes_up_is_refused() {
             all.push(outer);
         }
         let last = all.last().unwrap().clone();
-        let server = Server::start(move |head| {
+        Server::start(move |head| {
             let path = head.split(' ').nth(1).unwrap();
             let found = all.iter().find(|one| path.ends_with(&digest(one)));
             let kind = format!("content-type: {}\r\n", make::INDEX);
             response("200 OK", &kind, found.unwrap_or(&last))
-        });
-        format!("ref = \"{}/a:1\"", server.host)
+        })
     };
-    fails(
-        place.build(&nested(9, make::INDEX), "nested"),
+    let lies = |server: &Server, kind: Kind, part: &str| {
+        let table = format!("ref = \"{}/a:1\"", server.host);
+        fails(Place::new().build(&table, "tree"), kind, part);
+    };
+    lies(
+        &nested(9, make::INDEX),
         Kind::Invalid,
         "leads to indexes only",
     );
-    fails(
-        place.build(&nested(2, make::MANIFEST), "called"),
+    lies(
+        &nested(2, make::MANIFEST),
         Kind::Invalid,
         "it is an index, but declared as `application/vnd.oci.image.manifest.v1+json`",
     );
@@ -466,24 +447,12 @@ fn what_a_registry_makes_up_is_refused() {
         let kind = format!("content-type: {}\r\n", make::INDEX);
         response("200 OK", &kind, &inner.manifest)
     });
-    fails(
-        place.build(&format!("ref = \"{}/a:1\"", index_of_one.host), "header"),
-        Kind::Invalid,
-        "its registry declares it as",
-    );
+    lies(&index_of_one, Kind::Invalid, "its registry declares it as");
     // A tag promises no digest, so what it names has to be a manifest, and of a sane size.
     let page = Server::start(|_| response("200 OK", "", b"<html>"));
-    fails(
-        place.build(&format!("ref = \"{}/a:1\"", page.host), "tag"),
-        Kind::Invalid,
-        "it is a web page",
-    );
+    lies(&page, Kind::Invalid, "it is a web page");
     let huge = Server::start(|_| response("200 OK", "", &noise(8_000_000)));
-    fails(
-        place.build(&format!("ref = \"{}/a:1\"", huge.host), "tag2"),
-        Kind::Invalid,
-        "more than",
-    );
+    lies(&huge, Kind::Invalid, "more than");
     let inner = image.clone();
     let liar = Server::start(move |_| {
         response(
@@ -492,11 +461,7 @@ fn what_a_registry_makes_up_is_refused() {
             &inner.manifest,
         )
     });
-    fails(
-        place.build(&format!("ref = \"{}/a:1\"", liar.host), "tag3"),
-        Kind::Drift,
-        "the manifest of",
-    );
+    lies(&liar, Kind::Drift, "the manifest of");
 }
 
 #[test]
