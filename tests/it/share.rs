@@ -30,6 +30,7 @@ use fs_err as fs;
 use rockenv::testing::Store;
 use rockenv::testing::digest::digest;
 use rockenv::testing::{Method, overlay};
+use sha2::{Digest as _, Sha256};
 
 /// Everything that a tree can be made of: names of one file, holes, attributes, capabilities, times, deletions, replaced
 /// directories. The image has no tools for attributes.
@@ -75,6 +76,10 @@ run = "echo three > $HOME/three; touch -d @1700000000.123456789 $HOME/three"
 /// The same without build volumes, which an overlay store does not freeze.
 fn without_volume() -> &'static str {
     &STEPS[STEPS.find("[[step]]").unwrap()..]
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    hex::encode(Sha256::digest(bytes))
 }
 
 /// Two machines of one user: the same image, the same profile, one registry.

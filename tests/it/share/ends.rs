@@ -66,10 +66,7 @@ fn whoever_says_stop_waits_for_no_push() {
     // After a failure the push can be stopped, and the failure is what is said.
     two.one.profile(&then("exit 3"));
     let proxy = Proxy::start(&two.registry.host, |head| {
-        match head.starts_with("PATCH ") {
-            true => Fault::Hangs(0),
-            false => Fault::None,
-        }
+        Fault::Hangs(0).when(head.starts_with("PATCH "))
     });
     let mut command = two.one.command(&["up", name, "--push"]);
     command.env("ROCKENV_REGISTRY", proxy.repository());

@@ -8,16 +8,12 @@ use nix::sys::signal::Signal;
 use rockenv::testing::Store;
 use serde_json::Value;
 
-use super::proxy::{Fault, Proxy};
+use super::proxy::{Fault, Proxy, is_layer};
 use super::{Two, other_key, without_volume};
 use crate::support::env::TestStore;
 use crate::support::loopfs::{Kind, LoopFs};
 use crate::support::registry::http;
 use crate::support::run::{Background, wait_until};
-
-fn is_layer(head: &str) -> bool {
-    head.starts_with("GET ") && head.contains("/blobs/")
-}
 
 /// Fails unless nothing that was not pulled whole has a name.
 fn assert_nothing_half(store: &TestStore) {
@@ -36,10 +32,8 @@ fn a_push_that_was_killed_is_finished_by_the_next() {
     let uploads = AtomicUsize::new(0);
     let proxy = Proxy::start(&two.registry.host, move |head| {
         // The image arrives, and half of the layer that comes then.
-        match head.starts_with("PATCH ") && uploads.fetch_add(1, Ordering::Relaxed) > 0 {
-            true => Fault::Hangs(4 << 20),
-            false => Fault::None,
-        }
+        let later = head.starts_with("PATCH ") && uploads.fetch_add(1, Ordering::Relaxed) > 0;
+        Fault::Hangs(4 << 20).when(later)
     });
     let mut command = two.one.command(&["push", name]);
     command.env("ROCKENV_REGISTRY", proxy.repository());
@@ -152,9 +146,8 @@ fn a_registry_that_dies_in_a_layer_is_asked_for_the_rest() {
     let two = Two::new(TestStore::new(), TestStore::new());
     let name = two.pushed("[[step]]\nname = 'one'\nrun = 'head -c 3M /dev/urandom > $HOME/one'\n");
     // One that dies at once, whenever it is asked for a layer, is as good as none.
-    let dead = Proxy::start(&two.registry.host, |head| match is_layer(head) {
-        true => Fault::Dies(0),
-        false => Fault::None,
+    let dead = Proxy::start(&two.registry.host, |head| {
+        Fault::Dies(0).when(is_layer(head))
     });
     let changed = "[[step]]\nname = 'one'\nrun = 'head -c 3M /dev/urandom > $HOME/one'\n[[step]]\nname = 'two'\nrun = 'true'\n";
     two.other.profile_named(name, changed);
@@ -171,10 +164,8 @@ fn a_registry_that_dies_in_a_layer_is_asked_for_the_rest() {
     let asked = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&asked);
     let tired = Proxy::start(&two.registry.host, move |head| {
-        match is_layer(head) && counter.fetch_add(1, Ordering::Relaxed) < 3 {
-            true => Fault::Dies(1 << 20),
-            false => Fault::None,
-        }
+        let early = is_layer(head) && counter.fetch_add(1, Ordering::Relaxed) < 3;
+        Fault::Dies(1 << 20).when(early)
     });
     two.with(&fresh, &["up", name, "--pull"], &tired.repository())
         .ok()

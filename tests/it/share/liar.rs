@@ -6,10 +6,9 @@ use std::time::{Duration, Instant};
 use fs_err as fs;
 use rockenv::testing::Store;
 use serde_json::{Value, json};
-use sha2::{Digest as _, Sha256};
 
-use super::Two;
-use super::proxy::{Fault, Proxy};
+use super::proxy::{Fault, Proxy, is_layer};
+use super::{Two, sha256};
 use crate::support::env::TestStore;
 use crate::support::registry::{LOGIN, http};
 use crate::support::run::{Ran, finish};
@@ -47,23 +46,14 @@ pub(super) fn assert_nothing(store: &TestStore) {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         assert!(
-            name.starts_with('.') || name == hex(&fs::read(&path).unwrap()),
+            name.starts_with('.') || name == sha256(&fs::read(&path).unwrap()),
             "{name}"
         );
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
-    let digest = Sha256::digest(bytes);
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 fn key(two: &Two, name: &str) -> String {
     two.one.keys(name).remove(0).1
-}
-
-fn is_layer(head: &str) -> bool {
-    head.starts_with("GET ") && head.contains("/blobs/")
 }
 
 fn is_manifest(head: &str) -> bool {
@@ -92,16 +82,24 @@ fn asks(head: &str, realm: &str) -> Fault {
     }
 }
 
+/// Answers as a registry whose token server is itself, which fails.
+fn gives_tokens(head: &str, fault: Fault) -> Fault {
+    match path(head).starts_with("/token") {
+        true => fault,
+        false => asks(
+            head,
+            &format!("http://{}/token", field(head, "host").unwrap()),
+        ),
+    }
+}
+
 type Judge = fn(&str) -> Fault;
 
 /// What becomes of a pull: what the registry does, the exit code, and what is said.
 const PULLS: [(Judge, i32, &[&str]); 13] = [
     // A layer that is shorter, has no end, stops in the middle, or hardly comes at all.
     (
-        |head| match is_layer(head) {
-            true => Fault::Says(200, String::new(), "short".to_owned()),
-            false => Fault::None,
-        },
+        |head| Fault::Says(200, String::new(), "short".to_owned()).when(is_layer(head)),
         8,
         &[
             "/team/rocm@sha256:",
@@ -110,26 +108,17 @@ const PULLS: [(Judge, i32, &[&str]); 13] = [
         ],
     ),
     (
-        |head| match is_layer(head) {
-            true => Fault::Endless,
-            false => Fault::None,
-        },
+        |head| Fault::Endless.when(is_layer(head)),
         3,
         &["/team/rocm@sha256:", "has more than"],
     ),
     (
-        |head| match is_layer(head) {
-            true => Fault::Stops(40 << 10),
-            false => Fault::None,
-        },
+        |head| Fault::Stops(40 << 10).when(is_layer(head)),
         4,
         &["cannot download `", "/team/rocm@sha256:", "help: "],
     ),
     (
-        |head| match is_layer(head) {
-            true => Fault::Drips,
-            false => Fault::None,
-        },
+        |head| Fault::Drips.when(is_layer(head)),
         4,
         &[
             "cannot download `",
@@ -139,18 +128,12 @@ const PULLS: [(Judge, i32, &[&str]); 13] = [
     ),
     // The same of a manifest.
     (
-        |head| match is_manifest(head) {
-            true => Fault::Endless,
-            false => Fault::None,
-        },
+        |head| Fault::Endless.when(is_manifest(head)),
         3,
         &["/team/rocm:", "has more than 4194304 bytes"],
     ),
     (
-        |head| match is_manifest(head) {
-            true => Fault::Drips,
-            false => Fault::None,
-        },
+        |head| Fault::Drips.when(is_manifest(head)),
         4,
         &["/team/rocm:", "bytes in 2 seconds"],
     ),
@@ -201,13 +184,7 @@ const PULLS: [(Judge, i32, &[&str]); 13] = [
         ],
     ),
     (
-        |head| match path(head).starts_with("/token") {
-            true => Fault::Endless,
-            false => asks(
-                head,
-                &format!("http://{}/token", field(head, "host").unwrap()),
-            ),
-        },
+        |head| gives_tokens(head, Fault::Endless),
         3,
         &[
             "cannot get a token for registry `127.0.0.1:",
@@ -215,24 +192,12 @@ const PULLS: [(Judge, i32, &[&str]); 13] = [
         ],
     ),
     (
-        |head| match path(head).starts_with("/token") {
-            true => Fault::Drips,
-            false => asks(
-                head,
-                &format!("http://{}/token", field(head, "host").unwrap()),
-            ),
-        },
+        |head| gives_tokens(head, Fault::Drips),
         4,
         &["cannot get a token for registry `127.0.0.1:"],
     ),
     (
-        |head| match path(head).starts_with("/token") {
-            true => Fault::Stops(0),
-            false => asks(
-                head,
-                &format!("http://{}/token", field(head, "host").unwrap()),
-            ),
-        },
+        |head| gives_tokens(head, Fault::Stops(0)),
         4,
         &["cannot get a token for registry `127.0.0.1:"],
     ),
@@ -257,17 +222,15 @@ fn nothing_is_taken_from_a_registry_that_lies_and_nobody_waits_for_it() {
 fn up_builds_where_a_registry_is_slow_and_stops_where_it_lies() {
     let two = Two::new(TestStore::new(), TestStore::new());
     let name = two.pushed(STEP);
-    let lies = Proxy::start(&two.registry.host, |head| match is_layer(head) {
-        true => Fault::Endless,
-        false => Fault::None,
+    let lies = Proxy::start(&two.registry.host, |head| {
+        Fault::Endless.when(is_layer(head))
     });
     run(&two.other, &["up", name, "--pull"], &lies)
         .exits(3)
         .says(&["has more than"]);
     assert_nothing(&two.other);
-    let slow = Proxy::start(&two.registry.host, |head| match is_manifest(head) {
-        true => Fault::Drips,
-        false => Fault::None,
+    let slow = Proxy::start(&two.registry.host, |head| {
+        Fault::Drips.when(is_manifest(head))
     });
     run(&two.other, &["up", name, "--pull"], &slow).ok().says(&[
         "warning:",
@@ -332,9 +295,8 @@ fn a_push_is_done_when_the_registry_has_it() {
     let is_blob = |head: &str| head.starts_with("PUT ") && head.contains("/blobs/uploads/");
     let is_manifest = |head: &str| head.starts_with("PUT ") && head.contains("/manifests/");
     // A layer, or a manifest, that is taken and forgotten; another one in its place.
-    let forgets = Proxy::start(&two.registry.host, move |head| match is_blob(head) {
-        true => Fault::Says(201, String::new(), String::new()),
-        false => Fault::None,
+    let forgets = Proxy::start(&two.registry.host, move |head| {
+        Fault::Says(201, String::new(), String::new()).when(is_blob(head))
     });
     let push = |proxy: &Proxy, code, said: &[&str]| {
         two.with(&two.one, &["push", name], &proxy.repository())
@@ -354,10 +316,8 @@ fn a_push_is_done_when_the_registry_has_it() {
         ],
     );
     let other = Proxy::start(&two.registry.host, |head| {
-        match head.starts_with("HEAD ") && head.contains("/blobs/") {
-            true => Fault::Says(200, String::new(), "other".to_owned()),
-            false => Fault::None,
-        }
+        let is_asked = head.starts_with("HEAD ") && head.contains("/blobs/");
+        Fault::Says(200, String::new(), "other".to_owned()).when(is_asked)
     });
     push(
         &other,
@@ -368,9 +328,8 @@ fn a_push_is_done_when_the_registry_has_it() {
             "/team/rocm@sha256:",
         ],
     );
-    let calls = Proxy::start(&two.registry.host, move |head| match is_manifest(head) {
-        true => Fault::Says(201, wrong.clone(), String::new()),
-        false => Fault::None,
+    let calls = Proxy::start(&two.registry.host, move |head| {
+        Fault::Says(201, wrong.clone(), String::new()).when(is_manifest(head))
     });
     push(
         &calls,
@@ -381,9 +340,8 @@ fn a_push_is_done_when_the_registry_has_it() {
             "has SHA-256 000",
         ],
     );
-    let loses = Proxy::start(&two.registry.host, move |head| match is_manifest(head) {
-        true => Fault::Says(201, String::new(), String::new()),
-        false => Fault::None,
+    let loses = Proxy::start(&two.registry.host, move |head| {
+        Fault::Says(201, String::new(), String::new()).when(is_manifest(head))
     });
     push(&loses, 4, &["claims to have stored", "does not have it"]);
     two.run(&two.one, &["push", name]).ok();
@@ -421,7 +379,7 @@ impl<'a> Forged<'a> {
 
     /// Uploads bytes; describes them.
     fn put(&self, bytes: &[u8]) -> (String, usize) {
-        let digest = format!("sha256:{}", hex(bytes));
+        let digest = format!("sha256:{}", sha256(bytes));
         let begin = http(self.host, "POST", "/v2/team/rocm/blobs/uploads/", "", b"");
         let place = begin
             .head
@@ -455,7 +413,7 @@ impl<'a> Forged<'a> {
             None => json!({}),
         };
         let ids = self.config["rootfs"]["diff_ids"].as_array_mut().unwrap();
-        *ids.last_mut().unwrap() = format!("sha256:{}", hex(archive)).into();
+        *ids.last_mut().unwrap() = format!("sha256:{}", sha256(archive)).into();
     }
 
     pub(super) fn publish(mut self) {

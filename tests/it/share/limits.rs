@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use jiff::fmt::rfc2822::DateTimePrinter;
 
 use super::Two;
-use super::proxy::{Fault, Proxy};
+use super::proxy::{Fault, Proxy, is_layer};
 use crate::support::env::TestStore;
 
 const ONE: &str = "[[step]]\nname = 'one'\nrun = 'head -c 1M /dev/urandom > $HOME/one'\n";
@@ -83,11 +83,7 @@ fn a_registry_that_asks_to_wait_is_waited_for_unless_for_hours() {
     );
     let layer = AtomicUsize::new(0);
     let proxy = Proxy::start(&two.registry.host, move |request| {
-        let is_layer = request.starts_with("GET ") && request.contains("/blobs/");
-        match is_layer && first(&layer) {
-            true => says(429, "retry-after: 1\r\n"),
-            false => Fault::None,
-        }
+        says(429, "retry-after: 1\r\n").when(is_layer(request) && first(&layer))
     });
     two.with(&two.other, &["up", name, "--pull"], &proxy.repository())
         .ok()
@@ -195,10 +191,7 @@ fn a_tag_that_expires_leaves_the_step_before_it() {
     // It is listed, and gone when it is asked for.
     let proxy = Proxy::start(&two.registry.host, move |head| {
         let is_gone = head.starts_with("GET ") && head.contains(&format!("/manifests/{last} "));
-        match is_gone {
-            true => says(404, ""),
-            false => Fault::None,
-        }
+        says(404, "").when(is_gone)
     });
     two.with(
         &two.other,

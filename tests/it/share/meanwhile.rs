@@ -49,10 +49,8 @@ impl Pushed {
         let (go, layer) = (Arc::new(AtomicBool::new(false)), format!("sha256:{layer} "));
         let flag = Arc::clone(&go);
         let proxy = Proxy::start(&self.two.registry.host, move |head| {
-            match head.starts_with("GET ") && head.contains(&layer) {
-                true => Fault::Crawls(Arc::clone(&flag)),
-                false => Fault::None,
-            }
+            let is_layer = head.starts_with("GET ") && head.contains(&layer);
+            Fault::Crawls(Arc::clone(&flag)).when(is_layer)
         });
         let mut command = self.two.other.command(&["up", &self.name, "--pull"]);
         command.env("ROCKENV_REGISTRY", proxy.repository());

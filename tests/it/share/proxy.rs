@@ -24,6 +24,21 @@ pub(super) enum Fault {
     Drips,
 }
 
+impl Fault {
+    /// Returns it for a request of which that holds, and none for others.
+    pub(super) fn when(self, holds: bool) -> Self {
+        match holds {
+            true => self,
+            false => Self::None,
+        }
+    }
+}
+
+/// Whether a layer, or another blob, is asked for.
+pub(super) fn is_layer(head: &str) -> bool {
+    head.starts_with("GET ") && head.contains("/blobs/")
+}
+
 /// Stands before a registry until the test ends.
 pub(super) struct Proxy {
     host: String,

@@ -95,15 +95,7 @@ impl Pushed {
     }
 
     fn digest(&self, reference: &str) -> String {
-        use sha2::Digest as _;
-        let digest = sha2::Sha256::digest(self.manifest(reference));
-        format!(
-            "sha256:{}",
-            digest
-                .iter()
-                .map(|byte| format!("{byte:02x}"))
-                .collect::<String>()
-        )
+        format!("sha256:{}", super::sha256(&self.manifest(reference)))
     }
 }
 
@@ -243,10 +235,8 @@ fn nothing_is_removed_while_a_description_cannot_be_read(pushed: &Pushed) {
     let last: Value = serde_json::from_slice(&last).unwrap();
     let config = last["config"]["digest"].as_str().unwrap().to_owned();
     let proxy = Proxy::start(&pushed.two.registry.host, move |head| {
-        match head.starts_with("GET ") && head.contains(&config) {
-            true => Fault::Says(403, String::new(), String::new()),
-            false => Fault::None,
-        }
+        let is_config = head.starts_with("GET ") && head.contains(&config);
+        Fault::Says(403, String::new(), String::new()).when(is_config)
     });
     pushed
         .prune(
@@ -310,10 +300,8 @@ fn a_registry_that_removes_nothing_is_said(pushed: &Pushed) {
         ),
     ] {
         let proxy = Proxy::start(&pushed.two.registry.host, move |head| {
-            match head.starts_with("DELETE ") {
-                true => Fault::Says(status, String::new(), body.to_owned()),
-                false => Fault::None,
-            }
+            let fault = Fault::Says(status, String::new(), body.to_owned());
+            fault.when(head.starts_with("DELETE "))
         });
         pushed
             .prune(

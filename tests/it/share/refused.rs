@@ -5,10 +5,9 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 use rockenv::testing::Store;
 use serde_json::{Value, json};
-use sha2::{Digest as _, Sha256};
 
-use super::STEPS;
 use super::files::{built, text};
+use super::{STEPS, sha256};
 use crate::support::env::TestStore;
 
 const STEP: &str =
@@ -78,11 +77,6 @@ fn a_directory_whose_name_means_a_deletion_is_not_written() {
     assert!(!one.work().join("x.oci").exists());
 }
 
-fn digest(bytes: &[u8]) -> String {
-    let digest = Sha256::digest(bytes);
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// A layout whose documents are changed, and fit together again.
 struct Forged {
     directory: PathBuf,
@@ -116,7 +110,7 @@ impl Forged {
 
     /// Puts bytes in under their digest; returns what says where.
     fn put(&self, bytes: &[u8]) -> (Value, Value) {
-        let digest = digest(bytes);
+        let digest = sha256(bytes);
         let place = self.directory.join("blobs/sha256").join(&digest);
         fs::write(place, bytes).unwrap();
         (json!(format!("sha256:{digest}")), json!(bytes.len()))

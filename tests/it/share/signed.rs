@@ -5,9 +5,9 @@ use std::process::Command;
 use rockenv::testing::Store;
 use serde_json::Value;
 
-use super::Two;
 use super::liar::Forged;
 use super::proxy::{Fault, Proxy};
+use super::{Two, sha256};
 use crate::support::env::TestStore;
 use crate::support::loopfs::run;
 use crate::support::registry::{Registry, http};
@@ -101,12 +101,6 @@ fn put(registry: &Registry, reference: &str, manifest: &[u8]) {
     let head = format!("content-type: {MANIFEST}\r\n");
     let put = http(&registry.host, "PUT", &path, &head, manifest);
     assert_eq!(put.status, 201, "{}", put.head);
-}
-
-fn sha256(bytes: &[u8]) -> String {
-    use sha2::Digest as _;
-    let digest = sha2::Sha256::digest(bytes);
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn a_key_that_cannot_be_used_stops_before_anything_is_sent(two: &Two, name: &str) {
@@ -389,10 +383,8 @@ fn what_is_asked_for_by_a_digest_has_it() {
         let head = format!("content-type: {MANIFEST}\r\n{own}");
         let body = other.clone();
         let proxy = Proxy::start(&two.registry.host, move |asked| {
-            match asked.contains("/manifests/sha256:") {
-                true => Fault::Says(200, head.clone(), body.clone()),
-                false => Fault::None,
-            }
+            let is_manifest = asked.contains("/manifests/sha256:");
+            Fault::Says(200, head.clone(), body.clone()).when(is_manifest)
         });
         let reference = format!("{}@{digest}", proxy.repository());
         two.other.rockenv(&["pull", &reference]).exits(8).says(&[
