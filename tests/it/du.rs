@@ -12,7 +12,9 @@ use crate::support::background::while_repeating;
 use crate::support::git::{Daemon, repository};
 use crate::support::loopfs::{Kind, LoopFs, run};
 use crate::support::random::Random;
+use crate::support::rootfs;
 use crate::support::run::settle;
+use crate::support::template::write_recipe;
 use fs_err as fs;
 use serde_json::Value;
 
@@ -55,11 +57,7 @@ impl Ground {
         for directory in ["images", "profiles"] {
             fs::create_dir(user.path().join(directory)).unwrap();
         }
-        let image = format!(
-            "schema = 1\nprovider = \"directory\"\n[directory]\npath = \"{}\"\n",
-            crate::support::rootfs().display()
-        );
-        fs::write(user.path().join("images/mini.toml"), image).unwrap();
+        write_recipe(&user.path().join("images/mini.toml"), &rootfs());
         fs::write(user.path().join("profiles/p.toml"), profile).unwrap();
         let ground = Self { user, store };
         ground.ok(&["image", "build", "mini"]);

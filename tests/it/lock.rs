@@ -7,6 +7,7 @@ use crate::support::env::{TestStore, is_service};
 use crate::support::git::{Daemon, git, repository};
 use crate::support::loopfs::{LoopFs, bind};
 use crate::support::run::finish;
+use crate::support::template::write_recipe;
 use crate::support::transcript::measured;
 use fs_err as fs;
 
@@ -314,10 +315,8 @@ fn an_image_that_comes_out_otherwise_is_thrown_away() {
     fs::create_dir_all(&tree).unwrap();
     fs::write(tree.join("os-release"), "ID=small\n").unwrap();
     for store in [&a, &b] {
-        let path = a.work().join("tree").display().to_string();
-        let recipe =
-            format!("schema = 1\nprovider = \"directory\"\n[directory]\npath = '{path}'\n");
-        fs::write(store.work().join("images/small.toml"), recipe).unwrap();
+        let recipe = store.work().join("images/small.toml");
+        write_recipe(&recipe, &a.work().join("tree"));
         let profile = "schema = 1\nimage = \"small\"\n[[step]]\nname = \"one\"\nrun = \"true\"\n";
         fs::write(store.work().join("profiles/locked.toml"), profile).unwrap();
     }

@@ -4,6 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use crate::support::env::TestStore;
+use crate::support::template::write_recipe;
 use fs_err as fs;
 
 const TABLE: &str = r#"
@@ -474,11 +475,7 @@ fn an_image_is_looked_into_before_any_step_has_run() {
     fs::write(library.join("extop_gfx942.co"), "").unwrap();
     fs::create_dir(tree.join("etc")).unwrap();
     fs::write(tree.join("etc/os-release"), "ID=small\n").unwrap();
-    let recipe = format!(
-        "schema = 1\nprovider = \"directory\"\n[directory]\npath = '{}'\n",
-        tree.display()
-    );
-    fs::write(store.work().join("images/small.toml"), recipe).unwrap();
+    write_recipe(&store.work().join("images/small.toml"), &tree);
     let profile = store.work().join(format!("profiles/{}.toml", store.env()));
     let steps = "[[step]]\nname = 'one'\nrun = 'true'\n";
     fs::write(profile, format!("schema = 1\nimage = 'small'\n{steps}")).unwrap();

@@ -44,11 +44,7 @@ impl Case {
         let work = store.work();
         let wheels = work.join("out");
         let upstream = Upstream::start(&work.join("upstream"), wheels.clone());
-        let image = format!(
-            "schema = 1\nprovider = \"directory\"\n[directory]\npath = '{}'\n",
-            crate::support::rootfs::builder().display()
-        );
-        fs::write(work.join("images/builder.toml"), image).unwrap();
+        crate::support::template::lay_out_builder(work);
         fs::create_dir(work.join("ci")).unwrap();
         let profile = format!(
             "schema = 1\nextends = \"therock\"\nimage = \"builder\"\n\

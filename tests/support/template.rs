@@ -62,9 +62,16 @@ pub(super) fn lay_out(work: &Path) {
 }
 
 /// Adds the recipe of image `builder`.
-pub(super) fn lay_out_builder(work: &Path) {
-    let recipe = recipe(&super::rootfs::builder());
-    fs::write(work.join("images/builder.toml"), recipe).expect("an image recipe");
+pub(crate) fn lay_out_builder(work: &Path) {
+    write_recipe(
+        &work.join("images/builder.toml"),
+        &super::rootfs::builder(),
+    );
+}
+
+/// Writes the recipe of an image that is a copy of a directory.
+pub(crate) fn write_recipe(to: &Path, tree: &Path) {
+    fs::write(to, recipe(tree)).expect("an image recipe");
 }
 
 fn recipe(tree: &Path) -> String {

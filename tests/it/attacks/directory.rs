@@ -9,6 +9,8 @@ use fs_err as fs;
 use crate::on::OpenGuard;
 use crate::support::loopfs::{Kind, LoopFs, run};
 use crate::support::ordinary::MadeUp;
+use crate::support::rootfs;
+use crate::support::template::write_recipe;
 use crate::support::terminal::Terminal;
 
 /// A user who stands in a directory that a stranger prepared.
@@ -254,11 +256,7 @@ impl Place {
             fs::create_dir(&images).unwrap();
             std::os::unix::fs::chown(&images, Some(MadeUp::UID), Some(MadeUp::UID)).unwrap();
         }
-        let recipe = format!(
-            "schema = 1\nprovider = \"directory\"\n[directory]\npath = '{}'\n",
-            crate::support::rootfs().display()
-        );
-        fs::write(images.join("base.toml"), recipe).unwrap();
+        write_recipe(&images.join("base.toml"), &rootfs());
     }
 }
 
@@ -488,11 +486,7 @@ fn a_ninja_of_the_users_own_is_not_run_on_the_host() {
     for name in ["images", "profiles"] {
         fs::create_dir_all(configuration.join(name)).unwrap();
     }
-    let recipe = format!(
-        "schema = 1\nprovider = \"directory\"\n[directory]\npath = '{}'\n",
-        crate::support::rootfs().display()
-    );
-    fs::write(configuration.join("images/base.toml"), recipe).unwrap();
+    write_recipe(&configuration.join("images/base.toml"), &rootfs());
     let profile = "schema = 1\nimage = 'base'\nresources = { ninja = true }\n[[step]]\nname = 'a'\nrun = 'true'\n";
     fs::write(configuration.join("profiles/p.toml"), profile).unwrap();
     let ninja = format!("ninja = '{}'\n", place.work.join("program").display());

@@ -10,6 +10,7 @@ use crate::support::git;
 use crate::support::loopfs::{Kind, LoopFs, run};
 use crate::support::ordinary::MadeUp;
 use crate::support::rootfs;
+use crate::support::template::write_recipe;
 
 /// What a step does to a checkout at `$1`, which the host knows as `$2`: each program leaves a mark of its own in `$3`.
 const PLANT: &str = r#"
@@ -142,11 +143,7 @@ impl Place {
         let configuration = self.user.home.join(".config/rockenv");
         fs::create_dir_all(configuration.join("images")).expect("a directory");
         fs::create_dir_all(configuration.join("profiles")).expect("a directory");
-        let recipe = format!(
-            "schema = 1\nprovider = \"directory\"\n[directory]\npath = '{}'\n",
-            rootfs().display()
-        );
-        fs::write(configuration.join("images/base.toml"), recipe).expect("a recipe");
+        write_recipe(&configuration.join("images/base.toml"), &rootfs());
         let profile = format!(
             "schema = 1\nimage = \"base\"\n\
              [[volume]]\nname = \"src\"\nkind = \"source\"\ntarget = \"/v/src\"\npath = \"{0}\"\n\

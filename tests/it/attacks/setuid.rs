@@ -11,6 +11,7 @@ use fs_err as fs;
 use crate::support::loopfs::{Kind, LoopFs, run};
 use crate::support::ordinary::MadeUp;
 use crate::support::rootfs;
+use crate::support::template::write_recipe;
 
 /// Somebody else on the machine.
 const OTHER: u32 = 4322;
@@ -28,11 +29,7 @@ fn what_root_steps_leave_gives_nobody_else_rights() {
     let user = MadeUp::at(disk.join("home"));
     let images = user.home.join("images");
     fs::create_dir(&images).unwrap();
-    let base = format!(
-        "schema = 1\nprovider = \"directory\"\n[directory]\npath = '{}'\n",
-        rootfs().display()
-    );
-    fs::write(images.join("base.toml"), base).unwrap();
+    write_recipe(&images.join("base.toml"), &rootfs());
     let leave = "for v in /v/*; do cp /usr/bin/id $v/mine; chmod 4755 $v/mine; chmod 755 $v; done; for v in build cache; do mknod -m 666 /v/$v/null c 1 3; done";
     // As the build user: neither the owner's rights nor a device.
     let use_them = "for v in /v/*; do test $($v/mine -u) != 0; done; \

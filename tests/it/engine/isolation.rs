@@ -12,6 +12,7 @@ use fs_err as fs;
 use super::commands::ONE;
 use crate::support::env::{TestStore, build_user, is_service};
 use crate::support::loopfs::run;
+use crate::support::template::write_recipe;
 
 fn toml(text: std::fmt::Arguments<'_>) -> String {
     text.to_string()
@@ -237,11 +238,7 @@ fn a_link_in_the_image_leads_no_mount_outside() {
     )
     .unwrap();
     fs::write(tree.join("file"), "a file").unwrap();
-    let recipe = format!(
-        "schema = 1\nprovider = \"directory\"\n[directory]\npath = '{}'\n",
-        tree.display()
-    );
-    fs::write(store.work().join("images/links.toml"), recipe).unwrap();
+    write_recipe(&store.work().join("images/links.toml"), &tree);
     let before = state(&victim);
     let profile = |targets: &[&str]| {
         let mut text = "schema = 1\nimage = 'links'\n".to_owned();

@@ -15,6 +15,7 @@ use fs_err as fs;
 use crate::support::loopfs::{self, Kind, LoopFs};
 use crate::support::random::Random;
 use crate::support::run::{processes, wait_for};
+use crate::support::template::write_recipe;
 
 struct Ground {
     store: PathBuf,
@@ -73,14 +74,7 @@ impl Ground {
         }
         fs::create_dir_all(user.join("images")).unwrap();
         fs::create_dir_all(user.join("profiles")).unwrap();
-        fs::write(
-            user.join("images/mini.toml"),
-            format!(
-                "schema = 1\nprovider = \"directory\"\n[directory]\npath = \"{}\"\n",
-                crate::support::rootfs().display()
-            ),
-        )
-        .unwrap();
+        write_recipe(&user.join("images/mini.toml"), &crate::support::rootfs());
         fs::write(
             user.join("profiles/p.toml"),
             format!(

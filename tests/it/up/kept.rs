@@ -12,6 +12,7 @@ use crate::support::ordinary::Ordinary;
 use crate::support::rootfs::rootfs;
 use crate::support::run::Background;
 use crate::support::skip::skip;
+use crate::support::template::write_recipe;
 
 const VOLUME: &str = "[[volume]]\nname = 'build'\nkind = 'build'\ntarget = '/v/build'\n";
 
@@ -29,11 +30,7 @@ fn add_image(store: &TestStore) {
     let tree = store.work().join("tree");
     run(Command::new("cp").arg("-al").arg(rootfs()).arg(&tree));
     fs::write(tree.join("etc/other"), "").unwrap();
-    let recipe = format!(
-        "schema = 1\nprovider = \"directory\"\n[directory]\npath = '{}'\n",
-        tree.display()
-    );
-    fs::write(store.work().join("images/other.toml"), recipe).unwrap();
+    write_recipe(&store.work().join("images/other.toml"), &tree);
 }
 
 /// Runs a script in a shell in the tree that the failed step left.
