@@ -7,5 +7,5 @@ mod layers;
 pub(crate) mod make;
 mod mirrors;
 mod names;
-mod place;
+pub(crate) mod place;
 mod registry;

@@ -9,11 +9,13 @@ mod limits;
 mod random;
 
 use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
-use rockenv::testing::error::Result;
+use rockenv::testing::error::{Kind, Result};
 use rockenv::testing::unpack::{UnpackOptions, UnpackReport, unpack};
+
+use crate::image_oci::place::{fails, names};
 
 /// A directory to extract into, beside one that must never change.
 struct Place {
@@ -81,37 +83,13 @@ impl Place {
     }
 
     fn names(&self) -> Vec<String> {
-        let mut names = Vec::new();
-        fn walk(dir: &Path, root: &Path, names: &mut Vec<String>) {
-            for entry in fs_err::read_dir(dir).unwrap() {
-                let path = entry.unwrap().path();
-                names.push(
-                    path.strip_prefix(root)
-                        .unwrap()
-                        .to_string_lossy()
-                        .into_owned(),
-                );
-                if path.is_dir() && !path.is_symlink() {
-                    walk(&path, root, names);
-                }
-            }
-        }
-        walk(&self.root(), &self.root(), &mut names);
-        names.sort();
-        names
+        names(&self.root())
     }
 }
 
 #[track_caller]
 fn refused(outcome: Result<UnpackReport>, part: &str) {
-    let error = outcome.unwrap_err();
-    let chain = error.chain().join(": ");
-    assert!(chain.contains(part), "{chain}");
-    assert_eq!(
-        error.kind(),
-        rockenv::testing::error::Kind::Invalid,
-        "{chain}"
-    );
+    fails(outcome, Kind::Invalid, part);
 }
 
 /// Fails unless the archive is refused in a new place.
