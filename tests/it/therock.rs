@@ -54,7 +54,7 @@ impl Case {
              [[volume]]\nname = \"ci\"\nkind = \"host\"\npath = \"{}\"\naccess = \"rw\"\ntarget = \"/therock/ci\"\n\
              [[step]]\nname = \"math-libs\"\nmemory = \"1G\"\n\
              [[step]]\nname = \"prebuilt\"\nenv = {{ THEROCK_LOCAL_STAGING_DIR = \"/therock/ci\" }}\n",
-            upstream.git_port,
+            upstream.git.port(),
             upstream.commit,
             work.join("ci").display()
         );

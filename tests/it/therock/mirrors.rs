@@ -22,7 +22,7 @@ impl Mirrors {
         let upstream = &case.upstream;
         let cache = case.store.home().join("caches/git-mirrors/ROCm");
         fs::create_dir_all(&cache).unwrap();
-        let url = |name: &str| format!("git://127.0.0.1:{}/{name}", upstream.git_port);
+        let url = |name: &str| format!("git://127.0.0.1:{}/{name}", upstream.git.port());
         run(Command::new("git")
             .args(["clone", "--quiet", "--mirror", &url(AWAY)])
             .arg(cache.join(format!("{AWAY}.git"))));

@@ -4,21 +4,20 @@ use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 
 use fs_err as fs;
 
+use crate::support::git::Daemon;
 use crate::support::loopfs::run;
-use crate::support::run::wait_until;
 use crate::support::wheels;
 
 /// What TheRock is fetched from.
 pub(super) struct Upstream {
     pub(super) directory: PathBuf,
     pub(super) commit: String,
-    pub(super) git_port: u16,
-    daemon: Child,
+    pub(super) git: Daemon,
     requests: Arc<Mutex<Vec<String>>>,
 }
 
@@ -26,14 +25,11 @@ impl Upstream {
     pub(super) fn start(directory: &Path, built: PathBuf) -> Self {
         let http = TcpListener::bind("127.0.0.1:0").unwrap();
         let http_port = http.local_addr().unwrap().port();
-        // Free a moment ago; git's daemon cannot be asked which port it took.
-        let git_port = {
-            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-            listener.local_addr().unwrap().port()
-        };
+        fs::create_dir_all(directory).unwrap();
+        let git = Daemon::start(directory);
         let made = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/therock/make"))
             .arg(directory)
-            .arg(format!("git://127.0.0.1:{git_port}"))
+            .arg(format!("git://127.0.0.1:{}", git.port()))
             .arg(format!("http://127.0.0.1:{http_port}"))
             .stderr(Stdio::inherit())
             .output()
@@ -49,19 +45,6 @@ impl Upstream {
             writeln!(page, "<a href=\"{name}\">{name}</a>").unwrap();
         }
         fs::write(&links, page).unwrap();
-        let path = Command::new("git").arg("--exec-path").output().unwrap();
-        let path = String::from_utf8(path.stdout).unwrap();
-        // Not through `git`, which would be killed in its place.
-        let daemon = Command::new(Path::new(path.trim()).join("git-daemon"))
-            .args(["--export-all", "--reuseaddr", "--listen=127.0.0.1"])
-            .arg(format!("--port={git_port}"))
-            .arg(format!("--base-path={}", directory.display()))
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        wait_until("git's daemon listens", || {
-            TcpStream::connect(("127.0.0.1", git_port)).is_ok()
-        });
         let requests = Arc::new(Mutex::new(Vec::new()));
         let (seen, files) = (requests.clone(), directory.to_owned());
         std::thread::spawn(move || {
@@ -73,8 +56,7 @@ impl Upstream {
         Self {
             directory: directory.to_owned(),
             commit: String::from_utf8(made.stdout).unwrap().trim().to_owned(),
-            git_port,
-            daemon,
+            git,
             requests,
         }
     }
@@ -92,13 +74,6 @@ impl Upstream {
     pub(super) fn requests(&self, path: &str) -> usize {
         let seen = self.requests.lock().unwrap();
         seen.iter().filter(|seen| *seen == path).count()
-    }
-}
-
-impl Drop for Upstream {
-    fn drop(&mut self) {
-        drop(self.daemon.kill());
-        drop(self.daemon.wait());
     }
 }
 
