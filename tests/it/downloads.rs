@@ -1,61 +1,45 @@
 //! Owns the tests of what rockenv fetches for a build beforehand: once for all, by digest, and without a network where it is there.
 
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
+use crate::image_oci::make::{Server, response};
 use crate::support::env::TestStore;
 use crate::support::loopfs::run;
 use fs_err as fs;
 
 /// A web server that has two archives until it is told that it has none, and notes what it is asked for.
 struct Web {
-    host: String,
-    asked: Arc<Mutex<Vec<String>>>,
+    server: Server,
     files: Arc<Mutex<Vec<(&'static str, &'static str)>>>,
+}
+
+fn path(head: &str) -> &str {
+    head.split(' ').nth(1).unwrap_or_default()
 }
 
 impl Web {
     fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let host = listener.local_addr().unwrap().to_string();
-        let asked = Arc::new(Mutex::new(Vec::new()));
         let files = Arc::new(Mutex::new(vec![
             ("one-1.0.tar.gz", "first\n"),
             ("two.zip", "second\n"),
         ]));
-        let (notes, have) = (asked.clone(), files.clone());
-        std::thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let mut stream = stream;
-                let mut reader = BufReader::new(stream.try_clone().unwrap());
-                let mut head = String::new();
-                while !head.ends_with("\r\n\r\n") {
-                    if reader.read_line(&mut head).unwrap_or(0) == 0 {
-                        break;
-                    }
-                }
-                let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
-                let name = path.rsplit('/').next().unwrap_or_default();
-                let have = have.lock().unwrap();
-                let file = have.iter().find(|(file, _)| *file == name);
-                let (status, body) =
-                    file.map_or(("404 Not Found", ""), |(_, body)| ("200 OK", *body));
-                notes.lock().unwrap().push(path.clone());
-                let length = body.len();
-                let head = format!(
-                    "HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n"
-                );
-                drop(stream.write_all(format!("{head}{body}").as_bytes()));
+        let have = files.clone();
+        let server = Server::start(move |head| {
+            let name = path(head).rsplit('/').next().unwrap_or_default();
+            let have = have.lock().unwrap();
+            match have.iter().find(|(file, _)| *file == name) {
+                Some((_, body)) => response("200 OK", "", body.as_bytes()),
+                None => response("404 Not Found", "", b""),
             }
         });
-        Self { host, asked, files }
+        Self { server, files }
     }
 
     fn asked(&self) -> Vec<String> {
-        let mut asked = self.asked.lock().unwrap().clone();
+        let asked = self.server.asked();
+        let mut asked: Vec<String> = asked.iter().map(|head| path(head).to_owned()).collect();
         asked.sort();
         asked
     }
@@ -119,7 +103,7 @@ run = "cat /v/archives/*/* > $HOME/all; echo own > /v/archives/two-sources/own"
 fn what_a_source_declares_is_fetched_once_and_locked() {
     let store = TestStore::new();
     let web = Web::start();
-    project(&store, &web.host);
+    project(&store, &web.server.host);
     let name = store.env();
     // Only for the step that needs them.
     store.rockenv(&["up", name, "--until", "before"]).ok();
@@ -139,7 +123,7 @@ fn what_a_source_declares_is_fetched_once_and_locked() {
     let sha256 = file["sha256"].as_str().unwrap();
     assert_eq!(
         file["url"].as_str().unwrap(),
-        format!("http://{}/x/one-1.0.tar.gz", web.host)
+        format!("http://{}/x/one-1.0.tar.gz", web.server.host)
     );
     let blob = store.home().join("blobs/sha256").join(sha256);
     assert_eq!(fs::read_to_string(&blob).unwrap(), "first\n");
@@ -188,7 +172,7 @@ fn what_cannot_be_had_is_named_and_mirrors_are_asked() {
     web.serve(&[("two.zip", "second\n")]);
     let mirror = format!(
         "[mirror]\n\"far.invalid\" = \"http://{}/mirror/\"\n",
-        web.host
+        web.server.host
     );
     store.configure(&mirror);
     insta::assert_snapshot!(store.shows("up ENV"), @"
@@ -229,7 +213,7 @@ fn what_cannot_be_had_is_named_and_mirrors_are_asked() {
 fn a_profile_that_extends_another_takes_its_downloads_away() {
     let store = TestStore::new();
     let web = Web::start();
-    project(&store, &web.host);
+    project(&store, &web.server.host);
     let (name, other) = (store.env(), format!("{}-own", store.env()));
     let own = |change: &str| {
         let body = format!(

@@ -1,7 +1,5 @@
 //! Caches as the real tools leave them, and what those tools leave of them when they are asked as `gc` asks.
 
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 
@@ -9,6 +7,7 @@ use fs_err as fs;
 use rockenv::testing::cache::CacheKind;
 use rockenv::testing::entries;
 
+use crate::image_oci::make::{Server, response};
 use crate::support::loopfs::{bind, run};
 use crate::support::wheels;
 
@@ -100,30 +99,16 @@ fn pip_is_known_by_its_cache_and_empties_it() {
     let date = run(Command::new("date")
         .args(["-u", "+%a, %d %b %Y %H:%M:%S GMT"])
         .env("LC_ALL", "C"));
-    let date = date.trim().to_owned();
-    let server = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = server.local_addr().unwrap().port();
-    std::thread::spawn(move || {
-        for mut client in server.incoming().flatten() {
-            let mut reader = BufReader::new(client.try_clone().unwrap());
-            let mut line = String::new();
-            while reader.read_line(&mut line).unwrap() > 2 {
-                line.clear();
-            }
-            let head = format!(
-                "HTTP/1.1 200 OK\r\nDate: {date}\r\nCache-Control: max-age=3600\r\nContent-Type: application/zip\r\nContent-Length: {}\r\n\
-                 Connection: close\r\n\r\n",
-                body.len()
-            );
-            client.write_all(head.as_bytes()).unwrap();
-            client.write_all(&body).unwrap();
-        }
-    });
+    let head = format!(
+        "Date: {date}\r\nCache-Control: max-age=3600\r\nContent-Type: application/zip\r\n",
+        date = date.trim()
+    );
+    let server = Server::start(move |_| response("200 OK", &head, &body));
     run(Command::new("/usr/bin/pip3")
         .args(["download", "--no-deps", "--disable-pip-version-check"])
         .args(["--trusted-host", "127.0.0.1", "--dest"])
         .arg(directory.path().join("out"))
-        .arg(format!("http://127.0.0.1:{port}/demo-1.0-py3-none-any.whl"))
+        .arg(format!("http://{}/demo-1.0-py3-none-any.whl", server.host))
         .env_clear()
         .env("PATH", PATH)
         .env("HOME", directory.path())
