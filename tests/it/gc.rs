@@ -91,7 +91,7 @@ fn untouched(store: &TestStore) {
 fn json(store: &TestStore, arguments: &[&str]) -> Value {
     let mut words = vec!["--yes", "--json", "gc"];
     words.extend(arguments);
-    serde_json::from_str(&store.rockenv(&words).ok().text()).unwrap()
+    store.rockenv(&words).ok().json()
 }
 
 fn names(report: &Value, list: &str) -> Vec<String> {
@@ -104,11 +104,8 @@ fn names(report: &Value, list: &str) -> Vec<String> {
 }
 
 fn snapshots(store: &TestStore) -> Vec<String> {
-    let text = store
-        .rockenv(&["snapshot", "ls", "--json", store.env()])
-        .ok()
-        .text();
-    let rows: Value = serde_json::from_str(&text).unwrap();
+    let ran = store.rockenv(&["snapshot", "ls", "--json", store.env()]);
+    let rows = ran.ok().json();
     let rows = rows.as_array().unwrap().iter();
     rows.map(|row| row["name"].as_str().unwrap().to_owned())
         .collect()
@@ -183,7 +180,7 @@ fn frees_what_it_says(kind: Kind) -> String {
     assert!((5..8).contains(&(freed >> 20)), "{one:#}");
     let asked = ["--yes", "--json", "gc", "--free", "1T", "--preset", "ci"];
     let rest = store.rockenv(&asked).exits(10).says(&["rockenv rm ENV"]);
-    let rest: Value = serde_json::from_slice(&rest.out).unwrap();
+    let rest = rest.json();
     assert_eq!(rest["removed"].as_array().unwrap().len(), 3, "{rest:#}");
     let really = before - used(disk.path());
     let told = u64::try_from(rest["freed"].as_i64().unwrap() + freed).unwrap();
@@ -413,8 +410,7 @@ fn a_cache_s_own_tool_shrinks_it() {
     assert_eq!(names(&done, "removed"), ["cache apt"], "{done:#}");
     assert!(!caches.join("apt/archives/x_1_amd64.deb").exists());
     assert!(caches.join("odd/archive-v2.tar").exists());
-    let rows: Value =
-        serde_json::from_str(&store.rockenv(&["cache", "ls", "--json"]).ok().text()).unwrap();
+    let rows = store.rockenv(&["cache", "ls", "--json"]).ok().json();
     assert_eq!(rows[0]["tool"], "apt");
     assert_eq!(rows[0]["max"], MIB);
     assert_eq!(rows[1]["max"], 2 * MIB);
@@ -487,8 +483,7 @@ fn a_tool_that_leaves_too_much_is_asked_once() {
     )
     .unwrap();
     let words = ["--yes", "--json", "gc", "--free", "1T"];
-    let ran = store.rockenv(&words).exits(10);
-    let done: Value = serde_json::from_str(&ran.text()).unwrap();
+    let done = store.rockenv(&words).exits(10).json();
     assert_eq!(names(&done, "removed"), ["cache apt"], "{done:#}");
 }
 
@@ -516,7 +511,7 @@ fn the_timer_s_units_are_what_systemd_reads() {
     let _bound = bind(directory.path(), Path::new("/etc/systemd/system"));
     let store = TestStore::new();
     let shown = store.rockenv(&["setup", "--dry-run", "--timer", "--json"]);
-    let shown: Value = serde_json::from_slice(&shown.ok().out).unwrap();
+    let shown = shown.ok().json();
     let service = &shown["units"]["/etc/systemd/system/rockenv-gc.service"];
     // The configuration's policy.
     assert!(service.as_str().unwrap().contains(" gc\n"), "{service}");

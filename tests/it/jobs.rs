@@ -468,8 +468,7 @@ fn what_cannot_work_is_refused_before_it_starts() {
         "ROCKENV_HOME",
         "--force",
     ]);
-    let json = store.rockenv(&["plan", "--json", store.env()]).ok().text();
-    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let json = store.rockenv(&["plan", "--json", store.env()]).ok().json();
     assert_eq!(json["needs"]["disk"][0]["volumes"]["build"], 900_u64 << 40);
     store.rockenv(&["up", store.env(), "--force"]).ok();
     let plan = store

@@ -179,8 +179,7 @@ fn two_stores_with_one_lock_file_have_equal_step_keys() {
     // The step with the GPU is there wherever it was locked.
     let steps = "step read: its input `src` changed\nand the 2 steps after `read`\n";
     assert_eq!(said, format!("{change}{steps}"));
-    let diff = a.rockenv(&[&diff[..], &["--json"]].concat()).ok();
-    let diff: serde_json::Value = serde_json::from_slice(&diff.out).unwrap();
+    let diff = a.rockenv(&[&diff[..], &["--json"]].concat()).ok().json();
     assert_eq!(diff["changes"][0]["kind"], "source");
     assert_eq!(diff["changes"][0]["to"], second);
     assert_eq!(diff["changes"][1]["own"][0], "input src");
@@ -325,10 +324,8 @@ fn an_image_that_comes_out_otherwise_is_thrown_away() {
     fs::copy(a.work().join(lock), b.work().join(lock)).unwrap();
     // The same key is planned where nothing was built yet.
     let plan = |store: &TestStore| {
-        let plan = store
-            .rockenv(&["plan", "locked", "--locked", "--json"])
-            .ok();
-        let plan: serde_json::Value = serde_json::from_slice(&plan.out).unwrap();
+        let plan = store.rockenv(&["plan", "locked", "--locked", "--json"]);
+        let plan = plan.ok().json();
         plan["plan"]["steps"][0]["key"].as_str().unwrap().to_owned()
     };
     assert_eq!(plan(&a), plan(&b));

@@ -111,8 +111,7 @@ fn two_envs_do_not_write_to_one_output_directory() {
 fn what_is_common_is_built_once(store: &TestStore) {
     steps(store, STEPS);
     let text = store.rockenv(&matrix(store, &["--parallel", "3"])).ok();
-    let text = text.says(&["common to all up to step `two`"]).text();
-    let json: Value = serde_json::from_str(&text).unwrap();
+    let json = text.says(&["common to all up to step `two`"]).json();
     assert_eq!(store.ran(), ["gfx1100", "gfx1103", "gfx1201", "one", "two"]);
     assert_eq!(outcomes(&json), ["done"; 3], "{json:#}");
     assert_eq!(json["common"][0]["steps"], 2);
@@ -122,8 +121,7 @@ fn what_is_common_is_built_once(store: &TestStore) {
     for row in json["envs"].as_array().unwrap() {
         assert!((4..6).contains(&disk(row)), "{json:#}");
     }
-    let again = store.rockenv(&matrix(store, &[])).ok().text();
-    let again: Value = serde_json::from_str(&again).unwrap();
+    let again = store.rockenv(&matrix(store, &[])).ok().json();
     assert_eq!(outcomes(&again), ["hit"; 3]);
     assert!(
         again["common"] == serde_json::json!([]) && store.ran().is_empty(),
@@ -201,7 +199,7 @@ fn what_some_share_is_built_once_too() {
             &["other", "two", "own-c"],
         ],
     );
-    let json: Value = serde_json::from_str(&store.rockenv(&asked).ok().text()).unwrap();
+    let json = store.rockenv(&asked).ok().json();
     assert_eq!(outcomes(&json), ["done"; 3], "{json:#}");
     // `two` after `other` is another step.
     assert_eq!(
@@ -229,8 +227,7 @@ fn what_some_share_after_what_all_share_is_built_once_too() {
     // A step that two share stops these two.
     let forbidden = store.work().join("runs/no-three");
     fs::write(&forbidden, "").unwrap();
-    let failed = store.rockenv(&asked).exits(5);
-    let json: Value = serde_json::from_str(&failed.text()).unwrap();
+    let json = store.rockenv(&asked).exits(5).json();
     assert_eq!(outcomes(&json), ["failed", "not-run", "done"], "{json:#}");
     let why = json["envs"][1]["why"].as_str().unwrap();
     assert!(why.contains("step `three` failed in env"), "{why}");
@@ -243,7 +240,7 @@ fn what_some_share_after_what_all_share_is_built_once_too() {
     assert_eq!(store.ran(), ["own-a", "own-b", "three"]);
     // All of it from nothing.
     remove_all(&store, &LETTERS);
-    let json: Value = serde_json::from_str(&store.rockenv(&asked).ok().text()).unwrap();
+    let json = store.rockenv(&asked).ok().json();
     assert_eq!(outcomes(&json), ["done"; 3], "{json:#}");
     assert_eq!(
         store.ran(),
@@ -288,7 +285,7 @@ fn one_failure_does_not_stop_the_others() {
     let failed = store
         .rockenv(&matrix(&store, &["--parallel", "1"]))
         .exits(5);
-    let json: Value = serde_json::from_str(&failed.text()).unwrap();
+    let json = failed.json();
     assert_eq!(outcomes(&json), ["done", "failed", "done"], "{json:#}");
     let why = json["envs"][1]["why"].as_str().unwrap();
     assert!(why.contains("step `own` failed"), "{why}");
@@ -304,8 +301,7 @@ fn one_failure_does_not_stop_the_others() {
     assert_eq!(store.ran(), ["gfx1103"]);
     // In what is common: nobody else tries it.
     steps(&store, &STEPS.replace("echo two", "false; echo two"));
-    let failed = store.rockenv(&matrix(&store, &[])).exits(5);
-    let json: Value = serde_json::from_str(&failed.text()).unwrap();
+    let json = store.rockenv(&matrix(&store, &[])).exits(5).json();
     assert_eq!(
         outcomes(&json),
         ["failed", "not-run", "not-run"],
@@ -329,8 +325,7 @@ fn an_env_that_somebody_holds_stops_no_other() {
     wait_until("it runs", || processes_called(&sleeper).len() == 1);
     // It is the first, and so the one that begins with what is common.
     steps(&store, &STEPS.replace("echo one", "echo two thirds"));
-    let up = store.rockenv(&matrix(&store, &[])).exits(6);
-    let json: Value = serde_json::from_str(&up.text()).unwrap();
+    let json = store.rockenv(&matrix(&store, &[])).exits(6).json();
     assert_eq!(outcomes(&json), ["failed", "done", "done"], "{json:#}");
     let why = json["envs"][0]["why"].as_str().unwrap();
     assert!(why.contains("is held by"), "{why}");
@@ -382,7 +377,7 @@ fn options_for_each_up_may_name_a_last_step_or_one_to_run_again_or_a_file() {
     let rows = store.work().join("rows.jsonl");
     let asked = |option: &str, step: &str| {
         let up = store.rockenv(&matrix(&store, &["--", option, step])).ok();
-        serde_json::from_str::<Value>(&up.text()).unwrap()
+        up.json()
     };
     let json = asked("--until", "two");
     assert_eq!(store.ran(), ["one", "two"], "{json:#}");
@@ -406,7 +401,7 @@ fn a_step_to_run_again_may_come_after_what_is_shared() {
     let store = TestStore::new();
     steps(&store, STEPS);
     let up = store.rockenv(&matrix(&store, &["--", "--rerun", "own"]));
-    let json: Value = serde_json::from_str(&up.ok().text()).unwrap();
+    let json = up.ok().json();
     assert_eq!(json["common"][0]["steps"], 2, "{json:#}");
     assert_eq!(store.ran(), [&TARGETS[..], &["one", "two"]].concat());
     remove(&store);
@@ -422,7 +417,7 @@ fn profiles_that_name_their_targets_need_no_others() {
     store.profile_named(b, &format!("targets = ['gfx1201']\n{own}"));
     store.profile_named(c, "[[step]]\nname = 'own'\nrun = 'true'\n");
     let up = store.rockenv(&["--json", "matrix", "up", "-p", a, "-p", b]);
-    let json: Value = serde_json::from_str(&up.ok().text()).unwrap();
+    let json = up.ok().json();
     for (row, (env, target)) in [(a, "gfx1103"), (b, "gfx1201")].iter().enumerate() {
         assert_eq!(json["envs"][row]["env"], *env, "{json:#}");
         assert_eq!(json["envs"][row]["target"], *target);
@@ -430,7 +425,7 @@ fn profiles_that_name_their_targets_need_no_others() {
         store.rockenv(&cat).ok().prints(target);
     }
     let jobs = store.rockenv(&["matrix", "json", "-p", a, "-p", b]);
-    let jobs: Value = serde_json::from_str(&jobs.ok().text()).unwrap();
+    let jobs = jobs.ok().json();
     assert_eq!(jobs["include"][1]["name"], b, "{jobs:#}");
     assert_eq!(jobs["include"][1]["target"], "gfx1201");
     assert_eq!(jobs["include"][1]["up"][0], b);
@@ -482,7 +477,7 @@ fn ephemeral_envs_share_what_they_have_in_common_and_leave_nothing() {
     let up = store.rockenv(&matrix(&store, &["--ephemeral"])).ok();
     let up = up.says(&["3 envs removed (--ephemeral)"]);
     assert!(!up.err.contains("rockenv shell"), "{}", up.err);
-    let json: Value = serde_json::from_str(&up.text()).unwrap();
+    let json = up.json();
     assert_eq!(outcomes(&json), ["done"; 3]);
     assert_eq!(store.ran(), ["gfx1100", "gfx1103", "gfx1201", "one", "two"]);
     let nothing = |what: &str| {

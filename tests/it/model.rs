@@ -160,12 +160,8 @@ impl World {
     }
 
     fn snapshots(&self, env: &str) -> Vec<String> {
-        let text = self
-            .store
-            .rockenv(&["snapshot", "ls", env, "--json"])
-            .ok()
-            .text();
-        let found: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let ran = self.store.rockenv(&["snapshot", "ls", env, "--json"]);
+        let found = ran.ok().json();
         let names = found.as_array().unwrap().iter();
         names
             .map(|snapshot| snapshot["name"].as_str().unwrap().to_owned())

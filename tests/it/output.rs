@@ -303,8 +303,7 @@ fn results_and_the_next_command_are_shown_with_sudo() {
     assert!(done.err.ends_with(&results), "{}", done.err);
     let status = through_sudo(&store, &["status", env]);
     assert!(status.err.ends_with(&results), "{}", status.err);
-    let json = store.rockenv(&["status", "--json", env]).ok().text();
-    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let json = store.rockenv(&["status", "--json", env]).ok().json();
     assert_eq!(json["handed_over"]["outputs"][0]["volume"], "out");
     let wrong = through_sudo(&store, &["status", "other"]);
     assert!(

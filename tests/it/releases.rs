@@ -96,7 +96,7 @@ fn a_release_is_chosen_once() {
         (&["--release", "7.10"], env.to_owned()),
     ] {
         let ran = store.rockenv(&[&["plan", env, "--json"], words].concat());
-        let plan: serde_json::Value = serde_json::from_str(&ran.ok().text()).unwrap();
+        let plan = ran.ok().json();
         assert_eq!(plan["env"].as_str(), Some(&*name), "{words:?}");
     }
     let said = store.shows(

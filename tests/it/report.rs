@@ -225,11 +225,8 @@ fn a_repository_of_this_machine_is_not_named() {
 
 /// Returns what the report says of the lock file, by name; several values of one name in their order.
 fn locked(store: &TestStore, name: &str) -> Vec<String> {
-    let text = store
-        .rockenv(&["report", store.env(), "--json"])
-        .ok()
-        .text();
-    let report: Value = serde_json::from_str(&text).unwrap();
+    let ran = store.rockenv(&["report", store.env(), "--json"]);
+    let report = ran.ok().json();
     let rows = report["lock"].as_array().unwrap().iter();
     rows.filter(|row| row["name"] == name)
         .map(|row| row["value"].as_str().unwrap().to_owned())

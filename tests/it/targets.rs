@@ -52,11 +52,8 @@ fn checkout(store: &TestStore, table: &str) -> PathBuf {
 
 /// Returns the name of the env that a command of `plan` is about.
 fn planned(store: &TestStore, arguments: &[&str]) -> String {
-    let ran = store
-        .rockenv(&[&["plan", "--json"], arguments].concat())
-        .exits(0);
-    let plan: serde_json::Value = serde_json::from_slice(&ran.out).unwrap();
-    plan["env"].as_str().unwrap().to_owned()
+    let ran = store.rockenv(&[&["plan", "--json"], arguments].concat());
+    ran.ok().json()["env"].as_str().unwrap().to_owned()
 }
 
 #[test]
@@ -139,10 +136,8 @@ fn a_checkout_is_compared_and_believed() {
     2 targets, no topology: 31 differences (from TheRock ID)
     exit code 8
     ");
-    let ran = store
-        .rockenv(&["target", "check", "--source", path, "--json"])
-        .exits(8);
-    let json: serde_json::Value = serde_json::from_str(&ran.text()).unwrap();
+    let ran = store.rockenv(&["target", "check", "--source", path, "--json"]);
+    let json = ran.exits(8).json();
     assert_eq!(json["targets"][0]["name"], "gfx1103");
     assert_eq!(json["drift"][0]["what"], "no-target");
 

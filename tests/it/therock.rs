@@ -94,8 +94,7 @@ impl Case {
 
     fn plan(&self, arguments: &[&str]) -> serde_json::Value {
         let words = [&["plan", "--json"], arguments].concat();
-        let text = self.store.rockenv(&words).ok().text();
-        serde_json::from_str(&text).unwrap()
+        self.store.rockenv(&words).ok().json()
     }
 
     /// Returns the steps' keys by name.
@@ -386,8 +385,7 @@ fn what_artifacts_hold_is_given_up(case: &Case) {
         "900T",
     ];
     let projects = |list: &str, dry: &[&str], code: i32| {
-        let ran = case.store.rockenv(&[&gc, dry].concat()).exits(code);
-        let report: serde_json::Value = serde_json::from_slice(&ran.out).unwrap();
+        let report = case.store.rockenv(&[&gc, dry].concat()).exits(code).json();
         let items = report[list].as_array().unwrap().iter();
         let prefix = format!("sub-project {}/build/", case.env("a"));
         let names = items.filter_map(|item| {

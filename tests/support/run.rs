@@ -27,6 +27,12 @@ impl Ran {
         String::from_utf8_lossy(&self.out).into_owned()
     }
 
+    /// Returns standard output as the JSON document that it is.
+    #[track_caller]
+    pub(crate) fn json(&self) -> serde_json::Value {
+        serde_json::from_slice(&self.out).expect("a JSON document")
+    }
+
     /// Fails unless the command succeeded.
     #[track_caller]
     pub(crate) fn ok(self) -> Self {

@@ -151,8 +151,7 @@ fn subvolumes_of_one_btrfs_are_one_disk() {
     let copied = store.home().join("trash/copied/root");
     fs::create_dir_all(&copied).unwrap();
     fs::write(copied.join("file"), vec![1; 1 << 20]).unwrap();
-    let ran = store.rockenv(&["gc", "--dry-run", "--json"]).ok();
-    let found: Value = serde_json::from_slice(&ran.out).unwrap();
+    let found = store.rockenv(&["gc", "--dry-run", "--json"]).ok().json();
     let trash = found["trash"].as_u64().unwrap() >> 20;
 
     assert!(

@@ -46,11 +46,8 @@ fn wait_after(store: &TestStore, script: &str) -> String {
 }
 
 fn state(store: &TestStore) -> String {
-    let text = store
-        .rockenv(&["status", store.env(), "--json"])
-        .ok()
-        .text();
-    let status: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let ran = store.rockenv(&["status", store.env(), "--json"]);
+    let status = ran.ok().json();
     status["state"].as_str().unwrap().to_owned()
 }
 
@@ -141,7 +138,7 @@ fn it_is_no_reason_for_gc_to_keep_anything() {
     let gc = |arguments: &[&str], list: &str| {
         let mut words = vec!["--yes", "--json", "gc", "--free", "1T", "--preset", "ci"];
         words.extend(arguments);
-        let report: serde_json::Value = serde_json::from_slice(&store.rockenv(&words).out).unwrap();
+        let report = store.rockenv(&words).json();
         let names = report[list].as_array().unwrap().iter();
         let mut names: Vec<String> = names.map(|item| item["name"].to_string()).collect();
         names.sort();

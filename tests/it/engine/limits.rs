@@ -38,11 +38,8 @@ fn a_step_that_takes_too_much_memory_is_named() {
         .says(&["step `hog` ran out of memory"]);
     store.profile("resources = { memory-max = '256M' }\n[[step]]\nname = 'hog'\nrun = 'head -c 100M /dev/zero > /dev/shm/x'\n");
     store.up();
-    let json = store
-        .rockenv(&["status", "--json", store.env()])
-        .ok()
-        .text();
-    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let ran = store.rockenv(&["status", "--json", store.env()]);
+    let json = ran.ok().json();
     let peak = json
         .pointer("/record/steps/0/cost/usage/memory_peak")
         .or(json.pointer("/record/steps/0/cost/memory_peak"));

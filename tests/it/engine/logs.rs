@@ -58,8 +58,7 @@ fn a_step_that_waits_is_not_shown_with_the_figures_of_an_earlier_run() {
     });
     let waiting = start(&other);
     wait_until("the step is to run", || {
-        let shown = store.rockenv(&["status", &other, "--json"]).ok().text();
-        let shown: Value = serde_json::from_str(&shown).unwrap();
+        let shown = store.rockenv(&["status", &other, "--json"]).ok().json();
         shown["record"]["steps"][0]["outcome"] == "pending"
     });
     let shown = store.rockenv(&["status", &other]).ok().text();

@@ -61,13 +61,9 @@ fn old(store: &TestStore) -> Vec<String> {
 }
 
 fn is_old(store: &TestStore) -> bool {
-    let listed = store.rockenv(&["ls", "--json"]).ok().text();
-    let listed: Value = serde_json::from_str(&listed).unwrap();
-    let status = store
-        .rockenv(&["status", "--json", store.env()])
-        .ok()
-        .text();
-    let status: Value = serde_json::from_str(&status).unwrap();
+    let listed = store.rockenv(&["ls", "--json"]).ok().json();
+    let ran = store.rockenv(&["status", "--json", store.env()]);
+    let status = ran.ok().json();
     assert_eq!(listed[0]["used"], status["record"]["used"]);
     listed[0]["used"] == LONG_AGO
 }
@@ -102,7 +98,7 @@ fn an_env_is_used_by_whatever_works_with_it_and_not_by_gc() {
     let words = [
         "--yes", "--json", "gc", "--free", "1T", "--preset", "laptop",
     ];
-    let done: Value = serde_json::from_slice(&store.rockenv(&words).exits(10).out).unwrap();
+    let done = store.rockenv(&words).exits(10).json();
     assert!(!done["removed"].as_array().unwrap().is_empty(), "{done:#}");
     assert!(is_old(&store), "gc made it young");
 }

@@ -37,7 +37,7 @@ fn would_go(store: &TestStore) -> Vec<(String, u64)> {
 
 fn gc(store: &TestStore, free: &str) -> Value {
     let words = ["--yes", "--json", "gc", "--free", free, "--preset", "ci"];
-    serde_json::from_slice(&store.rockenv(&words).out).unwrap()
+    store.rockenv(&words).json()
 }
 
 /// Steps that write the same file of a build volume anew, each as large as before.

@@ -119,8 +119,7 @@ fn check_says_at_which_revision_a_hook_stops_applying() {
         assert!(text.contains(&line), "{text}");
     }
     let part = format!("{}..{}", commits[0], commits[2]);
-    let ran = check(&["--hook", "fix", &part, "--json"]).exits(3);
-    let json: serde_json::Value = serde_json::from_str(&ran.text()).unwrap();
+    let json = check(&["--hook", "fix", &part, "--json"]).exits(3).json();
     assert_eq!(json[0]["ok"], false);
     assert_eq!(json[0]["revisions"][1]["revision"], commits[2]);
     check(&["--hook", "inside", &all]).ok();

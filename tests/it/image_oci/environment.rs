@@ -53,8 +53,7 @@ run = 'echo $RUSTUP_HOME > $HOME/own'
 
 /// The variables of the image, as `image ls` has them.
 fn variables(store: &TestStore) -> Value {
-    let images = store.rockenv(&["image", "ls", "--json"]).ok().text();
-    let images: Value = serde_json::from_str(&images).unwrap();
+    let images = store.rockenv(&["image", "ls", "--json"]).ok().json();
     let mut rows = images.as_array().unwrap().iter();
     let row = rows.find(|row| row["name"] == "base").unwrap();
     row["env"].clone()
@@ -62,7 +61,7 @@ fn variables(store: &TestStore) -> Value {
 
 fn resolved(store: &TestStore) -> Value {
     let words = ["profile", "show", store.env(), "--resolved", "--json"];
-    serde_json::from_str(&store.rockenv(&words).ok().text()).unwrap()
+    store.rockenv(&words).ok().json()
 }
 
 /// A variable of an image that nobody else has.

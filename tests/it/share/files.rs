@@ -114,11 +114,11 @@ fn a_part_of_the_steps_is_enough_for_that_part() {
         "two",
         "--json",
     ]);
-    let said: Value = serde_json::from_slice(&export.ok().out).unwrap();
+    let said = export.ok().json();
     assert_eq!(said["schema"], "rockenv/export-snapshots/1");
     assert_eq!(said["steps"], serde_json::json!(["one", "two"]));
     let import = other.rockenv(&["import", text(&place), "--json"]).ok();
-    let said: Value = serde_json::from_slice(&import.out).unwrap();
+    let said = import.json();
     assert_eq!(said["schema"], "rockenv/import/1");
     assert_eq!(
         said["snapshots"][0]["steps"],

@@ -100,7 +100,7 @@ impl Pushed {
 }
 
 fn removed(ran: Ran) -> Vec<String> {
-    let report: Value = serde_json::from_slice(&ran.ok().out).unwrap();
+    let report = ran.ok().json();
     let removed = report["removed"].as_array().unwrap().iter();
     let mut tags: Vec<String> = removed
         .map(|tag| tag["tag"].as_str().unwrap().to_owned())
@@ -218,7 +218,7 @@ fn what_a_tag_moves_to_meanwhile_stays() {
     });
     let tags = pushed.tags();
     let done = pushed.prune(&two.one, &["--older-than", "1s"], &proxy.repository());
-    let report: Value = serde_json::from_slice(&done.ok().out).unwrap();
+    let report = done.ok().json();
     assert_eq!(report["removed"], json!([]));
     assert_eq!(report["bytes"], 0);
     assert_eq!(report["kept"], tags.len());

@@ -51,8 +51,7 @@ fn what_was_built_again_is_found_by_other_envs() {
         let up = [&["up", store.env()], again].concat();
         store.rockenv(&up).ok();
         let plan = ["plan", store.env(), "--name", "second", "--json"];
-        let plan = store.rockenv(&plan).ok().text();
-        let plan: serde_json::Value = serde_json::from_str(&plan).unwrap();
+        let plan = store.rockenv(&plan).ok().json();
         for step in plan["plan"]["steps"].as_array().unwrap() {
             assert_eq!(step["action"], "hit", "{again:?} {plan:#}");
         }

@@ -22,8 +22,7 @@ fn up(store: &TestStore, params: &[&str]) -> Ran {
 fn actions(store: &TestStore, params: &[&str]) -> Vec<String> {
     let params = params.iter().flat_map(|param| ["--param", param]);
     let words = ["plan", store.env(), "--json"].into_iter().chain(params);
-    let plan = store.rockenv(&words.collect::<Vec<_>>()).ok().text();
-    let plan: serde_json::Value = serde_json::from_str(&plan).unwrap();
+    let plan = store.rockenv(&words.collect::<Vec<_>>()).ok().json();
     let steps = plan["plan"]["steps"].as_array().unwrap().iter();
     steps
         .map(|step| step["action"].as_str().unwrap().to_owned())

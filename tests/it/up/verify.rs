@@ -173,8 +173,7 @@ fn what_comes_out_differently_is_named() {
         // The second step starts from the snapshot of the first, where that has the build volume.
         let is_same = text.contains("two: the same");
         assert_eq!(is_same, method != "overlay", "{text}");
-        let json: Value =
-            serde_json::from_slice(&verify(store, &["--json", "one"]).exits(8).out).unwrap();
+        let json = verify(store, &["--json", "one"]).exits(8).json();
         assert_eq!(
             (&json["env"], &json["same"]),
             (&store.env().into(), &false.into())
