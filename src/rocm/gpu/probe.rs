@@ -449,38 +449,24 @@ mod tests {
 
     #[test]
     fn each_failure_names_its_layer() {
+        use AccessLayer::{Absent, DeviceCgroup, Other, Stale};
         assert_eq!(layer(|_| {}), None);
-        assert_eq!(
-            layer(|it| it.node = Err(Errno::ENOENT)),
-            Some(AccessLayer::Absent)
-        );
+        assert_eq!(layer(|it| it.node = Err(Errno::ENOENT)), Some(Absent));
         assert_eq!(
             layer(|it| change_node(it, |node| node.device = false)),
-            Some(AccessLayer::Absent)
+            Some(Absent)
         );
-        assert_eq!(
-            layer(|it| it.node = Err(Errno::EACCES)),
-            Some(AccessLayer::Other)
-        );
-        assert_eq!(
-            layer(|it| it.open = Some(Errno::EPERM)),
-            Some(AccessLayer::DeviceCgroup)
-        );
+        assert_eq!(layer(|it| it.node = Err(Errno::EACCES)), Some(Other));
+        assert_eq!(layer(|it| it.open = Some(Errno::EPERM)), Some(DeviceCgroup));
         for gone in [Errno::ENXIO, Errno::ENODEV] {
-            assert_eq!(layer(|it| it.open = Some(gone)), Some(AccessLayer::Stale));
+            assert_eq!(layer(|it| it.open = Some(gone)), Some(Stale));
         }
         for foreign in [Errno::ENOTTY, Errno::EINVAL, Errno::ENOSYS] {
-            assert_eq!(layer(|it| it.ask = Some(foreign)), Some(AccessLayer::Stale));
+            assert_eq!(layer(|it| it.ask = Some(foreign)), Some(Stale));
         }
         // Even if it opens: the number belongs to something else by now.
-        assert_eq!(
-            layer(|it| it.expected = Some((510, 0))),
-            Some(AccessLayer::Stale)
-        );
-        assert_eq!(
-            layer(|it| it.open = Some(Errno::EIO)),
-            Some(AccessLayer::Other)
-        );
+        assert_eq!(layer(|it| it.expected = Some((510, 0))), Some(Stale));
+        assert_eq!(layer(|it| it.open = Some(Errno::EIO)), Some(Other));
     }
 
     #[test]
