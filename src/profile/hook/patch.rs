@@ -394,6 +394,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::profile::tests::cases;
 
     fn one(text: &str) -> FilePatch {
         let mut files = parse(text.as_bytes(), 1).unwrap();
@@ -463,55 +464,27 @@ mod tests {
 
     #[test]
     fn what_is_not_understood_is_refused() {
-        for (text, words) in [
-            ("hello\n", "no patch"),
-            ("--- a/f\n+++ b/f\n@@ -1,2 +1 @@\n-a\n", "truncated"),
-            ("--- a/f\n+++ b/f\n@@ -1 +1 @@\n*a\n", "neither"),
-            ("--- a/f\n+++ b/f\n@@ nonsense @@\n", "head of a hunk"),
-            ("--- a/../f\n+++ b/../f\n@@ -1 +1 @@\n-a\n+b\n", "leaves"),
-            (
-                "--- a/.git/config\n+++ b/.git/config\n@@ -1 +1 @@\n-a\n+b\n",
-                "belongs to git",
-            ),
-            (
-                "diff --git a/f b/g\nrename from f\nrename to g\n",
-                "does not apply",
-            ),
-            (
-                "diff --git a/f b/f\nBinary files a/f and b/f differ\n",
-                "does not apply",
-            ),
-            ("diff --git a/l b/l\nnew file mode 120000\n", "mode 120000"),
-            (
-                "diff --git a/l b/l\ndeleted file mode 120000\n",
-                "mode 120000",
-            ),
-            (
-                "diff --git a/f b/g\nsimilarity index 100%\nrename from f\nrename to g\n",
-                "does not apply `rename from f`",
-            ),
-            (
-                "Binary files a/f and b/f differ\n",
-                "does not apply `Binary",
-            ),
-            (
-                "--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\nBinary files a/g and b/g differ\n",
-                "does not apply `Binary",
-            ),
-            (
-                "diff --git a/f b/f\nindex 1..2\nGIT binary patch\ndelta 1\n",
-                "does not apply `GIT binary patch`",
-            ),
-            (
-                "diff --git a/f b/g\nsimilarity index 100%\ncopy from f\ncopy to g\n",
-                "does not apply `copy from f`",
-            ),
-            (
-                "diff --git \"a/\\303\\251\" \"b/\\303\\251\"\nnew file mode 100644\nindex 0000000..e69de29\n",
-                "quoted name",
-            ),
-        ] {
-            let error = parse(text.as_bytes(), 1).unwrap_err();
+        for (text, words) in cases(
+            r#"
+            hello => no patch
+            --- a/f; +++ b/f; @@ -1,2 +1 @@; -a => truncated
+            --- a/f; +++ b/f; @@ -1 +1 @@; *a => neither
+            --- a/f; +++ b/f; @@ nonsense @@ => head of a hunk
+            --- a/../f; +++ b/../f; @@ -1 +1 @@; -a; +b => leaves
+            --- a/.git/config; +++ b/.git/config; @@ -1 +1 @@; -a; +b => belongs to git
+            diff --git a/f b/g; rename from f; rename to g => does not apply
+            diff --git a/f b/f; Binary files a/f and b/f differ => does not apply
+            diff --git a/l b/l; new file mode 120000 => mode 120000
+            diff --git a/l b/l; deleted file mode 120000 => mode 120000
+            diff --git a/f b/g; similarity index 100%; rename from f; rename to g => does not apply `rename from f`
+            Binary files a/f and b/f differ => does not apply `Binary
+            --- a/f; +++ b/f; @@ -1 +1 @@; -a; +b; Binary files a/g and b/g differ => does not apply `Binary
+            diff --git a/f b/f; index 1..2; GIT binary patch; delta 1 => does not apply `GIT binary patch`
+            diff --git a/f b/g; similarity index 100%; copy from f; copy to g => does not apply `copy from f`
+            diff --git "a/\303\251" "b/\303\251"; new file mode 100644; index 0000000..e69de29 => quoted name
+            "#,
+        ) {
+            let error = parse(format!("{text}\n").as_bytes(), 1).unwrap_err();
             assert_has!(error.message(), words);
         }
     }
