@@ -170,72 +170,38 @@ mod tests {
 
     #[test]
     fn commands_keep_sudo() {
-        for (text, typed) in [
-            ("rockenv ls", "sudo rockenv ls"),
-            ("sudo rockenv ls", "sudo rockenv ls"),
-            (
-                "fix it, then: rockenv up x",
-                "fix it, then: sudo rockenv up x",
-            ),
-            (
-                "free some (`rockenv gc` shows what rockenv can free)",
-                "free some (`sudo rockenv gc` shows what rockenv can free)",
-            ),
-            (
-                r#"eval "$(rockenv env x)""#,
-                r#"eval "$(sudo rockenv env x)""#,
-            ),
-            (
-                "/home/u/rockenv is a directory",
-                "/home/u/rockenv is a directory",
-            ),
-            (
-                "rockenv up x --pull, or rockenv pull r:TAG",
-                "sudo rockenv up x --pull, or sudo rockenv pull r:TAG",
-            ),
-            (
-                "pacman -Syu, then rockenv setup",
-                "pacman -Syu, then sudo rockenv setup",
-            ),
+        // `@` is where it is added.
+        for marked in [
+            "@rockenv ls",
+            "sudo rockenv ls",
+            "fix it, then: @rockenv up x",
+            "free some (`@rockenv gc` shows what rockenv can free)",
+            r#"eval "$(@rockenv env x)""#,
+            "/home/u/rockenv is a directory",
+            "@rockenv up x --pull, or @rockenv pull r:TAG",
+            "pacman -Syu, then @rockenv setup",
         ] {
-            assert_eq!(as_typed(text, true, None), typed);
+            let typed = as_typed(&marked.replace('@', ""), true, None);
+            assert_eq!(typed, marked.replace('@', "sudo "));
         }
     }
 
     #[test]
     fn commands_keep_the_store() {
-        for (text, typed) in [
-            (
-                "fix it, then resume with: rockenv up x; to start clean: rockenv up x --clean",
-                "fix it, then resume with: rockenv --home 'a b' up x; to start clean: rockenv --home 'a b' up x --clean",
-            ),
-            (
-                r#"eval "$(rockenv env x)""#,
-                r#"eval "$(rockenv --home 'a b' env x)""#,
-            ),
-            (
-                "sudo rockenv up ... --engine docker",
-                "sudo rockenv --home 'a b' up ... --engine docker",
-            ),
-            (
-                "sudo rockenv --home 'a b' ls",
-                "sudo rockenv --home 'a b' ls",
-            ),
-            (
-                "name the directory: ROCKENV_HOME=DIR rockenv fsck",
-                "name the directory: ROCKENV_HOME=DIR rockenv fsck",
-            ),
+        for marked in [
+            "fix it, then resume with: rockenv @up x; to start clean: rockenv @up x --clean",
+            r#"eval "$(rockenv @env x)""#,
+            "sudo rockenv @up ... --engine docker",
+            "sudo rockenv --home 'a b' ls",
+            "name the directory: ROCKENV_HOME=DIR rockenv fsck",
         ] {
-            assert_eq!(as_typed(text, false, Some("'a b'")), typed);
+            let typed = as_typed(&marked.replace('@', ""), false, Some("'a b'"));
+            assert_eq!(typed, marked.replace('@', "--home 'a b' "));
         }
-        assert_eq!(
-            as_typed("rockenv ls", true, Some("/s")),
-            "sudo rockenv --home /s ls"
-        );
-        assert_eq!(
-            as_typed("sudo rockenv ls", true, Some("/s")),
-            "sudo rockenv --home /s ls"
-        );
+        for text in ["rockenv ls", "sudo rockenv ls"] {
+            let typed = as_typed(text, true, Some("/s"));
+            assert_eq!(typed, "sudo rockenv --home /s ls");
+        }
     }
 
     #[test]
