@@ -85,47 +85,26 @@ fn an_error_shows_its_causes_and_the_way_out() {
 
 #[test]
 fn colour_is_for_terminals_and_can_be_forced_or_refused() {
-    let plain = UiSettings::default();
-    let terminal = UiSettings {
-        terminals: ALL,
-        ..plain.clone()
-    };
-    for (settings, colored) in [
-        (plain.clone(), false),
-        (terminal.clone(), true),
-        (
-            UiSettings {
-                dumb: true,
-                ..terminal.clone()
-            },
-            false,
-        ),
-        (
-            UiSettings {
-                no_color: true,
-                ..terminal
-            },
-            false,
-        ),
-        (
-            UiSettings {
-                force_color: true,
-                ..plain.clone()
-            },
-            true,
-        ),
-        (
-            UiSettings {
-                force_color: true,
-                no_color: true,
-                ..plain
-            },
-            false,
-        ),
+    for (set, colored) in [
+        ("", false),
+        ("terminal", true),
+        ("terminal dumb", false),
+        ("terminal no-color", false),
+        ("force-color", true),
+        ("force-color no-color", false),
     ] {
-        let (ui, _, err) = ui(settings.clone());
+        let (ui, _, err) = ui(UiSettings {
+            terminals: match set.contains("terminal") {
+                true => ALL,
+                false => Terminals::default(),
+            },
+            dumb: set.contains("dumb"),
+            no_color: set.contains("no-color"),
+            force_color: set.contains("force-color"),
+            ..UiSettings::default()
+        });
         ui.warn("x");
-        assert_eq!(err.text().contains('\x1b'), colored, "{settings:?}");
+        assert_eq!(err.text().contains('\x1b'), colored, "{set}");
     }
 }
 
