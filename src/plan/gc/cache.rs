@@ -220,81 +220,55 @@ pub fn ccache_hits<'a>(files: impl IntoIterator<Item = &'a str>) -> (u64, u64) {
 mod tests {
     use super::*;
 
+    fn of(entries: &str) -> Option<CacheKind> {
+        CacheKind::of(&entries.split_ascii_whitespace().collect())
+    }
+
     #[test]
     fn files_tell_the_tool() {
-        for (paths, kind) in [
-            (&["3/", "3/stats", "tmp/"][..], Some(CacheKind::Ccache)),
+        use CacheKind::{Apt, Ccache, Pacman, Pip, Uv};
+        for (entries, kind) in [
+            ("3/ 3/stats tmp/", Ccache),
+            ("b/ b/CACHEDIR.TAG b/f/ tmp/", Ccache),
+            ("0/ 0/c/ 0/c/stats", Ccache),
+            ("ccache.conf", Ccache),
+            ("archive-v0/ sdists-v9/ .lock .gitignore CACHEDIR.TAG", Uv),
+            ("http-v2/ http-v2/a/ wheels/ selfcheck/", Pip),
+            ("http/ http/0/", Pip),
+            ("zlib-1:1.3-1-x86_64.pkg.tar.zst", Pacman),
             (
-                &["b/", "b/CACHEDIR.TAG", "b/f/", "tmp/"],
-                Some(CacheKind::Ccache),
+                "archives/ archives/lock archives/partial/ pkgcache.bin",
+                Apt,
             ),
-            (&["0/", "0/c/", "0/c/stats"], Some(CacheKind::Ccache)),
-            (&["ccache.conf"], Some(CacheKind::Ccache)),
-            (
-                &[
-                    "archive-v0/",
-                    "sdists-v9/",
-                    ".lock",
-                    ".gitignore",
-                    "CACHEDIR.TAG",
-                ],
-                Some(CacheKind::Uv),
-            ),
-            (
-                &["http-v2/", "http-v2/a/", "wheels/", "selfcheck/"],
-                Some(CacheKind::Pip),
-            ),
-            (&["http/", "http/0/"], Some(CacheKind::Pip)),
-            (
-                &["zlib-1:1.3-1-x86_64.pkg.tar.zst"],
-                Some(CacheKind::Pacman),
-            ),
-            (
-                &[
-                    "archives/",
-                    "archives/lock",
-                    "archives/partial/",
-                    "pkgcache.bin",
-                ],
-                Some(CacheKind::Apt),
-            ),
-            (&["partial/", "hello_1_amd64.deb"], Some(CacheKind::Apt)),
+            ("partial/ hello_1_amd64.deb", Apt),
         ] {
-            assert_eq!(
-                CacheKind::of(&paths.iter().copied().collect()),
-                kind,
-                "{paths:?}"
-            );
+            assert_eq!(of(entries), Some(kind), "{entries}");
         }
     }
 
     #[test]
     fn what_only_looks_like_a_tool_s_is_nobody_s() {
-        for paths in [
-            &["3/", "tmp/"][..],
-            &["3/", "3/photos/", "tmp/"],
-            &["archive-v2.tar"],
-            &["archive-v2.tar", "CACHEDIR.TAG"],
-            &["archive-v2/", "wheels-v1/"],
-            &["archive-v0/", "CACHEDIR.TAG", "mine.txt"],
-            &["archive-vintage/", "CACHEDIR.TAG"],
-            &["http/", "http/logs/"],
-            &["http/", "http/a/", "logs/"],
-            &["http-v2"],
-            &["wheels/"],
-            &["thing.pkg.tar.d/"],
-            &["archives/"],
-            &["archives/", "archives/2024.tar", "archives/partial/"],
-            &["partial/", "mine.txt"],
-            &["mine.deb"],
-            &["something"],
-            &[],
+        for entries in [
+            "3/ tmp/",
+            "3/ 3/photos/ tmp/",
+            "archive-v2.tar",
+            "archive-v2.tar CACHEDIR.TAG",
+            "archive-v2/ wheels-v1/",
+            "archive-v0/ CACHEDIR.TAG mine.txt",
+            "archive-vintage/ CACHEDIR.TAG",
+            "http/ http/logs/",
+            "http/ http/a/ logs/",
+            "http-v2",
+            "wheels/",
+            "thing.pkg.tar.d/",
+            "archives/",
+            "archives/ archives/2024.tar archives/partial/",
+            "partial/ mine.txt",
+            "mine.deb",
+            "something",
+            "",
         ] {
-            assert_eq!(
-                CacheKind::of(&paths.iter().copied().collect()),
-                None,
-                "{paths:?}"
-            );
+            assert_eq!(of(entries), None, "{entries}");
         }
     }
 
