@@ -234,25 +234,15 @@ fn builtin_profiles_load() {
 #[test]
 fn schema_describes_every_key() {
     fn walk(path: &str, schema: &serde_json::Value) {
-        if let Some(properties) = schema
-            .get("properties")
-            .and_then(serde_json::Value::as_object)
-        {
-            for (key, property) in properties {
-                assert!(
-                    property.get("description").is_some(),
-                    "{path} {key} has no description"
-                );
-                walk(key, property);
-            }
+        for (key, property) in schema["properties"].as_object().into_iter().flatten() {
+            assert!(
+                property.get("description").is_some(),
+                "{path} {key} has no description"
+            );
+            walk(key, property);
         }
-        for definition in schema
-            .get("$defs")
-            .and_then(serde_json::Value::as_object)
-            .into_iter()
-            .flatten()
-        {
-            walk(definition.0, definition.1);
+        for (key, definition) in schema["$defs"].as_object().into_iter().flatten() {
+            walk(key, definition);
         }
     }
     let schema = schema();
@@ -298,22 +288,9 @@ fn reference_is_right() {
     // The reference documents every key of the format.
     let schema = schema();
     let mut keys: Vec<&String> = schema["properties"].as_object().unwrap().keys().collect();
-    for definition in [
-        "Choice",
-        "Resources",
-        "Gpu",
-        "Component",
-        "Volume",
-        "Step",
-        "Published",
-        "When",
-    ] {
-        keys.extend(
-            schema["$defs"][definition]["properties"]
-                .as_object()
-                .unwrap()
-                .keys(),
-        );
+    for definition in "Choice Resources Gpu Component Volume Step Published When".split(' ') {
+        let properties = schema["$defs"][definition]["properties"].as_object();
+        keys.extend(properties.unwrap().keys());
     }
     for key in keys {
         let written = [
