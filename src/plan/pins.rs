@@ -117,13 +117,7 @@ mod tests {
     fn what_is_no_list_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join(INSTALLED);
-        for text in [
-            "lit",
-            "lit 18.1",
-            "lit 18.1 sha256:12",
-            "lit  sha256:12",
-            "\0",
-        ] {
+        for text in "lit|lit 18.1|lit 18.1 sha256:12|lit  sha256:12|\0".split('|') {
             fs::write(&file, text).unwrap();
             let error = read(directory.path(), "tools").unwrap_err();
             assert_has!(error.message(), "step `tools`");

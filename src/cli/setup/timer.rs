@@ -143,13 +143,7 @@ mod tests {
             "ExecStart=/usr/local/bin/rockenv --quiet --yes --home /srv/store gc --preset ci\n"
         );
         assert!(service.contains("ConditionPathExists=/srv/store/format\n"));
-        for bad in [
-            "/srv/%h",
-            "/srv/a b",
-            "relative",
-            "/srv/$HOME",
-            "/a\nExecStart=/b",
-        ] {
+        for bad in "/srv/%h|/srv/a b|relative|/srv/$HOME|/a\nExecStart=/b".split('|') {
             let refused = Timer::plan(Path::new("/r"), Path::new(bad), None);
             assert!(refused.is_err(), "{bad:?}");
         }
