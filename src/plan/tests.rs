@@ -3,6 +3,11 @@
 use super::*;
 use proptest::prelude::*;
 
+/// Makes the default options with other values for some.
+macro_rules! options {
+    ($($field:ident: $value:expr),+) => { StepOptions { $($field: $value,)+ ..StepOptions::default() } };
+}
+
 fn key(name: &str) -> StepKey {
     format!("k-{name}").as_str().into()
 }
@@ -84,10 +89,7 @@ fn what_a_registry_has_is_pulled_up_to_the_step_that_runs_again() {
     assert_eq!(shown("k-c", &all), "hppr");
     assert_eq!(shown("k-a", &all), "hrrr");
     assert_eq!(shown("k-d", &all), "hppp");
-    let again = StepOptions {
-        rerun: Some("c".into()),
-        ..StepOptions::default()
-    };
+    let again = options!(rerun: Some("c".into()));
     assert_eq!(shown("k-d", &again), "hrrr");
     assert_eq!(shown("k-b", &again), "hprr");
 }
@@ -161,10 +163,7 @@ fn a_failed_step_goes_on_with_its_volumes_and_a_changed_one_does_not() {
         plan(&steps, &observed, &StepOptions::default()).volumes,
         Volumes::Live
     );
-    let clean = StepOptions {
-        clean: true,
-        ..StepOptions::default()
-    };
+    let clean = options!(clean: true);
     assert_eq!(plan(&steps, &observed, &clean).volumes, Volumes::Restored);
 }
 
@@ -209,10 +208,7 @@ fn volumes_that_cannot_be_restored_stay_and_the_plan_says_so() {
         ("hrr", Volumes::Live)
     );
     assert_eq!(stays.notes.len(), 1);
-    let options = StepOptions {
-        clean: true,
-        ..StepOptions::default()
-    };
+    let options = options!(clean: true);
     let clean = plan(&wanted(&["a", "b", "c"]), &observed, &options);
     assert_eq!(
         (actions(&clean).as_str(), clean.volumes, clean.start),
@@ -237,11 +233,7 @@ fn a_step_in_no_later_key_runs_although_later_layers_are_there() {
 
 #[test]
 fn rerun_and_until_cut_the_list() {
-    let options = StepOptions {
-        rerun: Some("b".into()),
-        until: Some("b".into()),
-        ..StepOptions::default()
-    };
+    let options = options!(rerun: Some("b".into()), until: Some("b".into()));
     let plan = plan(
         &wanted(&["a", "b", "c"]),
         &built(&["a", "b", "c"]),
@@ -257,10 +249,7 @@ fn rerun_and_until_cut_the_list() {
 
 #[test]
 fn until_goes_back_only_when_the_env_does_not_stand_there() {
-    let options = StepOptions {
-        until: Some("a".into()),
-        ..StepOptions::default()
-    };
+    let options = options!(until: Some("a".into()));
     assert!(plan(&wanted(&["a", "b"]), &built(&["a", "b"]), &options).is_empty());
     // Nor where a later step was begun: its build tree is what it continues with.
     let mut begun = built(&["a"]);
@@ -271,10 +260,7 @@ fn until_goes_back_only_when_the_env_does_not_stand_there() {
 #[test]
 fn a_clean_env_has_nothing_that_was_changed_by_hand() {
     let (steps, mut observed) = (wanted(&["a"]), built(&["a"]));
-    let clean = StepOptions {
-        clean: true,
-        ..StepOptions::default()
-    };
+    let clean = options!(clean: true);
     assert!(plan(&steps, &observed, &clean).is_empty());
     observed.is_modified = true;
     assert!(plan(&steps, &observed, &StepOptions::default()).is_empty());
@@ -304,10 +290,7 @@ fn a_last_step_that_is_not_wanted_any_more_is_undone() {
         ("h", Some("l-a"), true)
     );
     // The step has changed, and is not requested yet.
-    let until = StepOptions {
-        until: Some("a".into()),
-        ..StepOptions::default()
-    };
+    let until = options!(until: Some("a".into()));
     let mut steps = wanted(&["a", "c"]);
     steps[1].key = Some(key("other"));
     assert!(plan(&steps, &observed, &until).is_empty());
