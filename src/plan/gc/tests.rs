@@ -134,42 +134,49 @@ fn inventory() -> Inventory {
     }
 }
 
+fn put(inventory: &mut Inventory, item: Frozen) {
+    inventory.layers.insert(item.layer.id.clone(), item);
+}
+
+fn older_than(days: u64) -> Limits {
+    Limits {
+        older_than: Some(Duration::from_secs(days * 24 * 3600)),
+        ..Limits::default()
+    }
+}
+
 fn names(plan: &Plan) -> Vec<&str> {
     plan.items.iter().map(|item| item.name.as_str()).collect()
 }
 
 #[test]
 fn what_was_pulled_stays_for_a_time_after_it_arrived() {
-    let limits = |days: u64| Limits {
-        older_than: Some(Duration::from_secs(days * 24 * 3600)),
-        ..Limits::default()
-    };
     let mut inventory = inventory();
     for (name, parent) in [("below", None), ("top", Some("below"))] {
         let mut item = frozen(name, parent, 20 * MIB, 9);
         (item.layer.env, item.arrived) = (None, Some(hours_ago(5 * DAY)));
         // Built long ago elsewhere.
         item.layer.created = hours_ago(400 * DAY);
-        inventory.layers.insert(name.into(), item);
+        put(&mut inventory, item);
     }
-    let stays = plan(&inventory, &limits(7), None);
+    let stays = plan(&inventory, &older_than(7), None);
     assert_eq!(names(&stays), [""; 0]);
     let note = "kept for 7 days after they arrived, unless space is short: \
                 2 pulled or imported snapshots (40.0 MiB) that no env needs yet";
     assert_eq!(stays.notes, [note]);
     let pulled = ["pulled snapshot top (top)", "pulled snapshot below (below)"];
-    let old = plan(&inventory, &limits(3), None);
+    let old = plan(&inventory, &older_than(3), None);
     assert_eq!(names(&old), pulled);
     assert!(old.notes.is_empty(), "{:?}", old.notes);
     // It comes back as fast as a download, unlike a build.
-    let short = plan(&inventory, &limits(7), Some(30 * MIB));
+    let short = plan(&inventory, &older_than(7), Some(30 * MIB));
     assert_eq!(names(&short)[..1], ["snapshot one/c"]);
     // A snapshot of an env is the env's.
     let one = inventory.envs.get_mut("one").unwrap();
     one.record
         .snapshots
         .push(snapshot("mine", "top", Origin::User, 1));
-    assert!(plan(&inventory, &limits(3), None).items.is_empty());
+    assert!(plan(&inventory, &older_than(3), None).items.is_empty());
 }
 
 #[test]
@@ -216,10 +223,7 @@ fn the_floor_stays_when_others_fill_the_disk_and_somebody_may_go_below_it() {
 
 #[test]
 fn age_counts_from_the_last_use_and_a_future_date_is_no_age() {
-    let limits = Limits {
-        older_than: Some(Duration::from_secs(15 * 24 * 3600)),
-        ..Limits::default()
-    };
+    let limits = older_than(15);
     let mut inventory = inventory();
     assert!(
         plan(&inventory, &limits, None).items.is_empty(),
@@ -247,16 +251,15 @@ fn ten_thousand_snapshots_are_planned() {
             let id = format!("{name}-{step}");
             let below = (step > 0).then(|| format!("{name}-{}", step - 1));
             let item = frozen(&id, below.as_deref(), MIB * (step + 1), step + 1);
-            inventory.layers.insert(id.as_str().into(), item);
+            put(&mut inventory, item);
             let step = snapshot(&format!("s{step}"), &id, Origin::Step, 1);
             one.record.snapshots.push(step);
         }
         // The newest is kept with all that it stands on.
         let newest = snapshot("newest", "head", Origin::Step, 0);
         one.record.snapshots.push(newest);
-        inventory
-            .envs
-            .insert(format!("env{name}").as_str().into(), one);
+        let name = format!("env{name}");
+        inventory.envs.insert(name.as_str().into(), one);
     }
     let plan = plan(&inventory, &Limits::default(), Some(u64::MAX));
     let snapshots = plan.items.iter();
@@ -267,12 +270,8 @@ fn ten_thousand_snapshots_are_planned() {
 #[test]
 fn what_is_large_and_cheap_goes_with_what_stands_on_it() {
     let mut inventory = inventory();
-    inventory
-        .layers
-        .insert("b".into(), frozen("b", Some("c"), 1, 5));
-    inventory
-        .layers
-        .insert("c".into(), frozen("c", None, 200 * MIB, 10));
+    put(&mut inventory, frozen("b", Some("c"), 1, 5));
+    put(&mut inventory, frozen("c", None, 200 * MIB, 10));
     let found = plan(&inventory, &Limits::default(), Some(100 * MIB));
     assert_eq!(names(&found), ["snapshot one/b", "snapshot one/c"]);
 }
@@ -293,9 +292,8 @@ fn what_gives_nothing_back_goes_for_other_reasons_than_space() {
     assert_has!(note, "another file system: 3");
     inventory.envs.get_mut("one").unwrap().used = hours_ago(90 * DAY);
     let limits = Limits {
-        older_than: Some(Duration::from_secs(24 * 3600)),
         keep_at_least: 1 << 40,
-        ..Limits::default()
+        ..older_than(1)
     };
     assert_eq!(plan(&inventory, &limits, None).items.len(), 3);
 }
@@ -355,9 +353,7 @@ fn pins_changes_leases_and_lock_files_hold() {
 #[test]
 fn a_killed_command_s_work_is_kept_for_the_next_one_and_garbage_goes() {
     let mut inventory = inventory();
-    inventory
-        .layers
-        .insert("lost".into(), frozen("lost", Some("a"), MIB, 9000));
+    put(&mut inventory, frozen("lost", Some("a"), MIB, 9000));
     let limits = Limits::default();
     let found = plan(&inventory, &limits, None);
     assert_eq!(found.items.len(), 1);
@@ -409,11 +405,7 @@ fn logs_go_by_age_alone_and_never_those_that_a_step_names() {
     let all = plan(&inventory, &Limits::default(), Some(1 << 40));
     assert_eq!(names(&all)[0], "tree of failed step one/c");
     assert!(!names(&all).iter().any(|name| name.starts_with("logs")));
-    let limits = Limits {
-        older_than: Some(Duration::from_secs(24 * 3600)),
-        ..Limits::default()
-    };
-    let found = plan(&inventory, &limits, None);
+    let found = plan(&inventory, &older_than(1), None);
     assert_eq!(names(&found), ["logs one/20200102T000000Z"]);
     inventory.envs.get_mut("one").unwrap().failed_edited = true;
     let all = plan(&inventory, &Limits::default(), Some(1 << 40));

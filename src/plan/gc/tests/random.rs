@@ -49,7 +49,7 @@ fn inventories() -> impl Strategy<Value = Inventory> {
                     Some(parent) => inventory.layers[parent.as_str()].layer.image_key.clone(),
                     None => ["image", "other"][*image].into(),
                 };
-                inventory.layers.insert(id(at).as_str().into(), item);
+                put(&mut inventory, item);
             }
             for (number, (snaps, head, state, hours)) in envs.iter().enumerate() {
                 let mut one = env(&format!("e{number}"));
@@ -84,9 +84,8 @@ fn inventories() -> impl Strategy<Value = Inventory> {
                         *hours * DAY,
                     ));
                 }
-                inventory
-                    .envs
-                    .insert(format!("env{number}").as_str().into(), one);
+                let name = format!("env{number}");
+                inventory.envs.insert(name.as_str().into(), one);
             }
             for (at, bytes) in blobs.iter().enumerate() {
                 let kept = CachedFile {
