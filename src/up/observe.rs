@@ -19,31 +19,21 @@ use crate::up::resolve::Gathered;
 
 /// Returns the profile's steps in order; those that this env omits have the reason.
 pub(crate) fn wanted(profile: &Profile, spec: &Spec) -> Vec<StepInput> {
-    let mut wanted = Vec::new();
-    for step in &profile.steps {
-        if let Some(found) = spec.step(&step.name) {
-            wanted.push(StepInput {
-                name: step.name.clone(),
-                key: Some(found.key.clone()),
-                incremental: found.incremental,
-                skip: None,
-                uncached_downstream: found.is_in_no_later_key(),
-            });
-        } else if let Some(skipped) = spec
-            .skipped
-            .iter()
-            .find(|skipped| skipped.name == step.name)
-        {
-            wanted.push(StepInput {
-                name: step.name.clone(),
-                key: None,
-                incremental: false,
-                skip: Some(skipped.reason.clone()),
-                uncached_downstream: false,
-            });
-        }
-    }
-    wanted
+    let steps = profile.steps.iter().filter_map(|step| {
+        let found = spec.step(&step.name);
+        let mut skipped = spec.skipped.iter();
+        Some(StepInput {
+            name: step.name.clone(),
+            key: found.map(|found| found.key.clone()),
+            incremental: found.is_some_and(|found| found.incremental),
+            skip: match found {
+                Some(_) => None,
+                None => Some(skipped.find(|one| one.name == step.name)?.reason.clone()),
+            },
+            uncached_downstream: found.is_some_and(Step::is_in_no_later_key),
+        })
+    });
+    steps.collect()
 }
 
 /// Reads the state of an env and of its steps' layers.
