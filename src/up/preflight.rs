@@ -568,10 +568,8 @@ mod tests {
     #[test]
     fn every_reason_is_named_at_once() {
         let (message, help) = therock(31 * GIB, 119 * GIB, None, None).unwrap_err();
-        assert!(
-            message.contains("40.0 GiB of memory") && message.contains("230.0 GiB of disk"),
-            "{message}"
-        );
+        assert_has!(message, "40.0 GiB of memory");
+        assert_has!(message, "230.0 GiB of disk");
         assert_eq!(
             help,
             "build on a machine with 40.0 GiB, and free 111.0 GiB more (`rockenv gc --dry-run` shows what rockenv can free), \

@@ -215,10 +215,8 @@ fn the_floor_stays_when_others_fill_the_disk_and_somebody_may_go_below_it() {
     let found = plan(&large, &limits, None);
     assert_eq!(found.spare, 100 * MIB);
     let note = &found.notes[0];
-    assert!(
-        note.contains("keep-at-most") && note.contains("keep-at-least"),
-        "{note}"
-    );
+    assert_has!(note, "keep-at-most");
+    assert_has!(note, "keep-at-least");
 }
 
 #[test]

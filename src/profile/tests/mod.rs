@@ -202,20 +202,11 @@ fn exports_replace_none_of_each_other() {
         step("one", "", std::slice::from_ref(&x)) + &step("two", of_a, std::slice::from_ref(&y)),
     ] {
         let found = message(&text("", &rest));
-        assert!(
-            found.contains("two exports are named `f` in volume `d`"),
-            "{found}"
-        );
-        assert!(
-            found.contains("the first one is in /p/p.toml:18"),
-            "{found}"
-        );
+        assert_has!(found, "two exports are named `f` in volume `d`");
+        assert_has!(found, "the first one is in /p/p.toml:18");
     }
     let found = message(&text("access = \"ro\"", &step("one", "", &[x])));
-    assert!(
-        found.contains("volume `d` has `access = \"ro\"`"),
-        "{found}"
-    );
+    assert_has!(found, "volume `d` has `access = \"ro\"`");
 }
 
 #[test]
