@@ -50,29 +50,14 @@ fn chosen(
 
 #[test]
 fn a_variant_and_a_way_choose_steps_parameters_and_disk() {
+    let lean = "generic: make gfx1103, own: make -l";
+    let full = "generic: make gfx1103, own: make , tests: make test";
+    let rocm = "own: make -r, tests: make test";
     for (variant, from, name, steps, disk) in [
-        (None, None, "p", "generic: make gfx1103, own: make -l", 10),
-        (
-            Some("lean"),
-            Some("source"),
-            "p",
-            "generic: make gfx1103, own: make -l",
-            10,
-        ),
-        (
-            Some("full"),
-            None,
-            "p-full",
-            "generic: make gfx1103, own: make , tests: make test",
-            20,
-        ),
-        (
-            Some("full"),
-            Some("rocm"),
-            "p-full-from-rocm",
-            "own: make -r, tests: make test",
-            2,
-        ),
+        (None, None, "p", lean, 10),
+        (Some("lean"), Some("source"), "p", lean, 10),
+        (Some("full"), None, "p-full", full, 20),
+        (Some("full"), Some("rocm"), "p-full-from-rocm", rocm, 2),
     ] {
         let got = chosen(variant, from).unwrap();
         assert_eq!(got, (name.to_owned(), steps.to_owned(), Some(disk)));
