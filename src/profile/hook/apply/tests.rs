@@ -173,12 +173,16 @@ fn a_patch_may_touch_a_file_more_than_once() {
     let series = hook(Vec::new(), &[&format!("{create}{change}")]);
     let absent = |_: &Path| Ok(FileInSource::Absent);
     let changes = apply(&series, &absent).unwrap();
-    let HookChange::Write { bytes, .. } = &changes.files[Path::new("g")] else {
-        panic!("{changes:?}");
-    };
-    assert_eq!(bytes, b"two\n");
+    assert_eq!(changes.files[Path::new("g")], write("two\n", None));
     let made = |_: &Path| Ok(file(b"two\n", false));
     assert_eq!(apply(&series, &made).unwrap().already, ["0.patch"]);
+}
+
+fn write(text: &str, executable: Option<bool>) -> HookChange {
+    HookChange::Write {
+        bytes: text.into(),
+        executable,
+    }
 }
 
 fn file(bytes: &[u8], executable: bool) -> FileInSource {
@@ -195,11 +199,7 @@ fn empty_files_are_created_and_deleted() {
     let patch = hook(Vec::new(), &[create]);
     let absent = |_: &Path| Ok(FileInSource::Absent);
     let changes = apply(&patch, &absent).unwrap();
-    let written = HookChange::Write {
-        bytes: Vec::new(),
-        executable: Some(false),
-    };
-    assert_eq!(changes.files[path], written);
+    assert_eq!(changes.files[path], write("", Some(false)));
     let empty = |_: &Path| Ok(file(b"", false));
     assert_eq!(apply(&patch, &empty).unwrap().already, ["0.patch"]);
     let other = |_: &Path| Ok(file(b"text\n", false));
@@ -222,10 +222,7 @@ fn a_later_patch_keeps_the_permission_of_an_earlier_one() {
     let set = "diff --git a/t.sh b/t.sh\nold mode 100644\nnew mode 100755\n";
     let absent = |_: &Path| Ok(FileInSource::Absent);
     let plain = |_: &Path| Ok(file(b"one\n", false));
-    let written = HookChange::Write {
-        bytes: b"two\n".to_vec(),
-        executable: Some(true),
-    };
+    let written = write("two\n", Some(true));
     let of = |patches: &[&str], read: &dyn Fn(&Path) -> Result<FileInSource>| {
         let mut changes = apply(&hook(Vec::new(), patches), read).unwrap();
         changes.files.remove(Path::new("t.sh")).unwrap()
@@ -234,11 +231,7 @@ fn a_later_patch_keeps_the_permission_of_an_earlier_one() {
     assert_eq!(of(&[set, change], &plain), written);
     assert_eq!(of(&[&format!("{set}{change}")], &plain), written);
     // A change of the content alone says nothing of the permission.
-    let unsaid = HookChange::Write {
-        bytes: b"two\n".to_vec(),
-        executable: None,
-    };
-    assert_eq!(of(&[change], &plain), unsaid);
+    assert_eq!(of(&[change], &plain), write("two\n", None));
 }
 
 #[test]
@@ -251,30 +244,20 @@ fn the_permission_of_the_source_stays_until_a_patch_sets_it() {
         let read = |_: &Path| Ok(file(text.as_bytes(), executable));
         apply(&hook(Vec::new(), patches), &read).unwrap()
     };
-    let (one, two) = ("one\n", "two\n");
+    let (one, two, path) = ("one\n", "two\n", Path::new("t.sh"));
     let series = format!("{change}{unset}");
     for patches in [&[change, unset][..], &[&series], &[&both], &[unset, change]] {
-        let mut changes = made(patches, one, true);
+        let changes = made(patches, one, true);
         assert_eq!(changes.already, Vec::<String>::new(), "{patches:?}");
-        let change = changes.files.remove(Path::new("t.sh")).unwrap();
-        let bytes = two.as_bytes().to_vec();
-        let executable = Some(false);
-        assert_eq!(change, HookChange::Write { bytes, executable });
+        assert_eq!(changes.files[path], write(two, Some(false)));
         let changes = made(patches, two, false);
         assert_eq!(changes.already.len(), patches.len(), "{patches:?}");
     }
     // What is executable needs no permission.
     assert_eq!(made(&[change, set], one, true).already, ["1.patch"]);
     // The source has the content, and not yet the permission.
-    let mut changes = made(&[&both], two, true);
-    let change = changes.files.remove(Path::new("t.sh")).unwrap();
-    assert!(matches!(
-        change,
-        HookChange::Write {
-            executable: Some(false),
-            ..
-        }
-    ));
+    let changes = made(&[&both], two, true);
+    assert_eq!(changes.files[path], write(two, Some(false)));
 }
 
 #[test]
