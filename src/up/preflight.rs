@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::plan::jobs::{Figure, Forecast, Sizing, forecast};
 use crate::plan::record::Record;
-use crate::plan::resolve::{Spec, Volume, VolumeKind, VolumeSource};
+use crate::plan::resolve::{Spec, VolumeKind, VolumeSource};
 use crate::plan::savings::{self, StartingPoint};
 use crate::plan::{Action, Plan, PlanStep};
 use crate::profile::{FROM_SOURCE, Profile};
@@ -70,14 +70,6 @@ struct Published {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     limit: bool,
     source: String,
-}
-
-/// Returns the directory of a volume that is not in the store.
-fn own_directory(volume: &Volume) -> Option<PathBuf> {
-    match &volume.source {
-        VolumeSource::Path(path) => Some(path.clone()),
-        VolumeSource::Git(_) | VolumeSource::Store => None,
-    }
 }
 
 impl Needs {
@@ -167,7 +159,12 @@ impl Needs {
             forecast: Vec::new(),
             published: runs.iter().filter_map(published).collect(),
             stop: stop.map(|last| runs[last].name.clone()),
-            outputs: outputs(spec).filter_map(own_directory).collect(),
+            outputs: outputs(spec)
+                .filter_map(|volume| match &volume.source {
+                    VolumeSource::Path(path) => Some(path.clone()),
+                    VolumeSource::Git(_) | VolumeSource::Store => None,
+                })
+                .collect(),
             runs: runs.len(),
             points: match spec.from == FROM_SOURCE {
                 true => savings::starting_points(profile, spec, &BTreeMap::new()),
@@ -297,15 +294,12 @@ impl Needs {
         }
         rows.push(("memory", self.memory_text()));
         for disk in &self.disk {
-            let mut text = match disk.needed {
+            let needs = match disk.needed {
                 0 => "not declared".to_owned(),
                 needed => format!("needs {}", bytes(needed)),
             };
-            text = format!(
-                "{text}; {} free at {}",
-                bytes(disk.free),
-                disk.path.display()
-            );
+            let (free, place) = (bytes(disk.free), disk.path.display());
+            let mut text = format!("{needs}; {free} free at {place}");
             if !disk.volumes.is_empty() {
                 let volumes = disk.volumes.iter();
                 let volumes: Vec<String> = volumes
@@ -376,7 +370,7 @@ impl Needs {
 }
 
 /// Why `up` would refuse.
-#[derive(Debug, PartialEq, Eq, Serialize)]
+#[derive(Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Refused {
     pub(crate) reasons: Vec<String>,
     /// What to do instead.
@@ -386,10 +380,7 @@ pub(crate) struct Refused {
 impl Refused {
     /// Adds a reason to those that there are.
     pub(crate) fn add(refused: &mut Option<Self>, reason: String, help: &str) {
-        let all = refused.get_or_insert_with(|| Self {
-            reasons: Vec::new(),
-            help: String::new(),
-        });
+        let all = refused.get_or_insert_default();
         all.reasons.push(reason);
         all.help = match all.help.is_empty() {
             true => help.to_owned(),
