@@ -261,39 +261,31 @@ fn spaces(found: &crate::store::usage::report::UsageReport) -> Vec<Space> {
 }
 
 fn facts(store: &Store, record: &Record, spec: Option<&Spec>, host: &Host) -> Result<Vec<Fact>> {
+    let machine = format!(
+        "{}, {}, {} of memory",
+        host::processor().unwrap_or_else(|| "unknown processor".to_owned()),
+        size::count(host.cores, "thread"),
+        size::bytes(host.memory)
+    );
+    let kernel = host::kernel().unwrap_or_else(|| "unknown".to_owned());
+    let engine = format!("{}, store by {}", record.engine, store.method());
+    let image = match store.image(&record.image_key)? {
+        Some(image) => format!(
+            "{} ({}), {}, built {}, {}",
+            image.name,
+            image.distribution,
+            size::count(image.packages.len(), "package"),
+            image.built.strftime("%Y-%m-%d"),
+            image.digest
+        ),
+        None => record.image.clone(),
+    };
     let mut facts = vec![
-        Fact::new(
-            "machine",
-            format!(
-                "{}, {}, {} of memory",
-                host::processor().unwrap_or_else(|| "unknown processor".to_owned()),
-                size::count(host.cores, "thread"),
-                size::bytes(host.memory)
-            ),
-        ),
-        Fact::new(
-            "kernel",
-            host::kernel().unwrap_or_else(|| "unknown".to_owned()),
-        ),
-        Fact::new(
-            "engine",
-            format!("{}, store by {}", record.engine, store.method()),
-        ),
+        Fact::new("machine", machine),
+        Fact::new("kernel", kernel),
+        Fact::new("engine", engine),
+        Fact::new("image", image),
     ];
-    facts.push(match store.image(&record.image_key)? {
-        Some(image) => Fact::new(
-            "image",
-            format!(
-                "{} ({}), {}, built {}, {}",
-                image.name,
-                image.distribution,
-                size::count(image.packages.len(), "package"),
-                image.built.strftime("%Y-%m-%d"),
-                image.digest
-            ),
-        ),
-        None => Fact::new("image", &record.image),
-    });
     let Some(spec) = spec else {
         return Ok(facts);
     };
