@@ -351,35 +351,31 @@ mod tests {
 
     #[test]
     fn the_fingerprint_follows_commit_content_and_new_files() {
-        let directory = repository();
+        let (directory, git) = (repository(), Git::new(me()));
         let path = directory.path();
-        let clean = Git::new(&me()).fingerprint(path).unwrap();
+        let clean = git.fingerprint(path).unwrap();
         assert!(clean.starts_with("git:") && !clean.contains('+'));
         fs::write(path.join("a"), "two").unwrap();
-        let dirty = Git::new(&me()).fingerprint(path).unwrap();
+        let dirty = git.fingerprint(path).unwrap();
         fs::write(path.join("a"), "six").unwrap();
-        let other = Git::new(&me()).fingerprint(path).unwrap();
+        let other = git.fingerprint(path).unwrap();
         fs::write(path.join("a"), "one").unwrap();
         fs::write(path.join("new"), "").unwrap();
-        let untracked = Git::new(&me()).fingerprint(path).unwrap();
-        let all = [&clean, &dirty, &other, &untracked];
-        assert_eq!(
-            all.iter().collect::<std::collections::BTreeSet<_>>().len(),
-            4
-        );
+        let untracked = git.fingerprint(path).unwrap();
+        let all = BTreeSet::from([&clean, &dirty, &other, &untracked]);
+        assert_eq!(all.len(), 4);
         fs::remove_file(path.join("new")).unwrap();
-        assert_eq!(Git::new(&me()).fingerprint(path).unwrap(), clean);
+        assert_eq!(git.fingerprint(path).unwrap(), clean);
     }
 
     #[test]
     fn the_target_of_a_link_ends_where_it_ends() {
-        let me = me();
         let digests = [[("a", "t"), ("bc", "u")], [("a", "tb"), ("c", "u")]].map(|links| {
             let directory = tempfile::tempdir().unwrap();
             for (name, target) in links {
                 std::os::unix::fs::symlink(target, directory.path().join(name)).unwrap();
             }
-            Git::new(&me).content_digest(directory.path()).unwrap()
+            Git::new(me()).content_digest(directory.path()).unwrap()
         });
         assert_ne!(digests[0], digests[1]);
     }
@@ -388,8 +384,7 @@ mod tests {
     fn what_is_untracked_is_known_to_be_and_submodules_count_by_content() {
         let (directory, inner) = (repository(), repository());
         let path = directory.path();
-        let me = me();
-        let git = Git::new(&me);
+        let git = Git::new(me());
         let url = inner.path().to_str().unwrap();
         let add = ["submodule", "--quiet", "add", "--", url, "sub dir"];
         run(path, &add);
@@ -428,8 +423,7 @@ mod tests {
     fn patches_that_therock_applies_to_a_submodule_are_its_own_commits() {
         let (directory, inner) = (repository(), repository());
         let path = directory.path();
-        let me = me();
-        let git = Git::new(&me);
+        let git = Git::new(me());
         let commit = |place: &Path, email: &str| {
             let email = format!("user.email={email}");
             let commit = ["commit", "--quiet", "--all", "--allow-empty", "-m", "s"];
@@ -472,8 +466,7 @@ mod tests {
     fn what_git_is_told_not_to_look_at_counts_all_the_same() {
         let (directory, inner) = (repository(), repository());
         let path = directory.path();
-        let me = me();
-        let git = Git::new(&me);
+        let git = Git::new(me());
         let run = |arguments: &[&str]| run(path, arguments);
         fs::create_dir(path.join("d")).unwrap();
         fs::write(path.join("d/b"), "b").unwrap();
@@ -524,8 +517,7 @@ mod tests {
 
     #[test]
     fn a_repository_without_a_commit_is_known_by_its_content() {
-        let (outer, me) = (repository(), me());
-        let git = Git::new(&me);
+        let (outer, git) = (repository(), Git::new(me()));
         let nested = outer.path().join("nested");
         fs::create_dir(&nested).unwrap();
         git.run(&nested, &["init", "--quiet"]).unwrap();
@@ -553,17 +545,11 @@ mod tests {
     #[test]
     fn a_plain_directory_is_known_by_its_content() {
         let directory = tempfile::tempdir().unwrap();
-        fs::write(directory.path().join("a"), "one").unwrap();
-        let first = Git::new(&me()).fingerprint(directory.path()).unwrap();
-        fs::write(directory.path().join("a"), "one").unwrap();
-        assert_eq!(
-            Git::new(&me()).fingerprint(directory.path()).unwrap(),
-            first
-        );
-        fs::write(directory.path().join("a"), "two").unwrap();
-        assert_ne!(
-            Git::new(&me()).fingerprint(directory.path()).unwrap(),
-            first
-        );
+        let [first, again, other] = ["one", "one", "two"].map(|text| {
+            fs::write(directory.path().join("a"), text).unwrap();
+            Git::new(me()).fingerprint(directory.path()).unwrap()
+        });
+        assert_eq!(again, first);
+        assert_ne!(other, first);
     }
 }

@@ -259,16 +259,20 @@ fn has_submodules(checkout: &Path) -> bool {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::sync::LazyLock;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
     use crate::engine::BuildUser;
 
-    pub(super) fn me() -> BuildUser {
-        BuildUser::new(
-            nix::unistd::getuid().as_raw(),
-            nix::unistd::getgid().as_raw(),
-        )
+    pub(super) fn me() -> &'static BuildUser {
+        static ME: LazyLock<BuildUser> = LazyLock::new(|| {
+            BuildUser::new(
+                nix::unistd::getuid().as_raw(),
+                nix::unistd::getgid().as_raw(),
+            )
+        });
+        &ME
     }
 
     /// Runs git as somebody with a name, who may have submodules from local paths.
@@ -276,7 +280,7 @@ pub(crate) mod tests {
         let who = ["-c", "user.name=t", "-c", "user.email=t@example.org"];
         let local = ["-c", "protocol.file.allow=always"];
         let all = [&who[..], &local, arguments].concat();
-        Git::new(&me()).run(directory, &all).unwrap()
+        Git::new(me()).run(directory, &all).unwrap()
     }
 
     pub(super) fn repository() -> tempfile::TempDir {
@@ -291,7 +295,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_pinned_commit_is_cloned_and_a_moved_one_is_refused() {
-        let origin = repository();
+        let (origin, git) = (repository(), Git::new(me()));
         let home = tempfile::tempdir().unwrap();
         let store = Store::open(home.path()).unwrap();
         let head = run(origin.path(), &["rev-parse", "HEAD"]);
@@ -303,28 +307,21 @@ pub(crate) mod tests {
             depth: Some(1),
             submodules: true,
         };
-        let directory = source
-            .prepare(&store, &Git::new(&me()), false, &mut |_| {})
-            .unwrap();
+        let directory = source.prepare(&store, &git, false, &mut |_| {}).unwrap();
         assert_eq!(fs::read_to_string(directory.join("a")).unwrap(), "one");
-        assert_eq!(
-            Git::new(&me()).fingerprint(&directory).unwrap(),
-            format!("git:{head}")
-        );
+        let print = git.fingerprint(&directory).unwrap();
+        assert_eq!(print, format!("git:{head}"));
         let commit = ["commit", "--quiet", "--allow-empty", "-m", "moved"];
         run(&directory, &commit);
-        let error = source
-            .prepare(&store, &Git::new(&me()), true, &mut |_| {})
-            .unwrap_err();
+        let moved = source.prepare(&store, &git, true, &mut |_| {});
+        let error = moved.unwrap_err();
         assert_eq!(error.kind(), Kind::Drift);
         assert!(error.help_text().unwrap().contains("checkout"));
     }
 
     #[test]
     fn a_tag_or_branch_whose_name_looks_like_a_commit_stays_usable() {
-        let origin = repository();
-        let user = me();
-        let git = Git::new(&user);
+        let (origin, git) = (repository(), Git::new(me()));
         git.run(origin.path(), &["tag", "20240101"]).unwrap();
         git.run(origin.path(), &["branch", "deadbeef"]).unwrap();
         let home = tempfile::tempdir().unwrap();
@@ -349,9 +346,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_checkout_without_submodules_is_not_the_one_with_them() {
-        let (outer, inner) = (repository(), repository());
-        let user = me();
-        let git = Git::new(&user);
+        let (outer, inner, git) = (repository(), repository(), Git::new(me()));
         let inside = inner.path().display().to_string();
         let add = ["submodule", "--quiet", "add", "--", &inside, "sub dir"];
         run(outer.path(), &add);
@@ -395,7 +390,7 @@ pub(crate) mod tests {
             depth: None,
             submodules: false,
         };
-        let (user, cancel) = (me(), AtomicBool::new(false));
+        let cancel = AtomicBool::new(false);
         let start = std::time::Instant::now();
         let tick = || {
             if start.elapsed() > std::time::Duration::from_millis(300) {
@@ -403,7 +398,7 @@ pub(crate) mod tests {
             }
         };
         let git = Git {
-            user: &user,
+            user: me(),
             cancel: &cancel,
             tick: Box::new(tick),
         };

@@ -109,14 +109,12 @@ mod tests {
         use std::os::unix::fs::{PermissionsExt as _, symlink};
         let (directory, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let path = directory.path();
-        let me = me();
+        let git = Git::new(me());
         let print = |name: &str| {
             let known = outside.path().join("known");
-            let print = Git::new(&me)
-                .fingerprint_of(path, Path::new(name), None)
-                .unwrap();
+            let print = git.fingerprint_of(path, Path::new(name), None).unwrap();
             for _ in 0..2 {
-                let again = Git::new(&me).fingerprint_of(path, Path::new(name), Some(&known));
+                let again = git.fingerprint_of(path, Path::new(name), Some(&known));
                 assert_eq!(again.unwrap(), print);
             }
             if known.exists() {

@@ -140,9 +140,7 @@ mod tests {
 
     #[test]
     fn names_are_asked_for_and_a_commit_has_a_checkout_of_its_own() {
-        let origin = repository();
-        let user = me();
-        let git = Git::new(&user);
+        let (origin, git) = (repository(), Git::new(me()));
         let run = |arguments: &[&str]| run(origin.path(), arguments);
         run(&["branch", "-M", "main"]);
         run(&["config", "uploadpack.allowAnySHA1InWant", "true"]);
@@ -185,8 +183,7 @@ mod tests {
     #[test]
     fn submodules_are_listed_with_those_inside() {
         let (outer, middle, inner) = (repository(), repository(), repository());
-        let user = me();
-        let git = Git::new(&user);
+        let git = Git::new(me());
         let add = |to: &Path, from: &Path, name: &str| {
             let from = from.display().to_string();
             run(to, &["submodule", "--quiet", "add", &from, name]);

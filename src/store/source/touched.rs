@@ -131,7 +131,7 @@ mod tests {
     /// Compares with the beginning of time: every file was written since.
     fn is_touched(source: &Path, steps_write: bool) -> bool {
         let (none, epoch) = (source.join(".git/none"), SystemTime::UNIX_EPOCH);
-        Git::new(&me())
+        Git::new(me())
             .is_touched(source, source, &none, epoch, steps_write)
             .unwrap()
     }

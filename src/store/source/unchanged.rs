@@ -487,19 +487,19 @@ mod tests {
     #[test]
     fn a_directory_that_was_edited_is_not_the_one_remembered() {
         let source = tempfile::tempdir().unwrap();
-        edit(source.path(), &Git::new(&me()));
+        edit(source.path(), &Git::new(me()));
     }
 
     #[test]
     fn a_checkout_that_was_edited_is_not_the_one_remembered() {
         let source = repository();
-        edit(source.path(), &Git::new(&me()));
+        edit(source.path(), &Git::new(me()));
     }
 
     #[test]
     fn a_commit_and_what_is_staged_count_and_reading_does_not() {
-        let (source, me) = (repository(), me());
-        let (path, git) = (source.path(), Git::new(&me));
+        let (source, git) = (repository(), Git::new(me()));
+        let path = source.path();
         let stamp = Stamp::of(path).unwrap();
         git.fingerprint(path).unwrap();
         assert!(stamp.holds(path));
@@ -518,8 +518,7 @@ mod tests {
 
     #[test]
     fn a_branch_with_the_name_of_one_of_git_s_own_directories_counts() {
-        let (outer, inner, me) = (repository(), repository(), me());
-        let git = Git::new(&me);
+        let (outer, inner, git) = (repository(), repository(), Git::new(me()));
         let path = outer.path();
         let url = inner.path().to_str().unwrap();
         for name in ["sub", "logs"] {
@@ -552,8 +551,7 @@ mod tests {
 
     #[test]
     fn a_work_tree_of_a_repository_elsewhere_is_never_remembered() {
-        let (source, me) = (repository(), me());
-        let git = Git::new(&me);
+        let (source, git) = (repository(), Git::new(me()));
         let elsewhere = tempfile::tempdir().unwrap();
         let tree = elsewhere.path().join("tree");
         let add = [

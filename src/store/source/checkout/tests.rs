@@ -25,8 +25,7 @@ fn same(git: &Git<'_>, path: &Path, changed: bool) {
 
 #[test]
 fn what_files_mean_is_as_the_repository_says() {
-    let user = me();
-    let git = Git::new(&user);
+    let git = Git::new(me());
     type Case = (&'static str, &'static [&'static [&'static str]], fn(&Path));
     let cases: [Case; 5] = [
         ("nothing", &[], |_| {}),
@@ -81,8 +80,7 @@ fn what_files_mean_is_as_the_repository_says() {
 
 #[test]
 fn other_work_trees_and_formats_are_read() {
-    let (directory, user) = (repository(), me());
-    let git = Git::new(&user);
+    let (directory, git) = (repository(), Git::new(me()));
     let elsewhere = tempfile::tempdir().unwrap();
     let tree = elsewhere.path().join("tree");
     let add = ["worktree", "add", "--quiet", "-b", "more"];
@@ -110,8 +108,7 @@ fn other_work_trees_and_formats_are_read() {
 
 #[test]
 fn what_no_git_wrote_is_refused_without_waiting() {
-    let (directory, user) = (repository(), me());
-    let git = Git::new(&user);
+    let (directory, git) = (repository(), Git::new(me()));
     let own = directory.path().join(".git");
     for name in ["config", "HEAD", "index", "packed-refs"] {
         let path = own.join(name);
@@ -153,10 +150,8 @@ fn what_no_git_wrote_is_refused_without_waiting() {
         assert_eq!(git.fingerprint(directory.path()).unwrap(), clean);
     }
     fs::write(own.join("HEAD"), "ref: refs/heads/a\nmore").unwrap();
-    assert_eq!(
-        git.open(directory.path()).unwrap_err().kind().exit_code(),
-        3
-    );
+    let error = git.open(directory.path()).unwrap_err();
+    assert_eq!(error.kind().exit_code(), 3);
     fs::remove_dir_all(&own).unwrap();
     fs::write(&own, "root:x:0:0").unwrap();
     let error = git.open(directory.path()).unwrap_err().chain().join(" ");
@@ -165,8 +160,7 @@ fn what_no_git_wrote_is_refused_without_waiting() {
 
 #[test]
 fn no_link_leads_to_what_only_root_may_read() {
-    let (directory, user) = (repository(), me());
-    let git = Git::new(&user);
+    let (directory, git) = (repository(), Git::new(me()));
     let own = directory.path().join(".git");
     let secret = directory.path().join("secret");
     fs::write(&secret, "ref: refs/heads/secret").unwrap();
@@ -182,8 +176,7 @@ fn no_link_leads_to_what_only_root_may_read() {
 
 #[test]
 fn git_is_told_to_look_at_all_of_a_file() {
-    let (directory, user) = (repository(), me());
-    let git = Git::new(&user);
+    let (directory, git) = (repository(), Git::new(me()));
     let path = directory.path();
     for setting in ["core.trustCtime", "core.symlinks"] {
         git.run(path, &["config", setting, "false"]).unwrap();
@@ -207,8 +200,7 @@ fn git_is_told_to_look_at_all_of_a_file() {
 
 #[test]
 fn replaced_objects_are_not_the_commits() {
-    let (directory, user) = (repository(), me());
-    let git = Git::new(&user);
+    let (directory, git) = (repository(), Git::new(me()));
     let path = directory.path();
     let run = |words: &[&str]| git.run(path, words).unwrap().trim().to_owned();
     let old = run(&["rev-parse", "HEAD:a"]);
@@ -228,8 +220,7 @@ fn replaced_objects_are_not_the_commits() {
 
 #[test]
 fn values_survive_quoting() {
-    let (directory, user) = (repository(), me());
-    let git = Git::new(&user);
+    let (directory, git) = (repository(), Git::new(me()));
     let value = "a\"b\\c\td\ne # f ; g ";
     git.run(directory.path(), &["config", "diff.srcPrefix", value])
         .unwrap();
