@@ -129,13 +129,7 @@ impl Store {
         }
         places.retain(|place| place.path.exists());
         places.extend(self.holders());
-        let usage = measure::scan(
-            &places,
-            &MeasureOptions {
-                extents: true,
-                ..MeasureOptions::default()
-            },
-        );
+        let usage = measure::scan(&places, &MeasureOptions::with_extents(true));
         for (at, (item, _)) in (1..).zip(&items.0) {
             let bytes = usage.class(at).exclusive;
             match item {
@@ -182,10 +176,7 @@ impl Store {
         if extents {
             places.extend(self.holders());
         }
-        let options = MeasureOptions {
-            extents,
-            ..MeasureOptions::default()
-        };
+        let options = MeasureOptions::with_extents(extents);
         Ok(measure::scan(&places, &options).class(TRASH).exclusive)
     }
 
@@ -226,10 +217,7 @@ impl Store {
                 if let Some(below) = below.filter(|below| below.exists()) {
                     places.push(Root::new(below, KEPT));
                 }
-                let options = MeasureOptions {
-                    extents: true,
-                    ..MeasureOptions::default()
-                };
+                let options = MeasureOptions::with_extents(true);
                 Ok(measure::scan(&places, &options).class(1).exclusive)
             }
         }

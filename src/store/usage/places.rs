@@ -60,13 +60,7 @@ pub(crate) fn count(store: &Store, only: Option<&str>, inside: Inside) -> Result
     places.shared_directories();
     let extents = store.method() != Method::Overlay;
     let before = FileSystem::of(store.root())?;
-    let usage = scan(
-        &places.roots,
-        &MeasureOptions {
-            extents,
-            ..MeasureOptions::default()
-        },
-    );
+    let usage = scan(&places.roots, &MeasureOptions::with_extents(extents));
     let mut report = places.finish(usage, only, extents)?;
     // Counted files may be gone by now, because another command deletes.
     report.file_system.used = report.file_system.used.max(before.used);

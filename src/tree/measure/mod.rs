@@ -52,23 +52,19 @@ impl Root {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct MeasureOptions {
     /// Number of threads; default: depends on this machine.
     pub threads: Option<NonZero<usize>>,
-    /// Stay on the mount of each root.
-    pub one_file_system: bool,
-    /// Count blocks that several files share once, if the file system reports them. Costs a query for each file; only
-    /// together with `one_file_system`.
+    /// Count blocks that several files share once, if the file system reports them. Costs a query for each file.
     pub extents: bool,
 }
 
-impl Default for MeasureOptions {
-    fn default() -> Self {
+impl MeasureOptions {
+    pub(crate) fn with_extents(extents: bool) -> Self {
         Self {
-            threads: None,
-            one_file_system: true,
-            extents: false,
+            extents,
+            ..Self::default()
         }
     }
 }
@@ -154,17 +150,10 @@ impl Usage {
     /// Returns the sums over all classes. `exclusive` then is a lower bound: space shared by two classes is in
     /// neither.
     pub fn total(&self) -> DiskUsage {
-        let mut total = DiskUsage::default();
-        for sums in self.classes.values() {
-            total += *sums;
-        }
-        total
+        self.classes.values().copied().sum()
     }
 
     fn add(&mut self, other: Self) {
-        for (class, sums) in &other.classes {
-            *self.classes.entry(*class).or_default() += *sums;
-        }
         self.unreadable += other.unreadable;
         self.vanished += other.vanished;
         self.mounts_skipped += other.mounts_skipped;

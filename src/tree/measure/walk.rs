@@ -140,7 +140,6 @@ struct Shared<'a> {
     known: HashMap<(u64, u64), u32>,
     /// Whether some root is a file, so that files have to be looked up too.
     file_roots: bool,
-    one_file_system: bool,
     open: &'a AtomicUsize,
     open_max: usize,
     queue: Queue<Task<'a>>,
@@ -218,7 +217,6 @@ pub fn scan(roots: &[Root], options: &MeasureOptions) -> Usage {
         wholes,
         known,
         file_roots,
-        one_file_system: options.one_file_system,
         open: &open,
         open_max,
         queue: Queue::new(),
@@ -332,10 +330,7 @@ impl<'s, 'a> Worker<'s, 'a> {
         } else {
             below.push(b'/');
             below.extend_from_slice(name.to_bytes());
-            let mut resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-            if self.shared.one_file_system {
-                resolve |= ResolveFlags::NO_XDEV;
-            }
+            let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
             loop {
                 // Something was renamed meanwhile, and the kernel could not rule out an escape.
                 match openat2(&parent.open.fd, &*below, LIST_FLAGS, Mode::empty(), resolve) {
@@ -442,16 +437,14 @@ impl<'s, 'a> Worker<'s, 'a> {
             }
         };
         let is_dir = is_dir(&stat);
-        if self.shared.one_file_system {
-            // By device alone files prove nothing: overlayfs shows those of its layers.
-            let elsewhere = match mount(&stat) {
-                Mount::Device(_) if !is_dir => false,
-                mount => mount != dir.mount,
-            };
-            if elsewhere {
-                self.found.mounts_skipped += 1;
-                return;
-            }
+        // By device alone files prove nothing: overlayfs shows those of its layers.
+        let elsewhere = match mount(&stat) {
+            Mount::Device(_) if !is_dir => false,
+            mount => mount != dir.mount,
+        };
+        if elsewhere {
+            self.found.mounts_skipped += 1;
+            return;
         }
         if (is_dir && self.shared.known.len() > 1)
             || (self.shared.file_roots && stat.stx_nlink == 1)
