@@ -1,7 +1,6 @@
 //! Keys and a signature that Python's `cryptography` and `PyNaCl` made in cosign's formats.
 
 use super::*;
-use crate::sys::error::Error;
 
 /// Under the older name, with the password `se:cret`.
 const KEY: &str = include_str!("../../../tests/it/share/keys/one.key");
@@ -21,6 +20,13 @@ fn private(text: &str, password: &str) -> Result<SigningKey> {
 
 fn public(text: &str) -> Result<VerifyingKey> {
     VerifyingKey::parse(Path::new("cosign.pub"), text)
+}
+
+#[track_caller]
+fn refused<T: fmt::Debug>(outcome: Result<T>, why: &str) {
+    let error = outcome.unwrap_err();
+    assert_has!(error.message(), why);
+    assert!(!format!("{error:?}").contains("se:cret"));
 }
 
 #[test]
@@ -48,30 +54,11 @@ fn a_key_signs_for_its_public_key_only() {
 
 #[test]
 fn what_is_not_a_key_is_refused_by_name() {
-    let refused = |error: Error, why: &str| {
-        assert_has!(error.message(), why);
-        assert!(!format!("{error:?}").contains("se:cret"));
-    };
-    refused(
-        private(KEY, "other").unwrap_err(),
-        "the password of `cosign.key` is wrong",
-    );
-    refused(
-        private(P384_KEY, "x").unwrap_err(),
-        "is not an ECDSA key on P-256",
-    );
-    refused(
-        private(PUB, "").unwrap_err(),
-        "is not a private key of cosign",
-    );
-    refused(
-        public(P384_PUB).unwrap_err(),
-        "`cosign.pub` is not a public ECDSA key",
-    );
-    refused(
-        public(KEY).unwrap_err(),
-        "`cosign.pub` is not a public ECDSA key",
-    );
+    refused(private(KEY, "other"), "password of `cosign.key` is wrong");
+    refused(private(P384_KEY, "x"), "is not an ECDSA key on P-256");
+    refused(private(PUB, ""), "is not a private key of cosign");
+    refused(public(P384_PUB), "`cosign.pub` is not a public ECDSA key");
+    refused(public(KEY), "`cosign.pub` is not a public ECDSA key");
     // One bit of the sealed key, and numbers that would take all memory.
     let sealed = String::from_utf8(pem(KEY, PRIVATE[1]).unwrap()).unwrap();
     let label = PRIVATE[1];
@@ -81,10 +68,7 @@ fn what_is_not_a_key_is_refused_by_name() {
     };
     assert!(private(&pem(&sealed), "se:cret").is_ok());
     let flipped = sealed.replacen("\"ciphertext\":\"", "\"ciphertext\":\"AAAA", 1);
-    refused(
-        private(&pem(&flipped), "se:cret").unwrap_err(),
-        "the password of",
-    );
+    refused(private(&pem(&flipped), "se:cret"), "the password of");
     for n in ["1", "0", "1000", "2147483648"] {
         let large = sealed.replacen("\"N\":32768", &format!("\"N\":{n}"), 1);
         let error = private(&pem(&large), "se:cret").unwrap_err();
@@ -95,8 +79,5 @@ fn what_is_not_a_key_is_refused_by_name() {
         );
     }
     let other = sealed.replacen("nacl/secretbox", "aes", 1);
-    refused(
-        private(&pem(&other), "se:cret").unwrap_err(),
-        "is encrypted in a way",
-    );
+    refused(private(&pem(&other), "se:cret"), "is encrypted in a way");
 }
