@@ -16,7 +16,7 @@ use crate::plan::gc::policy::{self, Policy};
 use crate::profile::{self, Origin, Problem, Sources, value};
 use crate::rocm::target::Target;
 use crate::store::history::Reuse;
-use crate::sys::error::Error;
+use crate::sys::error::{Error, if_exists};
 use crate::sys::span::Place;
 use crate::sys::trust::{self, Current};
 use crate::sys::trusted_files;
@@ -104,33 +104,15 @@ pub(super) fn read_current(
     let read = trusted_files::read(&[current.as_directory()], &path, MAX_FILE).and_then(|file| {
         file.ok_or_else(|| invalid!("`{}` is not a regular file", path.display()))
     });
-    match read {
-        Ok(file) => {
-            let text = String::from_utf8_lossy(&file.bytes).into_owned();
-            Some(parse(path, text, Some(current), errors))
-        }
-        Err(error) => {
-            errors.push(error);
-            None
-        }
-    }
+    let file = super::valid(read, errors)?;
+    let text = String::from_utf8_lossy(&file.bytes).into_owned();
+    Some(parse(path, text, Some(current), errors))
 }
 
 /// Reads another file, as far as it is valid.
 pub(super) fn read_file(path: &Path, errors: &mut Vec<Error>) -> Option<File> {
-    match fs::read_to_string(path) {
-        Ok(text) => Some(parse(path.to_owned(), text, None, errors)),
-        Err(error) => {
-            let is_absent = matches!(
-                error.kind(),
-                std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
-            );
-            if !is_absent {
-                errors.push(error.into());
-            }
-            None
-        }
-    }
+    let text = super::valid(if_exists(fs::read_to_string(path)), errors)??;
+    Some(parse(path.to_owned(), text, None, errors))
 }
 
 /// Returns what is valid in a file; one error shows everything that is not.
