@@ -433,8 +433,13 @@ fn hash_all(tree: &Tree, nodes: &mut [Node], cancel: &AtomicBool) -> Result<()> 
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    use nix::fcntl::AT_FDCWD;
+    use nix::sys::stat::{UtimensatFlags, utimensat};
+    use nix::sys::time::TimeSpec;
+
+    use super::*;
 
     fn tree(change: impl FnOnce(&Path)) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
@@ -455,19 +460,14 @@ mod tests {
                 still(&entry.unwrap().path());
             }
         }
-        let time = TimeSpec::new(1_000_000, 5);
-        nix::sys::stat::utimensat(
-            nix::fcntl::AT_FDCWD,
-            path,
-            &time,
-            &time,
-            UtimensatFlags::NoFollowSymlink,
-        )
-        .unwrap();
+        set_time(path, 5);
     }
 
-    use nix::sys::stat::UtimensatFlags;
-    use nix::sys::time::TimeSpec;
+    fn set_time(path: &Path, nanoseconds: i64) {
+        let time = TimeSpec::new(1_000_000, nanoseconds);
+        let follow = UtimensatFlags::NoFollowSymlink;
+        utimensat(AT_FDCWD, path, &time, &time, follow).unwrap();
+    }
 
     fn of(dir: &tempfile::TempDir) -> String {
         digest(dir.path(), &AtomicBool::new(false)).unwrap().digest
@@ -543,20 +543,9 @@ mod tests {
     #[test]
     fn a_time_is_compared_to_the_nanosecond() {
         let (a, b) = (tree(|_| {}), tree(|_| {}));
-        let time = TimeSpec::new(1_000_000, 6);
-        let path = b.path().join("a-b");
-        nix::sys::stat::utimensat(
-            nix::fcntl::AT_FDCWD,
-            &path,
-            &time,
-            &time,
-            UtimensatFlags::NoFollowSymlink,
-        )
-        .unwrap();
-        assert_eq!(
-            differences(&a, &b),
-            ["a-b: mtime 1000000.000000005, 1000000.000000006"]
-        );
+        set_time(&b.path().join("a-b"), 6);
+        let expected = ["a-b: mtime 1000000.000000005, 1000000.000000006"];
+        assert_eq!(differences(&a, &b), expected);
     }
 
     #[test]
