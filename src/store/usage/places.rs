@@ -358,21 +358,13 @@ impl Places<'_> {
                 self.add(path, KEPT, Class::Output, name, vec![env.clone()]);
             }
         }
-        self.add(
-            root.join("blobs"),
-            KEPT,
-            Class::Blobs,
-            String::new(),
-            Vec::new(),
-        );
-        self.add(
-            root.join("trash"),
-            NOBODY,
-            Class::Trash,
-            String::new(),
-            Vec::new(),
-        );
-        self.add(root, KEPT, Class::Other, String::new(), Vec::new());
+        for (path, owner, class) in [
+            (root.join("blobs"), KEPT, Class::Blobs),
+            (root.join("trash"), NOBODY, Class::Trash),
+            (root, KEPT, Class::Other),
+        ] {
+            self.add(path, owner, class, String::new(), Vec::new());
+        }
     }
 
     fn finish(
@@ -400,16 +392,12 @@ impl Places<'_> {
                 *freed.entry(env.clone()).or_default() += row.size.exclusive;
             }
         }
-        if let Some(env) = only {
-            self.rows
-                .retain(|row| row.envs.iter().any(|user| user == env));
-            freed.retain(|name, _| name == env);
-        }
         let mut holdings = holdings(self.store, &self.envs)?;
         if let Some(env) = only {
-            holdings
-                .held
-                .retain(|held| held.envs.iter().any(|user| user == env));
+            let is_users = |envs: &[String]| envs.iter().any(|user| user == env);
+            self.rows.retain(|row| is_users(&row.envs));
+            holdings.held.retain(|held| is_users(&held.envs));
+            freed.retain(|name, _| name == env);
         }
         Ok(UsageReport {
             at_services: holdings.held,
