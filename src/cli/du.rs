@@ -56,7 +56,7 @@ pub(crate) fn du(cx: &Context, args: &DuArgs) -> Result<()> {
             "\nfile system: {} used, {} free of {}\n",
             size::bytes(report.file_system.used),
             size::bytes(report.file_system.free),
-            size::bytes(report.file_system.size),
+            size::bytes(report.file_system.total),
         ));
     }
     for unreadable in store.unreadable()? {

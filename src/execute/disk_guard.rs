@@ -93,7 +93,7 @@ impl DiskGuard {
         let mut places = Vec::new();
         for path in paths {
             if known.insert(FileSystem::of(path)?) {
-                let Space { free, total } = space(path)?;
+                let Space { free, total, .. } = space(path)?;
                 places.push(Place {
                     path: path.to_owned(),
                     marks: Marks::new(floor, total),

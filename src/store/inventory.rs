@@ -15,7 +15,8 @@ use crate::engine::hold::ContainerRecord;
 use crate::plan::gc::{Base, CachedFile, Env, Frozen, Inventory};
 use crate::plan::ids::EnvName;
 use crate::sys::checksum::is_sha256;
-use crate::sys::error::{Result, ResultExt as _};
+use crate::sys::error::Result;
+use crate::sys::host::free_space;
 use crate::sys::shell::quoted_path;
 use crate::tree::measure::{self, scan_one};
 use crate::ui::size;
@@ -41,12 +42,11 @@ impl Store {
         let found = self.inventory()?;
         self.readable(&found)?;
         let unreadable = self.unreadable()?;
-        let disk = nix::sys::statvfs::statvfs(&self.root)
-            .context(|| format!("cannot ask for free space at `{}`", self.root.display()))?;
+        let free = free_space(&self.root)?;
         let locked = self.locked()?;
         let mut inventory = Inventory {
             now: Timestamp::now(),
-            free: disk.blocks_available() * disk.fragment_size(),
+            free,
             leases: self.leases()?,
             locked: locked.names,
             unreadable: unreadable.iter().map(|one| one.object.clone()).collect(),

@@ -179,19 +179,24 @@ fn memory_field(meminfo: &str, name: &str) -> u64 {
 }
 
 /// A file system's space, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Space {
+    #[serde(rename = "size")]
+    pub total: u64,
+    /// Bytes in use, including metadata.
+    pub used: u64,
     /// Bytes that an ordinary user could still write.
     pub free: u64,
-    pub total: u64,
 }
 
 pub(crate) fn space(path: &Path) -> Result<Space> {
     let found = nix::sys::statvfs::statvfs(path)
         .context(|| format!("cannot ask for free space at `{}`", path.display()))?;
+    let unit = found.fragment_size();
     Ok(Space {
-        free: found.blocks_available() * found.fragment_size(),
-        total: found.blocks() * found.fragment_size(),
+        total: found.blocks() * unit,
+        used: found.blocks().saturating_sub(found.blocks_free()) * unit,
+        free: found.blocks_available() * unit,
     })
 }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use super::report::{Class, FileSystem, UsageReport, UsageRow};
+use super::report::{Class, UsageReport, UsageRow};
 use super::service::holdings;
 use super::subdirectories;
 use crate::plan::ids::{EnvName, LayerId, VolumeId};
@@ -11,7 +11,7 @@ use crate::plan::resolve::{VolumeKind, VolumeSource};
 use crate::store::source::Repository;
 use crate::store::{Layer, Record, Store};
 use crate::sys::error::Result;
-use crate::sys::host::names_in as names;
+use crate::sys::host::{names_in as names, space};
 use crate::tree::Method;
 use crate::tree::measure::{MeasureOptions, Root, Usage, scan};
 
@@ -59,7 +59,7 @@ pub(crate) fn count(store: &Store, only: Option<&str>, inside: Inside) -> Result
     // Also for one env: what it shares with these is not its own.
     places.shared_directories();
     let extents = store.method() != Method::Overlay;
-    let before = FileSystem::of(store.root())?;
+    let before = space(store.root())?;
     let usage = scan(&places.roots, &MeasureOptions::with_extents(extents));
     let mut report = places.finish(usage, only, extents)?;
     // Counted files may be gone by now, because another command deletes.
@@ -409,7 +409,7 @@ impl Places<'_> {
             total: self.rows.iter().map(|row| row.size).sum(),
             rows: self.rows,
             freed,
-            file_system: FileSystem::of(self.store.root())?,
+            file_system: space(self.store.root())?,
             extents,
             unshared: usage.unshared,
             unreadable: usage.unreadable,

@@ -5,7 +5,7 @@
 //! may share blocks too, by hard links and clones: those are in the row that comes first.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::Serialize;
 
@@ -13,7 +13,8 @@ pub(crate) use super::places::{Inside, count};
 use super::service::Held;
 use super::subdirectories::BuildTreePart;
 use crate::store::Store;
-use crate::sys::error::{Result, ResultExt as _};
+use crate::sys::error::Result;
+use crate::sys::host::Space;
 use crate::tree::Method;
 use crate::tree::measure::DiskUsage;
 
@@ -112,7 +113,8 @@ pub(crate) struct UsageReport {
     /// Services that did not answer, and why.
     pub silent_services: Vec<String>,
     pub total: DiskUsage,
-    pub file_system: FileSystem,
+    /// The file system's own figures.
+    pub file_system: Space,
     /// Whether blocks shared by clones were detected.
     pub extents: bool,
     /// Files without information about sharing or compression: their sizes are upper bounds.
@@ -123,29 +125,6 @@ pub(crate) struct UsageReport {
     pub problems: Vec<String>,
     /// Mounts below the store, which are not counted.
     pub mounts_skipped: u64,
-}
-
-/// The file system's own figures.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct FileSystem {
-    pub size: u64,
-    /// Bytes in use, by the store and others, including metadata.
-    pub used: u64,
-    /// Bytes that an ordinary user could still write.
-    pub free: u64,
-}
-
-impl FileSystem {
-    pub(crate) fn of(path: &Path) -> Result<Self> {
-        let found = nix::sys::statvfs::statvfs(path)
-            .context(|| format!("cannot ask for free space at `{}`", path.display()))?;
-        let unit = found.fragment_size();
-        Ok(Self {
-            size: found.blocks() * unit,
-            used: found.blocks().saturating_sub(found.blocks_free()) * unit,
-            free: found.blocks_available() * unit,
-        })
-    }
 }
 
 impl UsageReport {
