@@ -33,19 +33,10 @@ fn read(variables: &[(&str, &str)], file: &str) -> Result<Config> {
 fn the_environment_wins_over_a_file() {
     let file = "home = '/srv/a'\njobs = 3\n[mirror]\ndebian = 'file:///m'\n";
     assert_eq!(read(&[], file).unwrap().home, Path::new("/srv/a"));
-    let config = read(
-        &[
-            ("ROCKENV_HOME", "/srv/b"),
-            ("ROCKENV_JOBS", "7"),
-            ("CI", "true"),
-        ],
-        file,
-    )
-    .unwrap();
-    assert_eq!(
-        (config.home.as_path(), config.jobs, config.terminal.ci),
-        (Path::new("/srv/b"), Some(7), true)
-    );
+    let [home, jobs] = [("ROCKENV_HOME", "/srv/b"), ("ROCKENV_JOBS", "7")];
+    let config = read(&[home, jobs, ("CI", "true")], file).unwrap();
+    assert_eq!(config.home, Path::new("/srv/b"));
+    assert_eq!((config.jobs, config.terminal.ci), (Some(7), true));
     assert_eq!(config.mirrors["debian"], "file:///m");
 }
 
@@ -123,8 +114,7 @@ fn the_current_directory_counts_as_far_as_it_is_trusted() {
     assert!(!own(&read(None)));
     fs::remove_file(work.join("rockenv.toml")).unwrap();
     nix::unistd::mkfifo(&work.join("rockenv.toml"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-    let environment = BTreeMap::new();
-    let error = of(environment, &work).unwrap_err();
+    let error = of(BTreeMap::new(), &work).unwrap_err();
     assert_has!(error.message(), "not a regular file");
 }
 
@@ -252,32 +242,22 @@ fn what_changes_after_it_was_checked_is_refused() {
 fn what_appears_or_disappears_after_it_was_checked_is_refused() {
     let shared = Shared::new();
     let (work, aside) = (&shared.work, shared.place.join("aside"));
+    let at = |name: &str| work.join("profiles/files").join(name);
     // What is new, what is gone, and what a link says by now.
     let config = shared.config();
-    fs::write(work.join("profiles/files/new"), "").unwrap();
+    fs::write(at("new"), "").unwrap();
     load_profile(&config, "own").unwrap_err();
-    fs::rename(work.join("profiles/files/new"), &aside).unwrap();
+    fs::rename(at("new"), &aside).unwrap();
     load_profile(&config, "own").unwrap();
-    fs::rename(
-        work.join("profiles/files/sub"),
-        work.join("profiles/files/new"),
-    )
-    .unwrap();
+    fs::rename(at("sub"), at("new")).unwrap();
     load_profile(&config, "own").unwrap_err();
-    fs::rename(
-        work.join("profiles/files/new"),
-        work.join("profiles/files/sub"),
-    )
-    .unwrap();
-    fs::remove_file(work.join("profiles/files/link")).unwrap();
+    fs::rename(at("new"), at("sub")).unwrap();
+    fs::remove_file(at("link")).unwrap();
     load_profile(&config, "own").unwrap_err();
-    std::os::unix::fs::symlink("sub", work.join("profiles/files/link")).unwrap();
+    std::os::unix::fs::symlink("sub", at("link")).unwrap();
     load_profile(&config, "own").unwrap_err();
-    fs::write(
-        work.join("profiles/new.toml"),
-        "schema = 1\ndescription = 'd'\nimage = 'x'\n",
-    )
-    .unwrap();
+    let profile = "schema = 1\ndescription = 'd'\nimage = 'x'\n";
+    fs::write(work.join("profiles/new.toml"), profile).unwrap();
     load_profile(&config, "new").unwrap_err();
 }
 
@@ -319,10 +299,8 @@ fn ci_systems_are_known_by_their_variables() {
 #[test]
 fn logins_are_the_invoking_user_s_or_in_the_file_that_is_named() {
     let config = read(&[("DOCKER_CONFIG", "/srv/docker")], "").unwrap();
-    assert_eq!(
-        config.logins.files.last().unwrap(),
-        Path::new("/srv/docker/config.json")
-    );
+    let last = config.logins.files.last().unwrap();
+    assert_eq!(last, Path::new("/srv/docker/config.json"));
     let config = read(&[("REGISTRY_AUTH_FILE", "/srv/auth.json")], "").unwrap();
     assert_eq!(config.logins.files, [Path::new("/srv/auth.json")]);
 }
@@ -365,11 +343,8 @@ fn all_mistakes_are_named_at_once_and_the_rest_counts() {
                 ca-certificates = 'hots'\nlog-max = 1\nidle = '5m'\n\
                 [gc]\nmin-free = '101%'\nkeep-at-least = 'much'\nkeep-last = 7\npreset = 'lapdog'\n";
     fs::write(user.join("rockenv/config.toml"), file).unwrap();
-    fs::write(
-        directory.path().join("rockenv.toml"),
-        "targets = 'gfx1103'\nhome = 3\n",
-    )
-    .unwrap();
+    let current = "targets = 'gfx1103'\nhome = 3\n";
+    fs::write(directory.path().join("rockenv.toml"), current).unwrap();
     let environment = [
         ("XDG_CONFIG_HOME", user.to_str().unwrap()),
         ("ROCKENV_JOBS", "0"),
