@@ -11,10 +11,7 @@ use crate::tree::file;
 #[test]
 fn what_a_step_left_is_kept_and_nothing_else() {
     let directory = tempfile::tempdir().unwrap();
-    let (out, results) = (
-        &directory.path().join("out"),
-        &directory.path().join("kept"),
-    );
+    let [out, results] = &["out", "kept"].map(|name| directory.path().join(name));
     fs::create_dir_all(out.join("sub")).unwrap();
     for name in ["old", "rewritten", "sub/gone", "theirs"] {
         fs::write(out.join(name), "before").unwrap();
@@ -58,10 +55,8 @@ fn what_a_step_left_is_kept_and_nothing_else() {
     assert_eq!(differ("sub/new"), "");
     fs::remove_file(out.join("sub/new")).unwrap();
     fs::write(out.join("sub/new"), "after").unwrap();
-    assert_eq!(
-        differ("sub/new"),
-        "is no longer a hard link to the same file"
-    );
+    let unlinked = "is no longer a hard link to the same file";
+    assert_eq!(differ("sub/new"), unlinked);
     fs::write(out.join("sub/new"), "other").unwrap();
     assert_eq!(differ("sub/new"), "has different content");
     fs::remove_dir(out.join("empty")).unwrap();
@@ -70,11 +65,8 @@ fn what_a_step_left_is_kept_and_nothing_else() {
     // The kept copies are checked as well.
     fs::remove_file(results.join("out/link")).unwrap();
     symlink("/etc/shadow", results.join("out/link")).unwrap();
-    let faults = left.check(results).unwrap();
-    assert_eq!(
-        faults,
-        ["`out/link` links to `/etc/shadow`, not to `/etc/passwd`"]
-    );
+    let fault = "`out/link` links to `/etc/shadow`, not to `/etc/passwd`";
+    assert_eq!(left.check(results).unwrap(), [fault]);
 }
 
 #[test]
@@ -89,11 +81,8 @@ fn results_of_another_machine_have_permissions_only() {
         {"path": "d", "type": "directory", "mode": 1023, "mtime": [0, 0]},
         {"path": "d/program", "type": "file", "size": 1, "mode": 3565, "mtime": [0, 0]}]}}}"#;
     fs::write(results.join(".listing.json"), listing).unwrap();
-    let mut entries = StepResults::read(&results)
-        .unwrap()
-        .take("out")
-        .entries
-        .entries;
+    let left = StepResults::read(&results).unwrap().take("out");
+    let mut entries = left.entries.entries;
     for read in [true, false] {
         let mut writer = Writer::open(&out, None, false).unwrap();
         for (path, bits) in [("d", 0o1777), ("d/program", 0o6755)] {
@@ -142,17 +131,11 @@ fn results_of_another_machine_lead_nowhere() {
     fs::write(results.join(".listing.json"), listing).unwrap();
     let left = StepResults::read(results).unwrap();
     assert_eq!(left.check(results).unwrap(), ["`out` is missing"]);
-    assert!(
-        file::open(results, Path::new("out/passwd"))
-            .unwrap()
-            .is_none()
-    );
+    let found = file::open(results, Path::new("out/passwd"));
+    assert!(found.unwrap().is_none());
     for bad in ["../passwd", "/etc/passwd", "a/../../b"] {
-        fs::write(
-            results.join(".listing.json"),
-            listing.replace("passwd", bad),
-        )
-        .unwrap();
+        let text = listing.replace("passwd", bad);
+        fs::write(results.join(".listing.json"), text).unwrap();
         assert!(StepResults::read(results).is_err(), "{bad}");
     }
     fs::remove_file(results.join(".listing.json")).unwrap();
