@@ -77,12 +77,6 @@ impl Item<'_> {
     }
 }
 
-impl<const N: usize> std::fmt::Debug for Search<N> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Search").finish_non_exhaustive()
-    }
-}
-
 impl<const N: usize> Search<N> {
     pub(super) fn new(key: Key) -> Box<Self> {
         Box::new(Self {

@@ -120,7 +120,6 @@ pub(super) struct Queried<'a> {
 }
 
 /// Extents seen by one worker.
-#[derive(Debug)]
 pub(super) struct Extents {
     list: Vec<Extent>,
     /// Files that did not report their compressed size.

@@ -34,7 +34,6 @@ const EXTENTS: usize = 128;
 
 /// A query for extents and its answer.
 #[repr(C)]
-#[derive(Debug)]
 pub(super) struct Map {
     header: MapHeader,
     extents: [MapExtent; EXTENTS],
