@@ -320,10 +320,8 @@ mod tests {
     fn a_name_that_promises_something_is_held_to_it() {
         let digits = "0123456789abcdef".repeat(4);
         assert_eq!(SnapshotRef::of(&digits), SnapshotRef::Key(digits.clone()));
-        assert_eq!(
-            SnapshotRef::of(&recipe_tag(&digits)),
-            SnapshotRef::Recipe(digits.clone())
-        );
+        let recipe = SnapshotRef::Recipe(digits.clone());
+        assert_eq!(SnapshotRef::of(&recipe_tag(&digits)), recipe);
         for name in [
             "nightly",
             "recipe-1",

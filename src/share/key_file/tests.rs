@@ -31,10 +31,8 @@ fn refused<T: fmt::Debug>(outcome: Result<T>, why: &str) {
 
 #[test]
 fn a_key_signs_for_its_public_key_only() {
-    let (one, other) = (
-        private(KEY, "se:cret").unwrap(),
-        private(OTHER_KEY, "").unwrap(),
-    );
+    let one = private(KEY, "se:cret").unwrap();
+    let other = private(OTHER_KEY, "").unwrap();
     let (one_pub, other_pub) = (public(PUB).unwrap(), public(OTHER_PUB).unwrap());
     assert_eq!(one.public().point, one_pub.point);
     assert_eq!(other.public().point, other_pub.point);

@@ -61,18 +61,13 @@ mod tests {
         assert_eq!(form("demo.tar").unwrap(), Form::Archive);
         assert_eq!(form("demo.oci").unwrap(), Form::Directory);
         assert_eq!(form("demo/").unwrap(), Form::Directory);
+        let no_name = "--snapshots NAME.oci.tar, or --snapshots NAME.oci for a directory";
         for (name, help) in [
             ("x/demo.tar.gz", "--snapshots demo.tar"),
             ("demo.tgz", "--snapshots demo.tar"),
             ("demo.zst", "--snapshots demo.tar"),
-            (
-                "..",
-                "--snapshots NAME.oci.tar, or --snapshots NAME.oci for a directory",
-            ),
-            (
-                "/",
-                "--snapshots NAME.oci.tar, or --snapshots NAME.oci for a directory",
-            ),
+            ("..", no_name),
+            ("/", no_name),
         ] {
             let error = form(name).unwrap_err();
             assert_eq!((error.kind(), error.help_text()), (Kind::Usage, Some(help)));
