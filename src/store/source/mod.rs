@@ -264,6 +264,7 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::engine::BuildUser;
+    use crate::store::check::names;
 
     pub(super) fn me() -> &'static BuildUser {
         static ME: LazyLock<BuildUser> = LazyLock::new(|| {
@@ -360,9 +361,8 @@ pub(crate) mod tests {
             depth: None,
             submodules,
         };
-        let plain = source(false).prepare(&store, &git, false, &mut |_| {});
-        let plain = plain.unwrap();
         let (without, with) = (source(false), source(true));
+        let plain = without.prepare(&store, &git, false, &mut |_| {}).unwrap();
         assert_eq!(without.directory(&store), plain);
         assert_ne!(with.directory(&store), plain);
         // One that an earlier version made, or in which they were fetched since, stays in use.
@@ -402,16 +402,12 @@ pub(crate) mod tests {
             cancel: &cancel,
             tick: Box::new(tick),
         };
-        let error = source
-            .prepare(&store, &git, false, &mut |_| {})
-            .unwrap_err();
+        let ended = source.prepare(&store, &git, false, &mut |_| {});
+        let error = ended.unwrap_err();
         assert!(matches!(error.kind(), Kind::Signal(_)), "{error}");
         assert!(start.elapsed() < std::time::Duration::from_secs(20));
-        let left: Vec<_> = fs::read_dir(home.path().join("sources"))
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name())
-            .filter(|name| !name.to_string_lossy().ends_with(".lock"))
-            .collect();
+        let mut left = names(&home.path().join("sources")).unwrap();
+        left.retain(|name| !name.ends_with(".lock"));
         assert!(left.is_empty(), "{left:?}");
     }
 }

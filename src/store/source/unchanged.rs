@@ -554,13 +554,8 @@ mod tests {
         let (source, git) = (repository(), Git::new(me()));
         let elsewhere = tempfile::tempdir().unwrap();
         let tree = elsewhere.path().join("tree");
-        let add = [
-            "worktree",
-            "add",
-            "--quiet",
-            "--detach",
-            tree.to_str().unwrap(),
-        ];
+        let add = ["worktree", "add", "--quiet", "--detach"];
+        let add = [&add[..], &[tree.to_str().unwrap()]].concat();
         git.run(source.path(), &add).unwrap();
         assert_eq!(Stamp::of(&tree), None);
         let known = elsewhere.path().join("known");

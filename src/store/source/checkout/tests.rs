@@ -11,10 +11,8 @@ fn same(git: &Git<'_>, path: &Path, changed: bool) {
     let checkout = git.open(path).unwrap();
     assert_eq!(checkout.text(&status).unwrap(), own);
     assert_eq!(!own.is_empty(), changed, "{own}");
-    let head = format!(
-        "git:{}",
-        git.run(path, &["rev-parse", "HEAD"]).unwrap().trim()
-    );
+    let head = git.run(path, &["rev-parse", "HEAD"]).unwrap();
+    let head = format!("git:{}", head.trim());
     // What a sparse checkout lacks is a difference too.
     let lacks = path.join(".git/info/sparse-checkout").exists();
     assert_eq!(git.fingerprint(path).unwrap() != head, changed || lacks);
@@ -84,11 +82,8 @@ fn other_work_trees_and_formats_are_read() {
     let elsewhere = tempfile::tempdir().unwrap();
     let tree = elsewhere.path().join("tree");
     let add = ["worktree", "add", "--quiet", "-b", "more"];
-    git.run(
-        directory.path(),
-        &[&add[..], &[tree.to_str().unwrap()]].concat(),
-    )
-    .unwrap();
+    let add = [&add[..], &[tree.to_str().unwrap()]].concat();
+    git.run(directory.path(), &add).unwrap();
     same(&git, &tree, false);
     fs::write(tree.join("a"), "two").unwrap();
     same(&git, &tree, true);
