@@ -63,10 +63,7 @@ pub(super) fn lay_out(work: &Path) {
 
 /// Adds the recipe of image `builder`.
 pub(crate) fn lay_out_builder(work: &Path) {
-    write_recipe(
-        &work.join("images/builder.toml"),
-        &super::rootfs::builder(),
-    );
+    write_recipe(&work.join("images/builder.toml"), &super::rootfs::builder());
 }
 
 /// Writes the recipe of an image that is a copy of a directory.

@@ -37,10 +37,7 @@ fn case_1_empty_names_and_nul_are_refused() {
     is_refused(tar().file(b"", b"x"), "empty name");
     is_refused(tar().pax(&[(b"path", b"")]).file(b"x", b"x"), "empty name");
     is_refused(tar().pax(&[(b"path", b"a\0b")]).file(b"x", b"x"), "NUL");
-    is_refused(
-        tar().pax(&[(b"linkpath", b"a\0b")]).link(b"x", b"y"),
-        "NUL",
-    );
+    is_refused(tar().pax(&[(b"linkpath", b"a\0b")]).link(b"x", b"y"), "NUL");
 }
 
 #[test]
