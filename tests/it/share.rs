@@ -285,18 +285,20 @@ fn push_sends_what_is_missing_and_pull_brings_it() {
     ENV: 3 snapshots at REPOSITORY, the last one as `nightly`; 0 layers sent (SIZE), 4 already there, in TIME
     ");
     assert_eq!(two.uploads(), sent, "{:#?}", two.registry.answered("POST"));
+    insta::assert_snapshot!(two.shows("other: pull REPOSITORY:nightly"), @"
+    other$ rockenv pull REPOSITORY:nightly
+    pull from REPOSITORY … SIZE
+    pulled one, two, three from REPOSITORY (SIZE)
+    ");
+    // What it came as is in the trash.
+    two.other.settle();
     // It is there for an env that may come.
     insta::assert_snapshot!(two.shows("
-        other: pull REPOSITORY:nightly
         other: gc --yes
         other: up ENV
         other: pull ENV
         other: fsck
     "), @"
-    other$ rockenv pull REPOSITORY:nightly
-    pull from REPOSITORY … SIZE
-    pulled one, two, three from REPOSITORY (SIZE)
-
     other$ rockenv gc --yes
     nothing to remove; SIZE free now
     kept for 90 days after they arrived, unless space is short: 3 pulled or imported snapshots (SIZE) that no env needs yet
