@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import math
 import os
 import shutil
 import statistics
@@ -26,17 +25,16 @@ def bench(stores, runs):
 
 
 def growth(counts, times):
-    """The exponent by which the time grows over the last tenfold, beyond what it takes with next to nothing."""
-    first, middle, last = (statistics.median(times[count]) for count in counts)
-    if last - first < 0.5 * first:
-        return "does not grow"
-    return f"grows as n^{math.log10((last - first) / max(middle - first, 0.01)):.1f}"
+    """What one more costs, in microseconds: up to the second number, and up to the third."""
+    points = [(count, statistics.median(times[count])) for count in counts]
+    each = [1000 * (after - before) / (more - less) for (less, before), (more, after) in zip(points, points[1:])]
+    return " and ".join(f"{max(one, 0):.3g}" for one in each)
 
 
 def rows_of(section, what, counts, unit, times):
     for count in counts:
         row(section, f"{what}, {count:,} {unit}", times[count])
-    row(section, f"{what}: {growth(counts, times)}", times[counts[-1]])
+    row(section, f"{what}, each more, in µs: {growth(counts, times)}", times[counts[-1]])
 
 
 def snapshots(method, store, runs):
