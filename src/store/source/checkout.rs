@@ -1,9 +1,10 @@
-//! Owns reading checkouts that others, such as steps, write to: git must run no program that such a repository names.
+//! Owns reading checkouts that other processes, such as steps, write to: git must run no program that such
+//! a repository names.
 //!
 //! git gets a directory made by rockenv instead of `.git`: links to the objects, references and index, and a
-//! configuration with only those of the repository's settings that define the meaning of its files. Filters, hooks,
-//! aliases, helpers, drivers and remotes are excluded. It runs with the rights of the checkout's owner, and never as
-//! root for somebody else's checkout.
+//! configuration with only those repository settings that define the meaning of its files. Filters, hooks, aliases,
+//! helpers, drivers and remotes are excluded. git runs with the rights of the checkout's owner, and never as root in
+//! another user's checkout.
 
 use std::io::Read as _;
 use std::os::fd::AsRawFd as _;
@@ -55,7 +56,7 @@ const SETTINGS: [&str; 29] = [
     "index.sparse",
     "status.renames",
 ];
-/// What steps see differs although git may have been told to look at less: also by the user's own configuration.
+/// Makes git compare everything that steps see, even if the repository or the user configured less.
 const SEES_ALL: [&str; 6] = [
     "-c",
     "core.checkStat=default",
@@ -64,12 +65,12 @@ const SEES_ALL: [&str; 6] = [
     "-c",
     "core.trustCtime=true",
 ];
-/// Other `extensions` are for git to know or refuse. These two name a remote, and another file of settings, which is
-/// read here.
+/// Extensions that git does not get: one names a remote, and the other enables a file of settings, which this module
+/// reads. git accepts or refuses all others.
 const OTHER_EXTENSIONS: [&str; 2] = ["extensions.partialclone", "extensions.worktreeconfig"];
 /// Larger than any `HEAD` or `.git` file, in bytes.
 const MAX_FILE: u64 = 16 << 10;
-/// Where Git LFS of the caller keeps files, and writes when git asks it for the object of a file.
+/// Directory where the caller's Git LFS keeps files, and writes when git asks it for the object of a file.
 const LFS: &str = "lfs";
 /// Prefix of directories that replace `.git`.
 const PREFIX: &str = "rockenv-git-";
@@ -99,7 +100,7 @@ impl<'a> Checkout<'a> {
         let (own, common) = git_directories(&work)?;
         let rights = rights(git, &work)?;
         let listed = settings(git, rights, &own, &common)?;
-        // What steps see has permissions, whatever git was told.
+        // Steps see execute permissions, whatever the repository tells git.
         let is_kept = |name: &str| name != "core.filemode" || !keeps_modes(&work);
         let settings = written(&listed, is_kept);
         let place = Place::new(rights)?;
@@ -131,7 +132,7 @@ impl<'a> Checkout<'a> {
         }
     }
 
-    /// Returns whether `HEAD` names a branch that is not there.
+    /// Returns whether `HEAD` names a branch that does not exist.
     fn is_unborn(&self) -> Result<bool> {
         let head = fs::read_to_string(self.place.path.join("HEAD"))?;
         let Some(branch) = head.strip_prefix("ref:").map(str::trim) else {
@@ -152,7 +153,7 @@ impl<'a> Checkout<'a> {
         self.git.finish(self.program()?, &self.work, arguments)
     }
 
-    /// Returns the status of tracked files, also of those that the index has marks for not to look at.
+    /// Returns the status of tracked files, including those that marks in the index tell git to skip.
     pub(super) fn status_of_all(&self) -> Result<Vec<u8>> {
         let place = self.place.path.join("all");
         make_for(&place, self.rights)?;
@@ -178,16 +179,17 @@ impl<'a> Checkout<'a> {
             .program(self.rights)?
             .env("GIT_DIR", &self.place.path)
             .env("GIT_WORK_TREE", &self.work)
-            // Missing objects are not fetched: the repository itself names the remote and the command for that.
+            // Do not fetch missing objects: the repository itself names the remote and the command for that.
             .env("GIT_NO_LAZY_FETCH", "1")
-            // Others in place of a commit's objects would be the content of the same commit.
+            // Replacements would change the content of a commit, but not its id.
             .env("GIT_NO_REPLACE_OBJECTS", "1")
             .args(SEES_ALL)
             .args(["-c", "protocol.allow=never"]))
     }
 }
 
-/// Returns git's rights for a checkout: its owner's, unless that is root or this process is not.
+/// Returns git's rights for a checkout: its owner's, unless that is root or the build user, or this process is not
+/// root.
 fn rights(git: &Git<'_>, work: &Path) -> Result<Rights> {
     let found = fs::metadata(work)?;
     let (uid, gid) = (found.uid(), found.gid());
@@ -199,7 +201,7 @@ fn rights(git: &Git<'_>, work: &Path) -> Result<Rights> {
     )
 }
 
-/// Returns git's own directory of a checkout, and the one that all work trees of the repository have in common.
+/// Returns a checkout's git directory, and the directory that all work trees of the repository share.
 pub(crate) fn git_directories(work: &Path) -> Result<(PathBuf, PathBuf)> {
     let own = git_directory(work)?;
     let common = match small_file(&own.join("commondir"))? {
@@ -209,7 +211,7 @@ pub(crate) fn git_directories(work: &Path) -> Result<(PathBuf, PathBuf)> {
     Ok((own, common))
 }
 
-/// Returns git's own directory of a checkout, which may be that of a submodule or of another work tree.
+/// Returns a checkout's git directory, which may belong to a submodule or to another work tree.
 fn git_directory(work: &Path) -> Result<PathBuf> {
     let place = work.join(".git");
     if fs::metadata(&place)?.is_dir() {
@@ -225,8 +227,8 @@ fn git_directory(work: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Reads a short text; `None` if the file is missing. Refuses anything else: to open a device or a FIFO may do something,
-/// and a link leads to what only root may read.
+/// Reads a short text file; `None` if it is missing. Refuses devices and FIFOs, which may act or block when opened,
+/// and links, which may lead to files that only root may read.
 pub(crate) fn small_file(path: &Path) -> Result<Option<String>> {
     let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     let Some(found) = if_exists(
@@ -275,7 +277,7 @@ fn head(own: &Path) -> Result<String> {
     }
 }
 
-/// Makes the links of a directory that replaces `.git`.
+/// Creates the links of a directory that replaces `.git`.
 fn lay_out(place: &Path, own: &Path, common: &Path, rights: Rights) -> Result<()> {
     let link = |from: &Path, name: &str| match from.join(name).exists() {
         true => symlink(from.join(name), place.join(name)),
@@ -314,7 +316,7 @@ fn lay_out(place: &Path, own: &Path, common: &Path, rights: Rights) -> Result<()
         "info/grafts",
         "info/sparse-checkout",
     ] {
-        // git would block on it for ever.
+        // git would block on a FIFO forever.
         let link = place.join(name);
         if fs::metadata(&link).is_ok_and(|found| !found.is_file()) {
             return Err(not_regular(&fs::read_link(&link)?));
@@ -323,7 +325,7 @@ fn lay_out(place: &Path, own: &Path, common: &Path, rights: Rights) -> Result<()
     Ok(())
 }
 
-/// Makes a directory that git writes to.
+/// Creates a directory that git writes to.
 fn make_for(directory: &Path, rights: Rights) -> Result<()> {
     fs::create_dir_all(directory)?;
     if let Rights::BuildUser(uid, gid) | Rights::Owner(uid, gid) = rights {
@@ -348,7 +350,7 @@ fn settings(git: &Git<'_>, rights: Rights, own: &Path, common: &Path) -> Result<
     Ok(listed)
 }
 
-/// Returns the configuration for a repository, which includes only [`SETTINGS`] of its own.
+/// Returns the configuration for git, with only those repository settings that [`is_setting`] accepts.
 fn written(listed: &[Setting], is_kept: impl Fn(&str) -> bool) -> String {
     let kept = listed.iter().filter_map(|(name, value)| {
         let is_one = is_setting(name) && is_kept(name);
@@ -370,7 +372,7 @@ fn is_setting(name: &str) -> bool {
     is_extension || SETTINGS.contains(&name)
 }
 
-/// A name, in lower case, and its value; `None` if it stands alone, which means true.
+/// A lowercase name and its value. `None` is a name without a value, which means true.
 type Setting = (String, Option<String>);
 
 fn value<'s>(listed: &'s [Setting], name: &str) -> Option<&'s Option<String>> {
@@ -420,12 +422,12 @@ fn quoted(value: &str) -> String {
 #[derive(Debug)]
 struct Place {
     path: PathBuf,
-    /// Held for as long as the directory is in use: a killed command leaves one without a lock.
+    /// Held while the directory is in use. The directory of a killed command has no lock holder.
     _lock: fs::File,
 }
 
 impl Place {
-    /// Makes an empty one, readable with `rights`.
+    /// Creates an empty directory that git can read with `rights`.
     fn new(rights: Rights) -> Result<Self> {
         static ONCE: Once = Once::new();
         ONCE.call_once(remove_left);

@@ -1,4 +1,4 @@
-//! Owns fingerprints of sources: a directory's commit and its differences from that, or a digest of all content.
+//! Owns fingerprints of sources: a checkout's commit and the differences from it, or a digest of all content.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read as _;
@@ -18,11 +18,11 @@ use crate::tree::file;
 
 /// Committer of the patches that TheRock's `fetch_sources.py` applies.
 const PATCHER: &str = "therockbot@amd.com";
-/// Maximum size of what it notes of a submodule, in bytes.
+/// Maximum size of the script's note about a submodule, in bytes.
 const LONGEST_NOTE: u64 = 64 << 10;
 
 impl Git<'_> {
-    /// Returns the fingerprint of a source: the one in the file `known`, if nothing was touched since.
+    /// Returns the fingerprint of a source, from the file `known` if the source has not changed since.
     pub(crate) fn known_fingerprint(&self, directory: &Path, known: &Path) -> Result<String> {
         match unchanged::recall(known, directory) {
             Some(fingerprint) => Ok(fingerprint),
@@ -30,7 +30,7 @@ impl Git<'_> {
         }
     }
 
-    /// Returns the current fingerprint of a source, and writes it to the file `known` if it is safe to rely on there.
+    /// Returns the current fingerprint of a source, and caches it in the file `known` if that is safe.
     pub(crate) fn remembered_fingerprint(&self, directory: &Path, known: &Path) -> Result<String> {
         remembered(directory, known, || self.fingerprint(directory))
     }
@@ -46,7 +46,7 @@ impl Git<'_> {
             return self.content_digest_without(directory, is_git);
         };
         self.refuse_special_files(&checkout, directory)?;
-        // git would start a git of its own in submodules, which obeys their configuration.
+        // Otherwise git starts another git in each submodule, which obeys the configuration there.
         let status = checkout.bytes(&[
             "status",
             "--porcelain=v2",
@@ -111,7 +111,7 @@ impl Git<'_> {
         for Listed { id, name, .. } in entries(listed).filter(Listed::is_submodule) {
             let (commit, path) = (id, directory.join(std::ffi::OsStr::from_bytes(name)));
             if !path.join(".git").exists() {
-                // git does not look at what is there without a repository.
+                // git ignores the content of a submodule without a repository.
                 let is_directory = fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir());
                 if is_directory && fs::read_dir(&path)?.next().is_some() {
                     let print = self.content_digest(&path)? + UNTRACKED;
@@ -128,8 +128,8 @@ impl Git<'_> {
         Ok(modified)
     }
 
-    /// Returns whether a submodule is what TheRock makes of this commit with its own patches, which are files of the
-    /// superproject: then the superproject's commit says it all, before the patches are applied and after.
+    /// Returns whether a submodule is at `commit` with only TheRock's own patches on top. The patches are files of
+    /// the superproject, so the superproject's commit covers them, whether they are applied or not.
     fn is_patched(&self, submodule: &Path, commit: &[u8], print: &str) -> Result<bool> {
         let name = submodule.file_name().unwrap_or_default();
         let mut note = std::ffi::OsString::from(".");
@@ -147,7 +147,7 @@ impl Git<'_> {
         if print.contains('+') || !of_commit.is_some_and(|rest| rest.starts_with(b"+PATCHED:")) {
             return Ok(false);
         }
-        // A commit by another committer did not come from the fetch.
+        // A commit by another committer did not come from `fetch_sources.py`.
         let committer = self.open(submodule)?.text(&["log", "-1", "--format=%ce"])?;
         Ok(committer.trim() == PATCHER)
     }
@@ -189,8 +189,8 @@ impl Git<'_> {
     }
 }
 
-/// Returns the fingerprint of a directory in the file `known` if nothing was touched since, or else reads it, and
-/// writes it there if it is safe to rely on.
+/// Returns the fingerprint of a directory from the file `known` if the directory has not changed since. Otherwise
+/// computes it with `read`, and caches it there if that is safe.
 pub(super) fn remembered(
     directory: &Path,
     known: &Path,
@@ -201,7 +201,7 @@ pub(super) fn remembered(
     }
     let before = Stamp::of(directory);
     let fingerprint = read()?;
-    // Changes while it is read, or within one tick of the clock after it, would go unnoticed.
+    // A change during the read, or in the same clock tick as the last change, would go unnoticed.
     if let Some(stamp) = before.filter(Stamp::is_settled)
         && stamp.holds(directory)
     {
@@ -236,7 +236,7 @@ fn changes(status: &[u8]) -> Vec<Change<'_>> {
             // The path before the rename.
             entries.next();
         }
-        // The third word is about a submodule; its last letter, about untracked files there.
+        // The third word describes a submodule. Its last letter is `U` if there are untracked files.
         let submodule = entry.get(5..9).filter(|_| words > 1);
         changes.push(Change {
             path: entry
@@ -251,7 +251,7 @@ fn changes(status: &[u8]) -> Vec<Change<'_>> {
 
 /// An entry of the index.
 struct Listed<'a> {
-    /// `H`; another letter for one that git is not to compare with the file.
+    /// `H`, or another letter if git does not compare the entry with the file.
     tag: u8,
     mode: &'a [u8],
     id: &'a [u8],
@@ -278,9 +278,9 @@ fn entries(listed: &[u8]) -> impl Iterator<Item = Listed<'_>> {
     })
 }
 
-/// Returns the files that differ from the commit and that git does not look at: those with the marks assume-unchanged and
-/// skip-worktree, and those outside a sparse checkout. The marks of submodules do not count. Where objects are replaced
-/// (`git replace`) these are all: what was checked out in place of a commit's file counts as that file.
+/// Returns files that differ from the commit and that git skips: those marked assume-unchanged or skip-worktree, and
+/// those outside a sparse checkout. Marks of submodules do not count. If objects are replaced (`git replace`),
+/// returns all differing files, because git takes a checked-out replacement for the commit's file.
 fn unseen_changes(checkout: &Checkout<'_>, listed: &[u8]) -> Result<BTreeSet<Vec<u8>>> {
     let marked = entries(listed).filter(|entry| {
         let is_marked = entry.tag == b'S' || entry.tag.is_ascii_lowercase();
@@ -298,12 +298,12 @@ fn unseen_changes(checkout: &Checkout<'_>, listed: &[u8]) -> Result<BTreeSet<Vec
     Ok(unseen.map(<[u8]>::to_vec).collect())
 }
 
-/// Hashes a path, with the kind and the permission to execute of what is there.
+/// Hashes a path, with the type and the execute permission of the entry there.
 fn hash_kind(name: &[u8], path: &Path, hash: &mut Sha256) -> Option<std::fs::Metadata> {
     hash.update(name);
     hash.update([0]);
     let found = fs::symlink_metadata(path).ok();
-    // git distinguishes no other modes, and gives none for untracked files.
+    // git tracks no other mode bits, and reports none for untracked files.
     let mode = found.as_ref().map_or(0, |found| found.mode() & 0o170_100);
     hash.update(mode.to_le_bytes());
     found
@@ -316,7 +316,7 @@ fn hash_file(path: &Path, hash: &mut Sha256) -> Result<()> {
     };
     if found.is_symlink() {
         let target = fs::read_link(path)?;
-        // Otherwise the end of a target could be the beginning of the next name.
+        // Without the length, the end of a target could pass for the beginning of the next name.
         hash.update((target.as_os_str().len() as u64).to_le_bytes());
         hash.update(target.as_os_str().as_bytes());
     } else if found.is_file() {
@@ -408,7 +408,7 @@ mod tests {
         fs::remove_file(path.join("sub dir/new")).unwrap();
         fs::write(path.join("sub dir/a"), "one").unwrap();
         assert_eq!(git.fingerprint(path).unwrap(), clean);
-        // After a rename comes the old name, which is not an entry whatever it looks like.
+        // The old name follows a rename, and is not an entry, whatever it looks like.
         git.run(path, &["mv", "a", "b c"]).unwrap();
         assert!(!is_untracked(&git.fingerprint(path).unwrap()));
         let status = b"2 R. N... 1 1 1 h h R100 b c\0? a\0? d e\0";
@@ -438,7 +438,7 @@ mod tests {
         let before = git.fingerprint(path).unwrap();
         let sub = path.join("sub");
         let pin = git.run(&sub, &["rev-parse", "HEAD"]).unwrap();
-        // As `fetch_sources.py` does it.
+        // `fetch_sources.py` does the same.
         fs::write(sub.join("a"), "patched").unwrap();
         commit(&sub, PATCHER);
         git.run(path, &["update-index", "--skip-worktree", "--", "sub"])
@@ -451,12 +451,12 @@ mod tests {
         assert_ne!(git.fingerprint(path).unwrap(), before);
         commit(&sub, "t@example.org");
         assert_ne!(git.fingerprint(path).unwrap(), before);
-        // Patches of another commit.
+        // A note about another commit proves nothing.
         git.run(&sub, &["checkout", "--quiet", "HEAD~1"]).unwrap();
         assert_eq!(git.fingerprint(path).unwrap(), before);
         fs::write(&note, format!("{url}\n{}+PATCHED:0123\n", "0".repeat(40))).unwrap();
         assert_ne!(git.fingerprint(path).unwrap(), before);
-        // A step may leave a FIFO there, which nobody writes to.
+        // A step may leave a FIFO there, and no process writes to it.
         fs::remove_file(&note).unwrap();
         nix::unistd::mkfifo(&note, nix::sys::stat::Mode::S_IRWXU).unwrap();
         assert_ne!(git.fingerprint(path).unwrap(), before);
@@ -505,7 +505,7 @@ mod tests {
         fs::set_permissions(path.join("a"), mode(0o755)).unwrap();
         assert!(seen.insert(git.fingerprint(path).unwrap()));
         fs::set_permissions(path.join("a"), mode(0o644)).unwrap();
-        // Files in place of a submodule, which git takes for its.
+        // git takes files in place of a submodule for the submodule's.
         fs::create_dir_all(path.join("sub")).unwrap();
         assert_eq!(git.fingerprint(path).unwrap(), clean);
         fs::write(path.join("sub/a"), "one").unwrap();
@@ -527,7 +527,7 @@ mod tests {
                 fs::write(nested.join("a"), text).unwrap();
                 assert!(seen.insert(git.fingerprint(path).unwrap()));
             }
-            // Neither is what git has of it.
+            // Staging the file makes no difference.
             git.run(&nested, &["add", "a"]).unwrap();
             assert!(!seen.insert(git.fingerprint(path).unwrap()));
             git.run(&nested, &["rm", "--quiet", "--cached", "a"])
@@ -536,7 +536,7 @@ mod tests {
         let error = git.head(&nested).unwrap_err();
         assert_eq!(error.kind().exit_code(), 3);
         assert_has!(error.chain().join(" "), "has no commit yet");
-        // A reference that is damaged is not one that is not there yet.
+        // A damaged reference is not a missing one.
         fs::write(outer.path().join(".git/HEAD"), "ref: refs/heads/x\n").unwrap();
         fs::write(outer.path().join(".git/refs/heads/x"), "damaged\n").unwrap();
         assert!(git.fingerprint(outer.path()).is_err());

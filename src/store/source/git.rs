@@ -1,4 +1,4 @@
-//! Owns running git: its user, its variables, and no influence of a repository's own hooks.
+//! Owns running git: its user and its variables, without the repository's own hooks.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,8 +19,8 @@ use crate::sys::signals::Cancel;
 /// Maximum size of git's output, in bytes: the status of a tree where everything changed.
 const MAX_OUTPUT: u64 = 256 << 20;
 
-/// Variables that make git work on another repository than the one in its working directory. git's hooks have them,
-/// and so do people who keep files of their home in a repository. With them, a clone would go into the caller's
+/// Variables that point git to a repository other than that in its working directory. git sets them for hooks, and
+/// some users set them to keep files of their home in a repository. With them, a clone would go into the caller's
 /// repository and change its work tree and index.
 const OTHER_REPOSITORY: [&str; 14] = [
     "GIT_ALTERNATE_OBJECT_DIRECTORIES",
@@ -40,7 +40,7 @@ const OTHER_REPOSITORY: [&str; 14] = [
 ];
 
 pub(crate) struct Git<'a> {
-    /// The user to run as, if rockenv is root and the checkout is not somebody else's.
+    /// The user to run as, if rockenv is root and no other user owns the checkout.
     pub user: &'a BuildUser,
     /// Ends the program when it becomes true.
     pub cancel: &'a AtomicBool,
@@ -56,8 +56,8 @@ impl std::fmt::Debug for Git<'_> {
     }
 }
 
-/// Returns whether a directory is on a file system known to keep the permission to execute; others may give all files
-/// the same.
+/// Returns whether a directory is on a file system known to keep execute permissions. Others may give all files the
+/// same mode.
 pub(super) fn keeps_modes(directory: &Path) -> bool {
     let kept = [
         BTRFS_SUPER_MAGIC,
@@ -81,7 +81,7 @@ pub(super) enum Rights {
 }
 
 impl<'a> Git<'a> {
-    /// Without cancellation: for commands that die of their signals.
+    /// Returns an instance without cancellation, for commands that signals kill.
     pub(crate) fn new(user: &'a BuildUser) -> Self {
         static NEVER: AtomicBool = AtomicBool::new(false);
         Self {
@@ -91,7 +91,7 @@ impl<'a> Git<'a> {
         }
     }
 
-    /// Ends when a signal comes.
+    /// Returns an instance that stops git when a signal arrives.
     pub(crate) fn until(user: &'a BuildUser, cancel: &'a Cancel<'_>) -> Self {
         Self {
             user,
@@ -117,8 +117,8 @@ impl<'a> Git<'a> {
         Ok(Some(checkout.text(&outside)?.trim().is_empty()))
     }
 
-    /// Runs git in a directory where rockenv makes a repository, or outside of any. For repositories that others
-    /// write to use [`Git::open`]: here git would run the programs that its configuration names.
+    /// Runs git in a directory where rockenv creates a repository, or outside any repository. Use [`Git::open`] for
+    /// repositories that other processes write to: here git runs the programs that their configuration names.
     pub(super) fn run(&self, directory: &Path, arguments: &[&str]) -> Result<String> {
         let mut program = self.program(self.rights())?;
         let authorities = certificates::list_for_anybody()?;
@@ -129,7 +129,7 @@ impl<'a> Git<'a> {
         Ok(String::from_utf8_lossy(&said).into_owned())
     }
 
-    /// Returns git's rights for directories that belong to nobody else.
+    /// Returns git's rights for directories that no other user owns.
     pub(super) fn rights(&self) -> Rights {
         match nix::unistd::geteuid().is_root() && self.user.uid != 0 {
             true => Rights::BuildUser(self.user.uid, self.user.gid),
@@ -137,7 +137,7 @@ impl<'a> Git<'a> {
         }
     }
 
-    /// Makes a git command that runs no hooks and never prompts.
+    /// Returns a git command that runs no hooks and never prompts.
     pub(super) fn program(&self, rights: Rights) -> Result<Program> {
         let program = Program::find("git", "sources")?;
         let program = match rights {
@@ -160,7 +160,7 @@ impl<'a> Git<'a> {
             .args(["-c", "protocol.ext.allow=never"]))
     }
 
-    /// Runs a git command to its end and returns its output.
+    /// Runs a git command to completion and returns its output.
     pub(super) fn finish(
         &self,
         program: Program,
@@ -189,7 +189,7 @@ impl<'a> Git<'a> {
             })
     }
 
-    /// Adds the command that asks the server of `url` itself to an error about a server.
+    /// Adds help to an error about a server: the command that asks the server of `url` directly.
     pub(super) fn help(url: &str) -> impl FnOnce(Error) -> Error {
         move |error| match error.kind() {
             Kind::Unavailable | Kind::NotFound => {
@@ -199,7 +199,7 @@ impl<'a> Git<'a> {
         }
     }
 
-    /// Lets the caller check for signals, and stops if one came.
+    /// Lets the caller check for signals, and fails if one arrived.
     pub(super) fn stop_if_cancelled(&self) -> Result<()> {
         (self.tick)();
         match self.cancel.load(Ordering::Relaxed) {

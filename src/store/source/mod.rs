@@ -1,8 +1,8 @@
 //! Owns `source` volumes: cloning the repository that a profile names by `git`, and fingerprints of directories.
 //!
-//! `git` runs the program, `checkout` on a repository that others write to; `fingerprint` reads a source's content,
-//! `part` that of a path in it, `unchanged` cheaply checks whether it is unchanged, and `touched` whether something wrote
-//! to it meanwhile.
+//! `git` runs the program, and `checkout` runs it on repositories that other processes write to. `fingerprint` reads
+//! the content of a source, and `part` that of a path in it. `unchanged` cheaply checks whether a source is
+//! unchanged, and `touched` whether a process wrote to it meanwhile.
 
 mod checkout;
 mod fingerprint;
@@ -41,7 +41,7 @@ pub(crate) struct Repository {
     pub submodules: bool,
 }
 
-/// Refuses a user's directory that does not exist: it is neither made nor fetched.
+/// Refuses a missing directory of the user, which rockenv neither creates nor fetches.
 pub(crate) fn is_there(volume: &str, path: &Path) -> Result<()> {
     fs::metadata(path).map(drop).map_err(|error| {
         let place = path.display();
@@ -66,7 +66,7 @@ pub(crate) fn directories(store: &Store, spec: &Spec) -> BTreeMap<String, PathBu
 }
 
 impl Repository {
-    /// Makes it from a spec's volume.
+    /// Creates the description for a volume of a spec.
     pub(crate) fn new(name: &str, git: &crate::plan::resolve::Git) -> Self {
         Self {
             name: name.to_owned(),
@@ -77,8 +77,8 @@ impl Repository {
         }
     }
 
-    /// Returns its directory in the store: one for each location and revision, so that no env moves another's
-    /// checkout, and another one with submodules, unless that checkout has them.
+    /// Returns its directory in the store. Each URL and revision has its own, so that no env moves another env's
+    /// checkout. With submodules, it is a separate one, unless the plain checkout has them.
     pub(crate) fn directory(&self, store: &Store) -> PathBuf {
         let plain = self.place(store, false);
         if !self.submodules {
@@ -106,7 +106,7 @@ impl Repository {
         ))
     }
 
-    /// Clones it if it is missing, checks it against the profile, and returns its directory.
+    /// Clones the repository if it is missing, checks it against the profile, and returns its directory.
     ///
     /// A checkout with local changes stays as it is: the changes are in the fingerprint.
     pub(crate) fn prepare(
@@ -144,7 +144,7 @@ impl Repository {
         let mut temporary = directory.clone().into_os_string();
         temporary.push(".part");
         let temporary = PathBuf::from(temporary);
-        // Under our lock, this can only be an interrupted clone.
+        // Under this lock, it can only be an interrupted clone.
         store.discard(&temporary)?;
         fs::create_dir(&temporary)?;
         nix::unistd::chown(
@@ -162,7 +162,7 @@ impl Repository {
             store.discard(&temporary)?;
         }
         cloned?;
-        // After a power failure, files that were not written would be changes of the user's.
+        // Without this, files lost in a power failure would pass for the user's changes.
         nix::unistd::syncfs(fs::File::open(&temporary)?.file())?;
         fs::rename(&temporary, &directory)?;
         Ok(directory)
@@ -177,7 +177,7 @@ impl Repository {
         arguments.extend(depth.as_deref());
         arguments.extend(["--", "origin", rev]);
         if let Err(error) = git.run(directory, &arguments) {
-            // Not every server serves a bare commit: if not, fetch everything and look the commit up.
+            // Not every server serves a bare commit. In that case, fetch everything and look up the commit.
             git.run(
                 directory,
                 &[
@@ -221,7 +221,7 @@ impl Repository {
         Ok(())
     }
 
-    /// Refuses a checkout whose commit is not the one that the profile pins.
+    /// Refuses a checkout that is not at the commit that the profile pins.
     fn check(&self, directory: &Path, git: &Git<'_>) -> Result<()> {
         let Some(rev) = &self.rev else { return Ok(()) };
         let checkout = git.open(directory)?;
@@ -276,7 +276,7 @@ pub(crate) mod tests {
         &ME
     }
 
-    /// Runs git as somebody with a name, who may have submodules from local paths.
+    /// Runs git with a user name, and allows submodules from local paths.
     pub(super) fn run(directory: &Path, arguments: &[&str]) -> String {
         let who = ["-c", "user.name=t", "-c", "user.email=t@example.org"];
         let local = ["-c", "protocol.file.allow=always"];
@@ -365,12 +365,12 @@ pub(crate) mod tests {
         let plain = without.prepare(&store, &git, false, &mut |_| {}).unwrap();
         assert_eq!(without.directory(&store), plain);
         assert_ne!(with.directory(&store), plain);
-        // One that an earlier version made, or in which they were fetched since, stays in use.
+        // A plain checkout with submodules stays in use: an earlier version made it, or the user fetched them.
         let update = ["submodule", "--quiet", "update", "--init"];
         run(&plain, &update);
         assert!(plain.join("sub dir/a").exists());
         assert_eq!(with.directory(&store), plain);
-        // A checkout of its own is not left again.
+        // Once a separate checkout exists, it stays in use.
         fs::remove_file(plain.join("sub dir/.git")).unwrap();
         let own = with.directory(&store);
         fs::create_dir(&own).unwrap();

@@ -14,8 +14,8 @@ use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};
 
 impl Git<'_> {
-    /// Returns the fingerprint of a path in a source: of its content, or of its absence. A link counts with what it
-    /// leads to in the source. A directory's may be in the file `known`, as a source's.
+    /// Returns the fingerprint of a path in a source: of its content, or of its absence. A link counts with its
+    /// target in the source. The file `known` may cache the fingerprint of a directory, as for a whole source.
     pub(crate) fn fingerprint_of(
         &self,
         source: &Path,
@@ -60,14 +60,14 @@ impl Git<'_> {
     }
 }
 
-/// An entry of a source, opened only as a place.
+/// An entry of a source, opened with `O_PATH`.
 struct Entry {
     place: OwnedFd,
     stat: FileStat,
 }
 
 impl Entry {
-    /// Returns a path of this process that leads to it.
+    /// Returns a path in `/proc` that leads to the entry.
     fn path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.place.as_raw_fd()))
     }
@@ -84,7 +84,7 @@ impl Entry {
     }
 }
 
-/// Opens an entry of a source; `None` if there is none, or if links lead outside.
+/// Opens an entry of a source; `None` if it is missing, or if links lead outside.
 fn inside(top: &OwnedFd, below: &Path, flags: OFlag) -> Result<Option<Entry>> {
     let rules = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS;
     match beneath::open_by(top, below, OFlag::O_PATH | flags, rules) {
@@ -157,13 +157,13 @@ mod tests {
         fs::set_permissions(path.join("v1/file"), mode).unwrap();
         differ(&then);
         assert_eq!(all(&others), apart);
-        // The same content by another way.
+        // The same content through another link target.
         let then = print("directory");
         fs::rename(path.join("v1"), path.join("v2")).unwrap();
         fs::remove_file(path.join("directory")).unwrap();
         symlink("v2", path.join("directory")).unwrap();
         assert_ne!(print("directory"), then);
-        // Nobody writes to a FIFO.
+        // No process writes to the FIFO, so reading it would block.
         nix::unistd::mkfifo(&path.join("fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         assert_ne!(print("fifo"), print("none"));
     }

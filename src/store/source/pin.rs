@@ -1,4 +1,5 @@
-//! Owns what a lock file needs of sources: the commit of a branch or tag, submodules, and a checkout of one commit.
+//! Owns the facts about sources for a lock file: the commit of a branch or tag, submodules, and a checkout of one
+//! commit.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,8 +10,8 @@ use crate::store::Store;
 use crate::sys::error::{Result, ResultExt as _};
 
 impl Repository {
-    /// Returns the place for a checkout of `commit`: that of the profile's revision if it is at that commit, else one
-    /// of its own, so that no env moves another's.
+    /// Returns the directory for a checkout of `commit`: that of the profile's revision if it is at that commit, else
+    /// a separate one, so that no env moves another env's checkout.
     pub(crate) fn directory_at(
         &self,
         store: &Store,
@@ -26,7 +27,7 @@ impl Repository {
         Ok(self.at(commit).directory(store))
     }
 
-    /// Returns a checkout of `commit`, cloned if there is none; existing checkouts are never moved.
+    /// Returns a checkout of `commit`, cloning it if necessary. Never moves an existing checkout.
     pub(crate) fn prepare_at(
         &self,
         store: &Store,
@@ -62,7 +63,7 @@ impl Git<'_> {
         self.open(directory)?.head().map(Some)
     }
 
-    /// Asks a repository for the commit of a branch or tag, or of its default branch; `None` if it has none of that
+    /// Asks a repository for the commit of a branch or tag, or of its default branch; `None` if it has no such
     /// name.
     pub(crate) fn newest(&self, url: &str, rev: Option<&str>) -> Result<Option<String>> {
         let name = rev.unwrap_or("HEAD");
@@ -174,7 +175,7 @@ mod tests {
         let old = at(&first);
         assert_ne!(old, branch);
         assert_eq!(git.head(&old).unwrap(), Some(first.clone()));
-        // Neither is moved to the other's commit, not even offline.
+        // Neither checkout moves to the other's commit, not even offline.
         let again = source.prepare_at(&store, &git, &first, true, &mut |_| {});
         assert_eq!(again.unwrap(), old);
         assert_eq!(git.head(&branch).unwrap(), Some(second));
@@ -193,7 +194,7 @@ mod tests {
         add(outer.path(), middle.path(), "middle");
         let head = |path: &Path| git.head(path).unwrap().unwrap();
         let top = BTreeMap::from([("middle".to_owned(), head(middle.path()))]);
-        // Not checked out, but named by the outer one.
+        // `in ner` is not checked out, but the commit of `middle` names it.
         assert_eq!(git.submodules(outer.path(), false).unwrap(), top);
         let mut all = top.clone();
         all.insert("middle/in ner".to_owned(), head(inner.path()));

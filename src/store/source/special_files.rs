@@ -1,4 +1,4 @@
-//! Owns refusing work trees in which git would wait for ever: it opens some files by their names, whatever they are.
+//! Owns refusing work trees in which git would block forever: it opens some files by name, whatever their type.
 
 use std::path::{Path, PathBuf};
 
@@ -9,12 +9,11 @@ use super::checkout::Checkout;
 use crate::sys::error::Result;
 use crate::sys::shell::quoted_path;
 
-/// What git opens in each directory that it looks at.
+/// Files that git opens in each directory that it examines.
 const OPENED: [&str; 2] = [".gitignore", ".gitattributes"];
 
 impl Git<'_> {
-    /// Refuses FIFOs and devices with names that git opens, where git looks: not in ignored directories, nor in other
-    /// repositories.
+    /// Refuses FIFOs and devices that git would open. Skips ignored directories and other repositories, as git does.
     pub(super) fn refuse_special_files(
         &self,
         checkout: &Checkout<'_>,
@@ -49,7 +48,7 @@ impl Git<'_> {
                 left.append(&mut directories);
             }
         }
-        // From the top: to find out whether a directory is ignored, git opens these files above it.
+        // Start at the top: to find out whether a directory is ignored, git opens these files above it.
         found.sort_by_key(|path| path.components().count());
         for path in found {
             let parent = path.parent().and_then(Path::to_str).unwrap_or_default();

@@ -1,5 +1,4 @@
-//! Owns whether something wrote to the files of a source since a moment: its content may be as before, and was not in
-//! between.
+//! Owns detecting writes to the files of a source since a moment, even if the content is the same again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
@@ -14,10 +13,10 @@ use super::{Git, unchanged};
 use crate::sys::error::{Result, if_exists};
 
 impl Git<'_> {
-    /// Returns whether somebody wrote to a file of a source since, by its change time, which nobody can set. Files that
-    /// git ignores do not count, nor do its own; where `steps_write`, as in place, only those that it tracks, which no build
-    /// writes as they are, and none of other repositories in it: a step may have fetched these. `place` is the source
-    /// itself or a path in it, and `known` the file with what that looked like.
+    /// Returns whether a process wrote to a file of a source since, by change times, which no process can set. Files
+    /// that git ignores do not count, nor do git's own. With `steps_write`, as for builds in place, only tracked
+    /// files count, which no build changes, and none of nested repositories, which a step may have fetched. `place`
+    /// is the source itself or a path in it, and `known` is the file with the recorded state of `place`.
     pub(crate) fn is_touched(
         &self,
         source: &Path,
@@ -42,7 +41,8 @@ impl Git<'_> {
         Ok(false)
     }
 
-    /// Returns whether git tracks one of these files of a checkout, or, with `untracked`, does not ignore one.
+    /// Returns whether git tracks one of these files of a checkout. With `untracked`, also counts files that git does
+    /// not ignore.
     fn counts(&self, checkout: &Path, files: &[PathBuf], untracked: bool) -> Result<bool> {
         let others: &[&str] = match untracked {
             true => &["--others", "--exclude-standard"],
@@ -56,8 +56,8 @@ impl Git<'_> {
     }
 }
 
-/// Returns the files that changed since, below the place or the repository in it that they are in; with `first_only`,
-/// none of the repositories in another one.
+/// Returns the files that changed since, by the repository that contains them, or else by `place`. With `first_only`,
+/// skips repositories inside another one.
 fn touched_files(
     source: &Path,
     place: &Path,
@@ -79,7 +79,7 @@ fn touched_files(
         && let Some(found) = if_exists(fs::symlink_metadata(&at))?
     {
         if found.is_symlink() {
-            // It counts with what it leads to in the source.
+            // A link counts with its target in the source.
             let (top, real) = (fs::canonicalize(source)?, fs::canonicalize(&at).ok());
             next = real.filter(|real| real.starts_with(&top));
         }
@@ -96,7 +96,7 @@ fn touched_files(
             false => above,
         };
         let entries = match fs::read_dir(&directory) {
-            // Steps have no more rights.
+            // Steps have no more rights than this process.
             Err(error) if error.kind() == ErrorKind::PermissionDenied => continue,
             entries => if_exists(entries)?,
         };
@@ -128,7 +128,7 @@ mod tests {
     use super::super::tests::{me, repository, run};
     use super::*;
 
-    /// Compares with the beginning of time: every file was written since.
+    /// Compares with the epoch, so that every file counts as written since.
     fn is_touched(source: &Path, steps_write: bool) -> bool {
         let (none, epoch) = (source.join(".git/none"), SystemTime::UNIX_EPOCH);
         Git::new(me())
@@ -147,7 +147,7 @@ mod tests {
             fs::remove_file(outer.path().join(name)).unwrap();
         }
         assert!(!is_touched(outer.path(), true));
-        // Where no step can write, somebody else did.
+        // If no step can write, another process did.
         assert!(is_touched(outer.path(), false));
     }
 

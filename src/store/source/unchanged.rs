@@ -1,8 +1,8 @@
 //! Owns checking whether a source is unchanged, by names, inodes, sizes, modes and change times only.
 //!
-//! Nobody can set a change time, so content that was rewritten with its old time and size is detected too. A
-//! directory with an unchanged change time has the same names: its files are queried by name, without listing or
-//! sorting.
+//! No process can set a change time, so content that was rewritten with its old time and size is detected too. A
+//! directory with an unchanged change time has the same names: the check queries its files by name, without listing
+//! or sorting.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,9 +18,9 @@ use crate::sys::atomic;
 use crate::sys::error::Result;
 use crate::tree::work_queue::Queue;
 
-/// Changes closer together than this may have the same time, whatever the file system's clock.
+/// Changes closer together than this may get the same time, whatever the granularity of the file system's clock.
 const SETTLED: Duration = Duration::from_secs(2);
-/// Files directly in git's own directories that do not affect the checkout, or that mere reading changes.
+/// Entries of git directories that do not affect the checkout, or that change when git only reads.
 const GIT_OWN: [&[u8]; 7] = [
     b"objects",
     b"logs",
@@ -30,12 +30,12 @@ const GIT_OWN: [&[u8]; 7] = [
     b"ORIG_HEAD",
     b"COMMIT_EDITMSG",
 ];
-/// Where submodules' git directories are.
+/// Location of the git directories of submodules.
 const MODULES: &[u8] = b".git/modules/";
 /// Buffer size of one listing call.
 const LISTING: usize = 64 * 1024;
 const MOST_THREADS: usize = 8;
-/// Directories that a thread takes at a time.
+/// Number of directories that a thread takes at a time.
 const SHARE: usize = 16;
 const WANTED: StatxFlags = StatxFlags::TYPE
     .union(StatxFlags::MODE)
@@ -48,10 +48,11 @@ const DIRECTORY: OFlags = OFlags::DIRECTORY
 /// Header of the file that caches a fingerprint, with the version of its format.
 const MAGIC: &[u8] = b"rockenv source 3\n";
 
-/// What a source looked like, as a line of records, one for each directory:
+/// Recorded state of a source: a sequence of records, one for each directory.
 ///
 /// ```text
-/// length of what follows, 4 bytes; change time, 12; digest of its files' inodes, sizes, modes and change times, 32; inode, 8; mode, 4;
+/// length of what follows, 4 bytes; change time, 12; digest of its files' inodes, sizes, modes and change times, 32;
+/// inode, 8; mode, 4;
 /// path below the source, files' names, an empty name, directories' names: each with a zero at its end
 /// ```
 #[derive(Debug, PartialEq, Eq)]
@@ -61,12 +62,12 @@ pub(super) struct Stamp {
     newest: i64,
 }
 
-/// What one thread has seen: a record of each directory, and the newest change.
+/// Findings of one thread: a record of each directory, and the newest change.
 #[derive(Debug, Default)]
 struct Seen {
     records: Vec<Vec<u8>>,
     newest: i64,
-    /// Something could not be examined, or is outside the source.
+    /// An entry could not be examined, or leads outside the source.
     failed: bool,
 }
 
@@ -75,7 +76,7 @@ struct Seen {
 struct Record<'a> {
     /// When an entry was last added or removed.
     changed: &'a [u8],
-    /// Everything after that.
+    /// All fields after `changed`.
     rest: &'a [u8],
     digest: &'a [u8],
     /// Inode and mode.
@@ -86,8 +87,8 @@ struct Record<'a> {
 }
 
 impl Stamp {
-    /// Examines everything below a directory; `None` if that proves nothing, as for a checkout whose git directory is
-    /// elsewhere.
+    /// Examines everything below a directory. Returns `None` if that proves nothing, as for a checkout whose git
+    /// directory is elsewhere.
     pub(super) fn of(root: &Path) -> Option<Self> {
         let top = open(root)?;
         let queue = Queue::new();
@@ -118,19 +119,19 @@ impl Stamp {
         })
     }
 
-    /// Returns whether its last change is so long ago that another change now would have another time.
+    /// Returns whether the last change is old enough that a new change would get another time.
     pub(super) fn is_settled(&self) -> bool {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let newest = Duration::from_secs(u64::try_from(self.newest).unwrap_or(0));
         now.is_ok_and(|now| now > newest + SETTLED)
     }
 
-    /// Returns whether nothing below a directory was touched since.
+    /// Returns whether everything below a directory still matches the stamp.
     pub(super) fn holds(&self, root: &Path) -> bool {
         holds(&self.records, root)
     }
 
-    /// Writes it to a file, with the source's fingerprint.
+    /// Writes the stamp to a file, with the source's fingerprint.
     pub(super) fn remember(&self, file: &Path, fingerprint: &str) -> Result<()> {
         if let Some(parent) = file.parent() {
             fs::create_dir_all(parent)?;
@@ -141,7 +142,7 @@ impl Stamp {
     }
 }
 
-/// Returns the fingerprint from a file, if nothing below a directory was touched since it was written.
+/// Returns the fingerprint from a file, if everything below a directory still matches the stamp there.
 pub(super) fn recall(file: &Path, root: &Path) -> Option<String> {
     let bytes = fs::read(file).ok()?;
     let after = bytes.strip_prefix(MAGIC)?;
@@ -153,7 +154,8 @@ pub(super) fn recall(file: &Path, root: &Path) -> Option<String> {
     holds(records, root).then(|| fingerprint.to_owned())
 }
 
-/// Returns whether all directories match their records. An unrecorded directory is a new name in a recorded one.
+/// Returns whether all directories match their records. A new directory needs no record: it is a new name in a
+/// recorded one.
 fn holds(records: &[u8], root: &Path) -> bool {
     let (Some(records), Some(top)) = (split(records), open(root)) else {
         return false;
@@ -218,7 +220,7 @@ impl<'a> Record<'a> {
             return Some(false);
         }
         if changed(&stat) != self.changed {
-            // An entry came or went, which may be one that does not count, or may be back as before.
+            // An entry was added or removed. It may be one that does not count, or the names may be the same again.
             let mut seen = Seen::default();
             let mut listing = Vec::with_capacity(LISTING);
             seen.scan_directory(
@@ -245,7 +247,7 @@ impl<'a> Record<'a> {
 }
 
 impl Seen {
-    /// Examines the files of a directory, and pushes its subdirectories on the stack.
+    /// Examines the files of a directory, and pushes its subdirectories onto the stack.
     fn scan_directory(
         &mut self,
         root: &Path,
@@ -284,7 +286,7 @@ impl Seen {
             self.newest = self.newest.max(stat.stx_ctime.tv_sec);
             hash.update(looks(&stat));
             files.extend_from_slice(&name);
-            // A submodule's, or that of a work tree whose repository is elsewhere.
+            // A submodule has a `.git` file, and so has a work tree whose repository is elsewhere.
             if plain == b".git" && !leads_inside(root, path) {
                 self.failed = true;
             }
@@ -307,8 +309,8 @@ impl Seen {
     }
 }
 
-/// Returns whether a directory below `.git`, or that itself, is a repository's own: elsewhere there, names are those
-/// of branches and submodules.
+/// Returns whether a directory at or below `.git` is a git directory itself. The other directories there contain
+/// names of branches and submodules.
 fn is_git_directory(path: &[u8], entries: &[(Vec<u8>, Statx)]) -> bool {
     let has = |wanted: &[u8]| entries.iter().any(|(name, _)| name == wanted);
     let is_module = || path.windows(MODULES.len()).any(|part| part == MODULES);
@@ -330,7 +332,7 @@ fn open(root: &Path) -> Option<OwnedFd> {
     openat(rustix::fs::CWD, root, flags, Mode::empty()).ok()
 }
 
-/// Returns the entries of a directory, each name with a zero at its end.
+/// Returns the entries of a directory, with NUL-terminated names.
 fn list(fd: &OwnedFd, listing: &mut Vec<u8>) -> rustix::io::Result<Vec<(Vec<u8>, Statx)>> {
     let mut entries = Vec::new();
     let mut raw = RawDir::new(fd, listing.spare_capacity_mut());
@@ -349,7 +351,7 @@ fn entry(fd: impl AsFd, name: &CStr) -> rustix::io::Result<Statx> {
     statx(fd, name, flags, WANTED)
 }
 
-/// Returns everything about a file that reveals a change.
+/// Returns the metadata of a file that reveals a change.
 fn looks(stat: &Statx) -> [u8; 32] {
     let mut bytes = [0; 32];
     bytes[..12].copy_from_slice(&own(stat));
@@ -372,7 +374,7 @@ fn changed(stat: &Statx) -> [u8; 12] {
     bytes
 }
 
-/// Returns whether the file `.git` in a directory names a directory below `root`.
+/// Returns whether the `.git` file of a directory points below `root`.
 fn leads_inside(root: &Path, directory: &[u8]) -> bool {
     use std::os::unix::ffi::OsStrExt as _;
     let directory = root.join(std::ffi::OsStr::from_bytes(directory));
@@ -415,7 +417,7 @@ mod tests {
         fs::write(source.join("below/deep"), "deep").unwrap();
         std::os::unix::fs::symlink("kept", source.join("link")).unwrap();
         while !Stamp::of(source).unwrap().is_settled() {
-            // Too young to be cached.
+            // The source is too young to be cached.
             git.remembered_fingerprint(source, &known).unwrap();
             assert!(!known.exists() || Stamp::of(source).unwrap().is_settled());
             std::thread::sleep(Duration::from_millis(100));
@@ -423,7 +425,7 @@ mod tests {
         let before = git.remembered_fingerprint(source, &known).unwrap();
         assert!(known.exists());
         assert_eq!(before, git.fingerprint(source).unwrap());
-        // The cache answers: a forged answer is used as long as nothing was changed.
+        // A forged cache entry shows that the cache is used while nothing changes.
         let real = fs::read(&known).unwrap();
         Stamp::of(source)
             .unwrap()
@@ -432,14 +434,14 @@ mod tests {
         for read in [Git::known_fingerprint, Git::remembered_fingerprint] {
             assert_eq!(read(git, source, &known).unwrap(), "planted");
         }
-        // A truncated file or one of another version is ignored; and one that is younger than the source.
+        // A truncated file is ignored.
         for length in (0..real.len()).step_by(7).chain([real.len() - 1]) {
             fs::write(&known, &real[..length]).unwrap();
             assert_eq!(recall(&known, source), None, "{length}");
         }
         fs::write(&known, &real).unwrap();
         assert_eq!(recall(&known, source).unwrap(), before);
-        // A name that came and went changes only its directory.
+        // Adding and removing a name changes only the directory.
         fs::write(source.join("passing"), "").unwrap();
         assert_eq!(recall(&known, source), None);
         fs::remove_file(source.join("passing")).unwrap();
@@ -503,7 +505,7 @@ mod tests {
         let stamp = Stamp::of(path).unwrap();
         git.fingerprint(path).unwrap();
         assert!(stamp.holds(path));
-        // Neither do git's own files when somebody else reads.
+        // Files that git itself writes do not count either.
         for name in ["FETCH_HEAD", "index.lock"] {
             fs::write(path.join(".git").join(name), "").unwrap();
             assert!(stamp.holds(path), "{name}");
@@ -537,7 +539,7 @@ mod tests {
                 assert!(!stamp.holds(outer.path()), "{below} {name}");
             }
         }
-        // What reading may change.
+        // Files that change when git only reads do not count.
         let stamp = Stamp::of(path).unwrap();
         for name in [
             ".git/logs/x",

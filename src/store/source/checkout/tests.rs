@@ -1,9 +1,9 @@
-//! Checkouts that others write to.
+//! Tests of checkouts that other processes write to.
 
 use super::super::tests::{me, repository, run};
 use super::*;
 
-/// Fails unless git sees the same in a checkout as with its own directory.
+/// Fails unless git reports the same for a [`Checkout`] as for the repository itself.
 #[track_caller]
 fn same(git: &Git<'_>, path: &Path, changed: bool) {
     let status = ["status", "--porcelain=v2", "-z", "--untracked-files=all"];
@@ -13,7 +13,7 @@ fn same(git: &Git<'_>, path: &Path, changed: bool) {
     assert_eq!(!own.is_empty(), changed, "{own}");
     let head = git.run(path, &["rev-parse", "HEAD"]).unwrap();
     let head = format!("git:{}", head.trim());
-    // What a sparse checkout lacks is a difference too.
+    // Files outside a sparse checkout are differences too.
     let lacks = path.join(".git/info/sparse-checkout").exists();
     assert_eq!(git.fingerprint(path).unwrap() != head, changed || lacks);
     let place = checkout.place.path.clone();
@@ -135,7 +135,7 @@ fn what_no_git_wrote_is_refused_without_waiting() {
         );
         fs::remove_file(&path).unwrap();
     }
-    // git does not look below what is ignored, or into another repository.
+    // git skips ignored directories and other repositories.
     let clean = git.fingerprint(directory.path()).unwrap();
     fs::write(own.join("info/exclude"), "/d\n").unwrap();
     fs::create_dir_all(directory.path().join("d/e")).unwrap();
@@ -203,7 +203,7 @@ fn replaced_objects_are_not_the_commits() {
     let new = run(&["hash-object", "-w", "a"]);
     run(&["replace", &old, &new]);
     run(&["reset", "--quiet", "--hard"]);
-    // git reads what is as old as the index.
+    // git rereads files that are as old as the index, so the index must be newer.
     let index = fs::File::options()
         .write(true)
         .open(path.join(".git/index"));
