@@ -1,4 +1,5 @@
-//! Owns containers at services that carry a store's labels, and finding those that belong to no env any more.
+//! Owns the containers at services that carry a store's labels, and the search for those that no longer belong to an
+//! env.
 
 use std::path::PathBuf;
 
@@ -16,7 +17,7 @@ pub struct ContainerItem {
     pub id: String,
     /// Id of the env that it was made for.
     pub env: Option<EnvId>,
-    /// Its tree, if it is one.
+    /// Its live tree, if it has one.
     pub tree: Option<TreeId>,
 }
 
@@ -24,7 +25,7 @@ impl Store {
     /// Reads everything, including the store's containers at services. A service that does not answer counts as
     /// empty.
     pub fn inventory_with(&self, services: &[Service]) -> Result<Inventory> {
-        // Before the envs: by then, the maker of a container has recorded its env and tree.
+        // List containers before the envs: by then, the command that made a container has recorded its env and tree.
         let mut containers = Vec::new();
         let id = self.id()?;
         let asked = services.iter().filter(|_| !id.is_empty());

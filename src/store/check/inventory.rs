@@ -21,7 +21,7 @@ use crate::store::{Layer, Lock, Record, Store, journal, lock};
 use crate::sys::error::{Kind, Result, if_exists};
 use crate::tree::Method;
 
-/// Part of the name of everything that a repair sets aside.
+/// Part of the names of files that a repair sets aside.
 pub(in crate::store) const ASIDE: &str = ".damaged-";
 
 /// A file's state and content.
@@ -69,7 +69,7 @@ pub struct Inventory {
     pub owner: u32,
     /// The store's own directories.
     pub directories: Vec<Directory>,
-    /// What is in place of some of them. Then nothing else was read.
+    /// Obstacles in place of some of them. If there are any, nothing else was read.
     pub obstacles: Vec<Obstacle>,
     pub envs: BTreeMap<EnvName, EnvItem>,
     pub layers: BTreeMap<String, LayerItem>,
@@ -104,7 +104,7 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Names what others could do.
+    /// Describes what other users could do.
     pub fn risk(&self) -> &'static str {
         match self.found {
             Some((_, mode)) if mode & 0o022 != 0 => "write to it",
@@ -119,12 +119,12 @@ pub struct EnvItem {
     pub record: Read<Record>,
     /// A command holds its lock.
     pub busy: bool,
-    /// The command that it should have ended with is gone.
+    /// It is ephemeral, and its owning command is gone.
     pub left: bool,
     /// A container's state exists.
     pub state: bool,
     pub journal: Read<usize>,
-    /// Without a live tree that has lost its files.
+    /// Trees on disk, except for a live tree whose files are gone.
     pub trees: BTreeSet<String>,
     /// Why its spec cannot be read.
     pub damaged_spec: Option<String>,
@@ -233,7 +233,7 @@ impl Store {
             }
         }
         let trash = root.join("trash");
-        // It is its own lock.
+        // The directory is its own lock.
         if !matches!(Lock::try_directory(&trash), Ok(None)) {
             let entries = names(&trash)?;
             inventory.trash = Some(entries.iter().filter(|name| *name != "lock").count());
@@ -265,7 +265,7 @@ impl Store {
     fn read_images(&self, inventory: &mut Inventory) -> Result<()> {
         let images = self.root().join("images");
         let found = names(&images)?;
-        // After them: a build's lock is there before what it works on.
+        // Listed after the images: a build takes its lock before it creates its directory.
         let references = names(&images.join("refs"))?;
         for name in found {
             let directory = images.join(&name);
@@ -346,7 +346,7 @@ fn env(store: &Store, name: &EnvName, aside: &mut Vec<PathBuf>) -> Result<EnvIte
         other => other,
     };
     let is_held = is_busy(&lock::env_lock(directory));
-    // Its container ends as soon as a command needs the env.
+    // An idle container ends as soon as a command needs the env.
     let waits = is_held && store.has_idle_container(name);
     let busy = is_held && !waits;
     let mut trees: BTreeSet<String> = names(&directory.join("trees"))?.into_iter().collect();
@@ -389,13 +389,13 @@ fn results_faults(results: &Path) -> Vec<String> {
     found.unwrap_or_else(|error| vec![error.chain().join(": ")])
 }
 
-/// Returns the results that an env has lost. A user's directory may be another env's by now, and files that a user
-/// changed are the user's.
+/// Returns the step results that an env has lost. Skips users' directories, which another env may use by now, and
+/// files that the user changed.
 fn lost_results(store: &Store, record: &Record, spec: &Spec) -> Vec<String> {
     let Some(head) = record.head.layer.as_ref().filter(|_| record.complete) else {
         return Vec::new();
     };
-    // Faults in layers are reported there.
+    // The layers' own faults are reported with the layers.
     let differences = store.differences(head, spec, false).unwrap_or_default();
     let is_ours = |name: &str| {
         let volume = spec.volume(name);
@@ -432,12 +432,12 @@ fn is_directory(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir())
 }
 
-/// Returns whether a lock is held, without making its file.
+/// Returns whether a lock is held, without creating the lock file.
 pub(in crate::store) fn is_busy(path: &Path) -> bool {
     path.exists() && matches!(Lock::try_exclusive(path), Ok(None))
 }
 
-/// The version in a description.
+/// The version field of a description.
 #[derive(Deserialize)]
 struct Versioned {
     version: u32,
@@ -460,7 +460,7 @@ pub(super) fn read<T: DeserializeOwned>(path: &Path) -> Read<T> {
     }
 }
 
-/// Returns the sorted names in a directory; none if it is absent.
+/// Returns the sorted names in a directory; empty if the directory is missing.
 pub(in crate::store) fn names(directory: &Path) -> Result<Vec<String>> {
     let Some(entries) = if_exists(fs::read_dir(directory))? else {
         return Ok(Vec::new());

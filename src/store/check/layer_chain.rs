@@ -10,7 +10,7 @@ use crate::tree::Method;
 /// Why a layer cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// It is damaged itself.
+    /// The layer itself is damaged.
     Own(String),
     /// The layer below it is missing.
     Parent(String),
@@ -70,7 +70,7 @@ impl Inventory {
         false
     }
 
-    /// Returns why an env cannot use a layer, if so.
+    /// Returns why an env cannot use a layer; `None` if it can.
     pub(super) fn chain_fault(&self, top: &str) -> Option<String> {
         let mut next = Some(top);
         let mut steps = 0;

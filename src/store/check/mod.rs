@@ -27,7 +27,7 @@ pub(crate) struct Problem {
     /// The object, such as "env `gfx1103`".
     pub object: String,
     pub message: String,
-    /// What to type.
+    /// Advice, usually a command.
     pub help: String,
     #[serde(skip)]
     pub fix: Fix,
@@ -37,7 +37,7 @@ pub(crate) struct Problem {
 pub(crate) enum Fix {
     /// Make the directory, or correct its owner and mode.
     Directory(&'static str),
-    /// Rename it, so that it is neither used nor lost; the path is relative to the store.
+    /// Rename it, so that nothing uses it and nothing is lost. The path is relative to the store.
     SetAside(PathBuf),
     /// Forget a layer's parent, which it does not need because its tree is complete.
     Cut(String),
@@ -57,16 +57,16 @@ pub(crate) enum Fix {
     Merge(String, String),
     /// Discard a reference to a missing image.
     Reference(String),
-    /// Remove a container of no env: its service's socket, and its id.
+    /// Remove a container that belongs to no env: the service's socket, and the container's id.
     Container(PathBuf, String),
-    /// Nothing can be done here.
+    /// No repair can fix it.
     Nothing,
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Findings {
     pub problems: Vec<Problem>,
-    /// Notes, each with what to type.
+    /// Notes, each with advice.
     pub notes: Vec<(String, String)>,
 }
 
@@ -147,7 +147,8 @@ impl Examination<'_> {
         }
     }
 
-    /// What such a directory should contain is unknown, and what is there instead is not rockenv's.
+    /// Reports obstacles in place of the store's directories. They are not rockenv's, and hide what the store
+    /// contains.
     fn obstacles(&mut self) {
         for obstacle in &self.store.obstacles {
             self.unfixable(
@@ -158,7 +159,8 @@ impl Examination<'_> {
         }
     }
 
-    /// Files of another version are not damaged, and files that look unused to this version may be used.
+    /// Reports files of another version. They are not damaged, and files that look unused to this version may be in
+    /// use.
     fn foreign(&mut self) {
         for (path, why) in &self.store.foreign {
             let help = "use the version that wrote it, or move the store away and begin a new one";
@@ -297,7 +299,7 @@ impl Examination<'_> {
                 }
             }
             Read::Fine(record) => {
-                // The journal may name the tree's new place, so it comes first.
+                // The journal may name the tree's new place, so it must be applied first.
                 if !journalled {
                     for message in self.store.losses(record, env) {
                         self.problem(object.clone(), message, Fix::Forget(name.to_owned()));
@@ -350,7 +352,7 @@ impl Examination<'_> {
     }
 
     fn volumes(&mut self) {
-        // A running command may be making one.
+        // A running command may be creating a volume.
         if self.store.is_busy() {
             return;
         }
@@ -378,7 +380,8 @@ impl Examination<'_> {
                     format!("{object} may belong to an env whose record is damaged"),
                     REPAIR,
                 ),
-                // It may be the last of an env that lost its record, and hours of work: only the user may delete it.
+                // It may be all that is left of an env without a record, and hours of work. Only the user may delete
+                // it.
                 None => self.note(
                     format!("{object} belongs to no known env"),
                     format!(
@@ -402,8 +405,8 @@ impl Examination<'_> {
                 );
             }
         }
-        // Every command that discards something starts a process that deletes it. That process may not have got to it
-        // yet; if it was killed, nothing is lost.
+        // A command that discards data starts a process that deletes it. That process may still be at work. If it was
+        // killed, nothing is lost.
         if let Some(entries) = self.store.trash.filter(|entries| *entries > 0) {
             self.note(
                 format!("the trash contains {} to delete", count(entries, "thing")),
@@ -436,7 +439,7 @@ impl Inventory {
         self.envs.values().any(|env| env.busy)
     }
 
-    /// Returns whether there are envs without reliable records: a rebuilt record may have another id.
+    /// Returns whether an env has no reliable record. A rebuilt record may have another id.
     fn lost_records(&self) -> bool {
         self.envs
             .values()
@@ -523,7 +526,7 @@ impl Inventory {
         record
     }
 
-    /// A missing live tree may have become a layer that the record does not name yet.
+    /// Adds the layer that a missing live tree became, if the record does not name it yet.
     fn adopt_published(&self, record: &mut Record, tree: &TreeId) {
         let mut layers = self.fine_layers();
         let layer = layers.find(|layer| layer.tree.as_ref() == Some(tree));

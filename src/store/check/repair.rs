@@ -1,5 +1,5 @@
-//! Owns repairing a store, under the locks and without losing anything. Damaged files are renamed, unused ones go to
-//! the trash; sources, caches and outputs are never touched.
+//! Owns the repair of a store, under the locks and without losing data. Damaged files are renamed, and unused ones go
+//! to the trash. Sources, caches and outputs are never touched.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::PermissionsExt as _;
@@ -29,12 +29,12 @@ use crate::ui::size;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Attempt {
     pub problem: Problem,
-    /// What was done, if worth mentioning.
+    /// A message about the repair, if there is something to say.
     pub done: std::result::Result<Option<String>, String>,
 }
 
-/// Repairs what can be repaired. One repair may reveal the next: an env's record is examined again once its layers
-/// are final.
+/// Repairs a store as far as possible. One repair may reveal the next: an env's record is examined again once its
+/// layers are final.
 pub(crate) fn repair(store: &Store, services: &[Service]) -> Result<Vec<Attempt>> {
     let mut attempts: Vec<Attempt> = Vec::new();
     let mut tried: BTreeSet<(String, Fix)> = BTreeSet::new();
@@ -62,8 +62,8 @@ pub(crate) fn repair(store: &Store, services: &[Service]) -> Result<Vec<Attempt>
             attempts.push(Attempt { problem, done });
         }
         if !progress {
-            // Waiting trash is no problem, but no other command may come to empty it. With files of a newer version
-            // around, leave it alone.
+            // Trash is no problem, but no later command may come to empty it. If a newer version wrote files,
+            // leave the trash alone.
             if inventory.foreign.is_empty() && inventory.obstacles.is_empty() {
                 store.empty_trash()?;
             }
@@ -109,7 +109,7 @@ fn fix(store: &Store, inventory: &Inventory, fix: &Fix) -> Result<Option<String>
         }
         Fix::Spec(name) => {
             let mut env = store.lock_env(name, "fsck", Duration::ZERO)?;
-            // `up` may have written another one meanwhile.
+            // `up` may have written a new spec meanwhile.
             if store.spec(name).is_ok() {
                 return Ok(None);
             }
@@ -139,13 +139,13 @@ fn fix(store: &Store, inventory: &Inventory, fix: &Fix) -> Result<Option<String>
     Ok(None)
 }
 
-/// Returns whether the problem is still there under the lock: another command may have repaired it.
+/// Returns whether the problem persists under the lock. Another command may have repaired it.
 fn is_still_wrong(store: &Store, fix: &Fix) -> Result<bool> {
     let problems = examine(&store.inventory()?).problems;
     Ok(problems.iter().any(|problem| problem.fix == *fix))
 }
 
-/// Makes one of the store's own directories, or takes it over. What a link leads to is not the store's.
+/// Creates one of the store's own directories, or takes it over. Refuses a link, whose target is not the store's.
 fn make_private(path: &Path, owner: u32) -> Result<()> {
     use fs_err::os::unix::fs::OpenOptionsExt as _;
     match fs::create_dir(path) {
@@ -184,7 +184,7 @@ fn lock_env_only(store: &Store, name: &EnvName) -> Result<Lock> {
     lock_alone(&store.env_dir(name), name, "fsck", Duration::ZERO)
 }
 
-/// Takes every env's lock, or none, so that no layers are merged meanwhile.
+/// Takes every env's lock, or none, so that no command merges layers meanwhile.
 fn every_env(store: &Store) -> Result<Vec<Lock>> {
     let mut held = Vec::new();
     for name in store.env_names()? {
@@ -217,7 +217,7 @@ fn forget(store: &Store, name: &EnvName) -> Result<Option<String>> {
     };
     let repaired = inventory.without_losses(&record, item);
     let mut done = None;
-    // Changes based on a missing layer cannot be shown any more, but they are the user's.
+    // Changes on top of a missing layer are unusable, but they belong to the user.
     if let Some(tree) = &record.head.tree
         && repaired.head.tree.is_none()
         && item.trees.contains(tree.as_str())
@@ -315,7 +315,7 @@ fn record_from(inventory: &Inventory, name: &EnvName, spec: &Spec) -> Result<Opt
         return Ok(None);
     };
     let mut record = Record::new(spec, id, image_key, Timestamp::now());
-    // It must not lead to another env.
+    // The recorded command must not lead to another env.
     let named = Spec {
         name: name.clone(),
         ..spec.clone()
@@ -363,7 +363,7 @@ fn owner(inventory: &Inventory, name: &EnvName, snapshots: &[(&&Layer, String)])
 }
 
 impl Inventory {
-    /// Returns the layers that no step makes again and no record needs.
+    /// Returns the layers that have no step's key and that no record needs.
     fn nameless(&self) -> impl Iterator<Item = &Layer> {
         let mut named = BTreeSet::new();
         for top in self.fine_records().flat_map(|(_, record)| record.layers()) {
@@ -379,9 +379,9 @@ impl Inventory {
     }
 }
 
-/// Adds the volumes `<id>-<name>-<random>` to a record, also those that the spec does not name any more. Of several
-/// with one name, only one can be the env's: the others get another id, so that nothing discards them. Returns their
-/// new paths.
+/// Adds the volumes `<id>-<name>-<random>` to a record, including those that the spec no longer names. Of several
+/// volumes with the same name, the env gets one. The others get another id, so that nothing discards them. Returns
+/// their new paths.
 fn adopt_volumes(
     store: &Store,
     inventory: &Inventory,
@@ -411,7 +411,7 @@ fn adopt_volumes(
         }
     }
     for (name, mut ids) in found {
-        // What the damaged record still says, then what snapshots were taken with, then the newest one.
+        // Prefers the volume in the damaged record, then one in a layer, then the newest.
         ids.sort_by_cached_key(|id| {
             let changed = fs::symlink_metadata(place.join(id)).and_then(|found| found.modified());
             (damaged.contains(id.as_str()), is_in_layer(id), changed.ok())
@@ -488,7 +488,8 @@ pub(crate) fn repair_format(root: &Path, write: bool) -> Result<Option<Problem>>
     }))
 }
 
-/// Returns whether rockenv wrote what is in a directory, which a repair may delete. Names of directories prove nothing.
+/// Returns whether rockenv wrote the content of a directory, which a repair may delete. Directory names prove
+/// nothing.
 fn is_written_by_rockenv(root: &Path) -> Result<bool> {
     let text = |name: &str| fs::read_to_string(root.join(name)).unwrap_or_default();
     let id = text("id");
@@ -517,7 +518,7 @@ fn is_written_by_rockenv(root: &Path) -> Result<bool> {
     Ok(false)
 }
 
-/// Determines how trees are kept from existing ones, or else from the file system's abilities.
+/// Determines the snapshot method from existing trees, or else from the file system's capabilities.
 fn method_of(root: &Path) -> Result<Method> {
     for name in names(&root.join("layers"))? {
         if root.join("layers").join(&name).join("diff").is_dir() {
