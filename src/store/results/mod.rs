@@ -1,7 +1,7 @@
 //! Owns step results in output volumes, which are not part of any snapshot: a step's layer has a copy,
 //! `results/<volume>`, and every env with that layer gets it.
 //!
-//! Anything else in an output directory belongs to somebody else. Links are kept as text and never followed.
+//! Other files in an output directory are not rockenv's. Links are kept as text and never followed.
 
 mod restore;
 mod stale;
@@ -31,23 +31,23 @@ use crate::tree::writer::Writer;
 pub struct Results {
     /// The combined listing.
     pub listing: Listing,
-    /// The layer that has each of them.
+    /// The layer that has each result.
     layers: BTreeMap<PathBuf, LayerId>,
 }
 
 /// How an output directory differs from a result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ResultState {
-    /// Not at all.
+    /// It does not differ.
     Same,
     Missing,
-    /// Something on the way to it is not a directory.
+    /// An entry in its path is not a directory.
     Blocked,
     /// It has the same content, but is not the expected hard link.
     Unlinked,
     /// It has other permissions, as a phrase.
     Mode(String),
-    /// Something else is there, as a phrase.
+    /// Another kind of entry or other content is there, as a phrase.
     Other(String),
 }
 
@@ -73,10 +73,10 @@ impl ResultState {
 #[derive(Clone, Debug)]
 pub struct Difference {
     pub volume: String,
-    /// The path below it.
+    /// Path below the volume.
     pub path: PathBuf,
     pub layer: LayerId,
-    /// What was found.
+    /// The state that was found.
     pub state: ResultState,
 }
 
@@ -86,7 +86,7 @@ pub(crate) fn outputs(spec: &Spec) -> impl Iterator<Item = &Volume> {
 }
 
 impl Store {
-    /// Returns the directory of an output volume. Refuses one that a step may have put a link in place of.
+    /// Returns the directory of an output volume. Refuses one that a step may have replaced with a link.
     pub fn output_dir(&self, spec: &Spec, volume: &Volume) -> Result<PathBuf> {
         match &volume.source {
             VolumeSource::Path(path) => real_path(spec, path).map(|_| path.clone()),
@@ -102,8 +102,8 @@ impl Store {
         self.layer_dir(layer).join("results")
     }
 
-    /// Returns the results of the steps up to a layer, by output volume. If several steps wrote a file, the last
-    /// one's.
+    /// Returns the results of the steps up to a layer, by output volume. If several steps wrote a file, the last one
+    /// wins.
     pub fn results(&self, top: &LayerId, spec: &Spec) -> Result<BTreeMap<String, Results>> {
         let mut found: BTreeMap<String, Results> = outputs(spec)
             .map(|volume| (volume.name.clone(), Results::default()))
@@ -126,8 +126,8 @@ impl Store {
         Ok(found)
     }
 
-    /// Compares an env's output volumes with the results of the steps up to a layer. `exactly`: by content, even if
-    /// size and time are the same.
+    /// Compares an env's output volumes with the results of the steps up to a layer. With `exactly`, compares content
+    /// even if size and time are the same.
     pub fn differences(
         &self,
         top: &LayerId,
@@ -155,7 +155,8 @@ impl Store {
         Ok(differences)
     }
 
-    /// Returns the name of a layer's step, for messages: another env, which made it, may have another one.
+    /// Returns the name of a layer's step, for messages. The env that made the layer may call the step by another
+    /// name.
     pub fn title_of(&self, layer: &LayerId, spec: &Spec) -> String {
         let Some(layer) = self.layer(layer).ok().flatten() else {
             return String::new();
@@ -167,15 +168,15 @@ impl Store {
 }
 
 impl Results {
-    /// Returns what was left, with the layer that has it.
+    /// Returns each result with the layer that has it.
     fn entries(&self) -> impl Iterator<Item = (&Path, &ListingEntry, &LayerId)> {
         let entries = self.listing.entries.iter();
         entries.map(|(path, entry)| (path.as_path(), entry, &self.layers[path]))
     }
 }
 
-/// Compares the entry at a path below a directory with a result. `exactly`: a file's content, even if size and time
-/// are the same.
+/// Compares the entry at a path below a directory with a result. With `exactly`, compares a file's content even if
+/// size and time are the same.
 pub(crate) fn compare(
     entry: &ListingEntry,
     directory: &Path,
@@ -215,7 +216,7 @@ pub(crate) fn compare(
     };
     let is_file = matches!(entry.content, Content::File { .. });
     if is_file && (exactly || entry.mtime != there.mtime) {
-        // Older versions recorded no digest, so the time must do.
+        // Older versions recorded no digest, so the time must match.
         let same = match sha256 {
             Some(sha256) => export::digest(directory, path)? == *sha256,
             None => entry.mtime == there.mtime,
@@ -239,7 +240,7 @@ pub(crate) fn compare(
     }
 }
 
-/// Opens an output directory, made if it is missing.
+/// Opens an output directory, creating it if it is missing.
 fn output_writer(directory: &Path, spec: &Spec) -> Result<Writer> {
     if directory.exists() {
         return Writer::open(directory, export::owner(directory)?, true);

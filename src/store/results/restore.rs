@@ -1,4 +1,4 @@
-//! Owns restoring step results to output volumes: what goes there, what is in its way, and writing it.
+//! Owns restoring step results to output volumes: which results to write, which files block them, and writing them.
 
 use std::collections::BTreeSet;
 use std::os::fd::AsFd as _;
@@ -24,17 +24,17 @@ pub struct BlockedResult {
     pub path: PathBuf,
     /// The step whose result is blocked.
     pub step: String,
-    /// That step is an export, which does not write over the file if it runs again.
+    /// That step is an export, which does not overwrite the file if it runs again.
     pub is_export: bool,
 }
 
 impl BlockedResult {
-    /// Says so. The file may have been changed, or be one that a removed env or another one has left.
+    /// Describes the problem. The file may have been changed, or another env, even a removed one, may have left it.
     pub fn message(&self) -> String {
         format!("{} is not as step `{}` left it", self.place(), self.step)
     }
 
-    /// Returns whether both are in the same place.
+    /// Returns whether both are at the same path.
     pub fn is_same(&self, other: &Self) -> bool {
         (&self.volume, &self.path) == (&other.volume, &other.path)
     }
@@ -57,7 +57,7 @@ struct Item {
     layer: LayerId,
     /// The existing entry is a result too, and is replaced.
     replaces: bool,
-    /// The same for the content of the existing directory, innermost first.
+    /// Results to remove from the existing directory, innermost first, and whether each is a directory.
     clears: Vec<(PathBuf, bool)>,
 }
 
@@ -71,7 +71,7 @@ struct VolumeRestore {
     listing: Listing,
 }
 
-/// Everything to do about results that an env's output lacks.
+/// The work to restore results that an env's output lacks.
 #[derive(Debug, Default)]
 pub struct RestorePlan {
     volumes: Vec<VolumeRestore>,
@@ -88,8 +88,9 @@ impl RestorePlan {
 }
 
 impl Store {
-    /// Decides which results of the steps up to a layer go to the env's output. An existing file is replaced if one
-    /// of `known`, layers of the same env, has it, or one below them; else it is in the way.
+    /// Decides which results of the steps up to a layer go to the env's output. An existing file is replaced if it is
+    /// a result of a layer in `known`, which are layers of the same env, or of one below them. Any other file blocks
+    /// the result.
     pub fn plan_restore(
         &self,
         top: &LayerId,
@@ -138,7 +139,7 @@ impl Store {
         Ok(plan)
     }
 
-    /// Returns whether a result of the steps up to a layer is still blocked, by content.
+    /// Returns whether a result of the steps up to a layer is still blocked. Compares content.
     pub fn is_blocked(&self, top: &LayerId, spec: &Spec, result: &BlockedResult) -> Result<bool> {
         let found = self.results(top, spec)?.remove(&result.volume);
         let listing = found.map(|found| found.listing).unwrap_or_default();
@@ -154,7 +155,7 @@ impl Store {
         }
     }
 
-    /// Returns each layer's listing of an output volume.
+    /// Returns each layer's listing of an output volume, without entries that may not be the step's own.
     fn ours(&self, volume: &str, layers: &BTreeSet<LayerId>) -> Result<Vec<Listing>> {
         let mut found = Vec::new();
         for layer in layers {
@@ -194,7 +195,7 @@ impl Store {
                 }
                 self.restore_result(&volume.volume, item, &mut writer)
             });
-            // Even then, the directories made so far get their modes: no later restore sets them.
+            // Even after an error, the directories made so far get their modes: no later restore sets them.
             outcome.and(writer.finish())?;
         }
         Ok(())
@@ -248,7 +249,7 @@ struct VolumeComparison {
     items: Vec<Item>,
     /// Results whose place is taken by a file that stays.
     stays: BTreeSet<PathBuf>,
-    /// The last of those, below which nothing can be written.
+    /// The last such result, below which nothing can be written.
     blocked: Option<PathBuf>,
 }
 
@@ -280,7 +281,7 @@ impl VolumeComparison {
             ResultState::Same => return Ok(()),
             ResultState::Missing => {}
             ResultState::Unlinked => item.replaces = true,
-            // The blocking entry goes first.
+            // An earlier item replaces the blocking entry.
             ResultState::Blocked
                 if self.items.iter().any(|above| path.starts_with(&above.path)) => {}
             ResultState::Mode(_) | ResultState::Other(_)
@@ -300,7 +301,8 @@ impl VolumeComparison {
         Ok(())
     }
 
-    /// Returns whether the entry at a path is a result too, and what must be removed before `entry` can be there.
+    /// Returns whether the entry at a path is a result too. Adds entries that must be removed before `entry` to
+    /// `clears`.
     fn is_ours(
         &self,
         path: &Path,
@@ -330,7 +332,7 @@ impl VolumeComparison {
         Ok(true)
     }
 
-    /// Returns whether a layer of the env has another file of that size and time: not every tool sets a new time.
+    /// Returns whether a layer of the env has another file of the same size and time: not every tool sets a new time.
     fn has_a_double(&self, path: &Path, entry: &ListingEntry) -> bool {
         let others = self.ours.iter().filter_map(|ours| ours.entries.get(path));
         let mut others = others.filter(|other| other.mtime == entry.mtime);
@@ -347,7 +349,8 @@ impl VolumeComparison {
         })
     }
 
-    /// Returns whether a layer of the env has the entry at a path. By content, because it may be replaced then.
+    /// Returns whether a layer of the env has the entry at a path. Compares content, because the entry may be
+    /// replaced.
     fn has(&self, path: &Path) -> Result<bool> {
         for ours in &self.ours {
             if let Some(entry) = ours.entries.get(path)

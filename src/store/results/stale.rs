@@ -59,12 +59,13 @@ impl Store {
         Ok(())
     }
 
-    /// Returns the directory of results that other builds left. No volume has such a name.
+    /// Returns the directory of results that other builds left. No volume can have that name.
     fn earlier_results(&self, spec: &Spec) -> PathBuf {
         self.root.join("outputs").join(&spec.name).join(".earlier")
     }
 
-    /// Removes results that were moved aside and made again since. Returns their directory if others are left in it.
+    /// Removes results that were moved aside and made again since. Returns the directory if other results remain in
+    /// it.
     pub fn drop_remade(&self, spec: &Spec) -> Result<Option<PathBuf>> {
         let aside = self.earlier_results(spec);
         if !aside.is_dir() {
@@ -76,7 +77,7 @@ impl Store {
                 continue;
             }
             let mut writer = output_writer(&earlier, spec)?;
-            // The content of a directory before it.
+            // Visit the content of a directory before the directory.
             for (path, entry) in Listing::of(&earlier)?.entries.iter().rev() {
                 let is_directory = entry.is_directory();
                 let goes = match is_directory {
@@ -87,14 +88,14 @@ impl Store {
                     writer.remove(path, is_directory)?;
                 }
             }
-            // Stays unless it is empty.
+            // Succeeds only if the directory is empty.
             fs::remove_dir(&earlier).ok();
         }
         fs::remove_dir(&aside).ok();
         Ok(aside.is_dir().then_some(aside))
     }
 
-    /// Returns layers and all below them. A missing one is reported where it is needed.
+    /// Returns layers and all layers below them. Skips missing layers, which are reported where they are needed.
     pub(super) fn with_those_below(&self, layers: &[LayerId]) -> BTreeSet<LayerId> {
         let mut found = BTreeSet::new();
         let mut waiting = layers.to_vec();
@@ -110,7 +111,7 @@ impl Store {
     }
 }
 
-/// Moves what is stale in one output directory to another one.
+/// Moves stale results from one output directory to another.
 fn move_aside(
     directory: &Path,
     aside: &Path,
@@ -120,7 +121,7 @@ fn move_aside(
 ) -> Result<()> {
     let mut writer = output_writer(directory, spec)?;
     let mut to = None;
-    // The content of a directory before it.
+    // Visit the content of a directory before the directory.
     for (path, entries) in stale.iter().rev() {
         let is_directory = match stale_entry(directory, path, entries)? {
             Some(entry) if !stay.entries.contains_key(path) => entry.is_directory(),
@@ -173,7 +174,7 @@ fn stale_entry<'a>(
     Ok(None)
 }
 
-/// Returns whether a directory has no entries, and none that stay will be restored there.
+/// Returns whether a directory is empty, and no result that stays belongs below it.
 fn is_empty(directory: &Path, path: &Path, stay: &Listing) -> Result<bool> {
     let mut below = stay.entries.range(path.to_owned()..);
     let leads = below.next().is_some_and(|(next, _)| next.starts_with(path));

@@ -41,8 +41,8 @@ pub(crate) struct VolumeResults {
     /// Results of earlier steps that it removed.
     #[serde(default)]
     pub removed: Paths,
-    /// Entries that may be somebody else's, and are never removed from an output: files that were there before, which
-    /// the step wrote to, or whose mode it set; and those found when the step was resumed after rockenv was killed.
+    /// Entries that may not be the step's own, and are never removed from an output: files that were there before and
+    /// that the step wrote to or set the mode of, and files found when the step was resumed after rockenv was killed.
     #[serde(default, skip_serializing_if = "Paths::is_empty")]
     pub unsure: Paths,
 }
@@ -77,8 +77,8 @@ impl StepResults {
         self.volumes.remove(volume).unwrap_or_default()
     }
 
-    /// Keeps a copy of a step's results in an output volume, whose directory is `output` and was like `before`;
-    /// `earlier` are results of the steps below.
+    /// Keeps a copy of a step's results in an output volume. `output` is its directory, `before` is its state before
+    /// the step, and `earlier` has the results of the steps below.
     pub(crate) fn keep(
         &mut self,
         results: &Path,
@@ -186,7 +186,7 @@ impl StepResults {
     }
 }
 
-/// Refuses files that no snapshot can hold, if a step left them in an output volume that was like `before`.
+/// Refuses files that no snapshot can hold, if a step added them to an output volume. `before` is its earlier state.
 pub(crate) fn refuse_special(before: &Listing, output: &Path) -> Result<()> {
     for (path, entry) in Listing::of(output)?.since(before).entries {
         if let Content::Special(_) = entry.content {

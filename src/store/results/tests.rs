@@ -103,7 +103,7 @@ fn results_of_another_machine_have_permissions_only() {
                 assert_eq!(made.mode() & 0o7777, mode, "{path}");
             }
         };
-        // A command that is killed does not come to the end.
+        // A killed command does not reach `finish`.
         have_modes();
         writer.finish().unwrap();
         have_modes();

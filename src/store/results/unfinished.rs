@@ -1,5 +1,5 @@
-//! Owns the record of what unfinished steps left in an env's output volumes, `envs/<name>/unfinished.json`: a step that
-//! is resumed left those files too, although they were there before its last run.
+//! Owns the record of files that unfinished steps left in an env's output volumes, `envs/<name>/unfinished.json`.
+//! They are results of a resumed step too, although they existed before its last run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -20,24 +20,24 @@ const UNFINISHED: &str = "unfinished.json";
 pub(crate) struct OutputBefore {
     /// Its name.
     pub volume: String,
-    /// Whether it is in the store, where nothing was left of the env's other builds.
+    /// Whether it is in the store, where results of the env's other builds were moved aside.
     pub in_store: bool,
     /// Its content, without what earlier runs of the step left.
     pub listing: Listing,
-    /// What may be those runs' or somebody else's: rockenv was killed, and nobody looked when they ended.
+    /// Entries that may come from those runs or from other programs: rockenv was killed, so no listing shows which.
     pub unsure: BTreeSet<PathBuf>,
 }
 
 /// By key and volume.
 type Steps = BTreeMap<String, BTreeMap<String, Unfinished>>;
 
-/// What is known of a step's unfinished run and one output volume.
+/// State of one output volume in a step's unfinished run.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Unfinished {
-    /// It runs, or was killed: everything that was there before.
+    /// It is running or was killed: the entries that existed before.
     Before(Marks),
-    /// It ended: what it left.
+    /// It ended: the entries that it left.
     Left {
         all: Marks,
         #[serde(default)]
@@ -47,7 +47,7 @@ enum Unfinished {
 
 impl LockedEnv<'_> {
     fn unfinished(&self) -> Steps {
-        // It was not synced for good, and without it the files count as somebody else's.
+        // A power failure may have lost the file. Without it, the entries count as other programs'.
         let read = atomic::read_json(&self.directory.join(UNFINISHED));
         read.ok().flatten().unwrap_or_default()
     }
@@ -60,12 +60,12 @@ impl LockedEnv<'_> {
         atomic::replace(&path, &atomic::json(&path, steps)?, Survives::Either)
     }
 
-    /// Returns whether earlier runs of a step did not end well.
+    /// Returns whether earlier runs of a step did not succeed.
     pub(crate) fn has_unfinished(&self, key: &StepKey) -> bool {
         self.unfinished().contains_key(key.as_str())
     }
 
-    /// Records that a step begins with these output volumes; takes what its earlier runs left out of them.
+    /// Records that a step begins with these output volumes. Takes entries of its earlier runs out of their listings.
     pub(crate) fn begin_outputs(
         &self,
         key: &StepKey,
@@ -108,7 +108,7 @@ impl LockedEnv<'_> {
         self.write_unfinished(&steps)
     }
 
-    /// Records what a step left in an output volume that did not end well.
+    /// Records what a step that did not succeed left in its output volumes.
     pub(crate) fn leave_outputs(
         &self,
         key: &StepKey,
@@ -129,7 +129,7 @@ impl LockedEnv<'_> {
         self.write_unfinished(&steps)
     }
 
-    /// Forgets the unfinished runs of a step that ended well.
+    /// Forgets the unfinished runs of a step that succeeded.
     pub(crate) fn end_outputs(&self, key: &StepKey) -> Result<()> {
         let mut steps = self.unfinished();
         match steps.remove(key.as_str()) {
