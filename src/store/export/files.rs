@@ -20,15 +20,15 @@ use crate::tree::listing::{Content, Listing, ListingEntry, PathState, path_state
 use crate::tree::writer as tree;
 use crate::tree::writer::Writer;
 
-/// Help of errors, for the env that the caller knows.
+/// Help of errors. The caller puts in the env's name.
 pub(super) const ELSEWHERE: &str = "rockenv export ENV NEW-DIRECTORY";
 
 /// An entry to export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OutputItem {
-    /// Directory that it is below.
+    /// Directory that contains the entry.
     pub root: PathBuf,
-    /// Path below that.
+    /// Path below `root`.
     pub from: PathBuf,
     /// Path below the destination.
     pub to: PathBuf,
@@ -130,7 +130,7 @@ pub(crate) fn compare<'a>(
     Ok((all, fresh))
 }
 
-/// Copies items into a directory that lacks them, and compares all files in `all` with it. New files get `owner`, if
+/// Copies items into a directory that lacks them, then compares it with all files in `all`. New files get `owner`, if
 /// given.
 pub(crate) fn copy(
     fresh: &[&OutputItem],
@@ -139,7 +139,7 @@ pub(crate) fn copy(
     owner: Option<(u32, u32)>,
 ) -> Result<()> {
     let mut writer = Writer::for_caller(directory, owner)?;
-    // Only a file that this export wrote gets another name. Its first name may be one that is left out.
+    // Link only to files that this export wrote. The first name of a file may be left out of the export.
     let mut written: BTreeMap<(&Path, &Path), &Path> = BTreeMap::new();
     let outcome = fresh.iter().try_for_each(|item| {
         let Content::File { hardlink, .. } = &item.entry.content else {
@@ -162,7 +162,7 @@ pub(crate) fn copy(
         written.insert(file, &item.to);
         Ok(())
     });
-    // Even then, the directories made so far get their modes.
+    // Even after an error, the directories made so far get their modes.
     let finished = writer.finish();
     outcome.map_err(|error: Error| error.help(ELSEWHERE))?;
     finished?;
@@ -178,7 +178,7 @@ pub(crate) fn copy(
     Ok(())
 }
 
-/// Returns an entry on the way to a path that is not a directory.
+/// Returns the first entry in a path that is not a directory.
 fn on_the_way(directory: &Path, path: &Path) -> Result<PathBuf> {
     let mut above: Vec<&Path> = path.ancestors().skip(1).collect();
     above.pop();
@@ -220,7 +220,7 @@ fn is_same(
     })
 }
 
-/// Returns whether a directory lacks a file; refuses one that has not `text` as its content.
+/// Returns whether a directory lacks a file; refuses a file with content other than `text`.
 pub(crate) fn is_missing(directory: &Path, name: &str, text: &str) -> Result<bool> {
     let path = directory.join(name);
     let place = account::FilePlace::new(caller(), &path)?;
@@ -326,7 +326,7 @@ pub(crate) fn check(directory: &Path, manifest: &Manifest) -> Result<Vec<String>
     Ok(differences)
 }
 
-/// Returns the owner for new files in a directory, if that is not the process's own user.
+/// Returns the owner for new files in a directory, if this process is root.
 pub(crate) fn owner(directory: &Path) -> Result<Option<(u32, u32)>> {
     let found = fs::metadata(directory)?;
     Ok(nix::unistd::geteuid()

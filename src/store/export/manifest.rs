@@ -17,7 +17,7 @@ use crate::sys::error::Result;
 
 const STATEMENT: &str = "https://in-toto.io/Statement/v1";
 const PROVENANCE: &str = "https://slsa.dev/provenance/v1";
-/// What the parameters below mean is written in `docs/reference/lock.md`; another meaning gets another number.
+/// `docs/reference/lock.md` defines the parameters below. Another definition gets another number.
 const BUILD_TYPE: &str = "urn:rockenv:build:1";
 const BUILDER: &str = "urn:rockenv:builder:1";
 
@@ -196,7 +196,7 @@ fn dependencies(env: &Env<'_>) -> Vec<Value> {
             source["uri"] = json!(format!("git+{}@{digest}", without_login(&git.url)));
         }
         if !changes.is_empty() {
-            // Not only the commit: the checkout had local changes.
+            // The commit alone does not identify it: the checkout had local changes.
             source["annotations"] = json!({ "changes": changes });
         }
         found.push(source);
@@ -244,7 +244,7 @@ fn dependencies(env: &Env<'_>) -> Vec<Value> {
     found
 }
 
-/// Describes a file. A login in its address must not be published.
+/// Describes a fetched file. A login in its URL must not be published.
 fn fetched(name: &str, sha256: &str, url: Option<&str>) -> Value {
     let mut shown = json!({ "name": name, "digest": { "sha256": sha256 } });
     if let Some(url) = url {
@@ -261,7 +261,7 @@ impl Manifest {
     }
 }
 
-/// Reads a manifest, of rockenv or of another tool with the same format; `name` is for errors.
+/// Reads a manifest of rockenv or of another tool with the same format; `name` is for errors.
 pub(crate) fn parse(text: &[u8], name: &str) -> Result<Manifest> {
     let bad =
         |cause: String| invalid!("`{name}` is not a manifest of exported files").source(cause);

@@ -1,4 +1,5 @@
-//! Owns the export of an env's outputs: which files, whether they may be exported, and what the manifest says of them.
+//! Owns the export of an env's outputs: which files, whether they may be exported, and what the manifest says about
+//! them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -36,9 +37,9 @@ const LARGEST_MANIFEST: u64 = 64 << 20;
 /// An export of an env's outputs.
 pub(crate) struct OutputsExport<'a> {
     pub env: &'a EnvName,
-    /// Made if missing; existing files are never replaced.
+    /// Created if missing. Existing files are never replaced.
     pub directory: &'a Path,
-    /// The output volumes; none: all.
+    /// The output volumes; empty for all.
     pub volumes: &'a [String],
     pub reuse: Reuse,
     pub hook_dirs: &'a [Directory],
@@ -53,7 +54,7 @@ impl OutputsExport<'_> {
         // Locked, so that no step writes while files are read.
         let env = store.lock_known(name, "export", Duration::from_secs(5))?;
         let incremental = incremental(store, &env)?;
-        // The oldest one has the reason.
+        // The oldest layer has the reason.
         if self.reuse == Reuse::Clean
             && let Some(layer) = incremental.last()
         {
@@ -71,7 +72,7 @@ impl OutputsExport<'_> {
         let mut items = self.items(store, &spec)?;
         self.as_left(store, &env, &spec, &mut items)?;
         if let Some(until) = &until {
-            // Later steps have no part in these files.
+            // Later steps did not contribute to these files.
             let last = spec.steps.iter().position(|step| step.name == *until);
             spec.steps.truncate(last.map_or(0, |last| last + 1));
             let steps: Vec<StepName> = spec.steps.iter().map(|step| step.name.clone()).collect();
@@ -102,7 +103,7 @@ impl OutputsExport<'_> {
         };
         account::make_directories(account::caller(), self.directory)
             .map_err(|error| error.help(format!("rockenv export {name} ./{name}")))?;
-        // Set if root writes for itself.
+        // Set if this process is root.
         let owner = owner(self.directory)?;
         let elsewhere = |error: Error| match error.help_text() {
             Some(files::ELSEWHERE) => error.help(format!("rockenv export {name} NEW-DIRECTORY")),
@@ -112,7 +113,7 @@ impl OutputsExport<'_> {
         let place = format!("{name}{MANIFEST}");
         let mut texts = BTreeMap::from([(place.clone(), manifest(&known, &files).text()?)]);
         texts.extend(text.map(|text| (format!("{name}.lock"), text)));
-        // Nothing is written if one of them is refused.
+        // Check first: if one of them is refused, nothing is written.
         for (name, text) in &texts {
             is_missing(self.directory, name, text).map_err(elsewhere)?;
         }
@@ -154,8 +155,8 @@ impl OutputsExport<'_> {
         Ok(items)
     }
 
-    /// Checks that files are as the steps of the manifest left them, and leaves out all others: those of other builds, and
-    /// the user's.
+    /// Checks that files are as the manifest's steps left them, and leaves out all others, which belong to other
+    /// builds or to the user.
     fn as_left(
         &self,
         store: &Store,
@@ -203,7 +204,7 @@ impl OutputsExport<'_> {
                 }
             }
         }
-        // Directories that lead to an existing item are expected.
+        // A directory is expected if a step left anything below it.
         let leads = |item: &OutputItem| {
             let mut below = left.range(item.to.clone()..);
             below.next().is_some_and(|path| path.starts_with(&item.to))
@@ -254,7 +255,7 @@ fn incremental(store: &Store, env: &LockedEnv<'_>) -> Result<Vec<Layer>> {
     Ok(of_steps.filter(|layer| !layer.is_clean()).collect())
 }
 
-/// Returns the submodules that a lock file names and that are checked out. The build read nothing of the others.
+/// Returns the submodules that a lock file names and that are checked out. The build did not read the others.
 fn checked_out(store: &Store, spec: &Spec, lock: Option<&Lockfile>) -> BTreeSet<(String, String)> {
     let mut found = BTreeSet::new();
     for (name, directory) in source::directories(store, spec) {
@@ -269,8 +270,8 @@ fn checked_out(store: &Store, spec: &Spec, lock: Option<&Lockfile>) -> BTreeSet<
     found
 }
 
-/// Returns the last step of an env that was built up to it and no further, as by `--until`. Refuses any other
-/// unfinished env.
+/// Returns the last step of an env that was built only up to that step, as by `--until`. Refuses any other unfinished
+/// env.
 fn reached(store: &Store, env: &LockedEnv<'_>) -> Result<StepName> {
     let record = env.known_record()?;
     let stands = || {
@@ -297,7 +298,7 @@ fn reached(store: &Store, env: &LockedEnv<'_>) -> Result<StepName> {
     })
 }
 
-/// A manifest, held against the files beside it.
+/// A manifest, compared with the files beside it.
 #[derive(Debug, Serialize)]
 pub(crate) struct CheckedManifest {
     pub manifest: PathBuf,
