@@ -1,4 +1,4 @@
-//! Owns the disk usage of the store, by place: who needs it, and what is inside build trees.
+//! Owns the disk usage of the store by place: which envs need it, and what is inside build trees.
 
 pub(crate) mod places;
 pub(crate) mod report;

@@ -17,7 +17,7 @@ use crate::tree::measure::{MeasureOptions, Root, Usage, scan};
 
 /// The owner of everything that no `rm` deletes.
 const KEPT: u32 = 0;
-/// The owner of everything that nobody needs.
+/// The owner of everything that no env needs.
 const NOBODY: u32 = u32::MAX;
 
 /// Which content of build volumes, caches, sources and outputs gets rows of its own.
@@ -31,9 +31,9 @@ pub(crate) enum Inside {
 
 /// Counts the whole store, or with `only` everything that concerns one env: its own and what it shares.
 ///
-/// Blocks that several directories share are in the row that comes first: images, then layers of several envs, then
-/// live build volumes, then the rest of a single env's layers. So the tree that a build works in is shown in full,
-/// not an old state of it.
+/// Blocks that several directories share count in the first row that has them: images, then layers of several envs,
+/// then live build volumes, then the rest of a single env's layers. So the tree that a build works in is shown in
+/// full, not an old state of it.
 pub(crate) fn count(store: &Store, only: Option<&str>, inside: Inside) -> Result<UsageReport> {
     let mut places = Places {
         store,
@@ -56,18 +56,18 @@ pub(crate) fn count(store: &Store, only: Option<&str>, inside: Inside) -> Result
     places.volumes();
     places.frozen(own);
     places.trees();
-    // Also for one env: what it shares with these is not its own.
+    // Needed even for one env: what it shares with these is not its own.
     places.shared_directories();
     let extents = store.method() != Method::Overlay;
     let before = space(store.root())?;
     let usage = scan(&places.roots, &MeasureOptions::with_extents(extents));
     let mut report = places.finish(usage, only, extents)?;
-    // Counted files may be gone by now, because another command deletes.
+    // Another command may have deleted counted files by now.
     report.file_system.used = report.file_system.used.max(before.used);
     Ok(report)
 }
 
-/// The directories to count, in the order that decides who owns shared bytes.
+/// The directories to count, in the order that decides which row owns shared bytes.
 struct Places<'a> {
     store: &'a Store,
     inside: Inside,
@@ -146,7 +146,7 @@ impl Places<'_> {
         self.owners.push(owner);
     }
 
-    /// Records the store's directories that an env mounts and does not own; none before it was resolved.
+    /// Records the store's directories that an env mounts and does not own. An unresolved env mounts none.
     fn mounts_of(&mut self, env: &EnvName) {
         let spec = self.store.spec(env);
         for volume in spec.iter().flat_map(|spec| &spec.volumes) {
@@ -174,7 +174,7 @@ impl Places<'_> {
             .collect()
     }
 
-    /// Returns the owner of what these envs need, if `rm` would delete it.
+    /// Returns the owner of data that these envs need, if `rm` would delete it.
     fn owner(&self, envs: &[String]) -> u32 {
         match envs {
             [] => NOBODY,
@@ -207,8 +207,8 @@ impl Places<'_> {
         }
     }
 
-    /// Returns the layers from the bottom up, with those that several envs need apart: a layer's `flat` directory
-    /// consists of links to layers below it, which at least as many envs need.
+    /// Returns the layers from the bottom up, those that several envs need apart from the rest. A layer's `flat`
+    /// directory consists of hard links to layers below it, which at least as many envs need.
     fn layers(&self) -> (Vec<Frozen>, Vec<Frozen>) {
         let mut layers: BTreeMap<LayerId, Option<Layer>> = BTreeMap::new();
         for id in names(&self.store.root().join("layers")) {
@@ -305,7 +305,7 @@ impl Places<'_> {
                     Some(failed) if *failed.tree == *tree => {
                         (Class::Failed, failed.step.to_string())
                     }
-                    // A running step's, or garbage: the directory does not show which.
+                    // A running step's tree, or garbage: the directory does not show which.
                     _ => (Class::Live, tree.clone()),
                 };
                 let tree = path.join("trees").join(tree);
@@ -339,7 +339,7 @@ impl Places<'_> {
         }
     }
 
-    /// Everything that belongs to no env, and the rest of the store.
+    /// Adds directories that belong to no env, and the rest of the store.
     fn shared_directories(&mut self) {
         let root = self.store.root().to_owned();
         for (directory, class) in [("caches", Class::Cache), ("sources", Class::Source)] {
@@ -373,7 +373,7 @@ impl Places<'_> {
         only: Option<&str>,
         extents: bool,
     ) -> Result<UsageReport> {
-        // The directory was there a moment ago: another command has deleted it.
+        // Ignore directories that another command has deleted meanwhile.
         let known = usage.problems.len();
         usage
             .problems

@@ -1,8 +1,8 @@
 //! Owns the report of the store's disk usage.
 //!
 //! Every byte is in exactly one row. A row belongs to an env if that env alone needs it; a layer that several envs
-//! need is in a row of its own that names them. The bytes that `rm` would free are reported separately, because rows
-//! may share blocks too, by hard links and clones: those are in the row that comes first.
+//! need has a row of its own that names them. The bytes that `rm` would free are reported separately, because rows
+//! may share blocks by hard links and clones. Those count in the first row that has them.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -55,10 +55,10 @@ pub(crate) struct UsageRow {
     /// The snapshot that froze it, for a frozen volume.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<String>,
-    /// For a part: the directory. The row of the whole then has the remaining bytes.
+    /// Directory of a part. The row of the whole has the remaining bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub inside: Option<PathBuf>,
-    /// For all directories of one kind in TheRock's build tree: that kind; like `inside`.
+    /// Kind of the directories in TheRock's build tree that the row sums up; otherwise like `inside`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub part: Option<BuildTreePart>,
     /// Kind of content, if names in it show that.
@@ -104,7 +104,7 @@ pub(crate) struct UsageReport {
     /// The env, if only one was requested.
     pub env: Option<String>,
     pub method: Method,
-    /// The rows, in the order that decides who owns shared bytes.
+    /// The rows, in the order that decides which row owns shared bytes.
     pub rows: Vec<UsageRow>,
     /// Bytes that `rm` would free in the store, by env.
     pub freed: BTreeMap<String, u64>,
@@ -121,7 +121,7 @@ pub(crate) struct UsageReport {
     pub unshared: u64,
     /// Unreadable paths: sizes are lower bounds.
     pub unreadable: u64,
-    /// The first of those.
+    /// The first unreadable paths, with their errors.
     pub problems: Vec<String>,
     /// Mounts below the store, which are not counted.
     pub mounts_skipped: u64,
@@ -136,7 +136,7 @@ impl UsageReport {
             .sum()
     }
 
-    /// Sums up own bytes at services that go with `env`.
+    /// Sums up own bytes at services that removing `env` frees.
     pub(crate) fn freed_at_services(&self, env: &str) -> u64 {
         let held = self.at_services.iter();
         held.filter(|held| held.class != Class::Image && held.envs == [env])

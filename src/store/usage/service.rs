@@ -1,8 +1,8 @@
 //! Owns the disk usage of envs at Docker and Podman services: images and containers, whose bytes are not in the
 //! store.
 //!
-//! An image's own bytes are those of layers that the image below lacks; a container's, those written in it. Both are
-//! the service's figures.
+//! An image's own bytes are those of layers that the image below lacks. A container's own bytes are those written in
+//! it. Both figures come from the service.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -54,7 +54,7 @@ pub(crate) fn holdings(store: &Store, envs: &[(String, Record)]) -> Result<Servi
         }
     }
     let kept = layers.values().filter_map(|(layer, _)| layer.kept.as_ref());
-    // An image stays there when its last env is gone.
+    // An image stays at a service after its last env is gone.
     let mut sockets = store.services_of_images()?;
     sockets.extend(kept.map(|kept| kept.socket.clone()));
     sockets.extend(envs.iter().filter_map(|(_, record)| record.service.clone()));

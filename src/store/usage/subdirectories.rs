@@ -1,5 +1,5 @@
 //! Owns measuring inside directories whose content is not rockenv's: the directories in a build volume or cache, in
-//! the order that decides who owns shared bytes, and the purpose of those in TheRock's build tree.
+//! the order that decides which row owns shared bytes, and the purpose of those in TheRock's build tree.
 
 use std::path::{Path, PathBuf};
 
@@ -11,15 +11,15 @@ use crate::tree::file::FoundEntry;
 use crate::tree::{self, file};
 
 /// Purpose of a directory in TheRock's build tree. Directories of hard links come after their link targets, so that
-/// their own bytes are what they really add.
+/// their own bytes are the bytes that they add.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum BuildTreePart {
     /// Where a sub-project is compiled.
     Build,
-    /// What it installs.
+    /// The files that it installs.
     Stage,
-    /// That plus its dependencies.
+    /// Those files plus its dependencies.
     Dist,
     /// Artifacts before they are split by target.
     ArtifactsUnsplit,
@@ -115,7 +115,7 @@ pub(crate) fn directories(top: &Path, depth: usize) -> Vec<FoundDirectory> {
     // A link may lead to a directory that is not the store's.
     if depth > 0 && fs::symlink_metadata(top).is_ok_and(|found| found.is_dir()) {
         Walk::new(top, false).collect(top, depth, None, &mut found);
-        // Across sub-projects, which have links to each other's stages.
+        // Sort across sub-projects, which have links to each other's stages.
         found.sort_by_key(|found| found.part);
     }
     found
@@ -265,7 +265,7 @@ mod tests {
         let expected = expected.map(|(part, paths)| (part, paths.to_owned()));
         assert_eq!(parts, expected);
 
-        // The same names in another tree mean nothing.
+        // The same names mean nothing in another tree.
         let other = tree(&THEROCK);
         assert!(!is_therock(other.path()));
         assert!(known(other.path()).is_empty());
