@@ -25,7 +25,7 @@ mod settings;
 pub use file::File;
 use settings::Settings;
 
-/// Returns the environment variables that are read and their meaning, for the documentation.
+/// Returns the environment variables that rockenv reads, with their meaning, for the documentation.
 pub fn variables() -> impl Iterator<Item = (&'static str, &'static str)> {
     let lines = include_str!("config/variables.txt").lines();
     lines.filter_map(|line| line.split_once(": "))
@@ -47,7 +47,7 @@ pub struct Terminal {
     pub force_color: bool,
     /// `TERM`.
     pub term: Option<String>,
-    /// What the terminal shows of its own.
+    /// Features of the terminal that rockenv uses.
     pub integration: Integration,
     /// `CI` is set to a true value.
     pub ci: bool,
@@ -60,7 +60,7 @@ pub struct Terminal {
 #[derive(Clone, Debug)]
 pub struct Config {
     pub home: PathBuf,
-    /// Root's store, if an ordinary user called who named no store and root has one.
+    /// Root's store, if it exists and an ordinary user named no store.
     pub roots_store: Option<PathBuf>,
     /// The command through sudo, quoted for a shell.
     pub sudo_command: String,
@@ -73,7 +73,7 @@ pub struct Config {
     pub ssh: Vec<String>,
     /// Job slots of this machine.
     pub jobs: Option<u32>,
-    /// How long a container of a service stays after `exec` for the next one.
+    /// How long a container of a service stays after `exec` for the next command.
     pub idle: Duration,
     /// Free space below which a step is paused, in bytes.
     pub disk_floor: u64,
@@ -130,7 +130,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// Reads environment and files, once: what is valid, and everything that is not.
+    /// Reads the environment and the files, once. Returns the valid settings, and an error for everything that is
+    /// invalid.
     pub fn read() -> Result<(Self, Vec<Error>)> {
         let environment: BTreeMap<String, String> = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
@@ -145,7 +146,7 @@ impl Config {
         Ok((config, errors))
     }
 
-    /// Reads the same from these variables, and from the files of the working directory.
+    /// Does the same with the given variables and working directory.
     pub(crate) fn of(
         environment: BTreeMap<String, String>,
         working: Option<&Path>,

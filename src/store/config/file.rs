@@ -1,4 +1,4 @@
-//! Owns the configuration files: their keys, and reading one, with all its mistakes at once.
+//! Owns the configuration files: their keys, and reading one, with all of its errors at once.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -109,13 +109,13 @@ pub(super) fn read_current(
     Some(parse(path, text, Some(current), errors))
 }
 
-/// Reads another file, as far as it is valid.
+/// Reads another configuration file, as far as it is valid.
 pub(super) fn read_file(path: &Path, errors: &mut Vec<Error>) -> Option<File> {
     let text = super::valid(if_exists(fs::read_to_string(path)), errors)??;
     Some(parse(path.to_owned(), text, None, errors))
 }
 
-/// Returns what is valid in a file; one error shows everything that is not.
+/// Returns the valid settings of a file. A single error lists all invalid ones.
 fn parse(
     path: PathBuf,
     text: String,
@@ -134,7 +134,7 @@ fn parse(
         errors.push(profile::invalid(&what, &sources, problems));
         return File::default();
     }
-    // Keys that do not apply are checked too where the directory is trusted.
+    // In a trusted directory, keys that do not apply are checked too.
     if let Some(current) = current.as_mut().filter(|current| !current.counts()) {
         current.keep(table.get_mut());
     }
@@ -188,7 +188,7 @@ fn take(table: &mut DeTable<'_>, key: &[String]) -> Option<Place> {
 type Bad = (Vec<String>, String, String);
 
 impl File {
-    /// Returns the values that are invalid, though their types are right.
+    /// Returns invalid values that have the right type.
     fn values(&self) -> Vec<Bad> {
         let mut all = Vec::new();
         let mut bad = |key: &str, why: &str, help: &str| {

@@ -1,4 +1,4 @@
-//! Owns where settings come from: the caller's variables, then the configuration files, nearest first.
+//! Owns the sources of settings: the caller's variables, then the configuration files, nearest first.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -21,12 +21,12 @@ use crate::sys::trust::{self, Current};
 use crate::ui::Integration;
 use crate::ui::ci::System;
 
-/// Where root's store is by default.
+/// Default location of root's store.
 const ROOTS_STORE: &str = "/var/lib/rockenv";
 /// The variable that tells ccache about a storage shared by several machines.
 const CCACHE_REMOTE: &str = "CCACHE_REMOTE_STORAGE";
 
-/// Everything that the configuration is made from.
+/// All sources of the configuration.
 pub(super) struct Settings {
     variables: BTreeMap<String, String>,
     /// The working directory, or `/` if there is none.
@@ -105,11 +105,11 @@ impl Settings {
         } = &mut file;
         let one = [home, ninja, sign_key, verify_key].into_iter().flatten();
         let many = [profile_dirs, image_dirs, hook_dirs].into_iter().flatten();
-        // Never relative to the working directory, which may be anybody's.
+        // Never relative to the working directory, which another user may control.
         for path in one.chain(many) {
             *path = account::path_in_file(path, directory, &self.host_home);
         }
-        // The working directory may be anybody's, so it must not choose trusted authorities.
+        // Another user may control the working directory, so it must not choose trusted authorities.
         if self.authorities.is_none()
             && let Some(written) = &file.ca_certificates
         {
@@ -128,17 +128,17 @@ impl Settings {
         self.set(name).map(PathBuf::from)
     }
 
-    /// Returns what the first file that sets it says.
+    /// Returns the value of the first file that sets it.
     pub(super) fn first<T>(&self, pick: fn(&File) -> Option<T>) -> Option<T> {
         self.files.iter().find_map(pick)
     }
 
-    /// Returns the variable, else what the first file says.
+    /// Returns the variable, or else the value of the first file that sets it.
     pub(super) fn text(&self, name: &str, pick: fn(&File) -> Option<String>) -> Option<String> {
         self.set(name).cloned().or_else(|| self.first(pick))
     }
 
-    /// Returns the file that a variable names, else the one of the first configuration file.
+    /// Returns the file that a variable names, or else the one that the first configuration file names.
     pub(super) fn key_file(
         &self,
         name: &str,

@@ -1,4 +1,4 @@
-//! Tests of where the configuration comes from.
+//! Tests of the sources of the configuration.
 
 use fs_err as fs;
 
@@ -118,7 +118,7 @@ fn the_current_directory_counts_as_far_as_it_is_trusted() {
     assert_has!(error.message(), "not a regular file");
 }
 
-/// A trusted directory that somebody else may write to, and one with the same files and other contents.
+/// A trusted directory that another user may write to, and one with the same file names and other content.
 struct Shared {
     place: PathBuf,
     work: PathBuf,
@@ -175,7 +175,7 @@ impl Shared {
         }
     }
 
-    /// Returns the configuration just after the directory was found to be what was trusted.
+    /// Returns the configuration, read while the directory is still as the user trusted it.
     fn config(&self) -> Config {
         let user = self.user.display().to_string();
         let environment = [("XDG_CONFIG_HOME".into(), user)].into();
@@ -243,7 +243,7 @@ fn what_appears_or_disappears_after_it_was_checked_is_refused() {
     let shared = Shared::new();
     let (work, aside) = (&shared.work, shared.place.join("aside"));
     let at = |name: &str| work.join("profiles/files").join(name);
-    // What is new, what is gone, and what a link says by now.
+    // A new file, a missing file and another link target are each refused.
     let config = shared.config();
     fs::write(at("new"), "").unwrap();
     load_profile(&config, "own").unwrap_err();
@@ -261,7 +261,7 @@ fn what_appears_or_disappears_after_it_was_checked_is_refused() {
     load_profile(&config, "new").unwrap_err();
 }
 
-/// The same files, reached by a link to where other files are beside them.
+/// The same files, reached through a link into a directory with other files beside them.
 #[test]
 fn where_links_lead_is_part_of_what_is_trusted() {
     let place = tempfile::tempdir().unwrap();
@@ -358,7 +358,7 @@ fn all_mistakes_are_named_at_once_and_the_rest_counts() {
     let [current, own, variables @ ..] = messages.as_slice() else {
         panic!("{messages:?}");
     };
-    // What does not apply to a directory that nobody trusts is not checked.
+    // Keys that do not apply to an untrusted directory are not checked.
     assert!(current.contains("help: write `[\"gfx1103\"]`") && !current.contains("errors"));
     for part in [
         "config.toml` is invalid: 9 errors",
