@@ -1,6 +1,6 @@
-//! Owns who may have written a store, and who may enter it.
+//! Owns access to a store: which users may have written it, and which may enter it.
 //!
-//! The content of a store decides what is deleted, mounted and ended, so a store is opened only if nobody but its
+//! The content of a store decides what is deleted, mounted and ended, so a store is opened only if no user but its
 //! owner can have written it. Its directories are closed to other local users, because steps, even root's, may leave
 //! setuid programs there.
 
@@ -23,13 +23,13 @@ use crate::tree;
 pub(super) const PRIVATE: [&str; 6] = ["envs", "images", "layers", "trash", "blobs", "volumes"];
 /// Directories that other users may enter if they own files below them.
 pub(super) const SHARED: [&str; 3] = ["caches", "outputs", "sources"];
-/// Permissions of both kinds, without those granted to single users.
+/// Mode of both kinds, before access for single users is added.
 pub(super) const MODE: u32 = 0o700;
 /// Depth at which users' files lie below each of [`SHARED`]: `caches/<name>`, `sources/<name>`,
 /// `outputs/<env>/<name>`.
 const DEPTH: [usize; 3] = [1, 2, 1];
 
-/// Something in place of one of the store's own directories. Whatever it leads to is not rockenv's.
+/// A file or link in place of one of the store's own directories. A link's target is not rockenv's.
 #[derive(Clone, Debug)]
 pub struct Obstacle {
     pub path: PathBuf,
@@ -38,7 +38,7 @@ pub struct Obstacle {
 }
 
 impl Obstacle {
-    /// Returns what is at a directory's path instead, if anything is.
+    /// Returns the obstacle at a directory's path, if any.
     pub(super) fn at(path: &Path) -> Result<Option<Self>> {
         let Some(found) = if_exists(fs::symlink_metadata(path))? else {
             return Ok(None);
@@ -61,14 +61,14 @@ impl Obstacle {
         }))
     }
 
-    /// Returns what is in place of the store's own directories.
+    /// Returns the obstacles in place of the store's own directories.
     pub(super) fn all(root: &Path) -> Result<Vec<Self>> {
         let below = ["blobs/sha256", "images/refs"];
         let names = PRIVATE.into_iter().chain(SHARED);
         let mut found = Vec::new();
         for name in names.chain(below) {
             match Self::at(&root.join(name)) {
-                // Below one that was found already.
+                // An obstacle above it was found already.
                 Err(_) if below.contains(&name) && !found.is_empty() => {}
                 other => found.extend(other?),
             }
@@ -125,7 +125,7 @@ fn writable(found: &std::fs::Metadata) -> u32 {
 }
 
 impl Store {
-    /// Refuses a store with something else in place of one of its own directories.
+    /// Refuses a store with an obstacle in place of one of its own directories.
     pub fn check_directories(&self) -> Result<()> {
         match Obstacle::all(&self.root)?.pop() {
             Some(obstacle) => Err(obstacle.error()),

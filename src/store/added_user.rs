@@ -1,5 +1,5 @@
-//! Owns telling the account and the home that rockenv adds to an env's tree for the first command of the build user
-//! from what commands changed there.
+//! Owns distinguishing the account and home that rockenv adds to an env's tree, for the first command of the build
+//! user, from changes that commands made there.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -18,7 +18,7 @@ const ETC: &str = "etc";
 /// A tree to which the user may have been added, and those below it.
 pub(super) struct AddedUser<'a> {
     user: &'a BuildUser,
-    /// The tree, or its differences.
+    /// The tree, or an overlay's upper directory.
     tree: &'a Path,
     /// The trees below, topmost first.
     below: &'a [PathBuf],
@@ -33,7 +33,7 @@ impl<'a> AddedUser<'a> {
         Path::new(self.user.home.trim_start_matches('/'))
     }
 
-    /// Returns whether an overlay's directory of differences has nothing else.
+    /// Returns whether an overlay's upper directory contains only the added user.
     pub(super) fn is_all(&self) -> Result<bool> {
         let mut waiting = vec![PathBuf::new()];
         while let Some(directory) = waiting.pop() {
@@ -56,7 +56,8 @@ impl<'a> AddedUser<'a> {
         Ok(true)
     }
 
-    /// Returns the inodes of a whole tree that only this changed; empty if it has anything else at these places.
+    /// Returns the inodes of a whole tree that only adding the user changed; empty if anything else changed in these
+    /// places.
     pub(super) fn inodes(&self) -> Result<BTreeSet<u64>> {
         let home = self.home();
         let (Some(above), true) = (home.parent(), self.is_new_home(home)?) else {
@@ -95,12 +96,12 @@ impl<'a> AddedUser<'a> {
             .collect())
     }
 
-    /// Returns what is at a path.
+    /// Returns the metadata of a path in the tree.
     fn here(&self, path: &Path) -> Result<Option<Metadata>> {
         if_exists(fs::symlink_metadata(self.tree.join(path)))
     }
 
-    /// Returns what is at a path in the trees below, and the tree that has it.
+    /// Returns the metadata of a path in the trees below, with the tree that has it.
     fn below(&self, path: &Path) -> Result<Option<(&Path, Metadata)>> {
         for root in self.below {
             if let Some(found) = if_exists(fs::symlink_metadata(root.join(path)))? {
@@ -110,7 +111,7 @@ impl<'a> AddedUser<'a> {
         Ok(None)
     }
 
-    /// Returns whether a directory is as the one below it, except for its entries.
+    /// Returns whether a directory differs from the one below it only in its entries.
     fn is_old_directory(&self, path: &Path) -> Result<bool> {
         let (Some(here), Some((_, below))) = (self.here(path)?, self.below(path)?) else {
             return Ok(false);

@@ -1,4 +1,4 @@
-//! Owns the ballast: a file to sacrifice on a full disk, so that `gc` can write the little that it must.
+//! Owns the ballast: a file that a full disk gives up, so that `gc` can write the little that it must.
 
 use std::io::Write as _;
 
@@ -11,26 +11,27 @@ use crate::sys::error::{Result, if_exists};
 use crate::sys::host::{free_space, space};
 
 const NAME: &str = ".ballast";
-/// Largest and smallest size in bytes: records, journals and directories of any number of removals, or of a few.
+/// Largest and smallest size in bytes: room for the records, journals and directories of any number of removals, or
+/// of a few.
 const MOST: u64 = 16 << 20;
 const LEAST: u64 = 4 << 20;
-/// At most this fraction of the file system.
+/// One part in this many of the file system, within these limits.
 const SHARE: u64 = 64;
 /// Created only if free space is this many times its size.
 const ROOM: u64 = 8;
-/// If dropping it made no room, it is created again, smaller by one part in this many: the command's own writes need
-/// that space.
+/// Number of parts in which it may shrink if there is no room for its full size again: the command's own writes took
+/// the rest.
 const PARTS: u64 = 4;
 /// Less free space than this counts as none.
 const LITTLE: u64 = 4 << 20;
 
-/// The ballast was dropped. It is created again when the command ends, if there is room.
+/// Shows that the ballast was dropped. Dropping this value creates the ballast again, if there is room.
 #[derive(Debug)]
 pub struct Dropped(Store);
 
 impl Drop for Dropped {
     fn drop(&mut self) {
-        // Without it, a disk that is full again is no worse off.
+        // Ignore failures: without the ballast, a full disk is no worse off.
         if let Ok(size) = self.0.ballast_size() {
             let mut sizes = (1..=PARTS).rev().map(|part| size / PARTS * part);
             let _laid = sizes.any(|size| self.0.lay_ballast(size).is_ok());
@@ -63,7 +64,7 @@ impl Store {
         }
         let path = self.root.join(NAME);
         let mut file = fs::File::create(&path)?;
-        // Synced: until then btrfs counts its space as free, and the next command would misjudge the free space.
+        // Sync: until then btrfs counts its space as free, and the next command would misjudge the free space.
         let laid = fill(&mut file, size).and_then(|()| Ok(nix::unistd::syncfs(file.file())?));
         if laid.is_err() {
             fs::remove_file(&path)?;
@@ -71,7 +72,7 @@ impl Store {
         Ok(laid?)
     }
 
-    /// Drops the ballast if the disk is full, for as long as the value lives.
+    /// Drops the ballast while the returned value lives, if the disk is full.
     pub fn drop_ballast(&self) -> Result<Option<Dropped>> {
         if free_space(&self.root)? >= LITTLE {
             return Ok(None);
@@ -87,7 +88,7 @@ fn fill(file: &mut fs::File, size: u64) -> std::io::Result<()> {
         Ok(()) => Ok(()),
         Err(Errno::ENOSPC) => Err(Errno::ENOSPC.into()),
         Err(_) => {
-            // ext3 and others cannot preallocate. No zeros, which some file systems do not store.
+            // ext3 and others cannot preallocate. Some file systems do not store zeros.
             let block: Vec<u8> = (0..=255).cycle().take(1 << 20).collect();
             (0..size >> 20).try_for_each(|_| file.write_all(&block))
         }

@@ -15,13 +15,13 @@ use crate::plan::ninja_log::{self, Command};
 use crate::sys::error::Result;
 use crate::tree::file;
 
-/// Its name.
+/// Name of ninja's log.
 const LOG: &str = ".ninja_log";
-/// How deep they are looked for: TheRock's builds are four levels down, LLVM's own two more.
+/// Maximum depth of the search: TheRock's builds are four levels down, LLVM's own two more.
 const DEPTH: usize = 8;
 /// Maximum size of a log or of a `build.ninja`, in bytes.
 const LARGEST: u64 = 64 << 20;
-/// Maximum number of files and directories that are looked at to find them.
+/// Maximum number of files and directories that the search visits.
 const ENTRIES: usize = 1_000_000;
 /// Number of earlier builds, newest first, whose times are used.
 const EARLIER: usize = 4;
@@ -77,14 +77,14 @@ pub(crate) fn modified(top: &Path, below: &Path) -> Option<SystemTime> {
     log.metadata().ok()?.modified().ok()
 }
 
-/// Reads the log of a build directory; `None` if it is not one.
+/// Reads the log of a build directory; `None` if it is missing or not a log.
 pub(crate) fn read(top: &Path, below: &Path) -> Option<BuildLog> {
     let modified = modified(top, below)?;
     let commands = ninja_log::parse(&text(top, &below.join(LOG))?)?;
     Some(BuildLog { modified, commands })
 }
 
-/// Reads a text of a build.
+/// Reads a text file of a build.
 pub(crate) fn text(top: &Path, path: &Path) -> Option<String> {
     let file = file::open(top, path).ok()??;
     if !file.metadata().ok()?.is_file() {
@@ -96,8 +96,8 @@ pub(crate) fn text(top: &Path, path: &Path) -> Option<String> {
 }
 
 impl Store {
-    /// Returns the time of each command of the same build, by its first output, from the newest of other envs and from
-    /// snapshots.
+    /// Returns the time of each command in earlier runs of the same build, by its first output: from the newest logs
+    /// in envs and snapshots.
     pub(crate) fn earlier_builds(
         &self,
         volume: &VolumeName,

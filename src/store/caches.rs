@@ -1,5 +1,5 @@
-//! Owns the caches of the store: listing them, finding who mounts them, and emptying one. Only `cache clear` and
-//! configured limits ever remove anything from them.
+//! Owns the caches of the store: listing them, finding the envs that mount them, and emptying one. Only `cache clear`
+//! and configured limits ever remove anything from them.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -29,7 +29,7 @@ pub struct StoreCache {
 }
 
 impl StoreCache {
-    /// Returns an env that mounts it and in which a command runs.
+    /// Returns an env that mounts it and runs a command.
     pub fn busy(&self, store: &Store) -> Option<&EnvName> {
         let mut users = self.users.keys();
         users.find(|env| store.is_env_busy(env))
@@ -38,7 +38,7 @@ impl StoreCache {
 
 /// ccache's file of statistics.
 const STATS: &str = "stats";
-/// Maximum size of it that is read, in bytes: ccache's have some hundred.
+/// Maximum number of bytes read from it: ccache writes some hundred.
 const LARGEST: u64 = 64 << 10;
 
 /// Lists the entries that identify a cache's tool: in its directory, and in those subdirectories that may tell more.
@@ -54,7 +54,7 @@ fn list(directory: &Path, below: &str, found: &mut Vec<String>) {
     for entry in entries.flatten() {
         // No known layout has names that are not UTF-8.
         let name = entry.file_name().to_string_lossy().into_owned();
-        // A link leads elsewhere.
+        // Links are not followed.
         let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
         if is_directory && below.is_empty() && cache::identifies_tool(&name) {
             list(&entry.path(), &format!("{name}/"), found);
@@ -72,7 +72,7 @@ fn has_stats(directory: &Path) -> bool {
     fs::symlink_metadata(directory.join(STATS)).is_ok_and(|found| found.is_file())
 }
 
-/// Reads a file of statistics. Steps write to caches, so it may be anything.
+/// Reads a file of statistics. Steps write to caches, so it may be of any type.
 fn stats(cache: &Path, below: &Path) -> Option<String> {
     let file = file::open(cache, &below.join(STATS)).ok()??;
     let mut text = String::new();
@@ -89,7 +89,7 @@ impl Store {
         let mut caches = BTreeMap::new();
         for name in names(&self.root.join("caches"))? {
             let directory = self.cache_dir(&name);
-            // A link is the user's own arrangement.
+            // A user may have put a link in place of a cache.
             if !fs::symlink_metadata(&directory).is_ok_and(|data| data.is_dir()) {
                 continue;
             }
@@ -101,7 +101,7 @@ impl Store {
             caches.insert(name, cache);
         }
         for env in self.envs()? {
-            // An env that was never resolved mounts nothing; `fsck` reports a damaged one.
+            // An env that was never resolved mounts nothing; `fsck` reports a damaged spec.
             let Ok(spec) = self.spec(&env) else {
                 continue;
             };

@@ -1,4 +1,4 @@
-//! Owns an env under its lock: every change of its data on disk, and cleaning up after a killed command.
+//! Owns an env under its lock: every change to its data on disk, and the cleanup after a killed command.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
@@ -26,7 +26,7 @@ use crate::sys::atomic::{self, Survives, random_id};
 use crate::sys::error::{Kind, Result, ResultExt as _, if_exists};
 use crate::tree;
 
-/// An env that nobody else can change.
+/// An env whose lock this process holds.
 #[derive(Debug)]
 pub struct LockedEnv<'a> {
     pub(super) store: &'a Store,
@@ -34,17 +34,17 @@ pub struct LockedEnv<'a> {
     pub(super) directory: PathBuf,
     lock: Lock,
     pub(super) record: Option<Record>,
-    /// It was removed a moment ago, because the command that it should have ended with is gone.
+    /// Set if taking the lock removed the env because its owning command is gone.
     pub(super) reaped: Option<Reaped>,
 }
 
-/// How long a container that only waited for another command may take to end.
+/// How long an idle container may take to end.
 const RETIREMENT: Duration = Duration::from_secs(30);
-/// How often a container is asked whether it only waits.
+/// How often to ask a container whether it is idle.
 const ASK: Duration = Duration::from_millis(100);
 
-/// Takes the lock of the env in `directory` for `verb`. A container that only waits for another command is ended, and one
-/// that is ending is waited for, unless `wait` is zero.
+/// Takes the lock of the env in `directory` for `verb`. Ends an idle container and waits for it. Unless `wait` is
+/// zero, also waits for a container that outlived its command.
 pub(super) fn lock_alone(
     directory: &Path,
     name: &EnvName,
@@ -123,7 +123,7 @@ impl Store {
         Ok(env)
     }
 
-    /// Locks an existing env if nobody holds it, not even a container that only waits for another command.
+    /// Locks an existing env, unless another process holds it, even an idle container.
     pub fn lock_unheld(&self, name: &EnvName, verb: &str) -> Result<LockedEnv<'_>> {
         self.known(name)?;
         let path = super::lock::env_lock(&self.env_dir(name));
@@ -136,7 +136,7 @@ impl Store {
     pub fn lock_known(&self, name: &EnvName, verb: &str, wait: Duration) -> Result<LockedEnv<'_>> {
         self.known(name)?;
         let env = self.lock_env(name, verb, wait)?;
-        // Removed before the lock was taken.
+        // Another command may have removed the env before this one took the lock.
         env.known_record()?;
         Ok(env)
     }
@@ -156,9 +156,9 @@ impl LockedEnv<'_> {
         self.directory.join("run")
     }
 
-    /// Records that a step begins: until it ends well, the build volumes contain its work.
+    /// Records that a step begins. Until the step succeeds, the build volumes contain its partial work.
     ///
-    /// Synced if there are volumes: after a power failure, the step's writes to them must not pass for the state of the
+    /// Synced if the env has volumes: after a power failure, the step's writes must not pass for the state of the
     /// layer below.
     pub(super) fn begin_attempt(&self, key: &StepKey, sees_volumes: bool) -> Result<()> {
         remove(&self.directory.join(JOINED))?;
@@ -179,13 +179,13 @@ impl LockedEnv<'_> {
         remove(&self.directory.join(ATTEMPT))
     }
 
-    /// Returns whether a command of `exec` or `shell` joined the step that was begun last.
+    /// Returns whether an `exec` or `shell` command joined the last step that began.
     pub(super) fn is_joined(&self) -> bool {
         let read = |name| fs::read(self.directory.join(name)).ok();
         read(JOINED).is_some_and(|joined| Some(joined) == read(ATTEMPT))
     }
 
-    /// Returns the lock's descriptor, for the holder.
+    /// Returns the lock's descriptor, for the container's holder.
     pub fn lock_fd(&self) -> BorrowedFd<'_> {
         self.lock.as_fd()
     }
@@ -202,14 +202,14 @@ impl LockedEnv<'_> {
             .ok_or_else(|| no_env(&self.name).help("rockenv ls"))
     }
 
-    /// Replaces the record on disk, then here, for a command that uses the env.
+    /// Replaces the record on disk and in memory, for a command that uses the env.
     pub fn commit(&mut self, mut record: Record) -> Result<()> {
         record.used = Timestamp::now();
         self.put(record)
     }
 
-    /// Replaces the record by one that adds a step's layer and names all that the old one does. After a power failure,
-    /// the next `up` finds the layer by its key.
+    /// Replaces the record with one that adds a step's layer and still names every object of the old one. After a
+    /// power failure, the next `up` finds the layer by its key.
     pub(super) fn commit_step(&mut self, mut record: Record) -> Result<()> {
         record.used = Timestamp::now();
         self.replace_record(record, Survives::Either)
@@ -235,7 +235,7 @@ impl LockedEnv<'_> {
         atomic::write(&self.directory.join(SPEC), text.as_bytes())
     }
 
-    /// Adds a row to `metrics.jsonl`, which outlives its steps.
+    /// Appends a row to `metrics.jsonl`, which outlives the env's steps.
     pub fn add_metrics(&self, row: &Past) -> Result<()> {
         use std::io::Write as _;
         let mut line = serde_json::to_string(row)
@@ -257,8 +257,8 @@ impl LockedEnv<'_> {
         self.commit(record)
     }
 
-    /// Ends running processes, finishes the journal, and discards what the record does not name; discards everything
-    /// if the command that the env ends with is gone.
+    /// Ends running processes, finishes the journal, and discards data that the record does not name. Discards the
+    /// whole env if its owning command is gone.
     fn recover(&mut self) -> Result<()> {
         let ended = ContainerRecord::recover(&self.run_dir())?;
         self.apply_journal(ended.is_some())?;
@@ -269,7 +269,7 @@ impl LockedEnv<'_> {
         Ok(())
     }
 
-    /// Applies the journal and the record; `ended` is whether a container was left.
+    /// Applies the journal and the record; `ended` says whether a killed command left a container.
     fn apply_journal(&mut self, ended: bool) -> Result<()> {
         let run = self.run_dir();
         self.end_lease()?;
@@ -280,7 +280,7 @@ impl LockedEnv<'_> {
             match entry {
                 JournalEntry::Remove { id, layers } => return self.finish_removal(&id, &layers),
                 JournalEntry::Forget { layers } => self.store.remove_unused_layers(&layers)?,
-                // A failed move must not block the env: without its stamps ninja builds the project anew.
+                // A failed move must not block the env: ninja rebuilds a project without its stamps.
                 JournalEntry::Expunge { volume, project } => {
                     drop(self.store.take_project(&volume, project.as_ref()));
                 }
@@ -294,7 +294,7 @@ impl LockedEnv<'_> {
                         && record.head.tree.as_ref() == Some(&tree)
                     {
                         record.used = record.used.max(snapshot.created);
-                        // Where volumes are not frozen, what a command wrote there is in no snapshot.
+                        // If volumes are not frozen, no snapshot contains what a command wrote there.
                         let unsaved = snapshot.key.is_none() && !self.store.freezes_volumes();
                         let by_hand = record.head.by_hand().filter(|_| unsaved);
                         push_snapshot(&mut record, snapshot, layer.history());
@@ -320,8 +320,8 @@ impl LockedEnv<'_> {
         self.collect_garbage()
     }
 
-    /// Leaves a live tree whose files are gone: no command could use the env with it. If the tree became a layer that
-    /// the record does not name, `fsck --repair` adds that.
+    /// Drops a live tree whose files are gone from the record: no command could use the env with it. If the tree
+    /// became a layer that the record does not name, leaves the record to `fsck --repair`, which adds the layer.
     fn forget_lost_tree(&mut self) -> Result<()> {
         let Some(record) = &self.record else {
             return Ok(());
@@ -346,7 +346,8 @@ impl LockedEnv<'_> {
         self.put(record)
     }
 
-    /// Discards files that a killed command had not finished writing: only the holder of the lock writes here.
+    /// Discards files that a killed command did not finish writing, and those of a running `join_attempt`, which
+    /// expects that.
     fn discard_unfinished(&self) -> Result<()> {
         for name in names(&self.directory)? {
             if name.starts_with(atomic::PREFIX) {
@@ -375,7 +376,7 @@ impl LockedEnv<'_> {
         Ok(())
     }
 
-    /// Makes a live tree on `layer`, not yet in the record.
+    /// Creates a live tree on `layer` without adding it to the record.
     pub fn checkout_tree(&self, layer: Option<&LayerId>) -> Result<TreeId> {
         let record = self.known_record()?;
         match &record.service {
@@ -386,7 +387,7 @@ impl LockedEnv<'_> {
         }
     }
 
-    /// Returns the env's live tree, made if there is none.
+    /// Returns the env's live tree, creating it if necessary.
     pub fn live_tree(&mut self) -> Result<TreeId> {
         let head = self.known_record()?.head.clone();
         if let Some(tree) = head.tree {
@@ -398,9 +399,9 @@ impl LockedEnv<'_> {
         Ok(tree)
     }
 
-    /// Returns what an engine mounts for `tree` on `layer`.
+    /// Returns the root that an engine mounts for `tree` on `layer`.
     ///
-    /// `key` is that of the step that runs on it.
+    /// `key` is the key of the step that runs on the tree.
     pub fn root(
         &self,
         tree: &TreeId,
@@ -416,7 +417,7 @@ impl LockedEnv<'_> {
         }
     }
 
-    /// Makes missing build volumes, owned by `user`.
+    /// Creates missing build volumes, owned by `user`.
     pub fn ensure_volumes(&mut self, volumes: &[String], user: &BuildUser) -> Result<()> {
         let missing: Vec<String> = {
             let head = &self.known_record()?.head;
@@ -451,39 +452,40 @@ impl LockedEnv<'_> {
     }
 }
 
-/// The record of a begun step.
+/// File that records a begun step.
 const ATTEMPT: &str = "attempt";
-/// Its last line, if the step sees no build volume.
+/// Last line of that file, if the step sees no build volume.
 const APART: &str = "apart";
-/// A copy of it, if a command joined the step.
+/// Copy of that file, made when a command joins the step.
 const JOINED: &str = "joined";
 
 pub(super) fn remove(file: &Path) -> Result<()> {
     if_exists(fs::remove_file(file)).map(drop)
 }
 
-/// A step that was begun and did not end well.
+/// A step that began and did not succeed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attempt {
     pub key: StepKey,
-    /// The layer that it was begun on; `None` is the bare image.
+    /// The layer that it began on; `None` is the bare image.
     pub on: Option<LayerId>,
     pub sees_volumes: bool,
 }
 
-/// Includes the volumes: an attempt on volumes that were replaced since says nothing about the current ones.
+/// Returns the first line of the attempt file. It names the volumes: an attempt on replaced volumes says nothing
+/// about the current ones.
 fn attempt_line(key: &StepKey, record: &Record) -> String {
     let volumes: Vec<&str> = record.head.volumes.values().map(VolumeId::as_str).collect();
     format!("{key} {}", volumes.join(" "))
 }
 
 impl Store {
-    /// Returns the key of the step that was begun on the env's current build volumes and did not end well.
+    /// Returns the key of the step that began on the env's current build volumes and did not succeed.
     pub fn attempt(&self, name: &EnvName, record: &Record) -> Option<StepKey> {
         self.whole_attempt(name, record).map(|attempt| attempt.key)
     }
 
-    /// Returns that step with the layer below it.
+    /// Returns the same step with the layer below it.
     pub fn whole_attempt(&self, name: &EnvName, record: &Record) -> Option<Attempt> {
         let text = fs::read_to_string(self.env_dir(name).join(ATTEMPT)).ok()?;
         let mut lines = text.split('\n');
@@ -502,13 +504,13 @@ impl Store {
         })
     }
 
-    /// Records that a command of `exec` or `shell` joins the step that is running in an env, by a copy of the record of
-    /// that step: its `up` has the lock. Returns whether it is the first one.
+    /// Records that an `exec` or `shell` command joins the running step, by a copy of the attempt file: the step's
+    /// `up` holds the lock. Returns whether the command is the first to join.
     pub fn join_attempt(&self, name: &EnvName) -> Result<bool> {
         let directory = self.env_dir(name);
         let (attempt, joined) = (directory.join(ATTEMPT), directory.join(JOINED));
         let Some(text) = if_exists(fs::read(&attempt))? else {
-            // It ended a moment ago.
+            // The step just ended.
             return Ok(false);
         };
         if fs::read(&joined).is_ok_and(|known| known == text) {

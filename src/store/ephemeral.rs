@@ -2,8 +2,8 @@
 //!
 //! The command keeps a lock on the file for as long as it lives. The kernel releases the lock however the command
 //! ends, so neither a process with a reused id nor another boot can pass for it, and pid namespaces do not matter.
-//! The file's content is for people, and for the command's own children. A command that locks an env whose last command is gone
-//! removes the env, so nobody can continue with it by mistake.
+//! The file's content is for people, and for the command's own children. A command that locks an env whose owning
+//! command is gone removes the env, so that no user continues with it by mistake.
 
 use std::io::{Read as _, Write as _};
 use std::path::Path;
@@ -21,7 +21,7 @@ use crate::sys::error::{Error, Kind, Result, if_exists};
 /// Name of the file in an env's directory.
 pub(super) const FILE: &str = "ephemeral";
 
-/// The command that an env ends with.
+/// The command that owns an ephemeral env.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Owner {
     /// The boot that it runs in.
@@ -64,14 +64,14 @@ fn start_of(pid: u32) -> Option<u64> {
     rest.split(' ').nth(19)?.parse().ok()
 }
 
-/// Ties an env's life to this value, or to the process that has it.
+/// Ties an env's life to this value, or to the process that holds it.
 #[derive(Debug)]
 pub struct OwnerLock(#[expect(dead_code, reason = "its lock is what counts")] fs::File);
 
 /// Whether an env stays.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// It stays until somebody removes it.
+    /// It stays until a user removes it.
     Kept,
     /// It ends with a running command.
     Owned(Option<Owner>),
@@ -83,14 +83,14 @@ fn fate(directory: &Path) -> Result<Fate> {
     let Some(mut file) = if_exists(fs::File::open(directory.join(FILE)))? else {
         return Ok(Fate::Kept);
     };
-    // Shared: two readers do not disturb each other, and the owner never asks.
+    // In shared mode, because readers must not disturb each other. The owner never checks.
     let lives = match file.file().try_lock_shared() {
         Ok(()) => false,
         Err(std::fs::TryLockError::WouldBlock) => true,
         Err(std::fs::TryLockError::Error(error)) => return Err(error.into()),
     };
     let mut text = String::new();
-    // The file's existence suffices: another version may have written it.
+    // The file's existence suffices: another version may have written other content.
     let owner = match file.read_to_string(&mut text) {
         Ok(_) => serde_json::from_str(&text).ok(),
         Err(_) => None,
@@ -146,7 +146,7 @@ impl std::fmt::Display for Reaped {
 }
 
 impl Store {
-    /// Makes a new env that ends with this command, which is `up --ephemeral` or similar.
+    /// Creates a new env that ends with this command, which is `up --ephemeral` or similar.
     pub fn create_ephemeral(&self, name: &EnvName, command: &str) -> Result<OwnerLock> {
         let env = self.lock_env(name, "up", lock::WAIT)?;
         env.check_owner()?;
@@ -162,7 +162,7 @@ impl Store {
         let new = env.directory().join(format!("{}{FILE}", atomic::PREFIX));
         let mut file = fs::File::create(&new)?;
         file.write_all(&text)?;
-        // Locked before anybody can see it, and on disk before any of the env's data.
+        // Lock it before other processes can see it, and sync it before any of the env's data.
         file.file()
             .try_lock()
             .map_err(|error| unexpected!("cannot lock a new file").source(error))?;
@@ -177,12 +177,12 @@ impl Store {
         matches!(fate(&self.env_dir(name)), Ok(Fate::Owned(Some(owner))) if owner.is_ours())
     }
 
-    /// Returns whether an env still exists although the command that it should have ended with is gone.
+    /// Returns whether an env still exists although its owning command is gone.
     pub fn is_abandoned(&self, name: &EnvName) -> bool {
         matches!(fate(&self.env_dir(name)), Ok(Fate::Left(_)))
     }
 
-    /// Returns the envs that ephemeral commands left.
+    /// Returns the envs that killed ephemeral commands left.
     pub fn abandoned(&self) -> Result<Vec<EnvName>> {
         let mut names = self.env_names()?;
         names.retain(|name| self.is_abandoned(name));
@@ -220,7 +220,8 @@ impl LockedEnv<'_> {
         .help("wait until it ends, or build another env: rockenv up ... --name NEW"))
     }
 
-    /// Returns whether the env ends with this command: it may have been removed, and even recreated under its name.
+    /// Returns whether the env still ends with this command: it may have been removed, and even recreated under its
+    /// name.
     pub fn is_owned(&self) -> Result<bool> {
         Ok(matches!(self.fate()?, Fate::Owned(Some(owner)) if owner.is_ours()))
     }
@@ -229,7 +230,7 @@ impl LockedEnv<'_> {
         fate(self.directory())
     }
 
-    /// Makes the env one that stays: the last step of removing it.
+    /// Makes the env a permanent one, as the last step of its removal.
     pub(super) fn disown(&self) -> Result<()> {
         if_exists(fs::remove_file(self.directory().join(FILE))).map(drop)
     }
@@ -277,7 +278,7 @@ mod tests {
         let file = fs::File::open(directory.path().join(FILE)).unwrap();
         file.file().try_lock().unwrap();
         let claim = OwnerLock(file);
-        // However often it is checked, and by how many at once.
+        // Checking the file does not release it.
         for _ in 0..2 {
             assert_eq!(
                 fate(directory.path()).unwrap(),
@@ -285,7 +286,7 @@ mod tests {
             );
         }
         drop(claim);
-        // A program that another test is just starting has it too, until it is that program.
+        // A child of another test inherits the lock until it calls exec.
         let until = std::time::Instant::now() + std::time::Duration::from_secs(100);
         while !matches!(fate(directory.path()).unwrap(), Fate::Left(_)) {
             assert!(std::time::Instant::now() < until);

@@ -2,7 +2,7 @@
 //! if nothing can have changed them, else measured ones.
 //!
 //! If trees share blocks, a removal frees only blocks that nothing else holds, and sharing changes with every step.
-//! In that case everything removable is measured against the rest of the store, once it matters.
+//! In that case everything removable is measured against the rest of the store, but only if the result matters.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -29,8 +29,8 @@ const HOLDERS: [&str; 7] = [
 ];
 
 impl Store {
-    /// Estimates the bytes of what was never measured or may be elsewhere, and of the whole store if a limit needs
-    /// them.
+    /// Estimates the bytes of items that were never measured or may be elsewhere, and of the whole store if a limit
+    /// needs them.
     pub(super) fn estimate_freed(
         &self,
         inventory: &mut Inventory,
@@ -95,8 +95,8 @@ impl Store {
     /// Measures everything removable against the rest of the store, if recorded figures may be wrong. Returns whether
     /// it did.
     ///
-    /// Items are counted after everything that stands on them: a block that only these share counts for the lowest
-    /// of them. The sum over an item and everything on it is thus what removing them frees.
+    /// Items are measured from the bottom up: a block that only an item and those based on it share counts for the
+    /// lowest of them. The sum over an item and everything based on it is what removing them frees.
     pub fn estimate_shared(
         &self,
         inventory: &mut Inventory,
@@ -112,7 +112,7 @@ impl Store {
         if self.method() == Method::Overlay || !items.0.iter().any(unsure) {
             return Ok(false);
         }
-        // Data without allocated blocks would count for everybody who shares it.
+        // Data without allocated blocks would count for every tree that shares it.
         nix::unistd::syncfs(fs::File::open(self.root())?.file())
             .context(|| format!("cannot sync `{}`", self.root().display()))?;
         let mut places = Vec::new();
@@ -180,7 +180,7 @@ impl Store {
         Ok(measure::scan(&places, &options).class(TRASH).exclusive)
     }
 
-    /// Returns what stays and may share blocks with what is removed.
+    /// Returns the directories that stay and may share blocks with removed items.
     fn holders(&self) -> impl Iterator<Item = Root> {
         let others = HOLDERS.iter().map(|name| self.root().join(name));
         let others = others.filter(|path| path.exists());
@@ -190,11 +190,11 @@ impl Store {
     /// Returns whether the recorded figure of a layer may differ from what its removal frees.
     fn is_unsure(&self, item: &Frozen) -> bool {
         let mut volumes = item.layer.volumes.values();
-        // A clone's growth over its parent is not what was written in it; only btrfs knows that. Live volumes, and
-        // those of later steps, hold what a frozen one held when it was measured.
+        // A clone's growth over its parent is not what was written to it; only btrfs knows that. Live volumes, and
+        // those of later steps, may share blocks that were a frozen volume's own when it was measured.
         (self.method() == Method::Reflink && item.layer.kept.is_none())
             || item.layer.cost.is_none()
-            // Another machine's figure, of a store with another method perhaps.
+            // The figure is another machine's, whose store may use another method.
             || item.arrived.is_some()
             || volumes.any(|state| *state == VolumeState::Frozen)
     }
@@ -208,7 +208,7 @@ impl Store {
         let root = directory.join("root");
         match self.method() {
             Method::Overlay => Ok(allocated(directory)),
-            // A copied store has plain directories instead.
+            // A copied store has plain directories instead of subvolumes.
             Method::Btrfs if root.exists() && tree::btrfs::is_subvolume(&root)? => {
                 tree::btrfs::written(&root)
             }
@@ -232,11 +232,11 @@ enum RemovableItem {
     Failed(EnvName, TreeId),
 }
 
-/// Removable items from the bottom up, each with its owner: one owner for all that stand on the same removable item.
+/// Removable items from the bottom up, each with its owner: one owner for all items based on the same removable item.
 struct RemovableItems(Vec<(RemovableItem, u32)>);
 
 impl RemovableItems {
-    /// With `everything`, includes what stays, each item alone.
+    /// Collects the items. With `everything`, includes those that stay, each with its own owner.
     fn of(inventory: &Inventory, roots: &Roots, everything: bool) -> Self {
         let mut owners: BTreeMap<String, u32> = BTreeMap::new();
         let mut owner = |bottom: &str| {
@@ -260,7 +260,7 @@ impl RemovableItems {
             items.push((RemovableItem::Layer(id.clone()), owner(bottom)));
         }
         for (name, env) in &inventory.envs {
-            // A service has the tree of its env.
+            // For an env of a service, the service has the tree.
             if let (Some(failed), None, false) = (&env.record.failed, &env.record.service, env.busy)
             {
                 let own = format!("{name}/");
@@ -277,7 +277,8 @@ impl RemovableItems {
     }
 }
 
-/// Returns how many removable items are below a layer, and the lowest of them, whose removal takes all of them.
+/// Returns how many removable items are below a layer, and the lowest of them, whose removal requires that of all
+/// above.
 fn bottom<'a>(inventory: &'a Inventory, roots: &Roots, id: &'a LayerId) -> (usize, &'a str) {
     let (mut depth, mut at) = (0, id);
     if roots.layers.contains_key(id) {
@@ -328,7 +329,7 @@ impl Services {
     }
 
     /// Returns the service at a socket if all of its data is on the store's file system. An unresponsive service
-    /// frees nothing: what is removed of it waits in the trash.
+    /// frees nothing: its removed objects wait in the trash.
     fn beside(&mut self, socket: &Path) -> Option<&Service> {
         if !self.known.contains_key(socket) {
             let service = Service::connect(socket).ok();

@@ -15,14 +15,14 @@ use crate::sys::atomic;
 use crate::sys::error::{Error, Kind, Result};
 use crate::tree::{self, Method};
 
-/// How long another process may take to empty the trash before freed bytes are counted without it.
+/// How long to wait for another process to empty the trash. After that, freed bytes are counted without it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Removal {
     /// It is in the trash.
     Gone,
-    /// It stays, for a reason that is newer than the decision.
+    /// It stays, for a reason that arose after the decision.
     Stays(String),
 }
 
@@ -55,7 +55,7 @@ impl Store {
         }
     }
 
-    /// Does something with an env that nobody holds.
+    /// Calls `then` with an env that no process holds.
     fn with_idle(
         &self,
         name: &EnvName,
@@ -84,7 +84,7 @@ impl Store {
                 names.push(name);
             }
         }
-        // Before the first one forgets it: the layer would stay for the env that cannot.
+        // Check all envs before the first one forgets it: a busy env would keep the layer.
         if let Some(busy) = names.iter().find(|name| self.is_env_busy(name)) {
             return Ok(Removal::Stays(format!("in use by a command in env {busy}")));
         }
@@ -127,7 +127,7 @@ impl Store {
             ));
         }
         let images = self.root.join("images");
-        // The references first: they must not name a missing image.
+        // References go first: they must not name a missing image.
         for name in names(&images.join("refs"))? {
             let path = images.join("refs").join(&name);
             let reference: Option<serde_json::Value> = match name.ends_with(".json") {
@@ -151,7 +151,7 @@ impl Store {
         Ok(Removal::Gone)
     }
 
-    /// Finishes what killed commands left in envs that nobody holds. Returns the errors.
+    /// Cleans up after killed commands in envs that no process holds. Returns the errors.
     pub fn recover_envs(&self) -> Result<Vec<Error>> {
         let mut wrong = Vec::new();
         for name in self.env_names()? {
@@ -192,7 +192,7 @@ impl Store {
 }
 
 impl LockedEnv<'_> {
-    /// Forgets the steps' snapshots on a layer, unless the env has come to need it.
+    /// Forgets the steps' snapshots on a layer, unless the env needs it by now.
     fn drop_layer(&mut self, layer: &LayerId, keep_last: usize) -> Result<Removal> {
         let record = self.known_record()?;
         for (top, why) in tops(self.name(), record, keep_last) {
@@ -214,7 +214,7 @@ impl LockedEnv<'_> {
         if let Some(failed) = record.failed.take() {
             let tree = self.directory.join("trees").join(failed.tree);
             match self.put(record.clone()) {
-                // There is room for the record when the tree is gone.
+                // The record has room once the tree is gone.
                 Err(error) if error.kind() == Kind::OutOfSpace => {
                     self.store.discard(&tree)?;
                     self.store.reclaim()?;

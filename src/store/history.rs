@@ -44,14 +44,15 @@ pub struct LayerSearch<'a> {
     pub record: Option<&'a Record>,
     /// Which layers of other envs it may use.
     pub reuse: Reuse,
-    /// The socket of the service that keeps its trees; `None`: the store does.
+    /// The socket of the service that keeps its trees; `None` if the store does.
     pub service: Option<&'a Path>,
     /// It begins clean, so its own incremental layers are excluded too.
     pub clean: bool,
 }
 
 impl Head {
-    /// Returns the origin of the live build volumes' content. Records of older versions do not tell.
+    /// Returns the origin of the live build volumes' content. Records of older versions do not tell, so theirs is
+    /// incremental.
     pub fn volumes_from(&self) -> VolumesFrom {
         match &self.volumes_from {
             _ if self.volumes.is_empty() => VolumesFrom::NOTHING,
@@ -66,8 +67,8 @@ impl Head {
         }
     }
 
-    /// Returns the moment since which commands of `exec` and `shell` may have written to the live build volumes, if
-    /// there was such a command. Records of older versions tell only that there was one.
+    /// Returns the moment since which `exec` and `shell` commands may have written to the live build volumes, if
+    /// there were such commands. Records of older versions tell only whether there were any.
     pub fn by_hand(&self) -> Option<Moment> {
         match &self.by_hand {
             Some(ByHand::Nothing) => None,
@@ -76,7 +77,7 @@ impl Head {
         }
     }
 
-    /// Leaves the live tree; the live build volumes stay.
+    /// Drops the live tree; the live build volumes stay.
     pub fn drop_tree(&mut self) {
         self.by_hand = self.by_hand().map(ByHand::Since);
         self.tree = None;
@@ -97,7 +98,7 @@ impl Layer {
         }
     }
 
-    /// Returns whether its tree is kept by the service at this socket, or else by the store.
+    /// Returns whether the service at this socket keeps its tree, or else the store.
     pub fn is_kept_at(&self, service: Option<&Path>) -> bool {
         self.kept.as_ref().map(|kept| kept.socket.as_path()) == service
     }
@@ -110,7 +111,7 @@ impl Layer {
 
 impl Store {
     /// Finds a step's layer that the env may use: its own, else the one that has the key as its id, else any other.
-    /// Another engine's is returned only if this env's has none.
+    /// Returns another engine's layer only if this env's engine has none.
     pub fn step_layer(&self, key: &StepKey, search: &LayerSearch<'_>) -> Result<Option<Layer>> {
         let own = search.record.and_then(|record| record.of_step(key));
         if let Some(own) = own
@@ -133,7 +134,7 @@ impl Store {
         {
             return Ok(named);
         }
-        // Those with random ids, which are shorter than keys: made while another layer had the key as its id.
+        // Random ids are shorter than keys. These layers are incremental, or another layer had the key as its id.
         let ids = self.layer_ids()?.into_iter();
         let others = ids.filter(|id| id.len() < key.len());
         let others = others.filter_map(|id| self.layer(&id).ok().flatten());
@@ -181,7 +182,7 @@ impl LockedEnv<'_> {
         let head = &self.known_record()?.head;
         let is_recorded = head.volumes.is_empty() || head.volumes_from.as_ref() == Some(&from);
         if !is_recorded || head.by_hand().is_some() {
-            // What commands wrote is part of the history now; what follows is the step's.
+            // The history now covers what commands wrote. Later changes are the step's.
             self.update(|record| {
                 record.head.volumes_from = Some(from);
                 record.head.by_hand = Some(ByHand::Nothing);
@@ -190,8 +191,9 @@ impl LockedEnv<'_> {
         self.begin_attempt(key, sees_volumes)
     }
 
-    /// Returns the layer whose content the live build volumes have: after a failed attempt of another key, of which the
-    /// record is about to be replaced, the last one below that too. Where volumes are frozen, snapshots have them.
+    /// Returns the layer whose content the live build volumes have. After a failed attempt of another step, whose
+    /// record is about to be replaced, that is the last layer below both. If volumes are frozen, snapshots have their
+    /// content, and `from` stays.
     fn begun_below(&self, from: Option<LayerId>, key: &StepKey) -> Result<Option<LayerId>> {
         let begun = self.store.whole_attempt(self.name(), self.known_record()?);
         let Some(begun) = begun.filter(|begun| begun.key != *key && begun.sees_volumes) else {
@@ -206,7 +208,7 @@ impl LockedEnv<'_> {
         Ok(common.find(|id| below.iter().any(|layer| layer.id == *id)))
     }
 
-    /// Returns whether the live build volumes are empty, as those of the clean layer below are.
+    /// Returns whether the live build volumes and those of the layer below are empty, and that layer is clean.
     fn begins_empty(&self) -> Result<bool> {
         let head = &self.known_record()?.head;
         let is_empty = |id| self.store.is_volume_empty(id);
@@ -218,7 +220,7 @@ impl LockedEnv<'_> {
     }
 
     /// Returns `None` if the live build volumes contain only files from the layers below and from failed attempts of
-    /// the same step, or else whether the others are those of a command of `exec` or `shell`.
+    /// the same step, or else whether an `exec` or `shell` command wrote the other files.
     fn foreign_files(&self, from: &VolumesFrom, key: &StepKey) -> Result<Option<bool>> {
         let record = self.known_record()?;
         let head = &record.head;
@@ -235,7 +237,7 @@ impl LockedEnv<'_> {
         if self.is_joined() {
             return Ok(Some(true));
         }
-        // On btrfs, the volumes were compared with the layer before, unless a step has changed them.
+        // On btrfs, the volumes were already compared with the layer, unless a step changed them.
         let is_compared =
             self.store.method() == Method::Btrfs && attempt.is_none() && head.tree.is_some();
         Ok((!is_compared && self.is_changed_by_hand()?).then_some(true))

@@ -1,8 +1,8 @@
 //! Owns built images on disk: `images/<key>/{image.json,root/}`, and `images/refs/<recipe>.json`, which names the
 //! current image of a recipe.
 //!
-//! A recipe is built once, and its image stays until somebody refreshes it. The key covers what the recipe resolved
-//! to (package versions, content digest), so a refreshed image with the same content is the same image.
+//! A recipe is built once, and its image stays until a user refreshes it. The key covers what the recipe resolved to
+//! (package versions, content digest), so a refreshed image with the same content is the same image.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ use crate::sys::shell::quoted;
 use crate::sys::signals::stop_if;
 use crate::tree;
 
-/// How long `gc` may take with downloads, which it renames one after the other.
+/// How long to wait for `gc`, which renames downloads one by one.
 const GC_WAIT: Duration = Duration::from_secs(60);
 
 /// The current image of a recipe.
@@ -35,18 +35,18 @@ struct Reference {
     key: ImageKey,
 }
 
-/// An image that was built again, and how the new one differs.
+/// An image that was rebuilt, and how the new one differs.
 #[derive(Debug)]
 pub struct VerifiedImage {
     pub image: Image,
-    /// The environment variables that have another value.
+    /// Environment variables with different values.
     pub variables: BTreeSet<String>,
     /// The first differing paths.
     pub differences: Vec<tree::digest::Difference>,
 }
 
 impl TaskContext<'_> {
-    /// Takes a lock, however long others hold it; reports the holder meanwhile, and stops on request.
+    /// Takes a lock, however long another process holds it. Reports the holder meanwhile, and stops on request.
     pub(super) fn lock(&mut self, path: &Path, verb: &str) -> Result<Lock> {
         Lock::exclusive_waiting(path, verb, &mut |waits| {
             (self.progress)(BuildProgress::Line(waits));
@@ -76,7 +76,7 @@ fn key_of(
 ) -> Result<ImageKey> {
     let failed = |error| unexpected!("cannot encode an image").source(error);
     let packages = serde_json::to_vec(packages).map_err(failed)?;
-    // Images without variables keep the keys of versions that had none.
+    // Images without variables keep the keys that older versions gave them.
     let env = env.filter(|env| !env.is_empty());
     let env = env.map(serde_json::to_vec).transpose().map_err(failed)?;
     let mut hash = Sha256::new();
@@ -106,13 +106,13 @@ impl Store {
         self.image_dir(key).join("root")
     }
 
-    /// Returns an image's tree; an error if it is missing, with the command that builds the image.
+    /// Returns the path of an image's tree. If it is missing, the error has the command that builds the image.
     pub(super) fn known_image_root(&self, key: &ImageKey) -> Result<PathBuf> {
         let root = self.image_root(key);
         if root.try_exists()? {
             return Ok(root);
         }
-        // An env that is based on it tells its name too.
+        // The record of an env on this image has the name too.
         let envs = self.envs().unwrap_or_default().into_iter();
         let mut records = envs.filter_map(|name| self.record(&name).ok().flatten());
         let name = match self.image(key) {
@@ -171,12 +171,12 @@ impl Store {
         Ok(images)
     }
 
-    /// Returns the lock that downloads and their readers share, and that removing downloads takes exclusively.
+    /// Returns the lock that commands share while they use downloads, and that removing downloads takes exclusively.
     pub(super) fn blobs_lock(&self) -> PathBuf {
         self.root.join("blobs/lock")
     }
 
-    /// Prevents removing downloads for as long as the returned lock lives.
+    /// Prevents the removal of downloads while the returned lock lives.
     pub fn keep_downloads(&self) -> Result<Lock> {
         Lock::shared(&self.blobs_lock(), "the downloads", GC_WAIT)
     }
@@ -187,7 +187,7 @@ impl Store {
             .join(format!("{recipe}.{extension}"))
     }
 
-    /// Returns the image of a recipe, built if it is missing, or again with `refresh`.
+    /// Returns the image of a recipe. Builds it if it is missing, or if `refresh` is set.
     pub fn ensure_image(
         &self,
         name: &str,
@@ -201,7 +201,7 @@ impl Store {
         let digest = recipe.digest();
         let _lock = self.lock_recipe(&digest, cx)?;
         if !refresh && let Some(image) = self.image_of(recipe)? {
-            // Another command built it while we waited.
+            // Another command built it while this one waited.
             return Ok(image);
         }
         let old = self.referred(recipe)?;
@@ -224,7 +224,7 @@ impl Store {
         cx.lock(&self.reference(digest, "lock"), "image build")
     }
 
-    /// Builds an image, and describes it; returns its directory too.
+    /// Builds and describes an image; returns its directory and the description.
     fn built_image(
         &self,
         name: &str,
@@ -288,7 +288,7 @@ impl Store {
         Ok(image)
     }
 
-    /// Makes this the current image of its recipe, unless there is one.
+    /// Makes this the current image of its recipe, unless the recipe has one.
     pub(super) fn refer(&self, image: &Image) -> Result<()> {
         let reference = self.reference(&image.recipe, "json");
         if !reference.exists() {
@@ -343,12 +343,12 @@ impl Store {
         })
     }
 
-    /// Makes the directory in which an image is built; removes the leftovers of a killed build under the same lock.
+    /// Creates the directory for an image build; removes the leftovers of a killed build under the same lock.
     fn image_work(&self, recipe: &str) -> Result<PathBuf> {
         self.fresh_directory(&format!("tmp-{}-", &recipe[..16]))
     }
 
-    /// Makes a directory beside the images; removes those with the same beginning, which killed commands left.
+    /// Creates a directory beside the images; removes those with the same prefix, which killed commands left.
     pub(super) fn fresh_directory(&self, prefix: &str) -> Result<PathBuf> {
         let images = self.root.join("images");
         for entry in fs::read_dir(&images)? {
@@ -369,7 +369,7 @@ impl Store {
         source_date: Option<i64>,
         cx: &mut TaskContext<'_>,
     ) -> Result<Built> {
-        // Another command may be about to read downloads.
+        // `gc` must not remove downloads that this build reads.
         let _downloads = self.keep_downloads()?;
         let root = work.join("root");
         tree::create_tree(self.method, &root)?;
@@ -390,7 +390,7 @@ impl Store {
             },
         );
         if built.is_err() {
-            // The error of the build is the one to report; the next build of this recipe removes what is left.
+            // Report the build's error. The next build of this recipe removes leftovers.
             self.discard(work).ok();
         }
         built

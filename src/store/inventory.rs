@@ -21,7 +21,7 @@ use crate::sys::shell::quoted_path;
 use crate::tree::measure::{self, scan_one};
 use crate::ui::size;
 
-/// What to examine closely.
+/// Which parts of a store to examine closely.
 #[derive(Clone, Debug, Default)]
 pub struct InventoryOptions {
     /// Look for caches that exceed their limit.
@@ -32,7 +32,7 @@ pub struct InventoryOptions {
     pub used: bool,
     /// Look for removable sub-projects of TheRock.
     pub projects: bool,
-    /// Also measure what stays.
+    /// Also measure objects that stay.
     pub everything: bool,
 }
 
@@ -80,7 +80,7 @@ impl Store {
             let why = "left by an interrupted image build".to_owned();
             inventory.strays.insert(path, (why, bytes));
         }
-        // A running command may be making one.
+        // A running command may be creating one.
         if !busy {
             self.note_lost_volumes(&mut inventory, &found.volumes, damaged);
             self.note_unneeded_sources(&mut inventory)?;
@@ -163,7 +163,7 @@ impl Store {
         }
     }
 
-    /// Names build volumes of no known env. With `damaged` records around, each may be the live one of an env.
+    /// Notes build volumes of no known env. If there are `damaged` records, each may be the live volume of an env.
     fn note_lost_volumes(
         &self,
         inventory: &mut Inventory,
@@ -190,7 +190,7 @@ impl Store {
         }
     }
 
-    /// Names clones of which no env's spec tells. They may hold a user's work, so removing them is for the user.
+    /// Notes clones that no env's spec names. They may hold a user's work, so only the user may remove them.
     fn note_unneeded_sources(&self, inventory: &mut Inventory) -> Result<()> {
         let mut needed = BTreeSet::new();
         for name in inventory.envs.keys() {
@@ -241,7 +241,7 @@ impl Store {
         let failed_edited = self.is_failed_edited(name, &record);
         let mut logs = BTreeMap::new();
         for run in names(&directory.join("logs"))? {
-            // A few files each: starting threads would take longer.
+            // A run has few files: starting threads would take longer.
             let root = measure::Root::new(directory.join("logs").join(&run), 0);
             let options = measure::MeasureOptions {
                 threads: Some(NonZero::<usize>::MIN),
@@ -261,7 +261,7 @@ impl Store {
     }
 
     fn add_blobs(&self, inventory: &mut Inventory) -> Result<()> {
-        // A command builds an image, or pulls.
+        // A command is building an image or pulling.
         if is_busy(&self.blobs_lock()) {
             return Ok(());
         }
@@ -290,19 +290,19 @@ impl Store {
         is_busy(&lock::env_lock(&self.env_dir(name))) && !self.has_idle_container(name)
     }
 
-    /// Returns whether only a container that waits for another command holds an env: taking the lock ends it.
+    /// Returns whether only an idle container holds an env. Taking the lock ends the container.
     pub fn has_idle_container(&self, name: &EnvName) -> bool {
         ContainerRecord::read(&self.env_dir(name).join("run")).is_some_and(|state| state.idle)
     }
 
-    /// Returns whether a step of an env is paused, until more of the disk is free.
+    /// Returns whether a step of an env is paused until more disk space is free.
     pub(crate) fn is_paused(&self, name: &EnvName) -> bool {
         let state = ContainerRecord::read(&self.env_dir(name).join("run"));
         state.is_some_and(|state| state.cgroup.is_frozen())
     }
 }
 
-/// Returns whether a file of this name is a complete or partial download. Others do not belong to rockenv.
+/// Returns whether a file of this name is a complete or partial download. Other files are not rockenv's.
 fn is_download(name: &str) -> bool {
     let partial = name.strip_prefix('.');
     let partial = partial.and_then(|name| name.strip_suffix(".partial"));

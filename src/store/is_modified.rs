@@ -20,15 +20,15 @@ use crate::sys::atomic::random_id;
 use crate::sys::error::{Kind, Result};
 use crate::tree::{self, Method, measure, mounts};
 
-/// File systems on which every change of a file sets its change time, also one through mapped memory.
+/// File systems on which every change of a file sets its change time, even a change through mapped memory.
 const TELLING: [&str; 3] = ["btrfs", "ext4", "xfs"];
-/// How far two readings of the clocks may differ although nobody set one, in nanoseconds. No command writes that soon
-/// after its container was begun.
+/// How far two readings of the clocks may differ although no process set one, in nanoseconds. No command writes that
+/// soon after its container starts.
 const INEXACT: u64 = 5_000_000;
 
 impl Moment {
-    /// Returns the current moment for files below a directory; nothing can be compared with it if change times do not
-    /// tell there.
+    /// Returns the current moment for files below a directory. It is not comparable if change times are unreliable
+    /// there.
     fn now(directory: &Path) -> Self {
         Self::of_new_file(directory).unwrap_or_default()
     }
@@ -45,21 +45,20 @@ impl Moment {
         })
     }
 
-    /// Returns whether change times since can be compared with it: nobody has set the clock, which a reboot may do
-    /// too.
+    /// Returns whether later change times can be compared with it: the clock was not set, which a reboot may do too.
     fn is_comparable(&self) -> bool {
         let same = |ahead: i64| ahead.abs_diff(self.ahead) <= INEXACT;
         !self.boot.is_empty() && self.boot == boot_id() && ahead().is_some_and(same)
     }
 }
 
-/// Returns what the clock that can be set is ahead of the one that cannot, in nanoseconds.
+/// Returns how far the clock that can be set is ahead of the one that cannot, in nanoseconds.
 fn ahead() -> Option<i64> {
     let read = |clock: ClockId| {
         let time = clock_gettime(clock).ok()?;
         Some(time.tv_sec() * 1_000_000_000 + time.tv_nsec())
     };
-    // Something else may run between two readings: the quickest of several is the most exact.
+    // Another process may run between two readings, so the quickest of several is the most exact.
     let readings = (0..8).filter_map(|_| {
         let before = read(ClockId::CLOCK_BOOTTIME)?;
         let time = read(ClockId::CLOCK_REALTIME)?;
@@ -69,7 +68,7 @@ fn ahead() -> Option<i64> {
     readings.min().map(|(_, ahead)| ahead)
 }
 
-/// Returns whether anything in a directory, itself included, changed since, or may have.
+/// Returns whether a directory or anything in it changed since, or may have changed.
 fn is_changed_since(directory: &Path, since: &Moment) -> bool {
     let found = measure::scan_one(directory);
     let unseen = found.unreadable + found.vanished + found.mounts_skipped;
@@ -77,7 +76,7 @@ fn is_changed_since(directory: &Path, since: &Moment) -> bool {
 }
 
 impl Store {
-    /// Returns whether a command of `shell --failed` changed the tree of an env's failed step, or may have.
+    /// Returns whether a `shell --failed` command changed the tree of an env's failed step, or may have changed it.
     pub(super) fn is_failed_edited(&self, env: &EnvName, record: &Record) -> bool {
         let Some(failed) = &record.failed else {
             return false;
@@ -86,12 +85,12 @@ impl Store {
             return false;
         };
         let directory = self.tree_files(&self.tree_dir(env, &failed.tree));
-        // What a service has was changed by the step itself.
+        // At a service, the step's own changes hide those of a command.
         record.service.is_some() || !since.is_comparable() || is_changed_since(&directory, since)
     }
 
-    /// Returns the build volumes with content that commands of `exec` or `shell` changed since a step ran on them, or may
-    /// have.
+    /// Returns the build volumes with content that `exec` or `shell` commands changed since a step ran on them, or
+    /// may have changed.
     pub(crate) fn volumes_by_hand(&self, record: &Record) -> Vec<VolumeName> {
         let Some(since) = record.head.by_hand() else {
             return Vec::new();
@@ -106,8 +105,8 @@ impl Store {
         volumes.map(|(name, _)| name.clone()).collect()
     }
 
-    /// Returns whether build volumes, except those in `kept`, may have files that commands of `exec` or `shell` wrote
-    /// before a step ran on them: nothing tells these from the step's.
+    /// Returns whether build volumes, except those in `kept`, may have files that `exec` or `shell` commands wrote
+    /// before a step ran on them. Such files are indistinguishable from the step's.
     pub(crate) fn has_older_edits(&self, record: &Record, kept: &[VolumeName]) -> bool {
         let mut volumes = record.head.volumes.iter();
         record.head.volumes_from().history != History::Clean
@@ -116,7 +115,7 @@ impl Store {
 }
 
 impl LockedEnv<'_> {
-    /// Records that a command of `shell --failed` is about to get the tree of the failed step.
+    /// Records that a `shell --failed` command is about to get the tree of the failed step.
     pub fn show_failed(&mut self) -> Result<()> {
         let Some(failed) = &self.known_record()?.failed else {
             return Ok(());
@@ -124,7 +123,7 @@ impl LockedEnv<'_> {
         let moment = match &failed.shown {
             None => Moment::now(&self.directory.join("trees")),
             Some(known) if known.is_comparable() => return Ok(()),
-            // What was written since may have any change time.
+            // The clock was set, so files written since may have any change time.
             Some(_) => Moment::default(),
         };
         self.update(|record| {
@@ -134,8 +133,8 @@ impl LockedEnv<'_> {
         })
     }
 
-    /// Keeps the tree of a failed step as a snapshot if a command of `shell --failed` changed it. Returns its name. The
-    /// env stays where it is.
+    /// Keeps the tree of a failed step as a snapshot if a `shell --failed` command changed it. Returns the snapshot's
+    /// name. The env stays where it is.
     pub fn keep_failed(&mut self, why: &str) -> Result<Option<String>> {
         let record = self.known_record()?;
         let Some(failed) = record.failed.clone() else {
@@ -168,19 +167,19 @@ impl LockedEnv<'_> {
         Ok(Some(name))
     }
 
-    /// Records that a command of `exec` or `shell` is about to get the live build volumes, or had them.
+    /// Records that an `exec` or `shell` command is about to get the live build volumes, or had them.
     pub fn show_volumes(&mut self) -> Result<()> {
         let moment = match self.known_record()?.head.by_hand() {
             None => Moment::now(&self.store.root().join("volumes")),
             Some(known) if known == Moment::default() || known.is_comparable() => return Ok(()),
-            // The clock was set, so what was written may have any change time.
+            // The clock was set, so files written since may have any change time.
             Some(_) => Moment::default(),
         };
         self.update(|record| record.head.by_hand = Some(ByHand::Since(moment)))
     }
 
-    /// Returns whether a command of `exec` or `shell` changed the live build volumes since a step ran on them, or may
-    /// have.
+    /// Returns whether an `exec` or `shell` command changed the live build volumes since a step ran on them, or may
+    /// have changed them.
     pub fn is_changed_by_hand(&self) -> Result<bool> {
         let head = &self.known_record()?.head;
         let Some(since) = head.by_hand() else {
@@ -194,12 +193,13 @@ impl LockedEnv<'_> {
     /// Returns whether the live tree, or a build volume that a rollback restores, may have changed since the
     /// snapshot.
     ///
-    /// With shared extents nothing proves that: a clone's inodes are all new, and their times depend on the clock.
-    /// There, any command that ran counts as a change, because an unneeded snapshot is better than a lost file.
+    /// With reflinks, nothing proves the absence of changes: a clone's inodes are all new, and their times depend on
+    /// the clock. There, any command that ran counts as a change, because an unneeded snapshot is better than a lost
+    /// file.
     pub fn is_modified(&self) -> Result<bool> {
         let record = self.known_record()?;
         let Some(tree) = &record.head.tree else {
-            // A command in the tree of a failed step has the volumes too.
+            // A command in the tree of a failed step can write to the volumes too.
             return self.are_volumes_edited();
         };
         if let Some(service) = self.service()? {
@@ -226,25 +226,25 @@ impl LockedEnv<'_> {
         }
     }
 
-    /// Returns whether an overlay's directory of differences has only the build user, whom every container adds.
+    /// Returns whether an overlay's upper directory contains only the build user, whom every container adds.
     fn has_only_user(&self, diff: &Path) -> Result<bool> {
         let (record, spec) = (self.known_record()?, self.store.spec(self.name())?);
         let layer = record.head.layer.as_ref();
         let below = match self.store.lowers(layer, &record.image_key) {
-            // Without the image nothing tells who made a file.
+            // Without the image, nothing shows where a file came from.
             Err(error) if error.kind() == Kind::NotFound => return Ok(false),
             other => other?,
         };
         AddedUser::new(&spec.user, diff, &below).is_all()
     }
 
-    /// Returns the inodes of a tree that only adding the build user changed.
+    /// Returns the inodes of a tree whose only change is the added build user.
     fn added_inodes(&self, root: &Path, below: PathBuf) -> Result<BTreeSet<u64>> {
         let spec = self.store.spec(self.name())?;
         AddedUser::new(&spec.user, root, &[below]).inodes()
     }
 
-    /// Returns whether commands changed build volumes that a snapshot would contain, or may have.
+    /// Returns whether commands changed build volumes that a snapshot would contain, or may have changed them.
     fn are_volumes_edited(&self) -> Result<bool> {
         let has_volumes = !self.known_record()?.head.volumes.is_empty();
         Ok(has_volumes && self.store.freezes_volumes() && self.is_changed_by_hand()?)
@@ -270,8 +270,8 @@ impl LockedEnv<'_> {
         Ok(false)
     }
 
-    /// Returns whether build volumes that a rollback restores may have files that no snapshot has: those of a step that
-    /// did not end, or of an earlier build.
+    /// Returns whether build volumes that a rollback restores may have files that no snapshot has, left by an
+    /// unfinished step or an earlier build.
     pub(super) fn has_unsaved_volumes(&self) -> Result<bool> {
         let record = self.known_record()?;
         let mut volumes = record.head.volumes.values();
@@ -283,7 +283,7 @@ impl LockedEnv<'_> {
         }
         let head = &record.head;
         let from = head.volumes_from().layer;
-        // A snapshot that a user took of unchanged volumes has those of the step before.
+        // A user's snapshot of unchanged volumes has the volumes of the step before.
         let mut at = head.layer.clone();
         while at != from {
             let layer = at.map(|id| self.store.layer(&id)).transpose()?.flatten();
@@ -303,8 +303,8 @@ impl LockedEnv<'_> {
         }
     }
 
-    /// Keeps build volumes that commands of `exec` or `shell` changed, or may have, before they would be emptied: gives
-    /// them ids of no env, where no snapshot can contain them. Returns their names and new paths.
+    /// Keeps build volumes that `exec` or `shell` commands changed, or may have changed, before they would be
+    /// emptied. Gives them ids of no env, because no snapshot can contain them. Returns their names and new paths.
     pub fn set_volumes_aside(&mut self) -> Result<Vec<(VolumeName, PathBuf)>> {
         let mut record = self.known_record()?.clone();
         let mut aside = Vec::new();

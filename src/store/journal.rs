@@ -1,7 +1,7 @@
 //! Owns an env's journal: operations that a command began, so that the next one can finish or undo them.
 //!
 //! Most leftovers of a killed command need no journal: anything that the record does not name is garbage. The journal
-//! has the rest: a live tree that became a layer, and removals in progress.
+//! covers the rest: a live tree that became a layer, and removals in progress.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::sys::error::{Result, if_exists};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum JournalEntry {
-    /// The live tree is about to become a layer of that snapshot.
+    /// The live tree is about to become the layer of a snapshot.
     Freeze {
         tree: TreeId,
         /// The snapshot it becomes.
@@ -27,18 +27,18 @@ pub(crate) enum JournalEntry {
     Remove {
         /// The env's id, which names its volumes.
         id: EnvId,
-        /// Layers it used, to be removed if nobody else needs them.
+        /// Layers that it used, to be removed if nothing else needs them.
         layers: Vec<LayerId>,
     },
     /// A sub-project of TheRock is about to be discarded.
     Expunge {
         volume: VolumeId,
-        /// The sub-project's directory there.
+        /// The sub-project's directory in the volume.
         project: PathBelow,
     },
     /// The record is about to forget snapshots.
     Forget {
-        /// Their layers, to be removed if nobody needs them.
+        /// Their layers, to be removed if nothing needs them.
         layers: Vec<LayerId>,
     },
 }

@@ -1,5 +1,5 @@
-//! Owns the time when envs and images were last used: the modification time of each one's file `used`. Commands that
-//! work with one set it, whether they change it or not; cleanup does not.
+//! Owns the time of last use of envs and images: the modification time of the file `used` in their directories.
+//! Commands that work with an env or image set it, even if they change nothing; cleanup does not.
 
 use std::path::Path;
 use std::time::SystemTime;
@@ -43,7 +43,7 @@ impl Store {
         modified_at(&self.layer_dir(layer).join("layer.json"))
     }
 
-    /// Records that an env is used, by a command that has its lock or a share in its container.
+    /// Records that an env is used, by a command that holds its lock or shares its container.
     pub fn use_env(&self, name: &EnvName, record: &Record) {
         touch(&self.env_dir(name));
         self.use_image(&record.image_key);

@@ -2,8 +2,8 @@
 //! `root`, or neither if a service has the tree) and, if the method can freeze them, the env's build volumes in
 //! `volumes/<name>`.
 //!
-//! A layer is published by one rename of a tree directory and never written again. Its id is the step's key; a step
-//! run again under the same key, and a manual snapshot, get an id of their own.
+//! A layer is published by one rename of a tree directory and never written again. Its id is the step's key if the
+//! build was clean and the id is free, else a random one.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ impl Store {
         self.root.join("layers").join(id)
     }
 
-    /// Reads a layer; `None` if there is none of that id.
+    /// Reads a layer; `None` if it does not exist.
     pub fn layer(&self, id: &LayerId) -> Result<Option<Layer>> {
         let path = self.layer_dir(id).join("layer.json");
         match atomic::read_json::<Layer>(&path)? {
@@ -38,13 +38,13 @@ impl Store {
         }
     }
 
-    /// Returns the ids of all layers. A file of another name is none.
+    /// Returns the ids of all layers. Skips files whose names are not ids.
     pub(super) fn layer_ids(&self) -> Result<Vec<LayerId>> {
         let names = names(&self.root.join("layers"))?.into_iter();
         Ok(names.filter_map(|name| name.try_into().ok()).collect())
     }
 
-    /// Reads all layers. Skips damaged ones, which `fsck` reports: they must not prevent removing an env.
+    /// Reads all layers. Skips damaged ones, which `fsck` reports: they must not block the removal of an env.
     pub fn layers(&self) -> Result<Vec<Layer>> {
         let mut found = Vec::new();
         for id in self.layer_ids()? {
@@ -111,7 +111,8 @@ impl Store {
         Ok(chain)
     }
 
-    /// Returns the root of a layer's tree, or of the image's without one; empty if a service has it.
+    /// Opens the tree of a layer, or of the image if there is no layer. The result is empty if a service has the
+    /// tree.
     pub(crate) fn look_into(
         &self,
         layer: Option<&LayerId>,
@@ -150,7 +151,7 @@ impl Store {
         }
     }
 
-    /// Returns the key of the lowest image: the layer's own, which may be older than the env's.
+    /// Returns the key of the image below: the layer's own, which may be older than the env's.
     pub(super) fn image_below(
         &self,
         layer: Option<&LayerId>,
@@ -165,7 +166,7 @@ impl Store {
     /// Returns the directories for an overlay on this layer, topmost first, the image last; without a layer, only
     /// those of the image `image_key`.
     ///
-    /// A chain near the kernel's limit is first merged, by hard links, into `flat` of its top.
+    /// A chain near the kernel's limit is first merged, by hard links, into the directory `flat` of its top layer.
     pub fn lowers(&self, layer: Option<&LayerId>, image_key: &ImageKey) -> Result<Vec<PathBuf>> {
         let mut lowers = Vec::new();
         let mut next = layer.cloned();
@@ -204,13 +205,13 @@ impl Store {
             self.discard(&temporary).ok();
         }
         match merged {
-            // Another command merged the same chain; its result is as good.
+            // Another command merged the same chain, and its result is just as good.
             Err(_) if flat.exists() => Ok(()),
             other => other,
         }
     }
 
-    /// Makes an empty live tree on `layer`, in an env's directory; returns its id.
+    /// Creates an empty live tree on `layer`, in an env's directory; returns its id.
     pub fn checkout_tree(
         &self,
         env: &Path,
@@ -254,7 +255,7 @@ impl Store {
         })
     }
 
-    /// Returns what an engine mounts for a live tree on `layer`.
+    /// Returns the root that an engine mounts for a live tree on `layer`.
     pub fn tree_root(
         &self,
         env: &Path,
@@ -278,8 +279,8 @@ impl Store {
         }
     }
 
-    /// Returns an id for a layer: its step's key, by which it is found, unless another layer has that. The key stands
-    /// for the result of a clean build, so no other layer gets it.
+    /// Returns an id for a layer: its step's key, by which other envs find it, or else a random id. Only a clean
+    /// build gets the key, and only if no other layer has it.
     pub(super) fn free_id(&self, layer: &Layer) -> Result<LayerId> {
         let named = layer.key.clone().filter(|_| layer.is_clean());
         match named.map(LayerId::from) {
@@ -292,7 +293,7 @@ impl Store {
         Ok(format!("{}{}", random_id()?, random_id()?).try_into()?)
     }
 
-    /// Publishes a live tree as a layer by one rename. It must not be mounted. Returns false if another layer has
+    /// Publishes a live tree, which must not be mounted, as a layer by one rename. Returns false if another layer has
     /// taken its id.
     pub fn publish(&self, env: &Path, tree: &TreeId, layer: &Layer) -> Result<bool> {
         let directory = env.join("trees").join(tree);
@@ -303,14 +304,14 @@ impl Store {
         self.place(&directory, layer)
     }
 
-    /// Describes a directory and makes a layer of it. Returns false if another layer has taken its id: two commands
-    /// may finish the same step at the same time.
+    /// Writes the description into a directory and makes it a layer. Returns false if another layer has taken its id:
+    /// two commands may finish the same step at the same time.
     pub(super) fn place(&self, directory: &Path, layer: &Layer) -> Result<bool> {
         let json = serde_json::to_vec_pretty(layer)
             .map_err(|error| unexpected!("cannot encode layer").source(error))?;
         fs::write(directory.join("layer.json"), json)?;
         match fs::rename(directory, self.layer_dir(&layer.id)) {
-            // XFS reports it differently.
+            // XFS reports another error than other file systems.
             Err(error)
                 if [ErrorKind::DirectoryNotEmpty, ErrorKind::AlreadyExists]
                     .contains(&error.kind()) =>
@@ -375,7 +376,7 @@ mod tests {
         for tree in &trees {
             fs::create_dir(tree).unwrap();
         }
-        // Both look before either exists.
+        // Both ids are chosen before either layer exists.
         let ids = [(); 2].map(|()| store.free_id(&layer("new".into())).unwrap());
         let key = LayerId::from(StepKey::from("key"));
         assert_eq!(ids, [key.clone(), key.clone()]);
@@ -399,7 +400,7 @@ mod tests {
         for made in [&diff, &image] {
             fs::create_dir_all(made).unwrap();
         }
-        // No directory can get that name.
+        // Renaming a directory over a symlink fails.
         std::os::unix::fs::symlink("nowhere", layer.join("flat")).unwrap();
         store.flatten(&top, &[diff], &image).unwrap_err();
         assert_eq!(names(&layer).unwrap(), ["diff", "flat"]);

@@ -1,7 +1,7 @@
 //! Owns leases: layers and images that a running command needs and its env's record does not name yet, in
 //! `envs/<name>/lease`.
 //!
-//! A lease is valid for as long as the env's lock is held, whatever the clock says: a dead process can keep nothing.
+//! A lease is valid while the env's lock is held, whatever the clock says: a dead process keeps nothing.
 
 use std::collections::BTreeMap;
 

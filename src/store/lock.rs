@@ -1,6 +1,6 @@
 //! Owns locks: `flock` on files that are never deleted, with the holder's name inside for messages.
 //!
-//! Order: the global lock before an env's; never two envs' at once.
+//! Order: an env's lock before the global lock. `fork` and `fsck` take several envs' locks, with a limited wait.
 
 use std::ffi::OsStr;
 use std::io::{ErrorKind, Seek as _, Write as _};
@@ -19,18 +19,18 @@ use crate::tree::mounts;
 /// How long to wait for an env's lock before the command fails.
 pub(crate) const WAIT: Duration = Duration::from_secs(5);
 
-/// The same for the store's: nobody keeps it for as long as a command runs, but on a full disk trees are unlinked
+/// How long to wait for the store's lock. Commands hold it only briefly, except that on a full disk they unlink trees
 /// under it.
 pub(super) const STORE_WAIT: Duration = Duration::from_secs(120);
 
-/// How long a command waits for a lock before it says so: most waits are over by then.
+/// How long a command waits for a lock before it reports the wait. Most waits are shorter.
 const SILENCE: Duration = Duration::from_secs(1);
 
 type Show = Box<dyn Fn(&str) + Send + Sync>;
 
 static SHOW: OnceLock<Show> = OnceLock::new();
 
-/// Sets what shows the user that a command waits for a lock, once: locks are taken where nothing prints.
+/// Sets, once, the function that shows waits for locks to the user. The code that takes locks does not print.
 pub(crate) fn show_waits(show: Show) {
     SHOW.set(show).ok();
 }
@@ -49,7 +49,7 @@ impl Wait {
         }
     }
 
-    /// Tells the user about it, once, if it is longer than a moment: `what` is waited for, whose lock is at `path`.
+    /// Tells the user, once and only if the wait is long, that the command waits for `what`, whose lock is at `path`.
     pub(crate) fn tell(&mut self, path: &Path, what: &str) {
         if let Some(text) = self.text(path, what)
             && let Some(show) = SHOW.get()
@@ -70,7 +70,7 @@ impl Wait {
     }
 }
 
-/// How many times [`holder`] reads the list of locks before it says that nobody has one.
+/// How many times [`holder`] reads the list of locks before it reports that no process holds one.
 const LOOKS: usize = 3;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -111,8 +111,8 @@ impl Lock {
         }
     }
 
-    /// Takes the lock at `path` exclusively for `verb`, however long others hold it. Meanwhile calls `waits`
-    /// repeatedly with the holder; its error ends the wait.
+    /// Takes the lock at `path` exclusively for `verb`, however long another process holds it. Meanwhile calls
+    /// `waits` repeatedly with the holder; its error ends the wait.
     pub fn exclusive_waiting(
         path: &Path,
         verb: &str,
@@ -128,12 +128,13 @@ impl Lock {
         }
     }
 
-    /// Takes the lock at once or not at all.
+    /// Takes the lock without waiting; `None` if another process holds it.
     pub fn try_exclusive(path: &Path) -> Result<Option<Self>> {
         Self::try_lock(open(path)?)
     }
 
-    /// Takes a directory, which is its own lock, at once or not at all: a full disk may have no room for a file.
+    /// Locks a directory itself without waiting; `None` if it is locked. A full disk may have no room for a lock
+    /// file.
     pub(crate) fn try_directory(path: &Path) -> Result<Option<Self>> {
         use fs_err::os::unix::fs::OpenOptionsExt as _;
         let mut options = fs::OpenOptions::new();
@@ -150,7 +151,7 @@ impl Lock {
         }
     }
 
-    /// Takes the lock together with other readers.
+    /// Takes the lock in shared mode.
     pub fn shared(path: &Path, what: &str, wait: Duration) -> Result<Self> {
         let file = open(path)?;
         let deadline = Instant::now() + wait;
@@ -180,7 +181,7 @@ impl Lock {
         self.file.set_len(0)?;
         self.file.seek(std::io::SeekFrom::Start(0))?;
         match self.file.write_all(text.as_bytes()) {
-            // It is only for messages, and the holder may be about to free space.
+            // The name is only for messages, and the holder may be about to free space.
             Err(error) if is_full(&error) => Ok(()),
             other => Ok(other?),
         }
@@ -192,24 +193,24 @@ pub(crate) fn holder(path: &Path) -> Option<Holder> {
     use std::os::unix::fs::MetadataExt as _;
     let holder = signer(path)?;
     let inode = fs::metadata(path).ok()?.ino();
-    // The list comes in parts, and lacks an entry if another lock ends between two of them.
+    // The kernel lists locks in parts, and skips an entry if another lock ends between two of them.
     (0..LOOKS)
         .filter_map(|_| fs::read_to_string("/proc/locks").ok())
         .any(|locks| takers(&locks, inode, "WRITE").any(|pid| pid == holder.pid))
         .then_some(holder)
 }
 
-/// Returns who took the lock at `path` last.
+/// Returns the process that last took the lock at `path` exclusively.
 fn signer(path: &Path) -> Option<Holder> {
     serde_json::from_slice(&fs::read(path).ok()?).ok()
 }
 
-/// Returns whether the process that took the lock at `path` last is gone: only what it started can still hold it.
+/// Returns whether the process that last took the lock at `path` is gone: only its children can still hold it.
 pub(super) fn signer_is_gone(path: &Path) -> bool {
     signer(path).is_some_and(|holder| !Path::new(&format!("/proc/{}", holder.pid)).exists())
 }
 
-/// Returns a process that has the lock at `path` together with other readers, who do not sign it.
+/// Returns a process that holds the lock at `path` in shared mode. Readers do not sign it.
 fn reader(path: &Path) -> Option<u32> {
     use std::os::unix::fs::MetadataExt as _;
     let inode = fs::metadata(path).ok()?.ino();
@@ -232,7 +233,7 @@ fn takers(locks: &str, inode: u64, kind: &str) -> impl Iterator<Item = u32> {
     })
 }
 
-/// Opens a lock file, and makes it if it is missing.
+/// Opens a lock file, creating it if it is missing.
 fn open(path: &Path) -> Result<fs::File> {
     use fs_err::os::unix::fs::OpenOptionsExt as _;
     fs::OpenOptions::new()
@@ -262,10 +263,10 @@ pub(super) fn read_only(path: &Path, error: std::io::Error) -> Error {
     ))
 }
 
-/// Names the process that has a lock, or else the last one that took it alone, for messages.
+/// Describes the process that holds a lock, or else the last one that took it exclusively, for messages.
 ///
-/// An env's lock is never shared, so the list of locks is not read for it: that takes the kernel up to 15 ms, which is
-/// more than an `exec` that finds its container.
+/// An env's lock is never shared, so the list of locks is not read for it: that takes the kernel up to 15 ms, longer
+/// than an `exec` in a running container.
 fn holder_named(path: &Path) -> String {
     if env_of(path).is_none()
         && holder(path).is_none()
@@ -331,7 +332,7 @@ mod tests {
             assert_eq!(help.contains("rockenv down mine"), down, "{help}");
         }
         drop(first);
-        // A program that another test is just starting has it too, until it is that program.
+        // A child of another test inherits the lock until it calls exec.
         drop(Lock::exclusive(&path, "env `a`", "rm", WAIT * 20).unwrap());
         let until = Instant::now() + WAIT * 20;
         while holder(&path).is_some() {
@@ -357,9 +358,9 @@ mod tests {
         assert!(told.starts_with(&start), "{told}");
         assert_eq!(wait.text(&path, "the store"), None);
         drop(first);
-        // Readers do not sign: the last one that took it alone is not the holder.
+        // Readers do not sign, so the last signer is not the holder.
         let _shared = Lock::shared(&path, "the store", WAIT * 20).unwrap();
-        // A program that another test is just starting has the first lock too, until it is that program.
+        // A child of another test inherits the first lock until it calls exec.
         let expected = format!("waiting for the store, held by another command (process {own})");
         let until = Instant::now() + WAIT * 20;
         while long().text(&path, "the store").as_ref() != Some(&expected) {
@@ -380,7 +381,7 @@ mod tests {
         Lock::exclusive_waiting(&path, "up", &mut { stop }).unwrap_err();
         let mut asked = 0;
         let lock = Lock::exclusive_waiting(&path, "up", &mut |_| {
-            // Not while a program has it that another test is just starting.
+            // After this test drops the lock, a child of another test may still hold it, until it calls exec.
             asked += u32::from(first.is_some());
             if asked == 2 {
                 first = None;

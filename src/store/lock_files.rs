@@ -25,14 +25,14 @@ struct Known {
     file: PathBuf,
     /// Images, layers and downloads that it named when last seen.
     names: Vec<String>,
-    /// Top of the file system that it was seen on.
+    /// Topmost directory of the file system that it was on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     top: Option<PathBuf>,
 }
 
 impl Known {
     /// Returns whether the file was removed. If its directory is missing too, or on another file system than before,
-    /// that one may just not be mounted: a home directory, a USB disk.
+    /// the file system may just not be mounted: a home directory, a USB disk.
     fn is_gone(&self) -> bool {
         let missing = |error: std::io::Error| error.kind() == std::io::ErrorKind::NotFound;
         let Some(parent) = self.file.parent().filter(|parent| parent.is_dir()) else {
@@ -52,10 +52,10 @@ fn top_of(directory: &Path) -> Option<PathBuf> {
     same.last().map(Path::to_owned)
 }
 
-/// Everything that lock files keep.
+/// All objects that lock files keep.
 #[derive(Clone, Debug, Default)]
 pub struct Locked {
-    /// Images, layers and downloads, each with the file.
+    /// Images, layers and downloads, each with the lock file that names it.
     pub names: BTreeMap<String, String>,
     /// Notes about unreadable files; what they named when last seen is kept.
     pub notes: Vec<String>,
@@ -108,8 +108,8 @@ impl Store {
         Ok(files)
     }
 
-    /// Describes the files that differ from the locked ones, in the caches that `within` accepts. Missing files are
-    /// fetched later, and those with an address are rockenv's to replace.
+    /// Describes the files that differ from the locked ones, in the caches that `within` accepts. Skips missing
+    /// files, which are fetched later, and files with a URL, which rockenv may replace.
     pub fn other_cache_files(
         &self,
         lock: &Lockfile,
@@ -149,8 +149,8 @@ impl Store {
         atomic::write_json(&place, &known)
     }
 
-    /// Returns what known lock files name. A removed file names nothing; one that is unreadable or unreachable names
-    /// what it last did.
+    /// Returns the objects that known lock files name. A removed file names nothing. An unreadable or unreachable
+    /// file names what it named when last seen.
     pub fn locked(&self) -> Result<Locked> {
         let mut locked = Locked::default();
         let directory = self.root.join("locks");

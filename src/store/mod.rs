@@ -4,22 +4,22 @@
 //! format                    version and snapshot method
 //! id                        unique: distinguishes it from another store at the same path
 //! lock                      global lock, held for milliseconds
-//! jobs                      the machine's budget of jobs: how many each env has
+//! jobs                      the machine's job budget: number of slots of each env
 //! images/<key>/             image.json, root/, used
 //! layers/<id>/              layer.json, diff/ or root/, volumes/<name>/, flat/, durable
 //! volumes/<id>/             live build volumes
-//! caches/<name>/  sources/<name>/  outputs/<env>/<name>/   never deleted by anything but their own commands
+//! caches/<name>/  sources/<name>/  outputs/<env>/<name>/   deleted only by their own commands
 //! blobs/sha256/             downloads, by digest
 //! locks/                    lock files that this store was used with
 //! targets.json              targets learned from a checkout of TheRock
 //! trash/                    renamed here first, then unlinked
-//! envs/<name>/              lock, ephemeral, lease, used, record.json, spec.toml, journal.jsonl, gone/, metrics.jsonl, trees/<id>/, views/<volume>/, logs/, run/
+//! envs/<name>/              lock, ephemeral, lease, used, record.json, spec.toml, journal.jsonl, gone/, metrics.jsonl,
+//!                           trees/<id>/, views/<volume>/, logs/, run/
 //! .ballast                  dropped first when the disk is full
 //! ```
 //!
-//! Publish: write under a temporary name, then rename; the record is written last. Delete: rename to `trash/`,
-//! then unlink. Anything that an env's record does not name is garbage, which its next command
-//! collects.
+//! Publish: write under a temporary name, then rename; the record is written last. Delete: rename to `trash/`, then
+//! unlink. Data that an env's record does not name is garbage; the env's next command collects it.
 
 pub mod config;
 pub(crate) mod export;
@@ -79,14 +79,14 @@ use crate::sys::error::{Error, Kind, Result, if_exists, named_path};
 use crate::sys::suggest;
 use crate::tree::{self, Method};
 
-/// Version of the layout; a newer one is refused, never migrated silently.
+/// Version of the layout. A newer one is refused, never migrated silently.
 const VERSION: u32 = 1;
 
-/// The file that tells backup programs to leave the store out.
+/// Tells backup programs to skip the store.
 const TAG: &str = "CACHEDIR.TAG";
 const TAG_TEXT: &str = "Signature: 8a477f597d28d172789f06886806bc55\n# Written by rockenv: back up exported files, not this directory.\n";
 
-/// Makes the error for another user's store, usually root's.
+/// Returns the error for a store of another user, usually root.
 fn not_ours(root: &Path) -> Error {
     unavailable!(
         "the store at `{}` is readable by its owner only",
@@ -96,14 +96,14 @@ fn not_ours(root: &Path) -> Error {
 }
 
 /// Returns whether a directory with this entry may become a store. The store may delete anything in its own
-/// directories, so those must be empty, but for downloads.
+/// directories, so those must be empty, except for downloads.
 fn may_be_there(entry: &fs::DirEntry) -> Result<bool> {
     let name = entry.file_name();
     let Some(name) = name.to_str() else {
         return Ok(false);
     };
     if !PRIVATE.contains(&name) {
-        // Left by a killed command, or kept here and never deleted.
+        // Files that a killed command left, and directories that the store never deletes.
         let known = matches!(name, "id" | "lock" | "jobs" | TAG | "lost+found");
         return Ok(known || SHARED.contains(&name) || name.starts_with('.'));
     }
@@ -112,7 +112,7 @@ fn may_be_there(entry: &fs::DirEntry) -> Result<bool> {
         if name != "blobs" || below.file_name() != "sha256" {
             return Ok(false);
         }
-        // Downloads that were kept elsewhere meanwhile, as CI does: a digest is verified on each use.
+        // Downloads that were saved elsewhere, for example by CI. Each use verifies the digest.
         for download in fs::read_dir(below.path())? {
             if !download?.file_name().to_str().is_some_and(is_sha256) {
                 return Ok(false);
@@ -134,7 +134,7 @@ pub struct Store {
     method: Method,
 }
 
-/// What to do about a store that cannot be where it is asked for.
+/// Help for a store that cannot be at the requested path.
 const OTHER_HOME: &str = "choose another directory with --home or ROCKENV_HOME";
 
 fn no_env(name: &str) -> Error {
@@ -142,7 +142,7 @@ fn no_env(name: &str) -> Error {
 }
 
 impl Store {
-    /// Opens the store at `root`; makes it if it is missing.
+    /// Opens the store at `root`, or creates it if it is missing.
     pub fn open(root: &Path) -> Result<Self> {
         match Self::open_existing(root)? {
             Some(store) => Ok(store),
@@ -150,9 +150,9 @@ impl Store {
         }
     }
 
-    /// Opens the store at `root`; `None` if there is none.
+    /// Opens the store at `root`; `None` if it does not exist.
     pub fn open_existing(root: &Path) -> Result<Option<Self>> {
-        // Paths below are compared and mounted, so each place must have one name.
+        // Later code compares and mounts paths, so each place needs a single name.
         let root = match fs::canonicalize(root) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             other => other.map_err(|error| match error.kind() {
@@ -165,7 +165,7 @@ impl Store {
         }
         let root = root.as_path();
         let format = root.join("format");
-        // Another user's store is inaccessible; report that before anything fails in it.
+        // Report another user's inaccessible store before anything fails in it.
         for path in [root, &format, &root.join(PRIVATE[0])] {
             let all = AccessFlags::R_OK;
             if nix::unistd::eaccess(path, all) == Err(nix::Error::EACCES) {
@@ -215,7 +215,7 @@ impl Store {
             .collect()
     }
 
-    /// Returns the file with the machine's budget of jobs.
+    /// Returns the path of the machine's job budget.
     pub fn jobs_file(&self) -> PathBuf {
         self.root.join("jobs")
     }
@@ -231,7 +231,7 @@ impl Store {
     fn create(root: &Path) -> Result<Self> {
         if !root.exists() {
             fs::create_dir_all(root).map_err(|error| named_path(root)(error).help(OTHER_HOME))?;
-            // Regardless of the umask.
+            // Set the mode regardless of the umask.
             fs::set_permissions(root, std::fs::Permissions::from_mode(0o755))?;
         }
         let root = fs::canonicalize(root)?;
@@ -241,7 +241,7 @@ impl Store {
             if may_be_there(&entry)? {
                 continue;
             }
-            // Another command may have made it a moment ago.
+            // Another command may have just created the store.
             if let Some(store) = Self::open_existing(&root)? {
                 return Ok(store);
             }
@@ -282,7 +282,7 @@ impl Store {
         &self.root
     }
 
-    /// Returns the store's unique id; empty if an older version made it.
+    /// Returns the store's unique id; empty if an older version created the store.
     pub fn id(&self) -> Result<String> {
         let id = if_exists(fs::read_to_string(self.root.join("id")))?;
         Ok(id.unwrap_or_default().trim().to_owned())
@@ -316,11 +316,11 @@ impl Store {
         Ok(names)
     }
 
-    /// Returns the names of all envs, also of those without a record, sorted.
+    /// Returns the names of all envs, sorted, including those without a record.
     pub(crate) fn env_names(&self) -> Result<Vec<EnvName>> {
         let names = check::names(&self.root.join("envs"))?.into_iter();
         let names = names.filter_map(|name| EnvName::try_from(name).ok());
-        // Somebody's file is no env.
+        // A stray file is not an env.
         Ok(names.filter(|name| self.env_dir(name).is_dir()).collect())
     }
 
@@ -339,7 +339,7 @@ impl Store {
         Ok(Some(record))
     }
 
-    /// Reads an env's record; an error if there is no such env.
+    /// Reads an env's record; fails if the env does not exist.
     pub fn known(&self, name: &EnvName) -> Result<Record> {
         self.record(name)?.ok_or_else(|| {
             let envs = self.envs().unwrap_or_default();
@@ -348,7 +348,7 @@ impl Store {
         })
     }
 
-    /// Returns the env that a command is about: the named one, or else the only one there is.
+    /// Returns the env that a command acts on: the named env, or else the store's only env.
     pub fn named_or_only(&self, name: Option<&EnvName>) -> Result<EnvName> {
         if let Some(name) = name {
             return Ok(name.clone());
@@ -366,7 +366,7 @@ impl Store {
         Lock::exclusive(&self.root.join("lock"), "the store", verb, lock::STORE_WAIT)
     }
 
-    /// Takes the global lock together with others: while it is held, nothing shared is deleted.
+    /// Takes the global lock in shared mode. While it is held, no command deletes shared data.
     pub fn lock_shared(&self) -> Result<Lock> {
         Lock::shared(&self.root.join("lock"), "the store", lock::STORE_WAIT)
     }
@@ -395,13 +395,13 @@ mod tests {
             ("blobs/sha256/notes", false),
             (&format!("blobs/sha256/.{digest}"), false),
             ("notes", false),
-            // Files of a command that was killed early.
+            // A command that was killed early leaves such files.
             ("lock", true),
             ("CACHEDIR.TAG", true),
-            // Never deleted: a user may have brought one along.
+            // Never deleted, so a user may bring them along.
             ("caches/ccache/stats", true),
             (".snapshots/1", true),
-            // Kept elsewhere while there was no store.
+            // Saved elsewhere while the store did not exist.
             (&format!("blobs/sha256/{digest}"), true),
         ];
         for (path, fits) in cases {

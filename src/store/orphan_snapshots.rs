@@ -1,10 +1,9 @@
-//! Owns snapshots that a service has and the store lost the records of. They are found by their step's key, and a
-//! step with that key need not run again.
+//! Owns snapshots at a service whose records the store has lost. They are found by their step's key, and a step with
+//! that key need not run again.
 //!
-//! A found image must be complete: if its build volumes had content, it is not, because those were in the store. And
-//! no command may be about to publish or remove it: a tree mentioned anywhere in the store is not orphaned. The
-//! search follows the order in which a tree moves, from envs, or from a pull, to layers to the trash, so that none
-//! slips by.
+//! A found image must be complete. It is not if its build volumes had content, because those were in the store. No
+//! command may be about to publish or remove it: a tree mentioned anywhere in the store is not orphaned. The search
+//! follows the order in which a tree moves, from a pull or an env to a layer to the trash, so that it misses none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -35,7 +34,7 @@ impl Store {
         found.sort_by_key(|frozen| frozen.created);
         let mut left = Vec::new();
         for frozen in found {
-            // One that was removed a moment ago has left the trash too.
+            // An image that was just removed has left the trash too.
             if let Some(image) = service.image(&frozen.image)? {
                 left.push(Frozen {
                     whole: frozen.whole.filter(|below| {
@@ -88,8 +87,8 @@ impl Store {
 }
 
 impl LockedEnv<'_> {
-    /// Makes layers of orphaned images; `steps` are names and keys of the steps that need not run, in order. Returns
-    /// how many were found.
+    /// Creates layers from orphaned images; `steps` are names and keys of the steps that need not run, in order.
+    /// Returns the number of images found.
     pub fn adopt_orphan_snapshots(
         &self,
         service: &Service,
@@ -131,7 +130,7 @@ impl LockedEnv<'_> {
                 created: Timestamp::from_second(frozen.created).unwrap_or_default(),
                 boot: boot_id(),
                 volumes: BTreeMap::new(),
-                // Only for a step with a clean history is its image complete.
+                // The image is complete only if the step's history is clean.
                 history: Some(History::Clean),
                 cost: None,
                 begun: None,
@@ -142,7 +141,7 @@ impl LockedEnv<'_> {
                     image: frozen.image,
                 }),
             };
-            // Under the lock nobody else has made one.
+            // Under the lock, no other command can have made this layer.
             self.store.publish(self.directory(), &frozen.tree, &layer)?;
             parent = Some(layer.id.clone());
             made.push(layer.id);

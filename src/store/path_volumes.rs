@@ -1,7 +1,7 @@
-//! Owns the way to a directory that a profile names by `path`: where links on it lead, and which of them are refused.
+//! Owns resolving a directory that a profile names by `path`: where links in the path lead, and which are refused.
 //!
 //! A step can put a link in place of a directory that another volume names, such as `dist` in a source that it may
-//! write to. What is written or read there would be somewhere else on the host.
+//! write to. Reads and writes would then go somewhere else on the host.
 
 use std::ffi::OsString;
 use std::path::{Component, Path, PathBuf};
@@ -11,10 +11,10 @@ use fs_err as fs;
 use crate::plan::resolve::{Access, Spec, VolumeSource};
 use crate::sys::error::Result;
 
-/// As many links as the kernel follows.
+/// The kernel follows this many links.
 const MOST_LINKS: usize = 40;
 
-/// Returns where a volume's `path` leads. Refuses a link on the way that a step of the env may have made.
+/// Returns where a volume's `path` leads. Refuses a link in the path that a step of the env may have made.
 pub(crate) fn real_path(spec: &Spec, path: &Path) -> Result<PathBuf> {
     let written: Vec<PathBuf> = written_by_steps(spec).collect();
     let mut at = PathBuf::from("/");
@@ -26,7 +26,7 @@ pub(crate) fn real_path(spec: &Spec, path: &Path) -> Result<PathBuf> {
             continue;
         }
         let next = at.join(&part);
-        // What is missing or no link is taken as it is.
+        // A missing entry, or one that is no link, is taken as it is.
         let Ok(target) = fs::read_link(&next) else {
             at = next;
             continue;
@@ -66,7 +66,7 @@ fn written_by_steps(spec: &Spec) -> impl Iterator<Item = PathBuf> {
     })
 }
 
-/// Returns the parts of a path, the first one last.
+/// Returns the parts of a path in reverse order.
 fn parts(path: &Path) -> Vec<OsString> {
     let parts = path.components().rev();
     let parts = parts.filter_map(|part| match part {

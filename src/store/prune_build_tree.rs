@@ -1,8 +1,8 @@
 //! Owns pruning sub-projects of TheRock in build volumes: finding those whose installed files are in an artifact, and
 //! removing one, as TheRock's own `+expunge` does.
 //!
-//! Only if snapshots do not include build volumes: otherwise no space would be freed. The tree is a build's output,
-//! so nothing in it may lead elsewhere: no link, no mount, no path in a file.
+//! Applies only if snapshots do not include build volumes: otherwise it would free no space. The tree is a build's
+//! output, so nothing in it may lead elsewhere: no link, no mount, no path in a file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -82,7 +82,7 @@ impl Store {
 }
 
 impl Store {
-    /// Moves the files that `+expunge` removes of a sub-project to the trash.
+    /// Moves the files of a sub-project that `+expunge` removes to the trash.
     pub(super) fn take_project(&self, volume: &VolumeId, project: &Path) -> Result<()> {
         let top = self.volume_dir(volume);
         for part in EXPUNGED {
@@ -93,8 +93,8 @@ impl Store {
     }
 }
 
-/// Returns the bytes that removing a sub-project frees, without files that artifacts, or other `dist` directories,
-/// hold by hard links too.
+/// Returns the bytes that removing a sub-project frees, without files that artifacts or other `dist` directories
+/// share by hard links.
 fn build_tree_bytes(project: &Path) -> u64 {
     let roots: Vec<measure::Root> = EXPUNGED
         .iter()
@@ -123,7 +123,7 @@ impl LockedEnv<'_> {
                 "no artifact contains it any more".to_owned(),
             ));
         }
-        // The stamp is the only sign that the rest must go too.
+        // Once the stamp is gone, only this entry shows that the rest must go too.
         let entry = journal::JournalEntry::Expunge {
             volume: id.clone(),
             project: project.clone(),

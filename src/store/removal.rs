@@ -1,4 +1,4 @@
-//! Owns deleting parts of an env, and keeping the rest: the other half of every change that replaces something.
+//! Owns removing an env or parts of it, and the objects that a change leaves unused.
 //!
 //! Deletes only below `envs/`, `layers/` and `volumes/`: sources, caches, outputs and host directories are out of
 //! reach.
@@ -20,18 +20,17 @@ use crate::sys::atomic;
 use crate::sys::error::{Kind, Result, is_full};
 use crate::tree;
 
-/// Directory of the name that marks snapshots as removed although the record still lists them.
-/// XFS keeps a small directory in its inode, and a full disk has no block for a larger one. So it has nothing else in
-/// it.
+/// Directory of the mark that names snapshots as removed although the record still lists them. It contains nothing
+/// else: XFS keeps a small directory in its inode, and a full disk has no block for a larger one.
 const REMOVED_SNAPSHOTS: &str = "gone";
-/// What a mark's name follows: in its directory, or else beside the record, as a full disk may have no room for a
+/// Prefixes of a mark's path: in its directory, or else beside the record, because a full disk may have no room for a
 /// directory.
 const PLACES: [&str; 2] = ["gone/", "gone."];
 
-/// Marks all snapshots of the record as removed that are not in `kept`, if the disk is too full for a new record.
+/// Marks the record's snapshots that are not in `kept` as removed, if the disk is too full for a new record.
 ///
-/// The mark is a hard link to the record, which takes neither inode nor block. There is only one, whose name has a bit
-/// for each snapshot: it is renamed when further ones go.
+/// The mark is a hard link to the record, which takes neither inode nor block. Its name has a bit for each snapshot.
+/// If further snapshots are removed, the mark is renamed.
 fn mark_removed(env: &Path, kept: &[Snapshot]) -> Result<()> {
     let path = env.join("record.json");
     let record = atomic::read_json::<Record>(&path)?;
@@ -71,7 +70,7 @@ fn marks(env: &Path) -> Result<Vec<(&'static str, String)>> {
     Ok(marks)
 }
 
-/// Makes the directory of the mark, which every env has since its record was written; returns false if there is no
+/// Creates the directory of the mark, which every env has since its record was written. Returns false if there is no
 /// room for it.
 fn make_directory(env: &Path) -> Result<bool> {
     match fs::create_dir(env.join(REMOVED_SNAPSHOTS)) {
@@ -81,7 +80,7 @@ fn make_directory(env: &Path) -> Result<bool> {
     }
 }
 
-/// Returns a name for the snapshots that a record lists. A mark is of no account for another list.
+/// Returns a digest of the snapshots that a record lists. A mark applies only to the list with its digest.
 fn digest(listed: &[Snapshot]) -> String {
     let mut hash = Sha256::new();
     for snapshot in listed {
@@ -114,7 +113,7 @@ pub(super) fn leave_out_removed(env: &Path, record: &mut Record) {
     record.snapshots.retain(|_| next());
 }
 
-/// Removes the mark, once a record without these snapshots is written. Makes its directory if there is room.
+/// Removes the mark, after a record without its snapshots was written. Creates the directory if there is room.
 pub(super) fn clear_removal_marks(env: &Path) -> Result<()> {
     make_directory(env)?;
     for (place, mark) in marks(env)? {
@@ -123,7 +122,7 @@ pub(super) fn clear_removal_marks(env: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The record's name while its env is being removed: it lists what must go.
+/// Name of the record file during the removal of its env: it lists the objects to remove.
 pub(super) const REMOVED: &str = "removed.json";
 
 impl LockedEnv<'_> {
@@ -138,13 +137,13 @@ impl LockedEnv<'_> {
         self.forget(&snapshot.layer, |known| known.name == snapshot.name)
     }
 
-    /// Drops snapshots of a layer from the record, and the layer if nobody needs it any more.
+    /// Drops snapshots of a layer from the record, and the layer if nothing needs it any more.
     pub(super) fn forget(
         &mut self,
         layer: &LayerId,
         which: impl Fn(&Snapshot) -> bool,
     ) -> Result<()> {
-        // Including its unused parents: after a kill, nothing else would name them.
+        // Include unused parents: after a kill, nothing else would name them.
         let mut layers = vec![layer.clone()];
         if let Ok(chain) = self.store.chain(layer) {
             layers.extend(chain.into_iter().map(|below| below.id));
@@ -153,7 +152,7 @@ impl LockedEnv<'_> {
             layers: layers.clone(),
         };
         match journal::begin(&self.directory, &entry) {
-            // What a kill leaves then, `gc` finds.
+            // Without the entry, `gc` finds the leftovers of a kill.
             Err(error) if error.kind() == Kind::OutOfSpace => {}
             other => other?,
         }
@@ -185,8 +184,8 @@ impl LockedEnv<'_> {
         Ok(())
     }
 
-    /// Removes the env: its trees, build volumes, logs, and the layers nobody else uses. Never a source, cache,
-    /// output or host directory: those are not below anything removed here.
+    /// Removes the env: its trees, build volumes, logs, and the layers that nothing else uses. Never removes a
+    /// source, cache, output or host directory: those are not below anything removed here.
     pub fn remove(mut self) -> Result<()> {
         self.clear()
     }
@@ -196,7 +195,8 @@ impl LockedEnv<'_> {
             // A command ended, or was killed, before it wrote the record.
             return self.clear_directory();
         }
-        // From here on the env is gone, whatever happens. The rename needs no disk space: the disk may be full.
+        // After the rename the env is gone, whatever happens. The disk may be full, and a rename takes next to no
+        // space.
         let rename = || {
             let record = self.directory.join("record.json");
             fs::rename(record, self.directory.join(REMOVED))
@@ -227,7 +227,7 @@ impl LockedEnv<'_> {
         }
         for top in tops {
             for name in names(&top)? {
-                // What fails now goes with the rest.
+                // Whatever fails to unlink is removed with the rest of the env.
                 drop(tree::remove_tree(&top.join(name)));
             }
         }
@@ -250,7 +250,7 @@ impl LockedEnv<'_> {
         };
         let mut layers: BTreeSet<LayerId> = record.layers().cloned().collect();
         for top in layers.clone() {
-            // A damaged chain must not prevent removing an env.
+            // A damaged chain must not block the removal of an env.
             if let Ok(chain) = self.store.chain(&top) {
                 layers.extend(chain.into_iter().map(|layer| layer.id));
             }
@@ -265,14 +265,14 @@ impl LockedEnv<'_> {
         self.store.discard(&self.directory.join("record.json"))?;
         self.record = None;
         self.discard_volumes(id, &BTreeSet::new())?;
-        // Regardless of lock files: removing an env is meant to free its space.
+        // Lock files do not count: removing an env is meant to free its space.
         self.store.remove_layers(layers, std::iter::empty())?;
         self.clear_directory()
     }
 
     fn clear_directory(&self) -> Result<()> {
         for name in names(&self.directory)? {
-            // The lock stays: somebody may be waiting for it.
+            // The lock stays: another command may be waiting for it.
             let stays = ["lock", "journal.jsonl", REMOVED, ephemeral::FILE];
             if !stays.contains(&name.as_str()) {
                 self.store.discard(&self.directory.join(name))?;
@@ -280,25 +280,25 @@ impl LockedEnv<'_> {
         }
         journal::clear(&self.directory)?;
         self.store.discard(&self.directory.join(REMOVED))?;
-        // Last: until then the next command finds what is left to do.
+        // Done last: until then, the next command finds the remaining work.
         self.disown()
     }
 }
 
 impl Store {
-    /// Discards those of `candidates` and their parents that no env's record, no running command and no lock file
-    /// needs, directly or as a parent.
+    /// Discards those of `candidates` and their parents that no env's record, running command or lock file needs,
+    /// directly or as a parent.
     pub fn remove_unused_layers(&self, candidates: &[LayerId]) -> Result<()> {
         self.remove_unused_layers_but(candidates, None).map(drop)
     }
 
-    /// The same, but keeps one more. Returns the candidates that are still there.
+    /// Does the same, but also keeps `kept`. Returns the candidates that still exist.
     pub fn remove_unused_layers_but(
         &self,
         candidates: &[LayerId],
         kept: Option<&LayerId>,
     ) -> Result<Vec<LayerId>> {
-        // If the locked layers are unknown, nothing goes; `gc` reports it.
+        // If the locked layers are unknown, remove nothing; `gc` reports the problem.
         if !candidates.is_empty()
             && let Ok(locked) = self.locked()
         {
@@ -314,14 +314,14 @@ impl Store {
         Ok(left.cloned().collect())
     }
 
-    /// The same with other reasons to keep layers than lock files.
+    /// Does the same, with `keep` in place of the layers of lock files.
     fn remove_layers(
         &self,
         candidates: &[LayerId],
         keep: impl Iterator<Item = LayerId>,
     ) -> Result<()> {
         let _lock = match self.lock("rm") {
-            // `gc` removes them later, here and where unreadable objects may need any of them.
+            // `gc` removes them later. The same applies if unreadable objects may need any of them.
             Err(error) if error.kind() == Kind::Busy => return Ok(()),
             lock => lock?,
         };
@@ -352,7 +352,8 @@ impl Store {
         for layer in self.layers()? {
             parents.insert(layer.id, layer.parent);
         }
-        // After a kill, an unneeded layer may be the parent of another one. Then the child goes first, or neither.
+        // After a kill, an unneeded layer may be the parent of another one. Then the child goes first, or neither
+        // goes.
         let mut left: BTreeSet<&LayerId> = candidates.iter().collect();
         let mut next = left.pop_first().cloned();
         while let Some(id) = next {

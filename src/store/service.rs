@@ -1,8 +1,8 @@
 //! Owns the store's objects at a Docker or Podman service. For these engines, live trees are containers there, and
 //! snapshots are images. The store keeps their descriptions, and their build volumes, as for every other env.
 //!
-//! Beside the files of an object lies a list of it, `objects.json`: whoever deletes those files for good must have
-//! the object removed first. While the service is down they stay in the trash.
+//! The files of each object include a list, `objects.json`. A process that deletes the files for good must remove the
+//! listed objects first. While the service is down, the files stay in the trash.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -24,14 +24,14 @@ use crate::sys::signals::{is_pending, stop_if};
 
 /// Name of the list of objects.
 const OBJECTS: &str = "objects.json";
-/// From this many image layers on, the next one is merged into one: Docker's overlays allow 125.
+/// Once an image has this many layers, the next snapshot is merged into one: Docker's overlays allow 125.
 const MAX_LAYERS: usize = 100;
 /// Maximum depth of a list below an entry of the trash: an env's directory has `trees/<id>/`.
 const DEPTH: usize = 2;
 
 impl Store {
-    /// Returns the name of an image at a service. It has the store's id, which nobody else knows: anybody can make an
-    /// image with a name and a key, and `docker load` would bring it here.
+    /// Returns the name of an image at a service. It includes the store's id, which other users do not know.
+    /// Otherwise any user could make an image with this name and key, and `docker load` would bring it here.
     fn imported(&self, key: &ImageKey) -> Result<String> {
         let name = format!("rockenv/image-{}", &key[..key.len().min(32)]);
         Ok(match self.id()?.as_str() {
@@ -40,7 +40,7 @@ impl Store {
         })
     }
 
-    /// Copies an image of the store to a service unless it is there; calls `say` before a long copy.
+    /// Copies an image of the store to a service, unless it is there already. Calls `say` before a long copy.
     pub fn import_image(
         &self,
         service: &Service,
@@ -52,7 +52,7 @@ impl Store {
         if self.has_copy(service, key)? {
             return Ok(());
         }
-        // Of two copies at once the service would keep both, one without its name.
+        // If two commands copied at once, the service would keep both copies, one without its name.
         let mut is_told = false;
         let lock = directory.join("copy.lock");
         let _lock = Lock::exclusive_waiting(&lock, "up", &mut |waits| {
@@ -75,7 +75,7 @@ impl Store {
             object.id = service.imported(&name, key)?;
         }
         objects.insert(0, object);
-        // Before it exists: a list may name a missing object, but every object must be in a list.
+        // Written before the object exists: a list may name a missing object, but every object must be in a list.
         write_objects(&directory, &objects)?;
         if let Some(object) = objects.first_mut()
             && object.id.is_none()
@@ -114,7 +114,7 @@ impl Store {
         Ok(sockets)
     }
 
-    /// Records beside the files of a tree that its containers and images are at a service.
+    /// Records beside a tree's files that its containers and images are at a service.
     pub fn note_tree(&self, directory: &Path, socket: &Path, tree: &TreeId) -> Result<()> {
         let object = Object {
             socket: socket.to_owned(),
@@ -166,7 +166,7 @@ impl LockedEnv<'_> {
         socket.map(|socket| Service::connect(socket)).transpose()
     }
 
-    /// Makes a live tree on `layer` that becomes a container once something runs on it.
+    /// Creates a live tree that becomes a container once a command runs on it.
     pub(super) fn checkout_service_tree(&self, socket: &Path) -> Result<TreeId> {
         let tree: TreeId = super::random_id()?.try_into()?;
         let directory = self.directory().join("trees").join(&tree);
@@ -194,7 +194,7 @@ impl LockedEnv<'_> {
         })
     }
 
-    /// Returns the id of the image that has a layer, or else the env's base image, at its service.
+    /// Returns the service's id of the image with a layer, or else of the env's base image.
     fn image_at(&self, socket: &Path, layer: Option<&LayerId>) -> Result<String> {
         let Some(id) = layer else {
             let image = &self.known_record()?.image_key;
@@ -230,7 +230,7 @@ impl LockedEnv<'_> {
         service.list_image(&image, &format!("{name}-look"), &labels)
     }
 
-    /// Lists the live tree; if nothing has run on it, that is the tree below it.
+    /// Lists the live tree. If no command has run on it, lists the tree below it.
     pub fn list_live(&self, service: &Service) -> Result<BTreeMap<PathBuf, ArchiveEntry>> {
         let head = &self.known_record()?.head;
         let name = head.tree.as_ref().map(|tree| self.container_name(tree));
@@ -240,7 +240,7 @@ impl LockedEnv<'_> {
         }
     }
 
-    /// Returns the name of the container of a live tree, or for a look at a layer.
+    /// Returns the name of the container of a live tree, or for listing a layer.
     fn container_name(&self, tree: &str) -> String {
         let readable: String = self
             .name()
@@ -253,13 +253,13 @@ impl LockedEnv<'_> {
     /// Returns whether a live tree at a service was changed since its snapshot.
     pub(super) fn is_changed_at(&self, service: &Service, tree: &TreeId) -> Result<bool> {
         let name = self.container_name(tree);
-        // Changes that were carried over into a container are not its own.
+        // A container does not report changes that were carried over into it.
         Ok(service.carried(tree)?.is_some()
             || service.state(&name)?.is_some() && service.is_changed(&name)?)
     }
 
-    /// Removes the env's unnamed containers and images, left by a killed command. While the service is down this does
-    /// nothing; a later command finds them.
+    /// Removes the env's containers and images that no record or layer names, left by a killed command. Does nothing
+    /// while the service is down; a later command finds them.
     pub(super) fn remove_strays(&self) -> Result<()> {
         let Some(record) = self.record() else {
             return Ok(());
@@ -292,7 +292,7 @@ impl LockedEnv<'_> {
         Ok(())
     }
 
-    /// Freezes a live tree as an image; `bare` means that no build volume has any of its content.
+    /// Freezes a live tree as an image; `bare` means that its content is not in any build volume.
     pub(super) fn commit_tree(
         &self,
         socket: &Path,
@@ -309,7 +309,7 @@ impl LockedEnv<'_> {
                 let bare = bare && freeze.key.is_some();
                 return self.store.freeze_container(&service, &place, bare);
             }
-            // Nothing ever ran on it, or its container is gone.
+            // No command ran on it, or its container is gone.
             None => {
                 let below = service.below(&place)?;
                 lost_or(service.image(&below)?, &below)?.id

@@ -21,7 +21,7 @@ const FILE: &str = "shared.json";
 /// Prefix of directories for arriving data.
 pub(super) const ARRIVING: &str = "tmp-pull-";
 
-/// A layer as registries have it.
+/// The archive of a layer at registries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Blob {
     /// SHA-256 of the archive.
@@ -42,12 +42,12 @@ pub struct Shared {
     pub chain: String,
     /// The tree, or its difference from the parent's.
     pub tree: Option<Blob>,
-    /// The same for frozen build volumes.
+    /// The same for each frozen build volume.
     pub volumes: BTreeMap<VolumeName, Blob>,
     /// The step's results in output volumes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub results: Option<Blob>,
-    /// It came from elsewhere, and no signature of it was verified.
+    /// It was pulled or imported, and no signature of it was verified.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unverified: bool,
 }
@@ -58,12 +58,12 @@ impl Shared {
         atomic::read_json(&directory.join(FILE))
     }
 
-    /// Writes it there.
+    /// Writes the description to the directory of a layer or image.
     pub fn save(&self, directory: &Path) -> Result<()> {
         atomic::write_json(&directory.join(FILE), self)
     }
 
-    /// Remembers that a signature of what is in the directory was verified. A damaged description is replaced.
+    /// Records that a signature of the directory's layer or image was verified. Replaces a damaged description.
     pub fn mark_verified(directory: &Path) -> Result<()> {
         let mut shared = match Self::read(directory) {
             Ok(Some(shared)) if shared.unverified => shared,
@@ -85,18 +85,18 @@ pub struct IncomingLayers<'a> {
 }
 
 impl Store {
-    /// Returns what is known of a layer at registries.
+    /// Returns a layer's description at registries, if it has one.
     pub fn shared_layer(&self, id: &LayerId) -> Result<Option<Shared>> {
         Shared::read(&self.layer_dir(id))
     }
 
-    /// The same for an image.
+    /// Returns an image's description at registries, if it has one.
     pub fn shared_image(&self, key: &ImageKey) -> Result<Option<Shared>> {
         Shared::read(&self.image_dir(key))
     }
 
-    /// Returns whether a layer came from elsewhere, and no signature of it was verified. If its description is gone or
-    /// damaged, that is a layer that no env made.
+    /// Returns whether a layer was pulled or imported without a verified signature. If its description is missing or
+    /// damaged, this holds for layers that no env made.
     pub fn is_unverified(&self, layer: &Layer) -> bool {
         match self.shared_layer(&layer.id) {
             Ok(Some(shared)) => shared.unverified,
@@ -104,7 +104,7 @@ impl Store {
         }
     }
 
-    /// The same for an image; one without a description was built here.
+    /// Does the same for an image. An image without a description was built here.
     pub fn is_image_unverified(&self, key: &ImageKey) -> bool {
         match self.shared_image(key) {
             Ok(shared) => shared.is_some_and(|shared| shared.unverified),
@@ -112,8 +112,8 @@ impl Store {
         }
     }
 
-    /// Returns the layers known at registries, by their chain digest: those whose trees this service keeps, or else
-    /// the store.
+    /// Returns the layers known at registries whose trees this service keeps, or else the store, by their chain
+    /// digest.
     pub fn layers_by_chain(&self, service: Option<&Path>) -> Result<BTreeMap<String, Layer>> {
         let mut found = BTreeMap::new();
         for layer in self.layers()? {
@@ -129,7 +129,7 @@ impl Store {
         Ok(found)
     }
 
-    /// Makes a directory for arriving data; waits while another command has one, which may bring the same data.
+    /// Creates a directory for arriving data. Waits while another command has one, which may bring the same data.
     pub fn incoming(&self, cx: &mut TaskContext<'_>) -> Result<IncomingLayers<'_>> {
         let images = self.root.join("images");
         fs::create_dir_all(images.join("refs"))?;
@@ -147,19 +147,19 @@ impl IncomingLayers<'_> {
     pub fn publish_image(&self, place: &Path, image: &Image, shared: &Shared) -> Result<()> {
         shared.save(place)?;
         self.store.publish_image(place, image)?;
-        // It was built long ago, and nothing is based on it yet.
+        // It was built long ago, and nothing is based on it yet, so mark it as used.
         self.store.use_image(&image.key);
         self.store.refer(image)
     }
 
     /// Publishes layers whose trees are in these directories, each on the one before. They get their ids only now,
-    /// because another command may have finished the same steps meanwhile, and later layers must not be based on one
-    /// with another history. The parent of the lowest must still exist.
+    /// because another command may have finished the same steps meanwhile, and later layers must not be based on a
+    /// layer with another history. The parent of the lowest must still exist.
     pub fn publish_layers(&self, layers: Vec<(PathBuf, Layer, Shared)>) -> Result<()> {
         for (place, _, shared) in &layers {
             shared.save(place)?;
         }
-        // Nobody may remove the parent between the check and the renames.
+        // No command may remove the parent between the check and the renames.
         let _shared = self.store.lock_shared()?;
         if let Some((_, lowest, _)) = layers.first() {
             let there = match &lowest.parent {
@@ -195,7 +195,7 @@ impl IncomingLayers<'_> {
         .map(drop)
     }
 
-    /// Ends the incoming and discards the rest of its directory.
+    /// Discards the rest of the directory and releases its lock.
     pub fn finish(self) -> Result<()> {
         self.store.discard(&self.work)
     }

@@ -28,9 +28,9 @@ pub struct Freeze<'a> {
     pub name: &'a str,
     /// The step's key, if a step made it.
     pub key: Option<&'a StepKey>,
-    /// Why it is taken.
+    /// The reason for the snapshot.
     pub origin: Origin,
-    /// Its step ran although its key had a layer.
+    /// The step ran although its key had a layer.
     pub again: bool,
     /// The cost of making it, if known.
     pub cost: Option<super::layer::Cost>,
@@ -38,13 +38,13 @@ pub struct Freeze<'a> {
     pub prints: Option<ArtifactFingerprints>,
     /// Files that the step reports to have fetched.
     pub pins: Pins,
-    /// Its history, if that is not the build volumes'.
+    /// Its history, if it differs from that of the build volumes.
     pub history: Option<History>,
 }
 
 impl LockedEnv<'_> {
-    /// Freezes a tree as a layer and adds its snapshot to the record; `change` can make further changes in the same
-    /// commit. The env then stands on the layer.
+    /// Freezes a tree as a layer, adds its snapshot to the record, and moves the env to the layer. `change` can make
+    /// further changes in the same commit.
     pub fn freeze(
         &mut self,
         freeze: &Freeze<'_>,
@@ -52,14 +52,14 @@ impl LockedEnv<'_> {
     ) -> Result<LayerId> {
         let mut record = self.known_record()?.clone();
         let directory = self.directory.join("trees").join(freeze.tree);
-        // Frozen volumes of a freeze that was interrupted before its rename.
+        // An interrupted freeze may have left frozen volumes.
         self.store.discard(&directory.join("volumes"))?;
         let volumes = self.freeze_volumes(&record, &directory)?;
         let history = self.history_of(freeze)?;
-        // What no step made, and no command wrote, is still the content of the layer below.
+        // Volumes that neither a step nor a command wrote to still have the content of the layer below.
         let is_changed = freeze.key.is_none() && self.is_changed_by_hand()?;
         let unchanged = (freeze.key.is_none() && !is_changed).then(|| record.head.volumes_from());
-        // Where volumes are not frozen, what a command wrote there is in no snapshot.
+        // If volumes are not frozen, no snapshot contains what a command wrote there.
         let unsaved = is_changed && !self.store.freezes_volumes();
         let by_hand = record.head.by_hand().filter(|_| unsaved);
         let kept = match &record.service {
@@ -71,7 +71,7 @@ impl LockedEnv<'_> {
             }
             None => None,
         };
-        // Under the global lock: nobody deletes a layer between the check and the record that names it.
+        // Under the global lock, no command deletes a layer between the check and the record that names it.
         let shared = self.store.lock_shared()?;
         let mut layer = Layer {
             id: self.store.random_layer_id()?,
@@ -145,7 +145,7 @@ impl LockedEnv<'_> {
 
     fn history_of(&self, freeze: &Freeze<'_>) -> Result<History> {
         match &freeze.history {
-            // What the command wrote cannot be told from what the step did.
+            // The command's files are indistinguishable from the step's.
             _ if freeze.key.is_some() && self.is_joined() => Ok(History::Incremental {
                 on: freeze.parent.cloned(),
                 by_hand: true,
@@ -155,7 +155,7 @@ impl LockedEnv<'_> {
         }
     }
 
-    /// Returns the step that was begun on the build volumes that a snapshot between steps freezes.
+    /// Returns the step that began on the build volumes, for a snapshot that no step makes.
     fn begun_in(&self, freeze: &Freeze<'_>) -> Result<Option<StepKey>> {
         let attempt = self.store.attempt(self.name(), self.known_record()?);
         Ok(attempt.filter(|_| freeze.key.is_none()))
@@ -186,8 +186,8 @@ impl LockedEnv<'_> {
         })
     }
 
-    /// Moves the env to an existing layer and adds `snapshots` to the record. With `restore`, its volumes come from
-    /// the layer, if that has them; else they stay.
+    /// Moves the env to an existing layer and adds `snapshots` to the record. With `restore`, the volumes come from
+    /// the layer, if it has them; otherwise they stay.
     pub fn move_to_layer(
         &mut self,
         snapshots: Vec<Snapshot>,
@@ -221,7 +221,8 @@ impl LockedEnv<'_> {
             record.snapshots.retain(|known| known.name != snapshot.name);
             record.snapshots.push(snapshot);
         }
-        // Nobody deletes the layer between this look and the record that names it. Copies of volumes take longer.
+        // Locked only now, because copying volumes takes longer. Under the lock, no command deletes the layer before
+        // the record names it.
         let shared = self.store.lock_shared()?;
         self.store.layer(layer)?.ok_or_else(removed)?;
         self.commit(record)?;
@@ -230,8 +231,8 @@ impl LockedEnv<'_> {
         self.collect_garbage()
     }
 
-    /// Moves the env to the bare image, with empty volumes: whatever is in them is lost, except for what a snapshot
-    /// contains.
+    /// Moves the env to the bare image, with empty volumes. The content of the old volumes is lost unless a snapshot
+    /// has it.
     pub fn reset(&mut self) -> Result<()> {
         let mut record = self.known_record()?.clone();
         record.head = Head::default();
@@ -323,8 +324,8 @@ impl LockedEnv<'_> {
         Ok(renamed)
     }
 
-    /// Goes back to a snapshot by one commit of the record. Keeps everything that is in no snapshot as one, and returns
-    /// its name.
+    /// Goes back to a snapshot by a single commit of the record. Keeps state that no snapshot contains as a new
+    /// snapshot, and returns its name.
     pub fn rollback(&mut self, name: &str) -> Result<Option<String>> {
         let record = self.known_record()?;
         let layer = record
@@ -343,23 +344,23 @@ impl LockedEnv<'_> {
             true => Some(self.keep("before-rollback")?),
             false => None,
         };
-        // Of a volume that no snapshot contains there is no other copy.
+        // A volume that no snapshot contains has no other copy.
         let mut volumes = self.known_record()?.head.volumes.values();
         let freezes = self.store.freezes_volumes();
         let restore = freezes || volumes.all(|id| self.store.is_volume_empty(id));
         self.move_to_layer(Vec::new(), &layer, restore)?;
-        // The volumes include what the step had built. Others than its own tell nothing of it.
+        // Frozen volumes include the step's partial work. Volumes that were not restored say nothing about it.
         if freezes && let Some(begun) = self.store.layer(&layer)?.and_then(|layer| layer.begun) {
             self.begin_attempt(&begun, true)?;
         }
-        // Of an earlier state, `up` decides whether it is complete.
+        // `up` decides whether an earlier state is complete.
         self.update(|record| record.complete &= is_last)?;
         Ok(kept)
     }
 
     /// Makes this new env a copy of the current state of `from`.
     pub fn fork_from(&mut self, from: &mut LockedEnv<'_>) -> Result<()> {
-        // Before anything is made: it may be damaged.
+        // Read first: the spec may be damaged.
         let mut spec = from.store.spec(from.name())?;
         from.keep_changes("before-fork")?;
         let mut record = from.known_record()?.clone();
@@ -379,7 +380,7 @@ impl LockedEnv<'_> {
                 (step.reason, step.cost) = (None, None);
             }
         }
-        // Until the record exists, only this names the volumes.
+        // Until the record exists, only this entry names the volumes.
         let undo = JournalEntry::Remove {
             id: record.id.clone(),
             layers: Vec::new(),
@@ -400,7 +401,7 @@ impl LockedEnv<'_> {
             record.head.by_hand = None;
         }
         self.record = None;
-        // Copies views of sources: they are small except for what steps wrote there.
+        // Copy views of sources. They are small, except for files that steps wrote there.
         let views = from.directory.join("views");
         if views.exists() {
             let own = self.directory.join("views");
@@ -409,11 +410,12 @@ impl LockedEnv<'_> {
         }
         self.name().clone_into(&mut spec.name);
         self.save_spec(&spec)?;
-        // Whoever removes layers under the store's lock must not miss this record and then see a later one of `from`.
+        // A command that removes layers under the store's lock must not miss this record and then read a later record
+        // of `from`.
         let shared = self.store.lock_shared()?;
         self.commit(record)?;
         drop(shared);
-        // The copies include what a failed step had begun.
+        // The copies include the partial work of an unfinished step.
         if self.store.freezes_volumes()
             && let Some(begun) = from.store.attempt(from.name(), from.known_record()?)
         {

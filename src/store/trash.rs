@@ -34,7 +34,7 @@ impl Store {
         }
     }
 
-    /// Unlinks a file or tree in place: its description first, so that nobody takes a part for the whole.
+    /// Unlinks a file or tree in place. The description goes first, so that no command mistakes a part for the whole.
     fn unlink(&self, path: &Path) -> Result<()> {
         if !fs::symlink_metadata(path)?.is_dir() {
             return Ok(fs::remove_file(path)?);
@@ -48,7 +48,7 @@ impl Store {
             .context(|| format!("cannot remove `{}`", path.display()))
     }
 
-    /// Refuses a link in place of the trash: what it leads to is not rockenv's to delete.
+    /// Refuses a link in place of the trash: its target is not rockenv's to delete.
     fn check_trash(&self) -> Result<()> {
         match access::Obstacle::at(&self.root.join("trash"))? {
             Some(obstacle) => Err(obstacle.error()),
@@ -63,7 +63,7 @@ impl Store {
         })
     }
 
-    /// Empties the trash, unless another process does. Returns false in that case. Entries that must be kept stay.
+    /// Empties the trash; returns false if another process does so already. Entries that must be kept stay.
     pub fn empty_trash(&self) -> Result<bool> {
         let trash = self.root.join("trash");
         loop {
@@ -80,7 +80,7 @@ impl Store {
                 if entry.file_name() == "lock" {
                     continue;
                 }
-                // The files stay while the service does not answer: only they name its objects.
+                // Keep the files while the service does not answer: only they name its objects.
                 if self.remove_objects(&entry.path()) {
                     gone = true;
                     tree::remove_tree(&entry.path())
@@ -90,8 +90,8 @@ impl Store {
                 }
             }
             drop(_lock);
-            // Catches entries added meanwhile, which would otherwise wait for the next command. Kept entries may be
-            // removable now: an image goes only after its descendants.
+            // Repeat for entries that were added meanwhile, which would otherwise wait for the next command. Kept
+            // entries may be removable now: an image goes only after its descendants.
             if !self.has_trash() || (kept && !gone) {
                 return Ok(true);
             }
@@ -126,7 +126,7 @@ mod tests {
         let store = Store::open(&root).unwrap();
         let trash = root.join("trash");
         fs::remove_dir(&trash).unwrap();
-        // A lock file in its place would end the store for good.
+        // A lock file in its place would break the store for good.
         assert!(store.empty_trash().unwrap());
         assert!(!trash.exists());
         let layer = root.join("layers/aa");

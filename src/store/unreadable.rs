@@ -44,7 +44,7 @@ impl Store {
         for name in names(&self.root.join("envs"))? {
             let error = match name.parse::<EnvName>() {
                 Ok(name) => self.record(&name).err(),
-                // Not made by rockenv: a file, or a directory that somebody renamed.
+                // Not made by rockenv: a file, or a directory that a user renamed.
                 Err(error) => {
                     let record = self.root.join("envs").join(&name).join("record.json");
                     record.exists().then(|| error.into())
