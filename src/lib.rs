@@ -1,14 +1,15 @@
 //! rockenv: reproducible build environments for ROCm.
 //!
-//! The words: a *target* is a GPU ISA; an *image* is a recipe for a base root file system; a *profile* is what
-//! the user wrote; a *spec* is a profile with nothing left to decide; a *plan* is the way from what is to what
-//! should be; an *env* is one built instance; a *step* is one unit of work in it and ends in a *snapshot*; a
-//! *volume* is a directory mounted into an env; an *engine* runs containers; the *store* is what is on disk.
+//! Vocabulary: a *target* is a GPU ISA; an *image* is a recipe for a base root file system; a *profile* is a file
+//! that the user writes; a *spec* is a fully resolved profile; a *plan* lists the actions that turn the current state
+//! into the desired one; an *env* is a built instance; a *step* is a unit of work in an env and ends in a *snapshot*;
+//! a *volume* is a directory mounted into an env; an *engine* runs containers; the *store* holds all data on disk.
 //!
-//! A room, which is a folder here, imports only from rooms below it: `cli`, `up`, `matrix`, `remote`, `execute`, `share`,
-//! `store`, `engine`, `plan`, `profile`, `image`, `rocm`, `tree`, `ui`, `sys`. `docs/explanation/architecture.md` has the map.
+//! Each folder here is a room. A room imports only from the rooms below it: `cli`, `up`, `matrix`, `remote`,
+//! `execute`, `share`, `store`, `engine`, `plan`, `profile`, `image`, `rocm`, `tree`, `ui`, `sys`.
+//! `docs/explanation/architecture.md` has the map.
 
-/// Asserts that a text has a part, and shows both if not.
+/// Asserts that a text contains a part, and prints both on failure.
 #[cfg(test)]
 macro_rules! assert_has {
     ($text:expr, $part:expr $(,)?) => {
@@ -38,7 +39,7 @@ mod up;
 
 use std::process::ExitCode;
 
-/// Runs the program; the process ends with the returned code.
+/// Runs the program and returns the exit code of the process.
 pub fn run() -> ExitCode {
     cli::program::run()
 }

@@ -1,4 +1,4 @@
-//! The `rockenv` program: everything is in the library.
+//! The `rockenv` program. All of its code is in the library.
 
 use std::process::ExitCode;
 
