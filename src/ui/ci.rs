@@ -1,7 +1,7 @@
-//! Owns output for CI systems: sections that fold, and annotations.
+//! Owns output for CI systems: foldable sections and annotations.
 //!
-//! GitHub's runner obeys every line that looks like one of its commands, whatever its origin, and steps may write
-//! anything. While a section is open the runner is told to ignore commands until a secret word. Outside of sections,
+//! GitHub's runner executes every line that looks like a workflow command, whatever its origin, and steps may write
+//! anything. While a section is open, the runner ignores commands until it reads a secret word. Outside of sections,
 //! text that looks like a command is escaped.
 
 use std::borrow::Cow;
@@ -21,7 +21,7 @@ pub enum System {
 impl System {
     pub(crate) const ALL: [Self; 2] = [Self::Github, Self::Gitlab];
 
-    /// Returns the variable that is `true` in its jobs.
+    /// Returns the variable that is `true` in this system's jobs.
     pub(crate) fn variable(self) -> &'static str {
         match self {
             Self::Github => "GITHUB_ACTIONS",
@@ -36,13 +36,13 @@ pub(super) enum Level {
     Error,
 }
 
-/// The output of one process, for its CI system.
+/// Section state of one process's output.
 #[derive(Debug)]
 pub(super) struct Sections {
     system: Option<System>,
-    /// The word that the runner waits for while a section is open.
+    /// Resumes the runner's command processing when the section ends.
     word: String,
-    /// Number of sections so far.
+    /// Number of sections so far, the open one included.
     count: u32,
     /// The open section's name.
     open: Option<String>,
@@ -50,7 +50,7 @@ pub(super) struct Sections {
 
 impl Sections {
     pub(super) fn new(system: Option<System>) -> Self {
-        // The standard library's hash keys are random, and cannot be deduced from the output.
+        // The standard library's hash keys are random and cannot be derived from the output.
         let random = || RandomState::new().build_hasher().finish();
         Self {
             system,
@@ -60,14 +60,14 @@ impl Sections {
         }
     }
 
-    /// Returns the lines that begin a section; empty without a CI system.
+    /// Returns the lines that begin a section, or an empty string without a CI system.
     pub(super) fn begin(&mut self, title: &str, now: Timestamp) -> String {
         let Some(system) = self.system else {
             return String::new();
         };
         let ended = self.end(now);
         self.count += 1;
-        // A job may run more than one rockenv, and names must differ.
+        // A job may run rockenv more than once, and section names must be unique.
         let name = format!(
             "rockenv_{}_{}",
             now.as_millisecond().unsigned_abs(),
@@ -100,7 +100,7 @@ impl Sections {
         }
     }
 
-    /// Returns the lines that annotate the job, if the system has annotations.
+    /// Returns the lines that annotate the job, if the system supports annotations.
     pub(super) fn annotation(&self, level: Level, message: &str) -> Option<String> {
         if self.system != Some(System::Github) {
             return None;
@@ -125,7 +125,7 @@ impl Sections {
     }
 }
 
-/// Returns text without commands of GitHub's runner.
+/// Escapes text that GitHub's runner would execute as a command.
 pub(super) fn without_commands(text: &str) -> Cow<'_, str> {
     let lines = text.split_inclusive('\n');
     let orders = |line: &str| line.trim_start().starts_with("::") || line.contains("##[");
@@ -142,7 +142,7 @@ pub(super) fn without_commands(text: &str) -> Cow<'_, str> {
     Cow::Owned(lines.collect())
 }
 
-/// Escapes the argument of a command as the runner expects it.
+/// Escapes a command's argument for the runner.
 fn data(text: &str) -> String {
     text.replace('%', "%25")
         .replace('\r', "%0D")

@@ -1,11 +1,11 @@
-//! Owns `--progress json`: one event a line, each with the version of the stream and the time.
+//! Owns `--progress json`: one event per line, each with the schema version and the time.
 
 use jiff::Timestamp;
 
 use super::event::{Event, SCHEMA};
 use super::text::escape_json;
 
-/// Returns a value that serializes as a JSON object with these fields, in this order.
+/// Returns a value that serializes as a JSON object with the given fields, in the given order.
 macro_rules! object {
     ($($(#[$attribute:meta])* $name:ident: $value:expr),* $(,)?) => {{
         #[expect(non_camel_case_types, reason = "the type of each field is named after it")]
@@ -21,10 +21,10 @@ macro_rules! object {
 }
 pub(crate) use object;
 
-/// Returns the line with its newline. Text in it is escaped for a terminal too, because people run this to look at
-/// it.
+/// Returns the event's line with its newline. Control characters are escaped as well, because the stream often ends up
+/// on a terminal.
 pub(super) fn line(event: &Event, time: Timestamp) -> String {
-    // Put together from two objects: flattening would go through a buffer and lose integers above 64 bits.
+    // Joins two objects as text: `#[serde(flatten)]` buffers values and loses integers above 64 bits.
     let stamp = serde_json::to_string(&object! { schema: SCHEMA, time: time });
     let event = serde_json::to_string(event);
     let (stamp, event) = (

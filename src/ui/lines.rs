@@ -1,15 +1,15 @@
-//! Owns turning a step's output into displayable lines: any bytes in, safe text of bounded length out.
+//! Owns turning a step's output into displayable lines: arbitrary bytes in, safe text of bounded length out.
 
 use std::borrow::Cow;
 
-/// Maximum length of a displayed line; a build may print 100 MB without a newline. The log has all of it.
+/// Maximum length of a displayed line; a build may print 100 MB without a newline. The log is not truncated.
 const LINE_MAX: usize = 4096;
 
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
     line: Vec<u8>,
     cut: bool,
-    /// The last byte was a carriage return: the line is over, and the next byte decides how it ended.
+    /// The last byte was a carriage return: the line is complete, and the next byte decides whether it was overwritten.
     returned: bool,
 }
 
@@ -17,7 +17,7 @@ pub(crate) struct Lines {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Line<'a> {
     pub text: &'a str,
-    /// The next line overwrote it after a carriage return: a progress display, not worth keeping.
+    /// The next line overwrote this one after a carriage return: a progress display, not worth keeping.
     pub overwritten: bool,
 }
 
@@ -71,7 +71,7 @@ impl Lines {
     }
 
     fn end(&mut self, overwritten: bool, each: &mut impl FnMut(Line<'_>)) {
-        // An empty line before a carriage return was only that return.
+        // `\r` at the start of a line overwrites nothing.
         if !(overwritten && self.line.is_empty()) {
             let mut text = clean(&self.line);
             if self.cut {
@@ -113,7 +113,7 @@ fn clean(bytes: &[u8]) -> Cow<'_, str> {
     Cow::Owned(super::text::escape(&text).into_owned())
 }
 
-/// Returns the rest after an escape sequence, whose first byte is already taken.
+/// Returns the bytes after an escape sequence. `bytes` starts after the ESC.
 fn skip_escape(bytes: &[u8]) -> &[u8] {
     match bytes {
         // CSI: parameters, then one final byte.
@@ -121,12 +121,12 @@ fn skip_escape(bytes: &[u8]) -> &[u8] {
             let end = rest.iter().position(|byte| !(0x20..0x40).contains(byte));
             end.map_or(&[], |at| &rest[at + 1..])
         }
-        // OSC, DCS, SOS, PM, APC: text up to BEL or ST. Without an end the rest of the line belongs to it.
+        // OSC, DCS, SOS, PM, APC: text up to BEL or ST. Without a terminator the sequence runs to the end of the line.
         [b']' | b'P' | b'X' | b'^' | b'_', rest @ ..] => {
             let end = rest.iter().position(|byte| matches!(byte, 0x07 | 0x1b));
             end.map_or(&[], |at| match &rest[at..] {
                 [0x1b, b'\\', after @ ..] | [0x07, after @ ..] => after,
-                // Another sequence begins, and ends this one.
+                // A new sequence ends this one.
                 other => other,
             })
         }

@@ -1,5 +1,5 @@
-//! Owns `up --metrics`: one row for each step, to collect figures of many runs. A row is written when its step has
-//! ended, with one call, so that several commands may append to the same file.
+//! Owns `up --metrics`: one row per step, to collect figures over many runs. Each row is appended with a single write
+//! when its step ends, so several commands may share a file.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -57,12 +57,12 @@ pub(crate) struct Rows {
     path: PathBuf,
     file: fs::File,
     slurm_job: Option<String>,
-    /// Steps that have a row: the next plan of the same command finds a step that has just run.
+    /// Steps that have a row. The next plan of the same command reports a step that has just run as a hit.
     written: Mutex<BTreeSet<StepName>>,
 }
 
 impl Rows {
-    /// Opens the file, before the build that it is about, in that job of Slurm.
+    /// Opens the file before the build starts. `slurm_job` is the Slurm job of this process.
     pub(crate) fn open(path: &Path, slurm_job: Option<&str>) -> Result<Self> {
         let help = "--metrics FILE, in an existing directory";
         let place = FilePlace::new(caller(), path).map_err(|error| error.help(help))?;
@@ -76,7 +76,7 @@ impl Rows {
         })
     }
 
-    /// Adds a row; a hit gets one only if the step has none yet.
+    /// Adds a row. A hit gets a row only if the step has none yet.
     pub(crate) fn add(&self, mut row: Row) -> Result<()> {
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
         if !written.insert(row.step.clone()) && row.outcome == Outcome::Hit {

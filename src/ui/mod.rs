@@ -1,6 +1,6 @@
 //! Owns all output of the program: results on stdout, everything else on stderr.
 //!
-//! Nothing else prints, and nothing here reads the environment: [`UiSettings`] come from `config`.
+//! Nothing else prints, and nothing in this module reads the environment: [`UiSettings`] come from `config`.
 
 pub(crate) mod metrics;
 
@@ -38,14 +38,14 @@ pub(crate) use report::{Format, Reporter, StepOutput};
 use table::Table;
 use term::Bars;
 
-/// Settings for the output; plain values, so that tests and `config` can set them all.
+/// Output settings. Plain values, so that tests and `config` can set all of them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct UiSettings {
-    /// `-q`: no notes; warnings and errors remain.
+    /// `-q`: suppresses notes; warnings and errors remain.
     pub quiet: bool,
-    /// Number of `-v`: details, and every line of a step's output.
+    /// Count of `-v`: shows details and every line of a step's output.
     pub verbose: u8,
-    /// `--yes`: the answer to every question.
+    /// `--yes`: answers every question with yes.
     pub yes: bool,
     /// `NO_COLOR` is set and not empty; wins over `force_color`.
     pub no_color: bool,
@@ -55,13 +55,13 @@ pub(crate) struct UiSettings {
     pub dumb: bool,
     /// `CI` is set: no animation.
     pub ci: bool,
-    /// The CI system that reads the output, if it folds and annotates.
+    /// The CI system that reads the output, if it supports sections or annotations.
     pub ci_system: Option<ci::System>,
-    /// Called through sudo, so hints begin with it.
+    /// Invoked through sudo; hints then begin with `sudo`.
     pub through_sudo: bool,
-    /// The directory of `--home` as a shell reads it, so hints have that option too.
+    /// The directory of `--home`, shell-quoted, for the commands in hints.
     pub home: Option<String>,
-    /// What the terminal shows of its own.
+    /// Escape sequences that the terminal supports.
     pub integration: Integration,
     pub terminals: Terminals,
 }
@@ -85,7 +85,7 @@ impl Terminals {
 }
 
 impl UiSettings {
-    /// Returns a text with its commands of rockenv as the user has to type them.
+    /// Returns `text` with its rockenv commands as the user has to type them.
     pub(crate) fn hint<'a>(&self, text: &'a str) -> Cow<'a, str> {
         match (self.through_sudo, self.home.as_deref()) {
             (false, None) => Cow::Borrowed(text),
@@ -103,7 +103,7 @@ impl UiSettings {
     }
 }
 
-/// Output of the program: one object behind any number of clones, usable from any thread.
+/// The program's output. Clones share one instance, which any thread may use.
 #[derive(Clone)]
 pub(crate) struct Ui {
     settings: UiSettings,
@@ -113,16 +113,16 @@ pub(crate) struct Ui {
 
 struct Messages {
     writer: Box<dyn Write + Send>,
-    /// While a run's lines move at the bottom of the screen, messages go above them.
+    /// While a run's progress lines occupy the bottom of the screen, messages go above them.
     bars: Weak<Bars>,
     sections: Sections,
 }
 
 struct Out {
     writer: Box<dyn Write + Send>,
-    /// The first failure; after it nothing more is written.
+    /// The first write failure; later writes are dropped.
     failed: Option<io::Error>,
-    /// The line that is not complete yet, if GitHub's runner reads the lines.
+    /// The incomplete last line, if GitHub's runner reads the output.
     line: Option<Vec<u8>>,
 }
 
@@ -133,7 +133,7 @@ impl Out {
         }
     }
 
-    /// Writes the lines that are complete, without commands of the runner; the last one too if it is `all`.
+    /// Writes the complete lines with the runner's commands escaped. With `all`, also writes the incomplete last line.
     fn write_lines(&mut self, bytes: &[u8], all: bool) {
         let Some(line) = &mut self.line else {
             return self.write(bytes);
@@ -204,12 +204,12 @@ fn paint(on: bool, paint: Paint, text: &str) -> String {
 }
 
 impl Ui {
-    /// Makes the program's own output.
+    /// Creates the output to stdout and stderr.
     pub(crate) fn new(settings: UiSettings) -> Self {
-        // Listings are written in one go: stdout's own line buffering costs a call each line.
+        // Listings are written at once: stdout's own line buffering costs a system call per line.
         let out = io::BufWriter::new(io::stdout());
         let ui = Self::with_writers(settings, Box::new(out), Box::new(io::stderr()));
-        // No runner reads a file.
+        // GitHub's runner does not read output that goes to a file.
         let status = rustix::fs::fstat(io::stdout());
         let is_file = |mode| rustix::fs::FileType::from_raw_mode(mode).is_file();
         if status.is_ok_and(|status| is_file(status.st_mode)) {
@@ -218,7 +218,7 @@ impl Ui {
         ui
     }
 
-    /// Makes an output to other writers, for tests.
+    /// Creates an output with other writers, for tests.
     pub(crate) fn with_writers(
         settings: UiSettings,
         out: Box<dyn Write + Send>,
@@ -248,7 +248,7 @@ impl Ui {
         lock(&self.out).write_lines(bytes, false);
     }
 
-    /// Writes result text for people, escaped; adds a missing newline at the end.
+    /// Writes result text for people, escaped, and adds a missing newline at the end.
     pub(crate) fn data(&self, text: &str) {
         let safe = text::escape_lines(text);
         self.write_out(safe.as_bytes());
@@ -257,20 +257,20 @@ impl Ui {
         }
     }
 
-    /// Writes a line that begins with a name: of a result, painted by how good it is.
+    /// Writes the line that introduces one result, coloured by its tone.
     pub(crate) fn headline(&self, tone: Tone, text: &str) {
         self.painted(tone.paint(), text);
     }
 
-    /// Writes text that has been through another `Ui`, in place of the `before` lines that this wrote last. Leaves out
-    /// lines that do not fit on the screen, which the cursor could not return to. Returns the number of lines there.
+    /// Replaces the `before` lines of the previous call with text that another `Ui` has rendered. Leaves out lines that
+    /// do not fit on the screen, because the cursor could not return to them. Returns the number of rows written.
     pub(crate) fn redraw(&self, text: &str, before: usize) -> usize {
         let (height, columns) = screen();
         let (mut rows, mut shown) = (0, String::new());
         for line in text.split_inclusive('\n') {
             let width = console::measure_text_width(line.trim_end_matches('\n'));
             let more = width.div_ceil(columns).max(1);
-            // The cursor takes the last line.
+            // The cursor occupies the last row.
             if rows + more >= height {
                 break;
             }
@@ -286,7 +286,7 @@ impl Ui {
         rows
     }
 
-    /// Writes a title of results.
+    /// Writes the title of a group of results.
     pub(crate) fn heading(&self, text: &str) {
         self.painted(Paint::Bold, text);
     }
@@ -297,7 +297,7 @@ impl Ui {
         self.write_out(format!("{text}\n").as_bytes());
     }
 
-    /// Writes `  WORD  message` with the word painted; on a terminal the message is wrapped.
+    /// Writes `  WORD  message` with the word coloured, and wraps the message on a terminal.
     pub(crate) fn finding(&self, tone: Tone, word: &str, message: &str) {
         let on = self.settings.color(self.settings.terminals.stdout);
         let word = paint(on, tone.paint(), &format!("{word:<7}"));
@@ -310,7 +310,7 @@ impl Ui {
         self.write_out(format!("  {word}  {lines}\n").as_bytes());
     }
 
-    /// Writes a table; the header is bold if colour is on. On a terminal the last column is wrapped.
+    /// Writes a table. The header is bold if colour is on, and the last column is wrapped on a terminal.
     pub(crate) fn table(&self, table: &Table) {
         let text = match self.settings.terminals.stdout {
             true => table.on_screen(screen().1).render(),
@@ -345,7 +345,8 @@ impl Ui {
         Ok(())
     }
 
-    /// Writes bytes that a program may read, such as shell code: unchanged, except to a terminal or GitHub's runner.
+    /// Writes bytes that a program may read, such as shell code. They are escaped only for a terminal or GitHub's
+    /// runner.
     pub(crate) fn raw(&self, bytes: &[u8]) {
         let is_read = self.settings.terminals.stdout || lock(&self.out).line.is_some();
         if is_read {
@@ -355,8 +356,8 @@ impl Ui {
         }
     }
 
-    /// Writes untrusted text, such as logs: control sequences and bytes that are not UTF-8 as escapes, even to a
-    /// pipe, which often ends at a terminal.
+    /// Writes untrusted text, such as logs. Control sequences and bytes that are not UTF-8 are escaped even in a pipe,
+    /// which often ends at a terminal.
     pub(crate) fn lines(&self, bytes: &[u8]) {
         for chunk in bytes.utf8_chunks() {
             self.write_out(text::escape_lines(chunk.valid()).as_bytes());
@@ -366,14 +367,14 @@ impl Ui {
         }
     }
 
-    /// Writes bytes unchanged, because the user asked for that.
+    /// Writes bytes unchanged, at the user's request.
     pub(crate) fn bytes(&self, bytes: &[u8]) {
         let mut out = lock(&self.out);
         out.write_lines(b"", true);
         out.write(bytes);
     }
 
-    /// Shows the output now, for commands that follow something.
+    /// Flushes stdout, for commands that follow a log or an env's state.
     pub(crate) fn flush(&self) {
         let mut out = lock(&self.out);
         if out.failed.is_none() {
@@ -381,12 +382,12 @@ impl Ui {
         }
     }
 
-    /// Returns whether stdout has no reader any more, so that long output may stop.
+    /// Returns whether stdout has failed, so that commands with long output can stop.
     pub(crate) fn closed(&self) -> bool {
         lock(&self.out).failed.is_some()
     }
 
-    /// Flushes; an error unless everything was written or the reader had enough (`| head`).
+    /// Flushes stdout. Fails unless everything was written or the reader closed the pipe (`| head`).
     pub(crate) fn finish(&self) -> Result<()> {
         lock(&self.out).write_lines(b"", true);
         self.flush();
@@ -398,17 +399,17 @@ impl Ui {
         }
     }
 
-    /// Reports what happens, unless `-q`.
+    /// Reports progress or a result to people, unless `-q`.
     pub(crate) fn note(&self, text: &str) {
         if !self.settings.quiet {
-            // On a terminal results come before notes about them.
+            // Keeps results before the notes about them on a terminal.
             self.flush();
             let text = self.settings.hint(text);
             self.write_err(&format!("{}\n", text::escape_lines(&text)));
         }
     }
 
-    /// Reports a detail, with `-v`.
+    /// Reports a detail if `-v` is given.
     pub(crate) fn detail(&self, text: &str) {
         if self.settings.verbose > 0 && !self.settings.quiet {
             let on = self.settings.color(self.settings.terminals.stderr);
@@ -417,7 +418,7 @@ impl Ui {
         }
     }
 
-    /// Warns of something that stops nothing.
+    /// Reports a problem that does not stop the command.
     pub(crate) fn warn(&self, text: &str) {
         let text = &self.settings.hint(text);
         if self.annotate(Level::Warning, &text::escape_lines(text)) {
@@ -428,7 +429,7 @@ impl Ui {
         self.write_err(&format!("{label} {}\n", text::escape_lines(text)));
     }
 
-    /// Reports why the program fails: the message, its causes, and what to type.
+    /// Reports the command's failure: the message, its causes and the suggested command.
     pub(crate) fn error(&self, error: &Error) {
         let github = self.settings.ci_system == Some(ci::System::Github);
         let on = !github && self.settings.color(self.settings.terminals.stderr);
@@ -446,7 +447,7 @@ impl Ui {
             let help = text::escape_lines(&help);
             lines.push(format!("{} {help}", paint(on, Paint::Cyan, "help:")));
         }
-        // The run's current work is over.
+        // The failure ends the current work.
         self.end_section();
         let text = lines.join("\n");
         if !self.annotate(Level::Error, text.strip_prefix("error: ").unwrap_or(&text)) {
@@ -454,7 +455,7 @@ impl Ui {
         }
     }
 
-    /// Begins a section that a CI system shows folded; without one, prints its title as a note.
+    /// Begins a section that the CI system can fold. Without a CI system, prints the title as a note.
     pub(crate) fn begin_section(&self, title: &str) {
         if self.settings.ci_system.is_none() {
             return self.note(title);
@@ -466,20 +467,20 @@ impl Ui {
         }
     }
 
-    /// Ends the open section, if there is one.
+    /// Ends the open section, if any.
     pub(crate) fn end_section(&self) {
         let mut err = lock(&self.err);
         let text = err.sections.end(Timestamp::now());
         err.write(&text);
     }
 
-    /// Marks the job as one with a failure, if a CI system shows that; the failure itself is reported elsewhere.
+    /// Annotates the CI job with a failure that is reported elsewhere.
     pub(crate) fn annotate_failure(&self, what: &str, why: &str) {
         let message = format!("{what}: {why}");
         self.annotate(Level::Error, &text::escape_lines(&message));
     }
 
-    /// Adds an annotation that the CI system shows with the job; returns whether there is such a system.
+    /// Adds an annotation to the CI job. Returns whether the CI system supports annotations.
     fn annotate(&self, level: Level, message: &str) -> bool {
         let mut err = lock(&self.err);
         let text = err.sections.annotation(level, message);
@@ -487,8 +488,8 @@ impl Ui {
         text.is_some()
     }
 
-    /// Asks a yes-or-no question. `--yes` answers it; without a terminal it is an error, because silence must not
-    /// delete anything.
+    /// Asks a yes-or-no question. `--yes` answers it. Without a terminal it fails, because silence must not delete
+    /// anything.
     pub(crate) fn confirm(&self, question: &str) -> Result<bool> {
         if self.settings.yes {
             return Ok(true);
@@ -502,7 +503,7 @@ impl Ui {
         self.flush();
         self.write_err(&format!("{question} [y/N] "));
         let stdin = io::stdin();
-        // Ctrl-C does not end a command that has taken the signals.
+        // Ctrl-C does not end a command that handles signals itself, so this watches for both.
         let [is_told_to_stop, _] = readable([signals::taken(), Some(stdin.as_fd())], None)?;
         if is_told_to_stop {
             self.write_err("\n");
@@ -520,7 +521,7 @@ impl Ui {
         Reporter::new(self, format)
     }
 
-    // A failure to write here cannot be reported anywhere.
+    // A failed write to stderr cannot be reported.
     fn write_err(&self, text: &str) {
         let mut err = lock(&self.err);
         match err.bars.upgrade() {
@@ -544,11 +545,11 @@ fn is_yes(answer: &str) -> bool {
     matches!(answer.trim().to_lowercase().as_str(), "y" | "yes")
 }
 
-/// Returns the rows and columns of the terminal that output goes to.
+/// Returns the rows and columns of the terminal that stdout is connected to.
 fn screen() -> (usize, usize) {
     let size = rustix::termios::tcgetwinsize(io::stdout());
     let size = size.map_or((0, 0), |size| (size.ws_row, size.ws_col));
-    // A serial console does not know.
+    // A serial console reports a size of zero.
     let or = |known: u16, usual| {
         if known == 0 {
             usual

@@ -1,9 +1,9 @@
-//! Owns a build's progress according to its output: finds `[12/345]` in lines and adds nested builds up.
+//! Owns a build's progress as parsed from its output: finds `[12/345]` in lines and adds nested builds up.
 //!
-//! TheRock's build is a ninja whose edges run ninjas of their own. Their lines are interleaved, most with the
-//! sub-project in front (`[amd-llvm] [3/40] Building ...`), some without (LLVM builds its runtimes in a ninja inside
-//! its ninja). Counts are tracked separately by prefix, and the progress is the sum over all of them: outer edges
-//! plus the inner ones known so far. No clock, no output in here.
+//! TheRock's build is a ninja whose edges run ninjas of their own. Their lines are interleaved. Most have the
+//! sub-project in front (`[amd-llvm] [3/40] Building ...`), some do not (LLVM builds its runtimes in a ninja inside its
+//! ninja). Counts are tracked per prefix, and the progress is their sum: the outer edges plus the known inner ones. Has
+//! no clock and no output.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -26,23 +26,23 @@ pub(crate) struct Count<'a> {
     pub total: u64,
 }
 
-/// More edges than any build has: larger numbers in brackets are something else.
+/// More edges than any build has. Larger numbers in brackets are not counts.
 const EDGES_MAX: u64 = 10_000_000;
 
-/// Maximum number of prefixes. TheRock has about 120; output with random prefixes must not fill memory.
+/// Maximum number of prefixes. TheRock has about 120; the limit bounds memory for output with random prefixes.
 const BUILDS_MAX: usize = 1024;
 
 /// Maximum number of nested or consecutive builds under one prefix.
 const NESTED_MAX: usize = 64;
 
-/// Maximum length of a label or count; longer brackets are text.
+/// Maximum length of a label or count. Longer brackets are ordinary text.
 const BRACKET_MAX: usize = 80;
 
-/// Finds a count at the start of a line, after any labels in brackets.
+/// Parses a count at the start of a line, after any labels in brackets.
 pub(crate) fn parse(line: &str) -> Option<Count<'_>> {
     let start = line.len() - line.trim_start().len();
     let mut at = start;
-    // A few labels are enough; text full of brackets is not progress.
+    // Four brackets are enough: lines full of brackets are not progress.
     for _ in 0..4 {
         let rest = &line[at..];
         let inside = bracket(rest)?;
@@ -69,7 +69,7 @@ fn bracket(text: &str) -> Option<&str> {
     (inside.as_bytes()[end] == b']').then(|| &inside[..end])
 }
 
-/// Parses `12/345` standing alone in a status such as `12/345 | 3 running` or `3.5% 12/345`.
+/// Parses `12/345` as a separate word in a status such as `12/345 | 3 running` or `3.5% 12/345`.
 fn fraction(inside: &str) -> Option<(u64, u64)> {
     inside
         .split([' ', '|', '(', ')', ',', ':'])
@@ -80,7 +80,7 @@ fn fraction(inside: &str) -> Option<(u64, u64)> {
         })
 }
 
-/// Parses ` 12%`, which CMake's makefiles print; a hundred edges is as good a guess as any.
+/// Parses ` 12%`, which CMake's makefiles print. The edge count is unknown, so a build counts as 100 edges.
 fn percent(inside: &str) -> Option<(u64, u64)> {
     let done = number(inside.trim().strip_suffix('%')?)?;
     (done <= 100).then_some((done, 100))
@@ -96,12 +96,12 @@ fn number(text: &str) -> Option<u64> {
 struct Run {
     done: u64,
     total: u64,
-    /// Its last printed total, which identifies it after it was closed.
+    /// The last printed total. It identifies the run even after `close` changed `total`.
     printed: u64,
 }
 
 impl Run {
-    /// Nothing more is expected of it.
+    /// Marks the run as complete: no further edges are expected.
     fn close(&mut self) {
         self.total = self.done;
     }
@@ -110,7 +110,7 @@ impl Run {
 /// The runs of one prefix, outermost first.
 type Build = Vec<Run>;
 
-/// Adds up the counts of one step's output.
+/// Sums the counts in one step's output.
 #[derive(Debug, Default)]
 pub(crate) struct Tracker {
     builds: HashMap<String, Build>,
@@ -120,12 +120,12 @@ pub(crate) struct Tracker {
 }
 
 impl Tracker {
-    /// Examines one line of output, without escape sequences; returns the new sum if it changed.
+    /// Parses one line of output without escape sequences. Returns the new sum if it changed.
     pub(crate) fn line(&mut self, line: &str) -> Option<NinjaProgress> {
         if let Some(count) = parse(line) {
             self.count(count);
         } else if let Some(prefix) = stopped(line) {
-            // The next run is another attempt, with the remaining edges as its total.
+            // The next run is a retry, whose total is the remaining edges.
             if let Some(run) = self
                 .builds
                 .get_mut(prefix)
@@ -150,7 +150,7 @@ impl Tracker {
         changed.then_some(sum)
     }
 
-    /// Returns the sum; a total of zero means that no build was seen.
+    /// Returns the sum. A total of zero means that the output contained no build.
     pub(crate) fn progress(&self) -> NinjaProgress {
         self.sum
     }
@@ -165,18 +165,18 @@ impl Tracker {
         let Some(build) = self.builds.get_mut(count.prefix) else {
             return;
         };
-        // A run is identified by its total. One that starts over, or contained others, is found again here.
+        // The total identifies a run. This finds a run that restarts, or continues after a nested one.
         if let Some(at) = build.iter().rposition(|run| run.printed == count.total) {
             if count.done >= build[at].done {
                 build[at].done = count.done;
                 build[at].total = count.total;
-                // Its edge that ran the inner ones has moved on.
+                // The outer run has advanced, so the runs nested in it are over.
                 build[at + 1..].iter_mut().for_each(Run::close);
             }
             return;
         }
         match build.last_mut() {
-            // Ninja's own total changes as it learns what is up to date.
+            // Ninja changes its own total as it finds edges up to date.
             Some(run) if run.done <= count.done && run.done < run.total => {
                 *run = Run {
                     done: count.done,
@@ -200,20 +200,20 @@ impl Tracker {
     }
 }
 
-/// Returns the prefix of a build that gave up.
+/// Returns the prefix of the build that ninja reports as stopped.
 fn stopped(line: &str) -> Option<&str> {
     line.split_once("ninja: build stopped")
         .map(|(prefix, _)| prefix.trim())
 }
 
-/// Returns the label of a finished sub-project: `[amd-llvm completed in 12 seconds]`.
+/// Parses the label of a finished sub-project: `[amd-llvm completed in 12 seconds]`.
 fn completed(line: &str) -> Option<&str> {
     let inside = bracket(line.trim_start())?;
     let (label, _) = inside.split_once(" completed in ")?;
     Some(label)
 }
 
-/// The time that a build still takes.
+/// Estimate of a build's remaining time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TimeLeft {
     pub least: Duration,
@@ -221,23 +221,24 @@ pub(crate) struct TimeLeft {
     pub most: Duration,
 }
 
-/// Time left, from the rate of the last few minutes, for a build of which only the count is known.
+/// Estimates the time left from the rate of the last few minutes, for a build whose commands are unknown.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Estimate {
     first: Option<(Duration, u64)>,
     last: (Duration, u64),
-    /// Edges a second.
+    /// Edges per second.
     rate: f64,
 }
 
-/// Older rates hardly count: a build's phases differ, and a long link must not look like the end.
+/// Time constant of the moving average, in seconds. A build's phases differ, and one long link must not look like the
+/// end.
 const MEMORY: f64 = 120.0;
 
-/// Before this nothing is known.
+/// Minimum time before the first estimate.
 const SETTLE: Duration = Duration::from_secs(10);
 
 impl Estimate {
-    /// Takes the state at `now`, a time since any fixed point, and returns the time left.
+    /// Takes the progress at `now`, measured from any fixed point, and returns the time left.
     pub(crate) fn update(&mut self, now: Duration, progress: NinjaProgress) -> Option<Duration> {
         let (start, begun_with) = *self.first.get_or_insert_with(|| {
             self.last = (now, progress.done);
@@ -247,7 +248,7 @@ impl Estimate {
         let step = now.saturating_sub(self.last.0).as_secs_f64();
         if step >= 1.0 {
             let recent = progress.done.saturating_sub(self.last.1) as f64 / step;
-            // Until enough time has passed this is the plain average.
+            // Early on this is the plain average.
             let weight = (1.0 - (-step / MEMORY).exp()).max(step / elapsed.as_secs_f64());
             self.rate += (recent - self.rate) * weight.min(1.0);
             self.last = (now, progress.done);
@@ -413,7 +414,7 @@ mod tests {
         }
         let steady = left.unwrap().as_secs_f64();
         assert_has!((600.0..602.0), &steady);
-        // Ten minutes at a tenth of it: the old rate is forgotten.
+        // Ten minutes at a tenth of the rate: the average has forgotten the old rate.
         for second in 600..1200 {
             let progress = NinjaProgress {
                 done: 2995 + (second - 599) / 2,

@@ -1,4 +1,4 @@
-//! Owns the escape sequences by which a terminal shows a run outside of its text: progress in the task bar or tab, the
+//! Owns the escape sequences that show a run outside of the terminal's text: progress in the task bar or tab, the
 //! title, and a notification when a long run ends.
 
 use std::time::Duration;
@@ -6,20 +6,21 @@ use std::time::Duration;
 use super::event::{Event, Outcome};
 use super::text::escape;
 
-/// A run that takes longer ends with a notification.
+/// A run that takes longer than this ends with a notification.
 const LONG: Duration = Duration::from_secs(60);
 
-/// What a terminal understands.
+/// Escape sequences that the terminal supports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Integration {
-    /// Progress and notifications, by OSC 9.
+    /// Progress and notifications, with OSC 9.
     pub progress: bool,
-    /// Its title, by OSC 2.
+    /// Window title, with OSC 2.
     pub title: bool,
 }
 
 impl Integration {
-    /// Decides by the variables of the terminal. Others would show an OSC 9;4 as a notification.
+    /// Detects support from the terminal's variables. Unknown terminals get no OSC 9;4, which some would show as a
+    /// notification.
     pub fn detect(read: impl Fn(&str) -> Option<String>) -> Self {
         let is = |name: &str, value: &str| read(name).as_deref() == Some(value);
         let is_iterm = is("TERM_PROGRAM", "iTerm.app")
@@ -52,15 +53,15 @@ impl TerminalState {
         }
     }
 
-    /// Returns the sequences for an event; `percent` is how much of the run is done, and `elapsed` how long it took.
+    /// Returns the sequences for an event. `percent` is the finished part of the run, `elapsed` its duration so far.
     pub(super) fn event(&mut self, event: &Event, percent: u64, elapsed: Duration) -> String {
         let mut out = String::new();
         match event {
             Event::RunStarted { env, .. } => {
                 self.env = escape(env).into_owned();
-                // A later attempt of the same run begins anew; a second one on the stack would stay there.
+                // A retry of the run must not push a second title, which would stay on the stack.
                 if self.integration.title && self.title.is_none() {
-                    // Kept on the terminal's stack until the end.
+                    // Saves the current title on the terminal's stack.
                     out.push_str("\x1b[22;2t");
                     self.title = Some(String::new());
                 }
@@ -95,7 +96,7 @@ impl TerminalState {
         out
     }
 
-    /// Returns the sequences that undo what was shown.
+    /// Returns the sequences that reset progress and title.
     pub(super) fn clear(&mut self) -> String {
         let mut out = String::new();
         if self.percent.take().is_some() {
@@ -167,7 +168,7 @@ mod tests {
         };
         assert_eq!(state.event(&note, 5, Duration::ZERO), "");
         assert_eq!(state.event(&note, 6, Duration::ZERO), "\x1b]9;4;1;6\x1b\\");
-        // Another attempt of the run keeps the title that the terminal had before the first one.
+        // A retry keeps the title that the terminal had before the first attempt.
         assert_eq!(state.event(&started, 6, Duration::ZERO), "");
         assert_eq!(
             state.event(&finished, 6, LONG),

@@ -1,4 +1,4 @@
-//! Owns permanent lines: the output of `up` without animation, and the lines above the bars with it.
+//! Owns permanent lines: all output of `up` without animation, and the lines above the bars with it.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use super::event::{Cost, Event, Outcome};
 use super::text::escape;
 use super::{Paint, UiSettings, paint, size};
 
-/// How often progress inside a step or an image build is printed.
+/// Interval of progress lines for a step or an image build.
 const PROGRESS_EVERY: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
@@ -31,7 +31,7 @@ impl Plain {
         }
     }
 
-    /// Returns the lines for an event, each with its newline; often none.
+    /// Returns the event's lines with their newlines; empty for most events.
     pub(super) fn event(&mut self, event: &Event, now: Instant) -> String {
         if let Some(text) = self.important(event) {
             return text;
@@ -94,7 +94,7 @@ impl Plain {
         }
     }
 
-    /// Returns the line for work that counts bytes, unless the same was printed a moment ago.
+    /// Returns the progress line for work that counts bytes, unless the same work was reported a moment ago.
     fn progress(
         &mut self,
         title: &str,
@@ -125,7 +125,7 @@ impl Plain {
         due
     }
 
-    /// Returns the lines that stay on the screen, whether or not there are bars below.
+    /// Returns the lines that stay on the screen with or without bars below.
     pub(super) fn important(&mut self, event: &Event) -> Option<String> {
         let text = match event {
             Event::Warning { message } => {
@@ -213,7 +213,7 @@ pub(super) fn title(index: u32, total: u32, name: &str) -> String {
 /// Formats ninja's progress: `1204/3450, 37–46 min left`.
 pub(super) fn ninja(done: u64, total: u64, left_ms: Option<(u64, u64)>) -> String {
     match left_ms {
-        // At zero it takes longer than was expected.
+        // An estimate of zero means that the build takes longer than expected.
         Some((least, most)) if done < total && most > 0 => {
             let left = size::left(Duration::from_millis(least), Duration::from_millis(most));
             format!("{done}/{total}, {left}")

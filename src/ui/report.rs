@@ -1,4 +1,4 @@
-//! Owns reporting a run: takes events, and passes them to the screen, to plain lines or to JSON.
+//! Owns reporting a run: passes its events to the moving lines, to plain lines or to JSON.
 
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -18,14 +18,14 @@ use crate::ui::metrics::{Row, Rows};
 /// How a run is reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Format {
-    /// For people: moving lines on a terminal, plain lines elsewhere.
+    /// Moving lines on a terminal, plain lines elsewhere.
     #[default]
     Human,
-    /// One JSON object a line, on stdout.
+    /// One JSON object per line, on stdout.
     Json,
 }
 
-/// Takes the events of one run, from any thread.
+/// Reports the events of one run. Usable from any thread.
 #[derive(Clone, Debug)]
 pub(crate) struct Reporter {
     ui: Ui,
@@ -33,7 +33,7 @@ pub(crate) struct Reporter {
     metrics: Option<Arc<Rows>>,
 }
 
-// Closed: a further way to show a run is added here and nowhere else.
+// A closed set: a new way to show a run is a new variant here.
 #[derive(Clone, Debug)]
 enum Kind {
     Json,
@@ -51,7 +51,7 @@ impl Reporter {
             Format::Human => Kind::Plain(Arc::new(Mutex::new(Plain::new(settings)))),
         };
         if let Kind::Bars(bars) = &kind {
-            // Other warnings must not land in the middle of a bar.
+            // Warnings from other code must not land in the middle of a bar.
             lock(&ui.err).bars = Arc::downgrade(bars);
         }
         Self {
@@ -61,7 +61,7 @@ impl Reporter {
         }
     }
 
-    /// Also writes the cost of each step to a file.
+    /// Also writes each step's cost to a file.
     #[must_use]
     pub(crate) fn with_metrics(mut self, rows: Option<Rows>) -> Self {
         self.metrics = rows.map(Arc::new);
@@ -73,7 +73,7 @@ impl Reporter {
         self.metrics.is_some()
     }
 
-    /// Records a step's cost, if requested. A failure to write the file must not stop the build.
+    /// Records a step's cost if `--metrics` is on. A failed write to the file must not stop the build.
     pub(crate) fn measured(&self, row: impl FnOnce() -> Row) {
         if let Some(Err(error)) = self.metrics.as_ref().map(|rows| rows.add(row())) {
             self.warn(error.chain().join(": "));
@@ -100,8 +100,8 @@ impl Reporter {
         });
     }
 
-    /// Ends the moving line of an image or a transfer, which may have no event for its end: a registry that has nothing
-    /// transfers nothing.
+    /// Removes the moving line of an image or a transfer. Some transfers end without an event, for example when the
+    /// registry has nothing to transfer.
     pub(crate) fn end_line(&self, name: &str) {
         if let Kind::Bars(bars) = &self.kind {
             bars.end_line(name);
@@ -112,7 +112,7 @@ impl Reporter {
         self.emit_all(std::slice::from_ref(event));
     }
 
-    /// Shows several events with one write: a build prints thousands of lines at a time.
+    /// Shows several events with one write: a build prints thousands of lines at once.
     fn emit_all(&self, events: &[Event]) {
         match &self.kind {
             Kind::Json => {
@@ -144,18 +144,18 @@ impl Reporter {
         }
     }
 
-    /// Keeps the terminal's own progress and title up to date, whatever shows the run.
+    /// Updates the terminal's progress indicator and title.
     fn tell_terminal(&self, event: &Event) {
         if let Kind::Bars(bars) = &self.kind {
             let sequences = bars.osc(event);
             if !sequences.is_empty() {
-                // Unlike other output it moves nothing, so it need not go through the bars.
+                // The sequences move no cursor, so they may bypass the bars.
                 lock(&self.ui.err).write(&sequences);
             }
         }
     }
 
-    /// Marks sections for a CI system; returns whether nothing of the event is left to show.
+    /// Writes section markers for a CI system. Returns whether the event needs no further output.
     fn emit_to_ci(&self, event: &Event) -> bool {
         match event {
             Event::StepStarted {
@@ -208,13 +208,13 @@ impl Reporter {
     }
 }
 
-/// Minimum interval of ninja's progress, which changes thousands of times a second when nothing is to do.
+/// Minimum interval of ninja's progress, which changes thousands of times per second in an up-to-date build.
 const NINJA_EVERY: Duration = Duration::from_millis(200);
 
-/// Minimum interval of what a step uses.
+/// Minimum interval of a step's load reports.
 const LOAD_EVERY: Duration = Duration::from_secs(1);
 
-/// Takes a step's output as it comes, reports lines and progress, and keeps the end of it.
+/// Consumes a step's output, reports lines and progress, and keeps the tail.
 #[derive(Debug)]
 pub(crate) struct StepOutput {
     reporter: Reporter,
@@ -223,7 +223,7 @@ pub(crate) struct StepOutput {
     stderr: Lines,
     ninja: Tracker,
     estimate: Estimate,
-    /// By the commands of the build, and when that was known.
+    /// Estimate from the build's commands, and the time of the estimate.
     left: Option<(TimeLeft, Instant)>,
     started: Instant,
     reported: Option<Instant>,
@@ -232,12 +232,12 @@ pub(crate) struct StepOutput {
 }
 
 impl StepOutput {
-    /// Takes bytes as they were read: not necessarily whole lines, or text.
+    /// Takes the next bytes, which may split lines and characters.
     pub(crate) fn push(&mut self, stream: Stream, bytes: &[u8]) {
         self.with_lines(stream, |lines, each| lines.push(bytes, each));
     }
 
-    /// Ends both streams and reports the rest; call it before the step is reported as finished.
+    /// Ends both streams and reports the rest. Must run before the step is reported as finished.
     pub(crate) fn finish(&mut self) {
         for stream in [Stream::Stdout, Stream::Stderr] {
             self.with_lines(stream, |lines, each| lines.finish(each));
@@ -245,7 +245,7 @@ impl StepOutput {
         self.report_ninja(true);
     }
 
-    /// Returns the end of the output, safe to show.
+    /// Returns the tail of the output, escaped for display.
     pub(crate) fn tail(&self) -> &Tail {
         &self.tail
     }
@@ -255,7 +255,7 @@ impl StepOutput {
         self.ninja.progress()
     }
 
-    /// Shows how long its build still takes.
+    /// Reports the remaining time of the step's build.
     pub(crate) fn expect(&mut self, left: TimeLeft) {
         self.left = Some((left, Instant::now()));
         self.report_ninja(false);
@@ -280,7 +280,7 @@ impl StepOutput {
             Stream::Stderr => stderr,
         };
         let mut batch = Vec::new();
-        // Every line is shown, or only the latest.
+        // JSON and `-v` show every line; otherwise only the latest is shown.
         let all = matches!(reporter.kind, Kind::Json) || reporter.ui.settings().verbose > 0;
         let mut overwritten = None;
         let (mut seen, mut counted) = (false, false);
@@ -298,7 +298,7 @@ impl StepOutput {
             }
         });
         if !all {
-            // Only the end of this piece of output is visible to a person.
+            // A person sees only the last line of this chunk.
             let last =
                 overwritten.or_else(|| tail.last().next_back().filter(|_| seen).map(str::to_owned));
             batch.extend(last);
@@ -311,7 +311,7 @@ impl StepOutput {
         }
     }
 
-    /// Reports what the step uses now.
+    /// Reports the step's current load.
     pub(crate) fn load(&mut self, jobs: Option<u32>, memory: Option<u64>) {
         let now = Instant::now();
         let is_due = |then| now.duration_since(then) >= LOAD_EVERY;
@@ -338,7 +338,7 @@ impl StepOutput {
         self.reported = Some(at);
         let paced = self.estimate.update(at - self.started, progress);
         let millis = |left: Duration| u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
-        // What ran out says nothing any more: the step may have gone on to a build that is not watched.
+        // An expired estimate is useless: the step may have moved on to a build that is not watched.
         let known = self.left.filter(|(left, known)| left.most > at - *known);
         let known = known.map(|(left, known)| {
             let rest = |left: Duration| millis(left.saturating_sub(at - known));

@@ -1,4 +1,4 @@
-//! Owns how far a whole run is: its steps, the time left, and the line that shows it.
+//! Owns the progress of a whole run: its steps, the time left, and the line that shows both.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -8,14 +8,14 @@ use super::size;
 
 #[derive(Debug, Default)]
 struct Step {
-    /// By its earlier runs.
+    /// Duration by the step's earlier runs.
     expected: Option<Duration>,
     state: State,
-    /// Done and total of its ninja.
+    /// Done and total edges of the step's ninja.
     count: Option<(u64, u64)>,
-    /// By its build, and when that was known.
+    /// Time left of the step's build, and the time of that estimate.
     left: Option<(Left, Instant)>,
-    /// It is by the commands of the build, not by its pace.
+    /// `left` comes from the build's commands, not from its pace.
     exact: bool,
 }
 
@@ -40,12 +40,12 @@ impl RunProgress {
     pub(super) fn event(&mut self, event: &Event, now: Instant) {
         match event {
             Event::RunStarted { plan, .. } => {
-                // A later attempt of the same run makes a new plan.
+                // A retry of the run emits a new plan.
                 self.begun.get_or_insert(now);
                 let steps = plan.iter().map(|planned| {
                     let step = Step {
                         expected: planned.expected_ms.map(Duration::from_millis),
-                        // What takes no time will not run.
+                        // A step that is expected to take no time will not run.
                         state: if planned.cached || planned.expected_ms == Some(0) {
                             State::Over
                         } else {
@@ -98,17 +98,18 @@ impl RunProgress {
             .map_or(Duration::ZERO, |begun| now.saturating_duration_since(begun))
     }
 
-    /// Returns how long a step still takes: by the commands of its build, from its earlier runs, or else at its pace.
+    /// Returns the time left for a step: by its build's commands, else by its earlier runs, else by its pace.
     pub(super) fn step_left(&self, index: u32, now: Instant) -> Option<Left> {
         self.steps.get(&index)?.left(now)
     }
 
-    /// Returns how much of a step is done, of 1000.
+    /// Returns the finished part of a step, out of 1000.
     pub(super) fn step_share(&self, index: u32, now: Instant) -> u64 {
         self.steps.get(&index).map_or(0, |step| step.share(now))
     }
 
-    /// Returns how much of the run is done, in percent. Steps count by their earlier time, or else all the same.
+    /// Returns the finished part of the run in percent. Each step weighs its earlier duration; unknown ones weigh the
+    /// average.
     pub(super) fn percent(&self, now: Instant) -> u64 {
         let known: Vec<u64> = self
             .steps
@@ -150,7 +151,7 @@ impl RunProgress {
         }
         let left = match unknown {
             0 => size::left(least, most),
-            // A few seconds say nothing about steps of unknown length.
+            // Less than a minute is meaningless beside steps of unknown duration.
             _ if least < Duration::from_secs(60) => return text,
             _ => format!("more than {} left", size::duration(least)),
         };
@@ -170,7 +171,7 @@ impl Step {
             (State::Waiting, expected) => expected.map(exactly),
             (State::Running(begun), Some(expected)) if !self.exact => {
                 let left = expected.checked_sub(now.saturating_duration_since(*begun));
-                // It takes longer than before: its pace knows better.
+                // The step exceeds its earlier duration, so its pace is the better estimate.
                 left.map(exactly).or(by_build)
             }
             (State::Running(_), _) => by_build,
@@ -184,7 +185,7 @@ impl Step {
             (State::Running(begun), None, Some(expected)) => {
                 let taken = now.saturating_duration_since(*begun).as_millis() as u64;
                 let expected = (expected.as_millis() as u64).max(1);
-                // Never done before it is.
+                // A running step never shows as complete.
                 (taken.saturating_mul(1000) / expected).min(990)
             }
             (State::Running(_), Some((done, total)), _) if total > 0 => {
@@ -246,7 +247,7 @@ mod tests {
             "▕█████████   ▏ 2/3 steps  about 20.0 s left"
         );
         assert_eq!(run.elapsed(at(120)), Duration::from_secs(120));
-        // Its commands are known: a range, which gets closer.
+        // With the build's commands known, the estimate is a range that narrows.
         run.event(
             &Event::Ninja {
                 index: 3,

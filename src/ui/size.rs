@@ -11,28 +11,28 @@ pub(crate) fn bytes(bytes: u64) -> String {
     ByteSize(bytes).display().iec().to_string()
 }
 
-/// Cells of a bar.
+/// Width of a bar in cells.
 pub(super) const BAR: u64 = 12;
 
-/// Returns a part of a whole as a bar, in eighths of a cell; empty without a whole.
+/// Returns a bar for `part` of `whole`, in eighths of a cell; empty if `whole` is zero.
 pub(crate) fn bar(part: u64, whole: u64) -> String {
     const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
     if whole == 0 {
         return String::new();
     }
     let eighths = u128::from(part.min(whole)) * u128::from(BAR) * 8 / u128::from(whole);
-    // At most twelve cells.
+    // `BAR` bounds the quotient, so the cast is lossless.
     let (full, rest) = ((eighths / 8) as usize, (eighths % 8) as usize);
     format!("{}{}", "█".repeat(full), EIGHTHS[rest])
 }
 
-/// Formats a number of things: `1 step`, `3 steps`.
+/// Formats a count with its noun: `1 step`, `3 steps`.
 pub(crate) fn count<N: Copy + Display + PartialEq + From<u8>>(number: N, thing: &str) -> String {
     let end = if number == N::from(1) { "" } else { "s" };
     format!("{number} {thing}{end}")
 }
 
-/// Formats what a step uses: `8 jobs, 5.1 GiB`.
+/// Formats a step's load: `8 jobs, 5.1 GiB`.
 pub(crate) fn load(jobs: Option<u32>, memory: Option<u64>) -> String {
     let jobs = jobs.map(|jobs| count(jobs, "job"));
     let parts: Vec<String> = jobs.into_iter().chain(memory.map(bytes)).collect();
@@ -63,7 +63,7 @@ pub(crate) fn delta(change: i64) -> String {
 /// Returns a duration to two places: `35 ms`, `3.2 s`, `4 min 05 s`, `2 h 03 min`, `3 d 4 h`.
 pub(crate) fn duration(duration: Duration) -> String {
     let millis = duration.as_millis();
-    // Rounded once, before it is split up: 59.96 s is a minute, not 60.0 s.
+    // Rounds before splitting into units: 59.96 s is one minute, not 60.0 s.
     if millis < 1000 {
         return format!("{millis} ms");
     }
@@ -83,7 +83,7 @@ pub(crate) fn duration(duration: Duration) -> String {
     format!("{} d {} h", hours / 24, hours % 24)
 }
 
-/// Formats how long something still takes: `12–18 min left`, `about 41 min 00 s left` if that is known exactly.
+/// Formats the time left: `12–18 min left`, or `about 41 min 00 s left` if both bounds are equal.
 pub(crate) fn left(least: Duration, most: Duration) -> String {
     let whole = |duration: Duration| Duration::from_secs(duration.as_secs().max(1));
     let (unit, name) = match most.as_secs() {
@@ -96,7 +96,7 @@ pub(crate) fn left(least: Duration, most: Duration) -> String {
     format!("{least}–{most} {name} left")
 }
 
-/// Formats how long ago something was, to one place: `5 min ago`.
+/// Formats the time since `then`, to one place: `5 min ago`.
 pub(crate) fn ago(then: Timestamp) -> String {
     let since = Timestamp::now().duration_since(then);
     age(since.try_into().unwrap_or_default())

@@ -10,15 +10,15 @@ pub(crate) struct Table {
     header: Vec<String>,
     right: Vec<bool>,
     rows: Vec<Vec<String>>,
-    /// Columns of the screen; the last column of the table is wrapped to fit.
+    /// Maximum width; the last column is wrapped to fit.
     within: Option<usize>,
 }
 
-/// The narrowest that a column is wrapped to.
+/// Minimum width of a wrapped column.
 const NARROW: usize = 20;
 
 impl Table {
-    /// Makes a table. A column whose title starts with `>` is aligned to the right, for numbers.
+    /// Creates a table. A title that starts with `>` aligns its column to the right, for numbers.
     pub(crate) fn new<const N: usize>(header: [&str; N]) -> Self {
         Self {
             header: header
@@ -31,20 +31,20 @@ impl Table {
         }
     }
 
-    /// Wraps the last column so that lines fit in so many columns, however wide the screen is.
+    /// Wraps the last column to this width, whatever the width of the screen.
     #[must_use]
     pub(crate) fn within(mut self, columns: usize) -> Self {
         self.within = Some(columns);
         self
     }
 
-    /// Returns the table for a screen of so many columns.
+    /// Returns the table for a screen of this width.
     pub(super) fn on_screen(&self, columns: usize) -> Self {
         let within = self.within.unwrap_or(columns);
         self.clone().within(within)
     }
 
-    /// Adds a row; cells beyond the header are dropped, missing ones are empty.
+    /// Adds a row. Cells beyond the header are dropped, missing ones are empty.
     pub(crate) fn row<S: AsRef<str>>(&mut self, cells: impl IntoIterator<Item = S>) -> &mut Self {
         let mut row: Vec<String> = cells
             .into_iter()
@@ -55,7 +55,7 @@ impl Table {
         self
     }
 
-    /// Makes a table with a row for each of `rows`.
+    /// Creates a table with one row for each of `rows`.
     pub(crate) fn of<R, const N: usize>(
         header: [&str; N],
         rows: impl IntoIterator<Item = R>,
@@ -68,7 +68,7 @@ impl Table {
         table
     }
 
-    /// Returns the rows, with the last column broken into several where it does not fit.
+    /// Returns the rows, with the last column split over several rows where it does not fit.
     fn wrapped(&self) -> Vec<Vec<String>> {
         let Some((within, last)) = self.within.zip(self.header.len().checked_sub(1)) else {
             return self.rows.clone();
@@ -108,7 +108,7 @@ impl Table {
         for line in lines() {
             let start = text.len();
             for (at, cell) in line.iter().enumerate() {
-                // An empty column takes no room.
+                // An empty column takes no space.
                 let gap = if at == 0 || widths[at] == 0 { "" } else { "  " };
                 let pad = " ".repeat(widths[at] - cell.width());
                 text.push_str(gap);
@@ -157,7 +157,7 @@ mod tests {
         test       new
         ");
         assert_eq!(table.on_screen(200).render(), table.render());
-        // An empty column takes no room.
+        // An empty column takes no space.
         let mut table = Table::new(["what", "", "why"]);
         table.row(["env a", "", "`rockenv rm a` frees 600.0 KiB"]);
         insta::assert_snapshot!(table.on_screen(29).render(), @r"

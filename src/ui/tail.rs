@@ -1,40 +1,40 @@
-//! Owns the end of a step's output for the message about its failure: the last lines, and if a build went on after
-//! one command failed, that command's output.
+//! Owns the end of a step's output for its failure message: the last lines, and the output of the failed command if the
+//! build continued after it.
 
 use std::collections::VecDeque;
 
 use super::ninja;
 
-/// How many of the last lines are kept.
+/// Number of last lines kept.
 const LAST: usize = 20;
-/// How many lines are shown from a failed command's first error on.
+/// Number of lines shown from the failed command's first error on.
 const FROM_ERROR: usize = 12;
-/// How many of the last lines are shown beside them.
+/// Number of last lines shown beside the failed command's.
 const BESIDE: usize = 6;
 
-/// The end of a step's output, in constant memory.
+/// The end of a step's output, in bounded memory.
 #[derive(Debug, Default)]
 pub(crate) struct Tail {
     last: VecDeque<String>,
     failed: Failed,
 }
 
-/// The first failed command of ninja with an error message.
+/// State of the search for the first failed ninja command with an error message.
 #[derive(Debug, Default)]
 enum Failed {
-    /// No command failed yet, or none with a message.
+    /// No command has failed.
     #[default]
     None,
-    /// This line of ninja named it; its output follows.
+    /// Ninja's line that names the failed command, whose output follows.
     Named(String),
-    /// That line, the error, and the lines after it; the number is how many more to take.
+    /// Ninja's line, the error, and the lines after it. The number is how many more lines to take.
     Saying(Vec<String>, usize),
 }
 
 impl Tail {
     /// Takes one line, safe to show.
     pub(crate) fn push(&mut self, line: &str) {
-        // The newest line reuses the oldest one's memory: a gigabyte of output allocates nothing.
+        // The newest line reuses the oldest one's buffer, so a gigabyte of output allocates nothing.
         let mut kept = match self.last.len() {
             LAST => self.last.pop_front().unwrap_or_default(),
             _ => String::new(),
@@ -49,8 +49,8 @@ impl Tail {
         self.last.iter().map(String::as_str)
     }
 
-    /// Returns the lines that show why the step failed: the last ones, or those of the failed command and a few of
-    /// the last ones, if those do not include the former.
+    /// Returns the lines that show why the step failed: the last lines, or the failed command's lines and a few of the
+    /// last ones if those do not include the former.
     pub(crate) fn why(&self) -> Vec<String> {
         let Failed::Saying(said, _) = &self.failed else {
             return self.last.iter().cloned().collect();
@@ -70,13 +70,13 @@ impl Failed {
     fn push(&mut self, line: &str) {
         match self {
             Self::Saying(_, 0) => {}
-            // Its output ends where the build goes on.
+            // The command's output ends where ninja's next count begins.
             Self::Saying(_, left) if ninja::parse(line).is_some() => *left = 0,
             Self::Saying(said, left) => {
                 said.push(line.to_owned());
                 *left -= 1;
             }
-            // A ninja inside this one is nearer to the reason.
+            // A failure reported later, by a nested ninja, is closer to the cause.
             Self::None | Self::Named(_) if is_failed(line) => *self = Self::Named(line.to_owned()),
             Self::Named(named) if is_error(line) => {
                 let said = vec![std::mem::take(named), line.to_owned()];
@@ -87,7 +87,7 @@ impl Failed {
     }
 }
 
-/// Ninja's line about a failed command, after any labels.
+/// Returns whether this is ninja's line about a failed command, after any labels.
 fn is_failed(line: &str) -> bool {
     let mut rest = line;
     while let Some((_, after)) = rest
@@ -99,7 +99,8 @@ fn is_failed(line: &str) -> bool {
     rest.starts_with("FAILED: ")
 }
 
-/// An error of a compiler, linker or CMake; not an option such as `-Werror=all` in the command that ninja prints.
+/// Returns whether this is an error of a compiler, linker or CMake, and not an option such as `-Werror=all` in the
+/// command that ninja prints.
 fn is_error(line: &str) -> bool {
     [
         "error: ",
@@ -131,7 +132,7 @@ mod tests {
         (0..count).map(|at| format!("[other] [{at}/9999] Building {at}.o"))
     }
 
-    /// As TheRock's build prints it: the outer ninja, the command, then the inner one's output.
+    /// Output of TheRock's build: the outer ninja, the command, then the inner ninja's output.
     const NESTED: &str = "\
 FAILED: math-libs/stamp/build.stamp
 cmake --build . -- -Werror=all

@@ -1,4 +1,4 @@
-//! Owns the moving lines: one for each running step, with its current work. The only user of indicatif.
+//! Owns the moving lines: one per running step, with its current work. The only user of indicatif.
 
 use std::collections::HashMap;
 use std::io::Write as _;
@@ -15,10 +15,10 @@ use super::run_progress::{RunProgress, boxed};
 use super::text::{escape, escape_lines};
 use super::{Paint, UiSettings, lock, paint, size};
 
-/// The elapsed time shows seconds, no more.
+/// The elapsed time has a resolution of seconds.
 const TICK: Duration = Duration::from_millis(250);
 
-/// Identifies a line.
+/// Identifies a moving line.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Key {
     /// The whole run; always the last line.
@@ -40,22 +40,22 @@ pub(super) struct Bars {
 #[derive(Debug)]
 struct State {
     lines: HashMap<Key, Moving>,
-    /// The permanent lines above.
+    /// The permanent lines above the moving ones.
     plain: Plain,
     progress: RunProgress,
     terminal: TerminalState,
     closed: bool,
-    /// The closing message, to be written when nothing moves any more.
+    /// The closing message, written after the last moving line is gone.
     finished: String,
 }
 
 impl Drop for Bars {
-    // A run that ends with an error reports no end.
+    // A run that fails with an error emits no `Finished` event.
     fn drop(&mut self) {
         self.close();
         let sequences = lock(&self.state).terminal.clear();
         if !sequences.is_empty() {
-            // A failure to draw has nowhere to be reported.
+            // A failed write to stderr cannot be reported.
             drop(std::io::stderr().write_all(sequences.as_bytes()));
         }
     }
@@ -64,9 +64,9 @@ impl Drop for Bars {
 #[derive(Debug)]
 struct Moving {
     bar: ProgressBar,
-    /// The line below, with the latest output.
+    /// The line below, which shows the latest output.
     below: Option<ProgressBar>,
-    /// Done and total: of a step's ninja, or bytes.
+    /// Done and total: ninja's edges or bytes.
     count: Option<(u64, Option<u64>)>,
     rate: Rate,
     /// Jobs and memory in use.
@@ -74,7 +74,7 @@ struct Moving {
     output: String,
 }
 
-/// How fast bytes come.
+/// Transfer speed.
 #[derive(Debug, Default)]
 struct Rate {
     since: Option<(Instant, u64)>,
@@ -82,7 +82,7 @@ struct Rate {
 }
 
 impl Rate {
-    /// Takes the bytes so far; returns those of a second, over the last few.
+    /// Takes the bytes so far; returns the bytes per second over the last few seconds.
     fn update(&mut self, done: u64, now: Instant) -> Option<u64> {
         let (then, before) = *self.since.get_or_insert((now, done));
         let millis = now.saturating_duration_since(then).as_millis();
@@ -99,7 +99,7 @@ impl Rate {
     }
 }
 
-/// Formats bytes so far, with their speed and the time left.
+/// Formats the bytes so far with the speed and the time left.
 fn transferred(done: u64, total: Option<u64>, speed: Option<u64>) -> String {
     let mut text = size::progress(done, total);
     if let Some(speed) = speed.filter(|speed| *speed > 0) {
@@ -135,7 +135,7 @@ impl Bars {
 
     /// Writes text above the moving lines.
     pub(super) fn print(&self, text: &str) {
-        // Without a screen there is nobody to report a failure to.
+        // A failed write to the terminal cannot be reported.
         drop(self.multi.println(text.strip_suffix('\n').unwrap_or(text)));
     }
 
@@ -174,7 +174,7 @@ impl Bars {
         }
     }
 
-    /// Shows an event in the line that it belongs to.
+    /// Updates the moving line that the event belongs to.
     fn moving(&self, state: &mut State, event: &Event, now: Instant) {
         match event {
             Event::RunStarted { env, plan, .. }
@@ -249,7 +249,7 @@ impl Bars {
         }
     }
 
-    /// Shows several lines of output; drawing for each of them would take longer than the build.
+    /// Shows several lines of output with one draw: a draw per line would take longer than the build.
     pub(super) fn output(&self, index: u32, lines: &[String]) {
         let mut state = lock(&self.state);
         if !state.closed {
@@ -270,14 +270,14 @@ impl Bars {
         }
     }
 
-    /// Ends the line of an image or a transfer.
+    /// Removes the line of an image or a transfer.
     pub(super) fn end_line(&self, name: &str) {
         let mut state = lock(&self.state);
         self.remove(&mut state, &Key::Image(name.to_owned()));
         self.remove(&mut state, &Key::Transfer(name.to_owned()));
     }
 
-    /// Ends all movement; returns the closing message.
+    /// Removes all moving lines and returns the closing message.
     pub(super) fn close(&self) -> String {
         let mut state = lock(&self.state);
         state.closed = true;
@@ -289,7 +289,7 @@ impl Bars {
         std::mem::take(&mut state.finished)
     }
 
-    /// Returns the escape sequences for the terminal itself that an event calls for.
+    /// Returns the terminal sequences for an event.
     pub(super) fn osc(&self, event: &Event) -> String {
         let now = Instant::now();
         let mut state = lock(&self.state);
@@ -310,7 +310,7 @@ impl Bars {
         state.lines.get_mut(&key).expect("it was added")
     }
 
-    /// Adds a line, above that of the whole run.
+    /// Adds a line above that of the whole run.
     fn add(&self, state: &State, title: String) -> Moving {
         let style = ProgressStyle::with_template("{spinner} {prefix}  {took}  {wide_msg}")
             .expect("the template is fixed")
@@ -344,9 +344,9 @@ impl Bars {
         }
     }
 
-    /// Returns what a step uses, and its latest output.
+    /// Returns the step's load and its latest output.
     fn below(&self, moving: &Moving) -> String {
-        // More than a screen's width is never visible, and indicatif measures all of it at each draw.
+        // No screen shows more, and indicatif measures the whole text at each draw.
         let output = truncate_str(&moving.output, 400, "…");
         let gap = if moving.load.is_empty() { "" } else { "  " };
         format!(
@@ -373,7 +373,7 @@ impl Bars {
         }
     }
 
-    /// Shows bytes so far, and what is being done.
+    /// Shows the bytes so far and the current work.
     fn show_bytes(&self, moving: &mut Moving, count: Option<(u64, Option<u64>)>, now: Instant) {
         let mut parts = Vec::new();
         if let Some((done, total)) = count {
@@ -421,7 +421,7 @@ mod tests {
     use super::super::event::{Cost, Outcome, Stream, samples};
     use super::*;
 
-    /// A terminal of 80 columns that remembers its output.
+    /// An 80-column terminal that records its output.
     #[derive(Clone, Debug, Default)]
     struct Screen(Arc<Mutex<String>>);
 

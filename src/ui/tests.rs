@@ -174,7 +174,7 @@ fn raw_bytes_are_exact_unless_a_person_sees_them() {
     });
     seen.raw(b"\x1b[31m\xff\n");
     assert_eq!(out.text(), "\\x1b[31m\\xff\n");
-    // A build's output must be harmless on the other side of a pipe as well, unless the user wants it raw.
+    // A build's output must be harmless at the other end of a pipe too, unless the user asks for raw bytes.
     let (piped, out, _) = ui(UiSettings::default());
     piped.lines(b"\x1b[31m\xff\n");
     piped.bytes(b"\x1b[31m\xff\n");

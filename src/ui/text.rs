@@ -1,7 +1,7 @@
-//! Owns making foreign text safe to show: names, causes, and output of builds can contain anything.
+//! Owns making untrusted text safe to show: names, error causes and build output can contain anything.
 //!
-//! Any character that a terminal would act on is shown as its escape (`\x1b`, `\n`, `\u{202e}`): control characters,
-//! the C1 range that some terminals read as escape sequences, and the marks that change the direction of text.
+//! Every character that a terminal acts on is shown as its escape (`\x1b`, `\n`, `\u{202e}`): control characters, the
+//! C1 range that some terminals read as escape sequences, and the marks that change the direction of text.
 
 use std::borrow::Cow;
 use std::ffi::OsStr;
@@ -15,7 +15,7 @@ fn is_unsafe(c: char) -> bool {
         || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Returns text in which `push` has written each character that is `escaped`.
+/// Replaces each character for which `escaped` holds with the output of `push`.
 fn escape_where(
     text: &str,
     escaped: impl Fn(char) -> bool,
@@ -42,12 +42,12 @@ fn push_escape(out: &mut String, c: char) -> std::fmt::Result {
     }
 }
 
-/// Returns text of one line, such as a name, with all characters escaped that a terminal acts on.
+/// Escapes every character that a terminal acts on, for text on one line such as a name.
 pub(crate) fn escape(text: &str) -> Cow<'_, str> {
     escape_where(text, is_unsafe, push_escape)
 }
 
-/// As [`escape`], but newlines and tabs stay.
+/// Like [`escape`], but keeps newlines and tabs.
 pub(crate) fn escape_lines(text: &str) -> Cow<'_, str> {
     escape_where(
         text,
@@ -56,12 +56,12 @@ pub(crate) fn escape_lines(text: &str) -> Cow<'_, str> {
     )
 }
 
-/// Returns a path to show; bytes that are not UTF-8 are escaped as well.
+/// Returns a path for display; bytes that are not UTF-8 are escaped as well.
 pub(crate) fn path(path: &Path) -> String {
     os(path.as_os_str())
 }
 
-/// Returns an operating system string to show; bytes that are not UTF-8 are escaped as well.
+/// Returns an operating system string for display; bytes that are not UTF-8 are escaped as well.
 pub(crate) fn os(text: &OsStr) -> String {
     let mut safe = String::new();
     for chunk in text.as_encoded_bytes().utf8_chunks() {
@@ -73,8 +73,8 @@ pub(crate) fn os(text: &OsStr) -> String {
     safe
 }
 
-/// Returns JSON with the same characters written as JSON escapes, and `##[`, which GitHub's runner obeys anywhere in a
-/// line; they can only be inside strings.
+/// Returns `json` with the same characters, and `##[`, as JSON escapes. GitHub's runner executes `##[` anywhere in a
+/// line. Both occur only inside strings.
 pub(crate) fn escape_json(json: &str) -> Cow<'_, str> {
     let push = |out: &mut String, c| write!(out, "\\u{:04x}", u32::from(c));
     let safe = escape_where(json, |c| is_unsafe(c) && c != '\n', push);
@@ -84,13 +84,13 @@ pub(crate) fn escape_json(json: &str) -> Cow<'_, str> {
     }
 }
 
-/// What stands before a command of rockenv in a text, unless it begins the text.
+/// Text that precedes a rockenv command, unless the command begins the text.
 const BEFORE_COMMAND: [&str; 6] = ["`", ": ", "$(", "; ", ", or ", ", then "];
 
-/// Returns text whose commands of rockenv are as the user has to type them: they begin with `sudo` if that is set, and
-/// have `--home`, whose directory is quoted already.
+/// Returns `text` with its rockenv commands as the user has to type them: prefixed with `sudo` if set, and with
+/// `--home`, whose directory is already quoted.
 pub(super) fn as_typed(text: &str, sudo: bool, home: Option<&str>) -> String {
-    // The user's own words have the option already.
+    // Commands that the user typed already have the option.
     let home = home.filter(|_| !text.contains("--home"));
     let mut out = String::with_capacity(text.len() + 8);
     let mut rest = text;
@@ -112,8 +112,8 @@ pub(super) fn as_typed(text: &str, sudo: bool, home: Option<&str>) -> String {
     out
 }
 
-/// Breaks text at spaces into lines of at most `columns`. What is in backquotes stays on one line, to be copied, and
-/// so do numbers with their units.
+/// Breaks text at spaces into lines of at most `columns`. Text in backquotes stays on one line so that it can be
+/// copied, and numbers stay with their units.
 pub(crate) fn wrap(text: &str, columns: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     let mut used = 0;
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn commands_keep_sudo() {
-        // `@` is where it is added.
+        // `@` marks where `sudo` is added.
         for marked in [
             "@rockenv ls",
             "sudo rockenv ls",
