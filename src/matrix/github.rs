@@ -3,7 +3,7 @@
 use super::jobs::hosted;
 use super::pipeline::{Pipeline, Share, block, list, scalar};
 
-/// Checks out the profile's repository. Pinned by commit, which nobody can move.
+/// Checks out the profile's repository. Pinned by commit, because a tag can move.
 const CHECKOUT: &str = "actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b1 # v7.0.1";
 
 /// The action that installs rockenv on machines that lack it.
@@ -11,21 +11,21 @@ const CHECKOUT: &str = "actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b
 pub(crate) struct Action {
     /// `OWNER/REPOSITORY@COMMIT`.
     pub uses: String,
-    /// The digest of the program.
+    /// SHA-256 digest of the rockenv program.
     pub sha256: String,
-    /// Whether it is also for machines that are not GitHub's own.
+    /// Also install on self-hosted machines, not only on GitHub's own.
     pub everywhere: bool,
 }
 
 pub(crate) fn workflow(pipeline: &Pipeline, action: Option<&Action>) -> String {
     let mut text = vec![pipeline.heading()];
-    // Envs of one store have the same names in each run of the workflow. It has no name, so that `github.workflow` is
-    // the path of its file: another file must not cancel it.
+    // With a shared store, all runs of the workflow use the same env names and must not overlap. The workflow has no
+    // name, so `github.workflow` is its path, and other workflow files do not cancel it.
     let (which, cancel) = match pipeline.cleans_last() {
         true => ("", "false"),
         false => ("-${{ github.ref }}", "true"),
     };
-    // GitHub's token for jobs is a login to its own registry.
+    // The job's GitHub token also logs in to ghcr.io.
     let packages = match &pipeline.share {
         Share::Registry(registry) if registry.starts_with("ghcr.io/") => "  packages: write\n",
         _ => "",
@@ -100,7 +100,7 @@ jobs:
     text.concat()
 }
 
-/// A job as the workflow names it.
+/// A job in the terms of the workflow.
 struct WorkflowJob<'a> {
     id: &'a str,
     name: &'a str,
@@ -109,7 +109,7 @@ struct WorkflowJob<'a> {
     run: &'a [String],
 }
 
-/// Writes a job and the step that does its work.
+/// Writes a job and its main step.
 fn job(pipeline: &Pipeline, action: Option<&Action>, job: &WorkflowJob<'_>) -> String {
     let needs = job.needs.map(|needs| format!("    needs: {needs}\n"));
     let needs = needs.unwrap_or_default();
@@ -135,7 +135,7 @@ fn job(pipeline: &Pipeline, action: Option<&Action>, job: &WorkflowJob<'_>) -> S
     )
 }
 
-/// Writes the step that installs the program that wrote the file, if that is for the machine with these labels.
+/// Writes the step that installs the program that wrote the file, if the machine with these labels needs it.
 fn install(action: Option<&Action>, runner: &[String]) -> String {
     let action = action.filter(|action| action.everywhere || hosted(runner).is_some());
     let step = action.map(|action| {
@@ -153,7 +153,7 @@ fn install(action: Option<&Action>, runner: &[String]) -> String {
     step.unwrap_or_default()
 }
 
-/// Writes the secrets of a job: the only expressions in the file.
+/// Writes a job's secrets, the only expressions in the file.
 fn environment(pipeline: &Pipeline) -> String {
     let secrets = pipeline.calls.secrets.iter();
     let lines = secrets.map(|secret| {
@@ -169,7 +169,7 @@ fn environment(pipeline: &Pipeline) -> String {
     }
 }
 
-/// Writes the step that always runs.
+/// Writes the cleanup step, which runs whatever the job's outcome.
 fn always(lines: &[String]) -> String {
     let lines: Vec<String> = lines.iter().map(|line| literal(line)).collect();
     format!(
@@ -180,12 +180,12 @@ fn always(lines: &[String]) -> String {
     )
 }
 
-/// Escapes text so that GitHub finds no expression in it.
+/// Escapes text so that GitHub does not evaluate expressions in it.
 fn literal(text: &str) -> String {
     text.replace("${{", "${{ '${{' }}")
 }
 
-/// Returns a job id made of permitted characters, unique for each name.
+/// Returns a valid job id that is unique for each name.
 fn id(name: &str) -> String {
     format!("env-{}", name.replace('_', "__").replace('.', "_-"))
 }
@@ -211,7 +211,7 @@ mod tests {
                 "env-a_-__b"
             ]
         );
-        // The named secret is one, in each job.
+        // Each job gets the secret.
         let secret = "    env:\n      TOKEN: ${{ secrets.REGISTRY_TOKEN }}\n    steps:\n";
         assert_eq!(text.matches(secret).count(), 2, "{text}");
         assert_eq!(
@@ -236,7 +236,7 @@ mod tests {
         );
         assert!(text.contains("needs: [\"env-a\", \"env-a-gpu\", \"env-b\", \"common\"]"));
         assert!(!workflow(&pipeline(false, &[]), None).contains("common"));
-        // Labels are text, whatever the job.
+        // Labels are literal text in every kind of job.
         let mut labelled = pipeline(true, &[]);
         for job in &mut labelled.jobs {
             job.runner = vec!["${{ x }}".to_owned()];
@@ -244,7 +244,7 @@ mod tests {
         let text = workflow(&labelled, None);
         let label = "    runs-on: [\"${{ '${{' }} x }}\"]\n";
         assert_eq!(text.matches(label).count(), 4, "{text}");
-        // Results that others get elsewhere can be removed at once.
+        // Pushed results outlive the job, so each job cleans up at once.
         let pushed = Share::Registry("registry.example.org/r".to_owned());
         let text = workflow(&sharing(pushed, &[]), None);
         assert_eq!(text.matches("if: always()").count(), 4, "{text}");

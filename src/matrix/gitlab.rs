@@ -6,12 +6,12 @@ use super::jobs::take_option;
 use super::pipeline::{Pipeline, block, list, scalar};
 use crate::sys::error::Result;
 
-/// Path of each job's metrics, in its checkout.
+/// Path of each job's metrics, relative to its checkout.
 const METRICS: &str = "rockenv-metrics.jsonl";
-/// Neither an env's name nor one with a meaning for GitLab.
+/// Name of the common job: not a valid env name, and not a GitLab keyword.
 const COMMON: &str = "what is common";
 
-/// Writes the pipeline; `file` is its path in the repository.
+/// Writes the pipeline. `file` is the pipeline's path in the repository.
 pub(crate) fn pipeline(pipeline: &Pipeline, file: &str) -> Result<String> {
     let mut text = vec![pipeline.heading()];
     text.push("stages: [common, build, test, clean]\n".to_owned());
@@ -75,9 +75,9 @@ pub(crate) fn pipeline(pipeline: &Pipeline, file: &str) -> Result<String> {
     Ok(text.concat())
 }
 
-/// Writes the job that runs all others, as a child pipeline of the same file. Envs of one store have the same names
-/// in each pipeline, so only one of these may be between its first job and its last. GitLab's resource group covers
-/// one job, and this one lasts as long as all of them.
+/// Writes the job that runs all others, as a child pipeline of the same file. With a shared store, all pipelines use
+/// the same env names, so only one pipeline at a time may run. A GitLab resource group covers a single job, and this
+/// job lasts as long as the child pipeline.
 fn one_at_a_time(file: &str) -> String {
     format!(
         "\"one at a time\":
@@ -97,7 +97,7 @@ fn one_at_a_time(file: &str) -> String {
     )
 }
 
-/// Writes that a job belongs only to the child pipeline.
+/// Writes the rule that restricts a job to the child pipeline.
 fn inner() -> &'static str {
     "  rules:\n    - if: $CI_PIPELINE_SOURCE == \"parent_pipeline\"\n"
 }
@@ -110,12 +110,12 @@ fn job(
     needs: Option<&str>,
     script: &[String],
 ) -> String {
-    // `up` would append to the other job's metrics.
+    // With the other job's artifacts, `up` would append to that job's metrics.
     let needs = needs.map(|job| format!("{{job: {}, artifacts: false}}", scalar(job)));
     let minutes = pipeline.calls.minutes;
     let (when, minutes) = match pipeline.cleans_last() {
         true => (inner(), minutes),
-        // The script, then an hour for `after_script`, and a quarter for the rest of the job.
+        // The script's limit, plus an hour for `after_script` and 15 minutes for the rest of the job.
         false => ("  interruptible: true\n", minutes.saturating_add(75)),
     };
     format!(
@@ -137,7 +137,7 @@ fn job(
     )
 }
 
-/// Returns the path of the metrics, if the user names one.
+/// Returns the path of the metrics, if the user gives one.
 fn metrics(pipeline: &Pipeline) -> Option<String> {
     take_option(&pipeline.calls.options, "--metrics").1
 }
@@ -147,13 +147,13 @@ fn is_in_checkout(path: &str) -> bool {
     parts.all(|part| matches!(part, Component::CurDir | Component::Normal(_)))
 }
 
-/// Writes the lines that always run.
+/// Writes the cleanup lines, which run whatever the job's outcome.
 fn after(lines: &[String]) -> String {
     format!("  after_script:\n    - {}", block(6, lines))
 }
 
-/// Writes the secrets with other names in jobs; those of the same name are set by the project's settings. Otherwise
-/// GitLab gives `after_script` 5 minutes, and none if the script takes all of the job's time.
+/// Writes a job's variables. Secrets whose variable has the secret's own name come from the project's settings. Without
+/// explicit timeouts GitLab gives `after_script` 5 minutes, or no time at all if the script uses up the job's limit.
 fn variables(pipeline: &Pipeline) -> String {
     let secrets = pipeline.calls.secrets.iter();
     let lines = secrets
@@ -203,7 +203,7 @@ mod tests {
             inner()
         );
         assert_has!(text, &last);
-        // One runs all others, and is not one of them.
+        // The outer job runs all others and is not part of the child pipeline.
         assert_eq!(text.matches(inner()).count(), 6, "{text}");
         let outer = format!("{}      when: never\n", inner());
         assert_eq!(text.matches(&outer).count(), 1, "{text}");
@@ -219,7 +219,7 @@ mod tests {
             !alone.contains("trigger") && !alone.contains("rules"),
             "{alone}"
         );
-        // What cleans up has time of its own, within the job's.
+        // Cleanup has its own share of the job's time limit.
         let times = "    RUNNER_SCRIPT_TIMEOUT: 90m\n    RUNNER_AFTER_SCRIPT_TIMEOUT: 1h\n  \
                      interruptible: true\n  timeout: 165 minutes\n";
         assert_eq!(alone.matches(times).count(), 2, "{alone}");

@@ -1,5 +1,5 @@
-//! Owns the jobs for a CI system: one for each env, and if a profile has steps with a GPU, another one that runs
-//! these on a machine with one. Pure.
+//! Owns the jobs for a CI system: one per env, and a second one on a machine with a GPU if the profile has GPU steps.
+//! Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,21 +14,21 @@ use crate::sys::error::Result;
 use crate::sys::suggest;
 use crate::ui::size::{bytes, count};
 
-/// GitHub's limit for jobs in one matrix.
+/// GitHub's maximum number of jobs in a matrix.
 pub(crate) const MOST: usize = 256;
 
-/// GitHub's own machines, by label, with their memory and disk as its documentation has them for public repositories.
+/// Labels of GitHub's own machines. Memory and disk are the documented values for public repositories.
 const HOSTED: [&str; 3] = ["ubuntu-latest", "ubuntu-24.04", "ubuntu-22.04"];
 const HOSTED_MEMORY: u64 = 16_000_000_000;
 const HOSTED_DISK: u64 = 14_000_000_000;
 
-/// Returns the label by which these are one of GitHub's own machines: new for each job, without rockenv, with sudo.
+/// Returns the label that identifies one of GitHub's own machines: fresh for each job, with sudo, without rockenv.
 pub(crate) fn hosted(labels: &[String]) -> Option<&str> {
     let mut labels = labels.iter().map(String::as_str);
     labels.find(|label| HOSTED.contains(label))
 }
 
-/// Returns why a job does not fit on the machine with these labels, as far as that is known.
+/// Returns why a job does not fit on the machine with these labels; `None` if it fits or the machine's size is unknown.
 pub(crate) fn shortage(labels: &[String], size: Size) -> Option<String> {
     let label = hosted(labels)?;
     let parts = [
@@ -47,17 +47,17 @@ pub(crate) fn shortage(labels: &[String], size: Size) -> Option<String> {
     (!short.is_empty()).then(|| short.join("; "))
 }
 
-/// The machines for each kind of job, by the CI system's labels.
+/// Machines for each kind of job, as labels of the CI system.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Runners {
-    /// For builds.
+    /// Machines for builds.
     #[serde(default = "build")]
     build: Vec<String>,
-    /// With a GPU, by target or family.
+    /// Machines with a GPU, by target or family.
     #[serde(default)]
     gpu: BTreeMap<String, Vec<String>>,
-    /// With any GPU.
+    /// Machines that serve every target.
     #[serde(skip)]
     any_gpu: Option<Vec<String>>,
 }
@@ -77,7 +77,7 @@ impl Default for Runners {
 }
 
 impl Runners {
-    /// Returns no particular ones: any machine builds, and none is known to have a GPU.
+    /// Returns runners without labels: any machine builds, and no machine is known to have a GPU.
     pub fn any() -> Self {
         Self {
             build: Vec::new(),
@@ -86,7 +86,7 @@ impl Runners {
         }
     }
 
-    /// Returns those of a scheduler that finds a machine for each request, including GPUs.
+    /// Returns the runners of a scheduler that finds a machine for each request, GPUs included.
     pub fn scheduled() -> Self {
         Self {
             any_gpu: Some(Vec::new()),
@@ -98,7 +98,7 @@ impl Runners {
         &self.build
     }
 
-    /// Parses a file's text; errors name the fault.
+    /// Parses the text of a runners file. Errors name the invalid entry.
     pub fn parse(text: &str) -> Result<Self> {
         let runners: Self = toml::from_str(text)
             .map_err(|error| invalid!("this is not a list of runners").source(error))?;
@@ -128,14 +128,14 @@ impl Runners {
         Ok(runners)
     }
 
-    /// Returns the target whose GPU an env's steps run on: the first of its targets that has a machine.
+    /// Returns the target whose GPU the env's steps use: the first target with a machine, else the first target.
     pub fn choose(&self, targets: &[Target]) -> Option<Target> {
         let mut all = targets.iter();
         let found = all.find(|target| self.with_gpu(**target).is_some());
         found.or(targets.first()).copied()
     }
 
-    /// Returns the labels of a machine with a GPU of that target: its own, or else its family's.
+    /// Returns the labels of a machine with a GPU for the target: the target's own entry, else its family's.
     fn with_gpu(&self, target: Target) -> Option<&Vec<String>> {
         let families = self.gpu.iter().filter(|(name, _)| target.is_in(name));
         // The smallest family is the most specific.
@@ -149,7 +149,7 @@ impl Runners {
     }
 }
 
-/// A part of the targets: `2/4`.
+/// One part of the envs: `2/4`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shard {
     index: usize,
@@ -179,13 +179,13 @@ impl fmt::Display for Shard {
 }
 
 impl Shard {
-    /// Returns the items of this part; all parts together have each item once.
+    /// Returns the items of this shard. The shards together contain each item once.
     pub(crate) fn of<T>(self, all: Vec<T>) -> Vec<T> {
         let own = all.into_iter().skip(self.index - 1);
         own.step_by(self.of).collect()
     }
 
-    /// Refuses an empty part: there would be nothing to write.
+    /// Refuses an empty shard, which would write nothing.
     pub(crate) fn check(self, envs: usize) -> Result<()> {
         if self.index <= envs {
             return Ok(());
@@ -197,38 +197,38 @@ impl Shard {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Job {
-    /// Its name: the env's; with `-gpu` if it runs the steps with a GPU.
+    /// Name of the env, with `-gpu` appended for GPU steps.
     pub name: String,
     pub env: String,
-    /// The env's target; of several, the one whose GPU it is for.
+    /// The env's target; with several, the target whose GPU the job uses.
     pub target: &'static str,
-    /// Arguments of `rockenv up`, one by one.
+    /// Arguments of `rockenv up`.
     pub up: Vec<String>,
     /// Labels of the machines that may run it.
     pub runner: Vec<String>,
     /// Whether it runs only the steps that need a GPU.
     pub needs_gpu: bool,
-    /// The job that must be done before.
+    /// Name of the job that must finish first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub needs: Option<String>,
 }
 
-/// An env, and whether steps of its profile use a GPU.
+/// An env, and whether its profile has GPU steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Env {
     pub name: String,
     /// The arguments for `up`.
     pub cell: Cell,
-    /// Its target; of several, the one whose GPU its steps run on.
+    /// The env's target; with several, the target whose GPU its steps use.
     pub target: Target,
     /// Whether steps use a GPU.
     pub gpu: bool,
 }
 
-/// Value of `--gpu` for jobs that have a GPU: without one they must fail.
+/// Value of `--gpu` for jobs on GPU machines, which must fail without a GPU.
 pub(crate) const NEEDED: &str = "required";
 
-/// Removes an option with a value from the options of `up`; returns the others, and the value if it is given.
+/// Removes an option of `up` that takes a value. Returns the other options, and the value if given.
 pub(crate) fn take_option(options: &[String], name: &str) -> (Vec<String>, Option<String>) {
     let mut rest = Vec::new();
     let mut value = None;
@@ -247,8 +247,8 @@ pub(crate) fn take_option(options: &[String], name: &str) -> (Vec<String>, Optio
     (rest, value)
 }
 
-/// Returns the jobs, and the targets whose steps with a GPU have no machine. `gpu` is the `--gpu` value for jobs that
-/// have a GPU; with `none` there are no such jobs.
+/// Returns the jobs, and the targets whose GPU steps have no machine. `gpu` is the `--gpu` value for GPU jobs; `none`
+/// disables those jobs.
 pub(crate) fn jobs(
     envs: &[Env],
     runners: &Runners,
@@ -285,7 +285,7 @@ pub(crate) fn jobs(
             ..job.clone()
         });
         let mut built = job;
-        // A build machine may have a GPU too, which is not the one to test on.
+        // The build machine may have a GPU too, but not the one to test on.
         built.up.extend(with("none"));
         jobs.push(built);
         jobs.extend(tested);
@@ -358,16 +358,16 @@ mod tests {
             ]
         );
         assert_eq!(homeless, ["gfx1201"]);
-        // Without a wanted GPU, none is missing.
+        // With `--gpu none` no target lacks a machine.
         let (found, homeless) = jobs(&envs, &runners, "none").unwrap();
         assert!(found.iter().all(|job| !job.needs_gpu) && homeless.is_empty());
-        // No two jobs may have one name.
+        // Job names are unique.
         let mut envs = [env("gfx1103", true), env("gfx1100", false)];
         envs[1].name = "gfx1103-gpu".to_owned();
         let error = jobs(&envs, &runners, NEEDED).unwrap_err();
         assert_has!(error.message(), "two jobs would be called `gfx1103-gpu`");
         jobs(&envs, &runners, "none").unwrap();
-        // Of several targets, one with a machine counts.
+        // Picks the first target that has a machine.
         let several = ["gfx1201", "gfx1103"].map(|name| Target::parse(name).unwrap());
         assert_eq!(runners.choose(&several), Some(several[1]));
         assert_eq!(Runners::default().choose(&several), Some(several[0]));

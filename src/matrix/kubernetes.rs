@@ -1,8 +1,8 @@
 //! Owns the files for Kubernetes: a JobSet, or a Workflow for Argo. Both run the same containers in up to three phases:
-//! common steps, one pod for each env, and one for each env's steps with a GPU, which alone requests one. Pure.
+//! the common steps, one pod per env, and one pod with a GPU per env that has GPU steps. Pure.
 //!
 //! An env is an index of its phase's job, not a job of its own: a JobSet stops all its jobs when one of them fails, and
-//! Kueue accepts only a few jobs in a JobSet.
+//! Kueue accepts only a few jobs per JobSet.
 
 use clap::ValueEnum;
 use sha2::{Digest as _, Sha256};
@@ -12,15 +12,15 @@ use super::pipeline::{Pipeline, block, scalar};
 
 /// Path of the store in a container.
 const STORE: &str = "/var/lib/rockenv";
-/// The object with the secrets for jobs.
+/// Name of the Secret object for jobs.
 const SECRETS: &str = "rockenv";
-/// Path of the logins to registries in a container.
+/// Path of the registry logins in a container.
 const LOGIN: &str = "/run/rockenv-login";
-/// Maximum length of the object's name: pods append their job and numbers to it, and have at most 63 characters.
+/// Maximum length of the object's name. Pods append a job name and numbers, and pod names have at most 63 characters.
 const NAME_LIMIT: usize = 45;
-/// The variable with the number of the env. Kubernetes sets it in the pods of an indexed job.
+/// Variable with the env's number. Kubernetes sets it in the pods of an indexed job.
 const INDEX: &str = "JOB_COMPLETION_INDEX";
-/// How long a finished object stays, in seconds: a week.
+/// Time that a finished object is kept, in seconds: a week.
 const KEPT: u32 = 7 * 24 * 60 * 60;
 
 /// What starts the jobs in their order.
@@ -38,9 +38,9 @@ pub(crate) struct Cluster {
     pub orchestrator: Orchestrator,
     /// An image that contains rockenv.
     pub image: String,
-    /// The claim on the volume with the store; default: each job has its own.
+    /// Claim on the volume that contains the store. Without a claim each job has its own store.
     pub claim: Option<String>,
-    /// The secret with logins to registries.
+    /// Secret with the registry logins.
     pub login: Option<String>,
     /// Kueue's queue.
     pub queue: Option<String>,
@@ -50,7 +50,7 @@ pub(crate) struct Cluster {
 struct Phase<'a> {
     name: &'static str,
     envs: Vec<&'a str>,
-    /// The phase that must be complete before.
+    /// The phase that must complete first.
     after: Option<&'static str>,
     gpu: bool,
     lines: Vec<String>,
@@ -70,7 +70,7 @@ pub(crate) fn manifest(pipeline: &Pipeline, cluster: &Cluster) -> String {
             workflow(pipeline, cluster, &phases),
         ),
     };
-    // An env belongs to one matrix, so the first one's name can identify all.
+    // An env belongs to one matrix, so the first env's name can identify the whole matrix.
     let first = pipeline.envs().first().copied().unwrap_or_default();
     format!(
         "{}apiVersion: {api}
@@ -118,8 +118,8 @@ fn phases(pipeline: &Pipeline) -> Vec<Phase<'_>> {
     phases.filter(|phase| !phase.envs.is_empty()).collect()
 }
 
-/// Writes the spec of a JobSet. A failed env is not tried again, because `up` would fail in the same step, and does not
-/// stop the others of its phase; a pod that its node loses is started anew, and resumes.
+/// Writes the spec of a JobSet. A failed env is not retried, because `up` would fail in the same step, and does not
+/// stop the other envs of its phase. A pod that is lost with its node restarts and resumes.
 fn jobset(pipeline: &Pipeline, cluster: &Cluster, phases: &[Phase<'_>]) -> String {
     let jobs = phases.iter().map(|phase| {
         let after = phase.after.map_or_else(String::new, |after| {
@@ -164,7 +164,7 @@ replicatedJobs:
     )
 }
 
-/// Writes the spec of a workflow. A pod that is lost is tried again, and resumes; a failed step is not.
+/// Writes the spec of an Argo Workflow. A lost pod is retried and resumes; a failed step is not retried.
 fn workflow(pipeline: &Pipeline, cluster: &Cluster, phases: &[Phase<'_>]) -> String {
     let task = |phase: &str, env: &str| match phase {
         "common" => phase.to_owned(),
@@ -232,20 +232,19 @@ fn indent(by: usize, text: &str) -> String {
     lines.collect()
 }
 
-/// Returns the time limit of a pod, which starts when it has a node.
+/// Returns a pod's time limit in seconds, counted from its assignment to a node.
 fn seconds(pipeline: &Pipeline) -> u64 {
     u64::from(pipeline.calls.minutes) * 60
 }
 
-/// Writes the label that makes Kueue admit an object.
+/// Writes the label that submits an object to Kueue.
 fn queue(cluster: &Cluster) -> String {
     let queue = cluster.queue.iter();
     let label = |queue: &String| format!("kueue.x-k8s.io/queue-name: {}\n", scalar(queue));
     queue.map(label).collect()
 }
 
-/// Returns a DNS label, as which Kubernetes accepts a name. A changed name ends with a digest, so that names stay
-/// distinct.
+/// Returns a valid DNS label for a name. An altered name ends with a digest, so names stay distinct.
 fn name(wanted: &str) -> String {
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     if wanted.len() <= NAME_LIMIT && wanted.chars().all(plain) && !wanted.ends_with('-') {
@@ -261,13 +260,13 @@ fn name(wanted: &str) -> String {
     format!("{}-{digest}", readable.trim_end_matches('-'))
 }
 
-/// Writes a phase's container, without its name.
+/// Writes a phase's container without its `name`.
 fn container(pipeline: &Pipeline, cluster: &Cluster, phase: &Phase<'_>) -> String {
     let mut script = argument(&[&["set -eu".to_owned()], &phase.lines[..]].concat());
     let mut variables = String::new();
     if cluster.orchestrator == Orchestrator::Argo {
         variables += &variable(INDEX, "{{inputs.parameters.index}}");
-        // Argo replaces what is between `{{` and `}}`, and has no way to write these; Kubernetes replaces `$(BRACE)`.
+        // Argo substitutes `{{...}}` and cannot escape the braces, so Kubernetes inserts one brace as `$(BRACE)`.
         if script.contains("{{") {
             script = script.replace("{{", "{$(BRACE)");
             variables += &variable("BRACE", "{");
@@ -316,8 +315,7 @@ fn variable(name: &str, value: &str) -> String {
     format!("  - name: {name}\n    value: {}\n", scalar(value))
 }
 
-/// Writes the lines of a script as an argument of a container, in which Kubernetes replaces `$(NAME)` and takes `$$`
-/// for `$`.
+/// Writes a script as a container argument. Kubernetes expands `$(NAME)` in it and turns `$$` into `$`.
 fn argument(lines: &[String]) -> String {
     let escaped = lines.iter().map(|line| {
         let next = line.chars().skip(1).map(Some).chain([None]);
@@ -331,7 +329,7 @@ fn argument(lines: &[String]) -> String {
     block(4, &escaped.collect::<Vec<_>>())
 }
 
-/// Writes the volumes of a pod, and its logins.
+/// Writes a pod's volumes: the store and the registry logins.
 fn volumes(cluster: &Cluster) -> String {
     let store = match &cluster.claim {
         Some(claim) => format!("persistentVolumeClaim: {{claimName: {}}}", scalar(claim)),
@@ -363,8 +361,8 @@ fn volumes(cluster: &Cluster) -> String {
     )
 }
 
-/// Writes the resources of a pod. Memory is a limit too, so that a build that exceeds it fails rather than its
-/// neighbours. A store that is not on a claim is on the node's disk.
+/// Writes a pod's resources. Memory is a limit as well, so a build that exceeds it fails instead of its neighbours. A
+/// store without a claim is on the node's disk.
 fn resources(pipeline: &Pipeline, cluster: &Cluster, gpu: bool) -> String {
     let size = pipeline.size;
     let line = |name: &str, value: u64| format!("    {name}: \"{value}\"\n");

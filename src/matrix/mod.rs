@@ -1,5 +1,5 @@
-//! Owns the decisions about several envs at once: the list of envs, their common steps, their order (`scheduler`), their
-//! CI `jobs`, and the `pipeline` of these for a system that runs jobs. Pure.
+//! Owns decisions about several envs at once: their list, their common steps, their order (`scheduler`), their CI
+//! `jobs`, and the `pipeline` of these jobs. Pure.
 
 pub(crate) mod github;
 pub(crate) mod gitlab;
@@ -21,16 +21,16 @@ use crate::sys::error::Result;
 /// One env of a matrix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Cell {
-    /// Its target; default: the targets of its profile.
+    /// The env's target. Default: the targets of its profile.
     pub target: Option<Target>,
-    /// Its profile; default: the one that `up TARGET` means.
+    /// The env's profile. Default: the profile that `up TARGET` selects.
     pub profile: Option<String>,
     /// Arguments for `up`: a target, a profile, or both.
     pub args: Vec<String>,
 }
 
 impl Cell {
-    /// Returns its targets; `own` are those of its profile.
+    /// Returns the env's targets; `own` are the targets of its profile.
     pub(crate) fn targets(&self, own: &[Target]) -> Result<Vec<Target>> {
         match (self.target, own, &self.profile) {
             (Some(target), _, _) => Ok(vec![target]),
@@ -43,8 +43,8 @@ impl Cell {
     }
 }
 
-/// Returns the envs for targets and families of targets, without duplicates and in the given order, for each profile,
-/// or for the one that `up TARGET` means. Without targets, one env for each profile.
+/// Returns the envs for targets and families of targets, in the given order and without duplicates: for each profile,
+/// or for the profile that `up TARGET` selects. Without targets, returns one env per profile.
 pub(crate) fn cells(profiles: &[String], names: &[String]) -> Result<Vec<Cell>> {
     let mut targets: Vec<Target> = Vec::new();
     for name in names {
@@ -108,7 +108,7 @@ pub(crate) fn check_names<'a>(envs: impl IntoIterator<Item = (&'a str, &'a Cell)
     Ok(())
 }
 
-/// Refuses two envs with the same directory for results, `outputs`: each would find the other's there.
+/// Refuses two envs with the same results directory, `outputs`: each would find the other's results there.
 pub(crate) fn check_outputs(outputs: &[(PathBuf, EnvName)]) -> Result<()> {
     let mut known = BTreeMap::new();
     for (path, env) in outputs {
@@ -126,14 +126,14 @@ pub(crate) fn check_outputs(outputs: &[(PathBuf, EnvName)]) -> Result<()> {
     Ok(())
 }
 
-/// The part of `plan --json` about a step.
+/// The fields of a step that `plan --json` reports.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub(crate) struct PlannedStep {
     pub name: String,
     pub key: String,
-    /// `hit` if its snapshot exists, or another action.
+    /// `hit` if the step's snapshot exists, else another action.
     pub action: String,
-    /// Whether it runs in any case.
+    /// The step runs even if its snapshot exists.
     #[serde(default)]
     pub again: bool,
 }
@@ -144,7 +144,8 @@ impl PlannedStep {
     }
 }
 
-/// Returns how many steps at the beginning of all plans have the same keys, and are built for all; 0 for a single plan.
+/// Returns the number of leading steps whose keys are equal in all plans and that `up` builds once for all; 0 for a
+/// single plan.
 pub(crate) fn common(plans: &[Vec<PlannedStep>]) -> usize {
     let Some(first) = plans.first().filter(|_| plans.len() > 1) else {
         return 0;
@@ -152,7 +153,7 @@ pub(crate) fn common(plans: &[Vec<PlannedStep>]) -> usize {
     let same = |position: &usize| {
         plans.iter().all(|plan| {
             plan.get(*position).is_some_and(|step| {
-                // A step that runs in any case runs in each env, and one after `--until` in none.
+                // A step with `again` runs in each env, and a step after `--until` in none.
                 let is_built = !step.again && step.action != "later";
                 is_built && step.key == first[*position].key
             })
@@ -184,7 +185,7 @@ mod tests {
             names(&of(&["p.toml", "q"], &["gfx1201"])),
             ["p.toml --target gfx1201", "q --target gfx1201"]
         );
-        // A profile may name its targets itself.
+        // Profiles may name their own targets.
         let alone = of(&["p.toml", "q", "q"], &[]);
         assert_eq!(names(&alone), ["p.toml", "q"]);
         let own = target::family("gfx110X-all").unwrap();

@@ -1,22 +1,22 @@
-//! Owns the work of jobs for several envs, whatever system runs them: common steps first, if others can use them,
-//! then each env, then its steps with a GPU; and the shell lines for that. Pure; `github` and the other modules write
-//! it down.
+//! Owns the work of jobs for several envs, independent of the CI system: the common steps if the other jobs can use
+//! them, then each env, then its GPU steps, and the shell lines for each. Pure; `github` and the other modules render
+//! it.
 
 use std::str::FromStr;
 
 use super::jobs::{Job, hosted, take_option};
 use crate::sys::error::Result;
 
-/// How jobs call rockenv.
+/// How jobs invoke rockenv.
 #[derive(Clone, Debug)]
 pub(crate) struct Calls {
-    /// The command that wrote the pipeline.
+    /// The command line that wrote the pipeline.
     pub written_by: String,
-    /// The program, with its prefix.
+    /// The rockenv command, including a prefix such as `sudo -E`.
     pub rockenv: String,
-    /// The same on GitHub's own machines, if that is another command.
+    /// The rockenv command on GitHub's own machines, if it differs.
     pub on_hosted: Option<String>,
-    /// First line of each shell of a job: sets up rockenv and its store.
+    /// First line of each of a job's shells, which sets up rockenv and its store.
     pub setup: Option<String>,
     /// The jobs' secrets in the CI system.
     pub secrets: Vec<Secret>,
@@ -27,7 +27,7 @@ pub(crate) struct Calls {
 }
 
 impl Calls {
-    /// Returns how rockenv is called on the machine with these labels.
+    /// Returns the rockenv command for the machine with these labels.
     fn rockenv(&self, runner: &[String]) -> &str {
         let on_hosted = self.on_hosted.as_deref();
         let on_hosted = on_hosted.filter(|_| hosted(runner).is_some());
@@ -35,12 +35,12 @@ impl Calls {
     }
 }
 
-/// A secret of the CI system for the jobs: `TOKEN=REGISTRY_TOKEN`.
+/// A CI secret for the jobs: `TOKEN=REGISTRY_TOKEN`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Secret {
-    /// The variable that contains it in jobs.
+    /// Environment variable that holds the secret in jobs.
     pub variable: String,
-    /// Its name in the CI system.
+    /// Name of the secret in the CI system.
     pub name: String,
 }
 
@@ -81,44 +81,44 @@ pub(crate) struct Size {
 /// The steps common to all envs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Common {
-    /// The env that builds them.
+    /// The env that builds the common steps.
     pub env: String,
-    /// Arguments of its `up`.
+    /// Arguments of that env's `up`.
     pub up: Vec<String>,
-    /// The last of them.
+    /// Name of the last common step.
     pub until: String,
     /// Labels of the machines that may run it.
     pub runner: Vec<String>,
 }
 
-/// How jobs get the results of others.
+/// How jobs exchange results.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Share {
-    /// Not at all.
+    /// Jobs exchange nothing.
     Nothing,
     /// All machines use one store.
     Store,
-    /// Jobs push to this repository of a registry, and pull from it.
+    /// Jobs push to and pull from this repository of a registry.
     Registry(String),
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct Pipeline {
-    /// How jobs call rockenv.
+    /// How jobs invoke rockenv.
     pub calls: Calls,
     /// Requirements of a job.
     pub size: Size,
-    /// Common steps, built first if the others can use them.
+    /// Common steps, built first; absent if the jobs share nothing.
     pub common: Option<Common>,
-    /// A job for each env, each followed by that of its steps with a GPU, if any.
+    /// One job per env, followed by the job for its GPU steps, if any.
     pub jobs: Vec<Job>,
-    /// How jobs get the results of others.
+    /// How jobs exchange results.
     pub share: Share,
 }
 
 impl Pipeline {
-    /// Makes the pipeline from the jobs. If machines share nothing, results of one are useless to another: then each
-    /// env is a single job, on a machine with a GPU if it has steps for one.
+    /// Creates the pipeline. If jobs share nothing, one job's results are useless to another, so each env becomes a
+    /// single job, on a GPU machine if it has GPU steps.
     pub(crate) fn new(
         mut calls: Calls,
         size: Size,
@@ -126,7 +126,7 @@ impl Pipeline {
         jobs: Vec<Job>,
         share: Share,
     ) -> Result<Self> {
-        // A block of YAML takes its indentation from its first line.
+        // A YAML block takes its indentation from its first line.
         calls.setup = calls.setup.map(|line| line.trim().to_owned());
         calls.rockenv = calls.rockenv.trim().to_owned();
         let words = calls
@@ -165,7 +165,7 @@ impl Pipeline {
         })
     }
 
-    /// Returns whether a separate job removes the envs after all others: until then these need them.
+    /// Returns whether a separate last job removes the envs. Other jobs need them in the shared store until then.
     pub(crate) fn cleans_last(&self) -> bool {
         self.share == Share::Store
     }
@@ -173,7 +173,7 @@ impl Pipeline {
     /// Returns the lines before an `up`.
     fn before(&self) -> Vec<String> {
         let mut lines: Vec<String> = self.calls.setup.iter().cloned().collect();
-        // A job cannot ask: its checkout is what it must build.
+        // A job cannot answer the trust prompt, and its checkout is what it must build.
         lines.push("export ROCKENV_TRUSTED_DIRS=\"$PWD\"".to_owned());
         if let Share::Registry(registry) = &self.share {
             lines.push(format!("export ROCKENV_REGISTRY={}", quote(registry)));
@@ -188,12 +188,12 @@ impl Pipeline {
         envs
     }
 
-    /// Returns the lines that build the common steps, and check that the others can get them: for `up` a refused push
-    /// is only a warning, because it has built something, but this job serves no other purpose.
+    /// Returns the lines that build the common steps and check that other jobs can get them. `up` only warns about a
+    /// refused push, but this job has no other purpose, so it pushes explicitly.
     pub(crate) fn build_common(&self, common: &Common, more: &[String]) -> Vec<String> {
-        // Each env runs a step again itself.
+        // `--rerun` steps run in each env anyway.
         let (mut options, _) = take_option(&self.calls.options, "--rerun");
-        // Of several, the last one counts.
+        // The last `--until` wins.
         options.extend(["--until".to_owned(), common.until.clone()]);
         let rockenv = self.calls.rockenv(&common.runner);
         let up = self.up(rockenv, &words(&common.up), &[more, &options].concat());
@@ -205,7 +205,7 @@ impl Pipeline {
         lines
     }
 
-    /// Returns the lines of a job, with further options for `up`.
+    /// Returns the lines of a job. `more` are further options for `up`.
     pub(crate) fn build(&self, job: &Job, more: &[String]) -> Vec<String> {
         let options = [more, &self.calls.options].concat();
         let rockenv = self.calls.rockenv(&job.runner);
@@ -214,7 +214,7 @@ impl Pipeline {
         lines
     }
 
-    /// Returns the lines of a script that runs one of these jobs: that with the number in a variable.
+    /// Returns the lines of a script that runs the job whose index is in `variable`.
     pub(super) fn build_one_of(
         &self,
         jobs: &[&Job],
@@ -235,11 +235,11 @@ impl Pipeline {
         lines
     }
 
-    /// Returns the line that brings an env up, with quoted arguments.
+    /// Returns the `up` command line. `arguments` are already quoted.
     fn up(&self, rockenv: &str, arguments: &str, options: &[String]) -> String {
         let mut all = Vec::new();
         if let Share::Registry(_) = self.share {
-            // What the user says about it stays.
+            // The user's own `--pull` and `--push` take precedence.
             let is_given = |name: &str| {
                 let mut options = options.iter();
                 options.any(|option| option.split('=').next() == Some(name))
@@ -253,7 +253,7 @@ impl Pipeline {
         line.trim_end().to_owned()
     }
 
-    /// Returns the option that limits `up` to the processors that a job requests, on a larger machine.
+    /// Returns the option that limits `up` to the requested processors on a larger machine.
     pub(super) fn jobs_option(&self) -> Vec<String> {
         let given = |option: &String| option.starts_with("--jobs") || option.starts_with("-j");
         match self.calls.options.iter().any(given) {
@@ -262,8 +262,8 @@ impl Pipeline {
         }
     }
 
-    /// Returns the lines that remove these envs, for a separate shell. They run whatever the job's outcome, so there
-    /// may be no env, and no store.
+    /// Returns the lines that remove these envs, for a separate shell. They run whatever the job's outcome, so env and
+    /// store may not exist.
     pub(crate) fn clean<'a>(
         &self,
         envs: impl IntoIterator<Item = &'a str>,
@@ -291,7 +291,7 @@ impl Pipeline {
     }
 }
 
-/// Merges an env's two jobs into one.
+/// Merges each env's two jobs into one.
 pub(crate) fn whole(jobs: Vec<Job>) -> Vec<Job> {
     let mut whole: Vec<Job> = Vec::new();
     for job in jobs {
@@ -327,13 +327,13 @@ pub(super) fn scalar(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-/// Writes a list as YAML, on one line.
+/// Writes a list as YAML in flow style.
 pub(super) fn list<S: AsRef<str>>(texts: &[S]) -> String {
     let texts: Vec<String> = texts.iter().map(|text| scalar(text.as_ref())).collect();
     format!("[{}]", texts.join(", "))
 }
 
-/// Writes lines as a YAML block with this indentation, to follow its introduction.
+/// Writes lines as a YAML block with this indentation, after the key.
 pub(super) fn block<S: AsRef<str>>(indent: usize, lines: &[S]) -> String {
     let lines = lines
         .iter()
@@ -341,7 +341,7 @@ pub(super) fn block<S: AsRef<str>>(indent: usize, lines: &[S]) -> String {
     format!("|\n{}", lines.collect::<String>())
 }
 
-/// Returns an end marker for a here-document with these lines, different from all of them.
+/// Returns a here-document end marker that differs from all of these lines.
 pub(super) fn block_end(lines: &[String]) -> String {
     let mut end = "END".to_owned();
     while lines
@@ -369,7 +369,7 @@ pub(super) mod tests {
         }
     }
 
-    /// Two envs, one of them with steps with a GPU, and their common steps.
+    /// Two envs with common steps, one of them with GPU steps.
     pub(crate) fn pipeline(shared: bool, options: &[&str]) -> Pipeline {
         match shared {
             true => sharing(Share::Store, options),
@@ -431,12 +431,12 @@ pub(super) mod tests {
                 "sudo -E rockenv push a",
             ]
         );
-        // What the user says of it is not written twice.
+        // Options that the user gives are not repeated.
         let registry = Share::Registry("registry.example.org/r".to_owned());
         let given = sharing(registry, &["--push", "--pull=false"]);
         let up = given.build(&given.jobs[0], &[]).pop().unwrap();
         assert_eq!(up, "sudo -E rockenv -v up a --push --pull=false");
-        // And leaves nothing where it ran.
+        // Without a shared store, jobs clean up after themselves.
         assert!(!pipeline.cleans_last() && pipeline.jobs.len() == 3);
     }
 

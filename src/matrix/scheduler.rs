@@ -1,5 +1,5 @@
-//! Owns the order of builds: which of several envs builds what next, so that common steps at the beginning,
-//! with the same keys, are built once, by one of them. Pure.
+//! Owns the order of builds: which env builds next, so that common leading steps, which have the same keys, are built
+//! once by one env. Pure.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,8 +8,8 @@ use super::PlannedStep;
 
 /// The progress of several envs.
 ///
-/// Their steps form a forest, in which envs share a path as far as their keys are equal. An env waits at a step that
-/// another one is building; what one has built the others find.
+/// The steps form a forest in which envs share a path as long as their keys are equal. An env waits at a step that
+/// another env is building, and finds the result as a cache hit.
 #[derive(Debug)]
 pub(crate) struct Scheduler {
     envs: Vec<Env>,
@@ -17,13 +17,13 @@ pub(crate) struct Scheduler {
     built: BTreeSet<Place>,
 }
 
-/// A step in the forest: all envs at it have the same steps before it.
+/// A step in the forest. All envs at a place have the same steps before it.
 type Place = usize;
 
 #[derive(Debug)]
 struct Env {
     steps: Vec<(Place, String)>,
-    /// How many of them it has itself.
+    /// Number of steps that the env itself has snapshots of.
     has: usize,
     state: State,
 }
@@ -37,25 +37,25 @@ enum State {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ScheduledUp {
-    /// Its env, by position.
+    /// Index of the env.
     pub env: usize,
-    /// The part that it builds for others too; without it, the env builds everything that it lacks.
+    /// The steps to build for several envs; `None` builds everything that the env lacks.
     pub shared: Option<Shared>,
 }
 
 /// Steps that several envs share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Shared {
-    /// Those envs, by position.
+    /// Indices of the envs, including the env that builds.
     pub envs: Vec<usize>,
-    /// The last of the steps.
+    /// Name of the last shared step.
     pub until: String,
-    /// How many of them must be built.
+    /// Number of steps to build.
     pub steps: usize,
 }
 
 impl Scheduler {
-    /// Begins with the envs of these plans; an env without a plan takes no part.
+    /// Creates a scheduler for the envs of these plans. An env without a plan is never scheduled.
     pub(crate) fn new(plans: &[Option<Vec<PlannedStep>>]) -> Self {
         let mut places = BTreeMap::new();
         let mut built = BTreeSet::new();
@@ -63,9 +63,9 @@ impl Scheduler {
             let (mut steps, mut has, mut before) = (Vec::new(), 0, None);
             let asked = plan.iter().flatten();
             let asked = asked.take_while(|step| step.action != "later");
-            // A skipped step is in no key.
+            // A skipped step is part of no key.
             for step in asked.filter(|step| step.action != "skip") {
-                // A step that runs in any case runs in each env.
+                // A step with `again` runs in each env, so it is never shared.
                 let own = step.again.then_some(index);
                 let next = places.len();
                 let place = places.entry((before, step.key.clone(), own));
@@ -87,7 +87,8 @@ impl Scheduler {
         Self { envs, built }
     }
 
-    /// Returns the best `up` that can run beside the current ones, and records it: the one that most envs wait for.
+    /// Returns the best `up` that can run beside the running ones, and marks it as running. Prefers the step that most
+    /// envs wait for.
     pub(crate) fn start_next(&mut self) -> Option<ScheduledUp> {
         let waits = |index: &usize| self.envs[*index].state == State::Waits;
         let builds = |index: &usize| self.envs[*index].state == State::Builds;
@@ -107,7 +108,8 @@ impl Scheduler {
         Some(up)
     }
 
-    /// Returns the `up` for envs that share the next step: up to where they part, built by the one that has most.
+    /// Returns the `up` for envs that share the next step. The env with the most existing steps builds up to the step
+    /// where their paths diverge.
     fn together(&self, index: usize, envs: Vec<usize>) -> ScheduledUp {
         let (steps, there) = (&self.envs[index].steps, self.there(index));
         let same = (there..steps.len()).take_while(|at| self.sharers(index, *at) == envs);
@@ -138,12 +140,12 @@ impl Scheduler {
         };
     }
 
-    /// Records that an `up`'s env could not be built: the others continue without it.
+    /// Records that an `up`'s env could not be built. The other envs continue without it.
     pub(crate) fn dropped(&mut self, up: &ScheduledUp) {
         self.envs[up.env].state = State::Over;
     }
 
-    /// Records that a step failed in an `up`, as it would in each env that shares it; returns the other envs that this
+    /// Records a failed step of an `up`, which would fail in every env that shares it. Returns the other envs that this
     /// stops.
     pub(crate) fn failed(&mut self, up: &ScheduledUp) -> Vec<usize> {
         self.dropped(up);
@@ -155,7 +157,7 @@ impl Scheduler {
         others
     }
 
-    /// Returns how many of its steps an env would find.
+    /// Returns the number of leading steps that are already built.
     fn there(&self, index: usize) -> usize {
         let steps = self.envs[index].steps.iter();
         steps
@@ -163,7 +165,8 @@ impl Scheduler {
             .count()
     }
 
-    /// Returns the active envs that have the same step at that position, after the same ones; none at the end.
+    /// Returns the active envs whose step at position `at` is at the same place as that of `index`; empty past the last
+    /// step.
     fn sharers(&self, index: usize, at: usize) -> Vec<usize> {
         let place = |index: usize| self.envs[index].steps.get(at).map(|(place, _)| *place);
         let wanted = place(index);
@@ -180,7 +183,8 @@ mod tests {
 
     use super::*;
 
-    /// Makes a plan of keys: upper case exists, `-` is skipped, keys after `.` come later.
+    /// Parses a plan: an upper case key exists, `-` is skipped, `!` marks a step that runs again, and keys after `.`
+    /// come later.
     fn plan(keys: &str) -> Vec<PlannedStep> {
         let (mut later, mut again) = (false, false);
         let mut steps = Vec::new();
@@ -209,7 +213,7 @@ mod tests {
         Scheduler::new(&plans.collect::<Vec<_>>())
     }
 
-    /// Formats an `up`: `0+1:step2(3)` is env 0 that builds three steps up to `step2` for itself and env 1.
+    /// Formats an `up`: `0+1:step2(3)` means that env 0 builds three steps up to `step2` for itself and env 1.
     fn shown(up: &ScheduledUp) -> String {
         let Some(shared) = &up.shared else {
             return up.env.to_string();
@@ -220,7 +224,7 @@ mod tests {
         format!("{}{others}:{until}({steps})", up.env)
     }
 
-    /// Takes all scheduler, so many at once; each group ends before the next begins.
+    /// Runs a schedule with `parallel` builds at once, where each group ends before the next begins.
     fn all(plans: &[&str], parallel: usize) -> Vec<Vec<String>> {
         let mut scheduler = scheduler(plans);
         let mut taken = Vec::new();
@@ -240,17 +244,17 @@ mod tests {
 
     #[test]
     fn what_envs_share_is_built_by_one_of_them() {
-        // All of them share two steps.
+        // All envs share two steps.
         assert_eq!(
             all(&["abx", "aby", "abz"], 2),
             [vec!["0+1+2:step1(2)"], vec!["0", "1"], vec!["2"]]
         );
-        // Two do, the third none: it runs beside them.
+        // Two envs share steps. The third shares none and runs beside them.
         assert_eq!(
             all(&["xyz", "abc", "abd"], 3),
             [vec!["1+2:step1(2)", "0"], vec!["1", "2"]]
         );
-        // All share one, two of them two more.
+        // All envs share one step, two of them share two more.
         assert_eq!(
             all(&["abcx", "abcy", "az"], 3),
             [
@@ -262,9 +266,9 @@ mod tests {
         // Nothing is shared.
         assert_eq!(all(&["ax", "by"], 2), [["0", "1"]]);
         assert_eq!(all(&["abc"], 2), [["0"]]);
-        // The same step after different ones is another step.
+        // The same key after different steps is another step.
         assert_eq!(all(&["axc", "bxc"], 2), [["0", "1"]]);
-        // One is a part of the other, or the whole.
+        // One plan is a prefix of the other, or equal to it.
         assert_eq!(all(&["ab", "a"], 2), [vec!["0+1:step0(1)"], vec!["0", "1"]]);
         assert_eq!(all(&["ab", "ab"], 1), [["0+1:step1(2)"], ["0"], ["1"]]);
         assert_eq!(all(&["", ""], 2), [["0", "1"]]);
@@ -273,12 +277,12 @@ mod tests {
 
     #[test]
     fn what_is_there_is_built_by_nobody() {
-        // The env that has most builds.
+        // The env with the most existing steps builds.
         assert_eq!(
             all(&["abx", "Aby"], 2),
             [vec!["1+0:step1(1)"], vec!["0", "1"]]
         );
-        // One has it, so all have.
+        // A step that exists in one env exists for all.
         assert_eq!(all(&["abx", "ABy"], 2), [["0", "1"]]);
         assert_eq!(all(&["AB", "AB"], 2), [["0", "1"]]);
     }
@@ -295,7 +299,7 @@ mod tests {
             [vec!["0+1:step0(1)"], vec!["0", "1"]]
         );
         assert_eq!(all(&["A-", "A-"], 2), [["0", "1"]]);
-        // A step that runs again in each of them cannot be shared.
+        // A step that runs again in each env cannot be shared.
         assert_eq!(all(&["A!bx", "A!by"], 2), [["0", "1"]]);
         assert_eq!(
             all(&["a!b", "a!b"], 2),
@@ -331,7 +335,7 @@ mod tests {
         drop_next("1+2:step1(2)");
         drop_next("2");
         assert_eq!(forest.start_next(), None);
-        // One without a plan takes no part.
+        // An env without a plan takes no part.
         let mut forest = Scheduler::new(&[None, Some(plan("ab")), Some(plan("ab"))]);
         assert_eq!(shown(&forest.start_next().unwrap()), "1+2:step1(2)");
     }
@@ -344,7 +348,7 @@ mod tests {
         Failed,
     }
 
-    /// The steps that an `up` builds, each with all before it, by the plans and the existing snapshots.
+    /// Returns the steps that an `up` builds, each with its prefix, by the plans and the existing snapshots.
     fn builds(plans: &[String], there: &BTreeSet<String>, up: &ScheduledUp) -> Vec<String> {
         let keys = &plans[up.env];
         let last = match &up.shared {
@@ -370,13 +374,13 @@ mod tests {
             for (end, which) in ends {
                 while running.len() < parallel && let Some(up) = scheduler.start_next() {
                     prop_assert!(!over.contains_key(&up.env));
-                    // No env builds what another one is building.
+                    // No env builds a step that another env is building.
                     let new = builds(&plans, &there, &up);
                     for other in &running {
                         prop_assert!(other.env != up.env);
                         prop_assert!(builds(&plans, &there, other).iter().all(|step| !new.contains(step)));
                     }
-                    // Only the part that it builds for others belongs to them.
+                    // Exactly the envs that share the `up` have the steps that it builds.
                     for (env, keys) in plans.iter().enumerate().filter(|(env, _)| !over.contains_key(env)) {
                         let shares = up.shared.as_ref().map_or(env == up.env, |shared| shared.envs.contains(&env));
                         for step in &new {

@@ -1,18 +1,18 @@
-//! Owns the script that submits envs to Slurm: a job for their common steps, an array with a task for each env, and a
-//! job with a GPU for each env that has steps for one. Pure.
+//! Owns the script that submits envs to Slurm: a job for the common steps, an array with a task per env, and a GPU job
+//! for each env with GPU steps. Pure.
 
 use std::collections::BTreeMap;
 
 use super::jobs::Job;
 use super::pipeline::{Pipeline, block_end, quote, words};
 
-/// What the script says before the numbers of the jobs that have the envs, and the envs.
+/// Message that the script prints before the ids of the jobs that hold the envs, and the envs.
 pub(crate) const QUEUED: &str = "these envs are already in the queue, as job ";
-/// What it says if there is no answer.
+/// Message that the script prints if squeue gives no answer.
 pub(crate) const NO_QUEUE: &str = "squeue failed";
-/// Bytes of names in a comment after the first one; Slurm accepts 1024 in all.
+/// Maximum bytes of env names in a comment after the first name; Slurm accepts 1024 in total.
 const LONGEST_COMMENT: usize = 900;
-/// Finds `envs` in the queue: the comment of a job names its env, and that of an array those of its tasks.
+/// Finds `envs` in the queue. A job's comment names its env, an array's comment the envs of its tasks.
 const FIND: &str = r#"
 BEGIN { count = split(envs, names, " "); for (i = 1; i <= count; i++) ours[names[i]] }
 sub(/^rockenv:/, "", $3) {
@@ -28,16 +28,16 @@ END { if (all) print substr(jobs, 2) ":" all }
 /// Settings for `sbatch` beyond the plan.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Site {
-    /// The resource that jobs with a GPU request; `{target}` in it is the env's target.
+    /// The resource that GPU jobs request; `{target}` stands for the env's target.
     pub gres: Option<String>,
     /// Options of every `sbatch`: a partition, an account.
     pub options: Vec<String>,
 }
 
-/// Writes the script. It prints a line for each job, its name and its id, and if one is refused it cancels the
-/// others.
+/// Writes the script. It prints a line with the name and id of each job, and cancels all submitted jobs if one is
+/// refused.
 pub(crate) fn script(pipeline: &Pipeline, site: &Site) -> String {
-    // Their order changes with the recorded times.
+    // The order of the envs changes with the recorded times; a sorted list does not.
     let mut names = pipeline.envs();
     names.sort_unstable();
     let all = format!("envs-{}", names.first().copied().unwrap_or_default());
@@ -45,7 +45,7 @@ pub(crate) fn script(pipeline: &Pipeline, site: &Site) -> String {
         "#!/bin/sh\n".to_owned(),
         pipeline.heading(),
         "set -eu\n".to_owned(),
-        // Two submissions at once would meet in the same envs.
+        // A second submission would run jobs for the same envs.
         format!(
             "queue=$(squeue --me --noheader --array --format='%F %K %k') || {{ echo '{NO_QUEUE}' >&2; exit 1; }}
 queued=$(echo \"$queue\" | awk -v envs={} '{FIND}')
@@ -115,7 +115,7 @@ submit() { # NAME OPTION...: a job that runs what comes in
     text.concat()
 }
 
-/// Splits the envs into arrays whose comments have room for their names, of at most 64 bytes each.
+/// Splits the envs into arrays whose comments have room for the names, of at most 64 bytes each.
 fn arrays<'a>(envs: &'a [&'a Job]) -> Vec<&'a [&'a Job]> {
     let mut length = 0;
     let fits = |_: &&Job, next: &&Job| {
