@@ -1,5 +1,5 @@
-//! Owns running rockenv on another machine: the connection by ssh, the directory there for sent files, and ending
-//! commands together with their connection.
+//! Owns running rockenv on another machine: the ssh connection, the directory there for sent files, and ending commands
+//! together with their connection.
 
 mod on;
 mod received;

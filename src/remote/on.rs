@@ -1,5 +1,5 @@
-//! Owns running a rockenv command on another machine, by ssh. Store, sources, caches and containers are all there.
-//! This machine sends the program and its configuration, shows the output, and fetches results.
+//! Owns running a rockenv command on another machine, by ssh. Store, sources, caches and containers are all there. The
+//! local machine sends the program and its configuration, shows the output, and fetches results.
 
 use std::io::{self, Read, Write as _};
 use std::os::fd::AsFd;
@@ -30,23 +30,23 @@ use crate::tree::writer::Writer;
 use crate::ui::Ui;
 use crate::ui::ci::System;
 
-/// The directory on the other machine, below the user's home.
+/// Directory on the other machine, relative to the user's home.
 const PLACE: &str = ".cache/rockenv";
-/// Directories that rockenv reads, and that are therefore always sent, besides `.toml` and `.lock` files.
+/// Directories that rockenv reads. They are always sent, like `.toml` and `.lock` files.
 const ALWAYS: [&str; 3] = ["profiles", "images", "hooks"];
 
-/// What the name of a directory begins with that files arrive in, and the number of letters after that.
+/// Prefix of the directory that files arrive in, and the number of random characters after it.
 const ARRIVAL: &str = ".rockenv-fetch-";
 const RANDOM: usize = 6;
-/// How long a fetch may take before it is told.
+/// How long a fetch may take before a note appears.
 const SILENCE: Duration = Duration::from_secs(2);
-/// How long connecting may take before it is told: ssh may ask for a password first.
+/// How long connecting may take before a note appears. It is longer, because ssh may ask for a password first.
 const CONNECT: Duration = Duration::from_secs(10);
-/// More than tar adds to the end of an archive.
+/// Exceeds the padding that tar adds to an archive.
 const LAST_BLOCK: u64 = 1 << 20;
 
-/// Runs the command there. The shell turns a signal into an exit code, because ssh reports a signal as a failure of its
-/// own, and 255 into 254, because 255 is ssh's own; Ctrl-C must not end the shell.
+/// Runs the command on the other machine. ssh reports a signal as a failure of its own, so the shell turns signals into
+/// an exit code. 255 is ssh's own code, so 255 becomes 254. Ctrl-C must not end the shell.
 const RUN: &str = r#"cd "$HOME/$1" || exit 1
 program=$HOME/$2 sudo=$3 digest=$4 shown=$5
 shift 5
@@ -56,22 +56,22 @@ code=$?
 [ $code != 255 ] || code=254
 exit $code"#;
 
-/// What to do on which machine.
+/// What to run on which machine.
 pub(crate) struct RemoteRequest<'a> {
     pub machine: &'a Machine,
     /// Run the command with `sudo -n`.
     pub sudo: bool,
-    /// More files and directories to send, below the working directory.
+    /// Additional files and directories to send, below the working directory.
     pub send: &'a [PathBuf],
     /// Files and directories to fetch after success.
     pub fetch: &'a [PathBuf],
     pub command: &'a [String],
-    /// Whether the command passes its standard input on.
+    /// The command forwards standard input.
     pub reads_input: bool,
 }
 
-/// Splits the path of a file that another machine sent to this one: the place for files of one directory there, and the
-/// file's path in that directory. What is between them changes with the files.
+/// Splits the path of a file that another machine sent to this one: the place that belongs to the sender's working
+/// directory, and the file's path below that directory. The component between them depends on the files' content.
 pub(crate) fn sent_file(path: &Path) -> Option<(PathBuf, PathBuf)> {
     let ending = Path::new(PLACE).join("on");
     let place = path
@@ -82,12 +82,12 @@ pub(crate) fn sent_file(path: &Path) -> Option<(PathBuf, PathBuf)> {
     Some((place.to_owned(), below.as_path().to_owned()))
 }
 
-/// Runs the command there; returns its exit code.
+/// Runs the request on the other machine. Returns the command's exit code.
 pub(crate) fn on(ui: &Ui, config: &Config, request: &RemoteRequest<'_>) -> Result<u8> {
     for path in request.send.iter().chain(request.fetch) {
         check_below(path)?;
     }
-    // This needs none of root's rights: the files and the keys are the caller's.
+    // Root is not needed: the files and the ssh keys belong to the caller.
     become_caller()?;
     let ssh = SshConnection {
         machine: request.machine,
@@ -141,8 +141,8 @@ fn check_below(path: &Path) -> Result<()> {
     )
 }
 
-/// Makes sure that this exact program is there; returns its path below the home. Programs that nobody used for a month
-/// make room for a new one, except that of the timer of `setup --timer`.
+/// Ensures that this exact program is on the other machine. Returns its path relative to the home. Before it sends a
+/// new program, it removes programs that were not used for a month, except for that of the timer of `setup --timer`.
 fn send_program(ui: &Ui, ssh: &SshConnection<'_>) -> Result<String> {
     let bytes = fs::read(Host::probe()?.program)?;
     let digest = hex::encode(Sha256::digest(&bytes));
@@ -151,7 +151,7 @@ fn send_program(ui: &Ui, ssh: &SshConnection<'_>) -> Result<String> {
         r#"[ "$(uname -m)" = x86_64 ] || exit 3; test -x "$HOME/$1" || exit 4; touch "$HOME/$1" || :"#,
         &[&path],
     )?;
-    // The login shell may print something.
+    // A login shell may print text of its own.
     look.stdin(Stdio::null()).stdout(Stdio::null());
     let mut look = ssh.start(look)?;
     if let Ok(ended) = pidfd_open(Pid::from_child(&look), PidfdFlags::empty())
@@ -241,8 +241,8 @@ fn list(working: &Path, path: &Path, found: &mut Manifest) -> Result<()> {
     Ok(())
 }
 
-/// Runs rockenv there, at a terminal if we are at one. It ends with the connection, because nobody would see its
-/// further output.
+/// Runs rockenv on the other machine, on a terminal if there is one here. The command ends with the connection, because
+/// its further output would be lost.
 fn run(
     ui: &Ui,
     config: &Config,
@@ -257,11 +257,11 @@ fn run(
     let mut words = vec![directory, program, sudo, &digest, &shown];
     words.extend(request.command.iter().map(String::as_str));
     let terminals = ui.settings().terminals;
-    // A terminal there merges stdout and stderr. If they are separate here, they must stay separate.
+    // A remote terminal merges stdout and stderr. Streams that are separate here must stay separate.
     let at_terminal =
         terminals.stdin && terminals.stdout && (terminals.stderr || request.reads_input);
     let options: &[&str] = match at_terminal {
-        // Hides ssh's own closing message.
+        // Suppresses ssh's closing message.
         true => &["-t", "-o", "LogLevel=ERROR"],
         false => &[],
     };
@@ -270,7 +270,7 @@ fn run(
         false => ssh.script_with_output(options, RUN, &words)?,
     };
     if !at_terminal && !request.reads_input {
-        // It would consume input that is meant for a later program.
+        // ssh would consume input that is meant for a later program.
         command.stdin(Stdio::null());
     }
     let mut child = ssh.start(command)?;
@@ -283,7 +283,7 @@ fn run(
         return Err(ssh.no_output());
     }
     match status.code() {
-        // 1: sudo refuses. 126, 127: the shell finds no sudo.
+        // 1: sudo refuses. 126, 127: the shell cannot run sudo.
         Some(1 | 126 | 127) if request.sudo => check_sudo(ssh, options, program)?,
         _ => {}
     }
@@ -293,7 +293,7 @@ fn run(
     }
 }
 
-/// Names the variables that tell the command there how its output is shown here: ssh hands none of them on.
+/// Returns the names of the variables that determine how output is shown here. ssh forwards none of them.
 fn variables(terminal: &Terminal) -> String {
     let colors = [
         (NO_COLOR, terminal.no_color),
@@ -308,7 +308,7 @@ fn variables(terminal: &Terminal) -> String {
     names.join(",")
 }
 
-/// Shows the output of a script; returns whether there was any script.
+/// Prints the output of a script. Returns whether the script began.
 fn pass_on(ui: &Ui, stdout: impl Read) -> io::Result<bool> {
     let Some(mut stdout) = output(stdout)? else {
         return Ok(false);
@@ -324,7 +324,7 @@ fn pass_on(ui: &Ui, stdout: impl Read) -> io::Result<bool> {
     }
 }
 
-/// Distinguishes a sudo that refuses from a command that failed and has reported why.
+/// Distinguishes a refusal by sudo from a failed command, which has already reported its error.
 fn check_sudo(ssh: &SshConnection<'_>, options: &[&str], program: &str) -> Result<()> {
     let script = r#"exec sudo -n "$HOME/$1" --version >/dev/null 2>&1"#;
     let mut command = ssh.script_with(options, script, &[program])?;
@@ -344,7 +344,7 @@ fn check_sudo(ssh: &SshConnection<'_>, options: &[&str], program: &str) -> Resul
     ))
 }
 
-/// Fetches all paths. A signal ends it, so that files that arrived in part are removed.
+/// Fetches all paths. A signal ends the fetch and removes partially received files.
 fn fetch_all(
     ui: &Ui,
     ssh: &SshConnection<'_>,
@@ -359,19 +359,19 @@ fn fetch_all(
     let cancel = Cancel::new(&signals);
     paths.iter().try_for_each(|path| {
         let fetched = fetch(ui, ssh, directory, working, path, &signals);
-        // Ctrl-C ends ssh too, which may be seen first.
+        // Ctrl-C ends ssh too, and the end of ssh may be noticed before the signal.
         cancel.poll();
         cancel.outcome(fetched)
     })
 }
 
-/// Reads until a signal comes.
+/// Reads until a signal arrives, and prints a note if reading takes long.
 struct UntilSignal<'a, R> {
     from: R,
     signals: &'a Signals,
     ui: &'a Ui,
     begun: Instant,
-    /// What it does, until it was told because it takes long.
+    /// Text of the note; `None` once printed.
     what: Option<String>,
 }
 
@@ -397,8 +397,8 @@ impl<R: Read + AsFd> Read for UntilSignal<'_, R> {
     }
 }
 
-/// Makes the directory that files arrive in, which is locked as long as they do. Those that killed commands left are
-/// removed first.
+/// Creates the directory that files arrive in, and locks it for the duration of the fetch. First removes directories
+/// that killed commands left behind.
 fn make_arrival(working: &Path) -> Result<(tempfile::TempDir, Option<Lock>)> {
     for entry in fs::read_dir(working)? {
         let entry = entry?;
@@ -410,7 +410,7 @@ fn make_arrival(working: &Path) -> Result<(tempfile::TempDir, Option<Lock>)> {
         if random.is_some_and(is_random)
             && let Ok(Some(_lock)) = Lock::try_directory(&entry.path())
         {
-            // It stays if it is another user's.
+            // Another user's directory cannot be removed and stays.
             drop(remove_tree(&entry.path()));
         }
     }
@@ -420,9 +420,9 @@ fn make_arrival(working: &Path) -> Result<(tempfile::TempDir, Option<Lock>)> {
             .rand_bytes(RANDOM)
             .tempdir_in(working)?;
         let lock = Lock::try_directory(arrival.path());
-        // Until it was locked, another fetch may have removed it, or be about to.
+        // Before the lock was taken, another fetch may have locked or removed the directory.
         if !matches!(lock, Ok(None)) && arrival.path().exists() {
-            // Some file systems cannot lock directories; then none is removed either.
+            // Some file systems cannot lock directories. On these, cleanup skips the directory as well.
             return Ok((arrival, lock.ok().flatten()));
         }
     }
@@ -461,11 +461,11 @@ fn fetch(
         };
         is_sent = true;
         unpack(&mut from, arrival.path(), path)?;
-        // It ends after the rest of its last block.
+        // tar may still write the padding of the last block.
         io::copy(&mut from.take(LAST_BLOCK), &mut io::sink()).map(drop)
     });
     if unpacked.is_err() {
-        // It may neither send more nor end.
+        // The other end may neither send data nor exit.
         drop(child.kill());
     }
     let status = child.wait()?;
@@ -482,7 +482,7 @@ fn fetch(
     place_below(arrival.path(), working).context(cannot)
 }
 
-/// Moves files below `working`. A file with the same content stays; if any file differs, nothing is moved.
+/// Moves files below `working`. A file with the same content stays. If any file differs, nothing is moved.
 fn place_below(arriving: &Path, working: &Path) -> Result<()> {
     let (from, to) = (Tree::open(arriving)?, Tree::open(working)?);
     let refusing_overwrite = |path: &Path| {
@@ -500,7 +500,7 @@ fn place_below(arriving: &Path, working: &Path) -> Result<()> {
             _ => return Err(refusing_overwrite(&path)),
         }
     }
-    // New directories, even empty ones, keep their permissions and times.
+    // New directories, including empty ones, keep their permissions and times.
     let mut writer = Writer::open(working, None, false)?;
     for (path, entry) in Listing::of(arriving)?.entries {
         if entry.is_directory() {
@@ -551,7 +551,7 @@ mod tests {
     #[test]
     fn no_exit_code_of_the_command_is_ssh_s_own() {
         let directory = tempfile::tempdir().unwrap();
-        // In place of rockenv, a shell reads the script `__remote-exec`.
+        // A shell in place of rockenv reads the script `__remote-exec`.
         fs::write(directory.path().join("__remote-exec"), "exit $4\n").unwrap();
         let place = directory.path().to_str().unwrap();
         for (code, passed_on) in [("0", 0), ("7", 7), ("254", 254), ("255", 254)] {

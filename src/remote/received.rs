@@ -1,5 +1,5 @@
-//! Owns unpacking what another machine sends for a `--fetch`. That machine is untrusted: only the requested path and
-//! entries below it are accepted, and only as much as fits.
+//! Owns unpacking what another machine sends for `--fetch`. That machine is untrusted: only the requested path and
+//! entries below it are accepted, and only as much as fits on the disk.
 
 use std::cell::Cell;
 use std::io::{self, Read};
@@ -7,10 +7,11 @@ use std::path::{Component, Path, PathBuf};
 
 use nix::sys::statvfs::statvfs;
 
-/// Limit of everything in the archive but the content of files, in bytes: it is kept in memory. A million entries.
+/// Limit in bytes for an archive without its file content, because the tar crate keeps this part in memory. Enough for
+/// a million entries.
 const HEADERS: u64 = 1 << 30;
 
-/// Reads at most as many bytes as are left.
+/// Fails once the remaining byte budget is used up.
 struct Metered<'a, R> {
     from: R,
     left: &'a Cell<u64>,
@@ -33,8 +34,8 @@ fn damaged(why: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
-/// Unpacks an archive of the path `wanted` into an empty directory. Refuses it if it has any other entry, or one that
-/// is no file, directory or link, or more bytes than the disk has.
+/// Unpacks an archive of the path `wanted` into an empty directory. Refuses other paths, entries that are no file,
+/// directory or link, and more bytes than the disk has free.
 pub(super) fn unpack(pipe: impl Read, directory: &Path, wanted: &Path) -> io::Result<()> {
     let wanted: PathBuf = wanted
         .components()
@@ -68,7 +69,7 @@ pub(super) fn unpack(pipe: impl Read, directory: &Path, wanted: &Path) -> io::Re
             )));
         }
         if kind.is_dir() {
-            // Last, because they may have a mode that allows no content.
+            // Directories come last, because their mode may forbid adding content.
             directories.push(entry);
             continue;
         }
@@ -80,7 +81,7 @@ pub(super) fn unpack(pipe: impl Read, directory: &Path, wanted: &Path) -> io::Re
         entry.unpack_in(directory)?;
         left.set(headers);
     }
-    // Children before their parents.
+    // Children precede their parents.
     directories.sort_by(|one, other| other.path_bytes().cmp(&one.path_bytes()));
     for mut entry in directories {
         entry.unpack_in(directory)?;
@@ -88,13 +89,13 @@ pub(super) fn unpack(pipe: impl Read, directory: &Path, wanted: &Path) -> io::Re
     Ok(())
 }
 
-/// Returns whether an entry of this kind is placed: of a FIFO or a device, an empty file would be made.
+/// Returns whether entries of this kind are unpacked. The tar crate would create an empty file for a FIFO or a device.
 fn is_placed(kind: tar::EntryType) -> bool {
     let is_file = kind.is_file() || kind.is_contiguous() || kind.is_gnu_sparse();
     is_file || kind.is_dir() || kind.is_symlink() || kind.is_hard_link()
 }
 
-/// Returns whether a name in an archive is that of `wanted` or of something below it.
+/// Returns whether a path in the archive is `wanted` or below it.
 fn is_below(path: &Path, wanted: &Path) -> bool {
     let mut parts = path.components().filter(|part| *part != Component::CurDir);
     let first = wanted.components().all(|part| parts.next() == Some(part));
@@ -111,7 +112,7 @@ mod tests {
         let mut builder = tar::Builder::new(Vec::new());
         for (name, size) in entries {
             let mut header = tar::Header::new_gnu();
-            // Not `set_path`, which refuses some of these.
+            // `set_path` refuses some of these names.
             header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
             header.set_size(*size);
             header.set_mode(0o6755);
@@ -191,7 +192,7 @@ mod tests {
         let sent = archive(&[("out", 1 << 60)]);
         let error = unpack(&sent[..], directory.path(), Path::new("out")).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::StorageFull);
-        // A name is kept in memory.
+        // Long names count against the limit.
         let mut header = tar::Header::new_gnu();
         header.set_entry_type(tar::EntryType::GNULongName);
         header.set_size(HEADERS * 2);

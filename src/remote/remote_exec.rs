@@ -1,8 +1,8 @@
-//! Owns ending a command on another machine together with its connection, because nobody would see its further
-//! output. Hidden subcommands there.
+//! Owns ending a command on another machine together with its connection, because its further output would be lost.
+//! Implements hidden subcommands that run on that machine.
 //!
-//! sshd does not notify a command without a terminal. When the connection ends, so does sshd's process, and the pipe
-//! for the command's messages loses its reader; with shared connections (`ControlMaster`) only the latter happens.
+//! sshd does not notify a command without a terminal. When the connection ends, sshd's process ends and the pipe for
+//! the command's messages loses its reader. With shared connections (`ControlMaster`) only the pipe loses its reader.
 //! nix has no calls for process descriptors, hence rustix.
 
 use std::io::IsTerminal as _;
@@ -18,13 +18,13 @@ use crate::sys::host::{Host, working_directory};
 use crate::sys::trust;
 use crate::ui::ci::System;
 
-/// Variables that decide about colours.
+/// Variables that control colours.
 pub(super) const NO_COLOR: &str = "NO_COLOR";
 pub(super) const FORCE_COLOR: &str = "CLICOLOR_FORCE";
 
-/// `__remote-exec PID DIGEST SHOWN ARGUMENT...`: becomes rockenv with these arguments, which gets a signal when the
-/// process ends. If DIGEST is not empty, the received files apply, and must be those that apply on the sending machine.
-/// SHOWN names variables of that machine, separated by commas: of the CI system that shows the output, and of colours.
+/// `__remote-exec PID DIGEST SHOWN ARGUMENT...`: becomes rockenv with these arguments, and sends it a signal when
+/// process PID ends. If DIGEST is not empty, the received files apply, and must match the files of the sending machine.
+/// SHOWN lists variables of the sending machine, separated by commas: that of the CI system, and those for colours.
 pub(crate) fn remote_exec(arguments: &[String]) -> Result<()> {
     let [session, digest, shown, arguments @ ..] = arguments else {
         return Err(usage());
@@ -43,11 +43,11 @@ pub(crate) fn remote_exec(arguments: &[String]) -> Result<()> {
         .stdout(Stdio::null())
         .spawn()
         .context(|| "cannot start rockenv".to_owned())?;
-    // The process stays the same, so signals, the terminal and the exit code are its own.
+    // exec keeps the process, and with it the signals, the terminal and the exit code.
     let mut command = Command::new(&program);
     command.arg0("rockenv").args(arguments);
     command.env(trust::DIGEST_VARIABLE, digest);
-    // A CI system obeys lines of the output, whose writer must know that.
+    // A CI system executes commands in the output, so the process that writes it must know the system.
     let known = System::ALL.map(System::variable).into_iter();
     for name in known.chain([NO_COLOR, FORCE_COLOR]) {
         if shown.split(',').any(|shown| shown == name) {
@@ -57,13 +57,13 @@ pub(crate) fn remote_exec(arguments: &[String]) -> Result<()> {
     Err(command.exec()).context(|| "cannot start rockenv".to_owned())
 }
 
-/// `__watch SESSION PID`: sends SIGTERM to process PID when process SESSION ends, or our standard error has no reader
-/// any more; SIGHUP at a terminal, because interactive shells ignore SIGTERM.
+/// `__watch SESSION PID`: signals process PID when process SESSION ends or the watcher's standard error loses its
+/// reader. Sends SIGTERM, or SIGHUP at a terminal, because interactive shells ignore SIGTERM.
 pub(crate) fn watch(arguments: &[String]) -> Result<()> {
     let [session, command] = arguments else {
         return Err(usage());
     };
-    // A terminal's signals are not for us.
+    // Detaches from the terminal's signals.
     let _: nix::Result<nix::unistd::Pid> = nix::unistd::setsid();
     let open = |text: &str| {
         let pid = text.parse().ok().and_then(Pid::from_raw);
@@ -82,7 +82,7 @@ pub(crate) fn watch(arguments: &[String]) -> Result<()> {
         let mut fds = [
             PollFd::new(command.as_fd(), PollFlags::POLLIN),
             PollFd::new(session.as_fd(), PollFlags::POLLIN),
-            // Errors are always reported.
+            // poll always reports errors, such as a closed reader.
             PollFd::new(messages.as_fd(), PollFlags::empty()),
         ];
         while let Err(nix::Error::EINTR) = poll(&mut fds, PollTimeout::NONE) {}

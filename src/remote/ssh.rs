@@ -1,4 +1,4 @@
-//! Owns the connection to another machine: ssh, with the user's configuration.
+//! Owns the connection to another machine: ssh with the user's configuration.
 
 use std::fmt;
 use std::io::{self, BufRead as _, BufReader, ErrorKind, Read};
@@ -11,14 +11,14 @@ use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::process::end_with_parent;
 use crate::sys::shell::quoted;
 
-/// ssh's own exit code if it could not connect.
+/// ssh's own exit code for a failed connection.
 const SSH_FAILED: i32 = 255;
-/// The line that comes before a script's own output: a login shell may print something first.
+/// Line that marks the start of a script's output, because a login shell may print text first.
 const BEGIN: &str = "rockenv: output of the script";
-/// Longest line that is kept while waiting for that one.
+/// Maximum length of a line kept while waiting for `BEGIN`.
 const LONGEST_LINE: u64 = 1 << 10;
 
-/// A machine that ssh can reach.
+/// A machine reachable by ssh.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Machine {
     /// `HOST` or `USER@HOST`.
@@ -33,7 +33,7 @@ impl FromStr for Machine {
         let rest = text.strip_prefix("ssh://").unwrap_or(text);
         let rest = rest.strip_suffix('/').unwrap_or(rest);
         let (host, port) = match rest.rsplit_once(':') {
-            // An IPv6 address has colons of its own: in brackets, or there is no port.
+            // A bare IPv6 address contains colons, so a port after it requires brackets.
             Some((host, port)) if host.ends_with(']') || !host.contains(':') => {
                 let port = port
                     .parse()
@@ -43,7 +43,7 @@ impl FromStr for Machine {
             _ => (rest, None),
         };
         let host = host.replace(['[', ']'], "");
-        // A leading `-` would make it an option of ssh.
+        // ssh would take a leading `-` as an option.
         let bad = |c: char| c.is_whitespace() || c.is_control() || matches!(c, '/' | '\'' | '"');
         if host.is_empty() || host.starts_with('-') || host.contains(bad) {
             return Err("not ssh://[USER@]HOST[:PORT]".to_owned());
@@ -61,12 +61,12 @@ impl fmt::Display for Machine {
 #[derive(Debug)]
 pub(crate) struct SshConnection<'a> {
     pub(crate) machine: &'a Machine,
-    /// The program and its options.
+    /// The ssh program and its options.
     pub(crate) ssh: &'a [String],
 }
 
 impl Machine {
-    /// Returns the machine as it is typed.
+    /// Returns the machine's URL as the user types it.
     pub(crate) fn url(&self) -> String {
         let (user, host) = match self.host.rsplit_once('@') {
             Some((user, host)) => (format!("{user}@"), host),
@@ -82,12 +82,12 @@ impl Machine {
 }
 
 impl SshConnection<'_> {
-    /// Prepares a shell script to run there; `words` are its arguments.
+    /// Prepares a shell script to run on the machine; `words` are its arguments.
     pub(crate) fn script(&self, script: &str, words: &[&str]) -> Result<Command> {
         self.script_with(&[], script, words)
     }
 
-    /// The same with further options for ssh.
+    /// Like `script`, with further options for ssh.
     pub(crate) fn script_with(
         &self,
         more: &[&str],
@@ -108,7 +108,7 @@ impl SshConnection<'_> {
         Ok(command)
     }
 
-    /// Prepares a script whose output is read after [`output`].
+    /// Prepares a script whose output is to be read through [`output`].
     pub(crate) fn script_with_output(
         &self,
         more: &[&str],
@@ -121,7 +121,7 @@ impl SshConnection<'_> {
         Ok(command)
     }
 
-    /// Starts ssh, which ends with rockenv: the command on the other machine then does as well.
+    /// Starts ssh. It ends when rockenv ends, and so does the command on the other machine.
     pub(crate) fn start(&self, mut command: Command) -> Result<Child> {
         end_with_parent(&mut command, Signal::SIGTERM, None);
         command.spawn().map_err(|error| {
@@ -140,12 +140,12 @@ impl SshConnection<'_> {
         })
     }
 
-    /// Returns whether ssh itself failed, or a signal ended it.
+    /// Returns whether ssh itself failed or was killed by a signal.
     pub(crate) fn is_failure(status: ExitStatus) -> bool {
         matches!(status.code(), Some(SSH_FAILED) | None)
     }
 
-    /// Makes the error for a failure of ssh.
+    /// Turns ssh's exit status into a result.
     pub(crate) fn judge(&self, what: &str, status: ExitStatus) -> Result<()> {
         match status.code() {
             Some(0) => Ok(()),
@@ -158,7 +158,7 @@ impl SshConnection<'_> {
         }
     }
 
-    /// Makes the error for a login shell that ended without the script.
+    /// Returns the error for a login shell that ended without running the script.
     pub(crate) fn no_output(&self) -> Error {
         unavailable!(
             "the login shell on {} ends before it runs the command of rockenv",
@@ -167,7 +167,7 @@ impl SshConnection<'_> {
         .help(format!("ssh {} true", self.machine.url()))
     }
 
-    /// Runs a script whose input and output are `talk`'s.
+    /// Runs a script and connects `talk` to its input and output.
     pub(crate) fn run_script<T>(
         &self,
         what: &str,
@@ -197,7 +197,7 @@ impl SshConnection<'_> {
             )
         };
         match &talked {
-            // ssh's own error comes first: a broken pipe is its consequence.
+            // ssh's own error takes precedence: a broken pipe is only its consequence.
             Err(error) if !is_theirs(error) => {
                 child.kill()?;
                 child.wait()?;
@@ -208,7 +208,8 @@ impl SshConnection<'_> {
     }
 }
 
-/// Returns the output of a script, without what the login shell printed before it; `None` if the script did not begin.
+/// Returns the output of a script, without text that the login shell printed before it; `None` if the script did not
+/// begin.
 pub(crate) fn output<R: Read>(from: R) -> io::Result<Option<BufReader<R>>> {
     let mut from = BufReader::new(from);
     let mut line = Vec::new();
@@ -225,8 +226,8 @@ pub(crate) fn output<R: Read>(from: R) -> io::Result<Option<BufReader<R>>> {
     Ok(Some(from))
 }
 
-/// Returns a command line that runs a script by a plain shell, whatever the user's shell there is: csh takes no text of
-/// several lines, and `!` for one of earlier commands, even where it is quoted.
+/// Returns a command line that runs a script in a plain shell, whatever the user's login shell. csh accepts no
+/// multi-line text, and expands `!` to earlier commands even in quotes.
 fn for_any_shell(script: &str, words: &[&str]) -> String {
     use base64::Engine as _;
     let words: Vec<_> = words.iter().map(|word| quoted(word)).collect();

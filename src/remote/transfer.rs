@@ -1,8 +1,8 @@
 //! Owns sending files: they become a fresh directory on the other machine, named after its content. Existing
-//! directories are never written to, because commands leave their results among the files.
+//! directories are never modified, because commands leave their results among the files.
 //!
-//! One line lists the files, the answer lists the missing ones, and an archive contains those. The last line names
-//! the directory.
+//! The sender writes one line that lists the files. The receiver answers with a line that lists the missing ones, and
+//! the sender follows with an archive of those. The receiver's last line names the directory.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read as _, Write};
@@ -24,27 +24,27 @@ use crate::sys::trust;
 use crate::tree::{file, remove_tree};
 use crate::ui::{Ui, size};
 
-/// The link to the directory of the last command.
+/// Symlink to the directory of the last command.
 pub(crate) const LATEST: &str = "latest";
-/// Bytes that may take seconds to send.
+/// Transfer size above which a note appears, because sending may take seconds.
 const LARGE: u64 = 1 << 20;
-/// Bytes of a line, at most: a list of a million files is half of it.
+/// Maximum length of a line in bytes. A list of a million files takes half of it.
 const LONGEST: u64 = 512 << 20;
-/// How long to wait for another sender.
+/// How long to wait for another sender's lock.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Files and directories, by path.
+/// Files and directories by path.
 pub(crate) type Manifest = BTreeMap<PathBuf, Seen>;
 
-/// Where the files are.
+/// Where the sent files are.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Received {
     pub(crate) directory: String,
-    /// An earlier directory for the same files, and a file in it that was changed since.
+    /// An earlier directory for the same files, and a file in it that has changed since.
     pub(crate) changed: Option<(String, PathBuf)>,
 }
 
-/// Returns a short name for these bytes, by digest.
+/// Returns a short digest of the bytes, for use as a name.
 pub(crate) fn short(bytes: &[u8]) -> String {
     hex::encode(Sha256::digest(bytes))[..16].to_owned()
 }
@@ -124,8 +124,8 @@ fn take(place: &Path, mut from: impl BufRead, mut to: impl Write) -> Result<()> 
     Ok(write_line(&mut to, &received)?)
 }
 
-/// Returns the directory for these files, and whether it exists. One in which a command changed a sent file stays as
-/// it is, and is not used again.
+/// Returns the directory for these files, and whether it exists. A directory in which a command changed a sent file
+/// stays as it is and is not reused.
 fn choose(place: &Path, manifest: &Manifest) -> Result<(Received, bool)> {
     let digest = short(&encode(manifest)?);
     let mut received = Received {
@@ -157,7 +157,7 @@ fn first_difference(tree: &Tree, manifest: &Manifest) -> Result<Option<PathBuf>>
     Ok(for_rockenv(tree)?.into_iter().find(is_new))
 }
 
-/// Lists the files that rockenv would read in a directory, sent or not.
+/// Lists the files in a directory that rockenv would read, whether they were sent or not.
 fn for_rockenv(tree: &Tree) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for name in [trust::CONFIGURATION].into_iter().chain(trust::DIRECTORIES) {
@@ -171,8 +171,8 @@ fn for_rockenv(tree: &Tree) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Makes the directories, and copies unchanged files from the last directory, with shared blocks if the file system
-/// can; returns the missing ones.
+/// Creates the directories, and copies unchanged files from the last directory, with shared blocks where the file
+/// system supports them. Returns the missing files.
 fn copy_unchanged(latest: &Path, new: &Path, manifest: &Manifest) -> Result<Vec<PathBuf>> {
     fs::create_dir(new)?;
     let tree = Tree::open(new)?;
@@ -195,7 +195,7 @@ fn copy_unchanged(latest: &Path, new: &Path, manifest: &Manifest) -> Result<Vec<
                 copy.set_modified(metadata.modified()?)?;
             }
         }
-        // It may have changed while it was copied.
+        // The file may have changed during the copy.
         if !is_same || tree.stat(path)? != *seen {
             missing.push(path.clone());
         }
@@ -217,12 +217,12 @@ fn unpack(archive: impl BufRead, into: &Path) -> Result<()> {
             ));
         }
     }
-    // The other end has data to send until it closes its end.
+    // The sender keeps writing until it closes its end.
     io::copy(&mut archive.into_inner(), &mut io::sink())?;
     Ok(())
 }
 
-/// Compares the files with the manifest, and syncs them to disk.
+/// Compares the received files with the manifest and syncs them to disk.
 fn check(tree: &Tree, manifest: &Manifest, missing: &[PathBuf]) -> Result<()> {
     for path in missing {
         if tree.stat(path)? != manifest[path] {
@@ -232,7 +232,7 @@ fn check(tree: &Tree, manifest: &Manifest, missing: &[PathBuf]) -> Result<()> {
             )
             .help("run it again"));
         }
-        // After a power failure, no truncated file may have its final name.
+        // A power failure must not leave a truncated file under its final name.
         tree.sync(path)?;
     }
     Ok(())
@@ -261,7 +261,7 @@ fn read_line<T: DeserializeOwned>(from: &mut impl BufRead) -> io::Result<T> {
 mod tests {
     use super::*;
 
-    /// Two directories that simulate two machines.
+    /// Two directories that stand in for two machines.
     struct Machines(tempfile::TempDir);
 
     impl Machines {
@@ -281,7 +281,7 @@ mod tests {
             fs::read_to_string(self.0.path().join(path)).unwrap()
         }
 
-        /// Returns a sender's output that offers these files and has these.
+        /// Returns a sender's output that offers `manifest` and contains `files`.
         fn sent(&self, manifest: &Manifest, files: &[&str]) -> Vec<u8> {
             let mut bytes = Vec::new();
             write_line(&mut bytes, manifest).unwrap();
@@ -300,7 +300,7 @@ mod tests {
             files.iter().map(see).collect()
         }
 
-        /// Sends files; returns those that had to be sent, and where they are.
+        /// Sends files. Returns the files that were missing, and where the files are.
         fn send(&self, files: &[&str]) -> (Vec<PathBuf>, Received) {
             let sent = self.sent(&self.manifest(files), files);
             let mut reply = Vec::new();
@@ -323,7 +323,7 @@ mod tests {
         machines.put("here/d/other", "sent");
         let (missing, first) = machines.send(&["same", "d/other"]);
         assert_eq!(missing.len(), 2);
-        // A command's result there stays, and the directory is the same one.
+        // A command's result stays, and the same files lead to the same directory.
         machines.put(&format!("there/{}/made", first.directory), "result");
         let (missing, again) = machines.send(&["same", "d/other"]);
         assert_eq!((missing, &again.directory), (vec![], &first.directory));
@@ -335,7 +335,7 @@ mod tests {
             machines.read(&format!("there/{}/d/other", first.directory)),
             "sent"
         );
-        // Files are not hard-linked: a change there affects one directory only.
+        // Files are not hard-linked, so a change on the other machine affects only one directory.
         machines.put(&format!("there/{}/same", second.directory), "theirs");
         assert_eq!(
             machines.read(&format!("there/{}/same", first.directory)),
@@ -367,7 +367,7 @@ mod tests {
             (third.directory, third.changed),
             (second.directory.clone(), None)
         );
-        // A link in its place leads nowhere.
+        // A link in place of a sent file is not followed.
         let outside = machines.0.path().join("outside");
         fs::write(&outside, "outside").unwrap();
         let link = machines
@@ -421,7 +421,7 @@ mod tests {
         }
         let manifest = machines.manifest(&["a", "b", "c"]);
         let sent = machines.sent(&manifest, &["a", "b", "c"]);
-        // All of it except its end, which is not needed.
+        // Truncated anywhere before the archive's end marker, which is optional.
         for length in (0..sent.len() - 2048).step_by(256) {
             assert!(
                 take(&there, &sent[..length], io::sink()).is_err(),

@@ -1,5 +1,5 @@
-//! Owns files below a directory in which others write too: examining one, and moving one to a free name. Follows no
-//! links, and replaces nothing.
+//! Owns access to a directory in which other processes write too: examining a file, and moving a file to a free name.
+//! Follows no links and replaces nothing.
 
 use std::ffi::CString;
 use std::os::fd::OwnedFd;
@@ -17,12 +17,12 @@ use nix::unistd::{LinkatFlags, UnlinkatFlags, linkat, unlinkat};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-/// The state by which two files are compared.
+/// State by which two files are compared.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FileState {
     kind: Kind,
     size: u64,
-    /// Of the content, or of a link's target.
+    /// Digest of the file's content, or of the link's target.
     sha256: String,
 }
 
@@ -40,12 +40,12 @@ pub(crate) enum Seen {
     Absent,
     Is(FileState),
     Directory,
-    /// A pipe, a socket, an unreadable file: nothing that was sent.
+    /// A pipe, a socket or an unreadable file, none of which is ever sent.
     Other,
 }
 
 impl Seen {
-    /// Returns the bytes of its content.
+    /// Returns the size of the file's content in bytes.
     pub(crate) fn size(&self) -> u64 {
         match self {
             Self::Is(state) => state.size,
@@ -70,7 +70,7 @@ impl Tree {
         })
     }
 
-    /// Examines `below`; below a file or link there is nothing.
+    /// Examines `below`. Paths below a file or a link count as absent.
     pub(crate) fn stat(&self, below: &Path) -> Result<Seen> {
         let cannot = || format!("cannot look at `{}`", self.path.join(below).display());
         let (parent, name) = match self.parent(below) {
@@ -123,7 +123,7 @@ impl Tree {
         }
     }
 
-    /// Lists everything except directories below the directory `below`.
+    /// Lists all entries below the directory `below`, except directories.
     pub(crate) fn leaves(&self, below: &Path) -> Result<Vec<PathBuf>> {
         let mut found = Vec::new();
         for entry in fs::read_dir(self.path.join(below))? {
@@ -138,7 +138,8 @@ impl Tree {
         Ok(found)
     }
 
-    /// Moves the entry at `below` to `name` in another tree of the same file system; false if that name is taken.
+    /// Moves the entry at `below` to `name` in another tree on the same file system. Returns false if that name is
+    /// taken.
     pub(crate) fn move_to(&self, below: &Path, to: &Self, name: &Path) -> Result<bool> {
         let shown = || {
             let (from, to) = (self.path.join(below), to.path.join(name));
@@ -152,8 +153,8 @@ impl Tree {
         match renameat2(&from_dir, from, &to_dir, to, flags) {
             Ok(()) => Ok(true),
             Err(Errno::EEXIST) => Ok(false),
-            // NFS and others cannot do that; a hard link, which cannot replace anything either, then removing the old
-            // name, can.
+            // NFS and others lack RENAME_NOREPLACE. A hard link refuses to replace an entry too, so link and unlink do
+            // the same.
             Err(Errno::EINVAL) => {
                 match linkat(&from_dir, from, &to_dir, to, LinkatFlags::empty()) {
                     Err(Errno::EEXIST) => return Ok(false),
@@ -166,7 +167,7 @@ impl Tree {
         }
     }
 
-    /// Makes the directory `below`, and its parents.
+    /// Creates the directory `below` and its parents.
     pub(crate) fn make(&self, below: &Path) -> Result<()> {
         let cannot = || format!("cannot make `{}`", self.path.join(below).display());
         self.make_parents(&below.join("in it")).context(cannot)
