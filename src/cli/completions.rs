@@ -1,7 +1,7 @@
-//! Owns shell completion: the script that a shell sources, and the candidates that it asks for at each key press.
+//! Owns shell completion: the script that a shell sources, and the candidates that it requests at each key press.
 //!
-//! `COMPLETE=bash rockenv -- WORDS` prints candidates. It only reads. Anything unreadable has no candidates, because
-//! an error in the middle of a command line helps nobody.
+//! `COMPLETE=bash rockenv -- WORDS` prints candidates. It only reads. Unreadable files yield no candidates: an error
+//! message in the middle of a command line is useless.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -47,7 +47,7 @@ pub(crate) enum Shell {
     Powershell,
 }
 
-/// Prints a script that completes with rockenv's own help.
+/// Prints the completion script for a shell.
 pub(crate) fn completions(cx: &Context, args: &CompletionsArgs) -> Result<()> {
     let shell = args.shell.to_possible_value();
     let shell = shell.as_ref().map_or("", PossibleValue::get_name);
@@ -55,7 +55,7 @@ pub(crate) fn completions(cx: &Context, args: &CompletionsArgs) -> Result<()> {
     Ok(())
 }
 
-/// The kind of thing that an argument names.
+/// What an argument refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Names {
     Envs,
@@ -71,7 +71,7 @@ enum Names {
     Directory,
 }
 
-/// Which argument of which command names what.
+/// Maps an argument of a command to what it refers to.
 const ARGUMENTS: &[(&[&str], &str, Names)] = &[
     (&["up"], "what", Names::ProfilesAndTargets),
     (&["up"], "target", Names::Targets),
@@ -134,19 +134,19 @@ const ARGUMENTS: &[(&[&str], &str, Names)] = &[
     (&["man"], "dir", Names::Directory),
 ];
 
-/// Answers a shell that asks for candidates; `None` if the program was started for anything else.
+/// Prints candidates if a shell requests them; returns `None` for any other invocation.
 pub(crate) fn answer() -> Option<ExitCode> {
     let directory = std::env::current_dir().ok();
     match CompleteEnv::with_factory(command).try_complete(std::env::args_os(), directory.as_deref())
     {
         Ok(false) => None,
         Ok(true) => Some(ExitCode::SUCCESS),
-        // An unknown shell, or one that has exited.
+        // An unknown shell, or a shell that has exited.
         Err(_) => Some(ExitCode::FAILURE),
     }
 }
 
-/// The names of files are data: bash puts candidates into the line as they are, and would run `$(...)` in them.
+/// Escapes file names: bash inserts candidates verbatim, and would run `$(...)` in them.
 const BASH: &str = r#"source <(COMPLETE=bash rockenv)
 _rockenv() {
     _clap_complete_rockenv "$@"
@@ -160,13 +160,14 @@ _rockenv() {
 complete -o nospace -o bashdefault -o nosort -F _rockenv rockenv
 "#;
 
-/// Returns the script that a shell sources.
+/// Returns the completion script for a shell.
 fn script(shell: &str) -> Result<String> {
-    // Where the shell allows it, the script asks at the shell's start: the protocol changes between versions.
+    // The protocol changes between versions, so where possible the script asks rockenv for the code when the shell
+    // starts.
     match shell {
         "bash" => return Ok(BASH.to_owned()),
         "zsh" => {
-            // Also valid as the file `_rockenv` in fpath, which zsh runs at the first completion.
+            // Also works as the file `_rockenv` in fpath, which zsh runs at the first completion.
             return Ok(concat!(
                 "#compdef rockenv\n",
                 "source <(COMPLETE=zsh rockenv)\n",
@@ -194,7 +195,7 @@ fn command() -> Command {
     command
 }
 
-/// Hides the second names of commands, which would be listed in place of the first.
+/// Hides command aliases, which would replace the commands in the list.
 fn without_aliases(command: Command) -> Command {
     command.mut_subcommands(|one| {
         let hidden: Vec<&'static str> = ["enter", "list", "remove"]
@@ -215,7 +216,7 @@ fn attach(command: Command, path: &[&str], argument: &str, names: Names) -> Comm
             .get_arguments()
             .any(|known| known.get_id() == argument) =>
         {
-            // `mut_arg` would move it behind the others.
+            // `mut_arg` would move the argument behind the others.
             command.mut_args(|known| match names {
                 _ if known.get_id() != argument => known,
                 Names::Directory => known.add(ArgValueCompleter::new(PathCompleter::dir())),
@@ -231,7 +232,7 @@ fn attach(command: Command, path: &[&str], argument: &str, names: Names) -> Comm
     }
 }
 
-/// Returns the profiles that begin with `typed`, or the files if it is a path.
+/// Returns the profiles that begin with `typed`, or files if `typed` is a path.
 fn profile_or_file(names: Names, typed: &OsStr) -> Vec<CompletionCandidate> {
     let text = typed.to_string_lossy();
     if text.contains('/') {
@@ -284,7 +285,7 @@ fn find(names: Names, words: &[String]) -> Result<Vec<CompletionCandidate>> {
         Names::Snapshots | Names::Steps => {
             let (store, envs) = envs(&config)?;
             let mut found = Vec::new();
-            // The env comes earlier on the same line.
+            // The env precedes the word on the line.
             for env in envs
                 .iter()
                 .filter(|env| words.iter().any(|word| **env == **word))
@@ -303,10 +304,10 @@ fn find(names: Names, words: &[String]) -> Result<Vec<CompletionCandidate>> {
     })
 }
 
-/// Returns the subcommands of the words before the one that is completed.
+/// Returns the subcommands of the command named by the preceding words.
 fn commands(words: &[String]) -> Vec<CompletionCandidate> {
     let mut command = help::command();
-    // `--`, the program, and `help` or `man`.
+    // Skips `--`, the program, and `help` or `man`.
     for word in words.iter().skip(3) {
         if let Some(inner) = command.find_subcommand(word) {
             command = inner.clone();
@@ -318,7 +319,7 @@ fn commands(words: &[String]) -> Vec<CompletionCandidate> {
         .collect()
 }
 
-/// Returns the steps of the profile that is named earlier on the line.
+/// Returns the steps of the profile named earlier on the line.
 fn profile_steps(config: &Config, words: &[String]) -> Result<Vec<CompletionCandidate>> {
     let names = profile::names(&config.profile_dirs)?;
     let names = || names.iter().map(String::as_str);

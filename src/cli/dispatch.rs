@@ -1,4 +1,4 @@
-//! Owns the verbs: one file each (a folder for a noun), and the one `match` that selects them.
+//! Owns the verbs: one file each (a directory for a noun), and the `match` that selects them.
 
 use super::Command;
 use crate::sys::error::Result;

@@ -66,7 +66,7 @@ pub(crate) fn du(cx: &Context, args: &DuArgs) -> Result<()> {
     Ok(())
 }
 
-/// Reports the limits of the numbers.
+/// Explains the limits of the numbers.
 fn caveats(cx: &Context, report: &UsageReport) {
     if report.extents && !cx.json {
         cx.ui
@@ -98,13 +98,13 @@ fn caveats(cx: &Context, report: &UsageReport) {
     }
 }
 
-/// A line of the report, with the lines that it sums up or that detail it.
+/// A line of the report. `below` has the lines that it sums up, or its details.
 struct Line {
     name: String,
     size: DiskUsage,
     note: String,
     below: Vec<Self>,
-    /// At a service: own bytes, and the bytes including parent layers.
+    /// Held by a service: own bytes, and the bytes including parent layers.
     at_service: Option<(u64, Option<u64>)>,
 }
 
@@ -154,7 +154,7 @@ impl Line {
         }
     }
 
-    /// Makes a line for one thing, or for several alike, with its content below it if rows describe that.
+    /// Creates a line for one item or several similar ones, with its parts below if the rows describe them.
     fn of(name: impl Into<String>, rows: &[&UsageRow]) -> Self {
         let mut line = Self::inside(name, rows, None);
         let parts: BTreeSet<_> = rows.iter().filter_map(|row| row.part).collect();
@@ -193,7 +193,7 @@ impl Line {
 struct Cells {
     name: String,
     on_disk: String,
-    /// Of `on_disk`: bytes that nothing else holds, and the rest.
+    /// The part of `on_disk` that nothing else holds, and the rest.
     exclusive: String,
     shared: String,
     apparent: String,
@@ -216,12 +216,13 @@ impl Cells {
 #[derive(Default)]
 struct Lines {
     lines: Vec<Line>,
-    /// Totals, which stay last whatever the order.
+    /// Totals, which come last in every order.
     last: Vec<Cells>,
 }
 
 impl Lines {
-    /// Makes the table. `bars` shows each line's share of the largest one, `shared` the bytes that others hold too.
+    /// Renders the table. `bars` shows each line's share of the largest line, `shared` the bytes that other items hold
+    /// as well.
     fn table(mut self, sort: Sort, bars: bool, shared: bool) -> Table {
         fn gather(
             rows: &mut Vec<(Cells, String)>,
@@ -265,7 +266,7 @@ impl Lines {
     }
 }
 
-/// Returns the rows of one thing: the whole and its parts.
+/// Returns all rows of one item: the whole and its parts.
 fn same<'a>(report: &'a UsageReport, row: &UsageRow) -> Vec<&'a UsageRow> {
     fn what(row: &UsageRow) -> (Class, &str, Option<&str>, &[String]) {
         (row.class, &row.name, row.snapshot.as_deref(), &row.envs)
@@ -274,7 +275,7 @@ fn same<'a>(report: &'a UsageReport, row: &UsageRow) -> Vec<&'a UsageRow> {
     report.rows.iter().filter(of).collect()
 }
 
-/// Makes a line for each volume of a class that exactly these envs need, whichever snapshots froze it.
+/// Creates a line for each volume of a class that exactly these envs need, whichever snapshots froze the volume.
 fn volumes(report: &UsageReport, class: Class, envs: &[String]) -> Vec<Line> {
     let mut volumes: BTreeMap<&str, Vec<&UsageRow>> = BTreeMap::new();
     for row in &report.rows {
@@ -286,7 +287,7 @@ fn volumes(report: &UsageReport, class: Class, envs: &[String]) -> Vec<Line> {
     lines.map(|(name, rows)| Line::of(name, &rows)).collect()
 }
 
-/// The parts of an env, in the order in which they appear.
+/// The parts of an env in display order.
 const PARTS: [(Class, &str); 7] = [
     (Class::Snapshots, "snapshots"),
     (Class::Frozen, "volumes in snapshots"),
@@ -297,7 +298,7 @@ const PARTS: [(Class, &str); 7] = [
     (Class::Records, "records"),
 ];
 
-/// The whole store. With `damaged` records of envs, what no env seems to need may be theirs.
+/// Returns the lines for the whole store. With `damaged` env records, data that seems unused may belong to these envs.
 fn overview(report: &UsageReport, damaged: bool) -> Lines {
     let unused = match damaged {
         true => "may belong to an env whose record is damaged: `rockenv fsck --repair`",
@@ -391,7 +392,7 @@ fn overview(report: &UsageReport, damaged: bool) -> Lines {
     lines
 }
 
-/// Services keep their data on their own disk, which need not be the store's.
+/// Returns a total per service. Services keep their data in their own storage, which may be on another disk.
 fn totals_at_services(report: &UsageReport) -> Vec<Cells> {
     let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
     for held in &report.at_services {
@@ -403,7 +404,7 @@ fn totals_at_services(report: &UsageReport) -> Vec<Cells> {
         .collect()
 }
 
-/// One env: each snapshot and volume by name.
+/// Returns the lines for one env: each snapshot and volume by name.
 fn detail(report: &UsageReport, env: &str) -> Lines {
     let mut lines = Lines::default();
     for row in report.rows.iter().filter(|row| row.is_whole()) {
@@ -428,7 +429,7 @@ fn detail(report: &UsageReport, env: &str) -> Lines {
         let mut line = Line::of(name, &same(report, row));
         let mut elsewhere = row.size.counted_elsewhere;
         if row.class == Class::Frozen {
-            // Most of it is counted with the live volume, so there is nothing left to show.
+            // Most parts are counted with the live volume and would show zero here.
             line.below.retain(|part| part.size.allocated > 0);
             elsewhere = line.size.counted_elsewhere;
         }
@@ -470,7 +471,7 @@ fn also_needed(envs: &[String], env: &str) -> Option<String> {
     (!others.is_empty()).then(|| format!("also needed by {}", others.join(", ")))
 }
 
-/// Sums up layers that several envs need, by set of envs.
+/// Sums up layers that several envs need, per set of envs.
 fn shared(report: &UsageReport) -> BTreeMap<&[String], DiskUsage> {
     let mut sums: BTreeMap<&[String], DiskUsage> = BTreeMap::new();
     for row in &report.rows {
@@ -481,7 +482,7 @@ fn shared(report: &UsageReport) -> BTreeMap<&[String], DiskUsage> {
     sums
 }
 
-/// Returns the word in front of a row's name.
+/// Returns the label in front of a row's name.
 pub(super) fn class_word(class: Class) -> &'static str {
     match class {
         Class::Snapshots => "snapshot",

@@ -2,10 +2,10 @@
 
 use std::sync::LazyLock;
 
-/// Lines to type, each with its purpose.
+/// Command lines, each with its purpose.
 type Examples = Vec<(&'static str, &'static str)>;
 
-/// The examples of each command, by its words.
+/// Examples by command path.
 pub(super) static EXAMPLES: LazyLock<Vec<(&str, Examples)>> = LazyLock::new(|| {
     let mut all: Vec<(&str, Examples)> = Vec::new();
     for line in include_str!("examples.txt").lines() {
@@ -21,7 +21,7 @@ pub(super) static EXAMPLES: LazyLock<Vec<(&str, Examples)>> = LazyLock::new(|| {
     all
 });
 
-/// Returns the examples of a command, by its words.
+/// Returns the examples of a command, by its path.
 pub fn examples(path: &str) -> &'static [(&'static str, &'static str)] {
     let found = EXAMPLES.iter().find(|(known, _)| *known == path);
     found.map_or(&[], |(_, examples)| examples)

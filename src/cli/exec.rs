@@ -1,4 +1,4 @@
-//! Owns `exec`: runs a command in an env, in a new container or in the one that is running.
+//! Owns `exec`: runs a command in an env, in a new container or in the running one.
 
 use std::ffi::OsString;
 
@@ -79,8 +79,8 @@ pub(crate) fn exec(cx: &Context, args: ExecArgs) -> Result<u8> {
     run(cx, &job)
 }
 
-/// Names the form without an env if the name is likely to be the command's: there is only one env, and its name is
-/// another one.
+/// Suggests the form without an env if the given name is probably the command: the store has a single env with a
+/// different name.
 fn suggest_dashes(cx: &Context, args: &ExecArgs, error: Error) -> Error {
     let envs = cx.existing_store().and_then(|store| store.envs());
     let is_only = envs.is_ok_and(|envs| envs.len() == 1);
@@ -95,7 +95,7 @@ fn suggest_dashes(cx: &Context, args: &ExecArgs, error: Error) -> Error {
     }
 }
 
-/// Returns the command line that runs the same words in the only env, with `first` as the first one.
+/// Returns the command line that runs the same words in the only env, beginning with `first`.
 fn without_env(args: &ExecArgs, first: &str) -> String {
     let mut words = vec!["rockenv exec".to_owned()];
     words.extend(args.root.then(|| "--root".to_owned()));

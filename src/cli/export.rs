@@ -1,4 +1,5 @@
-//! Owns `export`: an env's results with a manifest of their inputs, the check of such copies, and snapshots in files.
+//! Owns `export`: writes an env's results with a manifest of their inputs, checks such copies, and writes snapshots to
+//! files.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -43,7 +44,7 @@ pub struct ExportArgs {
     allow_incremental: bool,
 }
 
-/// Exports, or checks; returns the exit code.
+/// Exports or checks; returns the exit code.
 pub(crate) fn export(cx: &Context, args: &ExportArgs) -> Result<u8> {
     if let Some(directory) = &args.check {
         return check(cx, directory);

@@ -30,7 +30,7 @@ struct Line {
 
 /// Checks the store; returns the exit code.
 pub(crate) fn fsck(cx: &Context, args: &FsckArgs) -> Result<u8> {
-    // Before the store, because opening the store makes an ordinary user root of a user namespace.
+    // Must precede opening the store, which makes an ordinary user root of a user namespace.
     let services = services(&cx.config.sockets);
     let mut lines = Vec::new();
     let format = repair_format(&cx.config.home, args.repair).map_err(advised)?;
@@ -43,7 +43,7 @@ pub(crate) fn fsck(cx: &Context, args: &FsckArgs) -> Result<u8> {
     if !damaged || args.repair {
         let store = cx.existing_store().map_err(advised)?;
         let mut attempts = Vec::new();
-        // A full disk must not prevent the repair.
+        // Frees the ballast, so that a full disk does not prevent the repair.
         let ballast = match args.repair {
             true => store.drop_ballast()?,
             false => None,
@@ -57,7 +57,7 @@ pub(crate) fn fsck(cx: &Context, args: &FsckArgs) -> Result<u8> {
         };
         found = look()?;
         if !found.problems.is_empty() {
-            // What a command at work had not finished yet is no problem.
+            // A running command leaves intermediate states, which are gone at a second look.
             let again = look()?.problems;
             found.problems.retain(|problem| again.contains(problem));
         }
@@ -90,7 +90,7 @@ pub(crate) fn fsck(cx: &Context, args: &FsckArgs) -> Result<u8> {
     Ok(u8::from(!clean))
 }
 
-/// Connects to the services that answer and that rockenv would use.
+/// Connects to the services that rockenv would use and that answer.
 fn services(sockets: &Sockets) -> Vec<Service> {
     Engine::SERVICES
         .into_iter()
@@ -98,7 +98,7 @@ fn services(sockets: &Sockets) -> Vec<Service> {
         .collect()
 }
 
-/// Adds the command to type for a user who may not read the store.
+/// Adds the command to type for a user without access to the store.
 fn advised(error: Error) -> Error {
     if nix::unistd::geteuid().is_root() || error.help_text().is_some() {
         return error;

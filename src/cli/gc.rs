@@ -1,4 +1,4 @@
-//! Owns `gc`: shows what would be removed, or reports what was.
+//! Owns `gc`: shows what would be removed, or reports what was removed.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Owns help: commands in groups, options under headings, examples at the end, and the command that a word of another
-//! tool means.
+//! Owns help: commands in groups, options under headings, examples at the end, and suggestions for command words of
+//! other tools.
 
 use std::fmt::Write as _;
 
@@ -36,7 +36,7 @@ const GROUPS: [(&str, &str); 5] = [
     ),
 ];
 
-/// Words of other tools, and what to type.
+/// Returns the command words of other tools, with the rockenv command for each.
 fn words() -> impl Iterator<Item = (&'static str, &'static str)> {
     include_str!("synonyms.txt")
         .lines()
@@ -50,7 +50,7 @@ pub struct HelpArgs {
     pub(super) command: Vec<String>,
 }
 
-/// Returns the command line with everything that its help shows.
+/// Returns the clap command with everything that its help shows.
 pub(crate) fn command() -> clap::Command {
     let mut command = with_examples(Cli::command(), "");
     let options = clap::Command::new("rockenv")
@@ -72,9 +72,9 @@ pub(crate) fn command() -> clap::Command {
     command
 }
 
-/// Parses the command line. An unknown command gets the name of the one that is meant.
+/// Parses the command line. For an unknown command, the error suggests the intended command.
 pub(super) fn parse() -> std::result::Result<Cli, Unparsed> {
-    // Writing the help takes longer than parsing, and most command lines do not need it.
+    // Building the help takes longer than parsing, and most command lines do not need it.
     let parsed = Cli::command().try_get_matches();
     let parsed = parsed.or_else(|error| match error.kind() {
         ErrorKind::DisplayVersion => Err(error),
@@ -103,7 +103,7 @@ pub(super) fn parse() -> std::result::Result<Cli, Unparsed> {
     })
 }
 
-/// Returns whether no command stands before a word of the command line.
+/// Returns whether the word is the first command on the command line.
 fn is_first_command(word: &str) -> bool {
     let known = Cli::command();
     let mut before = std::env::args_os()
@@ -112,7 +112,7 @@ fn is_first_command(word: &str) -> bool {
     before.all(|other| known.find_subcommand(other).is_none())
 }
 
-/// Removes the commands that clap suggests for a word that is too different: `on` for `nonsense`.
+/// Drops clap's suggestions that are too different from the word, such as `on` for `nonsense`.
 fn keep_close(error: &mut clap::Error) {
     let (Some(ContextValue::String(word)), Some(ContextValue::Strings(names))) = (
         error.get(ContextKind::InvalidSubcommand),
@@ -126,7 +126,7 @@ fn keep_close(error: &mut clap::Error) {
             ContextValue::Strings(vec![close]),
         ),
         None => {
-            // Their empty list of tips would be an empty line.
+            // clap would print the empty list of tips as an empty line.
             error.remove(ContextKind::Suggested);
             error.remove(ContextKind::SuggestedSubcommand)
         }
@@ -135,13 +135,13 @@ fn keep_close(error: &mut clap::Error) {
 
 /// Why a command line was not parsed.
 pub(super) enum Unparsed {
-    /// Also `--help` and `--version`.
+    /// A usage error, or `--help` or `--version`.
     Usage(clap::Error),
-    /// A word that is no command, with the command that is.
+    /// An unknown word, with the command to use instead.
     Meant(Error),
 }
 
-/// Returns the error for a word of another tool, or for a target in a command's place.
+/// Returns the error for a word of another tool, or for a target in place of a command.
 fn suggestion(word: &str) -> Option<Error> {
     let help = match words().find(|(known, _)| *known == word) {
         Some((_, help)) => help.to_owned(),
@@ -153,14 +153,14 @@ fn suggestion(word: &str) -> Option<Error> {
     Some(usage!("no command `{}`", word.escape_debug()).help(help))
 }
 
-/// Prints the help of a command, as its `--help` does.
+/// Prints a command's help, like its `--help`.
 pub(super) fn help(cx: &Context, args: &HelpArgs) -> Result<()> {
     let mut command = find(command(), &args.command)?;
     cx.ui.styled(&command.render_long_help());
     Ok(())
 }
 
-/// Returns a command by its words: `snapshot`, `diff`.
+/// Returns a command by its path: `snapshot`, `diff`.
 pub(super) fn find(mut command: clap::Command, words: &[String]) -> Result<clap::Command> {
     command.build();
     for (at, word) in words.iter().enumerate() {
@@ -213,7 +213,7 @@ fn with_examples(command: clap::Command, path: &str) -> clap::Command {
         .after_long_help(StyledStr::from(text))
 }
 
-/// Returns every command with its line, group by group.
+/// Returns every command with its description, group by group.
 fn groups(command: &clap::Command) -> String {
     let mut text = String::new();
     let width = command.get_subcommands().map(|one| one.get_name().len());
@@ -230,7 +230,7 @@ fn groups(command: &clap::Command) -> String {
     text
 }
 
-/// As clap shows its own.
+/// Formats a heading in clap's style.
 fn heading(title: &str) -> String {
     format!("\x1b[1m\x1b[4m{title}:\x1b[0m")
 }
@@ -261,7 +261,7 @@ mod tests {
     fn every_command_has_examples_that_parse() {
         let mut paths = vec![String::new()];
         each(&Cli::command(), "", &mut |path, command| {
-            // A group of commands does nothing by itself.
+            // A group of commands does nothing by itself and needs no example.
             if !(command.has_subcommands() && command.is_subcommand_required_set()) {
                 paths.push(path.to_owned());
             }
@@ -303,7 +303,7 @@ mod tests {
     fn words_of_other_tools_name_commands() {
         for (word, help) in words() {
             assert!(Cli::command().find_subcommand(word).is_none(), "{word}");
-            // Every command that they name exists.
+            // Every command that the suggestions mention exists.
             for line in help
                 .split('`')
                 .skip(1)

@@ -1,4 +1,4 @@
-//! Owns `import`: reads snapshots that another machine's `export` wrote to a file or directory.
+//! Owns `import`: reads snapshots from a file or directory that another machine's `export` wrote.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Owns the job summary on GitHub Actions: what `up` and `matrix up` append to the job's summary file.
+//! Owns the job summary on GitHub Actions, to which `up` and `matrix up` append.
 
 use std::io::Write as _;
 
@@ -9,7 +9,7 @@ use crate::sys::account::{FilePlace, caller};
 use crate::sys::error::{Result, ResultExt as _};
 use crate::up::context::Context;
 
-/// Adds an env's report: its steps and its disk usage.
+/// Appends an env's report: its steps and its disk usage.
 pub(crate) fn of_env(cx: &Context, store: &Store, env: &EnvName) {
     let page = || Ok(report::markdown(&report::collect::gather(store, env)?));
     add(cx, page);
@@ -29,7 +29,7 @@ pub(crate) fn of_matrix(cx: &Context, titles: &[&str], rows: &[Vec<String>]) {
     add(cx, page);
 }
 
-/// Failing to write the summary must not fail the build.
+/// Appends a page to the summary. A failure must not fail the build.
 fn add(cx: &Context, page: impl FnOnce() -> Result<String>) {
     let Some(path) = &cx.config.terminal.step_summary else {
         return;

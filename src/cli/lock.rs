@@ -1,4 +1,4 @@
-//! Owns `lock`: writes the exact inputs of a profile to a lock file, and shows what changed between two lock files.
+//! Owns `lock`: writes a profile's exact inputs to a lock file, and compares lock files.
 
 use std::path::{Path, PathBuf};
 
@@ -92,7 +92,7 @@ fn say(cx: &Context, written: WrittenLock) -> Result<()> {
         ),
         (false, true) => format!("{file}: nothing changed"),
         (false, false) => {
-            // A change that follows from another is not counted.
+            // Changes that follow from another change are not counted.
             let own = changes.iter().filter(|change| change.follows.is_none());
             format!("wrote {file}: {}", count(own.count().max(1), "change"))
         }

@@ -1,4 +1,4 @@
-//! Owns `logs`: shows a step's output, finished or as it comes.
+//! Owns `logs`: shows a step's output, complete or as it grows.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -37,7 +37,7 @@ pub struct LogsArgs {
     raw: bool,
 }
 
-/// Shows a log, and with `--follow` the logs of later steps.
+/// Shows a log; with `--follow` also the logs of later steps.
 pub(crate) fn logs(cx: &Context, args: &LogsArgs) -> Result<()> {
     if cx.json {
         return Err(usage!("`logs` has no `--json`")
@@ -52,7 +52,7 @@ pub(crate) fn logs(cx: &Context, args: &LogsArgs) -> Result<()> {
     let mut log = Reader::open(&path_of(&shown))?;
     let mut is_silent = true;
     loop {
-        // Asked before reading, in this order: everything written before the end is then certain to be read.
+        // The order matters: after these two queries, a read sees everything written before the end.
         let running = args.follow && is_awaited(&store, name, step, &shown)?;
         let next = match args.follow {
             true => all(&store, name, step)?
@@ -89,7 +89,8 @@ pub(crate) fn logs(cx: &Context, args: &LogsArgs) -> Result<()> {
     }
 }
 
-/// Returns whether an `up` may add to a log, or begin a later one that is followed: of the one step if one is named.
+/// Returns whether an `up` may still append to the log or begin a later one to follow. With `step`, only that step
+/// counts.
 fn is_awaited(store: &Store, env: &EnvName, step: Option<&str>, shown: &StepLog) -> Result<bool> {
     let Some(up) = holder(store, env).filter(|holder| holder.verb == "up") else {
         return Ok(false);
@@ -101,7 +102,7 @@ fn is_awaited(store: &Store, env: &EnvName, step: Option<&str>, shown: &StepLog)
     if logs.any(|log| log.is_since(up.since) && log.place() > shown.place()) {
         return Ok(false);
     }
-    // Until its log is of this run, what the record says may be of an earlier one.
+    // Until the step has a log of this run, its outcome in the record may be from an earlier run.
     let record = store.record(env)?.filter(|_| shown.is_since(up.since));
     let mut steps = record.iter().flat_map(|record| &record.steps);
     Ok(!steps.any(|known| known.name == *step && known.outcome != Outcome::Pending))
@@ -119,7 +120,7 @@ fn show(cx: &Context, lines: &[u8], args: &LogsArgs) {
     }
 }
 
-/// Returns the env and the step. A single word names a step if it names no env, and there is only one.
+/// Returns the env and the step. A single word is a step if no env has that name and there is only one env.
 fn chosen(store: &Store, args: &LogsArgs) -> Result<(EnvName, Option<String>)> {
     if let (Some(word), None) = (&args.name, &args.step) {
         let envs = store.envs()?;
@@ -137,7 +138,7 @@ fn chosen(store: &Store, args: &LogsArgs) -> Result<(EnvName, Option<String>)> {
     Ok((name, args.step.clone()))
 }
 
-/// Returns the logs in the order in which they began; only those of the step if one is named.
+/// Returns the logs in the order of their start, limited to the step `wanted`.
 pub(super) fn all(store: &Store, env: &EnvName, wanted: Option<&str>) -> Result<BTreeSet<StepLog>> {
     let mut found = BTreeSet::new();
     let Some(runs) = if_exists(fs::read_dir(store.env_dir(env).join("logs")))? else {

@@ -20,7 +20,7 @@ pub struct ManArgs {
     dir: Option<PathBuf>,
 }
 
-/// Prints the manual page, or writes one for each command.
+/// Prints the manual page, or writes one page per command.
 pub(crate) fn man(cx: &Context, args: &ManArgs) -> Result<()> {
     let Some(directory) = &args.dir else {
         let command = help::find(help::command(), &args.command)?;
@@ -28,7 +28,7 @@ pub(crate) fn man(cx: &Context, args: &ManArgs) -> Result<()> {
             .raw(&man_pages::page(&command, &args.command.join(" "))?);
         return Ok(());
     };
-    // This needs none of root's rights.
+    // Writing the pages does not need root.
     become_caller()?;
     let write = |path: &Path, done: std::io::Result<()>| {
         done.map_err(|error| named_path(path)(error).help("rockenv man --dir ./man"))

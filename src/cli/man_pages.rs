@@ -1,4 +1,4 @@
-//! Owns the manual pages, made from clap's definitions.
+//! Owns the manual pages, generated from clap's definitions.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use crate::cli::{examples, help};
 use crate::store::config::variables;
 use crate::sys::error::{Result, exit_codes};
 
-/// Returns the command line with everything that clap adds to it.
+/// Returns the complete command, as built by clap.
 pub fn command() -> Command {
     let mut command = help::command().term_width(100);
     command.build();
@@ -25,7 +25,7 @@ pub fn each(command: &Command, path: &str, with: &mut dyn FnMut(&str, &Command))
     }
 }
 
-/// Returns every manual page, with the words of its command.
+/// Returns every manual page with its command's path.
 pub(super) fn pages() -> Result<Vec<(String, Vec<u8>)>> {
     let command = command();
     let mut pages = vec![(String::new(), page(&command, "")?)];
@@ -37,10 +37,10 @@ pub(super) fn pages() -> Result<Vec<(String, Vec<u8>)>> {
     failed.map(|()| pages)
 }
 
-/// Returns the manual page of a command, with its examples at the end.
+/// Returns a command's manual page, with examples at the end.
 pub(super) fn page(command: &Command, path: &str) -> Result<Vec<u8>> {
     let mut page = Vec::new();
-    // A manual page has the text of every option, also of those that `-h` leaves out.
+    // The manual describes every option, including those that `-h` hides.
     let plain = command
         .clone()
         .after_help(Resettable::Reset)
@@ -63,7 +63,7 @@ pub(super) fn page(command: &Command, path: &str) -> Result<Vec<u8>> {
     Ok(page)
 }
 
-/// Returns what the manual's first page says of the program's surroundings.
+/// Returns the sections of the main page on exit codes, files and the environment.
 fn surroundings() -> String {
     let mut extra = String::from(".SH \"EXIT STATUS\"\n");
     for (code, meaning) in exit_codes() {

@@ -1,4 +1,4 @@
-//! Owns the command line's shape. Each verb's file runs its command.
+//! Owns the shape of the command line. Each verb's file runs its command.
 
 mod cache;
 mod completions;

@@ -1,4 +1,4 @@
-//! Owns `on`: the machine, what to send and fetch, and the command to run there.
+//! Owns `on`: the machine, the files to send and fetch, and the command to run there.
 
 use std::path::PathBuf;
 
@@ -35,7 +35,7 @@ pub struct OnArgs {
 }
 
 impl OnArgs {
-    /// Hands the global options on: they are about the command, wherever they stand.
+    /// Forwards the global options to the command, whether they precede or follow `on`.
     pub(crate) fn hand_on(&mut self, global: &GlobalArgs) {
         let mut words = vec!["--verbose"; global.verbose.into()];
         let flags = [
@@ -73,7 +73,7 @@ pub(crate) fn on(cx: &Context, args: &OnArgs) -> Result<u8> {
     remote::on(&cx.ui, &cx.config, &request)
 }
 
-/// Returns whether a rockenv command passes its input on.
+/// Returns whether a rockenv command forwards its input.
 fn reads_input(words: &[String]) -> bool {
     let words = std::iter::once("rockenv").chain(words.iter().map(String::as_str));
     let parsed = Cli::try_parse_from(words);

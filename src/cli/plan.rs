@@ -1,4 +1,4 @@
-//! Owns `plan`: shows what `up` would do, with reasons, and what each starting point would save.
+//! Owns `plan`: shows what `up` would do and why, and what each starting point would save.
 
 mod show;
 
@@ -183,7 +183,7 @@ fn refused(
     })
 }
 
-/// Returns notes about what `up` replaces, empties and sets aside.
+/// Returns notes about what `up` replaces, empties or moves aside.
 fn losses(store: Option<&Store>, plan: &Plan, record: Option<&Record>) -> Vec<String> {
     let (Some(store), Some(record)) = (store, record) else {
         return Vec::new();
@@ -203,7 +203,7 @@ fn losses(store: Option<&Store>, plan: &Plan, record: Option<&Record>) -> Vec<St
     notes
 }
 
-/// Returns a note that names the snapshots that `up` replaces with new ones of the same step.
+/// Returns a note with the snapshots that `up` replaces by new ones of the same step.
 fn replaced(plan: &Plan, record: &Record) -> Option<String> {
     let is_replaced = |step: &&PlanStep| {
         let snapshot = record
@@ -229,25 +229,25 @@ fn replaced(plan: &Plan, record: &Record) -> Option<String> {
 struct PlanReport<'a> {
     schema: &'static str,
     env: &'a str,
-    /// Why `up` would refuse, if so.
+    /// Why `up` would refuse.
     refused: Option<&'a Refused>,
     image: &'a str,
     engine: Engine,
     needs: &'a Needs,
     gpu: Option<&'a gpu::Gpu>,
-    /// Host directories that nobody agreed to yet.
+    /// Host directories that the user has not agreed to yet.
     host_writes: Option<&'a HostWrites>,
     plan: &'a Plan,
     fingerprints: &'a [FingerprintUse],
     from: &'a str,
     ways: &'a [StartingPoint],
     notes: &'a [String],
-    /// Steps that belong to other variants or starting points.
+    /// Steps of other variants or starting points.
     #[serde(skip)]
     other_choices: BTreeSet<&'a str>,
 }
 
-/// Returns the cost of this profile's steps on this machine, by step.
+/// Returns the recorded cost of this profile's steps on this machine, by step.
 fn recorded(store: &Store, spec: &Spec) -> Result<BTreeMap<StepName, Figure>> {
     let mut found = BTreeMap::new();
     for env in store.envs()? {

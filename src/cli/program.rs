@@ -1,4 +1,4 @@
-//! Owns the process: from its arguments to an exit code.
+//! Owns the process, from arguments to exit code.
 
 use std::process::ExitCode;
 
@@ -36,7 +36,7 @@ pub(crate) fn run() -> ExitCode {
             return ExitCode::from(error.kind().exit_code());
         }
         Err(Unparsed::Usage(error)) => {
-            // Help and version are results; the rest is a usage error. A closed pipe is no failure.
+            // Help and version are results, everything else is a usage error. A closed pipe is not a failure.
             let code = if error.use_stderr() {
                 Kind::Usage.exit_code()
             } else {
@@ -51,7 +51,7 @@ pub(crate) fn run() -> ExitCode {
     }
     let mut ui = Ui::new(settings(&cli.global, None));
     let result = Config::read().and_then(|(mut config, mut invalid)| {
-        // `doctor` shows what is wrong with the machine, whatever is wrong with the configuration.
+        // `doctor` reports on the machine even with an invalid configuration.
         if !matches!(cli.command, Command::Doctor(_))
             && let Some(last) = invalid.pop()
         {
@@ -85,7 +85,8 @@ pub(crate) fn run() -> ExitCode {
     match result {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            // Results come first. Nothing else writes them: waits for locks keep this alive to the end.
+            // Results precede the error. No drop flushes them, because the lock wait callback holds a clone of `ui`
+            // until exit.
             drop(ui.finish());
             ui.error(&error);
             ExitCode::from(error.kind().exit_code())
@@ -93,10 +94,10 @@ pub(crate) fn run() -> ExitCode {
     }
 }
 
-/// Uses the targets that the store learned.
+/// Uses the targets that the store learned, if any.
 fn use_learned_targets(cx: &Context) {
     let home = &cx.config.home;
-    // Opening another user's store reports the refusal.
+    // Without read access, opening the store reports the refusal.
     if nix::unistd::access(&target::learned_file(home), AccessFlags::R_OK).is_err() {
         return;
     }
@@ -130,8 +131,8 @@ fn settings(global: &GlobalArgs, config: Option<&Config>) -> UiSettings {
     }
 }
 
-/// Runs the processes that rockenv starts from its own binary: holder, agent, trash reaper, and the helpers inside an
-/// env and on another machine.
+/// Runs rockenv's internal processes: holder, agent, trash reaper, and the helpers inside an env and on another
+/// machine.
 fn own_subcommand() -> Option<ExitCode> {
     let mut arguments = std::env::args_os().skip(1);
     let name = arguments.next()?.into_string().ok()?;
@@ -166,13 +167,13 @@ fn own_subcommand() -> Option<ExitCode> {
 
 fn reap(arguments: &[String]) -> Result<()> {
     let root = arguments.first().ok_or_else(|| usage!("no store given"))?;
-    // The command that started it blocks signals, and a machine that shuts down must not wait for it.
+    // The parent command blocks signals, but this process must not delay a shutdown.
     SigSet::empty().thread_set_mask()?;
     // A terminal's Ctrl-C must not reach a process that only cleans up.
     let _: nix::Result<nix::unistd::Pid> = nix::unistd::setsid();
     match crate::store::Store::open_existing(root.as_ref())? {
         Some(store) => {
-            // A full disk has no room for the marks: only what the trash holds makes some.
+            // On a full disk only emptying the trash makes room for the durability marks, so a failure here must wait.
             let marked = store.make_all_durable();
             store.await_trash()?;
             marked

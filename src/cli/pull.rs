@@ -1,4 +1,4 @@
-//! Owns `pull`: fetches snapshots from a registry, by their name there, or the missing ones of an env.
+//! Owns `pull`: fetches snapshots from a registry, by name, or the missing ones of an env.
 
 use std::path::{Path, PathBuf};
 
@@ -62,11 +62,11 @@ pub(crate) fn pull(cx: &Context, args: &PullArgs) -> Result<()> {
     Ok(())
 }
 
-/// Everything that pulling needs.
+/// The context of a pull.
 struct Asking<'a> {
     task: Task<'a>,
     reuse: Reuse,
-    /// The key that must have signed it, in place of the configured one.
+    /// Public key that replaces the configured one.
     verify: Option<&'a Path>,
 }
 

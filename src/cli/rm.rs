@@ -32,7 +32,7 @@ pub(crate) fn rm(cx: &Context, args: &RmArgs) -> Result<()> {
         args.names.join(", ")
     )];
     for name in &args.names {
-        // Nobody can make them again.
+        // Manual edits cannot be rebuilt.
         for (view, files) in count_manual_edits(&store.env_dir(name))? {
             question.push(format!(
                 "{} changed by hand in `{}` {} deleted.",
@@ -43,9 +43,9 @@ pub(crate) fn rm(cx: &Context, args: &RmArgs) -> Result<()> {
         }
     }
     cx.confirm(&question.join(" "))?;
-    // Before any write, even of a lock's holder.
+    // Frees the ballast before any write, even that of a lock holder.
     let ballast = store.drop_ballast()?;
-    // This may already remove one of the named envs.
+    // Reaping may already remove one of the named envs.
     cx.reap(&store)?;
     for name in &args.names {
         let env = match args.force {

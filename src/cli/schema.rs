@@ -10,7 +10,7 @@ use crate::ui::metrics;
 use crate::up::context::Context;
 use crate::{image, profile};
 
-/// What the ids of schemas begin with. An id names a schema; nothing is fetched from there.
+/// Prefix of schema ids. An id only names a schema; nothing is fetched from it.
 const SCHEMA_ID: &str = "urn:rockenv:schema:";
 
 #[derive(Debug, Args)]
@@ -59,7 +59,7 @@ pub(crate) fn schema(cx: &Context, args: &SchemaArgs) -> Result<()> {
     cx.ui.json(&schema)
 }
 
-/// Returns the schema of a line: an event plus the version and time that every line begins with.
+/// Returns the schema of one line: an event with the version and time at the start of every line.
 fn events() -> Result<serde_json::Value> {
     let mut schema = schemars::schema_for!(Event).to_value();
     let top = schema

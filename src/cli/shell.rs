@@ -1,4 +1,4 @@
-//! Owns `shell`: opens a shell in an env, in a new container or in the one that is running.
+//! Owns `shell`: opens a shell in an env, in a new container or in the running one.
 
 use std::ffi::OsString;
 

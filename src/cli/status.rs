@@ -72,7 +72,7 @@ fn show_status(cx: &Context, args: &StatusArgs) -> Result<u8> {
             image_digest: Option<String>,
             store: String,
             holder: Option<lock::Holder>,
-            /// Where the results of a complete env are, and how to use them.
+            /// Location and use of a complete env's results.
             #[serde(skip_serializing_if = "Option::is_none")]
             handed_over: Option<&'a ResultsSummary>,
             record: &'a Record,
@@ -134,7 +134,7 @@ fn show_status(cx: &Context, args: &StatusArgs) -> Result<u8> {
     Ok(code)
 }
 
-/// Says why steps were skipped or failed, and where the tree of a failed one is.
+/// Reports why steps were skipped or failed, and how to enter the failed step's tree.
 fn note_steps(cx: &Context, name: &EnvName, record: &Record) {
     for step in record
         .steps
@@ -153,7 +153,7 @@ fn note_steps(cx: &Context, name: &EnvName, record: &Record) {
     }
 }
 
-/// Says where an unfinished env stands, and what to type.
+/// Returns where an unfinished env stands, and the command that finishes it.
 fn to_finish(record: &Record) -> String {
     let up = record.up_command();
     let head = record.head.layer.as_ref();
@@ -167,10 +167,10 @@ fn to_finish(record: &Record) -> String {
     }
 }
 
-/// Returns what an image is, and when it was built.
+/// Returns an image's distribution and age.
 fn built(image: &Image) -> String {
     let built = format!("built {}", size::ago(image.built));
-    // A directory may name no distribution.
+    // An image from a directory may have no known distribution.
     match &*image.distribution {
         "" => built,
         distribution => format!("{distribution}, {built}"),
@@ -184,22 +184,22 @@ fn targets_row(record: &Record) -> String {
     }
 }
 
-/// What an `up` does now.
+/// What an `up` is doing.
 enum Now {
-    /// It runs this step, which uses so much.
+    /// Runs this step, with this resource usage.
     Running(String, String),
-    /// It has not begun this step, which is the next one.
+    /// Has not begun this step, the next one.
     Waiting(String),
 }
 
-/// Returns what an `up` does that has held the env since then. A log of an earlier run says nothing about it.
+/// Returns what the `up` that has held the env since `since` is doing. Logs of earlier runs are ignored.
 fn now(store: &Store, env: &EnvName, record: &Record, since: Timestamp) -> Option<Now> {
     let newest = logs::all(store, env, None).ok()?.pop_last();
     let is_running = |log: &StepLog| {
         let step = record.steps.iter().find(|step| *step.name == *log.step);
         log.is_since(since) && step.is_none_or(|step| step.outcome == Outcome::Pending)
     };
-    // Its container is started before its first sample is taken.
+    // The container starts before its first sample is taken.
     let running = newest.filter(is_running).and_then(|log| {
         let path = store.env_dir(env).join(log.to_string());
         let samples = fs_err::read_to_string(samples_beside(&path)).ok()?;
@@ -217,7 +217,7 @@ fn now(store: &Store, env: &EnvName, record: &Record, since: Timestamp) -> Optio
     })
 }
 
-/// Returns the table of an env's steps and their costs.
+/// Returns the table of an env's steps with their costs.
 fn steps(record: &Record, now: Option<&Now>) -> Table {
     let mut table = Table::new([
         "step",
@@ -255,7 +255,7 @@ fn steps(record: &Record, now: Option<&Now>) -> Table {
     table
 }
 
-/// A result in an output volume that was changed or removed.
+/// A changed or removed result in an output volume.
 #[derive(Serialize)]
 struct Changed {
     volume: String,

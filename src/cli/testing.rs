@@ -1,5 +1,5 @@
-//! Owns the interface for tests and `fuzz/`: the readers of untrusted files, each as a function of bytes. They are
-//! the functions that commands call.
+//! Owns the interface for tests and `fuzz/`: the readers of untrusted files, each as a function of bytes. They call the
+//! same functions as the commands.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::DirBuilderExt as _;
@@ -23,7 +23,7 @@ use crate::store::{Store, journal};
 use crate::sys::catalog::Directory;
 use crate::sys::error::Result;
 
-/// A reader of untrusted files, by the name of its fuzz target and of its directory in `fuzz/corpus`.
+/// A reader of untrusted files. Its name in `READERS` is that of its fuzz target and of its directory in `fuzz/corpus`.
 pub type Reader = fn(&[u8]) -> Result<()>;
 
 pub const READERS: [(&str, Reader); 6] = [
@@ -35,17 +35,18 @@ pub const READERS: [(&str, Reader); 6] = [
     ("store", store),
 ];
 
-/// Gives a reader its input. It may refuse the input; a panic, an endless loop or excessive memory is a bug.
+/// Runs a reader on an input. The reader may refuse the input; a panic, an endless loop or excessive memory use is a
+/// bug.
 pub fn fuzz(reader: &str, input: &[u8]) {
     if let Some((_, read)) = READERS.iter().find(|(name, _)| *name == reader) {
         drop(read(input));
     }
 }
 
-/// Precedes each file's name in an input of several files.
+/// Precedes each file name in an input with several files.
 const FILE: &[u8] = b"\n=== ";
 
-/// Splits an input of several files: a line `=== NAME`, then the content. Text before the first such line is ignored.
+/// Splits an input into files: a line `=== NAME`, then the content. Text before the first such line is ignored.
 fn files(input: &[u8]) -> Vec<(&str, &[u8])> {
     let starts = input.windows(FILE.len()).enumerate();
     let starts: Vec<usize> = starts
@@ -63,7 +64,7 @@ fn files(input: &[u8]) -> Vec<(&str, &[u8])> {
         .collect()
 }
 
-/// Returns a file of an input, empty if it is missing.
+/// Returns a file of the input; empty if the file is missing.
 fn named<'a>(files: &[(&str, &'a [u8])], name: &str) -> &'a [u8] {
     let found = files.iter().find(|(known, _)| *known == name);
     found.map_or(&[], |(_, content)| content)
@@ -73,7 +74,7 @@ fn text(bytes: &[u8]) -> Result<&str> {
     std::str::from_utf8(bytes).map_err(|_| invalid!("not UTF-8"))
 }
 
-/// Writes a file below a directory. Skips a name that leads elsewhere or collides with another file.
+/// Writes a file below a directory. Skips names that lead elsewhere or collide with another file.
 fn put(below: &Path, name: &str, content: &[u8]) {
     let name = Path::new(name);
     let inside = name
@@ -89,7 +90,7 @@ fn put(below: &Path, name: &str, content: &[u8]) {
     }
 }
 
-/// An archive: extracted as a base image, digested, its packages read; and read as a file of snapshots.
+/// Reads an archive: extracts and digests it as a base image, reads its packages, and reads it as a file of snapshots.
 fn archive(input: &[u8]) -> Result<()> {
     let scratch = tempfile::tempdir()?;
     let file = scratch.path().join("archive.tar");
@@ -102,10 +103,10 @@ fn archive(input: &[u8]) -> Result<()> {
     build(scratch.path(), &recipe).or(snapshots)
 }
 
-/// An OCI layout, or the output of `docker save`: extracted as a base image, and read as snapshots.
+/// Reads an OCI layout, or the output of `docker save`: extracts it as a base image, and reads it as snapshots.
 ///
-/// Files without a name of their own are blobs, named by their digest. In all files `@NAME@` stands for the digest of
-/// an earlier file and `#NAME#` for its size, so that mutated blobs are still found.
+/// Every file other than `index.json`, `manifest.json` and `oci-layout` is a blob, named by its digest. In all files
+/// `@NAME@` stands for the digest of an earlier file and `#NAME#` for its size, so mutated blobs are still found.
 fn layout(input: &[u8]) -> Result<()> {
     let scratch = tempfile::tempdir()?;
     let directory = scratch.path().join("layout");
@@ -143,7 +144,7 @@ fn replaced(text: &[u8], mark: &[u8], value: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Builds a base image in a directory that is removed afterwards.
+/// Builds a base image in a temporary directory.
 fn build(scratch: &Path, recipe: &str) -> Result<()> {
     let recipe = Recipe::parse(recipe, "image.toml", scratch)?;
     let into = scratch.join("root");
@@ -164,7 +165,7 @@ fn build(scratch: &Path, recipe: &str) -> Result<()> {
     image::build(&recipe, &mut context).map(drop)
 }
 
-/// A profile, an image recipe or a configuration.
+/// Reads a profile, an image recipe or a configuration.
 fn profile(input: &[u8]) -> Result<()> {
     let scratch = tempfile::tempdir()?;
     let file = scratch.path().join("p.toml");
@@ -192,7 +193,7 @@ pub fn check_profile(
     Ok((profile, advice))
 }
 
-/// Two lock files; the second one may be missing.
+/// Reads two lock files, of which the second may be missing.
 fn lock(input: &[u8]) -> Result<()> {
     let files = files(input);
     let old = lockfile::parse(text(named(&files, "old"))?, "old")?;
@@ -203,7 +204,7 @@ fn lock(input: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// A hook with its patch, on a source with one file.
+/// Applies a hook with its patch to a source of one file.
 fn hook(input: &[u8]) -> Result<()> {
     let files = files(input);
     let (patch, source) = (named(&files, "a.patch"), named(&files, "source"));
@@ -225,7 +226,8 @@ fn hook(input: &[u8]) -> Result<()> {
     hook::apply(&hook, &found).map(drop)
 }
 
-/// A store's files: read, examined, collected, cleaned up after a killed command, and repaired.
+/// Opens a store made of these files: reads, examines and collects it, cleans up after a killed command, and repairs
+/// it.
 fn store(input: &[u8]) -> Result<()> {
     let scratch = tempfile::tempdir()?;
     let root = scratch.path().join("store");
@@ -251,7 +253,7 @@ fn store(input: &[u8]) -> Result<()> {
     for name in store.env_names()? {
         let (env, run) = (store.env_dir(&name), store.env_dir(&name).join("run"));
         drop((store.record(&name), store.spec(&name), journal::read(&env)));
-        // It names processes to end, which could be any on this machine.
+        // The record names processes to kill, which could be any on this machine, so the cleanup must not see it.
         drop(ContainerRecord::read(&run));
         drop(fs::remove_file(ContainerRecord::path(&run)));
         drop(store.lock_env(&name, "up", std::time::Duration::ZERO));

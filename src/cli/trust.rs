@@ -1,4 +1,4 @@
-//! Owns `trust`: makes the files of a directory apply, and asks for that when a command looks for them.
+//! Owns `trust`: makes a directory's files apply, and offers that when a command looks for them.
 
 use std::path::PathBuf;
 
@@ -24,7 +24,7 @@ pub struct TrustArgs {
     revoke: bool,
 }
 
-/// Trusts a directory, revokes that, or lists trusted paths.
+/// Trusts a directory, revokes trust, or lists trusted paths.
 pub(crate) fn trust(cx: &Context, args: &TrustArgs) -> Result<()> {
     if args.show {
         return show(cx);
@@ -34,7 +34,7 @@ pub(crate) fn trust(cx: &Context, args: &TrustArgs) -> Result<()> {
         Some(directory) => std::path::absolute(directory)?,
         None => crate::sys::host::working_directory()?,
     };
-    // A deleted path can still be revoked.
+    // Trust in a deleted path can still be revoked.
     let path = match fs_err::canonicalize(&given) {
         Err(_) if args.revoke => given,
         other => other.map_err(|error| named_path(&given)(error).help("rockenv trust DIR"))?,
@@ -60,7 +60,7 @@ pub(crate) fn trust(cx: &Context, args: &TrustArgs) -> Result<()> {
         )
         .help("rockenv trust DIR"));
     }
-    // Before the question: a change while it is asked has not been agreed to.
+    // Digested before the question, because a change during the question has not been agreed to.
     let digest = trust::digest(&path)?;
     cx.confirm(&question(&path, &names))?;
     let said = format!("`{}` is trusted: {}", path.display(), names.join(", "));
@@ -107,8 +107,8 @@ fn show(cx: &Context) -> Result<()> {
     })
 }
 
-/// Warns that files of the current directory do not apply; on a terminal, offers to trust them if the command looks
-/// for them.
+/// Warns that files of the current directory do not apply. On a terminal, offers to trust them if the command looks for
+/// them.
 pub(crate) fn ask(cx: Context, cli: &Cli) -> Result<Context> {
     let looks = match cli.command {
         Command::Trust(_)

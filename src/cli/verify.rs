@@ -1,4 +1,4 @@
-//! Owns `verify`: builds steps of an env again from clean, in a scratch env that is removed afterwards, and compares.
+//! Owns `verify`: rebuilds steps of an env from clean in a scratch env, and compares the results.
 
 use clap::Args;
 
@@ -16,7 +16,7 @@ use crate::up::segments::segments;
 use crate::up::task::Task;
 use crate::up::verify::{Rebuild, StepReport, VerifyOptions};
 
-/// Maximum length of a name without the scratch env's suffix.
+/// Maximum length of the scratch env's name without its suffix.
 const STEM: usize = 40;
 
 #[derive(Debug, Args)]
@@ -33,7 +33,7 @@ pub struct VerifyArgs {
     with_caches: bool,
 }
 
-/// Builds steps of an env again and compares; returns the exit code.
+/// Rebuilds steps of an env and compares them; returns the exit code.
 pub(crate) fn verify(cx: &Context, args: &VerifyArgs) -> Result<u8> {
     let store = cx.store_to_change("building steps again")?;
     let env = store.lock_known(&args.env, "verify", lock::WAIT)?;
@@ -66,7 +66,7 @@ pub(crate) fn verify(cx: &Context, args: &VerifyArgs) -> Result<u8> {
     say(cx, &reporter, &args.env, &steps)
 }
 
-/// Returns a name for the scratch env.
+/// Returns a fresh name for the scratch env.
 fn scratch_name(env: &EnvName) -> Result<EnvName> {
     let stem: String = env.chars().take(STEM).collect();
     let name = format!("{}-verify-{}", stem.trim_end_matches('.'), random_id()?);

@@ -1,4 +1,4 @@
-//! Owns showing a command's output again and again in place, until Ctrl-C.
+//! Owns showing a command's output repeatedly and in place, until Ctrl-C.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -13,7 +13,7 @@ use crate::up::context::Context;
 
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// A screen in memory.
+/// An in-memory screen.
 #[derive(Clone, Default)]
 struct Screen(Arc<Mutex<Vec<u8>>>);
 
@@ -29,7 +29,7 @@ impl io::Write for Screen {
     }
 }
 
-/// Shows what `show` prints, once a second; ends at Ctrl-C, or when `show` fails.
+/// Shows the output of `show` once a second, until Ctrl-C or an error of `show`.
 pub(super) fn watch(cx: &Context, show: impl Fn(&Context) -> Result<u8>) -> Result<u8> {
     if !cx.ui.settings().terminals.stdout || cx.json {
         let error = match cx.json {

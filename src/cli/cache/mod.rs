@@ -1,4 +1,4 @@
-//! Owns `cache`: one file a verb.
+//! Owns `cache`: one file per verb.
 
 mod clear;
 mod ls;

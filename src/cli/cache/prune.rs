@@ -59,7 +59,7 @@ pub(super) fn prune(cx: &Context, args: &PruneArgs) -> Result<()> {
             share::remove(&repository, &plan, cx)
         })?;
     }
-    // They moved or came into use meanwhile.
+    // The other tags moved or came into use during the prune.
     let left = plan.removed.len() - removed.len();
     if cx.json {
         return cx.ui.json(&object! {
@@ -95,7 +95,7 @@ pub(super) fn prune(cx: &Context, args: &PruneArgs) -> Result<()> {
     Ok(())
 }
 
-/// Returns what stays: recent builds, and everything that lock files and this machine's envs name.
+/// Returns what to keep: recent builds, and everything that lock files and this machine's envs refer to.
 fn keep(cx: &Context, args: &PruneArgs) -> Result<Keep> {
     let age = value::duration(&args.older_than)
         .map_err(|refused| usage!("--older-than: {}", refused.message).help("--older-than 30d"))?;

@@ -1,5 +1,5 @@
-//! Owns the abilities of each engine on this machine: those rows of the table in `docs/reference/engines.md` that depend on the
-//! machine, or that decide between engines.
+//! Owns each engine's abilities on this machine: the rows of the table in `docs/reference/engines.md` that depend on
+//! the machine, or that help to choose an engine.
 
 use serde::Serialize;
 
@@ -9,7 +9,7 @@ use crate::tree::Method;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Ability {
-    /// The ability, worded as in the documentation's table.
+    /// The ability as worded in the documentation's table.
     pub what: &'static str,
     pub nspawn: String,
     pub docker: String,
@@ -54,7 +54,7 @@ pub(crate) fn abilities(facts: &Facts) -> Vec<Ability> {
         ),
         row("`memory-max`, `tasks-max`, OOM named", &|engine| {
             match engine {
-                // A user's service gets the controllers that systemd delegates, which requires cgroup version 2.
+                // A user service gets only the controllers that systemd delegates, which requires cgroup v2.
                 Engine::Podman if !facts.root && facts.cgroup.v2.is_none() => "no".to_owned(),
                 Engine::Nspawn | Engine::Docker | Engine::Podman => {
                     yes(facts.cgroup.has("memory") && facts.cgroup.has("pids"))
@@ -105,7 +105,7 @@ impl Facts {
     fn usable(&self, engine: Engine) -> bool {
         match engine {
             Engine::Nspawn => self.root && self.nspawn.is_some_and(|is| is >= super::NSPAWN),
-            // Access to its socket is root access, so rockenv insists on running as root.
+            // Access to Docker's socket is equivalent to root, so rockenv insists on running as root.
             Engine::Docker => self.root && self.answers(engine),
             Engine::Podman => self.answers(engine),
         }
@@ -170,7 +170,7 @@ mod tests {
         for row in abilities(&debian()).iter().skip(1) {
             let line = |line: &str| {
                 let cell = line.split('|').nth(1).unwrap_or_default();
-                // The documentation has a link here; compare its text.
+                // This cell contains a link; compare only its text.
                 let text = cell.replace("[sharing](../how-to/sharing.md)", "sharing");
                 text.trim() == row.what
             };

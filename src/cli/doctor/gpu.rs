@@ -1,4 +1,5 @@
-//! Owns the GPU section of `doctor`: the GPUs that the compute driver lists, and whether each device node opens.
+//! Owns the GPU section of `doctor`: the GPUs that the compute driver lists, and whether each device node can be
+//! opened.
 
 use serde::Serialize;
 
@@ -16,7 +17,7 @@ pub(crate) struct GpuFacts {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Node {
     pub device: Device,
-    /// The result of opening it.
+    /// The result of opening the device.
     pub finding: Finding,
 }
 
@@ -64,8 +65,8 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     checks
 }
 
-/// Checks that a node opens for the user who runs `doctor`. In a container it must open for the build user, through
-/// its group.
+/// Checks that the user who runs `doctor` can open a node. Inside a container the build user opens it, through its
+/// group.
 pub(super) fn node_check(facts: &Facts, node: &Node) -> Check {
     let Node { device, finding } = node;
     let about = format!(
@@ -79,7 +80,7 @@ pub(super) fn node_check(facts: &Facts, node: &Node) -> Check {
     let by_all = device.mode & 0o006 == 0o006;
     let by_group = device.mode & 0o060 == 0o060 && device.gid != 0;
     match (&finding.error, &finding.mend) {
-        // Not root: the build user gets the group inside, whether or not this user has it.
+        // Without root this is fine: the build user gets the group inside, even if the caller is not a member.
         (Some(_), _) if finding.layer == Some(AccessLayer::Group) && by_group && !facts.root => {
             ok(about)
         }
@@ -111,7 +112,7 @@ pub(super) mod tests {
         }
     }
 
-    /// One GPU whose nodes work.
+    /// One GPU with working nodes.
     pub(in super::super) fn card() -> GpuFacts {
         let node = |path: &str, minor| Node {
             device: Device {
@@ -174,7 +175,7 @@ pub(super) mod tests {
         let (message, command) = check(|facts| drop(facts.gpu.nodes.pop())).unwrap();
         assert_has!(message, "/dev/dri/renderD128 missing");
         assert_eq!(command, "journalctl -k -g amdgpu");
-        // Root can open anything; the build user inside could not.
+        // Root can open anything, but the build user in the container cannot.
         for change in [
             (|facts| facts.gpu.nodes[0].device.gid = 0) as fn(&mut Facts),
             |facts| facts.gpu.nodes[0].device.mode = 0o600,
@@ -186,7 +187,7 @@ pub(super) mod tests {
                 "udevadm trigger --action=add --name-match=/dev/kfd"
             );
         }
-        // The groups of the caller do not matter.
+        // The caller's groups are irrelevant.
         let mut facts = debian();
         facts.root = false;
         facts.gpu = card();

@@ -1,5 +1,5 @@
-//! Owns the findings of `doctor`: a pure decision over the facts that `probe` gathered. Each missing item comes with
-//! a command to type.
+//! Owns the findings of `doctor`: a pure function of the facts that `probe` gathers. Each missing item comes with a
+//! command that fixes it.
 
 pub(crate) mod command;
 
@@ -26,11 +26,11 @@ use crate::sys::shell::quoted_path;
 use crate::tree::Method;
 use crate::ui::size;
 
-/// First kernel with `cgroup.kill`, which ends a whole control group at once.
+/// First kernel with `cgroup.kill`, which kills a whole control group at once.
 const CGROUP_KILL: (u32, u32) = (5, 14);
 /// Oldest supported systemd-nspawn.
 const NSPAWN: u32 = 249;
-/// Disk space for a build of all of TheRock.
+/// Disk space for a full build of TheRock.
 const THEROCK_DISK: u64 = 230 << 30;
 
 /// Facts about a machine.
@@ -39,13 +39,13 @@ pub(crate) struct Facts {
     /// The engine of new envs.
     pub engine: Engine,
     pub root: bool,
-    /// Root was called through sudo.
+    /// rockenv was invoked through sudo.
     pub through_sudo: bool,
     pub systemd: bool,
     /// Kernel's major and minor version.
     pub kernel: (u32, u32),
     pub manager: Option<Manager>,
-    /// Names of missing tools from `setup`'s table.
+    /// Missing tools, by their names in `setup`'s table.
     pub missing: Vec<String>,
     pub nspawn: Option<u32>,
     /// The kernel supports overlay file systems.
@@ -53,7 +53,7 @@ pub(crate) struct Facts {
     pub cgroup: Cgroups,
     /// Memory pressure information (PSI) is available.
     pub pressure: bool,
-    /// Limit of user namespaces; `None` if the kernel has none.
+    /// Limit on user namespaces; `None` if the kernel lacks them.
     pub user_namespaces: Option<u64>,
     pub store: StoreFacts,
     pub gpu: GpuFacts,
@@ -63,9 +63,9 @@ pub(crate) struct Facts {
 
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Cgroups {
-    /// Controllers mounted as version 1.
+    /// Controllers mounted as cgroup v1.
     pub v1: Vec<String>,
-    /// Controllers of version 2, if it is mounted.
+    /// Controllers of cgroup v2, if mounted.
     pub v2: Option<Vec<String>>,
 }
 
@@ -81,20 +81,20 @@ impl Cgroups {
 pub(crate) struct StoreFacts {
     pub path: PathBuf,
     pub exists: bool,
-    /// File system of its root, or of the place where it will be.
+    /// File system of the store's root, or of its future location.
     pub file_system: Option<String>,
-    /// How snapshots are made, or would be.
+    /// The store's snapshot method, or the method that a new store would use.
     pub method: Option<Method>,
-    /// On btrfs: why btrfs snapshots cannot be used.
+    /// Why a store on btrfs cannot use btrfs snapshots.
     pub not_btrfs: Option<String>,
-    /// Why the store cannot be used, and what to type.
+    /// Why the store cannot be used, and the command that fixes it.
     pub problem: Option<(String, String)>,
     pub free: Option<u64>,
-    /// fstab has an entry for this path, but nothing is mounted.
+    /// fstab has an entry for this path, but it is not mounted.
     pub unmounted: bool,
     /// Envs with leftovers of a killed command.
     pub leftovers: Vec<EnvName>,
-    /// Envs whose `up --ephemeral` has ended without removing them.
+    /// Envs that an ended `up --ephemeral` did not remove.
     pub ephemeral: Vec<EnvName>,
 }
 
@@ -104,7 +104,7 @@ pub(crate) enum CheckState {
     Ok,
     /// Something does not work.
     Missing,
-    /// Worth knowing; every requested feature works.
+    /// Information only; every requested feature works.
     Note,
 }
 
@@ -112,9 +112,9 @@ pub(crate) enum CheckState {
 pub(crate) struct Check {
     pub state: CheckState,
     pub message: String,
-    /// The command that changes it.
+    /// The command that fixes it.
     pub command: Option<String>,
-    /// No env can be built without it.
+    /// Without it no env can be built.
     pub essential: bool,
 }
 
@@ -174,7 +174,7 @@ impl Check {
         self
     }
 
-    /// Essential for one engine, and a note for who uses another.
+    /// Makes the check essential if the engine is used, else downgrades it to a note.
     fn essential_if(self, is_used: bool) -> Self {
         match is_used {
             true => self.essential(),
@@ -204,7 +204,7 @@ impl Facts {
         self.missing.iter().any(|name| name == tool.name)
     }
 
-    /// Returns the commands that add a word to the kernel's command line.
+    /// Returns the commands that add a kernel parameter.
     fn boot_with(&self, word: &str) -> String {
         let edit = format!("sed -i 's/^GRUB_CMDLINE_LINUX=\"/&{word} /' /etc/default/grub");
         let grubby = format!("grubby --update-kernel=ALL --args={word}");
@@ -220,7 +220,7 @@ impl Facts {
     }
 }
 
-/// Returns the line for a tool. The command installs everything that its feature needs.
+/// Returns the check for a tool. The suggested command installs everything that the feature needs.
 fn tool(facts: &Facts, tool: &Tool, feature: Feature) -> Check {
     if !facts.lacks(tool) {
         return ok(tool.name);

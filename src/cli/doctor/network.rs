@@ -1,4 +1,4 @@
-//! Owns the network section of `doctor`: proxies and certificate authorities of the machine that steps do not see.
+//! Owns the network section of `doctor`: the machine's proxies and certificate authorities, which steps do not see.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::{Check, note, ok};
 use crate::store::config::Config;
 
-/// Directories where distributions keep certificate authorities added by an administrator.
+/// Directories in which distributions keep administrator-added certificate authorities.
 const ANCHORS: [&str; 5] = [
     "usr/local/share/ca-certificates",
     "etc/pki/ca-trust/source/anchors",
@@ -23,7 +23,7 @@ pub(crate) struct NetworkFacts {
     pub proxies: Vec<String>,
     /// An apt configuration file that names a proxy.
     pub apt_proxy: Option<PathBuf>,
-    /// Certificate authorities added to the machine.
+    /// Certificate authorities added by the administrator.
     pub authorities: Vec<PathBuf>,
     /// The configuration sets `ca-certificates`.
     pub trusted: bool,

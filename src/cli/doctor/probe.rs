@@ -21,7 +21,7 @@ use crate::sys::process::Program;
 use crate::tree;
 
 impl Facts {
-    /// Reads the machine. The configuration names the store's place.
+    /// Probes the machine. The configuration determines the store's path.
     pub(crate) fn probe(host: &Host, config: &Config, gpus: gpu::Machine) -> Self {
         let groups = Hierarchies::probe().unwrap_or_default();
         let engine = engine_of_new_env(config.engine.as_deref(), &config.sockets);
@@ -108,7 +108,7 @@ fn store(host: &Host, home: &Path) -> StoreFacts {
         unmounted: is_unmounted(home),
         ..StoreFacts::default()
     };
-    // The store will be on the file system of the nearest existing parent.
+    // The store will be created on the file system of its nearest existing ancestor.
     let there: PathBuf = home
         .ancestors()
         .find(|path| path.is_dir())
@@ -133,7 +133,7 @@ fn store(host: &Host, home: &Path) -> StoreFacts {
             }
             facts.file_system = Some(probe.file_system);
         }
-        // Trying an overlay mount needs root.
+        // Probing an overlay mount needs root.
         Err(error) if host.root && !facts.exists && facts.problem.is_none() => {
             facts.problem = Some(problem(&error, "rockenv setup --store-image 300G"));
         }
@@ -142,7 +142,7 @@ fn store(host: &Host, home: &Path) -> StoreFacts {
     facts
 }
 
-/// Returns what an error says, and what to type; `otherwise` where it does not say.
+/// Returns an error's message and its suggested command, or `otherwise` if the error suggests none.
 pub(super) fn problem(error: &Error, otherwise: &str) -> (String, String) {
     (
         error.chain().join(": "),
@@ -170,7 +170,7 @@ fn leftovers(store: &Store) -> Vec<EnvName> {
 }
 
 impl GpuFacts {
-    /// Opens every node of the machine's GPUs, as the user who runs this.
+    /// Opens every node of the machine's GPUs as the current user.
     fn probe(machine: gpu::Machine) -> Self {
         let nodes = gpu::all_devices(&machine)
             .into_iter()

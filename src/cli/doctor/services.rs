@@ -9,11 +9,11 @@ use crate::plan::resolve::Engine;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct ServiceFacts {
     pub engine: Engine,
-    /// Its program is installed.
+    /// The engine's program is installed.
     pub installed: bool,
-    /// Its version, if it answers.
+    /// The service's version, if it answers.
     pub version: Option<String>,
-    /// Why it cannot be used, and what to type.
+    /// Why the service cannot be used, and the command that fixes it.
     pub problem: Option<(String, String)>,
 }
 
@@ -50,7 +50,7 @@ fn is_installed(engine: Engine) -> bool {
     which::which_in(program(engine), Some(path), "/").is_ok()
 }
 
-/// Returns the lines about services. None is required but that of the engine of new envs.
+/// Returns the checks for services. Only the service of the engine for new envs is required.
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     facts
         .services
@@ -60,7 +60,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
                 note(format!("{} is not installed", program(found.engine)))
             }
             (_, Some((problem, command))) => {
-                // The error does not know how root was called.
+                // The error does not know whether rockenv was invoked through sudo.
                 let command = match command.strip_prefix("sudo ") {
                     Some(command) => facts.sudo(command),
                     None if facts.root => facts.sudo(command),

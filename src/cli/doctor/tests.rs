@@ -1,8 +1,8 @@
-//! Owns the sample machines for the tests of `doctor`, and the expected findings.
+//! Owns the sample machines for `doctor`'s tests, and the expected findings.
 
 use super::*;
 
-/// A Debian machine with everything but a GPU.
+/// A Debian machine with everything except a GPU.
 pub(super) fn debian() -> Facts {
     Facts {
         engine: Engine::Nspawn,
@@ -94,7 +94,7 @@ fn who_uses_a_service_needs_neither_root_nor_nspawn() {
     }];
     assert!(is_fit(&examine(&facts)));
     assert_eq!(of(&facts, CheckState::Missing), []);
-    // But the service, installed or not.
+    // The service, however, is required, installed or not.
     facts.services[0].version = None;
     facts.services[0].problem = Some(("it does not answer".into(), "start it".into()));
     for installed in [true, false] {

@@ -29,12 +29,12 @@ pub struct CheckArgs {
 #[derive(Debug, Serialize)]
 struct Checked {
     hook: String,
-    /// It is valid, and applies at the last examined revision.
+    /// The hook is valid and applies at the last examined revision.
     ok: bool,
     error: Option<String>,
-    /// The first revision, and each at which the answer changes.
+    /// The first revision, and each revision at which the result changes.
     revisions: Vec<AtRevision>,
-    /// It has a script, which is not run here.
+    /// The hook has a script, which `hook check` does not run.
     script: bool,
 }
 
@@ -112,7 +112,7 @@ fn words(report: &Checked, with_source: bool) -> String {
         };
         let word = match (at.applies, index) {
             (true, 0) => "applies",
-            // Answers alternate, so the second one is the first of its kind.
+            // Results alternate, so the second one is the first of its kind.
             (true, 1) => "begins to apply",
             (true, _) => "applies again",
             (false, 0) => "does not apply",
@@ -127,7 +127,7 @@ fn words(report: &Checked, with_source: bool) -> String {
     lines.iter().map(|line| format!("{line}\n")).collect()
 }
 
-/// Uses patches that were fetched before. A patch that was not fetched is an error.
+/// Loads the hook's patches from those fetched earlier. A patch that is not fetched yet is an error.
 fn take_patches(cx: &Context, hook: &mut Hook) -> Result<()> {
     if let Some(store) = Store::open_existing(&cx.config.home).ok().flatten() {
         hooks::known_patches([&mut *hook], &store)?;

@@ -1,4 +1,4 @@
-//! Owns `hook`: one file a verb.
+//! Owns `hook`: one file per verb.
 
 mod check;
 mod ls;

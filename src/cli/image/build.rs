@@ -39,7 +39,7 @@ pub(super) fn build(cx: &Context, args: &BuildArgs) -> Result<()> {
     let signals = Signals::take()?;
     let task = Task::new(cx, &signals, &reporter);
     let built = task.build_image(&store, &args.name, &recipe, args.refresh);
-    // A build that failed has left more in the trash than one that succeeded. Its error is the one to report.
+    // A failed build leaves even more in the trash. Its error takes precedence over one from the cleanup.
     let tidied = cx.tidy(&store);
     let image = built?;
     tidied?;
@@ -51,7 +51,7 @@ pub(super) fn build(cx: &Context, args: &BuildArgs) -> Result<()> {
         size::count(image.packages.len(), "package"),
         image.digest
     );
-    // What to write into the recipe to get the same image later.
+    // The value that reproduces this image when written into the recipe.
     if let Some(resolved) = &image.resolved {
         message = format!("{message}, from {resolved}");
     }

@@ -37,7 +37,7 @@ pub(super) fn ls(cx: &Context) -> Result<()> {
             bytes: of.map(|image| image.bytes),
             digest: of.map(|image| image.digest.clone()),
             resolved: of.and_then(|image| image.resolved.clone()),
-            // For commands that get no variables from a profile.
+            // Environment variables for commands that get none from a profile.
             env: of.and_then(|image| image.env.clone()),
         });
     }

@@ -1,4 +1,4 @@
-//! Owns `image`: one file a verb.
+//! Owns `image`: one file per verb.
 
 mod build;
 mod ls;

@@ -1,4 +1,5 @@
-//! Owns `matrix json`, `github` and the like: writes the jobs of several envs for a CI system or scheduler.
+//! Owns `matrix json`, `github` and the others: writes the jobs for several envs in the format of a CI system or
+//! scheduler.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -23,7 +24,7 @@ use crate::up::context::Context;
 use crate::up::matrix::jobs::{self, PipelineRequest};
 use crate::up::request::WHAT;
 
-/// The action that installs this version.
+/// The action that installs this version of rockenv.
 const THIS: &str = concat!("rockenv/rockenv@v", env!("CARGO_PKG_VERSION"));
 
 const MACHINES: &str = "Machines";
@@ -108,7 +109,7 @@ pub struct GithubArgs {
     action: Option<String>,
 }
 
-/// Reads the name of an action, with the commit or tag that it is taken from.
+/// Parses an action's name with its commit or tag.
 fn action(text: &str) -> std::result::Result<String, String> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-@".contains(c);
     match text.contains('@') && text.chars().all(plain) {
@@ -126,7 +127,7 @@ pub struct GitlabArgs {
     path: String,
 }
 
-/// Reads the name of a file that GitLab accepts as a pipeline.
+/// Parses a file name that GitLab accepts for a pipeline.
 fn yaml_path(text: &str) -> std::result::Result<String, String> {
     let yaml = text.ends_with(".yml") || text.ends_with(".yaml");
     match yaml && !text.chars().any(|c| c.is_whitespace() || c.is_control()) {
@@ -205,7 +206,7 @@ pub(super) fn write(cx: &Context, form: &For) -> Result<()> {
     Ok(())
 }
 
-/// Refuses `--home`, which names a directory of this machine, for jobs that run elsewhere.
+/// Refuses `--home` for jobs on other machines, because it names a directory of this machine.
 fn check_home(cx: &Context, call: &Call) -> Result<()> {
     let home = match take_option(&call.options, "--home") {
         (_, Some(home)) => home,
@@ -221,7 +222,7 @@ fn check_home(cx: &Context, call: &Call) -> Result<()> {
 }
 
 impl JsonArgs {
-    /// Returns the jobs on one line, the form in which CI systems read an output.
+    /// Returns the jobs on one line, which CI systems require of a step's output.
     fn line(&self, cx: &Context) -> Result<String> {
         let runners = runners(self.runners.as_deref(), Runners::default)?;
         let include = jobs::without_plans(cx, &self.part.cells()?, &runners)?;
@@ -236,7 +237,7 @@ impl JsonArgs {
 }
 
 impl Call {
-    /// `home`: the store that is named for them.
+    /// Returns how jobs call rockenv; `home` is the store for the `--home` option.
     fn calls(&self, home: Option<&Path>) -> Calls {
         let arguments = std::env::args_os().skip(1);
         let arguments = arguments.map(|word| word.to_string_lossy().into_owned());
@@ -267,7 +268,7 @@ impl Call {
         Ok(Share::Registry(registry.clone()))
     }
 
-    /// Refuses secrets for systems that keep none.
+    /// Refuses `--secret` for systems that store no secrets.
     fn without_secrets(&self, help: &str) -> Result<()> {
         match self.secrets.first() {
             None => Ok(()),
@@ -290,12 +291,12 @@ impl SlurmArgs {
         self.call.without_secrets(
             "export the variable before you submit: `sbatch` passes its environment on",
         )?;
-        // Without a requested GPU, a task may get a node that has none.
+        // Without `--gres`, a task may run on a node without a GPU.
         let gpu = match site.gres {
             Some(_) => NEEDED,
             None => "auto",
         };
-        // The tasks of an array start in the order of their numbers.
+        // The tasks of an array start in the order of their indices.
         let mut pipeline = scheduled(cx, &self.part, &self.call, gpu, true)?;
         if site.gres.is_none() {
             pipeline.jobs = whole(pipeline.jobs);
@@ -372,7 +373,7 @@ fn runners(path: Option<&Path>, without_file: fn() -> Runners) -> Result<Runners
     path.map_or_else(|| Ok(without_file()), jobs::runners)
 }
 
-/// Decides the jobs for a scheduler that chooses the machines, which share one store.
+/// Builds the pipeline for a scheduler that chooses the machines, which share one store.
 fn scheduled(
     cx: &Context,
     part: &Part,
@@ -393,7 +394,7 @@ fn scheduled(
 }
 
 impl Part {
-    /// Returns the envs of the part, which may be none.
+    /// Returns the envs of the shard, possibly none.
     fn cells(&self) -> Result<Vec<Cell>> {
         let cells = self.all()?;
         Ok(match self.shard {
@@ -402,8 +403,8 @@ impl Part {
         })
     }
 
-    /// Returns the envs of the part, at least one: a file without jobs is invalid, and submitting nothing is a
-    /// mistake.
+    /// Returns the envs of the shard. Fails for an empty shard: a file without jobs is invalid, and submitting nothing
+    /// is a mistake.
     fn some_cells(&self) -> Result<Vec<Cell>> {
         if let Some(shard) = self.shard {
             shard.check(self.all()?.len())?;

@@ -1,4 +1,4 @@
-//! Owns what `plan` prints: the summary, the machine's part, the steps and the starting points, in 80 columns.
+//! Owns the output of `plan`: the summary, the machine's part, the steps and the starting points, in 80 columns.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use crate::ui::{Tone, Ui};
 use crate::up::select::Selection;
 
 const COLUMNS: usize = 80;
-/// Width of the names on the left.
+/// Width of the labels on the left.
 const NAME: usize = 7;
 
-/// Shows everything but the notes.
+/// Shows everything except the notes.
 pub(super) fn show(
     ui: &Ui,
     report: &PlanReport<'_>,
@@ -58,7 +58,7 @@ pub(super) fn show(
     }
 }
 
-/// Says first what `up` would do, or every reason why it would not.
+/// Shows what `up` would do, or every reason why it would refuse.
 fn summary(ui: &Ui, report: &PlanReport<'_>) {
     let env = report.env;
     if let Some(refused) = report.refused {
@@ -130,7 +130,7 @@ fn steps(ui: &Ui, report: &PlanReport<'_>, is_verbose: bool) {
     }
 }
 
-/// Returns the note about build volumes, if steps run that may use them, or `up` replaces them.
+/// Returns the note about what happens to build volumes.
 pub(super) fn build_volumes(plan: &Plan) -> String {
     let word = match plan.volumes {
         Volumes::Live => "are kept",
@@ -140,7 +140,7 @@ pub(super) fn build_volumes(plan: &Plan) -> String {
     format!("build volumes {word}")
 }
 
-/// Shows the starting points that are known to save something.
+/// Shows the starting points with known savings.
 fn starting_points(ui: &Ui, ways: &[StartingPoint]) {
     let ways: Vec<&StartingPoint> = ways.iter().filter(|way| way.saves() != (0, 0)).collect();
     if ways.is_empty() {
@@ -165,7 +165,7 @@ fn starting_points(ui: &Ui, ways: &[StartingPoint]) {
     ui.data(&sources(&ways));
 }
 
-/// Returns where the figures of starting points come from, each source once.
+/// Returns the sources of the starting points' figures, each source once.
 fn sources(ways: &[&StartingPoint]) -> String {
     let mut sources: BTreeMap<(bool, &str), Vec<&Figure>> = BTreeMap::new();
     for figure in ways.iter().flat_map(|way| &way.figures) {

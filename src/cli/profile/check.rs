@@ -45,7 +45,7 @@ pub(super) fn check(cx: &Context, args: &CheckArgs) -> Result<u8> {
             errors,
         } = profile_check::check(cx, &what, &args.target);
         for error in &errors {
-            // The exit code of an invalid profile wins over that of a missing one.
+            // An invalid profile determines the exit code even if another profile is missing.
             if code != Kind::Invalid.exit_code() {
                 code = error.kind().exit_code();
             }

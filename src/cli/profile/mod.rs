@@ -1,4 +1,4 @@
-//! Owns `profile`: one file a verb.
+//! Owns `profile`: one file per verb.
 
 mod check;
 mod ls;

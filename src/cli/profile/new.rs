@@ -19,7 +19,7 @@ pub struct NewArgs {
     print: bool,
 }
 
-/// Returns the schema of profiles that was installed with this program.
+/// Returns the profile schema that is installed with this program.
 fn installed_schema() -> Option<PathBuf> {
     let program = std::env::current_exe().ok()?;
     let prefix = program.parent()?.parent()?;
@@ -30,7 +30,7 @@ fn installed_schema() -> Option<PathBuf> {
 pub(super) fn new(cx: &Context, args: &NewArgs) -> Result<()> {
     let directory = if args.print { "" } else { "profiles/" };
     let mut text = profile::template(&args.name, directory)?;
-    // Editors check and complete with it.
+    // Editors use the schema for checks and completion.
     if let Some(schema) = installed_schema() {
         text = format!("#:schema file://{}\n{text}", schema.display());
     }

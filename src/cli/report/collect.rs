@@ -1,5 +1,5 @@
-//! Owns reading the store for a report. Files that builds wrote are untrusted: they are read without following links,
-//! and only up to a limit.
+//! Owns reading the store for a report. Files that builds wrote are untrusted, so reads do not follow links and are
+//! limited in size.
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Seek as _, SeekFrom};
@@ -25,11 +25,11 @@ use crate::sys::error::Result;
 use crate::sys::host::{self, Host};
 use crate::ui::size;
 
-/// Lines shown of the failed step's log.
+/// Number of lines shown from the failed step's log.
 const TAIL: usize = 20;
 const ROWS: usize = 20;
 
-/// Reads everything that the report of an env shows.
+/// Gathers everything that an env's report shows.
 pub(crate) fn gather(store: &Store, env: &EnvName) -> Result<EnvReport> {
     let record = store.known(env)?;
     // An env whose first `up` stopped early has no spec.
@@ -105,7 +105,7 @@ fn steps(record: &Record) -> Vec<StepRow> {
     steps.collect()
 }
 
-/// Reads the history of the env's current steps. A run under another key was another step.
+/// Reads the runs of the env's current steps. A run with another key belongs to another step.
 fn runs(store: &Store, env: &EnvName, record: &Record) -> Vec<Run> {
     let places: BTreeMap<&StepKey, usize> = record
         .steps
@@ -182,7 +182,7 @@ fn builds(store: &Store, record: &Record, report: &mut EnvReport) {
                 output: command.output,
                 took_ms: command.took_ms,
             }));
-            // A full build has a million edges.
+            // Keeps memory bounded: a full build has a million edges.
             shorten(&mut report.slowest, |edge| edge.took_ms);
         }
     }
@@ -214,7 +214,7 @@ fn caches(store: &Store, spec: &Spec) -> Result<Vec<Cache>> {
     Ok(caches.collect())
 }
 
-/// Returns steps that are left out of the list of steps altogether.
+/// Returns the steps and hooks that are missing from the list of steps.
 fn left_out(spec: &Spec, record: &Record) -> Vec<Fact> {
     let listed = |name: &str| record.steps.iter().any(|step| step.name == name);
     let steps = spec.skipped.iter().filter(|step| !listed(&step.name));
@@ -224,7 +224,7 @@ fn left_out(spec: &Spec, record: &Record) -> Vec<Fact> {
     steps.chain(hooks).collect()
 }
 
-/// Returns the largest rows, in the store and at services.
+/// Returns the largest items, in the store and at services.
 fn spaces(found: &crate::store::usage::report::UsageReport) -> Vec<Space> {
     let shared = |envs: &[String]| match envs.len() {
         0 | 1 => None,
@@ -296,8 +296,7 @@ fn facts(store: &Store, record: &Record, spec: Option<&Spec>, host: &Host) -> Re
     for volume in &spec.volumes {
         let value = match &volume.source {
             VolumeSource::Git(git) => {
-                // A report must not reveal local paths. As for git, a host comes before a colon, and a colon after a
-                // slash is part of a path.
+                // A report must not reveal local paths. As in git, a colon ends a host name unless a slash precedes it.
                 let name = match git.url.split_once(':') {
                     Some((host, _)) if host != "file" && !host.contains('/') => {
                         without_login(&git.url)

@@ -1,4 +1,4 @@
-//! Owns `report`: writes an env's report to one file, which replaces only another report.
+//! Owns `report`: writes an env's report to one file, which may replace only another report.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::sys::error::Result;
 use crate::ui::text;
 use crate::up::context::Context;
 
-/// The mark must be within this many bytes of the beginning.
+/// Number of leading bytes that must contain the mark.
 const BEGINNING: u64 = 512;
 
 #[derive(Debug, Args)]
@@ -43,7 +43,7 @@ pub(crate) fn report(cx: &Context, args: &ReportArgs) -> Result<()> {
     let to_stdout = path == Path::new("-");
     store.known(&name)?;
     if !cx.json && !to_stdout {
-        // Checked before the work is done.
+        // Fails before the expensive work.
         may_replace(&FilePlace::new(caller(), &path)?, args.force)?;
     }
     let report = gather(&store, &name)?;

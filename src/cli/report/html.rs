@@ -1,7 +1,7 @@
 //! Owns the HTML page: one file with its style, its plots and a short script, which loads nothing else.
 //!
-//! Names and log lines are untrusted. The template escapes them, and [`text`] their control characters. The page's own
-//! policy forbids every script but the one with the named digest, and every address.
+//! Names and log lines are untrusted. The template escapes them, and [`text`] escapes their control characters. The
+//! page's content security policy forbids all scripts except the one with the given digest, and all network addresses.
 
 use base64::Engine as _;
 use maud::{DOCTYPE, Markup, PreEscaped, html as markup};
@@ -17,12 +17,12 @@ use crate::ui::text::escape;
 const STYLE: &str = include_str!("style.css");
 const SCRIPT: &str = include_str!("hover.js");
 
-/// Shows untrusted text.
+/// Renders untrusted text.
 fn text(text: impl AsRef<str>) -> Markup {
     markup! { (escape(text.as_ref())) }
 }
 
-/// Returns a sentence with text in backquotes shown as code.
+/// Renders a sentence with backquoted text as code.
 fn prose(sentence: &str) -> Markup {
     let parts: Vec<&str> = sentence.split('`').collect();
     markup! {
@@ -32,14 +32,14 @@ fn prose(sentence: &str) -> Markup {
             } @else if at + 1 < parts.len() {
                 code { (text(part)) }
             } @else {
-                // An unpaired backquote is a normal character.
+                // An unpaired backquote is an ordinary character.
                 "`" (text(part))
             }
         }
     }
 }
 
-/// Class and title of a column.
+/// CSS class and title of a column.
 type Column = (Option<&'static str>, &'static str);
 
 const BAR: Column = (Some("bar"), "");
@@ -52,7 +52,7 @@ fn number(title: &'static str) -> Column {
     (Some("number"), title)
 }
 
-/// Returns a bar as long as a part of the largest.
+/// Renders a bar with the length of `part` relative to `whole`.
 fn share(part: u64, whole: u64) -> Markup {
     let width = (part as f64 / whole.max(1) as f64).clamp(0.0, 1.0) * 100.0;
     markup! {
@@ -141,7 +141,7 @@ fn section(id: &str, title: &str) -> Markup {
     markup! { h2 id=(id) { (title) } }
 }
 
-/// Returns a section with a table, unless that has no rows.
+/// Renders a section with a table; empty if the table has no rows.
 fn listing(
     id: &str,
     title: &str,
@@ -248,7 +248,7 @@ fn times(axis: &Axis) -> Markup {
     }
 }
 
-/// Formats a round time, short.
+/// Formats a round time in short form.
 fn tick(millis: u64) -> String {
     let (unit, word) = match millis {
         0 => return "0".to_owned(),
@@ -397,7 +397,7 @@ mod tests {
         assert!(!page.contains(['\x1b', '\u{202e}']));
         let shown = "&lt;script&gt;alert('&quot;&amp;')&lt;/script&gt;\\x1b\\u{202e}";
         assert_eq!(page.matches(shown).count(), 12);
-        // On a phone it stands beside the value.
+        // On narrow screens the title appears beside the value.
         assert_has!(page, "<td data-title=\"state\">");
     }
 
@@ -417,7 +417,7 @@ mod tests {
         for word in ["http:", "https:", "src=", "@import", "url("] {
             assert!(!page.contains(word), "{word}");
         }
-        // The policy names the digest of the actual script.
+        // The policy contains the digest of the actual script.
         let inside = page.split("<script>").nth(1).unwrap();
         let inside = inside.split("</script>").next().unwrap();
         let digest = base64::engine::general_purpose::STANDARD.encode(Sha256::digest(inside));

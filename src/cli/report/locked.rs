@@ -1,5 +1,5 @@
 //! Owns the lock file section of a report: the lock file that the env was built from, or the one beside its profile,
-//! and where the env differs from it.
+//! and the env's differences from it.
 
 use sha2::{Digest as _, Sha256};
 
@@ -10,10 +10,10 @@ use crate::store::{Record, Store};
 use crate::sys::error::Result;
 use crate::ui::size;
 
-/// Returns the facts about the lock file; none if there is no lock file.
+/// Returns the facts about the lock file; empty without one.
 pub(super) fn facts(store: &Store, record: &Record, spec: &Spec) -> Result<Vec<Fact>> {
     let beside = lockfile::place(&spec.origin, &spec.name);
-    // An unreadable file may belong to something else, and the env was not built from it.
+    // The env was not built from this file, so an unreadable one is ignored.
     let beside = || lockfile::read(&beside).unwrap_or_default();
     let copy = store.locked_text(spec).and_then(|text| {
         let parsed = text.map(|text| lockfile::parse(&text, "the env's lock file"));
@@ -25,7 +25,7 @@ pub(super) fn facts(store: &Store, record: &Record, spec: &Spec) -> Result<Vec<F
             Some(lock) => (lock, false),
             None => return Ok(Vec::new()),
         },
-        // The rest of the report is still useful. The error would reveal a local path.
+        // The rest of the report is still useful. The error itself would reveal a local path.
         Err(_) => {
             let lost = "the env's copy of its lock file is lost or damaged";
             return Ok(vec![Fact::new("lock file", lost)]);

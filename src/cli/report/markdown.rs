@@ -1,4 +1,4 @@
-//! Owns the report as Markdown: for an issue, a merge request, or a terminal.
+//! Owns the report as Markdown, for an issue, a merge request or a terminal.
 
 use std::fmt::Write as _;
 
@@ -6,14 +6,14 @@ use super::{EnvReport, Fact, MARK, millis, took, word};
 use crate::ui::size;
 use crate::ui::text::escape;
 
-/// Escapes text for one line or table cell, so that Markdown shows it literally.
+/// Escapes text for one line or table cell so that Markdown shows it literally.
 pub(crate) fn text(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in escape(text).chars() {
         match c {
             '&' => safe.push_str("&amp;"),
             '<' => safe.push_str("&lt;"),
-            // Prevents a notification to a user of that name.
+            // Prevents a mention of a user with that name.
             '@' => safe.push_str("&#64;"),
             '\\' | '|' | '`' | '*' | '_' | '[' | ']' | '#' | '~' | '>' | '!' => {
                 safe.push('\\');
@@ -25,7 +25,7 @@ pub(crate) fn text(text: &str) -> String {
     safe
 }
 
-/// Adds a table. A title that begins with `>` marks a column of numbers.
+/// Appends a table. A title that begins with `>` marks a numeric column.
 pub(crate) fn table(
     page: &mut String,
     titles: &[&str],
@@ -57,7 +57,7 @@ pub(crate) fn table(
     }
 }
 
-/// Adds a section with a table, unless that has no rows.
+/// Appends a section with a table, unless the table has no rows.
 fn section(
     page: &mut String,
     title: &str,

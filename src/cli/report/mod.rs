@@ -1,7 +1,7 @@
 //! Owns the content of `rockenv report`: what was built, how long each step took, and which resources it used.
 //!
-//! `gather` reads the store, and `locked` the lock file; the rest is pure: `timeline` puts the runs of steps on one
-//! axis, `html` and `markdown` write the page. A page is one file that needs no network, no fonts and no library.
+//! `gather` reads the store, `locked` the lock file. The rest is pure: `timeline` places runs on one axis, `html` and
+//! `markdown` write the page. A page is a single file without network access, fonts or libraries.
 
 pub(crate) mod command;
 
@@ -24,14 +24,14 @@ use crate::plan::record::{Cost, Outcome};
 use crate::plan::samples::Sample;
 use crate::ui::size;
 
-/// Mark at the beginning of every report: a report replaces only a file that has it.
+/// Mark at the beginning of every report. A report replaces only files with this mark.
 pub(crate) const MARK: &str = "rockenv report";
 
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct EnvReport {
-    /// Version of this format.
+    /// Version of the report format.
     pub schema: &'static str,
-    /// Version of the rockenv that wrote it.
+    /// Version of the rockenv that wrote the report.
     pub version: &'static str,
     pub written: Timestamp,
     pub env: String,
@@ -40,7 +40,7 @@ pub(crate) struct EnvReport {
     pub verdict: EnvState,
     /// The state in a sentence.
     pub summary: String,
-    /// Processors of the machine, if steps ran on this one.
+    /// Number of this machine's processors; the steps may have run on another machine.
     pub cores: u32,
     /// The env's memory limit, in bytes.
     pub memory_max: Option<u64>,
@@ -48,21 +48,21 @@ pub(crate) struct EnvReport {
     pub steps: Vec<StepRow>,
     /// All runs of these steps, oldest first.
     pub runs: Vec<Run>,
-    /// End of the failed step's log.
+    /// Last lines of the failed step's log.
     pub tail: Vec<String>,
-    /// Ninja builds, one for each directory.
+    /// Ninja builds, one per directory.
     pub builds: Vec<Build>,
-    /// The commands that took longest to compile or link, longest first.
+    /// The slowest compile and link commands, slowest first.
     pub slowest: Vec<Edge>,
     pub caches: Vec<Cache>,
-    /// What takes most space, largest first.
+    /// The largest items of disk usage, largest first.
     pub space: Vec<Space>,
     pub frees: u64,
     /// Steps and hooks that are not part of the env, and why.
     pub left_out: Vec<Fact>,
     /// Build environment and inputs.
     pub facts: Vec<Fact>,
-    /// What the lock file pins, and what differs from it; empty if there is none.
+    /// Inputs that the lock file pins, and differences from it; empty without a lock file.
     pub lock: Vec<Fact>,
 }
 
@@ -81,9 +81,9 @@ pub(crate) enum EnvState {
 pub(crate) struct StepRow {
     pub name: String,
     pub outcome: Outcome,
-    /// Why it ended that way, if that needs a reason.
+    /// Reason of the outcome, if it needs one.
     pub reason: Option<String>,
-    /// Its cost; `None` if it did not run, or ran for another env.
+    /// Cost of the step; `None` if it did not run, or ran for another env.
     pub cost: Option<Cost>,
 }
 
@@ -94,16 +94,16 @@ pub(crate) struct Run {
     pub ended: Timestamp,
     pub wall_ms: u64,
     pub done: bool,
-    /// Jobs granted.
+    /// Number of jobs granted.
     pub jobs: u32,
     /// Growth of the env, in bytes.
     pub disk_delta: i64,
-    /// Samples of its resource usage.
+    /// Resource usage over time.
     pub samples: Vec<Sample>,
 }
 
 impl Run {
-    /// Returns when it began, in milliseconds since 1970.
+    /// Returns the start in milliseconds since 1970.
     fn began_ms(&self) -> i64 {
         let wall = i64::try_from(self.wall_ms).unwrap_or(i64::MAX);
         self.ended.as_millisecond().saturating_sub(wall)
@@ -112,20 +112,20 @@ impl Run {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Build {
-    /// Its directory: the volume's name, and the path in it.
+    /// The build directory: the volume's name and the path in it.
     pub directory: String,
     /// Number of edges that ran.
     pub edges: usize,
-    /// Sum of their times, in milliseconds.
+    /// Sum of the edges' times in milliseconds.
     pub busy_ms: u64,
 }
 
 /// A command that ninja ran.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Edge {
-    /// The directory of its ninja build.
+    /// Directory of the ninja build.
     pub directory: String,
-    /// The file that it made.
+    /// The file that the command produced.
     pub output: String,
     pub took_ms: u64,
 }
@@ -138,7 +138,7 @@ pub(crate) struct Cache {
     pub bytes: u64,
     /// Maximum size in bytes.
     pub max: Option<u64>,
-    /// Lookups hit and missed, if the cache counts them.
+    /// Hits and misses, if the cache counts them.
     pub lookups: Option<(u64, u64)>,
 }
 
@@ -183,7 +183,7 @@ impl EnvReport {
         }
     }
 
-    /// Returns the figures at the top of the page, by name.
+    /// Returns the figures at the top of the page, with their names.
     fn totals(&self) -> Vec<(&'static str, String)> {
         let costs = || self.steps.iter().filter_map(|step| step.cost);
         let mut totals = vec![
@@ -199,7 +199,7 @@ impl EnvReport {
         if let Some(memory) = costs().filter_map(|cost| cost.usage.memory()).max() {
             totals.push(("most memory", size::bytes(memory)));
         }
-        // A step that frees more than it writes took no space.
+        // A step that frees more than it writes counts as zero.
         let written = costs().filter_map(|cost| u64::try_from(cost.disk_delta).ok());
         totals.push(("written to disk", size::bytes(written.sum())));
         totals.push(("freed by removal", size::bytes(self.frees)));
@@ -221,7 +221,7 @@ fn millis(millis: u64) -> String {
     size::duration(Duration::from_millis(millis))
 }
 
-/// Returns the cost of a step: time, processor time, memory without and with page cache, disk.
+/// Formats a step's cost: time, processor time, memory without and with page cache, disk.
 fn took(cost: Cost) -> [String; 5] {
     let with_cache = cost.usage.memory_peak.filter(|bytes| *bytes > 0);
     [
@@ -233,7 +233,7 @@ fn took(cost: Cost) -> [String; 5] {
     ]
 }
 
-/// Returns the word for how a step ended.
+/// Returns the word for a step's outcome.
 pub(super) fn word(outcome: Outcome) -> &'static str {
     match outcome {
         Outcome::Done => "done",

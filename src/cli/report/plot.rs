@@ -1,5 +1,5 @@
-//! Owns the plots of a report: the points on the common axis, and the SVG that shows them. Text stays outside the
-//! SVG, because the page stretches the SVG to its width.
+//! Owns the plots of a report: points on the shared axis, and the SVG that shows them. Text stays outside the SVG,
+//! because the page stretches the SVG to its own width.
 
 use std::time::Duration;
 
@@ -10,13 +10,13 @@ use super::{EnvReport, Run};
 use crate::plan::samples::Sample;
 use crate::ui::size;
 
-/// Width of every plot, in coordinates.
+/// Width of every plot in SVG units.
 const WIDTH: f64 = 1000.0;
-/// Height of plots with a curve.
+/// Height of plots with a curve in SVG units.
 const HEIGHT: f64 = 100.0;
-/// Most points drawn: a screen has no more.
+/// Maximum number of points drawn; no screen shows more.
 const POINTS: usize = 1000;
-/// Shorter bars would be invisible, in coordinates.
+/// Minimum length of a bar in SVG units; shorter ones would be invisible.
 const VISIBLE: f64 = 3.0;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,8 +66,8 @@ impl Quantity {
         }
     }
 
-    /// Returns the curve of one run: milliseconds since its start, and the value. `before` is what earlier runs
-    /// wrote.
+    /// Returns the values of one run with their milliseconds since its start. `before` is the disk growth of earlier
+    /// runs.
     fn values(self, run: &Run, before: i64) -> Vec<(u64, f64)> {
         let samples = run.samples.iter();
         match self {
@@ -89,24 +89,24 @@ impl Quantity {
     }
 }
 
-/// Returns how many processors were busy between two samples.
+/// Returns the average number of busy processors between two samples.
 fn rate(from: Sample, to: Sample) -> Option<f64> {
     let used = to.cpu_ms?.checked_sub(from.cpu_ms?)?;
     let time = to.at_ms.checked_sub(from.at_ms).filter(|time| *time > 0)?;
     Some(used as f64 / time as f64)
 }
 
-/// A curve: for each run its points, as position from 0 to 1 and value.
+/// A curve: the points of each run, as position from 0 to 1 and value.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Curve {
     pub(super) runs: Vec<Vec<(f64, f64)>>,
-    /// The maximum, and the limit if that is near enough to be shown.
+    /// The maximum, and the limit if it is close enough to be shown.
     pub(super) peak: f64,
     pub(super) limit: Option<f64>,
 }
 
 impl Curve {
-    /// Returns the curve, or `None` if there are no samples.
+    /// Returns the curve, or `None` without samples.
     pub(super) fn of(quantity: Quantity, report: &EnvReport, axis: &Axis) -> Option<Self> {
         let mut curve = Self::default();
         let mut before = 0;
@@ -147,7 +147,7 @@ impl Curve {
                 .reduce(f64::max),
             Quantity::Disk => None,
         };
-        // A limit far above would flatten the curve.
+        // A limit far above the peak would flatten the curve.
         curve.limit = limit.filter(|limit| *limit > 0.0 && *limit <= curve.peak * 4.0);
         Some(curve)
     }
@@ -158,7 +158,7 @@ impl Curve {
     }
 }
 
-/// Reduces the number of points, keeping the highest of each group.
+/// Reduces the number of points and keeps the highest of each group.
 fn thin(points: &[(f64, f64)], most: usize) -> Vec<(f64, f64)> {
     let each = points.len().div_ceil(most.max(1)).max(1);
     points
@@ -170,7 +170,7 @@ fn thin(points: &[(f64, f64)], most: usize) -> Vec<(f64, f64)> {
         .collect()
 }
 
-/// Returns the vertical lines that all plots share.
+/// Renders the vertical lines that all plots share.
 fn grid(axis: &Axis, height: f64) -> Markup {
     let lines = axis.ticks().into_iter().map(|(at, _)| (at, "tick"));
     let cuts = axis.cuts().into_iter().map(|at| (at, "cut"));
@@ -181,7 +181,7 @@ fn grid(axis: &Axis, height: f64) -> Markup {
     }
 }
 
-/// Returns the lane of one step: a bar for each of its runs.
+/// Renders the lane of one step: a bar per run.
 pub(super) fn lane(report: &EnvReport, step: usize, axis: &Axis) -> Markup {
     html! {
         svg class="lane" viewBox={ "0 0 " (WIDTH) " 20" } preserveAspectRatio="none" role="img" {
@@ -208,7 +208,7 @@ fn bar(run: &Run, axis: &Axis) -> Markup {
     }
 }
 
-/// Returns the plot of a curve. The page shows `data-points` at the pointer.
+/// Renders the plot of a curve. The page's script shows `data-points` at the pointer.
 pub(super) fn chart(quantity: Quantity, curve: &Curve, axis: &Axis) -> Markup {
     let top = curve.top();
     let y = |value: f64| (HEIGHT - (value / top).clamp(0.0, 1.0) * HEIGHT).clamp(0.0, HEIGHT);
@@ -291,7 +291,7 @@ mod tests {
             [[(0.0, 3.0), (0.5, 3.0)], [(0.5, 0.5), (1.0, 0.5)]]
         );
         assert_eq!(processors.limit, Some(8.0));
-        // The second run starts from the first one's end, not from its peak.
+        // The second run starts from the first run's end, not from its peak.
         let disk = curve(Quantity::Disk).unwrap();
         assert_eq!(disk.runs[1], [(0.5, 500.0), (1.0, 600.0)]);
         assert_eq!(curve(Quantity::Jobs), None);

@@ -1,7 +1,7 @@
-//! Owns the time axis that all plots of a report share. Idle time between runs, a night or a month, is cut out, so
-//! that the runs stay visible.
+//! Owns the time axis that all plots of a report share. Idle time between runs, such as a night or a month, is cut out
+//! to keep the runs visible.
 
-/// A span in which something ran, in milliseconds since 1970, and its position on the axis, in milliseconds too.
+/// A span with activity, in milliseconds since 1970, and its position on the axis in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Piece {
     from: i64,
@@ -15,11 +15,11 @@ pub(super) struct Axis {
     length: i64,
 }
 
-/// Idle time is shown with at most this fraction of the busy time: a hundredth.
+/// Idle time takes at most this fraction of the busy time: a hundredth.
 const GAP: i64 = 100;
 
 impl Axis {
-    /// Makes the axis from spans in any order.
+    /// Creates the axis from spans in any order.
     pub(super) fn new(spans: impl IntoIterator<Item = (i64, i64)>) -> Self {
         let mut spans: Vec<_> = spans.into_iter().collect();
         spans.sort_unstable();
@@ -45,7 +45,7 @@ impl Axis {
         axis
     }
 
-    /// Returns the position of a time, from 0 to 1.
+    /// Returns the position of a time on the axis, from 0 to 1.
     pub(super) fn place(&self, time: i64) -> f64 {
         let piece = self.pieces.iter().rev().find(|piece| piece.from <= time);
         let at = piece.map_or(0, |piece| piece.at + (time.min(piece.to) - piece.from));
@@ -63,7 +63,7 @@ impl Axis {
             .collect()
     }
 
-    /// Returns round marks: the position from 0 to 1, and the milliseconds on the axis.
+    /// Returns round tick marks: the position from 0 to 1, and the milliseconds on the axis.
     pub(super) fn ticks(&self) -> Vec<(f64, i64)> {
         const SECOND: i64 = 1000;
         const MINUTE: i64 = 60 * SECOND;
@@ -99,7 +99,7 @@ mod tests {
         assert_eq!(axis.length, 10_100);
         assert!(axis.place(-5).abs() < 1e-9);
         assert!((axis.place(2000) - 2000.0 / 10_100.0).abs() < 1e-9);
-        // A time in the gap is at the end of the first run.
+        // A time inside a gap maps to the end of the run before it.
         assert!((axis.place(month / 2) - 4000.0 / 10_100.0).abs() < 1e-9);
         assert!((axis.place(month + 6000) - 1.0).abs() < 1e-9);
         assert_eq!(axis.cuts(), [4100.0 / 10_100.0]);

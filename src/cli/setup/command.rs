@@ -1,4 +1,4 @@
-//! Owns `setup`: installs what the host needs, and makes a btrfs store in a file.
+//! Owns `setup`: installs what the host needs, and creates a btrfs store in a file.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +37,7 @@ fn parse_size(text: &str) -> Result<u64> {
         .map_err(|refused| usage!("{}", refused.message).help("rockenv setup --store-image 300G"))
 }
 
-/// Installs missing packages, and makes the store's image if requested.
+/// Installs missing packages, and creates the store image and the timer if requested.
 pub(crate) fn setup(cx: &Context, args: &SetupArgs) -> Result<()> {
     let mut features = args.features.clone();
     if features.is_empty() {
@@ -58,7 +58,7 @@ pub(crate) fn setup(cx: &Context, args: &SetupArgs) -> Result<()> {
         }
         None => None,
     };
-    // A timer alone is for a machine that works already.
+    // `--timer` alone assumes a working machine.
     let mut tools = if timer.is_some() && args.features.is_empty() && image.is_none() {
         Vec::new()
     } else {
@@ -77,7 +77,7 @@ pub(crate) fn setup(cx: &Context, args: &SetupArgs) -> Result<()> {
         cx.ui.note("nothing to install");
         return Ok(());
     }
-    // One question for everything, so that nobody accepts the packages and refuses the image afterwards.
+    // Asks a single question, so that the user cannot accept the packages and then refuse the image.
     if !tools.is_empty() {
         announce(cx, &tools);
     }
@@ -130,7 +130,7 @@ pub(crate) fn setup(cx: &Context, args: &SetupArgs) -> Result<()> {
     Ok(())
 }
 
-/// Installs what an env needs, for `up --setup`: the flag was the consent.
+/// Installs what an env needs, for `up --setup`. The flag itself is the consent.
 pub(crate) fn install_missing(cx: &Context) -> Result<()> {
     let mut tools = missing(&DEFAULT, Tool::is_there);
     drop_without_package(&mut tools);
@@ -142,7 +142,7 @@ pub(crate) fn install_missing(cx: &Context) -> Result<()> {
     get(cx, &tools, &Signals::take()?)
 }
 
-/// Removes the tools that this distribution has no package of, and returns them.
+/// Removes the tools without a package in this distribution, and returns them.
 fn drop_without_package(tools: &mut Vec<&'static Tool>) -> Vec<&'static Tool> {
     let Some(manager) = Manager::detect() else {
         return Vec::new();
@@ -174,7 +174,7 @@ fn table(tools: &[&Tool]) -> Table {
     })
 }
 
-/// Installs, then checks the result.
+/// Installs tools and checks that they are there afterwards.
 fn get(cx: &Context, tools: &[&Tool], signals: &Signals) -> Result<()> {
     let Some(manager) = Manager::detect() else {
         return Err(still_missing(

@@ -1,4 +1,4 @@
-//! Owns the one line that rockenv may have in `/etc/fstab`.
+//! Owns the line that rockenv may add to `/etc/fstab`.
 
 use std::io::Write as _;
 use std::os::unix::fs::{MetadataExt as _, fchown};
@@ -8,7 +8,7 @@ use fs_err as fs;
 
 use crate::sys::error::{Result, ResultExt as _};
 
-/// Marks our line. The kernel ignores options that begin with `x-`.
+/// Marks rockenv's line. The kernel ignores options that begin with `x-`.
 pub(crate) const MARK: &str = "x-rockenv.store";
 
 pub(crate) fn line(image: &Path, at: &Path) -> String {
@@ -19,7 +19,7 @@ pub(crate) fn line(image: &Path, at: &Path) -> String {
     )
 }
 
-/// Escapes a path: blanks separate fields, `#` begins a comment.
+/// Escapes a path: blanks separate fields, and `#` begins a comment.
 fn escape(path: &Path) -> String {
     let mut text = String::new();
     for letter in path.to_string_lossy().chars() {
@@ -35,7 +35,7 @@ fn escape(path: &Path) -> String {
     text
 }
 
-/// Returns a basic regular expression between `|` that matches our line about this image and no other one.
+/// Returns a basic regular expression, delimited by `|`, that matches only rockenv's line for this image.
 pub(crate) fn pattern(image: &Path) -> String {
     let mut letters = String::new();
     for letter in escape(image).chars() {
@@ -47,7 +47,7 @@ pub(crate) fn pattern(image: &Path) -> String {
     format!("|^{letters} .*{MARK}|")
 }
 
-/// Returns the table with `line` at its end; all other bytes stay as they are.
+/// Returns the table with `line` appended; all other bytes stay the same.
 pub(crate) fn with(table: &[u8], line: &str) -> Vec<u8> {
     let mut text = table.to_vec();
     if text.last().is_some_and(|last| *last != b'\n') {
@@ -66,7 +66,7 @@ pub(crate) fn mounts(table: &[u8], at: &Path) -> bool {
     })
 }
 
-/// Replaces the table atomically, keeping owner and mode: temporary file, sync, rename.
+/// Replaces the table atomically and keeps its owner and mode: temporary file, sync, rename.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
     let path = match fs::canonicalize(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => path.to_owned(),

@@ -10,7 +10,7 @@ use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::process::{Event, Program};
 use crate::ui::Ui;
 
-/// Installs the packages for `tools`; the output goes to `-v`. Optional packages may be missing from the archive.
+/// Installs the packages for `tools`. `-v` shows the output. Optional packages may be missing from the archive.
 pub(crate) fn install(
     ui: &Ui,
     manager: Manager,
@@ -46,8 +46,8 @@ pub(crate) fn install(
     Ok(())
 }
 
-/// Package lists less than an hour old are current; refreshing them for a package that no archive has would only take
-/// time.
+/// Returns whether the package lists are less than an hour old. Refreshing them for a package that is in no archive
+/// would only take time.
 fn lists_are_fresh() -> bool {
     let lists = std::path::Path::new("/var/lib/apt/lists");
     let entries = fs_err::read_dir(lists).map_or(0, Iterator::count);
@@ -55,7 +55,7 @@ fn lists_are_fresh() -> bool {
         .and_then(|lists| lists.modified())
         .ok()
         .and_then(|time| time.elapsed().ok());
-    // `lock` and `partial` alone are no lists.
+    // A directory with little more than `lock` and `partial` contains no lists.
     entries > 4 && age.is_some_and(|age| age < std::time::Duration::from_secs(3600))
 }
 
@@ -117,7 +117,7 @@ impl Run<'_> {
         argv.insert(1, "-oDPkg::Lock::Timeout=120".to_owned());
         argv.insert(1, "-oDpkg::Use-Pty=0".to_owned());
         match self.go(&argv) {
-            // Old lists name versions that the archive no longer has.
+            // Outdated lists name versions that the archive no longer has.
             Err(_) if !fresh => {
                 self.refresh()?;
                 self.go(&argv)

@@ -1,5 +1,5 @@
-//! Owns the host requirements of rockenv: the tools of each feature, their packages in each distribution, and
-//! installing them.
+//! Owns rockenv's host requirements: the tools for each feature, their packages per distribution, and their
+//! installation.
 
 pub(crate) mod command;
 
@@ -71,7 +71,8 @@ impl Manager {
         Self::choose(&os, &there)
     }
 
-    /// Chooses among the installed ones: a distribution may carry another's package manager.
+    /// Chooses by the distribution among the installed managers, because a distribution may carry another's package
+    /// manager.
     fn choose(os_release: &str, there: &[Self]) -> Option<Self> {
         let ids = ["ID=", "ID_LIKE="].into_iter().flat_map(|key| {
             os_release
@@ -90,7 +91,7 @@ impl Manager {
             .find(|manager| there.contains(manager))
     }
 
-    /// Returns the command that installs `packages`, to be typed or run.
+    /// Returns the command line that installs `packages`.
     pub(crate) fn command(self, packages: &[&str]) -> Vec<String> {
         let front: &[&str] = match self {
             Self::Apt => &["apt-get", "install", "--yes", "--no-install-recommends"],
@@ -109,21 +110,20 @@ impl Manager {
 /// A tool that the host should have.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Tool {
-    /// Program in the system's directories, or a name for `files`.
+    /// Program in the system's directories, or a label if `files` is set.
     pub name: &'static str,
-    /// If it is not a program: any of these files proves that it is installed.
+    /// For tools that are no program: any of these files proves that the tool is installed.
     pub files: &'static [&'static str],
     /// Features that need it.
     pub features: &'static [Feature],
-    /// Why, as the rest of "needed to".
+    /// Purpose, as the rest of "needed to".
     pub why: &'static str,
-    /// Without it only a part of the feature fails.
+    /// Without the tool only a part of the feature fails.
     pub optional: bool,
-    /// Its package for apt, pacman, dnf and zypper, or one name for all of them; `-` where there is none.
+    /// Package for apt, pacman, dnf and zypper, or one name for all of them; `-` if a distribution has no package.
     packages: &'static str,
 }
 
-/// All tools.
 pub(crate) const TOOLS: &[Tool] = {
     use Feature::{Btrfs, Images, Nspawn, Pacman, Sources, Tests};
     const fn program(
@@ -257,7 +257,7 @@ pub(crate) const TOOLS: &[Tool] = {
 };
 
 impl Tool {
-    /// Returns whether it is installed.
+    /// Returns whether the tool is installed.
     pub(crate) fn is_there(&self) -> bool {
         if self.files.is_empty() {
             return Program::find(self.name, self.why).is_ok();
@@ -284,7 +284,7 @@ pub(crate) fn missing(
         .collect()
 }
 
-/// Returns the packages for `tools`, each once.
+/// Returns the packages for `tools`, without duplicates.
 pub(crate) fn packages(tools: &[&Tool], manager: Manager) -> Vec<&'static str> {
     let packages: BTreeSet<_> = tools
         .iter()

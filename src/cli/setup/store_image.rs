@@ -1,5 +1,5 @@
-//! Owns the store in a file: a sparse btrfs image mounted at the store's root, now and at each boot. If a later step
-//! fails, the earlier ones are undone.
+//! Owns the store in a file: a sparse btrfs image, mounted at the store's root now and at each boot. If a step fails,
+//! the earlier ones are undone.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -17,7 +17,7 @@ use crate::sys::signals::Signals;
 use crate::tree::{self, Method};
 use crate::ui::{Ui, size};
 
-/// A smaller btrfs has no space left after its own metadata.
+/// Minimum size: a smaller btrfs has no space left after its own metadata.
 const SMALLEST: u64 = 1 << 30;
 
 const FSTAB: &str = "/etc/fstab";
@@ -28,12 +28,12 @@ pub(crate) struct StoreImage {
     pub at: PathBuf,
     pub file: PathBuf,
     pub size: u64,
-    /// Warnings to show first.
+    /// Warnings to show before the question.
     pub warnings: Vec<String>,
 }
 
 impl StoreImage {
-    /// Checks that one can be made at `home`; changes nothing.
+    /// Checks that an image can be created for `home`; changes nothing.
     pub(crate) fn plan(home: &Path, size: u64) -> Result<Self> {
         let (Some(parent), Some(name)) = (home.parent(), home.file_name()) else {
             return Err(usage!("a store cannot be at `{}`", home.display())
@@ -72,7 +72,7 @@ impl StoreImage {
         })
     }
 
-    /// Returns what will be done, a line each.
+    /// Returns the planned steps, one per line.
     pub(crate) fn steps(&self) -> Vec<String> {
         let (file, at) = (self.file.display(), self.at.display());
         vec![
@@ -89,7 +89,7 @@ impl StoreImage {
         ]
     }
 
-    /// Returns the commands that undo it.
+    /// Returns the commands that undo the setup.
     pub(crate) fn undo_text(&self) -> String {
         let [file, at] = [&self.file, &self.at].map(|path| path.to_string_lossy());
         format!(
@@ -100,7 +100,7 @@ impl StoreImage {
         )
     }
 
-    /// Makes it. On failure, or when a signal comes, undoes what was done.
+    /// Creates and mounts the image. Undoes everything on failure or a signal.
     pub(crate) fn make(&self, ui: &Ui, signals: &Signals) -> Result<()> {
         let mut done = Vec::new();
         let result = self.make_steps(ui, signals, &mut done);
@@ -157,7 +157,7 @@ impl StoreImage {
         fstab::replace(Path::new(FSTAB), &after)?;
         done.push(Done::Table { before, after });
         go_on()?;
-        // Mounts by the fstab entry, which proves that it will work at the next boot.
+        // Mounts through the fstab entry, which proves that it will work at the next boot.
         run("mount", &[self.at.as_os_str()]).context(|| {
             format!(
                 "cannot mount `{}` at `{}`",
@@ -178,14 +178,14 @@ impl StoreImage {
         if Path::new("/run/systemd/system").is_dir()
             && let Err(error) = run("systemctl", &["daemon-reload".as_ref()])
         {
-            // systemd reads fstab at the next boot anyway.
+            // Only a warning: systemd reads fstab at the next boot anyway.
             ui.warn(&error.chain().join(": "));
         }
         Ok(())
     }
 }
 
-/// Refuses if a store image would hide something, or is not needed.
+/// Refuses if a store image would hide existing data or is unnecessary.
 fn refuse_unfit(at: &Path, file: &Path, size: u64) -> Result<()> {
     let elsewhere = format!(
         "choose another place: ROCKENV_HOME=/somewhere/else rockenv setup --store-image {}G",
@@ -247,7 +247,7 @@ fn run(name: &str, arguments: &[&std::ffi::OsStr]) -> Result<()> {
         .map(drop)
 }
 
-/// A completed step that can be undone.
+/// A completed step with the data to undo it.
 enum Done {
     File(PathBuf),
     Directory(PathBuf),

@@ -1,4 +1,4 @@
-//! Owns the systemd timer that runs `gc`: its two unit files, and enabling it.
+//! Owns the systemd timer that runs `gc`: its two unit files and their activation.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -15,12 +15,12 @@ const NAME: &str = "rockenv-gc";
 
 #[derive(Debug)]
 pub(crate) struct Timer {
-    /// Files with their content.
+    /// Unit files with their content.
     pub files: [(PathBuf, String); 2],
 }
 
 impl Timer {
-    /// Decides the content of the units.
+    /// Composes the unit files.
     pub(crate) fn plan(program: &Path, home: &Path, preset: Option<Preset>) -> Result<Self> {
         let preset = preset
             .and_then(|preset| clap::ValueEnum::to_possible_value(&preset))
@@ -60,7 +60,7 @@ impl Timer {
         })
     }
 
-    /// Returns what will be done, one sentence each.
+    /// Returns the planned steps, one per line.
     pub(crate) fn steps(&self) -> Vec<String> {
         let mut steps: Vec<String> = self
             .files
@@ -71,7 +71,7 @@ impl Timer {
         steps
     }
 
-    /// Writes the units, and enables the timer if systemd runs. Returns whether it does.
+    /// Writes the units, and enables the timer if systemd runs. Returns `systemd`.
     pub(crate) fn install(&self, systemd: bool) -> Result<bool> {
         fs::create_dir_all(UNITS)?;
         for (path, text) in &self.files {
@@ -91,7 +91,7 @@ impl Timer {
     }
 }
 
-/// Refuses a program that another user may replace: root would run it every day.
+/// Refuses a program that another user can replace, because root would run it every day.
 pub(crate) fn check_owner(program: &Path) -> Result<()> {
     for path in program.ancestors() {
         let found = fs::metadata(path)?;
@@ -111,7 +111,7 @@ pub(crate) fn check_owner(program: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Quotes a path for systemd, whose escapes and specifiers would change it.
+/// Returns a path that needs no quoting in a unit file; refuses others, because systemd expands escapes and specifiers.
 fn quote(path: &Path) -> Result<String> {
     let text = path.to_string_lossy();
     let plain = |letter: char| letter.is_ascii_alphanumeric() || "/._-+@:,".contains(letter);

@@ -1,4 +1,4 @@
-//! Owns `snapshot`: one file a verb.
+//! Owns `snapshot`: one file per verb.
 
 mod create;
 mod diff;

@@ -62,7 +62,7 @@ pub(super) fn check(cx: &Context, args: &CheckArgs) -> Result<u8> {
     Ok(code)
 }
 
-/// Names the origin of the table.
+/// Returns the origin of the target table.
 fn origin() -> String {
     match Learned::installed() {
         Some(learned) => format!("from `{}`", learned.source.display()),

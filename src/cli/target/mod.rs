@@ -1,4 +1,4 @@
-//! Owns `target`: one file a verb.
+//! Owns `target`: one file per verb.
 
 mod check;
 mod detect;
@@ -40,7 +40,7 @@ pub(crate) fn target(cx: &Context, command: &TargetCommand) -> Result<u8> {
     }
 }
 
-/// Returns a word for upstream's support of a target.
+/// Returns the word for upstream's support of a target.
 fn support_word(support: Option<&Support>) -> &'static str {
     match support {
         Some(support) if support.release_ready => "release",
