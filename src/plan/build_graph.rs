@@ -1,23 +1,23 @@
-//! Owns reading `build.ninja`: the commands of a build, from what they are made, and what each waits for. Pure.
+//! Owns reading `build.ninja`: the commands of a build and their dependencies. Pure.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-/// Maximum length of a path in a file, in bytes: the kernel's.
+/// Maximum length of a path, in bytes: the kernel's.
 const LONGEST: usize = 4096;
-/// The same of all paths together.
+/// Maximum length of all paths together, in bytes.
 const PATHS: usize = 64 << 20;
 /// Maximum number of commands.
 const EDGES: usize = 200_000;
 /// Maximum number of paths.
 const NAMES: usize = 1_000_000;
-/// How many commands are looked at to find the one name that was built.
+/// Maximum number of commands and dependencies visited to find the target that was built.
 const LOOKS: usize = 50_000_000;
-/// What is left of a build has the number of commands that ninja counts, but for one of so many: a command that was
-/// killed or failed has not run, and one whose inputs changed runs again.
+/// A resumed build may differ from ninja's count of commands by one in this many: a command that was killed or failed
+/// has not run, and a command whose inputs changed runs again.
 const NEAR: usize = 50;
 
-/// The kind of a command, which determines how long it takes more than anything else.
+/// Kind of a command, the best predictor of its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum EdgeKind {
     C,
@@ -34,9 +34,9 @@ pub(crate) enum EdgeKind {
 pub(crate) struct Edge {
     /// Its first output, as written.
     pub output: String,
-    /// `None` if it only names others.
+    /// `None` if it only groups other outputs.
     pub kind: Option<EdgeKind>,
-    /// The commands that must have ended before, by position.
+    /// Positions of the commands that must end first.
     pub needs: Vec<usize>,
 }
 
@@ -51,12 +51,12 @@ struct Statement<'a> {
     rule: &'a str,
     paths: Vec<String>,
     outputs: usize,
-    /// Those of `paths` that are waited for.
+    /// Range in `paths` of the paths that it waits for.
     inputs: Range<usize>,
 }
 
 impl BuildGraph {
-    /// Parses a `build.ninja`. Skips what it does not understand; `None` if it is larger than any build.
+    /// Parses a `build.ninja`. Skips unknown statements; `None` if the file is larger than any build.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let joined = text.replace("$\r\n", " ").replace("$\n", " ");
         let mut reader = Reader::default();
@@ -99,9 +99,9 @@ impl BuildGraph {
         })
     }
 
-    /// Returns, for every command, whether a build with this number of commands contains it: the default one, that of
-    /// the targets among the words of `script`, or of any one target. One that is resumed contains those that never
-    /// ran. `None` if that cannot be determined.
+    /// Returns, for every command, whether the build contains it. Tries the default targets, the targets among the
+    /// words of `script`, and then any single target, until one needs `total` commands. A resumed build contains only
+    /// commands that never ran. `None` if nothing fits.
     pub(crate) fn members(
         &self,
         total: Option<usize>,
@@ -129,7 +129,7 @@ impl BuildGraph {
             return Some(named);
         }
         if ran.contains(&true) {
-            // Among a thousand names one has that number by chance.
+            // No search over all targets: among a thousand, one has that number of commands by chance.
             let rest = |members: Vec<bool>| -> Vec<bool> {
                 let members = members.into_iter().zip(ran);
                 members.map(|(is, ran)| is && !ran).collect()
@@ -137,7 +137,7 @@ impl BuildGraph {
             let fits = |rest: &Vec<bool>| self.commands(rest).abs_diff(total) * NEAR <= total;
             return [named, whole].map(rest).into_iter().find(fits);
         }
-        // Names without a command: `ninja llvm-tblgen`.
+        // Targets without a command of their own, as in `ninja llvm-tblgen`.
         let mut names = (0..self.edges.len()).filter(|at| {
             let edge = &self.edges[*at];
             edge.kind.is_none() && !edge.output.contains('/')
@@ -155,8 +155,8 @@ impl BuildGraph {
         Some(self.closure(&[found??]))
     }
 
-    /// Returns whether one name stands for this number of commands; `None` if too many were looked at. `seen` has the
-    /// last name that each command was met for.
+    /// Returns whether a target needs exactly `total` commands; `None` if `looks` is used up. `seen` holds, for each
+    /// command, the last target whose search visited it.
     fn has_commands(
         &self,
         name: usize,
@@ -200,9 +200,9 @@ impl BuildGraph {
     }
 }
 
-/// Returns the kind of a rule as CMake, Meson and GN call theirs.
+/// Returns the kind of a rule, by the names that CMake, Meson and GN use.
 fn kind(rule: &str) -> Option<EdgeKind> {
-    // What follows is the target's name, which may have any of these words.
+    // The target's name follows, and may contain any of these words.
     let rule = rule.split("__").next().unwrap_or_default();
     let rule = rule.to_ascii_lowercase();
     let has = |words: &[&str]| words.iter().any(|word| rule.contains(word));
@@ -221,21 +221,21 @@ fn kind(rule: &str) -> Option<EdgeKind> {
 #[derive(Default)]
 struct Reader<'a> {
     variables: HashMap<&'a str, &'a str>,
-    /// The number of paths, and their bytes.
+    /// Number of paths so far, and their bytes.
     names: usize,
     bytes: usize,
 }
 
 impl<'a> Reader<'a> {
-    /// Parses what follows `build `: `out | implicit: rule in | implicit || before |@ validations`. `None` if there is
-    /// too much of it.
+    /// Parses the rest of a `build` line: `out | implicit: rule in | implicit || before |@ validations`. `None` if the
+    /// file exceeds a limit.
     fn statement(&mut self, text: &'a str) -> Option<Option<Statement<'a>>> {
         let mut from = 0;
         let colon = loop {
             let Some(at) = text[from..].find(':').map(|at| from + at) else {
                 return Some(None);
             };
-            // An escaped one.
+            // An odd number of `$` escapes the colon.
             let dollars = text[from..at]
                 .bytes()
                 .rev()
@@ -260,7 +260,7 @@ impl<'a> Reader<'a> {
         }))
     }
 
-    /// Splits paths at spaces and the signs between their groups, and expands variables of the file.
+    /// Splits at spaces and group separators, and expands the file's variables.
     fn paths(&mut self, text: &str, all: &mut Vec<String>) -> Option<()> {
         let mut path = String::new();
         let mut rest = text.chars();
@@ -359,10 +359,10 @@ default all
         assert_eq!(members(7, &[]).unwrap(), all);
         assert_eq!(members(2, &[]).unwrap(), "gen.h order c.o one");
         assert_eq!(members(3, &[]), None);
-        // Unlike the first name with one command.
+        // The first target with one command is taken, not `one`.
         let first = "edit_cache CMakeFiles/edit_cache.util";
         assert_eq!(members(1, &[]).unwrap(), first);
-        // One that was interrupted, and one of which nothing is known to be left.
+        // A resumed build, and a build that ninja counts in full although a command ran before.
         assert_eq!(members(1, &["gen.h"]).unwrap(), "order c.o one");
         assert_eq!(members(7, &["gen.h"]).unwrap(), all);
         let left = "b.o order lib/a.a bin/a all";
@@ -408,7 +408,7 @@ default all
     #[test]
     fn names_are_not_looked_through_for_ever() {
         use std::fmt::Write as _;
-        // Each name stands for all names before it, and none for three commands.
+        // Each name needs all names before it, and none needs three commands.
         let mut text = "build x: cc\nbuild y: cc\nbuild n0: phony x y\n".to_owned();
         for at in 1..EDGES - 3 {
             writeln!(text, "build n{at}: phony n{}", at - 1).unwrap();

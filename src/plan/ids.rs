@@ -1,5 +1,5 @@
-//! Owns the identifiers of the store's objects. Each becomes part of a path, so each is checked when it is parsed: no
-//! file that is read can lead out of a directory.
+//! Owns the identifiers of the store's objects. Each becomes part of a path, so parsing checks it: no stored file can
+//! lead out of its directory.
 
 use std::path::{Component, Path};
 
@@ -15,13 +15,13 @@ const NO_SHA256: InvalidName = InvalidName("a key or digest is 64 hexadecimal di
 /// Maximum length of a file name on all file systems.
 const LONGEST: usize = 255;
 
-/// Returns whether a text can be the name of an entry in a directory: one component of letters, digits and `. _ - +`.
+/// Returns whether a text can name a directory entry: one component of letters, digits and `. _ - +`.
 fn is_name(text: &str) -> bool {
     let fine = |byte: u8| byte.is_ascii_alphanumeric() || b"._-+".contains(&byte);
     !text.is_empty() && text.len() <= LONGEST && text.bytes().all(fine) && !text.starts_with('.')
 }
 
-/// Returns whether a text can name an env, whose name engines get too.
+/// Returns whether a text can name an env. Engines use the name too.
 fn is_env_name(text: &str) -> bool {
     is_short_name(text) && !text.contains("..")
 }
@@ -72,24 +72,24 @@ impl StepKey {
     pub(super) fn hash(parent: &str, content: &str) -> Self {
         let mut hash = Sha256::new();
         hash.update(parent);
-        // A parent has no NUL, so no two pairs are hashed alike.
+        // A parent contains no NUL, so two different pairs never hash the same bytes.
         hash.update([0]);
         hash.update(content);
         Self(hex::encode(hash.finalize()))
     }
 
-    /// Returns a key that no step has, for a snapshot of this key's step that was made from other sources.
+    /// Returns a key of no step, for a snapshot of this key's step that was made from other sources.
     pub(crate) fn of_no_step(&self) -> Self {
         Self::hash(&self.0, "made from other sources")
     }
 }
 
-/// Reads the name of a volume, checked, as text.
+/// Reads and checks a volume name; returns it as text.
 pub(crate) fn volume_name<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     VolumeName::deserialize(from).map(Into::into)
 }
 
-/// Reads and writes an optional name, with an empty text for `None`.
+/// Reads and writes an optional name; `None` is an empty text.
 pub(crate) mod or_empty {
     use std::fmt::Display;
     use std::str::FromStr;

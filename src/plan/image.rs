@@ -24,14 +24,14 @@ pub struct Image {
     pub env: Option<BTreeMap<String, String>>,
     pub digest: String,
     pub built: Timestamp,
-    /// Latest modification time in the tree, in seconds since 1970; building with it again gives the same tree.
+    /// Latest modification time in the tree, in seconds since 1970; rebuilding with it gives the same tree.
     pub source_date: i64,
     /// Distribution, as its os-release names it.
     pub distribution: String,
     pub packages: Vec<Package>,
     /// Apparent size of its files, in bytes.
     pub bytes: u64,
-    /// Milliseconds that building it took.
+    /// Build time, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub took_ms: Option<u64>,
 }

@@ -36,9 +36,9 @@ pub struct Past {
     pub step: StepName,
     pub key: StepKey,
     pub outcome: Outcome,
-    /// The number of jobs it had.
+    /// Number of jobs that it ran with.
     pub jobs: u32,
-    /// The memory that it could use, in bytes: the machine's, or the env's limit.
+    /// Memory that it could use, in bytes: the machine's, or the env's limit.
     pub memory: u64,
     pub cost: Cost,
     /// Its log, relative to the env's directory.
@@ -49,7 +49,7 @@ pub struct Past {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Figure<T = u32> {
     pub value: T,
-    /// Why, as the rest of "because".
+    /// The reason, as a clause after "because".
     pub why: String,
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct Sizing {
 }
 
 impl Sizing {
-    /// Returns the facts for a step that may use `jobs` at once: all of them, or fewer after it ran out of memory.
+    /// Returns the facts for a step that may run `jobs` at once, which are fewer after it ran out of memory.
     pub(crate) fn facts(&self, jobs: u32) -> Facts {
         Facts {
             jobs,
@@ -162,7 +162,7 @@ fn jobs(given: &SizingInputs<'_>, budget: &Figure, memory: u64) -> Figure {
     jobs
 }
 
-/// Returns half the jobs of a run that was out of memory, or as many times that as there is more memory now.
+/// Returns half the jobs of a run that ran out of memory, scaled by the growth in memory since.
 fn after_out_of_memory(run: &Past, memory: u64) -> u32 {
     let half = (run.jobs / 2).max(1);
     if !(1..memory).contains(&run.memory) {
@@ -199,7 +199,7 @@ pub(crate) struct Forecast {
     pub memory: Option<u64>,
     /// Peak of disk usage, in bytes.
     pub disk: u64,
-    /// Whether exactly this step ran before, and not only one of its name.
+    /// Whether the run had this key, not only the step's name.
     pub exact: bool,
 }
 
@@ -219,7 +219,7 @@ pub(crate) fn forecast<'a>(
             let same = find(&|run| run.key == key);
             let run = same.or_else(|| find(&|run| run.step == step))?;
             let cost = &run.cost;
-            // Processor time is divided by the new number of jobs, the rest takes as long as it did.
+            // Only processor time depends on the number of jobs; the rest takes as long as before.
             let spread = |jobs: u32| cost.usage.cpu_us / 1000 / u64::from(jobs.max(1));
             let rest = cost.wall_ms.saturating_sub(spread(run.jobs));
             Some(Forecast {
@@ -331,7 +331,7 @@ mod tests {
                 .value,
             16
         );
-        // Of 64 GiB: as little as then, more, and so much that it says nothing.
+        // 64 GiB now: as much as then, more, and so much more that the earlier run says nothing.
         for (then, jobs) in [(64 * GIB, 8), (48 * GIB, 10), (GIB, 16)] {
             killed.memory = then;
             let sizing = sized(&none, None, std::slice::from_ref(&killed));

@@ -26,7 +26,7 @@ pub enum VolumeState {
 }
 
 impl VolumeState {
-    /// Returns whether the layer has all of the volume.
+    /// Returns whether the layer holds all of the volume's content.
     pub fn is_kept(&self) -> bool {
         match self {
             Self::Frozen | Self::Empty => true,
@@ -46,43 +46,43 @@ pub struct Layer {
     /// The layer below; `None` is the image.
     #[serde(default)]
     pub parent: Option<LayerId>,
-    /// Id of the env that made it; none for one that was pulled.
+    /// Id of the env that made it; `None` for a pulled layer.
     #[serde(with = "ids::or_empty")]
     pub env: Option<EnvId>,
     /// The image at the bottom.
     pub image_key: ImageKey,
-    /// The live tree it was: shows whether an interrupted publication was finished.
+    /// The live tree that became this layer: shows whether an interrupted publication was finished.
     #[serde(with = "ids::or_empty")]
     pub tree: Option<TreeId>,
-    /// The step or snapshot, for people.
+    /// Name of the step or snapshot, for display.
     pub title: String,
     /// When it was frozen.
     pub created: Timestamp,
-    /// The boot during which it was frozen: until it is on disk, it is valid only during that boot.
+    /// The boot during which it was frozen. Until the layer is on disk, it is valid only during that boot.
     pub boot: String,
     pub volumes: BTreeMap<VolumeName, VolumeState>,
-    /// How they began; [`Layer::history`] interprets a missing value.
+    /// How the volumes began; [`Layer::history`] interprets a missing value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub history: Option<History>,
-    /// The image, if a service has the tree.
+    /// The snapshot's image, if a service holds the tree.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept: Option<SnapshotImage>,
-    /// Key of the step that was begun on its build volumes and did not end.
+    /// Key of the unfinished step that began on its build volumes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub begun: Option<StepKey>,
-    /// The cost of making it, for a step's.
+    /// Cost of making it, if a step did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost: Option<Cost>,
-    /// The fingerprints that its step found.
+    /// Fingerprints that its step found.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prints: Option<ArtifactFingerprints>,
-    /// Files that its step reports to have fetched.
+    /// Files that its step reported as fetched.
     #[serde(default, skip_serializing_if = "Pins::is_empty")]
     pub pins: Pins,
 }
 
 impl Layer {
-    /// Returns the name that lock files have for it: its step's key, which a layer that was built again has too.
+    /// Returns its name in lock files: its step's key, which a rebuilt layer shares, or else its id.
     pub(crate) fn locked_name(&self) -> &str {
         match &self.key {
             Some(key) => key,

@@ -27,13 +27,13 @@ use ids::{LayerId, StepKey};
 #[derive(Clone, Debug)]
 pub(crate) struct StepInput {
     pub name: StepName,
-    /// Its key; a step that is skipped is in nobody's key, and has none.
+    /// Key of the step; `None` for a skipped step, which is in no other step's key.
     pub key: Option<StepKey>,
     /// Keeps build volumes live when its key changed.
     pub incremental: bool,
-    /// Why it is not run here, for a step that is skipped.
+    /// Why the step is skipped, if it is.
     pub skip: Option<String>,
-    /// It is in no later step's key.
+    /// Whether no later step's key contains this step.
     pub uncached_downstream: bool,
 }
 
@@ -41,14 +41,13 @@ pub(crate) struct StepInput {
 #[derive(Clone, Debug)]
 pub(crate) struct CachedLayer {
     pub layer: LayerId,
-    /// Why this env cannot use it, if so.
+    /// Why this env cannot use the layer, if it cannot.
     pub unusable: Option<String>,
-    /// It is incremental or another engine's, so it does not count: a registry may have one that does.
+    /// Incremental, or made by another engine: it does not count, and a registry may have a layer that does.
     pub refused: bool,
-    /// It contains the build volumes, although this store does not freeze them.
+    /// Whether it contains build volumes, even if this store does not freeze them.
     pub holds_volumes: bool,
-    /// Keys of the steps up to it whose results this env's output volumes lack, or have from an earlier build of this
-    /// env.
+    /// Keys of the steps up to it whose results the env's output volumes lack or hold from an earlier build of the env.
     pub brings: BTreeSet<StepKey>,
 }
 
@@ -58,36 +57,36 @@ pub(crate) struct Observed {
     pub exists: bool,
     /// The env's layers, topmost first; empty on the bare image.
     pub head: Vec<LayerId>,
-    /// Those of steps that the profile has no more, or has changed.
+    /// Layers in `head` whose steps the profile has dropped or changed.
     pub outlived: Vec<LayerId>,
     pub layers: BTreeMap<StepKey, CachedLayer>,
-    /// What changed in steps since the last `up`, by their key.
+    /// What changed in each step since the last `up`, by step key.
     pub changed: BTreeMap<StepKey, String>,
-    /// Names of the steps that ran in the env, or whose snapshots it has had, whatever their keys were.
+    /// Names of the steps that ran in the env or whose snapshots it had, under any key.
     pub ran: BTreeSet<String>,
-    /// Keys of orphaned snapshots at a service; those among `layers` can be used.
+    /// Keys of orphaned snapshots at a service; those also in `layers` are usable.
     pub orphaned: BTreeSet<StepKey>,
-    /// The last step's key for which a registry has a layer, and the registry.
+    /// Key of the last step for which a registry has a layer, and the registry.
     pub remote: Option<(StepKey, String)>,
-    /// Key of the step begun last that did not end well.
+    /// Key of the step that began last, if it did not succeed.
     pub attempt: Option<StepKey>,
     /// Whether the live tree has changes since its snapshot.
     pub is_modified: bool,
     /// Whether any build volume of the env has content.
     pub has_volumes: bool,
-    /// Whether commands changed build volumes that no snapshot can contain.
+    /// Whether commands changed build volumes, and no snapshot can contain the changes.
     pub keeps_volumes: bool,
     pub freezes_volumes: bool,
 }
 
-/// Options of the command line.
+/// Command-line options.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StepOptions {
     /// Last step to run.
     pub until: Option<String>,
     /// Step to run again, with all later ones.
     pub rerun: Option<String>,
-    /// Start each step from its parent's state, including volumes.
+    /// Start each step from its parent's state, volumes included.
     pub clean: bool,
 }
 
@@ -100,7 +99,7 @@ pub(crate) enum Action {
     /// Its layer comes from a registry.
     Pull,
     Run,
-    /// It is skipped, so it has neither passed nor failed.
+    /// It is skipped, and so has neither passed nor failed.
     Skip,
     /// It comes after `--until`.
     Later,
@@ -109,13 +108,13 @@ pub(crate) enum Action {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct PlanStep {
     pub name: StepName,
-    /// Key, where it has one.
+    /// Key of the step, if it has one.
     #[serde(serialize_with = "ids::or_empty::serialize")]
     pub key: Option<StepKey>,
     pub action: Action,
     /// The reason, in a few words.
     pub why: String,
-    /// It runs even if its snapshot exists, so another env's must not be used.
+    /// It runs even if its snapshot exists, so another env's snapshot must not be used.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub again: bool,
 }
@@ -135,7 +134,7 @@ pub(crate) enum Volumes {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Plan {
     pub steps: Vec<PlanStep>,
-    /// The env's layer when the first step runs, or at the end; `None` is the image.
+    /// The env's layer before the first step, or at the end if no step runs; `None` is the image.
     pub start: Option<LayerId>,
     /// Whether the env must first be moved to `start`.
     pub moves: bool,
@@ -143,7 +142,7 @@ pub(crate) struct Plan {
     pub volumes: Volumes,
     /// Whether changes in the live tree are first kept as a snapshot.
     pub keep_changes: bool,
-    /// Steps with a snapshot whose results are restored to the env's output.
+    /// Cached steps whose results are restored to the env's output volumes.
     pub brings: Vec<StepName>,
     pub notes: Vec<String>,
 }
@@ -156,7 +155,7 @@ impl Plan {
             && !self.steps.iter().any(|step| work.contains(&step.action))
     }
 
-    /// Returns whether the build volumes that the env has are emptied.
+    /// Returns whether the plan empties the env's build volumes.
     pub(crate) fn empties_volumes(&self) -> bool {
         self.moves && self.volumes == Volumes::Fresh
     }
@@ -169,7 +168,7 @@ impl Plan {
     }
 }
 
-/// Decides what to do. `options` name existing steps.
+/// Decides what to do. The steps that `options` name must exist.
 pub(crate) fn plan(wanted: &[StepInput], observed: &Observed, options: &StepOptions) -> Plan {
     let decision = Decision::new(wanted, observed, options);
     let base = decision.base();
@@ -248,7 +247,7 @@ pub(crate) fn plan(wanted: &[StepInput], observed: &Observed, options: &StepOpti
     }
 }
 
-/// What is wanted and what there is, and the steps that the options name.
+/// The wanted steps, the observed state, and the steps that the options name.
 struct Decision<'a> {
     wanted: &'a [StepInput],
     observed: &'a Observed,
@@ -257,7 +256,7 @@ struct Decision<'a> {
     last: usize,
     /// Position of the step to run again.
     rerun: Option<usize>,
-    /// Live volumes that cannot be restored can only be clean by starting from the first step.
+    /// `--clean` with live volumes that cannot be restored: only a start from the first step is clean.
     afresh: bool,
 }
 
@@ -297,10 +296,10 @@ impl<'a> Decision<'a> {
         reached.map(|(index, _)| index)
     }
 
-    /// Returns the step whose layer the env is based on. A layer includes everything below it: the last usable one
+    /// Returns the step whose layer the env is based on. A layer includes everything below it, so the last usable one
     /// decides, and gaps before it do not matter.
     fn base(&self) -> Option<usize> {
-        // Later layers prove nothing about a step that is not in their keys: it runs, and they are made again on it.
+        // Later layers prove nothing about a step outside their keys: the step runs, and they are rebuilt on it.
         let mut alone = self
             .reached()
             .filter(|&index| self.wanted[index].uncached_downstream);
@@ -318,7 +317,7 @@ impl<'a> Decision<'a> {
         Some((last, registry))
     }
 
-    /// Returns the reason for running the first step that runs.
+    /// Returns why the first step that runs does so.
     fn why_it_runs(&self, index: usize) -> String {
         let (step, observed) = (&self.wanted[index], self.observed);
         let unusable = self.found(index).and_then(|found| found.unusable.as_ref());
@@ -346,16 +345,16 @@ impl<'a> Decision<'a> {
         self.observed.attempt.is_some() && self.observed.attempt == step.key
     }
 
-    /// Returns whether the env moves, and its volumes, if no step runs. An env that continued from its last step (by
-    /// `exec` or a snapshot) stays, unless it stands on a step that is no longer wanted, a step was begun on its
-    /// volumes, or it has to be clean.
+    /// Returns whether the env moves, and its volumes, if no step runs. An env that went on from its last step (by
+    /// `exec` or a snapshot) stays, unless it is based on a step that is no longer wanted, a step began on its volumes,
+    /// or it must be clean.
     fn at_the_end(&self, start: Option<&LayerId>, restores: bool) -> (bool, Volumes) {
         let observed = self.observed;
         let on_start = match start {
             Some(layer) => observed.head.contains(layer),
             None => observed.exists && observed.head.is_empty(),
         };
-        // With `--until`, a later step may continue there, and need layers above.
+        // With `--until`, a later step may continue from here, and need the layers above.
         let is_whole = self.last + 1 >= self.wanted.len();
         let dirty = is_whole && restores && observed.attempt.is_some()
             || self.options.clean && observed.is_modified;
@@ -371,7 +370,7 @@ impl<'a> Decision<'a> {
     /// Returns whether the env moves, and its volumes, if this step runs first.
     fn before(&self, step: &StepInput, start: Option<&LayerId>) -> (bool, Volumes) {
         let observed = self.observed;
-        // One that is new, or whose image changed, has no volumes to go on with.
+        // A new env, or one whose image changed, has no volumes to continue with.
         let at_start = observed.exists && observed.head.first() == start;
         let continues = self.is_resumed(step) || step.incremental && observed.has_volumes;
         let volumes = if self.afresh {
@@ -385,7 +384,7 @@ impl<'a> Decision<'a> {
         } else {
             Volumes::Fresh
         };
-        // It starts from its parent's snapshot, not from manual changes since.
+        // The step starts from its parent's snapshot, without later manual changes.
         let as_it_is = at_start && !observed.is_modified && volumes == Volumes::Live;
         (!as_it_is || !observed.exists, volumes)
     }

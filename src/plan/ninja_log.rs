@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// The beginning of every log.
+/// First line of every log, up to the version.
 const HEADER: &str = "# ninja log v";
 
 /// A command that ninja ran, by its first output.
@@ -10,16 +10,16 @@ const HEADER: &str = "# ninja log v";
 pub(crate) struct Command {
     /// Its first output, relative to the build's directory.
     pub output: String,
-    /// When it ended, in milliseconds since that ninja began.
+    /// When it ended, in milliseconds since ninja started.
     pub ended_ms: u64,
     /// How long it took, in milliseconds.
     pub took_ms: u64,
 }
 
-/// Parses a log; `None` if it is not one, or of an unknown format.
+/// Parses a log; `None` for other files and unknown formats.
 ///
-/// A command that ran several times counts once, with its last time. A command with several outputs, which has a line
-/// for each, counts once too.
+/// A command that ran several times counts once, with its last time. So does a command with several outputs, which has
+/// a line for each.
 pub(crate) fn parse(text: &str) -> Option<Vec<Command>> {
     let (first, rest) = text.split_once('\n')?;
     let version: u32 = first.strip_prefix(HEADER)?.trim().parse().ok()?;
@@ -56,7 +56,7 @@ pub(crate) fn parse(text: &str) -> Option<Vec<Command>> {
     Some(commands.into_iter().map(command).collect())
 }
 
-/// Returns whether an output is only a stamp of other work: a whole sub-project, built by its own ninja.
+/// Returns whether an output only stamps other work: a whole sub-project, built by its own ninja.
 pub(crate) fn is_stamp(output: &str) -> bool {
     output.ends_with(".stamp") || output.contains("/stamp/")
 }

@@ -1,5 +1,5 @@
-//! Owns the pins of a step: names, versions and digests of files that it fetched, as the step reports them, one a
-//! line. A lock file keeps them and provides them to the step again.
+//! Owns the pins of a step: names, versions and digests of files that it fetched, one per line of its report. A lock
+//! file keeps them and provides them to the step's next run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::PermissionsExt as _;
@@ -10,7 +10,8 @@ use fs_err as fs;
 use crate::sys::checksum::is_sha256;
 use crate::sys::error::{Result, if_exists};
 
-/// Directory inside: a step reads `locked`, which exists if a lock file has pins for it, and writes `installed`.
+/// Directory in the container: a step reads `locked`, which exists if a lock file has pins for it, and writes
+/// `installed`.
 pub(crate) const INSIDE: &str = "/run/rockenv/pins";
 /// The directory's name in an env's `run` directory.
 pub(crate) const NAME: &str = "pins";
@@ -25,7 +26,7 @@ pub(crate) type Pins = BTreeMap<String, String>;
 /// Makes the directory for one run of a step, with the locked pins.
 pub(crate) fn write(directory: &Path, locked: Option<&Pins>) -> Result<()> {
     fs::create_dir_all(directory)?;
-    // The step's user may not exist outside.
+    // The step's user may not exist on the host.
     fs::set_permissions(directory, std::fs::Permissions::from_mode(0o777))?;
     if let Some(locked) = locked {
         let lines = locked.iter().map(|(name, is)| format!("{name} {is}\n"));
@@ -34,7 +35,7 @@ pub(crate) fn write(directory: &Path, locked: Option<&Pins>) -> Result<()> {
     Ok(())
 }
 
-/// Reads a step's report; empty if there is none. A malformed one fails the step.
+/// Reads a step's report; empty without a report. A malformed report fails the step.
 pub(crate) fn read(directory: &Path, step: &str) -> Result<Pins> {
     let path = directory.join(INSTALLED);
     let Some(found) = if_exists(fs::symlink_metadata(&path))? else {

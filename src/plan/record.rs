@@ -1,4 +1,4 @@
-//! Owns the store's record of an env: `envs/<name>/record.json`, written last and by rename, so that it alone decides
+//! Owns the store's record of an env, `envs/<name>/record.json`. It is written last and by rename, so it alone decides
 //! which trees, volumes and layers are alive.
 
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use crate::plan::resolve::Spec;
 use crate::sys::name::StepName;
 use crate::sys::shell::quoted;
 
-/// Version of the record's format; a newer one is refused.
+/// Version of the record's format. A newer version is refused.
 pub const VERSION: u32 = 1;
 
 /// The record of an env.
@@ -143,11 +143,11 @@ pub struct StepRecord {
     pub cost: Option<Cost>,
 }
 
-/// Why a step is pending that a signal of the user's stopped.
+/// Reason of a pending step that a signal from the user stopped.
 pub const INTERRUPTED: &str = "interrupted";
 
 impl StepRecord {
-    /// Returns whether a signal of the user's stopped it.
+    /// Returns whether a signal from the user stopped the step.
     pub fn is_interrupted(&self) -> bool {
         self.outcome == Outcome::Pending && self.reason.as_deref() == Some(INTERRUPTED)
     }
@@ -204,7 +204,7 @@ impl Snapshot {
 }
 
 impl Record {
-    /// Makes the record of an env in which nothing ran yet.
+    /// Makes the record of an env in which no step ran yet.
     pub(crate) fn new(spec: &Spec, id: EnvId, image_key: ImageKey, now: Timestamp) -> Self {
         Self {
             version: VERSION,
@@ -243,7 +243,7 @@ impl Record {
         let mut text = "rockenv lock".to_owned();
         while let Some(word) = words.next() {
             match word.as_str() {
-                // `lock` has neither.
+                // `lock` has neither option.
                 "--name" | "--gpu" => drop(words.next()),
                 _ => text.extend([" ", &quoted(&word)]),
             }
@@ -279,7 +279,7 @@ impl Record {
         steps.find(|step| matches!(step.outcome, Outcome::Done | Outcome::Hit))
     }
 
-    /// Returns the layers that the env names; their parents are needed too.
+    /// Returns the layers that the record names. The env needs their parents too.
     pub fn layers(&self) -> impl Iterator<Item = &LayerId> {
         let failed = self
             .failed
@@ -292,7 +292,7 @@ impl Record {
             .chain(failed)
     }
 
-    /// Returns the layers of states that the env is or was in: what their steps left in outputs is its own.
+    /// Returns the layers of the env's current and past states: the env owns what their steps left in outputs.
     pub fn known_layers(&self) -> Vec<LayerId> {
         let layers = self.snapshots.iter().map(|snapshot| &snapshot.layer);
         self.head.layer.iter().chain(layers).cloned().collect()
@@ -340,7 +340,8 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Returns the figure called memory everywhere: the peak without page cache, or with it if only that is known.
+    /// Returns the figure that is called memory everywhere: the peak without page cache, or with it if only that is
+    /// known.
     pub fn memory(&self) -> Option<u64> {
         self.memory_held
             .or(self.memory_peak)

@@ -1,8 +1,8 @@
 //! Owns samples of a step's resource usage over time, thinned out as they grow, and their text form.
 //!
 //! Each line is a sample of five numbers: milliseconds since the step began, memory in KiB, processor time so far in
-//! milliseconds, jobs, disk in KiB; `-` for values that are not counted. At [`MOST`] lines, every two become one, and
-//! sampling continues at half the rate, so that the file of a long step is no larger than that of a short one.
+//! milliseconds, jobs, disk in KiB; `-` if not counted. At [`MOST`] lines, pairs are merged and the sampling rate is
+//! halved, so a long step's file is no larger than a short step's.
 
 use std::fmt;
 use std::str::FromStr;
@@ -26,7 +26,7 @@ pub(crate) struct Sample {
     pub cpu_ms: Option<u64>,
     /// Job slots in use; the maximum of merged samples.
     pub jobs: Option<u32>,
-    /// Growth of disk usage since the step began, in bytes, including what others write.
+    /// Growth of disk usage since the step began, in bytes, including other processes' writes.
     pub disk: i64,
 }
 
@@ -115,7 +115,7 @@ impl fmt::Display for Series {
     }
 }
 
-/// Parses the samples of a step, in the order of time. Skips a line cut short by a crash.
+/// Parses the samples of a step, and sorts them by time. Skips a line cut short by a crash.
 pub(crate) fn parse(text: &str) -> Vec<Sample> {
     let mut found: Vec<Sample> = text.lines().filter_map(|line| line.parse().ok()).collect();
     found.sort_by_key(|sample| sample.at_ms);

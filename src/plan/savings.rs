@@ -1,5 +1,5 @@
-//! Owns the savings of starting from prebuilt parts: a pure function of the profile, the resolved spec, and known
-//! costs of its steps. Figures come from this machine, or are published ones; nothing is guessed.
+//! Owns the savings of starting from prebuilt parts: a pure function of the profile, the resolved spec, and known costs
+//! of its steps. Figures are measured on this machine or published; nothing is guessed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -10,18 +10,18 @@ use crate::plan::resolve::Spec;
 use crate::profile::{FROM_SOURCE, Profile, Step};
 use crate::sys::name::StepName;
 
-/// The cost of a step, and its source.
+/// Cost of a step, and the figure's source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Figure {
     pub step: StepName,
-    /// How long it takes, in seconds.
+    /// Time of the step, in seconds.
     pub seconds: Option<u64>,
-    /// The time is a limit that nobody measured.
+    /// Whether the time is a limit, not a measurement.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub limit: bool,
-    /// Disk that it fills, in bytes.
+    /// Disk usage, in bytes.
     pub disk: Option<u64>,
-    /// Who measured it.
+    /// Where the figure comes from.
     pub source: String,
 }
 
@@ -29,25 +29,25 @@ pub(crate) struct Figure {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct StartingPoint {
     pub name: String,
-    /// One line for people.
+    /// One line, for display.
     pub description: String,
     pub leaves_out: Vec<StepName>,
-    /// Known figures of those steps, possibly not all. Downloads instead of them are not counted.
+    /// Known figures of those steps, possibly not all. Downloads that replace the steps are not counted.
     pub figures: Vec<Figure>,
-    /// Disk that it takes, in bytes.
+    /// Disk usage, in bytes.
     #[serde(skip)]
     pub(crate) disk: Option<u64>,
-    /// Disk that it takes less than building everything does, in bytes.
+    /// Disk saved compared with building everything, in bytes.
     #[serde(skip)]
     pub(crate) disk_saved: Option<u64>,
-    /// The most memory that a step of it needs, in bytes.
+    /// Largest memory need of its steps, in bytes.
     #[serde(skip)]
     pub(crate) memory: Option<u64>,
 }
 
 impl StartingPoint {
-    /// Returns the seconds and bytes that it saves: those of the whole build if the profile has them, or the known
-    /// ones of the skipped steps.
+    /// Returns the seconds and bytes that it saves. The bytes come from the profile's totals if known, or else from the
+    /// known figures of the skipped steps, as the seconds always do.
     pub(crate) fn saves(&self) -> (u64, u64) {
         let seconds = self.figures.iter().filter_map(|figure| figure.seconds);
         let disk = self.figures.iter().filter_map(|figure| figure.disk);
@@ -56,7 +56,7 @@ impl StartingPoint {
     }
 }
 
-/// Compares every starting point of a profile with building from source; `recorded` are this machine's figures, by
+/// Compares every starting point of a profile with building from source. `recorded` holds this machine's figures, by
 /// step.
 pub(crate) fn starting_points(
     profile: &Profile,
@@ -64,7 +64,7 @@ pub(crate) fn starting_points(
     recorded: &BTreeMap<StepName, Figure>,
 ) -> Vec<StartingPoint> {
     let mut points = Vec::new();
-    // A variant or a release may change it.
+    // A variant or a release may change the total.
     let whole = match spec.from == FROM_SOURCE {
         true => spec.resources.disk,
         false => profile.resources.disk,
@@ -119,7 +119,7 @@ fn in_variant(step: &Step, variant: Option<&str>) -> bool {
     variants.is_none_or(|names| names.iter().any(|name| Some(name.as_str()) == variant))
 }
 
-/// This machine's figures are better than published ones.
+/// Returns a step's figure; prefers this machine's to the published one.
 fn figure(step: &Step, recorded: &BTreeMap<StepName, Figure>) -> Option<Figure> {
     let published = step.published.as_ref().map(|published| Figure {
         step: step.name.clone(),

@@ -12,7 +12,7 @@ pub(crate) fn run_name(begun: Timestamp) -> String {
     begun.strftime("%Y%m%dT%H%M%S%.3fZ").to_string()
 }
 
-/// Reads from a run's name when it began.
+/// Parses the start time of a run from its name.
 pub(crate) fn began(run: &str) -> Option<Timestamp> {
     let time = DateTime::strptime("%Y%m%dT%H%M%S%.fZ", run).ok()?;
     let time = time.to_zoned(TimeZone::UTC).ok()?;
@@ -22,12 +22,12 @@ pub(crate) fn began(run: &str) -> Option<Timestamp> {
 /// One attempt to run a step. Sorts by the time that it began.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StepLog {
-    /// The directory of the run; these sort by when the runs began.
+    /// Directory of the run. The names sort by start time.
     pub run: String,
     /// The step's number in its run, from 1.
     pub number: u32,
     pub step: String,
-    /// From 1; a second one follows if memory ran out.
+    /// From 1; a second attempt follows if memory ran out.
     pub attempt: u32,
 }
 
@@ -42,7 +42,7 @@ impl StepLog {
         }
     }
 
-    /// Reads the names of a run's directory and of a file in it; `None` for other files.
+    /// Parses the name of a run's directory and of a file in it; `None` for other files.
     pub(crate) fn parse(run: &str, file: &str) -> Option<Self> {
         let (place, step) = file.strip_suffix(".log")?.split_once('-')?;
         let (number, attempt) = place.split_once('.').unwrap_or((place, "1"));
@@ -54,12 +54,12 @@ impl StepLog {
         })
     }
 
-    /// Returns whether its run began at that time or later; the names of runs have milliseconds.
+    /// Returns whether its run began at that time or later. Run names have millisecond precision.
     pub(crate) fn is_since(&self, time: Timestamp) -> bool {
         began(&self.run).is_some_and(|run| run.as_millisecond() >= time.as_millisecond())
     }
 
-    /// Returns its place in a run: scripts of hooks run before their step.
+    /// Returns its place in a run. Hook scripts come before their step.
     pub(crate) fn place(&self) -> (u32, bool) {
         (self.number, !self.step.starts_with("hook-"))
     }
@@ -80,7 +80,7 @@ impl PartialOrd for StepLog {
     }
 }
 
-/// Its path below the env's directory.
+/// The path below the env's directory.
 impl fmt::Display for StepLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "logs/{}/{:02}", self.run, self.number)?;

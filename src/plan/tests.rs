@@ -1,9 +1,9 @@
-//! Owns the tests of the decision what `up` does.
+//! Owns the tests of what `up` decides to do.
 
 use super::*;
 use proptest::prelude::*;
 
-/// Makes the default options with other values for some.
+/// Makes the default options, with some values replaced.
 macro_rules! options {
     ($($field:ident: $value:expr),+) => { StepOptions { $($field: $value,)+ ..StepOptions::default() } };
 }
@@ -47,7 +47,7 @@ fn layers(names: &[&str]) -> BTreeMap<StepKey, CachedLayer> {
         .collect()
 }
 
-/// Decides with the default options.
+/// Plans with the default options.
 fn decided(names: &[&str], observed: &Observed) -> Plan {
     plan(&wanted(names), observed, &StepOptions::default())
 }
@@ -223,7 +223,7 @@ fn a_step_in_no_later_key_runs_although_later_layers_are_there() {
     let go = |steps: &[StepInput], observed: &Observed| {
         actions(&plan(steps, observed, &StepOptions::default()))
     };
-    // As another machine made them, or the same one before it had a GPU.
+    // Made by another machine, or by this one before it had a GPU.
     let without = built(&["a", "b"]);
     assert_eq!(go(&steps, &without), "hrr");
     assert_eq!(go(&steps, &built(&["a", "gpu", "b"])), "hhh");
@@ -251,7 +251,7 @@ fn rerun_and_until_cut_the_list() {
 fn until_goes_back_only_when_the_env_does_not_stand_there() {
     let options = options!(until: Some("a".into()));
     assert!(plan(&wanted(&["a", "b"]), &built(&["a", "b"]), &options).is_empty());
-    // Nor where a later step was begun: its build tree is what it continues with.
+    // Nor if a later step began there: that step continues with its build tree.
     let mut begun = built(&["a"]);
     begun.attempt = Some("k-b".into());
     assert!(plan(&wanted(&["a", "b"]), &begun, &options).is_empty());
@@ -304,7 +304,7 @@ fn a_step_starts_from_its_parent_and_not_from_what_was_changed_by_hand() {
     observed.is_modified = true;
     let next = plan(&steps, &observed, &all);
     assert_eq!((next.moves, next.volumes), (true, Volumes::Restored));
-    // A step that continues does so with its volumes.
+    // A resumed step keeps its volumes.
     observed.attempt = Some("k-b".into());
     let resumed = plan(&steps, &observed, &all);
     assert_eq!((resumed.moves, resumed.volumes), (true, Volumes::Live));

@@ -1,9 +1,9 @@
-//! Owns estimating how long a build still takes: what each of its commands will take, from an earlier build or from
-//! similar commands that have ended, and then the order in which ninja runs them on so many jobs. Pure.
+//! Owns estimating the time left in a build: predicts the time of each command from an earlier build or from similar
+//! commands that have ended, then simulates the order in which ninja runs them. Pure.
 //!
-//! A command that never ran takes the usual time of its kind, corrected by the ratio of actual to usual time among those
-//! that ended: of all, of its kind, of its directory, and of those with a similar name. The closer ones count more, the
-//! more of them there are.
+//! A command that never ran gets the usual time of its kind, corrected by the ratio of actual to usual time among ended
+//! commands: all of them, those of its kind, of its directory, and those with a similar name. A closer group counts
+//! more, and the more so the larger it is.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -13,20 +13,20 @@ use super::build_graph::{BuildGraph, Edge, EdgeKind};
 use super::ninja_log::is_stamp;
 use crate::ui::ninja::TimeLeft;
 
-/// Groups that a command belongs to, from the widest.
+/// Number of groups that a command belongs to, from the widest.
 const LEVELS: usize = 6;
-/// The first group that is of one directory.
+/// Index of the first group that is limited to one directory.
 const DIRECTORY: usize = 3;
-/// Maximum time that a command counts in wider groups, relative to its usual time. A few that take minutes, such as
-/// LLVM's tables for AMDGPU, say nothing about a thousand others.
+/// Maximum time with which a command counts in wider groups, relative to its usual time. A few commands that take
+/// minutes, such as LLVM's tables for AMDGPU, say nothing about a thousand others.
 const LARGEST: f64 = 30.0;
-/// How many commands the wider group counts for in each.
+/// Weight of the next wider group at each level, in commands.
 const WEIGHT: [f64; LEVELS] = [0.5, 1.0, 1.0, 2.0, 2.0, 2.0];
-/// How much commands of one group differ, relative to their mean.
+/// Spread of the times in one group, relative to their mean.
 const SPREAD: f64 = 0.9;
-/// The same, if they ran before.
+/// The same for commands that ran before.
 const SPREAD_KNOWN: f64 = 0.25;
-/// Commands more than there are jobs that may run at a time, by a log that may be wrong.
+/// Maximum number of commands running beyond the number of jobs, according to a log, which may be wrong.
 const SLOTS: usize = 256;
 /// Bounds of the range, relative to the estimate.
 const RANGE: (f64, f64) = (0.1, 1.5);
@@ -43,13 +43,13 @@ struct Group {
 struct Work {
     /// Usual or earlier time, in seconds.
     usual: f64,
-    /// It ran before.
+    /// Whether it ran before.
     known: bool,
-    /// It runs, and does not only name others.
+    /// Whether the build has to run it: not if it only names others, or ran before a resumed build.
     runs: bool,
     member: bool,
     groups: [usize; LEVELS],
-    /// As ninja has it: the number of commands that wait for it, one after the other.
+    /// Priority as in ninja: the number of commands on the longest chain from this one to a result.
     priority: u32,
     needs: Vec<usize>,
     needed_by: Vec<usize>,
@@ -57,21 +57,21 @@ struct Work {
     ended: Option<(f64, f64)>,
 }
 
-/// What is known of a build.
+/// Known and predicted times of a build's commands.
 #[derive(Debug)]
 pub(crate) struct BuildForecast {
     work: Vec<Work>,
     names: HashMap<String, usize>,
     groups: Vec<Group>,
-    /// Whether it is known which commands the build consists of.
+    /// Whether the set of the build's commands is known.
     exact: bool,
-    /// The number of commands, if it is known.
+    /// Number of commands, if known.
     total: Option<usize>,
 }
 
 impl BuildForecast {
-    /// Begins a build of `total` commands by a `script`, with the milliseconds that the command with an output took
-    /// before, and whether it ran in this build's directory.
+    /// Starts the forecast of a build of `total` commands by a `script`. `past` returns the milliseconds that the
+    /// command with an output took before; `ran` returns whether it ran in this build's directory.
     pub(crate) fn new(
         graph: BuildGraph,
         total: Option<usize>,
@@ -97,7 +97,7 @@ impl BuildForecast {
             };
             let (own, new) = (find(before.is_some()), find(false));
             if let (Some(before), Some(_)) = (before, edge.kind) {
-                // What is new in a known project is like the rest of it.
+                // New commands in a known project resemble its known ones.
                 for (level, group) in new.into_iter().enumerate().skip(1) {
                     groups[group].add(counted(level, &edge.output, before, usual), usual);
                 }
@@ -106,7 +106,7 @@ impl BuildForecast {
             work.push(Work {
                 usual: before.unwrap_or(usual),
                 known: before.is_some(),
-                // What a build that is resumed does not contain, nothing waits for.
+                // Nothing waits for commands that a resumed build leaves out.
                 runs: edge.kind.is_some() && (member || !ran[at]),
                 member,
                 groups: own,
@@ -128,7 +128,7 @@ impl BuildForecast {
         forecast
     }
 
-    /// Links what waits for what, and ranks it as ninja does.
+    /// Links each command to the commands that wait for it, and ranks them as ninja does.
     fn rank(&mut self) {
         let mut waiting = vec![0; self.work.len()];
         for at in 0..self.work.len() {
@@ -152,7 +152,7 @@ impl BuildForecast {
         }
     }
 
-    /// Takes a command that ended, by its first output; times since the build began.
+    /// Records that the command with this first output ended. Times are since the build began.
     pub(crate) fn ended(&mut self, output: &str, start: Duration, end: Duration) {
         let Some(at) = self.names.get(output) else {
             return;
@@ -170,7 +170,7 @@ impl BuildForecast {
         }
     }
 
-    /// Returns the time left at `now`, since the build began, with `done` commands ended and so many jobs.
+    /// Returns the time left at `now`, since the build began, after `done` commands, with this many jobs.
     pub(crate) fn left(&self, now: Duration, done: usize, jobs: usize) -> TimeLeft {
         let now = now.as_secs_f64();
         let seconds = self.predict();
@@ -182,7 +182,7 @@ impl BuildForecast {
                 let ended = needs.filter_map(|need| self.work[*need].ended);
                 (now - ended.fold(began, |latest, (_, end)| latest.max(end))).max(0.0)
             };
-            // The next in ninja's order that can have been running for so long, or else the longest.
+            // The next command in ninja's order that can have been running this long, or else the longest.
             let fits = |&(_, Reverse(at)): &(u32, Reverse<usize>)| seconds[at] * 1.5 >= elapsed(at);
             let longest = || {
                 let longer = |one: &usize, other: &usize| {
@@ -211,13 +211,13 @@ impl BuildForecast {
         }
     }
 
-    /// Returns since when each job has been running its command, longest first.
+    /// Returns when each job began its current command, earliest first.
     fn slots(&self, jobs: usize, now: f64) -> Vec<f64> {
         let mut ended: Vec<(f64, f64)> = self.work.iter().filter_map(|work| work.ended).collect();
         ended.sort_by(|one, other| one.0.total_cmp(&other.0));
         let mut slots: Vec<f64> = Vec::new();
         for (start, end) in ended {
-            // Ninja's own time between two commands.
+            // The tolerance covers ninja's own time between two commands.
             let full = slots.len() > jobs.saturating_add(SLOTS);
             let free = slots.iter_mut().filter(|free| **free <= start + 0.05);
             match free.max_by(|one, other| one.total_cmp(other)) {
@@ -260,7 +260,7 @@ impl BuildForecast {
         ready
     }
 
-    /// Returns what each command takes, in seconds.
+    /// Returns the predicted time of each command, in seconds.
     fn predict(&self) -> Vec<f64> {
         let predict = |work: &Work| {
             let mut ratio = 1.0;
@@ -276,7 +276,7 @@ impl BuildForecast {
         self.work.iter().map(predict).collect()
     }
 
-    /// Runs the rest as ninja does, and returns how long it takes.
+    /// Simulates the rest of the build as ninja runs it, and returns its time.
     fn simulate(
         &self,
         seconds: &[f64],
@@ -284,7 +284,7 @@ impl BuildForecast {
         mut ready: BinaryHeap<(u32, Reverse<usize>)>,
         jobs: usize,
     ) -> f64 {
-        // Microseconds, which have an order.
+        // Integer microseconds, because floats have no total order.
         let micros = |seconds: f64| (seconds * 1e6) as u64;
         let is_over = |at: usize| !self.work[at].runs || self.work[at].ended.is_some();
         let mut waiting: Vec<usize> = self.work.iter().map(|work| work.needs.len()).collect();
@@ -332,7 +332,7 @@ impl BuildForecast {
         }
     }
 
-    /// Returns the time of the remaining number of commands, whichever they are.
+    /// Estimates the time left from the number of remaining commands alone.
     fn share(&self, seconds: &[f64], done: usize, jobs: usize) -> f64 {
         let left = self.total.map_or(0, |total| total.saturating_sub(done)) as f64;
         let sum = |known: bool| {
@@ -343,15 +343,15 @@ impl BuildForecast {
                 (count + 1.0, sum + time)
             })
         };
-        // What ran before is what will run, if there is enough of it.
+        // Commands that ran before are the likely ones, if there are enough of them.
         let known = Some(sum(true)).filter(|(count, _)| *count >= left);
         let (count, time) = known.unwrap_or_else(|| sum(false));
         time * (left / f64::max(count, 1.0)) / jobs.max(1) as f64
     }
 
-    /// Returns how wrong the prediction may be, relative to it.
+    /// Returns the relative error of the prediction.
     fn uncertainty(&self, seconds: &[f64]) -> f64 {
-        // By directory, which share their error.
+        // Commands of one directory share their error.
         let mut sums: HashMap<usize, (f64, f64)> = HashMap::new();
         let mut all = 0.0;
         for (work, time) in self.work.iter().zip(seconds) {
@@ -371,8 +371,8 @@ impl BuildForecast {
     }
 }
 
-/// Returns what a command's time counts in a group of its: all of it only among those of its directory, or if it builds a
-/// whole sub-project, each of which has a directory of its own.
+/// Returns the part of a command's time that counts in a group. All of it counts only in groups of its directory, or if
+/// the command builds a whole sub-project, each of which has its own directory.
 fn counted(level: usize, output: &str, actual: f64, usual: f64) -> f64 {
     match level < DIRECTORY && !is_stamp(output) {
         true => actual.min(LARGEST * usual),
@@ -410,7 +410,7 @@ fn names_of_groups(edge: &Edge, known: bool) -> [String; LEVELS] {
     ]
 }
 
-/// Returns the usual time of a command, in seconds. Only the ratios matter, and only at first.
+/// Returns the usual time of a command, in seconds. Only ratios matter, and only before other commands have ended.
 fn usual(edge: &Edge) -> f64 {
     match edge.kind {
         None => 0.0,

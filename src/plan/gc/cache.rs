@@ -51,7 +51,7 @@ pub fn identifies_tool(name: &str) -> bool {
     matches!(name, "archives" | "http" | "http-v2") || is_digit(name)
 }
 
-/// One of sixteen parts, by the first digit of a hash.
+/// Returns whether a name is one of the sixteen directories by a hash's first digit.
 fn is_digit(name: &str) -> bool {
     matches!(name.as_bytes(), [b'0'..=b'9' | b'a'..=b'f'])
 }
@@ -60,7 +60,7 @@ fn is_part(name: &str) -> bool {
     name.strip_suffix('/').is_some_and(is_digit)
 }
 
-/// A directory of uv's, such as `wheels-v5/`.
+/// Returns whether a name is a bucket of uv, such as `wheels-v5/`.
 fn is_bucket(name: &str) -> bool {
     let parts = name
         .strip_suffix('/')
@@ -71,8 +71,8 @@ fn is_bucket(name: &str) -> bool {
 }
 
 impl CacheKind {
-    /// Identifies the tool by the files that it creates itself. Some tools treat every entry as theirs: with foreign
-    /// entries among them, a cache is of no known tool.
+    /// Identifies the tool by the files that it creates itself. Some tools treat every entry as theirs, so a cache with
+    /// foreign entries belongs to no known tool.
     pub fn of(entries: &Entries) -> Option<Self> {
         [Self::Ccache, Self::Uv, Self::Pip, Self::Pacman, Self::Apt]
             .into_iter()
@@ -108,7 +108,7 @@ impl CacheKind {
                 entries.has("CACHEDIR.TAG") && all("", own) && entries.within("").any(kept)
             }
             Self::Pip => {
-                // Before 23.3, pip has its downloads in a directory with a generic name, and possibly in no other.
+                // Before 23.3, pip keeps its downloads in a directory with a generic name, and may have no other.
                 let own = |name: &str| matches!(name, "http/" | "wheels/");
                 all("http-v2/", is_part) || (all("http/", is_part) && all("", own))
             }
@@ -158,7 +158,7 @@ impl CacheKind {
     pub fn script(self) -> &'static str {
         match self {
             Self::Ccache => {
-                // ccache takes a size of 0 for no limit.
+                // ccache reads a size of 0 as no limit.
                 r#"CCACHE_DIR="$1" CCACHE_MAXSIZE="$(($2 < 1000 ? 1 : $2 / 1000))k" exec ccache --cleanup"#
             }
             // Unused entries first; everything only if that was not enough. uv then also tries to remove the
@@ -181,7 +181,7 @@ exec apt-get clean -o Dir::Cache="$1""#
 /// Describes a cache that no known tool keeps, by the names in its top directory.
 pub fn content<'a>(names: impl IntoIterator<Item = &'a str> + Clone) -> Option<&'static str> {
     let any = |fits: fn(&str) -> bool| names.clone().into_iter().any(fits);
-    // 256 bits in base 32, each a kernel.
+    // Each entry is a kernel, named by 256 bits in base 32.
     let triton = |name: &str| {
         name.len() == 52
             && name
@@ -199,7 +199,7 @@ pub fn content<'a>(names: impl IntoIterator<Item = &'a str> + Clone) -> Option<&
     }
 }
 
-/// Adds up hits and misses of ccache's `stats` files: one number a line, with a meaning for each position.
+/// Adds up hits and misses of ccache's `stats` files: one number per line, with a meaning for each position.
 pub fn ccache_hits<'a>(files: impl IntoIterator<Item = &'a str>) -> (u64, u64) {
     const MISSES: usize = 4;
     const HITS: [usize; 2] = [8, 22];

@@ -1,5 +1,5 @@
-//! Owns the order of removals: garbage, oversized caches, old items, and if space is short, those that free the most
-//! for the least rebuild time.
+//! Owns the order of removals: garbage, oversized caches, old items, and if space is short, the items that free the
+//! most for the least rebuild time.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeSet, BinaryHeap};
@@ -12,7 +12,7 @@ use super::roots::Roots;
 use super::units::{Unit, guess, units};
 use super::{GcItem, GcTarget, Inventory, Plan, Rule, age};
 
-/// Decides what to remove. `asked` is what the user wants freed in any case, in bytes.
+/// Decides what to remove. `asked` is the number of bytes that the user wants freed in any case.
 pub(crate) fn plan(inventory: &Inventory, limits: &Limits, asked: Option<u64>) -> Plan {
     let roots = Roots::of(inventory, limits.keep_last);
     let mut decider = Decider::new(units(inventory, &roots));
@@ -28,7 +28,7 @@ pub(crate) fn plan(inventory: &Inventory, limits: &Limits, asked: Option<u64>) -
             .saturating_sub(most);
         decider.pressure(Rule::KeepAtMost, over, limits.keep_at_least);
     }
-    // `--free` may go below the floor, because it is the user's decision now.
+    // `--free` may go below the floor, because the user decides.
     if let Some(asked) = asked {
         let missing = asked.saturating_sub(freed(&decider.plan));
         decider.pressure(Rule::Free, missing, 0);
@@ -46,14 +46,14 @@ pub(crate) fn plan(inventory: &Inventory, limits: &Limits, asked: Option<u64>) -
 
 struct Decider {
     units: Vec<Unit>,
-    /// All units, descendants before what they stand on.
+    /// All units, children before their parents.
     order: Vec<usize>,
-    /// The units that stand directly on each.
+    /// The children of each unit.
     above: Vec<Vec<usize>>,
     gone: Vec<bool>,
-    /// How many of those that stand directly on each remain.
+    /// Number of remaining children of each unit.
     remaining: Vec<usize>,
-    /// Units that nothing stands on, since `orphans` last looked.
+    /// Units without children that `orphans` has not looked at yet.
     bare: Vec<usize>,
     /// Bytes of removable items that were kept.
     left: u64,
@@ -178,7 +178,7 @@ impl Decider {
         }
     }
 
-    /// Removes items that were not used for `limit`, as long as `floor` bytes stay.
+    /// Removes items that were unused for `limit`, as long as `floor` bytes stay.
     fn old(&mut self, now: Timestamp, limit: Duration, floor: u64) {
         let taken = self.plan.items.len();
         let mut young: BTreeSet<usize> = BTreeSet::new();
@@ -200,13 +200,13 @@ impl Decider {
             }
         }
         self.orphans();
-        // What was kept for something young may have lost it as an orphan.
+        // A unit kept for a young descendant may have lost it as an orphan.
         if self.plan.items.len() > taken {
             self.old(now, limit, floor);
         }
     }
 
-    /// Removes `wanted` bytes, the most for the least time first, as long as `floor` bytes stay.
+    /// Removes `wanted` bytes, those with the least rebuild time per byte first, as long as `floor` bytes stay.
     fn pressure(&mut self, rule: Rule, wanted: u64, floor: u64) {
         let mut freed = 0;
         let mut candidates = Candidates::of(self);
@@ -240,7 +240,7 @@ impl Decider {
         }
     }
 
-    /// Returns the remaining unit and descendants, in the order to remove them.
+    /// Returns a unit and its remaining descendants, in the order of removal.
     fn with(&self, bottom: usize) -> Vec<usize> {
         let mut found = vec![bottom];
         let mut next = 0;
@@ -252,7 +252,7 @@ impl Decider {
         found
     }
 
-    /// Returns the bytes of the unnamed layers that go together with this unit and its descendants.
+    /// Returns the bytes of the unnamed parents that go together with this unit and its descendants.
     fn followers(&self, top: usize) -> u64 {
         let (mut bytes, mut top) = (0, top);
         while let Some(below) = self.units[top].below {
@@ -266,7 +266,7 @@ impl Decider {
         bytes
     }
 
-    /// Takes the unnamed layers whose descendants are all gone; returns them.
+    /// Takes the unnamed layers whose descendants are all gone, and returns them.
     fn orphans(&mut self) -> Vec<usize> {
         let mut taken = Vec::new();
         while let Some(at) = self.bare.pop() {
@@ -282,7 +282,7 @@ impl Decider {
         taken
     }
 
-    /// Counts removable layers that free nothing because a service has them elsewhere.
+    /// Counts removable layers that free nothing because a service stores them on another file system.
     fn elsewhere(&self, inventory: &Inventory) -> usize {
         let kept = |unit: &Unit| match &unit.what {
             GcTarget::Snapshot { layer }
@@ -300,7 +300,7 @@ impl Decider {
         left.filter(|(unit, _)| kept(unit)).count()
     }
 
-    /// Names the layers that stay because they have only just arrived.
+    /// Returns a note on the layers that stay because they arrived recently.
     fn pulled(&self, limits: &Limits) -> Option<String> {
         let left = self
             .units
@@ -369,12 +369,12 @@ impl Decider {
     }
 }
 
-/// What the removal of each unit together with its descendants frees, and the time to make them again.
+/// Bytes freed and rebuild time of each unit together with its descendants.
 struct Candidates {
     sums: Vec<(u64, u64)>,
-    /// The place of each unit from the oldest on.
+    /// Rank of each unit by age, oldest first.
     age: Vec<usize>,
-    /// The best last; an entry whose figures are not in `sums` any more is out of date.
+    /// The best unit is on top. An entry is stale if its figures differ from `sums`.
     queue: BinaryHeap<Candidate>,
 }
 
@@ -427,7 +427,7 @@ impl Candidates {
         }
     }
 
-    /// Returns the best remaining unit, with what it frees. Each is returned once for the same figures.
+    /// Returns the best remaining unit and the bytes that it frees. Each unit is returned once for the same figures.
     fn best(&mut self, gone: &[bool]) -> Option<(usize, u64)> {
         while let Some(best) = self.queue.pop() {
             if !gone[best.at] && self.sums[best.at] == (best.bytes, best.rebuild_ms) {
@@ -437,7 +437,7 @@ impl Candidates {
         None
     }
 
-    /// Takes what is removed with this unit from what its ancestors free.
+    /// Subtracts a removed unit and its descendants from the sums of its ancestors.
     fn remove(&mut self, units: &[Unit], top: usize) {
         let (bytes, rebuild_ms) = self.sums[top];
         let mut at = top;
@@ -453,7 +453,7 @@ impl Candidates {
 }
 
 impl Ord for Candidate {
-    /// Compares bytes per second without dividing; of equals the oldest is the best.
+    /// Compares bytes per second without dividing. Among equals, the oldest is the best.
     fn cmp(&self, other: &Self) -> Ordering {
         let worth = |a: &Self, b: &Self| u128::from(a.bytes) * u128::from(b.rebuild_ms);
         worth(self, other)
@@ -476,7 +476,7 @@ impl PartialEq for Candidate {
 
 impl Eq for Candidate {}
 
-/// Shows a time in whole days, a shorter one as it is.
+/// Formats a time in whole days, or exactly if it is shorter than one.
 fn days(time: Duration) -> String {
     match time.as_secs() / 86_400 {
         0 => crate::ui::size::duration(time),

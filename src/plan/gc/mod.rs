@@ -1,7 +1,7 @@
 //! Owns deciding what `gc` removes: a pure function of an inventory of the store, a policy and a request.
 //!
-//! Unusable items always go. Items that can be rebuilt go if they were not used for long, or if space is short: first
-//! those that free the most bytes for the least rebuild time, and never the parent of something that stays. [`roots`]
+//! Unusable items always go. Items that can be rebuilt go if they were unused for long, or if space is short: first
+//! those that free the most bytes for the least rebuild time, and never the parent of a remaining item. [`roots`]
 //! decides what stays and why. Sources, outputs and host directories are not even in the inventory.
 
 pub mod cache;
@@ -26,11 +26,10 @@ use policy::Limits;
 use roots::{Roots, Why};
 use units::short;
 
-/// A younger image is kept: its builder may not have recorded yet what is based on it.
+/// A younger image is kept: the command that built it may not have recorded an env on it yet.
 const FRESH: Duration = Duration::from_secs(3600);
 
-/// The items to decide about. The bytes of each are what removing it frees once its descendants are gone, as far as
-/// known.
+/// The items to decide about. Each has the bytes that its removal frees once its descendants are gone, as far as known.
 #[derive(Clone, Debug, Default)]
 pub struct Inventory {
     /// When it was read.
@@ -68,13 +67,13 @@ pub struct Env {
     pub unsettled: bool,
     /// Bytes of the failed step's tree.
     pub failed: u64,
-    /// A command of `shell --failed` changed that tree.
+    /// Whether a command of `shell --failed` changed that tree.
     pub failed_edited: bool,
     /// Bytes of each run's logs, by its time.
     pub logs: BTreeMap<String, u64>,
 }
 
-/// What a running command is about to use.
+/// Layers and image that a running command is about to use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, serde::Deserialize)]
 pub struct Lease {
     pub layers: Vec<LayerId>,
@@ -97,12 +96,12 @@ pub struct Base {
     /// Recipe's name.
     pub name: String,
     pub built: Timestamp,
-    /// When an env on it was last used, or it was built.
+    /// When an env on it was last used, or when it was built.
     pub used: Timestamp,
-    /// It is the current image of its recipe.
+    /// Whether it is the current image of its recipe.
     pub current: bool,
     pub bytes: u64,
-    /// Milliseconds that building it took.
+    /// Build time, in milliseconds.
     pub took_ms: Option<u64>,
 }
 
@@ -120,15 +119,15 @@ pub struct Cache {
     pub bytes: u64,
     /// Maximum size.
     pub max: u64,
-    /// Its tool, if its files show that.
+    /// Its tool, if its files identify one.
     pub kind: Option<cache::CacheKind>,
     /// An idle env that mounts it, and the mount point; `None` while one is busy.
     pub at: Option<(EnvName, String)>,
-    /// An env that mounts it and in which a command runs, whose files the tool might remove.
+    /// An env that mounts it and runs a command, whose files the tool might remove.
     pub busy: Option<EnvName>,
 }
 
-/// A sub-project in a build volume that an artifact contains too.
+/// A sub-project in a build volume whose files an artifact contains too.
 #[derive(Clone, Copy, Debug)]
 pub struct Project {
     /// Bytes that removing it frees, without hard links to artifacts.
@@ -172,7 +171,7 @@ pub enum GcTarget {
         /// Its path in the store.
         path: String,
     },
-    /// The files that `+expunge` removes of a sub-project in a build volume.
+    /// The files of a sub-project in a build volume that `+expunge` removes.
     Project {
         env: EnvName,
         volume: String,
@@ -191,7 +190,7 @@ pub enum GcTarget {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Rule {
-    /// Nobody can use it.
+    /// No command can use it.
     Garbage,
     /// `cache.NAME.max`.
     CacheMax,
@@ -227,7 +226,7 @@ impl Rule {
 pub(crate) struct GcItem {
     #[serde(flatten)]
     pub what: GcTarget,
-    /// Its name for people.
+    /// Name for display.
     pub name: String,
     /// Estimated bytes that it frees.
     pub bytes: u64,
@@ -260,7 +259,7 @@ fn age(now: Timestamp, then: Timestamp) -> Duration {
 /// An item that stays, and why.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct KeptItem {
-    /// Its name for people.
+    /// Name for display.
     pub name: String,
     /// Layer, image or download.
     pub id: String,
@@ -268,7 +267,7 @@ pub(crate) struct KeptItem {
     pub because: Vec<String>,
 }
 
-/// Lists what stays in any case, with the reasons.
+/// Lists the items that always stay, with the reasons.
 pub(crate) fn rooted(inventory: &Inventory, limits: &Limits) -> Vec<KeptItem> {
     let roots = Roots::of(inventory, limits.keep_last);
     let kept = |name: String, id: &str, bytes: u64, reasons: &BTreeSet<Why>| KeptItem {

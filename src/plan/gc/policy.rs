@@ -171,7 +171,7 @@ impl Policy {
         })
     }
 
-    /// Reads a table like `new`, with the preset's values in place of those that are `wrong`.
+    /// Reads a table like `new`, but collects bad values in `wrong` and uses the preset's instead.
     pub(crate) fn read(table: &Table, preset: Option<Preset>, wrong: &mut Vec<Bad>) -> Self {
         fn good<T>(
             wrong: &mut Vec<Bad>,
@@ -209,7 +209,7 @@ impl Policy {
         policy
     }
 
-    /// Turns parts of the file system into bytes; `size` is the file system's.
+    /// Converts parts of the file system into bytes; `size` is the file system's size.
     pub(crate) fn limits(&self, size: u64) -> Limits {
         Limits {
             keep_at_most: self.keep_at_most.map(|amount| amount.of(size)),

@@ -16,7 +16,7 @@ pub(crate) enum Why {
     Running(EnvName),
     /// A running command is about to use it.
     Lease(EnvName),
-    /// An env is in this state.
+    /// The current state of an env.
     Head(EnvName),
     /// The newest snapshot of an env.
     Newest(EnvName, String),
@@ -30,7 +30,7 @@ pub(crate) enum Why {
     Last(EnvName, String),
     /// A killed `up` finished it for this env and could not record it.
     Unrecorded(EnvName),
-    /// No step makes it again and no env names it: its env may have lost its record.
+    /// No step can rebuild it and no env names it: its env may have lost its record.
     Nameless,
     Locked(String),
     /// Something unreadable may need it.
@@ -109,7 +109,7 @@ pub(crate) fn tops(env: &EnvName, record: &Record, keep_last: usize) -> Vec<(Lay
             Origin::Step => steps.push(snapshot),
         }
     }
-    // The record's order breaks ties: the clock may have stood still, or gone back.
+    // The record's order breaks ties, because the clock may have stood still.
     steps.reverse();
     steps.sort_by_key(|snapshot| std::cmp::Reverse(snapshot.created));
     for (at, snapshot) in steps.into_iter().enumerate() {
@@ -124,7 +124,7 @@ pub(crate) fn tops(env: &EnvName, record: &Record, keep_last: usize) -> Vec<(Lay
 }
 
 impl Roots {
-    /// Finds what stays.
+    /// Finds the items that stay.
     pub(crate) fn of(inventory: &Inventory, keep_last: usize) -> Self {
         let mut roots = Self::default();
         for (name, env) in &inventory.envs {
@@ -176,7 +176,7 @@ impl Roots {
                 roots.layer(inventory, id, &Why::Unrecorded((*name).clone()));
             }
         }
-        // Parents of a manual snapshot go together with it.
+        // A parent of a recorded layer is not nameless: it goes together with that layer.
         let named = with_parents(inventory, recorded.into_iter());
         for (id, item) in &inventory.layers {
             if item.layer.key.is_none() && !named.contains(id) {
@@ -206,7 +206,7 @@ impl Roots {
         while let Some((id, item)) = next.and_then(|id| inventory.layers.get_key_value(id)) {
             let reasons = self.layers.entry(id.clone()).or_default();
             let known = !reasons.is_empty();
-            // Below the first one, one reason is enough.
+            // Layers below the top need only one reason.
             if !known || id == top {
                 reasons.insert(why.clone());
             }

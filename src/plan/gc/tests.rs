@@ -68,7 +68,7 @@ fn snapshot(name: &str, layer: &str, origin: Origin, hours: i64) -> Snapshot {
     }
 }
 
-/// A layer of env `e` that took `seconds` to make.
+/// Returns a layer of env `e` that took `seconds` to make.
 fn frozen(id: &str, parent: Option<&str>, bytes: u64, seconds: u64) -> Frozen {
     Frozen {
         arrived: None,
@@ -98,7 +98,7 @@ fn frozen(id: &str, parent: Option<&str>, bytes: u64, seconds: u64) -> Frozen {
     }
 }
 
-/// One env `e` based on `head`, with snapshots of steps `a`, `b` and `c`, each on the bare image.
+/// Returns one env `e` based on `head`, with snapshots of steps `a`, `b` and `c`, each on the bare image.
 fn inventory() -> Inventory {
     let mut one = env("e");
     one.record.head.layer = Some("head".into());
@@ -168,10 +168,10 @@ fn what_was_pulled_stays_for_a_time_after_it_arrived() {
     let old = plan(&inventory, &older_than(3), None);
     assert_eq!(names(&old), pulled);
     assert!(old.notes.is_empty(), "{:?}", old.notes);
-    // It comes back as fast as a download, unlike a build.
+    // A pulled layer comes back at the speed of a download, not of a build.
     let short = plan(&inventory, &older_than(7), Some(30 * MIB));
     assert_eq!(names(&short)[..1], ["snapshot one/c"]);
-    // A snapshot of an env is the env's.
+    // A layer with an env's snapshot belongs to the env.
     let one = inventory.envs.get_mut("one").unwrap();
     one.record
         .snapshots
@@ -238,7 +238,7 @@ fn age_counts_from_the_last_use_and_a_future_date_is_no_age() {
     assert!(plan(&inventory, &limits, None).items.is_empty());
 }
 
-/// Envs that share nothing, each a chain: what a search of all for each removal would take minutes for.
+/// The envs share nothing, and each is a chain: a search of all units for each removal would take minutes.
 #[test]
 fn ten_thousand_snapshots_are_planned() {
     let mut inventory = inventory();
@@ -253,7 +253,7 @@ fn ten_thousand_snapshots_are_planned() {
             let step = snapshot(&format!("s{step}"), &id, Origin::Step, 1);
             one.record.snapshots.push(step);
         }
-        // The newest is kept with all that it stands on.
+        // The newest snapshot is kept with all its parents.
         let newest = snapshot("newest", "head", Origin::Step, 0);
         one.record.snapshots.push(newest);
         let name = format!("env{name}");

@@ -9,7 +9,7 @@ use super::{Env, GcTarget, Inventory};
 use crate::plan::ids::{EnvName, LayerId, StepKey};
 use crate::plan::step_log;
 
-/// Assumed speed of making untimed items again, in bytes a second: a download.
+/// Assumed rebuild speed of items without a recorded time, in bytes per second: that of a download.
 const GUESS: u64 = 10 << 20;
 
 /// A removable item.
@@ -19,7 +19,7 @@ pub(super) struct Unit {
     pub(super) bytes: u64,
     pub(super) rebuild_ms: u64,
     pub(super) used: Timestamp,
-    /// Why nobody can use it.
+    /// Why it is garbage, if it is.
     pub(super) garbage: Option<String>,
     /// Its parent, if that is removable too.
     pub(super) below: Option<usize>,
@@ -28,7 +28,7 @@ pub(super) struct Unit {
 }
 
 impl Unit {
-    /// Makes one that is not garbage and stands on nothing, for which the time of a download is assumed.
+    /// Makes a unit that is not garbage, has no parent, and takes as long as a download to rebuild.
     fn new(what: GcTarget, name: String, bytes: u64, used: Timestamp) -> Self {
         Self {
             what,
@@ -42,7 +42,7 @@ impl Unit {
         }
     }
 
-    /// Returns its bytes if it can be made again, unlike garbage and history.
+    /// Returns its bytes; 0 for garbage and logs, which no command reuses.
     pub(super) fn reusable_bytes(&self) -> u64 {
         if self.garbage.is_none() && !self.by_age {
             self.bytes
@@ -124,7 +124,7 @@ fn env_units(
     units: &mut Vec<Unit>,
 ) {
     let failed = &env.record.failed;
-    // Nobody can make manual changes again.
+    // Manual changes cannot be rebuilt.
     if let Some(failed) = failed
         && !env.failed_edited
     {
@@ -190,7 +190,7 @@ fn layers<'a>(
     }
     let envs = inventory.envs.values();
     let needed = with_parents(inventory, envs.flat_map(|env| env.record.layers()));
-    // What a pull brought is for an env that may come. An `rm` of one that used it takes it along.
+    // Pulled layers wait for a new env. `rm` of an env that used them removes them.
     let pulled = inventory.layers.iter();
     let pulled = pulled.filter(|(id, item)| item.arrived.is_some() && !needed.contains(id));
     let awaited = with_parents(inventory, pulled.map(|(id, _)| id));
@@ -206,8 +206,8 @@ fn layers<'a>(
             .get(id)
             .cloned()
             .unwrap_or((layer.created, Vec::new()));
-        // A pulled layer stays one while a snapshot stands on it: otherwise this plan would keep layers because of it that
-        // the next plan removes.
+        // A pulled layer below an env's snapshot still counts as pulled. Otherwise this plan would keep layers for it
+        // that the next plan removes.
         let arrived = item.arrived.filter(|_| names.is_empty());
         let (short, title) = (short(id), &layer.title);
         let (what, name) = match (arrived, names.is_empty()) {

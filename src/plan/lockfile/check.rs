@@ -15,16 +15,16 @@ use crate::rocm::therock::ArtifactFingerprints;
 use crate::sys::error::Error;
 use crate::sys::shell::quoted_path;
 
-/// How many differences an error lists.
+/// Maximum number of differences in an error.
 const SHOWN: usize = 5;
 
-/// Makes the error for differences from the lock file at `path`; `command` writes the file anew.
+/// Makes the error for differences from the lock file at `path`; `command` rewrites the file.
 pub(crate) fn drift(path: &Path, differences: &[String], command: &str) -> Error {
     let shown = some(differences);
     drift!("`{}` does not match: {shown}", path.display()).help(command)
 }
 
-/// Returns the first differences, and how many more there are.
+/// Joins the first differences, and counts the rest.
 pub(crate) fn some(differences: &[String]) -> String {
     let mut shown: Vec<&str> = differences.iter().take(SHOWN).map(String::as_str).collect();
     let more = format!("and {} more", differences.len().saturating_sub(SHOWN));
@@ -86,7 +86,7 @@ pub(crate) fn choices(lock: &Lockfile, now: &Choices<'_>) -> Vec<String> {
         now.variant.unwrap_or_default(),
     );
     differs("the starting point (`--from`)", &lock.from, now.from);
-    // Without any, those of the lock file apply.
+    // Without parameters on the command line, those of the lock file apply.
     if !now.params.is_empty() {
         for name in resolve::differing(&lock.params, now.params) {
             let what = format!("parameter `{name}`");
@@ -98,7 +98,7 @@ pub(crate) fn choices(lock: &Lockfile, now: &Choices<'_>) -> Vec<String> {
     found
 }
 
-/// What `up` was asked to build.
+/// The choices that `up` builds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Choices<'a> {
     pub profile: &'a str,
@@ -109,7 +109,7 @@ pub(crate) struct Choices<'a> {
     pub params: &'a BTreeMap<String, String>,
 }
 
-/// Compares the source volumes, as the profile declares them.
+/// Compares the source volumes that the profile declares.
 pub(crate) fn sources(lock: &Lockfile, volumes: &[resolve::Volume]) -> Vec<String> {
     let mut found = Vec::new();
     let is_source = |volume: &&resolve::Volume| volume.kind == VolumeKind::Source;
@@ -176,7 +176,7 @@ pub(crate) fn source(
         ),
         Some(commit) => (
             format!("source `{name}` in `{place}` is at commit {head}, but {commit} is locked"),
-            // Of a repository that rockenv cloned, the commit stays locked.
+            // `lock` keeps the commit of a repository that rockenv cloned.
             (dirty || locked.git.is_some()).then(|| format!("{git} checkout {commit}")),
         ),
         None => (
@@ -291,7 +291,7 @@ pub(crate) fn built(lock: &Lockfile, spec: &Spec, image_key: &ImageKey) -> Vec<S
         found.push(format!("image `{name}` differs from the lock file"));
     }
     for (name, locked) in &lock.source {
-        // A part of a source with its own fingerprint is in its step's key.
+        // The key of a step covers its part of a source, which has its own fingerprint.
         if let Some(print) = spec.fingerprints.get(name)
             && *print != locked.fingerprint()
         {
@@ -303,7 +303,7 @@ pub(crate) fn built(lock: &Lockfile, spec: &Spec, image_key: &ImageKey) -> Vec<S
     }
     let user = format!("{}:{}", spec.user.uid, spec.user.gid);
     if user != lock.build_user {
-        // It is in the keys of nearly all steps.
+        // Nearly all step keys contain the build user.
         found.push(format!(
             "the build user is {} in the lock file, but {user} here",
             lock.build_user

@@ -1,4 +1,4 @@
-//! Owns comparing two lock files, for people and as data.
+//! Owns comparing two lock files, for display and as data.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -41,7 +41,7 @@ pub(crate) struct LockChange {
     pub follows: Option<String>,
 }
 
-/// The kind of what `lock` was asked for, which needs no other name.
+/// Kind of a choice made for `lock`. Its name is enough for display.
 const CHOICE: &str = "choice";
 
 impl fmt::Display for LockChange {
@@ -72,14 +72,14 @@ impl fmt::Display for LockChange {
     }
 }
 
-/// Formats changes for people: steps that only follow others are counted, not listed.
+/// Formats changes for display. Steps that only follow others are counted, not listed.
 pub(crate) fn describe(changes: &[LockChange]) -> Vec<String> {
     let own = changes.iter().filter(|change| change.follows.is_none());
     let lines = own.map(ToString::to_string);
     lines.chain(steps::followers(changes)).collect()
 }
 
-/// Returns the changes from `a` to `b`, in the order of the file. Observations of a machine are not compared.
+/// Returns the changes from `a` to `b`, in the order of the file. Ignores facts about a machine.
 pub(crate) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<LockChange> {
     let mut found = Vec::new();
     let pairs = |pairs: &[(&str, String)]| {
@@ -179,7 +179,7 @@ pub(crate) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<LockChange> {
     found
 }
 
-/// Shows no passwords in URLs. A change of a password alone is a change.
+/// Hides passwords in URLs. A changed password still counts as a change.
 fn hide_logins(found: &mut [LockChange]) {
     for change in found.iter_mut().filter(|one| one.kind == "source from") {
         for place in [&mut change.from, &mut change.to] {

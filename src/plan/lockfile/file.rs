@@ -16,14 +16,14 @@ use crate::rocm::target::Target;
 use crate::sys::account::{self, Existing, FilePlace, Rights};
 use crate::sys::error::{Result, ResultExt as _};
 
-/// Larger than any lock file: such a file is something else.
+/// Maximum size of a lock file, in bytes.
 const LARGEST: u64 = 16 << 20;
 
 const HEADER: &str = "\
 # What `rockenv up --locked` builds from. Made by `rockenv lock`: keep it with the profile, do not edit it.
 ";
 
-/// Returns the place of an env's lock file: beside its profile, or in the working directory for a built-in one.
+/// Returns the path of an env's lock file: beside its profile, or in the working directory for a built-in one.
 pub(crate) fn place(profile: &Origin, env: &str) -> PathBuf {
     let name = format!("{env}.lock");
     match profile {
@@ -32,12 +32,12 @@ pub(crate) fn place(profile: &Origin, env: &str) -> PathBuf {
     }
 }
 
-/// Reads a lock file with the caller's rights; `None` if there is none.
+/// Reads a lock file with the caller's rights; `None` if it does not exist.
 pub(crate) fn read(path: &Path) -> Result<Option<Lockfile>> {
     read_as(account::caller(), path)
 }
 
-/// Reads a lock file that the store was used with, whoever wrote it.
+/// Reads a lock file that the store knows, with rockenv's own rights.
 pub(crate) fn read_known(path: &Path) -> Result<Option<Lockfile>> {
     read_as(&Rights::Own, path)
 }
@@ -68,7 +68,7 @@ pub(crate) fn parse(text: &str, name: &str) -> Result<Lockfile> {
             .help("rockenv lock PROFILE --file NEW.lock")
     };
     let table: toml::Table = text.parse().map_err(|error| bad(&error))?;
-    // First of all, because other formats are unknown here.
+    // The version comes first, because other formats cannot be parsed.
     let version = table.get("version").and_then(toml::Value::as_integer);
     match version {
         Some(version) if version == i64::from(VERSION) => {}

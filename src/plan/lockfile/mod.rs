@@ -1,4 +1,4 @@
-//! Owns the lock file, `ENV.lock`: the exact inputs of a profile, as a file that a person can review.
+//! Owns the lock file, `ENV.lock`: the exact inputs of a profile, in a file for review.
 //!
 //! `up --locked` builds from it and refuses differences. `check` finds differences (pure), `diff` compares two lock
 //! files (pure), `steps` finds steps that changed by themselves (pure), `file` reads and writes. Only `observed`
@@ -68,7 +68,7 @@ pub struct Lockfile {
     /// Files in caches whose content the profile locks, by volume, then path.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub files: BTreeMap<String, BTreeMap<String, CacheFile>>,
-    /// Steps in order, including those with a GPU, whatever the machine.
+    /// Steps in order, including those with a GPU, on any machine.
     #[serde(default, rename = "step")]
     pub steps: Vec<LockedStep>,
     /// Facts about the machine that it was locked on.
@@ -80,7 +80,7 @@ impl Lockfile {
         self.steps.iter().find(|step| step.name == name)
     }
 
-    /// Returns a warning if addresses in it have logins; `file` is its place.
+    /// Returns a warning if URLs in it contain logins; `file` is its path.
     pub(crate) fn login_warning(&self, file: &Path) -> Option<String> {
         let git = self
             .source
@@ -89,7 +89,7 @@ impl Lockfile {
         let fetched = self.fetched.values().filter_map(|file| file.url.as_ref());
         let files = self.files.values().flat_map(BTreeMap::values);
         let all = git.chain(fetched).chain(files.filter_map(CacheFile::url));
-        // The user name of ssh is no secret.
+        // The user name in an SSH URL is no secret.
         let all = all.filter(|url| !url.starts_with("ssh:") && !url.starts_with("git+ssh:"));
         let logins = all.filter_map(|url| {
             let shown = without_login(url);
@@ -106,7 +106,7 @@ impl Lockfile {
         })
     }
 
-    /// Returns the step with a key, whatever its name was.
+    /// Returns the step with a key, under any name.
     pub fn of_key(&self, key: &StepKey) -> Option<&LockedStep> {
         self.steps.iter().find(|step| step.key == *key)
     }
@@ -140,8 +140,8 @@ pub struct LockedImage {
 }
 
 impl LockedImage {
-    /// Describes an image that was built from the recipe of this name and digest, pinned to a time or not. The image
-    /// itself may have been built by another name.
+    /// Describes an image built from the recipe of this name and digest, pinned to a time or not. The image may have
+    /// been built under another name.
     pub fn new(name: &str, recipe: &str, snapshot: Option<&str>, image: &Image) -> Self {
         Self {
             name: name.to_owned(),
@@ -156,7 +156,7 @@ impl LockedImage {
         }
     }
 
-    /// Returns the pin, which makes the recipe stand for this image only.
+    /// Returns the pin that limits the recipe to this image.
     pub fn pin(&self) -> Pin<'_> {
         Pin {
             snapshot: self.snapshot.as_deref(),
@@ -259,13 +259,13 @@ pub struct LockedStep {
     /// changes.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub parts: BTreeMap<String, String>,
-    /// Versions and digests of files that it fetched, if it reported them and had run when this was written.
+    /// Versions and digests of files that it fetched, if it reported them and had run when the lock file was written.
     #[serde(default, skip_serializing_if = "Pins::is_empty")]
     pub pins: Pins,
-    /// TheRock's fingerprints that it left for later keys, if it had run when this was written.
+    /// TheRock's fingerprints that it left for later keys, if it had run when the lock file was written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prints: Option<LockedFingerprints>,
-    /// Both come from a snapshot built on another build's files, as `--allow-incremental` permits.
+    /// `pins` and `prints` come from a snapshot built on another build's files, as `--allow-incremental` permits.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub incremental: bool,
 }
@@ -293,7 +293,7 @@ impl LockedFingerprints {
         }
     }
 
-    /// Returns them in the form that a step leaves.
+    /// Converts back to the form that a step leaves.
     pub fn fingerprints(&self) -> ArtifactFingerprints {
         let artifacts = self.artifacts.iter();
         ArtifactFingerprints {
@@ -332,7 +332,7 @@ pub(crate) mod tests {
             .collect()
     }
 
-    /// A lock file with something in every part.
+    /// Returns a lock file with a value in every part.
     pub(crate) fn example() -> Lockfile {
         let digest = |digit: &str| digit.repeat(64);
         Lockfile {

@@ -1,5 +1,5 @@
-//! Owns finding changes of a lock file's steps: by themselves, or only because of an earlier step or the image, with
-//! a description.
+//! Owns finding the changed steps of a lock file: whether each changed by itself or only because of an earlier step or
+//! the image, with a description.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use super::diff::{LockChange, Verb};
 use super::{LockedStep, Lockfile};
 use crate::plan::resolve;
 
-/// Returns the steps that are in one file only or have other keys: removed ones first, then the others in order.
+/// Returns the steps that are in only one file or have other keys: removed ones first, then the others in order.
 pub(super) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<LockChange> {
     let change = |name: &str, old: Option<&LockedStep>, new: Option<&LockedStep>| {
         let key = |step: Option<&LockedStep>| step.map(|step| step.key.as_str().to_owned());
@@ -29,14 +29,14 @@ pub(super) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<LockChange> {
     let mut found: Vec<LockChange> = gone
         .map(|step| change(&step.name, Some(step), None))
         .collect();
-    // The cause of a step's change if nothing of its own changed.
+    // The cause of a change in a step without changes of its own.
     let mut cause = (a.image.key != b.image.key).then(|| format!("image {}", b.image.name));
     let mut before = None;
     for step in &b.steps {
         let old = a.step(&step.name);
         let mut one = change(&step.name, old, Some(step));
         if let Some(old) = old {
-            // Another step before it, or none any more.
+            // Its predecessor is another step, or gone.
             if let Some(other) = moved(a, old, before, b) {
                 cause.get_or_insert(format!("step {other}"));
             }
@@ -51,7 +51,7 @@ pub(super) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<LockChange> {
         }
         before = Some(step.name.as_str());
         if let Some(old) = old.filter(|old| old.key == step.key) {
-            // The same files, but fetched by another build.
+            // The pins and fingerprints come from another kind of build.
             if old.incremental != step.incremental {
                 let word = |step: &LockedStep| match step.incremental {
                     true => "incremental".to_owned(),
@@ -70,7 +70,7 @@ pub(super) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<LockChange> {
     found
 }
 
-/// Returns the step that was before this one and is gone, or that has moved there.
+/// Returns the step that preceded this one and is gone, or the step that now does.
 fn moved<'a>(
     a: &'a Lockfile,
     old: &LockedStep,
@@ -104,7 +104,7 @@ pub(super) fn words(parts: &[String]) -> String {
     }
 }
 
-/// Sums up in one line the steps that only follow others; `None` if there are none.
+/// Counts in one line the steps that only follow others; `None` without such steps.
 pub(super) fn followers(changes: &[LockChange]) -> Option<String> {
     let mut causes = BTreeSet::new();
     let mut names = Vec::new();
@@ -137,7 +137,8 @@ mod tests {
     use super::super::{changes, describe};
     use super::*;
 
-    /// A file with these steps. A step's only part is its script, and its key depends on the steps before it too.
+    /// Returns a lock file with these steps. A step's only part is its script, and its key depends on the steps before
+    /// it too.
     fn with(image: &str, steps: &[(&str, &str)]) -> Lockfile {
         let mut lock = example();
         lock.image.key = image.repeat(64).as_str().into();

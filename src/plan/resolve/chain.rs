@@ -27,9 +27,9 @@ pub(super) fn chain(
     // The parent's key without the part that TheRock's fingerprints replace.
     let mut bare = base.clone();
     let (mut prints, mut own, mut open) = (None, String::new(), None);
-    // TheRock asks git whether a source has changes, and git's answer omits untracked files.
+    // Whether the source has untracked files: TheRock asks git for changes, and git's answer omits them.
     let mut blind = false;
-    // Steps that are in no later key. What begins at them is in the next step's key.
+    // The preceding steps that are in no later key. Hooks that begin at them are in the next step's key.
     let mut uncached_downstream: Vec<StepName> = Vec::new();
     for step in steps {
         let content = fingerprints(step, inputs)?;

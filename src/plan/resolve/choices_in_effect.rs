@@ -28,7 +28,7 @@ pub(crate) fn choices(
     parts.into_iter().flatten().collect()
 }
 
-/// The requested, or default, variant, release and starting point.
+/// The variant, release and starting point in effect: requested, or the defaults.
 #[derive(Debug)]
 pub(crate) struct Chosen<'a> {
     /// The variant, if there are any.
@@ -45,7 +45,7 @@ pub(crate) struct Chosen<'a> {
 }
 
 impl<'a> Chosen<'a> {
-    /// Looks them up; without a request, the profile's default. `params` replace those of the profile.
+    /// Looks up the requested choices, or else the profile's defaults. `params` replace the profile's parameters.
     pub(crate) fn new(
         profile: &'a Profile,
         variant: Option<&'a str>,
@@ -101,7 +101,7 @@ impl<'a> Chosen<'a> {
         Ok(())
     }
 
-    /// Returns what they change; later parts win.
+    /// Returns the settings of the release, the variant and the starting point; later ones win.
     pub(crate) fn parts(&self) -> impl Iterator<Item = &'a Choice> + use<'a> {
         let release = self
             .release
@@ -113,7 +113,7 @@ impl<'a> Chosen<'a> {
         release.into_iter().chain(variant).chain(from)
     }
 
-    /// Returns the first parameter in a text that is not the profile's: of the command line, or of a lock file.
+    /// Returns the first parameter in a text that the command line or a lock file sets, with its value.
     pub(super) fn asked_in(&self, text: &str) -> Option<String> {
         let value = |piece| match piece {
             TextPart::Reference(name, _) => Some((name, self.asked.get(name)?)),
@@ -157,7 +157,7 @@ impl<'a> Chosen<'a> {
     }
 }
 
-/// What `--from` chooses, in [`choice`].
+/// The name of `--from` choices in [`choice`].
 const STARTING_POINT: &str = "starting point";
 
 fn choice<'a>(
@@ -194,14 +194,14 @@ fn choice<'a>(
     )
 }
 
-/// Sorts names: where they are versions, as those.
+/// Sorts names by version.
 pub(crate) fn by_version<'a>(names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let mut names: Vec<&str> = names.collect();
     names.sort_by_cached_key(|name| version(name));
     names
 }
 
-/// Returns the numbers of a version; other parts come last.
+/// Returns the numbers of a version. Other parts sort last.
 pub(crate) fn version(text: &str) -> Vec<u64> {
     let parts = text.split('.');
     parts.map(|part| part.parse().unwrap_or(u64::MAX)).collect()

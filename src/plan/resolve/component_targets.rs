@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use crate::rocm::target::Target;
 
-/// A component of the build, as far as this check goes.
+/// The properties of a component that this check needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Component {
     pub name: String,
@@ -18,7 +18,7 @@ pub(crate) struct Component {
     pub links: Vec<String>,
     /// Targets that it is built for besides the env's, so that a library exists at all.
     pub extra: Vec<Target>,
-    /// A stub of the same name replaces it where it is not built.
+    /// Whether a stub of the same name replaces it where it is not built.
     pub stub: bool,
 }
 
@@ -29,19 +29,19 @@ pub(crate) struct Excluded {
     pub issue: Option<String>,
 }
 
-/// A component that does not fit.
+/// A component that does not fit the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Incompatibility {
     pub component: String,
     /// The component that links it; `None` if it would be built for no target at all.
     pub linked_by: Option<String>,
     pub missing: Vec<Target>,
-    /// Upstream's issues about that.
+    /// Upstream's issues about the missing targets.
     pub issues: Vec<String>,
 }
 
-/// Returns what does not fit, in the order of `components`; `excluded` tells whether a project is excluded for a
-/// target.
+/// Returns the components that do not fit, in the order of `components`. `excluded` returns why a project is not built
+/// for a target, if it is not.
 pub(crate) fn incompatibilities(
     components: &[Component],
     targets: &[Target],
@@ -54,7 +54,7 @@ pub(crate) fn incompatibilities(
     let mut incompatibilities = Vec::new();
     for component in components {
         let lacks = left_out(component);
-        // A throwaway target helps only if the component is built for it.
+        // A throwaway target helps only if TheRock builds the component for it.
         let is_built = |target: &Target| excluded(target.name(), &component.project).is_none();
         if lacks.is_empty() || component.stub || component.extra.iter().any(is_built) {
             continue;
@@ -75,7 +75,7 @@ pub(crate) fn incompatibilities(
             .iter()
             .filter(|user| user.links.contains(&component.name))
         {
-            // If its user is not built for these targets either, or the library is, both fit.
+            // A target that the user is not built for either does no harm.
             let missing: Vec<Target> = lacks.difference(&left_out(user)).copied().collect();
             if !missing.is_empty() {
                 incompatibilities.push(misfit(Some(&user.name), missing));

@@ -24,7 +24,7 @@ pub(crate) struct HookFacts {
 }
 
 impl HookFacts {
-    /// Returns the position of the profile's first step that sees the change; `None` if there is none.
+    /// Returns the position of the profile's first step that sees the change; `None` if no step does.
     pub(crate) fn first_step(&self, profile: &Profile) -> Option<usize> {
         let sees = |step: &profile::Step| match &self.from_step {
             Some(name) => step.name == *name,

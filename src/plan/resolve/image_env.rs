@@ -1,10 +1,10 @@
-//! Owns which variables of a container image become defaults below the profile's, and in which form.
+//! Owns which variables of a container image become defaults that the profile overrides, and in which form.
 
 use std::collections::BTreeMap;
 
 use crate::profile::{BIN, references};
 
-/// Returns whether a variable is rockenv's to set. An image decides neither who the user is nor the jobs of a build.
+/// Returns whether only rockenv may set a variable. An image decides neither the user nor the jobs of a build.
 fn is_own(name: &str) -> bool {
     let own = [
         "HOME",

@@ -1,4 +1,4 @@
-//! Owns the inputs of resolving, beside the profile.
+//! Owns the inputs of resolving, besides the profile.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -30,13 +30,13 @@ pub(crate) struct Inputs {
     pub from: Option<String>,
     /// Values instead of the profile's defaults.
     pub params: BTreeMap<String, String>,
-    /// What will run the steps.
+    /// The engine that will run the steps.
     pub engine: Engine,
-    /// Why the env gets no GPU, if so. Steps with `gpu` are then skipped: they have not passed.
+    /// Why the env gets no GPU, if it gets none. Steps with `gpu` are then skipped, and so have not passed.
     pub without_gpu: Option<String>,
-    /// Who the steps run as.
+    /// The user that the steps run as.
     pub user: BuildUser,
-    /// Meaning of `~`: the invoking user's home, also under sudo.
+    /// Expansion of `~`: the invoking user's home, also under sudo.
     pub host_home: PathBuf,
     /// The image that keys are based on.
     pub image: BaseImage,
@@ -58,9 +58,9 @@ pub(crate) struct Inputs {
 /// The image below the first step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum BaseImage {
-    /// It is built, or a lock file or a registry names it.
+    /// It is built, or named by a lock file or a registry.
     Known(ImageKey),
-    /// Only its recipe is known, by digest: steps will have other keys.
+    /// Only its recipe is known, by digest: the keys of steps will change.
     Unbuilt(String),
 }
 
@@ -73,7 +73,7 @@ impl BaseImage {
     }
 }
 
-/// As in keys.
+/// The form in keys.
 impl fmt::Display for BaseImage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -83,11 +83,11 @@ impl fmt::Display for BaseImage {
     }
 }
 
-/// What identifies the content of a source.
+/// Identifies the content of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fingerprint {
     Known(String),
-    /// The source is not there yet: steps will have other keys.
+    /// The source does not exist yet: the keys of steps will change.
     Absent,
 }
 
@@ -100,7 +100,7 @@ impl Fingerprint {
     }
 }
 
-/// As in keys.
+/// The form in keys.
 impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -117,7 +117,7 @@ impl Inputs {
         Chosen::new(profile, variant, from, &self.params)
     }
 
-    /// Returns those that are not the profile's defaults, as parts of the env's name.
+    /// Returns the choices that are not the profile's defaults, as parts of the env's name.
     pub(crate) fn choices(&self, profile: &Profile) -> Vec<String> {
         let (variant, from) = (self.variant.as_deref(), self.from.as_deref());
         choices(profile, variant, from, &self.params)

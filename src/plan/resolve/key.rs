@@ -1,8 +1,8 @@
-//! Owns keys: what is part of a step's identity, and in which bytes.
+//! Owns keys: the ingredients of a step's identity, and their encoding.
 //!
-//! A key identifies the content of a snapshot. So it excludes a step's name, time limit, the host paths behind
-//! volumes, the engine, limits and variables from the host, and includes everything that a step can see or declares.
-//! It includes a target only if the step mentions one: up to there, all targets share their snapshots.
+//! A key identifies the content of a snapshot. So it excludes a step's name, time limit, the host paths behind volumes,
+//! the engine, limits and variables from the host, and includes everything that a step can see or declares. It includes
+//! a target only if the step mentions one: before the first mention, all targets share their snapshots.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use super::{Action, BaseImage, BuildUser, Step, User, Volume, VolumeKind};
 pub(crate) use crate::plan::ids::StepKey;
 use crate::rocm::gpu::Extras;
 
-/// Prefix of every base key. A new number changes every key: all envs are built again.
+/// Prefix of every base key. A new number changes every key, and rebuilds all envs.
 const FORMAT: &str = "rockenv-1";
 
 impl StepKey {
@@ -27,15 +27,15 @@ impl StepKey {
 #[derive(Serialize)]
 struct Content<'a> {
     action: Act<'a>,
-    /// `None` for root. Ownership is content, so the ids of a step that runs as the build user count.
+    /// `None` for root. Ownership is content, so the build user's ids count.
     builder: Option<&'a BuildUser>,
-    /// Whose the copied files are, if not the build user's. Other steps have none, so that their keys stay the same.
+    /// Owner of copied files, if not the build user. Omitted for other steps, so that their keys stay the same.
     #[serde(skip_serializing_if = "Option::is_none")]
     owner: Option<&'static str>,
     workdir: Option<&'a str>,
     network: bool,
     gpu: bool,
-    // Omitted if empty, so that keys of versions without extras stay the same.
+    // Omitted if empty, so that keys from versions without extras stay the same.
     #[serde(skip_serializing_if = "Extras::is_none")]
     gpu_extras: Extras,
     // A snapshot made on top of an earlier attempt differs from one made from scratch.
@@ -67,18 +67,18 @@ pub(super) struct Surroundings<'a> {
     pub(super) inputs: &'a [(String, String)],
     /// TheRock's fingerprints of what the step builds, by artifact.
     pub(super) prints: &'a [(String, String)],
-    /// Digests of the hooks whose change this step is the first to see.
+    /// Digests of the hooks whose changes this step is the first to see.
     pub(super) hooks: Vec<&'a str>,
     pub(super) user: &'a BuildUser,
     pub(super) gpu: Extras,
 }
 
-/// Returns the key of a step whose own is not set yet.
+/// Computes the key of a step. Does not read `step.key`.
 pub(super) fn key(parent: &StepKey, step: &Step, around: &Surroundings<'_>) -> StepKey {
     StepKey::hash(parent.as_str(), &json(&content(step, around)))
 }
 
-/// Returns the beginnings of digests of a key's ingredients besides the parent, by name.
+/// Returns digest prefixes of a key's ingredients besides the parent, by name.
 pub(super) fn parts(step: &Step, around: &Surroundings<'_>) -> BTreeMap<String, String> {
     let content = content(step, around);
     let mut parts = BTreeMap::new();
@@ -146,7 +146,7 @@ fn content<'a>(step: &'a Step, around: &'a Surroundings<'_>) -> Content<'a> {
     Content {
         builder: (step.user == User::Builder).then_some(around.user),
         owner: (step.user == User::Root && matches!(action, Act::Copy(_))).then_some("root"),
-        // Only scripts have a working directory; for others it would be the build user's home, meaninglessly.
+        // Only scripts use a working directory; for other actions it would be the build user's home, without a meaning.
         workdir: matches!(action, Act::Run { .. }).then_some(&step.workdir),
         action,
         network: step.network,
@@ -161,7 +161,7 @@ fn content<'a>(step: &'a Step, around: &'a Surroundings<'_>) -> Content<'a> {
             .map(|volume| (volume.name.as_str(), volume.kind, volume.target.as_str()))
             .collect(),
         inputs: around.inputs,
-        // Later steps have them through their parent's key.
+        // Later steps inherit them through their parent's key.
         hooks: around.hooks.clone(),
         prints: around.prints,
     }

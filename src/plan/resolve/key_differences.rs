@@ -1,4 +1,4 @@
-//! Owns the differences between a step and the same step of an earlier build: the ingredients of its key, by name and
+//! Owns the differences between a step and the same step of an earlier build: the ingredients of its key, by name,
 //! without values.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -47,14 +47,14 @@ pub(crate) use chain::{UNTRACKED, is_untracked};
 /// Version of the saved form.
 pub(crate) const VERSION: u32 = 1;
 
-/// An environment, decided.
+/// A fully resolved environment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spec {
     /// Version of this form.
     pub version: u32,
     pub name: EnvName,
     pub profile: String,
-    /// Where the profile is.
+    /// Where the profile comes from.
     pub origin: Origin,
     /// Variant of the profile, if it has any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -62,19 +62,19 @@ pub struct Spec {
     /// Starting point.
     #[serde(default = "from_source")]
     pub from: String,
-    /// The requested parameters, a release among them; older versions left them out.
+    /// The requested parameters, including a release. Specs of older versions lack them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub params: BTreeMap<String, String>,
     /// Targets, in the order of the table; may be empty.
     pub targets: Vec<Target>,
     pub image: String,
-    /// What runs the steps.
+    /// The engine that runs the steps.
     pub engine: Engine,
     /// Parent key of the first step.
     pub base_key: StepKey,
     /// Names of variables to take from the host when a step starts. Their values are never saved.
     pub env_from_host: Vec<String>,
-    /// Who `User::Builder` is.
+    /// The user behind `User::Builder`.
     pub user: BuildUser,
     /// Needs and limits.
     pub resources: Resources,
@@ -179,7 +179,7 @@ pub struct Volume {
     /// Size above which `gc` shrinks a cache, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max: Option<u64>,
-    /// The lock file names its files.
+    /// Whether the lock file names its files.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub locked: bool,
     /// Size it grows to, in bytes.
@@ -222,11 +222,11 @@ pub struct Step {
     pub parts: BTreeMap<String, String>,
     pub user: User,
     pub workdir: String,
-    /// With a network.
+    /// Whether it has a network.
     pub network: bool,
-    /// With the GPU.
+    /// Whether it has the GPU.
     pub gpu: bool,
-    /// Build volumes are kept when it runs again.
+    /// Whether build volumes stay when it runs again.
     pub incremental: bool,
     /// Time limit, in seconds when saved.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "seconds")]
@@ -295,7 +295,7 @@ pub struct ExportItem {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Skipped<Name = String> {
     pub name: Name,
-    /// Why, as the rest of "skipped: ...".
+    /// The reason, as the text after "skipped: ".
     pub reason: String,
 }
 

@@ -1,4 +1,4 @@
-//! Owns the meaning of `up X`, a file, a profile or a target, and the env's name.
+//! Owns interpreting `X` in `up X` as a file, a profile or a target, and naming the env.
 
 use std::borrow::Cow;
 
@@ -9,7 +9,7 @@ use crate::sys::error::{Kind, Result};
 use crate::sys::name::InvalidName;
 use crate::sys::suggest;
 
-/// Profile that `up gfx1103` uses.
+/// The profile that `up gfx1103` uses.
 pub(crate) const DEFAULT_PROFILE: &str = "therock";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub(crate) fn profile_or_target<'a>(
     if is_path(argument) {
         return Ok(request);
     }
-    // A product stands for its target, and a profile may be named after that.
+    // A product name stands for its target, and a profile may have the target's name.
     let named = Target::named(argument);
     let profile = match &named {
         Ok(target) if !profiles.contains(&argument) => target.name(),
@@ -90,7 +90,7 @@ pub(crate) fn profile_or_target<'a>(
     }
 }
 
-/// Refuses other targets than the one that the profile is named after, which the env's name need not repeat.
+/// Refuses targets other than the one in the profile's name, and keeps that one out of the env's name.
 fn check_targets(request: &mut Request, targets: &[Target]) -> Result<()> {
     let Ok(own) = Target::parse(&request.profile) else {
         return Ok(());
@@ -111,10 +111,10 @@ fn check_targets(request: &mut Request, targets: &[Target]) -> Result<()> {
     Ok(())
 }
 
-/// Returns the name of an env: the given one; or `stem`, or else the profile's, followed by the requested targets and
-/// other choices.
+/// Returns the name of an env: the given one; or else `stem`, or the profile's name with all requested targets,
+/// followed by other choices.
 ///
-/// All of them: `up p --target A` and `up p --target A --target B` are different envs.
+/// `up p --target A` and `up p --target A --target B` are different envs.
 pub(crate) fn env_name(
     given: Option<&str>,
     stem: Option<&str>,

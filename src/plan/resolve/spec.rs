@@ -47,7 +47,7 @@ pub(crate) fn resolve(profile: &Profile, inputs: &Inputs) -> Result<Spec> {
     without(problems, profile, spec)
 }
 
-/// Decides everything like `resolve`, except for what has problems.
+/// Resolves like `resolve`, but collects problems and leaves out the parts that have them.
 pub(crate) fn draft(
     profile: &Profile,
     inputs: &Inputs,
@@ -132,9 +132,9 @@ struct Resolver<'a> {
     /// Targets from the command line, which become part of the env's name.
     asked: Vec<Target>,
     chosen: Chosen<'a>,
-    /// Bytes of all expanded texts so far, once for each step that has them.
+    /// Bytes of all expanded texts so far, counted once for each step that uses them.
     length: usize,
-    /// The first refusal of what is on the command line.
+    /// The first error that the command line causes.
     usage: Option<Error>,
     problems: &'a mut Vec<Problem>,
 }
@@ -220,7 +220,7 @@ impl<'a> Resolver<'a> {
                 })
             }
         };
-        // The total of a variant or a starting point does not tell the parts.
+        // The total of a variant or a starting point says nothing about its parts.
         let whole = self.chosen.parts().any(|choice| choice.disk.is_some());
         Some(Volume {
             name: volume.name.clone(),
@@ -317,7 +317,7 @@ impl<'a> Resolver<'a> {
                 let all = profile.variants.keys();
                 all.filter(|variant| !with.iter().any(|name| name.value == **variant))
             });
-            // Prefers the profile's own choice if it is one of them; the others build more or differ otherwise.
+            // Names only the profile's own variant if it is among them; the others build more, or differ otherwise.
             let own = without
                 .clone()
                 .find(|variant| Some(*variant) == profile.variant.as_ref());
@@ -352,7 +352,7 @@ impl<'a> Resolver<'a> {
         }
     }
 
-    /// Returns why a step is not part of this env, if so.
+    /// Returns why a step is not part of this env, if it is not.
     fn excluded(&self, step: &profile::Step) -> Option<String> {
         let gpu = || self.inputs.without_gpu.clone().filter(|_| step.gpu);
         self.unmet(&step.when).or_else(gpu)
@@ -407,14 +407,14 @@ impl<'a> Resolver<'a> {
         None
     }
 
-    /// Returns nothing for a step with a problem. Its key is the base's until all steps are known.
+    /// Returns the resolved step; `None` if it has a problem. Its key is the base key until all steps are known.
     fn step(
         &mut self,
         step: &profile::Step,
         env: &BTreeMap<String, String>,
         volumes: &[Volume],
     ) -> Result<Option<Step>> {
-        // Each step has a copy.
+        // Each step gets a copy.
         self.length += env.values().map(String::len).sum::<usize>();
         if !self.is_short() {
             return Ok(None);
@@ -430,7 +430,7 @@ impl<'a> Resolver<'a> {
         let (Some(action), Some(workdir)) = (action, workdir) else {
             return Ok(None);
         };
-        // A package manager needs only caches, and without other volumes, profiles share its step.
+        // A package manager needs only caches. Without other volumes in its key, profiles share the step.
         let visible = |volume: &&Volume| match action {
             Action::Packages(_) => volume.kind == VolumeKind::Cache,
             Action::Run { .. } | Action::Copy(_) | Action::Export(_) => true,
@@ -507,7 +507,7 @@ impl<'a> Resolver<'a> {
     }
 }
 
-/// Says that a step is for others than the env's targets.
+/// Formats why a step does not apply to the env's targets.
 fn not_for(names: &[At<String>], targets: &[Target]) -> String {
     format!(
         "only for {}, not for {}",
@@ -521,7 +521,7 @@ fn list(names: &[At<String>]) -> String {
     names.join(", ")
 }
 
-/// Refuses to copy over a user's files: `copy` replaces existing ones.
+/// Refuses to copy over a user's files, because `copy` replaces existing ones.
 fn copy_destination(to: &str, volumes: &[Volume]) -> std::result::Result<(), Refused> {
     value::destination(to)?;
     let theirs = volumes

@@ -1,10 +1,10 @@
-//! Replays of recorded builds, and what a forecast does where little is known.
+//! Replays of recorded builds, and forecasts from little data.
 
 use std::io::Read as _;
 
 use super::*;
 
-/// A recorded build: its commands, what was built, and when each began and ended. See `tests/builds/README.md`.
+/// A recorded build: its commands, its target, and when each command began and ended. See `tests/builds/README.md`.
 struct Recording {
     name: &'static str,
     graph: String,
@@ -45,7 +45,7 @@ impl Recording {
         ]
     }
 
-    /// The same commands in an earlier build: three times as slow, and each up to 20 % off.
+    /// Returns the times in a made-up earlier build: three times as slow, and each up to 20 % off.
     fn earlier(&self) -> HashMap<&str, u64> {
         let times = self
             .log
@@ -58,7 +58,7 @@ impl Recording {
         times.collect()
     }
 
-    /// Returns, for each percent of the build's time, the true time left and the estimate, as parts of it.
+    /// Returns, for each percent of the build's time, the true time left and the estimate, as fractions of that time.
     fn replay(&self, earlier: &HashMap<&str, u64>) -> Vec<(f64, [f64; 3])> {
         let graph = BuildGraph::parse(&self.graph).unwrap();
         let total = self.log.len();
@@ -84,12 +84,12 @@ impl Recording {
     }
 }
 
-/// Returns how far off the estimate is at worst from some percent on, relative to the time left. A twentieth of
-/// the whole build is always near enough.
+/// Returns the worst error of the estimate from some percent on, relative to the time left. Ignores errors below a
+/// twentieth of the whole build.
 fn worst(name: &str, points: &[(f64, [f64; 3])], from: usize) -> f64 {
     let mut worst = 0.0;
     for ((truth, [least, likely, most]), percent) in points.iter().zip(1..) {
-        // For `tests/bench/time_left.py`, which draws them.
+        // `tests/bench/time_left.py` plots these lines.
         println!("{name},{percent},{truth:.4},{least:.4},{likely:.4},{most:.4}");
         let error = (truth - likely).abs();
         if percent >= from && error > 0.05 {
@@ -100,7 +100,7 @@ fn worst(name: &str, points: &[(f64, [f64; 3])], from: usize) -> f64 {
     worst
 }
 
-/// In rocRAND one command takes half the time, so its 20 % alone are a tenth of the whole.
+/// In rocRAND, one command takes half the time, so its error of 20 % alone is a tenth of the whole.
 #[test]
 fn a_build_whose_commands_are_known_is_within_a_quarter_from_the_first_fifth_on() {
     for (recording, bound) in Recording::all().iter().zip([0.30, 0.25, 0.25]) {
@@ -110,9 +110,9 @@ fn a_build_whose_commands_are_known_is_within_a_quarter_from_the_first_fifth_on(
     }
 }
 
-/// Nothing tells that a directory in which no command has ended takes longer than the others. So a first build has
-/// that bound only later: llama.cpp's from a quarter on, but for its last fifth, where C++ follows on HIP; LLVM's from
-/// half on, when its largest library is reached; rocRAND's not at all, one of whose 24 commands takes half the time.
+/// Nothing shows that a directory without an ended command takes longer than the others. So first builds meet the bound
+/// later: llama.cpp from a quarter on, except in its last fifth, where C++ follows HIP; LLVM from half on, when it
+/// reaches its largest library; rocRAND never, because one of its 24 commands takes half the time.
 #[test]
 fn a_first_build_is_within_half_once_its_directories_are_known() {
     let bounds = [(20, 0.50), (25, 0.55), (50, 0.25)];
@@ -123,7 +123,7 @@ fn a_first_build_is_within_half_once_its_directories_are_known() {
     }
 }
 
-/// In LLVM's graph there is a name for nearly every number of commands.
+/// LLVM's graph has a target for nearly every number of commands.
 #[test]
 fn a_build_that_is_resumed_has_only_what_is_left() {
     let recording = &Recording::all()[2];
@@ -164,11 +164,11 @@ fn one_command_that_takes_long_says_little_about_other_directories() {
     let hour = Duration::from_secs(3600);
     forecast.ended("tables/0", Duration::ZERO, hour);
     let left = forecast.left(hour, 1, 1).likely;
-    // The other of its directory is expected to take as long.
+    // The other command of that directory is expected to take as long.
     assert!(left > hour / 2 && left < hour * 2, "{left:?}");
 }
 
-/// In the outermost build of TheRock each command is one.
+/// In the outermost build of TheRock, each sub-project is one command.
 #[test]
 fn a_sub_project_that_takes_long_says_that_others_do() {
     let file = "build a/stamp/build.stamp: gen\nbuild b/stamp/build.stamp: gen\n";
@@ -182,7 +182,7 @@ fn a_sub_project_that_takes_long_says_that_others_do() {
 
 #[test]
 fn a_build_of_part_of_the_commands_counts_those_that_remain() {
-    // Which of them is built is not known.
+    // Which two of the three are built is unknown.
     let file = "build a.o: cc a.c\nbuild b.o: cc b.c\nbuild c.o: cc c.c\n";
     let graph = BuildGraph::parse(file).unwrap();
     let mut forecast = BuildForecast::new(graph, Some(2), "", |_| Some(8000), |_| false);

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Random stores: chains of layers, several envs with all kinds of snapshots, downloads.
+/// Generates stores: chains of layers, several envs with all kinds of snapshots, downloads.
 fn inventories() -> impl Strategy<Value = Inventory> {
     let layer = (
         any::<prop::sample::Index>(),
@@ -154,7 +154,7 @@ proptest! {
         let unique: BTreeSet<&&GcTarget> = gone.iter().collect();
         prop_assert_eq!(unique.len(), gone.len(), "something goes twice");
         let layers: Vec<&LayerId> = gone.iter().copied().filter_map(layer_of).collect();
-        // Computed independently of the decision's own code.
+        // Computed without the decision's own code.
         let mut tops: Vec<&LayerId> = Vec::new();
         for env in inventory.envs.values() {
             tops.extend(&env.record.head.layer);
@@ -183,7 +183,7 @@ proptest! {
         for layer in &layers {
             prop_assert!(!kept.contains(layer), "{layer} is needed");
         }
-        // Nothing that stays is based on something that goes, and descendants go before their parents.
+        // No remaining layer is based on a removed one, and descendants go before their parents.
         let going: BTreeSet<&LayerId> = layers.iter().copied().collect();
         for (id, item) in &inventory.layers {
             if let Some(parent) = item.layer.parent.as_ref()

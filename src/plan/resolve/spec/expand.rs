@@ -1,4 +1,4 @@
-//! Owns expanding the texts of a profile: how long they become, and whose fault it is if one is refused then.
+//! Owns expanding the texts of a profile: limits their length, and blames the profile or the command line for refusals.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::profile::value::Refused;
 use crate::sys::error::Result;
 use crate::sys::span::At;
 
-/// Maximum of all expanded texts together, so that a small file does not fill the memory.
+/// Maximum length of all expanded texts together, in bytes, so that a small file cannot exhaust memory.
 const LONGEST_TOGETHER: usize = 64 << 20;
 
 impl Resolver<'_> {
@@ -35,7 +35,7 @@ impl Resolver<'_> {
         self.expanded(text, expanded)
     }
 
-    /// Returns an expanded text, unless it has a fault or there are too many.
+    /// Returns an expanded text, unless it has a fault or the total is too long.
     fn expanded(
         &mut self,
         text: &At<String>,
@@ -54,7 +54,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// Returns whether all expanded texts together are of a reasonable length.
+    /// Returns whether all expanded texts together are within the limit.
     pub(super) fn is_short(&self) -> bool {
         self.length <= LONGEST_TOGETHER
     }
@@ -71,7 +71,7 @@ impl Resolver<'_> {
             .collect()
     }
 
-    /// Refuses an expanded text: a fault of the command line if that has one of its parameters.
+    /// Refuses an expanded text. Blames the command line if it set one of the text's parameters.
     fn refuse(&mut self, text: &At<String>, refused: Refused) {
         let Some(param) = self.chosen.asked_in(text) else {
             let problem = Problem::refused(&text.place, refused, "after expansion");
@@ -86,7 +86,7 @@ impl Resolver<'_> {
         self.usage.get_or_insert(error.help_if(refused.help));
     }
 
-    /// Returns what was refused of all texts together, or of the command line.
+    /// Refuses texts that are too long together, and returns the first refusal of the command line.
     pub(super) fn refused(&mut self) -> Result<()> {
         if !self.is_short() {
             let message = "the expanded texts of all steps are longer than 64 MiB";

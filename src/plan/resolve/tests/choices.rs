@@ -27,7 +27,7 @@ when = { variant = ["full"] }
 run = "make test"
 "#;
 
-/// Resolves [`CHOICES`] into its name, its steps with their scripts, and its disk.
+/// Resolves [`CHOICES`]; returns the name, the steps with their scripts, and the disk.
 fn chosen(
     variant: Option<&str>,
     from: Option<&str>,
@@ -97,7 +97,7 @@ fn targets_of_one_machine_share_what_is_built_for_all_of_them() {
     let both = ["gfx1201", "gfx1103"];
     assert_eq!(shared(&of("gfx1103", &both), &of("gfx1201", &both)), 1);
     assert_eq!(shared(&of("gfx1103", &[]), &of("gfx1201", &[])), 0);
-    // The env's own target is one of the machine's, listed or not.
+    // The env's own target counts as one of the machine's, listed or not.
     assert_eq!(of("gfx1103", &["gfx1201"]), of("gfx1103", &both));
 }
 
@@ -163,8 +163,8 @@ run = "d"
     assert_eq!(keys(text, &docker), keys(&without, &docker));
 }
 
-// So that one lock file has the keys of every machine. The plan makes sure that an env made without a GPU does not
-// count as tested once there is one.
+// One lock file has the keys of every machine. The plan makes sure that an env made without a GPU does not count as
+// tested once the machine has one.
 
 #[test]
 fn without_a_gpu_its_steps_are_left_out_and_later_keys_are_the_same() {
@@ -178,7 +178,7 @@ fn without_a_gpu_its_steps_are_left_out_and_later_keys_are_the_same() {
     assert!(without.step("test").is_none());
     assert_eq!(without.step("build"), with.step("build"));
     assert_eq!(without.step("export"), with.step("export"));
-    // A hook that begins at such a step is in the key of the next one, wherever that is the first to see it.
+    // A hook that begins at a step with the GPU is in the key of the next step, with and without a GPU.
     let at_test = |fix: &str, without_gpu: Option<&str>| {
         let mut facts = super::fix(fix);
         facts.from_step = Some("test".into());
@@ -189,8 +189,6 @@ fn without_a_gpu_its_steps_are_left_out_and_later_keys_are_the_same() {
     assert_eq!(at_test("h1", None), at_test("h1", Some("none here")));
     assert_ne!(at_test("h1", None), at_test("h2", None));
 }
-
-// A script can see them. Keys of profiles without any stay the same.
 
 const PARTS: &str = r#"
 schema = 1
@@ -255,11 +253,11 @@ fn a_variant_brings_hooks_parts_and_an_amount_of_disk() {
         (hooks(&lean), disk(&lean)),
         (vec!["fix".into(), "two".into()], Some(9))
     );
-    // The total is known, so the parts are not added; those of the user's directories stay.
+    // The total is known, so the build volume's size does not count. Sizes of the user's directories still do.
     let full = of("full", None, None).unwrap();
     assert_eq!((hooks(&full), disk(&full)), (vec!["fix".into()], None));
     assert!(full.volume("out").unwrap().disk.is_some());
-    // RCCL is not built for gfx1103, and there is no stub for it.
+    // RCCL is not built for gfx1103, and has no stub.
     let error = of("full", None, Some("")).unwrap_err();
     let message = error.message();
     assert_has!(message, "`rccl` is not built for gfx1103, and `torch`");

@@ -29,7 +29,7 @@ fn a_hook_counts_from_the_first_step_that_sees_it() {
     };
     let spec = hooked(fix("h1"), late("h2")).unwrap();
     let from: Vec<_> = spec.hooks.iter().map(|hook| hook.from.as_str()).collect();
-    // The second one's own step is skipped: the next one is the first to see it.
+    // The second hook's own step is skipped, so the next one is the first to see the change.
     assert_eq!(from, ["configure", "build"]);
     let at = |step: usize| {
         let names = spec

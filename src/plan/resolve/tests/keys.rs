@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::rocm::therock::ArtifactFingerprints;
 
+// A change here rebuilds every env in the world: bump `key::FORMAT` and note it in the changelog.
 #[test]
 fn keys_stay_what_they_are() {
     let keys: Vec<_> = keys(TEXT, &inputs())
@@ -156,11 +157,12 @@ fn copies_of_root_are_the_same_for_every_build_user_and_no_others() {
     let other = keys(&text, &inputs!(user: BuildUser::new(1001, 1000)));
     assert_eq!(shared(&after, &other), 2);
     let spec = spec(&text, &inputs());
-    // Without the owner, the key would be that of a step whose files were the build user's.
+    // Without the owner, the key would equal that of files of the build user.
     assert!(spec.step("files").unwrap().parts.contains_key("user"));
     assert!(!spec.step("tools").unwrap().parts.contains_key("user"));
 }
 
+// A script can see the devices. Keys of profiles without further devices stay the same.
 #[test]
 fn other_devices_are_in_the_keys_of_steps_with_the_gpu() {
     let without = spec(TEXT, &inputs());
@@ -283,7 +285,7 @@ fn therocks_fingerprints_stand_for_the_source_from_where_it_is_configured() {
     };
     // tools, sources, configure, compiler, math, wheels
     for ((source, llvm, blas), expected) in [
-        // Another commit that affects nothing that is built.
+        // Another commit, which affects nothing that is built.
         (("f2", Some("l1"), Some("b1")), "=!!==!"),
         (("f2", Some("l1"), Some("b2")), "=!!=!!"),
         (("f2", Some("l2"), Some("b1")), "=!!!!!"),
@@ -294,7 +296,7 @@ fn therocks_fingerprints_stand_for_the_source_from_where_it_is_configured() {
         let found = same(&configured(source, llvm, blas));
         assert_eq!(found, expected, "{source} {llvm:?} {blas:?}");
     }
-    // The source's own fingerprint stands in, and changes with it.
+    // An artifact without a fingerprint has the source's own in its key.
     let own = configured("f1", Some("l1"), None);
     assert_ne!(own[4], configured("f2", Some("l1"), None)[4]);
 }

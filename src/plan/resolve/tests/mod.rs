@@ -1,6 +1,6 @@
 //! From profiles to specs; other files test keys, choices, hooks and refusals.
 
-/// Makes the tests' inputs with other values for some.
+/// Makes the tests' inputs, with some values replaced.
 macro_rules! inputs {
     ($($field:ident $(: $value:expr)?),+) => { Inputs { $($field $(: $value)?,)+ ..inputs() } };
 }
@@ -205,5 +205,3 @@ fn it_survives_being_saved() {
     let bad = text.replace(spec.base_key.as_str(), "../../etc");
     assert!(serde_json::from_str::<Spec>(&bad).is_err());
 }
-
-// A change here means that every env in the world is built again: bump `key::FORMAT` and note it in the changelog.

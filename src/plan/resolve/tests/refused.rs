@@ -93,7 +93,7 @@ packages = ["${pkg}"]
     ] {
         let params = BTreeMap::from([(name.to_owned(), value.to_owned())]);
         let error = resolve(&profile(text), &Inputs { params, ..inputs() }).unwrap_err();
-        // It is no fault of the profile.
+        // The profile is not at fault.
         assert_eq!(error.kind(), Kind::Usage, "{name} {value}");
         assert_has!(error.message(), name);
     }
@@ -105,7 +105,7 @@ packages = ["${pkg}"]
         error.message(),
         "parameter `rev=-x` is not valid in /p/p.toml:9: "
     );
-    // What else is wrong is a fault of the profile.
+    // Other errors are the profile's fault.
     let error = resolve(&profile(&text.replace("${pkg}", "${target}")), &wrong).unwrap_err();
     assert_eq!(error.kind(), Kind::Invalid);
     // A value that looks like a reference stays text.
@@ -138,7 +138,7 @@ fn host_paths() {
     assert_eq!(at("~/a b").unwrap(), "/home/me/a b");
     assert_eq!(at("~//etc").unwrap(), "/home/me/etc");
     assert_eq!(at("/srv").unwrap(), "/srv");
-    // Beside the file, wherever rockenv was started.
+    // Relative to the file, not to the working directory.
     assert_eq!(at("./a").unwrap(), "/p/a");
     assert_eq!(at("../a").unwrap(), "/p/../a");
     assert_eq!(at(".//etc").unwrap(), "/p/etc");
@@ -183,7 +183,7 @@ fn expansion_ends_at_the_length_of_an_argument() {
     let variable = "[env]\nABC = '${a}'\n[[step]]\nname = 'a'\nrun = 'true'\n";
     says(&head((128 << 10) - 4, variable), &[longer, "p.toml:5:8"]);
     resolve(&profile(&head((128 << 10) - 5, variable)), &inputs()).unwrap();
-    // Each is short enough, and all of them are not.
+    // Each text is short enough, but all of them together are not.
     let variables: String = (0..1000).map(|at| format!("A{at} = '${{a}}'\n")).collect();
     let many = format!("[env]\n{variables}[[step]]\nname = 'a'\nrun = 'true'\n");
     says(&head(100_000, &many), &["longer than 64 MiB"]);
