@@ -35,7 +35,7 @@ impl Base {
         }
     }
 
-    /// An image that only a registry has.
+    /// Makes the base of an image that only a registry has.
     pub(crate) fn announced(image: Image) -> Self {
         Self {
             key: BaseImage::Known(image.key),
@@ -44,7 +44,7 @@ impl Base {
         }
     }
 
-    /// The lock file has everything about the image that the keys need.
+    /// Makes the base of a locked image. The lock file has all of the image's data that the keys need.
     pub(crate) fn locked(selection: &Selection) -> Self {
         Self {
             key: selection.inputs.image.clone(),
@@ -53,7 +53,7 @@ impl Base {
         }
     }
 
-    /// Its key is not known, so the keys of steps are not those that `up` will have.
+    /// Makes the base of an unbuilt image. Its key is unknown, so the later `up` will have other step keys.
     pub(crate) fn unbuilt(selection: &Selection) -> Self {
         Self {
             key: BaseImage::Unbuilt(selection.recipe.digest()),
@@ -63,7 +63,7 @@ impl Base {
     }
 }
 
-/// Finds or builds the image. If a registry has it, that delivers it together with the steps on it.
+/// Finds or builds the image. A registry that has it delivers it later, together with the steps on it.
 pub(super) fn find(run: &Run<'_>, selection: &Selection) -> Result<Base> {
     if let Some(image) = there(run.with.store, selection)? {
         return Ok(Base::of(image));
@@ -78,7 +78,7 @@ pub(super) fn find(run: &Run<'_>, selection: &Selection) -> Result<Base> {
     }
 }
 
-/// Returns the image after pulling; `None` if the keys are based on another one.
+/// Returns the image after pulling; `None` if the keys are based on another image.
 pub(super) fn ensure_pulled(run: &Run<'_>, gathered: &Gathered<'_>) -> Result<Option<Image>> {
     if let Some(image) = &gathered.image {
         return Ok(Some(image.clone()));
@@ -91,7 +91,7 @@ pub(super) fn ensure_pulled(run: &Run<'_>, gathered: &Gathered<'_>) -> Result<Op
     }
     match there(run.with.store, selection)? {
         Some(image) if Some(&image.key) == gathered.inputs.image.key() => Ok(Some(image)),
-        // The registry did not deliver the announced image, and all keys are based on that.
+        // All keys are based on the announced image, which the registry did not deliver.
         Some(_) => Ok(None),
         None => build(run, selection).map(|_| None),
     }
@@ -125,7 +125,7 @@ fn build(run: &Run<'_>, selection: &Selection) -> Result<Image> {
     }
 }
 
-/// Refuses what cannot work before the image is built, which may take long.
+/// Refuses builds that cannot work before the image is built, which may take long.
 fn check_early(run: &Run<'_>, selection: &Selection) -> Result<()> {
     // The notes on the image and the sources are about to become outdated.
     let (mut gathered, _) =

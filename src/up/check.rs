@@ -1,4 +1,4 @@
-//! Owns checking a profile: everything that is wrong with it, found without building or fetching anything.
+//! Owns checking a profile: finds all of its errors without building or fetching anything.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::shell::quoted;
 use crate::sys::span::At;
 
-/// What was found.
+/// The findings of a check.
 #[derive(Debug, Default)]
 pub(crate) struct ProfileCheck {
     /// The resolved profile, if nothing is wrong with it.
@@ -28,10 +28,10 @@ pub(crate) struct ProfileCheck {
     pub(crate) errors: Vec<Error>,
 }
 
-/// The target that stands for any, where a profile and the command line name none.
+/// The target to check for if neither the profile nor the command line names one.
 const EXAMPLE: &str = "gfx1103";
 
-/// Checks a profile for its own targets, or for these.
+/// Checks a profile for its own targets, or for `targets`.
 pub(crate) fn check(cx: &Context, what: &str, targets: &[String]) -> ProfileCheck {
     let mut checked = ProfileCheck::default();
     match checked.read(cx, what, targets) {
@@ -43,7 +43,7 @@ pub(crate) fn check(cx: &Context, what: &str, targets: &[String]) -> ProfileChec
 }
 
 impl ProfileCheck {
-    /// Reads the profile, and resolves what is left of it.
+    /// Reads the profile, and resolves its readable parts.
     fn read(&mut self, cx: &Context, what: &str, targets: &[String]) -> Result<Spec> {
         let targets = targets.iter().map(|name| Target::named(name));
         let targets = targets.collect::<Result<Vec<_>>>()?;
@@ -75,7 +75,7 @@ impl ProfileCheck {
             draft.add(vec![problem.help(help).unless(UnreadPart::Part)]);
         }
         self.advice.extend(profile::advice(&profile));
-        // What follows from problems with a place is not worth a message.
+        // Problems with a place hide the errors that follow from them.
         if !draft.is_valid() {
             draft.finished()?;
         }
@@ -95,7 +95,7 @@ impl ProfileCheck {
         }
     }
 
-    /// Reads all hooks, also those of variants and the like, and takes those that cannot be read out of the profile.
+    /// Reads all hooks, also those of variants and the like. Drops unreadable ones from the profile.
     fn hooks(
         &mut self,
         cx: &Context,
@@ -125,7 +125,7 @@ impl ProfileCheck {
         hooks
     }
 
-    /// Reports what a profile names: at its place if it does not exist, else with its own error.
+    /// Reports an error with a name in the profile: at its place if nothing has that name, or else as it is.
     fn named(
         &mut self,
         error: Error,
@@ -143,7 +143,7 @@ impl ProfileCheck {
         }
     }
 
-    /// Resolves the profile, for an example of a target if it names none and needs one.
+    /// Resolves the profile, for the example target if it names none and needs one.
     fn resolve(
         &mut self,
         profile: &Profile,
@@ -178,7 +178,7 @@ fn read_hook(cx: &Context, name: &str) -> Result<Hook> {
     Ok(hook)
 }
 
-/// Returns what resolving needs, without the store or any source.
+/// Returns the inputs for resolving, without the store or any source.
 fn inputs(
     cx: &Context,
     profile: &Profile,

@@ -11,7 +11,7 @@ use crate::up::resolve::Gathered;
 
 /// Uses the checkout's table of targets; returns notes for the user.
 ///
-/// An unreadable checkout is no error here: the built-in table stays in use.
+/// An unreadable checkout is no error: the built-in table stays in use.
 pub(crate) fn use_target_table(gathered: &mut Gathered<'_>) -> Result<Vec<String>> {
     let Some((name, directory)) = gathered
         .sources
@@ -70,8 +70,8 @@ pub(crate) fn use_target_table(gathered: &mut Gathered<'_>) -> Result<Vec<String
     Ok(notes)
 }
 
-/// Compares the checkout's version with the release that the profile is set to. Refuses a checkout that is older than
-/// all releases of the profile; returns a note about another one.
+/// Compares the checkout's version with the profile's selected release. Refuses a checkout that is older than all
+/// releases of the profile; returns a note on other mismatches.
 fn release(gathered: &Gathered<'_>, source: &str, checkout: &Checkout) -> Result<Option<String>> {
     let profile = &gathered.selection.profile;
     let Some(set) = gathered.inputs.chosen(profile)?.release else {
@@ -97,7 +97,7 @@ fn release(gathered: &Gathered<'_>, source: &str, checkout: &Checkout) -> Result
         ))),
         None if checkout.version.is_none() || version(found) < version(oldest) => {
             let profile = &profile.name;
-            // A release is found by the checkout's version, which the oldest ones do not have.
+            // A release is found by the checkout's version, which the oldest checkouts lack.
             let own = match &checkout.version {
                 Some(found) => {
                     let own: Vec<_> = found.split('.').take(2).collect();

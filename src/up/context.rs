@@ -22,14 +22,14 @@ use crate::ui::table::Table;
 pub(crate) struct Context {
     pub config: Config,
     pub ui: Ui,
-    /// Print results as JSON.
+    /// Whether to print results as JSON.
     pub json: bool,
-    /// The store is named by `--home`.
+    /// Whether `--home` names the store.
     pub names_home: bool,
 }
 
 impl Context {
-    /// Returns the jobs of a command that is not a step.
+    /// Returns the sizing of a command that is not a step.
     pub(crate) fn sizing(&self, spec: &Spec, host: &Host) -> Sizing {
         jobs::size(&jobs::SizingInputs {
             resources: &spec.resources,
@@ -60,7 +60,7 @@ impl Context {
         gpu::Machine::detect(&self.config.gpu_root)
     }
 
-    /// Opens the store for changes; makes it if it is missing.
+    /// Opens the store for changes, and makes a missing one.
     pub(crate) fn store(&self) -> Result<Store> {
         let store = Store::open(&self.config.home)?;
         store.close(self.config.user.uid)?;
@@ -77,8 +77,8 @@ impl Context {
         Ok(store)
     }
 
-    /// Opens an existing store to free space, even on a full disk: the ballast goes before any write, even of a
-    /// lock's holder.
+    /// Opens an existing store to free space, even on a full disk: drops the ballast before any write, even before the
+    /// lock holder is recorded.
     pub(crate) fn store_to_free(&self, what: &str) -> Result<(Store, Option<Dropped>)> {
         self.host_as_root(what)?;
         let store = self.existing_store()?;
@@ -88,7 +88,7 @@ impl Context {
         Ok((store, ballast))
     }
 
-    /// Removes envs that killed `up --ephemeral` commands left. A failure here must not stop the command.
+    /// Removes envs left by killed `up --ephemeral` commands. A failure here must not stop the command.
     pub(crate) fn reap(&self, store: &Store) -> Result<()> {
         let (reaped, wrong) = store.reap()?;
         for reaped in &reaped {
@@ -136,7 +136,7 @@ impl Context {
         if config.roots_store.is_some() && !has_own && !self.chose_rootless() {
             return Err(self.no_store());
         }
-        // Where root has a store too, its envs may be meant.
+        // If root has a store too, the user may mean its envs.
         let has_own_alone = has_own && config.roots_store.is_none();
         self.host_of(what, has_own_alone || self.chose_rootless())
     }
@@ -189,7 +189,7 @@ impl Context {
         Host::probe()
     }
 
-    /// Asks before something is dropped, unless the command comes from a script, which has decided already.
+    /// Asks before data is dropped. A command from a script, without a terminal, has decided already.
     pub(crate) fn confirm(&self, question: &str) -> Result<()> {
         match self.is_confirmed(question)? {
             true => Ok(()),
@@ -197,12 +197,12 @@ impl Context {
         }
     }
 
-    /// Asks the same when something was dropped already.
+    /// Asks the same after some data was dropped; returns the answer.
     pub(crate) fn is_confirmed(&self, question: &str) -> Result<bool> {
         Ok(!self.ui.settings().terminals.stdin || self.ui.confirm(question)?)
     }
 
-    /// Ends a command that took a snapshot: the background writes it to disk and empties the trash.
+    /// Ends a command that took a snapshot: a background process writes it to disk and empties the trash.
     pub(crate) fn flush_in_background(&self, store: &Store) -> Result<()> {
         store.start_background(&Host::probe()?.program)
     }

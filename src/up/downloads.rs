@@ -1,5 +1,5 @@
-//! Owns the downloads of a build, as a source declares them, for `up` and `lock`: fetched once into the store's
-//! `blobs`, and put into the cache from which steps serve every build directory.
+//! Owns the downloads of a build that a source declares, for `up` and `lock`: fetches each once into the store's
+//! `blobs`, and places it in the cache from which steps serve every build directory.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd as _;
@@ -26,7 +26,7 @@ use crate::ui::size;
 use crate::up::select::Selection;
 use crate::up::task::{Subject, Task};
 
-/// A file that a cache must have.
+/// A file that a cache must contain.
 #[derive(Clone, Debug)]
 struct Download {
     cache: String,
@@ -36,7 +36,7 @@ struct Download {
     piece: FetchItem,
 }
 
-/// Everything that fetching needs, of `up`, `lock` and `verify` alike.
+/// The context of fetching, for `up`, `lock` and `verify`.
 #[derive(Clone, Copy)]
 pub(crate) struct Fetching<'a> {
     pub(crate) task: Task<'a>,
@@ -146,7 +146,7 @@ impl Fetching<'_> {
         Ok(found == checksum.digits)
     }
 
-    /// Moves files of earlier builds from the cache to the downloads, so that they need not be fetched.
+    /// Copies a file of an earlier build from the cache to the downloads, so that it need not be fetched.
     fn take_over(&self, wanted: &Download) -> Result<()> {
         let cache = self.store.root().join("caches").join(&wanted.cache);
         if self.find(&wanted.piece.checksum).is_some()
@@ -162,7 +162,7 @@ impl Fetching<'_> {
             let blobs = self.store.root().join("blobs/sha256");
             let name = Path::new(&sha256);
             file::place(&blobs, name, there.as_fd())?;
-            // Verified again, because a step may have written to the cache, and a blob is never verified later.
+            // Verifies the copy: a step may write to the cache meanwhile, and a blob is never verified later.
             let copy = fs_err::File::open(blobs.join(name))?;
             if fetch::sha256_of(copy, &never)? != sha256 {
                 file::remove(&blobs, name)?;
@@ -214,7 +214,7 @@ impl Fetching<'_> {
     }
 }
 
-/// Returns the downloads that sources declare for these steps' caches, and notes about the rest.
+/// Returns the downloads that sources declare for these steps' caches, and notes on unknown ones.
 fn declared(
     selection: &Selection,
     sources: &BTreeMap<String, PathBuf>,

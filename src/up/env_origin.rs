@@ -1,5 +1,5 @@
-//! Owns which profile an env belongs to: the file that it was made from. Another file of the same name must not continue
-//! with its build volumes.
+//! Owns which profile an env belongs to: the file that it was made from. Another file of the same name must not
+//! continue with its build volumes.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::remote;
 use crate::store::{Store, source};
 use crate::sys::error::{Error, Result};
 
-/// Refuses an env that was made from another profile. Returns a note if that one is in another checkout of the same
+/// Refuses an env that was made from another profile. Returns a note if that profile is in another checkout of the same
 /// repository.
 pub(super) fn check(
     store: &Store,
@@ -42,7 +42,7 @@ fn refusal(env: &EnvName, old: &Path, request: &UpRequest<'_>) -> Error {
         .help(format!("{new}, or remove the env first: rockenv rm {env}"))
 }
 
-/// Returns the profile file that an env was made from, if it was one.
+/// Returns the profile file that an env was made from, if any.
 fn recorded(store: &Store, env: &EnvName) -> Result<Option<PathBuf>> {
     // An env that is about to be removed does not count.
     if store.is_abandoned(env) || store.record(env)?.is_none() {
@@ -58,9 +58,9 @@ fn recorded(store: &Store, env: &EnvName) -> Result<Option<PathBuf>> {
 /// How the profile that an env was made from is related to another one.
 #[derive(Debug, PartialEq, Eq)]
 enum Relation {
-    /// The same, or gone: moved, or removed.
+    /// The same file; or the old one was moved or removed.
     Same,
-    /// Another checkout's.
+    /// The same file in another checkout of the repository.
     Checkout,
     Other,
 }
@@ -107,7 +107,7 @@ impl RepositoryFile {
     }
 }
 
-/// Returns the URL of `origin` in a repository's configuration, without user and password: each CI job has its own.
+/// Returns the URL of `origin` in a repository's configuration, without user and password, which differ in each CI job.
 fn url(config: &str) -> Option<String> {
     let mut sections = config.lines().map(str::trim);
     sections.find(|line| *line == "[remote \"origin\"]")?;

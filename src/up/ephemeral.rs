@@ -1,4 +1,4 @@
-//! Owns the end of an env of `up --ephemeral`: the env goes with its command, its outputs stay.
+//! Owns the end of an `up --ephemeral` env: the env goes with its command, and its outputs stay.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use crate::sys::error::Result;
 /// Removes the env and waits until its space is free. Returns the directories of its outputs.
 pub(crate) fn end(store: &Store, name: &EnvName, claim: OwnerLock) -> Result<Vec<PathBuf>> {
     let outputs = outputs(store, name);
-    // Also ends an `exec` in it.
+    // This also ends an `exec` in the env.
     let (env, _) = stop_and_lock(store, name, "up")?;
     if env.is_owned()? {
         env.remove()?;

@@ -28,9 +28,9 @@ use crate::up::stop_and_lock::holder;
 
 /// How long to retry a busy env.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The same while another command is about to start a container, and how long one may take to end.
+/// How long to retry while another command starts a container, and how long a container may take to end.
 const START: Duration = Duration::from_secs(60);
-/// How long the holder may take to note that its container waits.
+/// How long the lock holder may take to record that its container waits.
 const NOTE: Duration = Duration::from_secs(30);
 
 /// A command to run in an env.
@@ -41,7 +41,7 @@ pub(crate) struct Job {
     pub root: bool,
     pub gpu: Option<String>,
     pub failed: bool,
-    /// In a private tree.
+    /// Whether the command runs in a private tree.
     pub apart: bool,
     pub argv: Vec<OsString>,
     pub workdir: Option<String>,
@@ -50,7 +50,7 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Opens an env for a command; without a name the only one.
+    /// Opens an env for a command; without a name, the only env.
     pub(crate) fn new(cx: &Context, name: Option<&EnvName>) -> Result<Self> {
         let host = cx.host_as_root("running commands in an env")?;
         let store = cx.existing_store()?;
@@ -79,7 +79,7 @@ pub(crate) fn run(cx: &Context, job: &Job) -> Result<u8> {
     let started = Instant::now();
     let mut wait = lock::Wait::begin();
     loop {
-        // A running container has another tree than the failed step's, and no device can be added to it. One that waits
+        // A running container does not have the failed step's tree, and cannot get new devices. A waiting container
         // ends when the lock is taken.
         let is_other = job.failed || job.apart || job.gpu.is_some();
         let locked = if is_other || is_outdated(cx, job, store, host)? {
@@ -97,7 +97,7 @@ pub(crate) fn run(cx: &Context, job: &Job) -> Result<u8> {
                     }
                     return Ok(exit.code);
                 }
-                // Between two steps there is no container to join, or it ended a moment ago.
+                // Between two steps, or just after the last one, there is no container to join.
                 let starts = |holder: Holder| holder.verb == "exec";
                 let patience = match holder(store, &job.env).is_some_and(starts) {
                     true if joins => START,
@@ -115,10 +115,10 @@ pub(crate) fn run(cx: &Context, job: &Job) -> Result<u8> {
     }
 }
 
-/// Waits for the end of a container whose starter is gone: the env must be free and clean when its last command returns.
+/// Waits for the end of a container whose starter is gone: after its last command, the env must be free and clean.
 fn await_end(cx: &Context, job: &Job, store: &Store) -> Result<()> {
     match store.lock_env(&job.env, "exec", START) {
-        // The command has succeeded, or not, whatever becomes of the container.
+        // The command's exit code does not depend on the end of the container.
         Err(error) if error.kind() == Kind::Busy => {
             cx.ui.warn(&format!(
                 "the container of env `{}` is still ending",
@@ -130,7 +130,7 @@ fn await_end(cx: &Context, job: &Job, store: &Store) -> Result<()> {
     cx.tidy(store)
 }
 
-/// Returns whether the env's container waits for a command, but a new one would be made of something else.
+/// Returns whether the env's container waits for a command, but a new container would have other inputs.
 fn is_outdated(cx: &Context, job: &Job, store: &Store, host: &Host) -> Result<bool> {
     match ContainerRecord::read(&store.env_dir(&job.env).join("run")) {
         Some(state) if state.idle => {
@@ -140,7 +140,7 @@ fn is_outdated(cx: &Context, job: &Job, store: &Store, host: &Host) -> Result<bo
     }
 }
 
-/// Returns a digest of what a container of `exec` is made of outside the env, whose lock keeps the rest as it is.
+/// Returns a digest of an `exec` container's inputs outside the env. The env's lock protects the inputs inside.
 fn inputs_digest(
     cx: &Context,
     job: &Job,
@@ -153,8 +153,8 @@ fn inputs_digest(
     container::inputs_digest(&job.env, store, spec, host, &settings)
 }
 
-/// Waits for the holder to note that the container waits again: the next command may look there whether the env is in
-/// use.
+/// Waits for the lock holder to record that the container waits again. The next command may read the record to tell
+/// whether the env is in use.
 fn await_note(run: &Path, waits: u64) {
     let until = Instant::now() + NOTE;
     while ContainerRecord::read(run).is_some_and(|state| state.waits < waits)
@@ -164,10 +164,10 @@ fn await_note(run: &Path, waits: u64) {
     }
 }
 
-/// Runs the job in the running container; `None` if there is none any more.
+/// Runs the job in the running container; `None` if the container is gone.
 fn join(cx: &Context, job: &Job, store: &Store, host: &Host) -> Result<Option<terminal::Exit>> {
     let run = store.env_dir(&job.env).join("run");
-    // Its processes, and the one that would start the command, stand still.
+    // The step's processes are frozen, and so is the one that would start the command.
     if store.is_paused(&job.env) {
         return Err(busy!(
             "a step of env `{}` is paused: the disk is full; it resumes by itself once there is space",
@@ -181,14 +181,14 @@ fn join(cx: &Context, job: &Job, store: &Store, host: &Host) -> Result<Option<te
     let spec = store.spec(&job.env)?;
     let devices = devices(cx, job, &spec)?;
     let mut command = command(cx, job, &spec, host, &devices);
-    // The service created its device nodes with the groups of that time.
+    // The service created the container's device nodes with the groups of that time.
     if let Some(groups) = &mut command.groups
         && let Some(state) = ContainerRecord::read(&run).filter(|_| !devices.is_empty())
     {
         let nodes: Vec<Device> = devices.iter().cloned().chain(state.nodes).collect();
         *groups = gpu::groups(&nodes);
     }
-    // Over its own connection: ours keeps alive a container that is about to end.
+    // The check has its own connection: the first one keeps a container alive that is about to end.
     if !devices.is_empty() {
         let Some(second) = Client::join(&run)? else {
             return Ok(None);
@@ -217,8 +217,8 @@ fn join(cx: &Context, job: &Job, store: &Store, host: &Host) -> Result<Option<te
     exit
 }
 
-/// Returns whether the container that listens is a step's: that has no digest of what it is made of, because none waits
-/// for another command. It listens a moment before it has a record; until then the env's holder tells.
+/// Returns whether the listening container is a step's. Such a container has no digest of its inputs, because it never
+/// waits for another command. It listens a moment before it has a record; until then, the env's lock holder tells.
 fn is_of_step(state: Option<ContainerRecord>, holder: impl FnOnce() -> Option<Holder>) -> bool {
     match state {
         Some(state) => state.made_of.is_empty(),
@@ -254,8 +254,8 @@ fn devices(cx: &Context, job: &Job, spec: &Spec) -> Result<Vec<Device>> {
     }
 }
 
-/// Puts the ninja of the env's builds into its container: another version does not read their logs, and would begin them
-/// anew. Where it cannot be had, the image's serves, as in steps.
+/// Puts the ninja of the env's builds into the container: another version cannot read their logs, and would start over.
+/// If that ninja is unavailable, the image's serves, as in steps.
 fn place_ninja(cx: &Context, store: &Store, env: &LockedEnv<'_>, spec: &Spec) -> Result<()> {
     if spec.resources.ninja {
         let (run, blobs) = (env.run_dir(), store.root().join("blobs"));
@@ -309,7 +309,7 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
     let container = context.of_shell(root, devices.clone())?;
     // Device nodes get new numbers when a driver is reloaded, and a failed step's tree is used only once.
     let stays = devices.is_empty() && !job.failed && !job.apart;
-    // A person must not wait for job slots: the first one is always granted, more only as they are free.
+    // A user must not wait for job slots: the first is always granted, and more only if they are free.
     let sizing = cx.sizing(&spec, host);
     let claim = SlotClaim::open(&store.jobs_file(), sizing.budget.value, &job.env)?;
     let (ticket, claim) = claim.pass(sizing.jobs.value, env.run_dir().join(container::FIFO));
@@ -341,7 +341,7 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
         container::clean(store, &env.run_dir())?;
     }
     if job.apart {
-        // If its end was not seen here, the next command cleans it up, because no record names it.
+        // If this command did not see the container end, the next one cleans up the tree, because no record names it.
         store.discard(&env.directory().join("trees").join(tree))?;
     } else {
         noted = noted.and(env.show_volumes());
@@ -354,7 +354,7 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
         (Err(ended), Err(why)) if matches!(ended.kind(), Kind::Command(_)) => {
             Err(ended.source(why))
         }
-        // If both failed, the holder has the reason.
+        // If both failed, the lock holder knows the reason.
         (_, Err(why)) => return Err(why),
         (code, Ok(_)) => code,
     };
@@ -381,11 +381,11 @@ fn in_container(
         match running.connect() {
             Ok(client)
                 if gpu_check::check(&client, devices, &command, None)? == GpuCheck::Passed => {}
-            // It failed to start, and its holder has the reason.
+            // The container failed to start, and its holder knows why.
             _ => return Ok(None),
         }
     }
-    // Only now: a connection without a command would look like another client's.
+    // Not earlier: a connection without a command would look like another client's.
     let client = running.connect()?;
     terminal::run(&client, command, waits)
 }

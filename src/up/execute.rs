@@ -1,4 +1,4 @@
-//! Owns running a plan in a claimed env: what its containers need first, the steps, and orphaned snapshots.
+//! Owns running a plan in a claimed env: preparing its containers, running the steps, and adopting orphaned snapshots.
 
 use std::collections::BTreeSet;
 
@@ -99,7 +99,7 @@ fn provide(
     Ok(())
 }
 
-/// Records snapshots again that only the service still has.
+/// Records snapshots that only the service still has.
 fn adopt_orphans(
     env: &LockedEnv<'_>,
     service: &Service,

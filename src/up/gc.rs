@@ -1,4 +1,4 @@
-//! Owns `gc` in its rounds: decides, asks, removes, and looks again if less was freed than estimated.
+//! Owns the rounds of `gc`: it decides, asks, removes, and looks again if less was freed than estimated.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -18,13 +18,13 @@ use crate::sys::process::Program;
 use crate::ui::size;
 use crate::up::context::Context;
 
-/// Maximum of further rounds after one that freed less than estimated.
+/// Maximum number of rounds. A further one follows if the last one freed less than requested.
 const ROUNDS: usize = 3;
 
-/// Interval for asking the file system whether enough is free; removals must have reached the disk for that.
+/// Interval of checks whether enough space is free. Each check first waits for removals to reach the disk.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// Removes unused data, then what the limits allow until `asked` more bytes are free. Refuses if the user does not agree.
+/// Removes unused data, and then what the limits allow until `asked` more bytes are free. Fails if the user declines.
 pub(crate) fn collect(
     cx: &Context,
     store: &Store,
@@ -33,7 +33,7 @@ pub(crate) fn collect(
     asked: Option<u64>,
 ) -> Result<Done> {
     cx.host_as_root("removing unused data")?;
-    // Before any write, even of a lock's holder.
+    // The ballast goes before any write, even before a lock holder is recorded.
     store.check_directories()?;
     let ballast = store.drop_ballast()?;
     if ballast.is_some() {
@@ -80,21 +80,21 @@ pub(crate) fn collect(
         }
     }
     store.reclaim()?;
-    // Meanwhile others may have written more than was freed.
+    // Other processes may have written more than was freed.
     done.freed = unused(store)?.saturating_sub(before);
     drop(ballast);
     store.load_ballast()?;
     Ok(done)
 }
 
-/// What the store holds, and what is to go.
+/// The content of the store, and the planned removals.
 pub(crate) struct Decision {
     pub inventory: Inventory,
     pub plan: Plan,
 }
 
-/// Reads the store and decides. Recorded sizes come first; if they make anything go, or leave space short, measured
-/// sizes decide. `trash` is bytes already detached, which are freed first.
+/// Reads the store and decides. Recorded sizes come first; if they lead to removals or leave space short, measured
+/// sizes decide. `trash` is the number of bytes in the trash, which are freed first.
 pub(crate) fn decide(
     store: &Store,
     options: &InventoryOptions,
@@ -115,8 +115,8 @@ pub(crate) fn decide(
     })
 }
 
-/// Returns the free bytes of the file system, root's reserve included: their growth is what was freed, on a full disk
-/// too.
+/// Returns the free bytes of the file system, including root's reserve: their growth is the space freed, even on a full
+/// disk.
 fn unused(store: &Store) -> Result<u64> {
     let disk = nix::sys::statvfs::statvfs(store.root())
         .map_err(|error| unexpected!("cannot ask for free space").source(error))?;
@@ -145,7 +145,7 @@ impl Goal {
 pub(crate) struct Done {
     pub removed: Vec<GcItem>,
     pub stayed: Vec<SkippedItem>,
-    /// Something was waiting in the trash.
+    /// Whether something was waiting in the trash.
     #[serde(skip)]
     pub had_trash: bool,
     /// Bytes that were waiting in the trash.
@@ -163,7 +163,7 @@ pub(crate) struct SkippedItem {
     pub why: String,
 }
 
-/// Asks before anything goes that takes time to make again, and again if a later look adds items.
+/// Asks before items go that take time to rebuild, and again if a later round adds items.
 fn confirm(cx: &Context, plan: &Plan, agreed: &mut BTreeSet<GcTarget>) -> Result<bool> {
     let more = if agreed.is_empty() {
         ""

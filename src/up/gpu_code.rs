@@ -1,4 +1,4 @@
-//! Owns whether libraries that a distribution has built contain code for an env's targets.
+//! Owns checking whether a distribution's libraries contain code for an env's targets.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,8 +13,8 @@ use crate::sys::error::Result;
 /// Multiarch directories are Debian's own.
 const DEBIAN: &str = "/usr/lib/x86_64-linux-gnu/";
 
-/// Returns a note for each target for which libraries in the tree of `layer`, or of the image, have no code; none if that
-/// cannot be read, since steps may write anything there.
+/// Returns a note for each target for which libraries in the tree of `layer`, or of the image, have no code. Returns
+/// none for an unreadable tree, since steps may write anything there.
 pub(crate) fn notes(
     store: &Store,
     spec: &Spec,
@@ -38,7 +38,7 @@ fn libraries(store: &Store, layer: Option<&LayerId>, image_key: &ImageKey) -> Re
     Ok(combine(&String::from_utf8_lossy(&status), kernels(&tree)?))
 }
 
-/// Adds to the packages that declare their ISAs the directories that belong to none of these.
+/// Combines the packages that declare their ISAs with the directories that belong to no such package.
 fn combine(status: &str, mut directories: Libraries) -> Libraries {
     let packages = gpu_code(status);
     directories.retain(|path, _| {
@@ -69,7 +69,7 @@ fn note(libraries: &Libraries, target: Target) -> Option<String> {
     });
     let lacking: Vec<_> = lacking.collect();
     let names: Vec<&str> = lacking.iter().map(|(name, _)| name.as_str()).collect();
-    // One process, one GPU: an override helps only if all of them have its code.
+    // An override applies to the whole process, so it helps only if all libraries have its code.
     let help = runs
         .iter()
         .filter(|other| other.how == How::Override)
@@ -141,12 +141,12 @@ X-Rocm-Gpu-Architecture: gfx9-generic gfx10-3-generic gfx11-generic
             STATUS,
             directories(&[(amd, &["gfx1030"]), (debian, &["gfx803"])]),
         );
-        // Only Debian's runtime loads gfx1030's code on its siblings; and its package has said what it has.
+        // Only Debian's runtime loads code for gfx1030 on its siblings, and Debian's package declares its own ISAs.
         let found = noted(&libraries, "gfx1031").unwrap();
         let start = format!("libraries without code for gfx1031: {amd}; their code for gfx1030 ");
         assert!(found.starts_with(&start), "{found}");
         assert_eq!(noted(&libraries, "gfx1030"), None);
-        // No override helps where one of them lacks its code.
+        // No override helps if one library lacks its code.
         let other = "/opt/rocm/lib/hipblaslt";
         let both = combine(
             "",

@@ -23,7 +23,7 @@ pub(crate) struct AtRevision {
     pub(crate) why: Option<String>,
 }
 
-/// A source whose revisions are looked at.
+/// A source with revisions to check.
 pub(crate) struct RevisionSource<'a> {
     directory: PathBuf,
     git: Git<'a>,
@@ -40,7 +40,7 @@ impl<'a> RevisionSource<'a> {
         })
     }
 
-    /// Returns the first answer, and each that differs from the one before.
+    /// Returns the first result, and each result that differs from the one before.
     pub(crate) fn history(&self, hook: &Hook, revisions: Option<&str>) -> Result<Vec<AtRevision>> {
         let Some(revisions) = revisions else {
             let found = hook::apply(hook, &|path| execute::file_in_source(&self.directory, path));
@@ -178,7 +178,7 @@ fn dated(checkout: &Checkout<'_>, commit: &str, at: AtRevision) -> Result<AtRevi
     })
 }
 
-/// Returns the path that the repository itself tracks: for a file in a submodule, the submodule.
+/// Returns the path that the repository itself tracks: the submodule, for a file in one.
 fn tracked(checkout: &Checkout<'_>, commit: &str, file: &Path) -> Result<String> {
     for path in file.ancestors().filter(|path| !path.as_os_str().is_empty()) {
         if let Some((mode, _)) = entry(checkout, commit, path)?

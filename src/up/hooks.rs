@@ -43,7 +43,7 @@ pub(crate) fn facts(hooks: &BTreeMap<String, Hook>) -> Result<BTreeMap<String, H
     hooks.iter().map(facts).collect()
 }
 
-/// Uses patches that were fetched before.
+/// Reads patches that the store already has.
 pub(crate) fn known_patches<'h>(
     hooks: impl IntoIterator<Item = &'h mut Hook>,
     store: &Store,
@@ -60,7 +60,7 @@ pub(crate) fn known_patches<'h>(
     Ok(())
 }
 
-/// Fetches the patches that have an address, and keeps them in the store.
+/// Fetches the patches that have a URL, and keeps them in the store.
 pub(crate) fn fetch_patches(
     hooks: &mut BTreeMap<String, Hook>,
     store: &Store,
@@ -130,7 +130,7 @@ pub(crate) fn ask(gathered: &Gathered<'_>) -> Result<Vec<String>> {
         let (Some(hook), Some(facts)) = (gathered.hooks.get(name), inputs.hooks.get(name)) else {
             continue;
         };
-        // It fits or not where its first step runs, which is another time.
+        // Whether the hook applies does not matter before its first step.
         if selection.stops_before(facts.first_step(&selection.profile)) {
             continue;
         }

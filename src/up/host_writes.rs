@@ -1,5 +1,5 @@
-//! Owns the host directories that the steps of a profile can write to, shown and agreed to before its first `up`,
-//! unless all of its files are trusted.
+//! Owns the host directories that the steps of a profile can write to. `up` shows them, and asks before the first
+//! build, unless all of the profile's files are trusted.
 
 use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt as _;
@@ -20,24 +20,24 @@ const HOME: &str = "contains your home";
 const HIDDEN: &str = "hidden in your home";
 const NEW: &str = "new in the file, and outside its directory";
 
-/// Host directories that the steps of a profile can write to, before anybody agreed to them.
+/// Host directories that the steps of a profile can write to, without the user's consent so far.
 #[derive(Debug, Serialize)]
 pub(crate) struct HostWrites {
     #[serde(skip)]
     file: PathBuf,
     pub(crate) writes: BTreeSet<PathBuf>,
-    /// Those that `up` asks about.
+    /// Directories that `up` asks about.
     pub(crate) asks: Vec<PathBuf>,
-    /// Why it asks, for each of these.
+    /// The reason to ask, for each of `asks`.
     #[serde(skip)]
     reasons: Vec<&'static str>,
-    /// Those that were agreed to before.
+    /// Directories with earlier consent.
     #[serde(skip)]
     known: Vec<PathBuf>,
 }
 
 impl HostWrites {
-    /// Returns where the steps of a profile can write; `None` if all of its files are trusted, or that was agreed to.
+    /// Returns where the steps of a profile can write; `None` if all of its files are trusted, or the user has agreed.
     pub(crate) fn new(cx: &Context, selection: &Selection) -> Result<Option<Self>> {
         let config = &cx.config;
         let Some(file) = untrusted(config, &selection.profile) else {
@@ -45,7 +45,7 @@ impl HostWrites {
         };
         let writes = writable(selection)?;
         let known = Trusted::read(&config.user_dir, file);
-        // A step may have changed the file since, so what is new there is not what the caller looked at.
+        // A step may have changed the file since the caller looked at it, so new directories in it need consent.
         let is_known = known.is_some()
             || config.current.state == TrustState::Changed && config.current.contains(file);
         let known = known.unwrap_or_default().writes;
@@ -70,7 +70,7 @@ impl HostWrites {
         }))
     }
 
-    /// Returns a sentence for `plan`.
+    /// Returns a sentence about the writes, for `plan`.
     pub(crate) fn planned(&self) -> String {
         let writes = format!("steps can write to {}", shown(&self.writes));
         match self.asks.is_empty() {
@@ -83,7 +83,7 @@ impl HostWrites {
     }
 }
 
-/// Returns the first file of a profile that nobody trusted: one that was named, or that a trusted one extends.
+/// Returns the first untrusted file of a profile: the named one, or one that a trusted file extends.
 fn untrusted<'p>(config: &Config, profile: &'p Profile) -> Option<&'p Path> {
     let mut files = profile.files().filter_map(|(origin, _)| match origin {
         Origin::File(path) => Some(path.as_path()),
@@ -96,7 +96,7 @@ fn untrusted<'p>(config: &Config, profile: &'p Profile) -> Option<&'p Path> {
     })
 }
 
-/// Returns whether a file is one of the user's own profiles: in a directory of theirs, or what a link there leads to.
+/// Returns whether a file is one of the user's own profiles: in a profile directory, or where a link in one leads.
 fn is_own(config: &Config, file: &Path) -> bool {
     let own = config.profile_dirs.iter().filter(|one| !one.current);
     own.map(|one| &one.path).any(|directory| {
@@ -106,9 +106,9 @@ fn is_own(config: &Config, file: &Path) -> bool {
     })
 }
 
-/// Shows where the steps of a profile can write, if it has a file that nobody trusted. Asks about directories outside
-/// of that file's directory and the user's home, about the home itself and what is hidden there, and about those that
-/// are new in a known file. An answer is remembered.
+/// Shows where the steps of a profile with an untrusted file can write. Asks about directories outside of both that
+/// file's directory and the user's home, about the home itself and hidden directories in it, and about new ones in a
+/// known file. Remembers consent.
 pub(crate) fn confirm(cx: &Context, selection: &Selection) -> Result<()> {
     let Some(found) = HostWrites::new(cx, selection)? else {
         return Ok(());
@@ -155,7 +155,7 @@ fn reason(path: &Path, beside: &Path, home: Option<&Path>, is_new: bool) -> Opti
     };
     match path.strip_prefix(home) {
         _ if home.starts_with(path) => Some(HOME),
-        // Beside a file in the home itself is all of the home.
+        // A file in the home itself has all of the home beside it.
         _ if is_beside && !home.starts_with(beside) => None,
         Ok(below) if is_hidden(below) => Some(HIDDEN),
         Ok(_) => (is_new && !is_beside).then_some(NEW),
@@ -163,7 +163,7 @@ fn reason(path: &Path, beside: &Path, home: Option<&Path>, is_new: bool) -> Opti
     }
 }
 
-/// Returns whether two paths are the same but for names of targets, as a profile's for several targets are.
+/// Returns whether two paths differ only in names of targets, as those of a profile for several targets do.
 fn differ_in_target(one: &Path, other: &Path) -> bool {
     let without = |path: &Path| {
         let text = path.to_string_lossy().into_owned();
@@ -214,7 +214,7 @@ fn without_links(path: &Path) -> Result<PathBuf> {
         if !rest.components().any(|name| name == Component::ParentDir) {
             return Ok(real.join(rest));
         }
-        // Nothing of the rest exists, so `..` leads back; where it leads to may exist again, and be a link.
+        // The rest does not exist, so `..` only drops a component. The result may exist, and be a link.
         for name in rest.components() {
             match name {
                 Component::ParentDir => drop(real.pop()),
@@ -233,7 +233,7 @@ mod tests {
     #[test]
     fn hidden_and_new_directories_of_the_home_are_asked_about() {
         for (path, beside, asks, asks_if_new) in [
-            // Beside the file, or below that.
+            // Beside the file, or below that directory.
             ("/home/me/work", "/home/me/work", None, None),
             ("/home/me/work/.git/hooks", "/home/me/work", None, None),
             ("/home/me/.local/p/out", "/home/me/.local/p", None, None),
@@ -248,7 +248,7 @@ mod tests {
             ("/home/me/.ssh", "/home/me", Some(HIDDEN), Some(HIDDEN)),
             ("/home/me/.ssh", "/home", Some(HIDDEN), Some(HIDDEN)),
             ("/home/me", "/home/me", Some(HOME), Some(HOME)),
-            // The home itself, and what it is in.
+            // The home itself, and its parent.
             ("/home/me", "/home/me/work", Some(HOME), Some(HOME)),
             ("/home", "/home/me/work", Some(HOME), Some(HOME)),
             // Elsewhere.

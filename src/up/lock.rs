@@ -40,7 +40,7 @@ pub(crate) fn lock(
 ) -> Result<WrittenLock> {
     let mut selection = Selection::new(cx, request)?;
     selection.reuse = selection.reuse.or_incremental(options.allow_incremental);
-    // An env's own layers are of no use to others.
+    // Other envs cannot use an env's own layers.
     selection.own = false;
     let path = match options.file {
         Some(file) => file.to_owned(),
@@ -54,7 +54,7 @@ pub(crate) fn lock(
     check_names(options.update, &selection)?;
     selection.note_absent_engine(cx);
     let is_rootless = selection.choice.service.is_some();
-    // Its packages are known when it has been built.
+    // The image's packages are known only after its build.
     let what = format!("locking the packages of image `{}`", selection.image);
     match is_rootless {
         true => cx.host_as_rootless(&what)?,

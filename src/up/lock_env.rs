@@ -19,7 +19,7 @@ pub(super) fn lock<'a>(run: &Run<'a>, resolved: &Resolved<'_>) -> Result<LockedE
     let wait = Duration::from_secs(5);
     let env = run.with.store.lock_env(&resolved.spec.name, "up", wait)?;
     env.check_owner()?;
-    // Another `up` may have made it since this one looked.
+    // Another `up` may have made the env since this one looked.
     let request = run.args.plan.request("up");
     env_origin::check(run.with.store, resolved.gathered.selection, &request)?;
     if run.args.ephemeral && !env.is_owned()? {
@@ -81,7 +81,7 @@ pub(super) fn record(
     Ok(())
 }
 
-/// Moves an env to the bare image. Keeps changes made by hand, and build volumes that no snapshot contains.
+/// Moves an env to the bare image. Keeps manual changes, and build volumes that no snapshot contains.
 fn keep_work(run: &Run<'_>, env: &mut LockedEnv<'_>) -> Result<()> {
     let reporter = run.with.task.reporter;
     if let Some(name) = env.keep_changes("before-image")? {

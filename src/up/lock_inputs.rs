@@ -1,4 +1,4 @@
-//! Owns what a lock file is written from: the image, the sources, the files and the steps, as locked or as they are now.
+//! Owns the content of a lock file: the image, the sources, the files and the steps, as locked or as they are now.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -27,13 +27,13 @@ use crate::up::resolve::Gathered;
 use crate::up::select::Selection;
 use crate::up::sources;
 
-/// Updates everything.
+/// The `--update` value for everything.
 pub(crate) const ALL: &str = "all";
 
 /// Finds the exact inputs of a profile: those of the old lock file, and new ones.
 pub(crate) struct Locking<'a> {
     pub(crate) with: Fetching<'a>,
-    /// The images and sources to lock anew.
+    /// The images and sources to lock again.
     pub(crate) update: &'a [String],
     pub(crate) old: Option<&'a Lockfile>,
 }
@@ -96,7 +96,7 @@ impl Locking<'_> {
             lock: lock.clone(),
             command,
         };
-        // From here on the same code as `up --locked`, so that nothing is locked that it would refuse.
+        // From here on, the code is that of `up --locked`, so `lock` writes nothing that `up` would refuse.
         locked::apply_choices(self.with.task.cx, selection, adopted, Vec::new())?;
         let gathered = Gathered::on(selection, Base::locked(selection), false);
         let (mut gathered, notes) = sources::fetch(gathered, self.with)?;
@@ -123,7 +123,7 @@ impl Locking<'_> {
         Ok(lock)
     }
 
-    /// Returns the steps, with outputs from this machine's runs, or else as they were locked.
+    /// Returns the steps, with outputs from this machine's runs, or else from the old lock file.
     fn steps(&self, gathered: &mut Gathered<'_>, lock: &Lockfile) -> Result<Vec<LockedStep>> {
         let mut left = BTreeMap::new();
         let mut refused = Vec::new();
@@ -153,7 +153,7 @@ impl Locking<'_> {
                 refused.join(", ")
             ));
         }
-        // As everywhere: what is locked stays.
+        // Locked values stay, as everywhere.
         let old = self.old.filter(|_| !self.updates(ALL));
         let prints = |step: &Step| {
             old.and_then(|old| locked::locked_fingerprints(old, step))
@@ -187,7 +187,7 @@ impl Locking<'_> {
         Ok(locked.collect())
     }
 
-    /// The machine's list of targets may grow; what is locked stays until everything is locked anew.
+    /// Returns the locked machine targets until everything is locked again, because the machine's list may grow.
     fn machine_targets(&self, selection: &Selection) -> Vec<String> {
         match self.old {
             Some(old) if !self.updates(ALL) => old.machine_targets.clone(),
@@ -332,7 +332,7 @@ impl Locking<'_> {
     }
 }
 
-/// Locks by fingerprint. Uncommitted changes are refused: nobody else could get them.
+/// Locks by fingerprint. Refuses uncommitted changes, which no other machine could fetch.
 fn by_fingerprint(name: &str, directory: &Path, print: &str) -> Result<LockedSource> {
     let (kind, rest) = print.split_once(':').unwrap_or_default();
     if rest.contains('+') {

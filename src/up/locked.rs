@@ -29,7 +29,7 @@ use crate::up::select::Selection;
 pub(crate) struct Locked {
     pub(crate) path: PathBuf,
     pub(crate) lock: Lockfile,
-    /// The command that writes it anew.
+    /// The command that rewrites it.
     pub(crate) command: String,
 }
 
@@ -39,7 +39,7 @@ impl Locked {
         lockfile::drift(&self.path, differences, &self.command)
     }
 
-    /// Returns the command that locks an image, a source or everything anew.
+    /// Returns the command that locks an image, a source or everything again.
     pub(crate) fn update(&self, what: &str) -> String {
         format!("{} --update {what}", self.command)
     }
@@ -77,7 +77,7 @@ pub(crate) fn command(request: &UpRequest<'_>, file: Option<&Path>) -> String {
     request.command("lock", &[("--file", file.as_deref())])
 }
 
-/// Reads the request's lock file and applies it; refuses differences that are known already.
+/// Reads the request's lock file and applies it; refuses differences that are already known.
 pub(crate) fn follow(
     cx: &Context,
     selection: &mut Selection,
@@ -120,7 +120,7 @@ pub(crate) fn follow(
     };
     let applied = apply_choices(cx, selection, locked, differences);
     applied.map_err(&refused)?;
-    // What depends on a source's history is compared when the source exists.
+    // Steps that depend on a source's history are compared once the source exists.
     let by_history = selection
         .inputs
         .hooks
@@ -132,8 +132,8 @@ pub(crate) fn follow(
     }
 }
 
-/// Makes a fault of parameters one of the lock file that has them: the command line is right. `command` writes the
-/// file anew.
+/// Turns an error of parameters into drift of the lock file that contains them: the command line is not at fault.
+/// `command` rewrites the file.
 pub(crate) fn of_params(error: Error, path: &Path, command: &str) -> Error {
     match error.kind() {
         Kind::Usage => {
@@ -144,7 +144,7 @@ pub(crate) fn of_params(error: Error, path: &Path, command: &str) -> Error {
     }
 }
 
-/// Returns how a lock file's choices differ from the request's, whatever the parameters.
+/// Returns how a lock file's choices differ from the request's, apart from parameters.
 pub(crate) fn other_choices(lock: &Lockfile, selection: &Selection) -> Vec<String> {
     let params = &BTreeMap::new();
     let now = Choices {
@@ -165,7 +165,7 @@ pub(crate) fn has_old_targets(lock: &Lockfile, selection: &Selection) -> bool {
     selection.inputs.targets.is_empty() && other_choices(&adopted, selection).is_empty()
 }
 
-/// Replaces open choices by the locked ones; `differences` are those that are known already.
+/// Replaces open choices by the locked ones. `differences` holds those already known.
 pub(crate) fn apply_choices(
     cx: &Context,
     selection: &mut Selection,
@@ -233,7 +233,7 @@ pub(crate) fn check_files(selection: &Selection, store: &Store) -> Result<()> {
     }
 }
 
-/// Returns the choices that the build is for.
+/// Returns the choices of the build.
 pub(crate) fn choices(selection: &Selection) -> Choices<'_> {
     let (profile, inputs) = (&selection.profile, &selection.inputs);
     Choices {
@@ -276,7 +276,7 @@ pub(crate) fn check_steps(selection: &Selection, inputs: &Inputs) -> Result<()> 
     }
 }
 
-/// Refuses snapshots to build on whose steps differ from the lock file; `up` is the env's own command.
+/// Refuses base snapshots whose steps differ from the lock file. `up` is the env's own command.
 pub(crate) fn check_built(
     selection: &Selection,
     store: &Store,
@@ -289,7 +289,7 @@ pub(crate) fn check_built(
     };
     // The chain ends with the first step's layer.
     for layer in store.chain(start)?.iter().rev() {
-        // Another env that made it may have another name for the step, and with another build user the lock file has
+        // Another env may have made the layer under another step name, and a lock file from another build user has
         // another key.
         let mut steps = spec.steps.iter();
         let step = steps.find(|step| layer.key.as_ref() == Some(&step.key));
@@ -297,7 +297,7 @@ pub(crate) fn check_built(
             continue;
         };
         let differences = match layer.pins.is_empty() {
-            // Found at a service, which does not keep what the step reported.
+            // Layers found at a service lack the step's report.
             true if layer.kept.is_some() => Vec::new(),
             _ => lockfile::left(step, layer.prints.as_ref(), &layer.pins),
         };
@@ -309,8 +309,8 @@ pub(crate) fn check_built(
     Ok(())
 }
 
-/// Records in the spec the checkouts that the env is built from: a locked commit may have its own, and later commands
-/// find it by the spec.
+/// Records the env's checkouts in the spec: a locked commit may have its own checkout, and later commands find it by
+/// the spec.
 pub(crate) fn follow_sources(
     spec: &mut Spec,
     selection: &Selection,
@@ -331,7 +331,7 @@ pub(crate) fn follow_sources(
 }
 
 /// Resolves independently of the machine: with a GPU, the lock file's build user, and the TheRock fingerprints in
-/// `prints`. A step without those has the source's fingerprint in its key.
+/// `prints`. A step without fingerprints there has the source's in its key.
 pub(crate) fn resolve(
     profile: &Profile,
     inputs: &Inputs,
@@ -379,8 +379,8 @@ pub(crate) fn fetched(cx: &Context, selection: &Selection) -> Result<BTreeMap<St
     Ok(files)
 }
 
-/// Adds the patches of a hook that have an address, by the end of the address. Of several with the same end the last
-/// one has that name, as in older lock files, and each of the others a number too.
+/// Adds a hook's patches that have a URL, named by its last part. If several have the same last part, the last patch
+/// gets that name, as in older lock files, and each other one gets a number too.
 fn add_patches(files: &mut BTreeMap<String, Fetched>, hook: &str, patches: &[Patch]) {
     for patch in patches.iter().rev().filter(|patch| patch.url.is_some()) {
         let last = patch.name.rsplit('/').next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Owns one `up`, from the request to its end. `up` tells the story around the build, `attempt` that of the build.
+//! Owns one `up`, from the request to its end. `attempt` does the build, and `up` everything around it.
 
 pub(crate) mod base_image;
 pub(crate) mod check;
@@ -62,10 +62,10 @@ use crate::up::select::Selection;
 use crate::up::summary::Fate;
 use crate::up::task::Task;
 
-/// Maximum of attempts when others remove what was found before it can be used.
+/// Maximum number of attempts while other processes remove layers or change sources, and of runs of one step.
 const ATTEMPTS: usize = 5;
 
-/// Brings an env up: refuses what cannot work, builds, hands on and reports. Calls `summarise` when the steps are over,
+/// Brings an env up: refuses requests that cannot work, builds, pushes and reports. Calls `summarise` after the steps,
 /// while the env still exists. Returns the exit code.
 pub(crate) fn up(
     cx: &Context,
@@ -100,7 +100,7 @@ pub(crate) fn up(
             outcome = Err(error);
         }
     }
-    // Finished steps are pushed by now, so an unfinished one is an error like any other.
+    // Finished steps are pushed by now, so a broken build can end as an error like any other.
     let outcome = outcome.and_then(Finished::unless_broken);
     let is_done = outcome.as_ref().is_ok_and(Finished::is_done);
     let removed = claim.map(|claim| ephemeral::end(&store, name, claim));
@@ -116,9 +116,9 @@ pub(crate) fn up(
         Ok(finished) => finished,
         Err(error) => {
             let signal = match (signals.pending()?, error.kind()) {
-                // What it stopped has read it.
+                // The work that the signal stopped has read it.
                 (None, Kind::Signal(signal)) => Some(signal),
-                // The same Ctrl-C ended the tool that failed.
+                // The same Ctrl-C ended the failed tool.
                 (pending, _) => pending,
             };
             let Some(signal) = signal else {
@@ -163,7 +163,7 @@ fn check_rights(cx: &Context, args: &UpOptions, selection: &Selection) -> Result
     Ok(())
 }
 
-/// Refuses what the store lacks for `--offline`, and what differs from the lock file.
+/// Refuses inputs that the store lacks for `--offline`, and cache files that differ from the lock file.
 fn check_inputs(
     cx: &Context,
     args: &UpOptions,
@@ -194,7 +194,7 @@ fn push_finished(
     push::finished_steps(task, store, &finished.env, args.plan.reuse(config))
 }
 
-/// Resolves, locks, plans and executes; again if a needed layer was removed before this command could lease it.
+/// Resolves, locks, plans and executes. Tries again if a needed layer was removed before this command could lease it.
 fn build(
     task: Task<'_>,
     args: &UpOptions,
@@ -234,7 +234,7 @@ fn build(
                 options = rest(&selection.profile, &step, options);
                 begun = true;
             }
-            // Also by a command that removes it between the plan and the lease.
+            // Another command may also remove a layer between the plan and the lease.
             Err(error) if error.kind() == Kind::NoLayer && !begun => {
                 gone += 1;
                 missing = Some(error);
@@ -243,7 +243,7 @@ fn build(
             Err(error) => return Err(error),
         }
     }
-    // It is always the same one if the store is damaged.
+    // In a damaged store, every attempt fails with the same error.
     let busy = || busy!("base layers keep being removed by another process");
     Err(missing.unwrap_or_else(|| busy().help("run the command again")))
 }
@@ -258,7 +258,7 @@ fn stopped(error: Error, selection: &Selection, task: Task<'_>) -> Finished {
     }
 }
 
-/// A step before this one changes its own source whenever it runs, so that both would run forever.
+/// Makes the error for a step after one that changes its own source whenever it runs: both would run forever.
 fn unsettled(step: &str, env: &EnvName) -> Error {
     step_failed!(
         "step `{step}` ran {ATTEMPTS} times, because a step before it changes its own source whenever it runs"
@@ -273,7 +273,7 @@ pub(crate) struct Finished {
     /// How the steps ended; `None` if there was nothing to do.
     pub(crate) ended: Option<Ended>,
     pub(crate) env: EnvName,
-    /// The steps that lacked a GPU, and how many come after `--until`, as the last line says.
+    /// The skipped GPU steps and the number of steps after `--until`, as text for the last line.
     pub(crate) lacking: String,
     /// Results that are not this build's.
     pub(crate) blocked: Vec<BlockedResult>,
@@ -292,13 +292,13 @@ impl Finished {
     }
 }
 
-/// Everything that is the same in all attempts.
+/// The context that all attempts share.
 struct Run<'a> {
     with: Fetching<'a>,
     args: &'a UpOptions,
     /// The registry, if one is used.
     source: Option<Source<'a>>,
-    /// Warnings given already: each attempt examines the sources anew.
+    /// Warnings given so far: each attempt examines the sources again.
     told: RefCell<BTreeSet<String>>,
 }
 
@@ -312,7 +312,7 @@ enum Attempt {
     Known(StepName),
 }
 
-/// One attempt: to the end, or to a step whose result decides later keys.
+/// Makes one attempt, which ends with the build or after a step whose result decides later keys.
 fn attempt(run: &Run<'_>, asked: &StepOptions, selection: &Selection) -> Result<Attempt> {
     let base = base_image::find(run, selection)?;
     let gathered = gather_sources(run, Gathered::on(selection, base, asked.clean))?;
@@ -359,7 +359,7 @@ fn attempt(run: &Run<'_>, asked: &StepOptions, selection: &Selection) -> Result<
     }
 }
 
-/// Makes missing sources; reports each note about them once.
+/// Fetches missing sources; reports each note about them once.
 fn gather_sources<'a>(run: &Run<'_>, gathered: Gathered<'a>) -> Result<Gathered<'a>> {
     let (gathered, notes) = sources::fetch(gathered, run.with)?;
     for message in notes {
@@ -378,7 +378,7 @@ fn nothing_to_do(
     plan: &Plan,
 ) -> Result<Vec<BlockedResult>> {
     let spec = &resolved.spec;
-    // Variables for using the results are in no key, so they may have changed all the same.
+    // Variables for using the results are in no key, so they may have changed.
     if run.with.store.spec(&spec.name).ok().as_ref() != Some(spec) {
         env.save_spec(spec)?;
     }
@@ -404,7 +404,7 @@ fn nothing_to_do(
     Ok(blocked)
 }
 
-/// Returns the results that other files are in the place of before the plan is executed.
+/// Returns the results whose places hold other files before the plan runs.
 fn blocked_before(
     run: &Run<'_>,
     resolved: &Resolved<'_>,
@@ -415,8 +415,8 @@ fn blocked_before(
     Ok(BlockedResults::of(store, spec, plan, env.record(), env.name())?.all)
 }
 
-/// Returns the same of the env's layer: what `before` has may look like the result now that nothing tells of the build
-/// that left it.
+/// Returns the same for the env's layer. A file in `before` may pass for the result now, because no record tells which
+/// build left it, so these are checked again.
 fn blocked_at_end(
     run: &Run<'_>,
     spec: &Spec,
@@ -438,7 +438,7 @@ fn blocked_at_end(
     Ok(blocked)
 }
 
-/// Refuses what cannot succeed, before anything runs.
+/// Refuses a build that cannot succeed, before any step runs.
 fn preflight(
     run: &Run<'_>,
     asked: &StepOptions,
@@ -450,7 +450,7 @@ fn preflight(
         return Ok(());
     }
     let (spec, store, gathered) = (&resolved.spec, run.with.store, &resolved.gathered);
-    // A new env is judged by everything that it will run. An existing one may have some of that already.
+    // A new env must fit with all of its steps. An existing env may have some of them already.
     let whole = match env.record() {
         None => Some(plan_for(store, Some(env), gathered, spec, asked)?.1),
         Some(_) => None,

@@ -1,5 +1,5 @@
-//! Owns observing, between resolving a spec and planning: which steps have snapshots that this env can use, and where
-//! the env stands now. Reads the store, changes nothing.
+//! Owns observing, between resolving a spec and planning: which snapshots this env can use, and the env's current
+//! state. Reads the store, and changes nothing.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ use crate::store::{Layer, LockedEnv, Record, Store};
 use crate::sys::error::Result;
 use crate::up::resolve::Gathered;
 
-/// Returns the profile's steps in order; those that this env omits have the reason.
+/// Returns the profile's steps in order, with the reason for each step that this env omits.
 pub(crate) fn wanted(profile: &Profile, spec: &Spec) -> Vec<StepInput> {
     let steps = profile.steps.iter().filter_map(|step| {
         let found = spec.step(&step.name);
@@ -137,7 +137,7 @@ pub(crate) fn observe(
     Ok(observed)
 }
 
-/// Returns whether commands changed build volumes that no snapshot can contain, if a layer could replace them.
+/// Returns whether commands changed build volumes that a layer could replace and no snapshot can contain.
 fn keeps_volumes(
     env: Option<&LockedEnv<'_>>,
     record: &Record,
@@ -153,7 +153,7 @@ fn keeps_volumes(
     }
 }
 
-/// Returns the names of the steps that ran in an env, or whose snapshots it has had.
+/// Returns the names of the steps that ran in an env, or whose snapshots it had.
 fn ran(record: &Record) -> BTreeSet<String> {
     let has_run = |step: &&StepRecord| match step.outcome {
         Outcome::Done | Outcome::Hit | Outcome::Failed => true,
@@ -167,7 +167,7 @@ fn ran(record: &Record) -> BTreeSet<String> {
     steps.chain(snapshots).collect()
 }
 
-/// Returns why the key of a step is another one now.
+/// Returns why the key of a step changed.
 fn changed(old: &Step, new: &Step, is_rebased: bool) -> String {
     let what = resolve::changed(old, new);
     match (what.is_empty(), is_rebased) {
@@ -207,12 +207,12 @@ fn find_orphans(
     Ok(())
 }
 
-/// Where an env stands.
+/// The current state of an env.
 struct Stand<'a> {
     record: &'a Record,
     /// Its layers, topmost first.
     head: Vec<LayerId>,
-    /// The step begun last, if it did not end well.
+    /// The step that began last, if it did not succeed.
     attempt: Option<Attempt>,
     /// That step's layer, if it has one: the step was to run again.
     redone: Option<LayerId>,
@@ -245,8 +245,8 @@ impl<'a> Stand<'a> {
         })
     }
 
-    /// Returns the env's layers of steps that are not wanted any more. A layer of a step that is skipped here for
-    /// lack of a GPU may stay.
+    /// Returns the env's layers of steps that are no longer wanted. A layer of a step that is skipped for lack of a GPU
+    /// may stay.
     fn outlived(&self, store: &Store, wanted: &[StepInput]) -> Result<Vec<LayerId>> {
         let mut outlived = Vec::new();
         for id in &self.head {
@@ -307,14 +307,14 @@ impl<'a> Stand<'a> {
     }
 }
 
-/// What wrote to an env's live build volumes last, as far as snapshots do not contain them.
+/// The last writers to an env's live build volumes, where snapshots do not contain these.
 struct VolumeWriters<'a> {
     record: &'a Record,
-    /// The layer whose content they had last, topmost, and those below it; `None` if it was removed.
+    /// The layer with the volumes' last content, and the layers below it; `None` if it was removed.
     from: Option<Vec<Layer>>,
     /// The env's layers.
     head: Vec<LayerId>,
-    /// The layers below a step of another build that was begun on them since and did not end well.
+    /// The layers below a step of another build that began on the volumes since and did not succeed.
     begun: Option<Vec<LayerId>>,
 }
 
@@ -358,8 +358,8 @@ impl<'a> VolumeWriters<'a> {
     }
 }
 
-/// Returns whether the topmost step's layer of `from` has the key of `layer` or of one below it: `--rerun` made a second
-/// layer of the same step. `Stand::outdated` decides which of the two counts, and a rollback to the older one stays.
+/// Returns whether the topmost step's layer of `from` has the key of `layer` or of one below it: `--rerun` made a
+/// second layer of the step. `Stand::outdated` decides which of the two counts, and a rollback to the older one stays.
 fn is_again(store: &Store, layer: &Layer, from: &[Layer]) -> bool {
     let Some(key) = from.iter().find_map(|layer| layer.key.as_ref()) else {
         return false;
@@ -374,15 +374,15 @@ struct Results<'a> {
     spec: &'a Spec,
     /// The env's layers, topmost first.
     head: &'a [LayerId],
-    /// Layers that it is or was at.
+    /// Layers of its current and past states.
     known: Vec<LayerId>,
-    /// What is lacking at the env's current layer.
+    /// Missing results at the env's current layer.
     of_head: Option<BTreeSet<StepKey>>,
 }
 
 impl Results<'_> {
-    /// Returns the keys of steps whose results must be restored for an env at this layer. A layer that it stands on
-    /// already does not undo the results of later steps.
+    /// Returns the keys of steps whose results must be restored for an env at this layer. A layer below the current one
+    /// does not undo the results of later steps.
     fn missing(&mut self, layer: &LayerId) -> Result<BTreeSet<StepKey>> {
         let head = self
             .head
@@ -411,7 +411,7 @@ impl Results<'_> {
     }
 }
 
-/// Returns why a layer's tree is not available where the env lives, if so.
+/// Returns why a layer's tree is not available to the env, if it is not.
 fn elsewhere(layer: &Layer, service: Option<&Service>) -> Result<Option<String>> {
     Ok(match (&layer.kept, service) {
         (None, None) => None,
@@ -428,7 +428,7 @@ fn elsewhere(layer: &Layer, service: Option<&Service>) -> Result<Option<String>>
     })
 }
 
-/// Returns why this env cannot use a layer, if so.
+/// Returns why this env cannot use a layer, if it cannot.
 fn unusable(
     store: &Store,
     layer: &Layer,
@@ -466,7 +466,7 @@ fn unusable(
     })
 }
 
-/// Observes what is wanted, and plans what to do.
+/// Observes the wanted steps, and plans what to do.
 pub(crate) fn plan_for(
     store: &Store,
     env: Option<&LockedEnv<'_>>,

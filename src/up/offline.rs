@@ -1,5 +1,4 @@
-//! Owns the check of `up --offline` before it begins: it reports everything that would have to be fetched, not only
-//! the first item.
+//! Owns the check of `up --offline` before it begins: it reports every missing item, not only the first.
 
 use crate::image::fetch::without_login;
 use crate::plan::resolve::{self, VolumeKind, VolumeSource};

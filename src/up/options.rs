@@ -219,7 +219,7 @@ impl UpOptions {
         self.plan.command(&request, lock_file.as_deref())
     }
 
-    /// Returns the command that resumes where this one ended. Without `--offline`: a step may have failed for it.
+    /// Returns the command that resumes where this one ended. It omits `--offline`, which may have made a step fail.
     pub(crate) fn resume_command(&self) -> String {
         let plan = &self.plan;
         let mut text = plan.up_command();
@@ -236,7 +236,7 @@ impl UpOptions {
         }
         for (flag, is_set) in [
             (" --allow-incremental", plan.allow_incremental),
-            // The machine has no more memory by then.
+            // The machine will not have more memory by then.
             (" --force", self.force),
             (" --ephemeral", self.ephemeral),
         ] {
@@ -247,7 +247,7 @@ impl UpOptions {
         text
     }
 
-    /// Returns the command that does all of this, for one that ended before its first step.
+    /// Returns the command that repeats all of this, after an end before the first step.
     pub(super) fn repeat_command(&self) -> String {
         let mut text = self.resume_command();
         if let Some(step) = &self.plan.rerun {

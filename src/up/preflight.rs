@@ -47,7 +47,7 @@ pub(crate) struct Needs {
     published: Vec<Published>,
     /// Directories of output volumes with `path`, which other envs may have too.
     outputs: Vec<PathBuf>,
-    /// How many steps run.
+    /// Number of steps that run.
     runs: usize,
     /// Starting points with less to do, by name.
     #[serde(skip)]
@@ -66,7 +66,7 @@ pub(crate) struct Needs {
 struct Published {
     step: StepName,
     seconds: u64,
-    /// A limit, which nobody measured.
+    /// Whether the time is a limit, not a measurement.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     limit: bool,
     source: String,
@@ -104,7 +104,7 @@ impl Needs {
             selection.host.memory,
             disk,
         );
-        // Figures of this machine are better.
+        // This machine's figures are better than published ones.
         let is_known = |name: &str| forecast.iter().any(|step| step.step == name);
         needs
             .published
@@ -175,7 +175,7 @@ impl Needs {
         }
     }
 
-    /// Refuses what cannot work.
+    /// Refuses a build that cannot work here.
     pub(crate) fn preflight(&self) -> Result<()> {
         match self.refused() {
             None => Ok(()),
@@ -185,7 +185,7 @@ impl Needs {
         }
     }
 
-    /// Returns every reason why this cannot work here.
+    /// Returns every reason why the build cannot work here.
     pub(crate) fn refused(&self) -> Option<Refused> {
         let memory = self.memory.filter(|memory| *memory > self.machine);
         let full = |disk: &&Disk| disk.needed > disk.free;
@@ -211,7 +211,7 @@ impl Needs {
                 bytes(disk.free)
             ));
         }
-        // What happened here before is the better figure, but the declared one includes it.
+        // A step's earlier usage is the better figure, but the declared total includes it.
         if disks.is_empty()
             && let Some(store) = self.disk.first()
             && let Some(step) = self.forecast.iter().find(|step| step.disk > store.free)
@@ -378,7 +378,7 @@ pub(crate) struct Refused {
 }
 
 impl Refused {
-    /// Adds a reason to those that there are.
+    /// Adds a reason to the existing ones.
     pub(crate) fn add(refused: &mut Option<Self>, reason: String, help: &str) {
         let all = refused.get_or_insert_default();
         all.reasons.push(reason);
@@ -424,7 +424,7 @@ fn disks(spec: &Spec, root: &Path, spent: u64) -> Result<Vec<Disk>> {
         disks[at].1.volumes.insert(name, needed);
     }
     let first = &mut disks[store].1;
-    // The figure for the whole includes the parts.
+    // The profile's total includes the volumes.
     first.needed = spec
         .resources
         .disk
@@ -453,7 +453,7 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    /// Returns what the shipped profile of TheRock needs, on a machine with so much memory and disk.
+    /// Returns the needs of the shipped TheRock profile, on a machine with this much memory and disk.
     fn needs(memory: u64, free: u64, from: Option<&str>, until: Option<&str>) -> Needs {
         let profile = profile::load(&[], "therock").unwrap();
         let names = Chosen::new(&profile, None, from, &BTreeMap::new())
@@ -524,7 +524,7 @@ mod tests {
 
     #[test]
     fn what_cannot_build_therock_is_refused_with_what_can() {
-        // Linux has 58 of 64 GB if the integrated graphics takes some.
+        // Linux sees 58 of 64 GB if the integrated graphics takes some.
         assert_eq!(therock(58 * GIB, 300 * GIB, None, None), Ok(()));
         let (message, help) = therock(31 * GIB, 300 * GIB, None, None).unwrap_err();
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Owns the registry side of `push`, `pull`, `import`, `up` and `plan`: which registry is meant, and what it has.
+//! Owns the registry side of `push`, `pull`, `import`, `up` and `plan`: the choice of the registry, and its content.
 
 use std::cell::Cell;
 use std::fmt::Display;
@@ -29,8 +29,8 @@ use crate::up::resolve::Gathered;
 use crate::up::select::Selection;
 use crate::up::task::{Subject, Task};
 
-/// Returns the named repository, or the configured one. What is pulled from it must be signed with this key or the
-/// configured one, if there is any.
+/// Returns the named repository, or the configured one. Pulled content must be signed with `key` or the configured key,
+/// if either is set.
 pub(crate) fn repository(
     cx: &Context,
     named: Option<&str>,
@@ -43,7 +43,7 @@ pub(crate) fn repository(
     Ok(repository)
 }
 
-/// Returns the same repository to push to, signing with this key or the configured one.
+/// Returns the same repository for pushing, signing with `key` or the configured key.
 pub(crate) fn repository_to_push(
     cx: &Context,
     named: Option<&str>,
@@ -75,7 +75,7 @@ pub(crate) fn shown(repository: &Repository) -> String {
     format!("pull from {repository}")
 }
 
-/// Returns the service that would keep the snapshots of a new env; `None`: the store does, or nothing works here.
+/// Returns the service that would keep a new env's snapshots; `None` if the store does, or no engine works.
 pub(crate) fn service(cx: &Context, asked: Option<&str>) -> Result<Option<Service>> {
     let asked = asked.or(cx.config.engine.as_deref());
     let asked = asked.filter(|name| *name != "auto");
@@ -88,7 +88,7 @@ pub(crate) fn service(cx: &Context, asked: Option<&str>) -> Result<Option<Servic
     choice.service.as_deref().map(Service::connect).transpose()
 }
 
-/// Gains the rights to bring snapshots into a store. Who asks for Podman may work without root.
+/// Gains the rights to add snapshots to a store. With Podman, a user may work without root.
 pub(crate) fn host_for(cx: &Context, asked: Option<&str>, what: &str) -> Result<()> {
     let host = match asked == Some(Engine::Podman.name()) {
         true => cx.host_as_rootless(what),
@@ -97,7 +97,7 @@ pub(crate) fn host_for(cx: &Context, asked: Option<&str>, what: &str) -> Result<
     host.map(drop)
 }
 
-/// Reports what was transferred.
+/// Describes a transfer.
 pub(crate) fn describe(verb: &str, pulled: &Pulled, from: &dyn Display) -> String {
     let what = match (pulled.image_pulled, pulled.steps.as_slice()) {
         (true, []) => "the image".to_owned(),
@@ -120,7 +120,7 @@ pub(crate) fn finish(verb: &str, pulled: &Pulled, from: &dyn Display, reporter: 
     }
 }
 
-/// Reports what was skipped.
+/// Warns about skipped incremental snapshots.
 pub(crate) fn note_incremental(pulled: &Pulled, reporter: &Reporter) {
     if !pulled.incremental.is_empty() {
         let steps = pulled.incremental.join(", ");
@@ -130,12 +130,12 @@ pub(crate) fn note_incremental(pulled: &Pulled, reporter: &Reporter) {
     }
 }
 
-/// Where `up` gets missing steps from.
+/// The registry that provides missing steps to `up`.
 pub(crate) struct Source<'a> {
     task: Task<'a>,
     pub(crate) repository: Repository,
     reuse: Reuse,
-    /// It failed, which was reported once; it is not asked again.
+    /// Whether it failed. The failure is reported once, and the registry is not asked again.
     failed: Cell<bool>,
 }
 
@@ -154,8 +154,8 @@ impl<'a> Source<'a> {
         }))
     }
 
-    /// Pulls something, to the service that keeps the trees. Returns false if it is not there or nobody answers: then
-    /// it is built.
+    /// Pulls an image or steps, to the service that keeps the trees. Returns false if the registry lacks them or does
+    /// not answer: `up` then builds them.
     pub(crate) fn pull(
         &self,
         store: &Store,
@@ -192,7 +192,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Pulls the longest prefix of the steps that are to run; false if there is none.
+    /// Pulls the longest available prefix of the steps to run; false without one.
     pub(crate) fn pull_steps(
         &self,
         store: &Store,
@@ -213,7 +213,7 @@ impl<'a> Source<'a> {
             if self.pull(store, &wanted, service.as_ref())? {
                 return Ok(true);
             }
-            // It expired since, as tags do where a registry has rules for that: an earlier step may still be there.
+            // The step has expired, as tags do under a registry's retention rules. An earlier step may still exist.
             let at = keys.iter().position(|wanted| *wanted == key);
             keys.drain(..=at.unwrap_or(keys.len() - 1));
         }
@@ -248,7 +248,7 @@ impl<'a> Source<'a> {
         self.task.with_progress(Subject::Transfer(&what), ask)
     }
 
-    /// Lets `up` continue without a registry that does not answer, but not with one that lies, nor on a full disk.
+    /// Lets `up` continue if the registry does not answer, but not after wrong data or on a full disk.
     fn or_build<T>(&self, outcome: Result<T>) -> Result<Option<T>> {
         match outcome {
             Ok(found) => Ok(Some(found)),
@@ -300,11 +300,11 @@ fn missing_keys(
     Ok(keys)
 }
 
-/// What `plan` learns from a registry.
+/// The findings of `plan` in a registry.
 pub(crate) struct Remote {
     /// The spec, which may be based on an image that only the registry has.
     pub(crate) spec: Spec,
-    /// The last step's key that it has, and its name.
+    /// Key of the last step that the registry has, and the registry's name.
     pub(crate) last: Option<(StepKey, String)>,
 }
 

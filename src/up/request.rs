@@ -74,9 +74,9 @@ pub(crate) struct UpRequest<'a> {
     /// Maximum of jobs.
     pub(crate) jobs: Option<u32>,
     pub(crate) gpu: &'a str,
-    /// Nothing is started, so no engine is needed.
+    /// Whether the command starts nothing, and so needs no engine.
     pub(crate) inspects: bool,
-    /// A lock file may decide parameters, and with them the env.
+    /// Whether a lock file may decide parameters, and with them the env.
     pub(crate) locked: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Owns resolving: the inputs of keys, gathered from the image, the sources and the hooks, and the spec that they give.
+//! Owns resolving: the inputs of keys, gathered from the image, the sources and the hooks, and the resulting spec.
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,7 +35,7 @@ pub(crate) struct FingerprintUse {
     step: StepName,
     /// Number of artifacts with a fingerprint; `None` if the step must run first.
     therock: Option<usize>,
-    /// Artifacts without one: the source's fingerprint stands in.
+    /// Artifacts without a fingerprint, for which the source's stands in.
     own: Vec<String>,
 }
 
@@ -73,11 +73,11 @@ pub(crate) struct Gathered<'a> {
     pub(crate) sources: BTreeMap<String, PathBuf>,
     /// The image; `None` until it is built or a registry delivers it.
     pub(crate) image: Option<Image>,
-    /// Begin clean, whatever exists.
+    /// Whether the build starts clean, and so accepts only clean layers.
     clean: bool,
 }
 
-/// What a prediction found missing.
+/// The missing inputs of a prediction.
 #[derive(Debug, Default)]
 pub(crate) struct MissingInputs {
     /// Images and sources that `up` makes, and other notes.
@@ -87,7 +87,7 @@ pub(crate) struct MissingInputs {
 }
 
 impl<'a> Gathered<'a> {
-    /// Begins with the image; the sources follow.
+    /// Begins with the image. The sources follow.
     pub(crate) fn on(selection: &'a Selection, base: Base, clean: bool) -> Self {
         let mut gathered = Self {
             selection,
@@ -101,7 +101,7 @@ impl<'a> Gathered<'a> {
         gathered
     }
 
-    /// Gathers the current image and sources without making any; returns the missing ones too.
+    /// Gathers the existing image and sources without making any; returns the missing ones too.
     pub(crate) fn predict(
         selection: &'a Selection,
         store: Option<&Store>,
@@ -120,7 +120,7 @@ impl<'a> Gathered<'a> {
         }
         let base = match (image, &selection.locked) {
             (Some(image), _) => Base::of(image),
-            // Its key is known before it is built.
+            // A locked image's key is known before the image is built.
             (None, Some(_)) => Base::locked(selection),
             (None, None) => Base::unbuilt(selection),
         };
@@ -173,7 +173,7 @@ impl<'a> Gathered<'a> {
                                 .push(format!("source `{name}` is not fetched yet")),
                         }
                         for input in self.inputs_in(&volume.name) {
-                            // The lock file knows it without the source.
+                            // A lock file may have provided it without the source.
                             let print = self.inputs.fingerprints.entry(input);
                             print.or_insert(Fingerprint::Absent);
                         }
@@ -323,12 +323,12 @@ impl Gathered<'_> {
     }
 }
 
-/// What an attempt builds, and from what. Before this is known, nothing of the env is read or changed.
+/// What an attempt builds, and its inputs. Nothing of the env is read or changed before these are known.
 pub(super) struct Resolved<'a> {
     pub(super) gathered: Gathered<'a>,
     pub(super) spec: Spec,
     pub(super) image: Image,
-    /// How far this attempt goes.
+    /// The options, limited to the steps of this attempt.
     pub(super) options: StepOptions,
     /// The step that ends the attempt, because the keys of later requested steps depend on its result.
     pub(super) open: Option<StepName>,
@@ -402,7 +402,7 @@ impl Resolved<'_> {
     }
 }
 
-/// Says how many steps come after the last requested one, for the last line; empty if there are none.
+/// Formats the number of steps after the last requested one, for the last line; empty if it is zero.
 fn steps_left(plan: &Plan, until: &str) -> String {
     let later = |step: &&PlanStep| step.action == Action::Later;
     match plan.steps.iter().filter(later).count() {

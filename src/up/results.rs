@@ -1,4 +1,4 @@
-//! Owns what an env hands over: where its results are, how large they are, and the commands to use them.
+//! Owns what an env hands over: the places and sizes of its results, and the commands to use them.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ use crate::sys::shell::quoted;
 use crate::tree::measure::scan_one;
 use crate::ui::{Ui, size, text};
 
-/// How deep below an output volume Python packages are looked for.
+/// How deep below an output volume to look for Python packages.
 const DEPTH: usize = 3;
 
 #[derive(Debug, Serialize)]
@@ -27,12 +27,12 @@ pub(crate) struct ResultsSummary {
 pub(crate) struct OutputDirectory {
     pub(crate) volume: String,
     pub(crate) path: PathBuf,
-    /// Disk space that it takes.
+    /// Disk usage, in bytes.
     pub(crate) bytes: u64,
 }
 
 impl ResultsSummary {
-    /// Looks at the env's output volumes that have content.
+    /// Summarizes the env's output volumes that have content.
     pub(crate) fn of(store: &Store, spec: &Spec) -> Self {
         let mut found = Vec::new();
         for volume in outputs(spec) {
@@ -102,7 +102,7 @@ impl Packages {
         let (mut has_wheels, mut has_rocm, mut below) = (false, false, Vec::new());
         for entry in entries.flatten() {
             let name = entry.file_name();
-            // A step chose it, and it becomes part of a command to copy.
+            // A step chose the name, and it becomes part of a command for users to copy.
             let Some(name) = name.to_str().filter(|name| text::escape(name) == *name) else {
                 continue;
             };

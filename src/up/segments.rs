@@ -20,8 +20,8 @@ pub(crate) struct Segment {
     pub(crate) compared: Vec<StepKey>,
 }
 
-/// Returns the segments that rebuild the named steps, or all of them. Segments share the steps that must run in
-/// several.
+/// Returns the segments that rebuild the named steps, or all steps. A segment that continues the previous one is merged
+/// into it.
 pub(crate) fn segments(
     store: &Store,
     spec: &Spec,

@@ -1,4 +1,4 @@
-//! Owns the selection: what a request means on this machine, before anything of the store or of a source is read.
+//! Owns the selection: the meaning of a request on this machine, before any image, layer or source is read.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -48,7 +48,7 @@ pub(crate) struct Selection {
     pub(crate) locked: Option<Locked>,
     /// Which layers of other envs this one may use.
     pub(crate) reuse: Reuse,
-    /// Use the env's own layers too, not only shared ones.
+    /// Whether to use the env's own layers too, not only shared ones.
     pub(crate) own: bool,
 }
 
@@ -112,7 +112,7 @@ impl Selection {
             gpu::Choice::Gpu { grant, note } => (Some(*grant), None, note),
             gpu::Choice::Without { why } => (None, Some(why), None),
         };
-        // Irrelevant if no step uses it.
+        // The note is irrelevant if no step uses a GPU.
         let note = note.filter(|_| profile.steps.iter().any(|step| step.gpu));
         let name = resolve::env_name(
             named.env_name.as_deref(),
@@ -179,7 +179,7 @@ impl Selection {
 }
 
 impl Selection {
-    /// Replaces the parameters, and what follows from them.
+    /// Replaces the parameters, and updates what depends on them.
     pub(crate) fn use_params(
         &mut self,
         cx: &Context,
@@ -233,7 +233,7 @@ impl Selection {
     }
 }
 
-/// Names the command for an env, which is no profile.
+/// Adds the command for an env to the error, if the argument names an env and not a profile.
 fn perhaps_env(cx: &Context, what: &str, profiles: &[String], error: Error) -> Error {
     if error.kind() != Kind::NotFound {
         return error;
@@ -247,7 +247,7 @@ fn perhaps_env(cx: &Context, what: &str, profiles: &[String], error: Error) -> E
     }
 }
 
-/// Returns the command that works here for an env, by its profile's path if the name is not found here.
+/// Returns the command that builds an env from here, with its profile's path if the name is not found here.
 fn command_of_env(cx: &Context, what: &str, profiles: &[String]) -> Option<String> {
     let store = Store::open_existing(&cx.config.home).ok().flatten()?;
     let env = what.parse().ok()?;
@@ -294,7 +294,7 @@ fn params(request: &UpRequest<'_>, profile: &Profile) -> Result<BTreeMap<String,
     Ok(params)
 }
 
-/// Chooses the engine: that of the env, if it is known and exists.
+/// Chooses the engine: the env's, if the env is known and exists.
 fn engine(
     cx: &Context,
     request: &UpRequest<'_>,

@@ -1,4 +1,4 @@
-//! Owns the inputs of `up` and `lock` beside the image: sources, fetched and with fingerprints, and the patches of
+//! Owns the inputs of `up` and `lock` besides the image: sources, fetched and with fingerprints, and the patches of
 //! hooks.
 
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::sys::signals::Cancel;
 use crate::up::downloads::Fetching;
 use crate::up::resolve::{Gathered, once};
 
-/// Gathers the inputs beside the image: fetches missing sources and patches; returns notes for the user too.
+/// Gathers the inputs besides the image: fetches missing sources and patches. Also returns notes for the user.
 pub(crate) fn fetch<'a>(
     mut gathered: Gathered<'a>,
     with: Fetching<'_>,

@@ -18,11 +18,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// How long to wait before a stronger request.
 const POLITE: Duration = Duration::from_secs(1);
 
-/// Commands that run something in an env, and end it when they are told to stop. Others are done in a moment.
+/// Commands that run processes in an env, and end them when asked to stop. Other commands end in a moment.
 const RUNNING: [&str; 3] = ["up", "exec", "verify"];
 
-/// Locks an env: asks its holder to stop, with increasing force, and waits until nothing runs in it. Returns whether
-/// anything did.
+/// Locks an env: asks its lock holder to stop, with increasing force, and waits until nothing runs in it. Returns
+/// whether anything ran.
 pub(crate) fn stop_and_lock<'a>(
     store: &'a Store,
     name: &EnvName,
@@ -40,7 +40,7 @@ pub(crate) fn stop_and_lock<'a>(
                 ran = true;
                 let waited = started.elapsed();
                 if waited > PATIENCE {
-                    // The error's own help is what has been done.
+                    // The error's own help suggests what was just tried.
                     return Err(error.help("wait for it, then run the command again"));
                 }
                 let path = lock::env_lock(&store.env_dir(name));
@@ -82,7 +82,7 @@ pub(crate) fn stop_and_lock<'a>(
     }
 }
 
-/// Who was asked to stop so far.
+/// The last request to stop.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Asked {
     Nobody,
@@ -110,8 +110,8 @@ pub(crate) fn holder(store: &Store, env: &EnvName) -> Option<lock::Holder> {
     lock::holder(&lock::env_lock(&store.env_dir(env)))
 }
 
-/// Kills commands and holders that keep an env locked and do not respond: at first those that somebody stopped (SIGSTOP),
-/// later holders whose containers are gone. The next command that locks the env cleans up after them.
+/// Kills commands and holders that keep an env locked and do not respond: first those stopped by SIGSTOP, later holders
+/// whose containers are gone. The next command that locks the env cleans up after them.
 fn kill_deaf(lock: &Path, which: fn(&Path) -> bool) -> Result<()> {
     let lock = fs_err::canonicalize(lock)?;
     for entry in fs_err::read_dir("/proc")?.flatten() {

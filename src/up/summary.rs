@@ -1,4 +1,4 @@
-//! Owns the closing message of `up`: how it ended, and what to type next.
+//! Owns the closing message of `up`: the outcome, and the next command to type.
 
 use std::path::PathBuf;
 
@@ -32,10 +32,10 @@ pub(crate) fn skipped_steps(plan: &Plan, selection: &Selection) -> String {
     format!("; {steps} skipped because {why}: {}", names.join(", "))
 }
 
-/// How many results that are not the build's own are named.
+/// Maximum number of foreign results to name.
 const NAMED: usize = 3;
 
-/// Says which results are not this build's, if any.
+/// Names the results that are not this build's, if any.
 pub(crate) fn not_its_own(blocked: &[BlockedResult]) -> Option<String> {
     let names: Vec<String> = blocked
         .iter()
@@ -55,12 +55,12 @@ pub(crate) fn not_its_own(blocked: &[BlockedResult]) -> Option<String> {
     ))
 }
 
-/// Says what to do about files in the place of results.
+/// Returns the help for files in the place of results.
 fn way_out(blocked: &[BlockedResult], args: &UpOptions) -> String {
     let again = args.resume_command();
     let mut help = format!("move the files away, then run: {again}");
     let own: Vec<&BlockedResult> = blocked.iter().filter(|result| result.in_store).collect();
-    // An export does not write over them, and a step after `--until` does not run.
+    // An export does not overwrite the files, and a step after `--until` does not run.
     let is_remade = args.plan.until.is_none() && own.iter().all(|result| !result.is_export);
     if let Some(first) = own.first().filter(|_| is_remade) {
         let rerun = [
@@ -74,17 +74,17 @@ fn way_out(blocked: &[BlockedResult], args: &UpOptions) -> String {
     help
 }
 
-/// What happens to the env.
+/// The future of the env.
 #[derive(Debug)]
 pub(crate) enum Fate {
     Stays,
-    /// It was removed, as this says, or `matrix up` removes it.
+    /// It was removed, as the text says, or `matrix up` removes it.
     Ends(String),
 }
 
 impl Fate {
-    /// Decides it by the removal of an env that was not to stay, if there was one; `is_parents` is one that ends with
-    /// this command's parent.
+    /// Decides from the removal of an ephemeral env, if there was one. With `is_parents`, the env ends with this
+    /// command's parent.
     pub(super) fn of(
         cx: &Context,
         removed: Option<Result<Vec<PathBuf>>>,
@@ -105,7 +105,7 @@ impl Fate {
     }
 }
 
-/// Reports how it ended, on the screen and as exit code.
+/// Reports how the `up` ended, on the screen and as exit code.
 pub(crate) fn say(
     cx: &Context,
     reporter: &Reporter,
@@ -138,7 +138,7 @@ pub(crate) fn say(
         }
         Some(Ended::Complete) => {
             let message = match (lacking.is_empty(), fate) {
-                // Another env may have the same directory.
+                // Another env may write to the same directory.
                 _ if let Some(foreign) = foreign => format!("{name}: done, but {foreign}"),
                 (true, _) => format!("{name}: done{next}"),
                 (false, Fate::Stays) => format!("{name}: done{lacking}"),
@@ -196,7 +196,7 @@ pub(crate) fn say(
     }
 }
 
-/// Says that an env was removed, and which of its outputs were not.
+/// Describes the removal of an env, and names the outputs that stay.
 pub(super) fn removed_text(outputs: &[PathBuf]) -> String {
     let paths: Vec<String> = outputs
         .iter()

@@ -20,7 +20,7 @@ pub(crate) enum Subject<'a> {
     Transfer(&'a str),
 }
 
-/// A command that does long work: its context, the signals that stop it, and what shows it.
+/// A command that does long work: its context, the signals that stop it, and its reporter.
 #[derive(Clone, Copy)]
 pub(crate) struct Task<'a> {
     pub(crate) cx: &'a Context,

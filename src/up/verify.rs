@@ -1,4 +1,4 @@
-//! Owns building steps of an env again in a scratch env, and comparing them.
+//! Owns rebuilding steps of an env in a scratch env, and comparing the results.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -33,12 +33,12 @@ use crate::up::segments::{Segment, plan, runs, snapshot_layer};
 /// Interval at which a comparison checks for Ctrl-C.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// How steps are built again, and compared.
+/// How to rebuild and compare steps.
 #[derive(Clone, Copy)]
 pub(crate) struct VerifyOptions {
-    /// Compare modification times, logs and caches too.
+    /// Whether to compare modification times, logs and caches too.
     pub(crate) strict: bool,
-    /// The steps use the store's caches.
+    /// Whether the steps use the store's caches.
     pub(crate) with_caches: bool,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct StepReport {
     pub(crate) compared: Compared,
 }
 
-/// Inputs of building again.
+/// Inputs of a rebuild.
 pub(crate) struct Rebuild<'a> {
     with: Fetching<'a>,
     options: VerifyOptions,
@@ -135,7 +135,7 @@ impl<'a> Rebuild<'a> {
         Ok(reports)
     }
 
-    /// Makes the scratch env one in which nothing was built yet.
+    /// Resets the scratch env to one without built steps.
     fn empty(&self, scratch: &mut LockedEnv<'_>, segment: &Segment) -> Result<()> {
         for place in [verify::OUTPUTS, verify::CACHES, APART, "views"] {
             self.with.store.discard(&scratch.directory().join(place))?;
@@ -241,7 +241,7 @@ impl<'a> Rebuild<'a> {
         }
     }
 
-    /// Compares a step that was built again.
+    /// Compares a rebuilt step with the original.
     fn report(&self, scratch: &LockedEnv<'_>, key: &StepKey) -> Result<StepReport> {
         let store = self.with.store;
         let mut steps = self.spec.steps.iter();
@@ -356,7 +356,7 @@ fn read_hooks(
     Ok(hooks)
 }
 
-/// Returns the GPU that a step is built again with.
+/// Returns the GPU for rebuilding a step.
 fn grant(cx: &Context, spec: &Spec, step: &Step) -> Result<gpu::Grant> {
     match cx
         .gpus()

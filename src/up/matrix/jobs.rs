@@ -1,4 +1,4 @@
-//! Owns the jobs of several envs for another system, by their current plans.
+//! Owns the jobs that build several envs on another system, by the envs' current plans.
 
 use std::cmp::Reverse;
 use std::path::Path;
@@ -19,12 +19,12 @@ use crate::sys::signals::{Cancel, Signals};
 use crate::sys::trusted_files;
 use crate::up::context::Context;
 
-/// Larger than the ids of any submission.
+/// Maximum size of the ids of one submission, in bytes.
 const IDS_LIMIT: u64 = 1 << 20;
 /// Maximum size of the file that lists the machines, in bytes.
 const LARGEST_RUNNERS: u64 = 1 << 20;
 
-/// What a pipeline is made from.
+/// The inputs of a pipeline.
 pub(crate) struct PipelineRequest<'a> {
     pub cells: &'a [Cell],
     pub runners: &'a Runners,
@@ -36,7 +36,7 @@ pub(crate) struct PipelineRequest<'a> {
     pub longest_first: bool,
 }
 
-/// Returns the jobs of envs whose plans do not matter.
+/// Returns the jobs of envs without planning them.
 pub(crate) fn without_plans(cx: &Context, cells: &[Cell], runners: &Runners) -> Result<Vec<Job>> {
     jobs_for(cx, &envs(cx, cells, runners)?, runners, NEEDED)
 }
@@ -60,7 +60,7 @@ pub(crate) fn pipeline(cx: &Context, request: PipelineRequest<'_>) -> Result<Pip
     let (cells, plans): (Vec<Cell>, Vec<EnvPlan>) = planned.into_iter().unzip();
     let mut envs = envs(cx, &cells, runners)?;
     for (env, plan) in envs.iter_mut().zip(&plans) {
-        // The options may change the name, and `rm` must find it.
+        // The options may change the name, and `rm` needs the right one.
         plan.env.as_str().clone_into(&mut env.name);
     }
     let jobs = jobs_for(cx, &envs, runners, asked.as_deref().unwrap_or(gpu))?;
@@ -79,7 +79,7 @@ pub(crate) fn pipeline(cx: &Context, request: PipelineRequest<'_>) -> Result<Pip
     Ok(pipeline)
 }
 
-/// Refuses profiles outside of the working directory, the checkout that the jobs have.
+/// Refuses profiles outside of the working directory, because the jobs have only that checkout.
 pub(crate) fn check_checkout(cx: &Context, cells: &[Cell]) -> Result<()> {
     let checkout = fs::canonicalize(working_directory()?)?;
     for cell in cells {
@@ -200,7 +200,7 @@ fn envs(cx: &Context, cells: &[Cell], runners: &Runners) -> Result<Vec<Env>> {
         .collect()
 }
 
-/// Returns the jobs, and warns of steps that none of them runs.
+/// Returns the jobs, and warns about steps that no job runs.
 fn jobs_for(cx: &Context, envs: &[Env], runners: &Runners, gpu: &str) -> Result<Vec<Job>> {
     check_names(envs.iter().map(|env| (env.name.as_str(), &env.cell)))?;
     let (jobs, homeless) = jobs(envs, runners, gpu)?;
@@ -213,7 +213,7 @@ fn jobs_for(cx: &Context, envs: &[Env], runners: &Runners, gpu: &str) -> Result<
     Ok(jobs)
 }
 
-/// Returns what the largest of these envs needs.
+/// Returns the largest needs among these envs.
 fn size<'a>(plans: impl IntoIterator<Item = &'a EnvPlan>) -> Size {
     let mut size = Size {
         cpus: 1,
@@ -228,7 +228,7 @@ fn size<'a>(plans: impl IntoIterator<Item = &'a EnvPlan>) -> Size {
     size
 }
 
-/// Warns of jobs that do not fit on their machines. Refuses them if no machines were named.
+/// Warns about jobs that do not fit on their machines. Refuses them if no machines were named.
 fn check_machines(
     cx: &Context,
     pipeline: &Pipeline,
@@ -255,7 +255,7 @@ fn check_machines(
     Ok(())
 }
 
-/// Returns the options for plans: what a registry has now changes nothing about the jobs, and is not asked.
+/// Returns the options for plans. They do not ask a registry, whose current content does not change the jobs.
 fn planning_options(options: &[String], share: &Share) -> Vec<String> {
     let mut options = options.to_vec();
     if let Share::Registry(_) = share {

@@ -1,5 +1,5 @@
-//! Owns several envs at once: each is built by its own `up`, in the order of the scheduler. All share the machine's
-//! one budget of jobs and memory.
+//! Owns building several envs at once: each by its own `up`, in the order of the scheduler. All share the machine's
+//! budget of jobs and memory.
 
 pub(crate) mod jobs;
 mod rockenv_command;
@@ -27,7 +27,7 @@ use crate::up::context::Context;
 use crate::up::ephemeral;
 use crate::up::summary::removed_text;
 
-/// What `matrix up` was asked for.
+/// A request of `matrix up`.
 pub(crate) struct MatrixRequest<'a> {
     pub cells: &'a [Cell],
     /// Envs to build at once.
@@ -47,7 +47,7 @@ pub(crate) struct MatrixResult {
 }
 
 impl MatrixResult {
-    /// Returns 0, the exit code of all envs that failed, or that of a failed step if theirs differ.
+    /// Returns 0, the exit code that all failed envs share, or that of a failed step if they differ.
     pub(crate) fn exit_code(&self) -> u8 {
         let mut codes = self.envs.iter().filter_map(|env| env.failure);
         let first = codes.next().map_or(0, Kind::exit_code);
@@ -145,7 +145,7 @@ pub(crate) struct CommonSteps {
     pub env: String,
     /// All envs that share them.
     pub envs: Vec<String>,
-    /// The last of them.
+    /// The last shared step.
     until: String,
     steps: usize,
     pub wall_ms: u64,
@@ -168,7 +168,7 @@ struct Progress<'a> {
     beside: bool,
 }
 
-/// Options of `up` that decide what it prints, which is read here, or that bring nothing up.
+/// Options of `up` that change its output, which this command reads, or that build nothing.
 const NOT_PASSED: [&str; 6] = ["--dry-run", "-d", "--json", "--progress", "--help", "-h"];
 
 /// Brings all envs up.
@@ -269,7 +269,7 @@ fn plan_all(
 /// An env that ends with this command.
 type Claim = (Store, EnvName, OwnerLock);
 
-/// Ties the envs that can be built to the life of this command, all or none.
+/// Ties the envs that can be built to the lifetime of this command, all or none.
 fn create_ephemeral_envs(cx: &Context, envs: &[EnvResult]) -> Result<Vec<Claim>> {
     // Without root, each `up` is root in its own user namespace.
     if !nix::unistd::geteuid().is_root() {
@@ -291,7 +291,7 @@ fn create_ephemeral_envs(cx: &Context, envs: &[EnvResult]) -> Result<Vec<Claim>>
     Ok(claims)
 }
 
-/// Removes these envs; warns of those that stay. Returns the directories of their outputs.
+/// Removes these envs, and warns about those that stay. Returns the directories of their outputs.
 fn end_ephemeral_envs(cx: &Context, claims: Vec<Claim>) -> Result<Vec<PathBuf>> {
     let mut removed = Ok(Vec::new());
     for (store, env, claim) in claims {

@@ -1,4 +1,4 @@
-//! Owns the processes of a matrix: a separate rockenv plans and builds each env, so that none can take another down.
+//! Owns the processes of a matrix: a separate rockenv plans and builds each env, so that no env can take another down.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
@@ -21,10 +21,10 @@ use crate::up::context::Context;
 
 /// How long a process may take to stop: as long as `up` gives a step, plus a margin. Also for Slurm to cancel jobs.
 pub(super) const GRACE: Duration = Duration::from_secs(30);
-/// Larger than any plan.
+/// Maximum size of a plan, in bytes.
 const PLAN_LIMIT: u64 = 64 << 20;
 
-/// The part of `plan --json` that is used here.
+/// The part of `plan --json` that a matrix needs.
 #[derive(Debug, Deserialize)]
 pub(super) struct EnvPlan {
     pub env: EnvName,
@@ -51,7 +51,7 @@ pub(super) struct Needs {
 }
 
 impl Needs {
-    /// Returns how long the steps that will run take, as far as that is known.
+    /// Returns the known time of the steps that will run.
     pub(super) fn known_ms(&self) -> u64 {
         let recorded = self.forecast.iter().map(|step| step.wall_ms);
         let published = self.published.iter().map(|step| step.seconds * 1000);
@@ -65,7 +65,7 @@ struct Recorded {
     wall_ms: u64,
 }
 
-/// The time of another step, which its profile names.
+/// The published time of another step, from its profile.
 #[derive(Debug, Deserialize)]
 struct Published {
     seconds: u64,
@@ -104,7 +104,7 @@ impl UpEvents {
     }
 }
 
-/// How rockenv is started for each env.
+/// How to start rockenv for each env.
 pub(super) struct RockenvCommand<'a> {
     pub cx: &'a Context,
     pub host: Host,
@@ -118,14 +118,14 @@ impl RockenvCommand<'_> {
         let home = &self.cx.config.home;
         let program = Program::at(&self.host.program)
             .inherit_env()
-            // This command writes for the CI system, on behalf of all of them.
+            // This command itself writes for the CI system, on behalf of all envs.
             .env("GITHUB_ACTIONS", "")
             .env("GITLAB_CI", "")
             .directory(directory)
             .grace(GRACE)
             .own_codes()
             .args(self.cx.ui.settings().yes.then_some("--yes"));
-        // Its hints have the option if the user gave it.
+        // The hints of `up` contain the option only if the user gave it.
         let program = match self.cx.names_home {
             true => program.arg("--home").arg(home),
             false => program.env("ROCKENV_HOME", home),
@@ -133,7 +133,7 @@ impl RockenvCommand<'_> {
         Ok(program.arg("up").args(&cell.args).args(options))
     }
 
-    /// Returns what `up` would do: the env's name, and its steps. Not by `plan`, which lacks some of the options.
+    /// Returns the plan of `up`: the env's name and its steps. `plan` would lack some of the options.
     pub(super) fn plan(&self, cell: &Cell) -> Result<EnvPlan> {
         let program = self.program(cell, self.options)?;
         let program = program.args(["--dry-run", "--json"]);
@@ -153,7 +153,7 @@ impl RockenvCommand<'_> {
             let program = match until {
                 None => self.program(cell, self.options)?,
                 Some(until) => {
-                    // Each env runs a step again itself.
+                    // Each env's own `up` runs a step again.
                     let (options, _) = take_option(self.options, "--rerun");
                     self.program(cell, &options)?.args(["--until", until])
                 }
