@@ -1,7 +1,7 @@
-//! Owns a registry's documents of a snapshot: the manifest, and the configuration with the facts for another store.
+//! Owns a snapshot's documents in a registry: the manifest, and the configuration with facts for other stores.
 //!
-//! Both follow OCI. rockenv's own data is one more field of the configuration; build volumes are layers of another
-//! type, which are not part of the root file system.
+//! Both follow OCI. rockenv's own data is an additional field of the configuration. Build volumes are layers with their
+//! own media type, which are not part of the root file system.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,15 +25,15 @@ pub(super) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 pub(super) const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
 const VOLUME: &str = "application/vnd.rockenv.volume.v1.tar+zstd";
-/// Annotation of a layer: its uncompressed size, in bytes.
+/// Layer annotation: the uncompressed size in bytes.
 const UNPACKED: &str = "rockenv.unpacked";
-/// Annotation of a manifest: how the build volumes of its steps began.
+/// Manifest annotation: how the build volumes of its steps began.
 const HISTORY: &str = "rockenv.history";
 const CLEAN: &str = "clean";
-/// Version of rockenv's own data; a newer one is refused.
+/// Version of rockenv's own data. Newer versions are refused.
 const SCHEMA: u32 = 1;
 pub(super) const MAX_CONFIG: u64 = 16 << 20;
-/// Maximum of bytes, and of milliseconds, that a step may claim to have cost: sums of these must not overflow.
+/// Maximum bytes, and milliseconds, that a step may claim as its cost. Their sums must not overflow.
 const MAX_COST: u64 = 1 << 50;
 const MAX_LAYERS: usize = 1024;
 
@@ -41,9 +41,9 @@ const MAX_LAYERS: usize = 1024;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct SharedSnapshot {
     pub(super) schema: u32,
-    /// The image at the bottom, which is the lowest layer.
+    /// The base image, which is the lowest layer.
     pub(super) image: Image,
-    /// The steps, first one first; none for an image alone.
+    /// The steps in order. Empty for a bare image.
     pub(super) steps: Vec<SharedStep>,
 }
 
@@ -59,14 +59,14 @@ pub(super) struct SharedStep {
     pub(super) prints: Option<ArtifactFingerprints>,
     #[serde(default)]
     pub(super) pins: Pins,
-    /// Index of the layer with its changes.
+    /// Index of the layer with the step's changes.
     pub(super) layer: usize,
-    /// The build volumes after it.
+    /// The build volumes after the step.
     pub(super) volumes: BTreeMap<VolumeName, SharedVolume>,
-    /// How they began, as in a layer of the store.
+    /// How the build volumes began, as in a layer of the store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) history: Option<History>,
-    /// Index of the layer with its results in output volumes.
+    /// Index of the layer with the step's results in output volumes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) results: Option<usize>,
 }
@@ -75,11 +75,11 @@ pub(super) struct SharedStep {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum SharedVolume {
-    /// It was empty.
+    /// The volume was empty.
     Empty,
-    /// This layer has the step's changes; all of it if the step before had none.
+    /// Index of the layer with the step's changes, or with the whole volume if the previous step has no layer for it.
     Layer(usize),
-    /// It was not kept: its step can only serve as a parent of others.
+    /// The volume was not kept, so the step can only be a parent of other steps.
     Absent,
 }
 
@@ -91,8 +91,8 @@ impl SharedStep {
         }
     }
 
-    /// Returns whether it is the result of a clean build; older versions do not tell, unless there are no build
-    /// volumes.
+    /// Returns whether the step is the result of a clean build. Without a recorded history, as in documents of older
+    /// versions, only a step without build volumes counts as clean.
     fn is_clean(&self) -> bool {
         match &self.history {
             Some(history) => *history == History::Clean,
@@ -100,7 +100,7 @@ impl SharedStep {
         }
     }
 
-    /// Returns whether this is also what the store says of a layer with the same content.
+    /// Returns whether the store describes a layer with the same content the same way.
     pub(super) fn describes(&self, layer: &Layer) -> bool {
         (&self.name, self.created, self.cost, &self.history)
             == (&layer.title, layer.created, layer.cost, &layer.history)
@@ -132,7 +132,7 @@ struct Config {
     rockenv: SharedSnapshot,
 }
 
-/// Configuration of a container made from it: the image's variables. rockenv itself reads those of the image.
+/// Configuration of containers made from the image: its variables. rockenv itself reads those of `Image` instead.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Run {
@@ -146,7 +146,7 @@ struct RootFs {
     diff_ids: Vec<String>,
 }
 
-/// The parts of a manifest that are read.
+/// The parts of a manifest that rockenv reads.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Manifest {
@@ -166,7 +166,7 @@ impl Document {
         last.map_or(&self.snapshot.image.key, |step| &step.key)
     }
 
-    /// Returns whether all of it is the result of clean builds.
+    /// Returns whether every step is the result of a clean build.
     pub(super) fn is_clean(&self) -> bool {
         self.snapshot.steps.iter().all(SharedStep::is_clean)
     }
@@ -179,8 +179,8 @@ impl Document {
         cut.into_iter().map(|step| step.name).collect()
     }
 
-    /// Returns a digest for everything up to each step, which determines every byte of it: equal digests, equal trees
-    /// and volumes.
+    /// Returns, for each step, a digest that determines everything up to it: equal digests mean equal trees and
+    /// volumes.
     pub(super) fn chains(&self) -> Vec<String> {
         let mut chains: Vec<String> = Vec::new();
         let diff_id = |index: usize| self.blobs[index].diff_id.as_str();
@@ -288,7 +288,7 @@ fn digest(sha256: &str) -> String {
     format!("sha256:{sha256}")
 }
 
-/// An error for what is not as its maker described it.
+/// Returns the error for content that does not match its description.
 pub(super) fn foreign(message: impl Into<String>) -> Error {
     Error::new(Kind::Drift, message.into()).help(
         "it is damaged or was tampered with; push or export it again on the machine that built it",
@@ -318,13 +318,13 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Returns the key that it claims to be for.
+    /// Returns the key that the manifest claims.
     pub(super) fn key(&self) -> Option<&str> {
         self.annotations.get("rockenv.key").map(String::as_str)
     }
 
-    /// Returns whether it claims to be entirely the result of clean builds. That of an image, or of an older version,
-    /// claims nothing: then it counts as clean if it has only a root file system.
+    /// Returns whether the manifest claims that every step is the result of a clean build. Manifests of images and of
+    /// older versions claim nothing; these count as clean if they have only a root file system.
     pub(super) fn is_clean(&self) -> bool {
         match self.annotations.get(HISTORY) {
             Some(history) => history == CLEAN,
@@ -332,7 +332,7 @@ impl Manifest {
         }
     }
 
-    /// Joins it with its configuration. Refuses names in either that would lead out of a place in the store.
+    /// Joins the manifest with its configuration. Refuses names in either that would escape a store directory.
     pub(super) fn with(self, config: &[u8]) -> Result<Document> {
         let config: Config = serde_json::from_slice(config).map_err(|error| {
             refused("it is not a snapshot that `rockenv push` or `rockenv export` made".into())

@@ -18,12 +18,12 @@ pub(super) fn cannot_unpack(document: &Document, index: usize) -> String {
     format!("cannot unpack layer {} of {count}", index + 1)
 }
 
-/// What a layer is unpacked on.
+/// What a layer is unpacked onto.
 #[derive(Clone, Copy)]
 pub(super) enum On {
-    /// An empty directory: the layer is everything.
+    /// An empty directory. The layer is complete by itself.
     Nothing,
-    /// A tree that it changes.
+    /// A tree that the layer changes.
     Tree,
     /// An empty directory that an overlay mounts above others.
     Overlay,
@@ -47,7 +47,7 @@ impl Downloaded<'_> {
         on: On,
     ) -> Result<()> {
         let piece = self.piece(index)?;
-        // As in the original store: the engine decides which devices a container may open.
+        // Devices are made as in the original store. The engine decides which of them a container may open.
         let options = UnpackOptions {
             devices: Devices::Make,
             limits: Limits::of_snapshot(document.blobs[index].unpacked),
@@ -80,7 +80,7 @@ impl Downloaded<'_> {
         }
     }
 
-    /// Shows the other side's progress, and stops on request.
+    /// Shows the download's progress and checks for cancellation.
     pub(super) fn examine_partial(&mut self) -> Result<()> {
         crate::sys::signals::stop_if(self.cancel)?;
         let (done, total) = self.counter.read();
@@ -88,12 +88,12 @@ impl Downloaded<'_> {
         Ok(())
     }
 
-    /// Waits for the other side, and shows its progress.
+    /// Waits for the next download or shows progress.
     fn next(&mut self) -> Result<()> {
         match self.news.recv_timeout(POLL) {
             Ok((index, piece)) => drop(self.arrived.insert(index, piece)),
             Err(RecvTimeoutError::Timeout) => self.examine_partial()?,
-            // The other side failed and reports its own error.
+            // The download thread failed and reports its own error.
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(unexpected!("the download ended early"));
             }

@@ -1,6 +1,6 @@
-//! Owns importing the missing layers of a snapshot, and making trees of them, whatever the method of either store.
+//! Owns importing a snapshot's missing layers and making trees from them, whatever method either store uses.
 //!
-//! Foreign data goes through the same extraction as images, every byte is hashed, and nothing has a name in the store
+//! Foreign data goes through the same extraction as images. Every byte is hashed, and nothing gets a name in the store
 //! before it is complete.
 
 use std::collections::BTreeMap;
@@ -34,19 +34,19 @@ use crate::sys::host;
 use crate::tree::{self, Method};
 use crate::ui::size;
 
-/// Where snapshots go, and which of them.
+/// Destination and filter of an import.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Import<'a> {
     pub store: &'a Store,
     /// The owner of build volumes.
     pub user: &'a BuildUser,
-    /// Keeps the trees of steps instead of the store.
+    /// The service that keeps the trees of steps in place of the store.
     pub service: Option<&'a Service>,
     pub reuse: Reuse,
 }
 
 impl Import<'_> {
-    /// Imports the missing layers of a document. `verified`: by its signature.
+    /// Imports the missing layers of a document. `verified`: its signature was verified.
     pub(super) fn run(
         self,
         source: SnapshotSource<'_>,
@@ -61,7 +61,7 @@ impl Import<'_> {
         let incoming = self.store.incoming(cx)?;
         let pulled = Pull::new(self, &incoming, &document, verified)
             .and_then(|mut pull| pull.finish(source, incremental, cx));
-        // On a full disk nothing of it may stay, except downloads, which need not be repeated.
+        // On a full disk only the downloads may stay, because the next attempt reuses them.
         let finished = incoming.finish();
         let pulled = pulled?;
         finished?;
@@ -79,7 +79,7 @@ struct Pull<'a> {
     needs_image: bool,
     /// The first step whose snapshot is missing.
     first: usize,
-    /// The snapshot of the step before.
+    /// The snapshot of the step before `first`.
     base: Option<Layer>,
     /// Layers to download, in the order of use.
     needed: Vec<usize>,
@@ -112,8 +112,8 @@ impl<'a> Pull<'a> {
         }
         let top = (0..steps.len()).rev().find_map(|at| {
             let layer = known.get(&chains[at])?;
-            // The requested step is looked up by its key. Where another layer has that, as one of another engine may,
-            // a second copy would not be found either.
+            // The requested step is looked up by its key. If another layer has that key, such as a layer of another
+            // engine, a second copy would not be found either.
             let key = &steps[at].key;
             let found = at + 1 < steps.len()
                 || *layer.id == **key
@@ -126,7 +126,7 @@ impl<'a> Pull<'a> {
         if verified {
             unverified::verify_image(store, image)?;
             unverified::verify_layers(store, &mut there, steps)?;
-            // Even if nothing is missing: what was asked for is looked up by its key.
+            // Needed even if nothing is missing, because the requested step is looked up by its key.
             let from = there.len().min(steps.len().saturating_sub(1));
             unverified::make_way(store, &steps[from..], there.last())?;
         }
@@ -178,8 +178,8 @@ impl<'a> Pull<'a> {
         })
     }
 
-    /// Returns the steps whose changes produce a build volume as it is after step `at`, on top of what exists by
-    /// then. If the store does not freeze volumes, only the last snapshot has them: one copy on the disk is enough.
+    /// Returns the steps whose changes turn what exists by then into the build volume's state after step `at`. If the
+    /// store does not freeze volumes, only the last snapshot gets them, so the disk holds one copy.
     fn volume_layers(&self, name: &str, at: usize) -> std::ops::Range<usize> {
         let steps = &self.document.snapshot.steps;
         if steps[at].volume(name).is_none() {
@@ -214,7 +214,7 @@ impl<'a> Pull<'a> {
         sizes.fold(0, u64::saturating_add)
     }
 
-    /// Refuses a pull that the disk has no room for. Downloads stay until everything is unpacked.
+    /// Refuses a pull that does not fit on the disk. Downloads stay until everything is unpacked.
     fn check_room(&self, source: SnapshotSource<'_>) -> Result<()> {
         let root = self.to.store.root();
         let blobs = self.needed.iter().map(|index| &self.document.blobs[*index]);
@@ -267,7 +267,7 @@ impl<'a> Pull<'a> {
                     let all = futures_util::stream::iter(needed)
                         .map(async |index| {
                             let piece = source.layer(&document.blobs[index], &counter).await?;
-                            // The other side reports its own error.
+                            // The unpacking thread reports its own error.
                             drop(sender.send((index, piece)));
                             Ok(())
                         })
@@ -291,7 +291,7 @@ impl<'a> Pull<'a> {
             let downloads = downloads
                 .join()
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            // If there was nothing left to unpack, the other side has the reason.
+            // A failed download is the reason why unpacking ended early.
             downloads.and(outcome)
         })
     }
@@ -405,7 +405,7 @@ impl<'a> Pull<'a> {
         downloaded.unpack(self.document, index, &root, On::Tree)
     }
 
-    /// Makes the image after a step at a service.
+    /// Makes the service's image after a step.
     fn service_image(
         &self,
         service: &Service,
@@ -471,7 +471,7 @@ impl<'a> Pull<'a> {
                     fs::create_dir_all(place.join("volumes"))?;
                     let before = changed.start.checked_sub(1);
                     let is_diff = before.is_some_and(|before| steps[before].volume(name).is_some());
-                    // If volumes are not frozen, it is in a layer from before this pull.
+                    // If volumes are not frozen, the volume's content is in a layer from before this pull.
                     let on_base = changed.start == self.first && self.base_has(name);
                     let base = self.base.as_ref().filter(|_| on_base);
                     let from = match (base, below) {
@@ -505,11 +505,11 @@ impl<'a> Pull<'a> {
         Ok(made)
     }
 
-    /// Describes a layer without an id yet; all but the lowest one are based on another such layer.
+    /// Describes a layer. `publish_layers` sets the final id and, except for the lowest layer, the parent.
     fn describe(&self, at: usize, volumes: BTreeMap<VolumeName, VolumeState>) -> Layer {
         let step = &self.document.snapshot.steps[at];
         Layer {
-            // Its own id where another layer has this one.
+            // Provisional: `publish_layers` picks another id if this one is taken.
             id: step.key.clone().into(),
             key: Some(step.key.clone()),
             parent: self.base.as_ref().map(|base| base.id.clone()),

@@ -26,12 +26,12 @@ const PRIVATE: [&str; 2] = [
     "ENCRYPTED SIGSTORE PRIVATE KEY",
     "ENCRYPTED COSIGN PRIVATE KEY",
 ];
-/// What precedes the point in the public key of P-256, as DER.
+/// DER prefix of the point in a P-256 public key.
 const P256: [u8; 26] = [
     0x30, 0x59, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a,
     0x86, 0x48, 0xce, 0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00,
 ];
-/// cosign's N is 2^16; more than this takes a gigabyte.
+/// cosign uses N = 2^16. N = 2^20 already takes a gigabyte.
 const MAX_LOG_N: u32 = 20;
 const MAX_R: u32 = 8;
 const MAX_P: u32 = 16;
@@ -41,10 +41,10 @@ pub(crate) struct SigningKey {
     public: VerifyingKey,
 }
 
-/// A key that signatures are verified with.
+/// A key that verifies signatures.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct VerifyingKey {
-    /// Its name, for messages.
+    /// The file's path, for messages.
     path: PathBuf,
     /// An uncompressed point.
     point: Vec<u8>,
@@ -92,7 +92,7 @@ impl fmt::Debug for VerifyingKey {
 }
 
 impl SigningKey {
-    /// Reads a private key. `password`: that of the file, if the user gave one.
+    /// Reads a private key. `password`: the file's password, if the user gave one.
     pub(crate) fn read(path: &Path, password: Option<&str>) -> Result<Self> {
         let text = read(path)?;
         let Some(password) = password else {
@@ -155,7 +155,7 @@ impl Sealed {
         Some(key)
     }
 
-    /// Decrypts NaCl's secretbox: the stream's first bytes are the key of the tag in front.
+    /// Decrypts a NaCl secretbox: the first bytes of the stream are the key of the leading tag.
     fn open(&self, key: &[u8; 32]) -> Option<Vec<u8>> {
         let nonce: [u8; 24] = STANDARD.decode(&self.cipher.nonce).ok()?.try_into().ok()?;
         let sealed = STANDARD.decode(&self.ciphertext).ok()?;
@@ -193,7 +193,7 @@ impl VerifyingKey {
         }
     }
 
-    /// Returns whether a signature in base64 is that of these bytes.
+    /// Returns whether a base64 signature matches these bytes.
     pub(super) fn verifies(&self, bytes: &[u8], signature: &str) -> bool {
         let key = UnparsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, &self.point);
         let signature = STANDARD.decode(signature);
@@ -205,7 +205,7 @@ impl VerifyingKey {
     }
 }
 
-/// Returns the content of the first PEM block of a name.
+/// Returns the content of the first PEM block with a label.
 fn pem(text: &str, label: &str) -> Option<Vec<u8>> {
     let (_, rest) = text.split_once(&format!("-----BEGIN {label}-----"))?;
     let (body, _) = rest.split_once(&format!("-----END {label}-----"))?;

@@ -1,8 +1,8 @@
-//! Owns sharing snapshots between machines, through any registry of container images, or files in the same form.
+//! Owns sharing snapshots between machines, through any container registry or through files in the same format.
 //!
-//! There a snapshot is an image, named by its step's key: the base image's tree is the lowest layer, and above it are
-//! the changes of each step up to this one. So common parts of two snapshots are stored once, and "is it built?" is
-//! "does the tag exist?".
+//! A shared snapshot is an image named by its step's key. Its lowest layer is the base image's tree, and the changes of
+//! each step up to this one lie above it. So snapshots share their common layers, and "is it built?" becomes "does the
+//! tag exist?".
 
 mod document;
 mod downloaded;
@@ -40,11 +40,11 @@ use crate::sys::error::Result;
 #[derive(Clone, Debug)]
 pub(crate) struct Repository {
     reference: Reference,
-    /// Signs what is pushed.
+    /// The key that signs pushed snapshots.
     pub(crate) signs: Option<Arc<SigningKey>>,
-    /// Signs what came from elsewhere without a verified signature too.
+    /// Also signs snapshots that came from elsewhere without a verified signature.
     pub(crate) signs_unverified: bool,
-    /// Must have signed what is pulled.
+    /// The key that must have signed pulled snapshots.
     pub(crate) verifies: Option<Arc<VerifyingKey>>,
 }
 
@@ -58,7 +58,7 @@ impl Repository {
                 signs_unverified: false,
                 verifies: None,
             }),
-            // The help text for that is about image recipes.
+            // The default help text is about image recipes.
             Err((message, _)) => Err(usage!("{message}")
                 .help("registry.example.org/name, or registry.example.org/name:tag")),
         }
@@ -90,14 +90,14 @@ impl std::fmt::Display for Repository {
     }
 }
 
-/// Prefix of the tag for the image of a recipe.
+/// Prefix of the tag for a recipe's image.
 const RECIPE: &str = "recipe-";
 
 fn recipe_tag(recipe: &str) -> String {
     format!("{RECIPE}{recipe}")
 }
 
-/// Runs network work in a separate thread, and shows its progress.
+/// Runs network work in a separate thread and shows its progress.
 fn watched<T: Send>(
     cancel: &AtomicBool,
     counter: &ByteCounter,

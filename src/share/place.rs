@@ -34,13 +34,13 @@ impl Destination<'_> {
 /// Where snapshots come from.
 #[derive(Clone, Copy)]
 pub(super) enum SnapshotSource<'a> {
-    /// Layers are downloaded to here.
+    /// The registry, and the directory that layers are downloaded to.
     Registry(&'a Registry, &'a Path),
     Layout(&'a Layout),
 }
 
 impl SnapshotSource<'_> {
-    /// Returns where a layer is, once it is complete and verified.
+    /// Returns a layer's location once the layer is complete and verified.
     pub(super) async fn layer(self, blob: &Blob, counter: &ByteCounter) -> Result<Piece> {
         match self {
             Self::Registry(registry, blobs) => registry
@@ -57,7 +57,7 @@ impl SnapshotSource<'_> {
         }
     }
 
-    /// Returns how many bytes of a layer must be stored before it can be unpacked.
+    /// Returns how many more bytes of a layer must be stored before it can be unpacked.
     pub(super) fn missing_bytes(self, blob: &Blob) -> u64 {
         match self {
             Self::Registry(_, blobs) => {
@@ -71,7 +71,7 @@ impl SnapshotSource<'_> {
         }
     }
 
-    /// Returns how many bytes of a layer are stored while a service unpacks it.
+    /// Returns how many bytes a layer's copy takes while a service unpacks it.
     pub(super) fn copied(self, blob: &Blob) -> u64 {
         match self {
             Self::Registry(..) => 0,
@@ -79,7 +79,7 @@ impl SnapshotSource<'_> {
         }
     }
 
-    /// Removes a layer that is no longer needed; the user's files stay.
+    /// Removes a downloaded layer that is no longer needed. Files of the user stay.
     pub(super) fn forget(self, incoming: &IncomingLayers<'_>, blob: &Blob) -> Result<()> {
         match self {
             Self::Registry(..) => incoming.drop_blob(&blob.sha256),

@@ -1,7 +1,7 @@
-//! Owns removing old snapshots from a registry: what is there, what is kept, and the rest.
+//! Owns removing old snapshots from a registry: surveying the tags, deciding which to keep, and removing the rest.
 //!
-//! Only what rockenv made is removed, and only whole manifests: a tag that cannot be read, that a person chose, or that
-//! shares its manifest with a kept one stays, and so does everything that a kept snapshot stands on.
+//! Only whole manifests that rockenv made are removed. A tag stays if it cannot be read, if a person chose its name, or
+//! if it shares its manifest with a kept tag. Everything below a kept snapshot stays too.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,12 +18,12 @@ use crate::image::oci::{Operation, Registry, sha256};
 use crate::store::images::TaskContext;
 use crate::sys::error::{Kind, Result, ResultExt as _};
 
-/// What must stay.
+/// What to keep.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Keep {
     /// Keys of steps and images.
     pub(crate) keys: BTreeSet<String>,
-    /// Everything that was built since.
+    /// Snapshots built since then stay.
     pub(crate) since: Timestamp,
 }
 
@@ -40,18 +40,18 @@ enum Content {
     /// A snapshot or an image of rockenv.
     Snapshot {
         key: String,
-        /// The step, or the image.
+        /// The step's name, or the image's.
         title: String,
         built: Timestamp,
-        /// Its keys, and those of everything that it stands on.
+        /// The keys of its steps and its image.
         holds: BTreeSet<String>,
-        /// Its layers with their sizes.
+        /// Its layers and their sizes.
         layers: BTreeMap<String, u64>,
-        /// The tag is what rockenv would call it.
+        /// Whether the tag is the name that rockenv gives to this content.
         is_named_by_key: bool,
     },
     Signature(String),
-    /// Something else, with the manifests that it names.
+    /// Any other content, with the manifests that it references.
     Other(BTreeSet<String>),
 }
 
@@ -59,29 +59,29 @@ enum Content {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Unneeded {
     pub(crate) tag: String,
-    /// The step, or the image; none for signatures.
+    /// The step's name, or the image's. `None` for signatures.
     pub(crate) title: Option<String>,
     pub(crate) built: Option<Timestamp>,
     #[serde(skip)]
     manifest: String,
 }
 
-/// What is removed.
+/// The decision about all tags.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct PrunePlan {
     pub(crate) removed: Vec<Unneeded>,
-    /// Tags of rockenv that stay.
+    /// Number of rockenv's tags that stay.
     pub(crate) kept: usize,
-    /// Tags that others made, or that cannot be read.
+    /// Number of tags that other programs made, or that cannot be read.
     pub(crate) others: usize,
-    /// Bytes of layers that only the removed ones have.
+    /// Bytes of layers that only the removed snapshots have.
     pub(crate) bytes: u64,
-    /// All tags that were looked at, and what they were judged by.
+    /// The surveyed tags and the criteria.
     #[serde(skip)]
     looked_at: (Vec<Tag>, Keep),
 }
 
-/// Looks at all tags, and decides.
+/// Surveys all tags and decides which to remove.
 pub(crate) fn survey(
     repository: &Repository,
     keep: &Keep,
@@ -97,7 +97,7 @@ pub(crate) fn survey(
     .context(|| format!("cannot look at `{repository}`"))
 }
 
-/// Removes what a survey found, except what a tag was set on or moved to since, and what that one stands on; returns
+/// Removes what a survey found, except manifests that got a new tag in the meantime and everything below them. Returns
 /// the removed tags, and the bytes of layers that only these had.
 pub(crate) fn remove(
     repository: &Repository,
@@ -112,7 +112,7 @@ pub(crate) fn remove(
         let tags = all(tags).await?;
         let (mut gone, mut removed) = (BTreeSet::<&str>::new(), Vec::new());
         for tag in plan.still_unneeded(&tags) {
-            // Other tags of the same manifest went with it.
+            // Other tags of the same manifest were removed with it.
             if gone.insert(&tag.manifest) {
                 registry.delete(&tag.manifest).await?;
             }
@@ -123,7 +123,7 @@ pub(crate) fn remove(
     .context(|| format!("cannot remove snapshots from `{repository}`"))
 }
 
-/// Looks at several tags at once; the first error ends it.
+/// Examines several tags at once. The first error ends the survey.
 async fn all(
     tags: impl Stream<Item = impl Future<Output = Result<Option<Tag>>>>,
 ) -> Result<Vec<Tag>> {
@@ -131,7 +131,7 @@ async fn all(
     tags.try_filter_map(async |tag| Ok(tag)).try_collect().await
 }
 
-/// Looks at one tag after the survey. One that is new or has moved is needed.
+/// Examines a tag again after the survey. A tag that is new or has moved is needed.
 async fn look_again(
     registry: &Registry,
     name: String,
@@ -139,7 +139,7 @@ async fn look_again(
     blobs: &std::path::Path,
 ) -> Result<Option<Tag>> {
     let before = plan.looked_at.0.iter().find(|tag| tag.name == name);
-    // A document that is no manifest is looked at again.
+    // A tag whose document is not a manifest is always examined again.
     if let Some(before) = before.filter(|tag| !tag.manifest.is_empty()) {
         let now = registry.find_tag(&name).await;
         if let Ok(Some((_, manifest))) = &now
@@ -153,7 +153,7 @@ async fn look_again(
 }
 
 impl PrunePlan {
-    /// Returns what may still be removed, if these are the tags by now.
+    /// Returns the planned tags that may still be removed, given the current tags.
     fn still_unneeded(&self, tags: &[Tag]) -> Vec<&Unneeded> {
         let now = decide(tags, &self.looked_at.1).removed;
         let removed = self.removed.iter();
@@ -162,7 +162,7 @@ impl PrunePlan {
 }
 
 impl Tag {
-    /// Returns it as one that stays, like a name that a person chose. Signatures keep what they sign.
+    /// Marks the tag as one to keep, like a name that a person chose. A signature then keeps its subject.
     fn needed(mut self) -> Self {
         match &mut self.content {
             Content::Snapshot {
@@ -177,12 +177,12 @@ impl Tag {
     }
 }
 
-/// Looks at one tag; `None` if it has gone since.
+/// Examines a tag. `None`: the tag was removed in the meantime.
 async fn look(registry: &Registry, name: String, blobs: &std::path::Path) -> Result<Option<Tag>> {
     let (bytes, manifest) = match registry.find_tag(&name).await {
         Ok(Some(found)) => found,
         Ok(None) => return Ok(None),
-        // A document that is no manifest.
+        // The document is not a manifest.
         Err(error) if [Kind::Invalid, Kind::Drift].contains(&error.kind()) => {
             (Vec::new(), String::new())
         }
@@ -196,11 +196,11 @@ async fn look(registry: &Registry, name: String, blobs: &std::path::Path) -> Res
                 return Err(error);
             }
             Err(error) => {
-                // One that cannot be read just now may stand on others.
+                // A snapshot that is only temporarily unreadable may be based on other snapshots.
                 if error.kind() == Kind::Unavailable && has_config(registry, &bytes).await {
                     return Err(error);
                 }
-                // Its configuration is gone, or this is something else.
+                // The configuration is gone, or the tag has other content.
                 Content::other(&bytes)
             }
         },
@@ -314,7 +314,7 @@ fn decide(tags: &[Tag], keep: &Keep) -> PrunePlan {
     }
     plan.bytes = freed(tags, &removed);
     plan.removed.sort_by_key(|tag| tag.built);
-    // Signatures go first: afterwards nothing would name them.
+    // Signatures go first. If they outlived their subject, no later prune would find them.
     let mut signatures = Vec::new();
     for tag in tags {
         if let Content::Signature(subject) = &tag.content {
@@ -359,7 +359,7 @@ mod tests {
         format!("2026-11-{day:02}T00:00:00Z").parse().unwrap()
     }
 
-    /// A snapshot of some steps, built on a day; the first is the image.
+    /// Returns a snapshot that was built on a day. The first key is the image's.
     fn snapshot(name: &str, manifest: &str, keys: &[&str], day: u32) -> Tag {
         let key = (*keys.last().unwrap()).to_owned();
         Tag {
@@ -416,7 +416,7 @@ mod tests {
         let (names, plan) = removed(&tags, &[], 10);
         assert_eq!(names, ["old", "recipe-o", "c"]);
         assert_eq!((plan.kept, plan.others, plan.bytes), (4, 0, 20));
-        // A lock file keeps its own, and all below.
+        // A key from a lock file keeps its snapshot and everything below.
         assert_eq!(removed(&tags, &["c"], 10).0, ["old", "recipe-o"]);
         assert_eq!(removed(&tags, &["c"], 25).0, ["old", "recipe-o", "b"]);
         let (names, _) = removed(&tags, &["old"], 25);
@@ -475,7 +475,7 @@ mod tests {
         };
         let all = ["sha256-mb.sig", "i", "recipe-r", "a", "b", "c"];
         assert_eq!(still(Vec::new()), all);
-        // A name, new or not, and that of a recipe.
+        // Names that a person chose, and a recipe's name.
         for name in ["nightly", "weekly"] {
             let moved = snapshot(name, "mb", &["i", "a", "b"], 1);
             assert_eq!(still(vec![moved]), ["c"]);
@@ -483,12 +483,12 @@ mod tests {
         let left = ["sha256-mb.sig", "a", "b"];
         let moved = snapshot("recipe-r", "mc", &["i", "c"], 1);
         assert_eq!(still(vec![moved]), left);
-        // An index of somebody else, and another signature.
+        // A foreign index, and a new signature.
         assert_eq!(still(vec![other("index", "mz", &["mb"])]), ["c"]);
         let mut again = signed("mc");
         again.manifest.push_str("-2");
         assert_eq!(still(vec![again]), left);
-        // A key whose snapshot was built again.
+        // A key whose snapshot was rebuilt.
         let rebuilt = snapshot("c", "mc-2", &["i", "c"], 20);
         assert_eq!(still(vec![rebuilt]), left);
     }
@@ -518,7 +518,7 @@ mod tests {
         for (gone, bytes) in [
             (&["absent"][..], 0),
             (&["mb"][..], 10),
-            // What stayed has the image, too.
+            // The remaining snapshot has the image, too.
             (&["ma", "mb"][..], 20),
             (&["mi", "ma", "mb"][..], 30),
         ] {

@@ -1,4 +1,4 @@
-//! Owns pulling: a registry is asked by tags, a layout lists its content. Interrupted downloads resume.
+//! Owns pulling and importing: a registry is asked for tags, a layout lists its content. Interrupted downloads resume.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ use crate::sys::name::StepName;
 
 pub(super) const PARALLEL: usize = 4;
 
-/// What is looked for.
+/// The snapshot that the caller looks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SnapshotRef {
     /// The snapshot of a step, or the image, with this key.
@@ -58,7 +58,7 @@ impl SnapshotRef {
         }
     }
 
-    /// Refuses a document that is something else, or brings more than what is looked for.
+    /// Refuses a document with other content, or with more than the caller looks for.
     pub(super) fn check(&self, document: &Document) -> Result<()> {
         let snapshot = &document.snapshot;
         let tag = self.tag();
@@ -92,8 +92,8 @@ impl SnapshotRef {
         }
     }
 
-    /// Gives steps that were accepted by their names alone, because this machine skips them, keys that no step looks
-    /// for: a step of another profile may have the key that they claim.
+    /// Gives new keys, which no step looks for, to steps that were accepted by name alone because this machine skips
+    /// them. The keys that they claim may belong to steps of another profile.
     fn disown_skipped(&self, document: &mut Document) {
         let Self::Chain(chain) = self else { return };
         for step in &mut document.snapshot.steps {
@@ -104,13 +104,13 @@ impl SnapshotRef {
     }
 }
 
-/// The steps of a profile up to one that is looked for, and their image.
+/// A profile's steps up to the wanted one, and their image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct WantedChain {
     image: ImageKey,
-    /// With whether other machines may skip the step: it needs a GPU, and is in no later key.
+    /// Step keys. `true`: other machines may skip the step (it needs a GPU, and no later key includes it).
     steps: Vec<(StepKey, bool)>,
-    /// Names of those that are skipped here. Another machine's have keys that cannot be known here.
+    /// Names of the steps that this machine skips. Their keys on other machines are unknown here.
     skipped: Vec<StepName>,
 }
 
@@ -124,7 +124,7 @@ impl WantedChain {
         }
     }
 
-    /// Returns the steps up to the one with the key `last`; `None` if there is none.
+    /// Returns the steps up to the step with the key `last`; `None` if no step has that key.
     pub(crate) fn of(spec: &Spec, image: ImageKey, last: &StepKey) -> Option<Self> {
         let at = spec.steps.iter().position(|step| step.key == *last)?;
         let steps = spec.steps[..=at].iter();
@@ -138,7 +138,7 @@ impl WantedChain {
         })
     }
 
-    /// Returns the first step that does not belong there: the key of each follows from the one before.
+    /// Returns the first step that does not belong to the chain. Each key must follow from the key before it.
     fn unexpected<'s>(
         &self,
         steps: impl Iterator<Item = (&'s str, &'s StepKey)>,
@@ -154,7 +154,7 @@ impl WantedChain {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Pulled {
-    /// Key of the image at the bottom.
+    /// Key of the base image.
     pub image: String,
     pub image_pulled: bool,
     /// Names of the steps whose snapshots were pulled.
@@ -162,11 +162,11 @@ pub(crate) struct Pulled {
     /// Names of the steps whose snapshots were skipped because they are incremental.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub incremental: Vec<String>,
-    /// Bytes that were needed, compressed.
+    /// Compressed size of the needed layers.
     pub bytes: u64,
 }
 
-/// Returns the first of these tags with a usable snapshot in the registry.
+/// Returns the first of these keys that has a usable snapshot in the registry.
 pub(crate) fn available(
     repository: &Repository,
     keys: &[StepKey],
@@ -187,7 +187,7 @@ pub(crate) fn available(
             }
             let serves = match reuse {
                 Reuse::Incremental => true,
-                // A faulty manifest is reported when it is pulled.
+                // A malformed manifest is reported when it is pulled.
                 Reuse::Clean => registry.find_tag(key).await?.is_none_or(|(manifest, _)| {
                     Manifest::parse(&manifest).map_or(true, |manifest| manifest.is_clean())
                 }),
@@ -201,7 +201,7 @@ pub(crate) fn available(
     .context(|| format!("cannot ask `{repository}`"))
 }
 
-/// Returns the registry's image for the wanted one, without its tree.
+/// Returns the description of the wanted image from the registry, without its tree.
 pub(crate) fn image(
     repository: &Repository,
     wanted: &SnapshotRef,
@@ -234,7 +234,7 @@ pub(crate) fn pull(
     let registry = repository.open(Operation::Pull, cx)?;
     let verifies = repository.verifies.as_deref();
     let cannot = || format!("cannot pull `{tag}` from `{repository}`");
-    // From the beginning, because a download may wait for hours until it is unpacked.
+    // Held from the start, because hours may pass between a download and its unpacking.
     let _downloads = store.keep_downloads()?;
     let blobs = store.root().join("blobs");
     let counter = ByteCounter::default();
@@ -256,10 +256,10 @@ pub(crate) fn pull(
         .map(Some)
 }
 
-/// Imports the missing ones of all snapshots in a file or directory made by [`super::export`].
+/// Imports the missing layers of all snapshots in a file or directory made by [`super::export`].
 pub(crate) fn import(to: Import<'_>, path: &Path, cx: &mut TaskContext<'_>) -> Result<Vec<Pulled>> {
     let mut all = || -> Result<_> {
-        // Report a fault of the last one before the first is imported.
+        // An invalid document must be reported before the first import.
         examine(path)?;
         let layout = Layout::open(path)?;
         let entries = layout.entries()?;
@@ -279,7 +279,7 @@ pub(crate) fn examine(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Resolves a tag; if it must be signed, before anything else of it is read.
+/// Resolves a tag. If a signature is required, it is verified before anything else is read.
 pub(super) async fn find(
     registry: &Registry,
     tag: &str,

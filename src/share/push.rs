@@ -1,9 +1,9 @@
-//! Owns pushing: sending the layers that a registry lacks, and setting the tags when all of them are there; and the
-//! same into files.
+//! Owns pushing: sends the layers that a registry lacks, and sets the tags after all layers have arrived. Exporting to
+//! files works the same way.
 //!
-//! A layer that was pushed before has a known digest, so the registry is only asked whether it has it. Tags come last
-//! and from the bottom up: a reader that finds one finds all of its parents. Several layers are on their way at once. An
-//! interrupted push resumes with these.
+//! The digest of a layer that was pushed before is known, so the registry is only asked whether it has the layer. Tags
+//! are set last and from the bottom up, so a reader that finds a tag also finds all parents. Several layers are sent at
+//! once, and an interrupted push resumes with the missing ones.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -33,25 +33,25 @@ use crate::store::{Layer, Store};
 use crate::sys::error::{Kind, Result, ResultExt as _};
 use crate::tree::Method;
 
-/// Snapshots whose layers are sent at once. Each takes 10 MiB of memory.
+/// Number of snapshots whose layers are sent at once. Each takes 10 MiB of memory.
 const AT_ONCE: usize = 3;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Pushed {
-    /// Snapshots that had no tag before.
+    /// Number of tags that were set.
     pub tags: u64,
     pub sent: usize,
-    /// Their bytes, compressed.
+    /// Compressed size of the sent layers.
     pub sent_bytes: u64,
-    /// Layers that were already there.
+    /// Layers that the destination already had.
     pub there: u64,
-    /// Sockets that no archive can hold.
+    /// Sockets, which an archive cannot hold.
     pub left_out: u64,
-    /// Tags that stay as they were, because the registry does not let them move.
+    /// Tags that stay unchanged because the registry does not let them move.
     pub immutable: u64,
 }
 
-/// Pushes snapshots, with everything below them.
+/// Pushes snapshots and everything below them.
 pub(crate) fn push(
     store: &Store,
     repository: &Repository,
@@ -74,7 +74,7 @@ pub(crate) fn push(
         .context(|| format!("cannot push to `{repository}`"))
 }
 
-/// Refuses to sign what another machine may have made.
+/// Refuses to sign content that another machine may have made.
 fn check_origin(store: &Store, what: &Shareable) -> Result<()> {
     let refuse = |name: &str| {
         Err(
@@ -94,19 +94,19 @@ fn check_origin(store: &Store, what: &Shareable) -> Result<()> {
     Ok(())
 }
 
-/// Writes snapshots to a new file or directory, with everything below them.
+/// Writes snapshots and everything below them to a new file or directory.
 pub(crate) fn export(
     store: &Store,
     place: &Path,
     what: &Shareable,
     cx: &mut TaskContext<'_>,
 ) -> Result<Pushed> {
-    // Timestamps depend on the content, so that the same snapshots give the same file.
+    // Timestamps depend only on the content, so the same snapshots give the same file.
     let created = what.layers.last().map(|layer| layer.created.as_second());
     let time = created.and_then(|seconds| u64::try_from(seconds).ok());
     let draft = LayoutDraft::new(place, time.unwrap_or_default())?;
     let to = Destination::Layout(Box::new(draft.into()));
-    // For `podman load`; not every env name is a valid image name.
+    // The name for `podman load`. Not every env name is a valid image name.
     let last = what.layers.last();
     let name = last.map(|layer| format!("localhost/{}:{}", what.env, layer.title));
     let name = name.filter(|name| Repository::parse(name).is_ok());
@@ -162,15 +162,15 @@ struct Pushing<'a> {
     store: &'a Store,
     to: Destination<'a>,
     what: &'a Shareable,
-    /// Another tag for the last snapshot; in a file, the name to load it under.
+    /// Additional tag for the last snapshot. In a file, the name to load it under.
     tag: Option<&'a str>,
     repository: Option<&'a Repository>,
     /// Bytes that were read.
     done: Arc<AtomicU64>,
-    /// Layers that are being sent.
+    /// Number of layers being sent.
     sending: Cell<usize>,
     pushed: RefCell<Pushed>,
-    /// The changes of each snapshot, if a service keeps them.
+    /// The layers with each snapshot's changes, if a service keeps the trees.
     trees: Vec<Blob>,
 }
 
@@ -193,7 +193,7 @@ impl Pushing<'_> {
             sent.map(|shared| (at, shared))
                 .context(|| format!("cannot push snapshot `{title}`"))
         });
-        // Sent in any order, so that the first error drops the others, which ends them; described from the bottom up.
+        // Sent in any order: the first error drops the other transfers, which stops them. Described from the bottom up.
         let layers = futures_util::stream::iter(layers).buffer_unordered(at_once);
         let mut layers = std::pin::pin!(layers);
         let mut sent = BTreeMap::new();
@@ -216,7 +216,7 @@ impl Pushing<'_> {
         let store = self.store;
         let remembered = store.shared_image(&image.key).ok().flatten();
         let remembered = remembered.and_then(|shared| shared.tree);
-        // Another machine may have pushed it: the image's key determines its content, and pulling verifies that.
+        // Another machine may have pushed the image. Its key determines its content, which pulling verifies.
         let others = match &remembered {
             Some(_) => None,
             None => self.pushed_image().await,
@@ -228,7 +228,7 @@ impl Pushing<'_> {
             .blob(known, changes, there)
             .await
             .context(|| format!("cannot push image `{}`", image.name))?;
-        // What others pushed is not remembered: the next push may sign it.
+        // A layer that others pushed is not remembered, because the next push may sign it.
         if ![&remembered, &others]
             .into_iter()
             .flatten()
@@ -248,12 +248,12 @@ impl Pushing<'_> {
         self.publish(document, &recipe, true).await
     }
 
-    /// Returns the image's layer that the registry has under its key; a faulty one counts as missing.
+    /// Returns the image's layer in the registry, found by the image's key. A malformed document counts as missing.
     async fn pushed_image(&self) -> Option<Blob> {
         let Destination::Registry(registry) = &self.to else {
             return None;
         };
-        // A signature is for bytes that come from here.
+        // A signature must only cover bytes that this machine sent.
         if self.signs().is_some() {
             return None;
         }
@@ -265,7 +265,7 @@ impl Pushing<'_> {
         document.blobs.into_iter().next().filter(|_| is_right)
     }
 
-    /// Sends what belongs to one snapshot, and remembers it.
+    /// Sends a snapshot's layers and remembers their digests.
     async fn send_layer(&self, at: usize) -> Result<Shared> {
         let (store, what) = (self.store, self.what);
         let layer = &what.layers[at];
@@ -308,7 +308,7 @@ impl Pushing<'_> {
         }
         shared.chain.clone_from(&remembered.chain);
         if shared != remembered {
-            // A snapshot below it may still be on its way, so its chain is not known yet.
+            // A snapshot below may still be in transit, so the chain is not known yet.
             shared.chain.clear();
             unless_full(shared.save(&store.layer_dir(&layer.id)))?;
         }
@@ -359,7 +359,7 @@ impl Pushing<'_> {
         }
         match is_whole {
             true => self.publish(document, key, false).await,
-            // It can only be the parent of others, so it gets no tag.
+            // An incomplete snapshot can only be a parent of others, so it gets no tag.
             false => Ok(()),
         }
     }
@@ -396,7 +396,7 @@ impl Pushing<'_> {
         }
     }
 
-    /// Makes sure that the other side has a layer. `there`: its source was not removed meanwhile.
+    /// Makes sure that the destination has a layer. `there`: the source still exists.
     async fn blob(
         &self,
         known: Option<Blob>,
@@ -424,13 +424,13 @@ impl Pushing<'_> {
         Ok(sent.blob)
     }
 
-    /// Stores the current document under a tag; an existing one for the same key stays, unless this one `moves` it.
+    /// Stores the current document under a tag. An existing tag for the same key stays, unless this one `moves` it.
     async fn publish(&self, document: &Document, tag: &str, moves: bool) -> Result<()> {
         let (config, manifest) = document.encode(&self.what.profile)?;
         let registry = match &self.to {
             Destination::Registry(registry) => *registry,
             Destination::Layout(draft) => {
-                // One image: the last description includes all lower ones, and most programs look for just one.
+                // One image, because most programs look for only one. The last description includes all lower ones.
                 let mut draft = draft.lock().await;
                 draft.describe(document.key(), self.tag, config, manifest);
                 self.pushed.borrow_mut().tags = 1;
@@ -441,7 +441,7 @@ impl Pushing<'_> {
         if let Some((there, sha256)) = registry.find_tag(tag).await? {
             let same_key = || {
                 let manifest = Manifest::parse(&there).ok();
-                // The result of a clean build replaces another one.
+                // A clean result replaces an incremental one.
                 manifest.is_some_and(|manifest| {
                     manifest.key() == Some(document.key())
                         && (manifest.is_clean() || !document.is_clean())
@@ -458,7 +458,7 @@ impl Pushing<'_> {
         if !registry.has_blob(&sha256, config.len() as u64).await? {
             registry.upload_bytes(&config).await?;
         }
-        // Before the tag: a reader that finds the tag finds the signature.
+        // The signature comes before the tag: a reader that finds the tag finds the signature.
         self.sign(registry, &ours).await?;
         match registry.publish(tag, MANIFEST, &manifest).await? {
             Tagged::Set => self.pushed.borrow_mut().tags += 1,
@@ -484,7 +484,7 @@ impl Pushing<'_> {
         self.store.root().join("blobs")
     }
 
-    /// Signs a manifest of this machine.
+    /// Signs a manifest that this machine made.
     async fn sign(&self, registry: &Registry, manifest: &str) -> Result<()> {
         let (Some(key), Some(repository)) = (self.signs(), self.repository) else {
             return Ok(());
@@ -495,7 +495,7 @@ impl Pushing<'_> {
             .context(|| "cannot sign".to_owned())
     }
 
-    /// Returns whether another machine's manifest may stay: if it is signed like this one's would be.
+    /// Returns whether another machine's manifest may stay: it must have the signature that this machine would add.
     async fn trusts(&self, registry: &Registry, manifest: &str) -> Result<bool> {
         match self.signs() {
             Some(key) => signature::is_signed(registry, key, manifest, &self.blobs()).await,
@@ -504,7 +504,7 @@ impl Pushing<'_> {
     }
 }
 
-/// Remembered digests only save queries and packing: a full disk must not prevent a push.
+/// Remembered digests only save queries and packing, so a full disk must not prevent a push.
 pub(super) fn unless_full(remembered: Result<()>) -> Result<()> {
     match remembered {
         Err(error) if error.kind() == Kind::OutOfSpace => Ok(()),

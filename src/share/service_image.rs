@@ -1,9 +1,9 @@
-//! Owns sharing the snapshots that a service keeps: sending the layers of their images, and making images there of
+//! Owns sharing snapshots that a service keeps: sends the layers of their images, and makes images at the service from
 //! pulled layers.
 //!
-//! A step's container was made from the snapshot before and frozen, so the step's image has one more layer, with OCI
-//! deletions: the step's changes. The service exports an image only as a whole, so it is read once for all missing
-//! layers, and the others are skipped. Build volumes are in the store, for every engine.
+//! A step's container is based on the previous snapshot, so the step's image has exactly one more layer: the step's
+//! changes, with OCI deletions. The service can only export whole images. One export serves all missing layers, and the
+//! others are skipped. Build volumes are in the store for every engine.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -30,19 +30,19 @@ use crate::sys::host::Host;
 const EMPTY: [u8; 1024] = [0; 1024];
 const EMPTY_SHA256: &str = "5f70bf18a086007016e948b04aed3b82103a36bea41755b6cddfaf10ace3c6ef";
 
-/// A service's layers of a chain of snapshots.
+/// A service's layers for a chain of snapshots.
 #[derive(Debug)]
 pub(crate) struct ServiceImage {
     socket: PathBuf,
-    /// The topmost snapshot's image, which has all of the layers.
+    /// The topmost snapshot's image, which contains all of the layers.
     image: String,
-    /// The changes of each snapshot: a layer's digest.
+    /// Digest of the layer with each snapshot's changes.
     changes: Vec<String>,
 }
 
 impl ServiceImage {
-    /// Examines a service's images of these layers, lowest first. Returns those that are one layer on top of the
-    /// previous one, and why the next one is not.
+    /// Examines the service's images of these layers, lowest first. Returns the images that add one layer to the
+    /// previous one, and the reason why the next image does not.
     pub(crate) fn of(service: &Service, layers: &[Layer]) -> Result<(Self, Option<String>)> {
         let mut kept = Self {
             socket: service.socket.clone(),
@@ -64,7 +64,7 @@ impl ServiceImage {
                 let what = format!("its image was deleted from {}", service.flavour);
                 return Ok((kept, Some(what)));
             };
-            // The lowest of all is the base image's.
+            // The lowest layer is the base image's.
             let base = below.as_ref().map_or(1, Vec::len);
             let stands = found.len() >= base && below.is_none_or(|below| found.starts_with(&below));
             let change = match found.get(base..) {
@@ -83,7 +83,7 @@ impl ServiceImage {
         Ok((kept, None))
     }
 
-    /// Returns how many snapshots it has, from the bottom.
+    /// Returns the number of shareable snapshots, counted from the bottom.
     pub(crate) fn len(&self) -> usize {
         self.changes.len()
     }
@@ -96,8 +96,8 @@ struct Package {
     outcome: oneshot::Receiver<Result<Option<Sent>>>,
 }
 
-/// Makes sure that a place has the changes of each snapshot; returns the layers there, in order. Remembers each sent
-/// layer at once, so that an interrupted push resumes.
+/// Makes sure that a destination has the changes of each snapshot; returns the layers there, in order. Remembers each
+/// sent layer at once, so that an interrupted push resumes.
 pub(super) async fn send(
     store: &Store,
     to: &Destination<'_>,
@@ -135,7 +135,7 @@ pub(super) async fn send(
         {
             let made = async || made.await.unwrap_or(Ok(None));
             let sent = transfer(to, pieces, made, None, &mut Attempts::default()).await;
-            // The service has read the layer already.
+            // The layer cannot be read from the service a second time.
             let again = || {
                 unavailable!("the registry did not take a layer").help(
                     "run the same command again, or use a registry that accepts uploads by PATCH",
@@ -165,14 +165,14 @@ pub(super) async fn send(
         let read = reading
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        // A failure to read the layer is the reason why it was not sent.
+        // If reading the layer failed, that is the cause.
         read.and(outcome)?;
     }
     let all: Option<Vec<Blob>> = found.into_iter().collect();
     all.ok_or_else(|| busy!("a snapshot was removed while it was read").help("rockenv ls"))
 }
 
-/// Reads layers from the service, one after the other, as fast as they are taken.
+/// Reads layers from the service one after the other, at the speed of the receiver.
 fn read(
     socket: &Path,
     image: &str,
@@ -188,7 +188,7 @@ fn read(
             pieces,
             outcome,
         };
-        // The other side has the reason why it stopped.
+        // The receiver knows why it stopped.
         if packages.blocking_send(package).is_err() {
             return Ok(false);
         }
@@ -213,9 +213,9 @@ fn read(
         .context(|| "cannot read the snapshots".to_owned())
 }
 
-/// A pulled layer for a service.
+/// A pulled layer, to be unpacked at a service.
 pub(super) struct Arrived<'a> {
-    /// Its files in the store.
+    /// Directory of the layer in the store.
     pub(super) directory: &'a Path,
     pub(super) tree: &'a TreeId,
     /// The image below it.
@@ -239,7 +239,7 @@ pub(super) fn make(
         diff_id,
         unpacked,
     } = arrived;
-    // Before it exists, so that discarding the directory removes it too.
+    // Noted before the image exists, so that discarding the directory removes the image too.
     store.note_tree(directory, &service.socket, tree)?;
     let place = ContainerTree {
         socket: service.socket.clone(),
@@ -247,7 +247,7 @@ pub(super) fn make(
         name: format!("rockenv-pull-{tree}"),
         store: store.root().to_string_lossy().into_owned(),
         id: store.id()?,
-        // It belongs to no env, and is not found by a key: it can be pulled again.
+        // The container has no env and no key: if it is lost, it can be pulled again.
         env: None,
         tree: tree.clone(),
         key: None,
@@ -262,7 +262,7 @@ pub(super) fn make(
         report: &report,
     };
     if let Err(error) = service.unpack(&unpack, look) {
-        // The service itself may have failed; the next pull removes it then.
+        // If the service itself failed, the next pull removes the container.
         drop(service.remove_container(&place.name));
         return Err(error);
     }

@@ -1,4 +1,4 @@
-//! Owns the choice of what can be shared of an env: the snapshots, from the lowest, that are complete without this store.
+//! Owns the choice of an env's shareable snapshots: those, from the lowest, that are complete without this store.
 
 use crate::engine::docker::Service;
 use crate::plan::ids::EnvName;
@@ -12,18 +12,18 @@ use crate::ui::Reporter;
 /// The shareable part of an env.
 pub(crate) struct Shareable {
     pub env: EnvName,
-    /// The profile, for people who look at the registry.
+    /// The profile's name, for people who browse the registry.
     pub profile: String,
-    /// The image at the bottom.
+    /// The base image.
     pub image: Image,
-    /// Snapshots of steps, lowest first, each on the one before.
+    /// Snapshots of steps, lowest first, each based on the previous one.
     pub layers: Vec<Layer>,
-    /// Where a service keeps their trees.
+    /// The service's images, if a service keeps the trees.
     pub kept: Option<ServiceImage>,
 }
 
 impl Shareable {
-    /// Chooses the shareable part; reports what cannot be shared, and why.
+    /// Chooses the shareable part; reports which snapshots cannot be shared, and why.
     pub(crate) fn of(
         store: &Store,
         env: &EnvName,
@@ -106,20 +106,19 @@ impl Shareable {
         })
     }
 
-    /// Returns the steps' names.
     pub(crate) fn steps(&self) -> Vec<&str> {
         self.layers.iter().map(|layer| &*layer.title).collect()
     }
 }
 
-/// Returns how many layers, from the lowest, are complete without this store.
+/// Returns how many layers, counted from the lowest, are complete without this store.
 fn complete(layers: &[Layer]) -> usize {
     let live = |layer: &Layer| {
         let mut states = layer.volumes.values();
         states.any(|state| !state.is_kept())
     };
-    // A layer whose build volume was not kept is useless elsewhere. A later layer that has the volume again contains
-    // all of it.
+    // Another store has no use for a layer whose build volume was not kept. A later layer that has the volume again
+    // contains all of it.
     let whole = |layer: &Layer| layer.key.is_some() && !live(layer);
     match layers.iter().position(|layer| layer.key.is_none()) {
         Some(made_by_hand) => layers[..made_by_hand].iter().rposition(whole),

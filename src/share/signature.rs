@@ -1,7 +1,7 @@
-//! Owns signatures of snapshots at a registry, as cosign stores them: an image under the tag `sha256-DIGEST.sig`,
-//! whose layers name the digest of the signed manifest, with the signature as an annotation.
+//! Owns signatures of snapshots in a registry, in cosign's format: an image under the tag `sha256-DIGEST.sig`, whose
+//! layers name the digest of the signed manifest and carry the signature as an annotation.
 //!
-//! The manifest's digest determines all of a snapshot: its configuration and its layers.
+//! The manifest's digest covers all of a snapshot: its configuration and its layers.
 
 use std::path::Path;
 
@@ -19,10 +19,10 @@ const PAYLOAD: &str = "application/vnd.dev.cosign.simplesigning.v1+json";
 const SIGNATURE: &str = "dev.cosignproject.cosign/signature";
 const TYPE: &str = "cosign container image signature";
 const MAX_PAYLOAD: u64 = 64 << 10;
-/// Signatures of one manifest.
+/// Maximum number of signatures of a manifest.
 const MAX_SIGNATURES: usize = 64;
 
-/// The parts of a manifest of signatures that are read.
+/// The parts of a signature manifest that rockenv reads.
 #[derive(Deserialize)]
 struct Signatures {
     #[serde(default)]
@@ -50,7 +50,7 @@ fn tag_for(sha256: &str) -> String {
     format!("sha256-{sha256}.sig")
 }
 
-/// Returns the SHA-256 of the manifest that a tag of signatures is for.
+/// Returns the SHA-256 of the manifest that a signature's tag belongs to.
 pub(super) fn subject(tag: &str) -> Option<&str> {
     let digits = tag.strip_prefix("sha256-")?.strip_suffix(".sig")?;
     sha256(&format!("sha256:{digits}")).map(|_| digits)
@@ -102,7 +102,7 @@ pub(super) async fn verify(
     ))
 }
 
-/// Signs a manifest, beside the signatures that it has.
+/// Signs a manifest and keeps its other signatures.
 pub(super) async fn sign(
     registry: &Registry,
     key: &SigningKey,

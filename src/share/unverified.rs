@@ -1,4 +1,4 @@
-//! Owns what becomes of snapshots without a verified signature where a verified one arrives under the same key.
+//! Owns replacing snapshots without a verified signature when a verified one arrives under the same key.
 
 use super::document::SharedStep;
 use crate::plan::ids::{EnvName, LayerId};
@@ -7,8 +7,8 @@ use crate::store::shared::Shared;
 use crate::store::{Layer, Store};
 use crate::sys::error::Result;
 
-/// Remembers that these layers of the store, from the bottom, are those of signed steps. Cuts off the first one whose
-/// description came without a signature and is another, and all on it.
+/// Marks these layers of the store, from the bottom, as verified by the signed steps. Cuts off the first layer that
+/// came without a signature and has another description, and all layers above it.
 pub(super) fn verify_layers(
     store: &Store,
     layers: &mut Vec<Layer>,
@@ -21,7 +21,7 @@ pub(super) fn verify_layers(
     layers.try_for_each(|layer| Shared::mark_verified(&store.layer_dir(&layer.id)))
 }
 
-/// The same for the image, whose content its key determines; it gets the signed description.
+/// Does the same for the image. Its key determines its content, so it only gets the signed description.
 pub(super) fn verify_image(store: &Store, image: &Image) -> Result<()> {
     if store.image(&image.key)?.is_none() || !store.is_image_unverified(&image.key) {
         return Ok(());
@@ -30,8 +30,8 @@ pub(super) fn verify_image(store: &Store, image: &Image) -> Result<()> {
     Shared::mark_verified(&store.image_dir(&image.key))
 }
 
-/// Removes unused layers that have keys of these steps and came without a verified signature: by its key, a step would
-/// be found there. The last step's must be gone, because that is what was asked for.
+/// Removes unused layers that have keys of these steps and came without a verified signature, because a step is looked
+/// up by its key. The last step's layer must be gone, because the caller asked for that step.
 pub(super) fn make_way(store: &Store, steps: &[SharedStep], base: Option<&Layer>) -> Result<()> {
     let mut unverified = Vec::new();
     for step in steps {
@@ -67,7 +67,7 @@ pub(super) fn make_way(store: &Store, steps: &[SharedStep], base: Option<&Layer>
     .help(help))
 }
 
-/// Returns an env that is based on a layer.
+/// Returns an env that uses a layer.
 fn user_of(store: &Store, id: &LayerId) -> Result<Option<EnvName>> {
     for name in store.envs()? {
         let Some(record) = store.record(&name)? else {

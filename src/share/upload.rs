@@ -1,5 +1,5 @@
-//! Owns sending one layer: packed, compressed and hashed while it is sent, so that it is on the disk only once and
-//! its size does not matter. Only a few megabytes are in memory.
+//! Owns sending one layer. The layer is packed, compressed and hashed while it is sent, so it needs no second copy on
+//! the disk and only a few megabytes of memory.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -20,19 +20,19 @@ use crate::sys::error::{Error, Result};
 use crate::ui::size;
 
 const CHUNK: usize = 256 << 10;
-/// Chunks between the compressing thread and the receiver.
+/// Chunks buffered between the compressing thread and the receiver.
 const IN_FLIGHT: usize = 8;
-/// Docker's and others' level for layers.
+/// The level that Docker and others use for layers.
 const LEVEL: i32 = 3;
-/// How much each thread compresses at a time: the default takes four times as much memory as everything else
+/// Bytes that each thread compresses at a time. The default takes four times as much memory as everything else
 /// together.
 const JOB: u32 = 1 << 20;
-/// Compressing threads. More would only wait for the disk.
+/// Maximum number of compressing threads. More would only wait for the disk.
 const MAX_THREADS: usize = 4;
 
 pub(super) struct Sent {
     pub(super) blob: Blob,
-    /// Sockets that no archive can hold.
+    /// Sockets, which an archive cannot hold.
     pub(super) left_out: u64,
 }
 
@@ -42,14 +42,14 @@ pub(super) struct Chunked {
     threads: usize,
 }
 
-/// The other end.
+/// The reading end of a layer's stream.
 pub(super) type Pieces = Receiver<io::Result<Bytes>>;
 
-/// The layer's archive, as it is written.
+/// A layer's archive while it is written.
 type Archive = Hashed<zstd::Encoder<'static, Hashed<Chunks>>>;
 
-/// Sends a layer, packed again whenever the registry did not take it; `done` counts the bytes that were read.
-/// `alone`: no other is being sent.
+/// Sends a layer, and packs it again whenever the registry did not take it. `done` counts the bytes read. `alone`: no
+/// other layer is being sent.
 pub(super) async fn send(
     to: &Destination<'_>,
     changes: &LayerContent,
@@ -86,7 +86,7 @@ impl Packing {
     }
 }
 
-/// Packs a layer in a thread of its own.
+/// Packs a layer in its own thread.
 fn packed(changes: &LayerContent, done: &Arc<AtomicU64>, alone: bool) -> (Pieces, Packing) {
     let (chunked, pieces) = chunked(alone);
     let stop = Stop(Arc::new(AtomicBool::new(false)));
@@ -102,7 +102,7 @@ fn packed(changes: &LayerContent, done: &Arc<AtomicU64>, alone: bool) -> (Pieces
             };
             pack(&changes, archive, &flag, &mut progress)
         });
-        // A receiver that stopped is not interested.
+        // The receiver may have stopped waiting.
         drop(ended.send(outcome));
     });
     let packing = Packing {
@@ -112,7 +112,7 @@ fn packed(changes: &LayerContent, done: &Arc<AtomicU64>, alone: bool) -> (Pieces
     (pieces, packing)
 }
 
-/// Returns both ends of a layer's stream; one that is not `alone` is compressed by one thread.
+/// Returns both ends of a layer's stream. A layer that is not sent `alone` is compressed by a single thread.
 pub(super) fn chunked(alone: bool) -> (Chunked, Pieces) {
     let (sender, pieces) = channel(IN_FLIGHT);
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -120,8 +120,8 @@ pub(super) fn chunked(alone: bool) -> (Chunked, Pieces) {
     (Chunked { sender, threads }, pieces)
 }
 
-/// Sends the stream; `outcome` is that of the producing thread, which makes the `measured` bytes if these are known.
-/// `None`: the registry did not take it, but may if it is sent again.
+/// Sends the stream. `outcome` is the producing thread's result; `measured` describes its bytes if they are known.
+/// `None`: the registry did not take the layer, but may take it when sent again.
 pub(super) async fn transfer(
     to: &Destination<'_>,
     pieces: Pieces,
@@ -154,7 +154,7 @@ pub(super) async fn transfer(
                     None => registry.upload(body, digest, attempts).await,
                     Some(Blob { sha256, size, .. }) => {
                         let upload = registry.upload_whole(body, sha256, *size, attempts).await;
-                        // A local read error is the cause of a broken connection.
+                        // A local read error is the cause of the broken connection.
                         if !matches!(upload, Ok(Upload::Again)) {
                             digest().await?;
                         }
@@ -184,7 +184,7 @@ fn stalled_upload() -> Error {
         .help("run the same command again to resume with this layer")
 }
 
-/// Ends when the registry has accepted nothing for long.
+/// Returns once the registry has accepted no data for a long time.
 async fn stalled(taken: &AtomicU64) {
     let mut before = None;
     loop {
@@ -197,7 +197,7 @@ async fn stalled(taken: &AtomicU64) {
     }
 }
 
-/// Ends the thread when nobody waits for its work any more.
+/// Stops the thread when its result is no longer needed.
 struct Stop(Arc<AtomicBool>);
 
 impl Drop for Stop {
@@ -233,7 +233,7 @@ impl Chunked {
         })
     }
 
-    /// Compresses what `fill` writes; `None` if the other side stopped, which has the reason.
+    /// Compresses what `fill` writes. `None`: the receiver stopped and knows the reason.
     fn compress(
         self,
         fill: impl FnOnce(Archive) -> Result<(Archive, u64)>,
@@ -282,7 +282,7 @@ fn through(
     })
 }
 
-/// Hashes and counts what is written through it.
+/// Hashes and counts the bytes written through it.
 struct Hashed<W> {
     inner: W,
     sha256: Sha256,
@@ -316,7 +316,7 @@ impl<W: Write> Write for Hashed<W> {
     }
 }
 
-/// Passes chunks to the network, or to a writer.
+/// Passes chunks to the network or to a writer.
 struct Chunks {
     sender: Sender<io::Result<Bytes>>,
     buffer: Vec<u8>,

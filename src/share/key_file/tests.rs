@@ -2,15 +2,15 @@
 
 use super::*;
 
-/// Under the older name, with the password `se:cret`.
+/// Has the older label and the password `se:cret`.
 const KEY: &str = include_str!("../../../tests/it/share/keys/one.key");
 const PUB: &str = include_str!("../../../tests/it/share/keys/one.pub");
-/// Of `payload`.
+/// Signs `payload`.
 const SIGNATURE: &str = "MEUCIB+brFJF785Og6Jd3LmipHk+WgMAa8iFvU38b38SyQI3AiEAjw+C3Kl/RydIhRGIgE37N+jn9jjF9RYajKikbTtgRek=";
-/// Without a password.
+/// Has an empty password.
 const OTHER_KEY: &str = include_str!("../../../tests/it/share/keys/other.key");
 const OTHER_PUB: &str = include_str!("../../../tests/it/share/keys/other.pub");
-/// Of another curve, with the password `x`.
+/// Uses another curve and the password `x`.
 const P384_KEY: &str = include_str!("../../../tests/it/share/keys/p384.key");
 const P384_PUB: &str = include_str!("../../../tests/it/share/keys/p384.pub");
 
@@ -57,7 +57,7 @@ fn what_is_not_a_key_is_refused_by_name() {
     refused(private(PUB, ""), "is not a private key of cosign");
     refused(public(P384_PUB), "`cosign.pub` is not a public ECDSA key");
     refused(public(KEY), "`cosign.pub` is not a public ECDSA key");
-    // One bit of the sealed key, and numbers that would take all memory.
+    // Extra bytes in the sealed key, and parameters that would exhaust memory.
     let sealed = String::from_utf8(pem(KEY, PRIVATE[1]).unwrap()).unwrap();
     let label = PRIVATE[1];
     let pem = |json: &str| {

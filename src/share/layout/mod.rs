@@ -1,4 +1,4 @@
-//! Owns snapshots in files: an OCI image layout, as a directory or as a tar file of that.
+//! Owns snapshots in files: an OCI image layout, as a directory or as a tar file of it.
 
 mod read;
 mod write;
@@ -12,7 +12,7 @@ pub(super) use write::LayoutDraft;
 
 const MARK_TEXT: &[u8] = br#"{"imageLayoutVersion":"1.0.0"}"#;
 const INDEX_TYPE: &str = "application/vnd.oci.image.index.v1+json";
-/// Keys of an image's names in an index: its tag, and the name to load it under.
+/// Annotations with an image's names in an index: its tag, and the name to load it under.
 const TAG: &str = "org.opencontainers.image.ref.name";
 const NAME: &str = "io.containerd.image.name";
 
@@ -24,7 +24,7 @@ pub(crate) enum Form {
 }
 
 impl Form {
-    /// Returns the form for a path, by its name.
+    /// Returns the form that a path's name asks for.
     pub(crate) fn of(path: &Path) -> Result<Self> {
         let Some(name) = path.file_name() else {
             return Err(usage!("`{}` is not a file name", path.display())

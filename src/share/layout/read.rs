@@ -16,14 +16,14 @@ use crate::image::oci::{Descriptor, MAX_MANIFEST, damaged};
 use crate::store::shared::Blob;
 use crate::sys::error::{Result, if_exists};
 
-/// Each image has its own manifest and configuration, and all are checked before the first is imported.
+/// Each image has its own manifest and configuration, and all of them are checked before the first import.
 const MAX_IMAGES: usize = 256;
 const CHUNK: usize = 256 << 10;
 
 #[derive(Debug)]
 pub(in crate::share) struct Layout(LayoutFiles);
 
-/// The parts of an index that are read.
+/// The parts of an index that rockenv reads.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Index {
@@ -32,7 +32,7 @@ struct Index {
 }
 
 impl Layout {
-    /// Locates the parts, without verifying them yet.
+    /// Locates the parts without verifying them.
     pub(in crate::share) fn open(path: &Path) -> Result<Self> {
         if_exists(fs::metadata(path))?.ok_or_else(|| {
             not_found!("`{}` does not exist", path.display())
@@ -59,7 +59,7 @@ impl Layout {
     }
 
     pub(in crate::share) fn entries(&self) -> Result<Vec<Descriptor>> {
-        // Written last, so an interrupted export has none.
+        // The index is written last, so an interrupted export has no index.
         let index = self
             .0
             .read(INDEX, MAX_MANIFEST)?

@@ -1,8 +1,7 @@
-//! Owns writing a layout: an incomplete one has a temporary name, nothing is overwritten, and the leftovers of a
-//! killed command are removed by the next one.
+//! Owns writing a layout. An incomplete layout has a temporary name, nothing is overwritten, and the next export
+//! removes a killed command's leftovers.
 //!
-//! Layers are written while they are packed. In a tar file the size precedes the bytes, so it is filled in
-//! afterwards.
+//! Layers are packed while they are written. In a tar file the size precedes the bytes, so it is filled in afterwards.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -30,32 +29,32 @@ use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::shell::quoted_path;
 
 const BLOCK: u64 = 512;
-/// Maximum length of a file's name, in bytes.
+/// Maximum length of a file name, in bytes.
 const MAX_NAME: usize = 255;
-/// Name of a layer in a directory before its digest is known.
+/// Name of a layer in a directory until its digest is known.
 const NEXT: &str = "blobs/next";
 
-/// A layout in progress. Dropped early, it leaves nothing behind.
+/// A layout in progress. Dropping it before `finish` leaves nothing behind.
 #[derive(Debug)]
 pub(in crate::share) struct LayoutDraft {
     /// Its final path.
     place: PathBuf,
-    /// The user's rights, because the path is the user's.
+    /// The user's rights, because the user chose the path.
     rights: &'static Rights,
-    /// The parent directory, the final name in it, and the temporary one.
+    /// The parent directory, the final name in it, and the temporary name.
     parent: OwnedFd,
     name: OsString,
     partial: String,
     /// The temporary directory.
     top: Option<OwnedFd>,
     form: Form,
-    /// The tar file, or the mark in the directory: locked, so that nobody takes it for a killed command's leftover.
+    /// The tar file, or the mark in the directory. Its lock tells it from a killed command's leftover.
     file: fs::File,
-    /// Owner of new files, if that is not the process's own user.
+    /// Owner of new files, if it is not the process's own user.
     owner: Option<(u32, u32)>,
     /// Modification time for the entries of a tar file.
     time: u64,
-    /// The SHA-256 and sizes of its parts.
+    /// SHA-256 and size of each part.
     blobs: BTreeMap<String, u64>,
     image: Option<Image>,
 }
@@ -67,7 +66,7 @@ struct Image {
     manifest: Vec<u8>,
 }
 
-/// Returns the temporary name of what gets this name: always the same one, so that a leftover is found.
+/// Returns the temporary name for a layout. It is always the same, so that the next export finds a leftover.
 fn partial_name(name: &str) -> String {
     let partial = format!(".{name}.rockenv-partial");
     match partial.len() > MAX_NAME {
@@ -77,7 +76,7 @@ fn partial_name(name: &str) -> String {
 }
 
 impl LayoutDraft {
-    /// Begins one.
+    /// Begins a layout.
     pub(in crate::share) fn new(place: &Path, time: u64) -> Result<Self> {
         let form = Form::of(place)?;
         let name = place.file_name().unwrap_or_default();
@@ -160,7 +159,7 @@ impl LayoutDraft {
         self.blobs.contains_key(sha256)
     }
 
-    /// Writes a layer as it arrives; its digest is requested after all of it is there.
+    /// Writes a layer as it arrives, and asks for its digest after the last byte.
     pub(in crate::share) async fn layer(
         &mut self,
         chunks: Receiver<io::Result<Bytes>>,
@@ -170,7 +169,7 @@ impl LayoutDraft {
             Form::Archive => self.append(chunks).await,
             Form::Directory => self.fill(chunks).await,
         };
-        // A read error is the reason why it ended.
+        // If reading failed, `digest` returns that error, which is the cause.
         let digest = digest().await?;
         let (at, size) = written.map_err(|error| too_large(&self.place, error))?;
         let (sha256, _) = digest.ok_or_else(|| unexpected!("a layer was truncated"))?;
@@ -194,7 +193,7 @@ impl LayoutDraft {
         Ok(())
     }
 
-    /// Writes a layer after a gap for its header; returns the gap's position, and the size.
+    /// Writes a layer after a gap for its header; returns the gap's position and the layer's size.
     async fn append(&mut self, mut chunks: Receiver<io::Result<Bytes>>) -> io::Result<(u64, u64)> {
         let at = self.file.stream_position()?;
         self.file.seek(SeekFrom::Start(at + BLOCK))?;
@@ -219,7 +218,7 @@ impl LayoutDraft {
         Ok((0, size))
     }
 
-    /// Describes its image, replacing an earlier description.
+    /// Describes the layout's image, replacing an earlier description.
     pub(in crate::share) fn describe(
         &mut self,
         key: &str,
@@ -236,7 +235,7 @@ impl LayoutDraft {
         });
     }
 
-    /// Gives it its final name, once all of it is on the disk; returns its size in bytes.
+    /// Gives the layout its final name once all of it is on the disk; returns its size in bytes.
     pub(in crate::share) fn finish(mut self) -> Result<u64> {
         let Image {
             names,
@@ -268,7 +267,7 @@ impl LayoutDraft {
         if self.form == Form::Archive {
             self.file.write_all(&[0; 2 * BLOCK as usize])?;
             let end = self.file.stream_position()?;
-            // After a duplicate layer, some of its bytes may be left.
+            // Bytes of a skipped duplicate layer may follow the end.
             self.file.set_len(end)?;
         }
         self.file.sync_all()?;
@@ -329,14 +328,14 @@ impl LayoutDraft {
         Ok(header)
     }
 
-    /// Gives it its final name, which must still be free.
+    /// Renames the layout to its final name, which must still be free.
     fn publish(&self) -> Result<()> {
         let (at, partial) = (self.parent.as_fd(), self.partial.as_str());
         let name = self.name.as_os_str();
         match self.rights.rename(at, partial, at, name, false) {
             Ok(()) => return Ok(()),
             Err(nix::Error::EEXIST) => return Err(refusing_overwrite(&self.place)),
-            // FAT through FUSE supports neither that nor links; a directory replaces only an empty one.
+            // FAT through FUSE supports neither `RENAME_NOREPLACE` nor links. A directory replaces only an empty one.
             Err(nix::Error::EPERM | nix::Error::EINVAL | nix::Error::ENOTSUP) => {}
             Err(error) => return Err(error).context(|| self.cannot()),
         }
@@ -368,7 +367,7 @@ impl LayoutDraft {
             .context(|| self.cannot())
     }
 
-    /// Makes a file of it, or truncates the one of an earlier layer.
+    /// Creates a file in the directory, or truncates the file that an earlier layer left.
     fn create(&self, below: &str) -> Result<fs::File> {
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_TRUNC | OFlag::O_NOFOLLOW;
         let mode = Mode::from_bits_truncate(0o666);
@@ -395,7 +394,7 @@ impl LayoutDraft {
 
 impl Drop for LayoutDraft {
     fn drop(&mut self) {
-        // It is gone already if it has its final name; what cannot be removed now, the next command removes.
+        // After `publish` the temporary name no longer exists. The next command removes what cannot be removed now.
         let (at, partial) = (self.parent.as_fd(), self.partial.as_str());
         match self.form {
             Form::Archive => drop(self.rights.unlink(at, partial, false)),
@@ -404,7 +403,7 @@ impl Drop for LayoutDraft {
     }
 }
 
-/// Where a layout is begun.
+/// The parent directory and temporary name of a new layout.
 struct Spot<'a> {
     rights: &'static Rights,
     parent: BorrowedFd<'a>,
@@ -443,13 +442,13 @@ impl Spot<'_> {
             return Err(refusing_overwrite(&self.path));
         }
         lock(&file)?;
-        // A killed command's leftover begins like every archive; anything else is another file.
+        // A killed command's leftover begins like every archive. Anything else belongs to the user.
         let mut start = [0; MARK.len()];
         let length = file.file().read_at(&mut start, 0)?;
         if start[..length] != MARK.as_bytes()[..length] {
             return Err(refusing_overwrite(&self.path));
         }
-        // The command that held it may have renamed it meanwhile.
+        // The previous lock holder may have renamed the file in the meantime.
         let named = self.open(self.parent, self.partial, OFlag::O_PATH);
         let named = named.and_then(|named| nix::sys::stat::fstat(&named));
         if !named.is_ok_and(|named| (named.st_dev, named.st_ino) == (found.dev(), found.ino())) {
@@ -465,7 +464,7 @@ impl Spot<'_> {
         let directory = OFlag::O_PATH | OFlag::O_DIRECTORY;
         let marked = OFlag::O_RDWR | OFlag::O_NONBLOCK;
         let file = |mark: OwnedFd| fs::File::from_parts(mark.into(), self.path.join(MARK));
-        // Twice, because a killed command may have left one.
+        // The first attempt may only remove a killed command's leftover.
         for _ in 0..2 {
             let made = self.rights.make_directory(self.parent, self.partial, mode);
             let top = match made {
@@ -499,7 +498,7 @@ impl Spot<'_> {
                         .remove_tree(self.parent, self.partial)
                         .context(|| self.cannot())?;
                 }
-                // Killed before its first file.
+                // The command was killed before it made its first file.
                 Err(nix::Error::ENOENT) => self
                     .rights
                     .unlink(self.parent, self.partial, true)
@@ -511,7 +510,7 @@ impl Spot<'_> {
     }
 }
 
-/// Locks a file for this process; the kernel unlocks it if the process dies. Some removable disks do not support
+/// Locks a file for this process. The kernel unlocks it when the process dies. Some removable disks do not support
 /// locks.
 fn lock(file: &fs::File) -> Result<()> {
     match file.file().try_lock() {
