@@ -1,22 +1,22 @@
-//! Owns which ISAs the libraries in a tree have kernels for, by the names of their files.
+//! Owns finding the ISAs that a tree's libraries have kernels for, by file name.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::sys::error::Result;
 use crate::tree::merged::MergedDir;
 
-/// Libraries with their kernels in files, each in directories of its own name.
+/// Libraries that keep their kernels in files, in directories named after the library.
 const LIBRARIES: [&str; 3] = ["hipblaslt", "hipsparselt", "rocblas"];
-/// Where distributions put libraries.
+/// Library directories of distributions.
 const PLACES: [&str; 3] = ["usr/lib", "usr/lib64", "usr/lib/x86_64-linux-gnu"];
-/// Debian has the version in between, and some of AMD's libraries the target: `rocblas/4.4.1/library/...`.
+/// Debian adds a version, and some of AMD's libraries a target: `rocblas/4.4.1/library/...`.
 const DEPTH: u32 = 3;
 
-/// Returns the directories of libraries with kernels, as absolute paths, and the ISAs that these are for.
+/// Returns the directories of libraries with kernels, as absolute paths, and the ISAs of these kernels.
 pub(crate) fn kernels(root: &MergedDir) -> Result<BTreeMap<String, BTreeSet<String>>> {
     let mut places = PLACES.map(str::to_owned).to_vec();
     for name in root.enter("opt")?.names()? {
-        // It is shown: an image must not add lines.
+        // The name is printed, so an image must not inject lines.
         if name.starts_with("rocm") && !name.contains(char::is_control) {
             places.push(format!("opt/{name}/lib"));
         }
@@ -46,7 +46,7 @@ fn collect(directory: &MergedDir, depth: u32, isas: &mut BTreeSet<String>) -> Re
     Ok(())
 }
 
-/// Returns the ISA in the name of a file with kernels, or of a list of them.
+/// Returns the ISA in the name of a kernel file, or of a list of kernels.
 fn isa_of(name: &str) -> Option<&str> {
     let (stem, extension) = name.rsplit_once('.')?;
     let is_list = extension == "dat" && name.starts_with("TensileLibrary_");

@@ -1,20 +1,20 @@
-//! Owns a device node, outside and inside.
+//! Owns a device node, on the host and in the container.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// A device node of the host inside a container, as it was when the container was defined.
+/// A host device node in a container, as it was when the container was defined.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Device {
-    /// Absolute path inside.
+    /// Absolute path in the container.
     pub path: String,
-    /// Absolute path outside, with links resolved.
+    /// Absolute path on the host, with links resolved.
     pub source: PathBuf,
     /// Major number, which may change when the driver is reloaded.
     pub major: u64,
     pub minor: u64,
-    /// The group that may open it.
+    /// The node's group.
     pub gid: u32,
     pub mode: u32,
 }

@@ -1,7 +1,7 @@
-//! Owns the GPUs of this machine: the compute driver's list, their device nodes, choosing one for an env, and proving
-//! inside that it can be used.
+//! Owns the GPUs of this machine: the compute driver's list, the device nodes, choosing a GPU for an env, and proving
+//! in the container that it can be used.
 //!
-//! Everything is read below a root directory, so that a test can simulate another machine.
+//! All paths are below a root directory, so that tests can simulate other machines.
 
 mod device;
 pub(crate) mod probe;
@@ -23,17 +23,17 @@ use crate::sys::error::Result;
 use crate::sys::host::names_in;
 pub(crate) use device::Device;
 
-/// The compute driver's node, which all GPUs share.
+/// The compute driver's node, shared by all GPUs.
 pub(crate) const KFD: &str = "/dev/kfd";
 /// Directory of render nodes.
 const DRI: &str = "/dev/dri";
 
-/// A GPU as the compute driver lists it; each partition of an accelerator is one.
+/// A GPU as the compute driver lists it. Each partition of an accelerator counts as a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Gpu {
-    /// Position in the driver's list, which is HIP's numbering.
+    /// Position in the driver's list. HIP uses the same numbering.
     pub index: usize,
-    /// Name of the ISA such as `gfx1103`, whether TheRock supports it or not.
+    /// Name of the ISA, such as `gfx1103`. TheRock need not support it.
     pub isa: String,
     /// PCI address, such as `0000:03:00.0`.
     pub pci: String,
@@ -41,13 +41,13 @@ pub(crate) struct Gpu {
     pub partition: Option<u32>,
     /// Name of the render node, such as `renderD128`.
     pub render: String,
-    /// Its own memory, in bytes; for an integrated GPU, what the firmware reserves.
+    /// The GPU's own memory, in bytes. For an integrated GPU, the memory that the firmware reserves.
     pub memory: u64,
     pub compute_units: u32,
 }
 
 impl Gpu {
-    /// Returns the target to build for, if TheRock has it.
+    /// Returns the target to build for, if TheRock supports the ISA.
     pub(crate) fn target(&self) -> Option<Target> {
         Target::parse(&self.isa).ok()
     }
@@ -57,14 +57,14 @@ impl Gpu {
     }
 }
 
-/// `0000:03:00.0 (gfx1100, renderD128)`.
+/// Formats as `0000:03:00.0 (gfx1100, renderD128)`.
 impl std::fmt::Display for Gpu {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} ({}, {})", self.pci, self.isa, self.render)
     }
 }
 
-/// Device nodes that a profile can request besides the GPU's own.
+/// Device nodes that a profile can request in addition to the GPU's own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extras {
     /// `/dev/accel/*`: inference accelerators.
@@ -95,9 +95,9 @@ pub(crate) struct Machine {
     pub gpus: Vec<Gpu>,
     /// `/dev/kfd` exists.
     pub kfd: bool,
-    /// An AMD display device or accelerator is on the bus, with or without a driver.
+    /// The bus has an AMD display device or accelerator, with or without a driver.
     pub on_bus: bool,
-    /// This is WSL, which has `/dev/dxg` instead of `/dev/kfd`.
+    /// The machine is WSL, which has `/dev/dxg` instead of `/dev/kfd`.
     pub wsl: bool,
     /// The root directory that was examined.
     #[serde(skip)]
@@ -117,8 +117,8 @@ impl Machine {
         }
     }
 
-    /// Returns the one target of the machine's GPUs, if the user asks for "this machine's"; `command` names another
-    /// one.
+    /// Returns the machine's target if its GPUs have only one. `command` returns the command line with another target,
+    /// for the help text.
     pub(crate) fn target(&self, command: impl Fn(&str) -> String) -> Result<Target> {
         let mut isas: Vec<&str> = self.gpus.iter().map(|gpu| gpu.isa.as_str()).collect();
         isas.sort_unstable();
@@ -141,7 +141,7 @@ impl Machine {
         }))
     }
 
-    /// Returns why nothing here can run GPU code; `None` if something can.
+    /// Returns why this machine cannot run GPU code; `None` if it can.
     pub(crate) fn lack(&self) -> Option<&'static str> {
         match (self.kfd, self.gpus.is_empty()) {
             (true, false) => None,
@@ -154,14 +154,14 @@ impl Machine {
         }
     }
 
-    /// Returns every device node of `directory` with its path inside, sorted.
+    /// Returns the paths of all device nodes in `directory`, sorted.
     fn nodes_in(&self, directory: &str) -> Vec<String> {
         let names = names_in(&below(&self.root, directory)).into_iter();
         names.map(|name| format!("{directory}/{name}")).collect()
     }
 }
 
-/// A grant for an env: one GPU, and the further nodes of its profile.
+/// A grant for an env: one GPU, and the additional nodes of its profile.
 #[derive(Clone, Debug)]
 pub(crate) struct Grant {
     machine: Machine,
@@ -170,8 +170,8 @@ pub(crate) struct Grant {
 }
 
 impl Grant {
-    /// Returns the current device nodes. Called at each start: groups differ between machines, and the major number
-    /// of `/dev/kfd` changes when the driver is reloaded.
+    /// Returns the current device nodes. Called at each start, because groups differ between machines, and reloading
+    /// the driver changes the major number of `/dev/kfd`.
     pub(crate) fn devices(&self) -> Result<Vec<Device>> {
         let mut paths = vec![KFD.to_owned(), self.gpu.render_node()];
         for directory in self.extras.directories() {
@@ -184,7 +184,7 @@ impl Grant {
     }
 }
 
-/// Returns the groups that open `devices`. Never root's: a node that only root may open needs fixing, see `probe`.
+/// Returns the groups that can open `devices`, except root's. A node that only root can open needs fixing, see `probe`.
 pub(crate) fn groups(devices: &[Device]) -> Vec<u32> {
     let mut groups: Vec<u32> = devices.iter().map(|device| device.gid).collect();
     groups.retain(|gid| *gid != 0);
@@ -193,7 +193,7 @@ pub(crate) fn groups(devices: &[Device]) -> Vec<u32> {
     groups
 }
 
-/// Examines one node. Its host path may be a link; inside it has its real name.
+/// Examines one node. Its host path may be a link; in the container it has its real name.
 fn device(root: &Path, path: &str) -> Result<Device> {
     let place = below(root, path);
     let found = fs::canonicalize(&place).and_then(|source| {
@@ -229,7 +229,7 @@ pub(crate) fn all_devices(machine: &Machine) -> Vec<Device> {
         .collect()
 }
 
-/// Returns the place of an absolute path below the machine's root.
+/// Returns the location of an absolute path below the machine's root.
 fn below(root: &Path, path: &str) -> PathBuf {
     root.join(path.trim_start_matches('/'))
 }

@@ -1,7 +1,7 @@
-//! Owns proving that device nodes can be used: `__probe-gpu`, which opens each as its own user and asks the driver
-//! for its version; and interpreting failures.
+//! Owns proving that device nodes can be used, and explaining failures. `__probe-gpu` opens each node as the user it
+//! runs as, and asks the driver for its version.
 //!
-//! A failure is attributed to the layer that refused, because each has a different fix: the node is missing, a group,
+//! A failure is attributed to the layer that refused, because each layer has a different fix: a missing node, a group,
 //! the device rules of a control group, a reloaded driver, a user namespace, SELinux.
 
 use std::io::Write as _;
@@ -26,20 +26,20 @@ pub(crate) enum AccessLayer {
     Group,
     /// The device rules of a control group.
     DeviceCgroup,
-    /// No driver has the node's number any more.
+    /// No driver uses the node's number any more.
     Stale,
     /// The node's group has no id in this user namespace.
     UserNamespace,
     Selinux,
-    /// Something else: see the error.
+    /// Another reason, see the error.
     Other,
 }
 
-/// The result for one node.
+/// The result for one device node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Finding {
     pub path: String,
-    /// It can be used.
+    /// The node can be used.
     pub ok: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<String>,
@@ -47,12 +47,12 @@ pub(crate) struct Finding {
     pub layer: Option<AccessLayer>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// What to type on the host.
+    /// The command that fixes it on the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mend: Option<String>,
 }
 
-/// `__probe-gpu PATH=MAJOR:MINOR...`: prints a finding for each node as JSON; fails if one cannot be used.
+/// Runs `__probe-gpu PATH=MAJOR:MINOR...`: prints a finding for each node as JSON, and fails if a node cannot be used.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let nodes: Vec<(&str, (u64, u64))> = arguments
         .iter()
@@ -89,18 +89,18 @@ pub(crate) fn arguments(devices: &[Device]) -> Vec<String> {
         .collect()
 }
 
-/// The id that unmapped owners and groups have in a user namespace.
+/// The id of unmapped owners and groups in a user namespace.
 const NOBODY: u32 = 65_534;
 
 /// The facts about an attempt to use a node.
 #[derive(Clone, Debug)]
 struct Attempt {
     node: std::result::Result<Node, Errno>,
-    /// Major and minor number that it should have.
+    /// The expected major and minor number.
     expected: Option<(u64, u64)>,
-    /// Why opening failed.
+    /// Error of opening the node.
     open: Option<Errno>,
-    /// Why asking the driver failed.
+    /// Error of asking the driver.
     ask: Option<Errno>,
     who: Who,
 }
@@ -119,15 +119,15 @@ struct Node {
 struct Who {
     uid: u32,
     groups: Vec<u32>,
-    /// Groups of the host have other ids here, or none.
+    /// Host groups have other ids in this user namespace, or no id.
     mapped: bool,
-    /// The SELinux context, if there is one.
+    /// The SELinux context, if SELinux is enabled.
     selinux: Option<String>,
 }
 
-/// Tries one node; `expected` is its number on the host.
+/// Tries one node. `expected` is its number on the host.
 pub(crate) fn examine(path: &str, expected: Option<(u64, u64)>) -> Finding {
-    // Not `fs_err`, whose errors have no number.
+    // `fs_err` loses the errno.
     let node = nix::sys::stat::stat(path).map(|found| {
         let kind = SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT;
         Node {
@@ -149,7 +149,7 @@ pub(crate) fn examine(path: &str, expected: Option<(u64, u64)>) -> Finding {
         node,
     };
     let mut driver = None;
-    // Opening something other than a device could block for ever.
+    // Opening a FIFO or another special file could block forever.
     if matches!(attempt.node, Ok(Node { device: true, .. })) {
         let flags = OFlag::O_RDWR | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
         match nix::fcntl::open(path, flags, Mode::empty()) {
@@ -188,7 +188,7 @@ impl Who {
         groups.push(nix::unistd::getegid().as_raw());
         let map = fs::read_to_string("/proc/self/gid_map").unwrap_or_default();
         let whole = map.split_whitespace().eq(["0", "0", "4294967295"]);
-        // AppArmor has this file too; only a context of SELinux has colons.
+        // AppArmor uses this file too, but only SELinux contexts contain colons.
         let context = fs::read_to_string("/proc/self/attr/current").unwrap_or_default();
         let context = context.trim_end_matches(['\0', '\n']);
         Self {
@@ -201,7 +201,7 @@ impl Who {
 
     /// Returns whether owner, group and mode let this process read and write.
     fn may_open(&self, node: &Node) -> bool {
-        // Root of a user namespace has rights only on mapped owners.
+        // Root in a user namespace has rights only over mapped owners.
         if self.uid == 0 && !(self.mapped && [node.uid, node.gid].contains(&NOBODY)) {
             return true;
         }
@@ -258,7 +258,7 @@ impl Attempt {
                     node.number.1
                 ),
             )),
-            // The standard messages for these are about terminals and arguments.
+            // The standard messages of these errors are about terminals and arguments.
             (None, Some(Errno::ENOTTY | Errno::EINVAL | Errno::ENOSYS | Errno::ENODEV)) => Some((
                 AccessLayer::Stale,
                 format!(
@@ -272,7 +272,7 @@ impl Attempt {
 
     fn denied(&self, node: &Node) -> (AccessLayer, String) {
         let about = format!("group {}, mode {:04o}", node.gid, node.mode);
-        // Before checking members: all unmapped groups have the same id here.
+        // This precedes the membership check, because all unmapped groups have the same id here.
         if self.who.mapped
             && node.gid == NOBODY
             && node.mode & 0o060 == 0o060
@@ -309,8 +309,8 @@ impl Attempt {
 }
 
 impl AccessLayer {
-    /// Returns what to type on the host, or a sentence if there is no command. `rootless`: for a container of an
-    /// ordinary user.
+    /// Returns the command that fixes the layer on the host, or a sentence if no command does. `rootless`: the
+    /// container belongs to an ordinary user.
     pub(crate) fn fix(self, path: &str, rootless: bool) -> String {
         match self {
             Self::Absent if path == KFD => "sudo modprobe amdgpu".to_owned(),
@@ -330,7 +330,7 @@ impl AccessLayer {
             Self::Stale => "the driver was reloaded: stop the env, then run the command again; if this machine is a \
                  container itself, restart that"
                 .to_owned(),
-            // The group cannot be determined inside; by udev's rules it is `render`, which users may join.
+            // The group's name is unknown in the container. By udev's rules it is `render`, which users may join.
             Self::UserNamespace => format!(
                 "sudo udevadm trigger --settle --action=add --name-match={path} && \
                  sudo usermod -aG \"$(stat -c %G {path})\" \"$USER\", then log in again; crun is needed, not runc"
@@ -341,7 +341,7 @@ impl AccessLayer {
     }
 }
 
-/// Asks the driver behind an open node for its version; `None` for a node without such a request.
+/// Asks the driver behind an open node for its version; `None` if this kind of node has no such request.
 fn ask(path: &str, fd: i32) -> std::result::Result<Option<String>, Errno> {
     if path == KFD {
         let mut version = KfdVersion::default();
@@ -379,7 +379,7 @@ struct DrmVersion {
 #[expect(unsafe_code, reason = "AMDKFD_IOC_GET_VERSION has no safe wrapper")]
 fn kfd_version(fd: i32, version: &mut KfdVersion) -> std::result::Result<(), Errno> {
     nix::ioctl_read!(get_version, b'K', 0x01, KfdVersion);
-    // SAFETY: the driver writes the two numbers of the struct it is given.
+    // SAFETY: the driver writes only the two numbers of the struct.
     unsafe { get_version(fd, version) }.map(drop)
 }
 
@@ -398,7 +398,7 @@ fn drm_driver(fd: i32) -> std::result::Result<String, Errno> {
         description_length: 0,
         description: std::ptr::null_mut(),
     };
-    // SAFETY: the driver writes at most the lengths given, and `name` lives longer than the call.
+    // SAFETY: the driver writes at most the given lengths, and `name` outlives the call.
     unsafe { get_version(fd, &raw mut version) }?;
     let length = version.name_length.min(name.len());
     Ok(format!(
@@ -464,7 +464,7 @@ mod tests {
         for foreign in [Errno::ENOTTY, Errno::EINVAL, Errno::ENOSYS] {
             assert_eq!(layer(|it| it.ask = Some(foreign)), Some(Stale));
         }
-        // Even if it opens: the number belongs to something else by now.
+        // Even if the node opens: its number belongs to another device now.
         assert_eq!(layer(|it| it.expected = Some((510, 0))), Some(Stale));
         assert_eq!(layer(|it| it.open = Some(Errno::EIO)), Some(Other));
     }
@@ -486,7 +486,7 @@ mod tests {
         let (layer, words) = denied(&|it| change_node(it, |node| node.gid = 0));
         assert_eq!(layer, AccessLayer::Group);
         assert_has!(words, "root alone");
-        // For root in the namespace too, and for a user with other unmapped groups.
+        // Applies to root in the namespace, and to a user with other unmapped groups.
         for (uid, groups) in [(1000, vec![1000]), (0, vec![0]), (0, vec![0, NOBODY])] {
             let mapped = |it: &mut Attempt| {
                 it.who = Who {
@@ -504,12 +504,12 @@ mod tests {
             });
             assert_eq!(layer, AccessLayer::Group);
         }
-        // The mode allows it, so something refused that ignores modes.
+        // The mode allows access, so a layer that ignores modes refused it.
         let (layer, words) = denied(&|it| it.who.selinux = Some("u:r:container_t:s0".into()));
         assert_eq!(layer, AccessLayer::Selinux);
         assert_has!(words, "container_t");
         assert_eq!(denied(&|_| {}).0, AccessLayer::Other);
-        // World-writable, as in some distributions: the groups do not matter.
+        // The node is world-writable, as in some distributions, so groups do not matter.
         let (layer, _) = denied(&|it| {
             it.who.groups.clear();
             change_node(it, |node| node.mode = 0o666);
@@ -521,7 +521,7 @@ mod tests {
     fn real_nodes_are_tried() {
         let finding = examine("/nowhere/kfd", None);
         assert_eq!(finding.layer, Some(AccessLayer::Absent));
-        // A device of another driver: it opens, but does not support the request.
+        // A device of another driver opens, but does not support the request.
         let null = examine("/dev/null", None);
         assert!(null.ok && null.driver.is_none(), "{null:?}");
         assert_eq!(

@@ -1,5 +1,5 @@
-//! Owns choosing one GPU: the meaning of `--gpu` on this machine, for these targets. Pure, except for checking that
-//! the profile's further nodes exist.
+//! Owns choosing a GPU: the meaning of `--gpu` on this machine for the env's targets. Pure, except for checking that
+//! the profile's additional nodes exist.
 
 use super::{Extras, Gpu, Grant, Machine};
 use crate::rocm::target::Target;
@@ -10,9 +10,9 @@ use crate::sys::error::Result;
 pub(crate) enum Selector {
     /// No GPU.
     None,
-    /// The first one that runs code for the env's targets, if there is one.
+    /// The first GPU that runs code for the env's targets, if any.
     Auto,
-    /// The same, but there must be one.
+    /// Like `Auto`, but fails without such a GPU.
     Required,
     /// An index, a PCI address or a render node.
     Named(String),
@@ -31,20 +31,20 @@ impl From<&str> for Selector {
 
 #[derive(Clone, Debug)]
 pub(crate) enum Choice {
-    /// This one.
+    /// The env gets this GPU.
     Gpu {
         grant: Box<Grant>,
         note: Option<String>,
     },
-    /// None; steps with `gpu` are skipped.
+    /// No GPU. Steps with `gpu` are skipped.
     Without {
-        /// Why, as the reason of such a step.
+        /// The reason that skipped steps show.
         why: String,
     },
 }
 
 impl Machine {
-    /// Chooses the GPU of an env that builds for `targets`; without targets any will do.
+    /// Chooses the GPU of an env that builds for `targets`. Without targets, any GPU fits.
     pub(crate) fn choose(
         &self,
         selector: &Selector,
@@ -113,7 +113,7 @@ impl Machine {
         })
     }
 
-    /// Finds the one GPU with this index, PCI address or render node.
+    /// Finds the GPU with this index, PCI address or render node.
     fn named(&self, name: &str) -> Result<&Gpu> {
         let render = name.strip_prefix("/dev/dri/").unwrap_or(name);
         let pci = name.to_ascii_lowercase();
@@ -146,7 +146,7 @@ impl Machine {
     }
 }
 
-/// Lists how to name each GPU: the index, the address and the node are all accepted.
+/// Lists a name for each GPU. The index, the address and the node are all accepted.
 fn choices<'a>(gpus: impl Iterator<Item = &'a Gpu>) -> String {
     let each: Vec<String> = gpus
         .map(|gpu| format!("`--gpu {}` is {} at {}", gpu.render, gpu.isa, gpu.pci))

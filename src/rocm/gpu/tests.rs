@@ -1,4 +1,4 @@
-//! Detection and choice on other machines, whose files are in `tests/gpu`.
+//! Detection and choice on simulated machines, whose files are in `tests/gpu`.
 
 use fs_err as fs;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::rocm::target::parsed as targets;
 use crate::sys::error::Kind;
 
-/// Lays a machine out and reads it; the directory lives as long as the first value.
+/// Creates a machine's files and reads them. The directory lives as long as the first value.
 fn machine(text: &str) -> (tempfile::TempDir, Machine) {
     let root = tempfile::tempdir().unwrap();
     for part in text.split(">>> ").skip(1) {
@@ -25,12 +25,12 @@ macro_rules! machine {
     };
 }
 
-/// The command for another target.
+/// Returns the command line with another target.
 fn named(isa: &str) -> String {
     format!("rockenv lock {isa}")
 }
 
-/// The result of `--gpu SELECTOR` for these targets: render node and note, or why there is none.
+/// Returns the result of `--gpu SELECTOR` for these targets: render node and note, or the reason for no GPU.
 fn chosen(machine: &Machine, selector: &str, names: &[&str]) -> Result<String> {
     let choice = machine.choose(&selector.into(), &targets(names), Extras::default())?;
     Ok(match choice {
@@ -79,7 +79,7 @@ fn a_gpu_in_a_processor() {
         assert_eq!(taken(&machine, selector, &["gfx1103"]), "renderD128");
         assert_eq!(taken(&machine, selector, &[]), "renderD128");
     }
-    // Code built for another one does not run, unless the user insists.
+    // Code built for another target does not run, unless the user insists.
     assert_eq!(
         taken(&machine, "auto", &["gfx90a", "gfx1100"]),
         "this machine has gfx1103, not gfx90a or gfx1100"
@@ -119,7 +119,7 @@ fn a_card_beside_a_gpu_in_the_processor() {
             "1 0000:15:00.0 (gfx1036, renderD128) None 2"
         ]
     );
-    // The target decides, and neither the order nor the number of the node.
+    // Only the target decides, not the order or the number of the node.
     assert_eq!(taken(&machine, "auto", &["gfx1100"]), "renderD129");
     assert_eq!(taken(&machine, "auto", &["gfx1036"]), "renderD128");
     let error = machine.target(named).unwrap_err();
@@ -139,7 +139,7 @@ fn a_gpu_that_no_target_fits_is_named() {
         "this machine's GPU is gfx1037, which TheRock does not build for"
     );
     assert_has!(error.help_text().unwrap(), "rockenv lock gfx1103");
-    // Beside another one, that one is named.
+    // If another GPU has a known target, the help names it.
     let two = include_str!("../../../tests/gpu/7900xtx-igpu");
     let (_root, machine) = unknown(two, "110000");
     let error = machine.target(named).unwrap_err();
@@ -209,12 +209,12 @@ fn machines_without_one_say_why() {
             format!("steps with a GPU cannot run: {why}")
         );
         assert!(error.help_text().unwrap().contains("rockenv doctor"));
-        // Another maker's render node is not a candidate.
+        // A render node of another vendor is not a candidate.
         let error = chosen(&machine, "renderD128", &[]).unwrap_err();
         assert_eq!(error.chain(), ["no GPU `renderD128` in this machine", why]);
         assert_eq!(machine.target(named).unwrap_err().kind(), Kind::Unavailable);
     }
-    // In a container without devices, `/sys` is the host's.
+    // A container without devices still sees the host's `/sys`.
     let (root, _) = machine!("780m");
     fs::remove_file(root.path().join("dev/kfd")).unwrap();
     let machine = Machine::detect(root.path());
@@ -228,7 +228,7 @@ fn machines_without_one_say_why() {
 #[test]
 fn other_nodes_enter_only_where_the_profile_asks() {
     let (root, machine) = machine!("780m");
-    // Links to an existing device stand for the nodes.
+    // Links to an existing device stand in for the nodes.
     for path in ["kfd", "dri/renderD128", "accel/accel0", "dma_heap/system"] {
         let path = root.path().join("dev").join(path);
         fs::remove_file(&path).unwrap();
@@ -250,7 +250,7 @@ fn other_nodes_enter_only_where_the_profile_asks() {
                 .iter()
                 .all(|device| device.source == Path::new("/dev/null"))
         );
-        // Root's group is never used.
+        // Root's group is never granted.
         assert!(groups(&devices).is_empty());
         devices
             .into_iter()

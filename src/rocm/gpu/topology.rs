@@ -9,7 +9,7 @@ use super::Gpu;
 use crate::rocm::target;
 use crate::sys::host::names_in;
 
-/// Reads the directory `nodes`. Unreadable nodes are skipped, as in a container that may not see a GPU.
+/// Reads the directory `nodes`. Skips unreadable nodes, such as GPUs that a container may not see.
 pub(super) fn read(nodes: &Path) -> Vec<Gpu> {
     let mut found: Vec<(u32, Node)> = children(nodes)
         .into_iter()
@@ -62,13 +62,13 @@ struct Node {
 }
 
 impl Node {
-    /// Parses lines of a name and a number; `None` for a processor, which is a node too.
+    /// Parses lines of a name and a number; `None` for a CPU, which is a node too.
     fn parse(properties: &str) -> Option<Self> {
         let values = values(properties);
         let value = |name: &str| values.get(name).copied().unwrap_or(0);
         let small = |name: &str| u32::try_from(value(name)).ok();
         let version = small("gfx_target_version").filter(|version| *version != 0)?;
-        // Bus, device and function as PCI packs them; above them the number of the partition.
+        // The location packs bus, device and function like PCI. The partition number is in the high bits.
         let location = small("location_id")?;
         let (bus, slot, function) = (location >> 8 & 0xff, location >> 3 & 0x1f, location & 0x7);
         Some(Self {
@@ -82,8 +82,8 @@ impl Node {
     }
 }
 
-/// Returns the size of a memory bank if it is the GPU's own: heap types 1 and 2, visible and invisible to the
-/// processor.
+/// Returns the size of a memory bank if the bank is the GPU's own: heap types 1 and 2, visible and invisible to the
+/// CPU.
 fn own_memory(properties: &str) -> Option<u64> {
     let values = values(properties);
     matches!(values.get("heap_type"), Some(1 | 2))
@@ -125,7 +125,7 @@ mod tests {
         ] {
             assert_eq!(Node::parse(nonsense), None);
         }
-        // A domain of a virtual bus has more than four digits.
+        // Domains of virtual buses have more than four digits.
         let far = text.replace("domain 0", "domain 65536");
         assert_eq!(Node::parse(&far).unwrap().pci, "10000:63:00.0");
     }

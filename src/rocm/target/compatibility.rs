@@ -1,28 +1,28 @@
-//! Owns further facts about targets: other code that runs on one, and the effect of a project that is not built for
-//! it.
+//! Owns compatibility facts about targets: foreign code that runs on a target, and the effect of a project that is not
+//! built for it.
 //!
-//! Every sentence has its source. This project has tested none of it on hardware.
+//! Every claim has a source. This project has tested none of them on hardware.
 
 use serde::Serialize;
 
 use super::{GpuKind, Target, TargetInfo};
 
-/// How code built for something else can run on a target.
+/// How code built for another ISA can run on a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum How {
-    /// It was built for a generic ISA that the compiler defines.
+    /// The code was built for a generic ISA that the compiler defines.
     Generic,
     /// `HSA_OVERRIDE_GFX_VERSION` makes the runtime treat the GPU as another one.
     Override,
-    /// The runtime has a distribution's patches, which let it load code of an ISA that is identical or a subset.
+    /// A distribution's patched runtime loads code of an ISA that is identical or a subset.
     Extended,
 }
 
-/// Other code that runs on a target.
+/// Foreign code that runs on a target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Compatible {
-    /// The ISA it was built for.
+    /// The ISA that the code was built for.
     pub code: String,
     pub how: How,
     pub note: String,
@@ -55,7 +55,7 @@ const GENERIC: [(&str, &[&str]); 6] = [
     ("gfx12-generic", &["gfx1200", "gfx1201"]),
 ];
 
-/// Code that Debian's patches load: on any of the first, that of any of the second.
+/// Rows of Debian's patches: each target of the first list runs code for each ISA of the second list.
 const EXTENDED: [(&[&str], &[&str]); 3] = [
     (&["gfx900", "gfx906", "gfx90c"], &["gfx900", "gfx90c"]),
     (&["gfx1010", "gfx1011", "gfx1012"], &["gfx1010"]),
@@ -87,7 +87,7 @@ const OVERRIDES: [(&[&str], &str, &str, &str); 2] = [
     ),
 ];
 
-/// Returns which other code runs on a target.
+/// Returns the foreign code that runs on a target.
 pub(crate) fn runs(target: Target) -> Vec<Compatible> {
     let name = target.name();
     let mut runs = Vec::new();
@@ -128,7 +128,7 @@ pub(crate) fn runs(target: Target) -> Vec<Compatible> {
     runs
 }
 
-/// Returns the effect of not building a project, if known.
+/// Returns the effect of leaving out a project, if known.
 pub(crate) fn without(project: &str) -> Option<&'static str> {
     Some(match project {
         "rccl" => {
@@ -145,7 +145,7 @@ pub(crate) fn without(project: &str) -> Option<&'static str> {
     })
 }
 
-/// Returns the variant of the profile for TheRock that fits, and why.
+/// Returns the fitting variant of TheRock's profile, and the reason.
 pub(crate) fn advised_variant(info: &TargetInfo) -> (&'static str, &'static str) {
     match (info.rccl_buildable, info.kind) {
         (false, _) => (
@@ -216,7 +216,7 @@ mod tests {
         assert!(gfx1031.contains(&"gfx1030 Override".to_owned()));
         assert!(gfx1031.contains(&"gfx1030 Extended".to_owned()));
         assert!(!gfx1031.iter().any(|one| one.starts_with("gfx1031")));
-        // gfx1010 has fewer instructions than its siblings: it runs only its own code.
+        // gfx1010 has fewer instructions than its siblings, so it runs only its own code.
         assert_eq!(codes("gfx1010"), ["gfx10-1-generic Generic"]);
         assert_eq!(
             codes("gfx1012"),
@@ -234,7 +234,7 @@ mod tests {
             let Ok(target) = Target::parse(name) else {
                 continue;
             };
-            // `lean` has what they extend.
+            // The profile that they extend has variant `lean`.
             let variant = profile.get("variant").and_then(toml::Value::as_str);
             let advised = advised_variant(target.info()).0;
             assert_eq!(variant.unwrap_or("lean"), advised, "{name}");

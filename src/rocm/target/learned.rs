@@ -1,7 +1,7 @@
-//! Owns the targets that a store learned from a checkout of TheRock: its rows take precedence over the built-in ones.
+//! Owns the targets that a store learned from a checkout of TheRock. Its rows take precedence over the built-in ones.
 //!
-//! A newer TheRock supports GPUs that are unknown to this program. Its table is imported explicitly (`target learn`),
-//! so that a name has the same meaning before any source is fetched.
+//! A newer TheRock supports GPUs that this program does not know. The user imports its table explicitly (`target
+//! learn`), so that a name has the same meaning before and after a source is fetched.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -15,22 +15,22 @@ use crate::sys::error::{Result, ResultExt as _};
 
 const SCHEMA: &str = "rockenv/targets/1";
 
-/// The learned table of this process; set once, before anybody asks for a target.
+/// This process's learned table. It must be set before the first target is looked up.
 static LEARNED: OnceLock<Learned> = OnceLock::new();
 
-/// The table of a checkout.
+/// A checkout's table of targets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Learned {
     schema: String,
     /// The checkout's directory.
     pub source: PathBuf,
-    /// When it was read.
+    /// When the table was read.
     pub time: jiff::Timestamp,
     targets: Vec<Declared>,
 }
 
 impl Learned {
-    /// Takes the table of a checkout.
+    /// Copies the table of a checkout.
     pub(crate) fn of(source: &Path, targets: &[Declared]) -> Self {
         Self {
             schema: SCHEMA.to_owned(),
@@ -40,7 +40,7 @@ impl Learned {
         }
     }
 
-    /// Reads the learned table of the store at `home`; `None` if there is none.
+    /// Reads the learned table of the store at `home`; `None` if the store has not learned any.
     pub(crate) fn read(home: &Path) -> Result<Option<Self>> {
         let path = file(home);
         let wrong = || format!("cannot read `{}`", path.display());
@@ -58,14 +58,14 @@ impl Learned {
         Ok(found)
     }
 
-    /// Writes it for the store at `home`.
+    /// Writes the table to the store at `home`.
     pub(crate) fn save(&self, home: &Path) -> Result<()> {
         atomic::write_json(&file(home), self)
     }
 
-    /// Makes this process use it.
+    /// Makes this process use the table.
     pub(crate) fn install(self) {
-        // A second one is ignored: a name has one meaning in one process.
+        // A second table is ignored, because a name must not change its meaning within a process.
         drop(LEARNED.set(self));
     }
 
@@ -74,7 +74,7 @@ impl Learned {
         LEARNED.get()
     }
 
-    /// Puts its rows in front of the table's.
+    /// Replaces or adds rows of the built-in table.
     pub(super) fn join(&self, table: &mut Table) {
         for declared in &self.targets {
             let known = table
@@ -103,7 +103,7 @@ pub(crate) fn file(home: &Path) -> PathBuf {
     home.join("targets.json")
 }
 
-/// Returns the row of a target as a checkout declares it; facts that only releases declare stay as known.
+/// Returns a target's row as a checkout declares it. Facts that only releases declare are kept from `known`.
 pub(super) fn row(known: Option<&TargetInfo>, declared: &Declared) -> TargetInfo {
     let is_in = |family: &str| declared.families.iter().any(|name| name == family);
     let kind = match known {
@@ -128,7 +128,7 @@ pub(super) fn row(known: Option<&TargetInfo>, declared: &Declared) -> TargetInfo
     }
 }
 
-/// Returns a row with nothing but a name.
+/// Returns a row that has only a name.
 pub(super) fn name_only(name: String) -> TargetInfo {
     let declared = Declared {
         product: name.clone(),
@@ -179,7 +179,7 @@ mod tests {
             (laptop.product.as_str(), laptop.rccl_buildable),
             ("A product", true)
         );
-        // Facts that a checkout does not declare.
+        // A checkout does not declare these facts.
         assert!(laptop.release_products.is_some());
         let new = find("gfx1310");
         assert_eq!((new.kind, new.rccl_buildable), (GpuKind::Dcgpu, false));

@@ -1,7 +1,7 @@
-//! Owns the facts about targets: product, kind, families, projects that TheRock does not build for it.
+//! Owns the facts about targets: products, kind, families, and the projects that TheRock does not build for a target.
 //!
-//! The table is `target/gpu_targets.json`, taken from one commit of TheRock (named in the file) and compiled in, so
-//! that a name is checked before anything is downloaded. Targets that the store learned from a newer checkout take
+//! The table `target/gpu_targets.json` was taken from one commit of TheRock, which the file names. It is compiled in,
+//! so that names are checked before anything is downloaded. Targets that the store learned from a newer checkout take
 //! precedence.
 
 mod compatibility;
@@ -27,9 +27,9 @@ use crate::sys::suggest;
 pub enum GpuKind {
     /// A graphics card.
     Dgpu,
-    /// Part of a processor.
+    /// Part of a CPU.
     Igpu,
-    /// An accelerator for servers.
+    /// A server accelerator.
     Dcgpu,
 }
 
@@ -38,11 +38,11 @@ pub enum GpuKind {
 pub struct Support {
     /// The marketing name of the architecture, such as `RDNA3`.
     pub architecture: String,
-    /// Packages are produced.
+    /// TheRock produces packages.
     pub build_passing: bool,
     /// A short test on hardware passes.
     pub sanity_tested: bool,
-    /// Meant for use.
+    /// The target is meant for use.
     pub release_ready: bool,
 }
 
@@ -56,18 +56,18 @@ struct Platforms {
 pub struct TargetInfo {
     #[serde(rename = "target")]
     name: String,
-    /// The product as TheRock's CMake files call it.
+    /// The product's name in TheRock's CMake files.
     pub product: String,
     pub kind: GpuKind,
-    /// Every family that contains the target, its own name first.
+    /// Every family that contains the target, starting with the family of its own name.
     pub families: Vec<String>,
     /// Projects that TheRock excludes for this target.
     pub excluded_projects: Vec<String>,
-    /// The upstream issue behind an exclusion, by project, if there is one.
+    /// The upstream issue behind each exclusion, if there is one.
     pub exclusion_issues: BTreeMap<String, Option<String>>,
     /// RCCL can be built for this target alone.
     pub rccl_buildable: bool,
-    /// The products that releases are made for.
+    /// The products that releases support.
     pub release_products: Option<String>,
     #[serde(default)]
     support: Platforms,
@@ -94,7 +94,7 @@ static TABLE: LazyLock<Table> = LazyLock::new(|| {
 });
 
 fn compiled_in() -> Table {
-    // An invalid table is caught by the first test that runs.
+    // Any test that runs catches an invalid table.
     #[expect(clippy::expect_used, reason = "the table is a constant of the program")]
     serde_json::from_str(include_str!("gpu_targets.json")).expect("gpu_targets.json")
 }
@@ -116,7 +116,7 @@ impl Target {
         Err(error.help(Self::advice(name)))
     }
 
-    /// Returns what a person means: a target's name, or a product that has one, such as `780m`.
+    /// Parses what a person types: a target's name, or a product such as `780m`.
     pub fn named(text: &str) -> Result<Self> {
         match Self::parse(text) {
             Err(error) => {
@@ -124,7 +124,7 @@ impl Target {
                     Some(_) => None,
                     None => products::only(text)?,
                 };
-                // It is no fault of a file.
+                // Not `invalid`, because the name does not come from a file.
                 let unknown = not_found!("{}", error.message());
                 product.ok_or_else(|| unknown.help(Self::advice(text)))
             }
@@ -132,18 +132,18 @@ impl Target {
         }
     }
 
-    /// Returns the products that have it, by the names on the box.
+    /// Returns the retail names of products with this target.
     pub fn products(self) -> &'static [&'static str] {
         products::of(self)
     }
 
     /// Returns the same target as a checkout declares it.
     pub fn declared(self, declared: &Declared) -> Self {
-        // A few hundred bytes, once for each target of one command.
+        // Leaks a few hundred bytes, once for each target of a command.
         Self(Box::leak(Box::new(learned::row(Some(self.0), declared))))
     }
 
-    /// Returns what to write instead of an unknown name.
+    /// Returns advice on an unknown name.
     pub(crate) fn advice(name: &str) -> String {
         if let Some(members) = family(name) {
             let members: Vec<_> = members.iter().map(Self::name).collect();
@@ -171,14 +171,14 @@ impl Target {
         self.0.support.linux.as_ref()
     }
 
-    /// Returns true if the target is in `family`; every target is in the family of its own name.
+    /// Returns true if the target is in `family`. Every target is in the family of its own name.
     pub fn is_in(&self, family: &str) -> bool {
         self.name() == family || self.0.families.iter().any(|name| name == family)
     }
 
     /// Returns the value of `HSA_OVERRIDE_GFX_VERSION` that makes a runtime load code built for this target.
     ///
-    /// ROCr wants decimal numbers, while the last two digits of a name are hexadecimal: gfx90a is 9.0.10.
+    /// ROCr expects decimal numbers, while the last two digits of a name are hexadecimal: gfx90a is 9.0.10.
     pub fn override_version(&self) -> String {
         let digits = self.name().trim_start_matches("gfx");
         let (major, rest) = digits.split_at(digits.len().saturating_sub(2));
@@ -188,13 +188,13 @@ impl Target {
     }
 }
 
-/// Returns the ISA name of a KFD `gfx_target_version`, supported by TheRock or not.
+/// Returns the ISA name of a KFD `gfx_target_version`, whether or not TheRock supports it.
 pub(crate) fn isa_name(version: u32) -> String {
     let (major, minor, stepping) = (version / 10_000, version / 100 % 100, version % 100);
     format!("gfx{major}{minor:x}{stepping:x}")
 }
 
-/// Returns every target in the order of the table, which is TheRock's.
+/// Returns every target in TheRock's order.
 pub(crate) fn all() -> impl Iterator<Item = Target> {
     TABLE.targets.iter().map(Target)
 }
@@ -253,7 +253,7 @@ impl PartialEq for Target {
 
 impl Eq for Target {}
 
-// By table, not by name: gfx90a comes before gfx1030, as people expect.
+// By position, not by name: people expect gfx90a before gfx1030.
 impl Ord for Target {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         position(self).cmp(&position(other))
@@ -283,7 +283,7 @@ impl FromStr for Target {
 impl TryFrom<String> for Target {
     type Error = Error;
 
-    /// Accepts a name that was saved when it was known; it may have been forgotten since.
+    /// Accepts a saved name that was known when it was saved, even if it was forgotten since.
     fn try_from(name: String) -> Result<Self> {
         let digits = name.strip_prefix("gfx").unwrap_or_default();
         let is_name = digits.len() >= 3 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -339,7 +339,7 @@ mod tests {
         };
         assert_has!(help("gfx1013"), "`gfx1");
         assert!(help("GFX1103").contains("`gfx1103`"));
-        // Two letters that changed places, before a wrong one.
+        // Swapped digits rank before a wrong digit.
         assert_has!(help("gfx1130"), "`gfx1103`");
         assert_has!(help("gfx1120"), "`gfx1102`");
         assert!(help("gfx110X-igpu").ends_with("one or more of its targets: gfx1103"));

@@ -1,8 +1,8 @@
-//! Owns the products that have a target, by the names on the box, and what a person types for one.
+//! Owns the retail names of products with each target, and matching what a person types.
 //!
-//! They are from LLVM's `AMDGPUUsage`, AMD's "GPU hardware specifications" and TheRock's table, which agree but for one
-//! point: TheRock counts the RX 5500 among gfx1011, LLVM and Linux among gfx1012. Mobile products without an entry there
-//! have the chip of a desktop product that has one.
+//! The names are from LLVM's `AMDGPUUsage`, AMD's "GPU hardware specifications" and TheRock's table. These differ in
+//! one point: TheRock lists the RX 5500 under gfx1011, LLVM and Linux under gfx1012. Mobile products without an entry
+//! there have the chip of a listed desktop product.
 
 use std::sync::LazyLock;
 
@@ -17,7 +17,7 @@ static PRODUCTS: LazyLock<Vec<(&str, Vec<&str>)>> = LazyLock::new(|| {
         .collect()
 });
 
-/// Words that people write or leave out.
+/// Words that people add or leave out.
 const BRANDS: [&str; 8] = [
     "amd", "radeon", "rx", "instinct", "pro", "ryzen", "graphics", "tm",
 ];
@@ -30,8 +30,8 @@ pub(super) fn of(target: Target) -> &'static [&'static str] {
         .map_or(&[], |(_, products)| products)
 }
 
-/// Returns the targets of a product, each with the product's full name: one for `780m` or `AMD Radeon RX 7900 XTX`,
-/// several for a name such as `strix`, none for anything else.
+/// Returns the targets of a product, each with the product's full name. `780m` or `AMD Radeon RX 7900 XTX` has one, a
+/// name such as `strix` has several.
 fn by_product(text: &str) -> Vec<(Target, &'static str)> {
     let typed = words(text);
     if typed.is_empty() || text.len() > 80 {
@@ -53,7 +53,7 @@ fn by_product(text: &str) -> Vec<(Target, &'static str)> {
     }
 }
 
-/// Returns the one target of a product; an error lists them if there are several.
+/// Returns the product's target. If it has several, the error lists them.
 pub(super) fn only(text: &str) -> Result<Option<Target>> {
     match by_product(text)[..] {
         [] => Ok(None),
@@ -71,13 +71,13 @@ pub(super) fn only(text: &str) -> Result<Option<Target>> {
     }
 }
 
-/// Returns what distinguishes a product: lower-case words and numbers, without brands.
+/// Returns the distinctive parts of a product's name: lower-case words and numbers, without brands.
 fn words(text: &str) -> Vec<String> {
     let mut words: Vec<String> = Vec::new();
     let mut before = ' ';
     for letter in text.chars().flat_map(char::to_lowercase) {
         if letter.is_alphanumeric() {
-            // `7900xtx` is `7900 xtx`.
+            // `7900xtx` becomes `7900 xtx`.
             let same =
                 before.is_alphanumeric() && before.is_ascii_digit() == letter.is_ascii_digit();
             match words.last_mut().filter(|_| same) {
@@ -110,7 +110,7 @@ mod tests {
         }
     }
 
-    /// TheRock names some products too. Of memory sizes, people type nothing.
+    /// TheRock names some products too. People do not type memory sizes.
     #[test]
     fn therock_agrees() {
         let table: serde_json::Value =
@@ -137,7 +137,7 @@ mod tests {
             ("RX 7900 XTX", "gfx1100"),
             ("rx7900xtx", "gfx1100"),
             ("rx-7900-gre", "gfx1100"),
-            // Cards of one target.
+            // Several cards with the same target.
             ("7900", "gfx1100"),
             ("W7900", "gfx1100"),
             ("7800 XT", "gfx1101"),
@@ -180,7 +180,7 @@ mod tests {
             "`strix` fits several targets: gfx1150 (Strix Point), gfx1151 (Strix Halo)"
         );
         assert!(by_product("mi").len() > 3);
-        // A part of a word, or a brand alone, says nothing.
+        // Part of a word, or a brand alone, does not match.
         for text in [
             "",
             "radeon",

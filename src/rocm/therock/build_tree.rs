@@ -1,23 +1,23 @@
-//! Owns the layout of TheRock's build tree: the sub-projects in it that are also in an artifact, and the files that
-//! TheRock's own `+expunge` removes of one. Pure.
+//! Owns the layout of TheRock's build tree: the sub-projects that are also in an artifact, and the directories that
+//! TheRock's own `+expunge` removes. Pure.
 
 use std::path::{Component, Path, PathBuf};
 
 /// A line in the `CMakeCache.txt` at the top of a build tree.
 const PROJECT: &str = "CMAKE_PROJECT_NAME:STATIC=THEROCK";
 
-/// The directories that `PROJECT+expunge` removes of a sub-project. In this order: without its stamps ninja takes a
-/// sub-project for one that was never built, whatever else an interruption leaves; with stamps but without its stage
-/// ninja would find nothing to do, which would be wrong.
+/// The directories that `PROJECT+expunge` removes from a sub-project. The order matters: without stamps, ninja treats a
+/// sub-project as never built, whatever else an interruption leaves. With stamps but without a stage, ninja would
+/// wrongly find nothing to do.
 pub(crate) const EXPUNGED: [&str; 5] = ["stamp", "stage.prebuilt", "build", "stage", "dist"];
 
-/// Returns whether this is the `CMakeCache.txt` of TheRock itself.
+/// Returns whether this is TheRock's own `CMakeCache.txt`.
 pub(crate) fn is_top(cache: &str) -> bool {
     cache.lines().any(|line| line.trim_end() == PROJECT)
 }
 
 /// Parses an `artifact_manifest.txt`: the directories of the sub-projects whose stages are in that artifact. Skips
-/// anything but plain paths below the build tree.
+/// everything except plain paths below the build tree.
 pub(crate) fn archived(manifest: &str) -> Vec<PathBuf> {
     let project = |line: &str| {
         let stage = Path::new(line.trim().trim_end_matches('/'));

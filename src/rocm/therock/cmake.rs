@@ -1,4 +1,4 @@
-//! Owns parsing CMake's syntax: a file is a list of commands with arguments. Nothing is evaluated.
+//! Owns parsing CMake's syntax: a file is a list of commands with arguments. The parser evaluates nothing.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use crate::sys::error::{Error, Result};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Command {
-    /// Name, in lower case: CMake ignores case here.
+    /// Name in lower case, because CMake ignores its case.
     pub(super) name: String,
     /// Position of the name.
     pub(super) span: Range<usize>,
@@ -20,11 +20,11 @@ pub(super) struct Argument {
     /// Its text, with escapes resolved.
     pub(super) text: String,
     pub(super) span: Range<usize>,
-    /// Written in quotation marks or brackets: never a keyword.
+    /// Written in quotation marks or brackets, and so never a keyword.
     pub(super) quoted: bool,
     /// Contains a variable reference, which is not evaluated here.
     pub(super) variable: bool,
-    /// The comment after it on its line.
+    /// The comment that follows on the same line.
     pub(super) comment: Option<String>,
 }
 
@@ -74,7 +74,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Skips a comment that begins here.
+    /// Skips a comment that begins at the current position; returns its text.
     fn comment(&mut self) -> Result<String> {
         let start = self.at;
         self.at += 1;
@@ -134,7 +134,7 @@ impl<'a> Reader<'a> {
                         arguments,
                     });
                 }
-                // Conditions have parentheses of their own.
+                // Conditions contain parentheses.
                 '(' | ')' => {
                     depth += if next == '(' { 1 } else { -1 };
                     self.at += 1;
@@ -193,7 +193,7 @@ impl<'a> Reader<'a> {
             match c {
                 _ if escaped => escaped = false,
                 '\\' => escaped = true,
-                // Old CMake allows quotation marks inside a word: `-DX="a b"`.
+                // CMake's legacy syntax allows quotation marks inside a word: `-DX="a b"`.
                 '"' => {
                     self.at = start + index;
                     self.string()?;
@@ -239,7 +239,7 @@ fn unescape(text: &str) -> String {
                 out.push('\t');
                 escaped = false;
             }
-            // A continued line.
+            // A line continuation.
             (true, '\n') => escaped = false,
             (_, c) => {
                 out.push(c);

@@ -1,4 +1,4 @@
-//! Owns comparing a checkout of TheRock with the built-in table: pure.
+//! Owns comparing a checkout of TheRock with the built-in table. Pure.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -38,24 +38,24 @@ const ARTIFACTS: &str = "\
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "what", rename_all = "kebab-case")]
 pub(crate) enum Drift {
-    /// A target that the table lacks.
+    /// A target that only the checkout has.
     NewTarget {
         target: String,
         product: String,
     },
-    /// A target that the checkout lacks.
+    /// A target that only the table has.
     NoTarget {
         target: String,
     },
-    /// Another product.
+    /// The product differs.
     Product {
         target: String,
-        /// In the table.
+        /// Product in the table.
         was: String,
-        /// In the checkout.
+        /// Product in the checkout.
         now: String,
     },
-    /// Other families.
+    /// The families differ.
     Families {
         target: String,
         added: Vec<String>,
@@ -64,7 +64,7 @@ pub(crate) enum Drift {
     /// A project is no longer built for a target.
     Excluded {
         target: String,
-        /// The project and the issue behind it.
+        /// The project and the issue behind the exclusion.
         #[serde(flatten)]
         excluded: Excluded,
     },
@@ -73,13 +73,13 @@ pub(crate) enum Drift {
         target: String,
         project: String,
     },
-    /// Another issue is behind an exclusion.
+    /// The issue behind an exclusion differs.
     Issue {
         target: String,
         project: String,
-        /// In the table.
+        /// Issue in the table.
         was: Option<String>,
-        /// In the checkout.
+        /// Issue in the checkout.
         now: Option<String>,
     },
     NewStage {
@@ -92,7 +92,7 @@ pub(crate) enum Drift {
     /// A stage is built more or less often than before.
     Stage {
         stage: String,
-        /// In the checkout.
+        /// Frequency in the checkout.
         now: StageKind,
     },
     NewArtifact {
@@ -105,7 +105,7 @@ pub(crate) enum Drift {
 }
 
 impl Drift {
-    /// Returns whether it concerns this target.
+    /// Returns whether the difference concerns this target.
     pub(crate) fn is_of(&self, name: &str) -> bool {
         match self {
             Self::NewTarget { target, .. }
@@ -179,7 +179,7 @@ impl fmt::Display for Drift {
     }
 }
 
-/// Returns all differences of a checkout, targets first, in the order of the tables.
+/// Returns all differences of a checkout: targets first, in the order of the tables.
 pub(crate) fn drift(checkout: &Checkout) -> Vec<Drift> {
     let mut drift = Vec::new();
     for target in target::all() {
@@ -279,7 +279,7 @@ mod tests {
     use super::*;
     use crate::rocm::therock::Declared;
 
-    /// A checkout that matches the built-in table.
+    /// Returns a checkout that matches the built-in table.
     fn same() -> Checkout {
         let targets = target::all().map(|target| {
             let info = target.info();
@@ -307,7 +307,7 @@ mod tests {
         assert_eq!(drift(&same()), []);
     }
 
-    /// A topology of the known stages, with these artifacts.
+    /// Returns a topology with the known stages and these artifacts.
     fn topology<'a>(artifacts: impl Iterator<Item = &'a str>) -> super::super::Topology {
         let mut text = "[metadata]\nversion = '2.0'\n[source_sets]\n".to_owned();
         for (name, kind) in STAGES {

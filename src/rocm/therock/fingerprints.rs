@@ -1,7 +1,7 @@
-//! Owns the fingerprints that TheRock writes when it is configured: of each artifact's sources, options and
+//! Owns the fingerprints that TheRock writes when it is configured. They cover each artifact's sources, options and
 //! dependencies.
 //!
-//! A fingerprint is missing if a source is not a clean checkout, or if an artifact is split by targets.
+//! An artifact has no fingerprint if one of its sources is not a clean checkout, or if it is split by targets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -13,13 +13,13 @@ use sha2::{Digest as _, Sha256};
 use super::Checkout;
 use crate::sys::error::Result;
 
-/// Maximum size of a file, in bytes: a list of some hundred names, or a digest.
+/// Maximum size of a file, in bytes. Each contains a list of some hundred names, or a digest.
 const MAX: u64 = 1 << 20;
 
-/// A configured build directory's description of the build.
+/// The fingerprints of a configured build directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArtifactFingerprints {
-    /// Artifacts that it builds, with their fingerprint if there is one.
+    /// The artifacts that the build directory builds, with their fingerprints if known.
     pub artifacts: BTreeMap<String, Option<String>>,
     /// The artifacts of each stage.
     pub stages: BTreeMap<String, BTreeSet<String>>,
@@ -47,7 +47,7 @@ impl ArtifactFingerprints {
         files.sort();
         for path in files {
             let name = path.file_stem().unwrap_or_default().to_string_lossy();
-            // ARTIFACT_COMPONENT_TARGETS, and only artifacts have `_` in their names.
+            // The file is named ARTIFACT_COMPONENT_TARGETS, and only the artifact's part may contain `_`.
             let Some(artifact) = name.rsplitn(3, '_').nth(2) else {
                 continue;
             };
@@ -77,10 +77,10 @@ impl ArtifactFingerprints {
         }
     }
 
-    /// Returns the fingerprints of what `stages` build, or of everything if empty. `own` replaces a missing one, and
-    /// all of them if TheRock was `blind`.
+    /// Returns the fingerprints of the artifacts that `stages` build, or of all artifacts if `stages` is empty. `own`
+    /// replaces a missing fingerprint, or all of them if TheRock was `blind`.
     ///
-    /// An unknown stage may build anything.
+    /// An unknown stage may build any artifact.
     pub fn of(&self, stages: &[String], own: &str, blind: bool) -> Vec<(String, String)> {
         let known: Option<Vec<_>> = stages.iter().map(|stage| self.stages.get(stage)).collect();
         let built: Option<BTreeSet<&String>> = known
@@ -98,7 +98,7 @@ impl ArtifactFingerprints {
     }
 }
 
-/// Returns the artifacts of each stage; none if the source cannot be read.
+/// Returns the artifacts of each stage. Empty if the source cannot be read.
 fn stages(source: &Path) -> BTreeMap<String, BTreeSet<String>> {
     let Some(topology) = Checkout::read(source).ok().and_then(|found| found.topology) else {
         return BTreeMap::new();

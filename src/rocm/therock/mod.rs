@@ -1,8 +1,8 @@
 //! A checkout of TheRock: its table of targets and its topology, read as data.
 //!
-//! Nothing in a checkout is executed: `cmake` parses the one function call that declares a target, `topology` the
-//! TOML, and both refuse unknown input rather than guess. `drift` compares with the built-in table; `fingerprints` are those
-//! fingerprints that it writes when it is configured, `tarballs` the downloads of its build.
+//! Nothing in a checkout is executed. `cmake` parses the function call that declares a target, `topology` parses the
+//! TOML, and both refuse unknown input rather than guess. `drift` compares a checkout with the built-in table,
+//! `fingerprints` reads what TheRock writes when it is configured, and `tarballs` finds the downloads of its build.
 
 pub(crate) mod build_tree;
 mod cmake;
@@ -29,25 +29,25 @@ use crate::sys::error::{Error, Result, ResultExt as _};
 
 /// A checkout's table of targets.
 pub(crate) const TARGETS: &str = "cmake/therock_amdgpu_targets.cmake";
-/// A user's own targets beside it.
+/// The user's own targets, in the same directory.
 const CUSTOM_TARGETS: &str = "cmake/therock_custom_amdgpu_targets.cmake";
 /// A checkout's topology.
 const TOPOLOGY: &str = "BUILD_TOPOLOGY.toml";
 
 const VERSION: &str = "version.json";
 
-/// Maximum size of a file, in bytes: TheRock's are below 64 KiB.
+/// Maximum size of a file, in bytes. TheRock's own files are below 64 KiB.
 const LARGEST: u64 = 4 << 20;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Checkout {
-    /// Targets, in its order.
+    /// Targets in the checkout's order.
     pub targets: Vec<Declared>,
-    /// Arguments in its table that have no effect, each with its place.
+    /// Arguments of the table that have no effect, each with its position.
     pub ignored: Vec<String>,
-    /// Stages, groups and artifacts; older checkouts have none.
+    /// Stages, groups and artifacts. `None` for older checkouts.
     pub topology: Option<Topology>,
-    /// Its version, such as `7.14.0`; checkouts before April 2025 have none.
+    /// The version, such as `7.14.0`. `None` for checkouts before April 2025.
     pub version: Option<String>,
 }
 
@@ -124,11 +124,11 @@ fn text(directory: &Path, file: &str) -> Result<Option<String>> {
     Ok(Some(text))
 }
 
-/// Reads a regular file below a directory, through no link; `None` if there is none.
+/// Reads a regular file below a directory without following links; `None` if it does not exist.
 fn content(directory: &Path, below: &Path, largest: u64) -> Result<Option<Vec<u8>>> {
     let path = directory.join(below);
     let shown = || format!("cannot read `{}`", path.display());
-    // Of anything but a directory, such as a FIFO, nothing is opened.
+    // `O_DIRECTORY` rejects a FIFO or another special file without opening it.
     let flags = OFlag::O_DIRECTORY | OFlag::O_PATH | OFlag::O_CLOEXEC;
     let top = fs_err::OpenOptions::new()
         .read(true)
@@ -161,10 +161,10 @@ fn content(directory: &Path, below: &Path, largest: u64) -> Result<Option<Vec<u8
     Ok(Some(bytes))
 }
 
-/// Characters of a line that an error shows.
+/// Maximum number of characters of a line that an error shows.
 const SHOWN: usize = 160;
 
-/// Makes an error that shows its place in a text: `FILE:LINE:COLUMN: MESSAGE`, with the line and a mark below it.
+/// Returns an error that shows a position in a text: `FILE:LINE:COLUMN: MESSAGE`, with the line and a mark below it.
 fn error_at(file: &str, text: &str, span: std::ops::Range<usize>, message: &str) -> Error {
     let boundary = |mut at: usize| {
         at = at.min(text.len());
@@ -196,7 +196,7 @@ fn error_at(file: &str, text: &str, span: std::ops::Range<usize>, message: &str)
             let mark = "^".repeat(width.clamp(1, SHOWN - before));
             format!("{shown}\n{}{mark}", " ".repeat(before))
         }
-        // There is nothing to mark: a line may have millions of characters.
+        // The position is beyond the shown part. A line may have millions of characters.
         false => shown,
     };
     invalid!("{file}:{number}:{column}: {message}").source(shown)

@@ -1,5 +1,5 @@
-//! Owns the third-party tarballs that a checkout builds: the calls of `therock_subproject_fetch` in its CMake files,
-//! with name, addresses and digest. `parse` is pure; `read` finds the files.
+//! Owns the third-party tarballs that a checkout builds from: the calls of `therock_subproject_fetch` in its CMake
+//! files, with name, addresses and digest. `parse` is pure; `read` finds the files.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -12,39 +12,39 @@ use crate::sys::error::Result;
 
 /// TheRock's function that declares a download.
 const FUNCTION: &str = "therock_subproject_fetch";
-/// Suffixes of archives, according to CMake.
+/// Archive suffixes that CMake recognises.
 const ENDS: [&str; 10] = [
     ".7z", ".tar", ".tar.bz2", ".tar.gz", ".tar.xz", ".tar.zst", ".tbz2", ".tgz", ".txz", ".zip",
 ];
 
 /// Maximum length of a variable or an argument, in bytes.
 const LONGEST: usize = 64 << 10;
-/// The same for everything that variables of one file expand to.
+/// Maximum length of all expansions of a file's variables together, in bytes.
 const EXPANDED: usize = 4 << 20;
 
-/// Maximum number of downloads of one file: TheRock's have a few each.
+/// Maximum number of downloads in one file. TheRock's files have a few each.
 const CALLS: usize = 1000;
 
 /// A file that TheRock's build downloads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tarball {
-    /// TheRock's name for it: the name of a target, so it is unique.
+    /// TheRock's name for the tarball. It names a CMake target, so it is unique.
     pub name: String,
     pub file: String,
     pub urls: Vec<String>,
-    /// Digest that TheRock requires.
+    /// The digest that TheRock requires.
     pub checksum: Checksum,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tarballs {
-    /// In the order of their names.
+    /// The tarballs, ordered by name.
     pub found: Vec<Tarball>,
-    /// Calls that could not be interpreted, with their place: the build itself downloads these.
+    /// Calls that could not be interpreted, with their positions. The build itself downloads these.
     pub unclear: Vec<String>,
 }
 
-/// Reads the CMake files of a checkout, without those of its submodules.
+/// Reads the CMake files of a checkout, except those of its submodules.
 pub(crate) fn read(directory: &Path) -> Result<Tarballs> {
     let mut all = Tarballs::default();
     let mut left = vec![String::new()];
@@ -77,9 +77,9 @@ pub(crate) fn read(directory: &Path) -> Result<Tarballs> {
     Ok(all)
 }
 
-/// Parses one CMake file. Only variables that the file itself sets are known.
+/// Parses one CMake file. Knows only variables that the file itself sets.
 pub(crate) fn parse(file: &str, text: &str) -> Tarballs {
-    // Most files have none, and need not be parsed.
+    // Most files declare no download and need not be parsed.
     if !text.contains(FUNCTION) {
         return Tarballs::default();
     }
@@ -129,7 +129,7 @@ fn unclear(error: &crate::sys::error::Error) -> Tarballs {
     }
 }
 
-/// Interprets one call, or returns why that is not possible.
+/// Interprets one call, or returns why it cannot.
 fn call(command: &Command, variables: &Variables) -> std::result::Result<Tarball, String> {
     let (name, arguments) = command
         .arguments
@@ -147,7 +147,7 @@ fn call(command: &Command, variables: &Variables) -> std::result::Result<Tarball
     let mut urls = Vec::new();
     for word in behind("URL") {
         let url = known(word)?;
-        // The next keyword.
+        // The next word is a keyword.
         if !url.contains("://") {
             break;
         }
@@ -169,7 +169,7 @@ fn call(command: &Command, variables: &Variables) -> std::result::Result<Tarball
         }
     };
     let name = known(name)?;
-    // Both become names of files.
+    // Both become file names.
     if let Some(bad) = [&name, &file].into_iter().find(|name| !is_plain(name)) {
         return Err(format!("`{bad}` is not a plain name"));
     }
@@ -184,12 +184,12 @@ fn call(command: &Command, variables: &Variables) -> std::result::Result<Tarball
 #[derive(Default)]
 struct Variables {
     known: BTreeMap<String, String>,
-    /// Bytes that they were expanded to.
+    /// Bytes that variables have expanded to so far.
     expanded: Cell<usize>,
 }
 
 impl Variables {
-    /// Expands an argument; `None` if it has an unknown variable, or becomes too long.
+    /// Expands an argument; `None` if it contains an unknown variable or becomes too long.
     fn expand(&self, word: &Argument) -> Option<String> {
         if !word.variable {
             return Some(word.text.clone());
@@ -209,12 +209,12 @@ impl Variables {
             rest = after;
         }
         out.push_str(rest);
-        // Generator expressions and the environment.
+        // Generator expressions and environment variables are not evaluated.
         (!out.contains("$<") && !out.contains("$ENV{")).then_some(out)
     }
 }
 
-/// Returns the name that CMake gives to its download.
+/// Returns the file name that CMake gives to the download.
 fn file_name(url: &str) -> Option<String> {
     let path = url.split(['?', '#']).next()?;
     let name = path.rsplit('/').next()?;
@@ -233,7 +233,7 @@ mod tests {
 
     const SHA256: &str = "acb1e6f5d832484bf6d32b681e858c38add8b2acdfd42ac5df24b8afb46552b4";
 
-    /// As TheRock writes them: with variables, comments between the arguments, and other functions around.
+    /// The input resembles TheRock's: variables, comments between the arguments, and other functions around the calls.
     #[test]
     fn calls_are_found_with_what_the_file_sets() {
         let sha512 = "13ec6be1".repeat(16);
@@ -345,7 +345,7 @@ therock_cmake_subproject_declare(therock-sqlite3 USE_DIST_AMDGPU_TARGETS)
             assert_eq!(read.found.is_empty(), !fine, "{text}");
             assert_eq!(read.unclear.is_empty(), fine, "{text}");
         }
-        // Each call has a copy of it.
+        // Each call expands its own copy of the variable.
         let calls = format!(
             "{FUNCTION}(a {})\n",
             "URL".to_owned() + &" x://${long}".repeat(3)

@@ -14,9 +14,9 @@ const DECLARES: &str = "therock_add_amdgpu_target";
 pub struct Declared {
     pub name: String,
     pub product: String,
-    /// Families, its own name first.
+    /// Families, starting with the family of its own name.
     pub families: Vec<String>,
-    /// Projects that are not built for it.
+    /// Projects that are not built for the target.
     pub excluded: Vec<Excluded>,
 }
 
@@ -24,18 +24,18 @@ pub struct Declared {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Excluded {
     pub project: String,
-    /// The address in the comment after it.
+    /// The address in the comment after the project's name.
     pub issue: Option<String>,
 }
 
 #[derive(Debug)]
 pub(super) struct TargetTable {
     pub(super) targets: Vec<Declared>,
-    /// Arguments without effect, each with its place.
+    /// Arguments that have no effect, each with its position.
     pub(super) ignored: Vec<String>,
 }
 
-/// Parses the table. Anything that would require evaluating CMake is an error.
+/// Parses the table. Refuses anything that would require evaluating CMake.
 pub(super) fn parse(file: &str, text: &str) -> Result<TargetTable> {
     let wrong = |argument: &Argument, message: &str| -> Error {
         error_at(file, text, argument.span.clone(), message)
@@ -81,7 +81,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<TargetTable> {
     }
 }
 
-/// Returns a target, and the arguments that CMake does not assign to a keyword.
+/// Returns a target, and the arguments that CMake assigns to no keyword.
 fn declared<'a>(
     command: &'a Command,
     wrong: &dyn Fn(&Argument, &str) -> Error,
@@ -140,7 +140,7 @@ fn declared<'a>(
     Ok((declared, stray))
 }
 
-/// Returns whether a text looks like the name of an ISA; families have the same form except for an `X`.
+/// Returns whether a text looks like the name of an ISA. Families look the same, except for an `X`.
 fn is_target(text: &str) -> bool {
     text.strip_prefix("gfx").is_some_and(|digits| {
         (3..=5).contains(&digits.len())

@@ -1,4 +1,4 @@
-//! Owns TheRock's `BUILD_TOPOLOGY.toml`: stages build groups of artifacts, which depend on each other.
+//! Owns TheRock's `BUILD_TOPOLOGY.toml`. Stages build groups of artifacts, which depend on each other.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde_spanned::Spanned;
 use super::error_at;
 use crate::sys::error::Result;
 
-/// How often something is built.
+/// How often a stage or group is built.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum ArtifactType {
@@ -19,17 +19,17 @@ pub(crate) enum ArtifactType {
     PerArch,
 }
 
-/// How an artifact is kept.
+/// Whether the targets share an artifact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Scope {
-    /// One for all targets.
+    /// One artifact for all targets.
     TargetNeutral,
-    /// One for each target or family.
+    /// One artifact for each target or family.
     TargetSpecific,
 }
 
-/// The file, exactly as written; tables by name.
+/// The file's tables by name, exactly as written.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Topology {
@@ -76,13 +76,13 @@ struct External {
     path: Option<String>,
 }
 
-/// A stage: groups that are built in one go.
+/// A stage: groups that are built together.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Stage {
     #[serde(rename = "description")]
     _description: Option<String>,
-    /// How often it is built.
+    /// How often the stage is built.
     #[serde(default, rename = "type")]
     pub kind: ArtifactType,
     #[serde(rename = "artifact_groups")]
@@ -94,7 +94,7 @@ pub(crate) struct Stage {
 pub(crate) struct Group {
     #[serde(rename = "description")]
     _description: Option<String>,
-    /// How often it is built.
+    /// How often the group is built.
     #[serde(default, rename = "type")]
     _kind: ArtifactType,
     #[serde(default, rename = "artifact_group_deps")]
@@ -111,7 +111,7 @@ pub(crate) struct Group {
 pub(crate) struct Artifact {
     #[serde(rename = "artifact_group")]
     pub group: Spanned<String>,
-    /// How it is kept.
+    /// Whether the targets share the artifact.
     #[serde(rename = "type")]
     _scope: Scope,
     #[serde(default, rename = "artifact_deps")]
@@ -136,7 +136,7 @@ pub(crate) struct Artifact {
     _databases: Vec<String>,
 }
 
-/// Parses a topology; unknown keys and dangling names are errors with their place.
+/// Parses a topology. Errors for unknown keys and dangling names show the position.
 pub(super) fn parse(file: &str, text: &str) -> Result<Topology> {
     let topology: Topology = toml::from_str(text).map_err(|error| {
         let span = error.span().unwrap_or(0..0);
