@@ -1,4 +1,4 @@
-//! Owns finding recipes by name, and reading them.
+//! Owns finding image recipes by name, and reading them.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use crate::sys::catalog::{CatalogEntry, Directory};
 use crate::sys::error::Result;
 use crate::sys::{builtin, catalog};
 
-/// Returns every recipe; the user's come before built-in ones of the same name.
+/// Returns every recipe. The user's recipes precede built-in ones of the same name.
 pub fn list(directories: &[Directory]) -> Result<Vec<CatalogEntry>> {
     let builtin = builtin::toml_files(&builtin::IMAGES);
     let names = builtin.into_iter().map(|(name, _)| name);

@@ -1,6 +1,6 @@
-//! Owns the certificate authorities that are trusted in addition to those of an image and of the machine: the
-//! configured ones, as one PEM file, and the places where programs inside look for it. They are part of no key, and
-//! of no tree.
+//! Owns the configured certificate authorities, which are trusted in addition to those of an image and of the machine:
+//! collecting them in one PEM file, and mounting it where programs in a container look for it. They are part of no key
+//! and no tree.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -14,10 +14,10 @@ use crate::sys::account::path_in_file;
 use crate::sys::error::{Result, ResultExt as _};
 use crate::tree::file;
 
-/// Path of the list for steps.
+/// Path of the list in a container.
 pub(crate) const INSIDE: &str = "/run/rockenv/ca-certificates.crt";
 
-/// Variables that replace programs' own lists: OpenSSL and Go, requests, pip, curl, Node and git.
+/// Variables that replace a program's own list: for OpenSSL and Go, requests, pip, curl, Node and git.
 const VARIABLES: [&str; 6] = [
     "SSL_CERT_FILE",
     "REQUESTS_CA_BUNDLE",
@@ -27,8 +27,8 @@ const VARIABLES: [&str; 6] = [
     "GIT_SSL_CAINFO",
 ];
 
-/// Paths of distributions' lists, without links: Debian, Ubuntu and Alpine; Fedora and RHEL; older ones; Arch;
-/// openSUSE.
+/// Paths of distributions' lists, with links resolved: Debian, Ubuntu and Alpine; Fedora and RHEL; older releases of
+/// these; Arch; openSUSE.
 const PLACES: [&str; 5] = [
     "etc/ssl/certs/ca-certificates.crt",
     "etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
@@ -42,9 +42,9 @@ const END: &str = "-----END CERTIFICATE-----";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Authorities {
-    /// Those of this machine.
+    /// The authorities of this machine.
     Host,
-    /// Those in PEM files, in addition.
+    /// Additional authorities in PEM files.
     Files(Vec<PathBuf>),
 }
 
@@ -59,7 +59,7 @@ pub enum Written {
 }
 
 impl Written {
-    /// Parses the variable: `host`, or paths separated by colons.
+    /// Parses the environment variable: `host`, or paths separated by colons.
     pub(crate) fn variable(text: &str) -> Self {
         match text {
             "host" => Self::Word(text.to_owned()),
@@ -67,7 +67,7 @@ impl Written {
         }
     }
 
-    /// Interprets it; relative paths start from `directory`, and `~` is `home`.
+    /// Resolves the setting. Relative paths start from `directory`, and `~` is `home`.
     pub(crate) fn resolve(&self, directory: &Path, home: &Path) -> Result<Authorities> {
         let paths = match self {
             Self::Word(word) if word == "host" => return Ok(Authorities::Host),
@@ -98,7 +98,7 @@ pub(crate) fn configured() -> Option<&'static Authorities> {
 }
 
 impl Authorities {
-    /// Returns the certificates in PEM form, without the other content of the files.
+    /// Returns the certificates in PEM form, without other content of the files.
     pub(crate) fn pem(&self) -> Result<String> {
         match self {
             Self::Host => host().ok_or_else(|| {
@@ -127,7 +127,7 @@ impl Authorities {
         }
     }
 
-    /// Returns the certificates for a program on the host; `None` if it trusts the machine's authorities anyway.
+    /// Returns the certificates for a program on the host; `None` if it already trusts the authorities.
     fn for_host(&self) -> Result<Option<String>> {
         match self {
             Self::Host => Ok(None),
@@ -135,7 +135,7 @@ impl Authorities {
         }
     }
 
-    /// Returns the certificates for rockenv's own connections, which also trust the machine's authorities.
+    /// Returns additional certificates for rockenv's own connections, which also trust the machine's authorities.
     pub(crate) fn of_clients() -> Result<Vec<reqwest::Certificate>> {
         match configured() {
             None | Some(Self::Host) => Ok(Vec::new()),
@@ -175,16 +175,16 @@ fn certificates(text: &str) -> String {
 pub struct ContainerAuthorities {
     /// The certificates, in PEM form.
     pem: String,
-    /// The tree to examine, if a service keeps the container's own.
+    /// The image's tree, if a service keeps the container's own.
     tree: Option<PathBuf>,
-    /// A package manager runs: it replaces its distribution's list, so nothing can be mounted on that, and an option
-    /// is used instead.
+    /// Whether a package manager runs. It replaces its distribution's list, which a mount would prevent, so it gets an
+    /// option instead.
     packages: bool,
 }
 
 impl ContainerAuthorities {
-    /// Returns the configured authorities for a container, in which a package manager runs or not; `tree` is the
-    /// image's, if a service keeps the container's own.
+    /// Returns the configured authorities for a container. `packages`: a package manager runs in it. `tree`: the
+    /// image's tree, if a service keeps the container's own.
     pub(crate) fn new(packages: bool, tree: Option<PathBuf>) -> Result<Option<Self>> {
         let pem = configured().map(Authorities::pem).transpose()?;
         Ok(pem.map(|pem| Self {
@@ -194,18 +194,18 @@ impl ContainerAuthorities {
         }))
     }
 
-    /// Writes a container's list to its runtime directory; returns the file, and the read-only mount points for it.
+    /// Writes a container's list to its runtime directory; returns the file and its read-only mount points.
     pub(crate) fn install(self, tree: Option<&Path>, run: &Path) -> Result<(PathBuf, Vec<String>)> {
         let tree = tree.or(self.tree.as_deref());
         let mut own = String::new();
         let mut targets = vec![INSIDE.to_owned()];
         for place in PLACES {
-            // An unreadable list is unused, or an attack.
+            // A list that cannot be read safely is unused or an attack.
             if let Some(tree) = tree
                 && let Ok(file::FoundEntry::File { bytes, .. }) = file::read(tree, Path::new(place))
             {
                 own.push_str(&certificates(&String::from_utf8_lossy(&bytes)));
-                // Arch's hook copes with a list that cannot be replaced; the others get an option.
+                // Arch's hook tolerates a list that it cannot replace. Other package managers get an option.
                 if !self.packages || place.starts_with("etc/ca-certificates/") {
                     targets.push(format!("/{place}"));
                 }
@@ -221,7 +221,7 @@ impl ContainerAuthorities {
     }
 }
 
-/// Returns the list for programs on the host; `None` if they trust the authorities anyway.
+/// Returns the list for programs on the host; `None` if they already trust the authorities.
 fn for_host() -> Result<Option<String>> {
     Ok(configured()
         .map(Authorities::for_host)
@@ -229,20 +229,20 @@ fn for_host() -> Result<Option<String>> {
         .flatten())
 }
 
-/// Writes the list for programs on the host to a directory; `None` if they trust the authorities anyway.
+/// Writes the list for programs on the host to a directory; `None` if they already trust the authorities.
 pub(crate) fn list(directory: &Path) -> Result<Option<PathBuf>> {
     let Some(pem) = for_host()? else {
         return Ok(None);
     };
     let path = directory.join("ca-certificates.crt");
     fs::write(&path, pem)?;
-    // apt fetches as its own user.
+    // apt downloads as an unprivileged user.
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
     fs::set_permissions(&path, mode)?;
     Ok(Some(path))
 }
 
-/// Writes the same list to a temporary file that every user can read: git runs as the build user.
+/// Writes the same list to a temporary file that every user can read, because git runs as the build user.
 pub(crate) fn list_for_anybody() -> Result<Option<tempfile::NamedTempFile>> {
     let Some(pem) = for_host()? else {
         return Ok(None);
@@ -255,8 +255,8 @@ pub(crate) fn list_for_anybody() -> Result<Option<tempfile::NamedTempFile>> {
     Ok(Some(file))
 }
 
-/// Sets the variables for the list unless the profile sets them: `env` has its variables and the image's, `image` the
-/// latter.
+/// Sets the variables for the list, except those that the profile sets. `image` has the image's variables; `env` also
+/// has the profile's.
 pub(crate) fn set_variables(
     variables: &mut BTreeMap<String, String>,
     env: &BTreeMap<String, String>,
@@ -304,7 +304,7 @@ mod tests {
         fs::create_dir_all(at("etc/ssl/certs")).unwrap();
         fs::create_dir_all(at("etc/pki/tls/certs")).unwrap();
         fs::write(at(PLACES[0]), format!("{BEGIN}\nOWN\n{END}\n")).unwrap();
-        // Following it would mount the list over a file of the host.
+        // Following the link would mount the list over a file of the host.
         fs_err::os::unix::fs::symlink("/etc/passwd", at(PLACES[2])).unwrap();
         for (packages, expected) in [
             (false, vec![INSIDE, "/etc/ssl/certs/ca-certificates.crt"]),

@@ -1,6 +1,6 @@
-//! Owns detecting an archive's compression by its first bytes, and decompressing it in parallel to the extraction.
+//! Owns detecting an archive's compression by its first bytes, and decompressing it in parallel with the extraction.
 //!
-//! The ratio limit is enforced here, where both sizes are known: a small file must not fill the disk.
+//! The ratio limit is enforced here, where both sizes are known, so that a small file cannot fill the disk.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use crate::image::tar::unpack::Limits;
 
 const CHUNK: usize = 512 << 10;
-/// Small archives may have any ratio: a few kilobytes of text compress very well.
+/// Below this decompressed size any ratio is allowed, because a few kilobytes of text compress very well.
 const RATIO_FLOOR: u64 = 64 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Compression {
-    /// None, or an unknown one.
+    /// Uncompressed, or an unknown format.
     None,
     Gzip,
     Zstd,
@@ -27,7 +27,7 @@ impl Compression {
         match start {
             [0x1f, 0x8b, ..] => Self::Gzip,
             [0x28, 0xb5, 0x2f, 0xfd, ..] => Self::Zstd,
-            // A skippable frame, with which zstd's seekable and split forms start.
+            // A skippable frame. zstd's seekable and split formats start with it.
             [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Self::Zstd,
             [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Self::Xz,
             _ => Self::None,
@@ -35,11 +35,11 @@ impl Compression {
     }
 }
 
-/// The state of the compressed side while the other one is read.
+/// State of the compressed input, shared with the decompressing thread.
 #[derive(Debug, Default)]
 struct Input {
     count: AtomicU64,
-    /// Reading failed, so an error of the decoder is not the archive's fault.
+    /// Whether reading failed. If so, a decoder error is not the archive's fault.
     failed: AtomicBool,
 }
 
@@ -57,7 +57,7 @@ impl<R: Read> Read for Counted<R> {
     }
 }
 
-/// Calls `consume` with the decompressed stream; decompression runs in its own thread.
+/// Calls `consume` with the decompressed stream. Decompression runs in its own thread.
 pub(super) fn decompressed<T>(
     source: impl Read + Send,
     limits: &Limits,
@@ -110,7 +110,7 @@ pub(super) fn decompressed<T>(
                     Err(error) => Err(invalid(error)),
                 };
                 let stop = outcome.is_err();
-                // The other side stops reading at the archive's end, or because it has refused it.
+                // The consumer stops reading at the archive's end, or when it refuses the archive.
                 if sender.send(outcome).is_err() || stop {
                     break;
                 }
@@ -127,12 +127,12 @@ pub(super) fn decompressed<T>(
     })
 }
 
-/// An error of the archive itself.
+/// Returns an error of the archive itself.
 fn invalid(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
-/// Returns a decompressed stream, without a limit, for a service's own archives.
+/// Returns a decompressed stream without limits. Only for a service's own archives.
 pub(crate) fn plain<'a>(mut source: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>> {
     let mut head = Vec::new();
     source.by_ref().take(6).read_to_end(&mut head)?;
@@ -146,7 +146,7 @@ fn decoder<'a>(kind: Compression, source: impl Read + 'a) -> io::Result<Box<dyn 
         Compression::Gzip => Box::new(flate2::read::MultiGzDecoder::new(source)),
         Compression::Zstd => {
             let mut decoder = zstd::Decoder::new(source)?;
-            // 128 MiB: what `zstd --long` and distributions use; a larger window only wastes memory.
+            // 128 MiB, as `zstd --long` and distributions use. A larger window only wastes memory.
             decoder.window_log_max(27)?;
             Box::new(decoder)
         }

@@ -1,7 +1,7 @@
-//! Owns images: recipes for base root file systems (`recipe`), building them (here and one file per provider), safe
-//! extraction (`unpack`), and the digest by which two builds are compared (`digest`).
+//! Owns images: recipes for base root file systems (`recipe`), building them (here, and one file per provider), and
+//! safe extraction (`tar::unpack`).
 //!
-//! Everything here blocks: call it from a thread that may wait.
+//! Everything here blocks, so call it only from threads that may wait.
 
 pub(crate) mod certificates;
 pub(crate) mod provider;
@@ -30,7 +30,7 @@ use crate::sys::error::{Result, ResultExt as _};
 use crate::tree::root_fs::Tree;
 use recipe::{Source, Tarball};
 
-/// The tools' scratch directory, inside the tree being built, so that removing a half-built tree removes it too.
+/// The tools' scratch directory. It is inside the tree being built, so that removing a half-built tree removes it too.
 const WORK: &str = ".rockenv-build";
 
 #[derive(Debug)]
@@ -46,28 +46,28 @@ pub enum BuildProgress<'a> {
     },
 }
 
-/// Where the user's logins to registries are.
+/// Locations of the user's registry logins.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Logins {
-    /// Files with logins, in the order of precedence.
+    /// Files with logins, in order of precedence.
     pub files: Vec<PathBuf>,
-    /// Search path, as in `PATH`, for the credential helpers that such files name.
+    /// Search path, as in `PATH`, for the credential helpers that these files name.
     pub programs: OsString,
-    /// The home directory for these programs.
+    /// The home directory for the helpers.
     pub home: PathBuf,
 }
 
-/// What a task on images or snapshots needs from outside the store.
+/// The inputs of a task on images or snapshots from outside the store.
 pub struct TaskContext<'a> {
-    /// The user's mirrors: `debian`, `debian-security`, `ubuntu`, `arch`, and each with `-snapshot`, in which
-    /// `@SNAPSHOTID@` (for Arch also `@DATE@`, as `2026/01/31`) stands for the time; `debian-signed-by`,
+    /// The user's mirrors: `debian`, `debian-security`, `ubuntu`, `arch`, and each with `-snapshot`, where
+    /// `@SNAPSHOTID@` (for Arch also `@DATE@`, such as `2026/01/31`) is replaced by the time; `debian-signed-by`,
     /// `ubuntu-signed-by`, `arch-signatures`; and registries' mirrors by host.
     pub mirrors: &'a BTreeMap<String, String>,
     /// The user's logins to registries.
     pub logins: &'a Logins,
-    /// Gets what the user has to wait for.
+    /// Receives the reason why the user has to wait.
     pub notice: oci::Notice,
-    /// Further environment variables for the tools: the proxy variables.
+    /// Additional environment variables for the tools, such as the proxy variables.
     pub env: &'a BTreeMap<String, String>,
     /// Stops the task when it becomes true.
     pub cancel: &'a AtomicBool,
@@ -82,14 +82,14 @@ impl std::fmt::Debug for TaskContext<'_> {
     }
 }
 
-/// Where and how to build.
+/// Where and how to build an image.
 #[derive(Debug)]
 pub struct BuildContext<'a> {
-    /// An existing empty directory, which becomes the root file system.
+    /// An existing empty directory that becomes the root file system.
     pub into: &'a Path,
-    /// The store's `blobs` directory: the cache of downloads.
+    /// The store's `blobs` directory, which caches downloads.
     pub blobs: &'a Path,
-    /// Timestamp for files made by the build; default: the snapshot's, else last midnight (UTC).
+    /// Timestamp for files made by the build, unless the recipe names a snapshot. Default: last midnight (UTC).
     pub source_date: Option<i64>,
     pub task: TaskContext<'a>,
 }
@@ -109,11 +109,11 @@ pub struct Built {
     pub entries: u64,
     /// Sum of file sizes.
     pub bytes: u64,
-    /// The distribution that the tree names.
+    /// The distribution that the tree's os-release names.
     pub os_release: OsRelease,
 }
 
-/// Builds a recipe's root file system. After an error the content of `into` is useless.
+/// Builds a recipe's root file system. After an error the content of `into` is unusable.
 pub fn build(recipe: &Recipe, cx: &mut BuildContext<'_>) -> Result<Built> {
     let tree = Tree::open(cx.into)?;
     if !tree.list(".")?.is_empty() {
@@ -132,7 +132,7 @@ pub fn build(recipe: &Recipe, cx: &mut BuildContext<'_>) -> Result<Built> {
             with_work_directory(cx, &tree, |cx| provider::pacstrap::build(table, cx))?;
             normalise::normalise(&tree, source_date, false)?;
         }
-        // The image's exact bytes: nothing in them may be changed.
+        // A container image must stay byte-identical, so it is not normalised.
         Source::Oci(table) => resolved = Some(oci::build(table, cx)?),
         Source::Tarball(table) => {
             tarball(table, cx)?;
@@ -187,7 +187,7 @@ fn with_work_directory(
         return Err(unavailable!("building this image needs root")
             .help("sudo rockenv image build, or a tarball image"));
     }
-    // Tools get the path, but run in another directory.
+    // The tools get this path, but run in another directory.
     if !cx.into.is_absolute() {
         return Err(unexpected!(
             "`{}` is not an absolute path",
@@ -203,14 +203,14 @@ fn with_work_directory(
     tree.remove_all(WORK)
 }
 
-/// Returns the file at `url` from the download cache, fetching it if necessary; it has this SHA-256.
+/// Returns the file at `url` with this SHA-256 from the download cache, fetching it if necessary.
 pub(crate) fn blob(url: &str, sha256: &str, blobs: &Path, cancel: &AtomicBool) -> Result<PathBuf> {
     let path = fetch::fetch(url, sha256, blobs, cancel, &mut |_, _| {})?;
     fetch::verify(&path, sha256, cancel)?;
     Ok(path)
 }
 
-/// Returns what `path` in a provider's table leads to, if it fits: opening a FIFO would wait for ever.
+/// Resolves `path` of a provider's table, and refuses other file types: opening a FIFO would block forever.
 fn input(
     path: &Path,
     provider: &str,
@@ -238,7 +238,7 @@ fn tarball(table: &Tarball, cx: &mut BuildContext<'_>) -> Result<()> {
         }
         (None, None) => return Err(unexpected!("a tarball recipe without path and url")),
     };
-    // Also when cached: disks fail, and the extraction must not see one unverified byte.
+    // Cached files are verified too: disks fail, and the extraction must not see an unverified byte.
     fetch::verify(&path, &table.sha256, cx.task.cancel)?;
     let options = tar::unpack::UnpackOptions {
         strip_components: table.strip_components,

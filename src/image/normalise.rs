@@ -1,7 +1,7 @@
-//! Owns removing all traces of the time and place of a build from a fresh root file system: two builds of one recipe
-//! then have the same digest, and no two machines share an identity.
+//! Owns removing all traces of a build's time and place from a fresh root file system, so that two builds of a recipe
+//! have the same digest and no two machines share an identity.
 //!
-//! Follows no links: those in the tree are untrusted.
+//! Links are never followed, because the tree's links are untrusted.
 
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};
 use crate::tree::root_fs::{self, Tree};
 
-/// Logs, caches, backups and keys: absent from a fresh system, or made again when needed.
+/// Logs, caches, backups and keys. A fresh system lacks them or recreates them when needed.
 const REMOVED: [&str; 24] = [
     "etc/.pwd.lock",
     "etc/.updated",
@@ -41,21 +41,20 @@ const REMOVED: [&str; 24] = [
     "var/lib/systemd/random-seed",
 ];
 
-/// Returns whether a file of a root file system depends only on the time and place of the build: logs, caches,
-/// backups, identities.
+/// Returns whether a file depends only on the time and place of the build: a log, a cache, a backup or an identity.
 pub(crate) fn is_nondeterministic(path: &Path) -> bool {
     let mut places = REMOVED.iter().copied().chain(["etc/machine-id", "var/log"]);
     places.any(|place| path != Path::new("var/log") && path.starts_with(place))
 }
 
-/// Removes such files and limits times to `source_date`.
+/// Removes nondeterministic files and limits times to `source_date`.
 ///
-/// `copied_from_host`: the tool has copied the host's resolv.conf and hostname into the tree.
+/// `copied_from_host`: the tool copied the host's resolv.conf and hostname into the tree.
 pub(super) fn normalise(tree: &Tree, source_date: i64, copied_from_host: bool) -> Result<()> {
     for path in REMOVED {
         tree.remove_all(path)?;
     }
-    // Empty means "first boot": each env then gets its own.
+    // An empty file means "first boot", so each env gets its own id.
     tree.rewrite("etc/machine-id", b"")?;
     if copied_from_host {
         tree.remove("etc/hostname")?;
@@ -74,8 +73,8 @@ pub(super) fn normalise(tree: &Tree, source_date: i64, copied_from_host: bool) -
     clamp_one(tree.fd(), b".", &time)
 }
 
-/// Removes the logs of package managers, which reappear with the first line, and empties the others, whose owner and
-/// mode a package has chosen.
+/// Removes the logs of package managers, which recreate them. Other logs are only emptied, because a package chose
+/// their owner and mode.
 fn logs(tree: &Tree, directory: &str) -> Result<()> {
     for name in tree.list(directory)? {
         let name = String::from_utf8_lossy(&name).into_owned();
@@ -93,7 +92,7 @@ fn logs(tree: &Tree, directory: &str) -> Result<()> {
             tree.remove(&path)?;
         } else {
             tree.rewrite(&path, b"")?;
-            // Packages create at most two levels at installation.
+            // Packages create at most two levels of log directories.
             if directory == "var/log" {
                 logs(tree, &path)?;
             }
@@ -102,7 +101,7 @@ fn logs(tree: &Tree, directory: &str) -> Result<()> {
     Ok(())
 }
 
-/// The day of the last password change is the day of the build.
+/// Limits the day of each last password change to the day of the build.
 fn shadow(tree: &Tree, source_date: i64) -> Result<()> {
     let Some(data) = tree.read("etc/shadow", 16 << 20)? else {
         return Ok(());
@@ -135,7 +134,7 @@ fn shadow(tree: &Tree, source_date: i64) -> Result<()> {
 
 fn pacman(tree: &Tree, source_date: i64) -> Result<()> {
     for name in tree.list("var/lib/pacman/sync")? {
-        // Like apt's lists, outdated by the time of their first use.
+        // Like apt's lists, these are outdated before their first use.
         tree.remove(&format!(
             "var/lib/pacman/sync/{}",
             String::from_utf8_lossy(&name)

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::sys::error::Result;
 use crate::tree::root_fs::Tree;
 
-/// Maximum size of a package database; dpkg's status file of a full desktop has 10 MB.
+/// Maximum size of a package database. dpkg's status file of a full desktop has 10 MB.
 pub(crate) const MAX_DATABASE: usize = 256 << 20;
 /// dpkg's database of installed packages.
 pub(crate) const DPKG_STATUS: &str = "var/lib/dpkg/status";
@@ -20,12 +20,12 @@ pub struct Package {
     pub architecture: String,
 }
 
-/// `ID` and `VERSION_ID` of os-release; empty if missing.
+/// `ID` and `VERSION_ID` of os-release. Empty if missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct OsRelease {
     /// `debian`, `ubuntu`, `arch`, ...
     pub id: String,
-    /// `13`, `24.04`; empty for rolling releases.
+    /// `13`, `24.04`. Empty for rolling releases.
     pub version_id: String,
 }
 
@@ -51,7 +51,7 @@ pub(super) fn os_release(tree: &Tree) -> Result<OsRelease> {
     Ok(found)
 }
 
-/// Returns the installed packages, sorted; none for package managers without a plain text database.
+/// Returns the installed packages, sorted. Empty for package managers without a plain-text database.
 pub(super) fn installed(tree: &Tree) -> Result<Vec<Package>> {
     let mut packages = Vec::new();
     if let Some(status) = tree.read(DPKG_STATUS, MAX_DATABASE)? {
@@ -81,7 +81,7 @@ fn dpkg(status: &str) -> Vec<Package> {
     stanzas.collect()
 }
 
-/// Returns the installed packages with code for GPUs, and the ISAs that it is for, as Debian's packages declare them.
+/// Returns the installed packages with GPU code and the ISAs of that code, as Debian's packages declare them.
 pub(crate) fn gpu_code(status: &str) -> BTreeMap<&str, BTreeSet<&str>> {
     let stanzas = installed_stanzas(status).filter_map(|stanza| {
         let isas = field(stanza, "X-Rocm-Gpu-Architecture")?;
@@ -90,7 +90,7 @@ pub(crate) fn gpu_code(status: &str) -> BTreeMap<&str, BTreeSet<&str>> {
     stanzas.collect()
 }
 
-/// Returns the installed packages of dpkg's database.
+/// Returns the entries of installed packages in dpkg's database.
 fn installed_stanzas(status: &str) -> impl Iterator<Item = &str> {
     status.split("\n\n").filter(|stanza| {
         field(stanza, "Status").is_some_and(|status| status.ends_with(" installed"))

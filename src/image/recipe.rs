@@ -1,4 +1,4 @@
-//! Owns `Recipe`: a checked image file (`images/*.toml`), and the digest over everything that determines its content.
+//! Owns `Recipe`: a checked image file (`images/*.toml`), and the digest of everything that determines its content.
 
 mod check;
 
@@ -15,7 +15,7 @@ use crate::sys::span::{self, At, Place};
 use crate::sys::{catalog, suggest, trusted_files};
 use check::Bad;
 
-/// A recipe is written by hand.
+/// Maximum size of a recipe, in bytes. Recipes are written by hand.
 const LARGEST: u64 = 1 << 20;
 const PROVIDERS: [&str; 5] = ["mmdebstrap", "pacstrap", "oci", "tarball", "directory"];
 
@@ -169,7 +169,7 @@ fn arch_repositories() -> Vec<String> {
     vec!["core".into(), "extra".into()]
 }
 
-/// What makes the root file system.
+/// The provider that makes the root file system, with its table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     Mmdebstrap(Mmdebstrap),
@@ -205,12 +205,12 @@ pub struct Pin<'a> {
 pub struct Recipe {
     /// One line for people.
     pub description: String,
-    /// What makes the root file system. Its paths are absolute if the recipe came from a file.
+    /// The provider that makes the root file system. Its paths are absolute if the recipe came from a file.
     pub source: Source,
 }
 
 impl Recipe {
-    /// Reads and checks the recipe in a file, whose relative paths start from that file.
+    /// Reads and checks a recipe file. Relative paths start from the file's directory.
     pub fn load(directories: &[catalog::Directory], path: &Path) -> Result<Self> {
         let file = trusted_files::read(directories, path, LARGEST)?;
         let file = file.ok_or_else(|| invalid!("`{}` is not a regular file", path.display()))?;
@@ -220,7 +220,7 @@ impl Recipe {
         Self::parse(&text, &path.display().to_string(), base)
     }
 
-    /// Checks a recipe's text; `name` is for errors, `base` is where relative paths start.
+    /// Checks a recipe's text. `name` is for errors, and relative paths start from `base`.
     pub fn parse(text: &str, name: &str, base: &Path) -> Result<Self> {
         let raw: RawRecipe = toml::from_str(text).map_err(|error| {
             invalid!("{name} is not a valid image recipe")
@@ -262,7 +262,7 @@ impl Recipe {
             return Err(at(&raw.provider.place, error));
         };
         let source = source.checked(base).map_err(|Bad { error, mentions }| {
-            // Point at the value itself rather than at its table, if it can be found.
+            // Points at the value itself rather than at its table, if possible.
             let inside = text.get(start..).and_then(|rest| rest.find(&mentions));
             let start = start + inside.filter(|_| !mentions.is_empty()).unwrap_or(0);
             at(&(start..start), error)
@@ -273,8 +273,8 @@ impl Recipe {
         })
     }
 
-    /// Returns the SHA-256 over everything that determines the content, as canonical JSON: without the description
-    /// and the address of an archive, whose digest is included. The content of a `directory` is known only when it is
+    /// Returns the SHA-256 of everything that determines the content, as canonical JSON. This excludes the description,
+    /// and the address of an archive, whose digest is included. The content of a `directory` is only known when it is
     /// built.
     pub fn digest(&self) -> String {
         let value = match &self.source {
@@ -306,11 +306,11 @@ impl Recipe {
                 serde_json::json!(["rockenv-image-1", "directory", path_digits(&table.path)])
             }
         };
-        // serde_json's maps are sorted by key, and its compact form is unique: that is canonical JSON.
+        // serde_json sorts keys and has a unique compact form, so the text is canonical JSON.
         hex::encode(Sha256::digest(value.to_string().as_bytes()).as_slice())
     }
 
-    /// Returns whether the digest has the absolute path of the files: a recipe at another path has another one.
+    /// Returns whether the digest includes the absolute path of files, and so depends on the recipe's own path.
     pub fn is_by_path(&self) -> bool {
         match &self.source {
             Source::Directory(_) => true,
@@ -324,7 +324,7 @@ impl Recipe {
         self.source.provider()
     }
 
-    /// Returns the recipe with open choices decided by the pin; its own pins stay.
+    /// Returns the recipe with open choices filled in from the pin. Choices that the recipe makes stay.
     #[must_use]
     pub fn pinned(&self, pin: Pin<'_>) -> Self {
         let mut recipe = self.clone();
@@ -346,8 +346,8 @@ impl Recipe {
         recipe
     }
 
-    /// Returns the configuration key of a mirror that would have the recipe's packages of a past time; `None` if the
-    /// recipe names a time, or has no packages.
+    /// Returns the configuration key of the mirror that would have the recipe's packages as of a past time; `None` if
+    /// the recipe already names a time or has no packages.
     pub fn dated_mirror(&self) -> Option<String> {
         match &self.source {
             Source::Mmdebstrap(table) if table.snapshot.is_none() => {
@@ -372,7 +372,7 @@ fn table<T>(table: Option<At<T>>, variant: fn(T) -> Source) -> Option<(Source, P
     table.map(|table| (variant(table.value), table.place))
 }
 
-/// Encodes a path for JSON, whatever its bytes.
+/// Encodes a path for JSON, because a path need not be UTF-8.
 fn path_digits(path: &Path) -> String {
     hex::encode(std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str()))
 }

@@ -1,6 +1,6 @@
-//! Owns addresses as they are shown: without what only their owner may know.
+//! Owns displaying addresses without their secrets.
 
-/// How the names of parameters end whose values are secret, in small letters.
+/// Lower-case suffixes of parameter names whose values are secret.
 const SECRET: [&str; 9] = [
     "token",
     "secret",
@@ -13,7 +13,7 @@ const SECRET: [&str; 9] = [
     "sig",
 ];
 
-/// Returns an address without the user and password that it may have, and without secrets in its parameters.
+/// Returns an address without its user and password, and without secrets in its parameters.
 pub(crate) fn without_login(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
         return url.to_owned();

@@ -1,7 +1,7 @@
-//! Owns fetching several files at once into the download cache, each from the first of its addresses, or their
-//! mirrors, that has it.
+//! Owns fetching several files at once into the download cache. Each file comes from the first of its addresses, or
+//! their mirrors, that has it.
 //!
-//! Plain `http` is accepted: the digest decides whether a file is right, not the server.
+//! Plain `http` is accepted, because the digest decides whether a file is right, not the server.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,13 +19,13 @@ const LARGEST: u64 = 4 << 30;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FetchItem {
-    /// Its name in messages.
+    /// The file's name in messages.
     pub(crate) name: String,
     pub(crate) urls: Vec<String>,
     pub(crate) checksum: Checksum,
 }
 
-/// Fetches missing files; returns the paths, in the order of the pieces.
+/// Fetches missing files; returns the paths, in the order of `pieces`.
 pub(crate) fn fetch_all(
     pieces: &[FetchItem],
     blobs: &Path,
@@ -37,7 +37,7 @@ pub(crate) fn fetch_all(
     let work = || {
         fetch::run(cancel, async {
             let client = fetch::client(false)?;
-            // After a failure no download is begun; those in progress finish.
+            // After a failure no further download starts. Running downloads finish.
             let failed = AtomicBool::new(false);
             let found: Vec<Option<Result<PathBuf>>> = futures_util::stream::iter(pieces)
                 .map(async |piece| {
@@ -103,7 +103,7 @@ async fn one(
     Err(Error::new(kind, what).source(error).help(help))
 }
 
-/// Returns the address at the user's mirror of the host, if there is one.
+/// Returns the address at the user's mirror of the host, or the unchanged address.
 fn mirrored(url: &str, mirrors: &BTreeMap<String, String>) -> String {
     let parts = url.split_once("://").map(|(_, rest)| rest);
     let parts = parts.map(|rest| rest.split_once('/').unwrap_or((rest, "")));
@@ -123,7 +123,7 @@ mod tests {
 
     use super::*;
 
-    /// Serves `/a` and `/b` with their own names as content, and nothing else; records the requests.
+    /// Serves `/a` and `/b` with their own names as content, and nothing else. Records the requests.
     fn serve() -> (String, Arc<Mutex<Vec<String>>>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let host = listener.local_addr().unwrap().to_string();
@@ -200,7 +200,7 @@ mod tests {
             .join("sha256")
             .join(hex::encode(Sha256::digest("b")));
         assert_eq!(fs_err::read_to_string(&known).unwrap(), "b");
-        // Files that `gc` removed are fetched again, even if a link to them remains.
+        // A file that `gc` removed is fetched again, even if a link to it remains.
         fs_err::remove_file(&known).unwrap();
         fetch(&pieces, blobs.path(), None).unwrap();
         assert_eq!(seen.lock().unwrap().len(), 3);

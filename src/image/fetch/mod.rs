@@ -1,6 +1,6 @@
-//! Owns the download cache `blobs/sha256/<digest>`. A file had its digest when it was put there, and is verified
-//! again before use, because disks fail. Downloads in progress have another name, from which an interrupted download
-//! resumes. A file requested by another digest is there under that one as a link.
+//! Owns the download cache `blobs/sha256/<digest>`. A file's digest is verified before the file enters the cache and,
+//! because disks fail, again before use. A partial download has another name, and the next attempt resumes it. A file
+//! requested by another kind of digest also has a link under that digest.
 
 mod address;
 pub(crate) mod fetch_all;
@@ -27,18 +27,18 @@ pub(crate) const POLL: Duration = Duration::from_millis(100);
 /// Default time that a server may send almost nothing.
 const PATIENCE: Duration = Duration::from_secs(60);
 const AGAIN: &str = "run the same command again: what has arrived is kept";
-/// Slower than this counts as almost nothing, in bytes per second.
+/// Minimum rate in bytes per second. A slower server counts as sending almost nothing.
 const SLOWEST: u64 = 1 << 10;
-/// An attempt that brings this many bytes is worth another one; the second number limits attempts that bring less.
+/// Bytes that justify another attempt. `MOST_POOR` limits the attempts that bring less.
 const WORTHWHILE: u64 = 64 << 10;
 const MOST_POOR: u32 = 2;
 
 static CONFIGURED: OnceLock<Duration> = OnceLock::new();
 
-/// Sets the time that a server may send almost nothing, once.
+/// Sets the time that a server may send almost nothing. Only the first call has an effect.
 pub(crate) fn configure(patience: Option<Duration>) {
     if let Some(patience) = patience {
-        // The second caller read the same configuration.
+        // A second caller has read the same configuration.
         CONFIGURED.set(patience).ok();
     }
 }
@@ -48,16 +48,16 @@ pub(crate) fn patience() -> Duration {
     CONFIGURED.get().copied().unwrap_or(PATIENCE)
 }
 
-/// Returns the time that a registry may accept nothing, or process an upload: some hash all of it again.
+/// Returns the time that a registry may accept nothing, or process an upload. Some hash all of it again.
 pub(crate) fn long_patience() -> Duration {
     patience() * 10
 }
 
-/// Progress of downloads; shared with the waiting thread.
+/// Progress of downloads, shared with the thread that waits for them.
 #[derive(Debug, Default)]
 pub(crate) struct ByteCounter {
     pub(crate) done: AtomicU64,
-    /// 0: not known.
+    /// 0 if unknown.
     pub(crate) total: AtomicU64,
 }
 
@@ -71,23 +71,23 @@ impl ByteCounter {
 
 #[derive(Debug)]
 pub(super) struct Download<'a> {
-    /// Its name in messages.
+    /// The file's name in messages.
     pub(super) name: &'a str,
     pub(super) algorithm: Algorithm,
-    /// Its digest, in hexadecimal digits.
+    /// The file's digest in hexadecimal digits.
     pub(super) digest: &'a str,
     pub(super) size: Size,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Size {
-    /// Declared by the document that refers to it; any other size is refused.
+    /// The size that the referring document declares. Any other size is refused.
     Exactly(u64),
     AtMost(u64),
 }
 
 impl Size {
-    /// Refuses a different size.
+    /// Refuses a size that does not match.
     fn check(self, name: &str, found: u64) -> Result<()> {
         let wrong = match self {
             Self::Exactly(size) if found != size => format!("not {size} as the image says"),
@@ -152,8 +152,8 @@ fn fetch_by(
     })
 }
 
-/// Runs `work` in a thread of its own, because the caller's may already be running a tokio runtime; calls `tick`
-/// meanwhile.
+/// Runs `work` in its own thread, because the caller's thread may already be running a tokio runtime. Calls `tick`
+/// while it waits.
 pub(crate) fn in_thread<T: Send>(work: impl FnOnce() -> T + Send, mut tick: impl FnMut()) -> T {
     std::thread::scope(|scope| {
         let worker = scope.spawn(work);
@@ -168,7 +168,7 @@ pub(crate) fn in_thread<T: Send>(work: impl FnOnce() -> T + Send, mut tick: impl
     })
 }
 
-/// Runs network work to its end, or until it is cancelled.
+/// Runs network work until it ends or is cancelled.
 pub(crate) fn run<T>(cancel: &AtomicBool, work: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -187,13 +187,13 @@ pub(crate) async fn until_set(flag: &AtomicBool) {
     }
 }
 
-/// Makes a client; the user's proxy variables apply.
+/// Returns an HTTP client, which honours the user's proxy variables.
 pub(super) fn client(https_only: bool) -> Result<reqwest::Client> {
     built(builder(https_only)?.read_timeout(patience()))
 }
 
-/// Makes a client for uploads. It has no read timeout, because nothing is received until all is sent, and a server
-/// with a busy disk may accept nothing for a while.
+/// Returns a client for uploads. It has no read timeout: nothing arrives until everything is sent, and a server with a
+/// busy disk may accept nothing for a while.
 pub(super) fn upload_client(https_only: bool) -> Result<reqwest::Client> {
     built(builder(https_only)?.tcp_user_timeout(long_patience()))
 }
@@ -202,7 +202,7 @@ fn builder(https_only: bool) -> Result<reqwest::ClientBuilder> {
     install_cryptography();
     Ok(reqwest::Client::builder()
         .tls_certs_merge(Authorities::of_clients()?)
-        // Applies to redirects too.
+        // Applies to redirects, too.
         .https_only(https_only)
         .connect_timeout(patience() / 2)
         .user_agent(USER_AGENT))
@@ -216,13 +216,13 @@ fn built(builder: reqwest::ClientBuilder) -> Result<reqwest::Client> {
 
 const USER_AGENT: &str = concat!("rockenv/", env!("CARGO_PKG_VERSION"));
 
-/// Installs rustls's cryptography, which every client needs.
+/// Installs the cryptography provider that rustls needs for every client.
 fn install_cryptography() {
-    // Fails only if one is installed already, which is as good.
+    // Fails only if a provider is already installed, which serves as well.
     drop(rustls::crypto::ring::default_provider().install_default());
 }
 
-/// Asks for what follows the first `from` bytes.
+/// Requests the content after the first `from` bytes.
 pub(super) fn ranged(request: reqwest::RequestBuilder, from: u64) -> reqwest::RequestBuilder {
     match from {
         0 => request,
@@ -236,12 +236,12 @@ pub(super) fn failed(name: &str, error: reqwest::Error) -> Error {
         .help(AGAIN)
 }
 
-/// A server's answer, as long as it comes fast enough.
+/// A server's response, which must not arrive too slowly.
 pub(super) struct Body<'a> {
     response: Response,
-    /// Its name in messages.
+    /// Name of the content in messages.
     name: &'a str,
-    /// Start of the interval in which `bytes` came.
+    /// Start of the interval in which `bytes` arrived.
     since: Instant,
     bytes: u64,
 }
@@ -256,7 +256,7 @@ impl<'a> Body<'a> {
         }
     }
 
-    /// Returns the next piece; `None` at the end.
+    /// Returns the next chunk; `None` at the end.
     async fn chunk(&mut self) -> Result<Option<Bytes>> {
         let patience = patience();
         let left = patience.saturating_sub(self.since.elapsed());
@@ -277,7 +277,7 @@ impl<'a> Body<'a> {
         Ok(chunk)
     }
 
-    /// Reads all of it; refuses more than this many bytes.
+    /// Reads the whole response. Refuses more than `most` bytes.
     pub(super) async fn whole(mut self, most: u64) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         while let Some(chunk) = self.chunk().await? {
@@ -295,7 +295,7 @@ fn too_long(name: &str, most: u64) -> Error {
         .help("the image is damaged or was tampered with; use another")
 }
 
-/// Returns the path of a blob, downloading it if necessary; `open` sends the request for the rest after a number of
+/// Returns the path of a blob, downloading it if necessary. `open` sends the request for the content after a number of
 /// bytes.
 pub(super) async fn download(
     wanted: &Download<'_>,
@@ -311,7 +311,7 @@ pub(super) async fn download(
     }
     let partial = directory.join(format!(".{}.partial", wanted.digest));
     let file = lock(&partial).await?;
-    // Another process may have finished it while this one waited.
+    // Another process may have finished the download while this process waited for the lock.
     if present(&blob, wanted, counter).await? {
         fs_err::remove_file(&partial)?;
         return Ok(blob);
@@ -324,8 +324,8 @@ pub(super) async fn download(
                 return Err(error);
             }
             Err(error) => {
-                // A broken connection is worth retrying as long as each attempt brings something; a few may bring
-                // little.
+                // A broken connection is worth a retry as long as each attempt brings data. Only a few attempts may
+                // bring little.
                 let have = fs_err::metadata(&partial).map_or(0, |partial| partial.len());
                 poor += u32::from(have < had + WORTHWHILE);
                 if have <= had || poor > MOST_POOR {
@@ -353,14 +353,14 @@ pub(super) async fn download(
     Ok(blob)
 }
 
-/// Files a finished download under its SHA-256, with a link under the requested digest.
+/// Stores a finished download under its SHA-256, with a link under the requested digest.
 async fn file_under_sha256(partial: &Path, blob: &Path, blobs: &Path) -> Result<()> {
     let mut hash = Algorithm::Sha256.hasher();
     hash_on(&mut fs_err::File::open(partial)?, &mut *hash).await?;
     let sha256 = hex::encode(hash.finalize());
     fs_err::create_dir_all(blobs.join("sha256"))?;
     fs_err::rename(partial, blobs.join("sha256").join(&sha256))?;
-    // The link is dangling if `gc` has removed its target.
+    // The link is dangling if `gc` removed its target.
     if fs_err::symlink_metadata(blob).is_ok() {
         fs_err::remove_file(blob)?;
     }
@@ -382,7 +382,7 @@ pub(super) fn keep(bytes: &[u8], sha256: &str, blobs: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns whether a blob exists, undamaged; removes a damaged one.
+/// Returns whether an undamaged blob exists. Removes a damaged one.
 async fn present(blob: &Path, wanted: &Download<'_>, counter: &ByteCounter) -> Result<bool> {
     let Some(mut file) = if_exists(fs_err::File::open(blob))? else {
         return Ok(false);
@@ -398,7 +398,7 @@ async fn present(blob: &Path, wanted: &Download<'_>, counter: &ByteCounter) -> R
     Ok(true)
 }
 
-/// Hashes a file, yielding to other work of this thread; returns its size.
+/// Hashes a file and yields to other tasks of this thread; returns the file's size.
 async fn hash_on(file: &mut impl Read, hash: &mut dyn DynDigest) -> Result<u64> {
     let mut buffer = vec![0; 256 << 10];
     let mut size = 0;
@@ -414,7 +414,7 @@ async fn hash_on(file: &mut impl Read, hash: &mut dyn DynDigest) -> Result<u64> 
     }
 }
 
-/// Locks the partial file for this process; the kernel unlocks it if the process dies.
+/// Locks the partial file for this process. The kernel unlocks it when the process dies.
 async fn lock(partial: &Path) -> Result<Flock<std::os::fd::OwnedFd>> {
     loop {
         let file = fs_err::OpenOptions::new()
@@ -425,7 +425,7 @@ async fn lock(partial: &Path) -> Result<Flock<std::os::fd::OwnedFd>> {
             std::os::fd::OwnedFd::from(file.into_file()),
             FlockArg::LockExclusiveNonblock,
         ) {
-            // Unless the previous holder has renamed or removed it meanwhile.
+            // The previous lock holder may have renamed or removed the file in the meantime.
             Ok(lock) if names(partial, &lock)? => return Ok(lock),
             Ok(_) => {}
             Err((_, nix::errno::Errno::EWOULDBLOCK)) => tokio::time::sleep(POLL).await,
@@ -443,7 +443,7 @@ fn names(path: &Path, file: &Flock<std::os::fd::OwnedFd>) -> Result<bool> {
     Ok(named.is_ok_and(|named| (named.dev(), named.ino()) == (open.st_dev, open.st_ino)))
 }
 
-/// Completes the partial file and returns the digest of all of it.
+/// Completes the partial file and returns the digest of the whole file.
 async fn transfer(
     wanted: &Download<'_>,
     open: &impl AsyncFn(u64) -> Result<Response>,
@@ -452,7 +452,7 @@ async fn transfer(
 ) -> Result<String> {
     let mut hash = wanted.algorithm.hasher();
     let mut have = hash_on(&mut fs_err::File::open(partial)?, &mut *hash).await?;
-    // Killed between the last byte and the rename.
+    // A process was killed between the last byte and the rename.
     if have > 0 && hex::encode(hash.box_clone().finalize()) == wanted.digest {
         counter.done.fetch_add(have, Ordering::Relaxed);
         return Ok(wanted.digest.to_owned());
@@ -467,7 +467,7 @@ async fn transfer(
     };
     let starts_again = match response.status() {
         StatusCode::PARTIAL_CONTENT => !resumes,
-        // The partial file is longer than the server's, or the server cannot send a part.
+        // The partial file is longer than the server's file, or the server does not support ranges.
         status => status == StatusCode::RANGE_NOT_SATISFIABLE || status.is_success(),
     };
     if have > 0 && starts_again {
@@ -505,7 +505,7 @@ async fn transfer(
     }
     .await;
     if outcome.is_err() {
-        // The next attempt counts the existing part again.
+        // The next attempt counts the existing bytes again.
         counter.done.fetch_sub(counted, Ordering::Relaxed);
     }
     outcome.map(|()| hex::encode(hash.finalize()))

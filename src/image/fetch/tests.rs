@@ -5,7 +5,7 @@ use sha2::{Digest as _, Sha256};
 use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;
 
-/// Serves one response per request; `answer` gets the request's head.
+/// Serves one response per request. `answer` gets the request's head.
 fn serve(requests: usize, answer: impl Fn(&str) -> Vec<u8> + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/file", listener.local_addr().unwrap());
@@ -70,7 +70,7 @@ fn an_interrupted_download_goes_on() {
         }
         b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 7\r\n\r\ncon".to_vec()
     });
-    // The connection breaks after three bytes; the next one resumes there.
+    // The connection breaks after three bytes, and the next request resumes there.
     let blob = get(&url, b"content", dir.path()).unwrap();
     assert_eq!(fs_err::read(blob).unwrap(), b"content");
 }

@@ -1,8 +1,8 @@
-//! Owns the content of an OCI layer for a tree: all of it, an overlay's upper directory, or the differences from the
-//! tree that it was cloned from.
+//! Owns the content of an OCI layer for a tree: the whole tree, an overlay's upper directory, or the differences from
+//! the tree that it was cloned from.
 //!
-//! The parent directories of changes are included with their current attributes, because those of the topmost layer
-//! win. Files with several names stay together: if one of the names changed, all are written, so that they are one
+//! Parent directories of changes are included with their current attributes, because the topmost layer's attributes
+//! win. Hard links stay together: if one name changed, all names are written, so that extracting them yields a single
 //! file again.
 
 use std::collections::HashMap;
@@ -24,16 +24,16 @@ use crate::tree::xattr::XattrFile;
 
 #[derive(Clone, Debug)]
 pub(crate) enum LayerContent {
-    /// All of a tree.
+    /// A whole tree.
     Whole(PathBuf),
-    /// An overlay's upper directory, with the kernel's marks for deletions.
+    /// An overlay's upper directory, with the kernel's deletion marks.
     Upper(PathBuf),
     /// The differences from another tree.
     Between {
-        /// The tree that it was cloned from.
+        /// The tree that `new` was cloned from.
         old: PathBuf,
         new: PathBuf,
-        /// An untouched file has the same inode number and change time in both, because they are btrfs snapshots.
+        /// Whether an untouched file has the same inode number and change time in both trees. True for btrfs snapshots.
         inodes: bool,
     },
 }
@@ -71,7 +71,7 @@ pub(crate) fn pack<W: Write>(
     if old.is_some() {
         walk.group(old.as_ref(), &root, b"", 0)?;
     }
-    // Every layer includes the root, with its current attributes, so none is empty.
+    // Every layer includes the root directory with its current attributes, so no layer is empty.
     walk.enter(&root, b"", None)?;
     walk.flush()?;
     walk.inside(old.as_ref(), &root, b"", 0)?;
@@ -79,9 +79,9 @@ pub(crate) fn pack<W: Write>(
     Ok((walk.packer.finish()?, left_out))
 }
 
-/// A file with several names, seen from the new tree.
+/// A file with hard links in the new tree.
 struct Group {
-    /// Its inode in the old tree, if it has one.
+    /// Inode of the file in the old tree, if it exists there.
     old: Option<u64>,
     changed: bool,
 }
@@ -91,17 +91,17 @@ struct Walk<'a, W> {
     cancel: &'a AtomicBool,
     upper: bool,
     inodes: bool,
-    /// By inode: files with several names that differ from the old tree in any of them.
+    /// Hard-linked files that may differ from the old tree, by inode.
     groups: HashMap<u64, Group>,
-    /// Parents of the current directory that are not written yet.
+    /// Open directories from the root to the current one. `None`: the entry is already written.
     pending: Vec<Option<(OwnedFd, Vec<u8>, FileStat)>>,
 }
 
-/// An entry of the new tree's directory, and its counterpart.
+/// An entry in a directory of the new tree, and its counterpart in the old tree.
 struct Found {
     path: Vec<u8>,
     stat: FileStat,
-    /// Of the entry of that name in the old tree.
+    /// Status of the old tree's entry with the same name.
     before: Option<FileStat>,
 }
 
@@ -116,7 +116,7 @@ impl Found {
         Ok(Self { path, stat, before })
     }
 
-    /// Opens the directory, and its counterpart if that is one too.
+    /// Opens the directory, and its counterpart if that is a directory too.
     fn open(
         &self,
         old: Option<&OwnedFd>,
@@ -130,7 +130,7 @@ impl Found {
         Ok((old.map(open).transpose()?, open(new)?))
     }
 
-    /// Returns both entries, if there are two.
+    /// Returns both entries; `None` if the old tree has no such entry.
     fn pair<'a>(
         &'a self,
         old: Option<&'a OwnedFd>,
@@ -149,7 +149,7 @@ impl Found {
 }
 
 fn names(directory: &OwnedFd) -> Result<Vec<Vec<u8>>> {
-    // Opened again, because all duplicates of a descriptor share the reading position.
+    // Opened again, because duplicated descriptors share the read position.
     root_fs::names(beneath::open_dir(directory.as_fd(), c".")?)
 }
 
@@ -157,15 +157,15 @@ fn is_directory(stat: &FileStat) -> bool {
     beneath::kind(stat) == SFlag::S_IFDIR
 }
 
-/// An entry other than a directory, in the old tree and in the new one.
+/// A non-directory entry in the old and the new tree.
 struct Pair<'a> {
     old: BorrowedFd<'a>,
     before: &'a FileStat,
     new: BorrowedFd<'a>,
     stat: &'a FileStat,
-    /// Its name in both directories.
+    /// The name in both directories.
     name: &'a [u8],
-    /// Its path, for messages.
+    /// The path, for messages.
     path: &'a [u8],
 }
 
@@ -182,7 +182,7 @@ impl<W: Write> Walk<'_, W> {
         Ok(depth + 1)
     }
 
-    /// Records a directory, to be written before its first content, or at once if it is new or changed.
+    /// Records a directory, which is written before its first changed entry, or at once if it is new or changed.
     fn enter(&mut self, directory: &OwnedFd, path: &[u8], old: Option<&OwnedFd>) -> Result<()> {
         let stat = fstat(directory).context(|| cannot(path))?;
         self.pending
@@ -230,7 +230,7 @@ impl<W: Write> Walk<'_, W> {
                 == (new.st_ino, new.st_ctime, new.st_ctime_nsec)
     }
 
-    /// Writes the content of a directory.
+    /// Writes the changes in a directory.
     fn inside(
         &mut self,
         old: Option<&OwnedFd>,
@@ -298,7 +298,7 @@ impl<W: Write> Walk<'_, W> {
             name,
             path,
         } = *pair;
-        // Names that were one file and no longer are would become one again.
+        // Without comparing link counts, names that no longer share a file would share one again.
         if !same_attributes(before, stat)
             || before.st_nlink != stat.st_nlink
             || before.st_rdev != stat.st_rdev
@@ -343,7 +343,7 @@ impl<W: Write> Walk<'_, W> {
         }
     }
 
-    /// Finds the files with several names, and whether all of the names are unchanged.
+    /// Finds hard-linked files, and whether all of their names are unchanged.
     fn group(
         &mut self,
         old: Option<&OwnedFd>,

@@ -1,8 +1,8 @@
 //! Owns finding the invoking user's password for a registry: in the files of `docker login` and `podman login`, or
-//! through a credential helper that such a file names, `docker-credential-NAME`.
+//! through a credential helper `docker-credential-NAME` that such a file names.
 //!
-//! rockenv may be root, and the file another user's: the helper runs as the file's owner. Helpers that would run as
-//! root are only looked for in the system's directories.
+//! If rockenv is root and the file belongs to another user, the helper runs as that user. Helpers that run as root come
+//! only from the system's directories.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
@@ -21,10 +21,10 @@ use crate::sys::process::{Event, Program};
 const MAX_FILE: u64 = 1 << 20;
 /// Maximum size of a helper's answer, in bytes.
 const MAX_ANSWER: u64 = 1 << 16;
-/// What helpers print if they have no password.
+/// Message of a helper that has no password.
 const NOT_FOUND: &str = "credentials not found";
 
-/// Used as user name for a token instead of a password, which only few registries issue.
+/// User name in an answer that has a token instead of a password. Only a few registries issue such tokens.
 const TOKEN: &str = "<token>";
 
 /// A user's name and password.
@@ -32,20 +32,20 @@ const TOKEN: &str = "<token>";
 pub(super) struct Login {
     pub(super) user: String,
     pub(super) password: String,
-    /// Where it was found, for messages.
+    /// The file that has the login, for messages.
     pub(super) file: PathBuf,
 }
 
 #[derive(Debug)]
 pub(super) struct CredentialHelper<'a> {
-    /// The part of its name after `docker-credential-`.
+    /// The helper's name without `docker-credential-`.
     name: &'a str,
-    /// The registry, as the file writes it.
+    /// The registry's name in the file.
     server: &'a str,
-    /// The file claims that there is a password.
+    /// Whether the file says that the helper has a password.
     promised: bool,
     file: &'a Path,
-    /// User and group of the file.
+    /// User and group that own the file.
     owner: (u32, u32),
 }
 
@@ -73,15 +73,15 @@ struct Answer {
     secret: String,
 }
 
-/// Returns the login for an image: for its repository or a parent of that, else for its registry, from the first file
-/// that has one. `ask` asks a helper for it.
+/// Returns the login for an image from the first file that has one: for its repository, a parent of the repository, or
+/// its registry. `ask` queries a helper.
 pub(super) fn find(
     reference: &Reference,
     host: &str,
     files: &[PathBuf],
     ask: &mut dyn FnMut(&CredentialHelper<'_>) -> Result<Option<Login>>,
 ) -> Result<Option<Login>> {
-    // `docker login` and `podman login` have a name of their own each for Docker Hub.
+    // `docker login` and `podman login` use different names for Docker Hub.
     let (other, server) = match host {
         DOCKER_HUB => ("docker.io", "https://index.docker.io/v1/"),
         host => (host, host),
@@ -112,7 +112,7 @@ pub(super) fn find(
         });
         let keeper = match (helper, &file.creds_store) {
             (Some((server, name)), _) => Some((name, server.as_str(), true)),
-            // A store records each login by an empty entry; other helpers are for all registries.
+            // A real store has an empty entry for each login. Other helpers serve all registries.
             (None, Some(store)) => {
                 Some((store, entry.map_or(server, |(key, _)| key), entry.is_some()))
             }
@@ -178,7 +178,7 @@ impl CredentialHelper<'_> {
             .inherit_env()
             .env("HOME", &logins.home)
             .input(self.server)
-            // It prints errors on its standard output.
+            // Helpers print errors on standard output.
             .allow_exit_code(1)
             .output(MAX_ANSWER, cancel, &mut |event| {
                 if let Event::Tick = event {
@@ -210,8 +210,8 @@ impl CredentialHelper<'_> {
     }
 }
 
-/// Docker once wrote URLs instead of hosts. Two that begin like Docker Hub's hold tokens of its web site, which the
-/// registry refuses.
+/// Returns the host of a key, because older Docker versions wrote URLs. Keeps two URLs of Docker Hub that hold tokens
+/// of its web site, which the registry refuses.
 fn place(key: &str) -> &str {
     let Some(rest) = key.strip_prefix("https://").or(key.strip_prefix("http://")) else {
         return key;
@@ -268,7 +268,7 @@ fn decode(auth: &str, path: &Path) -> Result<Login> {
         .and_then(|text| text.split_once(':'))
         .map(|(user, password)| Login {
             user: user.to_owned(),
-            // Docker pads it.
+            // Docker pads passwords with NUL bytes.
             password: password.trim_end_matches('\0').to_owned(),
             file: path.to_owned(),
         })
@@ -349,7 +349,7 @@ mod tests {
 
     #[test]
     fn tokens_of_docker_hub_s_web_site_are_no_login() {
-        // As `docker login` writes them if the user logs in there.
+        // `docker login` writes these entries for a login through the web site.
         let user = |entry: &dyn Fn(&str) -> String, more: &str| {
             let entries = ["", "access-token", "refresh-token"]
                 .map(|end| format!("\"https://index.docker.io/v1/{end}\":{}", entry(end)));

@@ -1,11 +1,11 @@
-//! Owns the destination of requests for a repository: its registry, or the user's mirror of it.
+//! Owns the address that requests for a repository go to: its registry, or the user's mirror of it.
 
 use std::collections::BTreeMap;
 
 use super::reference::{Reference, is_host, is_repository};
 use crate::sys::error::Result;
 
-/// The destination of requests.
+/// The address that requests go to.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Endpoint {
     pub(super) https: bool,
@@ -14,7 +14,7 @@ pub(super) struct Endpoint {
 }
 
 impl Endpoint {
-    /// Uses the user's mirror of the registry if there is one. Only a mirror, or this machine, may be reached by
+    /// Uses the user's mirror of the registry, if configured. Only a mirror, or this machine, may be reached by
     /// `http://`.
     pub(super) fn of(reference: &Reference, mirrors: &BTreeMap<String, String>) -> Result<Self> {
         let Some(mirror) = mirrors.get(&reference.host) else {
@@ -38,7 +38,7 @@ impl Endpoint {
             (_, Some(rest)) => (false, rest),
             _ => return Err(wrong()),
         };
-        // The mirror's path precedes every name.
+        // The mirror's path becomes a prefix of the repository.
         let whole = format!("{}/{}", rest.trim_end_matches('/'), reference.repository);
         match whole.split_once('/') {
             Some((host, repository)) if is_host(host) && is_repository(repository) => Ok(Self {

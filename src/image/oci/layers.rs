@@ -1,9 +1,7 @@
-//! Owns the layers of a container image: archives extracted over each other, each of which may delete files of
-//! earlier ones.
+//! Owns extracting a container image's layers over each other. Each layer may delete files of lower layers.
 //!
-//! A deletion ("whiteout") is an entry `.wh.NAME`, or `.wh..wh..opq` for all content of a directory. It applies to
-//! the layers below and never to its own, wherever in the layer it is; so the entries of the current layer must be
-//! tracked.
+//! A deletion ("whiteout") is an entry `.wh.NAME`, or `.wh..wh..opq` for all content of a directory. It applies only to
+//! lower layers, wherever in its own layer it appears, so the current layer's entries must be tracked.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher as _, RandomState};
@@ -27,18 +25,17 @@ use crate::tree::root_fs;
 use crate::tree::xattr;
 
 pub(crate) const WHITEOUT: &[u8] = b".wh.";
-/// aufs kept its own files under such names, and some old images still have them.
+/// aufs stored its own files under such names, and some old images still contain them.
 const AUFS: &[u8] = b".wh..wh.";
 pub(crate) const OPAQUE: &[u8] = b".wh..wh..opq";
 
 /// How deletions are handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Deletions {
-    /// They are carried out.
+    /// Remove the files.
     #[default]
     Apply,
-    /// They become overlayfs whiteouts: the directory is one layer of an overlay, and the deleted files are in lower
-    /// ones.
+    /// Make overlayfs whiteouts. The directory is one layer of an overlay, and the deleted files are in lower layers.
     Keep,
 }
 
@@ -46,14 +43,14 @@ pub(crate) enum Deletions {
 #[derive(Debug, Default)]
 pub(crate) struct LayerEntries {
     deletions: Deletions,
-    /// Whether there are layers below; the lowest one has nothing to delete.
+    /// Whether lower layers exist. The lowest layer has nothing to delete.
     is_upper: bool,
-    /// Hashes of paths: eight bytes each, because an image has hundreds of thousands.
+    /// Hashes of paths. Eight bytes each, because an image has hundreds of thousands of entries.
     made: HashSet<u64>,
     hasher: RandomState,
 }
 
-/// A tree into which layers are extracted, the lowest first.
+/// A tree that layers are extracted into, lowest first.
 pub(crate) struct Layers<'a> {
     unpacker: Unpacker<'a>,
 }
@@ -66,7 +63,7 @@ impl<'a> Layers<'a> {
         Ok(Self { unpacker })
     }
 
-    /// Starts on top of lower layers: a tree, or an empty directory that an overlay mounts above theirs.
+    /// Starts on top of lower layers: in a tree, or in an empty directory that an overlay mounts above them.
     pub(crate) fn upon(
         into: &Path,
         options: &'a UnpackOptions,
@@ -79,7 +76,7 @@ impl<'a> Layers<'a> {
             ..LayerEntries::default()
         });
         for path in options.left_out {
-            // Emptying a directory around it must not remove it either.
+            // Deleting the content of a parent directory must not remove the path either.
             for (at, _) in path.match_indices('/') {
                 layers.unpacker.note_made(&path.as_bytes()[..at]);
             }
@@ -112,7 +109,7 @@ impl<'a> Layers<'a> {
             )
             .help("the image is damaged or was tampered with; use another"));
         }
-        // Open directories are cached by name, and each layer may change what a name means.
+        // Open directories are cached by name, but each layer may replace them.
         unpacker.stack.clear();
         if let Some(layer) = &mut unpacker.layer {
             layer.is_upper = true;
@@ -121,21 +118,21 @@ impl<'a> Layers<'a> {
         Ok(())
     }
 
-    /// Gives directories their attributes.
+    /// Sets the attributes of directories.
     pub(crate) fn finish(mut self) -> Result<UnpackReport> {
         self.unpacker.finish()?;
         Ok(self.unpacker.report)
     }
 }
 
-/// Hashes what is read through it.
+/// Hashes the bytes read through it.
 struct Hashed<R> {
     inner: R,
     sha256: Sha256,
 }
 
 impl<R: BufRead> Hashed<R> {
-    /// Reads the data after the archive's end, which is hashed too, and returns the digest of all.
+    /// Reads and hashes the data after the archive's end; returns the digest of the whole stream.
     fn finish(mut self) -> Result<String> {
         loop {
             let amount = self
@@ -164,7 +161,7 @@ impl<R: BufRead> BufRead for Hashed<R> {
     }
 
     fn consume(&mut self, amount: usize) {
-        // The consumed bytes are buffered, so this reads nothing and cannot fail.
+        // The consumed bytes are already buffered, so `fill_buf` reads nothing and cannot fail.
         if amount > 0
             && let Ok(buffer) = self.inner.fill_buf()
         {
@@ -175,7 +172,7 @@ impl<R: BufRead> BufRead for Hashed<R> {
 }
 
 impl Unpacker<'_> {
-    /// Records that the current layer made this path, or something below it.
+    /// Records that the current layer contains this path, or an entry below it.
     pub(crate) fn note_made(&mut self, path: &[u8]) {
         if let Some(layer) = &mut self.layer
             && layer.is_upper
@@ -194,7 +191,7 @@ impl Unpacker<'_> {
             .is_none_or(|layer| layer.made.contains(&layer.hasher.hash_one(path)))
     }
 
-    /// Carries out the deletion of an entry; false if it is a normal entry.
+    /// Applies a deletion. Returns false if the entry is not a deletion.
     pub(crate) fn whiteout(&mut self, components: &[&[u8]], entry: &[u8]) -> Result<bool> {
         let Some((name, parents)) = components.split_last() else {
             return Ok(false);
@@ -234,9 +231,9 @@ impl Unpacker<'_> {
             b"" => self.root.try_clone()?,
             path => match open_path(self.root.as_fd(), path) {
                 Ok(parent) => parent,
-                // There is nothing to delete.
+                // The deleted entry does not exist.
                 Err(Errno::ENOENT) => return Ok(true),
-                // Following a link here would delete something else.
+                // Following a link here would delete another file.
                 Err(Errno::ENOTDIR | Errno::ELOOP | Errno::EXDEV) => {
                     return Err(broken(&format!(
                         "entry `{}` deletes through `{}`, which is not a directory",
@@ -258,7 +255,7 @@ impl Unpacker<'_> {
         Ok(true)
     }
 
-    /// Makes the kernel's mark for a deletion, in the entered directory.
+    /// Makes the kernel's deletion mark in the directory of the last `enter`.
     fn keep_deletion(&mut self, name: &[u8], deleted: &[u8], entry: &[u8]) -> Result<()> {
         let fail = || cannot("keep the deletion", entry);
         let parent = self.parent();

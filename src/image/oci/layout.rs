@@ -1,4 +1,4 @@
-//! Owns images in files: an OCI layout, in a directory or packed into an archive, and the output of `docker save`.
+//! Owns images in files: an OCI layout, as a directory or an archive, and the output of `docker save`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,27 +21,27 @@ use crate::sys::error::{Error, Result, ResultExt as _};
 #[derive(Debug)]
 pub(super) struct Layout {
     files: LayoutFiles,
-    /// Of the manifest, or of the configuration if there is none.
+    /// SHA-256 of the manifest, or of the configuration if the image has no manifest.
     pub(super) sha256: String,
     pub(super) config: Configuration,
     pub(super) layers: Vec<LayoutLayer>,
-    /// The directory of an unpacked archive; removed at the end.
+    /// Temporary directory of an unpacked archive.
     _unpacked: Option<tempfile::TempDir>,
 }
 
 #[derive(Debug)]
 pub(super) struct LayoutLayer {
     path: String,
-    /// Of the file; `docker save` records only that of the content.
+    /// SHA-256 of the file. `docker save` records only the content's digest.
     sha256: Option<String>,
     size: Option<u64>,
     pub(super) diff_id: String,
 }
 
 impl Layout {
-    /// Opens the image in a directory or archive; `scratch` is for unpacking an archive.
+    /// Opens the image in a directory or archive. An archive is unpacked below `scratch`.
     ///
-    /// `wanted` selects one of several: a reference, or only a tag.
+    /// `wanted` selects one of several images: a reference, or only a tag.
     pub(super) fn open(
         path: &Path,
         wanted: Option<&str>,
@@ -87,7 +87,7 @@ impl Layout {
         })
     }
 
-    /// Opens a layer's file, verified as far as its digest is known.
+    /// Opens a layer's file and verifies it if its digest is known.
     pub(super) fn layer(&self, layer: &LayoutLayer, cancel: &AtomicBool) -> Result<Part> {
         let (mut part, _) = self.files.part(&layer.path, layer.size)?;
         if let Some(sha256) = &layer.sha256 {
@@ -148,17 +148,17 @@ fn from_index(
     Err(refused("its index leads to indexes only".into()))
 }
 
-/// One of the images in a file.
+/// An image among those in the files.
 struct Candidate<T> {
     names: Vec<String>,
-    /// With `sha256:`.
+    /// Digest with the prefix `sha256:`.
     digest: String,
-    /// Whether it is for the wanted platform, as far as that is known.
+    /// Whether the image is for the wanted platform, as far as known.
     fits: bool,
     image: T,
 }
 
-/// Returns the candidates with a name, a tag or a digest; refuses to choose between different images.
+/// Returns the candidates with a name, a tag or a digest. Refuses to choose between different images.
 fn select<T>(mut candidates: Vec<Candidate<T>>, wanted: Option<&str>) -> Result<Vec<Candidate<T>>> {
     if let Some(wanted) = wanted {
         let digest = wanted.split_once('@').map_or(wanted, |(_, digest)| digest);
@@ -168,7 +168,7 @@ fn select<T>(mut candidates: Vec<Candidate<T>>, wanted: Option<&str>) -> Result<
             let mut names = image.names.iter();
             names.any(|name| short(name) == short(wanted))
         };
-        // A tag alone says nothing about an image that has a whole name too.
+        // A tag alone does not select an image that also has a full name.
         let is_tagged = |image: &Candidate<T>| {
             !image.names.is_empty() && image.names.iter().all(|name| Some(name.as_str()) == tag)
         };
@@ -188,7 +188,7 @@ fn select<T>(mut candidates: Vec<Candidate<T>>, wanted: Option<&str>) -> Result<
     Ok(candidates)
 }
 
-/// Returns a name without what Docker adds to short ones.
+/// Returns a name without the prefixes that Docker adds to short names.
 fn short(name: &str) -> &str {
     let name = name.strip_prefix("docker.io/").unwrap_or(name);
     name.strip_prefix("library/").unwrap_or(name)
@@ -237,7 +237,7 @@ fn reference_help(all: &[String]) -> String {
 }
 
 impl<T> Candidate<T> {
-    /// Returns what selects this image: a name that no other one has, or the digest.
+    /// Returns a selector for this image: a name that no other image has, or the digest.
     fn label<'a>(&'a self, all: impl Iterator<Item = &'a Self> + Clone) -> String {
         let is_own = |name: &&String| {
             all.clone()
@@ -296,7 +296,7 @@ fn from_docker(
     if sha256(&digest) != Some(found.as_str()) {
         return Err(damaged(&format!("`{}`", image.config), &found, &digest));
     }
-    // The file is named by its digest, with or without `.json`.
+    // The file's name is its digest, with or without `.json`.
     let name = image.config.rsplit('/').next().unwrap_or_default();
     let name = name.trim_end_matches(".json");
     if sha256(&format!("sha256:{name}")).is_some_and(|sha256| sha256 != found) {

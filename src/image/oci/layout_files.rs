@@ -1,6 +1,6 @@
 //! Owns the files of an OCI layout, in a directory or in a tar file: finding them, and verifying their bytes.
 //!
-//! Nothing of it is copied: a tar file is scanned once, by its headers, and its parts are read in place.
+//! Nothing is copied: a tar file's headers are scanned once, and its parts are read in place.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufReader, Read};
@@ -19,20 +19,20 @@ use crate::sys::error::{Error, Result, if_exists};
 use crate::sys::shell::quoted_path;
 use crate::tree::root_fs::Tree;
 
-/// Marks a layout, with its version.
+/// File that marks a layout and has its version.
 pub(crate) const MARK: &str = "oci-layout";
-/// Lists the images of a layout.
+/// File that lists the images of a layout.
 pub(crate) const INDEX: &str = "index.json";
-/// Directory of everything else, by digest.
+/// Directory of all other files, named by digest.
 pub(crate) const BLOBS: &str = "blobs/sha256";
 
 const MAX_PARTS: usize = 16 << 10;
 /// Maximum length of a name in a layout.
 const MAX_NAME: usize = 128;
-/// Bytes that are copied between two looks at the progress.
+/// Bytes to copy between two calls of `look`.
 const COPIED: u64 = 16 << 20;
 
-/// Returns the path of the bytes with this SHA-256.
+/// Returns the path of the blob with this SHA-256.
 pub(crate) fn blob(sha256: &str) -> String {
     format!("{BLOBS}/{sha256}")
 }
@@ -54,7 +54,7 @@ pub(crate) struct LayoutFiles {
 
 #[derive(Debug)]
 enum Form {
-    /// Whose links are followed or not: everything read is inside the layout.
+    /// The flag decides whether links are followed. Either way, no path leaves the layout.
     Directory(Tree, ResolveFlag),
     /// Offsets and sizes of the parts.
     Tar(BTreeMap<String, (u64, u64)>),
@@ -77,7 +77,7 @@ impl Piece {
         }
     }
 
-    /// Returns a file with these bytes alone: its own, or else a copy at `place`. `look` may abort.
+    /// Returns a file with only these bytes: the file itself, or a copy at `place`. An error of `look` stops copying.
     pub(crate) fn alone(
         &self,
         place: &Path,
@@ -107,7 +107,7 @@ impl Piece {
     }
 }
 
-/// A piece that is being read.
+/// A piece being read.
 #[derive(Debug)]
 pub(crate) struct Part {
     file: fs::File,
@@ -133,7 +133,7 @@ impl Read for Part {
 }
 
 impl LayoutFiles {
-    /// Locates the parts in a directory or a tar file, without verifying them yet.
+    /// Locates the parts in a directory or a tar file without verifying them.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let found = fs::metadata(path)?;
         let form = match (found.is_dir(), found.is_file()) {
@@ -147,7 +147,7 @@ impl LayoutFiles {
         })
     }
 
-    /// Opens a directory whose links are followed inside it: older Docker writes equal layers once, and links to them.
+    /// Opens a directory whose links are followed inside it. Older Docker writes equal layers once and links to them.
     pub(super) fn with_links(path: &Path) -> Result<Self> {
         Ok(Self {
             path: path.to_owned(),
@@ -155,7 +155,7 @@ impl LayoutFiles {
         })
     }
 
-    /// Reads a file that has no digest; `None` if it is missing.
+    /// Reads a file without verifying it; `None` if it does not exist.
     pub(crate) fn read(&self, name: &str, limit: u64) -> Result<Option<Vec<u8>>> {
         let Some((file, piece)) = self.find(name)? else {
             return Ok(None);
@@ -184,7 +184,7 @@ impl LayoutFiles {
         }
     }
 
-    /// Opens a file that must be there, and of this size if that is known.
+    /// Opens a file, which must exist and have this size, if known.
     pub(crate) fn part(&self, name: &str, size: Option<u64>) -> Result<(Part, Piece)> {
         let shown = name.escape_debug();
         let (file, piece) = self
@@ -213,7 +213,7 @@ impl LayoutFiles {
             Form::Directory(tree, resolve) => tree.open_file(name, *resolve)?,
         };
         let Some(file) = file else {
-            // Something else is there, such as a link.
+            // Another kind of entry has the name, such as a link.
             let is_other = matches!(&self.form, Form::Directory(_, resolve) if *resolve == beneath::BELOW)
                 && if_exists(fs::symlink_metadata(&path))?.is_some();
             return match is_other {
@@ -278,7 +278,7 @@ fn too_large(name: &str, size: u64, limit: u64) -> Error {
     refused(format!("`{name}` has {size} bytes (limit {limit})"))
 }
 
-/// The error for something other than a layout.
+/// Returns the error for content that is not a layout.
 pub(crate) fn no_layout(why: &str) -> Error {
     invalid!("this is not an OCI layout: {why}").help(
         "rockenv export ENV --snapshots FILE.oci.tar makes one, and so does skopeo copy docker://HOST/NAME:KEY oci:DIR:KEY",

@@ -1,8 +1,8 @@
-//! Owns an image's documents: the index of platforms, the manifest and the configuration, and how far they are
-//! trusted.
+//! Owns an image's documents: the index of platforms, the manifest and the configuration, and the checks before they
+//! are trusted.
 //!
-//! Only the tree's layers and the environment are used. User, working directory, command and labels of an image are
-//! ignored: a profile has its own.
+//! Only the tree's layers and the environment are used. The image's user, working directory, command and labels are
+//! ignored, because a profile sets its own.
 
 use std::collections::BTreeMap;
 
@@ -13,17 +13,17 @@ use crate::sys::error::{Error, Result};
 use crate::sys::host::is_variable_name;
 use crate::ui::size::count;
 
-/// Manifests and indexes of common registries have a few kilobytes; registries themselves refuse more than this.
+/// Common registries' manifests and indexes have a few kilobytes. Registries themselves refuse larger ones than this.
 pub(crate) const MAX_MANIFEST: u64 = 4 << 20;
 /// A configuration grows with the image's history.
 pub(super) const MAX_CONFIG: u64 = 16 << 20;
 const MAX_LAYERS: usize = 1024;
-/// Names and values together. The kernel accepts at most 128 KiB for a single variable.
+/// Names and values together. For a single variable the kernel accepts at most 128 KiB.
 const MAX_ENVIRONMENT: usize = 64 << 10;
-/// Nested indexes are allowed; digests make a cycle impossible.
+/// Limit for nested indexes. Digests make a cycle impossible.
 pub(super) const MAX_NESTING: usize = 4;
 
-/// Media types of the requested documents.
+/// Accepted media types of manifests and indexes.
 pub(super) const MANIFEST_TYPES: [&str; 4] = [
     INDEX_TYPES[0],
     "application/vnd.oci.image.manifest.v1+json",
@@ -35,7 +35,7 @@ const INDEX_TYPES: [&str; 2] = [
     "application/vnd.docker.distribution.manifest.list.v2+json",
 ];
 
-/// A reference to bytes by their digest.
+/// A reference to content by digest.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Descriptor {
@@ -63,7 +63,7 @@ impl Descriptor {
         })
     }
 
-    /// Returns its names in the index: a tag, or a whole reference.
+    /// Returns the image's names in the index: tags, or full references.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         [
             "io.containerd.image.name",
@@ -73,7 +73,7 @@ impl Descriptor {
         .filter_map(|key| self.annotations.get(key).map(String::as_str))
     }
 
-    /// Returns whether it is an image, or an index of images, that may be for a platform.
+    /// Returns whether the content is an image or an index that may be for a platform.
     pub(super) fn fits(&self, platform: &Platform) -> bool {
         MANIFEST_TYPES.contains(&self.media_type.as_str()) && self.is_for(platform)
     }
@@ -89,12 +89,12 @@ impl Descriptor {
 
 #[derive(Debug)]
 pub(super) enum Document {
-    /// Manifests of several platforms or images.
+    /// An index: manifests of several platforms or images.
     Index(Vec<Descriptor>),
     Manifest(Manifest),
 }
 
-/// One image: its configuration and its layers, lowest first.
+/// The configuration of an image, and its layers, lowest first.
 #[derive(Clone, Debug)]
 pub(super) struct Manifest {
     pub(super) config: Descriptor,
@@ -121,7 +121,7 @@ impl Document {
             refused(format!("its manifest is invalid{page}")).source(error)
         })?;
         let document = match (raw.schema_version, raw.manifests, raw.config, raw.layers) {
-            // Otherwise readers that prefer one or the other would see two images in one document.
+            // Readers that prefer either half would see two different images in one document.
             (2, Some(manifests), None, None) => Ok(Self::Index(manifests)),
             (2, None, Some(config), Some(layers)) => Self::manifest(config, layers),
             (2, ..) => Err(refused(
@@ -136,7 +136,7 @@ impl Document {
         Ok(document)
     }
 
-    /// Refuses a document with another media type: readers that rely on that would see another image.
+    /// Refuses a document with a wrong media type. Readers that rely on the media type would see another image.
     pub(super) fn check_type(&self, name: &str) -> Result<()> {
         let is_index = matches!(self, Self::Index(_));
         if !MANIFEST_TYPES.contains(&name) || INDEX_TYPES.contains(&name) == is_index {
@@ -170,7 +170,7 @@ impl Document {
     }
 }
 
-/// Refuses a manifest whose media type differs from the registry's.
+/// Refuses a manifest whose media type differs from the registry's header.
 pub(super) fn check_header(kind: &str, bytes: &[u8]) -> Result<()> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
@@ -187,7 +187,7 @@ pub(super) fn check_header(kind: &str, bytes: &[u8]) -> Result<()> {
                 media_type.escape_debug()
             )))
         }
-        // An invalid manifest is refused when it is parsed.
+        // Parsing refuses an invalid manifest later.
         _ => Ok(()),
     }
 }
@@ -219,14 +219,14 @@ pub(super) fn choose<'a>(entries: &'a [Descriptor], platform: &Platform) -> Resu
     })
 }
 
-/// The used part of a configuration.
+/// The parts of a configuration that rockenv uses.
 #[derive(Debug)]
 pub(super) struct Configuration {
-    /// The SHA-256 of each layer's uncompressed bytes.
+    /// SHA-256 of each layer's uncompressed bytes.
     pub(super) diff_ids: Vec<String>,
     /// Environment variables.
     pub(super) env: BTreeMap<String, String>,
-    /// Why others are skipped.
+    /// The skipped variables, with reasons.
     pub(super) left_out: Vec<String>,
 }
 
@@ -253,7 +253,7 @@ impl Configuration {
         }
         let raw: Raw = serde_json::from_slice(config)
             .map_err(|error| refused("its configuration is invalid".into()).source(error))?;
-        // Some tools omit them; if present, they must match.
+        // Some tools omit these fields. If present, they must match.
         let differs = |said: &str, wanted: &str| !said.is_empty() && said != wanted;
         if differs(&raw.os, &platform.os) || differs(&raw.architecture, &platform.architecture) {
             let there = format!("{}/{}", raw.os, raw.architecture);
@@ -286,7 +286,7 @@ impl Configuration {
         Ok(found)
     }
 
-    /// Takes the variables that a profile could set as well.
+    /// Copies the variables that a profile could set, too.
     fn variables(&mut self, entries: &[String]) -> Result<()> {
         let size: usize = entries.iter().map(String::len).sum();
         if size > MAX_ENVIRONMENT {
@@ -295,7 +295,7 @@ impl Configuration {
             )));
         }
         for entry in entries {
-            // The last one wins, as in a container of any engine.
+            // The last duplicate wins, as in other engines.
             match entry.split_once('=') {
                 Some((name, text)) if is_variable_name(name) && !text.contains('\0') => {
                     self.env.insert(name.to_owned(), text.to_owned());
@@ -319,12 +319,12 @@ impl Configuration {
 
 pub(super) const ANOTHER: &str = "the image is damaged or was tampered with; use another";
 
-/// The error for an invalid image.
+/// Returns the error for an invalid image.
 pub(crate) fn refused(what: String) -> Error {
     invalid!("refused image: {what}").help(ANOTHER)
 }
 
-/// The error for bytes that do not match their digest.
+/// Returns the error for bytes that do not match their digest.
 pub(crate) fn damaged(what: &str, found: &str, sha256: &str) -> Error {
     drift!("{what} has SHA-256 {found}, not {sha256}").help(ANOTHER)
 }

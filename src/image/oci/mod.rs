@@ -1,8 +1,8 @@
 //! Owns container images: pulled from a registry without a daemon, or read from files.
 //!
-//! Downloads and extraction overlap: layers arrive a few at a time, in the order in which they are needed. A layer is
-//! extracted once its bytes have the digest in the manifest; its content must have the digest in the configuration.
-//! So a manifest's digest determines the whole tree, and the environment.
+//! Downloads and extraction overlap: a few layers arrive at a time, in the order in which they are needed. A layer is
+//! extracted once its file has the digest in the manifest. Its content must have the digest in the configuration. So a
+//! manifest's digest determines the whole tree and the environment.
 
 pub(crate) mod changes;
 pub(crate) mod layers;
@@ -39,12 +39,12 @@ pub(crate) use reference::{Reference, sha256};
 pub(crate) use registry::{Attempts, Operation, Registry, RequestSubject, Tagged, Upload};
 pub use retry::Notice;
 
-/// Parallel downloads. More would only share the same bandwidth.
+/// Maximum number of parallel downloads. More would only share the same bandwidth.
 const PARALLEL: usize = 4;
 
-/// What a recipe resolved to.
+/// The image that a recipe resolved to.
 pub(super) struct Resolved {
-    /// Digest of the manifest, or of the configuration if there is none, with `sha256:`.
+    /// Digest with `sha256:`, of the manifest or, if the image has none, of the configuration.
     pub(super) digest: String,
     /// Environment variables of the image's configuration.
     pub(super) env: BTreeMap<String, String>,
@@ -59,7 +59,7 @@ pub(super) fn build(table: &Oci, cx: &mut BuildContext<'_>) -> Result<Resolved> 
             let reference = Reference::parse(text)
                 .map_err(|(message, help)| invalid!("{message}").help(help))?;
             let pulled = pull(&reference, &platform, cx).map_err(|error| match error.kind() {
-                // Others filled this registry.
+                // The image usually has another publisher, so the help to push it again does not apply.
                 Kind::Drift => error.help(manifest::ANOTHER),
                 _ => error,
             });
@@ -80,7 +80,7 @@ fn from_files(
     let cancel = cx.task.cancel;
     let progress = &mut *cx.task.progress;
     let mut report = |done| progress(BuildProgress::Bytes { done, total: None });
-    // Beside the tree, where it is removed with the tree if this process is killed.
+    // Next to the tree, so that it is removed with the tree if this process is killed.
     let scratch = cx.into.parent().unwrap_or(Path::new("/"));
     let layout = Layout::open(path, wanted, platform, scratch, cancel, &mut report)?;
     let options = UnpackOptions::default();
@@ -101,7 +101,7 @@ fn from_files(
     Ok(resolved(&layout.sha256, layout.config, &report, progress))
 }
 
-/// Returns what a complete image resolved to, and reports what is skipped.
+/// Returns the result for a complete image, and reports skipped items.
 fn resolved(
     sha256: &str,
     config: Configuration,
@@ -120,23 +120,23 @@ fn resolved(
     }
 }
 
-/// Messages from the downloading thread to the extracting one.
+/// Messages from the download thread to the extraction.
 enum News {
-    /// The manifest arrived: its SHA-256, and the configuration.
+    /// The manifest has arrived: its SHA-256, and the configuration.
     Image(String, Configuration),
-    /// A layer's file arrived.
+    /// A layer's file has arrived.
     Layer(usize, PathBuf),
 }
 
 fn pull(reference: &Reference, platform: &Platform, cx: &mut BuildContext<'_>) -> Result<Resolved> {
-    // The receiver of progress checks for signals.
+    // The progress callback checks for signals.
     let registry = Registry::new(reference, Operation::Pull, &mut cx.task)?;
     let (cancel, blobs, into) = (cx.task.cancel, cx.blobs, cx.into);
     let progress = &mut *cx.task.progress;
     let counter = ByteCounter::default();
     let failed = AtomicBool::new(false);
     let (sender, news) = channel();
-    // A separate thread: the caller's may already be running a tokio runtime.
+    // A separate thread, because the caller's thread may already be running a tokio runtime.
     std::thread::scope(|scope| {
         let downloads = scope.spawn(|| {
             let sender = sender;
@@ -158,12 +158,12 @@ fn pull(reference: &Reference, platform: &Platform, cx: &mut BuildContext<'_>) -
         let downloaded = downloads
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        // If the extraction had ended, the other side has the reason.
+        // If the download failed, that is why the extraction ended.
         downloaded.and(outcome)
     })
 }
 
-/// Downloads everything, and reports each piece.
+/// Downloads all documents and layers, and reports each layer.
 async fn fetch(
     registry: &Registry,
     reference: &Reference,
@@ -172,10 +172,10 @@ async fn fetch(
     counter: &ByteCounter,
     sender: &Sender<News>,
 ) -> Result<()> {
-    // Small downloads need no progress.
+    // Small downloads do not count as progress.
     let aside = ByteCounter::default();
     let (mut bytes, mut sha256) = match &reference.sha256 {
-        // The digest decides. The tag beside it is only informative and may have moved.
+        // The digest decides. A tag next to it is only informative and may have moved.
         Some(sha256) => {
             let path = registry
                 .obtain_sha256(
@@ -232,7 +232,7 @@ async fn fetch(
         return Err(manifest::refused(format!("its layers have {total} bytes")));
     }
     counter.total.store(total, Ordering::Relaxed);
-    // The other side reports its own error.
+    // If the receiver is gone, the extraction reports its own error.
     drop(sender.send(News::Image(sha256, config)));
     futures_util::stream::iter(layers.iter().enumerate())
         .map(async |(index, layer)| {
@@ -303,7 +303,7 @@ impl Extraction<'_> {
         Ok(resolved(&sha256, config, &report, progress))
     }
 
-    /// Waits for the other side, and shows its progress.
+    /// Waits for the next message, and shows progress.
     fn next(&self, progress: &mut dyn FnMut(BuildProgress<'_>)) -> Result<News> {
         loop {
             match self.news.recv_timeout(POLL) {
@@ -313,7 +313,7 @@ impl Extraction<'_> {
                     let (done, total) = self.counter.read();
                     progress(BuildProgress::Bytes { done, total });
                 }
-                // The other side failed and reports its own error.
+                // The download thread failed and reports its own error.
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(unexpected!("the download ended early"));
                 }

@@ -8,18 +8,18 @@ use crate::sys::host;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reference {
-    /// Registry with its port, if one is given.
+    /// Registry, with a port if given.
     pub(crate) host: String,
     /// Name in the registry.
     pub(crate) repository: String,
-    /// Tag; without a tag and a digest, `latest` is meant.
+    /// Without a tag and a digest, `latest` is meant.
     pub(crate) tag: Option<String>,
-    /// SHA-256 of the manifest or of the index of manifests, in hexadecimal digits.
+    /// SHA-256 of the manifest or index, in hexadecimal digits.
     pub(crate) sha256: Option<String>,
 }
 
 impl Reference {
-    /// Parses a reference; the error names the fault and an example of the correct form.
+    /// Parses a reference. The error has a message and an example of the correct form.
     pub(crate) fn parse(text: &str) -> Result<Self, (String, String)> {
         let wrong = |what: &str, help: &str| Err((format!("`{text}` {what}"), help.to_owned()));
         let (rest, sha256) = match text.split_once('@') {
@@ -34,7 +34,7 @@ impl Reference {
         let Some((host, path)) = rest.split_once('/') else {
             return wrong("names no registry", EXAMPLE);
         };
-        // As elsewhere: without a dot or a port it is not a host but part of a name.
+        // By convention, a first part without a dot or a port is not a host but part of the name.
         if !(host.contains(['.', ':']) || host == "localhost") {
             return wrong("names no registry", EXAMPLE);
         }
@@ -66,7 +66,7 @@ impl Reference {
         })
     }
 
-    /// Whether the registry is this machine, where nothing is encrypted.
+    /// Returns whether the registry is this machine. Connections to it are not encrypted.
     pub(super) fn is_loopback(&self) -> bool {
         let name = match self.host.strip_prefix('[') {
             Some(rest) => rest.split(']').next().unwrap_or_default(),
@@ -79,9 +79,9 @@ impl Reference {
     }
 }
 
-/// The registry of Docker Hub, whose images are called `docker.io/...`.
+/// Host of Docker Hub's registry. Its images are called `docker.io/...`.
 pub(super) const DOCKER_HUB: &str = "index.docker.io";
-/// What is wrong with a reference whose digest is none.
+/// Message about an invalid digest in a reference.
 pub(in crate::image) const NO_DIGEST: &str =
     "has a digest that is not `sha256:` and 64 lower-case hexadecimal digits";
 const EXAMPLE: &str = "ref = \"registry.example.org/name:tag\"";
@@ -140,7 +140,7 @@ fn is_tag(tag: &str) -> bool {
         && tag.bytes().all(|byte| word(byte) || b".-".contains(&byte))
 }
 
-/// The operating system and processor of an image.
+/// The operating system and CPU architecture of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub(in crate::image) struct Platform {
     #[serde(default)]
@@ -151,7 +151,7 @@ pub(in crate::image) struct Platform {
 }
 
 impl Platform {
-    /// Returns this machine's platform, as recipes write it.
+    /// Returns this machine's platform in the form that recipes use.
     pub(in crate::image) fn own() -> String {
         format!("linux/{}", host::architecture())
     }

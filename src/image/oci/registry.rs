@@ -1,4 +1,4 @@
-//! Owns the communication with one registry about one repository: its address, its mirror, logging in, requests.
+//! Owns talking to a registry about one repository: address, mirror, login and requests.
 
 mod tags;
 mod upload;
@@ -42,26 +42,26 @@ pub(crate) enum Operation {
     Delete,
 }
 
-/// Maximum size of a registry's reason for a refusal, in bytes.
+/// Maximum size of a registry's error response, in bytes.
 const MAX_REASON: u64 = 64 << 10;
 
 pub(crate) struct Registry {
     /// Host and repository, for messages.
     name: String,
     host: String,
-    /// The entry of `[mirror]` that names the host, or could.
+    /// The `[mirror]` entry that names the host, or could name it.
     mirror: String,
     repository: String,
     /// `https://host/v2/repository`.
     base: Url,
     client: reqwest::Client,
-    /// For layers, whose transfer has no time limit.
+    /// Client for layers, whose transfer has no time limit.
     uploads: reqwest::Client,
     login: Option<Login>,
     operation: Operation,
-    /// The current login, once the registry asked for one.
+    /// The current authorization, once the registry has asked for a login.
     authorization: Mutex<Option<Granted>>,
-    /// The registry does not take streams.
+    /// Whether the registry refuses streams of unknown digest and size.
     wants_digests: AtomicBool,
     notice: Notice,
 }
@@ -71,11 +71,11 @@ pub(crate) struct Registry {
 struct Granted {
     header: HeaderValue,
     since: Instant,
-    /// The origin of the token, if it is one.
+    /// The server that issued the token. `None` for a password.
     server: Option<TokenServer>,
 }
 
-/// Maximum age of a token at the start of a layer: the shortest-lived ones last a minute.
+/// Maximum age of a token before a layer is sent. The shortest-lived tokens last a minute.
 const FRESH: Duration = Duration::from_secs(30);
 
 fn header(response: &Response, name: &str) -> Option<String> {
@@ -83,13 +83,13 @@ fn header(response: &Response, name: &str) -> Option<String> {
     value.to_str().ok().map(str::to_owned)
 }
 
-/// Returns the manifest's digest according to an answer.
+/// Returns the manifest's digest according to a response.
 fn digest_of(response: &Response) -> Option<String> {
     let digest = header(response, "docker-content-digest")?;
     sha256(&digest).map(str::to_owned)
 }
 
-/// Returns an answer's reason for a refusal, as its code and message.
+/// Returns a response's reason for a refusal, as its code and message.
 async fn error_message(response: Response) -> Option<String> {
     #[derive(serde::Deserialize)]
     struct Answer {
@@ -110,14 +110,14 @@ async fn error_message(response: Response) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }
 
-/// Returns whether a reason is that the tag exists and must not move.
+/// Returns whether the reason for a refusal is that the tag exists and must not move.
 fn is_immutable(reason: &str) -> bool {
     let reason = reason.to_ascii_lowercase();
     reason.contains("immutable") || reason.contains("cannot be overwritten")
 }
 
 impl Granted {
-    /// Returns whether it may expire during a request that cannot be repeated. A password does not.
+    /// Returns whether the authorization may expire during a request that cannot be repeated. Passwords do not expire.
     fn is_stale(&self, now: Instant) -> bool {
         let is_token = self.header.as_bytes().starts_with(b"Bearer ");
         is_token && now.saturating_duration_since(self.since) >= FRESH
@@ -125,7 +125,7 @@ impl Granted {
 }
 
 impl Registry {
-    /// Determines the repository's address and the user's login; sends nothing yet.
+    /// Determines the repository's address and the user's login, without sending a request.
     pub(crate) fn new(
         reference: &Reference,
         operation: Operation,
@@ -143,7 +143,7 @@ impl Registry {
         };
         let logins = cx.logins;
         let login = credentials::find(reference, &host, &logins.files, &mut |keeper| {
-            // Looks for signals.
+            // The progress callback checks for signals.
             let progress = &mut *cx.progress;
             keeper.ask(logins, cx.cancel, &mut || {
                 progress(BuildProgress::Bytes {
@@ -199,7 +199,7 @@ impl Registry {
         manifest::check_header(&kind, &bytes)
             .context(|| format!("cannot use the image `{what}`"))?;
         let found = hex::encode(Sha256::digest(&bytes));
-        // What was asked for by its digest does not depend on what the registry says.
+        // If the caller asked for a digest, that digest is authoritative, whatever the registry says.
         let mut expected = asked.into_iter().chain(promised);
         match expected.find(|expected| *expected != found) {
             Some(expected) => Err(damaged(
@@ -211,12 +211,12 @@ impl Registry {
         }
     }
 
-    /// Returns whether a tag, or a manifest of that digest, exists.
+    /// Returns whether a tag, or a manifest with a digest, exists.
     pub(crate) async fn has(&self, tag: &str) -> Result<bool> {
         Ok(self.head(RequestSubject::Manifest, tag).await?.is_some())
     }
 
-    /// Returns whether a blob of that digest exists; it must have that size.
+    /// Returns whether a blob with this digest exists. Fails if the blob has another size.
     pub(crate) async fn has_blob(&self, sha256: &str, size: u64) -> Result<bool> {
         let name = format!("sha256:{sha256}");
         let Some(response) = self.head(RequestSubject::Blob, &name).await? else {
@@ -230,7 +230,7 @@ impl Registry {
                 self.name
             )
             .help("remove it there and push again, or push to another repository")),
-            // A few registries do not report it.
+            // A few registries do not report the size.
             _ => Ok(true),
         }
     }
@@ -249,7 +249,7 @@ impl Registry {
         }
     }
 
-    /// Returns the error for an unsuccessful answer, with the registry's reason.
+    /// Returns the error for an unsuccessful response, with the registry's reason.
     async fn answered(&self, verb: &str, what: &str, response: Response) -> Error {
         let status = response.status();
         let wait =
@@ -276,7 +276,7 @@ impl Registry {
         }
     }
 
-    /// Returns the file for a descriptor, downloading it if necessary.
+    /// Returns a descriptor's file, downloading it if necessary.
     pub(crate) async fn obtain(
         &self,
         part: RequestSubject,
@@ -315,7 +315,7 @@ impl Registry {
         let open = async |from| self.get(part, &digest, from).await;
         let found = fetch::download(&wanted, open, blobs, counter).await;
         found.map_err(|error| match error.kind() {
-            // No recipe has this digest.
+            // The default help is about a recipe's digest.
             Kind::Drift => error.help("remove it from the registry, then push it again"),
             _ => error,
         })
@@ -338,8 +338,8 @@ impl Registry {
         }
     }
 
-    /// Sends a request; logs in when the registry asks for that, again when the login has expired, and waits when the
-    /// registry puts it off.
+    /// Sends a request. Logs in when the registry asks for it or the login has expired, and waits when the registry
+    /// asks to retry later.
     async fn authorized(&self, make: impl Fn() -> RequestBuilder) -> Result<Response> {
         let (mut patience, mut logged_in) = (Patience::default(), false);
         loop {
@@ -349,7 +349,7 @@ impl Registry {
                 self.log_in(Some(response.headers())).await?;
                 logged_in = true;
             } else if patience.waits(&response, &self.who(), &self.notice).await {
-                // The login may have expired meanwhile.
+                // The login may have expired while waiting.
                 logged_in = false;
             } else {
                 let refuses = [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN];
@@ -361,14 +361,14 @@ impl Registry {
         }
     }
 
-    /// Returns the authorization for a request to this place. An upload may go elsewhere, which must not get the
-    /// user's password.
+    /// Returns the authorization for a request to this address. An upload may go to another host, which must not get
+    /// the user's password.
     fn authorization_at(&self, place: &Url) -> Option<HeaderValue> {
         let granted = self.granted().filter(|_| self.is_own(place));
         granted.map(|granted| granted.header)
     }
 
-    /// Returns whether that is the registry itself.
+    /// Returns whether the address belongs to the registry itself.
     fn is_own(&self, place: &Url) -> bool {
         self.base.origin() == place.origin()
     }
@@ -383,7 +383,7 @@ impl Registry {
         authorization: Option<HeaderValue>,
     ) -> Result<Response> {
         if let Some(value) = authorization {
-            // reqwest removes it if a redirect leads to another host.
+            // reqwest drops the header when a redirect leads to another host.
             request = request.header(AUTHORIZATION, value);
         }
         let outcome = request.send().await;
@@ -404,7 +404,7 @@ impl Registry {
         })
     }
 
-    /// Logs in as an answer requests, or once more; returns the authorization for further requests.
+    /// Logs in as a response requests, or once more; returns the authorization for further requests.
     async fn log_in(&self, answer: Option<&HeaderMap>) -> Result<HeaderValue> {
         let server = match answer {
             Some(answer) => TokenServer::named(answer, &self.base)?,
@@ -447,7 +447,7 @@ impl Registry {
         Ok(value)
     }
 
-    /// Names the registry in messages.
+    /// Returns the registry's name for messages.
     fn who(&self) -> String {
         format!("registry `{}`", self.host)
     }

@@ -1,4 +1,4 @@
-//! Owns when a request is sent again that a registry or its token server has put off: after 429 and 503, as its `Retry-After` says.
+//! Owns retrying requests after 429 and 503, as the `Retry-After` of a registry or its token server says.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -10,10 +10,10 @@ use reqwest::{Response, StatusCode};
 use crate::image::fetch::long_patience;
 use crate::ui::size;
 
-/// Waits between attempts if the registry does not say how long, in seconds.
+/// Waits in seconds, if the registry does not say how long to wait.
 const DEFAULT: [u64; 3] = [1, 2, 4];
 
-/// What a registry lets the user wait for: the network's thread tells it, the one that shows progress takes it.
+/// The reason why the user has to wait. The network thread sets it, and the thread that shows progress takes it.
 #[derive(Clone, Debug, Default)]
 pub struct Notice(Arc<Mutex<Option<String>>>);
 
@@ -29,16 +29,16 @@ impl Notice {
     }
 }
 
-/// How long one request has waited so far.
+/// How long a request has waited so far.
 #[derive(Debug, Default)]
 pub(super) struct Patience {
     waited: Duration,
-    /// Waits of unknown length.
+    /// Number of waits without a `Retry-After`.
     guessed: usize,
 }
 
 impl Patience {
-    /// Waits if the registry has put the request off, and tells the user; false if it has not, or for too long.
+    /// Waits if the registry asks for it, and tells the user. Returns false without a wait, or if it is too long.
     pub(super) async fn waits(&mut self, response: &Response, who: &str, notice: &Notice) -> bool {
         let Some(wait) = self.next(response.status(), asked(response), long_patience()) else {
             return false;
@@ -62,7 +62,7 @@ impl Patience {
             return None;
         }
         let wait = match asked {
-            // "0" of an impatient registry, too, is a request to do less.
+            // Even "0" means that the registry wants fewer requests.
             Some(asked) => asked.max(Duration::from_secs(1)),
             None => {
                 self.guessed += 1;
@@ -125,7 +125,7 @@ mod tests {
         let busy = StatusCode::TOO_MANY_REQUESTS;
         let limit = Duration::from_secs(600);
         let seconds = |wait: Option<Duration>| wait.map(|wait| wait.as_secs());
-        // Without a time, a few attempts.
+        // Without `Retry-After`, only a few attempts.
         let mut patience = Patience::default();
         let mut next = |status, asked| seconds(patience.next(status, asked, limit));
         assert_eq!(next(StatusCode::OK, None), None);
@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(next(busy, Some(Duration::ZERO)), Some(1));
         assert_eq!(next(busy, None), Some(4));
         assert_eq!(next(busy, None), None);
-        // With one, as long as all of them are short enough together.
+        // With `Retry-After`, as long as the total wait stays below the limit.
         let mut patience = Patience::default();
         let mut next =
             |asked| seconds(patience.next(busy, Some(Duration::from_secs(asked)), limit));

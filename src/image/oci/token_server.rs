@@ -1,9 +1,9 @@
-//! Owns the token servers of registries: a registry refers clients that are not logged in to one, which issues
-//! tokens, for a password or to everybody.
+//! Owns token servers. A registry refers clients without a login to its token server, which issues tokens for a
+//! password or anonymously.
 //!
-//! As with Docker and containerd it may be on any host, as Docker Hub's is, and it gets the user's password for the
-//! registry. The registry was reached by https and names the server, so the server must use https too: a password is
-//! sent to another host in no other way.
+//! As with Docker and containerd, the server may be on any host, and it gets the user's password for the registry. The
+//! registry was reached over https and names the server, so the server must use https too. A password is never sent to
+//! another host unencrypted.
 
 use std::borrow::Cow;
 
@@ -18,7 +18,7 @@ use crate::image::fetch::{self, Body};
 use crate::sys::error::{Error, Result};
 use crate::ui::size;
 
-/// Maximum size of an answer with a token, in bytes. Registries accept no header of this size.
+/// Maximum size of a response with a token, in bytes. Registries accept no header of this size.
 const MAX_ANSWER: u64 = 1 << 20;
 
 /// The address of a registry's token server.
@@ -28,11 +28,11 @@ pub(super) struct TokenServer {
     service: Option<String>,
 }
 
-/// What a token is requested for, and by whom.
+/// The scope and login of a token request.
 pub(super) struct TokenRequest<'a> {
     pub(super) scope: String,
     pub(super) login: Option<&'a Login>,
-    /// Tells the user that the server lets them wait.
+    /// Tells the user that the server asks to wait.
     pub(super) notice: &'a Notice,
 }
 
@@ -43,7 +43,7 @@ struct Answer {
 }
 
 impl TokenServer {
-    /// Returns the token server that a registry's answer names; `None` if it asks for no token.
+    /// Returns the token server that a registry's response names; `None` if the registry does not ask for a token.
     pub(super) fn named(answer: &HeaderMap, registry: &Url) -> Result<Option<Self>> {
         let lines = answer.get_all(WWW_AUTHENTICATE).iter();
         let mut challenges = lines
@@ -80,7 +80,7 @@ impl TokenServer {
         }
     }
 
-    /// Requests a token, and waits if the server asks for that; `None` if the login is not sufficient.
+    /// Requests a token, and waits if the server asks to; `None` if the login is not sufficient.
     pub(super) async fn token(
         &self,
         client: &reqwest::Client,
@@ -154,7 +154,7 @@ impl TokenServer {
     }
 }
 
-/// Waits for an answer as long as for any other of a registry.
+/// Limits the wait for a response, like for a registry.
 async fn in_time<T>(answer: impl Future<Output = Result<T>>) -> Result<T> {
     let patience = fetch::patience();
     match tokio::time::timeout(patience, answer).await {

@@ -1,6 +1,6 @@
-//! Owns building Debian and Ubuntu images with mmdebstrap, whose tar stream goes through our own extraction.
+//! Owns building Debian and Ubuntu images with mmdebstrap, whose tar stream goes through rockenv's own extraction.
 //!
-//! No mirror is named here: it is mmdebstrap's default, or the configured one.
+//! No mirror is hard-coded: mmdebstrap's default or the configured mirror is used.
 
 use std::collections::BTreeMap;
 use std::fs::Permissions;
@@ -16,7 +16,7 @@ use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::process::{Event, Program};
 use crate::sys::shell::quoted;
 
-/// First apt that supports snapshots (`APT::Snapshot`) without further configuration.
+/// First apt version that supports snapshots (`APT::Snapshot`) without further configuration.
 const APT_WITH_SNAPSHOTS: (u32, u32) = (2, 9);
 
 pub(crate) fn build(table: &Mmdebstrap, source_date: i64, cx: &mut BuildContext<'_>) -> Result<()> {
@@ -34,18 +34,18 @@ pub(crate) fn build(table: &Mmdebstrap, source_date: i64, cx: &mut BuildContext<
                     return Err(unavailable!("snapshot {id} of {name} needs apt 2.9 or a configured archive; this host has apt {major}.{minor}")
                     .help(format!("set `{name}-snapshot = \"https://.../@SNAPSHOTID@/\"` under [mirror] in config.toml")));
                 }
-                // Stays in the image, so that packages installed later come from the same time.
+                // The option stays in the image, so that packages installed later come from the same snapshot.
                 options.push(format!("APT::Snapshot \"{id}\""));
                 sources(table, cx, "", None)?
             }
         },
     };
     if table.snapshot.is_some() {
-        // A past Release file has expired by definition.
+        // The Release file of a past snapshot has expired by definition.
         options.push("Acquire::Check-Valid-Until \"false\"".into());
     }
     let work = cx.into.join(WORK);
-    // A configured key is for the configured mirrors, not for the tool's default.
+    // A configured key belongs to the configured mirrors, not to the tool's default mirror.
     let keys = match lines.is_empty() {
         true => None,
         false => keys(name, cx.task.mirrors, &work)?,
@@ -77,7 +77,7 @@ pub(crate) fn build(table: &Mmdebstrap, source_date: i64, cx: &mut BuildContext<
         program = program.arg(format!("--aptopt={option}"));
     }
     if let Some(list) = certificates::list(&work)? {
-        // Only for apt on the host during the build: in the image the list does not exist.
+        // Only for the host's apt during the build, because the image does not contain the list.
         let place = "\"$1/etc/apt/apt.conf.d/00rockenv-authorities\"";
         let setting = format!("Acquire::https::CAInfo \"{}\";", list.display());
         let setting = quoted(&setting);
@@ -132,7 +132,7 @@ fn unpack_output(program: Program, name: &str, cx: &mut BuildContext<'_>) -> Res
     })
 }
 
-/// Returns apt's error message if a line contains one: later lines may push it out of the kept output.
+/// Returns apt's error message if a line contains one. It is kept, because later lines may push it out of the output.
 fn refused(line: &str) -> Option<&str> {
     let said = line.strip_prefix("E: ").or_else(|| {
         line.strip_prefix("W: ")
@@ -155,7 +155,7 @@ fn explain(name: &str, refusal: &str, error: Error) -> Error {
     }
 }
 
-/// Copies the key of the user's mirrors into a directory in apt's layout, and returns that; `None` without a key.
+/// Copies the key of the user's mirrors to a directory in apt's layout; returns the directory, or `None` without a key.
 fn keys(name: &str, mirrors: &BTreeMap<String, String>, work: &Path) -> Result<Option<String>> {
     let setting = format!("{name}-signed-by");
     let Some(path) = mirrors.get(&setting).map(Path::new) else {
@@ -170,7 +170,7 @@ fn keys(name: &str, mirrors: &BTreeMap<String, String>, work: &Path) -> Result<O
         .help(format!("{setting} = \"/etc/apt/keyrings/....gpg\"")));
     }
     let key = fs_err::read(path).context(cannot)?;
-    // apt determines the key's format by its file name.
+    // apt determines the key's format by its file extension.
     let form = match key.starts_with(b"-----BEGIN PGP") {
         true => "asc",
         false => "gpg",
@@ -191,7 +191,7 @@ fn keys(name: &str, mirrors: &BTreeMap<String, String>, work: &Path) -> Result<O
     }
 }
 
-/// Returns sources.list lines for the configured mirrors; none for the tool's default.
+/// Returns sources.list lines for the configured mirrors. Empty for the tool's default.
 fn sources(
     table: &Mmdebstrap,
     cx: &BuildContext<'_>,
@@ -225,14 +225,14 @@ fn sources(
     };
     let suite = &table.suite;
     let mut lines = vec![line(main.clone(), suite)?];
-    // Debian's unstable has no pockets, and its testing none that matter.
+    // Debian's unstable has no pockets, and testing's pockets do not matter.
     if ["sid", "unstable", "testing", "experimental", "devel"].contains(&suite.as_str()) {
         return Ok(lines);
     }
     lines.push(line(main.clone(), &format!("{suite}-updates"))?);
     match table.distribution {
         Distribution::Ubuntu => lines.push(line(main, &format!("{suite}-security"))?),
-        // Debian has security updates in a separate archive.
+        // Debian's security updates are in a separate archive.
         Distribution::Debian => {
             if let Some(security) = mirror(format!("debian-security{kind}")) {
                 lines.push(line(security, &format!("{suite}-security"))?);
@@ -255,7 +255,7 @@ fn parse_version(text: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// Other distributions lack the keys, and apt's own message does not name the package that has them.
+/// Other distributions may lack the keys, and apt's own message does not name the package that contains them.
 fn check_keyring(distribution: Distribution, host: &Path) -> Result<()> {
     let (package, file) = match distribution {
         Distribution::Debian => ("debian-archive-keyring", "debian-archive-keyring"),

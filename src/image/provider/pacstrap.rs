@@ -1,7 +1,7 @@
 //! Owns building Arch Linux images with pacstrap, on Arch and on hosts that package pacman.
 //!
-//! pacman reads a configuration made here and nothing of the host's except its keys. Signatures are required; only
-//! the user's own configuration may waive them, and only for a repository on this machine's disk.
+//! pacman reads a configuration made here, and nothing of the host's except its keys. Signatures are required. Only the
+//! user's own configuration may waive them, and only for a repository on this machine's disk.
 
 use std::path::{Path, PathBuf};
 
@@ -27,7 +27,7 @@ pub(crate) fn build(table: &Pacstrap, cx: &mut BuildContext<'_>) -> Result<()> {
     let authorities = certificates::list(&work)?;
     fs_err::write(&config, server.config(table, &keys, authorities.as_deref()))?;
     if keys.starts_with(&work) {
-        // Debian's pacman has no keyring at first; ours lasts as long as the build.
+        // A fresh pacman on Debian has no keyring, so a temporary keyring serves this build.
         fs_err::create_dir(&keys)?;
         for arguments in [&["--init"][..], &["--populate", "archlinux"]] {
             let program = Program::find("pacman-key", "the signatures of Arch packages")?
@@ -50,7 +50,7 @@ pub(crate) fn build(table: &Pacstrap, cx: &mut BuildContext<'_>) -> Result<()> {
         program = program.env(name, value);
     }
     run(&program, cx)?;
-    // The package that owns the list has every line commented out; later installations need one.
+    // All lines of the package's own mirrorlist are commented out, but later installations need a mirror.
     if let Some(line) = &server.line {
         let tree = crate::tree::root_fs::Tree::open(cx.into)?;
         tree.rewrite(
@@ -70,7 +70,7 @@ fn run(program: &Program, cx: &mut BuildContext<'_>) -> Result<()> {
                 progress(BuildProgress::Line(line));
             }
         },
-        // Their stdout is informative too, but errors are only on stderr.
+        // The tools' stdout is informative too, but errors are only on stderr.
         |mut stdout| {
             drop(std::io::copy(&mut stdout, &mut std::io::sink()));
             Ok(())
@@ -80,7 +80,7 @@ fn run(program: &Program, cx: &mut BuildContext<'_>) -> Result<()> {
 
 /// The source of packages.
 struct Server {
-    /// `None`: the host's own list.
+    /// `None` for the host's own list.
     line: Option<String>,
     signed: bool,
 }
@@ -176,7 +176,7 @@ impl Server {
     }
 }
 
-/// Arch's archive has a directory per day: `@DATE@` is that path; `@SNAPSHOTID@` is the id.
+/// Replaces `@DATE@` by the directory that Arch's archive has for a day, and `@SNAPSHOTID@` by the id.
 fn expand(mirror: &str, id: &str) -> String {
     let date = format!("{}/{}/{}", &id[..4], &id[4..6], &id[6..8]);
     mirror.replace("@DATE@", &date).replace("@SNAPSHOTID@", id)

@@ -1,8 +1,8 @@
 //! Owns validating a recipe's strings.
 //!
-//! A recipe may come from somebody else, and both apt and pacman have options that run programs on the host. So every
-//! string that reaches a tool's command line or configuration is checked against the tool's use of it; options need
-//! to be on an allow-list.
+//! A recipe may come from a stranger, and both apt and pacman have options that run programs on the host. So every
+//! string that reaches a tool's command line or configuration is checked for its use there, and options must be on an
+//! allow-list.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use crate::sys::checksum::is_sha256;
 use crate::sys::error::Error;
 use crate::sys::suggest;
 
-/// apt options that a recipe may set. Excluded on purpose: options that run a program (`DPkg::*`, `*::Pre-Invoke`,
+/// apt options that a recipe may set. Deliberately excluded: options that run a program (`DPkg::*`, `*::Pre-Invoke`,
 /// `Proxy-Auto-Detect`, `Apt::Key::gpgvcommand`), move a directory (`Dir::*`) or weaken signatures.
 const APT_OPTIONS: [&str; 15] = [
     "APT::Install-Recommends",
@@ -33,7 +33,7 @@ const APT_OPTIONS: [&str; 15] = [
     "Acquire::https::Timeout",
 ];
 
-/// pacman.conf keys that a recipe may set, for the same reason: no `XferCommand`, `HookDir`, `Include`, `SigLevel`.
+/// pacman.conf keys that a recipe may set. For the same reasons no `XferCommand`, `HookDir`, `Include`, `SigLevel`.
 const PACMAN_OPTIONS: [&str; 7] = [
     "IgnorePkg",
     "IgnoreGroup",
@@ -44,7 +44,7 @@ const PACMAN_OPTIONS: [&str; 7] = [
     "Architecture",
 ];
 
-/// The fault of a table, and the text in it to point at.
+/// The fault of a table, and the text in it that the error points at.
 pub(super) struct Bad {
     pub(super) error: Error,
     pub(super) mentions: String,
@@ -248,7 +248,7 @@ impl Tarball {
     }
 }
 
-/// Checks a name that becomes a command-line argument: no leading dash, no separator of the tool's lists.
+/// Checks a name that becomes a command-line argument. Refuses leading dashes and the separators of the tool's lists.
 fn word(what: &str, value: &str, extra: &str) -> std::result::Result<(), Bad> {
     let allowed = |character: char| character.is_ascii_alphanumeric() || extra.contains(character);
     let starts = value.starts_with(|character: char| character.is_ascii_alphanumeric());

@@ -1,4 +1,4 @@
-//! Recipes as people write them, right and wrong.
+//! Valid and invalid recipes, as people write them.
 
 use super::*;
 

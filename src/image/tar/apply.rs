@@ -1,5 +1,5 @@
-//! Owns setting up a file once its name exists: data, owner, mode, attributes and times, in an order in which none
-//! undoes another.
+//! Owns setting up a file once its name exists: data, owner, mode, attributes and times, in an order in which no
+//! operation undoes another.
 
 use std::io::BufRead;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -17,12 +17,12 @@ use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::signals::stop_if;
 use crate::tree::xattr::{Pairs, XattrFile};
 
-/// Attributes that a directory gets at the end.
+/// Attributes that a directory gets when the extraction ends.
 #[derive(Debug)]
 pub(crate) struct Attributes {
     pub(crate) mode: u32,
     pub(crate) owner: (u32, u32),
-    /// `None`: the archive has no entry for it.
+    /// `None` if the archive has no entry for the directory.
     pub(crate) mtime: Option<(i64, u32)>,
     pub(crate) xattrs: Pairs,
 }
@@ -45,7 +45,7 @@ impl Unpacker<'_> {
                 .iter()
                 .any(|(name, _)| name == b"system.posix_acl_access")
         {
-            // Inherited from a directory of lower layers.
+            // The ACL is inherited from a lower layer's directory.
             XattrFile::Open(file.as_fd())
                 .remove("system.posix_acl_access")
                 .context(fail)?;
@@ -57,7 +57,7 @@ impl Unpacker<'_> {
 
     pub(crate) fn finish_by_name(&mut self, name: &[u8], entry: &TarEntry) -> Result<()> {
         let fail = || cannot("set the attributes of", &entry.path);
-        // The file was made exclusively a moment ago, so its name is a link only if it should be one.
+        // The file has just been created exclusively, so its name is a link only if the entry is a link.
         let is_link = matches!(entry.kind, TarEntryKind::Symlink(_));
         let parent = self.parent().try_clone_to_owned().context(fail)?;
         if self.options.ownership {
@@ -91,7 +91,7 @@ impl Unpacker<'_> {
             let Err(error) = place.set(name.as_slice(), value) else {
                 continue;
             };
-            // The file system has none, or not for this kind of file, or they need root.
+            // The file system supports no attributes, or not for this kind of file, or setting them needs root.
             match error {
                 Errno::EOPNOTSUPP | Errno::EPERM | Errno::EINVAL => {
                     self.report.drop(format!("xattr {}", lossy(name)));
@@ -106,8 +106,8 @@ impl Unpacker<'_> {
     pub(crate) fn finish(&mut self) -> Result<()> {
         self.stack.clear();
         let newest = self.newest;
-        // Without its own entry the root gets the time of the newest entry, like other implied directories: anything
-        // else would vary between extractions.
+        // Without its own entry the root gets the time of the newest entry, like other implied directories. Any other
+        // time would vary between extractions.
         self.directories.entry(Vec::new()).or_insert(Attributes {
             mode: 0o755,
             owner: (0, 0),
@@ -133,7 +133,7 @@ impl Unpacker<'_> {
             }
             let place = XattrFile::Open(directory.as_fd());
             if self.is_upper() {
-                // A directory of lower layers, which may have had other attributes.
+                // The directory may come from a lower layer, with other attributes.
                 let mut had = place.content().context(fail)?;
                 had.retain(|(had, _)| attributes.xattrs.iter().all(|(name, _)| name != had));
                 for (name, _) in had {
@@ -187,7 +187,7 @@ pub(crate) fn copy_data<R: BufRead>(
         }
     }
     if map.is_some() {
-        // The last hole has no data to extend the file.
+        // The last hole has no data that extends the file.
         nix::unistd::ftruncate(file, i64::try_from(size).unwrap_or(i64::MAX))
             .context(|| cannot("write", path))?;
     }

@@ -1,8 +1,8 @@
 //! Owns reading a tar stream: from blocks to entries with all extended headers applied.
 //!
 //! The `tar` crate's own iterator is unsuitable: it keeps extended headers of any size in memory, leaves PAX sparse
-//! files in their condensed form and ignores global headers. Its header accessors are used. The result is the tree
-//! that GNU tar would make. Archives that GNU tar refuses, and those that contradict themselves (a long name beside a
+//! files in their condensed form and ignores global headers. Only its header accessors are used. The result is the tree
+//! that GNU tar would make. Archives that GNU tar refuses, and archives that contradict themselves (a long name with a
 //! different PAX path, a sparse map that does not fit its data), are refused.
 
 pub(crate) mod apply;
@@ -21,12 +21,12 @@ use crate::image::tar::pax::Pax;
 use crate::sys::error::{Error, Result, ResultExt as _};
 
 const BLOCK: u64 = 512;
-/// An extended header contains names and attributes; the kernel's own limit for one attribute is 64 KiB.
+/// Maximum size of an extended header, which contains names and attributes. The kernel limits one attribute to 64 KiB.
 const MAX_EXTENSION: u64 = 1 << 20;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TarEntryKind {
-    /// A regular file of `size` bytes; `map` lists the stored parts of a sparse one, as offset and length.
+    /// A regular file of `size` bytes. For a sparse file, `map` lists the stored parts as offset and length.
     File {
         size: u64,
         map: Option<Vec<(u64, u64)>>,
@@ -39,7 +39,7 @@ pub(crate) enum TarEntryKind {
     Fifo,
 }
 
-/// One entry, with untrusted names as in the archive.
+/// An entry with the archive's untrusted names.
 #[derive(Clone, Debug)]
 pub(crate) struct TarEntry {
     pub(crate) path: Vec<u8>,
@@ -57,7 +57,7 @@ pub(crate) struct TarEntry {
 #[derive(Debug)]
 pub(crate) struct Reader<R> {
     input: R,
-    /// Unread bytes of the current entry's data, and of the padding after them.
+    /// Unread bytes of the current entry's data, and of the padding after it.
     remaining: u64,
     padding: u64,
     globals: Pax,
@@ -79,14 +79,14 @@ impl<R: BufRead> Reader<R> {
 
     /// Returns the next entry, skipping the rest of the current one.
     pub(crate) fn next_entry(&mut self) -> Result<Option<TarEntry>> {
-        // Of several headers of one kind before an entry, the last one wins.
+        // If several headers of one kind precede an entry, the last one wins.
         let mut pax: Option<Pax> = None;
         let mut long_name = None;
         let mut long_link = None;
         loop {
             self.skip_rest()?;
             let Some(header) = self.header()? else {
-                // GNU tar accepts this silently, and a file is missing: the archive was truncated, or its end was
+                // GNU tar accepts this silently, although a file is missing: the archive is truncated or its end is
                 // forged.
                 if pax.is_some() || long_name.is_some() || long_link.is_some() {
                     return Err(broken(
@@ -103,7 +103,7 @@ impl<R: BufRead> Reader<R> {
                     .entry(&header, size, pax.unwrap_or_default(), names)
                     .map(Some);
             };
-            // The label of a volume names nothing in the file system.
+            // A volume label names nothing in the file system.
             if extension == Extension::Label {
                 self.start(size);
                 continue;
@@ -123,7 +123,7 @@ impl<R: BufRead> Reader<R> {
         }
     }
 
-    /// Returns some of the current entry's data; empty at its end.
+    /// Returns part of the current entry's data. Empty at the end.
     pub(super) fn chunk(&mut self) -> Result<&[u8]> {
         if self.remaining == 0 {
             return Ok(&[]);
@@ -136,7 +136,7 @@ impl<R: BufRead> Reader<R> {
         Ok(&buffer[..buffer.len().min(remaining)])
     }
 
-    /// Marks `amount` bytes of the last chunk as used.
+    /// Marks `amount` bytes of the last chunk as consumed.
     pub(super) fn consume(&mut self, amount: usize) {
         self.input.consume(amount);
         self.remaining = self.remaining.saturating_sub(amount as u64);
@@ -169,7 +169,7 @@ impl<R: BufRead> Reader<R> {
         }
     }
 
-    /// Fills one block; false at the end of the stream, which some writers use as the end of the archive.
+    /// Fills one block. Returns false at the end of the stream, which some writers use as the end of the archive.
     fn block(&mut self, block: &mut [u8; 512]) -> Result<bool> {
         let mut filled = 0;
         while filled < block.len() {
@@ -202,7 +202,7 @@ impl<R: BufRead> Reader<R> {
         if bytes.iter().all(|byte| *byte == 0) {
             return Ok(None);
         }
-        // The checksum is over the header with its own field blank. Some old archivers added the bytes as signed
+        // The checksum covers the header with its own field blank. Some old archivers added up the bytes as signed
         // numbers.
         let sum = |value: fn(u8) -> i64| -> i64 {
             let (before, after) = (&bytes[..148], &bytes[156..]);
@@ -254,7 +254,7 @@ impl<R: BufRead> Reader<R> {
         })
     }
 
-    /// The name of an entry, and its link target.
+    /// Returns the name of an entry and its link target.
     fn names(
         &self,
         header: &Header,
@@ -302,7 +302,7 @@ impl<R: BufRead> Reader<R> {
         Ok((path, link))
     }
 
-    /// The kind of an entry, whose data begin afterwards.
+    /// Returns the kind of an entry, and positions the reader at its data.
     fn kind(
         &mut self,
         header: &Header,
@@ -332,14 +332,14 @@ impl<R: BufRead> Reader<R> {
                 }),
             };
         }
-        // Before ustar there was no type for directories: a trailing slash marked them.
+        // Before ustar there was no type for directories, and a trailing slash marked them.
         if is_file && !path.ends_with(b"/") {
             self.start(size);
             return Ok(TarEntryKind::File { size, map: None });
         }
-        // A directory of an incremental archive has the list of its files as data.
+        // In an incremental archive the data of a directory is the list of its files.
         let is_dump = kind.as_byte() == b'D';
-        // Nothing else has data. A size in such a header is meaningless: the next block is the next header, or is
+        // Other kinds have no data. A size in such a header is meaningless: the next block must be a header, or it is
         // refused.
         self.start(if is_dump { size } else { 0 });
         Ok(match kind {
@@ -369,7 +369,7 @@ impl<R: BufRead> Reader<R> {
     }
 }
 
-/// A header that is not an entry.
+/// A header that does not stand for an entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Extension {
     Global,
@@ -394,7 +394,7 @@ impl Extension {
     }
 }
 
-/// A user or group id. The largest one means "leave unchanged" to `chown`, so such entries stay ours: root's.
+/// Parses a user or group id. `chown` takes the largest id as "leave unchanged", so such entries belong to root.
 fn owner(pax: Option<u64>, field: &[u8], path: &[u8]) -> Result<u32> {
     let id = match pax {
         Some(id) => id,
@@ -420,8 +420,8 @@ fn device(header: &Header) -> Result<(u64, u64)> {
 }
 
 impl<R: BufRead + Seek> Reader<R> {
-    /// Skips the current entry's data without reading them; returns their offset in the archive. The caller must
-    /// check that they are complete.
+    /// Skips the current entry's data without reading it; returns its offset in the archive. The caller must check that
+    /// the data is complete.
     pub(crate) fn pass(&mut self) -> Result<u64> {
         let cannot = || "cannot read the archive".to_owned();
         let at = self.input.stream_position().context(cannot)?;
@@ -434,7 +434,7 @@ impl<R: BufRead + Seek> Reader<R> {
 }
 
 fn fill(input: &mut impl BufRead) -> Result<&[u8]> {
-    // The borrow of a successful `fill_buf` would have to outlive the loop, so ask again after it succeeded.
+    // The borrow of a successful `fill_buf` would outlive the loop, so `fill_buf` is called again.
     loop {
         match input.fill_buf() {
             Ok(_) => break,

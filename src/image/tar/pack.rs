@@ -1,8 +1,8 @@
-//! Owns writing a tar stream: the entries that `archive` reads, with extended headers for anything that the plain
-//! ones cannot express.
+//! Owns writing a tar stream: the entries that the parent module reads, with extended headers for everything that plain
+//! headers cannot express.
 //!
-//! Times have nanoseconds, attributes are written as `SCHILY.xattr`, holes in GNU's sparse format 1.0: all of them
-//! readable by Docker, GNU tar and libarchive. The same tree always gives the same bytes.
+//! Times have nanoseconds, attributes are written as `SCHILY.xattr`, and holes in GNU's sparse format 1.0. Docker, GNU
+//! tar and libarchive read all of these. The same tree always gives the same bytes.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -24,23 +24,23 @@ use crate::sys::signals::stop_if;
 use crate::tree::xattr::XattrFile;
 
 const BLOCK: u64 = 512;
-/// The largest number in an octal field of eleven digits; larger ones go into an extended header.
+/// The largest number in an octal field of eleven digits. Larger numbers go into an extended header.
 const MAX_OCTAL: u64 = 0o777_7777_7777;
 const MAX_ID: u32 = 0o777_7777;
-/// A file with more pieces than this is written in full.
+/// Maximum number of data segments of a sparse file. A file with more is written in full.
 const MAX_SEGMENTS: usize = 4096;
 const CHUNK: usize = 256 << 10;
 
 pub(crate) struct Packer<'a, W> {
     out: W,
-    /// The first name of each file that has several.
+    /// The first name of each hard-linked file.
     links: HashMap<(u64, u64), Vec<u8>>,
     buffer: Vec<u8>,
     cancel: &'a AtomicBool,
     /// Bytes of files written so far, for progress.
     done: u64,
     progress: &'a mut (dyn FnMut(u64) + Send),
-    /// Sockets, which no archive can hold and which are useless without their process.
+    /// Number of skipped sockets. An archive cannot hold them, and they are useless without their process.
     pub(crate) left_out: u64,
 }
 
@@ -61,7 +61,7 @@ impl<'a, W: Write> Packer<'a, W> {
         }
     }
 
-    /// Writes an open directory; the root's path is empty.
+    /// Writes an open directory. The root's path is empty.
     pub(crate) fn directory(
         &mut self,
         directory: BorrowedFd<'_>,
@@ -138,7 +138,7 @@ impl<'a, W: Write> Packer<'a, W> {
         self.mark(parent, &[WHITEOUT, name].concat())
     }
 
-    /// Writes that a directory hides all content of lower layers.
+    /// Writes the mark of a directory that hides all content of lower layers.
     pub(crate) fn opaque(&mut self, directory: &[u8]) -> Result<()> {
         self.mark(directory, OPAQUE)
     }
@@ -308,7 +308,7 @@ impl<'a, W: Write> Packer<'a, W> {
     }
 }
 
-/// Refuses a name that means something else in a layer.
+/// Refuses a name that has a special meaning in a layer.
 fn check_name(name: &[u8], path: &[u8]) -> Result<()> {
     match name.starts_with(WHITEOUT) {
         false => Ok(()),
@@ -320,7 +320,7 @@ fn check_name(name: &[u8], path: &[u8]) -> Result<()> {
     }
 }
 
-/// Joins a path of an archive.
+/// Joins two parts of an archive path.
 pub(crate) fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
     match directory {
         b"" => name.to_vec(),
@@ -338,7 +338,7 @@ pub(crate) fn open_file(parent: BorrowedFd<'_>, name: &[u8]) -> nix::Result<Owne
     nix::fcntl::openat(parent, name, flags, Mode::empty())
 }
 
-/// Returns the data segments of a file with holes; `None` for one without.
+/// Returns the data segments of a file with holes; `None` for a file without holes.
 fn segments(file: &OwnedFd, stat: &FileStat) -> nix::Result<Option<Vec<(u64, u64)>>> {
     let size = stat.st_size;
     if stat.st_blocks * 512 >= size {
@@ -358,19 +358,19 @@ fn segments(file: &OwnedFd, stat: &FileStat) -> nix::Result<Option<Vec<(u64, u64
         };
         let whole = |value: i64| u64::try_from(value).unwrap_or(0);
         let piece = (whole(start), whole(end) - whole(start));
-        // Readers disagree about padding, so use whole blocks, except at the end.
+        // Readers disagree about padding, so segments must be whole blocks, except at the end.
         if found.len() == MAX_SEGMENTS || (end < size && !piece.1.is_multiple_of(BLOCK)) {
             return Ok(None);
         }
         found.push(piece);
         at = end;
     }
-    // Small, or compressed by the file system.
+    // The file is small, or the file system compressed it.
     let is_whole = found == [(0, u64::try_from(size).unwrap_or(0))];
     Ok((!is_whole).then_some(found))
 }
 
-/// Writes names into a header, and into the extended one if they do not fit.
+/// Writes the names into a header, and into the extended header if they do not fit.
 fn fill(header: &mut Header, kind: EntryType, path: &[u8], link: &[u8], extended: &mut Extended) {
     header.set_entry_type(kind);
     let bytes = header.as_old_mut();
@@ -394,7 +394,7 @@ impl Extended {
     fn add(&mut self, key: &[u8], value: &[u8]) {
         let rest = key.len() + value.len() + 3;
         let mut length = rest + 1;
-        // The digits count themselves.
+        // The length includes its own digits.
         while rest + length.to_string().len() != length {
             length = rest + length.to_string().len();
         }
@@ -416,7 +416,7 @@ impl Extended {
             (0.., 0) if u64::try_from(seconds).is_ok_and(|seconds| seconds <= MAX_OCTAL) => return,
             (0.., _) => format!("{seconds}.{nanoseconds:09}"),
             (_, 0) => seconds.to_string(),
-            // The fraction of a negative time counts down too.
+            // The fraction of a negative time counts down, too.
             (-1, _) => format!("-0.{:09}", 1_000_000_000 - nanoseconds),
             _ => format!("{}.{:09}", seconds + 1, 1_000_000_000 - nanoseconds),
         };

@@ -1,4 +1,4 @@
-//! Owns PAX extended headers: parsing records of a key and a value, and interpreting the known ones.
+//! Owns PAX extended headers: parsing their key-value records, and interpreting the known keys.
 
 use crate::image::tar::{broken, lossy};
 use crate::sys::error::Result;
@@ -37,7 +37,7 @@ impl Pax {
         Ok(pax)
     }
 
-    /// Global headers may set defaults; a name, size or attribute for every entry only makes sense as an attack.
+    /// Parses a global header, which may set defaults. A name, size or attribute for every entry can only be an attack.
     pub(crate) fn parse_global(&mut self, data: &[u8]) -> Result<()> {
         for record in Records(data) {
             let (key, value) = record?;
@@ -90,7 +90,7 @@ impl Pax {
                 if let Some(name) = key.strip_prefix(ATTRIBUTE) {
                     self.xattrs.push((attribute_name(name), value.to_vec()));
                 } else if key.starts_with(b"LIBARCHIVE.xattr.") && self.xattrs.is_empty() {
-                    // libarchive writes each attribute in both spellings by default.
+                    // By default libarchive writes each attribute in both spellings.
                     self.ignored.push("xattr in libarchive's spelling");
                 }
             }
@@ -100,9 +100,9 @@ impl Pax {
     }
 }
 
-/// Precedes the name of an extended attribute.
+/// Prefix of the key of an extended attribute.
 const ATTRIBUTE: &[u8] = b"SCHILY.xattr.";
-/// What GNU tar writes for the characters in such a name that would end it.
+/// GNU tar's escapes for characters that would end the key.
 const ESCAPED: [(u8, &[u8]); 2] = [(b'=', b"%3D"), (b'%', b"%25")];
 
 pub(super) fn attribute_key(name: &[u8]) -> Vec<u8> {
@@ -116,7 +116,7 @@ pub(super) fn attribute_key(name: &[u8]) -> Vec<u8> {
     key
 }
 
-/// Returns the name of an attribute as it was written into a key.
+/// Returns the attribute name that a key contains in escaped form.
 fn attribute_name(mut written: &[u8]) -> Vec<u8> {
     let mut name = Vec::new();
     while let Some((first, rest)) = written.split_first() {
@@ -178,17 +178,17 @@ fn decimal(key: &[u8], value: &[u8]) -> Result<u64> {
     })
 }
 
-/// Some writers include the byte that ends a text in C. Any other NUL means two names in one: readers that end at it
-/// see another file than the others, so it stays and is refused.
+/// Removes trailing NUL bytes, which some writers include. Any other NUL stays and is refused: readers that stop at it
+/// would see a different name than others.
 fn name(value: &[u8]) -> Vec<u8> {
     let end = value.iter().rposition(|byte| *byte != 0);
     value[..end.map_or(0, |end| end + 1)].to_vec()
 }
 
-/// Parses `[-]seconds[.fraction]`; the fraction of a negative time counts down too.
+/// Parses `[-]seconds[.fraction]`. The fraction of a negative time counts down, too.
 ///
-/// Anything else is refused, although GNU tar uses the leading digits: `999xxx9324` is 999 there and 0 elsewhere, and
-/// was neither.
+/// Anything else is refused. GNU tar uses the leading digits: it reads `999xxx9324` as 999, while other readers see 0,
+/// and neither is right.
 fn time(value: &[u8]) -> Result<(i64, u32)> {
     let fail = || broken("an extended header's `mtime` is not a time");
     let text = std::str::from_utf8(value).map_err(|_| fail())?;

@@ -8,11 +8,11 @@ use super::{BLOCK, Reader, broken, number};
 use crate::image::tar::pax::Sparse;
 use crate::sys::error::Result;
 
-/// 24 bytes of memory each; a file with more fragments is an attack or badly fragmented.
+/// Each takes 24 bytes of memory. A file with more fragments is an attack or badly fragmented.
 const MAX_SEGMENTS: usize = 1 << 20;
 
 impl<R: BufRead> Reader<R> {
-    /// GNU's first sparse format: a map of four in the header, 21 more in each block after it.
+    /// Reads GNU's first sparse format: four map entries in the header, 21 more in each following block.
     pub(super) fn old_sparse(
         &mut self,
         header: &Header,
@@ -47,12 +47,12 @@ impl<R: BufRead> Reader<R> {
             add(next.sparse())?;
             more = next.is_extended();
         }
-        // The map's blocks are not part of the entry's size.
+        // The map's blocks do not count in the entry's size.
         self.start(size);
         Ok((number(&gnu.realsize, "size")?, map))
     }
 
-    /// The PAX sparse formats: 0.0 and 0.1 have the map in the header, 1.0 as lines before the data.
+    /// Reads the PAX sparse formats. 0.0 and 0.1 have the map in the header, 1.0 has it as lines before the data.
     pub(super) fn pax_sparse(&mut self, sparse: &Sparse) -> Result<(u64, Vec<(u64, u64)>)> {
         let real = sparse
             .real_size
@@ -140,7 +140,7 @@ pub(super) fn check_map(
         if *offset < end {
             return Err("the fragments of a sparse file overlap or are out of order");
         }
-        // Fragments start on block boundaries; readers disagree about other padding.
+        // Fragments start on block boundaries. Readers disagree about other padding.
         if !total.is_multiple_of(BLOCK) {
             return Err("a fragment of a sparse file is not a whole number of blocks");
         }

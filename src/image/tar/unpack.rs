@@ -1,8 +1,8 @@
 //! Owns extraction: turns archive entries into files below one directory, and nowhere else.
 //!
-//! Every call names one component relative to an open directory, and directories are opened with `openat2` without
-//! following anything. Attributes of directories are applied at the end: until then a read-only directory could not
-//! be filled, and its times would not last.
+//! Every call names a single component relative to an open directory, and directories are opened with `openat2` without
+//! following links. Directories get their attributes at the end, because a read-only directory could not be filled, and
+//! filling it would change its times.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{BufRead, Read};
@@ -24,7 +24,7 @@ use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::signals::stop_if;
 use crate::tree::xattr;
 
-/// Limits for an archive, which is refused beyond them.
+/// Limits for an archive. An archive that exceeds them is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Sum of file sizes, including holes.
@@ -47,8 +47,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Returns the limits for a layer of a snapshot: its size as declared, with any compression ratio, since it is a
-    /// step's output; without a declaration, those of an image.
+    /// Returns the limits for a snapshot's layer: the declared size with any compression ratio, because the layer is a
+    /// step's output. Without a declared size, the limits of an image.
     pub(crate) fn of_snapshot(unpacked: Option<u64>) -> Self {
         match unpacked {
             Some(unpacked) => Self {
@@ -60,7 +60,7 @@ impl Limits {
         }
     }
 
-    /// Ten times the largest ROCm image, and the kernel's limits for a path.
+    /// Ten times the largest ROCm image, and the kernel's limits for paths.
     const ARCHIVE: Self = Self {
         bytes: 512 << 30,
         entries: 8_000_000,
@@ -71,24 +71,24 @@ impl Limits {
     };
 }
 
-/// Which device nodes are made. Engines bring their own `/dev`, so an image needs none.
+/// Which device nodes are made. Engines provide `/dev`, so an image needs no device nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Devices {
-    /// None; each is reported.
+    /// Skip and report each device node.
     Skip,
-    /// All, except the character device 0:0, which marks a deleted file for overlayfs.
+    /// Make all, except the character device 0:0, which marks a deleted file for overlayfs.
     Make,
 }
 
 #[derive(Clone, Debug)]
 pub struct UnpackOptions {
     pub limits: Limits,
-    /// Leading path components to drop; entries with nothing left are skipped.
+    /// Leading path components to drop. Entries without remaining components are skipped.
     pub strip_components: u32,
-    /// Give files the owners that the archive names (needs root); otherwise they are ours, without setuid bits.
+    /// Give files the owners in the archive, which needs root. Otherwise the process owns them, without setuid bits.
     pub ownership: bool,
     pub devices: Devices,
-    /// Paths that are not part of the tree: entries for them, and below them, are skipped.
+    /// Paths outside the tree. Entries for them and below them are skipped.
     pub left_out: &'static [&'static str],
 }
 
@@ -104,7 +104,7 @@ impl Default for UnpackOptions {
     }
 }
 
-/// What was extracted, and what was dropped.
+/// Summary of an extraction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnpackReport {
     /// Number of entries made.
@@ -123,7 +123,7 @@ impl UnpackReport {
 
 /// Extracts an archive (tar, plain or compressed by gzip, zstd or xz) into an existing directory.
 ///
-/// `progress` gets the bytes written so far. Existing files in the directory stay.
+/// `progress` gets the number of bytes written so far. Existing files in the directory stay.
 pub fn unpack(
     archive: impl Read + Send,
     into: &Path,
@@ -134,7 +134,7 @@ pub fn unpack(
     let mut unpacker = Unpacker::new(into, options)?;
     decompressed(archive, &options.limits, |mut stream| {
         unpacker.archive(&mut stream, cancel, progress)?;
-        // A program that pipes into us must not die of SIGPIPE over its last padding.
+        // A program that pipes into rockenv must not die of SIGPIPE while it writes the last padding.
         drain(stream);
         unpacker.finish()
     })
@@ -156,13 +156,13 @@ fn drain(mut stream: impl BufRead) {
 
 pub(crate) struct Unpacker<'a> {
     pub(crate) root: OwnedFd,
-    /// The open directories from the root to the last parent: most archives are in the order of a tree walk.
+    /// The open directories from the root to the last parent. Most archives are in the order of a tree walk.
     pub(crate) stack: Vec<(Vec<u8>, OwnedFd)>,
     pub(crate) directories: HashMap<Vec<u8>, Attributes>,
     pub(crate) newest: i64,
     pub(crate) options: &'a UnpackOptions,
     pub(crate) report: UnpackReport,
-    /// Set while the layers of a container image are extracted over each other.
+    /// Set while a container image's layers are extracted over each other.
     pub(crate) layer: Option<LayerEntries>,
 }
 
@@ -182,7 +182,7 @@ impl<'a> Unpacker<'a> {
         })
     }
 
-    /// Makes all entries of one archive; directories get their attributes from [`Self::finish`].
+    /// Makes all entries of an archive. [`Self::finish`] sets the attributes of directories.
     pub(crate) fn archive(
         &mut self,
         stream: impl BufRead,
@@ -282,7 +282,7 @@ impl<'a> Unpacker<'a> {
         })
     }
 
-    /// An entry `./`: attributes for the given directory.
+    /// Applies an entry `./`, which has the attributes of the extraction directory.
     fn root_entry(&mut self, entry: TarEntry) -> Result<()> {
         match entry.kind {
             TarEntryKind::Directory => {
@@ -296,7 +296,7 @@ impl<'a> Unpacker<'a> {
         }
     }
 
-    /// Splits a path as the archive spells it; `None` if stripping leaves nothing.
+    /// Splits a path into components; `None` if stripping leaves none.
     fn components<'p>(&self, path: &'p [u8], entry: &[u8]) -> Result<Option<Vec<&'p [u8]>>> {
         if path.is_empty() {
             return Err(broken(&format!(
@@ -324,7 +324,7 @@ impl<'a> Unpacker<'a> {
                 }
                 _ => parts += 1,
             }
-            // GNU tar counts a `.`, too.
+            // GNU tar counts a `.` component, too.
             if parts > strip && part != b"." {
                 components.push(part);
             }
@@ -340,7 +340,7 @@ impl<'a> Unpacker<'a> {
         Ok((strip == 0 || parts > strip).then_some(components))
     }
 
-    /// Makes the stack end at the directory of these components, making missing ones.
+    /// Opens the directory with these components as the top of the stack, making missing directories.
     pub(crate) fn enter(&mut self, components: &[&[u8]], entry: &[u8]) -> Result<()> {
         let common = self
             .stack
@@ -408,7 +408,7 @@ impl<'a> Unpacker<'a> {
 
     fn directory(&mut self, name: &[u8], path: Vec<u8>, entry: TarEntry) -> Result<()> {
         match nix::sys::stat::mkdirat(self.parent(), name, Mode::S_IRWXU) {
-            // An existing directory stays, with new attributes; a link to one is replaced, never followed.
+            // An existing directory stays and gets new attributes. A link to a directory is replaced, never followed.
             Err(Errno::EEXIST) if open_path(self.parent(), name).is_ok() => {}
             Err(Errno::EEXIST) => {
                 self.clear(name, &path)?;
@@ -421,7 +421,7 @@ impl<'a> Unpacker<'a> {
         Ok(())
     }
 
-    /// Removes the entry to be replaced: a file, an empty directory, or one that lower layers filled.
+    /// Removes the entry that is replaced: a file, an empty directory, or a directory that lower layers filled.
     fn clear(&mut self, name: &[u8], path: &[u8]) -> Result<()> {
         match nix::unistd::unlinkat(self.parent(), name, UnlinkatFlags::NoRemoveDir) {
             Err(Errno::EISDIR) => {}
@@ -474,7 +474,7 @@ impl<'a> Unpacker<'a> {
         let Some((target_name, parents)) = components.split_last() else {
             return Err(described());
         };
-        // A link to itself is valid, but making room for it would destroy it.
+        // A link to itself is valid, but replacing the name would destroy the file.
         if components.join(&b'/') == path {
             return Ok(());
         }
@@ -512,7 +512,7 @@ impl<'a> Unpacker<'a> {
         })
     }
 
-    /// Makes an entry other than a directory, with its own attributes.
+    /// Makes an entry other than a directory, and sets its attributes.
     fn file<R: BufRead>(
         &mut self,
         reader: &mut Reader<R>,
@@ -569,7 +569,7 @@ impl<'a> Unpacker<'a> {
     }
 }
 
-/// Opens a directory without needing read permission; `path` may have several components.
+/// Opens a directory without read permission. `path` may have several components.
 pub(crate) fn open_path(parent: BorrowedFd<'_>, path: &[u8]) -> nix::Result<OwnedFd> {
     beneath::open(parent, path, OFlag::O_PATH | OFlag::O_DIRECTORY)
 }

@@ -1,4 +1,4 @@
-//! Owns what a repository is asked for as a whole: the list of its tags, and removing a manifest.
+//! Owns requests about a whole repository: listing its tags, and removing a manifest.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use super::{Registry, RequestSubject};
 use crate::image::fetch::Body;
 use crate::sys::error::{Error, Result};
 
-/// Tags on one page; registries may send fewer.
+/// Number of tags to request per page. Registries may send fewer.
 const PAGE: usize = 1000;
 /// Maximum size of a page, in bytes.
 const MAX_PAGE: u64 = 4 << 20;
@@ -24,7 +24,7 @@ struct Page {
 }
 
 impl Registry {
-    /// Returns all tags; none if the repository does not exist.
+    /// Returns all tags. Empty if the repository does not exist.
     pub(crate) async fn tags(&self) -> Result<BTreeSet<String>> {
         let mut tags = BTreeSet::new();
         let mut next = Some(format!("{}/tags/list?n={PAGE}", self.base));
@@ -47,7 +47,7 @@ impl Registry {
             })?;
             let before = tags.len();
             tags.extend(page.tags.into_iter().flatten());
-            // A page with nothing new would be followed by the same for ever.
+            // The page after a page without new tags would be the same again, forever.
             next = following.filter(|_| tags.len() > before);
             if tags.len() > MAX_TAGS {
                 return Err(unavailable!(
@@ -59,8 +59,8 @@ impl Registry {
         Ok(tags)
     }
 
-    /// Returns the address of the next page. It may be relative. Of an absolute one only path and query count:
-    /// behind a proxy a registry often does not know its own name, and nobody else gets its token.
+    /// Returns the address of the next page, which may be relative. Only the path and query of an absolute address are
+    /// used: a registry behind a proxy often does not know its own name, and no other host may get the token.
     fn following(&self, asked: &str, response: &Response) -> Option<String> {
         let links = response.headers().get_all(LINK).iter();
         let link = links
@@ -73,14 +73,14 @@ impl Registry {
         Some(next.into())
     }
 
-    /// Removes a manifest and all its tags, if they are still there.
+    /// Removes a manifest and all its tags, if they still exist.
     pub(crate) async fn delete(&self, sha256: &str) -> Result<()> {
         let digest = format!("sha256:{sha256}");
         let response = self
             .authorized(|| self.request(Method::DELETE, RequestSubject::Manifest, &digest))
             .await?;
         match response.status() {
-            // Some that cannot remove anything have nothing at this address.
+            // Some registries that do not support deletion have no such endpoint.
             StatusCode::NOT_FOUND => match self.has(&digest).await? {
                 true => Err(self.cannot_delete()),
                 false => Ok(()),
@@ -89,7 +89,7 @@ impl Registry {
             StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED => {
                 Err(self.cannot_delete())
             }
-            // The code that registries of the time before 405 use.
+            // Older registries use this code instead of 405.
             StatusCode::BAD_REQUEST => {
                 let status = response.status();
                 match super::error_message(response).await {
@@ -114,7 +114,7 @@ impl Registry {
     }
 }
 
-/// Returns how old tags are removed at a registry whose clients cannot.
+/// Returns how to remove old tags at a registry that does not let clients delete.
 fn own_rules(host: &str) -> &'static str {
     let name = host.split(':').next().unwrap_or_default();
     match name {

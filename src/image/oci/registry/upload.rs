@@ -12,18 +12,18 @@ use crate::image::oci::manifest::damaged;
 use crate::image::oci::retry::Patience;
 use crate::sys::error::{Error, Result};
 
-/// How often a registry is asked for what it has just stored.
+/// How often to check that a registry has what it just stored.
 const LOOKS: usize = 3;
 
 /// The result of sending a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Upload {
     Stored,
-    /// It was not taken, and may be sent once more from its beginning.
+    /// The registry did not take the stream, which may be sent again from the beginning.
     Again,
 }
 
-/// What happened to one stream so far.
+/// The retries of one stream so far.
 #[derive(Debug, Default)]
 pub(crate) struct Attempts {
     patience: Patience,
@@ -39,13 +39,12 @@ pub(crate) enum Tagged {
 }
 
 impl Registry {
-    /// Returns whether streams must have a digest and a size from the beginning.
+    /// Returns whether the registry needs a stream's digest and size in advance.
     pub(crate) fn wants_digests(&self) -> bool {
         self.wants_digests.load(Ordering::Relaxed)
     }
 
-    /// Uploads a stream. Its digest and size are requested after all of it is sent; `None` if the connection ended
-    /// before.
+    /// Uploads a stream. Asks for its digest and size after the last byte; `None` if the connection ended earlier.
     pub(crate) async fn upload(
         &self,
         blob: reqwest::Body,
@@ -60,7 +59,7 @@ impl Registry {
             .body(blob);
         let response = self.send_with(sent, self.authorization_at(&place)).await;
         if let Ok(response) = &response {
-            // A registry that refuses early may stop reading, and the packing side would wait for that.
+            // A registry that refuses early may stop reading, and the packing side would block.
             if self.goes_on(response, &place, attempts).await? {
                 return Ok(Upload::Again);
             }
@@ -85,7 +84,7 @@ impl Registry {
         Ok(Upload::Stored)
     }
 
-    /// Uploads a stream with a known digest in one request.
+    /// Uploads a stream with a known digest in a single request.
     pub(crate) async fn upload_whole(
         &self,
         blob: reqwest::Body,
@@ -113,8 +112,8 @@ impl Registry {
         self.assert_blob(&sha256, size).await
     }
 
-    /// Begins an upload; returns its address. A stream that is packed while it is sent cannot be sent twice, so the
-    /// token is made to be valid.
+    /// Begins an upload; returns its address. A stream that is packed while it is sent cannot be repeated, so a token
+    /// that is about to expire is renewed first.
     async fn begin(&self) -> Result<Url> {
         let begin = format!("{}/blobs/uploads/", self.base);
         let response = self
@@ -129,7 +128,7 @@ impl Registry {
         Ok(place)
     }
 
-    /// Returns whether a stream that the registry did not take may be sent again: it waits, or has a new token.
+    /// Returns whether to send a refused stream again, after a wait or with a new token.
     async fn goes_on(
         &self,
         response: &Response,
@@ -150,7 +149,7 @@ impl Registry {
         Ok(waits)
     }
 
-    /// Sends a request that can be repeated to an upload's address.
+    /// Sends a repeatable request to an upload's address.
     async fn send_to(&self, place: &Url, make: impl Fn() -> RequestBuilder) -> Result<Response> {
         match self.is_own(place) {
             true => self.authorized(make).await,
@@ -158,7 +157,7 @@ impl Registry {
         }
     }
 
-    /// Refuses an unsuccessful answer.
+    /// Returns an error for an unsuccessful response.
     async fn accepted(&self, response: Response) -> Result<Response> {
         match response.status().is_success() {
             true => Ok(response),
@@ -170,7 +169,7 @@ impl Registry {
         self.error("send to", &self.name, status, None)
     }
 
-    /// Stores a document under a tag, or under its digest.
+    /// Stores a document under a tag or its digest.
     pub(crate) async fn publish(&self, tag: &str, kind: &str, document: &[u8]) -> Result<Tagged> {
         let url = format!("{}/manifests/{tag}", self.base);
         let response = self
@@ -206,7 +205,7 @@ impl Registry {
             .await
     }
 
-    /// Fails unless the registry has the blob that it claims to have stored; some need a moment.
+    /// Fails unless the registry has the content that it claims to have stored. Some registries need a moment.
     async fn assert_stored(&self, name: &str, has: impl AsyncFn() -> Result<bool>) -> Result<()> {
         for _ in 0..LOOKS {
             if has().await? {
@@ -222,7 +221,7 @@ impl Registry {
         .help("run the same command again, or push to another registry"))
     }
 
-    /// Returns the address where an upload continues.
+    /// Returns the address where the upload continues.
     fn next_place(&self, asked: &str, response: &Response) -> Result<Url> {
         let location = header(response, LOCATION.as_str());
         Url::parse(asked)
@@ -238,7 +237,7 @@ impl Registry {
     }
 }
 
-/// Returns whether a registry does not take streams at all.
+/// Returns whether the status means that the registry does not support streams.
 fn is_unsupported(status: StatusCode) -> bool {
     [
         StatusCode::METHOD_NOT_ALLOWED,
