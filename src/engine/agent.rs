@@ -1,9 +1,9 @@
 //! Owns rockenv's side inside a container: the first process there, which starts commands for clients outside and
 //! ends everything when the holder is gone. On SIGTERM it gives its commands a moment to end.
 //!
-//! It has a stream to the holder. The end of that stream reveals at once that the holder was killed (or
-//! systemd-nspawn, which leaves its payload running when killed). Clients connect to a listening socket that was made
-//! outside and passed in: nothing inside the container can reach it.
+//! The agent has a stream to the holder. The end of that stream reveals at once that the holder was killed, or that
+//! systemd-nspawn was, which leaves its payload running. Clients connect to a listening socket that is created outside
+//! and passed in, so nothing inside the container can reach it.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -25,7 +25,7 @@ use super::wire::{FromAgent, Reply, Request, Then, ToAgent};
 use crate::sys::error::Result;
 use crate::sys::frames;
 
-/// How long commands may take to end after the agent was asked to.
+/// How long commands may take to exit after the agent receives SIGTERM.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// One client's connection and the command it started.
@@ -37,11 +37,11 @@ struct Session {
 
 /// Runs until the holder closes its end, or, after a drain, until the last command has ended.
 ///
-/// The holder's stream is the standard input, or behind the socket at `path`.
+/// The stream to the holder is the standard input, or a connection to the socket at `path`.
 pub(crate) fn run(path: Option<&Path>) -> Result<()> {
     let mut agent = Agent::start(path)?;
     while agent.serve_once()? {}
-    // Everything in this pid namespace but its init and ourselves; the init ends when we do.
+    // Kills everything in this pid namespace except its init and the agent. The init exits with the agent.
     match kill(Pid::from_raw(-1), Signal::SIGKILL) {
         Ok(()) | Err(Errno::ESRCH) => Ok(()),
         Err(error) => Err(error.into()),
@@ -52,18 +52,18 @@ pub(crate) fn run(path: Option<&Path>) -> Result<()> {
 struct Agent {
     holder: UnixStream,
     listener: UnixListener,
-    /// The container is a service's, not systemd-nspawn's.
+    /// Whether Docker or Podman runs the container, rather than systemd-nspawn.
     in_service: bool,
     signals: SignalFd,
     rest: Rest,
     sessions: Vec<Session>,
-    /// The last command is to be the last.
+    /// Whether the agent exits after its last command.
     draining: bool,
-    /// When the agent ends, whatever runs.
+    /// When the agent exits even if commands still run.
     deadline: Option<Instant>,
 }
 
-/// What can be read without waiting.
+/// The descriptors that can be read without waiting.
 struct Ready {
     holder: bool,
     listener: bool,
@@ -116,7 +116,7 @@ impl Agent {
         })
     }
 
-    /// Waits for something to happen and handles it. Returns whether the agent goes on.
+    /// Waits for an event and handles it. Returns whether the agent continues.
     fn serve_once(&mut self) -> Result<bool> {
         if self.is_over()? {
             return Ok(false);
@@ -149,7 +149,7 @@ impl Agent {
         Ok(true)
     }
 
-    /// Returns whether the time is up, or the last command has ended; begins to wait for another one if it may.
+    /// Returns whether the time is up or the last command has exited. Begins to wait for another command if possible.
     fn is_over(&mut self) -> Result<bool> {
         let now = Instant::now();
         if self.deadline.is_some_and(|deadline| now >= deadline) {
@@ -170,7 +170,7 @@ impl Agent {
         }
     }
 
-    /// Waits until there is something to read, or it is time to end; `None` if a signal interrupted it.
+    /// Waits until a descriptor is readable or it is time to exit; returns `None` if a signal interrupts the wait.
     fn wait(&self) -> Result<Option<Ready>> {
         let (indices, sockets): (Vec<usize>, Vec<&UnixStream>) = self
             .sessions
@@ -236,7 +236,7 @@ impl Agent {
         )
     }
 
-    /// Does what the holder says. Returns whether it is still there.
+    /// Handles a message from the holder. Returns whether the holder is still connected.
     fn hear_holder(&mut self) -> Result<bool> {
         match frames::receive::<ToAgent>(&self.holder)? {
             None => return Ok(false),
@@ -256,17 +256,17 @@ impl Agent {
     }
 }
 
-/// Waiting for another command after the last one: a service takes far longer to start a container than to run a
-/// command in it.
+/// The wait for another command after the last one. It pays off because a service takes far longer to start a container
+/// than to run a command in it.
 #[derive(Debug)]
 struct Rest {
-    /// For how long; zero: not at all.
+    /// Length of the wait; zero disables it.
     limit: Duration,
-    /// The end of the wait, while it waits.
+    /// When the current wait ends.
     until: Option<Instant>,
-    /// How many times it waited.
+    /// Number of waits so far.
     waits: u64,
-    /// The traces before the first command.
+    /// The traces found before the first command.
     fresh: BTreeSet<PathBuf>,
 }
 
@@ -285,8 +285,8 @@ impl Rest {
     }
 }
 
-/// Returns everything a command may leave behind that no snapshot holds: processes, files in the container's private
-/// directories, System V IPC, and the states of the lists of users.
+/// Returns everything that a command may leave behind and that no snapshot contains: processes, files in the
+/// container's private directories, System V IPC objects, and the state of the account files.
 fn traces() -> BTreeSet<PathBuf> {
     let is_process = |path: &Path| {
         let name = path.file_name().and_then(OsStr::to_str);
@@ -301,7 +301,7 @@ fn traces() -> BTreeSet<PathBuf> {
         let text = fs_err::read_to_string(list).ok()?;
         (text.lines().count() > 1).then(|| PathBuf::from(list))
     });
-    // A fresh container has the build user, whatever a command made of the lists.
+    // A fresh container gets the build user again, whatever a command did to these files.
     let accounts = ["/etc/group", "/etc/passwd"]
         .into_iter()
         .filter_map(|list| {
@@ -329,7 +329,7 @@ fn traces() -> BTreeSet<PathBuf> {
         .collect()
 }
 
-/// Handles one frame of a client; a disconnected client takes its command with it.
+/// Handles one frame from a client. If the client has disconnected, kills its command.
 fn serve(session: &mut Session, rest: &mut Rest, in_service: bool) {
     let Some(socket) = &session.socket else {
         return;
@@ -388,7 +388,7 @@ fn hang_up(session: &mut Session) {
 
 /// Kills a command with its session and its descendants: a shell's jobs have process groups of their own.
 fn kill_family(leader: Pid) {
-    // The next round finds processes forked meanwhile; a fork bomb ends with the container.
+    // The next round finds processes forked during this one. A fork bomb ends with the container.
     for _ in 0..16 {
         let family = family(leader);
         if family.is_empty() {
@@ -400,7 +400,7 @@ fn kill_family(leader: Pid) {
     }
 }
 
-/// Returns the living processes of the session of `leader`, and their descendants.
+/// Returns the live processes in the session of `leader`, and their descendants.
 fn family(leader: Pid) -> Vec<Pid> {
     let mut others = Vec::new();
     let mut family = Vec::new();
@@ -443,7 +443,8 @@ fn family(leader: Pid) -> Vec<Pid> {
     }
 }
 
-/// Collects ended commands and tells their clients; `after` returns what follows one, by whether it was alone.
+/// Reaps exited commands and notifies their clients. `after` returns what the container does next, given whether the
+/// command was the only one.
 fn reap(sessions: &mut [Session], after: &dyn Fn(bool) -> Then) -> Result<()> {
     loop {
         let (pid, code, signal) = match waitpid(Pid::from_raw(-1), Some(WaitPidFlag::WNOHANG)) {

@@ -33,7 +33,7 @@ impl BuildUser {
         self.make_home(root.as_fd())
     }
 
-    /// Returns the lines in account files.
+    /// Returns the user's lines in the account files.
     pub(crate) fn accounts(&self) -> [Account; 2] {
         let Self {
             name,
@@ -79,7 +79,7 @@ impl BuildUser {
         }
     }
 
-    /// Gives the user a home that is root's only because an engine made it for a mount point below it.
+    /// Gives the user a home that root owns only because an engine created it for a mount point below.
     fn take_home(&self, parent: &OwnedFd, name: &str) -> Result<()> {
         let Ok(home) = beneath::open_dir(parent, name) else {
             return Ok(());
@@ -128,7 +128,7 @@ fn open_root(root: &Path) -> Result<OwnedFd> {
     .context(|| format!("cannot open tree `{}`", root.display()))
 }
 
-/// Opens a path inside the tree, with links resolved as if the tree were `/`.
+/// Opens a path inside the tree, resolving links as if the tree were `/`.
 fn below(root: BorrowedFd<'_>, path: &str, flags: OFlag) -> nix::Result<OwnedFd> {
     beneath::open_by(root, path, flags, beneath::IN_ROOT)
 }
@@ -143,7 +143,7 @@ pub(crate) struct Account {
 }
 
 impl Account {
-    /// Returns the content of its file with the line; `None` if that has the name or id already.
+    /// Returns the file's content with the line added; `None` if the file already has the name or the id.
     pub(crate) fn added_to(&self, text: &str) -> Option<String> {
         let is_known = text.lines().any(|line| {
             let mut fields = line.split(':');
@@ -190,7 +190,7 @@ fn append_account(etc: BorrowedFd<'_>, account: &Account) -> Result<()> {
         return Ok(());
     };
     let temporary = format!(".{file}.rockenv");
-    // A leftover of a killed command, or a trap: root of the container may have put a FIFO or a device there.
+    // The path may hold a leftover of a killed command, or a FIFO or device that root of the container planted.
     match unlinkat(etc, temporary.as_str(), UnlinkatFlags::NoRemoveDir) {
         Ok(()) | Err(nix::Error::ENOENT) => {}
         Err(error) => {

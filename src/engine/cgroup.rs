@@ -1,8 +1,8 @@
-//! Owns the control group of one container: its limits, its figures, and ending every process in it.
+//! Owns the control group of one container: its limits, its figures, and killing every process in it.
 //!
-//! If systemd is PID 1, it owns the tree, so a transient scope is requested. Elsewhere the directories are made
-//! directly, in every relevant cgroup v1 hierarchy and in v2. A bare v2 mount beside v1 has no controllers, but its
-//! `cgroup.kill` still ends a whole tree at once.
+//! If systemd is PID 1, it owns the tree, so rockenv requests a transient scope. Elsewhere rockenv creates the
+//! directories itself, in every relevant cgroup v1 hierarchy and in v2. A bare v2 mount beside v1 has no controllers,
+//! but its `cgroup.kill` still ends a whole tree at once.
 
 use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ const V1: [&str; 5] = ["memory", "pids", "cpuacct", "devices", "freezer"];
 /// Mount points of the kernel's hierarchies, and this process's place in them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hierarchies {
-    /// cgroup v1: controller and parent directory for our groups.
+    /// cgroup v1: controller and parent directory for rockenv's groups.
     pub v1: Vec<(String, PathBuf)>,
     /// cgroup v2: its mount point and its controllers.
     pub v2: Option<(PathBuf, Vec<String>)>,
@@ -121,7 +121,7 @@ pub(crate) struct Cgroup {
 }
 
 impl Cgroup {
-    /// Names the group for `id` without making it, so that it can be recorded first.
+    /// Names the group for `id` without creating it, so that the caller can record it first.
     pub(crate) fn plan(id: &str, hierarchies: &Hierarchies, systemd: bool) -> Self {
         if systemd && let Some((mount, _)) = &hierarchies.v2 {
             let unit = format!("{id}.scope");
@@ -145,7 +145,7 @@ impl Cgroup {
         }
     }
 
-    /// Finds the group of a process that another program made for the container `id`.
+    /// Finds the group that a service created for the container `id`, from the process `pid` in it.
     pub(crate) fn of_container(pid: i64, id: &str) -> Result<Self> {
         let mounts = fs::read_to_string("/proc/self/mountinfo")?;
         let theirs = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
@@ -155,7 +155,7 @@ impl Cgroup {
             let path = own_path(&theirs, "");
             directories.push((String::new(), mount.join(path.trim_start_matches('/'))));
         }
-        // A shared group is not the container's own: ending it would end other processes.
+        // Killing a group that the container shares would kill other processes too.
         directories.retain(|(_, path)| path.to_string_lossy().contains(id) && path.is_dir());
         Ok(Self {
             unit: None,
@@ -163,15 +163,15 @@ impl Cgroup {
         })
     }
 
-    /// Returns whether it is the group that [`Cgroup::plan`] names for `id`: a recorded group is used only if it can
-    /// name nothing else.
+    /// Returns whether this is the group that [`Cgroup::plan`] names for `id`. A recorded group is used only if it
+    /// cannot be any other.
     pub(super) fn is_of(&self, id: &str) -> bool {
         let scope = format!("{id}.scope");
         self.unit.as_ref().is_none_or(|unit| *unit == scope)
             && self.lie_in_hierarchies(|name| name == id || name == scope)
     }
 
-    /// Returns whether it is a group that a service made for one container.
+    /// Returns whether this is a group that a service created for one container.
     pub(super) fn is_of_service(&self) -> bool {
         let of_one = |name: &str| {
             let mut words = name.split(|c: char| !c.is_ascii_hexdigit());
@@ -180,7 +180,7 @@ impl Cgroup {
         self.unit.is_none() && self.lie_in_hierarchies(of_one)
     }
 
-    /// Returns whether all directories are below mounted hierarchies, and named like a single container's group.
+    /// Returns whether every directory is below a mounted hierarchy and is named like a single container's group.
     fn lie_in_hierarchies(&self, of_one: impl Fn(&str) -> bool) -> bool {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let mut found = Hierarchies::parse(&mounts, "");
@@ -202,13 +202,13 @@ impl Cgroup {
         })
     }
 
-    /// Returns whether it decides which devices may be opened: systemd's rules, or those of cgroup v1.
+    /// Returns whether the group restricts which devices may be opened, by systemd's rules or those of cgroup v1.
     pub(crate) fn has_device_rules(&self) -> bool {
         let mut controllers = self.directories.iter().map(|(controller, _)| controller);
         self.unit.is_some() || controllers.any(|controller| controller == "devices")
     }
 
-    /// Makes the directories and sets the limits; scopes are made by [`Cgroup::launcher`] instead.
+    /// Creates the directories and sets the limits. [`Cgroup::launcher`] creates a scope instead.
     ///
     /// Returns a sentence for each limit that this machine cannot enforce.
     pub(crate) fn create(&self, limits: &Limits, devices: &[Device]) -> Result<Vec<String>> {
@@ -220,7 +220,7 @@ impl Cgroup {
             if controller.is_empty()
                 && let Some(parent) = directory.parent()
             {
-                // Fails below the root of the hierarchy; the limits then report themselves as missing.
+                // Fails below the root of the hierarchy. The limits are then reported as missing.
                 for name in ["memory", "pids", "cpu", "io"] {
                     drop(fs::write(
                         parent.join("cgroup.subtree_control"),
@@ -242,7 +242,7 @@ impl Cgroup {
             missing.push("memory is not limited: no cgroup memory controller here".to_owned());
         }
         if limits.memory_max.is_some() {
-            // Without this, a limited container swaps instead of ending.
+            // Without this, a container at its limit swaps instead of being killed.
             self.set(
                 &["memory.memsw.limit_in_bytes"],
                 limits.memory_max.unwrap_or_default(),
@@ -273,7 +273,7 @@ impl Cgroup {
         let mut property = |text: String| argv.push(format!("--property={text}"));
         property("Delegate=yes".to_owned());
         property("OOMPolicy=continue".to_owned());
-        // The limit is the user's choice of what to lose; oomd would kill the whole session first.
+        // The user's limit decides what is killed. systemd-oomd would kill the whole session first.
         property("ManagedOOMPreference=avoid".to_owned());
         if let Some(bytes) = limits.memory_max {
             property(format!("MemoryMax={bytes}"));
@@ -308,7 +308,7 @@ impl Cgroup {
             .collect()
     }
 
-    /// Writes `value` to the first existing one of `files`; returns whether there was one.
+    /// Writes `value` to the first of `files` that exists; returns whether any does.
     fn set(&self, files: &[&str], value: u64) -> Result<bool> {
         for (_, directory) in &self.directories {
             for file in files {
@@ -355,7 +355,7 @@ impl Cgroup {
         found
     }
 
-    /// Freezes or thaws every process in the group; returns whether this machine can.
+    /// Freezes or thaws every process in the group; returns whether this machine supports it.
     pub(crate) fn freeze(&self, frozen: bool) -> bool {
         let (old, new) = if frozen {
             ("FROZEN", "1")
@@ -385,7 +385,7 @@ impl Cgroup {
         })
     }
 
-    /// Asks every process in the group to end, except systemd-nspawn, which would take the others with it at once.
+    /// Sends SIGTERM to every process in the group except systemd-nspawn, whose exit would kill the others at once.
     pub(crate) fn terminate(&self) {
         for pid in self.processes() {
             let engine = fs::read_to_string(format!("/proc/{pid}/comm"))
@@ -468,7 +468,7 @@ fn remove_group(directory: &Path) -> std::io::Result<()> {
     for child in children(directory) {
         remove_group(&child)?;
     }
-    // A group stays busy for a moment after its last process, longer on a loaded machine.
+    // A group stays busy for a moment after its last process exits, longer on a loaded machine.
     let deadline = Instant::now() + PATIENCE;
     loop {
         match fs::remove_dir(directory) {
@@ -484,11 +484,11 @@ fn remove_group(directory: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Closes a v1 device group to all but the standard devices of containers, and these (systemd does this for a scope).
+/// Restricts a v1 device group to the standard devices of containers and to `devices` (systemd does this for a scope).
 fn close_devices(directory: &Path, devices: &[Device]) -> Result<()> {
     fs::write(directory.join("devices.deny"), "a")?;
-    // null, zero, full, random, urandom, tty, console, ptmx, pts. `m` alone lets packages make other nodes without
-    // opening them.
+    // null, zero, full, random, urandom, tty, console, ptmx, pts, tun, fuse. `m` alone lets packages create other nodes
+    // but not open them.
     for rule in [
         "c *:* m",
         "b *:* m",

@@ -1,5 +1,4 @@
-//! Owns choosing an env's engine: the requested one, the one that the env was made with, or the first that works
-//! here.
+//! Owns choosing an env's engine: the requested engine, the env's own engine, or the first that works here.
 
 use std::fmt;
 use std::os::unix::fs::MetadataExt as _;
@@ -41,11 +40,11 @@ pub(crate) struct Choice {
     /// The service's socket, for engines that are services.
     pub service: Option<PathBuf>,
     pub reason: Reason,
-    /// Why none works here, if so.
+    /// Why no engine works here; `None` if one does.
     pub absence: Option<Absence>,
 }
 
-/// Why no engine works here, and what to type.
+/// Why no engine works here, and the command that helps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Absence {
     pub why: String,
@@ -57,11 +56,11 @@ pub(crate) struct Absence {
 pub(crate) enum Reason {
     /// The user named it.
     Asked,
-    /// The env was made with it.
+    /// The env was created with it.
     MadeWith,
     /// It is the first that works here.
     Found(&'static str),
-    /// Nothing works here; this one is planned for.
+    /// No engine works here; the plan assumes this one.
     Absent,
 }
 
@@ -81,8 +80,8 @@ impl fmt::Display for Reason {
 
 /// Chooses an engine.
 ///
-/// `asked` is the engine on the command line or in the configuration, `made_with` the env's engine, `nspawn` whether
-/// systemd-nspawn can be used: it is installed, and we are root.
+/// `asked` is the engine on the command line or in the configuration, `made_with` the env's engine. `nspawn` tells
+/// whether systemd-nspawn can be used: it is installed, and rockenv runs as root.
 pub(crate) fn choose(
     asked: Option<&str>,
     made_with: Option<(&str, Option<PathBuf>)>,
@@ -119,7 +118,7 @@ pub(crate) fn is_nspawn_installed() -> bool {
     which::which_in("systemd-nspawn", Some("/usr/bin:/bin"), "/").is_ok()
 }
 
-/// Chooses an engine to plan for; where none works, the requested one or systemd-nspawn.
+/// Chooses an engine to plan for. If none works, falls back to the requested one or systemd-nspawn.
 pub(crate) fn choose_to_plan(
     asked: Option<&str>,
     made_with: Option<(&str, Option<PathBuf>)>,
@@ -153,7 +152,7 @@ pub(crate) fn engine_of_new_env(asked: Option<&str>, sockets: &Sockets) -> Resul
     choose_to_plan(asked, None, nspawn, sockets).map(|choice| choice.engine)
 }
 
-/// Checks the engine of a configuration.
+/// Checks the name of an engine in a configuration.
 pub(crate) fn known(name: &str) -> Result<()> {
     match name {
         "auto" => Ok(()),

@@ -1,7 +1,7 @@
-//! Owns the holder: one process per container, outside it, that has the engine make and start it, waits, and cleans
-//! everything up whatever happened.
+//! Owns the holder: one process per container, outside it, that has the engine create and start the container, waits
+//! for it, and cleans up whatever happens.
 //!
-//! The holder keeps the env's lock open, so nobody gets the env before the container is really gone, even if the
+//! The holder keeps the env's lock open, so no other command gets the env before the container is gone, even if the
 //! command that started it was killed.
 
 mod watch;
@@ -31,13 +31,13 @@ pub(super) use watch::{Watch, supervise};
 /// How long a killed container may take to end before the holder reports it.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What happens to the container when the command that started it goes away.
+/// What happens to the container when the command that started it disconnects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum OnDisconnect {
-    /// It ends at once: a step's container.
+    /// The container ends at once; for a step.
     Kill,
-    /// It ends with its last command, for `exec` and `shell`, which others may have joined. With a duration, it stays
-    /// that long for another command, unless the earlier ones left traces.
+    /// The container ends with its last command; for `exec` and `shell`, which other commands may have joined. With a
+    /// duration, it stays that long for another command, unless the earlier ones left traces.
     Drain(Duration),
 }
 
@@ -45,9 +45,9 @@ pub(crate) enum OnDisconnect {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Hold {
     pub container: Container,
-    /// The effect of its starter's end.
+    /// What happens when the starter disconnects.
     pub tie: OnDisconnect,
-    /// The env's `run` directory: mount point, state and temporary directories are made in it.
+    /// The env's `run` directory, which holds the mount point, the state and temporary directories.
     pub run: PathBuf,
     /// rockenv's own binary, bound into the container.
     pub program: PathBuf,
@@ -57,19 +57,19 @@ pub(crate) struct Hold {
     pub rootless: bool,
     /// Its claim on the machine's jobs.
     pub jobs: Ticket,
-    /// A digest of what it is made of on this machine; see [`ContainerRecord::made_of`].
+    /// A digest of the container's inputs on this machine; see [`ContainerRecord::made_of`].
     pub made_of: String,
 }
 
 impl Hold {
-    /// Starts serving the container's FIFO; `file` carries the claim.
+    /// Starts serving the container's jobserver FIFO; `file` carries the claim.
     pub(super) fn serve_jobs(&self, file: OwnedFd, cgroup: &Cgroup) -> Result<Server> {
         let limit = self.container.limits.memory_max;
         Server::start(self.jobs.clone(), file, cgroup.clone(), limit)
     }
 }
 
-/// What the holder is connected to.
+/// The holder's connections.
 pub(super) struct Connections<'a> {
     /// Where commands connect; the agent accepts them.
     pub listener: UnixListener,
@@ -84,12 +84,12 @@ pub(super) struct Connections<'a> {
 pub(crate) enum FromHolder {
     /// The container runs; sentences about limits that could not be set.
     Ready(Vec<String>),
-    /// Creating the container takes long; a description of the wait.
+    /// Creating the container takes long; describes the slow request.
     Waits(String),
-    /// The container and its holder stay: others still use it, or may soon.
+    /// The container and its holder stay: other commands use it, or may soon.
     Shared,
     Ended(Usage),
-    /// The container could not be made, or was lost.
+    /// The container could not be created, or was lost.
     Failed {
         reason: Reason,
     },
@@ -146,20 +146,20 @@ impl From<Reason> for Error {
 pub(crate) struct ContainerRecord {
     pub id: String,
     pub cgroup: Cgroup,
-    /// The file by which systemd-nspawn locks the tree; a killed one leaves it.
+    /// systemd-nspawn's lock file for the tree; a killed systemd-nspawn leaves it behind.
     pub lock: Option<TreeLock>,
     /// The container of a service.
     pub place: Option<docker::ContainerTree>,
-    /// It only waits for another command.
+    /// Whether the container only waits for another command.
     #[serde(default)]
     pub idle: bool,
-    /// How many times it began to.
+    /// How many times it began to wait.
     #[serde(default)]
     pub waits: u64,
-    /// A digest of what it is made of on this machine: a command joins one that waits only if that is unchanged.
+    /// A digest of the container's inputs on this machine. A command joins a waiting container only if it is unchanged.
     #[serde(default)]
     pub made_of: String,
-    /// Its device nodes, if a service made them: they stay as they were at its start.
+    /// The container's device nodes, if a service created them: they stay as they were at its start.
     #[serde(default)]
     pub nodes: Vec<Device>,
 }
@@ -173,13 +173,14 @@ impl ContainerRecord {
     pub(super) fn save(&self, run: &Path) -> Result<()> {
         let text = serde_json::to_vec(self)
             .map_err(|error| unexpected!("cannot encode state").source(error))?;
-        // Atomically: a concurrent reader would take half a file for no container.
+        // Atomically: a concurrent reader would take a partial file for a missing container.
         let new = run.join("state.json.new");
         fs::write(&new, text)?;
         Ok(fs::rename(new, Self::path(run))?)
     }
 
-    /// Records, for observers only, that the container waits for another command, by the number of times, or runs one.
+    /// Records that the container began its `waits`-th wait for another command, or with `None` that it runs one. Only
+    /// observers read this.
     pub(super) fn note_idle(&mut self, run: &Path, waits: Option<u64>) {
         self.idle = waits.is_some();
         self.waits = waits.unwrap_or(self.waits);
@@ -232,16 +233,16 @@ impl ContainerRecord {
         }
     }
 
-    /// Ends what a killed holder left: its processes, control group and the engine's files.
+    /// Cleans up after a killed holder: its processes, its control group and the engine's files.
     ///
-    /// Returns what there was. The caller holds the env's lock.
+    /// Returns what was left. The caller holds the env's lock.
     pub(crate) fn recover(run: &Path) -> Result<Option<Ended>> {
         let path = Self::path(run);
         let Some(text) = if_exists(fs::read(&path))? else {
             return Ok(None);
         };
         let mut ended = Ended::default();
-        // Written completely before the container exists: half a file means that nothing was started.
+        // The record is complete before the container exists, so a partial file means that nothing was started.
         if let Some(state) = Self::parse(run, &text) {
             ended = Ended::count(&state.cgroup);
             state.clear()?;
@@ -252,7 +253,7 @@ impl ContainerRecord {
 
     fn clear(&self) -> Result<()> {
         if let Some(place) = &self.place {
-            // Its control group is the service's.
+            // The service owns the control group.
             return docker::Service::connect(&place.socket)?.stop(&place.name);
         }
         self.cgroup.kill(PATIENCE)?;
@@ -264,7 +265,7 @@ impl ContainerRecord {
             let path = Path::new("/run/systemd/nspawn")
                 .join(directory)
                 .join(&self.id);
-            // Mounted in the holder's namespace since systemd 255; a killed systemd-nspawn leaves it.
+            // systemd 255 and later mount it in the holder's namespace. A killed systemd-nspawn leaves it behind.
             let _: nix::Result<()> =
                 umount2(&path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
             drop(fs::remove_dir(path));
@@ -286,7 +287,7 @@ pub(crate) fn name_prefix(env: &str) -> String {
     format!("rockenv-{}-", readable.trim_matches('-'))
 }
 
-/// The file by which systemd-nspawn locks a tree on the whole machine.
+/// systemd-nspawn's machine-wide lock file for a tree.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(try_from = "PathBuf", into = "PathBuf")]
 pub struct TreeLock {
@@ -294,7 +295,7 @@ pub struct TreeLock {
     inode: u64,
 }
 
-/// systemd-nspawn's directory of these files.
+/// Directory of these lock files.
 const TREE_LOCKS: &str = "/run/systemd/nspawn/locks";
 
 impl TreeLock {
@@ -318,7 +319,7 @@ impl From<TreeLock> for PathBuf {
     }
 }
 
-// The file will be removed, so a saved path is rebuilt from its numbers.
+// rockenv removes this file, so a saved path must equal the path that its numbers produce.
 impl TryFrom<PathBuf> for TreeLock {
     type Error = String;
 
@@ -341,7 +342,7 @@ impl TryFrom<PathBuf> for TreeLock {
 pub(crate) struct Ended {
     /// Processes in its own control group.
     pub processes: usize,
-    /// Those of them that had a GPU node open.
+    /// The processes among them that had a GPU node open.
     pub on_gpu: usize,
 }
 
@@ -370,7 +371,7 @@ fn is_gpu(node: &Path) -> bool {
     node == "/dev/kfd" || node.starts_with("/dev/dri/renderD")
 }
 
-/// Removes a lock file, unless another tree got the same numbers and is locked by now.
+/// Removes a lock file, unless another tree has the same numbers and is locked by now.
 fn remove_lock(path: &Path) -> Result<()> {
     let Some(file) = if_exists(fs::File::open(path))? else {
         return Ok(());
@@ -440,7 +441,7 @@ fn hold_container(hold: &Hold, fds: Vec<OwnedFd>, starter: &UnixStream) -> Resul
             nspawn::hold(hold, &mut state, connections)
         }
     };
-    // If anything is left, so is the state: the next command that takes the lock continues from it.
+    // If the cleanup fails, the record stays, and the next command that takes the lock continues from it.
     let cleared = state
         .clear()
         .and_then(|()| if_exists(fs::remove_file(ContainerRecord::path(&hold.run))).map(drop));
@@ -449,7 +450,7 @@ fn hold_container(hold: &Hold, fds: Vec<OwnedFd>, starter: &UnixStream) -> Resul
     Ok(usage)
 }
 
-/// Refuses missing sources of mounts, under the names in the profile.
+/// Refuses missing mount sources. Errors name the target, as the profile does.
 pub(super) fn check_binds(container: &Container) -> Result<()> {
     for bind in &container.binds {
         fs::symlink_metadata(&bind.source)

@@ -1,9 +1,9 @@
 //! Owns the machine's budget of jobs: how many each env may use at once.
 //!
-//! A slot of the budget is a byte in the store's file `jobs`, and the process that has locked it has the slot. The kernel
-//! releases it however its owner ends, so there is no broker that could die, and nothing to recover. The holders
-//! coordinate through the same file: each has an entry in it, a locked record of its number of slots and its need, and
-//! each decides for itself by the same rule (`target`).
+//! A slot of the budget is a byte in the store's file `jobs`. A process owns the slot while it has the byte locked. The
+//! kernel releases the lock however the process ends, so there is no broker that could die, and nothing to recover. The
+//! holders coordinate through the same file: each has a locked entry with its number of slots and its need, and each
+//! decides for itself by the same rule (`target`).
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
@@ -41,13 +41,13 @@ pub(crate) struct Other {
 pub(super) enum Need {
     /// It has unused tokens.
     None,
-    /// It uses all it has, and may not have more.
+    /// It uses all its slots, and may not have more.
     Enough,
-    /// It uses all it has.
+    /// It uses all its slots.
     More,
 }
 
-/// An entry at the budget, and the slots taken.
+/// An entry in the budget, and the slots that it holds.
 #[derive(Debug)]
 pub(crate) struct SlotClaim {
     file: fs::File,
@@ -64,14 +64,14 @@ pub(crate) struct Ticket {
     total: u32,
     held: Vec<u32>,
     env: EnvName,
-    /// Maximum of slots for the env.
+    /// Maximum number of slots for the env.
     pub(super) cap: u32,
     /// Path of the FIFO outside.
     pub(super) fifo: PathBuf,
 }
 
 impl SlotClaim {
-    /// Takes an entry for `env` at the budget of `total` slots in the store's file `path`.
+    /// Takes an entry for `env` in the budget of `total` slots in the store's file `path`.
     pub(crate) fn open(path: &Path, total: u32, env: &EnvName) -> Result<Self> {
         let file = fs::OpenOptions::new()
             .read(true)
@@ -205,7 +205,7 @@ fn slot_holder(file: &fs::File, slot: u64) -> Result<Option<Other>> {
 
 /// Returns how many slots of the budget in `file` an env has, if it has an entry.
 pub(super) fn held(file: &fs::File, env: &EnvName) -> Result<Option<u32>> {
-    // Names are cut to the size of an entry's record.
+    // Names are truncated to the size of an entry's record.
     let end = env.len().min(ENTRY as usize - 5);
     let mut sum = None;
     for slot in 0..file.metadata()?.len() / ENTRY {
@@ -218,7 +218,7 @@ pub(super) fn held(file: &fs::File, env: &EnvName) -> Result<Option<u32>> {
     Ok(sum)
 }
 
-/// Locks a byte of the file for as long as this open file lives; returns whether it was free.
+/// Locks a byte of the file until this open file is closed; returns whether the byte was free.
 fn lock(file: &fs::File, at: u64) -> Result<bool> {
     set_lock(file, at, libc::F_WRLCK)
 }
@@ -231,7 +231,7 @@ fn set_lock(file: &fs::File, at: u64, kind: i32) -> Result<bool> {
     }
 }
 
-/// Returns whether somebody else has locked the byte.
+/// Returns whether another open file has locked the byte.
 fn is_locked(file: &fs::File, at: u64) -> Result<bool> {
     let mut range = range(at, libc::F_WRLCK);
     fcntl(file.file().as_fd(), FcntlArg::F_OFD_GETLK(&mut range))
@@ -253,9 +253,9 @@ fn range(at: u64, kind: i32) -> libc::flock {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EnvSlots {
     pub(super) held: u32,
-    /// Slots it keeps in any case.
+    /// Slots that it always keeps.
     pub(super) base: u32,
-    /// Slots it may have.
+    /// Maximum number of slots.
     pub(super) limit: u32,
     /// Unused tokens.
     pub(super) idle: u32,
@@ -264,8 +264,8 @@ pub(super) struct EnvSlots {
 
 /// Returns how many slots an env should have, for a budget of `total`.
 ///
-/// If nobody asks for more, free slots stay wherever they are. Otherwise unused tokens go to the envs that ask, and
-/// any env with more than an equal share releases the rest as its jobs end.
+/// If no other env asks for more, an env takes the free slots and keeps its unused tokens. Otherwise unused tokens go
+/// to the envs that ask, and any env with more than an equal share releases the rest as its jobs end.
 pub(super) fn target(total: u32, mine: EnvSlots, others: &[Other]) -> u32 {
     let EnvSlots {
         held,
@@ -286,7 +286,7 @@ pub(super) fn target(total: u32, mine: EnvSlots, others: &[Other]) -> u32 {
         .map(|other| other.held)
         .min();
     let Some(poorest) = poorest else {
-        // Nobody asks: a token that stays here is available at once.
+        // No other env asks: a token that stays here is available at once.
         return limit.min(held + free);
     };
     if need == Need::None {
@@ -339,7 +339,7 @@ mod tests {
         let (mut a, mut b) = (8, 1);
         for _ in 0..20 {
             let to = target(8, mine(a, 0, Need::Enough), &[other(b, Need::More)]);
-            // A token comes back now and then.
+            // At most one token comes back per round.
             a = to.max(a - 1);
             b = target(8, mine(b, 0, Need::More), &[other(a, Need::Enough)]);
         }
@@ -351,7 +351,7 @@ mod tests {
         let busy = [other(4, Need::More)];
         assert_eq!(target(8, mine(4, 2, Need::None), &busy), 2);
         assert_eq!(target(8, mine(4, 4, Need::None), &busy), 1);
-        // It stays if nobody asks.
+        // Unused tokens stay if no other env asks for more.
         let content = [other(2, Need::Enough)];
         assert_eq!(target(8, mine(4, 2, Need::None), &content), 6);
         let idle = [other(1, Need::None)];
@@ -398,13 +398,13 @@ mod tests {
         );
         a.release().unwrap();
         assert!(b.take().unwrap());
-        // Still taken after passing it on; a closed descriptor, however its process ended, frees it.
+        // The slot stays taken when the claim is passed on. Closing the descriptor frees it, however its process ends.
         let (_, fd) = b.pass(2, PathBuf::new());
         fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
         let mut c = SlotClaim::open(&path, 2, &"c".into()).unwrap();
         assert!(!c.take().unwrap());
         drop(fd);
-        // A program that another test is just starting has them too, until it is that program.
+        // A child that another test has just forked shares the descriptors until it calls exec.
         let soon = |done: &mut dyn FnMut() -> bool| {
             let until = std::time::Instant::now() + std::time::Duration::from_secs(100);
             while !done() {
@@ -415,7 +415,7 @@ mod tests {
         drop(a);
         soon(&mut || c.take().unwrap());
         soon(&mut || c.others().unwrap().is_empty());
-        // Who can open it can take every entry.
+        // Any user that can open the file can lock every entry.
         let mode = fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, ONLY_OWNER);
     }

@@ -1,9 +1,9 @@
 //! Owns the FIFO that tells the tools in an env how many jobs they may start: GNU make's protocol, served from
 //! outside.
 //!
-//! Each env has its own FIFO, with a token for each of its slots of the [`budget`] except the first, which every
-//! client has implicitly. So tokens of a killed client are lost at most until the container ends, and an env that
-//! forges tokens gains nothing from the others.
+//! Each env has its own FIFO, with a token for each of its slots of the [`budget`] except the first, which every client
+//! has implicitly. So tokens of a killed client are lost at most until the container ends, and an env that forges
+//! tokens takes nothing from other envs.
 //!
 //! [`budget`]: crate::engine::job_slots
 
@@ -28,9 +28,9 @@ use crate::sys::readable::readable;
 
 /// Path of the FIFO inside every env.
 pub(crate) const INSIDE: &str = "/run/rockenv/jobserver";
-/// How often a holder checks its FIFO and the other entries, in ms.
+/// How often a holder checks its FIFO and the other entries.
 const PERIOD: Duration = Duration::from_millis(50);
-/// How long an env that had unused tokens, and returned them, asks for none.
+/// How long an env asks for no slots after it returned unused tokens.
 const REST: Duration = Duration::from_secs(1);
 /// How often memory is checked.
 const MEMORY: Duration = Duration::from_secs(1);
@@ -39,14 +39,14 @@ const RECOUNT: Duration = Duration::from_secs(2);
 
 /// Returns the value of `MAKEFLAGS` inside.
 ///
-/// After `--`, make takes it for a variable: a make without `-j` stays serial as its author intended, and one before
-/// 4.4 does not fail on a FIFO. Other tools (ninja since 1.13, cargo, gcc) look only for the word. A `make -jN` joins
-/// through the shim.
+/// make takes a word after `--` for a variable. So a make without `-j` stays serial as its author intended, and a make
+/// before 4.4 does not fail on a FIFO. Other tools (ninja since 1.13, cargo, gcc) look only for the word. `make -jN`
+/// joins through the shim.
 pub(crate) fn makeflags() -> String {
     format!(" -- --jobserver-auth=fifo:{INSIDE}")
 }
 
-/// Makes the FIFO of an env, unless it exists.
+/// Creates the FIFO of an env, unless it exists.
 pub(crate) fn make_fifo(path: &Path) -> Result<()> {
     if !fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_fifo()) {
         match nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRWXU) {
@@ -72,7 +72,7 @@ pub(crate) struct Server {
 impl Server {
     /// Starts serving the env whose container is in `cgroup`, with `memory_max` bytes.
     ///
-    /// Before the container starts, so that the first client finds its tokens.
+    /// Called before the agent accepts commands, so that the first client finds its tokens.
     pub(crate) fn start(
         ticket: Ticket,
         file: OwnedFd,
@@ -92,7 +92,7 @@ impl Server {
         Ok(Self { thread, tell })
     }
 
-    /// Releases everything and sleeps while nothing runs in the env, or continues.
+    /// Makes the server release its slots and sleep while nothing runs in the env, or continue.
     pub(crate) fn rest(&self, rests: bool) {
         // Without the server the env continues with the tokens it has.
         let _: nix::Result<usize> = nix::unistd::write(&self.tell, &[u8::from(rests)]);
@@ -126,7 +126,7 @@ impl Gauge {
         })
     }
 
-    /// Returns how many slots are in use: the env's slots without the tokens in its FIFO.
+    /// Returns how many slots are in use: the env's slots minus the tokens in its FIFO.
     pub(crate) fn used(&self) -> Option<u32> {
         let held = held(&self.jobs, &self.env).ok()??;
         Some(held.saturating_sub(waiting(&self.fifo).ok()?))
@@ -148,7 +148,7 @@ struct Env {
     rests_until: Option<Instant>,
     memory_seen: Option<Instant>,
     recounted: Instant,
-    /// Waits for tokens to come back.
+    /// Whether slots wait for their tokens to come back.
     collects: bool,
 }
 
@@ -159,7 +159,7 @@ impl Env {
         cgroup: Cgroup,
         memory_max: Option<u64>,
     ) -> Result<Self> {
-        // Opened for writing too: make waits for a writer when it opens the FIFO, for ever if there is none.
+        // Opened for writing too: make blocks when it opens the FIFO until there is a writer.
         let fifo = {
             use fs_err::os::unix::fs::OpenOptionsExt as _;
             fs::OpenOptions::new()
@@ -221,7 +221,7 @@ impl Env {
         let granted = self.claim.count().saturating_sub(self.base);
         let mut idle = self.idle()?;
         while idle > granted && self.read()? {
-            // Somebody inside made tokens.
+            // A process inside wrote extra tokens.
             idle -= 1;
         }
         if now.duration_since(self.recounted) >= RECOUNT {
@@ -296,7 +296,7 @@ impl Env {
         Ok(())
     }
 
-    /// Returns whether no process in the container has the FIFO open, so that nobody is left to return a token.
+    /// Returns whether no process in the container has the FIFO open, so that no token can come back.
     fn nobody_holds(&self) -> Result<bool> {
         let own = self.fifo.metadata()?;
         let processes = self.cgroup.processes();
@@ -332,7 +332,7 @@ fn waiting(fifo: &fs::File) -> Result<u32> {
 #[expect(unsafe_code, reason = "the macro makes an unsafe function")]
 fn pending(fd: i32, count: &mut libc::c_int) -> Result<()> {
     nix::ioctl_read_bad!(fionread, libc::FIONREAD, libc::c_int);
-    // SAFETY: the kernel writes one int, to a place that is one.
+    // SAFETY: the kernel writes one int, and `count` is one.
     unsafe { fionread(fd, count) }?;
     Ok(())
 }
@@ -354,16 +354,16 @@ mod tests {
         env.memory_seen = Some(Instant::now() + Duration::from_secs(3600));
         env.adjust_tokens().unwrap();
         assert_eq!((env.claim.count(), env.idle().unwrap()), (3, 2));
-        // Made inside, so removed.
+        // A token made inside is removed.
         env.write().unwrap();
         env.adjust_tokens().unwrap();
         assert_eq!(env.idle().unwrap(), 2);
-        // Nothing runs in it: others get all, and it takes them again.
+        // Nothing runs in the env: it releases its slots for others, and takes them again later.
         env.release().unwrap();
         assert_eq!((env.claim.count(), env.idle().unwrap()), (1, 0));
         env.adjust_tokens().unwrap();
         assert_eq!((env.claim.count(), env.idle().unwrap()), (3, 2));
-        // Another env wants tokens: it gets the unused ones.
+        // Another env asks for slots: it gets the unused ones.
         let b = SlotClaim::open(&path, 4, &"b".into()).unwrap();
         b.publish(Need::More).unwrap();
         env.adjust_tokens().unwrap();

@@ -1,4 +1,4 @@
-//! Owns how much memory a control group holds and waits for, and the limits of the groups around it.
+//! Owns a control group's memory figures: its usage, its stalls, and the limits of the groups around it.
 
 use std::path::Path;
 
@@ -34,7 +34,7 @@ impl Cgroup {
     /// Returns the memory of each group with a limit around this one: a session, a slice, a cluster's job, a container.
     pub(super) fn around(&self) -> Vec<Limited> {
         if self.directories.is_empty() {
-            // Its processes are in no group of their own, so they are in that of this process.
+            // The container has no group of its own, so its processes are in the group of this process.
             let groups = host::memory_groups().into_iter();
             return groups.filter_map(|group| limited(&group)).collect();
         }
@@ -44,7 +44,7 @@ impl Cgroup {
     }
 }
 
-/// Returns the memory of a group, with those below it; `None` without a limit.
+/// Returns the memory of a group and those below it; `None` without a limit.
 fn limited(directory: &Path) -> Option<Limited> {
     let read = |file: &str| fs::read_to_string(directory.join(file)).ok();
     let limit = read("memory.max").or_else(|| read("memory.limit_in_bytes"))?;
@@ -61,7 +61,7 @@ fn anonymous(directory: &Path) -> Option<u64> {
         text.lines()
             .find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok())
     };
-    // In cgroup v1 other fields leave out the groups below.
+    // In cgroup v1, fields without `total_` leave out the groups below.
     let (held, shared) = match field("total_rss ") {
         Some(held) => (held, field("total_shmem ")),
         None => (field("anon ")?, field("shmem ")),
@@ -81,7 +81,7 @@ mod tests {
         let write = |group: &str, file: &str, text: &str| {
             fs::write(top.path().join(group).join(file), text).unwrap();
         };
-        // The group's own limit is not around it.
+        // `around` leaves out the group's own limit.
         write("job/step/env", "memory.stat", "anon 5\nfile 9\nshmem 1\n");
         write("job/step/env", "memory.max", "10\n");
         write("job/step", "memory.stat", "anon 7\nshmem 1\n");

@@ -1,8 +1,8 @@
-//! Owns running containers. An engine is one of a closed set; each step, `exec` and `shell` gets its own container,
-//! or joins the one that runs.
+//! Owns running containers. Engines are a closed set. Each step, `exec` and `shell` gets its own container, or joins
+//! the running one.
 //!
-//! A container is made by a *holder* process ([`hold`]) that owns its mounts, its control group and its end; inside,
-//! an *agent* ([`agent`]) starts commands for clients ([`session`]). Whichever dies, the others see a closed socket
+//! A *holder* process ([`hold`]) creates a container, and owns its mounts, its control group and its end. Inside, an
+//! *agent* ([`agent`]) starts commands for clients ([`session`]). If one of them dies, the others see a closed socket
 //! and end the container.
 
 pub(crate) mod ninja;
@@ -62,7 +62,7 @@ pub struct Bind {
     pub target: String,
     /// Refuses writes inside.
     pub read_only: bool,
-    /// `source` has no link on the way: one that appears there is not followed.
+    /// `source` contains no symlink. One that appears later is not followed.
     pub is_real: bool,
     /// An overlay on the directory that receives writes, so that the directory stays unchanged.
     pub view: Option<View>,
@@ -121,7 +121,7 @@ pub struct Container {
 }
 
 impl Container {
-    /// Mounts the configured authorities over the lists of its tree; nothing is made in the tree.
+    /// Mounts the configured authorities over the certificate lists of the tree, and creates nothing in the tree.
     pub(crate) fn show_certificates(&mut self, tree: Option<&Path>, run: &Path) -> Result<()> {
         let Some(given) = self.certificates.take() else {
             return Ok(());

@@ -1,5 +1,5 @@
-//! Owns the ninja that rockenv puts into envs: a version that joins the machine's jobs, which those of distributions
-//! before 2026 do not.
+//! Owns the ninja that rockenv puts into envs: a version that joins the jobserver, unlike those of distributions before
+//! 2026.
 
 use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt as _;
@@ -24,8 +24,8 @@ pub(crate) const NAME: &str = "ninja";
 /// Its path inside.
 pub(crate) const INSIDE: &str = "/run/rockenv/bin/ninja";
 
-/// Puts ninja into an env's `run` directory: the user's `own`, or the release, from the store's `blobs` or the
-/// network, or, where neither has it, the one in the image. Returns a note for the user about the last.
+/// Puts ninja into an env's `run` directory: the user's `own`, else the release from the store's `blobs` or the
+/// network, else the ninja in the image. Returns a note for the user about the last case.
 pub(crate) fn place(
     run: &Path,
     own: Option<&Path>,
@@ -42,7 +42,7 @@ pub(crate) fn place(
             program
         }
         None => match release(blobs, offline, cancel) {
-            // Not for a release with other content, or a full disk.
+            // A release with other content, or a full disk, stays an error.
             Err(error) if error.kind() == Kind::Unavailable => {
                 let Ok(Some((path, program))) = of_image(image_root) else {
                     return Err(error);
@@ -104,7 +104,7 @@ fn of_image(root: &Path) -> Result<Option<(&'static str, Vec<u8>)>> {
     Ok(None)
 }
 
-/// Returns ninja's URL, `None` for the user's `own`, and the digest of the existing file.
+/// Returns the URL and digest of the release, or `None` and the digest of the user's `own`.
 pub(crate) fn identity(own: Option<&Path>) -> Result<(Option<&'static str>, String)> {
     match own {
         Some(path) => Ok((None, hex::encode(Sha256::digest(fs::read(path)?)))),
@@ -112,8 +112,8 @@ pub(crate) fn identity(own: Option<&Path>) -> Result<(Option<&'static str>, Stri
     }
 }
 
-/// Refuses a ninja that does not join the jobserver. It is not run to ask for its version, because here it would have
-/// root's rights.
+/// Refuses a ninja that does not join the jobserver. The program is not run to ask for its version, because it would
+/// have root's rights here.
 fn check(path: &Path, program: &[u8]) -> Result<()> {
     match is_client(program) {
         true => Ok(()),
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
     use std::io::Write as _;
 
-    /// Makes an archive of one file.
+    /// Builds an archive of one file.
     fn zip(path: &str, content: &[u8], deflate: bool) -> Vec<u8> {
         let body = if deflate {
             let mut encoder =

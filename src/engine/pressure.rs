@@ -1,4 +1,4 @@
-//! Owns deciding how many jobs the memory allows at the moment: pure, from the figures of the host and the control
+//! Owns deciding how many jobs memory allows at the moment: a pure function of the figures of the host and the control
 //! groups.
 
 use super::memory::Limited;
@@ -9,13 +9,13 @@ use crate::sys::host::MemoryNow;
 pub(super) enum Level {
     /// There is room for more.
     Calm,
-    /// Neither more nor less.
+    /// The number of jobs should stay.
     Fair,
     /// Jobs must end before others start.
     High,
 }
 
-/// Judges the machine, and the control groups with a limit that the env is in.
+/// Judges the machine, and the control groups around the env that have a limit.
 pub(super) fn level(machine: &MemoryNow, groups: &[Limited]) -> Level {
     let above = |value: f64, fair: f64, high: f64| match value {
         value if value >= high => Level::High,
@@ -34,7 +34,8 @@ pub(super) fn level(machine: &MemoryNow, groups: &[Limited]) -> Level {
     stalled.max(machine).max(fullest)
 }
 
-/// The number of allowed jobs: a quarter less each time that memory is short, one more each time that there is room.
+/// The number of allowed jobs. It falls by a quarter each time that memory is short, and rises by an eighth of the cap,
+/// at least one, each time that there is room.
 #[derive(Debug)]
 pub(super) struct Throttle {
     cap: u32,
@@ -51,7 +52,7 @@ impl Throttle {
         self.allowed
     }
 
-    /// Takes an observation made while `used` jobs ran.
+    /// Records an observation made while `used` jobs ran.
     pub(super) fn observe(&mut self, level: Level, used: u32) {
         match level {
             Level::High => {

@@ -42,7 +42,7 @@ pub(crate) struct Running {
 #[derive(Debug)]
 pub(crate) enum End {
     Ended(Usage),
-    /// Others still use it, or may soon.
+    /// Other commands use the container, or may soon.
     Shared,
 }
 
@@ -63,8 +63,8 @@ impl Running {
             .current_dir("/")
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
-            // It may outlive this command, and a reader of this command's output waits for everyone who could write
-            // to it.
+            // The holder may outlive this command, and a reader of this command's output waits for every process that
+            // could write to it.
             .stderr(Stdio::null());
         leave_session(&mut command);
         let holder = command
@@ -95,12 +95,13 @@ impl Running {
     pub(crate) fn connect(&self) -> Result<Client> {
         let client = Client::join(&self.run)?;
         let client = client.ok_or_else(|| unavailable!("the container ended"))?;
-        // A service may still start the container.
+        // The service may still be starting the container, so a write may have to wait.
         client.socket.set_write_timeout(None)?;
         Ok(client)
     }
 
-    /// Returns whether the container was ready for its command. From then on the holder speaks only of its end.
+    /// Returns whether the container was ready for its command. From then on the holder reports only the container's
+    /// end.
     pub(crate) fn is_ready(&self) -> bool {
         self.ready
     }
@@ -119,7 +120,7 @@ impl Running {
         }
     }
 
-    /// Reads what the holder says before the container is ready.
+    /// Reads a message that the holder sends before the container is ready.
     pub(crate) fn hear(&mut self, warn: &mut dyn FnMut(String)) -> Result<()> {
         match self.receive()? {
             FromHolder::Ready(missing) => {
@@ -138,8 +139,8 @@ impl Running {
         }
     }
 
-    /// Releases the container and waits for the outcome: its end, or a message that others use it. `interrupted`: the
-    /// command was interrupted, or is while it waits; a holder that does not answer then is killed.
+    /// Releases the container and waits for the outcome: its end, or a message that other commands use it. If the
+    /// command was `interrupted`, or is interrupted during the wait, a holder that does not answer in time is killed.
     pub(crate) fn finish(mut self, interrupted: bool) -> Result<End> {
         if let Some(link) = &self.link {
             link.shutdown(std::net::Shutdown::Write)?;
@@ -158,20 +159,20 @@ impl Running {
                 Ok(FromHolder::Ended(usage)) => break Ok(End::Ended(usage)),
                 Ok(FromHolder::Failed { reason }) => break Err(reason.into()),
                 Err(killed) => {
-                    // We have the env's lock, so its leftovers are ours to end.
+                    // This command has the env's lock, so it cleans up the leftovers.
                     self.holder.wait()?;
                     let _ended = ContainerRecord::recover(&self.run)?;
                     return Err(killed);
                 }
             }
         };
-        // Its mount namespace ends only with it.
+        // The holder's mount namespace ends only with the holder.
         self.holder.wait()?;
         self.link = None;
         end
     }
 
-    /// Waits for a message of the holder, after a signal for a limited time. Returns whether there is one.
+    /// Waits for a message from the holder, after a signal only for a limited time. Returns whether one arrived.
     fn answers(&self, until: &mut Option<Instant>) -> Result<bool> {
         let Some(link) = &self.link else {
             return Ok(true);
@@ -193,7 +194,7 @@ impl Running {
     }
 }
 
-/// The terminal's Ctrl-C is for the starter, which decides what it means.
+/// Moves the holder into its own session: the terminal's Ctrl-C is for the starter, which decides what it means.
 #[expect(
     unsafe_code,
     reason = "the child leaves the session before a signal can reach it"
@@ -212,7 +213,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Connects to the running container of the env with this `run` directory; `None` if none listens.
+    /// Connects to the running container of the env with this `run` directory; `None` if no agent listens.
     pub(crate) fn join(run: &Path) -> Result<Option<Self>> {
         let Ok((_directory, path)) = short_path(run, SOCKET) else {
             return Ok(None);
@@ -261,13 +262,13 @@ impl Client {
     }
 }
 
-/// What became of the request to a container to end if it only waits for another command.
+/// Outcome of asking a container to end if it only waits for another command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Retirement {
     Ends,
     /// A command runs in it.
     Refused,
-    /// Nobody answers: there is no container, it is ending, or it has no time at the moment.
+    /// No answer: there is no container, it is ending, or its agent is stopped or busy.
     Silent,
 }
 
@@ -278,7 +279,7 @@ pub(crate) fn retire(run: &Path) -> Result<Retirement> {
     };
     // A stopped container (SIGSTOP) does not answer.
     client.socket.set_read_timeout(Some(IDLE))?;
-    // It may be ending at this moment.
+    // The container may be ending at this moment.
     if frames::send(&client.socket, &Request::Retire, &[]).is_err() {
         return Ok(Retirement::Silent);
     }
@@ -289,8 +290,8 @@ pub(crate) fn retire(run: &Path) -> Result<Retirement> {
     })
 }
 
-/// Returns a path to the socket `name` in `directory` that fits into a socket address (108 bytes) whatever the
-/// store's path, and the directory that must stay open meanwhile.
+/// Returns a path to the socket `name` in `directory` that fits into a socket address (108 bytes) however long the
+/// store's path is. Also returns the open directory, which must stay open while the path is used.
 pub(super) fn short_path(directory: &Path, name: &str) -> Result<(OwnedFd, PathBuf)> {
     use nix::fcntl::OFlag;
     let path = directory;

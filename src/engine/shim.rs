@@ -1,8 +1,8 @@
 //! Owns the make shim: rockenv's binary under the name `make`, first on the path of every env that has a make.
 //!
-//! No make reacts to the jobserver in an env's `MAKEFLAGS` by itself (see [`makeflags`]): one without `-j` stays
-//! serial. One with `-j` would start that many jobs beside everybody else's. The shim makes it join the jobserver
-//! instead, through the FIFO since GNU make 4.4, through two descriptors of it before.
+//! make does not join the jobserver in an env's `MAKEFLAGS` by itself (see [`makeflags`]). Without `-j` it stays
+//! serial. With `-j` it would start that many jobs on top of all others. The shim makes it join the jobserver instead:
+//! through the FIFO since GNU make 4.4, through two descriptors of the FIFO before.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::IntoRawFd as _;
@@ -48,7 +48,7 @@ pub(crate) fn is_make(program: &OsStr) -> bool {
         .is_some_and(|name| NAMES.iter().any(|own| name == *own))
 }
 
-/// Becomes the real make. Returns only if there is none, or if it cannot be run.
+/// Replaces this process with the real make. Returns only if make is missing or cannot be run.
 pub(crate) fn run(program: &OsStr, arguments: &[OsString]) -> ExitCode {
     let name = Path::new(program).file_name().unwrap_or(program);
     let Some(make) = real(name) else {
@@ -99,7 +99,7 @@ fn joined(make: &Path, flags: &str, arguments: &[OsString]) -> Option<(String, V
     let auth = if version >= (4, 4) {
         format!("--jobserver-auth=fifo:{fifo}")
     } else {
-        // For make, so not closed when it replaces this process.
+        // Opened without `O_CLOEXEC`: make inherits the descriptors.
         let open = |flag| nix::fcntl::open(fifo, flag, Mode::empty()).ok();
         let (read, write) = (open(OFlag::O_RDONLY)?, open(OFlag::O_WRONLY)?);
         let word = if version >= (4, 2) { "auth" } else { "fds" };
@@ -113,7 +113,7 @@ fn joined(make: &Path, flags: &str, arguments: &[OsString]) -> Option<(String, V
     Some((format!("{left}-j {auth} -- {right}"), rest))
 }
 
-/// Returns the offered FIFO, unless a make above has joined it.
+/// Returns the offered FIFO, unless a parent make has joined it.
 fn offered(flags: &str) -> Option<&str> {
     let (left, right) = flags.split_once("-- ")?;
     if left.contains("--jobserver-") {
@@ -124,7 +124,7 @@ fn offered(flags: &str) -> Option<&str> {
         .find_map(|word| word.strip_prefix("--jobserver-auth=fifo:"))
 }
 
-/// Returns the arguments without those that request several jobs; `None` if there are none.
+/// Returns the arguments without those that request several jobs; `None` if they request at most one.
 fn without_jobs(arguments: &[OsString]) -> Option<Vec<OsString>> {
     let mut rest = Vec::new();
     let mut several = false;
@@ -174,7 +174,7 @@ fn short_jobs(text: &str) -> Option<(&str, &str)> {
     for (at, letter) in letters.char_indices() {
         match letter {
             'j' => return Some((&text[..=at], &letters[at + 1..])),
-            // The rest is their value.
+            // The rest is the option's value.
             '-' | 'C' | 'f' | 'o' | 'W' | 'I' | 'l' | 'O' | 'E' => return None,
             _ => {}
         }

@@ -77,7 +77,7 @@ fn execute(
         .stderr(Stdio::from(stderr));
     become_user(&mut process, command, in_service)?;
     let child = process.spawn()?;
-    // `reap` collects by pid; the handle would wait a second time.
+    // `reap` collects commands by pid; the handle would wait a second time.
     Ok((Pid::from_raw(child.id().cast_signed()), terminal))
 }
 
@@ -104,7 +104,7 @@ fn become_user(
     // SAFETY: the agent has one thread, and the closure only makes system calls on values made before the fork.
     unsafe {
         process.pre_exec(move || {
-            // std passes our own signal mask on.
+            // The child would inherit the agent's signal mask.
             SigSet::empty().thread_set_mask()?;
             nix::unistd::setsid()?;
             if tty {
@@ -128,7 +128,7 @@ fn become_user(
 #[expect(unsafe_code, reason = "TIOCSCTTY has no safe wrapper")]
 fn set_controlling_terminal(fd: i32, steal: i32) -> nix::Result<()> {
     nix::ioctl_write_int_bad!(tiocsctty, nix::libc::TIOCSCTTY);
-    // SAFETY: TIOCSCTTY takes a plain integer and touches no memory of ours.
+    // SAFETY: TIOCSCTTY takes a plain integer and touches no memory of this process.
     unsafe { tiocsctty(fd, steal) }.map(drop)
 }
 

@@ -51,7 +51,7 @@ pub(crate) struct Command {
     pub groups: Option<Vec<u32>>,
     /// Sets `no_new_privs`, so that setuid programs inside gain nothing.
     pub no_new_privs: bool,
-    /// Allocates a pseudo terminal inside; its other end comes back with [`Reply::Started`].
+    /// Allocates a pseudo terminal inside; [`Reply::Started`] returns its other end.
     pub tty: bool,
 }
 
@@ -62,7 +62,7 @@ pub(crate) enum Request {
     Run(Command),
     /// Sends a signal to the command's process group.
     Signal(i32),
-    /// Ends the container if it only waits for another command; answered by whether it does.
+    /// Ends the container if it only waits for another command; the answer is whether it does.
     Retire,
 }
 
@@ -90,18 +90,18 @@ pub(crate) enum Reply {
     },
 }
 
-/// What a container does after a command.
+/// The state of a container after a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Then {
-    /// Another command or its starter uses it.
+    /// Another command, or the container's starter, still uses it.
     Stays,
     /// It waits for another command, for the time with this number.
     Waits(u64),
-    /// Nobody else wants it, or another process stopped it, so it ends now.
+    /// It ends now: no other command uses it, or it was told to end.
     Ends,
 }
 
-/// Messages from the holder to the agent, over their own stream. Its end means: stop everything.
+/// Messages from the holder to the agent, over their own stream. The end of the stream means: stop everything.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum ToAgent {
     /// First frame; carries the listening socket.
@@ -109,7 +109,7 @@ pub(crate) enum ToAgent {
         /// The user to add to the tree, if that was not done from outside.
         user: Option<BuildUser>,
     },
-    /// Stop when no command runs and none came for this long; answered by [`FromAgent::Remaining`] or
+    /// Exit once no command runs and none has arrived for this long; answered by [`FromAgent::Remaining`] or
     /// [`FromAgent::Idle`].
     Drain(Duration),
 }
@@ -121,6 +121,6 @@ pub(crate) enum FromAgent {
     Ready,
     /// How many commands still run; the container ends with the last, or is used again.
     Remaining(usize),
-    /// No command runs, and the container waits for another: how many times so far.
+    /// No command runs, and the container waits for another; counts the waits so far.
     Idle(u64),
 }

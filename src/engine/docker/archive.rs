@@ -1,8 +1,8 @@
-//! Owns reading an image's layers from a service: their digests, and their archives inside the one archive that the
-//! service makes of an image.
+//! Owns reading an image's layers from a service: their digests, and their archives inside the service's archive of the
+//! image.
 //!
-//! The archive's structure varies: Podman, and Docker since 25, name a layer by its digest, older ones by a number of
-//! their own, and containerd's image store compresses it. But all of them describe the layers in `manifest.json`.
+//! The archive's structure varies: Podman, and Docker since 25, name a layer by its digest, older versions by an id of
+//! their own, and containerd's image store compresses it. All of them list the layers in `manifest.json`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
@@ -31,7 +31,7 @@ struct Contents {
     links: BTreeMap<PathBuf, PathBuf>,
 }
 
-/// Receives a layer's archive with its digest; false: no more is wanted.
+/// Receives a layer's digest and archive; returns false if it wants no more.
 type Take<'a> = dyn FnMut(&str, &mut dyn Read) -> Result<bool> + Send + 'a;
 
 impl Service {
@@ -57,7 +57,8 @@ impl Service {
         if left.is_empty() {
             return Ok(());
         }
-        // They have other names, which the end of the archive reveals: read it again.
+        // The missing layers have other names, which the manifest at the archive's end reveals, so read the archive
+        // again.
         let names: BTreeMap<PathBuf, &str> = match contents.manifest {
             Some(manifest) if manifest.layers.len() == all.len() => manifest
                 .layers

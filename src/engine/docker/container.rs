@@ -1,4 +1,4 @@
-//! Owns containers of a service: their creation, and their life.
+//! Owns a service's containers: their creation and their life cycle.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -23,10 +23,10 @@ use crate::plan::ids::{self, EnvId, StepKey, TreeId};
 use crate::rocm::gpu::Device;
 use crate::sys::error::Result;
 
-/// Polling interval for a container that ends, at first and at most.
+/// Polling interval for an exiting container, at first and at most.
 const PERIOD: Duration = Duration::from_millis(10);
 const LONGEST: Duration = Duration::from_millis(100);
-/// Where the holder's socket is inside; see [`crate::engine::agent`].
+/// Directory of the holder's socket inside the container; see [`crate::engine::agent`].
 const AGENT_DIRECTORY: &str = "/run/rockenv/agent";
 /// The socket's name there.
 pub(super) const AGENT_SOCKET: &str = "socket";
@@ -35,7 +35,7 @@ pub(super) const AGENT_SOCKET: &str = "socket";
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ContainerTree {
     pub socket: PathBuf,
-    /// Id of the parent image: a name may be reassigned to another one.
+    /// Id of the parent image, whose name may be reassigned.
     pub image: String,
     pub name: String,
     /// Label values: the store's root.
@@ -43,7 +43,7 @@ pub struct ContainerTree {
     /// The store's id.
     #[serde(default)]
     pub id: String,
-    /// The env's id; none for a tree that was pulled.
+    /// The env's id; none for a pulled tree.
     #[serde(with = "ids::or_empty")]
     pub env: Option<EnvId>,
     /// The live tree's id.
@@ -73,7 +73,7 @@ pub struct ContainerState {
     /// Its id: 64 hexadecimal digits.
     pub id: String,
     pub running: bool,
-    /// Its first process, as the host numbers it; 0 if it is not running.
+    /// Host pid of its first process; 0 if it is not running.
     pub pid: i64,
     /// Whether the kernel killed a process in it because memory ran out.
     pub oom_killed: bool,
@@ -83,9 +83,9 @@ pub struct ContainerState {
 }
 
 impl Service {
-    /// Makes sure that the container of `place` exists with the setup for `container`. An existing one with the same
-    /// setup is used; with another setup, its changes are carried over. Returns sentences about limits that cannot be
-    /// set.
+    /// Ensures that the container of `place` exists with the setup for `container`. Reuses an existing container with
+    /// the same setup. Replaces a container with another setup, and carries its changes over. Returns sentences about
+    /// limits that cannot be set.
     pub fn prepare(
         &self,
         place: &ContainerTree,
@@ -99,7 +99,7 @@ impl Service {
         let mut image = self.below(place)?;
         if let Some(state) = self.state(&place.name)? {
             if state.running {
-                // The holder of the env's lock knows all users of the container: this one is a leftover.
+                // The env is locked, so no other command uses this container: it is a leftover.
                 self.stop(&place.name)?;
             }
             if state.setup == setup {
@@ -135,14 +135,14 @@ impl Service {
         }
     }
 
-    /// Returns the id of the image for a container of `place`: the changes carried over from the one before, which
-    /// may be all that is left of it if rockenv was killed in between, or else the parent image.
+    /// Returns the id of the image for a container of `place`: the image with the previous container's changes, or else
+    /// the parent image. After rockenv was killed during a replacement, the former may be all that is left.
     pub fn below(&self, place: &ContainerTree) -> Result<String> {
         let carried = self.carried(&place.tree)?;
         Ok(carried.map_or_else(|| place.image.clone(), |image| image.id))
     }
 
-    /// Returns the image with the changes of a tree whose container is, or was, being replaced.
+    /// Returns the image that carries a tree's changes over to a new container.
     pub fn carried(&self, tree: &TreeId) -> Result<Option<EngineImage>> {
         let name = carried(tree);
         let Some(image) = self.image(&name)? else {
@@ -167,7 +167,7 @@ impl Service {
         self.ask(SLOW, "start a container", request)
     }
 
-    /// Returns the state of a container; `None` if there is none of that name.
+    /// Returns the state of a container; `None` if no container has that name.
     pub fn state(&self, name: &str) -> Result<Option<ContainerState>> {
         let request = settled(|| self.client.inspect_container(name, None));
         let Some(found) = self.found(SOON, "look at a container", request)? else {
@@ -187,12 +187,12 @@ impl Service {
         }))
     }
 
-    /// Returns the bytes that a container, which must not run, changed in its tree.
+    /// Returns the bytes that a container changed in its tree. The container must not be running.
     pub fn written(&self, name: &str) -> Result<u64> {
         Ok(self.sizes(name)?.0)
     }
 
-    /// Returns the bytes that a container changed in its tree, and those of the whole tree.
+    /// Returns the bytes that a container changed in its tree, and the size of the whole tree.
     pub fn sizes(&self, name: &str) -> Result<(u64, u64)> {
         let options = InspectContainerOptionsBuilder::new().size(true).build();
         let request = settled(|| self.client.inspect_container(name, Some(options.clone())));
@@ -201,7 +201,7 @@ impl Service {
         Ok((bytes(found.size_rw), bytes(found.size_root_fs)))
     }
 
-    /// Returns whether a container's tree changed since it was made.
+    /// Returns whether a container's tree has changed since its creation.
     pub fn is_changed(&self, name: &str) -> Result<bool> {
         let request = settled(|| self.client.container_changes(name));
         let changes = self.found(LATE, "look for changes", request)?.flatten();
@@ -214,7 +214,7 @@ impl Service {
         }))
     }
 
-    /// Sends SIGTERM to a container's first process, which may have ended by itself.
+    /// Sends SIGTERM to a container's first process, if that still runs.
     pub fn terminate(&self, name: &str) {
         let options = KillContainerOptionsBuilder::new().signal("SIGTERM").build();
         let request = self.client.kill_container(name, Some(options));
@@ -232,7 +232,7 @@ impl Service {
                     self.flavour
                 ));
             }
-            // It may end by itself in between, which is refused as a conflict.
+            // The container may exit first, which the service reports as a conflict.
             let request = self
                 .client
                 .kill_container(name, None::<KillContainerOptions>);
@@ -242,7 +242,7 @@ impl Service {
         Ok(())
     }
 
-    /// Waits until a container that is about to end has ended; kills it after `grace`.
+    /// Waits for a container to exit; kills it after `grace`.
     pub fn wait(&self, name: &str, grace: Duration) -> Result<()> {
         let began = Instant::now();
         while began.elapsed() < grace {
@@ -255,7 +255,7 @@ impl Service {
     }
 }
 
-/// Waits before the next look at a container that ends: a tenth of the time so far, which delays nobody much.
+/// Sleeps between polls of an exiting container: a tenth of the time so far, so the delay stays small.
 fn pause(began: Instant) {
     std::thread::sleep((began.elapsed() / 10).clamp(PERIOD, LONGEST));
 }
@@ -265,7 +265,7 @@ fn carried(tree: &TreeId) -> String {
     format!("rockenv/carried-{tree}")
 }
 
-/// Returns the request that makes the container, without image and labels.
+/// Returns the request that creates the container, without image and labels.
 fn body(
     container: &Container,
     agent: &Path,
@@ -292,7 +292,7 @@ fn body(
     let network = if container.network { "host" } else { "none" };
     let host = HostConfig {
         mounts: Some(mounts),
-        // As under systemd-nspawn: nothing of it gets into a snapshot.
+        // As under systemd-nspawn, so that no snapshot contains `/run`.
         tmpfs: Some(
             [("/run".to_owned(), "rw,nosuid,nodev,mode=755".to_owned())]
                 .into_iter()
@@ -307,22 +307,22 @@ fn body(
                 .into()
         }),
         network_mode: Some(network.to_owned()),
-        // In the same slice as those of systemd-nspawn, so that the host's settings for it apply to all.
+        // The slice of systemd-nspawn's containers, so that the host's settings for the slice apply to all.
         cgroup_parent: systemd.then(|| SLICE.to_owned()),
         memory,
-        // The same number: no swap on top.
+        // Equal to `memory`: no swap on top.
         memory_swap: memory,
         // Without this, Podman applies its own limit.
         pids_limit: Some(tasks.unwrap_or(-1)),
         ulimits: Some(ulimits(service.flavour)?),
-        // Output goes through our own descriptors; a log of the service would only grow.
+        // Output goes through rockenv's own descriptors; a log at the service would only grow.
         log_config: Some(HostConfigLogConfig {
             typ: Some("none".to_owned()),
             config: None,
         }),
-        // Volumes are the user's files: their labels must not change.
+        // Volumes are the user's files, whose labels must not change.
         security_opt: Some(vec!["label=disable".to_owned()]),
-        // A limit of a file system in memory, not a reservation.
+        // An upper limit for a file system in memory, not a reservation.
         shm_size: Some(8 << 30),
         ..HostConfig::default()
     };
@@ -340,7 +340,7 @@ fn body(
     })
 }
 
-/// Podman's service writes mounts as comma-separated lists, without a way to quote.
+/// Podman's service writes mounts as comma-separated lists, without quoting.
 const NO_LIST: [char; 3] = [',', '"', '\n'];
 
 pub(super) fn mount(bind: &Bind, flavour: Flavour) -> Result<Mount> {
@@ -384,7 +384,7 @@ fn devices(nodes: &[Device]) -> Vec<DeviceMapping> {
         .collect()
 }
 
-/// Returns the ulimits that a service may set: it refuses more than its own, and without any Podman requests more.
+/// Returns the ulimits to request. A service refuses more than its own, and Podman requests more if none are given.
 pub(super) fn ulimits(flavour: Flavour) -> Result<Vec<ResourcesUlimits>> {
     // Some old programs close every descriptor that could be open.
     let mut limits = vec![("nofile", Resource::RLIMIT_NOFILE, 1 << 19)];
@@ -403,8 +403,8 @@ pub(super) fn ulimits(flavour: Flavour) -> Result<Vec<ResourcesUlimits>> {
     limits.into_iter().map(limit).collect()
 }
 
-/// Identifies a setup: the request, and the device numbers, which change when a driver is reloaded. Podman makes
-/// nodes once for all starts.
+/// Returns a digest of a setup: the request, and the device numbers, which change when a driver is reloaded. Podman
+/// creates the nodes once for all starts.
 fn setup(body: &ContainerCreateBody, devices: &[Device]) -> Result<String> {
     let text = serde_json::to_vec(body)
         .map_err(|error| unexpected!("cannot encode a container").source(error))?;

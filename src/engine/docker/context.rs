@@ -9,10 +9,10 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
 
-/// The context that means the machine's own socket.
+/// The context for the machine's own socket.
 const DEFAULT: &str = "default";
 
-/// Where contexts come from.
+/// Where the current context comes from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Contexts {
     /// Directory of Docker's `config.json`; `None` without a home.
@@ -43,8 +43,8 @@ struct Endpoint {
 }
 
 impl Contexts {
-    /// Returns the endpoint of the current context, such as `unix:///run/user/1000/docker.sock`; `None` if there is
-    /// none.
+    /// Returns the endpoint of the current context, such as `unix:///run/user/1000/docker.sock`; `None` for the default
+    /// context.
     pub fn host(&self) -> Result<Option<String>> {
         let Some(directory) = &self.directory else {
             return Ok(None);
@@ -118,7 +118,7 @@ mod tests {
         );
         let host = Some("unix:///x/d.sock".to_owned());
         assert_eq!(at(None).host().unwrap(), host);
-        // The variable wins over the file, and `default` means none.
+        // The variable wins over the file, and `default` means no endpoint.
         assert_eq!(at(Some("default")).host().unwrap(), None);
         settings("{}");
         assert_eq!(at(None).host().unwrap(), None);

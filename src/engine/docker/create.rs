@@ -1,5 +1,4 @@
-//! Owns creating a container at a service: its name guarantees that there is only one, however often the request is
-//! repeated.
+//! Owns creating a container at a service. The name is unique, so repeated requests create only one container.
 
 use bollard::errors::Error as Refusal;
 use bollard::models::ContainerCreateBody;
@@ -40,7 +39,8 @@ impl Service {
         }
     }
 
-    /// Returns whether the container of that name has the requested labels; there is none while it is being made.
+    /// Returns whether the container of that name exists with the requested labels. It does not while the service
+    /// creates it.
     async fn is_made(
         &self,
         name: &str,
@@ -57,13 +57,13 @@ impl Service {
     }
 }
 
-/// Returns whether a request was refused because a container of that name exists, or is being made.
+/// Returns whether a request was refused because a container of that name exists, or is being created.
 fn is_taken(refusal: &Refusal) -> bool {
     matches!(refusal, Refusal::DockerResponseServerError { status_code, message }
         if *status_code == 409 || message.contains("already in use"))
 }
 
-/// Returns whether Podman refused a slice because it does not leave control groups to systemd.
+/// Returns whether Podman refused a slice because systemd does not manage its control groups.
 fn wants_no_slice(refusal: &Refusal) -> bool {
     matches!(refusal, Refusal::DockerResponseServerError { message, .. }
         if message.contains("systemd slice received as cgroup parent"))

@@ -29,12 +29,12 @@ const START: Duration = Duration::from_secs(180);
 const PERIOD: Duration = Duration::from_millis(200);
 /// How long a service may be down when a container has ended.
 const RESTART: Duration = Duration::from_secs(60);
-/// How long to wait for a service to finish making a container that nobody wants any more.
+/// How long to wait for a service to finish creating a container after the starter is gone.
 const ANSWER: Duration = Duration::from_secs(5);
 /// How long a container may take to end after its agent.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// Runs the container until nobody wants it any more.
+/// Runs the container until it ends; returns its usage.
 pub(in crate::engine) fn hold(
     hold: &Hold,
     place: &ContainerTree,
@@ -48,16 +48,16 @@ pub(in crate::engine) fn hold(
     check_binds(&hold.container)?;
     let directory = hold.run.join("agent");
     fs::create_dir_all(&directory)?;
-    // Inside, only root may enter: the build user must not speak for the agent.
+    // Only root may enter it inside, so that the build user cannot impersonate the agent.
     fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o700))?;
     let path = directory.join(AGENT_SOCKET);
-    // Root of an earlier container may have made anything there, a directory too.
+    // Root of an earlier container may have created anything there, even a directory.
     remove_tree(&path)?;
     let entrance = UnixListener::bind(short_path(&directory, AGENT_SOCKET)?.1)
         .context(|| format!("cannot listen at `{}`", path.display()))?;
     state.save(&hold.run)?;
-    // Nobody wants a container whose starter is gone. Wait a little for its creation: otherwise it would appear later
-    // and stay until a command looks for leftovers.
+    // A container whose starter is gone is not needed. Still wait a little for its creation: otherwise it would appear
+    // later and stay until a command looks for leftovers.
     let gone = || connections.starter.as_fd().try_clone_to_owned();
     service.end_waits_with(Some((gone()?, ANSWER)));
     let told = UnixStream::from(gone()?);
@@ -70,7 +70,7 @@ pub(in crate::engine) fn hold(
         &hold.program,
         hold.systemd,
     )?;
-    // It has a name by now, so a start need not be waited for.
+    // The container exists under its name by now, so its start need not be waited for.
     service.end_waits_with(Some((gone()?, Duration::ZERO)));
     service
         .start(&place.name)
@@ -98,7 +98,7 @@ pub(in crate::engine) fn hold(
         missing,
         Watch {
             tie: hold.tie,
-            // The container is not our child: it ends when the agent's stream does.
+            // The container is not a child process: it ends when the agent's stream does.
             has_ended: &mut |agent_is_gone| Ok(agent_is_gone),
             // The service removes the control group with the container's last process.
             dismiss: &mut || figures = cgroup.figures(),
@@ -130,7 +130,7 @@ pub(in crate::engine) fn hold(
     })
 }
 
-/// Waits until the container has ended, even across a restart of the service: hours of work must not be lost with it.
+/// Waits until the container has exited, even across a restart of the service, which must not cost hours of work.
 fn wait(service: &Service, name: &str) -> Result<()> {
     let deadline = Instant::now() + RESTART;
     loop {
@@ -143,8 +143,8 @@ fn wait(service: &Service, name: &str) -> Result<()> {
     }
 }
 
-/// Names the layer that prevented a device node: crun makes the node under the device rules of the container, and
-/// fails there. runc continues, and the GPU check finds it.
+/// Names the access layer that refused a device node. crun creates the node under the container's device rules, and
+/// fails there. runc continues, and the GPU check finds the problem.
 fn refused_node(error: Error, container: &Container) -> Error {
     let said = error.chain().join(": ");
     let refused = said.contains("mknod") && said.contains("peration not permitted");

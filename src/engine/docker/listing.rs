@@ -1,4 +1,4 @@
-//! Owns listing a tree at a service, from the archive that the service makes of it.
+//! Owns listing a tree at a service, from the service's archive of the tree.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -16,7 +16,7 @@ use super::{LATE, Labels, Service};
 use crate::sys::checksum;
 use crate::sys::error::{Result, ResultExt as _};
 
-/// Files that the service itself makes in every container.
+/// Files that the service itself creates in every container.
 pub(super) const MADE: [&str; 9] = [
     "/.dockerenv",
     "/dev",
@@ -38,16 +38,16 @@ pub struct ArchiveEntry {
     pub kind: u8,
     pub mode: u32,
     pub owner: (u64, u64),
-    /// Target of a link, numbers of a device.
+    /// Target of a link, or numbers of a device.
     pub points_to: Option<PathBuf>,
-    /// Modification time in seconds, not for directories.
+    /// Modification time in seconds; 0 for directories.
     pub modified: u64,
     /// SHA-256 of a file's content.
     pub content: Option<[u8; 32]>,
 }
 
 impl ArchiveEntry {
-    /// Returns the difference to another entry, as a phrase.
+    /// Returns the differences from another entry as a phrase; `None` if the entries are equal.
     pub fn differs(&self, other: &Self, times: bool) -> Option<String> {
         let mut all = Vec::new();
         if self.kind != other.kind {

@@ -1,7 +1,7 @@
 //! Owns the communication with a Docker or Podman service: every request that rockenv makes, and every difference
-//! between the two. Podman speaks Docker's protocol; which one it is, is determined once.
+//! between the two. Podman speaks Docker's protocol; the kind of service is determined once, on connecting.
 //!
-//! Every object that rockenv makes there carries the labels of [`Labels`], so that it is found by them, not by a
+//! Every object that rockenv creates there carries the labels of [`Labels`]. rockenv finds objects by them, not by a
 //! record.
 
 mod archive;
@@ -48,9 +48,9 @@ use crate::sys::{signals, userns};
 const SOON: Duration = Duration::from_secs(120);
 /// How often a long wait checks for signals.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long a service may contradict itself about objects that others are making or removing.
+/// How long a service may contradict itself about objects that other clients are creating or removing.
 const SETTLE: Duration = Duration::from_secs(25);
-/// Interval for repeating a question that failed for that reason.
+/// Interval for repeating a request after such a contradiction.
 const AGAIN: Duration = Duration::from_millis(20);
 /// How long a request may stay unanswered before that is reported, or before it is repeated.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -68,7 +68,7 @@ pub enum Flavour {
 }
 
 impl Flavour {
-    /// Returns which service sends these fields of a head, and its version.
+    /// Returns the service that sends these header fields, and its version.
     fn identify<'a>(field: &dyn Fn(&str) -> Option<&'a str>) -> (Self, Option<&'a str>) {
         if let Some(version) = field("Libpod-Api-Version") {
             return (Self::Podman, Some(version));
@@ -90,22 +90,22 @@ impl fmt::Display for Flavour {
 
 /// The labels of an object, by name without the prefix `rockenv.`.
 ///
-/// An image passes its labels on to containers and vice versa. So every container has every label, with an empty
-/// value if it does not apply, and an image has those of its container.
+/// Containers inherit an image's labels and vice versa. So every container has every label, with an empty value if it
+/// does not apply, and an image has the labels of its container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Labels {
     /// The store's root.
     pub store: String,
-    /// Its id: a different store may appear at that path.
+    /// The store's id, because a different store may appear at that path.
     pub id: String,
     pub env: Option<EnvId>,
-    /// Id of the live tree that a container is, and that an image was.
+    /// Id of the live tree that a container holds, or that an image was frozen from.
     pub tree: Option<TreeId>,
     /// Key of the step that runs in a container, or ran in an image's container.
     pub key: Option<StepKey>,
-    /// For an image that is the complete snapshot of its step: the number of layers below it.
+    /// For an image with the complete snapshot of its step: the number of layers below it.
     pub whole: String,
-    /// The setup of a container; another setup needs another container.
+    /// The setup of a container; a changed setup needs a new container.
     pub setup: String,
 }
 
@@ -130,13 +130,13 @@ impl Labels {
     }
 }
 
-/// Receives a sentence about what is being waited for.
+/// Receives a sentence about a slow request.
 type Tell = Box<dyn Fn(String)>;
 
 pub struct Service {
     client: bollard::Docker,
     runtime: Runtime,
-    /// Every wait ends this long after the other side of this socket has closed.
+    /// The starter's socket, and how long waits continue after its peer has closed it.
     starter: RefCell<Option<(OwnedFd, Duration)>>,
     /// Receives reports of unanswered requests.
     tell: RefCell<Option<Tell>>,
@@ -166,7 +166,7 @@ impl Service {
             bollard::Docker::connect_with_unix(&socket.to_string_lossy(), LATE.as_secs(), version)
                 .map_err(|error| unreachable(error.to_string()))
         };
-        // Old services refuse a newer version than theirs.
+        // Old services refuse a protocol version newer than their own.
         let client = match greeting.protocol < *bollard::API_DEFAULT_VERSION {
             true => client(&greeting.protocol)?,
             false => client(bollard::API_DEFAULT_VERSION)?,
@@ -182,12 +182,12 @@ impl Service {
         })
     }
 
-    /// From now on, ends every wait this long after the other side of a socket has closed it; `None` stops that.
+    /// Ends every later wait this long after the socket's peer has closed it; `None` disables that.
     fn end_waits_with(&self, starter: Option<(OwnedFd, Duration)>) {
         *self.starter.borrow_mut() = starter;
     }
 
-    /// From now on, reports unanswered requests.
+    /// Reports later requests that stay unanswered.
     fn tell(&self, tell: impl Fn(String) + 'static) {
         *self.tell.borrow_mut() = Some(Box::new(tell));
     }
@@ -222,7 +222,7 @@ impl Service {
                 () = self.lose_patience(what) => None,
             }
         });
-        // The owner of the signal handler reads it and reports which one it was.
+        // The owner of the signal handler reads the signal and reports which one it was.
         let Some(answer) = answer else {
             return Err(Error::new(
                 Kind::Signal(nix::libc::SIGINT),
@@ -242,7 +242,7 @@ impl Service {
         }
     }
 
-    /// Reports after a while what is being waited for, and continues to wait.
+    /// Reports after a while that the request is slow; never returns.
     async fn lose_patience(&self, what: &str) {
         tokio::time::sleep(PATIENCE).await;
         if let Some(tell) = &*self.tell.borrow() {
@@ -289,7 +289,7 @@ impl Service {
     }
 }
 
-/// Repeats a read-only question until the answer is not from a transient state.
+/// Repeats a read-only request until its answer does not come from a transient state.
 async fn settled<T: DeserializeOwned, F: Future<Output = std::result::Result<T, Refusal>>>(
     question: impl Fn() -> F,
 ) -> std::result::Result<T, Refusal> {
@@ -310,8 +310,8 @@ async fn settled<T: DeserializeOwned, F: Future<Output = std::result::Result<T, 
     }
 }
 
-/// Returns whether an answer may come from a transient state, which Podman does not hide: it examines a process that
-/// ends meanwhile, or fails because a container that it listed is gone.
+/// Returns whether an answer may come from a transient state. Podman does not hide these: it examines a process that
+/// exits meanwhile, or fails because a container that it listed is gone.
 fn is_passing(refusal: &Refusal) -> bool {
     match refusal {
         Refusal::JsonDataError { .. } => true,
@@ -322,7 +322,7 @@ fn is_passing(refusal: &Refusal) -> bool {
             "no such process",
             "not known",
             "no such container",
-            // From an image that is being removed, even if the question was about another one.
+            // From an image that is being removed, even if the request was about another one.
             "locating item named",
         ]
         .iter()
@@ -331,8 +331,9 @@ fn is_passing(refusal: &Refusal) -> bool {
     }
 }
 
-/// Parses an answer with a container state unknown to Docker: Podman reports "stopped" for a container that ended and
-/// was not cleaned up yet, which may take long without root. `None` if that is not the problem.
+/// Parses an answer with a container state unknown to Docker: Podman reports "stopped" for a container that exited and
+/// was not cleaned up yet, which may take long without root. Returns `None` if the answer is invalid for another
+/// reason.
 fn in_dockers_words<T: DeserializeOwned>(answer: &str) -> Option<T> {
     let mut answer: Value = serde_json::from_str(answer).ok()?;
     let containers = match &mut answer {
@@ -352,8 +353,8 @@ fn in_dockers_words<T: DeserializeOwned>(answer: &str) -> Option<T> {
     serde_json::from_value(answer).ok()
 }
 
-/// Ends when a signal has come or the starter has been gone for that long; never without a starter, when signals end
-/// the process as usual.
+/// Ends once a signal has arrived or the starter is gone, after the grace period. Never ends if there is no starter and
+/// signals end the process as usual.
 async fn interrupted(starter: Option<&(OwnedFd, Duration)>) {
     let grace = starter.map_or(Duration::ZERO, |(_, grace)| *grace);
     let starter = starter.map(|(socket, _)| socket.as_fd());
@@ -408,7 +409,7 @@ fn restart(flavour: Flavour) -> &'static str {
     )
 }
 
-/// Returns it for a machine with or without systemd and init scripts.
+/// Returns the command of [`restart`] for a machine with or without systemd and init scripts.
 fn restart_on(flavour: Flavour, root: bool, systemd: bool, init: bool) -> &'static str {
     match (flavour, root, systemd) {
         (Flavour::Docker, true, true) => "systemctl restart docker",

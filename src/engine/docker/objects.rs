@@ -24,7 +24,7 @@ use crate::plan::ids::{StepKey, TreeId};
 use crate::sys::error::Result;
 use crate::sys::process::Program;
 
-/// The label of a store's image, and of everything built on it: its key.
+/// The label with the key of a store's image, inherited by everything built on the image.
 const IMAGE: &str = "rockenv.image";
 /// containerd's default directory of images.
 const CONTAINERD: &str = "/var/lib/containerd";
@@ -33,14 +33,14 @@ const PIECES: usize = 16;
 /// Interval for retrying to send the next piece.
 const ROOM: Duration = Duration::from_millis(1);
 
-/// An object of the store at a service. It is recorded beside the files that belong to it, so that deleting these can
-/// remove it too.
+/// A store's object at a service. It is recorded beside the files that belong to it, so that deleting them can remove
+/// the object too.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Object {
     pub socket: PathBuf,
     #[serde(flatten)]
     pub what: ObjectFilter,
-    /// Id of an image that was made: its name may be reassigned.
+    /// Id of a created image, whose name may be reassigned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
 }
@@ -55,7 +55,7 @@ pub(crate) enum ObjectFilter {
 }
 
 impl Object {
-    /// Returns whether both are the same thing at the same service.
+    /// Returns whether both are the same object at the same service.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         (&self.socket, &self.what) == (&other.socket, &other.what)
     }
@@ -73,14 +73,14 @@ impl Object {
 /// Id and labels, with the prefix, of an object.
 pub(super) type Labelled = (String, HashMap<String, String>);
 
-/// An image that is, by its labels and its name, the snapshot of a step.
+/// An image whose labels and name mark it as the snapshot of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frozen {
     pub image: String,
-    /// The live tree that it was.
+    /// The live tree that it was frozen from.
     pub tree: TreeId,
     pub key: StepKey,
-    /// When it was made, in seconds since 1970.
+    /// Creation time, in seconds since 1970.
     pub created: i64,
     /// If it is the complete snapshot: the number of layers below it.
     pub whole: Option<usize>,
@@ -99,12 +99,12 @@ pub struct EngineImage {
 }
 
 impl Service {
-    /// Makes an image from the tree at a directory, for image `key` of a store; returns its id. `name` has no tag,
+    /// Creates an image from the tree at a directory, for image `key` of a store; returns its id. `name` has no tag,
     /// which Podman would ignore.
     pub fn import(&self, tree: &Path, name: &str, key: &str) -> Result<String> {
         let tar = Program::find("tar", "importing images")?
-            // A file changed while it was read: files of an image do not, but another command may make or remove a
-            // link to one.
+            // tar exits with 1 if a file changed while it was read. Files of an image do not change, but another
+            // command may create or remove a hard link to one.
             .allow_exit_code(1)
             .args([
                 "--create",
@@ -153,10 +153,10 @@ impl Service {
         }
     }
 
-    /// Returns the id of the image that [`Service::import`] made under a name, if the name still means it.
+    /// Returns the id of the image that [`Service::import`] created under a name, if the name still refers to it.
     pub fn imported(&self, name: &str, key: &str) -> Result<Option<String>> {
         let image = self.image(name)?;
-        // An image built on it has its label too, and one more layer or a tree's label.
+        // An image built on it inherits its label, but has one more layer or a tree's label.
         let own = |image: &EngineImage| {
             image.labels.get(IMAGE).is_some_and(|found| found == key)
                 && image
@@ -238,7 +238,7 @@ impl Service {
         self.image_from(archive, name, &label, "merge an image's layers")
     }
 
-    /// Makes an image with a label from an archive; `what` completes "cannot ...".
+    /// Creates an image with a label from an archive; `what` completes "cannot ...".
     fn image_from(
         &self,
         archive: impl Stream<Item = std::io::Result<Bytes>> + Send + 'static,
@@ -262,7 +262,7 @@ impl Service {
         })
     }
 
-    /// Returns ids and labels of the images with a label, whose name is given without the prefix.
+    /// Returns the ids and labels of the images with a label, whose name is given without the prefix.
     pub fn images(&self, label: &str, value: &str) -> Result<Vec<Labelled>> {
         let found = self.labelled_images(label, value)?.into_iter();
         Ok(found.map(|image| (image.id, image.labels)).collect())
@@ -275,8 +275,8 @@ impl Service {
         self.ask(SOON, "list images", request)
     }
 
-    /// Returns the snapshots of steps of the store at this path and with this id. Anybody can make an image with a
-    /// name, a path and a key; the id is known to the store alone.
+    /// Returns the step snapshots of the store with this path and id. Any user can create an image with a name, a path
+    /// and a key, but only the store knows its id.
     pub fn frozen(&self, store: &str, id: &str) -> Result<Vec<Frozen>> {
         if id.is_empty() {
             return Ok(Vec::new());
@@ -302,7 +302,7 @@ impl Service {
         Ok(found.into_iter().filter_map(frozen).collect())
     }
 
-    /// Returns ids and labels of the containers with a label, whose name is given without the prefix.
+    /// Returns the ids and labels of the containers with a label, whose name is given without the prefix.
     pub fn containers(&self, label: &str, value: &str) -> Result<Vec<Labelled>> {
         let filters = filters(label, value);
         let options = ListContainersOptionsBuilder::new()
@@ -317,7 +317,7 @@ impl Service {
             .collect())
     }
 
-    /// Removes a container and its changes, whether it runs, exists or not.
+    /// Removes a container and its changes. The container may be running, or missing.
     pub fn remove_container(&self, name: &str) -> Result<()> {
         let options = RemoveContainerOptionsBuilder::new()
             .force(true)
@@ -341,7 +341,7 @@ impl Service {
 
     /// Removes every container and image with the label of a live tree.
     ///
-    /// An image with children loses its name, and goes with the last of them.
+    /// An image with children only loses its name, and goes with the last of them.
     fn remove_tree(&self, tree: &TreeId) -> Result<()> {
         for (container, _) in self.containers("tree", tree)? {
             self.remove_container(&container)?;
@@ -352,7 +352,7 @@ impl Service {
         Ok(())
     }
 
-    /// Removes an image by name or id. An image with children only loses its names, and one that a user has named
+    /// Removes an image by name or id. An image with children only loses its names, and an image that a user has named
     /// stays.
     pub fn remove_image(&self, id: &str) -> Result<()> {
         let Some(found) = self.image(id)? else {
@@ -409,8 +409,7 @@ fn hand_over(sender: &Sender<Bytes>, mut piece: Bytes, given_up: &AtomicBool) ->
     false
 }
 
-/// Returns a name in rockenv's form, `rockenv/...`, without the host that Podman puts before it. `None` for any
-/// other.
+/// Returns a name of the form `rockenv/...`, without the host that Podman prepends; `None` for any other name.
 fn own_name(name: &str) -> Option<&str> {
     let hosts = ["docker.io/", "localhost/", ""];
     let name = hosts.iter().find_map(|host| name.strip_prefix(host))?;

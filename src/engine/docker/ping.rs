@@ -10,7 +10,7 @@ use bollard::ClientVersion;
 
 use super::Flavour;
 
-/// Limit for it: nothing that a service does keeps it from this answer.
+/// Limit for the answer, which does not wait for a service's other work.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Maximum size of an answer's head, in bytes.

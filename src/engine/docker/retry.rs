@@ -1,5 +1,5 @@
-//! Owns repeating requests. An unanswered request may be lost, because the service was restarted, or still be in
-//! progress: so it is sent again in parallel to the first one.
+//! Owns repeating requests. An unanswered request may be lost because the service restarted, or may still be in
+//! progress, so it is sent again in parallel with the first one.
 
 use std::future::Future;
 use std::time::Duration;
@@ -10,12 +10,12 @@ use futures_util::stream::FuturesUnordered;
 
 use super::PATIENCE;
 
-/// How many such periods a service may stay silent: ten minutes in all. A service that is working refuses to begin
-/// the same work again.
+/// Number of [`PATIENCE`] periods that a service may stay silent: ten minutes in all. A service that is still working
+/// refuses to begin the same work again.
 const SILENCE: u32 = 60;
 
-/// Sends a request until one is answered. `is_under_way` recognizes the refusal of work in progress; `look` then
-/// finds it done.
+/// Sends a request until one is answered. `is_under_way` recognizes the refusal of work in progress; `look` then checks
+/// whether the work is done.
 pub(super) async fn retry<T, F: Future<Output = Result<T, Refusal>>>(
     request: impl Fn() -> F,
     is_under_way: impl Fn(&Refusal) -> bool,
@@ -70,7 +70,7 @@ mod tests {
         }
     }
 
-    /// Simulates a service whose n-th answer is that of `answers`, or none.
+    /// Simulates a service whose n-th answer comes from `answers`.
     fn ask(
         answers: impl Fn(u32) -> Option<Result<u32, Refusal>>,
         done: impl Fn(u32) -> bool,
@@ -107,7 +107,7 @@ mod tests {
         let never = |_| false;
         assert!(matches!(ask(|n| Some(Ok(n)), never), Ok(1)));
         assert!(matches!(ask(|n| (n > 1).then_some(Ok(n)), never), Ok(2)));
-        // In progress through the first request, which is then found done.
+        // The first request is in progress, and `look` then finds it done.
         let second = |n| (n > 1).then(|| Err(busy()));
         assert!(matches!(ask(second, |looked| looked > 3), Ok(100)));
         // Refused at once, because of another client's work.

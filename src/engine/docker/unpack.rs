@@ -1,9 +1,9 @@
-//! Owns turning a layer from elsewhere into a snapshot: rockenv unpacks it in a container made from the snapshot
-//! below, like a step, and the container is frozen like a step's.
+//! Owns turning a layer from elsewhere into a snapshot: as for a step, rockenv unpacks it in a container created from
+//! the snapshot below, and freezes the container.
 //!
-//! A service could load an image by itself, but it needs all layers for that, unpacks by its own rules, and reports
-//! nothing about the result. This way every byte is hashed where it is unpacked, and the service needs no knowledge
-//! of the other machine.
+//! A service could load an image by itself, but it would need all layers for that, unpack by its own rules, and report
+//! nothing about the result. This way every byte is hashed where it is unpacked, and the service needs no knowledge of
+//! the other machine.
 
 use std::path::Path;
 use std::time::Duration;
@@ -40,7 +40,7 @@ pub struct Unpack<'a> {
 }
 
 impl Service {
-    /// Runs a container that unpacks the layer, and waits for its end. `look` is called meanwhile and may abort.
+    /// Runs a container that unpacks the layer, and waits for it to exit. Calls `look` meanwhile, which may abort.
     pub fn unpack(&self, what: &Unpack<'_>, look: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         let name = &what.place.name;
         fs_err::write(what.report, "")?;
@@ -55,7 +55,8 @@ impl Service {
             network_mode: Some("none".to_owned()),
             pids_limit: Some(-1),
             ulimits: Some(ulimits(self.flavour)?),
-            // Docker's default, which Podman lacks. A layer may have device nodes; making them opens none.
+            // A default of Docker but not of Podman. A layer may contain device nodes; creating them does not open
+            // them.
             cap_add: Some(vec!["MKNOD".to_owned()]),
             log_config: Some(HostConfigLogConfig {
                 typ: Some("none".to_owned()),

@@ -1,4 +1,4 @@
-//! Owns waiting for a container's end: its agent's messages, its starter's end, and signals.
+//! Owns waiting for a container to end: messages from its agent, its starter's disconnect, and signals.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -13,19 +13,19 @@ use crate::sys::error::Result;
 use crate::sys::frames;
 use crate::sys::readable::readable;
 
-/// How long the engine may take to end by itself, removing its own files, after the agent has ended.
+/// How long the engine may take to exit by itself, removing its own files, after the agent has exited.
 const GRACE: Duration = Duration::from_secs(3);
 
 /// An engine's callbacks while its container is waited for.
 pub(in crate::engine) struct Watch<'a> {
-    /// The effect of the starter's end.
+    /// What happens when the starter disconnects.
     pub tie: OnDisconnect,
     /// Called when the agent is gone (then with true), and after every signal.
     pub has_ended: &'a mut dyn FnMut(bool) -> Result<bool>,
-    /// Called before the agent is told to end, and when it ended by itself: the container's figures must be read
+    /// Called before the agent is told to exit, and when it exits by itself: the container's figures must be read
     /// before they are removed.
     pub dismiss: &'a mut dyn FnMut(),
-    /// Called with a number when the container begins to wait for another command, and with none when one comes.
+    /// Called with a number when the container begins to wait for another command, and with `None` when one arrives.
     pub idle: &'a mut dyn FnMut(Option<u64>),
 }
 
@@ -77,8 +77,8 @@ pub(in crate::engine) fn supervise(
                     (watch.idle)(Some(waits));
                     drop(frames::send(starter, &FromHolder::Shared, &[]));
                 }
-                // Root of the container can write to the agent's sockets: a step's starter must never take its tree
-                // while others use that.
+                // Root of the container can write to the agent's sockets. A forged message must not make a step's
+                // starter take the tree while processes use it.
                 Ok(Some(_)) => {}
                 Ok(None) | Err(_) => {
                     (watch.dismiss)();
@@ -110,7 +110,7 @@ pub(in crate::engine) fn supervise(
                     agent = None;
                 }
             }
-            // Also without a message from the agent, which may have been killed.
+            // Checked even without a message from the agent, which may have been killed.
             if (watch.has_ended)(agent.is_none())? {
                 return Ok(ready);
             }
@@ -125,8 +125,8 @@ mod tests {
 
     use super::*;
 
-    /// Supervises a step's container until its agent is gone. Returns whether that answered, and how many times its
-    /// figures were read and its rest was noted.
+    /// Supervises a step's container until its agent is gone. Returns whether the agent answered, how many times the
+    /// figures were read, and how many times a wait was reported.
     fn supervised(agent: UnixStream, starter: &UnixStream) -> (bool, u32, u32) {
         let signals = SignalFd::with_flags(&SigSet::empty(), SfdFlags::SFD_NONBLOCK).unwrap();
         let (mut dismissed, mut rested) = (0, 0);

@@ -28,7 +28,7 @@ use crate::sys::frames;
 use crate::sys::sockets::SocketRules;
 use crate::tree::{mounts, overlay};
 
-/// Makes the container's mounts, runs it and waits until it has ended; returns its usage.
+/// Mounts the container's tree and volumes, runs it and waits until it has ended; returns its usage.
 pub(in crate::engine) fn hold(
     hold: &Hold,
     state: &mut ContainerRecord,
@@ -59,14 +59,14 @@ pub(in crate::engine) fn hold(
         Root::Service(_) => return Err(unexpected!("a service mounts its own trees")),
     }
     check_binds(&hold.container)?;
-    // The container's root may have made device nodes in it. systemd-nspawn mounts its own `/dev`.
+    // Root of the container may have created device nodes in the tree. systemd-nspawn mounts its own `/dev`.
     add_flags(&root, MsFlags::MS_NODEV)
         .context(|| format!("cannot mount `{}` without devices", root.display()))?;
     let mut hold = with_volumes(with_views(hold)?)?;
     hold.container.show_certificates(Some(&root), &hold.run)?;
     let hold = &hold;
     state.lock = Some(TreeLock::of(&root)?);
-    // Mounts end with this process; what follows outlives it.
+    // Mounts end with this process, but `run_engine` creates things that outlive it.
     state.save(&hold.run)?;
     let result = run_engine(hold, state, connections, &root);
     if let Err(nix::Error::EBUSY) = umount2(&root, MntFlags::empty()) {
@@ -106,7 +106,7 @@ fn add_flags(at: &Path, flags: MsFlags) -> nix::Result<()> {
     mount(None::<&str>, at, None::<&str>, flags, None::<&str>)
 }
 
-/// Opens what a bind shows. A link that appeared on the way is not followed: a step may have made it.
+/// Opens the source of a bind. Does not follow a symlink that appeared in a real path: a step may have created it.
 fn open_source(bind: &Bind) -> Result<OwnedFd> {
     let rules = match bind.is_real {
         true => ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_MAGICLINKS,
@@ -116,12 +116,12 @@ fn open_source(bind: &Bind) -> Result<OwnedFd> {
         .context(|| format!("cannot mount `{}`", bind.target))
 }
 
-/// Returns a path to an open file or directory, whatever becomes of its name.
+/// Returns a path to an open file or directory that stays valid if its name changes.
 fn path_of(opened: &OwnedFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()))
 }
 
-/// Mounts the views of the container's binds in this namespace, and returns the request with these in their place.
+/// Mounts the views of the container's binds in this namespace, and returns the request with these mounts as sources.
 fn with_views(hold: &Hold) -> Result<Hold> {
     let mut hold = hold.clone();
     for (index, bind) in hold.container.binds.iter_mut().enumerate() {
@@ -133,7 +133,7 @@ fn with_views(hold: &Hold) -> Result<Hold> {
         let opened = open_source(bind)?;
         let mut lowers = view.layers;
         lowers.push(path_of(&opened));
-        // The way to the store may have links.
+        // The path to the store may contain symlinks.
         (bind.source, bind.is_real) = (at.clone(), false);
         let upper = overlay::Upper {
             diff: &view.upper,
@@ -153,13 +153,13 @@ fn is_volume(at: &Path) -> bool {
     name.is_some_and(|name| name.starts_with(VOLUME))
 }
 
-/// Mounts the volumes in this namespace, and returns the request with these mounts in their place: setuid programs in
-/// a volume gain nothing, and devices there cannot be opened.
+/// Mounts the volumes in this namespace, and returns the request with these mounts as sources: setuid programs in a
+/// volume gain nothing, and devices there cannot be opened.
 fn with_volumes(mut hold: Hold) -> Result<Hold> {
     for (index, bind) in hold.container.binds.iter_mut().enumerate() {
         let is_view = bind.source.parent() == Some(&hold.run);
         let name = bind.source.file_name().and_then(|name| name.to_str());
-        // rockenv's own files and directories of the container are there too.
+        // The directory also contains rockenv's own files and directories for the container.
         if is_view && !name.is_some_and(|name| name.starts_with(VIEW)) {
             continue;
         }
@@ -173,7 +173,7 @@ fn with_volumes(mut hold: Hold) -> Result<Hold> {
         let none = None::<&str>;
         let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
         mount(Some(&path_of(&opened)), &at, none, flags, none).context(wrong)?;
-        // What is mounted in a directory came along.
+        // The bind is recursive, so mounts below the directory came along.
         let mut mounted = mounts::at_or_below(&fs::canonicalize(&at)?)?;
         mounted.push(at.clone());
         for at in mounted {
@@ -199,7 +199,7 @@ fn run_engine(
     let mut noise = tempfile::tempfile_in(&hold.run)?;
     let (ours, theirs) = UnixStream::pair()?;
     let mut child = spawn(hold, state, root, theirs, &noise)?;
-    // It starts a thread, so not before the fork.
+    // This starts a thread, so it must come after the fork.
     let jobs = hold.serve_jobs(connections.jobs, &state.cgroup)?;
     let listen = ToAgent::Listen { user: None };
     frames::send(&ours, &listen, &[connections.listener.as_raw_fd()])?;
@@ -222,7 +222,7 @@ fn run_engine(
             },
         },
     );
-    // systemd removes a scope with its last process, and its counters with it, possibly between two reads.
+    // systemd removes a scope and its counters with its last process, possibly between two reads.
     let last = cgroup.figures();
     let figures = Figures {
         cpu_us: last.cpu_us.or(before.cpu_us),
@@ -254,7 +254,7 @@ fn run_engine(
     }
 }
 
-/// Waits for a killed process, but not for ever if the kernel holds it.
+/// Waits for a killed process, but not forever: the kernel may hold it.
 fn await_end(child: &mut Child) -> Result<()> {
     let until = Instant::now() + PATIENCE;
     while child.try_wait()?.is_none() {
@@ -266,7 +266,7 @@ fn await_end(child: &mut Child) -> Result<()> {
     Ok(())
 }
 
-/// Makes the error for an engine that ended before the agent answered, from its output.
+/// Builds the error for an engine that exited before the agent answered, from the engine's output.
 #[expect(clippy::disallowed_types, reason = "the file has no name")]
 fn engine_error(noise: &mut std::fs::File) -> Error {
     use std::io::{Read as _, Seek as _, SeekFrom};

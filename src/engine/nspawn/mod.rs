@@ -1,7 +1,7 @@
 //! Owns systemd-nspawn: its command line, a pure function from a container to arguments; `hold` runs it.
 //!
-//! Works with systemd 249 to 258. Background: nspawn reads `.nspawn` files beside the tree unless told not to
-//! (CVE-2026-40226); it mounts a small tmpfs over `/tmp` unless its environment says otherwise.
+//! Works with systemd 249 to 258. nspawn reads `.nspawn` files beside the tree unless told not to (CVE-2026-40226). It
+//! mounts a small tmpfs over `/tmp` unless its environment says otherwise.
 
 mod hold;
 
@@ -21,8 +21,8 @@ pub(crate) const ENVIRONMENT: [(&str, &str); 3] = [
     ("LC_ALL", "C.UTF-8"),
 ];
 
-/// Returns the arguments that run the agent in `container`, whose tree is mounted at `root`. Without `has_device_rules` its
-/// control group does not say which devices may be opened.
+/// Returns the arguments that run the agent in `container`, whose tree is mounted at `root`. `has_device_rules` tells
+/// whether its control group restricts which devices may be opened.
 pub(crate) fn argv(
     container: &Container,
     root: &Path,
@@ -47,7 +47,7 @@ pub(crate) fn argv(
     .map(str::to_owned)
     .to_vec();
     if !has_device_rules {
-        // The host's disks could be opened by nodes made in `/dev`.
+        // Root inside could create nodes in `/dev` and open the host's disks.
         argv.push("--drop-capability=CAP_MKNOD".to_owned());
     }
     argv.push(format!("--machine={}", container.id));
