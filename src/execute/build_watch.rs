@@ -1,7 +1,7 @@
-//! Owns watching the builds of a running step, to tell how long they still take: finds the directories in its build
-//! volumes in which ninja works, and reads from their logs which commands have ended.
+//! Owns watching a running step's builds to predict how long they still take: finds the directories in its build
+//! volumes where ninja works, and reads from their logs which commands have ended.
 //!
-//! Whatever cannot be read is left out and never causes a failure.
+//! Unreadable data is left out and never causes a failure.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
@@ -18,12 +18,12 @@ use crate::store::build_logs::{self, BuildLog};
 use crate::sys::signals;
 use crate::ui::ninja::{NinjaProgress, TimeLeft};
 
-/// Minimum interval of looking.
+/// Minimum interval between looks at the builds.
 const PERIOD: Duration = Duration::from_secs(2);
-/// Looking takes at most this part of one processor's time, and of the time when it waits for one or for a disk.
+/// A look takes at most one part in `SHARE` of a processor's time, and one in `SHARE_WAITING` of the elapsed time.
 const SHARE: u32 = 100;
 const SHARE_WAITING: u32 = 20;
-/// After so long, further logs and graphs are left for the next time.
+/// Once a look has taken this long, further logs and graphs wait for the next look.
 const LONGEST: Duration = Duration::from_secs(1);
 /// Commands that must have ended before an estimate is shown.
 const KNOWN: usize = 3;
@@ -34,7 +34,7 @@ pub(crate) struct BuildWatch<'a> {
     /// The build volumes that the step sees.
     volumes: Vec<(VolumeName, PathBuf)>,
     builds: BTreeMap<(usize, PathBuf), Build>,
-    /// What the step runs.
+    /// The step's script.
     script: String,
     jobs: usize,
     due: Instant,
@@ -42,22 +42,22 @@ pub(crate) struct BuildWatch<'a> {
 
 #[derive(Debug, Default)]
 struct Build {
-    /// Its `build.ninja` is larger than any build's.
+    /// Whether its `build.ninja` is too large for any build.
     too_large: bool,
-    /// What its log had when the step began.
+    /// The commands in its log when the step began.
     before: Vec<Command>,
-    /// The number of commands, if it is the only build, and what is known of them.
+    /// The number of commands, if this is the only build, and the forecast for them.
     forecast: Option<(Option<usize>, BuildForecast)>,
     /// When its log was last read.
     modified: Option<SystemTime>,
     ended: usize,
-    /// How long its ninja had been running when its log was read, and when that was. From then on by a clock that
-    /// stands still while the machine is suspended, and that nobody sets.
+    /// How long its ninja had been running when its log was read, and when that was. Measured from then on with a
+    /// monotonic clock, which stops during suspend.
     ran: Option<(Duration, Instant)>,
 }
 
 impl<'a> BuildWatch<'a> {
-    /// Begins watching the builds in these volumes, with so many jobs.
+    /// Begins watching the builds in these volumes, which run with `jobs` jobs.
     pub(crate) fn start(
         store: &'a Store,
         volumes: Vec<(VolumeName, PathBuf)>,
@@ -89,7 +89,7 @@ impl<'a> BuildWatch<'a> {
         }
     }
 
-    /// Returns how long the step's builds still take, if it is time to look and something is known.
+    /// Returns how long the step's builds still take, if a look is due and an estimate is possible.
     pub(crate) fn time_left(&mut self, progress: NinjaProgress) -> Option<TimeLeft> {
         let began = Instant::now();
         if progress.total == 0 || began < self.due {
@@ -132,7 +132,7 @@ impl<'a> BuildWatch<'a> {
             if build.too_large || Instant::now() > until {
                 return None;
             }
-            // The count is the sum over all builds.
+            // `progress` counts the commands of all builds together.
             let total = (active == 1).then_some(progress.total as usize);
             if build
                 .forecast
@@ -179,12 +179,12 @@ impl<'a> BuildWatch<'a> {
     }
 }
 
-/// Returns how long not to look again, after a look that took so much of a processor's time and so long.
+/// Returns how long to wait after a look that used `worked` of processor time and `took` of elapsed time.
 fn pause(worked: Duration, took: Duration) -> Duration {
     PERIOD.max(worked * SHARE).max(took * SHARE_WAITING)
 }
 
-/// Returns the processor's time that this thread has used.
+/// Returns the processor time that this thread has used.
 fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID);
     time.map(Duration::from).unwrap_or_default()
@@ -197,7 +197,7 @@ impl Build {
         Some(ran + now.saturating_duration_since(read))
     }
 
-    /// Takes what has ended since the step began, from a log that was read at `now`.
+    /// Records the commands that have ended since the step began, from a log that was read at `now`.
     fn take(&mut self, log: BuildLog, now: SystemTime) {
         self.modified = Some(log.modified);
         let before: HashSet<&Command> = self.before.iter().collect();
@@ -221,7 +221,7 @@ impl Build {
         }
         if ended > 0 {
             self.ended = ended;
-            // Its last line was written when that command ended.
+            // ninja wrote the log's last line when that command ended.
             let began = log.modified.checked_sub(Duration::from_millis(last));
             let ran = began.map(|began| now.duration_since(began).unwrap_or_default());
             self.ran = ran.map(|ran| (ran, Instant::now()));
@@ -256,7 +256,7 @@ mod tests {
         let mut build = Build::default();
         assert_eq!(build.since(Instant::now()), None);
         build.take(log, modified + seconds(1));
-        // Whatever the time of day is by now.
+        // Independent of the time of day.
         let (_, read) = build.ran.unwrap();
         assert_eq!(build.since(read), Some(seconds(5)));
         assert_eq!(build.since(read + seconds(60)), Some(seconds(65)));

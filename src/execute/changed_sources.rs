@@ -1,5 +1,5 @@
-//! Owns detecting that sources no longer match the keys of steps: a step of this run wrote to one, or somebody edited
-//! one during the build.
+//! Owns detecting that sources no longer match the keys of steps: a step of this run wrote to a source, or a user
+//! edited it during the build.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::sys::error::{Kind, Result};
 use crate::sys::name::StepName;
 use crate::sys::signals::Cancel;
 
-/// A step of this run that was made from other sources than its key says.
+/// A step of this run that was built from other sources than its key states.
 #[derive(Debug)]
 pub(crate) struct StaleStep {
     step: StepName,
@@ -25,11 +25,11 @@ pub(crate) struct StaleStep {
 pub(super) type InputsBefore = BTreeMap<String, String>;
 
 impl Execution<'_, '_> {
-    /// Returns whether a source changed, so that the keys from `step` on must be computed anew before it runs.
+    /// Returns whether a source changed, so that the keys from `step` on must be recomputed before it runs.
     ///
-    /// If an earlier step has the source as well, its key would change too, and what was just built would be built
-    /// again. In that case the run continues, and warns at its end. Locked inputs stay as they are: a directory of the
-    /// user's that changed is refused.
+    /// If an earlier step has the source as well, its key would change too, and this run's work would be repeated. In
+    /// that case the run continues, and warns at its end. Locked inputs must not change: a changed directory of the
+    /// user is refused.
     pub(super) fn is_stale_before(&self, step: &Step, has_run: bool) -> Result<bool> {
         if self.locked.is_some() {
             let own = step.inputs.iter().filter(|input| self.is_users_own(input));
@@ -63,7 +63,7 @@ impl Execution<'_, '_> {
         volume.is_some_and(|volume| matches!(volume.source, VolumeSource::Path(_)))
     }
 
-    /// Returns what a step is made from if that is fixed by a lock file: a step before it may have changed it.
+    /// Returns the fingerprints of a step's inputs if a lock file fixes them: an earlier step may have changed them.
     pub(super) fn inputs_before(&self, step: &Step) -> Result<InputsBefore> {
         let mut before = InputsBefore::new();
         for input in step.inputs.iter().filter(|_| self.locked.is_some()) {
@@ -72,8 +72,8 @@ impl Execution<'_, '_> {
         Ok(before)
     }
 
-    /// Returns the input of a step that has just ended that it is not made from as its key says, if any. With a lock
-    /// file, that is one that changed while the step ran.
+    /// Returns an input of a step that has just ended whose fingerprint differs from the one in the step's key, if any.
+    /// With a lock file, returns an input that changed while the step ran.
     pub(super) fn changed_while(
         &self,
         step: &Step,
@@ -94,8 +94,8 @@ impl Execution<'_, '_> {
         Ok(None)
     }
 
-    /// Returns the user's source that somebody else wrote to while a step ran, if any. It is as before, and what the step
-    /// read of it may not be.
+    /// Returns a source of the user that another process wrote to while a step ran, if any. The source is as before,
+    /// but the step may have read other content.
     pub(super) fn touched_while(&self, step: &Step, began: SystemTime) -> Result<Option<String>> {
         let cancel = Cancel::new(self.signals);
         let git = Git::until(&self.spec.user, &cancel);
@@ -113,7 +113,7 @@ impl Execution<'_, '_> {
                 match cancel.outcome(touched) {
                     Ok(false) => {}
                     Err(error) if matches!(error.kind(), Kind::Signal(_)) => return Err(error),
-                    // As above.
+                    // As in `changed_while`.
                     Ok(true) | Err(_) => return Ok(Some(input.clone())),
                 }
             }
@@ -121,7 +121,7 @@ impl Execution<'_, '_> {
         Ok(None)
     }
 
-    /// Takes a step that was made from other sources, and all that is built on it, for no result of their keys.
+    /// Marks a step that was built from other sources: neither it nor the steps based on it are results of their keys.
     pub(super) fn mark_stale(&mut self, step: &Step, input: String) {
         let step = step.name.clone();
         self.stale.get_or_insert(StaleStep { step, input });
@@ -154,7 +154,7 @@ impl Execution<'_, '_> {
         ));
     }
 
-    /// Returns the inputs whose fingerprint differs from the one in the keys.
+    /// Returns the inputs whose fingerprint differs from their fingerprint in the keys.
     pub(crate) fn changed<'a>(
         &self,
         inputs: impl IntoIterator<Item = &'a String>,

@@ -36,13 +36,13 @@ const TEMPORARY: [(&str, &str); 2] = [("tmp", "/tmp"), ("var-tmp", "/var/tmp")];
 
 pub(crate) const FIFO: &str = "jobserver";
 
-/// What every container of an env is made of.
+/// The inputs of every container of an env.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ContainerContext<'a> {
     /// The env, locked.
     pub env: &'a LockedEnv<'a>,
     pub store: &'a Store,
-    /// What the env was resolved to.
+    /// The resolved spec of the env.
     pub spec: &'a Spec,
     /// Directories of `source` volumes by name.
     pub sources: &'a BTreeMap<String, PathBuf>,
@@ -171,10 +171,10 @@ impl ContainerContext<'_> {
     }
 }
 
-/// Returns a digest of what a container of `exec` and `shell` is made of on this machine outside its env: the
-/// directories of its volumes, the program, the name servers, the certificates, and `settings`.
+/// Returns a digest of the inputs of an `exec` or `shell` container on this machine outside its env: the directories of
+/// its volumes, the program, the name servers, the certificates, and `settings`.
 ///
-/// A directory that was removed and made again is another one, and the container has the old one.
+/// A directory that was removed and created again counts as changed, because the container has the old one.
 pub(crate) fn inputs_digest(
     env: &EnvName,
     store: &Store,
@@ -195,7 +195,7 @@ pub(crate) fn inputs_digest(
         let found = path.and_then(|path| fs::metadata(path).ok());
         found.map(|found| (found.dev(), found.ino()))
     });
-    // These two may be written anew in place, too.
+    // These two may also be rewritten in place.
     let files = [host.program.as_path(), Path::new("/etc/resolv.conf")].map(|path| {
         let found = fs::metadata(path).ok();
         found.map(|found| (found.dev(), found.ino(), found.ctime(), found.ctime_nsec()))
@@ -211,7 +211,7 @@ pub(crate) fn inputs_digest(
     Ok(hex::encode(Sha256::digest(text)))
 }
 
-/// Returns the host directory of a volume, made if rockenv owns it.
+/// Returns the host directory of a volume, and creates it if rockenv owns it.
 pub(crate) fn directory_of(
     env: &LockedEnv<'_>,
     store: &Store,
@@ -254,12 +254,12 @@ fn output_directory(store: &Store, env: &EnvName, name: &str) -> PathBuf {
     store.root().join("outputs").join(env).join(name)
 }
 
-/// Returns the directory of a cache, made if it is missing.
+/// Returns the directory of a cache, and creates it if it is missing.
 pub(crate) fn cache_directory(store: &Store, spec: &Spec, name: &str) -> Result<PathBuf> {
     made(store.cache_dir(name), spec)
 }
 
-/// Makes a directory for the build user. An existing one keeps its owner.
+/// Creates a directory for the build user. An existing directory keeps its owner.
 fn made(path: PathBuf, spec: &Spec) -> Result<PathBuf> {
     if !path.exists() {
         if let Some(parent) = path.parent() {
@@ -275,8 +275,9 @@ fn made(path: PathBuf, spec: &Spec) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The same where a profile says. Where somebody else than root may change the way there, it is made with the caller's
-/// rights; whether it is there is asked afterwards, so that the answer cannot lead to another way of making it.
+/// Creates a directory for the build user at a path from a profile. If users other than root can change the path, uses
+/// the caller's rights. Checks whether the directory exists only afterwards, so that the answer cannot affect which
+/// rights are used.
 fn made_for_caller(path: &Path, spec: &Spec) -> Result<()> {
     let rights = account::caller();
     let person = match rights {
@@ -291,7 +292,7 @@ fn made_for_caller(path: &Path, spec: &Spec) -> Result<()> {
     let cannot = || format!("cannot make `{}`", path.display());
     let made = rights.open(None, path, flags, Mode::empty(), ResolveFlag::empty());
     let made = made.context(cannot)?;
-    // Another directory of the caller's may be in its place by now, but nobody else's.
+    // Another directory of the caller may be in its place by now, but no other user's.
     if fstat(&made).context(cannot)?.st_uid == person.uid {
         let (uid, gid) = (spec.user.uid.into(), spec.user.gid.into());
         fchown(&made, Some(uid), Some(gid)).context(cannot)?;
@@ -299,7 +300,7 @@ fn made_for_caller(path: &Path, spec: &Spec) -> Result<()> {
     Ok(())
 }
 
-/// Returns whether nobody but root can put a link or another directory on the way to a missing one.
+/// Returns whether only root can put a symlink or another directory on the path to a missing directory.
 fn only_root_changes(path: &Path) -> bool {
     let mut is_next_there = false;
     for directory in path.ancestors().skip(1) {
@@ -308,7 +309,7 @@ fn only_root_changes(path: &Path) -> bool {
             Err(_) => return false,
             Ok(found) => found,
         };
-        // In a directory such as `/tmp`, others cannot replace what is root's.
+        // In a sticky directory such as `/tmp`, other users cannot replace root's entries.
         let is_sticky = is_next_there && found.mode() & 0o1000 != 0;
         if !found.is_dir() || found.uid() != 0 || found.mode() & 0o022 != 0 && !is_sticky {
             return false;
@@ -318,7 +319,7 @@ fn only_root_changes(path: &Path) -> bool {
     true
 }
 
-/// A user's directory is never made: a wrong path would silently become an empty mount.
+/// Returns a user's directory, which is never created: a wrong path would silently become an empty mount.
 fn existing(path: &Path, volume: &Volume) -> Result<PathBuf> {
     match fs::metadata(path) {
         Ok(found) if found.is_dir() || found.is_file() => Ok(fs::canonicalize(path)?),
@@ -335,7 +336,7 @@ fn existing(path: &Path, volume: &Volume) -> Result<PathBuf> {
     }
 }
 
-/// Removes what existed only while the container ran.
+/// Removes the directories that existed only while the container ran.
 pub(crate) fn clean(store: &Store, run: &Path) -> Result<()> {
     TEMPORARY
         .iter()
@@ -344,7 +345,7 @@ pub(crate) fn clean(store: &Store, run: &Path) -> Result<()> {
 
 /// Removes the directory of a container that is gone, with its files.
 pub(super) fn discard(store: &Store, directory: &Path) -> Result<()> {
-    // It is usually empty, so nothing has to wait in the trash.
+    // The directory is usually empty, so it need not pass through the trash.
     match fs::remove_dir(directory) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => store.discard(directory),
         _ => Ok(()),

@@ -29,11 +29,11 @@ const FULL: u64 = 32 << 20;
 struct Marks {
     /// Below this the step is paused.
     floor: u64,
-    /// From here on it resumes.
+    /// At or above this it resumes.
     resume: u64,
     /// Below this the user is warned.
     warn: u64,
-    /// Below this the step filled it, if it took space there.
+    /// Below this the step counts as having filled the file system, if it took space there.
     full: u64,
 }
 
@@ -62,8 +62,8 @@ struct Place {
 }
 
 impl Place {
-    /// Returns the free bytes; none if the place is gone or does not answer. A directory of the user's may be removed and
-    /// made again while a step runs, and hours of work must not end with it, or wait for it.
+    /// Returns the free bytes; `None` if the place is gone or does not answer. A user may remove and recreate a
+    /// directory while a step runs, which must neither end nor block hours of work.
     fn measure(&mut self) -> Option<u64> {
         self.now = space(&self.path).ok()?.free;
         self.lowest = self.lowest.min(self.now);
@@ -113,8 +113,8 @@ impl DiskGuard {
         })
     }
 
-    /// Checks if it is time to; pauses or resumes the step. Returns whether it is paused. `advice` tells the user
-    /// what to do about too little space.
+    /// Pauses or resumes the step if a check is due. Returns whether the step is paused. `advice` tells the user what
+    /// to do about too little space.
     pub(crate) fn check(
         &mut self,
         advice: &dyn Fn() -> String,
@@ -202,8 +202,8 @@ impl DiskGuard {
             .sum()
     }
 
-    /// Returns the file system that the step filled, judged by free space at any time or by its last lines: the space
-    /// may be free again before the next check.
+    /// Returns the file system that the step filled, judged by the lowest free space or by the step's last lines: the
+    /// space may be free again before the next check.
     pub(crate) fn filled<'a>(&self, mut tail: impl Iterator<Item = &'a str>) -> Option<PathBuf> {
         let says = tail.any(|line| line.contains("No space left on device"));
         let full = |place: &&Place| {
@@ -294,7 +294,7 @@ mod tests {
         directory.close().unwrap();
         assert!(!guard.check(&String::new, &mut |_| {}));
         assert_eq!(guard.places[0].now, before);
-        // It was full, and its removal is what made space.
+        // The place was full, and its removal made space.
         (guard.paused, guard.seen) = (true, None);
         guard.places[0].marks.resume = u64::MAX;
         assert!(!guard.check(&String::new, &mut |_| {}));

@@ -19,7 +19,7 @@ use crate::sys::signals::Signals;
 
 /// Limit for the probe. A hanging driver would hang the command too.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Limit until the container takes it: another command or a service may still be starting that.
+/// Limit until the container accepts the probe: another command or a service may still be starting the container.
 const START: Duration = Duration::from_secs(600);
 /// Maximum size of a report, in bytes.
 const MAX_REPORT: u64 = 1 << 16;
@@ -90,7 +90,7 @@ pub(crate) fn check(
             }
             Some((Reply::Starting | Reply::Started | Reply::Signalled, _)) => {}
             Some((Reply::Exited { .. }, _)) => {
-                // Only as an ordinary user are the groups left to the engine.
+                // The engine provides the groups only for an ordinary user.
                 return result(&read(report)?, devices, command.groups.is_none());
             }
             Some((Reply::NotStarted { message, .. }, _)) => {
@@ -103,7 +103,7 @@ pub(crate) fn check(
     }
 }
 
-/// Checks it for a step whose container was just started; returns an ending if the step must not begin.
+/// Checks the devices of a step whose container was just started; returns an ending if the step must not begin.
 pub(crate) fn step(
     running: &mut Running,
     devices: &[Device],
@@ -114,7 +114,7 @@ pub(crate) fn step(
     if devices.is_empty() {
         return Ok(None);
     }
-    // A service may take minutes for the container, and says so.
+    // A service may take minutes to start the container, and the holder reports that.
     if let Some(ending) = hear(running, signals, warn, Running::is_ready)? {
         return Ok(Some(ending));
     }
@@ -125,12 +125,12 @@ pub(crate) fn step(
     match checked {
         GpuCheck::Passed => Ok(None),
         GpuCheck::Interrupted(signal) => Ok(Some(Ending::Interrupted(signal))),
-        // It ended; its holder has the reason.
+        // The container ended; its holder has the reason.
         GpuCheck::Gone => hear(running, signals, warn, |_| false),
     }
 }
 
-/// Reads what the holder says until it is enough, or until a signal comes.
+/// Reads the holder's messages until `enough` is true or a signal arrives.
 fn hear(
     running: &mut Running,
     signals: &Signals,
@@ -149,8 +149,8 @@ fn hear(
     Ok(None)
 }
 
-/// Reads the report of a finished probe: a few hundred bytes, which fit into the pipe. Root of the container may keep
-/// the other end of that.
+/// Reads the report of a finished probe: a few hundred bytes, which fit into the pipe. Does not wait for the end of the
+/// pipe: root of the container may keep it open.
 #[expect(clippy::disallowed_types, reason = "a pipe has no path")]
 fn read(report: OwnedFd) -> Result<Vec<u8>> {
     fcntl(&report, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
@@ -162,7 +162,7 @@ fn read(report: OwnedFd) -> Result<Vec<u8>> {
     }
 }
 
-/// Judges a report about `devices`; `rootless`: of a container of an ordinary user.
+/// Judges a report about `devices`; `rootless` tells whether an ordinary user runs the container.
 fn result(report: &[u8], devices: &[Device], rootless: bool) -> Result<GpuCheck> {
     let findings: Vec<Finding> = serde_json::from_slice(report)
         .map_err(|error| unexpected!("the GPU check inside the container failed").source(error))?;
@@ -179,7 +179,7 @@ fn result(report: &[u8], devices: &[Device], rootless: bool) -> Result<GpuCheck>
         .collect();
     let error = unavailable!("the GPU cannot be used inside").source(each.join("; "));
     let absent = |finding: &&Finding| finding.layer == Some(AccessLayer::Absent);
-    // What to type on the host is not the container's to say.
+    // The container must not choose the command that the user types on the host.
     let device = devices.iter().find(|device| device.path == first.path);
     Err(match (first.layer, device) {
         // The nodes existed when the container was defined.
@@ -219,7 +219,7 @@ mod tests {
         assert_eq!(result(&[ok, ok]).unwrap(), GpuCheck::Passed);
         let error = result(&[ok, group]).unwrap_err();
         assert_eq!(error.kind(), Kind::Unavailable);
-        // By the layer alone, whatever the container suggests.
+        // The fix depends on the layer alone, not on the container's suggestion.
         let fix = AccessLayer::Group.fix("/dev/dri/renderD128", false);
         assert_eq!(error.help_text(), Some(fix.as_str()));
         assert_eq!(error.chain()[1], "`/dev/dri/renderD128`: no");

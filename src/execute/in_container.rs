@@ -20,7 +20,7 @@ use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::tree::listing::{Content, ListingEntry, PathState, path_state};
 use crate::tree::writer::Writer;
 
-/// Files that a service makes in every container: none of them gets into a snapshot.
+/// Files that a service creates in every container, which no snapshot contains.
 const MADE: [&str; 8] = [
     ".dockerenv",
     "dev",
@@ -58,8 +58,8 @@ pub(crate) fn layer(arguments: &[String]) -> Result<()> {
     outcome.map(drop)
 }
 
-/// `__copy UID GID [THEIRS]...`: unpacks the archive on standard input. Everything it makes belongs to that
-/// user. It writes nothing below `THEIRS`, wherever links lead.
+/// `__copy UID GID [THEIRS]...`: unpacks the archive on standard input. Everything that it creates belongs to that
+/// user. It writes nothing below `THEIRS`, even through links.
 pub(crate) fn copy(arguments: &[String]) -> Result<()> {
     let [uid, gid, theirs @ ..] = arguments else {
         return Err(usage());
@@ -77,7 +77,7 @@ pub(crate) fn copy(arguments: &[String]) -> Result<()> {
         make_parents(&target, uid, gid)?;
         match entry.header().entry_type() {
             tar::EntryType::Directory => match fs::create_dir(&target) {
-                // It stays its owner's: for `/etc`, that must not be the build user.
+                // An existing directory keeps its owner: `/etc` must not become the build user's.
                 Err(error)
                     if error.kind() == std::io::ErrorKind::AlreadyExists && target.is_dir() =>
                 {
@@ -108,7 +108,7 @@ pub(crate) fn copy(arguments: &[String]) -> Result<()> {
 
 /// Refuses a path that is below a user's directory once its links are followed.
 fn refuse_theirs(target: &Path, theirs: &[PathBuf]) -> Result<()> {
-    // Upwards: missing directories are made in the deepest existing one.
+    // Upwards, because missing directories are created in the deepest existing one.
     for above in target.ancestors().skip(1) {
         let Ok(real) = fs::canonicalize(above) else {
             continue;
@@ -128,7 +128,7 @@ fn refuse_theirs(target: &Path, theirs: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// A new file takes the name, but never replaces a directory.
+/// Removes the file at a path, but never a directory.
 fn remove_old(path: &Path) -> Result<()> {
     match fs::symlink_metadata(path) {
         Ok(found) if found.is_dir() => Err(step_failed!("`{}` is a directory", path.display())
@@ -194,7 +194,7 @@ fn export_item(target: &Path, source: &Path) -> Result<()> {
     exported.and(finished)
 }
 
-/// One item on its way into an output volume.
+/// An item that is being exported into an output volume.
 struct Exporting<'a> {
     target: &'a Path,
     manifest: Manifest,
@@ -205,7 +205,7 @@ struct Exporting<'a> {
 
 impl Exporting<'_> {
     fn directory(&mut self, source: &Path, name: &Path) -> Result<()> {
-        // An existing directory may belong to somebody else.
+        // An existing directory may belong to another user.
         if fs::symlink_metadata(self.target.join(name)).is_err() {
             let entry = entry(source)?;
             self.writer.put(name, &entry, None, Existing::Refuse)?;
@@ -222,8 +222,8 @@ impl Exporting<'_> {
         Ok(())
     }
 
-    /// Copies one file or link, so that a reader of the volume never sees half of it. Replaces an existing one only
-    /// if an export wrote that.
+    /// Copies one file or link, so that a reader of the volume never sees half of it. Replaces an existing entry only
+    /// if an export wrote it.
     fn file(&mut self, source: &Path, name: &Path) -> Result<()> {
         let entry = entry(source)?;
         let left = match &entry.content {
@@ -340,7 +340,7 @@ mod tests {
         export(&arguments).unwrap();
         fs::remove_file(from.join("gone")).unwrap();
         fs::remove_file(to.join("result/gone")).unwrap();
-        // Read again, and files that an export wrote are replaced.
+        // The manifest is read again, and files that an export wrote are replaced.
         for name in &names[..4] {
             fs::write(from.join(std::ffi::OsStr::from_bytes(name)), "new").unwrap();
         }
@@ -389,7 +389,7 @@ mod tests {
             assert_eq!(fs::read_to_string(to.join("b")).unwrap(), "mine");
             assert_has!(fs::read_to_string(&manifest).unwrap(), &theirs);
         }
-        // The last one is that of an older rockenv: what is the same needs no replacing.
+        // The last form is that of an older rockenv. Identical content needs no replacing.
         export(&arguments).unwrap();
         let text = fs::read_to_string(&manifest).unwrap();
         assert_eq!(text, format!("{theirs}{ours}"));

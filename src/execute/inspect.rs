@@ -43,7 +43,7 @@ pub(crate) struct PathChange {
     pub path: PathBuf,
 }
 
-/// Compares snapshot `from` with snapshot `to`, or with the env as it is; paths in order.
+/// Compares snapshot `from` with snapshot `to`, or with the env's current state; returns the paths in order.
 ///
 /// Mounts the trees in a mount namespace of its own, which ends with the process.
 pub(crate) fn diff(
@@ -66,7 +66,7 @@ pub(crate) fn diff(
     Ok(changes)
 }
 
-/// Compares trees that a service has.
+/// Compares trees that a service stores.
 fn diff_at(
     service: &Service,
     env: &LockedEnv<'_>,
@@ -92,7 +92,7 @@ fn diff_at(
             path: path.clone(),
         })
     };
-    // As elsewhere: files in a deleted directory are not listed.
+    // As for other engines, files in a deleted directory are not listed.
     let gone = |path: &PathBuf| {
         path.ancestors()
             .skip(1)
@@ -167,7 +167,7 @@ fn compare(before: &Path, after: &Path, path: &Path, changes: &mut Vec<PathChang
             (None, Some(found)) => {
                 add(ChangeKind::Added, changes);
                 if found.is_dir() {
-                    // Nothing of that name was there before.
+                    // `before` has nothing of that name.
                     compare(&before.join(name), &after.join(name), &path, changes)?;
                 }
             }

@@ -33,7 +33,7 @@ pub(crate) struct Log {
     /// Maximum size of the file, in bytes.
     limit: u64,
     written: u64,
-    /// Where the first lines end and the last ones begin, once there is something between them.
+    /// Where the first lines end and the last lines begin, once lines between them are dropped.
     hole: Option<(u64, u64)>,
     /// Starts of lines up to which the hole may grow.
     marks: VecDeque<u64>,
@@ -44,7 +44,7 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Creates the log, readable only by root: a build may print secrets by accident.
+    /// Creates the log. Only the store's owner can enter its directory: a build may print secrets by accident.
     pub(crate) fn create(path: &Path, limit: u64) -> Result<Self> {
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent)?;
@@ -95,7 +95,7 @@ impl Log {
         Ok(())
     }
 
-    /// Writes the last line without a newline, and flushes the file.
+    /// Writes last lines that lack a newline, flushes the file, and closes the hole.
     pub(crate) fn finish(&mut self) -> Result<()> {
         for stream in [Stream::Stdout, Stream::Stderr] {
             let rest = std::mem::take(&mut self.pending[slot(stream)]);
@@ -209,7 +209,7 @@ impl Log {
     }
 }
 
-/// The line that replaces the dropped ones, in the log's format.
+/// Returns the line that replaces the dropped lines, in the log's format.
 fn left_out_line(stamp: &str, bytes: u64) -> String {
     let bytes = size::bytes(bytes);
     format!("{stamp:24} ~ [{bytes} omitted here: the log reached `log-max`]\n")
@@ -312,7 +312,7 @@ mod tests {
         shown
     }
 
-    /// Head and tail in order, and one line in place of what was between them.
+    /// Checks that head and tail are in order, with one line in place of the lines between them.
     fn check(shown: &[String], all: u32) {
         let number = |line: &String| line.split(' ').nth(1).unwrap().parse::<u32>().ok();
         let gap = shown.iter().position(|line| line.starts_with('[')).unwrap();

@@ -9,7 +9,7 @@ use crate::ui::event::{Cost, Outcome};
 use crate::ui::metrics::{Row, SCHEMA};
 
 impl Row {
-    /// Makes the row of a step that did not run.
+    /// Returns the row of a step that did not run.
     pub(crate) fn of(
         spec: &Spec,
         step: &StepName,

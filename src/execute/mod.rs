@@ -84,13 +84,13 @@ pub(crate) struct Execution<'a, 'store> {
     pub gpu: Option<&'a Grant>,
     /// Configuration, for variables from the host.
     pub config: &'a Config,
-    /// Steps get no network, whatever they ask for.
+    /// Steps get no network, even if they request it.
     pub offline: bool,
-    /// Volumes that must stay unchanged, whatever steps write there.
+    /// Volumes that must stay unchanged even if steps write to them.
     pub apart: &'a BTreeSet<String>,
-    /// Views with files that a clean build would not have there begin anew.
+    /// Whether views with files that a clean build would not have start over.
     pub clean: bool,
-    /// The first step of this run that was made from other sources than its key says.
+    /// The first step of this run that was built from other sources than its key states.
     pub stale: Option<StaleStep>,
     /// Limits on what may run at once.
     pub sizing: &'a Sizing,
@@ -98,13 +98,13 @@ pub(crate) struct Execution<'a, 'store> {
     pub reporter: &'a Reporter,
 }
 
-/// What becomes of changes in build volumes that start empty, where no snapshot contains them.
+/// Warns that changes in build volumes are lost, for stores whose snapshots do not contain them.
 pub(crate) const EMPTIED: &str = "build volumes start empty: \
     anything that `exec` or `shell` wrote to them before the last step ran is deleted";
 
 enum StepEnd {
     Frozen(LayerId),
-    /// It left no snapshot, and nothing after it runs.
+    /// The step left no snapshot, and no later step runs.
     Stopped(Ended),
 }
 
@@ -145,7 +145,7 @@ impl Execution<'_, '_> {
         Ok(ExecutionProgress::Ended(Ended::Complete))
     }
 
-    /// Runs the steps of the plan; returns how far it went if that is not the end.
+    /// Runs the steps of the plan; returns how far execution went if it stopped early.
     fn run_steps(
         &mut self,
         run: &str,
@@ -181,7 +181,7 @@ impl Execution<'_, '_> {
             match self.is_stale_before(step, last.is_some()) {
                 Ok(false) => {}
                 Ok(true) => return Ok(Some(ExecutionProgress::Changed(last.cloned()))),
-                // No step has begun, so the whole command is to be typed again, with `--rerun`.
+                // No step has begun, so the user must repeat the whole command, with `--rerun`.
                 Err(error) if last.is_none() && matches!(error.kind(), Kind::Signal(_)) => {
                     return Err(error);
                 }
@@ -266,7 +266,7 @@ impl Execution<'_, '_> {
     }
 
     fn keep_changes(&mut self) -> Result<()> {
-        // No snapshot of an overlay store contains these.
+        // Snapshots of an overlay store do not contain build volumes.
         if self.plan.empties_volumes() && !self.store.freezes_volumes() {
             for (name, path) in self.env.set_volumes_aside()? {
                 self.reporter.warn(format!(
@@ -316,7 +316,7 @@ impl Execution<'_, '_> {
                 (None, Volumes::Live) => self.env.reset_root()?,
                 (None, _) => self.env.reset()?,
             }
-            // Its volumes are gone, so the interrupted step's work is done or begins anew.
+            // The volumes are gone, so an interrupted step's work is done or starts over.
             if self.plan.volumes != Volumes::Live {
                 self.env.end_attempt()?;
             }
@@ -324,7 +324,7 @@ impl Execution<'_, '_> {
         Ok(())
     }
 
-    /// Makes snapshots for steps whose layers exist: those of the chain below `start`.
+    /// Returns snapshots for steps whose layers exist, which are in the chain below `start`.
     fn hits(&self, start: &LayerId) -> Result<Vec<Snapshot>> {
         let chain = self.store.chain(start)?;
         let mut snapshots = Vec::new();

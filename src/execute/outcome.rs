@@ -17,7 +17,7 @@ use crate::ui::size::{bytes, duration};
 #[derive(Debug)]
 pub(crate) enum ExecutionProgress {
     Ended(Ended),
-    /// To the end of this step, or before the first one: a source changed that is in the keys of later steps.
+    /// A source in the keys of later steps changed; names the last step that ended, if any.
     Changed(Option<StepName>),
 }
 
@@ -29,13 +29,13 @@ pub(crate) enum Ended {
     Failed(Box<Failure>),
     /// The user stopped it.
     Interrupted(i32),
-    /// Steps were begun, and rockenv could not continue.
+    /// rockenv could not continue after it had begun steps.
     Broke(Error),
 }
 
 impl Ended {
-    /// Returns how execution ended if rockenv could not continue: a tool may have failed because the user's Ctrl-C
-    /// ended it too.
+    /// Returns how execution ended if rockenv could not continue. A pending signal counts as the cause: the user's
+    /// Ctrl-C may have ended a tool too.
     pub(crate) fn failed(error: Error, signals: &Signals) -> Self {
         let signal = match error.kind() {
             Kind::Signal(signal) => Some(signal),
@@ -63,7 +63,7 @@ pub(crate) struct Failure {
 pub(super) struct Ran {
     pub(super) ending: Ending,
     pub(super) cost: Cost,
-    /// Bytes of its layer beyond the one below.
+    /// Size of its layer without the layers below, in bytes.
     pub(super) frozen: u64,
     /// The last lines it wrote.
     pub(super) tail: Vec<String>,
@@ -74,7 +74,7 @@ pub(super) struct Ran {
 }
 
 impl Ran {
-    /// It was stopped before it began.
+    /// Returns the outcome of a step that was stopped before it began.
     pub(super) fn interrupted(signal: i32, log: &PathBelow) -> Self {
         Self {
             ending: Ending::Interrupted(signal),
@@ -101,8 +101,8 @@ impl Ran {
         })
     }
 
-    /// Explains why it failed with so many jobs, under a limit of so many bytes of memory. `retry`: the jobs that it
-    /// runs with next.
+    /// Explains why it failed with `jobs` jobs, under a memory limit of `limit` bytes. `retry` is the number of jobs of
+    /// its next run.
     pub(super) fn explain(
         &self,
         step: &Step,
@@ -188,8 +188,8 @@ impl From<Cost> for event::Cost {
     }
 }
 
-/// Warns of a step whose processes waited for memory in so many percent of the last five minutes, under this limit and
-/// with this peak, in bytes.
+/// Returns the warning for a step whose processes waited for memory for `share` percent of the last five minutes.
+/// `limit` and `peak` are in bytes.
 pub(super) fn starved(step: &str, share: f64, limit: Option<u64>, peak: Option<u64>) -> String {
     format!(
         "step `{step}` is slow: its processes waited for memory {share:.0}% of the last 5 minutes, and {} \
@@ -198,7 +198,7 @@ pub(super) fn starved(step: &str, share: f64, limit: Option<u64>, peak: Option<u
     )
 }
 
-/// Names the limit that was reached, by the step's own one and its peak: with less, others used the rest.
+/// Names the limit that was reached. If the step's peak is below its own limit, other processes used the rest.
 fn reached(limit: Option<u64>, peak: Option<u64>) -> String {
     match limit {
         None => "the machine's memory".to_owned(),

@@ -56,7 +56,7 @@ impl Redactor {
         let mut shown = Vec::with_capacity(text.len());
         let mut rest = text;
         while let Some(first) = rest.first() {
-            // A secret that is the beginning of a longer one waits for what follows.
+            // A secret that is the beginning of a longer one waits for more output.
             let begins = |secret: &Vec<u8>| secret.len() > rest.len() && secret.starts_with(rest);
             if !ended && self.secrets.iter().any(begins) {
                 break;

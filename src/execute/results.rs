@@ -1,5 +1,5 @@
-//! Owns results in output volumes during execution. Results of steps that ran are kept with their snapshots. Results
-//! of steps that need not run are put into the env's output, where later steps and people look for them.
+//! Owns results in output volumes during execution. Results of steps that ran are kept with their snapshots. Results of
+//! steps that need not run are put into the env's output, where later steps and users look for them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ use crate::sys::name::StepName;
 use crate::tree::listing::Listing;
 
 impl Execution<'_, '_> {
-    /// Lists the output volumes that a step can write to, without what its unfinished runs left there.
+    /// Lists the output volumes that a step can write to, without the files that its unfinished runs left there.
     pub(super) fn outputs_before(&self, step: &Step) -> Result<Vec<OutputBefore>> {
         let volumes = results::outputs(self.spec);
         let written = volumes
@@ -35,7 +35,7 @@ impl Execution<'_, '_> {
         Ok(before)
     }
 
-    /// Refuses files in them that no snapshot can hold.
+    /// Refuses files in output volumes that no snapshot can hold.
     pub(super) fn refuse_special(&self, before: &[OutputBefore]) -> Result<()> {
         for before in before {
             if let Some(volume) = self.spec.volume(&before.volume) {
@@ -46,7 +46,8 @@ impl Execution<'_, '_> {
         Ok(())
     }
 
-    /// Records what a step that did not end well left in them: if it is resumed, those are its results too.
+    /// Records the files that a failed or interrupted step left in output volumes. If it is resumed, they are its
+    /// results too.
     pub(super) fn leave_results(&self, step: &Step, before: &[OutputBefore]) -> Result<()> {
         let mut left = Vec::new();
         for before in before {
@@ -58,8 +59,8 @@ impl Execution<'_, '_> {
         self.env.leave_outputs(&step.key, left)
     }
 
-    /// Returns whether a step sees other files in the place of results that it is based on: those of another env with
-    /// the same directory, or changed ones. What its own earlier runs left is its own.
+    /// Returns whether a step sees other files in place of the results that it is based on: files of another env with
+    /// the same directory, or changed files. Files from its own earlier runs do not count.
     pub(super) fn sees_other_files(
         &self,
         step: &Step,
@@ -114,8 +115,8 @@ impl Execution<'_, '_> {
         left.write(&kept)
     }
 
-    /// Restores the results of steps that do not run, and moves those of the env's other builds aside. Changed files stay,
-    /// but no later step may use them as results.
+    /// Restores the results of steps that do not run, and moves results of the env's other builds aside. Changed files
+    /// stay, but no later step may use them as results.
     pub(super) fn restore_results(&self) -> Result<()> {
         let record = self.env.known_record()?;
         let stays = stays(self.plan);
@@ -124,7 +125,7 @@ impl Execution<'_, '_> {
             return Ok(());
         }
         let known = record.known_layers();
-        // The writes of a failed step cannot be told from anybody else's.
+        // The writes of a failed step cannot be told from those of other programs.
         let attempt = self.store.attempt(self.env.name(), record);
         let is_begun = |step: &Step| attempt.as_ref() == Some(&step.key);
         let blocked = BlockedResults::of(
@@ -141,7 +142,7 @@ impl Execution<'_, '_> {
             let message = format!("{}; leaving it as it is", other.message());
             self.reporter.warn(message);
         }
-        // A step that is resumed may count on what it has left.
+        // A resumed step may rely on the files that it left.
         let first = runs(self.plan, self.spec).next();
         if !stays && !first.is_some_and(|step| is_begun(step) || self.env.has_unfinished(&step.key))
         {
@@ -156,7 +157,7 @@ impl Execution<'_, '_> {
         }
     }
 
-    /// Removes results of other builds that this one has made again, and names the place of the others.
+    /// Removes results of earlier builds that this build has made again, and reports where the others are.
     pub(super) fn drop_remade_results(&self) -> Result<()> {
         if let Some(earlier) = self.store.drop_remade(self.spec)? {
             let place = earlier.display();
@@ -171,12 +172,12 @@ impl Execution<'_, '_> {
 #[derive(Debug, Default)]
 pub(crate) struct BlockedResults {
     pub(crate) all: Vec<BlockedResult>,
-    /// Position of the first that a step which runs would take for the result, and the step.
+    /// Position of the first file that a step of this run would take for the result, and that step.
     used: Option<(usize, StepName)>,
 }
 
 impl BlockedResults {
-    /// Finds those of an env of this name.
+    /// Finds the blocked results of the env `name`.
     pub(crate) fn of(
         store: &Store,
         spec: &Spec,
@@ -206,7 +207,7 @@ impl BlockedResults {
         Ok(Self { all, used })
     }
 
-    /// Returns why `up` refuses them, and what to type; `up` is the env's own command.
+    /// Returns why `up` refuses them, and the command to type; `up` is the env's own command.
     pub(crate) fn refusal(&self, up: &str) -> Option<(String, String)> {
         let (at, user) = self.used.as_ref()?;
         let other = &self.all[*at];

@@ -29,11 +29,11 @@ use crate::ui::StepOutput;
 
 /// One run of a step.
 pub(super) struct Attempt<'a> {
-    /// The step's number, which its output is shown with.
+    /// The step's number, shown with its output.
     pub(super) index: u32,
     pub(super) step: &'a Step,
     pub(super) tree: TreeId,
-    /// The layer that the tree stands on.
+    /// The layer that the tree is based on.
     pub(super) parent: Option<&'a LayerId>,
     /// Its log, relative to the env's directory.
     pub(super) log: PathBelow,
@@ -159,7 +159,7 @@ impl Execution<'_, '_> {
         )
     }
 
-    /// Prepares a step's container, except for its job slots, and what runs in it.
+    /// Prepares a step's container, except for its job slots, and its command.
     fn prepare(&mut self, attempt: &Attempt<'_>) -> Result<Prepared> {
         let step = attempt.step;
         let root = self
@@ -266,7 +266,7 @@ impl Execution<'_, '_> {
         };
         guard.measure();
         guard.release();
-        // Before the container ends, which removes its control group.
+        // Sampled before the container's end removes its control group.
         sampler.sample(guard.grown());
         let interrupted = matches!(&ending, Ok(Ending::Interrupted(_)));
         Ok(Observed {
@@ -278,16 +278,16 @@ impl Execution<'_, '_> {
     }
 }
 
-/// A container that is ready to start, and what runs in it.
+/// A container that is ready to start, and its command.
 struct Prepared {
     container: Container,
     command: PreparedCommand,
 }
 
-/// What was seen of a container from its start to its end.
+/// Observations of a container from its start to its end.
 struct Observed {
     ending: Result<Ending>,
-    /// The container was ready for it.
+    /// Whether the container was ready for the command.
     ready: bool,
     end: Result<End>,
     most_memory: Option<u64>,
@@ -296,9 +296,9 @@ struct Observed {
 /// Returns how the step ended, and what its container used.
 fn how_it_ended(step: &Step, seen: Observed) -> Result<(Ending, Usage)> {
     match (seen.ending, seen.end) {
-        // Its holder may be gone too, or find the service at odds with itself: that changes nothing for the step.
+        // The holder may be gone too, or the service may contradict itself. Neither changes the step's outcome.
         (Ok(Ending::Lost), Err(_)) if seen.ready => Ok((Ending::Lost, Usage::default())),
-        // The first error is the cause; what follows is its consequence.
+        // The first error is the cause; the second is its consequence.
         (Err(error), _) | (Ok(_), Err(error)) => {
             Err(error).context(|| format!("cannot run step `{}`", step.name))
         }

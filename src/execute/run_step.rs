@@ -110,17 +110,17 @@ impl Execution<'_, '_> {
         Ok(StepEnd::Stopped(Ended::Failed(Box::new(failure))))
     }
 
-    /// Runs a step's container. Records what is left in output volumes if that is not possible.
+    /// Runs a step's container. If that is not possible, records the files left in output volumes.
     fn run_or_leave(&mut self, attempt: &Attempt<'_>, before: &[OutputBefore]) -> Result<Ran> {
         let ran = self.run_container(attempt);
         if ran.is_err() {
-            // The first error is the one to report.
+            // The first error is reported.
             self.leave_results(attempt.step, before).ok();
         }
         ran
     }
 
-    /// Explains why a step failed; `retry` are the jobs that it runs with next.
+    /// Explains why a step failed; `retry` is the number of jobs of its next run.
     fn explain(&self, attempt: &Attempt<'_>, ran: &Ran, retry: Option<u32>) -> (Kind, String) {
         let limit = step::memory_max(self.spec, self.host);
         ran.explain(attempt.step, attempt.jobs, limit, retry)
@@ -131,7 +131,7 @@ impl Execution<'_, '_> {
         self.store.discard(&trees.join(&attempt.tree))
     }
 
-    /// Prepares a second run of a step for which memory was too little.
+    /// Prepares a second run, with half the jobs, of a step that ran out of memory.
     fn halve_jobs(&mut self, attempt: &mut Attempt<'_>, ran: &Ran, run: &str) -> Result<()> {
         let jobs = attempt.jobs / 2;
         let (_, message) = self.explain(attempt, ran, Some(jobs));
@@ -147,7 +147,7 @@ impl Execution<'_, '_> {
         Ok(())
     }
 
-    /// Makes the tree of a successful step its snapshot.
+    /// Turns the tree of a successful step into its snapshot.
     fn freeze(
         &mut self,
         attempt: &Attempt<'_>,
@@ -220,7 +220,8 @@ impl Execution<'_, '_> {
             })
         });
         let is_kept = match kept {
-            // Not even the failed tree fits. The message is the same, and the next `up` begins the step anew.
+            // The disk has no room for the record of the failed tree. The message is the same, and the next `up` starts
+            // the step over.
             Err(error) if error.kind() == Kind::OutOfSpace && kind == Kind::OutOfSpace => false,
             other => other.map(|()| true)?,
         };

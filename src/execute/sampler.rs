@@ -12,8 +12,9 @@ use crate::engine::hold::ContainerRecord;
 use crate::engine::jobserver::Gauge;
 use crate::plan::samples::{Sample, Series};
 
-/// A step is slow for lack of memory if all of its processes waited for it in so many percent of five minutes. Two programs
-/// that read 200 MiB at random under a limit of 40 MiB wait 57% of the time, which counts as this after four minutes.
+/// A step is slow for lack of memory if all of its processes waited for memory for this share of five minutes, in
+/// percent. Two programs that read 200 MiB at random under a limit of 40 MiB wait 57% of the time, and reach this share
+/// after four minutes.
 const STARVED: f64 = 30.0;
 
 #[derive(Debug)]
@@ -31,7 +32,7 @@ pub(crate) struct Sampler {
 }
 
 impl Sampler {
-    /// Begins a file at `path` for a step whose container has its state in `run`, and its jobs at `jobs`.
+    /// Begins a file at `path` for a step whose container has its state in `run`. `jobs` measures its jobs.
     pub(crate) fn start(path: &Path, run: &Path, jobs: Option<Gauge>) -> Self {
         let now = Instant::now();
         Self {
@@ -88,8 +89,8 @@ impl Sampler {
         sample
     }
 
-    /// Returns once, if the step is slow for lack of memory, in how many percent of the last five minutes it waited for
-    /// it, and its peak in bytes, including page cache.
+    /// If the step is slow for lack of memory, returns once for how many percent of the last five minutes it waited,
+    /// and its peak in bytes, including page cache.
     pub(crate) fn starved(&mut self) -> Option<(f64, Option<u64>)> {
         let cgroup = self.cgroup.as_ref().filter(|_| !self.is_told)?;
         let share = cgroup.stalled().filter(|share| *share >= STARVED)?;
@@ -97,7 +98,7 @@ impl Sampler {
         Some((share, cgroup.figures().memory_peak))
     }
 
-    /// The control group is known once the container runs; without root there may be none.
+    /// Finds the control group, which is known once the container runs. Without root there may be none.
     fn find_group(&mut self) {
         let state = ContainerRecord::read(&self.run);
         self.cgroup = state

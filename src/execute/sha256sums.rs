@@ -1,6 +1,6 @@
-//! Owns the manifest of an output volume, `SHA256SUMS`: what `export` steps left there.
+//! Owns the manifest of an output volume, `SHA256SUMS`: the files that `export` steps left there.
 //!
-//! A comment before the lines of an export has their number and their SHA-256, so that no line of somebody else's is
+//! A comment before the lines of an export has their number and their SHA-256, so that no line from another program is
 //! taken for one of them, wherever it is added.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,12 +19,12 @@ use crate::sys::checksum;
 use crate::sys::error::{Result, if_exists};
 use crate::tree::listing;
 
-/// Its name, in the format of `sha256sum`.
+/// Name of the manifest, whose format is that of `sha256sum`.
 pub(super) const MANIFEST: &str = "SHA256SUMS";
-/// How the comment before the lines of an export begins.
+/// The beginning of the comment before the lines of an export.
 const MARK: &str = "# exported by rockenv: ";
 
-/// What an export left at a path.
+/// The entry that an export left at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Exported {
     /// A file, by SHA-256.
@@ -34,8 +34,8 @@ pub(super) enum Exported {
 }
 
 impl Exported {
-    /// Returns its line in a manifest. For `sha256sum`, the line of a link is a comment, and one with escapes in the name
-    /// begins with a backslash.
+    /// Returns its line in a manifest. For `sha256sum`, the line of a link is a comment, and a line with escapes in the
+    /// name begins with a backslash.
     fn line(&self, name: &Path) -> Vec<u8> {
         let sum = match self {
             Self::File(sum) => sum,
@@ -82,7 +82,7 @@ impl Exported {
     }
 }
 
-/// Returns lines with their comment, or nothing if there are none.
+/// Returns lines with their comment before them; empty if there are no lines.
 fn marked(lines: &[Vec<u8>]) -> Vec<u8> {
     if lines.is_empty() {
         return Vec::new();
@@ -92,7 +92,7 @@ fn marked(lines: &[Vec<u8>]) -> Vec<u8> {
     [format!("{MARK}{count} {sum}\n").into_bytes(), text].concat()
 }
 
-/// Returns what exports left, if `lines` begin with the comment and the lines that it is about.
+/// Returns the entries that exports left, if `lines` begin with a comment and the lines that it covers.
 fn exported(lines: &[&[u8]]) -> Option<Vec<(PathBuf, Exported)>> {
     let (mark, rest) = lines.split_first()?;
     let count = std::str::from_utf8(mark.strip_prefix(MARK.as_bytes())?).ok()?;
@@ -107,7 +107,7 @@ fn exported(lines: &[&[u8]]) -> Option<Vec<(PathBuf, Exported)>> {
     ours.iter().map(|line| Exported::parse(line)).collect()
 }
 
-/// Returns a name in an escaped line of `sha256sum`.
+/// Decodes a name from an escaped line of `sha256sum`.
 fn unescaped(name: &[u8]) -> Option<Vec<u8>> {
     let mut bytes = name.iter();
     let mut plain = Vec::new();
@@ -147,7 +147,7 @@ pub(super) struct Manifest {
     left: BTreeMap<PathBuf, Vec<Exported>>,
     /// Files that this export wrote.
     written: BTreeSet<PathBuf>,
-    /// Its last line has no newline.
+    /// Whether its last line lacks a newline.
     is_open: bool,
 }
 
@@ -178,7 +178,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Refuses to replace what no export left, or what was changed since, unless the content is the same.
+    /// Refuses to replace a file that no export left or that was changed since, unless the content is the same.
     pub(super) fn may_replace(&self, target: &Path, name: &Path, with: &Exported) -> Result<()> {
         let place = target.join(name);
         let there = match fs::symlink_metadata(&place) {
@@ -200,7 +200,7 @@ impl Manifest {
         )
     }
 
-    /// Adds a line before the file exists: without a line, the next export would take it for somebody else's.
+    /// Adds a line before the file exists. Without the line, the next export would refuse to replace the file.
     pub(super) fn announce(&mut self, target: &Path, name: &Path, left: &Exported) -> Result<()> {
         let mut file = fs::OpenOptions::new()
             .create(true)
@@ -213,17 +213,17 @@ impl Manifest {
         Ok(file.write_all(&[end.as_bytes(), &line].concat())?)
     }
 
-    /// Notes a file that is written.
+    /// Records a file that was written.
     pub(super) fn wrote(&mut self, name: &Path, left: Exported) {
         self.left.insert(name.to_owned(), vec![left]);
         self.written.insert(name.to_owned());
     }
 
-    /// Writes the manifest: lines of this export replace old ones of the same files, and those of exported files that
-    /// are gone are left out. Others stay.
+    /// Writes the manifest. Lines of this export replace old lines of the same files. Lines of exported files that are
+    /// gone are left out. Other lines stay.
     pub(super) fn write(&self, target: &Path) -> Result<()> {
         let path = target.join(MANIFEST);
-        // Such a file is not there any more.
+        // This export has replaced such a file.
         let is_old = |line: &[u8]| {
             Exported::parse(line).is_some_and(|(name, _)| self.written.contains(&name))
         };

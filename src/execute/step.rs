@@ -19,8 +19,8 @@ pub(super) const PATH: &str =
     "/run/rockenv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Installs packages with the image's package manager. Refreshes the lists, because an image may be old, and removes
-/// them, because the next step refreshes them anyway. A list that cannot be fetched is an error: what is installed without
-/// it would be older.
+/// them, because the next step refreshes them anyway. A list that cannot be fetched is an error: without it, older
+/// packages would be installed.
 const INSTALL: &str = r#"set -eu
 ca=/run/rockenv/ca-certificates.crt
 [ -e $ca ] || ca=
@@ -92,7 +92,7 @@ impl PreparedCommand {
             Action::Copy(items) => {
                 stdin = archive(&step.name, items, files)?;
                 let (uid, gid) = owner(root, spec);
-                // Parent directories may be root's; what `copy` makes is given to the step's user.
+                // Parent directories may be root's. `copy` gives the entries that it creates to the step's user.
                 root = true;
                 let mut argv = vec![
                     PROGRAM.to_owned(),
@@ -132,7 +132,7 @@ impl PreparedCommand {
     }
 }
 
-/// Returns the numbers of the user and group that a command runs as, or that own what it copies.
+/// Returns the uid and gid that a command runs as, or that own the files it copies.
 fn owner(root: bool, spec: &Spec) -> (u32, u32) {
     match root {
         true => (0, 0),

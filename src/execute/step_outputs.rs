@@ -56,7 +56,7 @@ impl Execution<'_, '_> {
         })
     }
 
-    /// Reads the fingerprints that a step has left for the keys of later ones.
+    /// Reads the fingerprints that a step has left for the keys of later steps.
     fn prints(&self, step: &Step) -> Result<Option<ArtifactFingerprints>> {
         let Some(at) = &step.fingerprints else {
             return Ok(None);

@@ -1,5 +1,5 @@
 //! Owns waiting for a step's command: its output, its end, the timeout and the user's signals, in one loop of one
-//! thread, so that memory stays constant whatever it prints.
+//! thread, so that memory stays constant however much the command prints.
 
 use std::io::Read as _;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -22,11 +22,11 @@ use crate::sys::signals::Signals;
 use crate::ui::StepOutput;
 use crate::ui::event::Stream;
 
-/// How long a step may take to end after being asked to.
+/// How long a step may take to exit after being asked to.
 const GRACE: Duration = Duration::from_secs(5);
-/// What a command has to start in a container that is ready, beside its timeout, which counts from then on.
+/// How long a command may take to start in a ready container, beside its timeout, which counts from its start.
 const START: Duration = Duration::from_secs(120);
-/// How often buffered log lines are flushed, whether or not the step writes.
+/// How often buffered log lines are flushed, even if the step writes nothing.
 const FLUSH: Duration = Duration::from_millis(250);
 
 /// How a step's command ended.
@@ -43,11 +43,11 @@ pub(crate) enum Ending {
     Lost,
 }
 
-/// The inputs of a step's command, and where its output goes.
+/// The inputs of a step's command, and the destinations of its output.
 pub(crate) struct Supervised<'a> {
     pub command: Command,
     pub stdin: BorrowedFd<'a>,
-    /// The longest it may take.
+    /// Maximum run time.
     pub timeout: Option<Duration>,
     /// Hides credentials in its output.
     pub redactor: &'a mut Redactor,
@@ -66,7 +66,7 @@ pub(crate) struct Supervised<'a> {
 }
 
 impl Supervised<'_> {
-    /// Shows and logs some of its output.
+    /// Shows and logs a piece of output.
     fn keep(&mut self, stream: Stream, bytes: &[u8]) -> Result<()> {
         let bytes = self.redactor.redact(stream, bytes);
         self.output.push(stream, &bytes);
@@ -118,7 +118,7 @@ fn send(running: &mut Running, command: &Command, fds: &[BorrowedFd<'_>; 3]) -> 
         Ok(client) => return Ok(client),
         Err(error) => error,
     };
-    // A container that failed at once took its socket with it; its holder has the reason.
+    // The socket of a container that failed at once is gone; its holder has the reason.
     loop {
         match running.receive()? {
             FromHolder::Waits(_) => {}
@@ -128,7 +128,7 @@ fn send(running: &mut Running, command: &Command, fds: &[BorrowedFd<'_>; 3]) -> 
     }
 }
 
-/// A command that runs.
+/// A running command.
 struct Supervision<'a, 'step> {
     running: &'a mut Running,
     client: Client,
@@ -138,7 +138,7 @@ struct Supervision<'a, 'step> {
     buffer: Vec<u8>,
     deadline: Option<Instant>,
     has_started: bool,
-    /// Why it was asked to end, and until when it may.
+    /// Why it was asked to exit, and its deadline.
     stopping: Option<(Ending, Instant)>,
 }
 
@@ -152,7 +152,7 @@ impl Supervision<'_, '_> {
             if self.deadline.is_none() && self.running.is_ready() {
                 self.deadline = self.step.timeout.map(|timeout| now + START + timeout);
             }
-            // Until then its holder is still moving into the control group, and pausing would freeze it for ever.
+            // Until then its holder is still setting up the control group, and a pause would block the holder forever.
             if self.running.is_ready()
                 && self.stopping.is_none()
                 && self.step.guard.check(self.step.advice, self.step.warn)
@@ -213,7 +213,7 @@ impl Supervision<'_, '_> {
         wait(self.running, &self.client, self.signals, &self.pipes, wake)
     }
 
-    /// Passes the user's wish to stop on; the second signal does not wait.
+    /// Passes the user's signal on to the command. A second signal ends the wait at once.
     fn hear_signal(&mut self) -> Result<Option<Ending>> {
         let Some(number) = self.signals.pending()? else {
             return Ok(None);
@@ -228,7 +228,7 @@ impl Supervision<'_, '_> {
     fn hear_command(&mut self) -> Result<Option<Ending>> {
         let stopped = self.stopping.map(|(ending, _)| ending);
         Ok(match self.client.receive()?.map(|(reply, _)| reply) {
-            // Root of the container may say so again: the timeout counts from the first time.
+            // Root of the container may send this again: the timeout counts from the first time.
             Some(Reply::Started) if !self.has_started => {
                 self.has_started = true;
                 let timeout = self.step.timeout;
@@ -240,7 +240,7 @@ impl Supervision<'_, '_> {
                 self.step.keep(Stream::Stderr, message.as_bytes())?;
                 Some(Ending::Exited { code, signal: None })
             }
-            // Another process stopped the container, whatever the command made of its SIGTERM.
+            // Another process stopped the container, however the command reacted to SIGTERM.
             Some(Reply::Exited {
                 then: Then::Ends, ..
             })
@@ -251,7 +251,7 @@ impl Supervision<'_, '_> {
         })
     }
 
-    /// Returns how the command of a container that is gone ended: it may have ended before.
+    /// Returns how the command of a vanished container ended: it may have exited before.
     fn last_word(&mut self) -> Result<Ending> {
         while readable([Some(self.client.as_fd())], Some(Duration::ZERO))? == [true] {
             if let Some(ending) = self.hear_command()? {
@@ -261,7 +261,7 @@ impl Supervision<'_, '_> {
         Ok(self.stopping.map_or(Ending::Lost, |(ending, _)| ending))
     }
 
-    /// Returns how the step ended if it had to end by now; asks it to end when its time is up.
+    /// Returns the ending if the step had to exit by now; asks the step to exit when its time is up.
     fn check_time(&mut self) -> Option<Ending> {
         let now = Instant::now();
         match self.stopping {
@@ -285,7 +285,7 @@ impl Supervision<'_, '_> {
 
     /// Collects the last output.
     fn finish(mut self) -> Result<()> {
-        // Children left behind may hold the pipes open for ever.
+        // Children left behind may hold the pipes open forever.
         for slot in [0, 1] {
             self.drain(slot)?;
         }

@@ -9,7 +9,7 @@ use crate::plan::ids::LayerId;
 use crate::store::Store;
 use crate::sys::error::Result;
 
-/// How long layers are collected for one sync. A sync delays the next step, and short steps need none of their own.
+/// How long layers are collected for one sync. A sync delays the next step, and short steps need no sync of their own.
 const GATHER: Duration = Duration::from_millis(300);
 
 #[derive(Debug)]

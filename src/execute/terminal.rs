@@ -16,28 +16,28 @@ use crate::engine::wire::{Command, Reply, Then};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::signals::{self, STOP};
 
-/// How long a container that was asked to signal a command may take to answer.
+/// How long a container may take to answer a request to signal a command.
 const ANSWER: Duration = Duration::from_secs(10);
-/// How long a command may take to start before that is said.
+/// How long a command may take to start before the user is told.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How many bytes are copied at once.
 const PIECE: usize = 16 << 10;
-/// How many pieces an ended command may have left: more than fit into a pipe or a terminal.
+/// Maximum number of pieces that an exited command may have left: more than fit into a pipe or a terminal.
 const LAST_PIECES: usize = 64;
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Exit {
     pub code: u8,
-    /// What the container does now.
+    /// The state of the container after the command.
     pub then: Then,
-    /// It was told to end.
+    /// Whether a signal told the command to end.
     pub interrupted: bool,
 }
 
-/// Runs a command and passes input, output, signals and window size. Calls `waits` if the container, which another
-/// command or a service may still be starting, lets it wait. Returns how it ended, or `None` if the container was gone
-/// before it could start.
+/// Runs a command and passes on input, output, signals and window size. Calls `waits` if the command has to wait for
+/// the container, which another command or a service may still be starting. Returns how the command ended, or `None` if
+/// the container was gone before the command could start.
 pub(crate) fn run(client: &Client, command: Command, waits: &dyn Fn()) -> Result<Option<Exit>> {
     let signals = signals::block(&[&STOP[..], &[Signal::SIGWINCH]].concat())?;
     let mut copies = Vec::new();
@@ -47,7 +47,7 @@ pub(crate) fn run(client: &Client, command: Command, waits: &dyn Fn()) -> Result
         other => other?,
     }
     let mut raw = None;
-    // Whether the command may run, and whether it does.
+    // Whether the command may run by now, and whether it is known to run.
     let (mut starting, mut started) = (false, false);
     let mut interrupted = false;
     // A signal that the container has not answered.
@@ -105,7 +105,8 @@ pub(crate) fn run(client: &Client, command: Command, waits: &dyn Fn()) -> Result
             None => return Ok(None),
             Some((Reply::Starting, _)) => (starting, patience) = (true, None),
             Some((Reply::Signalled, _)) => asked = None,
-            // Root of the container may say so again, or send a terminal that nobody asked for: the user's stayed raw.
+            // Root of the container may send this again, or a terminal that was not requested: the user's would stay
+            // raw.
             Some((Reply::Started, _)) if started => {}
             Some((Reply::Started, fds)) => {
                 started = true;
@@ -185,11 +186,11 @@ fn standard_ends(copies: &mut Vec<Copy>) -> Result<[OwnedFd; 3]> {
         .map_err(|_| unexpected!("three descriptors became another number"))
 }
 
-/// What can be read, or written to.
+/// The descriptors that are ready to read or write.
 struct Ready {
     from_client: bool,
     signalled: bool,
-    /// Positions of the copies that can go on.
+    /// Positions of the copies that can continue.
     copies: Vec<usize>,
 }
 
@@ -235,8 +236,8 @@ struct Copy {
 }
 
 impl Copy {
-    /// Copies to the command. Non-blocking, because a program that does not read must not stop its output from being
-    /// shown. This end of the pipe is ours alone, so its mode may change.
+    /// Copies to the command. Non-blocking, because a program that does not read its input must not keep its output
+    /// from being shown. No other process has this end of the pipe, so its mode may change.
     fn input(from: OwnedFd, to: OwnedFd) -> Result<Self> {
         fcntl(&to, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         Ok(Self {
@@ -277,7 +278,7 @@ impl Copy {
     fn step(&mut self) -> Result<bool> {
         if self.pending.is_empty() {
             let mut buffer = [0u8; PIECE];
-            // Not by `fs_err`, whose errors have no number.
+            // Not through `fs_err`, whose errors have no errno.
             match self.from.file().read(&mut buffer) {
                 Ok(0) => return Ok(false),
                 // The other end of a terminal whose last program ended.
@@ -306,7 +307,7 @@ impl Copy {
         Ok(true)
     }
 
-    /// Copies the rest of a finished command's output. A process that it left behind may write for ever.
+    /// Copies the rest of a finished command's output. A process that it left behind may write forever.
     fn flush(&mut self) -> Result<()> {
         for _ in 0..LAST_PIECES {
             let ready = poll(&mut [self.waits_for()], PollTimeout::ZERO)? > 0;
@@ -420,7 +421,7 @@ mod tests {
         ] {
             frames::send(&agent, &reply, fds).unwrap();
         }
-        // Standard input may be no terminal here, and cannot be made raw.
+        // Standard input may not be a terminal here, so it cannot be made raw.
         let exit = run(&client, command(), &|| {}).unwrap().unwrap();
         assert_eq!(exit.code, 3);
     }

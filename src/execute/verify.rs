@@ -1,5 +1,5 @@
-//! Owns comparing the results of a step with those of building it again, for `verify`: its root file system, the
-//! build volumes that it sees, and its exported results.
+//! Owns comparing the results of a step with those of a rebuild, for `verify`: its root file system, the build volumes
+//! that it sees, and its exported results.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use crate::sys::error::{Error, Result};
 use crate::tree::digest::{self, Comparing};
 use crate::tree::{Method, listing, overlay};
 
-/// How many differences of a step are named.
+/// Maximum number of differences of a step that are named.
 const NAMED: usize = 20;
 /// Ninja's own files, which contain build times.
 const NINJA: [&str; 2] = [".ninja_log", ".ninja_deps"];
@@ -67,7 +67,7 @@ fn text<S: Serializer>(path: &Path, to: S) -> std::result::Result<S::Ok, S::Erro
 pub(crate) struct Compared {
     /// The first paths that differ.
     pub differences: Vec<Difference>,
-    /// How many more there are.
+    /// The number of further differences.
     pub more: usize,
     /// What could not be compared, and why.
     pub not_compared: Vec<String>,
@@ -112,13 +112,13 @@ enum Tree {
     Lost,
 }
 
-/// A comparison of the old results of a step with the new ones.
+/// A comparison of a step's old results with its new results.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepComparison<'a> {
     pub store: &'a Store,
     pub before: Side<'a>,
     pub now: Side<'a>,
-    /// Also modification times, and files that only record the time of the build.
+    /// Also compares modification times, and files that only record the time of the build.
     pub strict: bool,
     pub cancel: &'a AtomicBool,
 }
@@ -192,7 +192,7 @@ impl StepComparison<'_> {
         })?
     }
 
-    /// Compares trees that a service has.
+    /// Compares trees that a service stores.
     fn roots_at(&self, service: &Service) -> Result<digest::Differences> {
         let list = |side: Side<'_>| side.env.list_image(service, Some(&side.layer.id));
         let (old, new) = (list(self.before)?, list(self.now)?);
@@ -232,7 +232,7 @@ impl StepComparison<'_> {
                 let record = side.env.known_record()?;
                 let head = &record.head;
                 let from = head.volumes_from();
-                // A command or a failed step may have written to it since, so it is no longer the layer's.
+                // If a command or a failed step may have written to it since, it is no longer the layer's.
                 let is_whole = head.volumes.get(name) == Some(id)
                     && from.layer.as_ref() == Some(&layer.id)
                     && !side.env.is_changed_by_hand()?
@@ -254,7 +254,7 @@ impl StepComparison<'_> {
         }
     }
 
-    /// Compares the content of a volume. The volume's own directory is rockenv's.
+    /// Compares the content of a volume, but not its own directory, which rockenv makes.
     fn trees(&self, old: &Tree, new: &Tree) -> Result<digest::Differences> {
         let nothing = self.now.env.run_dir().join("nothing");
         let place = |tree: &Tree| match tree {
@@ -293,7 +293,7 @@ impl StepComparison<'_> {
     }
 }
 
-/// Makes the error for a step whose sources changed since it was built; `up` is the env's own command.
+/// Returns the error for a step whose sources changed since it was built; `up` is the env's own command.
 pub(crate) fn changed(step: &Step, inputs: &[&str], up: &str) -> Error {
     invalid!(
         "step `{}` cannot be built again: its inputs have changed since: {}",

@@ -1,9 +1,9 @@
 //! Owns an env's views of sources with hooks: overlays on the shared checkout, which stays unchanged.
 //!
-//! `envs/<env>/views/<volume>/` has one layer for each hook, made when the first step that sees it runs, and one for
-//! what steps write. `stack.json` lists them from the bottom up; unlisted ones are garbage. The checkout is only ever
-//! the lowest layer of an overlay: the kernel writes nothing to it. Services cannot be given an overlay: they get a
-//! copy, see `copied`. Hooks' scripts run on either, see `script`.
+//! `envs/<env>/views/<volume>/` has one layer for each hook, created when the first step that sees it runs, and one
+//! layer for steps' writes. `stack.json` lists the layers from the bottom up; unlisted layers are garbage. The checkout
+//! is only ever the lowest layer of an overlay: the kernel writes nothing to it. Services cannot be given an overlay,
+//! so they get a copy (see `copied`). Hooks' scripts run on either (see `script`).
 
 mod copied;
 mod manual_edits;
@@ -57,7 +57,7 @@ fn at(directory: &Path) -> PathBuf {
     directory.join(AT)
 }
 
-/// What an env shows in place of a source with hooks.
+/// The directory that an env shows in place of a source with hooks.
 #[derive(Clone, Debug)]
 pub(crate) enum PatchedSource {
     /// The source, with an overlay on it.
@@ -93,8 +93,8 @@ struct ViewedStep<'s> {
 }
 
 impl<'a> Execution<'a, '_> {
-    /// Brings the views for `step` up to its hooks, and returns them by volume; also, if there are files in one that a
-    /// clean build would not have there, whether a command of `exec` or `shell` may have changed some.
+    /// Brings the views for `step` up to its hooks, and returns them by volume. If a view has files that a clean build
+    /// would not have, also returns whether a command of `exec` or `shell` may have changed some.
     pub(super) fn views(
         &mut self,
         index: u32,
@@ -183,7 +183,7 @@ impl<'a> Execution<'a, '_> {
         self.collect(&directory, &stack)?;
         for wanted in &hooks[stack.hooks()..] {
             let hook = self.hook(wanted)?;
-            // Earlier writes of steps are below the hook, which may change them.
+            // Steps' earlier writes become a layer below the hook, which may change them.
             if let Some(upper) = stack.upper.take()
                 && !overlay::is_clean(&directory.join(&upper))?
             {
@@ -220,8 +220,8 @@ impl<'a> Execution<'a, '_> {
         Ok((view, foreign))
     }
 
-    /// Returns the fingerprint of the source below the view. A step of this run that sees the source itself, before
-    /// the first hook, may have fetched something into it; the hooks must then apply to that.
+    /// Returns the fingerprint of the source below the view. A step of this run that sees the source itself, before the
+    /// first hook, may have fetched files into it. The hooks must then apply to the new content.
     fn base(&self, viewed: &ViewedStep<'_>) -> Result<String> {
         let name = &viewed.volume.name;
         let writes = |step: &Step| {
@@ -245,7 +245,7 @@ impl<'a> Execution<'a, '_> {
         self.print_now(name)
     }
 
-    /// Makes the layer `id` with the changes of a hook's patches and edits, on top of all existing layers.
+    /// Creates the layer `id` with the changes of a hook's patches and edits, on top of all existing layers.
     fn layer(
         &self,
         stack: &mut Stack,
@@ -327,7 +327,7 @@ impl<'a> Execution<'a, '_> {
     }
 }
 
-/// Makes the changes of a hook's patches and edits in a directory of the env.
+/// Applies the changes of a hook's patches and edits in a directory of the env.
 fn change(at: &Path, hook: &Hook, times: &mut BTreeMap<PathBuf, Time>) -> Result<HookChanges> {
     let changes = hook::apply(hook, &|path| file_in_source(at, path))?;
     for (path, change) in &changes.files {
@@ -350,7 +350,7 @@ fn change(at: &Path, hook: &Hook, times: &mut BTreeMap<PathBuf, Time>) -> Result
     Ok(changes)
 }
 
-/// Reads what is at a path of a source.
+/// Reads the entry at a path of a source.
 pub(crate) fn file_in_source(root: &Path, path: &Path) -> Result<FileInSource> {
     Ok(match file::read(root, path)? {
         file::FoundEntry::File { bytes, mode } => FileInSource::File {
@@ -364,7 +364,7 @@ pub(crate) fn file_in_source(root: &Path, path: &Path) -> Result<FileInSource> {
 
 fn make_upper(store: &Store, directory: &Path, id: &str, source: &Path) -> Result<()> {
     let work = work(directory);
-    // Left by a layer that is frozen by now: each gets its own scratch directory.
+    // A layer that is frozen by now left its scratch directory. Each layer gets its own.
     store.discard(&work)?;
     let upper = overlay::Upper {
         diff: &directory.join(id),
@@ -373,7 +373,7 @@ fn make_upper(store: &Store, directory: &Path, id: &str, source: &Path) -> Resul
     overlay::create_upper(upper, source)
 }
 
-/// An overlay does not show mounts below its lowest layer.
+/// Refuses a source with mounts inside, because an overlay does not show them.
 fn no_mounts_inside(volume: &Volume, source: &Path) -> Result<()> {
     let inside = tree::mounts_at_or_below(source)?
         .into_iter()
@@ -389,7 +389,7 @@ fn no_mounts_inside(volume: &Volume, source: &Path) -> Result<()> {
     }
 }
 
-/// Writes a layer to disk: the overlay that made it does not, and a hook must survive a power failure.
+/// Syncs a layer to disk. The overlay that made it does not, and a hook must survive a power failure.
 fn sync(directory: &Path) -> Result<()> {
     for entry in fs::read_dir(directory)? {
         let entry = entry?;

@@ -48,7 +48,7 @@ pub(super) fn wait_for_slot(
     Ok(SlotWait::Granted(claim))
 }
 
-/// Returns the message; a holder may have ended meanwhile, or not have written its name yet.
+/// Returns the message. A holder may have exited meanwhile, or may not have written its name yet.
 fn waiting(total: u32, envs: &[&str]) -> String {
     let names = envs.iter().filter(|env| !env.is_empty());
     let names: Vec<String> = names.map(|env| format!("`{env}`")).collect();

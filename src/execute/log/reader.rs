@@ -31,7 +31,7 @@ impl Reader {
         })
     }
 
-    /// Returns the whole lines that were written since, without the last newline; `None` if there are none now.
+    /// Returns the whole lines written since the last call, without the last newline; `None` if there are none now.
     pub(crate) fn lines(&mut self) -> Result<Option<Vec<u8>>> {
         let mut buffer = vec![0; 64 << 10];
         loop {
@@ -71,12 +71,12 @@ impl Reader {
         let at = i64::try_from(self.at).map_err(|_| Errno::EFBIG)?;
         let data = match nix::unistd::lseek(self.file.file(), at, Whence::SeekData) {
             Ok(data) => u64::try_from(data).unwrap_or(self.at),
-            // The end, or a file system without hole detection.
+            // The end of the file, or a file system without hole detection.
             Err(Errno::ENXIO | Errno::EINVAL | Errno::EOPNOTSUPP) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
         if data > self.at {
-            // The rest of a line that was read too late is gone.
+            // The rest of a line that was read too late is in the hole.
             self.skipped += data - self.at + std::mem::take(&mut self.pending).len() as u64;
             self.at = data;
         }

@@ -1,9 +1,8 @@
 //! Owns views for services. A service mounts in its own namespace, out of rockenv's reach, so it gets a copy of the
-//! source that belongs to the env. Blocks are shared if the store's file system can.
+//! source that belongs to the env. The copy shares blocks if the store's file system supports that.
 //!
-//! The copy that steps write to is the stack's upper. Before later hooks are applied it is frozen, and they are
-//! applied to a copy of it, so that steps' earlier writes can be restored. A copy is in the stack only once it is
-//! complete.
+//! The copy that steps write to is the stack's upper. Before later hooks apply, it is frozen, and the hooks apply to a
+//! copy of it, so that steps' earlier writes can be restored. A copy enters the stack only once it is complete.
 
 use std::path::Path;
 
@@ -20,7 +19,7 @@ use crate::sys::error::Result;
 use crate::tree;
 
 impl Execution<'_, '_> {
-    /// Brings the copy up to the hooks that a step is to see; the stack has the first of them.
+    /// Brings the copy up to the hooks that a step must see; the stack has the first of them.
     pub(super) fn copied(
         &mut self,
         viewed: &ViewedStep<'_>,

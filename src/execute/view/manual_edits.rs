@@ -1,10 +1,10 @@
-//! Owns files that people edited by hand in a view, by `exec` and `shell`: they are moved aside before their layer is
-//! removed.
+//! Owns files that users edited by hand in a view, through `exec` and `shell`: they are moved aside before their layer
+//! is removed.
 //!
-//! A step makes its own files again; nobody can make manual edits again. The file `hand` has a line when a command
-//! begins, and another with both times when it ends. A file whose change time lies between the two was changed by
-//! that command. Steps may change these times later, so when a command ends, its files are listed beside their layer,
-//! in `<layer>.hand`.
+//! A step can make its own files again, but manual edits cannot be made again. The file `hand` gets a line when a
+//! command begins, and another with both times when it ends. A file whose change time lies between the two was changed
+//! by that command. Steps may change these times later, so when a command ends, its files are listed beside their
+//! layer, in `<layer>.hand`.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -50,8 +50,8 @@ impl ByHand {
         Ok(Self { files, began })
     }
 
-    /// Lists the files that the command changed, and records that it ended. Without this record it counts as running,
-    /// and all later changes as its own: so it does if the list would become too long.
+    /// Lists the files that the command changed, and records its end. Without this record the command counts as
+    /// running, and all later changes count as its own. The record is left out if the list would become too long.
     pub(crate) fn end(self) -> Result<()> {
         for file in &self.files {
             let ended = now();
@@ -69,7 +69,7 @@ impl ByHand {
     }
 }
 
-/// Lists the files of a view's layers that are among these. Returns false if a list would become too long.
+/// Lists the files of a view's layers that match `edits`. Returns false if a list would become too long.
 fn list(edits: &Edits, commands: &Path, max: usize) -> Result<bool> {
     let view = commands.parent().unwrap_or(commands);
     for layer in entries(view)? {
@@ -81,7 +81,7 @@ fn list(edits: &Edits, commands: &Path, max: usize) -> Result<bool> {
         let mut new = Vec::new();
         edits.find(&layer, Path::new(""), &mut |path, _| {
             if !known.contains(path) {
-                // A line may have been cut short: it ends before the next one begins.
+                // An entry may have been cut short, so each entry also begins with a separator.
                 new.push(0);
                 new.extend_from_slice(path.as_os_str().as_bytes());
                 new.push(0);
@@ -117,7 +117,7 @@ fn listed(layer: &Path) -> Result<BTreeSet<PathBuf>> {
 fn append(file: &Path, bytes: &[u8]) -> Result<()> {
     let mut options = fs::OpenOptions::new();
     match options.create(true).append(true).open(file) {
-        // The view was removed after the container that the command joined.
+        // Another command may have removed the view since.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         file => Ok(file?.write_all(bytes)?),
     }
@@ -135,7 +135,7 @@ fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
     paths.collect()
 }
 
-/// Returns the views of an env with files changed by hand, and how many each has, those that were moved aside included.
+/// Returns the views of an env with files changed by hand, and how many files each has, including those moved aside.
 pub(crate) fn count(env: &Path) -> Result<Vec<(PathBuf, usize)>> {
     let mut found = Vec::new();
     for view in entries(&env.join("views"))? {
@@ -166,8 +166,8 @@ pub(crate) fn count(env: &Path) -> Result<Vec<(PathBuf, usize)>> {
     Ok(found)
 }
 
-/// Moves the layer's files that were changed by hand below `into`, made for the first one. Returns whether there were
-/// any.
+/// Moves the layer's files that were changed by hand below `into`, which is created for the first file. Returns whether
+/// there were any.
 pub(super) fn keep(commands: &str, layer: &Path, into: &Path) -> Result<bool> {
     let edits = Edits::of(commands, layer)?;
     if edits.is_empty() || !fs::symlink_metadata(layer)?.is_dir() {
@@ -187,10 +187,10 @@ pub(super) fn keep(commands: &str, layer: &Path, into: &Path) -> Result<bool> {
     Ok(any)
 }
 
-/// What was changed by hand.
+/// The manual edits of a layer.
 struct Edits {
     times: Vec<(i128, i128)>,
-    /// Whatever happened to them since.
+    /// Files that count whatever their times are.
     listed: BTreeSet<PathBuf>,
 }
 
@@ -205,7 +205,7 @@ impl Edits {
         Self { times, listed }
     }
 
-    /// Returns what all files match.
+    /// Returns edits that every file matches.
     fn all() -> Self {
         Self::at(vec![(i128::MIN + BEHIND, i128::MAX)])
     }
@@ -214,8 +214,8 @@ impl Edits {
         self.times.is_empty() && self.listed.is_empty()
     }
 
-    /// Calls `each` with each file below a layer that is among these, and its path in the layer. A step may be at work
-    /// there.
+    /// Calls `each` with each edited file below a layer, and its path in the layer. A step may be writing there
+    /// meanwhile.
     fn find(
         &self,
         layer: &Path,

@@ -82,8 +82,8 @@ impl Execution<'_, '_> {
 }
 
 impl Script {
-    /// Refuses a script that changed other files than it declares. Files that equal what the hook's patches and edits
-    /// `made` in the directory `inside` were not changed by the script.
+    /// Refuses a script that changed other files than it declares. A file in the directory `inside` that equals the
+    /// result of the hook's patches and edits, `made`, was not changed by the script.
     pub(super) fn check(
         &self,
         hook: &Hook,
@@ -124,7 +124,7 @@ impl Script {
     }
 }
 
-/// Identifies an unchanged file: nobody can set a change time.
+/// Identifies an unchanged file: no process can set a change time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Identity {
     inode: u64,
@@ -136,7 +136,7 @@ struct Identity {
 pub(super) struct FileIdentities(BTreeMap<PathBuf, Identity>);
 
 impl FileIdentities {
-    /// Lists a directory that nobody writes to meanwhile.
+    /// Lists a directory that no process writes to meanwhile.
     pub(super) fn read(top: &Path) -> Result<Self> {
         let mut found = BTreeMap::new();
         for path in files(top)? {

@@ -10,36 +10,36 @@ use crate::plan::ids::{self, StepKey, ViewLayerId};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Stack {
-    /// Fingerprint of the source below them.
+    /// Fingerprint of the source below the layers.
     pub(super) base: String,
     /// From the bottom up.
     pub(super) layers: Vec<StackLayer>,
     /// The layer that steps write to; always the topmost.
     #[serde(default)]
     pub(super) upper: Option<ViewLayerId>,
-    /// When files first got the content that hooks gave them. Made again, they get the same times, so that nothing
-    /// built from them is built again.
+    /// When files first got the content that hooks gave them. Recreated files get the same times, so that nothing built
+    /// from them is built again.
     pub(super) times: BTreeMap<PathBuf, Time>,
-    /// What steps have written to it.
+    /// The state of the files that steps wrote to the view.
     #[serde(default)]
     pub(super) written: Written,
 }
 
-/// Where the files that steps wrote to a view come from.
+/// The origin of the files that steps wrote to a view.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Written {
-    /// The steps up to this layer, empty for the image; unknown if an older version made the view.
+    /// The layer of the last step that wrote them, empty for the image; `None` if an older version made the view.
     pub(super) from: Option<String>,
-    /// The step that began on it since.
+    /// The step that has begun on the view since.
     pub(super) begun: Option<StepKey>,
-    /// How many lines there were about commands of `exec` and `shell` when it began.
+    /// The number of recorded lines about `exec` and `shell` commands when that step began.
     pub(super) commands: usize,
-    /// When the copy that steps write to was made, in nanoseconds since 1970.
+    /// Creation time of the copy that steps write to, in nanoseconds since 1970.
     pub(super) copied: Option<i64>,
 }
 
 impl Written {
-    /// Returns whether they are those that a clean build leaves before a step with this key on this layer.
+    /// Returns whether the files are those that a clean build leaves before the step `key` on the layer `parent`.
     pub(super) fn is_before(&self, parent: &str, key: &StepKey) -> bool {
         let begun = self.begun.as_ref();
         self.from.as_deref() == Some(parent) && begun.is_none_or(|begun| begun == key)
@@ -48,10 +48,10 @@ impl Written {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct StackLayer {
-    /// Its directory; none between two hooks of one step, if a copy has the changes of both.
+    /// Its directory; `None` between two hooks of one step, if a copy has the changes of both.
     #[serde(with = "ids::or_empty")]
     pub(super) id: Option<ViewLayerId>,
-    /// Digest of the hook that made it; `None` if steps did.
+    /// Digest of the hook that made the layer; `None` if steps wrote it.
     pub(super) hook: Option<String>,
 }
 
@@ -99,7 +99,7 @@ impl Stack {
         ids.map(|id| directory.join(id)).collect()
     }
 
-    /// Returns the view of the layers, with a directory above them that is written to.
+    /// Returns the view of the layers, with the writable directory `upper` above them.
     pub(super) fn view(&self, directory: &Path, upper: &str) -> View {
         View {
             layers: self.lowers(directory),
@@ -168,7 +168,7 @@ mod tests {
         let all = [("1", Some("a")), ("w", None), ("2", Some("b"))];
         assert_eq!(fitted(&all, "f1", &["a", "b"]), (2, "1 w 2|u".into()));
         assert_eq!(fitted(&all, "f1", &["a", "b", "c"]), (2, "1 w 2|u".into()));
-        // Back before the second hook: later writes are gone, earlier ones stay.
+        // Back before the second hook: later writes are gone, earlier writes stay.
         assert_eq!(fitted(&all, "f1", &["a"]), (1, "1 w|".into()));
         assert_eq!(fitted(&all, "f1", &["a", "x"]), (1, "1 w|".into()));
         assert_eq!(fitted(&all, "f1", &["b"]), (0, "|".into()));

@@ -1,5 +1,5 @@
-//! Owns telling whether the files that steps wrote to a view are those of a clean build: of the steps below, and of no
-//! other build and no command of `exec` or `shell`.
+//! Owns deciding whether the files that steps wrote to a view are those of a clean build: written by the steps below,
+//! and by no other build and no command of `exec` or `shell`.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -49,7 +49,7 @@ impl Execution<'_, '_> {
         Ok(None)
     }
 
-    /// Records that a step on `parent` became a layer: what is in the views is the content that belongs to it.
+    /// Records that a step on `parent` became a layer, to which the content of the views now belongs.
     pub(in crate::execute) fn end_on_views(
         &self,
         parent: Option<&LayerId>,
@@ -85,7 +85,7 @@ fn is_written(stack: &Stack, directory: &Path, is_copy: bool) -> Result<bool> {
     }
 }
 
-/// Returns whether something in what steps write to changed after a command began that no step has seen.
+/// Returns whether a file in the upper directory changed after the start of a command that no step has seen.
 fn is_changed_by_hand(stack: &Stack, directory: &Path, commands: &str) -> Result<bool> {
     let lines = commands.lines().skip(stack.written.commands);
     let times = lines.filter_map(|line| line.split(' ').next()?.parse::<i128>().ok());
