@@ -1,7 +1,7 @@
 //! Owns reading the files of `copy` steps, with the digests for their keys.
 //!
-//! A profile may come from somebody else, and rockenv may be root: nothing outside the profile's directory is read,
-//! and no symbolic link is followed, not even one that appears while this runs.
+//! A profile may come from another user, and rockenv may run as root. So nothing outside the profile's directory is
+//! read, and no symbolic link is followed, not even a link that appears while this runs.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -65,7 +65,7 @@ pub(crate) enum CopiedFile {
     Dir,
     /// A regular file, mode 755 if executable and 644 if not.
     File {
-        /// Anybody may execute it.
+        /// Whether it has an execute bit.
         executable: bool,
         bytes: Vec<u8>,
     },
@@ -92,7 +92,7 @@ pub(crate) fn copy_key(step: &str, from: &str) -> String {
     format!("{step}:{from}")
 }
 
-/// Reads everything that the profile's `copy` steps name, where `directories` were searched for it.
+/// Reads the files that the profile's `copy` steps name. `directories` were searched for the profile.
 pub(crate) fn copy_files(directories: &[Directory], profile: &Profile) -> Result<CopyFiles> {
     let (files, problems) = read_files(directories, profile);
     match problems.is_empty() {
@@ -101,7 +101,7 @@ pub(crate) fn copy_files(directories: &[Directory], profile: &Profile) -> Result
     }
 }
 
-/// Reads what can be read, and returns the problems with the rest.
+/// Reads the files that are readable, and returns the problems with the others.
 pub(crate) fn read_files(
     directories: &[Directory],
     profile: &Profile,
@@ -118,7 +118,7 @@ pub(crate) fn read_files(
             continue;
         };
         for item in items {
-            // `check` says what is wrong with the path.
+            // `check` reports the problem with the path.
             if value::beside(&item.from).is_err() {
                 continue;
             }
@@ -139,7 +139,7 @@ pub(crate) fn read_files(
     (files, problems)
 }
 
-/// Returns the digest of a tree. Lengths precede names, so that no two trees are written alike.
+/// Returns the digest of a tree. Lengths precede names, so that different trees are encoded differently.
 fn digest(entries: &[CopyEntry]) -> String {
     let mut hash = Sha256::new();
     for entry in entries {
@@ -165,7 +165,7 @@ fn digest(entries: &[CopyEntry]) -> String {
     hex::encode(hash.finalize())
 }
 
-/// A sentence for a person.
+/// A result whose error is a sentence for the user.
 type Read<T> = std::result::Result<T, String>;
 
 struct Reader<'a> {

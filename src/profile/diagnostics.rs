@@ -24,8 +24,8 @@ pub(crate) struct SourceFile {
     pub(crate) start: usize,
 }
 
-/// The files of a profile and those it extends, the profile itself first. A place is an offset in the concatenation
-/// of them.
+/// The files of a profile and of the profiles it extends, its own first. A place is an offset in the concatenation of
+/// these files.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sources(Vec<Arc<SourceFile>>);
 
@@ -45,7 +45,7 @@ impl Sources {
         &self.0[after.saturating_sub(1)]
     }
 
-    /// Returns a place as `FILE:LINE`, for a message about another one.
+    /// Returns a place as `FILE:LINE`, for a message about another place.
     pub(crate) fn line(&self, place: &Place) -> String {
         let file = self.file(place);
         let before = &file.text.as_bytes()[..file.bytes(place).start];
@@ -75,7 +75,7 @@ impl SourceFile {
 pub(crate) enum UnreadPart {
     /// A key or table.
     Part,
-    /// A file, its own or one that it extends.
+    /// A file of the profile, or of a profile that it extends.
     File,
 }
 
@@ -85,7 +85,7 @@ pub(crate) struct Problem {
     pub(crate) message: String,
     pub(crate) label: String,
     pub(crate) help: Option<String>,
-    /// What could not be read and may hold what is missing, if something is.
+    /// For a missing item: the unread part that may contain it.
     pub(super) doubt: Option<UnreadPart>,
 }
 
@@ -101,7 +101,7 @@ impl Problem {
         }
     }
 
-    /// Marks something missing as one problem too many if such a part of the profile could not be read.
+    /// Marks the problem as doubtful if such a part of the profile could not be read.
     #[must_use]
     pub(crate) fn unless(self, doubt: UnreadPart) -> Self {
         let doubt = Some(doubt);
@@ -125,7 +125,7 @@ impl Problem {
         self
     }
 
-    /// Adds the known name that was probably meant, or else this help.
+    /// Adds the known name that was probably meant, or else `otherwise`.
     #[must_use]
     pub(crate) fn suggest<'n>(
         mut self,
@@ -180,7 +180,7 @@ fn clamp(text: &str, bytes: Range<usize>) -> Range<usize> {
 /// Maximum number of mistakes shown for one file.
 const SHOWN: usize = 15;
 
-/// Makes the error that shows all of the mistakes in `what`, such as "profile `mine`".
+/// Returns the error that shows all of the mistakes in `what`, such as "profile `mine`".
 pub(crate) fn invalid(what: &str, sources: &Sources, mut problems: Vec<Problem>) -> Error {
     problems.sort_by_key(|problem| problem.place.start);
     problems.dedup_by(|a, b| a.place == b.place && a.message == b.message);

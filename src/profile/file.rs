@@ -1,5 +1,5 @@
-//! Owns the types of a profile exactly as it is written in TOML. The JSON schema and the structural check of `structure`
-//! are generated from them, so editors show the doc comments here.
+//! Owns the types of a profile exactly as it is written in TOML. The JSON schema and the structural check of
+//! `structure` are generated from them, so editors show the doc comments here.
 //!
 //! No `flatten`, `untagged` or `tag`: they lose the position of errors.
 
@@ -127,7 +127,7 @@ pub enum VolumeKind {
 }
 
 impl VolumeKind {
-    /// Returns whether the files in such a volume are the user's, and nothing that `copy` replaces.
+    /// Returns whether the files in such a volume are the user's, so that `copy` must not replace them.
     pub fn is_users_own(self) -> bool {
         match self {
             Self::Source | Self::Output | Self::Host => true,
@@ -135,7 +135,7 @@ impl VolumeKind {
         }
     }
 
-    /// Returns what steps may do there if the profile does not say.
+    /// Returns the access of steps if the profile sets none.
     pub fn default_access(self) -> Access {
         match self {
             Self::Host => Access::Ro,
@@ -241,7 +241,7 @@ pub enum Engine {
 
 impl Engine {
     pub const ALL: [Self; 3] = [Self::Nspawn, Self::Docker, Self::Podman];
-    /// Those that run containers in a service, in the order in which one is chosen.
+    /// The engines that run containers in a service, in order of preference.
     pub const SERVICES: [Self; 2] = [Self::Docker, Self::Podman];
 
     pub fn name(&self) -> &'static str {

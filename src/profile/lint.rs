@@ -57,7 +57,7 @@ fn unlimited(profile: &Profile) -> Vec<String> {
     });
     let mut advice = Vec::new();
     for (whose, (name, value)) in own.chain(steps) {
-        // Nobody can change a built-in profile.
+        // A user cannot change a built-in profile.
         if !matches!(profile.sources.file(&value.place).origin, Origin::File(_)) {
             continue;
         }

@@ -51,14 +51,14 @@ pub(crate) struct ProfileListing {
     pub problem: Option<String>,
 }
 
-/// A profile as far as it can be read, and everything that is wrong with it.
+/// The readable part of a profile, and all problems with it.
 #[derive(Debug)]
 pub(crate) struct ProfileDraft {
     name: String,
     sources: Sources,
-    /// Without what has problems; `None` if nothing is left.
+    /// The profile without its faulty parts; `None` if nothing is left.
     pub(crate) profile: Option<Profile>,
-    /// Steps are written, faulty ones too.
+    /// Whether there are steps, including faulty ones.
     pub(crate) has_steps: bool,
     problems: Vec<Problem>,
     /// The largest part that could not be read.
@@ -66,7 +66,7 @@ pub(crate) struct ProfileDraft {
 }
 
 impl ProfileDraft {
-    /// Adds problems, except for those that may follow from what could not be read.
+    /// Adds problems, except for those that may follow from an unread part.
     pub(crate) fn add(&mut self, problems: Vec<Problem>) {
         let unread = self.unread;
         let certain = problems.into_iter();
@@ -78,7 +78,7 @@ impl ProfileDraft {
         self.problems.is_empty()
     }
 
-    /// Returns the profile if nothing is wrong with it.
+    /// Returns the profile if it has no problems.
     pub(crate) fn finished(self) -> Result<Profile> {
         match self.profile {
             Some(profile) if self.problems.is_empty() => Ok(profile),
@@ -135,7 +135,7 @@ fn entries(dirs: &[Directory]) -> Result<Vec<CatalogEntry>> {
     catalog::list(dirs, names, catalog::toml_file)
 }
 
-/// Returns every profile that `load` finds by name, sorted, with what its file says of it.
+/// Returns every profile that `load` finds by name, sorted, with the description in its file.
 pub(crate) fn list(dirs: &[Directory]) -> Result<Vec<ProfileListing>> {
     let builtin = builtin::toml_files(&builtin::PROFILES);
     let text = |name: &str| builtin.iter().find(|(known, _)| *known == name);
@@ -178,7 +178,7 @@ fn listed(name: String, origin: Origin, text: Result<String>) -> ProfileListing 
     }
 }
 
-/// Looks a name up. One that no profile can have is unknown, unless a file has it.
+/// Looks a name up. A name that no profile can have is unknown, unless a file has it.
 fn named(dirs: &[Directory], name: &str) -> Result<Origin> {
     let unknown = || unknown(dirs, name);
     if value::name("profile", name).is_err() && !names(dirs)?.iter().any(|known| known == name) {
@@ -187,7 +187,7 @@ fn named(dirs: &[Directory], name: &str) -> Result<Origin> {
     find(dirs, name, None)?.ok_or_else(unknown)
 }
 
-/// Looks a name up; `behind` continues the search after that one, so that a profile can extend the one it shadows.
+/// Looks a name up; `behind` continues the search after that file, so that a profile can extend the profile it shadows.
 fn find(dirs: &[Directory], name: &str, behind: Option<&Origin>) -> Result<Option<Origin>> {
     if let Err(refused) = value::name("profile", name) {
         return Err(invalid!("{}", refused.message).help_if(refused.help));
@@ -254,8 +254,8 @@ fn stem(origin: &Origin) -> Result<String> {
     }
 }
 
-/// Reads a file of the host, with a limit, and nothing that is not a regular file; returns the path that does not depend on the
-/// working directory, too.
+/// Reads a regular file of the host, up to a limit. Also returns its path, which does not depend on the working
+/// directory.
 fn read(dirs: &[Directory], path: &Path) -> Result<(PathBuf, String)> {
     let about = || format!("cannot read the profile {}", path.display());
     match fs_err::metadata(path) {
@@ -285,7 +285,7 @@ fn read(dirs: &[Directory], path: &Path) -> Result<(PathBuf, String)> {
     Ok((found.real, text))
 }
 
-/// Reads a profile and what it extends, up to a file that cannot be read, which the problems name.
+/// Reads a profile and the profiles it extends, up to a file that cannot be read, which the problems name.
 fn chain(dirs: &[Directory], first: Origin) -> Result<(Sources, Vec<Problem>)> {
     let mut sources = Sources::default();
     let mut problems = Vec::new();
@@ -356,7 +356,7 @@ fn parent(
         }
         Origin::File(path)
     } else {
-        // The same name means the one that this file shadows.
+        // The same name means the profile that this file shadows.
         let behind = stem(own)
             .ok()
             .filter(|name| *name == extends.value)
@@ -399,7 +399,7 @@ fn parent(
     Ok(found)
 }
 
-/// Returns what the last of `sources` extends, or why it is not TOML.
+/// Returns the profile that the last of `sources` extends, or the reason why it is not TOML.
 fn read_last(sources: &Sources) -> (Option<At<String>>, Vec<Problem>) {
     let Some(source) = sources.last() else {
         return (None, Vec::new());

@@ -1,4 +1,4 @@
-//! Owns `extends`: how one file changes another. By key; components, volumes and steps by name.
+//! Owns `extends`: how one file changes another, by key; components, volumes and steps by name.
 //!
 //! It merges parsed TOML before values get types, so that only keys with their own rule are named here. Each value
 //! keeps its place; `check` interprets it when all files are merged.
@@ -13,7 +13,7 @@ use crate::sys::span::At;
 /// Actions of a step; a new one replaces the inherited one.
 const ACTIONS: [&str; 4] = ["run", "packages", "copy", "export"];
 
-/// Keys of a volume and the kinds that they are for; with another kind, the inherited ones go.
+/// Keys of a volume and the kinds that they are for. Another kind drops the inherited keys that are not for it.
 const KEYS_OF_KINDS: [(&str, &[&str]); 9] = [
     ("path", &["source", "output", "host"]),
     ("git", &["source"]),
@@ -58,7 +58,7 @@ fn shift_value(value: Spanned<DeValue<'_>>, by: usize) -> Spanned<DeValue<'_>> {
     Spanned::new(place, value)
 }
 
-/// Returns the merged content of the files as far as their structure is valid; what is not goes to `structure`.
+/// Returns the merged content of the files as far as their structure is valid. Structural problems go to `structure`.
 pub(crate) fn merge<'t>(
     sources: &'t Sources,
     structure: &mut Vec<Problem>,
@@ -97,7 +97,7 @@ pub(crate) fn merge<'t>(
 }
 
 struct Merge<'p, 't> {
-    /// There are files below this one.
+    /// Whether this file extends another.
     extending: bool,
     problems: &'p mut Vec<Problem>,
     table: DeTable<'t>,
@@ -128,7 +128,7 @@ impl<'t> Item<'t> {
         }
     }
 
-    /// Overrides these keys with those of an item of the same name.
+    /// Overrides keys with the keys of an item of the same name.
     fn extend(&mut self, mut over: Self) {
         over.remove(&["name"]);
         extend(&mut self.table, over.table);
@@ -143,7 +143,7 @@ fn extend<'t>(under: &mut DeTable<'t>, over: DeTable<'t>) {
         match (inherited, value.into_inner()) {
             (Some(DeValue::Table(inherited)), DeValue::Table(table)) => extend(inherited, table),
             (_, value) => {
-                // Removes the key too, because it has its own place.
+                // Remove the key too, because the new key has its own place.
                 under.remove(&**key.get_ref());
                 under.insert(key, Spanned::new(place, value));
             }
@@ -230,7 +230,7 @@ impl<'t> Merge<'_, 't> {
         items
     }
 
-    /// Takes what a file removes off the lists that it inherits; its own must not name it.
+    /// Takes items that a file removes off the lists that it inherits. The file's own lists must not name them.
     fn take_off_lists(&mut self, components: &[Item<'t>], steps: &[Item<'t>]) {
         for component in &mut self.components {
             take_off(&mut component.table, "links", components);
@@ -243,7 +243,7 @@ impl<'t> Merge<'_, 't> {
         }
     }
 
-    /// A component is replaced as a whole.
+    /// Adds, removes or replaces a component, which is replaced as a whole.
     fn component(&mut self, component: Item<'t>) {
         let inherited = position(&self.components, &component.name);
         match (inherited, component.is_removed()) {
@@ -265,7 +265,7 @@ impl<'t> Merge<'_, 't> {
             return;
         };
         let inherited = &mut self.volumes[index];
-        // A source is one or the other: naming the other one replaces it, with its own keys.
+        // A source has either `path` or `git`: naming the other one replaces it together with its keys.
         match (volume.has("path"), volume.has("git")) {
             (true, false) => inherited.remove(&["git", "rev", "depth", "submodules"]),
             (false, true) => inherited.remove(&["path"]),
@@ -295,7 +295,7 @@ impl<'t> Merge<'_, 't> {
                 let mut inherited = self.steps.remove(index);
                 if let Some(action) = action {
                     inherited.remove(&ACTIONS);
-                    // They belong to a script; another kind of action has no use for the inherited ones.
+                    // These keys belong to a script. Other kinds of action do not inherit them.
                     if action != "run" {
                         inherited.remove(&["shell", "workdir"]);
                     }
@@ -359,7 +359,7 @@ impl<'t> Merge<'_, 't> {
         self.problems.push(problem);
     }
 
-    /// Returns the key of a step's action, and removes the other ones.
+    /// Returns the key of a step's action, and removes all other actions.
     fn one_action(&mut self, step: &mut Item<'t>) -> Option<&'static str> {
         let mut found: Vec<_> = ACTIONS
             .into_iter()

@@ -1,8 +1,8 @@
 //! Profiles: TOML text in, `Profile` out. Independent of machines, engines and stores.
 //!
 //! `load` finds and reads files, `structure` checks the structure, `merge` applies `extends`, `file` has the types of
-//! what is written, `check` interprets values. Open choices in a `Profile` (targets, parameters, `${...}`) are for
-//! `spec`.
+//! the TOML text, `check` interprets values. `spec` resolves the open choices in a `Profile` (targets, parameters,
+//! `${...}`).
 
 pub mod hook;
 
@@ -51,7 +51,7 @@ use crate::sys::span::At;
 pub struct Profile {
     /// Name of the file without `.toml`.
     pub name: String,
-    /// One line for people.
+    /// Summary in one line.
     pub description: String,
     /// Name of the image, not expanded; empty in a draft without one.
     pub image: At<String>,
@@ -92,7 +92,7 @@ impl Profile {
         &self.sources[0].origin
     }
 
-    /// Returns its name and those of the profiles it extends.
+    /// Returns the names of the profile and of the profiles it extends.
     pub fn names(&self) -> impl Iterator<Item = String> {
         let stem = |path: &std::path::Path| {
             let stem = path.file_stem().unwrap_or_default();
@@ -104,7 +104,7 @@ impl Profile {
         })
     }
 
-    /// Makes the error that shows all of these mistakes.
+    /// Returns the error that shows all of these mistakes.
     pub(crate) fn invalid(&self, problems: Vec<Problem>) -> Error {
         invalid(&format!("profile `{}`", self.name), &self.sources, problems)
     }
@@ -123,7 +123,7 @@ const SHELL: [&str; 3] = ["/bin/sh", "-eu", "-c"];
 /// The starting point that builds everything.
 pub(crate) const FROM_SOURCE: &str = "source";
 
-/// Variables that rockenv sets in every step, which no value of the host's may replace.
+/// Variables that rockenv sets in every step, which no value from the host may replace.
 pub(crate) const OWN_VARIABLES: [&str; 8] = [
     "HOME",
     "LANG",
@@ -141,7 +141,7 @@ pub(crate) const BIN: &str = "/run/rockenv/bin";
 /// The changes of a variant, a release or a starting point.
 #[derive(Clone, Debug, Default)]
 pub struct Choice {
-    /// One line for people.
+    /// Summary in one line.
     pub description: String,
     /// Parameters with other values.
     pub params: BTreeMap<String, String>,
@@ -151,7 +151,7 @@ pub struct Choice {
     pub hooks: Vec<At<String>>,
 }
 
-/// A component of the build, as far as it matters for fitting together.
+/// A component of the build, for the check that components fit together.
 #[derive(Clone, Debug)]
 pub struct Component {
     pub name: At<String>,
@@ -161,7 +161,7 @@ pub struct Component {
     pub links: Vec<String>,
     /// Targets that it is built for besides the env's, not expanded.
     pub extra: Vec<At<String>>,
-    /// A stub replaces it where it is not built.
+    /// Whether a stub replaces it where it is not built.
     pub stub: bool,
     pub when: When,
 }
@@ -173,9 +173,9 @@ pub struct Published {
     pub time: Option<Duration>,
     /// Disk that it fills, in bytes.
     pub disk: Option<u64>,
-    /// The time is a limit that nobody measured.
+    /// Whether the time is a limit instead of a measurement.
     pub limit: bool,
-    /// Who measured it, and on which machine.
+    /// The author of the figures, and the machine.
     pub source: String,
 }
 
@@ -189,7 +189,7 @@ pub struct Volume {
     pub source: VolumeSource,
     /// Size above which `gc` shrinks a cache.
     pub max: Option<u64>,
-    /// The lock file names its files.
+    /// Whether the lock file names its files.
     pub locked: bool,
     /// Downloads to put into a cache in advance.
     pub downloads: Option<Downloads>,
@@ -238,9 +238,9 @@ pub struct Step {
     pub name: StepName,
     pub action: Action,
     pub user: User,
-    /// Where a script starts.
+    /// Working directory of a script.
     pub workdir: Option<At<String>>,
-    /// With a network.
+    /// Whether it has a network.
     pub network: bool,
     pub timeout: Option<Duration>,
     /// Memory that the machine must have for it, in bytes.
@@ -251,11 +251,11 @@ pub struct Step {
     pub fingerprints: Option<Fingerprints>,
     /// Stages of TheRock whose fingerprints are part of its key; empty for all.
     pub stages: Vec<String>,
-    /// Build volumes are kept when it runs again.
+    /// Whether build volumes are kept when it runs again.
     pub incremental: bool,
     /// Its own variables.
     pub env: BTreeMap<String, At<String>>,
-    /// With the GPU.
+    /// Whether it gets the GPU.
     pub gpu: bool,
     pub when: When,
     pub published: Option<Published>,
@@ -278,7 +278,7 @@ pub(crate) fn input(text: &str) -> (&str, &str) {
 pub enum Action {
     Run {
         script: At<String>,
-        /// Program and arguments before it.
+        /// Program and arguments before the script.
         shell: Vec<String>,
     },
     Packages(Vec<At<String>>),

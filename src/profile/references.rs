@@ -1,8 +1,8 @@
 //! Owns `${name}`: finding the references in a text, checking their names, and inserting values.
 //!
-//! `${jobs}` and similar ones, and `${memory}`, are known only when a step starts and must not change its key. Where
-//! they are allowed, the result keeps them: in *late form*, in which everything else that looks like a reference is
-//! escaped. `finish` makes the final text of it.
+//! `${memory}`, `${jobs}` and similar references are known only when a step starts, and must not change its key. Where
+//! they are allowed, the result keeps them in *late form*, in which everything else that looks like a reference is
+//! escaped. `finish` turns late form into the final text.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -39,10 +39,10 @@ pub(crate) struct Facts {
 /// Linux's limit for one argument or variable, with its terminating zero.
 pub(crate) const LONGEST: usize = 128 << 10;
 
-/// Digits of the largest fact that is known late.
+/// Maximum number of digits of a fact that is known late.
 const LATE_DIGITS: usize = 20;
 
-/// Maximum number of faults that a text reports.
+/// Maximum number of faults that are reported for a text.
 const MOST_FAULTS: usize = 16;
 
 fn is_late(name: &str) -> bool {
@@ -122,7 +122,7 @@ impl Fault {
         let help = "no argument or variable can be; `copy` a file in a step before, and read that";
         match piece {
             TextPart::Reference(name, _) => Self::new(name, message, help),
-            // No reference begins like this, so the whole text is pointed at.
+            // No reference begins like this, so the problem points at the whole text.
             TextPart::Literal(_) | TextPart::Unclosed(_) => Self::new("}", message, help),
         }
     }
@@ -226,7 +226,7 @@ impl Scope {
         Ok(finish(&late, &Facts::default()))
     }
 
-    /// Returns the text in late form. `beside` is the number of bytes that its argument or variable has besides.
+    /// Returns the text in late form. `beside` is the number of other bytes in its argument or variable.
     pub(crate) fn expand_for_runtime(&self, text: &str, beside: usize) -> Result<String, Fault> {
         self.late_form(text, beside, LateReferences::Keep)
     }
@@ -327,7 +327,7 @@ pub(crate) fn escape_all(literal: &str) -> String {
     result
 }
 
-/// Makes the final text from late form: inserts the jobs and the memory in bytes, and undoes the escapes.
+/// Returns the final text of late form: inserts the jobs and the memory in bytes, and undoes the escapes.
 pub(crate) fn finish(late: &str, facts: &Facts) -> String {
     let mut result = String::with_capacity(late.len());
     for piece in pieces(late) {
@@ -459,7 +459,7 @@ mod tests {
         assert_eq!(index("${suite} ${big} ${big} ${odd}"), 2);
         assert_eq!(index(&"${big}".repeat(8000)), 1);
         assert!(scope.expand("${big}${big}").is_err());
-        // A number takes more room than its name.
+        // A late number counts as more bytes than its reference has.
         let late = "${jobs}".repeat(18_000);
         assert_eq!(
             scope.expand_for_runtime("${big}", 0).unwrap().len(),

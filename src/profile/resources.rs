@@ -1,4 +1,4 @@
-//! Owns `[resources]`: its keys as written, their meaning, and what is refused.
+//! Owns `[resources]`: its keys as written, their meaning, and refused values.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -52,7 +52,7 @@ pub struct Resources {
     /// Memory that the machine must have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<u64>,
-    /// With rockenv's ninja.
+    /// Whether rockenv's ninja is first on the path.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ninja: bool,
     /// Memory limit of the env.

@@ -3,8 +3,8 @@
 use super::structure::shorten;
 use super::value::Refused;
 
-/// A shell, the loader, an interpreter, a compiler's driver or a pager runs what these name, or runs another program
-/// because of them; the last ones lead programs to a configuration that does.
+/// Variables that make a shell, the loader, an interpreter, a compiler driver or a pager run a program of the profile's
+/// choice. The last ones lead programs to a configuration that does so.
 const RUN_PROGRAMS: &str = "BASHOPTS BASH_ENV BROWSER CC CCACHE_COMPILER CCACHE_PREFIX CDPATH CLASSPATH \
     CMAKE_TOOLCHAIN_FILE COMPILER_PATH CVS_RSH CXX ENV EXINIT FIGNORE FPATH GCC_EXEC_PREFIX GCONV_PATH GEM_HOME \
     GEM_PATH GETCONF_DIR GIO_EXTRA_MODULES GIO_MODULE_DIR GLIBC_TUNABLES GNUMAKEFLAGS GOFLAGS GST_PLUGIN_PATH \
@@ -14,7 +14,7 @@ const RUN_PROGRAMS: &str = "BASHOPTS BASH_ENV BROWSER CC CCACHE_COMPILER CCACHE_
     PERL5OPT PERLLIB PHPRC PROMPT PROMPT_COMMAND PS0 PS1 PS2 PS3 PS4 READNULLCMD RPROMPT RPS1 RSYNC_RSH RUBYLIB \
     RUBYOPT RUSTC RUSTDOC RUSTFLAGS SHELL SHELLOPTS TAR_OPTIONS TERMCAP TERMINFO TERMINFO_DIRS TERMPATH VIMINIT \
     VISUAL _JAVA_OPTIONS CURL_HOME HOME WGETRC ZDOTDIR";
-/// Those that begin with one of these.
+/// Prefixes of further such variables.
 const BEGINNINGS: [&str; 16] = [
     "BASH_FUNC_",
     "CARGO_",
@@ -33,7 +33,7 @@ const BEGINNINGS: [&str; 16] = [
     "VK_",
     "XDG_",
 ];
-/// And those that end with one of these.
+/// Suffixes of further such variables.
 const ENDS: [&str; 5] = ["ASKPASS", "EDITOR", "PAGER", "_RSH", "_WRAPPER"];
 
 /// Refuses a variable that makes the host run programs.

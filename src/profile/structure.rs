@@ -1,7 +1,7 @@
 //! Owns the structural check of a file: unknown keys, missing keys and wrong types, all of them at once.
 //!
-//! It walks the parsed TOML beside the JSON schema of `file`, because serde stops at its first error. It removes what
-//! is wrong, so that the rest deserializes and can be checked further.
+//! It walks the parsed TOML beside the JSON schema of `file`, because serde stops at its first error. It removes faulty
+//! parts, so that the rest deserializes and can be checked further.
 
 use std::sync::LazyLock;
 
@@ -21,7 +21,7 @@ pub(super) fn check(start: usize, table: &mut Spanned<DeTable<'_>>) -> Vec<Probl
     check_as("the profile", &SCHEMA, start, table)
 }
 
-/// Returns the same of a file with another schema.
+/// Checks a file with another schema in the same way.
 pub(crate) fn check_as(
     name: &str,
     schema: &Json,
@@ -125,7 +125,7 @@ impl<'s> Walk<'s> {
                 (None, Some(schema)) => {
                     let is_good = self.value(text, value, schema);
                     if !is_good && types(self.resolve(schema)) == ["string"] {
-                        // The name is defined, such as that of a parameter.
+                        // The key stays, because it defines a name, such as that of a parameter.
                         *value.get_mut() = DeValue::String("".into());
                     }
                     true

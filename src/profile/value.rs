@@ -61,7 +61,7 @@ fn bad_name(what: &str, text: &str) -> Refused {
     bad(&format!("{what} name"), text, rule)
 }
 
-/// Checks the name of a component, which may have capitals like the project's.
+/// Checks the name of a component, which may have capitals, as project names do.
 pub(crate) fn project(what: &str, text: &str) -> Result<()> {
     name(what, &text.to_ascii_lowercase())
 }
@@ -137,7 +137,7 @@ pub(crate) fn size(text: &str) -> Result<u64> {
         return Err(bad());
     };
     let parts = parts * scale / 10_u128.pow(u32::try_from(fraction.len()).unwrap_or(18));
-    // A larger one is a mistake, and sums of sizes stay far from overflow.
+    // A larger size is a mistake, and sums of sizes stay far from overflow.
     match u64::try_from(units * scale + parts) {
         Ok(bytes) if bytes <= LARGEST_SIZE => Ok(bytes),
         _ => Err(
@@ -156,7 +156,7 @@ pub enum MemoryMax {
     Bytes(u64),
 }
 
-/// With less, no container starts.
+/// The least memory with which a container starts.
 const LEAST_MEMORY: u64 = 16 << 20;
 
 pub(crate) fn memory_max(text: &str) -> Result<MemoryMax> {
@@ -396,7 +396,7 @@ pub(crate) fn package(text: &str) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// Takes the first list and refuses the second, each separated by `|`.
+    /// Checks that `read` accepts the first list and refuses the second, each separated by `|`.
     fn check<T: std::fmt::Debug>(read: impl Fn(&str) -> Result<T>, good: &str, bad: &str) {
         good.split('|').for_each(|text| drop(read(text).unwrap()));
         for text in bad.split('|') {

@@ -18,7 +18,7 @@ use crate::rocm::target::Target;
 use crate::sys::span::{At, Place};
 use crate::sys::suggest;
 
-/// Returns the profile, without what `problems` tells of.
+/// Returns the profile without the parts that `problems` reports.
 pub(crate) fn finish(
     name: String,
     sources: Sources,
@@ -82,7 +82,7 @@ pub(crate) fn finish(
 
 type Entries = BTreeMap<At<String>, At<String>>;
 
-/// Volumes by name; `None` for one that has errors of its own but can still be referred to.
+/// Volumes by name; `None` for a volume that has errors of its own but can still be referred to.
 type Volumes = Vec<((At<String>, Option<VolumeKind>), Option<Volume>)>;
 
 pub(super) struct Check<'a> {
@@ -103,12 +103,12 @@ impl Check<'_> {
         self.problems.push(Problem::new(place, message, label));
     }
 
-    /// Reports something missing, which may be in a part that could not be read.
+    /// Reports a missing item, which may be in a part that could not be read.
     fn missing(&mut self, problem: Problem) {
         self.problems.push(problem.unless(UnreadPart::Part));
     }
 
-    /// Refuses keys that are for something else.
+    /// Refuses keys that are only for `what`.
     fn only_for<const N: usize>(&mut self, what: &str, keys: [(&str, Option<Place>); N]) {
         for (key, place) in keys {
             if let Some(place) = place {
@@ -154,7 +154,7 @@ impl Check<'_> {
         good
     }
 
-    /// Refuses a number with which no container starts.
+    /// Refuses a number that is too small for a container to start.
     pub(super) fn at_least(
         &mut self,
         key: &str,
@@ -327,7 +327,7 @@ impl Check<'_> {
         Some(param.value)
     }
 
-    /// Without an image, its name is empty.
+    /// Returns the image's name, which is empty if the profile has no image.
     fn image(&mut self, image: Option<At<String>>) -> At<String> {
         let Some(image) = image else {
             let problem = Problem::new(&(0..0), "no image", "in this file or one it extends");
@@ -431,7 +431,7 @@ impl Check<'_> {
         names
     }
 
-    /// `set` are the variables that the profile sets: they are in keys, so the host's must not replace them.
+    /// `set` are the variables that the profile sets. They are in keys, so the host's values must not replace them.
     fn env_from_host(&mut self, names: Vec<At<String>>, set: &[&Entries]) -> Vec<String> {
         let mut good = BTreeSet::new();
         for name in names {
@@ -492,7 +492,7 @@ impl Check<'_> {
         self.unknown("parameter", name, known.iter().map(String::as_str));
     }
 
-    /// Reports an unknown name, with the known ones, or the first of very many.
+    /// Reports an unknown name with the known names, at most [`suggest::MOST_COMPARED`] of them.
     fn unknown<'n>(&mut self, what: &str, name: &At<String>, known: impl Iterator<Item = &'n str>) {
         let known: Vec<&str> = known.take(suggest::MOST_COMPARED).collect();
         let quoted = known.iter().map(|name| format!("`{}`", shorten(name)));
@@ -508,7 +508,7 @@ fn place<T>(key: Option<&At<T>>) -> Option<Place> {
     key.map(|at| at.place.clone())
 }
 
-/// The values without their places.
+/// Returns the values without their places.
 fn values(list: Vec<At<String>>) -> Vec<String> {
     list.into_iter().map(|at| at.value).collect()
 }

@@ -37,7 +37,7 @@ impl Check<'_> {
         places.collect()
     }
 
-    /// Returns whether a step gets the GPU: the file that extends the other one decides.
+    /// Returns whether a step gets the GPU. If two files disagree, the extending file decides.
     fn gpu(
         &mut self,
         step: &At<String>,
@@ -93,7 +93,7 @@ impl Check<'_> {
             ("shell", place(written.shell.as_ref())),
             ("workdir", place(written.workdir.as_ref())),
         ];
-        // `merge` left one of them.
+        // `merge` left at most one action.
         let action = if let Some(script) = written.run {
             self.action(&name, script.trim().is_empty());
             self.text(&script, LateReferences::Keep);
@@ -259,7 +259,7 @@ impl Check<'_> {
             let path = Path::new(&at.value).strip_prefix(&volume.target).ok()?;
             Some((volume, path))
         });
-        // The innermost one is what the step sees there.
+        // The step sees the innermost volume at that path.
         let found = around.max_by_key(|(volume, _)| volume.target.len());
         let found = found.filter(|(volume, _)| volume.kind == VolumeKind::Build);
         if let Err(refused) = value::inside(at) {

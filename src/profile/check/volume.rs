@@ -42,7 +42,7 @@ impl Check<'_> {
         sources: &[String],
         steps: &[file::Step],
     ) -> Option<Downloads> {
-        // A profile that extends another takes its downloads away like that.
+        // An extending profile removes inherited downloads with an empty name.
         if source.as_ref().is_some_and(|source| source.is_empty()) {
             return None;
         }
@@ -134,7 +134,8 @@ impl Check<'_> {
         }
     }
 
-    /// Refuses `disk` of a directory that rockenv does not fill. One that an extended file has is for its own `git`.
+    /// Refuses `disk` for a directory that rockenv does not fill. A `disk` from an extended file is for that file's
+    /// `git`.
     fn refuse_disk_of_host(&mut self, kind: VolumeKind, volume: &file::Volume) {
         let (VolumeKind::Source | VolumeKind::Host, Some(disk), Some(path)) =
             (kind, &volume.disk, &volume.path)

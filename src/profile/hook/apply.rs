@@ -1,4 +1,4 @@
-//! Owns deciding what a hook changes: pure, from the current content of files to the new one.
+//! Owns deciding what a hook changes: a pure function from the current content of files to the new content.
 
 #[cfg(test)]
 mod tests;
@@ -16,7 +16,7 @@ use crate::sys::error::{Error, Result};
 pub enum FileInSource {
     File {
         bytes: Vec<u8>,
-        /// Whether anybody may execute it.
+        /// Whether it is executable.
         executable: bool,
     },
     Absent,
@@ -29,7 +29,7 @@ pub enum FileInSource {
 pub enum HookChange {
     Write {
         bytes: Vec<u8>,
-        /// Whether it may be executed; default: unchanged.
+        /// The new executable permission; `None`: unchanged.
         executable: Option<bool>,
     },
     /// Nothing.
@@ -47,7 +47,7 @@ pub struct HookChanges {
 /// Decides the changes of the patches and edits of `hook`; `read` returns the entry at a path below the volume. The
 /// script is not included.
 ///
-/// Each patch and edit sees the changes of earlier ones. A source that they do not fit is an error of kind `Invalid`.
+/// Each patch and edit sees the changes of earlier ones. Returns an error of kind `Invalid` if a source does not fit.
 pub fn apply(hook: &Hook, read: &dyn Fn(&Path) -> Result<FileInSource>) -> Result<HookChanges> {
     let mut changes = HookChanges::default();
     for patch in &hook.work.patches {
@@ -136,8 +136,8 @@ fn by_path(files: &[FilePatch]) -> Vec<(&Path, Vec<&FilePatch>)> {
     found
 }
 
-/// Applies all parts of a patch that touch a file, in their order, as a series of commits has them; `None` if the file
-/// already has them all.
+/// Applies all parts of a patch that touch a file, in order, as in a series of commits; `None` if the file already has
+/// all of them.
 fn apply_parts(
     parts: &[&FilePatch],
     found: &FileInSource,
@@ -163,7 +163,7 @@ fn apply_parts(
     if applied == Ok(parts.len()) {
         return Ok(changes.files.remove(path));
     }
-    // A later part may have changed what an earlier one made, so the last one is looked for first.
+    // A later part may have changed the result of an earlier part, so the last part is looked for first.
     let mut now = Some(found.clone());
     for part in parts.iter().rev() {
         now = now.and_then(|now| match part.apply(&now) {
@@ -187,7 +187,7 @@ fn unfetched(hook: &Hook, path: &Path) -> Error {
 }
 
 impl HookChange {
-    /// Returns the entry that it makes of the one in the source.
+    /// Returns the entry after this change to the source's entry `found`.
     fn on(&self, found: &FileInSource) -> FileInSource {
         let may_run = matches!(
             found,
@@ -220,7 +220,7 @@ impl HookChanges {
         })
     }
 
-    /// Adds a change. One that says nothing of the permission keeps that of an earlier one.
+    /// Adds a change. A change that does not set the permission keeps the permission of an earlier change.
     pub(super) fn put(&mut self, path: PathBuf, mut change: HookChange) {
         if let HookChange::Write { executable, .. } = &mut change
             && let Some(HookChange::Write {
@@ -246,7 +246,7 @@ impl HookChanges {
     }
 }
 
-/// Replaces every occurrence, or returns their number.
+/// Replaces every occurrence, or returns their number if it is not the required one.
 fn replaced(edit: &Edit, bytes: &[u8]) -> std::result::Result<Vec<u8>, usize> {
     let (mut out, mut rest, mut found) = (Vec::with_capacity(bytes.len()), bytes, 0);
     while let Some(place) = occurrence(edit, rest) {
@@ -266,7 +266,7 @@ fn replaced(edit: &Edit, bytes: &[u8]) -> std::result::Result<Vec<u8>, usize> {
     }
 }
 
-/// Returns how a line ends.
+/// Returns the line ending of a line.
 fn ending(line: &[u8]) -> &[u8] {
     match line {
         [.., b'\r', b'\n'] => b"\r\n",
@@ -298,7 +298,7 @@ fn occurrence(edit: &Edit, bytes: &[u8]) -> Option<Range<usize>> {
 }
 
 impl FilePatch {
-    /// Returns the file before this part of a patch, which it already has; `None` if that is not known.
+    /// Reverts this part of a patch in a file that has it; `None` if the earlier content is not known.
     fn reverted(&self, found: &FileInSource) -> Option<FileInSource> {
         let (bytes, executable) = match found {
             FileInSource::File { bytes, executable } => (bytes.as_slice(), *executable),
@@ -342,7 +342,8 @@ impl FilePatch {
                 false => Err("it removes this file, but the file has other content".to_owned()),
             };
         }
-        // After applying a patch, it often fits in a second place too: it must be clear which of the two cases it is.
+        // A patch that is already applied often fits in a second place too. The better match decides; a tie is an
+        // error.
         let weight = |replayed: &Replayed| (replayed.in_place, replayed.matched);
         let with = match (forward, self.backward(bytes)) {
             // Only a change of the mode.

@@ -15,10 +15,10 @@ use crate::sys::name::StepName;
 use crate::sys::span::{self, At, Place};
 use crate::sys::{builtin, catalog, trusted_files};
 
-/// Maximum size of a patch: people read them, so a larger one is a mistake.
+/// Maximum size of a patch: reviewers read it, so a larger file is a mistake.
 const LARGEST: u64 = 16 << 20;
 
-/// Returns every hook, sorted; the user's come before built-in ones of the same name.
+/// Returns every hook, sorted. A user's hook comes before a built-in hook of the same name.
 pub fn list(directories: &[Directory]) -> Result<Vec<CatalogEntry>> {
     let builtin = builtin::HOOKS.dirs();
     let names = builtin.filter_map(|directory| directory.path().to_str());

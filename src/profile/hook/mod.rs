@@ -29,9 +29,9 @@ pub use precheck::precheck;
 /// A hook, read and checked.
 #[derive(Clone, Debug, Default)]
 pub struct Hook {
-    /// Its name: that of its directory.
+    /// Name of the hook and of its directory.
     pub name: String,
-    /// One line for people.
+    /// Summary in one line.
     pub description: String,
     pub why: String,
     /// Upstream's discussions of it.
@@ -47,7 +47,7 @@ pub struct Hook {
 pub struct Applies {
     /// Profiles that may name it, including those that extend them.
     pub profiles: Vec<String>,
-    /// Targets or families of which the env must have one.
+    /// Targets or families; the env must have one of them.
     pub targets: Vec<String>,
     /// First commit of the source that it is for.
     pub since: Option<String>,
@@ -89,7 +89,7 @@ pub struct Edit {
     pub file: PathBuf,
     /// The old text, byte for byte; with `whole_lines` a line of code.
     pub find: String,
-    /// Lines count that have nothing but this text, blanks around it, and a comment after it.
+    /// Whether `find` matches whole lines: this text, blanks around it, and a comment after it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub whole_lines: bool,
     /// The new text.
@@ -120,9 +120,9 @@ pub struct Patch {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Script {
     pub run: String,
-    /// Program and arguments before it.
+    /// Program and arguments before the script.
     pub shell: Vec<String>,
-    /// The files that it changes, makes or removes: all of them, and no others.
+    /// The files that it changes, creates or removes: all of them, and no others.
     pub changes: Vec<PathBuf>,
 }
 
@@ -134,7 +134,7 @@ impl Hook {
         Ok(hex::encode(Sha256::digest(text)))
     }
 
-    /// Makes an error about this hook.
+    /// Returns an error about this hook.
     pub(crate) fn refuses(&self, message: impl std::fmt::Display) -> Error {
         let name = &self.name;
         let own = match &self.path {

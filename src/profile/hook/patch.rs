@@ -9,9 +9,9 @@ use crate::sys::error::{Error, Result};
 pub struct FilePatch {
     /// Path, after stripping.
     pub path: PathBuf,
-    /// The file must not exist.
+    /// Whether the file must not exist.
     pub creates: bool,
-    /// Nothing of the file remains.
+    /// Whether the patch deletes the file.
     pub removes: bool,
     /// The new executable permission, if the patch sets it.
     pub executable: Option<bool>,
@@ -85,8 +85,8 @@ fn replay<'a>(
         let at = if wanted >= next && fits(&wanted) {
             wanted
         } else {
-            // A hunk without old lines fits anywhere, so only its declared line is right. With two possible places,
-            // guessing is not allowed.
+            // A hunk without old lines fits anywhere, so only its declared line is right. Two possible places are an
+            // error.
             let mut places = (next..=lines.len()).filter(|at| !old.is_empty() && fits(at));
             match (places.next(), places.next()) {
                 (Some(at), None) => at,
@@ -178,7 +178,7 @@ impl<'a> Parser<'a> {
             } else if text.starts_with("--- ") && self.next_starts(b"+++ ") {
                 return self.body(mode).map(Some);
             } else if head.is_some() && !is_in_head(text) {
-                // What follows is another commit's message.
+                // The message of another commit follows.
                 if let Some(whole) = self.without_hunks(head.take(), mode.take())? {
                     return Ok(Some(whole));
                 }
@@ -318,7 +318,7 @@ impl<'a> Parser<'a> {
     }
 }
 
-/// What the lines of git before the hunks say of a file: without hunks, nothing else does.
+/// The content of git's header lines for a file. Without hunks, there is no other information.
 struct GitHead {
     path: Option<PathBuf>,
     kind: Option<GitKind>,
@@ -332,7 +332,7 @@ enum GitKind {
 }
 
 impl GitKind {
-    /// Parses a line that says what happens to the file; returns its mode, too.
+    /// Parses a header line about the change of a file; also returns the file's mode.
     fn of(line: &str) -> Option<(Self, &str)> {
         let starts = [
             ("new file mode ", Self::Create),
@@ -344,7 +344,7 @@ impl GitKind {
     }
 }
 
-/// Returns the name after the change of `diff --git OLD NEW`, if both are the same but for their first part.
+/// Returns `NEW` of `diff --git OLD NEW`, if both names are equal except for their first part.
 fn git_name(names: &str) -> Option<&str> {
     let half = names.len() / 2;
     let (old, new) = (names.get(..half)?, names.get(half..)?.strip_prefix(' ')?);
@@ -358,15 +358,15 @@ fn other_than_file(line: &str) -> Option<&str> {
     ["120000", "160000"].contains(&bits).then_some(bits)
 }
 
-/// Returns whether a line says that the change is not one of lines. Before git's own head of a file, in a commit's
-/// message, only what `diff` writes means something.
+/// Returns whether a line says that the change is not made of lines. Before git's header of a file, in a commit's
+/// message, only lines of `diff` count.
 fn is_not_lines(line: &str, in_head: bool) -> bool {
     let words = ["rename from ", "copy from ", "GIT binary patch"];
     (line.starts_with("Binary files ") && line.ends_with(" differ"))
         || (in_head && words.iter().any(|word| line.starts_with(word)))
 }
 
-/// Returns whether a line belongs to git's head of a file.
+/// Returns whether a line belongs to git's header of a file.
 fn is_in_head(line: &str) -> bool {
     let starts = [
         "old mode ",

@@ -1,4 +1,4 @@
-//! What a person sees for an invalid profile.
+//! The messages for invalid profiles.
 
 use super::*;
 

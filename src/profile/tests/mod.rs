@@ -17,7 +17,7 @@ fn message(text: &str) -> String {
     error.message().to_owned()
 }
 
-/// The sentences without snippets, for tables.
+/// Returns the sentences without snippets, for tables.
 fn sentences(text: &str) -> Vec<String> {
     let message = message(text);
     let marked = message
@@ -26,7 +26,7 @@ fn sentences(text: &str) -> Vec<String> {
     marked.map(str::to_owned).collect()
 }
 
-/// Returns the cases of a table: lines of TOML with `; ` between them, and behind `=>` what is said of them.
+/// Returns the cases of a table: lines of TOML with `; ` between them, and the expected message after `=>`.
 pub(in crate::profile) fn cases(table: &str) -> impl Iterator<Item = (String, &str)> {
     let rows = table.lines().filter_map(|line| line.split_once("=> "));
     rows.map(|(body, want)| (body.trim().replace("; ", "\n"), want))
@@ -34,7 +34,7 @@ pub(in crate::profile) fn cases(table: &str) -> impl Iterator<Item = (String, &s
 
 const HEAD: &str = "schema = 1\nimage = \"debian\"\n";
 
-/// A directory of profiles, each `name` with its text.
+/// Makes a directory of profiles, each `name` with its text.
 fn dir(files: &[(&str, &str)]) -> (tempfile::TempDir, Vec<crate::sys::catalog::Directory>) {
     let dir = tempfile::tempdir().unwrap();
     for (name, text) in files {
@@ -264,7 +264,7 @@ fn reference_is_right() {
     let dir = tempfile::tempdir().unwrap();
     let dirs = [dir.path().to_owned().into()];
     let write = |name: &str, text: &str| fs_err::write(dir.path().join(name), text).unwrap();
-    // The first block is the one that a later one extends.
+    // A later block extends the first block.
     write("mylib.toml", &blocks[0]);
     for block in blocks {
         // A block without a version shows a part of a file.

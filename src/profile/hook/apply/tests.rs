@@ -1,4 +1,4 @@
-//! What patches and edits make of files.
+//! Tests of the effect of patches and edits on files.
 
 use super::*;
 use crate::profile::hook::{Patch, Work};
@@ -160,14 +160,14 @@ fn a_patch_may_touch_a_file_more_than_once() {
     let error = on(&series, &lines("TWO", "9")).unwrap_err();
     assert_has!(error.message(), "is partly applied in the source");
 
-    // The same lines twice: the source does not have what the first part makes.
+    // Both parts change the same lines, so the source lacks the result of the first part.
     let again = first.replace("-2\n+TWO", "-TWO\n+zwei");
     let series = hook(Vec::new(), &[&format!("{first}{again}")]);
     let with = lines("zwei", "9");
     assert_eq!(on(&series, &lines("2", "9")).unwrap().unwrap(), with);
     assert_eq!(on(&series, &with).unwrap(), None);
 
-    // Created, changed, and removed again.
+    // Created, then changed.
     let create = "--- /dev/null\n+++ b/g\n@@ -0,0 +1 @@\n+one\n";
     let change = "--- a/g\n+++ b/g\n@@ -1 +1 @@\n-one\n+two\n";
     let series = hook(Vec::new(), &[&format!("{create}{change}")]);
@@ -230,7 +230,7 @@ fn a_later_patch_keeps_the_permission_of_an_earlier_one() {
     assert_eq!(of(&[create, change], &absent), written);
     assert_eq!(of(&[set, change], &plain), written);
     assert_eq!(of(&[&format!("{set}{change}")], &plain), written);
-    // A change of the content alone says nothing of the permission.
+    // A change of the content alone does not set the permission.
     assert_eq!(of(&[change], &plain), write("two\n", None));
 }
 
@@ -253,9 +253,9 @@ fn the_permission_of_the_source_stays_until_a_patch_sets_it() {
         let changes = made(patches, two, false);
         assert_eq!(changes.already.len(), patches.len(), "{patches:?}");
     }
-    // What is executable needs no permission.
+    // An executable file already has the permission.
     assert_eq!(made(&[change, set], one, true).already, ["1.patch"]);
-    // The source has the content, and not yet the permission.
+    // The source has the new content, but not yet the permission.
     let changes = made(&[&both], two, true);
     assert_eq!(changes.files[path], write(two, Some(false)));
 }
@@ -268,7 +268,7 @@ fn what_a_patch_added_is_not_added_once_more_elsewhere() {
     let (without, with) = ("a\nb\nc\n-\na\nb\nc\n", "a\nnew\nb\nc\n-\na\nb\nc\n");
     assert_eq!(on(&patch, without).unwrap().unwrap(), with);
     assert_eq!(on(&patch, with).unwrap(), None);
-    // Moved as a whole, too.
+    // The same holds if all lines have moved.
     assert_eq!(on(&patch, &format!("0\n{with}")).unwrap(), None);
     let error = on(&patch, &format!("0\n{without}")).unwrap_err();
     let said = error.chain().join(": ");
