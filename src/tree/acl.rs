@@ -1,5 +1,5 @@
-//! Owns granting single users access to a directory that others may not enter: POSIX access control lists, as the
-//! kernel stores them.
+//! Owns granting single users access to a directory closed to others: POSIX access control lists in the kernel's
+//! encoding.
 
 use std::collections::BTreeSet;
 use std::os::fd::AsFd as _;
@@ -20,12 +20,12 @@ const USER: u16 = 0x02;
 const GROUP: u16 = 0x04;
 const MASK: u16 = 0x10;
 const OTHER: u16 = 0x20;
-/// The id of entries that have none.
+/// The id in entries without one.
 const NOBODY: u32 = u32::MAX;
-/// Read and enter.
+/// Permission to list and enter.
 const ENTER: u16 = 0o5;
 
-/// Returns the users that a directory's list names.
+/// Returns the users that a directory's ACL names.
 pub(crate) fn named_users(directory: &Path) -> Result<BTreeSet<u32>> {
     let file = fs::File::open(directory)?;
     let mut value = vec![0; 4096];
@@ -46,8 +46,8 @@ pub(crate) fn named_users(directory: &Path) -> Result<BTreeSet<u32>> {
     Ok(users.collect())
 }
 
-/// Lets only its owner and these users enter a directory. If the file system has no lists, all users may enter it who
-/// know a name inside.
+/// Lets only the owner and these users enter a directory. Without ACL support in the file system, any user who knows a
+/// name inside may enter.
 pub(crate) fn grant_access(directory: &Path, people: &BTreeSet<u32>) -> Result<()> {
     let file = fs::File::open(directory)?;
     let mut value = VERSION.to_le_bytes().to_vec();
@@ -82,7 +82,7 @@ mod tests {
         let people = BTreeSet::from([1234, 70_000]);
         grant_access(directory.path(), &people).unwrap();
         let mode = fs::metadata(directory.path()).unwrap().permissions().mode();
-        // A file system without lists cannot be tested here.
+        // The file system may have no ACL support, which leaves nothing to test.
         if mode & 0o001 == 0 {
             assert_eq!(mode & 0o777, 0o750);
             assert_eq!(super::named_users(directory.path()).unwrap(), people);

@@ -24,7 +24,7 @@ use crate::sys::error::{Result, ResultExt as _};
 /// The inode number of the root directory of every subvolume.
 const SUBVOLUME_ROOT: u64 = 256;
 const SNAPSHOT_READ_ONLY: u64 = 1 << 1;
-/// The parent's name of a subvolume that is not a snapshot.
+/// The parent UUID of a subvolume that is not a snapshot.
 const NO_PARENT: [u8; 16] = [0; 16];
 const DESTROY_BY_ID: u64 = 1 << 4;
 
@@ -40,7 +40,7 @@ struct ArgsV2 {
     transid: u64,
     flags: u64,
     unused: [u64; 4],
-    /// A name, or the id of a subvolume in its first eight bytes.
+    /// A name, or a subvolume id in the first eight bytes.
     name: [u8; 4040],
 }
 
@@ -84,7 +84,7 @@ struct RootRefs {
     align: [u8; 7],
 }
 
-// The sizes are part of the ioctl numbers: wrong ones would fail with ENOTTY on every machine.
+// The ioctl numbers contain these sizes: a wrong one fails with ENOTTY on every machine.
 const _: () = assert!(size_of::<Args>() == 4096);
 const _: () = assert!(size_of::<ArgsV2>() == 4096);
 const _: () = assert!(size_of::<Info>() == 504);
@@ -116,7 +116,7 @@ pub(super) fn file_system_id(fd: BorrowedFd<'_>) -> nix::Result<[u8; 16]> {
     }
     // SAFETY: `FsInfo` is integers and arrays of integers, for which all zeros is a valid value.
     let mut info: Box<FsInfo> = Box::new(unsafe { std::mem::zeroed() });
-    // SAFETY: `info` is a valid place of the size in the ioctl number, which the kernel fills.
+    // SAFETY: `info` is valid for writes of the size in the ioctl number.
     unsafe { ioctl::fs_info(fd.as_raw_fd(), &raw mut *info) }?;
     Ok(info.id)
 }
@@ -166,17 +166,17 @@ pub fn snapshot(from: &Path, to: &Path, read_only: bool) -> Result<()> {
     Ok(())
 }
 
-/// Returns whether the content of a subvolume differs from another one's, of which it is a snapshot, or which is a
-/// snapshot of it and read-only since. Ignores access times.
+/// Returns whether two subvolumes differ in content, ignoring access times. One must be a snapshot of the other; if
+/// `other` is the snapshot, it must have been read-only since.
 ///
-/// Every change of a file, its content, names or attributes, changes its inode. The kernel finds the inodes that were
-/// written since the snapshot, and each must be equal in the other subvolume. Unwritten data is first written to
-/// disk. Unrelated subvolumes count as different.
+/// Every change to a file's content, names or attributes updates its inode. The kernel reports the inodes written since
+/// the snapshot, and each must be equal in the other subvolume. Flushes unwritten data to disk first. Unrelated
+/// subvolumes count as different.
 pub fn differs(path: &Path, other: &Path) -> Result<bool> {
     differs_except(path, other, &BTreeSet::new())
 }
 
-/// The same, without these inodes.
+/// Like [`differs`], ignoring the inodes in `except`.
 pub(crate) fn differs_except(path: &Path, other: &Path, except: &BTreeSet<u64>) -> Result<bool> {
     let (fd, other_fd) = (beneath::open_path(path)?, beneath::open_path(other)?);
     let look = || {
@@ -201,17 +201,17 @@ pub(crate) fn differs_except(path: &Path, other: &Path, except: &BTreeSet<u64>) 
     })
 }
 
-/// Returns the bytes on disk of file data written to the subvolume since it was made.
+/// Returns the disk space of file data written to the subvolume since its creation.
 ///
-/// Excludes data shared with its source, and deleted data. Unwritten data is first written to disk. The time this
-/// takes grows with the amount written, not with the size of the tree.
+/// Excludes data shared with its source, and deleted data. Flushes unwritten data to disk first. The time taken grows
+/// with the amount written, not with the size of the tree.
 pub fn written(path: &Path) -> Result<u64> {
     let fd = beneath::open_path(path)?;
     let read = || {
-        // Data gets its place on disk when it is written out.
+        // Extents are allocated at writeback.
         nix::unistd::syncfs(&fd)?;
         let info = info(fd.as_fd())?;
-        // Making a snapshot commits, so later data is newer. A subvolume that was made empty has nothing older.
+        // Creating a snapshot commits, so later data has a higher generation. An empty subvolume has no older data.
         let made = match info.parent_uuid {
             NO_PARENT => info.transids[1].saturating_sub(1),
             _ => info.transids[1],
@@ -226,12 +226,12 @@ pub fn written(path: &Path) -> Result<u64> {
     })
 }
 
-/// An inode as stored in a tree.
+/// Item type of an inode.
 const INODE_ITEM: u32 = 1;
-/// Room for an answer.
+/// Buffer size for search results.
 const ANSWER: usize = 4096;
 
-/// Returns whether any inode of a subvolume newer than the generation differs in the other subvolume, or is missing
+/// Returns whether any inode of a subvolume newer than `generation` differs from the other subvolume's, or is missing
 /// there.
 fn inodes_differ(
     fd: BorrowedFd<'_>,
@@ -241,7 +241,7 @@ fn inodes_differ(
 ) -> nix::Result<bool> {
     let mut search = Search::<ANSWER>::new(Key {
         objectid: [SUBVOLUME_ROOT, u64::MAX],
-        // The kernel then skips every older branch of the tree.
+        // Lets the kernel skip older branches of the tree.
         generation: [generation + 1, u64::MAX],
         kind: [INODE_ITEM; 2],
         ..Key::default()
@@ -251,7 +251,7 @@ fn inodes_differ(
         let mut last = None;
         for item in search.items() {
             last = Some(item.inode);
-            // A new branch contains old inodes too. Other items in between add nothing to what the inodes tell.
+            // A new branch contains old inodes too. Other items are skipped: each change updates the inode too.
             if item.kind == INODE_ITEM
                 && number(item.body, 8) > generation
                 && !except.contains(&item.inode)
@@ -267,7 +267,7 @@ fn inodes_differ(
     }
 }
 
-/// Returns an inode of a subvolume, without fields that an access changes.
+/// Returns an inode of a subvolume, without the fields that an access changes.
 fn inode(fd: BorrowedFd<'_>, object: u64) -> nix::Result<Option<Vec<u8>>> {
     let mut search = Search::<ANSWER>::new(Key {
         objectid: [object; 2],
@@ -293,7 +293,7 @@ fn without_access(item: &[u8]) -> Vec<u8> {
 /// Adds up the file extents of a subvolume that are newer than the generation.
 fn extents_since(fd: BorrowedFd<'_>, generation: u64) -> nix::Result<u64> {
     let mut search = Search::<ANSWER>::new(Key {
-        // The kernel then skips every older branch of the tree.
+        // Lets the kernel skip older branches of the tree.
         generation: [generation + 1, u64::MAX],
         kind: [EXTENT_DATA; 2],
         ..Key::default()
@@ -305,18 +305,18 @@ fn extents_since(fd: BorrowedFd<'_>, generation: u64) -> nix::Result<u64> {
         let mut next = None;
         for item in search.items() {
             next = Some(match (item.kind < EXTENT_DATA, item.offset) {
-                // Extents come after the other kinds of the same object.
+                // An inode's extents sort after its items of lower types.
                 (true, _) => (item.inode, 0),
                 (false, u64::MAX) => (item.inode.saturating_add(1), 0),
                 (false, offset) => (item.inode, offset + 1),
             });
-            // A `btrfs_file_extent_item`. A new branch contains old items too, and items of other kinds.
+            // A `btrfs_file_extent_item`. A new branch also contains old items and items of other types.
             let body = item.body;
             if item.kind == EXTENT_DATA && number(body, 0) > generation {
                 total += match body.get(20) {
                     // Inline: the content follows.
                     Some(0) => body.len() as u64 - 21,
-                    // A hole has no place on disk; parts of one extent name the same.
+                    // A hole has no address on disk; references to parts of one extent have the same address.
                     _ if number(body, 21) != 0 && seen.insert(number(body, 21)) => number(body, 29),
                     _ => 0,
                 };
@@ -329,7 +329,7 @@ fn extents_since(fd: BorrowedFd<'_>, generation: u64) -> nix::Result<u64> {
     }
 }
 
-/// Reads a little-endian number; zero if the bytes end before.
+/// Reads a little-endian number; zero if it is out of bounds.
 fn number(bytes: &[u8], at: usize) -> u64 {
     let found = bytes
         .get(at..at + 8)
@@ -338,11 +338,11 @@ fn number(bytes: &[u8], at: usize) -> u64 {
 }
 
 /// Deletes the subvolume `name` of `parent` with all subvolumes nested in it, innermost first, and returns their
-/// number. Each vanishes at once; the kernel frees the space in the background.
+/// number. Each disappears immediately; the kernel frees the space in the background.
 ///
-/// Nested subvolumes are found by btrfs's own references and deleted by id, not by path: no mount or link placed
-/// inside can lead this elsewhere. An ordinary user gets `EPERM`, and nothing is deleted, unless nothing is nested in
-/// it and the file system is mounted with `user_subvol_rm_allowed`.
+/// Finds nested subvolumes by btrfs's own references and deletes them by id, not by path: no mount or link placed
+/// inside can redirect the deletion. An ordinary user gets `EPERM`, and nothing is deleted, unless the subvolume
+/// contains no other and the file system is mounted with `user_subvol_rm_allowed`.
 pub(super) fn destroy(parent: BorrowedFd<'_>, name: &CStr) -> nix::Result<()> {
     let top = beneath::open_dir(parent, name)?;
     if !is_subvolume_fd(&top)? {
@@ -404,7 +404,7 @@ pub fn wait_for_deleted(fd: impl AsFd, patience: Duration) -> Result<()> {
     let started = Instant::now();
     let wait = || {
         loop {
-            // Checked before the call: the call completes everything freed before it, and wakes the kernel's cleaner.
+            // Checked before the call, which completes everything freed so far and wakes the kernel's cleaner.
             let last = !has_deleted(fd)? || started.elapsed() > patience;
             // SAFETY: the call has no argument.
             unsafe { ioctl::sync(fd.as_raw_fd()) }?;
@@ -418,7 +418,7 @@ pub fn wait_for_deleted(fd: impl AsFd, patience: Duration) -> Result<()> {
     outcome.context(|| "cannot wait for btrfs to free deleted subvolumes".to_owned())
 }
 
-/// Returns whether the file system has a deleted subvolume that is not freed yet; ordinary users cannot find out.
+/// Returns whether the file system has a deleted subvolume that is not freed yet; false if the caller may not know.
 fn has_deleted(fd: BorrowedFd<'_>) -> nix::Result<bool> {
     const ROOT_TREE: u64 = 1;
     const ORPHANS: u64 = u64::MAX - 4;
@@ -438,7 +438,7 @@ fn has_deleted(fd: BorrowedFd<'_>) -> nix::Result<bool> {
 fn info(fd: BorrowedFd<'_>) -> nix::Result<Box<Info>> {
     // SAFETY: `Info` is integers and arrays of integers, for which all zeros is a valid value.
     let mut info: Box<Info> = Box::new(unsafe { std::mem::zeroed() });
-    // SAFETY: `info` is a valid place of the size in the ioctl number, which the kernel fills.
+    // SAFETY: `info` is valid for writes of the size in the ioctl number.
     unsafe { ioctl::info(fd.as_raw_fd(), &raw mut *info) }?;
     Ok(info)
 }

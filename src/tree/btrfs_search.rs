@@ -1,4 +1,4 @@
-//! Owns searching btrfs's trees: items by their keys, as the kernel stores them.
+//! Owns searching btrfs's trees for items by key.
 
 #![expect(
     unsafe_code,
@@ -7,11 +7,11 @@
 
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
-/// `struct btrfs_ioctl_search_key`: the first and last of what is searched for.
+/// `struct btrfs_ioctl_search_key`, with the first and last value of each field of the search.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Key {
-    /// Zero: that of the descriptor.
+    /// Zero means the descriptor's own tree.
     pub(super) tree: u64,
     pub(super) objectid: [u64; 2],
     pub(super) offset: [u64; 2],
@@ -43,10 +43,10 @@ pub(super) struct Search<const N: usize> {
     bytes: [u8; N],
 }
 
-/// The same without the answer, whose size is not part of the ioctl's number.
+/// A search without room for the answer, whose size is not part of the ioctl number.
 type Head = Search<0>;
 
-// The size is part of the ioctl's number: a wrong one would fail with ENOTTY on every machine.
+// The ioctl number contains this size: a wrong one fails with ENOTTY on every machine.
 const _: () = assert!(size_of::<Head>() == 112);
 
 nix::ioctl_readwrite!(tree_search, 0x94, 17, Head);
@@ -65,7 +65,7 @@ pub(super) struct Item<'a> {
 }
 
 impl Item<'_> {
-    /// Returns the first key after its own.
+    /// Returns the first key after this item's.
     pub(super) fn after(&self) -> Option<(u64, u32, u64)> {
         if let Some(offset) = self.offset.checked_add(1) {
             return Some((self.inode, self.kind, offset));
@@ -86,7 +86,7 @@ impl<const N: usize> Search<N> {
         })
     }
 
-    /// Searches for the first items that fit into the answer.
+    /// Runs the search; the answer holds as many items as fit, at most `most`.
     pub(super) fn run(&mut self, fd: BorrowedFd<'_>, most: u32) -> nix::Result<()> {
         self.key.items = most;
         self.size = N as u64;

@@ -21,7 +21,7 @@ use crate::tree::root_fs::{self, Tree};
 use crate::tree::transfer::copy_range;
 use crate::tree::xattr::{self, Attributes};
 
-/// Copies the content of `from` into the existing directory `into`, without following links or entering mounts.
+/// Copies the content of `from` into the existing directory `into`, without following symlinks or entering mounts.
 pub(crate) fn copy(
     from: &Path,
     into: &Path,
@@ -54,24 +54,24 @@ pub(crate) fn copy(
         .context(|| format!("cannot copy `{}`", from.display()))
 }
 
-/// Progress is reported, and Ctrl-C checked, after this many bytes of a file.
+/// How many bytes of a file are copied between progress reports and checks for Ctrl-C.
 const CHUNK: i64 = 64 << 20;
 
-/// A directory that was made in the copy, by its path.
+/// A directory that exists in the copy, by its path.
 enum Directory {
     Enter(Vec<u8>, FileStat),
-    /// All of it is copied, and its metadata can be.
+    /// Its content is copied; its metadata is not.
     Finish(Vec<u8>, FileStat),
 }
 
 struct Copy<'a> {
     source: BorrowedFd<'a>,
     target: BorrowedFd<'a>,
-    /// Each is opened when its turn comes, however deep it is.
+    /// Each directory is opened only when its turn comes, so depth is not limited by descriptors.
     left: Vec<Directory>,
     /// The first copied name of each file with several names.
     names: HashMap<(u64, u64), Vec<u8>>,
-    /// The only owner that can be given, unless by root.
+    /// The owner of everything in the copy, unless root makes it.
     owner: Option<(Uid, Gid)>,
     attributes: Attributes,
     bytes: u64,
@@ -161,7 +161,8 @@ impl Copy<'_> {
             }
             _ => {
                 match nix::sys::stat::mknodat(into, name, kind, Mode::S_IRUSR, stat.st_rdev) {
-                    // Device nodes need root; engines bring their own. One that is left out has no name to link to.
+                    // Device nodes need root; engines bring their own. A skipped node must not be the target of a hard
+                    // link.
                     Err(Errno::EPERM) => {
                         self.names.remove(&file);
                         return Ok(());
@@ -177,7 +178,7 @@ impl Copy<'_> {
     fn data(&mut self, source: &OwnedFd, target: &OwnedFd, size: i64) -> Result<()> {
         let mut at = 0;
         while at < size {
-            // A file system without holes reports that all is data.
+            // A file system without hole support reports all of it as data.
             at = match nix::unistd::lseek(source, at, Whence::SeekData) {
                 Ok(at) => at,
                 Err(Errno::ENXIO) => break,
@@ -198,7 +199,7 @@ impl Copy<'_> {
         Ok(nix::unistd::ftruncate(target, size)?)
     }
 
-    /// The metadata that the copy gets; an ordinary user owns all of it.
+    /// Returns the metadata for the copy, which an ordinary user owns completely.
     fn metadata(&self, mut stat: FileStat) -> FileStat {
         if let Some((owner, group)) = self.owner {
             (stat.st_uid, stat.st_gid) = (owner.as_raw(), group.as_raw());

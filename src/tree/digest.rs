@@ -2,8 +2,8 @@
 //! paths where they differ.
 //!
 //! Included: type, mode, owner, modification time in ns, size, content, link target, device number, content
-//! attributes (see `xattr`), and which names are one file. Excluded: inode numbers, allocation, access and change
-//! times, directory sizes, because they depend on the file system or on being read.
+//! attributes (see `xattr`), and which names are hard links to one file. Excluded: inode numbers, allocation, access
+//! and change times, directory sizes, because they depend on the file system or on reads.
 
 mod content;
 
@@ -69,11 +69,11 @@ pub fn digest(root: &Path, cancel: &AtomicBool) -> Result<Summary> {
 }
 
 pub struct Comparing<'a> {
-    /// How many differences are named.
+    /// Maximum number of differences to list.
     pub limit: usize,
     /// Compare modification times.
     pub times: bool,
-    /// Paths to ignore, relative to the root, whose own path is empty.
+    /// Selects paths to ignore, relative to the root; the root's own path is empty.
     pub except: &'a (dyn Fn(&Path) -> bool + Sync),
     /// Labels of the two trees.
     pub names: [&'a str; 2],
@@ -91,7 +91,7 @@ impl fmt::Debug for Comparing<'_> {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Differences {
-    /// The first paths, in order.
+    /// The first differing paths, in order.
     pub first: Vec<Difference>,
     pub count: usize,
 }
@@ -156,7 +156,7 @@ enum What {
         size: u64,
         sha256: [u8; 32],
     },
-    /// Another name of the file that comes earlier under this path.
+    /// Another name of the file that has this earlier path.
     SameAs(Vec<u8>),
     Directory,
     Symlink(Vec<u8>),
@@ -175,7 +175,7 @@ struct Node {
 }
 
 impl Node {
-    /// The canonical form: every variable part after its length.
+    /// Returns the canonical form, in which a length precedes every variable part.
     fn record(&self) -> Vec<u8> {
         fn text(out: &mut Vec<u8>, bytes: &[u8]) {
             out.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
@@ -290,13 +290,13 @@ fn scan(root: &Path, cancel: &AtomicBool) -> Result<Vec<Node>> {
 
 struct Walk<'a> {
     nodes: Vec<Node>,
-    /// The names of each file that has more than one.
+    /// The names of each file with more than one.
     seen: HashMap<(u64, u64), Vec<Vec<u8>>>,
     cancel: &'a AtomicBool,
 }
 
 impl Walk<'_> {
-    /// Reads all directories; each is opened when its turn comes, however deep it is.
+    /// Reads all directories; opens each only when its turn comes, so depth is not limited by descriptors.
     fn all(&mut self, tree: &Tree) -> Result<()> {
         let mut left = vec![Vec::new()];
         while let Some(path) = left.pop() {
@@ -373,7 +373,7 @@ fn node(path: Vec<u8>, stat: &FileStat, what: What, xattrs: Pairs) -> Node {
     }
 }
 
-/// Marks every name of a file except the first one, in order, as another name of it.
+/// Marks every name of a file except the first, in order, as another name of it.
 fn name_links(nodes: &mut [Node], seen: HashMap<(u64, u64), Vec<Vec<u8>>>) {
     for mut names in seen.into_values() {
         names.sort_unstable();
@@ -388,7 +388,7 @@ fn name_links(nodes: &mut [Node], seen: HashMap<(u64, u64), Vec<Vec<u8>>>) {
     }
 }
 
-/// Hashes the files' content, in two threads: machines that build images have at least that many cores.
+/// Hashes the files' content in two threads: machines that build images have at least two cores.
 fn hash_all(tree: &Tree, nodes: &mut [Node], cancel: &AtomicBool) -> Result<()> {
     let jobs: Vec<usize> = (0..nodes.len())
         .filter(|at| matches!(nodes[*at].what, What::File { size: 1.., .. }))
@@ -421,7 +421,7 @@ fn hash_all(tree: &Tree, nodes: &mut [Node], cancel: &AtomicBool) -> Result<()> 
             }
         }
     }
-    // Empty files all have the same digest; no need to read them.
+    // Empty files all have the same digest and need no read.
     let empty: [u8; 32] = Sha256::digest(b"").into();
     for node in nodes {
         if let What::File { size: 0, sha256 } = &mut node.what {

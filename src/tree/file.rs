@@ -1,5 +1,5 @@
-//! Owns single files of a tree: reading and changing the file at a path below a directory, through no link and over
-//! no mount point. The tree is untrusted.
+//! Owns single files of a tree: reading and changing the file at a path below a directory. Follows no symlink and
+//! crosses no mount point, because the tree is untrusted.
 
 use std::ffi::{CStr, CString};
 use std::io::{Read as _, Write as _};
@@ -17,7 +17,7 @@ use super::transfer::Transport;
 use crate::sys::beneath::{self, openat2};
 use crate::sys::error::{Result, ResultExt as _};
 
-/// Maximum size of a file to change: hooks are for source code.
+/// Maximum size of a file to change: hooks patch source code.
 const LARGEST: i64 = 64 << 20;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,9 +26,9 @@ pub(crate) enum FoundEntry {
         bytes: Vec<u8>,
         mode: u32,
     },
-    /// Nothing.
+    /// No entry exists.
     Absent,
-    /// Nothing, and the nearest parent directory is empty.
+    /// No entry exists, and the nearest parent directory is empty.
     Empty,
 }
 
@@ -59,16 +59,16 @@ pub(crate) fn read(root: &Path, below: &Path) -> Result<FoundEntry> {
     })
 }
 
-/// Opens a regular file; a path-only descriptor for anything else.
+/// Opens a regular file; returns a path-only descriptor for anything else.
 fn open_regular(directory: &OwnedFd, name: &CStr, flags: OFlag) -> nix::Result<OwnedFd> {
     beneath::open_regular(beneath::open(directory, name, OFlag::O_PATH)?, flags)
 }
 
-/// Returns whether the nearest existing parent of an absent path has any content.
+/// Returns `Empty` if the nearest existing parent of an absent path has no content.
 fn absent(top: &OwnedFd, parent: &Path) -> Result<FoundEntry> {
     for directory in parent.ancestors() {
         if let Ok(found) = beneath::open_below(top, directory) {
-            // A submodule without content may still have git's own file.
+            // An empty submodule may still contain `.git`.
             let mut entries = nix::dir::Dir::from_fd(found)?;
             let empty = entries.iter().all(|entry| {
                 entry.is_ok_and(|entry| {
@@ -86,9 +86,9 @@ fn absent(top: &OwnedFd, parent: &Path) -> Result<FoundEntry> {
     Ok(FoundEntry::Absent)
 }
 
-/// Gives the file at `below` this content. An existing file keeps owner and mode, a new one gets those of its
-/// directory. `executable` sets or clears the permission to execute. The modification time is now, or `time` in
-/// seconds and nanoseconds; returns which it is.
+/// Writes the content of the file at `below`. An existing file keeps owner and mode, a new one gets its directory's
+/// owner. `executable` sets or clears the execute permission. The modification time is `time` in seconds and
+/// nanoseconds, or now; returns it.
 pub(crate) fn write(
     root: &Path,
     below: &Path,
@@ -113,7 +113,7 @@ pub(crate) fn write(
         ));
     }
     if let Some(executable) = executable {
-        // Everybody who may read it may execute it.
+        // Execute for every class that may read.
         let bits = (stat.st_mode & 0o444) >> 2;
         let mode = match executable {
             true => stat.st_mode | bits,
@@ -135,7 +135,7 @@ pub(crate) fn write(
     Ok((stat.st_mtime, stat.st_mtime_nsec))
 }
 
-/// Opens the regular file at `below` for reading; `None` if there is none.
+/// Opens the regular file at `below` for reading; `None` if no such file exists.
 #[expect(
     clippy::disallowed_types,
     reason = "the file was opened by its name in a directory"
@@ -157,20 +157,20 @@ pub(crate) fn open(root: &Path, below: &Path) -> Result<Option<std::fs::File>> {
     Ok(regular.then(|| into_file(file)))
 }
 
-/// Puts the content of `from` at `below`, all or nothing: by shared blocks if the file system can, else as a copy.
-/// Replaces an existing file; the owner is that of the directory.
+/// Writes the content of `from` to `below` atomically, with shared blocks if the file system supports them. Replaces an
+/// existing file; the owner is the directory's.
 pub(crate) fn place(root: &Path, below: &Path, from: BorrowedFd<'_>) -> Result<()> {
     let shown = || format!("cannot write `{}`", root.join(below).display());
     let top = beneath::open_path(root)?;
     let (parent, name) = split(below)?;
     let directory = make_directories(&top, &parent).context(shown)?;
-    // Distinct from that of another command, which may do the same.
+    // A parallel command may place the same file.
     let mut part = name.as_bytes().to_vec();
     part.extend(format!(".{}.part", std::process::id()).bytes());
     let part = CString::new(part).map_err(|_| unexpected!("a name with a NUL"))?;
     let outcome = (|| {
         let file = match create(&directory, &part) {
-            // Left by a killed command.
+            // A killed command left it behind.
             Err(Errno::EEXIST) => {
                 unlinkat(&directory, part.as_c_str(), UnlinkatFlags::NoRemoveDir)?;
                 create(&directory, &part)?
@@ -285,7 +285,7 @@ mod tests {
         }
         let tree = tempfile::tempdir().unwrap();
         let (root, node) = (tree.path(), Path::new("node"));
-        // Of no driver, so to open it is an error.
+        // The device number has no driver, so opening it would fail.
         let number = nix::sys::stat::makedev(240, 77);
         nix::sys::stat::mknod(&root.join(node), SFlag::S_IFCHR, Mode::S_IRWXU, number).unwrap();
         assert!(open(root, node).unwrap().is_none());
@@ -310,7 +310,7 @@ mod tests {
         std::os::unix::fs::symlink(outside.path().join("f"), root.join("f")).unwrap();
         for path in ["link/f", "f", "../f"] {
             let path = Path::new(path);
-            // A link on the way is not a directory, so nothing is there.
+            // A symlink in the way is not a directory, so the path counts as absent.
             let found = read(root, path);
             assert!(found.is_err() || path == Path::new("link/f"), "{found:?}");
             assert!(
@@ -330,7 +330,7 @@ mod tests {
             assert!(place(root, Path::new(path), their.as_fd()).is_err());
             assert!(!matches!(open(root, Path::new(path)), Ok(Some(_))));
         }
-        // A link is replaced and not followed, like any file.
+        // A symlink is replaced like any file, not followed.
         std::os::unix::fs::symlink(outside.path().join("new"), root.join("a/b/l")).unwrap();
         for path in ["a/b/l", "a/b/e/f", "a/b/e/f"].map(Path::new) {
             place(root, path, their.as_fd()).unwrap();

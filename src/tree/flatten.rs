@@ -1,8 +1,8 @@
 //! Owns merging several overlay layers into an equivalent one.
 //!
 //! Files of the layers are hard-linked, not copied: frozen layers are never written, so two may share an inode. A
-//! program inside sees a higher link count until the old layers are removed. Directories are new. Nothing is
-//! held open between directories, so neither depth nor the number of layers is limited.
+//! program inside sees a higher link count until the old layers are removed. Directories are created anew. No
+//! descriptor is held between directories, so neither depth nor the number of layers is limited.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -28,8 +28,8 @@ use crate::sys::error::{Result, ResultExt as _};
 /// Merges the layers `diffs` into the new directory `into` on their file system, so that `into` on `below` shows what
 /// `diffs` show on `below`. Both are given bottom first; the first of `below` is the image.
 ///
-/// The result is for these lower layers only. It keeps a deletion only if they have the deleted entry, because in a
-/// directory that no other layer has, the kernel lists a deletion as an entry (that cannot be found).
+/// The result is valid on these lower layers only. It keeps a whiteout only if they have the deleted entry: in a
+/// directory without a lower layer, the kernel lists a whiteout as an entry that cannot be opened.
 ///
 /// After an error the caller must remove the partial result.
 pub fn flatten(below: &[PathBuf], diffs: &[PathBuf], into: &Path) -> Result<()> {
@@ -83,22 +83,22 @@ struct Merge<'a> {
     queue: Queue<Merged>,
 }
 
-/// A directory of the result, already made and still empty.
+/// A directory of the result, already created and still empty.
 struct Merged {
     path: PathBuf,
     /// The layers whose directories at this path are merged, top first.
     layers: Vec<usize>,
     /// The same for the layers below the result.
     below: Vec<usize>,
-    /// The directory above hides everything below.
+    /// Whether the parent directory hides all lower layers.
     hides_below: bool,
-    /// Below the last of `layers` is an entry other than a directory, which hides everything further below.
+    /// Whether the last of `layers` sits on an entry other than a directory, which hides everything further down.
     closed: bool,
 }
 
-/// The layers' entries of a name so far.
+/// The layers' entries for a name so far.
 enum Found {
-    /// A file, a link or a deletion, which hides everything in lower layers.
+    /// A file, a symlink or a whiteout: hides everything in lower layers.
     Other,
     Directory {
         layers: Vec<usize>,
@@ -115,7 +115,7 @@ impl Merge<'_> {
                 failed.context(|| format!("cannot merge layers into `{}`", path.display()));
             if let Err(failed) = failed {
                 self.queue.abort(match error {
-                    // A reference that our mounts neither make nor follow.
+                    // The layer refers to a lower one, which rockenv's mounts neither produce nor follow.
                     Errno::EUCLEAN => failed.help("the layer was written with other overlay options than rockenv's: remove the env"),
                     _ => failed,
                 });
@@ -195,7 +195,7 @@ impl Merge<'_> {
         };
         for name in &whiteouts {
             if shown(&below, name).map_err(|error| at(name, error))? {
-                // A deletion's mark has no metadata of its own.
+                // A whiteout has no metadata of its own.
                 mknodat(&target, name.as_c_str(), SFlag::S_IFCHR, Mode::empty(), 0)
                     .map_err(|error| at(name, error))?;
             }
@@ -222,7 +222,7 @@ impl Merge<'_> {
         Ok(())
     }
 
-    /// Opens the directories below that are merged, top first.
+    /// Opens the merged directory's lower directories, top first.
     fn open_below(
         &self,
         merged: &Merged,
@@ -259,7 +259,7 @@ impl Merge<'_> {
 #[derive(Clone, Copy)]
 pub(super) enum Kind {
     Directory,
-    /// A deletion: a character device 0:0.
+    /// A deletion, stored as the character device 0:0.
     Whiteout,
     Other,
 }
@@ -312,8 +312,8 @@ fn directories(parents: &[(usize, OwnedFd)], name: &CStr) -> nix::Result<Vec<usi
     Ok(layers)
 }
 
-/// Returns whether the layer's directory hides those below. A layer that refers to others cannot be merged:
-/// `EUCLEAN`.
+/// Returns whether the layer's directory hides lower ones. Fails with `EUCLEAN` for a layer that refers to others,
+/// because it cannot be merged.
 pub(super) fn is_opaque(
     directory: BorrowedFd<'_>,
     attributes: &mut Attributes,
@@ -343,7 +343,7 @@ fn finish(
     let stat = fstat(from)?;
     metadata::copy_open(from, &stat, to, &mut worker.attributes, is_content)?;
     if needs_opaque {
-        // Changes no time but the change time.
+        // Setting it changes only the change time.
         XattrFile::Open(to).set(OPAQUE, b"y")?;
     }
     Ok(())
@@ -351,7 +351,7 @@ fn finish(
 
 /// Returns whether an attribute belongs to the tree, not to the layer's place in a stack.
 ///
-/// `overlay.overlay` is written by an overlay inside the env, `protattr` is a `chattr` flag.
+/// An overlay inside the env writes `overlay.overlay`; `protattr` is a `chattr` flag.
 pub(super) fn is_content(name: &CStr) -> bool {
     let name = name.to_bytes();
     !name.starts_with(b"trusted.overlay.")

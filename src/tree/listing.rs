@@ -33,7 +33,7 @@ pub enum Content {
         hardlink: Option<PathBuf>,
     },
     Directory {
-        /// It existed before the step that left these results.
+        /// Whether it existed before the step that left these results.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         existed: bool,
     },
@@ -67,7 +67,7 @@ impl Content {
     }
 }
 
-/// Shows whether an entry was written to.
+/// Identifies one version of an entry: a write changes it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Mark {
     device: u64,
@@ -91,7 +91,7 @@ pub struct ListingEntry {
 /// The bits of a mode that an entry keeps: rights, but neither set-user-ID, set-group-ID nor sticky.
 pub(super) const PERMISSIONS: u32 = 0o777;
 
-/// A listing may come from another machine.
+/// A listing may come from another machine, so other bits are dropped.
 fn permissions<'de, D: serde::Deserializer<'de>>(from: D) -> std::result::Result<u32, D::Error> {
     Ok(u32::deserialize(from)? & PERMISSIONS)
 }
@@ -126,11 +126,11 @@ impl ListingEntry {
 
 #[derive(Clone, Debug)]
 pub(crate) enum PathState {
-    /// Nothing is there.
+    /// No entry exists there.
     Free,
-    /// A link, a file or a mount point is on the way to it.
+    /// A symlink, file or mount point is in the way.
     Blocked,
-    /// This entry is there.
+    /// This entry exists there.
     Taken(ListingEntry),
 }
 
@@ -151,7 +151,7 @@ impl Listing {
         };
         let mut listing = Self::default();
         let mut first = HashMap::new();
-        // Not one descriptor a level, because a step decides the depth.
+        // One descriptor per level would run out: a step decides the depth.
         let mut waiting = vec![PathBuf::new()];
         while let Some(below) = waiting.pop() {
             let open = beneath::open_below(&top, &below);
@@ -199,7 +199,7 @@ impl Listing {
     pub fn extend(&mut self, later: Self) {
         for (path, mut entry) in later.entries {
             if let Content::Directory { existed: true } = entry.content {
-                // A directory is a result only if an earlier step made it.
+                // An existing directory is a result only if an earlier step created it.
                 match self.entries.get(&path) {
                     Some(old) if old.is_directory() => entry.content = old.content.clone(),
                     _ => continue,
@@ -218,7 +218,7 @@ impl Listing {
     }
 }
 
-/// What shows of some entries whether they were written to. It holds after a restart, which changes device numbers.
+/// The marks of some entries, to detect later writes. They survive a reboot, which changes device numbers.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Marks(Vec<MarkedPath>);
 
@@ -227,12 +227,12 @@ struct MarkedPath {
     #[serde(with = "path")]
     path: PathBuf,
     inode: u64,
-    /// None for a directory, which changes with the names in it.
+    /// `None` for a directory, whose ctime changes with the names in it.
     ctime: Option<(i64, i64)>,
 }
 
 impl Marks {
-    /// Returns the marks of entries; `made`: without those of directories that existed before.
+    /// Returns the marks of entries; with `made`, skips directories that existed before.
     pub(crate) fn of(listing: &Listing, made: bool) -> Self {
         let entries = listing.entries.iter();
         let entries = entries.filter(|(_, entry)| {
@@ -277,7 +277,7 @@ pub(crate) fn path_state(directory: &Path, path: &Path) -> Result<PathState> {
     }
 }
 
-/// Splits a path below a directory into its parent and its name; refuses one that leads elsewhere.
+/// Splits a path below a directory into its parent and its name; refuses a path that leads elsewhere.
 pub(super) fn split(path: &Path) -> Result<(&Path, CString)> {
     let plain = |part: Component<'_>| matches!(part, Component::Normal(_));
     let name = path.file_name().map(|name| CString::new(name.as_bytes()));
@@ -298,7 +298,7 @@ fn entries(directory: &OwnedFd) -> nix::Result<Vec<(CString, ListingEntry)>> {
         let name = listed.file_name();
         if beneath::is_entry(name) {
             match entry(directory, name) {
-                // Removed since it was listed.
+                // The entry was removed after it was listed.
                 Err(Errno::ENOENT) => {}
                 other => found.push((name.to_owned(), other?)),
             }
@@ -317,7 +317,7 @@ fn entry(directory: impl AsFd, name: &std::ffi::CStr) -> nix::Result<ListingEntr
             hardlink: None,
         },
         SFlag::S_IFDIR => {
-            // On btrfs the root of another subvolume has the inode number that it has inside.
+            // A subvolume's root has another inode number seen from inside, and the mark must have that one.
             match beneath::open(directory, name, OFlag::O_PATH | OFlag::O_DIRECTORY) {
                 Ok(opened) => stat = fstat(&opened)?,
                 Err(Errno::EXDEV) => {}
@@ -335,7 +335,7 @@ fn entry(directory: impl AsFd, name: &std::ffi::CStr) -> nix::Result<ListingEntr
     Ok(ListingEntry::new(content, &stat))
 }
 
-/// Encodes a path as text: bytes that are not UTF-8, and backslashes, as `\xNN`.
+/// Encodes a path as text, with backslashes and bytes that are not UTF-8 as `\xNN`.
 pub(crate) mod path {
     use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
     use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Owns looking into the tree of stacked layers without mounting it. Nothing in it is followed out of it or run.
+//! Owns reading stacked layers without mounting them. Follows no symlink out of them, and runs nothing.
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
@@ -13,21 +13,21 @@ use super::xattr::XattrFile;
 use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};
 
-/// Entries of one directory that are looked at: what a step wrote must not make others wait.
+/// Maximum number of entries read per directory and layer: a step may have written any number.
 const MAX_ENTRIES: usize = 100_000;
 
-/// A directory as an overlay of layers shows it: the layers' own directories, topmost first. None: there is no such directory.
+/// A directory as an overlay of the layers shows it: the layers' own directories, top first. Empty if it is missing.
 #[derive(Debug, Default)]
 pub(crate) struct MergedDir(Vec<OwnedFd>);
 
 impl MergedDir {
-    /// Opens the root of the tree that these layers make, topmost first.
+    /// Opens the root of the tree that these layers form, top first.
     pub(crate) fn open<P: AsRef<Path>>(layers: &[P]) -> Result<Self> {
         let layers = layers.iter().map(|path| beneath::open_path(path.as_ref()));
         layers.collect::<Result<_>>().map(Self)
     }
 
-    /// Returns the directory at a relative path; links on the way are not followed.
+    /// Returns the directory at a relative path; symlinks in the path are not followed.
     pub(crate) fn enter(&self, path: &str) -> Result<Self> {
         let mut found: Option<Self> = None;
         for name in path.split('/') {
@@ -58,7 +58,7 @@ impl MergedDir {
         Ok(Self(found))
     }
 
-    /// Returns the names in the directory, sorted. Names that are not UTF-8 are left out.
+    /// Returns the names in the directory, sorted, without names that are not UTF-8.
     pub(crate) fn names(&self) -> Result<BTreeSet<String>> {
         let (mut names, mut hidden) = (BTreeSet::new(), BTreeSet::new());
         for layer in &self.0 {

@@ -1,7 +1,7 @@
-//! Owns transferring owner, mode, extended attributes and times, in the order that keeps all of them.
+//! Owns copying owner, mode, extended attributes and times, in the order that preserves all of them.
 //!
-//! A new owner clears setuid bits and capabilities, an ACL is part of the mode, and any change of content moves the
-//! modification time: so owner, mode, attributes, times.
+//! A change of owner clears setuid bits and capabilities, an ACL contains a part of the mode, and changes of content
+//! update the modification time. Hence: owner, mode, attributes, times.
 
 use std::ffi::CStr;
 use std::os::fd::BorrowedFd;
@@ -44,7 +44,7 @@ pub(super) fn copy_open(
     wanted: impl Fn(&CStr) -> bool,
 ) -> nix::Result<()> {
     let (uid, gid) = owner(stat);
-    // Most files have the right owner already, and a change is a transaction on some file systems.
+    // Most files already have the right owner, and a change costs a transaction on some file systems.
     let made = fstat(to)?;
     if (made.st_uid, made.st_gid) != (stat.st_uid, stat.st_gid) {
         fchown(to, uid, gid)?;
@@ -55,7 +55,7 @@ pub(super) fn copy_open(
     futimens(to, &atime, &mtime)
 }
 
-/// The same for the entry `name` of `to`, which cannot be opened (a link, device, FIFO or socket), from that of `from`.
+/// Like [`copy_open`] for an entry `name` that cannot be opened: a symlink, device, FIFO or socket.
 pub(super) fn copy_entry(
     from: BorrowedFd<'_>,
     stat: &FileStat,
@@ -67,7 +67,7 @@ pub(super) fn copy_entry(
     let (uid, gid) = owner(stat);
     fchownat(to, name, uid, gid, AtFlags::AT_SYMLINK_NOFOLLOW)?;
     if beneath::kind(stat) != nix::sys::stat::SFlag::S_IFLNK {
-        // Links have no mode, and other entries cannot be followed.
+        // Symlinks have no mode, and for other entries there is nothing to follow.
         fchmodat(to, name, mode(stat), FchmodatFlags::FollowSymlink)?;
     }
     let place = |directory| XattrFile::Entry(directory, name);
@@ -76,7 +76,7 @@ pub(super) fn copy_entry(
     utimensat(to, name, &atime, &mtime, UtimensatFlags::NoFollowSymlink)
 }
 
-/// Clears the ACLs that a new directory inherits from its parent, so that they do not spread to its content.
+/// Clears the ACLs that a new directory inherits from its parent, so that its content does not inherit them.
 pub(super) fn clear_inherited(directory: BorrowedFd<'_>) -> nix::Result<()> {
     let place = XattrFile::Open(directory);
     for name in [c"system.posix_acl_default", c"system.posix_acl_access"] {

@@ -1,5 +1,5 @@
-//! Owns directory trees on disk: making, cloning, stacking, merging and removing them, and choosing one of three
-//! methods that the store's file system supports.
+//! Owns directory trees on disk: making, cloning, stacking, merging and removing them, by one of three methods that the
+//! store's file system supports.
 
 pub(crate) mod copy_tree;
 pub mod digest;
@@ -88,13 +88,13 @@ impl FromStr for Method {
     }
 }
 
-/// Returns the mount points at or below a path, as this process sees them; none if the kernel does not report them.
+/// Returns the mount points at or below a path in this process's namespace; empty if the kernel does not report them.
 pub(crate) fn mounts_below(path: &Path) -> Vec<PathBuf> {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     mounts::at_or_below(&absolute).unwrap_or_default()
 }
 
-/// A mounted file system: paths with equal ones share its free space.
+/// A mounted file system. Paths with equal values share its free space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum FileSystem {
     /// Each subvolume has a device number of its own.
@@ -126,8 +126,8 @@ pub fn create_tree(method: Method, path: &Path) -> Result<()> {
 /// Makes `to`, which must not exist, a writable clone of the tree `from`, and returns how.
 ///
 /// On btrfs this is one snapshot, whatever the size: it is on disk when this returns, and has empty directories in
-/// place of subvolumes nested in `from`. If `from` is a plain directory, and with the other methods, it is a copy
-/// with shared extents, or with copied ones if the file system has none.
+/// place of subvolumes nested in `from`. If `from` is a plain directory, and with the other methods, the clone is a
+/// copy that shares extents if the file system can.
 pub fn clone_tree(method: Method, from: &Path, to: &Path) -> Result<Cloned> {
     if method != Method::Btrfs {
         return copy_tree(from, to);

@@ -9,7 +9,7 @@ use crate::sys::error::Result;
 
 /// Returns the mount points at or below the absolute path `top` in this thread's namespace.
 pub(crate) fn at_or_below(top: &Path) -> Result<Vec<PathBuf>> {
-    // Not `self`: a namespace belongs to a thread.
+    // Namespaces belong to threads, hence not `self`.
     let table = fs_err::read("/proc/thread-self/mountinfo")?;
     Ok(points(&table)
         .filter(|point| point.starts_with(top))
@@ -29,7 +29,7 @@ pub(crate) fn compresses(path: &Path) -> bool {
     described.is_some_and(|described| is_compressing(&described))
 }
 
-/// Judges a type, source and options; these reveal compression only for some file systems.
+/// Judges by type, source and options, which reveal compression only on some file systems.
 fn is_compressing(described: &str) -> bool {
     let mut fields = described.split(' ');
     let kind = fields.next().unwrap_or_default();
@@ -60,7 +60,7 @@ fn points(table: &[u8]) -> impl Iterator<Item = PathBuf> {
         .map(|field| PathBuf::from(OsString::from_vec(unescape(field))))
 }
 
-/// Undoes the kernel's `\040` for blanks, tabs, newlines and backslashes.
+/// Decodes the kernel's octal escapes for blanks, tabs, newlines and backslashes.
 fn unescape(field: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;

@@ -1,13 +1,12 @@
 //! Owns overlay mounts: the options, the limit on layers, and the checks of an upper directory.
 //!
 //! `index=off`, `metacopy=off` and `redirect_dir=nofollow` keep a layer self-contained: it can be renamed, stacked on
-//! others and merged with its neighbours, because it never refers to a layer below. The price: hard links in lower
-//! layers break when one name is written, and renaming a lower directory is a copy. Inode numbers and link counts
+//! others and merged with its neighbours, because it never refers to a layer below. The price: writing one name of a
+//! lower layer's hard link breaks the link, and renaming a lower directory copies it. Inode numbers and link counts
 //! inside may change when an upper is frozen; modification times do not.
 //!
 //! Unmounting takes time: it drops each inode (about a second for 200,000), and without `volatile` writes out the
-//! file system first. Renaming the upper of a mount that nobody uses any more, and mounting the next, takes a
-//! millisecond.
+//! file system first. Renaming the upper of an unused mount and mounting the next takes a millisecond.
 
 use std::fmt::Write as _;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
@@ -36,7 +35,7 @@ pub const MAX_LAYERS: usize = 20;
 /// Prevents kernels from following forged references between layers.
 const OPTIONS: &str = "index=off,metacopy=off,redirect_dir=nofollow";
 
-/// The writable part of an overlay: both on one file system, `work` belonging to this upper alone.
+/// The writable part of an overlay. Both directories are on one file system, and `work` belongs to this upper alone.
 #[derive(Clone, Copy, Debug)]
 pub struct Upper<'a> {
     /// Receives the changes; becomes a layer when frozen.
@@ -48,10 +47,10 @@ pub struct Upper<'a> {
 /// Mounts `lowers` (top first, the image last) and `upper` at `at` in the caller's mount namespace.
 ///
 /// The mount is volatile: nothing inside waits for the disk, and unmounting does not write out the store's whole file
-/// system, which may have gigabytes of others' unwritten data. Freezing the upper must sync it.
+/// system, which may have gigabytes of unrelated unwritten data. Freezing the upper must sync it.
 ///
 /// Without `upper` the mount is read-only. The caller holds the lock that keeps `upper` from being mounted twice: the
-/// kernel allows that and calls the result undefined.
+/// kernel allows a second mount and calls the result undefined.
 pub fn mount(
     lowers: &[PathBuf],
     upper: Option<Upper<'_>>,
@@ -73,8 +72,8 @@ pub fn mount(
             at.display()
         ));
     }
-    // Directories are passed as descriptors: short, so that many fit into the one page of options, and safe for `:`
-    // and `,` in paths.
+    // Directories are passed as descriptors: they are short, so more fit into the one page of options, and `:` and `,`
+    // in paths need no escaping.
     let mut held = Vec::new();
     let mut options = String::from("lowerdir=");
     for (index, lower) in lowers.iter().enumerate() {
@@ -94,8 +93,7 @@ pub fn mount(
     if let Some(upper) = upper {
         forget_volatile(upper.work)?;
     }
-    // `xino` gives one device number to all files; kernels on exotic file systems refuse it. `volatile` is new in
-    // Linux 5.10.
+    // `xino` gives all files one device number; kernels refuse it on exotic file systems. `volatile` needs Linux 5.10.
     let extras: &[&str] = match upper {
         Some(_) => &[",volatile,xino=auto", ",volatile", ",xino=auto", ""],
         None => &[",xino=auto", ""],
@@ -117,7 +115,7 @@ pub fn mount(
     result.map_err(|error| explain(error, upper, at))
 }
 
-/// Removes the kernel's mark of an earlier volatile mount, which prevents another one: the store itself tracks
+/// Removes the kernel's mark of an earlier volatile mount, which prevents another mount. The store itself tracks
 /// whether the upper survived a power failure.
 fn forget_volatile(work: &Path) -> Result<()> {
     let mark = work.join("work/incompat/volatile");
@@ -163,7 +161,7 @@ fn explain(error: Errno, upper: Option<Upper<'_>>, at: &Path) -> Error {
     }
 }
 
-/// For the kernel, a single layer is not an overlay.
+/// The kernel refuses an overlay of a single layer without an upper.
 fn bind_read_only(from: &Path, at: &Path) -> Result<()> {
     let bind = |flags| {
         sys_mount(
@@ -179,8 +177,8 @@ fn bind_read_only(from: &Path, at: &Path) -> Result<()> {
         .context(|| format!("cannot mount `{}` at `{}`", from.display(), at.display()))
 }
 
-/// Makes the two directories of an upper, which must not exist. The root of an overlay is that of its upper, so the
-/// new one gets owner, mode, attributes and times of `below`, the layer under it.
+/// Makes the two directories of an upper, which must not exist. An overlay's root shows the metadata of its upper, so
+/// the new one gets owner, mode, attributes and times of `below`, the layer under it.
 pub fn create_upper(upper: Upper<'_>, below: &Path) -> Result<()> {
     let source = beneath::open_path(below)?;
     for path in [upper.diff, upper.work] {
@@ -203,7 +201,7 @@ pub fn create_upper(upper: Upper<'_>, below: &Path) -> Result<()> {
 
 /// Returns whether the upper directory is empty, so that freezing it would record no change.
 ///
-/// Ignores changes of the root directory itself (its mode, owner or extended attributes).
+/// Ignores changes to the root directory itself (its mode, owner or extended attributes).
 pub fn is_clean(upper: &Path) -> Result<bool> {
     match fs_err::read_dir(upper)?.next() {
         None => Ok(true),
@@ -211,14 +209,14 @@ pub fn is_clean(upper: &Path) -> Result<bool> {
     }
 }
 
-/// Returns whether a directory of a layer hides the content of those below it.
+/// Returns whether a directory of a layer hides the content of lower layers.
 pub fn is_opaque(directory: &Path) -> Result<bool> {
     let open = beneath::open_path(directory)?;
     let found = flatten::is_opaque(open.as_fd(), &mut Attributes::default());
     found.context(|| format!("cannot read the attributes of `{}`", directory.display()))
 }
 
-/// Gives the process a mount namespace: the host's unmounts still reach it, its mounts never reach the host.
+/// Gives the process a mount namespace: the host's unmounts propagate into it, its own mounts do not propagate out.
 pub(crate) fn enter_mount_namespace() -> Result<()> {
     unshare(CloneFlags::CLONE_NEWNS).context(|| "cannot make a mount namespace".to_owned())?;
     let slave = MsFlags::MS_REC | MsFlags::MS_SLAVE;
@@ -231,8 +229,8 @@ pub(crate) fn enter_mount_namespace() -> Result<()> {
     )?)
 }
 
-/// Runs `work` on a thread with its own mount namespace, from which nothing propagates and which is gone, with all
-/// its mounts, when this returns.
+/// Runs `work` on a thread with its own mount namespace. Nothing propagates out of the namespace, and it is gone with
+/// all its mounts when this returns.
 pub fn in_throw_away_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T> {
     let run = || {
         unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS)

@@ -1,4 +1,4 @@
-//! Owns choosing the method: tests what the store's file system really supports, in the store's directory.
+//! Owns choosing the method: tests in the store's directory what its file system supports.
 
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileTypeExt as _;
@@ -17,18 +17,18 @@ pub struct Probe {
     pub method: Method,
     /// The file system's name, according to the kernel.
     pub file_system: String,
-    /// Why not a better one: a sentence for each method that was tried before `method`.
+    /// For each method tried before `method`, a sentence that says why it does not work.
     pub reasons: Vec<String>,
 }
 
-/// Tries in the directory `dir` which methods work, best first, and leaves nothing behind.
+/// Finds the best method that works in the directory `dir`, and leaves nothing behind.
 pub fn probe(dir: &Path) -> Result<Probe> {
     let fd = beneath::open_path(dir)?;
     let file_system = mounts::file_system(fd.as_fd()).unwrap_or_else(|| "unknown".to_owned());
     let place = tempfile::Builder::new()
         .prefix(".rockenv-probe-")
         .tempdir_in(dir)?
-        // Its own cleanup would follow into whatever a failed attempt left mounted or write-protected.
+        // TempDir's own cleanup would descend into mounts and protected files that a failed attempt left.
         .keep();
     let result = choose(&place, &file_system);
     let removed = remove_tree(&place);
@@ -76,8 +76,8 @@ fn try_btrfs(place: &Path) -> Result<()> {
     let (tree, snapshot) = (place.join("tree"), place.join("snapshot"));
     btrfs::create(&tree)?;
     btrfs::snapshot(&tree, &snapshot, true)?;
-    // An ordinary user may make both, but cannot find out what was written or changed in one, nor delete one at once:
-    // then clones of files are as good, and easier to delete.
+    // An ordinary user may create both, but can neither find out what was written to a subvolume nor delete it in one
+    // operation. Cloned files are then just as good, and easier to delete.
     btrfs::written(&tree).map_err(|error| {
         unavailable!("only root can inspect a subvolume's changes, and delete one at once")
             .source(error)
@@ -89,7 +89,7 @@ fn try_btrfs(place: &Path) -> Result<()> {
 
 fn try_reflink(place: &Path) -> Result<()> {
     let (from, to) = (place.join("from"), place.join("to"));
-    // Small files can be stored inside the inode, where there is nothing to share.
+    // A small file may be stored inside its inode, without extents to share.
     fs_err::write(&from, vec![1; 128 * 1024])?;
     let source = fs_err::File::open(&from)?;
     let target = fs_err::File::create(&to)?;

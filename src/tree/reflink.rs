@@ -1,4 +1,4 @@
-//! Owns copying a tree file by file: with shared extents if the file system can, all metadata, several threads.
+//! Owns copying a tree file by file: with shared extents if supported, all metadata, and several threads.
 //!
 //! Preserved: content with holes, hard links within the tree, owner, mode, access and modification times in
 //! nanoseconds, extended attributes with ACLs and capabilities, links, FIFOs, devices, sockets. Not preserved: inode
@@ -30,7 +30,7 @@ use crate::sys::error::{Result, ResultExt as _};
 pub struct Cloned {
     /// By one btrfs snapshot; the counts below are then unknown and zero.
     pub snapshot: bool,
-    /// Entries made, including directories and second names, but not the tree's own directory.
+    /// Entries created, including directories and further hard links, but not the tree's own directory.
     pub entries: u64,
     /// Files whose extents are shared with the source.
     pub shared: u64,
@@ -94,13 +94,13 @@ pub(super) fn copy_into(from: &Path, to: &Path) -> Result<Cloned> {
 struct Pair {
     source: OwnedFd,
     target: OwnedFd,
-    /// Their path below the tops.
+    /// Path of both below their tops.
     path: PathBuf,
 }
 
 enum Task {
     Top(Arc<Pair>),
-    /// The directory of this name, not opened yet: waiting costs no descriptor. Its copy exists.
+    /// The directory of this name, not opened yet: a queued task holds no descriptor. Its copy exists.
     Below(Arc<Pair>, CString),
 }
 
@@ -116,13 +116,13 @@ struct Copy<'a> {
     to: &'a Path,
     top: Arc<Pair>,
     transport: Transport,
-    /// The first copy of each file with several names, by device and inode, until all of them were seen.
+    /// The first copy of each file with several names, by device and inode, until all its names were seen.
     links: Mutex<HashMap<(u64, u64), Link>>,
     queue: Queue<Task>,
 }
 
 struct Link {
-    /// Below the top: a descriptor for each would be too many.
+    /// Path below the top: holding a descriptor for each would exhaust the limit.
     path: PathBuf,
     names_left: u64,
 }
@@ -165,7 +165,7 @@ impl Copy<'_> {
         }
     }
 
-    /// Opens a directory and its copy; for a mount point, finishes the copy as an empty directory.
+    /// Opens a directory and its copy; for a mount point, leaves the copy empty and returns `None`.
     fn enter(&self, parent: &Pair, name: &CStr, worker: &mut Worker) -> nix::Result<Option<Pair>> {
         let target = beneath::open_dir(&parent.target, name)?;
         match beneath::open_dir(&parent.source, name) {
@@ -183,7 +183,7 @@ impl Copy<'_> {
         }
     }
 
-    /// Copies the entries of a directory, then its own metadata: later copies below do not change its times.
+    /// Copies a directory's entries, then its own metadata: later copies in subdirectories do not change its times.
     fn directory(
         &self,
         pair: &Arc<Pair>,
@@ -275,10 +275,9 @@ impl Copy<'_> {
         metadata::copy_entry(from, &stat, to, name, &mut worker.attributes, |_| true)
     }
 
-    /// Creates the copy of a file, or links to it and returns `None` if it has been created under another name.
+    /// Creates the copy of a file; if it exists under another name already, links to it and returns `None`.
     ///
-    /// The first name is created under the lock, its content comes later: a link to a file still being filled is as
-    /// good.
+    /// The first name is created under the lock and filled later: linking to a file that is still being filled is fine.
     fn once<T>(
         &self,
         pair: &Pair,
@@ -321,7 +320,7 @@ impl Copy<'_> {
 }
 
 impl Worker {
-    /// Gives the new file `to` content and metadata of `from`.
+    /// Gives the new file `to` the content and metadata of `from`.
     fn fill(
         &mut self,
         from: BorrowedFd<'_>,
@@ -364,7 +363,7 @@ impl Worker {
 }
 
 fn open_source(directory: impl AsFd, name: &CStr) -> nix::Result<OwnedFd> {
-    // Not blocking: something else may have got this name since it was listed.
+    // Nonblocking: the name may belong to a FIFO or device since it was listed.
     let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK;
     match beneath::open(&directory, name, flags | OFlag::O_NOATIME) {
         Err(Errno::EPERM) => beneath::open(&directory, name, flags),

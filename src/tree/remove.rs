@@ -1,9 +1,8 @@
-//! Owns deleting trees: in parallel, never over a mount point, never through a link, and completed by a second call
-//! if the first was killed.
+//! Owns deleting trees: in parallel, across no mount point and through no symlink. A second call completes the first.
 //!
-//! Every operation uses a directory's file descriptor and one name in it, so renaming or swapping entries meanwhile
-//! cannot lead the deletion out of the tree. A directory keeps its descriptor until its children are gone; if that
-//! would go too deep, the subtree is first moved up to the top of the tree.
+//! Every operation uses a directory's file descriptor and one name in it, so concurrent renames cannot lead the
+//! deletion out of the tree. A directory keeps its descriptor until its children are gone; a subtree that would go too
+//! deep is first moved to the top of the tree.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
@@ -24,17 +23,17 @@ use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::shell::quoted_path;
 
-/// How deep descriptors are kept open. Times the threads this stays below the usual limit of 1024 descriptors.
+/// Maximum depth of open descriptors. Multiplied by the threads it stays below the usual limit of 1024 descriptors.
 const MAX_DEPTH: usize = 40;
-/// Buffer size of a listing call: one or two thousand entries.
+/// Buffer size of a listing call: one to two thousand entries.
 const LISTING: usize = 64 * 1024;
-/// How often a directory is read again because entries were added meanwhile.
+/// How often a directory is read again because of entries added meanwhile.
 const MAX_RESCANS: usize = 8;
 
-/// Deletes `path` and everything below it. A missing path is a success: this may complete a deletion that was killed.
+/// Deletes `path` and everything below it. A missing path is a success: this may complete a killed deletion.
 ///
-/// Refuses before touching anything if a mount is at or below `path`; one that appears later stops the deletion, and
-/// nothing below it is touched. Other failures do not stop the rest; the first is returned.
+/// Refuses before touching anything if a mount is at or below `path`; a mount that appears later stops the deletion,
+/// and nothing below it is touched. Other failures do not stop the rest; the first is returned.
 pub fn remove_tree(path: &Path) -> Result<()> {
     let (holder, name) = match beneath::split(path) {
         Ok(split) => split,
@@ -77,8 +76,8 @@ pub fn remove_tree(path: &Path) -> Result<()> {
     removal.finish()
 }
 
-/// Refuses with a clear message before anything is deleted, by the mounts that the kernel lists for this namespace.
-/// The safe guard is `RESOLVE_NO_XDEV` on each directory.
+/// Refuses with a clear message before anything is deleted, based on the mounts of this namespace. The actual
+/// safeguard is `RESOLVE_NO_XDEV` on each directory.
 fn refuse_mounts(path: &Path, holder: BorrowedFd<'_>, name: &CStr) -> Result<()> {
     let Ok(place) = fs_err::read_link(format!("/proc/self/fd/{}", holder.as_raw_fd())) else {
         return Ok(());
@@ -114,7 +113,7 @@ struct Directory {
     rescans: AtomicUsize,
 }
 
-/// The directory `name` of `parent`, not opened yet: waiting costs no descriptor.
+/// The directory `name` of `parent`, not opened yet: a queued task holds no descriptor.
 struct Task {
     parent: Arc<Directory>,
     name: CString,
@@ -141,7 +140,7 @@ impl Removal<'_> {
         }
     }
 
-    /// Opens the directory of a task and empties it of everything except directories, which become tasks.
+    /// Opens a task's directory and deletes everything in it except directories, which become tasks.
     fn enter(&self, task: &Task) {
         let Task { parent, name } = task;
         if parent.depth >= MAX_DEPTH && self.hoist(parent, name) {
@@ -150,7 +149,7 @@ impl Removal<'_> {
         let fd = match beneath::open_dir(&parent.fd, name.as_c_str()) {
             Ok(fd) => fd,
             Err(Errno::ENOENT) => return self.child_done(parent),
-            // Swapped for something else since it was listed.
+            // The directory was replaced since it was listed.
             Err(Errno::ELOOP | Errno::ENOTDIR) => {
                 self.unlink(parent, name, &mut Vec::new());
                 return self.child_done(parent);
@@ -165,7 +164,7 @@ impl Removal<'_> {
         };
         if self.on_btrfs && btrfs::is_subvolume_fd(&fd).unwrap_or(false) {
             let outcome = match btrfs::destroy(parent.fd.as_fd(), name) {
-                // An ordinary user may empty it, and remove it as a directory.
+                // An ordinary user may empty the subvolume and remove it as a directory.
                 Err(Errno::EPERM) => btrfs::make_writable(fd.as_fd()).map(|()| false),
                 other => other.map(|()| true),
             };
@@ -201,7 +200,7 @@ impl Removal<'_> {
         directory
             .pending
             .fetch_add(children.len(), Ordering::AcqRel);
-        // Taken from the back: in the order of the directory, which is often that on disk.
+        // Tasks are taken from the back: reversed, they run in directory order, which is often the order on disk.
         self.queue.push(children.into_iter().rev().map(|name| Task {
             parent: Arc::clone(directory),
             name,
@@ -213,7 +212,7 @@ impl Removal<'_> {
         directory: &Arc<Directory>,
         children: &mut Vec<CString>,
     ) -> nix::Result<()> {
-        // From the start: the directory may be read again.
+        // Rewinds, because the directory may be read again.
         seek(&directory.fd, SeekFrom::Start(0)).map_err(errno)?;
         let mut listing = Box::new_uninit_slice(LISTING);
         let mut entries = RawDir::new(&directory.fd, &mut listing);
@@ -256,7 +255,7 @@ impl Removal<'_> {
         }
     }
 
-    /// Something that kept `directory` alive is done; deletes it if that was the last, and so on upwards.
+    /// Records that a child or the scan of `directory` is done; after the last, deletes it and turns to its parent.
     fn child_done(&self, directory: &Arc<Directory>) {
         let mut directory = Arc::clone(directory);
         while directory.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
@@ -279,7 +278,7 @@ impl Removal<'_> {
         }
     }
 
-    /// Moves the directory to the top of the tree, so that it is near again. Returns whether it has moved.
+    /// Moves the directory to the top of the tree, to reduce its depth. Returns whether it moved.
     fn hoist(&self, parent: &Arc<Directory>, name: &CStr) -> bool {
         let mut top = parent;
         while top.depth > 1 {
@@ -304,7 +303,7 @@ impl Removal<'_> {
                     return true;
                 }
                 Err(Errno::EEXIST) => {}
-                // Gone, a mount point, a full disk: entering it in place gives the right answer.
+                // The directory is gone, a mount point, or the disk is full: entering it in place reports which.
                 Err(_) => return false,
             }
         }
@@ -347,7 +346,7 @@ impl Removal<'_> {
             names.push(&directory.name);
             at = directory.parent.as_deref();
         }
-        // The last one is the tree itself, whose full path is known.
+        // The last name is the tree itself, whose full path is known.
         names.pop();
         let mut path = self.path.to_owned();
         path.extend(
@@ -401,7 +400,7 @@ fn unlink_protected(
     )?;
     let old = inode_flags::make_deletable(file.as_fd())?;
     let result = unlink();
-    // If the file has another name outside the tree, it keeps its protection there.
+    // Another name outside the tree keeps the file's protection.
     if let Some(old) = old
         && fstat(&file)?.st_nlink > 0
     {
@@ -410,7 +409,7 @@ fn unlink_protected(
     result
 }
 
-/// Clears the flags of a directory inside the tree, never of the one that contains the tree.
+/// Clears the flags of a directory inside the tree, never those of the directory that contains the tree.
 fn make_deletable_inside(directory: &Directory) -> nix::Result<()> {
     if directory.depth > 0 {
         inode_flags::make_deletable(directory.fd.as_fd())?;

@@ -1,5 +1,5 @@
-//! Owns access to a root file system's files by descriptor: nothing in the tree, wherever its links point, can make
-//! these calls touch a file outside of it.
+//! Owns access to a root file system's files by descriptor: no symlink in the tree can make these calls touch a file
+//! outside of it.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -19,7 +19,7 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    /// Takes an open directory as the root.
+    /// Uses an open directory as the root.
     pub(crate) fn of(root: OwnedFd) -> Self {
         Self { root }
     }
@@ -31,14 +31,14 @@ impl Tree {
         Ok(Self { root })
     }
 
-    /// Opens without following any link; `None` if there is no such file, or a link is on the way.
+    /// Opens without following any symlink; `None` if the file is missing, or a symlink is in the way.
     fn open_strictly(&self, path: &str, flags: OFlag) -> Result<Option<OwnedFd>> {
         self.open_with(path, flags, beneath::STRICT)
     }
 
-    /// Reads a regular file of at most `limit` bytes, following links like the file system's own programs.
+    /// Reads a regular file of at most `limit` bytes, resolving symlinks as a program inside would.
     ///
-    /// `None` for anything else: absent, a directory, a FIFO, a link that leads out or in a circle.
+    /// `None` for anything else: a missing file, a directory, a FIFO, a symlink that leads out or in a circle.
     pub(crate) fn read(&self, path: &str, limit: usize) -> Result<Option<Vec<u8>>> {
         // RESOLVE_IN_ROOT makes absolute links start at the tree's root.
         let Some(file) = self.open_file(path, beneath::IN_ROOT)? else {
@@ -89,7 +89,7 @@ impl Tree {
         write_all(file.as_fd(), content).context(|| format!("cannot write `{path}` in the image"))
     }
 
-    /// Removes a file other than a directory, if it exists and no link is on the way.
+    /// Removes a file other than a directory, if it exists and no symlink is in the way.
     pub(crate) fn remove(&self, path: &str) -> Result<()> {
         let (parent, name) = path.rsplit_once('/').unwrap_or((".", path));
         let Some(parent) = self.open_strictly(parent, OFlag::O_PATH | OFlag::O_DIRECTORY)? else {
@@ -101,7 +101,7 @@ impl Tree {
         }
     }
 
-    /// Removes a file, or a directory with its content, if it exists and no link is on the way.
+    /// Removes a file, or a directory with its content, if it exists and no symlink is in the way.
     pub(crate) fn remove_all(&self, path: &str) -> Result<()> {
         let (parent, name) = path.rsplit_once('/').unwrap_or((".", path));
         match self.open_strictly(parent, OFlag::O_PATH | OFlag::O_DIRECTORY)? {
@@ -111,7 +111,7 @@ impl Tree {
         }
     }
 
-    /// Returns the names in a directory, sorted; empty if there is no such directory.
+    /// Returns the names in a directory, sorted; empty if the directory is missing.
     pub(crate) fn list(&self, path: &str) -> Result<Vec<Vec<u8>>> {
         match self.open_strictly(path, OFlag::O_RDONLY | OFlag::O_DIRECTORY)? {
             Some(directory) => names(directory),
@@ -156,7 +156,7 @@ fn remove_below(parent: BorrowedFd<'_>, name: &[u8]) -> Result<()> {
     )?)
 }
 
-/// Returns the names in an open directory, sorted by bytes, without the two dots.
+/// Returns the names in an open directory, sorted by bytes, without `.` and `..`.
 pub(crate) fn names(directory: OwnedFd) -> Result<Vec<Vec<u8>>> {
     let mut directory = nix::dir::Dir::from_fd(directory)?;
     let mut names = Vec::new();

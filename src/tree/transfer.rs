@@ -19,11 +19,11 @@ pub(super) fn share(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> nix::Result<()>
 /// How one file's content was transferred.
 pub(super) enum Transfer {
     Shared,
-    /// With the number of bytes of data, without holes.
+    /// The number of data bytes, without holes.
     Copied(u64),
 }
 
-/// Transfers content between one pair of file systems, and remembers what they do not support.
+/// Transfers content between one pair of file systems, and remembers which operations they lack.
 #[derive(Debug, Default)]
 pub(super) struct Transport {
     cannot_share: AtomicBool,
@@ -43,7 +43,7 @@ impl Transport {
                 Err(Errno::EOPNOTSUPP | Errno::EXDEV | Errno::ENOTTY | Errno::ENOSYS) => {
                     self.cannot_share.store(true, Ordering::Relaxed);
                 }
-                // Only this file: it is not copied on write, or a swap file.
+                // This file alone cannot share: it is a swap file, or excluded from copy-on-write.
                 Err(Errno::EINVAL | Errno::ETXTBSY) => {}
                 Err(error) => return Err(error),
             }
@@ -52,7 +52,7 @@ impl Transport {
     }
 }
 
-/// Copies the data between the holes; returns its size.
+/// Copies the data between the holes; returns the number of bytes.
 fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>, size: off_t) -> nix::Result<u64> {
     ftruncate(to, size)?;
     let mut copied = 0;
@@ -61,7 +61,7 @@ fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>, size: off_t) -> nix::Result<u6
         let (start, end) = match lseek(from, at, Whence::SeekData) {
             Ok(start) => (start, lseek(from, start, Whence::SeekHole)?.min(size)),
             Err(Errno::ENXIO) => break,
-            // A file system without hole detection.
+            // The file system has no hole detection.
             Err(Errno::EINVAL | Errno::EOPNOTSUPP) => (at, size),
             Err(error) => return Err(error),
         };
@@ -74,7 +74,7 @@ fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>, size: off_t) -> nix::Result<u6
     Ok(copied)
 }
 
-/// Copies a part of a file; returns its size.
+/// Copies a part of a file; returns the number of bytes.
 pub(super) fn copy_range(
     from: BorrowedFd<'_>,
     to: BorrowedFd<'_>,
@@ -86,7 +86,7 @@ pub(super) fn copy_range(
         let length = usize::try_from(end - at).map_err(|_| Errno::EFBIG)?;
         let (mut read, mut written) = (at, at);
         match copy_file_range(from, Some(&mut read), to, Some(&mut written), length) {
-            // The file has become shorter.
+            // The source was truncated meanwhile.
             Ok(0) => break,
             Ok(_) => at = read,
             Err(Errno::EINTR) => {}
@@ -100,7 +100,7 @@ pub(super) fn copy_range(
     Ok((at - start).unsigned_abs())
 }
 
-/// Copies between file systems without kernel support for that; returns the reached position.
+/// Copies between file systems for which the kernel cannot; returns the position reached.
 fn copy_by_hand(
     from: BorrowedFd<'_>,
     to: BorrowedFd<'_>,

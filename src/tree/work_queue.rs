@@ -1,4 +1,4 @@
-//! Owns the queue for several threads that work on one tree, newest first so that few directories are open.
+//! Owns the task queue of several threads that work on one tree, newest first, so that few directories are open.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,7 +6,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::sys::error::Error;
 
-/// Tasks, and the state of the work.
+/// Tasks, and how the work is going.
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
     state: Mutex<State<T>>,
@@ -42,7 +42,7 @@ impl<T: Send> Queue<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether a thread waits for tasks; may be out of date, which costs only time.
+    /// Returns whether a thread is waiting for tasks. The answer may be stale, which costs only time.
     pub(crate) fn has_idle_thread(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > 0
     }
@@ -61,13 +61,13 @@ impl<T: Send> Queue<T> {
         }
     }
 
-    /// Adds a task to be done when there is nothing else.
+    /// Adds a task to be done when no other is left.
     pub(crate) fn push_last(&self, task: T) {
         self.lock().tasks.push_front(task);
         self.wake.notify_one();
     }
 
-    /// Records a failure, the first of which is returned at the end; the work continues.
+    /// Records a failure and lets the work continue; the first failure is returned at the end.
     pub(crate) fn fail(&self, error: Error) {
         let mut state = self.lock();
         if !state.stop {
@@ -76,7 +76,7 @@ impl<T: Send> Queue<T> {
         }
     }
 
-    /// Records the decisive failure, after which no further task is begun.
+    /// Records the decisive failure; no further task starts.
     pub(crate) fn abort(&self, error: Error) {
         let mut state = self.lock();
         if !state.stop {
@@ -101,18 +101,18 @@ impl<T: Send> Queue<T> {
         state.error.map(|error| (error, state.failures))
     }
 
-    /// Works until no task is left and none can come any more; each thread has a state of its own, and `end` takes it.
+    /// Runs until no task is left and none can be added; each thread has its own state, which `end` receives.
     pub(crate) fn run<S: Default + Send>(
         &self,
         work: impl Fn(T, &mut S) + Sync,
         end: impl FnMut(S),
     ) {
-        // More than a few threads would only wait for the same journal.
+        // More threads would only wait for the same journal.
         let threads = std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8));
         self.run_on(threads, S::default, work, end);
     }
 
-    /// The same on this many threads, each with a state of its own.
+    /// Like [`run`](Self::run), on this many threads.
     pub(crate) fn run_on<S: Send>(
         &self,
         threads: usize,
@@ -164,7 +164,7 @@ impl<T: Send> Queue<T> {
     }
 }
 
-/// A task in progress. Ends also by a panic, which would otherwise leave the other threads waiting.
+/// A task in progress. Its drop also covers a panic, which would otherwise leave the other threads waiting forever.
 struct Busy<'a, T: Send>(&'a Queue<T>);
 
 impl<T: Send> Drop for Busy<'_, T> {

@@ -1,5 +1,5 @@
-//! Owns writing entries below a directory in which others write too: through no link, over no mount point, all or
-//! nothing.
+//! Owns writing entries below a directory that others write to as well: through no symlink, across no mount point, and
+//! each entry atomically.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
@@ -22,29 +22,28 @@ use crate::sys::error::{Error, Result, ResultExt as _};
 /// The mode of a missing parent directory.
 const PARENT: u32 = 0o755;
 
-/// Writes entries below one directory, without the bits of their modes that would give rights to a program.
+/// Writes entries below one directory, without the set-user-ID, set-group-ID and sticky bits.
 #[derive(Debug)]
 pub(crate) struct Writer {
     rights: &'static Rights,
     root: OwnedFd,
     shown: PathBuf,
-    /// Owner of new entries, if that is not the process's own user.
+    /// Owner of new entries, if it is not the process's own user.
     owner: Option<(u32, u32)>,
     transport: Transport,
     /// Sync every file to disk before it gets its name.
     synced: bool,
-    /// The mode and time that directories get at the end.
+    /// The modes and times that [`Writer::finish`] gives to directories.
     directories: BTreeMap<PathBuf, (u32, Option<(i64, i64)>)>,
 }
 
 impl Writer {
-    /// Opens a directory of the store, or another one of this process.
+    /// Opens a directory of the store, or another one that this process accesses with its own rights.
     pub(crate) fn open(directory: &Path, owner: Option<(u32, u32)>, synced: bool) -> Result<Self> {
         Self::with(&Rights::Own, directory, owner, synced)
     }
 
-    /// Opens a directory of the calling user. Links on the way to it are the user's own and are followed, with the
-    /// user's rights.
+    /// Opens a directory of the calling user. Symlinks in its path are followed, with the user's rights.
     pub(crate) fn for_caller(directory: &Path, owner: Option<(u32, u32)>) -> Result<Self> {
         Self::with(caller(), directory, owner, true)
     }
@@ -60,7 +59,7 @@ impl Writer {
             .open(None, directory, flags, Mode::empty(), ResolveFlag::empty())
             .map_err(|errno| rights.refused(directory, errno))?;
         Ok(Self {
-            // A process owns what it makes.
+            // The caller's process owns what it creates.
             owner: owner.filter(|_| matches!(rights, Rights::Own)),
             rights,
             root,
@@ -71,8 +70,8 @@ impl Writer {
         })
     }
 
-    /// Writes an entry; a file gets the content of the open file `from`. An existing directory gets mode and time of
-    /// the entry.
+    /// Writes an entry; a file gets the content of the open file `from`. An existing directory gets the entry's mode
+    /// and time.
     pub(crate) fn put(
         &mut self,
         path: &Path,
@@ -95,7 +94,7 @@ impl Writer {
         self.explain(path, outcome)
     }
 
-    /// Makes another name of the file at `first`, which is below the same directory.
+    /// Hard-links the file at `first`, which is below the same directory.
     pub(crate) fn link(&mut self, path: &Path, first: &Path, existing: Existing) -> Result<()> {
         let (parent, source) = split(first)?;
         let outcome = self.open_below(parent).and_then(|parent| {
@@ -118,7 +117,8 @@ impl Writer {
             .context(|| format!("cannot remove `{}`", self.shown.join(path).display()))
     }
 
-    /// Moves the file or link at a path to the same path below `to`, on the same file system, and replaces one there.
+    /// Moves the file or symlink at a path to the same path below `to`, on the same file system; replaces an entry
+    /// there.
     pub(crate) fn hand_over(&self, path: &Path, to: &mut Self) -> Result<()> {
         let (parent, name) = split(path)?;
         let from = self.open_below(parent);
@@ -137,7 +137,7 @@ impl Writer {
 
     /// Sets the modes and times of directories, after all entries below them.
     pub(crate) fn finish(self) -> Result<()> {
-        // Children first, because they may need a mode that their parent does not keep.
+        // Children first: reaching them may need permissions that the parent's final mode lacks.
         for (path, (mode, mtime)) in self.directories.iter().rev() {
             let finish = || -> nix::Result<()> {
                 let directory = self.open_below(path)?;
@@ -160,7 +160,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Makes a directory of this mode, and missing parents; returns it open.
+    /// Makes a directory of this mode, and missing parents; returns its descriptor.
     fn make(&mut self, path: &Path, mode: u32) -> nix::Result<OwnedFd> {
         match self.open_below(path) {
             Err(Errno::ENOENT) => {}
@@ -174,7 +174,8 @@ impl Writer {
             at = match self.open_dir(at.as_fd(), &name) {
                 Err(Errno::ENOENT) => {
                     let mode = if below == path { mode } else { PARENT };
-                    // A command that is killed does not come to the end, and the next one sets no modes here.
+                    // If this command is killed, `finish` never runs, and the next command does not set this
+                    // directory's mode.
                     let first = mode | 0o700;
                     let rights = Mode::from_bits_truncate(first);
                     self.rights
@@ -182,7 +183,7 @@ impl Writer {
                     self.set_owner(at.as_fd(), &name)?;
                     self.directories.insert(below.clone(), (mode, None));
                     let made = self.open_dir(at.as_fd(), &name)?;
-                    // Whatever the umask is.
+                    // The umask may have cleared bits.
                     self.rights.set_mode(made.as_fd(), ".", first)?;
                     made
                 }
@@ -201,7 +202,7 @@ impl Writer {
     ) -> nix::Result<()> {
         let (parent, name) = split(path).map_err(|_| Errno::EINVAL)?;
         let parent = self.make(parent, PARENT)?;
-        // Distinct from that of another command, which may write the same.
+        // A parallel command may write the same entry.
         let part = format!(".rockenv-{:016x}", RandomState::new().hash_one(0));
         let part = CString::new(part).map_err(|_| Errno::EINVAL)?;
         let at = parent.as_fd();
@@ -249,7 +250,7 @@ impl Writer {
         }
     }
 
-    /// Opens a directory at a path below, by the rules of [`beneath`].
+    /// Opens the directory at a path below the root, by the rules of [`beneath`].
     fn open_below(&self, below: &Path) -> nix::Result<OwnedFd> {
         let mut at = self.open_dir(self.root.as_fd(), c".")?;
         for part in below {

@@ -1,5 +1,5 @@
-//! Owns extended attributes, in which ACLs and capabilities are stored: which ones belong to a tree's content, reading and
-//! writing them. nix has no calls for them, hence rustix.
+//! Owns extended attributes, which include ACLs and capabilities: which of them belong to a tree's content, and reading
+//! and writing them. Uses rustix, because nix has no calls for them.
 
 use std::ffi::CStr;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
@@ -15,7 +15,7 @@ use super::errno;
 /// The kernel's limit for a list and for a value.
 const LIMIT: usize = 64 * 1024;
 
-/// overlayfs's mark of a directory that hides lower layers' content.
+/// overlayfs's mark on a directory that hides the content of lower layers.
 pub(crate) const OPAQUE: &str = "trusted.overlay.opaque";
 
 /// Attributes, by name.
@@ -38,18 +38,18 @@ pub(crate) fn is_content(name: &[u8]) -> bool {
 pub(crate) enum XattrFile<'a> {
     /// A file or directory opened for reading or writing.
     Open(BorrowedFd<'a>),
-    /// The entry of an open directory; a link itself rather than its target.
+    /// The entry of an open directory; for a symlink, the link itself.
     Entry(BorrowedFd<'a>, &'a [u8]),
 }
 
 impl XattrFile<'_> {
-    /// Before 6.13 the kernel has no calls relative to a directory, but a path through /proc is equivalent.
+    /// Before 6.13 the kernel lacks calls relative to a directory, but a path through /proc is equivalent.
     fn path(directory: BorrowedFd<'_>, name: &[u8]) -> PathBuf {
         let directory = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()));
         directory.join(std::ffi::OsStr::from_bytes(name))
     }
 
-    /// Writes the names of all attributes, and returns their length.
+    /// Writes the names of all attributes into the buffer, and returns their length.
     fn list(self, into: &mut [u8]) -> nix::Result<usize> {
         zero_if_unsupported(match self {
             Self::Open(fd) => fs::flistxattr(fd, into),
@@ -57,7 +57,7 @@ impl XattrFile<'_> {
         })
     }
 
-    /// Returns whether there are attributes of any kind. `list` into an empty buffer would say that there are none.
+    /// Returns whether the file has attributes of any kind. `list` with an empty buffer would always return zero.
     fn has_any(self) -> nix::Result<bool> {
         let length = zero_if_unsupported(match self {
             Self::Open(fd) => fs::flistxattr_query(fd),
@@ -95,7 +95,7 @@ impl XattrFile<'_> {
     /// Returns the content attributes, sorted by name.
     pub(crate) fn content(self) -> nix::Result<Pairs> {
         let mut found = Vec::new();
-        // Most files have none.
+        // Most files have no attributes.
         if self.has_any()? {
             Attributes::default().each(
                 self,
@@ -110,7 +110,7 @@ impl XattrFile<'_> {
         Ok(found)
     }
 
-    /// Returns whether a directory of an overlay's layer hides lower layers' content.
+    /// Returns whether a directory of an overlay layer hides the content of lower layers.
     pub(crate) fn is_opaque(self) -> nix::Result<bool> {
         let mut value = [0_u8; 8];
         match self.get(OPAQUE, &mut value) {
@@ -127,7 +127,7 @@ fn zero_if_unsupported(length: rustix::io::Result<usize>) -> nix::Result<usize> 
     }
 }
 
-/// Buffers for names and a value, reused for each file.
+/// Buffers for names and one value, reused for each file.
 pub(crate) struct Attributes {
     names: Vec<u8>,
     value: Vec<u8>,
@@ -157,7 +157,7 @@ impl Attributes {
                 continue;
             }
             let size = match place.get(name, &mut self.value) {
-                // Some are listed but cannot be read, or were removed meanwhile.
+                // Some are listed but unreadable; others were removed since.
                 Err(Errno::ENODATA | Errno::EOPNOTSUPP) => continue,
                 other => other?,
             };
@@ -166,7 +166,7 @@ impl Attributes {
         Ok(())
     }
 
-    /// Copies the attributes that are `wanted`, but those that only the source's file system has, such as btrfs's
+    /// Copies the `wanted` attributes, except those that only the source's file system supports, such as btrfs
     /// properties.
     pub(crate) fn copy(
         &mut self,

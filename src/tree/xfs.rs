@@ -7,7 +7,7 @@
 
 use std::os::fd::{AsFd, AsRawFd as _};
 
-/// What of the file system is looked through for space; zero is all of it.
+/// Selects which files to free blocks of; all zeros selects everything.
 #[repr(C)]
 #[derive(Default)]
 struct Blocks {
@@ -23,22 +23,22 @@ struct Blocks {
 
 const VERSION: u32 = 1;
 
-// The size is part of the ioctl number.
+// The ioctl number contains this size.
 const _: () = assert!(size_of::<Blocks>() == 128);
 
 mod ioctl {
     nix::ioctl_read!(free_eofblocks, b'X', 58, super::Blocks);
 }
 
-/// Waits until XFS has freed the files that were deleted before: a thread of the kernel does that later, and `syncfs`
-/// does not wait for it. Does nothing on another file system, nor for an ordinary user.
+/// Waits until XFS has freed the files deleted so far: a kernel thread does that in the background, and `syncfs` does
+/// not wait for it. Does nothing on another file system, or for an ordinary user.
 pub(crate) fn wait_for_deleted(fd: impl AsFd) {
     let mut blocks = Blocks {
         version: VERSION,
         ..Blocks::default()
     };
-    // SAFETY: the kernel reads a structure of the size that is part of the call's number.
+    // SAFETY: the kernel reads a structure of the size in the ioctl number.
     let freed = unsafe { ioctl::free_eofblocks(fd.as_fd().as_raw_fd(), &raw mut blocks) };
-    // Without it, only the number of free bytes is late.
+    // On failure, only the number of free bytes is late.
     freed.ok();
 }

@@ -17,11 +17,11 @@ use crate::sys::signals::stop_if;
 
 /// Size of a read, and of a block that is skipped if all zeros.
 pub(crate) const BLOCK: usize = 256 << 10;
-/// From this size on, a file that is mostly zeros is hashed without them: an archive of a few KiB can contain one
-/// that is larger than any disk.
+/// From this size on, a file that is mostly zeros is hashed without them: an archive of a few KiB can contain a file
+/// larger than any disk.
 const LARGE: u64 = 16 << 20;
 
-/// A page: the constant is part of the binary.
+/// One page, because the constant is part of the binary.
 static ZEROS: [u8; 4096] = [0; 4096];
 
 fn is_zeros(block: &[u8]) -> bool {
@@ -29,8 +29,8 @@ fn is_zeros(block: &[u8]) -> bool {
     pages.all(|page| page == &ZEROS[..page.len()])
 }
 
-/// Returns the SHA-256 of a file's content. For a large file that is mostly zeros: of its other blocks and their
-/// positions.
+/// Returns the SHA-256 of a file's content. For a large file that is mostly zeros, hashes only the other blocks and
+/// their positions.
 pub(crate) fn hash(
     root: BorrowedFd<'_>,
     path: &[u8],
@@ -42,7 +42,7 @@ pub(crate) fn hash(
     let size = u64::try_from(nix::sys::stat::fstat(&file)?.st_size).unwrap_or(0);
     let mut sha = Sha256::new();
     if is_mostly_zeros(&file, size, buffer, cancel)? {
-        // No file of this size can have these bytes as its content.
+        // No file of this size can have exactly these bytes as its content, so digests cannot collide.
         each_block_of_data(&file, size, buffer, cancel, &mut |at, block| {
             sha.update(at.to_le_bytes());
             sha.update(block);
@@ -61,7 +61,7 @@ pub(crate) fn hash(
     }
 }
 
-/// Returns whether three quarters of a large file are blocks of zeros, on the disk or not.
+/// Returns whether three quarters of a large file are zero blocks, holes included.
 fn is_mostly_zeros(
     file: &OwnedFd,
     size: u64,
@@ -79,7 +79,7 @@ fn is_mostly_zeros(
     Ok(data <= size / 4)
 }
 
-/// Calls `with` for each block that is not all zeros, as long as it returns true.
+/// Calls `with` for each block that is not all zeros, until it returns false.
 fn each_block_of_data(
     file: &OwnedFd,
     size: u64,
@@ -94,7 +94,7 @@ fn each_block_of_data(
         match nix::unistd::lseek(file, offset(at)?, Whence::SeekData) {
             Ok(data) => at = u64::try_from(data).unwrap_or(0) / BLOCK as u64 * BLOCK as u64,
             Err(Errno::ENXIO) => return Ok(()),
-            // A file system without hole detection.
+            // The file system has no hole detection.
             Err(Errno::EINVAL | Errno::EOPNOTSUPP) => {}
             Err(error) => return Err(error.into()),
         }

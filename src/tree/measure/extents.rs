@@ -1,11 +1,12 @@
 //! Owns sharing between clones: files on btrfs, xfs and the like may share blocks, and each block is counted once,
 //! for the first root that reaches it.
 //!
-//! btrfs answers from its own trees, by inode number and without opening the file, and for a completely walked
-//! subvolume in a few calls: querying each file takes several times as long as the rest of the walk. This also gives
+//! btrfs answers from its own trees, by inode number and without opening the file; a completely walked subvolume takes
+//! only a few calls, while querying each file takes several times as long as the rest of the walk. The trees also have
 //! the size on disk after compression. Only root gets these answers. For ordinary users, and on other file systems,
-//! each file is queried for its extents, of which only the shared ones are kept. Data that has no place on disk yet
-//! belongs to its file alone.
+//! each
+//! file is queried for its extents, and only the shared ones are kept. Data without an address on disk yet belongs to
+//! its file alone.
 #![expect(unsafe_code, reason = "these ioctls have no safe wrapper")]
 
 mod ioctl;
@@ -23,22 +24,22 @@ use super::DiskUsage;
 use crate::tree::btrfs::{file_system_id, is_btrfs};
 use crate::tree::btrfs_search::{EXTENT_DATA, HEADER, Item, Key, Search};
 
-/// Fewer extents than this are not worth tidying.
+/// Shorter lists are not worth sorting and deduplicating.
 const TIDY_FIRST: usize = 1 << 16;
 
-/// Buffer for btrfs's answers; one file's extents may need several.
+/// Buffer size for btrfs's answers; the extents of one file may need several.
 const ANSWER: usize = 16 * 1024;
 
-/// An answer with this much space left is complete: no extent's item is longer.
+/// An answer with this much space left is complete: no extent item is longer.
 const ROOM: usize = 8 * 1024;
 
-/// The same for answers about a whole subvolume.
+/// Buffer size for answers about a whole subvolume.
 const BULK: usize = 256 * 1024;
 
 /// A range of bytes on disk, as reached from one root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Extent {
-    /// The file system. Small files that btrfs keeps in its trees are in a space of their own.
+    /// The file system. Small files that btrfs stores in its trees have a space of their own.
     space: u32,
     start: u64,
     length: u64,
@@ -55,13 +56,13 @@ pub(super) struct QueryMethod {
 }
 
 impl QueryMethod {
-    /// Returns whether entries of this kind can share blocks; btrfs keeps links like small files.
+    /// Returns whether entries of this kind can share blocks; btrfs stores symlinks like small files.
     pub(super) fn place(self, kind: FileType) -> bool {
         kind == FileType::RegularFile || (self.btrfs && kind == FileType::Symlink)
     }
 }
 
-/// The file systems met so far, so that a block has the same address whichever root leads to it.
+/// The file systems seen so far. A block has the same address whichever root leads to it.
 #[derive(Debug, Default)]
 pub(super) struct Spaces(Vec<[u8; 16]>);
 
@@ -100,7 +101,7 @@ fn may_search(directory: BorrowedFd<'_>) -> bool {
     search.run(directory, u32::MAX) != Err(nix::Error::EPERM)
 }
 
-/// The key of a file's extents from an offset on.
+/// Returns the search key of a file's extents, from an offset on.
 fn extents_of(inode: u64, from: u64) -> Key {
     Key {
         objectid: [inode; 2],
@@ -110,7 +111,7 @@ fn extents_of(inode: u64, from: u64) -> Key {
     }
 }
 
-/// A file whose extents are asked for, in its directory, and the root that it is counted for.
+/// A file to query, in its directory, and the root it is counted for.
 #[derive(Clone, Copy)]
 pub(super) struct Queried<'a> {
     pub(super) directory: BorrowedFd<'a>,
@@ -140,8 +141,8 @@ impl Extents {
         }
     }
 
-    /// Reads a whole subvolume, to look its files up there instead of asking the kernel; `None` if that makes no
-    /// sense.
+    /// Reads all extents of a subvolume, so that its files need no query each; `None` if btrfs does not answer from its
+    /// trees, or the read fails.
     pub(super) fn load(
         method: Option<QueryMethod>,
         directory: BorrowedFd<'_>,
@@ -149,11 +150,11 @@ impl Extents {
         if !method?.trees {
             return None;
         }
-        // On failure each file is queried, and failures of that are counted.
+        // On failure each file is queried, which counts its own failures.
         Subvolume::read(directory).ok()
     }
 
-    /// Records the extents of a regular file and returns its bytes outside of them.
+    /// Records the extents of a file and returns its bytes outside of them.
     pub(super) fn query(
         &mut self,
         method: QueryMethod,
@@ -184,7 +185,7 @@ impl Extents {
         Ok(own)
     }
 
-    /// Reads a file's extents from the tree of its btrfs subvolume; returns the bytes of the file in them.
+    /// Reads a file's extents from the tree of its btrfs subvolume; returns how many of the file's bytes they hold.
     fn search(&mut self, space: u32, file: Queried<'_>) -> Result<u64, Errno> {
         let Queried { stat, root, .. } = file;
         let mut placed = 0;
@@ -248,7 +249,7 @@ impl Extents {
                     continue;
                 }
                 shared += extent.length;
-                // A compressed extent is identified by its beginning: its length on disk is not reported.
+                // A compressed extent is identified by its start: fiemap does not report its length on disk.
                 let (space, start) = match encoded {
                     true => (method.space + 1, mix([extent.physical, 0, 0, 0])),
                     false => (method.space, extent.physical),
@@ -282,7 +283,7 @@ impl Extents {
         }
     }
 
-    /// Adds each block to the class of its first root, and to the others as counted elsewhere.
+    /// Adds each block to the class of its first root, and to the classes of other roots as counted elsewhere.
     pub(super) fn add_to_classes(
         mut self,
         class_of: &[usize],
@@ -333,10 +334,10 @@ pub(super) struct Subvolume(Vec<Placed>);
 #[derive(Clone, Copy, Debug)]
 struct Placed {
     inode: u64,
-    /// Its place; for bytes kept in the tree, the transaction that wrote their tree block.
+    /// The address on disk; for bytes stored in the tree, the transaction that wrote their tree block.
     start: u64,
     length: u64,
-    /// How much of the file it contains; `None`: all, in the tree itself.
+    /// How much of the file it contains; `None` if the tree itself stores the whole file.
     used: Option<u64>,
 }
 
@@ -354,7 +355,7 @@ impl Placed {
                 used: None,
             });
         }
-        // A hole has no place.
+        // A hole has no address.
         let start = number(21).filter(|start| *start != 0)?;
         Some(Self {
             inode: item.inode,
@@ -364,7 +365,7 @@ impl Placed {
         })
     }
 
-    /// Adds it to `list`; returns how much of the file's blocks it accounts for.
+    /// Adds the extent to `list`; returns how much of the file's blocks it accounts for.
     fn note(&self, list: &mut Vec<Extent>, space: u32, stat: &Statx, root: u32) -> u64 {
         let Self { start, length, .. } = *self;
         if let Some(used) = self.used {
@@ -376,7 +377,7 @@ impl Placed {
             });
             return used;
         }
-        // It has no address of its own: its tree block is shared or copied as a whole.
+        // The bytes have no address of their own: their tree block is shared or copied as a whole.
         let start = mix([
             self.inode,
             start,
@@ -438,7 +439,7 @@ impl<'a> Iterator for Runs<'a> {
     }
 }
 
-/// Goes through partly overlapping extents; `each` gets the bytes between two borders and the roots there.
+/// Visits partly overlapping extents; `each` gets the bytes between two boundaries and the roots there.
 fn each_overlap(run: &[Extent], mut each: impl FnMut(u64, &BTreeMap<u32, u32>)) {
     let mut active: BTreeMap<u32, u32> = BTreeMap::new();
     let mut ends = BinaryHeap::new();
@@ -480,18 +481,18 @@ fn each_overlap(run: &[Extent], mut each: impl FnMut(u64, &BTreeMap<u32, u32>)) 
     }
 }
 
-/// The kind of a btrfs extent whose bytes are in the tree.
+/// Type of a btrfs extent whose bytes are in the tree.
 const INLINE: u8 = 0;
 
 /// Size of the header before these bytes.
 const INLINE_HEADER: u64 = 21;
 
-/// Returns the size of a file that btrfs keeps in its trees, without further details.
+/// Returns the disk space of a file that btrfs stores in its trees, if only its `stat` is known.
 fn inline(stat: &Statx) -> u64 {
     (stat.stx_blocks * 512).min(stat.stx_size + INLINE_HEADER)
 }
 
-/// Mixes numbers into an address, with room above it for a length.
+/// Hashes numbers into an address that leaves room above it for a length.
 fn mix(numbers: [u64; 4]) -> u64 {
     let mut hash: u64 = 0;
     for number in numbers {
@@ -505,7 +506,7 @@ fn mix(numbers: [u64; 4]) -> u64 {
 mod tests {
     use super::*;
 
-    /// Returns for each root what is allocated, exclusive, and counted elsewhere.
+    /// Returns the allocated, exclusive and elsewhere-counted bytes of each root.
     fn add_to_classes(extents: &[(u64, u64, u32)], owner_of: &[u32]) -> Vec<[u64; 3]> {
         let mut all = Extents::new();
         all.list = extents

@@ -1,7 +1,7 @@
 //! Owns inodes with several names: which class each one is counted in.
 //!
-//! Each worker appends to its own list, and the lists are sorted together at the end. That needs no lock, and gives
-//! the same answer whichever worker came first.
+//! Each worker appends to its own list, and the lists are sorted together at the end. That needs no lock, and the
+//! result does not depend on the workers' speed.
 
 use super::DiskUsage;
 
@@ -10,17 +10,17 @@ use super::DiskUsage;
 pub(super) struct Link {
     pub(super) device: u64,
     pub(super) inode: u64,
-    /// Position in the caller's list: the lowest gets the bytes.
+    /// Position in the caller's list: the bytes count for the lowest.
     pub(super) root: u32,
     /// Names of this inode that were seen under this root.
     pub(super) seen: u32,
-    /// Names it has anywhere.
+    /// Names of this inode anywhere.
     pub(super) names: u32,
     pub(super) apparent: u64,
     pub(super) allocated: u64,
 }
 
-/// Shorter lists are not worth tidying.
+/// Shorter lists are not worth sorting and merging.
 const TIDY_FIRST: usize = 1 << 16;
 
 /// Hard links seen by one worker.
@@ -40,7 +40,7 @@ impl Links {
 
     pub(super) fn push(&mut self, link: Link) {
         self.list.push(link);
-        // Memory grows with the number of inodes, not of names: a store full of forks has few of the former.
+        // Bounds memory by the number of inodes, not of names: a store full of forks has few inodes.
         if self.list.len() >= self.tidy_at {
             tidy(&mut self.list);
             self.tidy_at = TIDY_FIRST.max(self.list.len() * 2);
@@ -55,8 +55,8 @@ impl Links {
         }
     }
 
-    /// Adds each inode to the class of its first root, and to the others as shared. `class_of` maps roots to
-    /// positions in `sums`.
+    /// Adds each inode to the class of its first root, and to the classes of other roots as counted elsewhere.
+    /// `class_of` maps roots to positions in `sums`.
     pub(super) fn add_to_classes(
         mut self,
         class_of: &[usize],
@@ -79,7 +79,7 @@ impl Links {
                 if class == first {
                     continue;
                 }
-                // Several roots of one class share once.
+                // Several roots of one class count it once.
                 if !inode[1..at]
                     .iter()
                     .any(|before| class_of[before.root as usize] == class)

@@ -27,16 +27,16 @@ use serde::Serialize;
 /// A tree to count, and the class its bytes are added to.
 #[derive(Clone, Debug)]
 pub struct Root {
-    /// A directory, or a single file; a symlink counts as itself.
+    /// A directory or a single file; a symlink is not followed.
     pub path: PathBuf,
-    /// Any number; roots of the same class are summed together.
+    /// Any number; roots of one class are summed together.
     pub class: u32,
-    /// Any number; roots of the same owner would be deleted together.
+    /// Any number; roots of one owner would be deleted together.
     pub owner: u32,
 }
 
 impl Root {
-    /// Makes a root that is its own owner.
+    /// Makes a root that its class owns.
     pub fn new(path: impl Into<PathBuf>, class: u32) -> Self {
         Self {
             path: path.into(),
@@ -45,7 +45,7 @@ impl Root {
         }
     }
 
-    /// Assigns it to an owner.
+    /// Sets the owner.
     #[must_use]
     pub fn owned_by(self, owner: u32) -> Self {
         Self { owner, ..self }
@@ -56,7 +56,7 @@ impl Root {
 pub struct MeasureOptions {
     /// Number of threads; default: depends on this machine.
     pub threads: Option<NonZero<usize>>,
-    /// Count blocks that several files share once, if the file system reports them. Costs a query for each file.
+    /// Count blocks that several files share only once, if the file system reports them. Costs a query per file.
     pub extents: bool,
 }
 
@@ -76,18 +76,17 @@ pub struct DiskUsage {
     pub apparent: u64,
     /// Disk space, including directories.
     pub allocated: u64,
-    /// The part of `allocated` that no hard link or clone outside the roots of the same owner holds: what deleting
-    /// the owner can free.
+    /// The part of `allocated` that no hard link or clone outside the owner's roots holds: deleting the owner frees it.
     pub exclusive: u64,
-    /// Disk space reached by a hard link or clone from here but counted in an earlier class: `allocated` plus this is
-    /// the size of the class alone.
+    /// Disk space that a hard link or clone reaches from here but an earlier class counts: `allocated` plus this is the
+    /// size of the class alone.
     pub counted_elsewhere: u64,
     /// Files, directories and other entries, each inode once.
     pub entries: u64,
 }
 
 impl DiskUsage {
-    /// Returns the space on disk that something outside this owner holds as well.
+    /// Returns the disk space that something outside this owner also holds.
     pub(crate) fn shared(&self) -> u64 {
         self.allocated.saturating_sub(self.exclusive)
     }
@@ -115,7 +114,7 @@ impl std::iter::Sum for DiskUsage {
 /// A path that could not be read.
 #[derive(Debug)]
 pub struct Problem {
-    /// The path, starting with its root's.
+    /// The path, beginning with that of its root.
     pub path: PathBuf,
     pub error: io::Error,
 }
@@ -125,30 +124,29 @@ pub struct Problem {
 pub struct Usage {
     /// By class; one entry for every requested class.
     pub classes: BTreeMap<u32, DiskUsage>,
-    /// Paths that could not be read, so that the sums are too small; includes missing roots.
+    /// Paths that could not be read, including missing roots. The sums are too small by them.
     pub unreadable: u64,
-    /// The first few of them.
+    /// The first few unreadable paths.
     pub problems: Vec<Problem>,
-    /// Entries that were listed but gone when they were examined.
+    /// Entries that disappeared between being listed and being examined.
     pub vanished: u64,
     pub mounts_skipped: u64,
-    /// Files that do not report shared blocks or their compressed size, and count as if they had neither.
+    /// Files that report neither shared blocks nor their compressed size. They count as unshared and uncompressed.
     pub unshared: u64,
     /// The newest change time of an entry, in nanoseconds since 1970.
     pub newest_change: i64,
 }
 
-/// How many problems are kept: enough to see the pattern.
+/// How many problems are kept: enough to show the pattern.
 const PROBLEMS_KEPT: usize = 8;
 
 impl Usage {
-    /// Returns the sums of a class; zero for one that was not requested.
+    /// Returns the sums of a class; zero for a class that was not requested.
     pub fn class(&self, class: u32) -> DiskUsage {
         self.classes.get(&class).copied().unwrap_or_default()
     }
 
-    /// Returns the sums over all classes. `exclusive` then is a lower bound: space shared by two classes is in
-    /// neither.
+    /// Returns the sums over all classes. `exclusive` is then a lower bound: it lacks space shared by two classes.
     pub fn total(&self) -> DiskUsage {
         self.classes.values().copied().sum()
     }

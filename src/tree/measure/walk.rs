@@ -1,8 +1,8 @@
 //! Owns the walk: reads directories, examines every entry once, and never leaves the mount it started on.
 //!
 //! Each entry costs one `statx` by name below an open directory, with the mask that the sums need; directories also
-//! cost an open and their listing. An entry is examined before it is opened, so that nothing is automounted and no
-//! foreign file system is queried.
+//! cost an open and their listing. An entry is examined before it is opened, so the walk triggers no automount and
+//! queries no foreign file system.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -27,17 +27,17 @@ use super::links::{Link, Links};
 use super::{DiskUsage, MeasureOptions, Root, Usage};
 use crate::tree::work_queue::Queue;
 
-/// Buffer size of a listing call: one or two thousand entries.
+/// Buffer size of a listing call: one to two thousand entries.
 const LISTING: usize = 64 * 1024;
 
-/// Directories kept open because their children wait. Beyond it children are reached from further up, so that no
-/// shape of tree exhausts the descriptors of the process.
+/// How many directories stay open for their queued children. Beyond that, children are opened from further up, so that
+/// no tree can exhaust the process's descriptors.
 const OPEN_MAX: usize = 400;
 
-/// How far down a child is reached without a descriptor of its own; the kernel's limit is 4096.
+/// Maximum length of a path to a child opened from further up; the kernel's limit is 4096.
 const BELOW_MAX: usize = 3000;
 
-/// Inode of the top directory of every btrfs subvolume; elsewhere an ordinary number.
+/// Inode number of the top directory of every btrfs subvolume; elsewhere an ordinary number.
 const SUBVOLUME_TOP: u64 = 256;
 
 const WANTED: StatxFlags = StatxFlags::TYPE
@@ -54,8 +54,8 @@ const LIST_FLAGS: OFlags = OFlags::RDONLY
     .union(OFlags::NONBLOCK)
     .union(OFlags::CLOEXEC);
 
-/// Where an entry is mounted. The mount's id distinguishes bind mounts, and does not change at a btrfs subvolume;
-/// kernels before 5.8 do not report it, so the device must do.
+/// Where an entry is mounted. The mount id distinguishes bind mounts, and is the same across btrfs subvolumes. Kernels
+/// before 5.8 do not report it, and the device number stands in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mount {
     Id(u64),
@@ -82,37 +82,37 @@ impl Drop for Open<'_> {
     }
 }
 
-/// A directory whose children wait.
+/// A directory with queued children.
 #[derive(Debug)]
 struct Dir<'a> {
     open: Arc<Open<'a>>,
-    /// From `open` to the directory; empty unless descriptors ran short.
+    /// Path from `open` to the directory; empty unless descriptors ran short.
     below: Vec<u8>,
     path: PathBuf,
     root: u32,
     mount: Mount,
-    /// The extents of all files of its subvolume, if they were read.
+    /// The extents of all files in its subvolume, if they were read.
     subvolume: Option<Arc<Subvolume>>,
 }
 
 #[derive(Debug)]
 enum Task<'a> {
     Root(u32),
-    /// A child directory, itself already counted, and whether it looks like the top of a subvolume.
+    /// A child directory, itself already counted, and whether it may be the top of a subvolume.
     List(Arc<Dir<'a>>, CString, bool),
-    /// Names of entries to examine, each with its zero byte: a part of a large directory.
+    /// Null-terminated names of entries to examine: a part of a large directory.
     Stat(Arc<Dir<'a>>, Vec<u8>),
 }
 
-/// A subvolume that several roots may be in: read once, and dropped with the last of them.
+/// A subvolume that may contain several roots: read once, and dropped after the last of them.
 #[derive(Debug, Default)]
 struct Whole(Mutex<Reading>);
 
 #[derive(Debug, Default)]
 struct Reading {
-    /// Roots in it that are not walked yet.
+    /// Roots in the subvolume that are not walked yet.
     roots: usize,
-    /// The extents, if they could be read.
+    /// The extents, once read; the inner `None` means that reading failed.
     read: Option<Option<Arc<Subvolume>>>,
 }
 
@@ -130,7 +130,7 @@ impl Whole {
 
 struct Shared<'a> {
     roots: &'a [Root],
-    /// From a root's position to its class's.
+    /// Maps a root's position to its class's.
     class_of: Vec<usize>,
     /// How to query the files of each root for sharing.
     methods: Vec<Option<QueryMethod>>,
@@ -138,7 +138,7 @@ struct Shared<'a> {
     wholes: HashMap<u64, Whole>,
     /// Device and inode of roots that another root can reach.
     known: HashMap<(u64, u64), u32>,
-    /// Whether some root is a file, so that files have to be looked up too.
+    /// Whether some root is a file: then files are looked up in `known` too.
     file_roots: bool,
     open: &'a AtomicUsize,
     open_max: usize,
@@ -148,7 +148,7 @@ struct Shared<'a> {
 struct Worker<'s, 'a> {
     shared: &'s Shared<'a>,
     stack: Vec<Task<'a>>,
-    /// Room for one listing call.
+    /// Buffer for one listing call.
     listing: Box<[MaybeUninit<u8>]>,
     sums: Vec<DiskUsage>,
     links: Links,
@@ -156,7 +156,7 @@ struct Worker<'s, 'a> {
     found: Usage,
 }
 
-/// Counts the trees. Unreadable entries are reported in the result and do not cause a failure.
+/// Measures the trees. Unreadable entries are reported in the result and do not cause a failure.
 pub fn scan(roots: &[Root], options: &MeasureOptions) -> Usage {
     let mut classes: Vec<u32> = roots.iter().map(|root| root.class).collect();
     classes.sort_unstable();
@@ -177,7 +177,7 @@ pub fn scan(roots: &[Root], options: &MeasureOptions) -> Usage {
     for (at, root) in (0..).zip(roots) {
         match stat_path(&root.path) {
             Err(error) => usage.problem(|| root.path.clone(), error.into()),
-            // A file's other names are handled together with all hard links.
+            // The pass over all hard links handles a file's other names.
             Ok(stat) if !is_dir(&stat) && stat.stx_nlink > 1 => tasks.push(Task::Root(at)),
             Ok(stat) => {
                 file_roots |= !is_dir(&stat);
@@ -245,8 +245,8 @@ pub fn scan(roots: &[Root], options: &MeasureOptions) -> Usage {
     usage
 }
 
-/// Twice the processors: with a warm cache that costs nothing measurable, and with a cold one it gives the disk more
-/// to choose from.
+/// Twice the processors: with a warm cache the surplus costs nothing measurable, and with a cold one it gives the disk
+/// more requests to choose from.
 fn default_threads() -> usize {
     std::thread::available_parallelism().map_or(2, |cores| (cores.get() * 2).min(32))
 }
@@ -264,8 +264,8 @@ impl<'s, 'a> Worker<'s, 'a> {
         }
     }
 
-    /// Works on a task and its subtasks. Uses only the thread's own stack unless another one has run dry, so that the
-    /// usual case takes no lock; it makes the walk depth first, which keeps the number of waiting directories small.
+    /// Works on a task and its subtasks. Uses only the thread's own stack unless another thread is idle, so the usual
+    /// case takes no lock, and the walk is depth first, which keeps few directories waiting.
     fn run(&mut self, task: Task<'a>) {
         let mut listing = std::mem::take(&mut self.listing);
         self.stack.push(task);
@@ -332,7 +332,7 @@ impl<'s, 'a> Worker<'s, 'a> {
             below.extend_from_slice(name.to_bytes());
             let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
             loop {
-                // Something was renamed meanwhile, and the kernel could not rule out an escape.
+                // The kernel could not rule out an escape, because something was renamed meanwhile.
                 match openat2(&parent.open.fd, &*below, LIST_FLAGS, Mode::empty(), resolve) {
                     Err(Errno::AGAIN) => {}
                     other => break other,
@@ -342,7 +342,7 @@ impl<'s, 'a> Worker<'s, 'a> {
         let path = || parent.path.join(OsStr::from_bytes(name.to_bytes()));
         let fd = match opened {
             Ok(fd) => fd,
-            // Gone, or something else by now.
+            // The entry was removed or replaced after it was listed.
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {
                 self.found.vanished += 1;
                 return;
@@ -382,8 +382,8 @@ impl<'s, 'a> Worker<'s, 'a> {
         loop {
             if entries.is_buffer_empty() {
                 self.hand(dir, &mut names);
-                // Idle workers get one listing of a large directory at a time: otherwise a single thread would have
-                // to process a million files.
+                // Idle workers get one listing call's worth of a large directory at a time: otherwise a single thread
+                // would have to process a million files.
                 handing = !first && dir.below.is_empty() && self.shared.queue.has_idle_thread();
                 first = false;
             }
@@ -437,7 +437,7 @@ impl<'s, 'a> Worker<'s, 'a> {
             }
         };
         let is_dir = is_dir(&stat);
-        // By device alone files prove nothing: overlayfs shows those of its layers.
+        // A file's device alone proves nothing: overlayfs shows the devices of its layers.
         let elsewhere = match mount(&stat) {
             Mount::Device(_) if !is_dir => false,
             mount => mount != dir.mount,
@@ -449,7 +449,7 @@ impl<'s, 'a> Worker<'s, 'a> {
         if (is_dir && self.shared.known.len() > 1)
             || (self.shared.file_roots && stat.stx_nlink == 1)
         {
-            // A root of its own, counted there.
+            // A root of its own counts for itself.
             if self.shared.known.contains_key(&key(&stat)) {
                 return;
             }
@@ -469,7 +469,7 @@ impl<'s, 'a> Worker<'s, 'a> {
         Extents::load(self.shared.methods[root as usize], fd).map(Arc::new)
     }
 
-    /// Returns the disk space of an entry, without the extents that are settled at the end.
+    /// Returns the disk space of an entry, without the extents that the pass at the end assigns.
     fn own_bytes(&mut self, dir: &Dir<'a>, fd: BorrowedFd<'_>, name: &CStr, stat: &Statx) -> u64 {
         let all = stat.stx_blocks * 512;
         let Some(method) = self.shared.methods[dir.root as usize] else {

@@ -1,4 +1,4 @@
-//! Owns the structures of queries for a file's extents.
+//! Owns the structures of the FIEMAP ioctl.
 
 use super::size_of;
 
@@ -61,7 +61,7 @@ impl Map {
     }
 }
 
-// The sizes are part of the ioctl numbers: wrong ones would fail with ENOTTY on every machine.
+// The ioctl number contains the header's size: a wrong one fails with ENOTTY on every machine.
 const _: () = assert!(size_of::<MapHeader>() == 32);
 const _: () = assert!(size_of::<MapExtent>() == 56);
 
