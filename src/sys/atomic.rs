@@ -1,5 +1,4 @@
-//! Owns writing small files atomically: a reader, or a machine after a power failure, sees the old or the new one
-//! complete.
+//! Owns writing small files atomically: a reader, or a machine after a power failure, sees the old or the new file.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -10,27 +9,27 @@ use serde::de::DeserializeOwned;
 
 use crate::sys::error::{Result, ResultExt as _, if_exists};
 
-/// Prefix of files that are being written.
+/// Prefix of temporary files during a write.
 pub(crate) const PREFIX: &str = ".tmp-";
 
-/// What a power failure leaves of a file that was just replaced.
+/// Which content a power failure leaves in a file that was just replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Survives {
     /// The new file.
     New,
     /// The old or the new file, complete.
     Either,
-    /// Anything: nobody reads it after a restart.
+    /// Any content: the file is not read after a reboot.
     Nothing,
 }
 
-/// Replaces `path` by `bytes`, for good.
+/// Replaces `path` with `bytes`; the new file survives a power failure.
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     replace(path, bytes, Survives::New)
 }
 
-/// Replaces `path` by `bytes`: temporary file, sync, rename, sync of the directory. Each sync is left out if what
-/// survives does not depend on it.
+/// Replaces `path` with `bytes`: temporary file, sync, rename, sync of the directory. Skips each sync that `survives`
+/// does not need.
 pub(crate) fn replace(path: &Path, bytes: &[u8], survives: Survives) -> Result<()> {
     let parent = path
         .parent()
@@ -55,7 +54,7 @@ pub(crate) fn replace(path: &Path, bytes: &[u8], survives: Survives) -> Result<(
     Ok(())
 }
 
-/// Replaces `path` by the value as JSON, for good.
+/// Replaces `path` with the value as JSON; the new file survives a power failure.
 pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
     write(path, &json(path, value)?)
 }
@@ -68,7 +67,7 @@ pub(crate) fn json(path: &Path, value: &impl Serialize) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads JSON; `None` if there is no file.
+/// Reads JSON; `None` if the file does not exist.
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
     let Some(bytes) = if_exists(fs::read(path))? else {
         return Ok(None);

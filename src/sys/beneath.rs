@@ -1,5 +1,4 @@
-//! Owns opening entries below a directory and nowhere else, one name at a time, never over a mount point, never
-//! through a link.
+//! Owns opening entries below a directory, and nowhere else: crosses no mount point and follows no symlink.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
@@ -14,20 +13,21 @@ use nix::unistd::fchownat;
 
 use crate::sys::error::{Result, ResultExt as _};
 
-/// Never a link, never a way out.
+/// Follows no symlink and never leaves the directory.
 pub(crate) const BELOW: ResolveFlag = ResolveFlag::RESOLVE_BENEATH
     .union(ResolveFlag::RESOLVE_NO_SYMLINKS)
     .union(ResolveFlag::RESOLVE_NO_MAGICLINKS);
 
-/// Nor a mount point. What `RESOLVE_NO_XDEV` compares is the mount, not `st_dev`: a bind mount of the same file system is
-/// refused too (`EXDEV`), and a btrfs subvolume, which is not a mount, is entered.
+/// Like [`BELOW`], and crosses no mount point. `RESOLVE_NO_XDEV` compares mounts, not `st_dev`: it refuses a bind mount
+/// of the same file system (`EXDEV`), and enters a btrfs subvolume, which is not a mount.
 pub(crate) const STRICT: ResolveFlag = BELOW.union(ResolveFlag::RESOLVE_NO_XDEV);
 
-/// Links resolve as they do for programs whose root directory this is.
+/// Symlinks resolve as for a process whose root directory this is.
 pub(crate) const IN_ROOT: ResolveFlag =
     ResolveFlag::RESOLVE_IN_ROOT.union(ResolveFlag::RESOLVE_NO_MAGICLINKS);
 
-/// Opens the entry at `path` in a directory. `EXDEV`: a mount point; `ELOOP`: a link; `ENOTDIR` if a directory was requested.
+/// Opens the entry at `path` in a directory. Fails with `EXDEV` at a mount point, `ELOOP` at a symlink, and `ENOTDIR`
+/// if `flags` request a directory and the entry is none.
 pub(crate) fn open<P: ?Sized + NixPath>(
     parent: impl AsFd,
     path: &P,
@@ -36,7 +36,7 @@ pub(crate) fn open<P: ?Sized + NixPath>(
     open_by(parent, path, flags | OFlag::O_NOFOLLOW, STRICT)
 }
 
-/// The same by other rules.
+/// Like [`open`], with other rules for resolving.
 pub(crate) fn open_by<P: ?Sized + NixPath>(
     parent: impl AsFd,
     path: &P,
@@ -47,15 +47,15 @@ pub(crate) fn open_by<P: ?Sized + NixPath>(
     openat2(parent, path, how.resolve(resolve))
 }
 
-/// Makes a file that only its owner may open; `EEXIST`: the name is taken, if only by a link.
+/// Creates a file that only its owner may open; fails with `EEXIST` if the name is taken, even by a symlink.
 pub(crate) fn create<P: ?Sized + NixPath>(parent: impl AsFd, name: &P) -> nix::Result<OwnedFd> {
     let flags =
         OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     nix::fcntl::openat(parent, name, flags, Mode::S_IRUSR | Mode::S_IWUSR)
 }
 
-/// Opens a path below a directory by the rules of `how`, retrying on `EAGAIN`: the kernel gives up if anything on the
-/// machine was renamed or mounted at the same moment, because it could not rule out an escape.
+/// Opens a path below a directory by the rules of `how`. Retries on `EAGAIN`: the kernel gives up if a rename or mount
+/// anywhere on the machine kept it from ruling out an escape.
 pub(crate) fn openat2<P: ?Sized + NixPath>(
     directory: impl AsFd,
     path: &P,
@@ -74,10 +74,10 @@ pub(crate) fn open_dir<P: ?Sized + NixPath>(parent: impl AsFd, path: &P) -> nix:
     open(parent, path, OFlag::O_RDONLY | OFlag::O_DIRECTORY)
 }
 
-/// Longest path given to one system call; the kernel's limit is 4096.
+/// Maximum length of a path given to one system call; the kernel's limit is 4096.
 const PATH_STEP: usize = 4000;
 
-/// Opens the directory at the relative path `below`, however long, with the rules of [`open`] for each part.
+/// Opens the directory at the relative path `below`, of any length, with the rules of [`open`] for each part.
 pub(crate) fn open_below(root: impl AsFd, below: &Path) -> nix::Result<OwnedFd> {
     let mut at = open_dir(root, c".")?;
     let mut step = PathBuf::new();
@@ -95,7 +95,7 @@ pub(crate) fn open_below(root: impl AsFd, below: &Path) -> nix::Result<OwnedFd> 
     }
 }
 
-/// Opens the entry at the relative path `below`, however long, with the rules of [`open`] for each part.
+/// Opens the entry at the relative path `below`, of any length, with the rules of [`open`] for each part.
 pub(crate) fn open_entry_below(
     root: impl AsFd,
     below: &Path,
@@ -109,8 +109,8 @@ pub(crate) fn open_entry_below(
     }
 }
 
-/// Opens a regular file at its path-only descriptor for reading or writing. Anything else stays as it is: opening a device
-/// or a FIFO may do something.
+/// Reopens a path-only descriptor of a regular file for reading or writing. Returns any other descriptor unchanged:
+/// opening a device or a FIFO may have side effects.
 pub(crate) fn open_regular(found: OwnedFd, flags: OFlag) -> nix::Result<OwnedFd> {
     match kind(&fstat(&found)?) {
         SFlag::S_IFREG => {
@@ -121,12 +121,12 @@ pub(crate) fn open_regular(found: OwnedFd, flags: OFlag) -> nix::Result<OwnedFd>
     }
 }
 
-/// Reads the metadata of an entry, never of a link's target.
+/// Reads the metadata of an entry, never that of a symlink's target.
 pub(crate) fn stat<P: ?Sized + NixPath>(parent: impl AsFd, name: &P) -> nix::Result<FileStat> {
     fstatat(parent, name, AtFlags::AT_SYMLINK_NOFOLLOW)
 }
 
-/// Sets the owner of an entry, never of a link's target.
+/// Sets the owner of an entry, never that of a symlink's target.
 pub(crate) fn set_owner<P: ?Sized + NixPath>(
     parent: impl AsFd,
     name: &P,
@@ -146,7 +146,7 @@ pub(crate) fn is_entry(name: &CStr) -> bool {
     !matches!(name.to_bytes(), b"." | b"..")
 }
 
-/// Opens the directory at `path`; links on the way to it are the caller's own and are followed.
+/// Opens the directory at `path`; symlinks in the path belong to the caller and are followed.
 pub(crate) fn open_path(path: &Path) -> Result<OwnedFd> {
     nix::fcntl::open(
         path,
@@ -186,7 +186,7 @@ mod tests {
             fs::create_dir(at(name)).unwrap();
         }
         fs::write(at("root/lib/release"), "").unwrap();
-        // Only `..` makes the kernel check for renames.
+        // The kernel checks for concurrent renames only on `..`.
         fs::os::unix::fs::symlink("../lib/release", at("root/etc/release")).unwrap();
         let root = fs::File::open(at("root")).unwrap();
         let open = || {

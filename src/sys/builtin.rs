@@ -1,17 +1,17 @@
-//! Owns the compiled-in files: the repository's own profiles, images and hooks, so that the binary alone is enough.
+//! Owns the compiled-in files: the repository's own profiles, images and hooks, so the binary works alone.
 
 use include_dir::{Dir, include_dir};
 
-/// `profiles/`: `<name>.toml`, and the files that they copy.
+/// `profiles/`: `<name>.toml`, and the files that the profiles copy.
 pub(crate) static PROFILES: Dir<'static> = include_dir!("$CARGO_MANIFEST_DIR/profiles");
 
 /// `images/`: `<name>.toml`.
 pub(crate) static IMAGES: Dir<'static> = include_dir!("$CARGO_MANIFEST_DIR/images");
 
-/// `hooks/`: `<name>/hook.toml`, and the files beside it.
+/// `hooks/`: `<name>/hook.toml`, and the files next to it.
 pub(crate) static HOOKS: Dir<'static> = include_dir!("$CARGO_MANIFEST_DIR/hooks");
 
-/// Returns the names of the `<name>.toml` at the top of a compiled-in directory, with their text, sorted.
+/// Returns the names and texts of the `<name>.toml` at the top of a compiled-in directory, sorted.
 pub(crate) fn toml_files(dir: &'static Dir<'static>) -> Vec<(&'static str, &'static str)> {
     let mut files: Vec<_> = dir
         .files()

@@ -10,9 +10,9 @@ use crate::sys::trusted_files::Checked;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Directory {
     pub path: PathBuf,
-    /// It is one of the current directory's: built-in files take precedence.
+    /// Whether it belongs to the current directory: then built-in files take precedence.
     pub current: bool,
-    /// What it had when it was found to be trusted, where that depends on its content.
+    /// Its content at the time of the trust check, if trust depends on the content.
     pub checked: Option<Arc<Checked>>,
 }
 
@@ -30,12 +30,12 @@ impl From<PathBuf> for Directory {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CatalogEntry {
     pub name: String,
-    /// Its file; `None` if it is built in.
+    /// Its file; `None` for a built-in entry.
     pub path: Option<PathBuf>,
 }
 
-/// Returns everything that has a name, sorted; the first one of a name wins, and directories may be missing. `of`
-/// returns the name and file of a directory's entry, or `None` for other entries.
+/// Returns all named entries, sorted. The first entry of a name wins, and directories may be missing. `of` returns the
+/// name and file of a directory's entry, or `None` if it is not one to list.
 pub(crate) fn list<'a>(
     directories: &[Directory],
     builtin: impl IntoIterator<Item = &'a str>,
@@ -68,14 +68,14 @@ pub(crate) fn list<'a>(
     Ok(found)
 }
 
-/// Returns the name of `<name>.toml`. Hidden files are those of editors.
+/// Returns the name of `<name>.toml`. Skips hidden files, which belong to editors.
 pub(crate) fn toml_file(path: &Path) -> Option<(String, PathBuf)> {
     let name = path.file_stem()?.to_string_lossy().into_owned();
     let is_toml = path.extension().is_some_and(|end| end == "toml");
     (is_toml && !name.starts_with('.')).then(|| (name, path.to_owned()))
 }
 
-/// Returns whether a directory, or a file in its place, is missing.
+/// Returns whether an error means that a directory is missing, or a file is in its place.
 pub(crate) fn is_absent(error: &std::io::Error) -> bool {
     matches!(
         error.kind(),
@@ -83,7 +83,7 @@ pub(crate) fn is_absent(error: &std::io::Error) -> bool {
     )
 }
 
-/// Returns the entry of that name; `what` is its kind, as in `rockenv WHAT ls`.
+/// Returns the entry with that name; `what` is its kind, as in `rockenv WHAT ls`.
 pub(crate) fn named<'a>(
     listed: &'a [CatalogEntry],
     what: &str,

@@ -1,4 +1,4 @@
-//! Owns digests that others require of a file, by secure algorithms.
+//! Owns checksums that a file must match, limited to secure algorithms.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -10,14 +10,14 @@ use super::signals;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Algorithm {
-    /// rockenv's own identification of files.
+    /// Identifies files in rockenv itself.
     Sha256,
-    /// Published by some upstreams.
+    /// Some upstreams publish only this one.
     Sha512,
 }
 
 impl Algorithm {
-    /// Returns its name, which is also that of its directory among the downloads.
+    /// Returns the algorithm's name, which also names its directory among the downloads.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Sha256 => "sha256",
@@ -46,12 +46,12 @@ impl fmt::Display for Algorithm {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Checksum {
     pub algorithm: Algorithm,
-    /// Lower-case hexadecimal digits of the right number.
+    /// Lower-case hexadecimal digits, as many as the algorithm has.
     pub digits: String,
 }
 
 impl Checksum {
-    /// Parses CMake's form: `SHA256` and digits in either case. `None` for another algorithm.
+    /// Parses CMake's notation: `SHA256` and digits, in either case. `None` for another algorithm.
     pub(crate) fn new(algorithm: &str, digits: &str) -> Option<Self> {
         let (algorithm, length) = match algorithm.to_ascii_uppercase().as_str() {
             "SHA256" => (Algorithm::Sha256, 64),
@@ -72,11 +72,10 @@ impl fmt::Display for Checksum {
     }
 }
 
-/// Bytes between two looks for a signal.
+/// Number of bytes hashed between checks for a signal.
 const LOOK: u64 = 64 << 20;
 
-/// Returns the SHA-256 of the rest of a file, and its size in bytes. A signal ends it: a sparse file may be larger than
-/// any disk.
+/// Returns the SHA-256 and size of the rest of a file. A signal interrupts it: a sparse file can exceed any disk.
 pub(crate) fn sha256(mut from: impl Read) -> io::Result<([u8; 32], u64)> {
     let mut hash = Sha256::default();
     let mut size = 0;
@@ -96,7 +95,7 @@ pub(crate) fn sha256(mut from: impl Read) -> io::Result<([u8; 32], u64)> {
     }
 }
 
-/// Returns whether these are the digits of a SHA-256.
+/// Returns whether a text is a SHA-256 in hexadecimal.
 pub(crate) fn is_sha256(digits: &str) -> bool {
     digits.len() == 64 && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
 }

@@ -1,13 +1,13 @@
-//! Owns the one error type of the library: a kind (which determines the exit code), a message that names the object,
-//! the cause, and a `help:` line that can be typed.
+//! Owns the library's one error type: a kind (which determines the exit code), a message that names the object, the
+//! cause, and a `help:` line with something to type.
 
 use std::fmt;
 use std::path::Path;
 
-/// What an error means for the caller; each kind has one documented exit code.
+/// The meaning of an error for the caller; each kind has one documented exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Unexpected: a bug, or a failure of the machine without a better name.
+    /// A bug, or a machine failure without a kind of its own.
     Unexpected,
     /// The command line was wrong.
     Usage,
@@ -19,9 +19,9 @@ pub enum Kind {
     StepFailed,
     /// Another command holds the env, image or store.
     Busy,
-    /// No profile, image or snapshot of that name.
+    /// No profile, image or snapshot has that name.
     NotFound,
-    /// The store has no env of that name.
+    /// The store has no env with that name.
     NoEnv,
     /// A layer does not exist: the store is damaged, or another command has just removed the layer.
     NoLayer,
@@ -31,9 +31,9 @@ pub enum Kind {
     Preflight,
     /// Out of disk or memory.
     OutOfSpace,
-    /// Stopped by a signal, with its number.
+    /// Stopped by the signal with this number.
     Signal(i32),
-    /// A user's command could not be run, with the exit code that shells use.
+    /// A user's command could not be run; the code is the one that shells use.
     Command(u8),
 }
 
@@ -56,7 +56,7 @@ impl Kind {
         }
     }
 
-    /// Returns the kind of error with which another rockenv ended.
+    /// Returns the error kind that another rockenv's exit code stands for.
     pub fn of_exit_code(code: u8) -> Self {
         let kinds = [
             Self::Usage,
@@ -84,7 +84,7 @@ pub fn exit_codes() -> impl Iterator<Item = (&'static str, &'static str)> {
     lines.filter_map(|line| line.split_once(": "))
 }
 
-/// Makes the macros for errors of the frequent kinds: `usage!` and the others take what `format!` takes.
+/// Defines macros for errors of the frequent kinds: `usage!` and the others take the arguments of `format!`.
 macro_rules! kinds {
     ($dollar:tt $($name:ident: $kind:ident,)*) => {$(
         macro_rules! $name {
@@ -111,7 +111,7 @@ kinds! {
 
 type Source = Box<dyn std::error::Error + Send + Sync + 'static>;
 
-/// An error to show to a person: lower case, no full stop, names the object and the path.
+/// An error to show to a user: lower case, no full stop, names the object and the path.
 #[derive(Debug)]
 pub struct Error {
     kind: Kind,
@@ -133,14 +133,14 @@ impl Error {
         }
     }
 
-    /// Adds what to type next.
+    /// Adds the command to type next.
     #[must_use]
     pub fn help(mut self, help: impl Into<String>) -> Self {
         self.help = Some(help.into());
         self
     }
 
-    /// Adds what to type next, if that is known.
+    /// Adds the command to type next, if given.
     #[must_use]
     pub(crate) fn help_if(self, help: Option<impl Into<String>>) -> Self {
         match help {
@@ -156,7 +156,7 @@ impl Error {
         self
     }
 
-    /// Makes it one of a path that a profile names: the command line is right.
+    /// Turns a usage error into an invalid profile: the profile names the path, not the command line.
     #[must_use]
     pub(crate) fn of_profile(self) -> Self {
         match self.kind {
@@ -213,23 +213,23 @@ impl std::error::Error for Error {
     }
 }
 
-/// Classifies an io error: a full disk and damaged data have their own exit codes wherever they happen.
+/// Classifies an I/O error: a full disk and damaged data have their own exit codes wherever they occur.
 fn io_kind(error: &std::io::Error) -> Kind {
     match error.kind() {
         _ if is_full(error) => Kind::OutOfSpace,
-        // Damaged bytes, such as those of an archive.
+        // Damaged bytes, such as in an archive.
         std::io::ErrorKind::InvalidData => Kind::Invalid,
         _ => Kind::Unexpected,
     }
 }
 
-/// Returns whether there is no space left, on the disk or in the user's quota.
+/// Returns whether the disk is full or the user's quota is used up.
 pub(crate) fn is_full(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{QuotaExceeded, StorageFull};
     matches!(error.kind(), StorageFull | QuotaExceeded)
 }
 
-// `fs_err` puts operation and path into the message, so it can stand alone.
+// `fs_err` messages contain the operation and the path, so they can stand alone.
 impl From<std::io::Error> for Error {
     fn from(error: std::io::Error) -> Self {
         Self::of_io(&error, error.to_string()).source_of(&error)
@@ -237,7 +237,7 @@ impl From<std::io::Error> for Error {
 }
 
 impl Error {
-    /// Makes an error of an io error's kind, with advice for a full disk.
+    /// Makes an error of an I/O error's kind, with help for a full disk.
     fn of_io(error: &std::io::Error, message: String) -> Self {
         let kind = io_kind(error);
         let made = Self::new(kind, message);
@@ -249,7 +249,7 @@ impl Error {
         }
     }
 
-    // The io error's own message is already ours; only its source is a cause.
+    // The message is the I/O error's own already, so only its source is a cause.
     fn source_of(self, error: &std::io::Error) -> Self {
         let below = std::error::Error::source(error).map(ToString::to_string);
         match below {
@@ -259,7 +259,7 @@ impl Error {
     }
 }
 
-/// Returns `None` if what the operation was about does not exist, or would be below a file.
+/// Returns `None` if the path does not exist or leads through a file.
 pub(crate) fn if_exists<T>(result: std::io::Result<T>) -> Result<Option<T>> {
     use std::io::ErrorKind;
     match result {
@@ -270,7 +270,7 @@ pub(crate) fn if_exists<T>(result: std::io::Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// Explains a failure with a path that the user named: it is missing, or another kind of file.
+/// Explains a failure with a path that the user named: it is missing, or of another kind.
 pub(crate) fn named_path(path: &Path) -> impl FnOnce(std::io::Error) -> Error {
     use std::io::ErrorKind;
     move |error| match error.kind() {
@@ -286,9 +286,9 @@ pub(crate) fn named_path(path: &Path) -> impl FnOnce(std::io::Error) -> Error {
     }
 }
 
-/// Adds a sentence about the failed operation, keeping the cause and its class.
+/// Adds a message about the failed operation, keeping the cause and its kind.
 pub trait ResultExt<T> {
-    /// Wraps the error: `message` names the failure ("cannot freeze `gfx1103`"), the old error becomes its cause.
+    /// Wraps the error: `message` names the failure ("cannot freeze `gfx1103`"), the original error becomes its cause.
     fn context(self, message: impl FnOnce() -> String) -> Result<T>;
 }
 

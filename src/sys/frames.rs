@@ -1,5 +1,5 @@
-//! Owns frames on Unix stream sockets between rockenv's processes: a length, a JSON body, and file descriptors beside
-//! the length.
+//! Owns frames on Unix stream sockets between rockenv's processes: a length, a JSON body, and file descriptors sent
+//! with the length.
 
 use std::io::{IoSlice, IoSliceMut, Write as _};
 use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
@@ -13,12 +13,12 @@ use serde::de::DeserializeOwned;
 use crate::sys::error::{Error, Result};
 use crate::sys::readable::readable;
 
-/// Maximum size of a body, in bytes: many times that of a step's script and environment.
+/// Maximum size of a body in bytes, many times that of a step's script and environment.
 const MAX_BODY: u32 = 16 << 20;
 /// Maximum number of descriptors in a frame.
 const MAX_FDS: usize = 4;
-/// Within this time after a frame has begun, its rest must arrive. Root of a container can write to the agent's
-/// sockets, and could else keep their readers busy as long as it likes.
+/// Time for the rest of a frame after its first bytes. Root in a container can write to the agent's sockets, and could
+/// otherwise keep their readers busy forever.
 const REST: Duration = Duration::from_secs(20);
 
 pub(crate) fn send(socket: &UnixStream, body: &impl Serialize, fds: &[RawFd]) -> Result<()> {
@@ -38,7 +38,7 @@ pub(crate) fn send(socket: &UnixStream, body: &impl Serialize, fds: &[RawFd]) ->
     let slices = [IoSlice::new(&length)];
     let rights = [ControlMessage::ScmRights(fds)];
     let control: &[ControlMessage<'_>] = if fds.is_empty() { &[] } else { &rights };
-    // Four bytes into a stream socket's buffer arrive completely or not at all.
+    // A stream socket's buffer takes four bytes completely or not at all.
     sendmsg::<()>(
         socket.as_raw_fd(),
         &slices,
@@ -50,7 +50,7 @@ pub(crate) fn send(socket: &UnixStream, body: &impl Serialize, fds: &[RawFd]) ->
     (&mut &*socket).write_all(&body).map_err(not_sent)
 }
 
-/// Makes the error for a frame that did not arrive: a killed peer is not a bug.
+/// Makes the error for a failed send: a killed peer is not a bug.
 fn not_sent(error: std::io::Error) -> Error {
     if is_gone(&error) {
         unavailable!("the container ended").source(error)
@@ -61,7 +61,7 @@ fn not_sent(error: std::io::Error) -> Error {
     }
 }
 
-/// Returns whether the peer has closed its end, or was killed, even in the middle of a frame.
+/// Returns whether the peer has closed its end or was killed, even in the middle of a frame.
 fn is_gone(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected, UnexpectedEof};
     matches!(
@@ -129,7 +129,7 @@ fn receive_within<T: DeserializeOwned>(
     Ok(Some((body, fds)))
 }
 
-/// Reads the rest of a frame; returns whether it came.
+/// Reads the rest of a frame; returns whether it arrived.
 fn fill(socket: &UnixStream, mut buffer: &mut [u8], until: Instant) -> Result<bool> {
     while !buffer.is_empty() {
         let left = until.saturating_duration_since(Instant::now());
@@ -154,7 +154,7 @@ fn fill(socket: &UnixStream, mut buffer: &mut [u8], until: Instant) -> Result<bo
     reason = "descriptors received by SCM_RIGHTS arrive as bare numbers"
 )]
 fn own(fd: RawFd) -> OwnedFd {
-    // SAFETY: the kernel has just made this descriptor for us and nobody else knows its number.
+    // SAFETY: the kernel has just created this descriptor for this process, and nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
@@ -170,7 +170,7 @@ mod tests {
         let (body, fds) = receive::<i32>(&b).unwrap().unwrap();
         assert_eq!(body, 15);
         assert_eq!(fds.len(), 1);
-        // Killed in the middle of a frame.
+        // The peer is killed in the middle of a frame.
         (&a).write_all(&[9, 0, 0, 0, b'{']).unwrap();
         drop(a);
         assert!(receive::<i32>(&b).unwrap().is_none());
@@ -187,7 +187,7 @@ mod tests {
             let error = receive_within::<i32>(&b, rest).unwrap_err();
             assert_has!(error.message(), "then stopped");
         }
-        // One byte after the other.
+        // The peer sends one byte at a time.
         let (a, b) = UnixStream::pair().unwrap();
         (&a).write_all(&10_000_u32.to_le_bytes()).unwrap();
         std::thread::scope(|scope| {

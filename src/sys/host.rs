@@ -1,4 +1,4 @@
-//! Owns reading the machine: the facts for `resolve`, the jobs decision and preflight, as plain values.
+//! Owns reading facts about the machine, as plain values for `resolve`, the jobs decision and preflight.
 
 use std::path::{Path, PathBuf};
 
@@ -11,19 +11,19 @@ use crate::sys::userns;
 /// Facts about the machine.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Host {
-    /// Processors that this process may use.
+    /// Number of processors that this process may use.
     pub cores: u32,
-    /// Memory in bytes that this process may use: the machine's, or less if its control group has a limit.
+    /// Memory in bytes that this process may use: the machine's, or less if its control group limits it.
     pub memory: u64,
     /// Whether systemd is PID 1.
     pub systemd: bool,
-    /// Whether this process is root of the machine.
+    /// Whether this process is the machine's root, not a user namespace's.
     pub root: bool,
-    /// rockenv's own binary.
+    /// Path of the running rockenv binary.
     pub program: PathBuf,
 }
 
-/// Returns this machine's architecture, as container images name it.
+/// Returns this machine's architecture in the notation of container images.
 pub(crate) fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -48,7 +48,7 @@ impl Host {
     }
 }
 
-/// Returns the working directory, which may have been removed.
+/// Returns the working directory; fails if it has been removed.
 pub(crate) fn working_directory() -> Result<PathBuf> {
     std::env::current_dir().map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => {
@@ -69,19 +69,19 @@ pub(crate) fn kernel() -> Option<String> {
     Some(format!("Linux {}", text.trim()))
 }
 
-/// Returns the version of the module `amdgpu`, if it is not the kernel's own.
+/// Returns the version of the module `amdgpu`, if it is not the kernel's in-tree module.
 pub(crate) fn amdgpu() -> Option<String> {
     let text = fs::read_to_string("/sys/module/amdgpu/version").ok()?;
     Some(text.trim().to_owned())
 }
 
-/// The machine's memory at the moment, in bytes.
+/// The machine's current memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct MemoryNow {
     pub total: u64,
-    /// Memory that programs could still get.
+    /// Memory that programs can still allocate.
     pub available: u64,
-    /// Share of the last ten seconds in which something waited for memory, in percent, if the kernel reports it.
+    /// Percentage of the last ten seconds in which some process waited for memory, if the kernel reports it.
     pub stalled: Option<f64>,
 }
 
@@ -90,7 +90,7 @@ pub(crate) fn memory_now() -> MemoryNow {
     let total = memory_field(&meminfo, "MemTotal:");
     MemoryNow {
         total,
-        // Unreadable: assume that there is enough.
+        // If the field is unreadable, assumes enough memory.
         available: match memory_field(&meminfo, "MemAvailable:") {
             0 => total,
             bytes => bytes,
@@ -101,15 +101,15 @@ pub(crate) fn memory_now() -> MemoryNow {
     }
 }
 
-/// Returns the least memory limit of this process's control group and those above it; `u64::MAX` without one.
+/// Returns the lowest memory limit of this process's control group and its ancestors; `u64::MAX` without a limit.
 fn group_memory() -> u64 {
     let limits = own_memory_limits().into_iter();
     let limits = limits.filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok());
-    // Without a limit it is `max`, or more than any machine has.
+    // Without a limit the file contains `max`, or a number larger than any machine's memory.
     limits.min().unwrap_or(u64::MAX)
 }
 
-/// Returns the directories of this process's control group and those above it, where they may limit memory.
+/// Returns the directories of this process's control group and its ancestors that may limit memory.
 pub(crate) fn memory_groups() -> Vec<PathBuf> {
     let limits = own_memory_limits().into_iter();
     limits
@@ -122,7 +122,7 @@ fn own_memory_limits() -> Vec<PathBuf> {
     memory_limits(&text("/proc/self/cgroup"), &text("/proc/self/mountinfo"))
 }
 
-/// Returns the files with the memory limits of a control group and those above it: from `/proc/self/cgroup` and
+/// Returns the memory limit files of a control group and its ancestors, from `/proc/self/cgroup` and
 /// `/proc/self/mountinfo`.
 fn memory_limits(own: &str, mounts: &str) -> Vec<PathBuf> {
     let group = |wanted: &str| {
@@ -150,7 +150,7 @@ fn memory_limits(own: &str, mounts: &str) -> Vec<PathBuf> {
         let (Some(root), Some(at), Some(path)) = (mount.next(), mount.next(), path) else {
             continue;
         };
-        // A container may see only the part from its own group on.
+        // In a container, the mount may begin at the container's own group.
         let below = Path::new(path).strip_prefix(root).unwrap_or(Path::new(""));
         let groups = below.ancestors();
         files.extend(groups.map(|group| Path::new(at).join(group).join(name)));
@@ -158,14 +158,14 @@ fn memory_limits(own: &str, mounts: &str) -> Vec<PathBuf> {
     files
 }
 
-/// Returns a field of a line of pressure figures (PSI).
+/// Returns a field of a line of pressure stall information (PSI).
 pub(crate) fn stalled(text: &str, line: &str, field: &str) -> Option<f64> {
     let line = text.lines().find_map(|found| found.strip_prefix(line))?;
     line.split(' ')
         .find_map(|found| found.strip_prefix(field)?.parse().ok())
 }
 
-/// Parses a field of `/proc/meminfo`; returns bytes.
+/// Parses a field of `/proc/meminfo` and returns it in bytes.
 fn memory_field(meminfo: &str, name: &str) -> u64 {
     let kib = meminfo.lines().find_map(|line| {
         line.strip_prefix(name)?
@@ -185,7 +185,7 @@ pub(crate) struct Space {
     pub total: u64,
     /// Bytes in use, including metadata.
     pub used: u64,
-    /// Bytes that an ordinary user could still write.
+    /// Bytes that an ordinary user can still write.
     pub free: u64,
 }
 
@@ -200,17 +200,17 @@ pub(crate) fn space(path: &Path) -> Result<Space> {
     })
 }
 
-/// Returns the bytes below `path` that an ordinary user could still write.
+/// Returns the bytes that an ordinary user can still write below `path`.
 pub(crate) fn free_space(path: &Path) -> Result<u64> {
     Ok(space(path)?.free)
 }
 
-/// Returns a variable of a process inside an env, where rockenv replaces another program.
+/// Returns an environment variable inside an env, where rockenv replaces another program.
 pub(crate) fn inherited(name: &str) -> Option<std::ffi::OsString> {
     std::env::vars_os().find_map(|(known, value)| (known == name).then_some(value))
 }
 
-/// Returns whether a text is a valid name of an environment variable in any shell.
+/// Returns whether a text is a valid environment variable name in any shell.
 pub(crate) fn is_variable_name(text: &str) -> bool {
     let first = |byte: u8| byte.is_ascii_alphabetic() || byte == b'_';
     let mut bytes = text.bytes();
@@ -219,7 +219,7 @@ pub(crate) fn is_variable_name(text: &str) -> bool {
         && bytes.all(|byte| first(byte) || byte.is_ascii_digit())
 }
 
-/// Returns the sorted names in a directory; none if it is unreadable.
+/// Returns the sorted names in a directory; empty if it is unreadable.
 pub(crate) fn names_in(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
@@ -260,7 +260,7 @@ mod tests {
             "/sys/fs/cgroup/unified/memory.max",
         ];
         assert_eq!(files, expected.map(PathBuf::from));
-        // In a container, the mount begins at its group.
+        // In a container, the mount begins at the container's group.
         let mounts = "30 24 0:26 /docker/x /sys/fs/cgroup ro - cgroup2 cgroup rw\n";
         let files = memory_limits("0::/docker/x/y\n", mounts);
         let expected = ["/sys/fs/cgroup/y/memory.max", "/sys/fs/cgroup/memory.max"];

@@ -1,10 +1,10 @@
-//! Owns types for names, which are checked when they are parsed, and the rule for the names in a profile.
+//! Owns types for names, which are validated when parsed, and the rule for names in a profile.
 
 use std::fmt;
 
 use super::error::Error;
 
-/// What is wrong with a name.
+/// The rule that a name breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvalidName(pub(crate) &'static str);
 
@@ -25,15 +25,14 @@ impl From<InvalidName> for Error {
     }
 }
 
-/// Returns whether a text can name something of a profile. Such a name becomes a file name, a label and part of a
-/// command line.
+/// Returns whether a text is a valid name in a profile: it becomes a file name, a label and part of a command line.
 pub(crate) fn is_short_name(text: &str) -> bool {
     let first = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let fine = |byte: u8| first(byte) || b"._-".contains(&byte);
     text.bytes().next().is_some_and(first) && text.len() <= 64 && text.bytes().all(fine)
 }
 
-/// Defines types for text that fulfils a condition, or why it does not.
+/// Defines types for text that meets a condition, and the error for text that does not.
 macro_rules! checked {
     ($($(#[$doc:meta])* $name:ident: $check:ident or $wrong:ident;)*) => {$(
         $(#[$doc])*
@@ -146,7 +145,7 @@ checked! {
 }
 
 impl StepName {
-    /// Returns the name of the step that runs a hook's script, which no file keeps.
+    /// Returns the name of the step that runs a hook's script; no file contains it.
     pub(crate) fn of_hook(hook: &str) -> Result<Self, InvalidName> {
         match is_short_name(hook) {
             true => Ok(Self(format!("hook-{hook}"))),
@@ -154,7 +153,7 @@ impl StepName {
         }
     }
 
-    /// Returns the name of a draft's step without a good one.
+    /// Returns the name for a draft's step that has no valid one.
     pub(crate) fn of_draft() -> Self {
         Self("step".to_owned())
     }

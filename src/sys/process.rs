@@ -1,8 +1,8 @@
-//! Owns running external programs: found in the system's directories, with a clean environment, in a process group of
-//! their own so that Ctrl-C is ours to handle, and ended whenever rockenv ends.
+//! Owns running external programs: found in the system's directories, with a clean environment, in their own process
+//! group so that rockenv handles Ctrl-C, and killed when rockenv ends.
 //!
-//! Calls block the thread. A program dies with the *thread* that started it (the kernel's parent-death signal is per
-//! thread), which is the one that waits here.
+//! Calls block the thread. A program dies with the *thread* that started it, which waits here: the kernel's
+//! parent-death signal is per thread.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -22,20 +22,20 @@ use nix::unistd::Pid;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::readable::readable;
 
-/// Search path for programs: not the caller's `PATH`, because they may run as root.
+/// Search path for programs. The caller's `PATH` is not trusted, because they may run as root.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 const POLL: Duration = Duration::from_millis(100);
 const TAIL_LINES: usize = 15;
 const MAX_LINE: usize = 4096;
-/// How long a program may take to stop by itself, after being asked or because its reader failed.
+/// How long a program may take to stop after SIGTERM, or by itself after its reader failed.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// An event while a program runs.
 #[derive(Debug)]
 pub(crate) enum Event<'a> {
-    /// It wrote a line to stderr.
+    /// The program wrote a line to stderr.
     Line(&'a str),
-    /// Some time has passed (about ten times a second).
+    /// About a tenth of a second has passed.
     Tick,
 }
 
@@ -57,18 +57,18 @@ pub(crate) struct Program {
     input: Vec<u8>,
 }
 
-/// Makes a command get a signal when the thread that starts it ends, with no signal blocked, and with this umask if one
-/// is given.
+/// Makes a command receive `signal` when the thread that starts it ends. The command starts with no signal blocked, and
+/// with the umask `mask` if given.
 pub(crate) fn end_with_parent(command: &mut Command, signal: Signal, mask: Option<Mode>) {
     let parent = nix::unistd::getpid();
     let prepare = move || {
-        // std passes blocked signals on.
+        // std lets the child inherit blocked signals.
         SigSet::empty().thread_set_mask()?;
         if let Some(mask) = mask {
             umask(mask);
         }
         nix::sys::prctl::set_pdeathsig(signal)?;
-        // The parent may have died before the line above.
+        // The parent may have died before the parent-death signal was set.
         match nix::unistd::getppid() == parent {
             true => Ok(()),
             false => Err(std::io::Error::from(Errno::ESRCH)),
@@ -96,7 +96,7 @@ impl Program {
         }
     }
 
-    /// Uses the program at a path.
+    /// Uses the program at `path`.
     pub(crate) fn at(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
         Self {
@@ -134,31 +134,31 @@ impl Program {
         self
     }
 
-    /// Sets a variable. There are no others except `PATH` and a UTF-8 locale, both fixed.
+    /// Sets a variable. The only others are `PATH` and a UTF-8 locale, both fixed.
     pub(crate) fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
         self.env.push((name.as_ref().into(), value.as_ref().into()));
         self
     }
 
-    /// Passes the caller's variables on, except `PATH` and the locale: for tools that read the user's settings.
+    /// Passes on the caller's variables except `PATH` and the locale, for tools that read the user's settings.
     pub(crate) fn inherit_env(mut self) -> Self {
         self.inherit_env = true;
         self
     }
 
-    /// Withholds these variables of the caller.
+    /// Removes these variables of the caller.
     pub(crate) fn without(mut self, names: &'static [&'static str]) -> Self {
         self.without = names;
         self
     }
 
-    /// Runs it as this user and group, without supplementary groups. Needs root.
+    /// Runs the program as this user and group, without supplementary groups. Needs root.
     pub(crate) fn user(mut self, uid: u32, gid: u32) -> Self {
         self.user = Some((uid, gid));
         self
     }
 
-    /// Sets its standard input, at most 64 KiB, the size of a pipe. Default: empty.
+    /// Sets its standard input, at most 64 KiB, which fits into a pipe. Default: empty.
     pub(crate) fn input(mut self, bytes: impl Into<Vec<u8>>) -> Self {
         self.input = bytes.into();
         self
@@ -170,20 +170,20 @@ impl Program {
         self
     }
 
-    /// Runs it as PID 1 of its own PID and mount namespaces: when it ends or is killed, the kernel ends every process
-    /// and unmounts every mount it made. Needs root.
+    /// Runs it as PID 1 of its own PID and mount namespaces: when it ends or is killed, the kernel kills its processes
+    /// and removes its mounts. Needs root.
     pub(crate) fn isolated(mut self) -> Self {
         self.isolated = true;
         self
     }
 
-    /// Sets how long it may take to stop when asked, before it is killed.
+    /// Sets how long it may take to stop after SIGTERM, before it is killed.
     pub(crate) fn grace(mut self, grace: Duration) -> Self {
         self.grace = grace;
         self
     }
 
-    /// Runs it to its end and returns its stdout, at most `limit` bytes.
+    /// Runs the program to its end and returns its stdout, at most `limit` bytes.
     pub(crate) fn output(
         &self,
         limit: u64,
@@ -204,19 +204,19 @@ impl Program {
         })
     }
 
-    /// Accepts this exit status as success too.
+    /// Treats this exit status as success too.
     pub(crate) fn allow_exit_code(mut self, status: i32) -> Self {
         self.tolerated = Some(status);
         self
     }
 
-    /// Interprets its exit status as rockenv's: it determines the kind of the error.
+    /// Interprets its exit status as rockenv's, which determines the kind of the error.
     pub(crate) fn own_codes(mut self) -> Self {
         self.own_codes = true;
         self
     }
 
-    /// Runs it with `consume` reading its stdout in a separate thread. An error of either stops the other.
+    /// Runs it while `consume` reads its stdout on another thread. An error of either stops the other.
     pub(crate) fn stream<T: Send>(
         &self,
         cancel: &AtomicBool,
@@ -225,14 +225,14 @@ impl Program {
     ) -> Result<T> {
         let mut child = self.spawn()?;
         if let Some(mut stdin) = child.stdin.take() {
-            // A program that does not read its input does not need it.
+            // A program that ends without reading its input does not need it.
             drop(stdin.write_all(&self.input));
         }
         let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {
             return Err(unexpected!("a pipe is missing"));
         };
-        // Held until the end: a program whose reader failed should wait to be stopped, not die of SIGPIPE and have
-        // that reported as the cause.
+        // Kept open until the end: otherwise a program whose reader failed would die of SIGPIPE, and that would be
+        // reported as the cause.
         let held = stdout.as_fd().try_clone_to_owned();
         let failed = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -325,7 +325,7 @@ impl Program {
         if let Some((uid, gid)) = self.user {
             command.uid(uid).gid(gid);
         }
-        // A program's output must not depend on the caller's settings.
+        // The program's output must not depend on the caller's umask.
         end_with_parent(
             &mut command,
             Signal::SIGKILL,
@@ -358,14 +358,14 @@ impl Program {
                 return Ok(End::Cancelled);
             }
             if exited.is_none() && failed.load(Ordering::Acquire) {
-                // If it is about to fail by itself, its message is the better one.
+                // If the program is about to fail by itself, its message is more useful.
                 let deadline = *give_up.get_or_insert_with(|| Instant::now() + GRACE / 4);
                 if Instant::now() > deadline {
                     self.stop(child)?;
                     return Ok(End::Stopped);
                 }
             }
-            // Its last output is in the pipe; a daemon it left behind must not keep us here.
+            // The last output is in the pipe already; a daemon left behind may keep the pipe open.
             let limit = exited.map_or(POLL, |_| Duration::ZERO);
             let ready = open && readable([Some(stderr.as_fd())], Some(limit)) == Ok([true]);
             if ready {
@@ -384,7 +384,7 @@ impl Program {
         let group = Pid::from_raw(i32::try_from(child.id()).unwrap_or(i32::MAX));
         let wait = || format!("cannot wait for `{}`", self.name);
         if !self.isolated {
-            // The group may be gone already, which is fine.
+            // The group may be gone already.
             let _gone = killpg(group, Signal::SIGTERM);
             let deadline = Instant::now() + self.grace;
             while Instant::now() < deadline {
@@ -396,7 +396,7 @@ impl Program {
         }
         let _gone = killpg(group, Signal::SIGKILL);
         child.wait().context(wait)?;
-        // Its own children may take longer to die; a namespace's first process waits for all others in it.
+        // Its own children may take longer to die. The first process of a PID namespace waits for all others in it.
         let deadline = Instant::now() + GRACE;
         while killpg(group, None) != Err(Errno::ESRCH) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
@@ -407,7 +407,7 @@ impl Program {
 
 enum End {
     Exited(ExitStatus),
-    /// Because its reader failed.
+    /// The program was stopped because its reader failed.
     Stopped,
     Cancelled,
 }
@@ -420,7 +420,7 @@ struct Lines<'a> {
 }
 
 impl Lines<'_> {
-    /// Reads once; false at the end.
+    /// Reads once; returns false at the end.
     fn read(&mut self, fd: &OwnedFd) -> bool {
         let mut buffer = [0; 8192];
         let amount = match nix::unistd::read(fd, &mut buffer) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-/// Waits until one of the descriptors is readable or at its end, without `limit` for any time. Returns which of them are.
+/// Waits until one of the descriptors is readable or at its end, at most for `limit`. Returns which of them are.
 pub(crate) fn readable<const N: usize>(
     descriptors: [Option<BorrowedFd<'_>>; N],
     limit: Option<Duration>,
@@ -15,7 +15,7 @@ pub(crate) fn readable<const N: usize>(
     let mut fds: Vec<PollFd<'_>> = given
         .map(|fd| PollFd::new(*fd, PollFlags::POLLIN))
         .collect();
-    // Round up, so as not to spin through the last millisecond.
+    // Rounds up to avoid spinning through the last millisecond.
     let timeout = limit.map_or(PollTimeout::NONE, |limit| {
         PollTimeout::try_from(limit.as_nanos().div_ceil(1_000_000)).unwrap_or(PollTimeout::MAX)
     });

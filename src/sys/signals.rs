@@ -1,4 +1,4 @@
-//! Owns the user's signals: Ctrl-C and similar ones are blocked and read, so that every command ends in its own way.
+//! Owns the user's signals: Ctrl-C and similar ones are blocked and read, so each command ends in its own way.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
@@ -12,11 +12,11 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::readable::readable;
 
-/// The signals that mean stop, blocked and readable instead.
+/// The signals in [`STOP`], blocked and readable instead.
 #[derive(Debug)]
 pub(crate) struct Signals(SignalFd);
 
-/// Returns whether this process was started with the signal ignored, as by `nohup`.
+/// Returns whether this process was started with the signal ignored, for example by `nohup`.
 fn is_ignored(signal: Signal) -> bool {
     let status = fs_err::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -24,7 +24,7 @@ fn is_ignored(signal: Signal) -> bool {
         .is_some_and(|mask| mask & (1 << (signal as i32 - 1)) != 0)
 }
 
-/// The signals that mean stop.
+/// The signals that ask the process to stop.
 pub(crate) const STOP: [Signal; 4] = [
     Signal::SIGINT,
     Signal::SIGTERM,
@@ -32,11 +32,11 @@ pub(crate) const STOP: [Signal; 4] = [
     Signal::SIGQUIT,
 ];
 
-/// Blocks signals for this process from now on, and makes them readable.
+/// Blocks signals for the rest of this process, and returns a descriptor to read them.
 pub(crate) fn block(signals: &[Signal]) -> Result<SignalFd> {
     let mut mask = SigSet::empty();
     for signal in signals {
-        // A blocked signal arrives even if it is ignored.
+        // A blocked signal is queued even if it is ignored.
         if !is_ignored(*signal) {
             mask.add(*signal);
         }
@@ -47,15 +47,15 @@ pub(crate) fn block(signals: &[Signal]) -> Result<SignalFd> {
 }
 
 impl Signals {
-    /// Blocks them for this process from now on.
+    /// Blocks the signals for the rest of this process.
     pub(crate) fn take() -> Result<Self> {
         let signals = block(&STOP)?;
-        // Usually taken once in a process; a second one sees the same signals.
+        // Usually called once per process; a second descriptor reads the same signals.
         drop(TAKEN.set(signals.as_fd().try_clone_to_owned()?));
         Ok(Self(signals))
     }
 
-    /// Returns the signal that came, if any.
+    /// Returns the signal that arrived, if any.
     pub(crate) fn pending(&self) -> Result<Option<i32>> {
         Ok(self
             .0
@@ -70,23 +70,23 @@ impl AsFd for Signals {
     }
 }
 
-/// The signals of this process, once they are taken, for long waits far from the command that took them.
+/// The signal descriptor of this process, for long waits outside the command that blocked the signals.
 static TAKEN: OnceLock<OwnedFd> = OnceLock::new();
 
-/// Returns a descriptor that becomes readable when a signal has come; `None` if signals end the process as usual.
+/// Returns a descriptor that is readable while a signal waits; `None` if signals end the process as usual.
 pub(crate) fn taken() -> Option<BorrowedFd<'static>> {
     TAKEN.get().map(AsFd::as_fd)
 }
 
-/// Returns whether a signal has come that the command has not read yet.
+/// Returns whether a signal waits that the command has not read yet.
 pub(crate) fn is_pending() -> bool {
     readable([taken()], Some(Duration::ZERO)) == Ok([true])
 }
 
-/// How often the other thread of [`Cancel::watch`] looks.
+/// How often the helper thread of [`Cancel::watch`] checks for a signal.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Turns a signal into a flag, for work that checks a flag to know when to stop.
+/// Turns a signal into a flag, for work that polls a flag to know when to stop.
 #[derive(Debug)]
 pub(crate) struct Cancel<'a> {
     signals: &'a Signals,
@@ -103,12 +103,12 @@ impl<'a> Cancel<'a> {
         }
     }
 
-    /// Returns the flag: set once a signal came.
+    /// Returns the flag, which is set after a signal arrived.
     pub(crate) fn flag(&self) -> &AtomicBool {
         &self.flag
     }
 
-    /// Runs work that only reads the flag: another thread sets it, and leaves the signal to be read.
+    /// Runs work that only reads the flag: a helper thread sets it, without consuming the signal.
     pub(crate) fn watch<T>(&self, work: impl FnOnce() -> T) -> T {
         let (working, ended) = mpsc::channel::<()>();
         std::thread::scope(|scope| {
@@ -136,12 +136,12 @@ impl<'a> Cancel<'a> {
         }
     }
 
-    /// Returns the signal that came, if any.
+    /// Returns the signal that arrived, if any.
     pub(crate) fn caught(&self) -> Option<i32> {
         Some(self.caught.load(Ordering::Relaxed)).filter(|number| *number != 0)
     }
 
-    /// Makes the error of stopped work name the signal.
+    /// Replaces the error of interrupted work with one that names the signal.
     pub(crate) fn outcome<T>(&self, result: Result<T>) -> Result<T> {
         match (result, self.caught()) {
             (Err(_), Some(number)) => Err(Error::new(Kind::Signal(number), "interrupted")),

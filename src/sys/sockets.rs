@@ -1,5 +1,5 @@
-//! Owns keeping containers from the host's abstract sockets, such as those of X servers and D-Bus daemons. These sockets
-//! belong to a network namespace and not to a directory, so a container with the host's network sees them.
+//! Owns keeping containers away from the host's abstract sockets, such as those of X servers and D-Bus daemons. These
+//! belong to a network namespace, not to a directory, so a container in the host's network sees them.
 
 use landlock::{
     CompatLevel, Compatible as _, Ruleset, RulesetAttr as _, RulesetCreated,
@@ -8,7 +8,7 @@ use landlock::{
 
 use crate::sys::error::Result;
 
-/// Rules under which a process, and all that it starts, connects to no abstract socket but its own. They need Linux
+/// Rules that keep a process and its children from connecting to abstract sockets other than their own. They need Linux
 /// 6.12; an older kernel ignores them.
 pub(crate) struct SocketRules(Option<RulesetCreated>);
 
@@ -22,8 +22,8 @@ impl SocketRules {
         Ok(Self(Some(rules.no_new_privs(false))))
     }
 
-    /// Restricts the calling process, which needs CAP_SYS_ADMIN or `no_new_privs`. Between fork and exec it takes no lock
-    /// and allocates only for an error.
+    /// Restricts the calling process, which needs CAP_SYS_ADMIN or `no_new_privs`. Safe between fork and exec: it takes
+    /// no lock, and allocates only for an error.
     pub(crate) fn enforce(&mut self) -> std::io::Result<()> {
         let enforced = self.0.take().map(RulesetCreated::restrict_self);
         enforced

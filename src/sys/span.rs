@@ -1,4 +1,4 @@
-//! Owns `At`: a value of a TOML file and its place in the text, for errors that point at it.
+//! Owns `At`: a value of a TOML file with its position in the text, for errors that point at it.
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -9,19 +9,19 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_spanned::Spanned;
 
-/// Bytes of a text.
+/// A byte range of a text.
 pub(crate) type Place = Range<usize>;
 
-/// Returns the line number of a byte in a text.
+/// Returns the line number of a byte offset in a text.
 pub(crate) fn line(text: &str, at: usize) -> usize {
     1 + text.get(..at).unwrap_or_default().matches('\n').count()
 }
 
-/// A value and its place. Its JSON schema is the value's.
+/// A value and its position. Its JSON schema is the value's.
 #[derive(Clone, Debug)]
 pub struct At<T> {
     pub value: T,
-    /// Where it was written.
+    /// The bytes that the value was parsed from.
     pub place: Place,
 }
 

@@ -1,15 +1,15 @@
 //! Owns "did you mean": finding the known name closest to a mistyped one.
 
-/// Maximum number of known names that are compared with a mistyped one: there may be thousands of both.
+/// Maximum number of known names compared with a mistyped one: there may be thousands.
 pub(crate) const MOST_COMPARED: usize = 200;
 
-/// Returns the known name closest to `typed`, or else the only one that begins with it. Of very many, it compares the
-/// first.
+/// Returns the known name closest to `typed`, or else the only one that begins with it. Considers only the first
+/// [`MOST_COMPARED`] names.
 pub(crate) fn closest<'a>(
     typed: &str,
     known: impl IntoIterator<Item = &'a str>,
 ) -> Option<&'a str> {
-    // The distance is quadratic, and nobody mistypes a name of this length.
+    // The distance takes quadratic time, and a name of this length is not a typing error.
     if typed.len() > 128 {
         return None;
     }
@@ -28,12 +28,12 @@ pub(crate) fn closest<'a>(
         .iter()
         .map(|(lower, name)| (strsim::osa_distance(&typed, lower), *name))
         .filter(|(distance, _)| *distance <= limit)
-        // Letters that changed places are likelier than wrong ones.
+        // Swapped letters are likelier than wrong ones.
         .min_by_key(|(distance, name)| (*distance, sorted(name) != sorted(&typed)));
     if let Some((_, name)) = near {
         return Some(name);
     }
-    // The profile's name for the env's, which has the target in it.
+    // The user may have typed a profile's name for its env's, which also contains the target.
     let mut longer = known.iter().filter(|(lower, _)| lower.starts_with(&typed));
     match (longer.next(), longer.next()) {
         (Some((_, name)), None) if typed.len() > 2 => Some(name),

@@ -1,8 +1,7 @@
-//! Owns which files of the current directory apply: a stranger may have written them, and rockenv runs with
-//! privileges.
+//! Owns which files of the current directory apply: anyone may have written them, and rockenv runs with privileges.
 //!
-//! A user trusts a directory by `rockenv trust`, which stores a digest of its `rockenv.toml`, `profiles/`, `images/`
-//! and `hooks/` in that user's configuration. Changed files must be trusted again.
+//! A user trusts a directory with `rockenv trust`, which stores a digest of its `rockenv.toml`, `profiles/`, `images/`
+//! and `hooks/` in the user's configuration. Changed files must be trusted again.
 
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
@@ -20,17 +19,17 @@ use crate::sys::catalog::Directory;
 use crate::sys::error::Result;
 use crate::sys::trusted_files::{Checked, MOST_FILES};
 
-/// The variable that names trusted directories, for use without a terminal.
+/// The variable that lists trusted directories, for use without a terminal.
 pub(crate) const VARIABLE: &str = "ROCKENV_TRUSTED_DIRS";
-/// The variable with the digest by which the current directory is trusted: `rockenv on` sets it on the other machine.
+/// The variable with the digest of the trusted current directory: `rockenv on` sets it on the other machine.
 pub(crate) const DIGEST_VARIABLE: &str = "ROCKENV_TRUSTED_DIGEST";
-/// The configuration of a directory.
+/// The configuration file of a directory.
 pub(crate) const CONFIGURATION: &str = "rockenv.toml";
-/// Subdirectories that are searched by name.
+/// Subdirectories that are searched for profiles, images and hooks.
 pub(crate) const DIRECTORIES: [&str; 3] = ["profiles", "images", "hooks"];
-/// Keys that even an untrusted directory may configure.
+/// Keys that apply even in an untrusted directory.
 const HARMLESS: [&str; 2] = ["jobs", "targets"];
-/// Further keys that a trusted directory may configure: none of them names a program, a path or a host.
+/// Further keys that apply in a trusted directory: none of them names a program, a path or a host.
 const TRUSTED: [&str; 7] = [
     "disk-floor",
     "engine",
@@ -41,31 +40,31 @@ const TRUSTED: [&str; 7] = [
     "reuse",
 ];
 
-/// Whether the files of a directory apply.
+/// Whether the user trusts a directory's files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum TrustState {
-    /// There is nothing to trust.
+    /// The directory has no such files.
     #[default]
     Empty,
-    /// They are unchanged since they were trusted.
+    /// The files are unchanged since they were trusted.
     Trusted,
-    /// They have changed since.
+    /// The files have changed since they were trusted.
     Changed,
-    /// Nobody trusted them.
+    /// The files were never trusted.
     Untrusted,
 }
 
 /// The current directory, and which of its files apply.
 #[derive(Clone, Debug, Default)]
 pub struct Current {
-    /// Its path, without links.
+    /// Its path, with symlinks resolved.
     pub(crate) directory: PathBuf,
     /// Whether its files apply.
     pub(crate) state: TrustState,
     /// Files and keys that do not apply.
     pub(crate) unread: Vec<String>,
-    /// What was read to see that nothing has changed.
+    /// What was read to compute the digest.
     pub(crate) checked: Option<Arc<Checked>>,
 }
 
@@ -83,7 +82,7 @@ pub(crate) struct Trusted {
 }
 
 impl Current {
-    /// Examines the current directory. `user` is the directory of the user's configuration, `listed` the value of
+    /// Examines the current directory. `user` is the user's configuration directory, `listed` the value of
     /// [`VARIABLE`], `sent` that of [`DIGEST_VARIABLE`].
     pub(crate) fn read(
         working: &Path,
@@ -91,7 +90,7 @@ impl Current {
         listed: Option<&str>,
         sent: Option<&str>,
     ) -> Self {
-        // In an unreadable directory nothing applies.
+        // Nothing applies in an unreadable directory.
         let Ok(directory) = fs::canonicalize(working) else {
             return Self::default();
         };
@@ -107,8 +106,7 @@ impl Current {
             checked: checked.map(Arc::new),
         };
         if !current.counts() {
-            // A built-in name is never taken from here, so a directory of these alone, as in rockenv's own checkout,
-            // says nothing new.
+            // Built-in names always win, so a directory with only those, such as rockenv's checkout, needs no notice.
             let adds = |kind: &&str| {
                 *kind != CONFIGURATION
                     && names_in(&current.directory, kind).any(|name| !is_builtin(kind, &name))
@@ -120,7 +118,7 @@ impl Current {
         current
     }
 
-    /// Returns it as a directory that is searched.
+    /// Returns this directory as an entry of the search path.
     pub(crate) fn as_directory(&self) -> Directory {
         Directory {
             path: self.directory.clone(),
@@ -129,12 +127,12 @@ impl Current {
         }
     }
 
-    /// Returns whether its files apply.
+    /// Returns whether the directory's files apply.
     pub(crate) fn counts(&self) -> bool {
         self.state == TrustState::Trusted
     }
 
-    /// Returns the digest of its files if they apply.
+    /// Returns the digest of the directory's files if they apply.
     pub(crate) fn digest(&self) -> Result<Option<String>> {
         match &self.checked {
             Some(checked) => Ok(Some(checked.digest.clone())),
@@ -143,19 +141,19 @@ impl Current {
         }
     }
 
-    /// Returns whether a file is one of those that were trusted and have not changed since, by its path without links.
+    /// Returns whether a file, given by its resolved path, was trusted and has not changed since.
     pub(crate) fn covers(&self, file: &Path) -> bool {
         let has = |checked: &Arc<Checked>| checked.has(file);
         self.counts() && (self.contains(file) || self.checked.as_ref().is_some_and(has))
     }
 
-    /// Returns whether a file is one of those that trust is about.
+    /// Returns whether a file is in one of the [`DIRECTORIES`].
     pub(crate) fn contains(&self, file: &Path) -> bool {
         let contains = |name| file.starts_with(self.directory.join(name));
         DIRECTORIES.into_iter().any(contains)
     }
 
-    /// Removes the keys of its configuration that do not apply, and records them.
+    /// Removes the configuration keys that do not apply, and records them.
     pub(crate) fn keep(&mut self, table: &mut DeTable<'_>) {
         let counts = self.counts();
         let applies = |key: &str| HARMLESS.contains(&key) || counts && TRUSTED.contains(&key);
@@ -171,7 +169,7 @@ impl Current {
         }
     }
 
-    /// Returns a message about what does not apply, with the command to type; `None` if everything does.
+    /// Returns a notice about files and keys that do not apply, with the command to type; `None` if all apply.
     pub(crate) fn notice(&self) -> Option<String> {
         let unread = self.unread.join(", ");
         let directory = self.directory.display();
@@ -194,7 +192,7 @@ impl Current {
     }
 }
 
-/// Returns whether the files of a directory apply, and what was read to find out.
+/// Returns whether the files of a directory apply, and what was read to decide.
 fn state(
     directory: &Path,
     user: &Path,
@@ -217,7 +215,7 @@ fn state(
     }
 }
 
-/// Returns whether a path is in a directory that [`VARIABLE`] names, or is one.
+/// Returns whether a path is at or below a directory that [`VARIABLE`] lists.
 pub(crate) fn is_listed(path: &Path, listed: Option<&str>) -> bool {
     let listed = listed.unwrap_or_default().split(':').map(Path::new);
     listed
@@ -299,7 +297,7 @@ impl Trusted {
         Ok(all)
     }
 
-    /// Writes it to the configuration of the calling user, with that user's rights.
+    /// Writes the decision to the calling user's configuration, with that user's rights.
     pub(crate) fn write(&self, user: &Path) -> Result<()> {
         let text = serde_json::to_vec_pretty(self).map_err(|error| {
             unexpected!("cannot write the list of trusted directories").source(error)
@@ -310,7 +308,7 @@ impl Trusted {
         place.put(&text, 0o644, None, Existing::Replace)
     }
 
-    /// Forgets a path; returns whether it was known.
+    /// Removes a trust decision; returns whether there was one.
     pub(crate) fn forget(user: &Path, path: &Path) -> Result<bool> {
         let known = Self::read(user, path).is_some();
         if known {

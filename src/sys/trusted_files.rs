@@ -1,5 +1,5 @@
-//! Owns what was read of a trusted directory when its digest was checked. Somebody else may write there, so what is read of it later has
-//! to be the same, byte for byte.
+//! Owns what was read of a trusted directory when its digest was computed. Others may write there, so a later read must
+//! return the same bytes.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -17,30 +17,30 @@ use crate::sys::error::{Error, Result};
 use crate::sys::shell::quoted_path;
 use crate::sys::trust::{CONFIGURATION, DIRECTORIES};
 
-/// More files, levels and bytes than anybody looks through before trusting them.
+/// Limits on files, levels and bytes: nobody reviews more before trusting a directory.
 pub(super) const MOST_FILES: usize = 10_000;
 const MOST_LEVELS: usize = 32;
 const MOST_BYTES: u64 = 256 << 20;
 
 #[derive(Debug)]
 pub(crate) struct FileRead {
-    /// Its content, as much of it as was asked for.
+    /// Its content, up to the requested limit.
     pub(crate) bytes: Vec<u8>,
-    /// Somebody may execute it.
+    /// Whether any execute bit is set.
     pub(crate) executable: bool,
-    /// Where it is, without links.
+    /// Its path, with symlinks resolved.
     pub(crate) real: PathBuf,
 }
 
-/// What a directory had of rockenv's, by path.
+/// rockenv's files in a directory, by path.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Checked {
     directory: PathBuf,
     pub(crate) digest: String,
-    /// Files, by the path that leads there and by the one without links.
+    /// Files, by the path they were found at and by their resolved path.
     files: BTreeMap<PathBuf, Known>,
     links: BTreeMap<PathBuf, PathBuf>,
-    /// How many names each directory had.
+    /// Number of names in each directory.
     names: BTreeMap<PathBuf, usize>,
 }
 
@@ -52,7 +52,7 @@ struct Known {
 }
 
 impl Checked {
-    /// Reads what a directory has of rockenv's: names, kinds, executable bits and content, and where links lead.
+    /// Reads rockenv's files in a directory: names, kinds, executable bits, content, and symlink targets.
     pub(crate) fn read(directory: &Path) -> Result<Self> {
         let mut walk = Walk {
             hash: Sha256::new(),
@@ -72,7 +72,7 @@ impl Checked {
         })
     }
 
-    /// Returns whether everything at a path, which has no `..`, was read.
+    /// Returns whether a path, which has no `..`, is in a part of the directory that was read.
     fn covers(&self, path: &Path) -> bool {
         let below = path.strip_prefix(&self.directory).ok();
         let first = below.and_then(|below| below.components().next());
@@ -80,7 +80,7 @@ impl Checked {
         first.is_some_and(|first| names.into_iter().any(|name| first.as_os_str() == name))
     }
 
-    /// Returns whether a file was read, by its path without links or one that led there.
+    /// Returns whether a file was read, by its resolved path or the path it was found at.
     pub(crate) fn has(&self, path: &Path) -> bool {
         self.files.contains_key(path)
     }
@@ -97,12 +97,12 @@ impl Checked {
     }
 }
 
-/// Refuses what was read of a file, unless it is what was checked, or in no directory that was.
+/// Refuses the content of a file that differs from what was checked. Files outside the checked directories pass.
 pub(crate) fn file(directories: &[Directory], path: &Path, found: &FileRead) -> Result<()> {
     hold(directories, path, |checked, path| checked.file(path, found))
 }
 
-/// The same for a link and its text.
+/// Like [`file()`], for a symlink and its target.
 pub(crate) fn link(directories: &[Directory], path: &Path, text: &Path) -> Result<()> {
     hold(directories, path, |checked, path| {
         match checked.links.get(path) {
@@ -112,7 +112,7 @@ pub(crate) fn link(directories: &[Directory], path: &Path, text: &Path) -> Resul
     })
 }
 
-/// The same for a directory and how many names it has; each of them is looked at by itself.
+/// Like [`file()`], for a directory and its number of names; each entry is checked by itself.
 pub(crate) fn names(directories: &[Directory], path: &Path, count: usize) -> Result<()> {
     hold(directories, path, |checked, path| {
         match checked.names.get(path) {
@@ -137,7 +137,7 @@ fn hold(
     }
 }
 
-/// Says that a file of a trusted directory is another one by now.
+/// Makes the error for a file of a trusted directory that has changed.
 pub(crate) fn changed(path: &Path) -> Error {
     invalid!(
         "`{}` changed while it was read, and its directory has to be trusted again",
@@ -146,7 +146,7 @@ pub(crate) fn changed(path: &Path) -> Error {
     .help("rockenv trust")
 }
 
-/// Takes `..` out of a path by its text: what has links was found without them.
+/// Removes `..` from a path textually: the paths in `Checked` are made without resolving symlinks.
 fn without_dots(path: &Path) -> PathBuf {
     let mut plain = PathBuf::new();
     for part in path.components() {
@@ -160,7 +160,8 @@ fn without_dots(path: &Path) -> PathBuf {
     plain
 }
 
-/// Reads a regular file, at most so many bytes of it, that has to be what was checked where its directory was; nothing where it is none.
+/// Reads at most `most` bytes of a regular file, and refuses content that differs from what was checked. `None` if it
+/// is not a regular file.
 pub(crate) fn read(directories: &[Directory], path: &Path, most: u64) -> Result<Option<FileRead>> {
     let found = open(path, most)?;
     if let Some(found) = &found {
@@ -169,7 +170,7 @@ pub(crate) fn read(directories: &[Directory], path: &Path, most: u64) -> Result<
     Ok(found)
 }
 
-/// Reads a regular file, at most so many bytes of it; nothing where it is none. Nobody is waited for who should write to it.
+/// Reads at most `most` bytes of a regular file; `None` if it is not one. Never waits for the writer of a FIFO.
 pub(crate) fn open(path: &Path, most: u64) -> Result<Option<FileRead>> {
     let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
     let file = fs::OpenOptions::new()
@@ -190,7 +191,7 @@ pub(crate) fn open(path: &Path, most: u64) -> Result<Option<FileRead>> {
     }))
 }
 
-/// Returns where an open file is, without links.
+/// Returns the path of an open file, with symlinks resolved.
 pub(crate) fn real(file: &impl std::os::fd::AsRawFd) -> Result<PathBuf> {
     Ok(fs::read_link(format!(
         "/proc/self/fd/{}",
@@ -243,14 +244,14 @@ impl Walk {
 
     fn file(&mut self, path: PathBuf, read: FileRead) -> Result<()> {
         self.bytes += read.bytes.len() as u64;
-        // What is not read could change unseen.
+        // Unread bytes could change unnoticed.
         if self.bytes > MOST_BYTES {
             return Err(too_much(&self.checked.directory));
         }
-        // What a file names beside itself is looked for where it really is.
+        // A file's relative references are resolved at its real location, so the digest includes that location.
         if read.real != path {
             self.hash.update(b"\0at\0");
-            // On another machine the directory has another path.
+            // Relative to the directory, whose path may differ on another machine.
             let below = read.real.strip_prefix(&self.checked.directory);
             let place = below.unwrap_or(&read.real).as_os_str();
             self.hash.update(place.as_bytes());

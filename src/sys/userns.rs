@@ -1,5 +1,5 @@
-//! Owns working without root: this process becomes root of a user namespace in which the invoking user's subordinate
-//! ids are the other users, as in Podman. So the store can contain trees and volumes with files of any owner.
+//! Owns working without root: this process becomes root of a user namespace, in which the invoking user's subordinate
+//! ids are the other users, as in Podman. The store can therefore contain trees and volumes with files of any owner.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -12,28 +12,27 @@ use nix::sched::{CloneFlags, unshare};
 use crate::sys::account;
 use crate::sys::error::{Result, ResultExt as _, if_exists};
 
-/// Whether this process has entered one.
+/// Whether this process, or its parent, has entered a user namespace.
 static ENTERED: AtomicBool = AtomicBool::new(false);
 
-/// A range of ids that a user may use in namespaces.
+/// A range of ids that a user may map into namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Range {
     start: u32,
     count: u32,
 }
 
-/// Returns whether this process is root of the machine, and not only of a namespace.
+/// Returns whether this process is the machine's root, not only a namespace's.
 pub(crate) fn is_root() -> bool {
     nix::unistd::geteuid().is_root() && !ENTERED.load(Ordering::Relaxed)
 }
 
-/// Records that the parent process had entered one.
+/// Records that the parent process has entered a user namespace.
 pub(crate) fn inherit() {
     ENTERED.store(true, Ordering::Relaxed);
 }
 
-/// Makes this process root of a user namespace; does nothing for root, and the second time. The process must have one
-/// thread.
+/// Makes this process root of a user namespace, unless it is root already. The process must have only one thread.
 pub(crate) fn enter() -> Result<()> {
     if nix::unistd::geteuid().is_root() {
         return Ok(());
@@ -42,14 +41,14 @@ pub(crate) fn enter() -> Result<()> {
     let name = account::name_of(uid.as_raw());
     let users = ranges("/etc/subuid", &name, uid.as_raw())?;
     let groups = ranges("/etc/subgid", &name, uid.as_raw())?;
-    // Checked first, because a namespace cannot be left again.
+    // Checked first, because a process cannot leave its namespace again.
     if !["newuidmap", "newgidmap"].iter().all(|name| has(name)) {
         return Err(
             unavailable!("cannot make a user namespace: there is no newuidmap")
                 .help("install newuidmap (package uidmap or shadow-utils), or sudo rockenv ..."),
         );
     }
-    // A process inside can only map itself to itself. This one stays outside until we are in, and gets only numbers.
+    // A process inside can map only its own id. The shell stays outside meanwhile, and gets only numbers.
     let script = format!(
         "read -r _ && newuidmap {pid} {} && newgidmap {pid} {}",
         map(uid.as_raw(), &users),
@@ -87,7 +86,7 @@ pub(crate) fn enter() -> Result<()> {
     Ok(())
 }
 
-/// Search path for the programs that set up the ids of a namespace.
+/// Search path for the programs that map the ids of a namespace.
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
 fn has(name: &str) -> bool {
@@ -95,7 +94,7 @@ fn has(name: &str) -> bool {
         .any(|directory| Path::new(directory).join(name).exists())
 }
 
-/// Returns the arguments that make `own` the namespace's root, and the ranges its other ids in order.
+/// Returns arguments that map `own` to the namespace's root, and the ranges to the ids after it, in order.
 fn map(own: u32, ranges: &[Range]) -> String {
     let mut words = vec![format!("0 {own} 1")];
     let mut inside = 1;

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use place::{Existing, FilePlace, make_directories, mode_and_owner, resolved};
 pub(crate) use rights::Rights;
 
-/// A calling user: user, group, and supplementary groups.
+/// A calling user, with primary and supplementary groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Person {
     pub(crate) uid: u32,
@@ -25,7 +25,7 @@ pub(crate) struct Person {
 
 static CALLER: OnceLock<Rights> = OnceLock::new();
 
-/// Determines, once, whose rights [`caller`] returns: root that was called by an ordinary user acts for that user.
+/// Sets, once, the rights that [`caller`] returns: root called by an ordinary user acts for that user.
 pub(crate) fn set_caller(user: &BuildUser) {
     if nix::unistd::geteuid().is_root() && user.uid != 0 {
         let person = Person {
@@ -33,17 +33,17 @@ pub(crate) fn set_caller(user: &BuildUser) {
             gid: user.gid,
             groups: groups_of(user.uid, user.gid),
         };
-        // The second caller read the same environment.
+        // A second call reads the same environment, so its value is the same.
         drop(CALLER.set(Rights::of(person)));
     }
 }
 
-/// Returns the rights of the calling user, with which that user's files outside the store are read and written.
+/// Returns the rights of the calling user, for reading and writing that user's files outside the store.
 pub(crate) fn caller() -> &'static Rights {
     CALLER.get().unwrap_or(&Rights::Own)
 }
 
-/// Drops root's rights if another user called, for a command that needs none of them.
+/// Drops root's rights if another user called, for a command that does not need root.
 pub(crate) fn become_caller() -> Result<()> {
     match caller() {
         Rights::Own => Ok(()),
@@ -51,7 +51,7 @@ pub(crate) fn become_caller() -> Result<()> {
     }
 }
 
-/// Returns the user behind `sudo` or `pkexec`, according to their variables, or else the user of this process.
+/// Returns the user behind `sudo` or `pkexec` according to their variables, or else the user of this process.
 pub(crate) fn invoking_user(
     sudo_uid: Option<&String>,
     sudo_gid: Option<&String>,
@@ -62,7 +62,7 @@ pub(crate) fn invoking_user(
             invalid!("`{text}` is not a user or group id").help("unset SUDO_UID SUDO_GID")
         })
     };
-    // Only root acts for another user; otherwise the variables are leftovers.
+    // Only root acts for another user; without root the variables are leftovers.
     if nix::unistd::geteuid().is_root()
         && let Some(uid) = sudo_uid.or(pkexec)
     {
@@ -81,7 +81,7 @@ pub(crate) fn invoking_user(
     ))
 }
 
-/// Reads `/etc/passwd` directly: a static binary has no NSS.
+/// Returns a user's line of `/etc/passwd`. Reads the file directly, because a static binary has no NSS.
 fn passwd_line(uid: u32) -> Option<String> {
     let text = fs::read_to_string("/etc/passwd").ok()?;
     text.lines()
@@ -89,7 +89,7 @@ fn passwd_line(uid: u32) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// Returns the name of a user, or the number of one without.
+/// Returns the name of a user, or the uid if it has none.
 pub(crate) fn name_of(uid: u32) -> String {
     let line = passwd_line(uid);
     let name = line.as_deref().and_then(|line| line.split(':').next());
@@ -104,7 +104,7 @@ pub(crate) fn home_of(uid: u32) -> Option<PathBuf> {
         .map(PathBuf::from)
 }
 
-/// Returns a path as a file in `directory` means it; `~` is `home`.
+/// Resolves a path written in a file of `directory`; `~` stands for `home`.
 pub(crate) fn path_in_file(path: &Path, directory: &Path, home: &Path) -> PathBuf {
     match path.strip_prefix("~") {
         Ok(rest) => home.join(rest),
@@ -144,7 +144,7 @@ mod tests {
     }
 }
 
-/// The user that steps run as, and that owns their files.
+/// The user that runs steps and owns their files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BuildUser {
     /// Name in the env.

@@ -13,16 +13,16 @@ use nix::sys::stat::Mode;
 use super::rights::{Rights, is_refusal};
 use crate::sys::error::{Error, Result, ResultExt as _, named_path};
 
-/// How an existing file is handled.
+/// What to do about an existing file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Existing {
-    /// It stays, and that is an error.
+    /// Keep it and fail.
     Refuse,
-    /// It is replaced; a reader sees the old one or the new one.
+    /// Replace it; a reader sees the old or the new file.
     Replace,
 }
 
-/// The place of a file, existing or not: an open directory and a name in it.
+/// The location of a file, existing or not: an open directory and a name in it.
 #[derive(Debug)]
 pub(crate) struct FilePlace<'a> {
     rights: &'a Rights,
@@ -33,8 +33,7 @@ pub(crate) struct FilePlace<'a> {
 }
 
 impl<'a> FilePlace<'a> {
-    /// Opens the directory of a file. Links on the way to it are the user's own and are followed, with the user's
-    /// rights.
+    /// Opens the directory of a file. Symlinks in its path belong to the user and are followed, with the user's rights.
     pub(crate) fn new(rights: &'a Rights, path: &Path) -> Result<Self> {
         let Some(name) = path.file_name() else {
             return Err(usage!("`{}` is not the name of a file", path.display()));
@@ -67,7 +66,7 @@ impl<'a> FilePlace<'a> {
         })
     }
 
-    /// Opens the file for reading; `None` if there is none. Refuses anything but a regular file, including a link.
+    /// Opens the file for reading; `None` if it is missing. Refuses anything but a regular file, including a symlink.
     pub(crate) fn open(&self) -> Result<Option<fs::File>> {
         match self.open_with(OFlag::O_RDONLY, Mode::empty()) {
             Err(Errno::ENOENT) => Ok(None),
@@ -80,18 +79,18 @@ impl<'a> FilePlace<'a> {
         }
     }
 
-    /// Opens the file for appending; makes it if it is missing.
+    /// Opens the file for appending; creates a missing file.
     pub(crate) fn append(&self) -> Result<fs::File> {
         let flags = OFlag::O_WRONLY | OFlag::O_APPEND | OFlag::O_CREAT;
         match self.open_with(flags, Mode::from_bits_truncate(0o666)) {
-            // A FIFO without a reader, or a socket.
+            // The name belongs to a FIFO without a reader, or to a socket.
             Err(Errno::ELOOP | Errno::ENXIO | Errno::EISDIR) => Err(self.no_file()),
             Err(errno) => Err(self.refused(errno)),
             Ok(file) => self.regular(file),
         }
     }
 
-    /// Writes the file atomically. `owner`: the owner if root writes for itself.
+    /// Writes the file atomically. `owner` applies only if root writes for itself.
     pub(crate) fn put(
         &self,
         bytes: &[u8],

@@ -1,8 +1,8 @@
-//! Owns the rights for opening and changing files of the calling user.
+//! Owns the rights for opening and changing the calling user's files.
 //!
-//! Root that was called by `sudo` never walks a path of that user: between two accesses the user, or a step that runs
-//! as the user, can put a link there. Instead it asks a process that runs as the user, which makes the system calls
-//! that take a path and sends descriptors back. No descriptor that only root could open goes the other way.
+//! Root called through `sudo` never walks a path of that user: between two accesses the user, or a step that runs as
+//! the user, could place a symlink there. Instead root asks a process that runs as the user, which makes the system
+//! calls that take a path and sends descriptors back. No descriptor that only root could open is sent to that process.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd as _, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -30,16 +30,16 @@ use crate::sys::frames;
 /// The hidden subcommand of the process that runs as the user.
 pub(crate) const SUBCOMMAND: &str = "__as-caller";
 
-/// Whose rights apply. Every path is below an open directory, or for [`Rights::open`] one that the user named.
+/// Whose rights apply. Every path is below an open directory; [`Rights::open`] also takes a path that the user named.
 #[derive(Debug)]
 pub(crate) enum Rights {
-    /// Those of this process.
+    /// The rights of this process.
     Own,
-    /// Those of the user behind `sudo`, with the connection to a process of that user once it was started.
+    /// The rights of the user behind `sudo`, with the connection to a process of that user once it runs.
     Of(Person, Mutex<Option<UnixStream>>),
 }
 
-/// A system call; the directories that its paths are below are sent beside it.
+/// A system call; descriptors of the directories that its paths are below are sent with it.
 #[derive(Debug, Serialize, Deserialize)]
 enum Call {
     Open {
@@ -82,16 +82,16 @@ enum Call {
     },
 }
 
-/// The error number, 0 for none; a descriptor is sent beside it.
+/// The error number, or 0; a descriptor may be sent with it.
 type Answer = i32;
 
 impl Rights {
-    /// Returns those of a user.
+    /// Returns the rights of a user.
     pub(super) fn of(person: Person) -> Self {
         Self::Of(person, Mutex::default())
     }
 
-    /// Opens a path, below `at` or from the working directory.
+    /// Opens a path below `at`, or relative to the working directory.
     pub(crate) fn open<P: ?Sized + NixPath>(
         &self,
         at: Option<BorrowedFd<'_>>,
@@ -100,7 +100,7 @@ impl Rights {
         mode: Mode,
         resolve: ResolveFlag,
     ) -> nix::Result<OwnedFd> {
-        // The kernel refuses it together with O_PATH.
+        // The kernel refuses O_NOCTTY together with O_PATH.
         let flags = match flags.contains(OFlag::O_PATH) {
             true => flags,
             false => flags | OFlag::O_NOCTTY,
@@ -126,7 +126,7 @@ impl Rights {
             .map(drop)
     }
 
-    /// Makes a symbolic link with this target.
+    /// Makes a symlink with this target.
     pub(crate) fn symlink<T: ?Sized + NixPath, P: ?Sized + NixPath>(
         &self,
         target: &T,
@@ -137,7 +137,7 @@ impl Rights {
         self.make(&Call::Symlink { target, path }, &[at]).map(drop)
     }
 
-    /// Gives a file another name.
+    /// Hard-links a file.
     pub(crate) fn link<F: ?Sized + NixPath, T: ?Sized + NixPath>(
         &self,
         at: BorrowedFd<'_>,
@@ -149,7 +149,7 @@ impl Rights {
         self.make(&Call::Link { from, to }, &[at, below]).map(drop)
     }
 
-    /// Renames a file or directory; without `replace` never over another, on any file system.
+    /// Renames a file or directory; without `replace` it never replaces an entry, on any file system.
     pub(crate) fn rename<F: ?Sized + NixPath, T: ?Sized + NixPath>(
         &self,
         at: BorrowedFd<'_>,
@@ -163,7 +163,7 @@ impl Rights {
             .map(drop)
     }
 
-    /// Sets an entry's modification time; for a link, not its target's.
+    /// Sets an entry's modification time, never that of a symlink's target.
     pub(crate) fn set_time<P: ?Sized + NixPath>(
         &self,
         at: BorrowedFd<'_>,
@@ -213,7 +213,7 @@ impl Rights {
             .is_ok()
     }
 
-    /// Returns the owner for files that root makes for itself in a directory: the directory's owner.
+    /// Returns the owner for files that root creates in a directory: the directory's owner, if root acts for itself.
     pub(crate) fn owner_for_root_files(
         &self,
         directory: BorrowedFd<'_>,
@@ -243,7 +243,7 @@ impl Rights {
         }
     }
 
-    /// Makes the error for a place that the user named and may not write to; `place` completes "cannot write".
+    /// Makes the error for a path that the user named but may not write to; `place` completes "cannot write".
     pub(super) fn may_not_write(&self, place: &str, errno: Errno) -> Error {
         let message = match self {
             Self::Own => format!("cannot write {place}"),
@@ -256,7 +256,7 @@ impl Rights {
         error.help("name a directory of your own")
     }
 
-    /// Makes the error for a directory or file that could not be written or read.
+    /// Makes the error for a failed access in a directory.
     pub(crate) fn refused(&self, directory: &Path, errno: Errno) -> Error {
         let shown = directory.display();
         if is_refusal(errno) {
@@ -269,7 +269,7 @@ impl Rights {
     }
 }
 
-/// Returns whether a place exists, but not for this user to write to.
+/// Returns whether an error means that the user may not write there.
 pub(super) fn is_refusal(errno: Errno) -> bool {
     matches!(errno, Errno::EACCES | Errno::EPERM | Errno::EROFS)
 }
@@ -339,7 +339,7 @@ impl Call {
     }
 }
 
-/// Renames to a free name. On file systems without that operation, uses a hard link, which never replaces anything.
+/// Renames to a free name. On file systems without that operation, uses a hard link, which never replaces an entry.
 fn rename_new(
     at: BorrowedFd<'_>,
     from: &[u8],
@@ -356,11 +356,11 @@ fn rename_new(
     }
 }
 
-/// Starts a process that becomes the user before it does anything.
+/// Starts a process that becomes the user before it does anything else.
 fn start(person: &Person) -> Result<UnixStream> {
     let (ours, theirs) = UnixStream::pair()?;
     let groups: Vec<String> = person.groups.iter().map(u32::to_string).collect();
-    // A terminal's Ctrl-C is for the command, which may have something to undo.
+    // A process group of its own, because a terminal's Ctrl-C is for the command, which may have something to undo.
     Command::new("/proc/self/exe")
         .args([SUBCOMMAND, &person.uid.to_string(), &person.gid.to_string()])
         .args(groups)
@@ -374,7 +374,7 @@ fn start(person: &Person) -> Result<UnixStream> {
     Ok(ours)
 }
 
-/// Becomes a user for good, with the user's groups and nothing else of root's.
+/// Becomes a user irrevocably, with the user's groups and none of root's privileges.
 pub(crate) fn become_person(person: &Person) -> Result<()> {
     let groups: Vec<Gid> = person.groups.iter().copied().map(Gid::from_raw).collect();
     let (uid, gid) = (Uid::from_raw(person.uid), Gid::from_raw(person.gid));
@@ -385,7 +385,7 @@ pub(crate) fn become_person(person: &Person) -> Result<()> {
     Ok(())
 }
 
-/// Runs as the user until the requesting command has ended, which closes standard input.
+/// Serves calls as the user until the command that asks has ended, which closes standard input.
 pub(crate) fn serve(arguments: &[String]) -> Result<()> {
     let numbers: Vec<u32> = arguments
         .iter()
