@@ -1,9 +1,9 @@
-//! Something that goes on while a test works.
+//! An action that repeats while a test works.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Repeats `step` in a thread until `work` has returned. A `work` that panics ends the thread as well, so that the test fails at once
-/// instead of waiting for ever.
+/// Repeats `step` on a thread until `work` returns. A panic in `work` ends the thread as well, so the test fails
+/// instead of hanging.
 pub(crate) fn while_repeating<T>(step: impl Fn() + Sync, work: impl FnOnce() -> T) -> T {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {

@@ -1,5 +1,5 @@
-//! A store of a test's own, with an image in it, and a guard that nothing of it is left when the test ends: no
-//! mount, process, control group, loop device, lock or file of systemd-nspawn's.
+//! A test's own store, with an image in it, and a guard that checks for leftovers when the test ends: mounts,
+//! processes, control groups, loop devices, locks, and systemd-nspawn's files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -23,24 +23,24 @@ pub(crate) struct TestStore {
     name: String,
     home: PathBuf,
     work: PathBuf,
-    // Last: what is in it is removed after the guard has looked.
+    // Declared last: the directory is removed after the guard has checked it.
     _directory: tempfile::TempDir,
 }
 
 impl TestStore {
-    /// Makes a store on the disk that the checkout is on, in which image `base` is built already.
+    /// Makes a store on the checkout's disk, with image `base` already built.
     pub(crate) fn new() -> Self {
         Self::with_image("base")
     }
 
-    /// Makes a store in which image `builder` is built already, of [`super::rootfs::builder`].
+    /// Makes a store with image `builder` already built, from [`super::rootfs::builder`].
     pub(crate) fn with_builder() -> Self {
         let store = Self::with_image("builder");
         lay_out_builder(&store.work);
         store
     }
 
-    /// Makes a store in which another image is built already.
+    /// Makes a store with another image already built.
     pub(crate) fn with_image(image: &str) -> Self {
         need_root();
         let directory = directory();
@@ -49,13 +49,13 @@ impl TestStore {
         Self::with(directory, home)
     }
 
-    /// Makes a store at `home`, of which only the parent exists; the first `up` builds image `base` in it.
+    /// Makes a store at `home`, whose parent exists; the first `up` builds image `base`.
     pub(crate) fn at(home: &Path) -> Self {
         need_root();
         Self::with(directory(), home.to_owned())
     }
 
-    /// Makes a store on a file system of its own, which must live longer. [`LoopFs::with_base`] has image `base` in it.
+    /// Makes a store on a file system of its own, which must outlive it. [`LoopFs::with_base`] contains image `base`.
     pub(crate) fn on(disk: &LoopFs) -> Self {
         Self::at(&disk.join("store"))
     }
@@ -77,7 +77,7 @@ impl TestStore {
         }
     }
 
-    /// Returns a name that no other test has: of the profile, its env and its control groups.
+    /// Returns the test's unique name, used for the profile, its env and its control groups.
     pub(crate) fn env(&self) -> &str {
         &self.name
     }
@@ -87,19 +87,19 @@ impl TestStore {
         &self.home
     }
 
-    /// Returns the directory that commands start in; `profiles/` and `images/` are in it. A user's files go here.
+    /// Returns the working directory of commands, with `profiles/` and `images/`. A user's files go here.
     pub(crate) fn work(&self) -> &Path {
         &self.work
     }
 
-    /// Returns the directory of the user's own configuration, profiles, images and hooks.
+    /// Returns the directory of the user's own configuration, profiles, images and hooks, and creates it if missing.
     pub(crate) fn user_config(&self) -> PathBuf {
         let directory = self.work.join(".config/rockenv");
         fs::create_dir_all(&directory).expect("a directory");
         directory
     }
 
-    /// Writes the user's configuration: what names programs, paths and hosts counts there only.
+    /// Writes the user's configuration, the only file in which keys that name programs, paths and hosts apply.
     pub(crate) fn configure(&self, text: &str) {
         fs::write(self.user_config().join("config.toml"), text).expect("a configuration");
     }
@@ -121,7 +121,7 @@ impl TestStore {
             .collect()
     }
 
-    /// Returns the keys of a profile's steps by name, as `plan` has them.
+    /// Returns the keys of a profile's steps by name, from `plan`.
     pub(crate) fn planned_keys(&self, words: &[&str]) -> BTreeMap<String, String> {
         let ran = self.rockenv(&[&["plan", "--json"], words].concat()).ok();
         let plan: serde_json::Value = serde_json::from_slice(&ran.out).expect("a plan");
@@ -133,12 +133,12 @@ impl TestStore {
             .collect()
     }
 
-    /// Writes the profile; `body` is what follows `schema` and `image`.
+    /// Writes the profile; `body` follows `schema` and `image`.
     pub(crate) fn profile(&self, body: &str) {
         self.profile_named(&self.name, body);
     }
 
-    /// Writes another profile, whose name should begin with [`TestStore::env`] for the guard to see its containers.
+    /// Writes another profile. Its name should begin with [`TestStore::env`], so that the guard sees its containers.
     pub(crate) fn profile_named(&self, name: &str, body: &str) {
         let text = format!("schema = 1\nimage = \"base\"\n{body}");
         fs::write(
@@ -148,7 +148,7 @@ impl TestStore {
         .expect("a profile");
     }
 
-    /// Returns a directory of the user's that steps may write to.
+    /// Returns a directory of the user that steps may write to.
     pub(crate) fn runs(&self) -> PathBuf {
         let runs = self.work.join("runs");
         if !runs.exists() {
@@ -158,7 +158,7 @@ impl TestStore {
         runs
     }
 
-    /// Returns the lines that steps added to `log` there, sorted, and forgets them.
+    /// Returns the lines that steps added to `log` in [`TestStore::runs`], sorted, and removes the file.
     pub(crate) fn ran(&self) -> Vec<String> {
         let log = self.runs().join("log");
         let text = fs::read_to_string(&log).unwrap_or_default();
@@ -191,7 +191,7 @@ impl TestStore {
             command.env("SUDO_UID", "1234").env("SUDO_GID", "1234");
         }
         self.become_user(&mut command);
-        // As `tests/service` sets them.
+        // `tests/service` sets these.
         for (from, to) in [
             ("ROCKENV_TEST_ENGINE", "ROCKENV_ENGINE"),
             ("DOCKER_HOST", "DOCKER_HOST"),
@@ -205,7 +205,7 @@ impl TestStore {
         command
     }
 
-    /// Makes a command that starts rockenv one of the ordinary user, where the tests have one.
+    /// Makes a command that starts rockenv run as the ordinary user, if the tests have one.
     pub(crate) fn become_user(&self, command: &mut Command) {
         if let Some(user) = Ordinary::get() {
             user.own_all(&self.work);
@@ -250,7 +250,7 @@ impl TestStore {
         Background::start(self.command(arguments))
     }
 
-    /// Fails unless nothing of the store is left; runs by itself when a test ends well.
+    /// Fails if anything of the store is left. Runs automatically when a test succeeds.
     pub(crate) fn assert_clean(&self) {
         wait_for("something is left", || {
             self.retire();
@@ -261,7 +261,7 @@ impl TestStore {
         });
     }
 
-    /// Ends the containers that wait for another command, and only these.
+    /// Ends the containers that idle between commands, and no others.
     fn retire(&self) {
         let envs = fs::read_dir(self.home.join("envs"));
         for env in envs.into_iter().flatten().flatten() {
@@ -274,11 +274,11 @@ impl TestStore {
         }
     }
 
-    /// Lists what is left, in words.
+    /// Describes what is left.
     fn left(&self) -> Vec<String> {
         let mut left = Vec::new();
         let home = self.home.to_string_lossy().into_owned();
-        // As mountinfo writes it.
+        // Escapes as in mountinfo.
         let mounted = home
             .replace('\\', "\\134")
             .replace(' ', "\\040")
@@ -293,7 +293,7 @@ impl TestStore {
             } else {
                 place.clone()
             };
-            // Who shares the namespace and the root has the same mounts.
+            // Processes with the same namespace and root have the same mounts.
             let shared = ["ns/mnt", "root"].map(|name| fs::read_link(mounts.join(name)).ok());
             if !seen.contains(&shared) {
                 let mounts = fs::read(mounts.join("mountinfo")).unwrap_or_default();
@@ -302,7 +302,7 @@ impl TestStore {
                         left.push(format!("mount of process {pid} `{line}`: {mount}"));
                     }
                 }
-                // One that ended meanwhile has shown nothing.
+                // The mounts of a process that has ended are empty.
                 if !mounts.is_empty() {
                     seen.insert(shared);
                 }
@@ -371,7 +371,7 @@ impl TestStore {
         left
     }
 
-    /// Waits for what a command leaves behind to write its snapshots to disk and to empty the trash.
+    /// Waits for background processes to write the store's snapshots to disk and to empty the trash.
     pub(crate) fn settle(&self) {
         settle(&self.home);
     }
@@ -382,7 +382,7 @@ impl TestStore {
         groups.extend(self.service_groups());
         let mut found = processes();
         if Ordinary::get().is_some() {
-            // Without root there may be no control groups at all.
+            // Without root there may be no control groups.
             let own = fs::read_link("/proc/self/ns/pid").expect("a namespace");
             found.retain(|(pid, _)| {
                 let place = PathBuf::from(format!("/proc/{pid}"));
@@ -400,7 +400,7 @@ impl TestStore {
         found
     }
 
-    /// Returns a program and argument that sleeps for long and that no other test runs.
+    /// Returns a long sleep, as program and argument, that no other test runs.
     pub(crate) fn sleeper(&self) -> String {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         format!(
@@ -414,7 +414,7 @@ impl TestStore {
         format!("rockenv-{}", self.name)
     }
 
-    /// Returns the names of the control groups that a service made, while the containers run.
+    /// Returns the names of the control groups that a service made for running containers.
     fn service_groups(&self) -> Vec<String> {
         let envs = fs::read_dir(self.home.join("envs"));
         let mut groups = Vec::new();
@@ -445,7 +445,7 @@ impl TestStore {
         locks
     }
 
-    /// Ends what a failed test left, so that the next one does not meet it.
+    /// Kills what a failed test left behind, so that it does not affect the next test.
     fn end_all(&self) {
         for _ in 0..20 {
             let mut groups = Vec::new();
@@ -494,7 +494,7 @@ fn find_directories(root: &Path, depth: u32, name: &str, found: &mut Vec<PathBuf
         if mine {
             found.push(entry.path());
         }
-        // Everything in one of ours is ours.
+        // Everything inside the store's directories belongs to the store.
         let name = if mine { "" } else { name };
         if depth > 1 {
             find_directories(&entry.path(), depth - 1, name, found);
@@ -502,25 +502,25 @@ fn find_directories(root: &Path, depth: u32, name: &str, found: &mut Vec<PathBuf
     }
 }
 
-/// Returns whether the tests run beside a service (`tests/service`), whose containers are no children of rockenv's.
+/// Returns whether the tests run with a service (`tests/service`), whose containers are not rockenv's children.
 pub(crate) fn is_service() -> bool {
     std::env::vars_os().any(|(name, _)| name == "ROCKENV_TEST_ENGINE")
 }
 
-/// Returns the name of an engine that the tests do not run with.
+/// Returns the name of an engine that the tests do not use.
 pub(crate) fn other_engine() -> &'static str {
     let docker =
         std::env::vars_os().any(|(name, value)| name == "ROCKENV_TEST_ENGINE" && value == "docker");
     if docker { "podman" } else { "docker" }
 }
 
-/// Returns how long something may take that needs so many seconds at most under systemd-nspawn: a service may take
+/// Returns the time limit for an operation that takes at most `seconds` under systemd-nspawn: a service may take
 /// seconds of its own to end a container.
 pub(crate) fn patience(seconds: u64) -> Duration {
     Duration::from_secs(if is_service() { seconds + 20 } else { seconds })
 }
 
-/// Returns the numbers of the user that steps run as, outside and inside: without root, root inside is the user outside.
+/// Returns the uid of steps outside and inside the env: without root, the caller is root inside.
 pub(crate) fn build_user() -> (u32, u32) {
     match Ordinary::get() {
         Some(user) => (user.uid, 0),

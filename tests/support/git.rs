@@ -1,4 +1,4 @@
-//! Repositories of a test's own, served on this machine's loopback: git reads none of another user's from the disk.
+//! A test's own repositories, served on loopback: git refuses to read another user's repositories from the disk.
 
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use super::run::wait_until;
 
-/// git's daemon, which ends with it.
+/// git's daemon, killed when dropped.
 #[derive(Debug)]
 pub(crate) struct Daemon {
     port: u16,
@@ -14,15 +14,15 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// Serves every repository below `directory`, those made later too.
+    /// Serves every repository below `directory`, including those created later.
     pub(crate) fn start(directory: &Path) -> Self {
-        // Free a moment ago; git's daemon cannot be asked which port it took.
+        // The port was free a moment ago; git's daemon cannot report one that it chose itself.
         let port = {
             let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
             listener.local_addr().expect("its number").port()
         };
         let path = git(Path::new("/"), &["--exec-path"]);
-        // Not through `git`, which would be killed in its place.
+        // Started directly: killing a `git` wrapper would leave the daemon running.
         let child = Command::new(Path::new(&path).join("git-daemon"))
             .args(["--export-all", "--reuseaddr", "--listen=127.0.0.1"])
             .arg(format!("--port={port}"))
@@ -36,7 +36,7 @@ impl Daemon {
         Self { port, child }
     }
 
-    /// Returns the port that it listens on.
+    /// Returns the port that the daemon listens on.
     pub(crate) fn port(&self) -> u16 {
         self.port
     }
@@ -49,7 +49,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Makes a repository on branch `main` with one file in one commit, and returns that. Any commit of it can be fetched.
+/// Makes a repository on branch `main` with one commit of one file, and returns the commit. All commits can be fetched.
 #[track_caller]
 pub(crate) fn repository(directory: &Path, file: &str, text: &str) -> String {
     fs_err::create_dir_all(directory).expect("a directory for the repository");
@@ -64,7 +64,7 @@ pub(crate) fn repository(directory: &Path, file: &str, text: &str) -> String {
     git(directory, &["rev-parse", "HEAD"])
 }
 
-/// Runs git as a committer of no consequence, and returns what it says.
+/// Runs git with a dummy committer, and returns its output.
 #[track_caller]
 pub(crate) fn git(directory: &Path, arguments: &[&str]) -> String {
     let out = Command::new("git")

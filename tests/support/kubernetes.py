@@ -26,7 +26,7 @@ def same(document, model, path="$"):
 
 document = YAML(typ="safe", pure=True).load(open(sys.argv[1]))
 spec = document["spec"]
-# Either model takes a second to import.
+# Importing either model takes a second.
 if document["kind"] == "JobSet":
     from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
 
@@ -34,7 +34,7 @@ if document["kind"] == "JobSet":
     same(document, JobsetV1alpha2JobSet.from_dict(document).to_dict())
     for job in spec["replicatedJobs"]:
         check("batch/v1", "Job", job["template"]["spec"])
-        # As the webhook counts: the object's name, the job's, two numbers and five random characters.
+        # The webhook counts the object's name, the job's, two numbers and five random characters.
         longest = f"{document['metadata']['name']}-{job['name']}-0-{job['template']['spec']['completions']}-abcde"
         assert len(longest) <= 63, longest
 else:

@@ -1,8 +1,8 @@
 //! Real file systems for tests: ext4, btrfs or xfs in a sparse file, mounted through a loop device.
 //!
-//! The mount lives in a mount namespace of the calling thread (threads and commands started by it see it, others do
-//! not), the file has no name any more once it is mounted, and the loop device frees itself with the last
-//! mount. So nothing can be left behind: not by a panic, not by SIGKILL.
+//! The mount lives in a mount namespace of the calling thread (threads and commands that it starts share it, others do
+//! not), the file is unlinked once it is mounted, and the loop device frees itself with the last mount. So nothing is
+//! left behind, even by a panic or SIGKILL.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
@@ -38,7 +38,7 @@ impl Kind {
     }
 }
 
-/// Stops a test that needs root with a sentence saying so.
+/// Fails a test that needs root, with a message that says so.
 pub(crate) fn need_root() {
     assert!(
         nix::unistd::geteuid().is_root(),
@@ -50,7 +50,7 @@ thread_local! {
     static PRIVATE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Gives the calling thread its own mount namespace, once; its mounts end with it.
+/// Gives the calling thread its own mount namespace, once. Its mounts end with the thread.
 pub(crate) fn private_mounts() {
     need_root();
     if PRIVATE.replace(true) {
@@ -64,25 +64,25 @@ pub(crate) fn private_mounts() {
 /// A mounted file system, unmounted when dropped.
 #[derive(Debug)]
 pub(crate) struct LoopFs {
-    // Declared before the directory, so that it is unmounted before that is removed.
+    // Declared before the directory, so that it is unmounted before the directory is removed.
     mount: Mount,
     _directory: tempfile::TempDir,
 }
 
 impl LoopFs {
-    /// Makes an empty file system of 4 GB, of which only what is written takes space.
+    /// Makes an empty file system of 4 GB in a sparse file.
     pub(crate) fn new(kind: Kind) -> Self {
         Self::sized(kind, SIZE)
     }
 
-    /// xfs wants 300 MB at least, btrfs 110.
+    /// Makes an empty file system. xfs needs at least 300 MB, btrfs 110.
     pub(crate) fn sized(kind: Kind, bytes: u64) -> Self {
         Self::mounted(kind, |image| format(kind, bytes, image))
     }
 
-    /// Makes one of 4 GB with a store in `store`, in which image `base` is built already: a copy of one that is made once.
+    /// Makes a file system of 4 GB with a store in `store` and image `base` already built, as a copy of a template.
     pub(crate) fn with_base(kind: Kind) -> Self {
-        // An ordinary user's stores are elsewhere.
+        // An ordinary user's stores are on another disk.
         if Ordinary::get().is_some() {
             return Self::new(kind);
         }
@@ -92,14 +92,14 @@ impl LoopFs {
             run(copy
                 .arg("--sparse=always")
                 .args([template.as_path(), image]));
-            // Copies are mounted at once, and btrfs tells file systems apart by their UUID.
+            // Several copies are mounted at the same time, and btrfs identifies file systems by UUID.
             if kind == Kind::Btrfs {
                 run(Command::new("btrfstune").arg("-m").arg(image));
             }
         })
     }
 
-    /// Mounts what `make` writes to a file.
+    /// Mounts the file system that `make` writes to a file.
     fn mounted(kind: Kind, make: impl FnOnce(&Path)) -> Self {
         private_mounts();
         let directory = tempfile::Builder::new()
@@ -116,7 +116,7 @@ impl LoopFs {
         }
     }
 
-    /// Makes one in memory, for tests that write much and would wait for the disk at every sync.
+    /// Makes a file system in memory, for tests that write much and would wait for the disk at every sync.
     pub(crate) fn in_memory(bytes: u64) -> Self {
         private_mounts();
         let directory = tempfile::Builder::new()
@@ -151,7 +151,8 @@ pub(super) fn format(kind: Kind, bytes: u64, image: &Path) {
     file.set_len(bytes).expect("a sparse image file");
     let arguments: &[&str] = match kind {
         // Extended attributes fit into inodes of 512 bytes. Outside the inode, files with equal attributes share a
-        // block, and the size of each file includes it.
+        // block,
+        // which counts into the size of each file.
         Kind::Ext4 => &["mkfs.ext4", "-q", "-F", "-I", "512"],
         Kind::Btrfs => &["mkfs.btrfs", "-q"],
         Kind::Xfs => &["mkfs.xfs", "-q", "-m", "reflink=1"],
@@ -163,7 +164,7 @@ pub(super) fn format(kind: Kind, bytes: u64, image: &Path) {
 pub(super) fn mount_file(kind: Kind, image: &Path, at: PathBuf) -> Mount {
     fs_err::create_dir(&at).expect("a mount point");
     let options = match kind {
-        // It may be a copy of one that is mounted.
+        // The original of this copy may be mounted too.
         Kind::Xfs => "loop,nouuid",
         Kind::Ext4 | Kind::Btrfs => "loop",
     };
@@ -178,7 +179,7 @@ pub(crate) struct Mount(pub(crate) PathBuf);
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        // Lazily: a test that failed may have files open. The namespace ends with the thread in any case.
+        // Lazy, because a failed test may have files open. The namespace ends with the thread in any case.
         let _ = umount2(&self.0, MntFlags::MNT_DETACH);
     }
 }
@@ -190,7 +191,7 @@ pub(crate) fn bind(from: &Path, at: &Path) -> Mount {
     Mount(at.to_owned())
 }
 
-/// Runs a command that has to succeed.
+/// Runs a command that must succeed, and returns its standard output.
 pub(crate) fn run(command: &mut Command) -> String {
     let output = command
         .output()

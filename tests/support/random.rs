@@ -1,19 +1,19 @@
-//! Owns numbers that repeat: a test that fails says its seed.
+//! Owns reproducible random numbers: a failed test prints its seed.
 
 use std::time::UNIX_EPOCH;
 
-/// A sequence of numbers that a seed decides.
+/// A sequence of numbers determined by a seed.
 #[derive(Debug)]
 pub(crate) struct Random(u64);
 
 impl Random {
     /// Begins the sequence of a seed.
     pub(crate) fn new(seed: u64) -> Self {
-        // Zero would follow zero for ever.
+        // Zero would be followed by zeros only.
         Self(seed | 1)
     }
 
-    /// Begins a sequence that differs from run to run; its seed is in the output of a test that fails.
+    /// Begins a different sequence in each run; a failed test's output contains the seed.
     #[expect(clippy::print_stderr, reason = "a failure is repeated by it")]
     pub(crate) fn seeded() -> Self {
         let seed = seed();
@@ -30,13 +30,13 @@ impl Random {
     }
 }
 
-/// Returns the seed that `ROCKENV_TEST_SEED` names, to repeat a failure; otherwise one that differs from run to run.
+/// Returns the seed in `ROCKENV_TEST_SEED`, to repeat a failure, or else a different one in each run.
 pub(crate) fn seed() -> u64 {
     let now = || UNIX_EPOCH.elapsed().expect("a clock").as_nanos() as u64 | 1;
     number("ROCKENV_TEST_SEED").unwrap_or_else(now)
 }
 
-/// Returns the number in a variable of the environment.
+/// Returns the number in an environment variable.
 pub(crate) fn number(variable: &str) -> Option<u64> {
     let value = std::env::vars_os().find(|(name, _)| name == variable)?.1;
     let text = value.to_str().expect("a number");

@@ -1,4 +1,4 @@
-//! A real registry on loopback, and requests by hand.
+//! A real registry on loopback, and hand-written requests to it.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -15,7 +15,7 @@ pub(crate) struct Answer {
     pub(crate) body: Vec<u8>,
 }
 
-/// Sends one request; `head` is further lines, each with its end.
+/// Sends one request; `head` contains further header lines, each with its line end.
 pub(crate) fn http(host: &str, method: &str, path: &str, head: &str, body: &[u8]) -> Answer {
     let mut stream = TcpStream::connect(host).expect("the registry, its files and its answers");
     let lines = format!(
@@ -53,12 +53,12 @@ pub(crate) fn http(host: &str, method: &str, path: &str, head: &str, body: &[u8]
 pub(crate) struct Registry {
     child: Child,
     pub(crate) host: String,
-    /// What requests carry, for a registry that asks for it.
+    /// Header lines of requests, for a registry that requires a login.
     pub(crate) head: &'static str,
     directory: tempfile::TempDir,
 }
 
-/// `user` with the password `se:cret`.
+/// The password of `user` is `se:cret`.
 const HTPASSWD: &str = "user:$2y$05$fXuqYPCFaTLhCBQHdC.7Yec9AzzvcEj5UYP9CoVo7frNDNPsh8DS.\n";
 pub(crate) const LOGIN: &str = "dXNlcjpzZTpjcmV0";
 
@@ -66,7 +66,7 @@ impl Registry {
     pub(crate) fn start(login: bool) -> Self {
         let directory =
             tempfile::tempdir_in("/var/tmp").expect("the registry, its files and its answers");
-        // The kernel says which port is free; nobody else here asks for a certain one.
+        // The kernel chooses a free port, and no other test asks for a fixed one.
         let listener =
             TcpListener::bind("127.0.0.1:0").expect("the registry, its files and its answers");
         let host = listener
@@ -113,7 +113,7 @@ impl Registry {
         }
     }
 
-    /// Flips a bit of a blob; returns its file, and what was in it.
+    /// Flips a bit of a blob; returns its file and the original content.
     pub(crate) fn spoil(&self, sha256: &str) -> (PathBuf, Vec<u8>) {
         let what = "the registry's files";
         let blobs = self.data().join("docker/registry/v2/blobs/sha256");
@@ -125,12 +125,12 @@ impl Registry {
         (file, good)
     }
 
-    /// Returns where its blobs and tags are.
+    /// Returns the directory of its blobs and tags.
     pub(crate) fn data(&self) -> PathBuf {
         self.directory.path().join("data")
     }
 
-    /// Returns the requests of a method that it answered so far, as paths.
+    /// Returns the paths of the requests with this method that it has answered so far.
     pub(crate) fn answered(&self, method: &str) -> Vec<String> {
         let log = fs_err::read_to_string(self.directory.path().join("log"))
             .expect("the registry, its files and its answers");

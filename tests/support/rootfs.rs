@@ -1,4 +1,4 @@
-//! Small Debian trees to run containers on, built once for each checkout and shared by all test programs.
+//! Small Debian trees to run containers on, built once per checkout and shared by all test programs.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -6,10 +6,10 @@ use std::sync::OnceLock;
 
 use fs_err as fs;
 
-/// Part of the cache's name: raised when what is built changes.
+/// Part of the cache's name; raise it when the built content changes.
 const VERSION: u32 = 2;
 
-/// Files that nothing here reads. Every store copies, digests and removes the tree, and a service unpacks it.
+/// Files that no test reads. Every store copies, digests and removes the tree, and a service unpacks it.
 const LEFT_OUT: [&str; 12] = [
     "/usr/share/man/*",
     "/usr/share/locale/*",
@@ -31,7 +31,7 @@ pub(crate) fn rootfs() -> PathBuf {
     TREE.get_or_init(|| build("rootfs", "minbase", &[])).clone()
 }
 
-/// Prepares the real cosign, which the host's distribution may not have, with its own libraries.
+/// Prepares the real cosign, which the host's distribution may lack, with its own libraries.
 pub(crate) fn cosign() -> Command {
     static TREE: OnceLock<PathBuf> = OnceLock::new();
     let tree = TREE.get_or_init(|| build("cosign", "extract", &["cosign"]));
@@ -44,7 +44,8 @@ pub(crate) fn cosign() -> Command {
     command
 }
 
-/// Returns a tree with what a build of TheRock's shape needs. Its pip takes setuptools from Debian and nothing from anywhere else.
+/// Returns a tree with the tools for a build shaped like TheRock's. Its pip takes setuptools from Debian, and no
+/// package from elsewhere.
 pub(crate) fn builder() -> PathBuf {
     static TREE: OnceLock<PathBuf> = OnceLock::new();
     let packages = [

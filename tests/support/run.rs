@@ -1,4 +1,4 @@
-//! Commands of a test: what they said, how they ended, and what runs on the machine meanwhile.
+//! Commands of a test: their output, how they ended, and the processes on the machine.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
@@ -9,11 +9,11 @@ use fs_err as fs;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// What a command said and how it ended.
+/// The output of a command and how it ended.
 #[derive(Debug)]
 pub(crate) struct Ran {
     line: String,
-    /// Exit code; 128 and the signal's number for one that a signal ended.
+    /// Exit code, or 128 plus the number of the signal that ended it.
     pub(crate) code: i32,
     /// Its standard output.
     pub(crate) out: Vec<u8>,
@@ -27,7 +27,7 @@ impl Ran {
         String::from_utf8_lossy(&self.out).into_owned()
     }
 
-    /// Returns standard output as the JSON document that it is.
+    /// Parses standard output as JSON.
     #[track_caller]
     pub(crate) fn json(&self) -> serde_json::Value {
         serde_json::from_slice(&self.out).expect("a JSON document")
@@ -53,7 +53,7 @@ impl Ran {
         self
     }
 
-    /// Fails unless standard error has each of `texts`.
+    /// Fails unless standard error contains each of `texts`.
     #[track_caller]
     pub(crate) fn says(self, texts: &[&str]) -> Self {
         for text in texts {
@@ -88,7 +88,7 @@ fn code_of(status: ExitStatus) -> i32 {
         .unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
 }
 
-/// Runs a command to its end; `line` is what it is called.
+/// Runs a command to its end; `line` is its name in messages.
 pub(crate) fn finish(line: String, mut command: Command) -> Ran {
     let output = command.output().expect("rockenv runs");
     Ran {
@@ -107,7 +107,6 @@ pub(crate) struct Background {
 }
 
 impl Background {
-    /// Starts it.
     pub(crate) fn start(mut command: Command) -> Self {
         let line = format!("{command:?}");
         Self {
@@ -125,7 +124,7 @@ impl Background {
             .cast_signed()
     }
 
-    /// Sends a signal to it alone.
+    /// Sends a signal to this process alone.
     pub(crate) fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.pid()), signal).expect("the signal is sent");
     }
@@ -136,13 +135,13 @@ impl Background {
         child.stdin.take().expect("a pipe")
     }
 
-    /// Returns whether it has not ended.
+    /// Returns whether the command is still running.
     pub(crate) fn runs(&mut self) -> bool {
         let child = self.child.as_mut().expect("not waited for");
         child.try_wait().expect("a child").is_none()
     }
 
-    /// Waits for its end.
+    /// Waits for the command to end.
     pub(crate) fn wait(mut self) -> Ran {
         let child = self.child.take().expect("not waited for");
         let output = child.wait_with_output().expect("a child");
@@ -164,10 +163,10 @@ impl Drop for Background {
     }
 }
 
-/// After how long something hangs. It is the same on every machine, since none is as slow.
+/// The time after which an operation counts as hung. Far longer than any machine needs.
 pub(crate) const HANGS: Duration = Duration::from_secs(600);
 
-/// Waits until `done`, or fails with what it says is missing.
+/// Waits until `done` succeeds; fails with its error after [`HANGS`].
 #[track_caller]
 pub(crate) fn wait_for(what: &str, mut done: impl FnMut() -> Result<(), String>) {
     let started = Instant::now();
@@ -177,7 +176,7 @@ pub(crate) fn wait_for(what: &str, mut done: impl FnMut() -> Result<(), String>)
             Ok(()) => return,
             Err(left) => assert!(started.elapsed() < HANGS, "{what} after {HANGS:?}:\n{left}"),
         }
-        // A look at all processes takes longer than 10 ms: most of a processor is for what it waits for.
+        // Scanning all processes takes longer than 10 ms, and most processor time should go to the awaited operation.
         std::thread::sleep(Duration::from_millis(10).max(3 * look.elapsed()));
     }
 }
@@ -188,13 +187,13 @@ pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     wait_for(what, || if done() { Ok(()) } else { Err(String::new()) });
 }
 
-/// Waits for what a command on a store leaves behind to write its snapshots to disk and to empty the trash.
+/// Waits for background processes of commands on a store to write snapshots to disk and to empty the trash.
 pub(crate) fn settle(home: &Path) {
     let home = home.to_string_lossy();
     wait_for("it still writes or deletes", || {
         let mut left = processes();
         left.retain(|(pid, line)| match line.is_empty() {
-            // It may be about to get its arguments.
+            // The process may not have called exec yet.
             true => {
                 fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|of| of.ends_with("rockenv"))
             }
@@ -208,7 +207,7 @@ pub(crate) fn settle(home: &Path) {
     });
 }
 
-/// Returns the processes of the machine with their command lines, arguments apart by one space.
+/// Returns the machine's processes with their command lines, arguments separated by one space.
 pub(crate) fn processes() -> Vec<(i32, String)> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc").expect("/proc").flatten() {
@@ -228,8 +227,8 @@ pub(crate) fn processes_called(line: &str) -> Vec<i32> {
     found.map(|(pid, _)| pid).collect()
 }
 
-/// Copies rockenv by a process of its own: what this one has open for writing, a child that another test starts just now has
-/// too, and Linux runs no such file ("text file busy").
+/// Copies rockenv with a separate process. A descriptor that this process has open for writing could leak into a child
+/// of another test, and Linux does not run a file that is open for writing ("text file busy").
 pub(crate) fn copy_program(to: &Path) {
     super::loopfs::run(
         Command::new("cp")
@@ -238,7 +237,7 @@ pub(crate) fn copy_program(to: &Path) {
     );
 }
 
-/// Returns the digest of a file, by another program than rockenv.
+/// Returns the digest of a file, computed by another program than rockenv.
 pub(crate) fn sha256(path: &Path) -> String {
     let text = super::loopfs::run(Command::new("sha256sum").arg(path));
     text[..64].to_owned()
@@ -257,13 +256,13 @@ pub(crate) fn children(pid: i32) -> Vec<i32> {
     found.map(|(child, _)| child).collect()
 }
 
-/// Returns what a process has used at most, in bytes.
+/// Returns the peak memory use of a process, in bytes.
 pub(crate) fn peak_memory(pid: i32) -> u64 {
     memory(pid, "VmHWM:")
 }
 
-/// Returns what a process uses now of memory that is no file's, in bytes: the program itself does not count, which
-/// is large in a debug build.
+/// Returns the anonymous memory that a process uses now, in bytes. The program's own pages do not count, which are
+/// many in a debug build.
 pub(crate) fn own_memory(pid: i32) -> u64 {
     memory(pid, "RssAnon:")
 }
@@ -277,7 +276,7 @@ fn memory(pid: i32, field: &str) -> u64 {
     kib.unwrap_or(0) * 1024
 }
 
-/// Gives the command the default reaction to signals: a shell starts what runs in its background deaf to Ctrl-C.
+/// Resets the command's signal handlers: a shell starts background commands with Ctrl-C ignored.
 #[expect(
     unsafe_code,
     reason = "the child changes its signals between fork and exec"

@@ -1,4 +1,4 @@
-//! Says that a test cannot run here, and why; where `CI=true` that is a failure.
+//! Reports that a test cannot run here, and why; with `CI=true` that is a failure.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
@@ -6,7 +6,7 @@ use std::io::Write as _;
 
 /// Reports that the test `name` cannot run; the test returns after it.
 ///
-/// The line reaches the terminal although output of tests is captured, and `tests/all` repeats it at the end.
+/// The line reaches the terminal although test output is captured, and `tests/all` repeats it at the end.
 pub(crate) fn skip(name: &str, reason: &str) {
     let variable = |wanted: &str| {
         std::env::vars_os()
@@ -18,7 +18,7 @@ pub(crate) fn skip(name: &str, reason: &str) {
         "{name} cannot run here, and in CI every test has to: {reason}"
     );
     let line = format!("SKIPPED: {name}: {reason}\n");
-    // Not by a macro: what those print is captured.
+    // Not a macro, whose output would be captured.
     std::io::stderr()
         .write_all(line.as_bytes())
         .expect("standard error");
@@ -28,7 +28,7 @@ pub(crate) fn skip(name: &str, reason: &str) {
             .create(true)
             .open(std::path::PathBuf::from(path))
             .expect("the list of skipped tests");
-        // One write: other tests append to the same file.
+        // A single write, because other tests append to the same file.
         list.write_all(line.as_bytes())
             .expect("the list of skipped tests");
     }

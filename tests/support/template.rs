@@ -1,4 +1,4 @@
-//! Stores with nothing but one image, each made once for each build of rockenv, and the directories around one.
+//! Stores with only one image, each made once per build of rockenv, and the directories around a store.
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use super::loopfs::{self, Kind, run};
 use super::ordinary::Ordinary;
 use super::run::{settle, wait_until};
 
-/// A directory on the disk that the checkout is on: `/tmp` may be memory.
+/// Makes a directory on the checkout's disk, because `/tmp` may be in memory.
 pub(super) fn directory() -> tempfile::TempDir {
     let ordinary = Ordinary::get();
     let parent = match &ordinary {
@@ -21,7 +21,7 @@ pub(super) fn directory() -> tempfile::TempDir {
     fs::create_dir_all(parent).expect("a directory for tests");
     let directory = tempfile::Builder::new()
         .prefix("store-")
-        // The one whom the tests call rockenv for is not root.
+        // The user that the tests call rockenv for is not root.
         .permissions(PermissionsExt::from_mode(0o755))
         .tempdir_in(parent)
         .expect("a temporary directory");
@@ -31,7 +31,7 @@ pub(super) fn directory() -> tempfile::TempDir {
     directory
 }
 
-/// Where the tests' directories are: where others than root may enter too.
+/// Returns the parent of the tests' directories, which users other than root can enter.
 fn base() -> PathBuf {
     let own = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let is_open = |path: &Path| fs::metadata(path).is_ok_and(|found| found.mode() & 0o001 != 0);
@@ -44,7 +44,7 @@ fn base() -> PathBuf {
 pub(super) fn lay_out(work: &Path) {
     for directory in [work, &work.join("images"), &work.join("profiles")] {
         fs::create_dir_all(directory).expect("a directory");
-        // Whom the tests call rockenv for.
+        // The user that the tests call rockenv for.
         std::os::unix::fs::chown(directory, Some(1234), Some(1234)).expect("an owner");
     }
     let base = match Ordinary::get() {
@@ -76,7 +76,7 @@ fn recipe(tree: &Path) -> String {
     format!("schema = 1\nprovider = \"directory\"\n[directory]\npath = '{path}'\n")
 }
 
-/// Makes a store from one in which an image is built: its files, which nobody changes, by hard links.
+/// Makes a store from a template with a built image. The image's files, which never change, are hard-linked.
 pub(super) fn clone_template(home: &Path, image: &str) {
     let template = template(image);
     fs::create_dir(home).expect("the store's root");
@@ -97,7 +97,7 @@ pub(super) fn clone_template(home: &Path, image: &str) {
         .args(["-euc", script, "sh"])
         .args([&template, home]));
     if let Some(user) = ordinary {
-        // Made above, by root.
+        // Root created these directories above.
         user.own(&home.join("images"));
         for entry in fs::read_dir(home.join("images")).expect("images").flatten() {
             user.own(&entry.path());
@@ -105,7 +105,7 @@ pub(super) fn clone_template(home: &Path, image: &str) {
     }
 }
 
-/// Returns a store with nothing but this image, made once for each build of rockenv.
+/// Returns a store with only this image, made once per build of rockenv.
 fn template(image: &str) -> PathBuf {
     let parent = match Ordinary::get() {
         Some(user) => user.directory.join("template"),
@@ -117,7 +117,7 @@ fn template(image: &str) -> PathBuf {
     made.join("store")
 }
 
-/// Returns a file system in a file, with a store in `store` that has nothing but image `base`, made once for each build of
+/// Returns an image file of a file system with a store in `store` that has only image `base`, made once per build of
 /// rockenv.
 pub(super) fn disk(kind: Kind) -> PathBuf {
     let parent = base().join("template").join(kind.name());
@@ -130,13 +130,13 @@ pub(super) fn disk(kind: Kind) -> PathBuf {
         let home = at.join("store");
         build("base", current, &home);
         settle(&home);
-        // All of it is in the file then.
+        // Unmounting completes the image file.
         wait_until("it unmounts", || umount2(&at, MntFlags::empty()).is_ok());
     });
     made.join("disk")
 }
 
-/// Returns the directory below `parent` that `make` makes and fills, once for each build of rockenv.
+/// Returns the directory below `parent` that `make` creates and fills, once per build of rockenv.
 fn made_once(parent: &Path, make: impl FnOnce(&Path)) -> PathBuf {
     let program = fs::metadata(env!("CARGO_BIN_EXE_rockenv")).expect("rockenv");
     let version = format!(
@@ -153,7 +153,7 @@ fn made_once(parent: &Path, make: impl FnOnce(&Path)) -> PathBuf {
     if fs::read_link(&link).is_ok_and(|target| target == Path::new(&version)) {
         return current;
     }
-    // Only other builds' are there, and nobody uses them: test programs of one checkout run one after another.
+    // Removes the templates of other builds. They are unused, because a checkout's test programs run one after another.
     let clean =
         "find \"$1\" -mindepth 1 -maxdepth 1 ! -name lock -exec rm -rf --one-file-system {} +";
     run(Command::new("sh").args(["-euc", clean, "sh"]).arg(parent));
@@ -162,7 +162,7 @@ fn made_once(parent: &Path, make: impl FnOnce(&Path)) -> PathBuf {
     current
 }
 
-/// Builds an image in a store at `home`, for a user whose directory is in `current`.
+/// Builds an image in a store at `home`, for a user whose working directory is in `current`.
 fn build(image: &str, current: &Path, home: &Path) {
     let work = current.join("work");
     lay_out(&work);

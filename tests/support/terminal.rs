@@ -1,4 +1,4 @@
-//! A command of a test on a terminal of its own, as a person would see it.
+//! A test's command on a terminal of its own, as a user would see it.
 
 use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
@@ -27,7 +27,7 @@ impl Terminal {
         };
         let pty = nix::pty::openpty(&size, None).expect("a terminal");
         for end in [&pty.master, &pty.slave] {
-            // What the command under test has open cannot go away.
+            // The terminal could not hang up while the command under test holds a copy of these descriptors.
             nix::fcntl::fcntl(
                 end,
                 nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::FD_CLOEXEC),
@@ -70,7 +70,7 @@ impl Terminal {
         self.outer.write_all(text.as_bytes()).expect("a terminal");
     }
 
-    /// Reads until `text` has come; what came until then is forgotten.
+    /// Reads until `text` appears, and discards the output up to its end.
     #[track_caller]
     pub(crate) fn expect(&mut self, text: &str) {
         let started = Instant::now();

@@ -1,4 +1,4 @@
-//! What commands print, whole, for snapshots. Only what differs from run to run is masked.
+//! Complete output of commands, for snapshots. Masks only what differs between runs.
 
 use std::sync::LazyLock;
 
@@ -7,17 +7,17 @@ use regex::Regex;
 use super::env::TestStore;
 use super::run::Ran;
 
-/// Texts and the names that stand for them.
+/// Texts, each with the placeholder that replaces it.
 pub(crate) type Masks<'a> = [(&'a str, &'a str)];
 
 impl TestStore {
-    /// Runs commands, one a line, and returns what each prints. `ENV` stands for the test's env, `WORK` and `STORE` for its
-    /// directories.
+    /// Runs commands, one per line, and returns their output. `ENV` stands for the test's env, `WORK` and `STORE` for
+    /// its directories.
     pub(crate) fn shows(&self, commands: &str) -> String {
         self.masks(|masks| transcript(commands, masks, |words| self.rockenv(words)))
     }
 
-    /// Returns what a command printed.
+    /// Returns the masked output of a command.
     pub(crate) fn shown(&self, ran: &Ran) -> String {
         self.masks(|masks| masked(&ran.shown(), masks))
     }
@@ -39,7 +39,7 @@ impl Ran {
     }
 }
 
-/// Runs commands, one a line, and returns what each prints; before it the command, if there are several.
+/// Runs commands, one per line, and returns their output, each after its command if there are several.
 pub(crate) fn transcript(
     commands: &str,
     masks: &Masks<'_>,
@@ -62,7 +62,7 @@ pub(crate) fn transcript(
     masked(&all, masks)
 }
 
-/// Masks texts, and what differs from run to run: durations, ages, dates, digests and ids, ports.
+/// Masks texts, and everything that differs between runs: durations, ages, dates, digests, ids and ports.
 pub(crate) fn masked(text: &str, masks: &Masks<'_>) -> String {
     static FILTERS: LazyLock<Filters> = LazyLock::new(|| {
         filters(&[
@@ -80,7 +80,7 @@ pub(crate) fn masked(text: &str, masks: &Masks<'_>) -> String {
     replaced(named, &FILTERS)
 }
 
-/// Masks sizes as well, for what is measured, and sets columns two spaces apart, whatever they hold.
+/// Masks sizes as well, for measurements, and sets columns two spaces apart, whatever their width.
 pub(crate) fn measured(text: String) -> String {
     static FILTERS: LazyLock<Filters> = LazyLock::new(|| {
         filters(&[

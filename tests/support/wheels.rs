@@ -1,5 +1,5 @@
-//! Python packages, fetched once for each checkout. Programs are in two: a ninja that is a client of jobservers, which Debian has
-//! only from forky on, and uv, which it has not. The others are wheels, for an index of the test's own.
+//! Python packages, fetched once per checkout. Two contain programs: a ninja with a jobserver client, which Debian has
+//! only since forky, and uv, which Debian lacks. The others are wheels for a test's own index.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -25,7 +25,7 @@ pub(crate) fn uv() -> PathBuf {
     PROGRAM.get_or_init(fetch).clone()
 }
 
-/// Returns a directory with the wheels of pytest and of all that it needs.
+/// Returns a directory with the wheels of pytest and its dependencies.
 pub(crate) fn pytest() -> PathBuf {
     let pinned = include_str!("../therock/pytest.txt");
     let cache = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("pytest-9.0.3");
