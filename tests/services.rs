@@ -1,5 +1,5 @@
-//! What only engines that are services have: images and containers that somebody else can delete, and a socket on which
-//! anything may happen. `tests/service docker|podman cargo test --test services` runs them beside a real one.
+//! Behaviour that only engines with a service have: other clients can delete images and containers, and the socket can
+//! fail in any way. `tests/service docker|podman cargo test --test services` runs these tests with a real service.
 
 #![expect(
     clippy::unwrap_used,
@@ -28,7 +28,7 @@ use fs_err as fs;
 use rockenv::testing::Service;
 use support::env::TestStore;
 
-/// One step with a build volume, which user files and an output go through.
+/// Two steps, with a build volume, user files and an output that both steps touch.
 const TWO: &str = "volume = [{ name = 'b', kind = 'build', target = '/b' }, { name = 'out', kind = 'output', target = '/out' }]
      [[step]]\nname = 'one'\nrun = 'echo one > ~/one; echo $$ > /b/pid; echo 1 >> /out/log'
      [[step]]\nname = 'two'\nrun = 'cat ~/one; echo two > ~/two; echo 2 >> /out/log'\n";
@@ -46,7 +46,7 @@ fn socket() -> PathBuf {
     PathBuf::from(host.to_str().unwrap().strip_prefix("unix://").unwrap())
 }
 
-/// Fails unless the service has nothing of the store but its images.
+/// Fails if the service has anything of the store except its images.
 fn assert_nothing_left(store: &TestStore) {
     assert_nothing_left_at(&service(), store);
 }
@@ -59,7 +59,7 @@ fn assert_nothing_left_at(service: &Service, store: &TestStore) {
         if containers.is_empty() && images.is_empty() {
             return Ok(());
         }
-        // Whatever could not be removed is tried again by the next command.
+        // The next command retries failed removals.
         store.rockenv(&["fsck", "--repair"]);
         Err(format!("{containers:?} {images:?}"))
     });
@@ -103,7 +103,7 @@ fn what_somebody_deleted_is_said_and_built_again() {
     store.sh("echo mine > ~/mine").ok();
     let service = service();
     let home = store.home().to_str().unwrap();
-    // The container, and with it what was changed since the last snapshot.
+    // Removes the container, and with it the changes since the last snapshot.
     for (container, _) in service.containers("store", home).unwrap() {
         service.remove_container(&container).unwrap();
     }
@@ -122,11 +122,11 @@ fn what_somebody_deleted_is_said_and_built_again() {
     assert!(plan.contains("outside rockenv"), "{plan}");
     store.up().ok();
     store.sh("cat ~/one ~/two").ok().prints("one\ntwo");
-    // The base image too.
+    // Now the base image as well.
     let image = image_name(&store);
     store.rockenv(&["rm", "--yes", store.env()]).ok();
     assert_nothing_left(&store);
-    // Podman may still be busy with the last container on it.
+    // Podman may still be removing the last container on it.
     support::run::wait_for("the image stays", || {
         let removed = service.remove_image(&image);
         removed.map_err(|error| error.chain().join(": "))
@@ -162,7 +162,7 @@ fn changes_survive_a_container_that_is_set_up_anew() {
     store.sh("echo mine > ~/mine").ok();
     let (service, home) = (service(), store.home().to_str().unwrap());
     let (container, labels) = service.containers("store", home).unwrap().remove(0);
-    // As when rockenv is killed between freezing the old container and making the new one.
+    // A rockenv killed between freezing the old container and making the new one leaves this state.
     let name = format!("rockenv/carried-{}", labels["rockenv.tree"]);
     service.commit(&container, &name, None).unwrap();
     service.remove_container(&container).unwrap();
@@ -182,7 +182,7 @@ fn changes_survive_a_container_that_is_set_up_anew() {
     assert_nothing_left(&store);
 }
 
-/// Root of a container can write to the directory of the socket that its agent connects to.
+/// Root in a container can write to the directory of its agent's socket.
 #[test]
 fn a_directory_in_place_of_the_agents_socket_is_removed() {
     let store = TestStore::new();
@@ -194,11 +194,11 @@ fn a_directory_in_place_of_the_agents_socket_is_removed() {
     assert_nothing_left(&store);
 }
 
-/// Writes profile [`TWO`] on an image that no other test's store has.
+/// Writes profile [`TWO`] with an image that no other test's store has.
 fn own_image(store: &TestStore) {
     let images = store.work().join("images");
     let base = fs::read_to_string(images.join("base.toml")).unwrap();
-    // The same directory, and another recipe for each.
+    // The same directory, but a different recipe for each test.
     static COUNT: AtomicUsize = AtomicUsize::new(1);
     let here = "./".repeat(COUNT.fetch_add(1, Ordering::Relaxed));
     let own = base.replacen("path = '/", &format!("path = '/{here}"), 1);
@@ -208,7 +208,7 @@ fn own_image(store: &TestStore) {
     fs::write(store.work().join("profiles").join(name), profile).unwrap();
 }
 
-/// Returns the name that the image of the env has at the service.
+/// Returns the service's name for the env's image.
 fn image_name(store: &TestStore) -> String {
     let record = fs::read_to_string(store.env_dir().join("record.json")).unwrap();
     let record: serde_json::Value = serde_json::from_str(&record).unwrap();
@@ -219,7 +219,7 @@ fn image_name(store: &TestStore) -> String {
     )
 }
 
-/// Gives a name to an image with nothing in it but a file.
+/// Gives a name to an image that contains only one file.
 fn take_name(store: &TestStore, name: &str) -> String {
     let tree = store.work().join("theirs");
     fs::create_dir_all(&tree).unwrap();
@@ -240,7 +240,7 @@ fn a_name_given_to_another_image_is_not_used_and_stays_with_it() {
     assert_eq!(taken.len(), 2);
     taken.push(image_name(&store));
     let theirs: Vec<String> = taken.iter().map(|name| take_name(&store, name)).collect();
-    // A container on each of them starts, which none of these images could.
+    // Containers start, which would fail with any of these images.
     store.sh("cat ~/one ~/two").ok().prints("one\ntwo");
     store
         .rockenv(&["--yes", "rollback", store.env(), "one"])
@@ -248,7 +248,7 @@ fn a_name_given_to_another_image_is_not_used_and_stays_with_it() {
     store.sh("cat ~/one; test ! -e ~/two").ok().prints("one");
     store.rockenv(&["up", store.env(), "--rerun", "one"]).ok();
     store.sh("cat ~/one ~/two").ok().prints("one\ntwo");
-    // What holds changes while a container is set up anew is known by its name: that is looked at.
+    // The image that carries changes while a container is set up anew is found by its name, which is verified.
     let (container, labels) = service.containers("store", home).unwrap().remove(0);
     let carried = format!("rockenv/carried-{}", labels["rockenv.tree"]);
     take_name(&store, &carried);
@@ -267,16 +267,16 @@ fn a_name_given_to_another_image_is_not_used_and_stays_with_it() {
     }
 }
 
-/// Steps that leave nothing outside of their root file system.
+/// Steps that leave nothing outside their root file system.
 const PLAIN: &str = "volume = [{ name = 'out', kind = 'output', target = '/out' }]
      [[step]]\nname = 'one'\nrun = 'echo one > ~/one; echo 1 >> /out/log'
      [[step]]\nname = 'two'\nrun = 'cat ~/one; echo two > ~/two; echo 2 >> /out/log'
      [[step]]\nname = 'three'\nrun = 'cat ~/two; echo three > ~/three; echo 3 >> /out/log'\n";
 
 impl TestStore {
-    /// Loses everything that the store knows but its images.
+    /// Deletes everything that the store knows except its images.
     fn lose(&self) {
-        // It marks layers, and a directory into which something is written cannot be removed.
+        // A background process may still mark layers, and a directory that it writes to cannot be removed.
         self.settle();
         for name in ["envs", "layers", "volumes"] {
             fs::remove_dir_all(self.home().join(name)).unwrap();
@@ -284,7 +284,7 @@ impl TestStore {
         }
     }
 
-    /// Returns what `plan` does with each step.
+    /// Returns the action that `plan` shows for each step.
     fn plan(&self) -> Vec<String> {
         let ran = self.rockenv(&["plan", "--json", self.env()]).ok();
         let plan: serde_json::Value = serde_json::from_slice(&ran.out).unwrap();
@@ -316,12 +316,12 @@ fn snapshots_that_the_store_forgot_are_found_by_their_keys() {
         .rockenv(&["--yes", "rollback", store.env(), "one"])
         .ok();
     store.sh("test ! -e ~/two").ok();
-    // What is on its way out is not forgotten.
+    // Snapshots that are being removed are not found again.
     store.rockenv(&["rm", "--yes", store.env()]).ok();
     store.up().ok();
     assert_eq!(log(), "1\n2\n3\n1\n2\n3\n");
     store.settle();
-    // Somebody gave the name of the last one to what he made of it.
+    // Another user reassigns the last snapshot's name to a changed image.
     store.sh("echo changed > ~/three").ok();
     let (service, home) = (service(), store.home().to_str().unwrap());
     let (container, _) = service.containers("store", home).unwrap().remove(0);
@@ -351,7 +351,7 @@ fn a_snapshot_of_another_store_is_not_this_one_s() {
     store.profile(PLAIN);
     store.rockenv(&["up", store.env(), "--until", "one"]).ok();
     store.lose();
-    // As an image from elsewhere, which can have this store's path and a step's key, but not its id.
+    // An image from elsewhere can have this store's path and a step's key, but not this store's id.
     let file = store.home().join("id");
     let own = fs::read_to_string(&file).unwrap();
     fs::write(&file, "0".repeat(own.trim().len())).unwrap();
@@ -373,7 +373,7 @@ fn a_base_image_of_another_store_is_not_this_one_s() {
         store.rockenv(&["rm", "--yes", store.env()]).ok();
         let images = fs::read_dir(store.home().join("images")).unwrap();
         for image in images {
-            // Otherwise it is known by its id at the service.
+            // Otherwise the store finds the image by the id in this file.
             drop(fs::remove_file(image.unwrap().path().join("objects.json")));
         }
         let up = store.up().ok();
@@ -481,7 +481,7 @@ fn an_env_stays_with_its_engine() {
         .rockenv(&["up", store.env(), "--engine", "nspawn"])
         .exits(2)
         .says(&["was created with", "--name NEW"]);
-    // Its steps are not the other's: two engines, two trees.
+    // The two engines share no steps, because their trees differ.
     let other = format!("{}-n", store.env());
     store
         .rockenv(&["up", store.env(), "--engine", "nspawn", "--name", &other])
@@ -557,7 +557,7 @@ fn containers_of_an_env_that_is_gone_are_found_by_their_labels() {
     };
     store.rockenv(&["fsck"]).ok();
     fs::remove_dir_all(store.home().join("envs").join(store.env())).unwrap();
-    // It may be of a store that was at this path before: whose file system is not mounted now.
+    // The container may belong to another store that was at this path, and whose file system is not mounted now.
     let id = store.home().join("id");
     let own = fs::read_to_string(&id).unwrap();
     fs::write(&id, "another").unwrap();

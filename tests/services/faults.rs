@@ -1,5 +1,5 @@
-//! A service that fails at the n-th request: between rockenv and the real one stands a relay that refuses, hangs, closes,
-//! talks nonsense or answers 500, or ends rockenv, and afterwards the next `up` has to converge.
+//! A service that fails at the n-th request: a relay between rockenv and the real service refuses, hangs, closes,
+//! answers nonsense or 500, or kills rockenv. Afterwards the next `up` must converge.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -19,27 +19,27 @@ use crate::support::ordinary::Ordinary;
 use crate::support::run::Background;
 use crate::{TWO, assert_nothing_left, socket};
 
-/// What happens at the n-th request.
+/// The fault at the n-th request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     None,
-    /// Nobody listens from then on.
+    /// From this request on, every connection is closed.
     Refuse,
-    /// No answer, and rockenv is told to stop by SIGINT.
+    /// No answer arrives, and rockenv gets SIGINT.
     Hang,
-    /// The first such request does not arrive, and its connection stays open.
+    /// The first matching request does not reach the service, and its connection stays open.
     Lose,
-    /// The connection ends before the answer.
+    /// The connection closes before the answer.
     Close,
     Garbage,
     Error500,
-    /// The request arrives, and rockenv is killed.
+    /// The request reaches the service, and rockenv is killed.
     Kill,
-    /// The request does not arrive, rockenv is killed, and there is no answer for ever.
+    /// The request does not reach the service, rockenv is killed, and no answer ever arrives.
     Deaf,
 }
 
-/// The relay: its socket, and what is to happen.
+/// The relay: its socket, and the planned fault.
 struct Relay {
     path: PathBuf,
     _directory: tempfile::TempDir,
@@ -50,10 +50,10 @@ struct Relay {
 struct Plan {
     fault: Mutex<Fault>,
     at: AtomicUsize,
-    /// What the request is to, in place of its number.
+    /// Text of the request to fail at, instead of a number.
     to: Mutex<Option<&'static str>>,
     seen: AtomicUsize,
-    /// Whom to signal.
+    /// The process to signal.
     pid: AtomicI32,
 }
 
@@ -90,7 +90,7 @@ impl Relay {
         }
     }
 
-    /// Plans a fault at the n-th request from now, counted from 1.
+    /// Plans a fault at the n-th request from now, counting from 1.
     fn plan(&self, fault: Fault, at: usize) {
         self.plan.seen.store(0, Ordering::SeqCst);
         self.plan.at.store(at, Ordering::SeqCst);
@@ -108,7 +108,7 @@ impl Relay {
     }
 }
 
-/// Passes one connection on until its fault.
+/// Relays one connection until its fault.
 fn relay(mut client: UnixStream, plan: &Plan) {
     let Ok(mut server) = UnixStream::connect(socket()) else {
         return;
@@ -183,7 +183,7 @@ fn relay(mut client: UnixStream, plan: &Plan) {
 }
 
 fn signal(plan: &Plan, signal: Signal) {
-    // It may have ended by itself.
+    // The process may have ended by itself.
     let _: nix::Result<()> = kill(Pid::from_raw(plan.pid.load(Ordering::SeqCst)), signal);
 }
 
@@ -194,11 +194,11 @@ fn whatever_the_service_does_the_next_up_converges() {
     store.profile(TWO);
     let user = store.work().join("mine");
     fs::write(&user, "mine").unwrap();
-    // How many requests there are when nothing fails.
+    // Counts the requests of a run without a fault.
     relay.plan(Fault::None, usize::MAX);
     relay.up(&store).wait().ok();
     let requests = relay.plan.seen.load(Ordering::SeqCst);
-    // On a slow machine it asks more often whether something has ended.
+    // A slow machine polls more often.
     assert!((20..5000).contains(&requests), "{requests} requests");
     let faults = [
         Fault::Error500,
@@ -208,7 +208,7 @@ fn whatever_the_service_does_the_next_up_converges() {
         Fault::Hang,
         Fault::Refuse,
     ];
-    // Neighbours fail in different ways; every request is hit by the time all faults had their turn twice.
+    // Neighbouring requests get different faults; each fault occurs about twice.
     let step = (requests / (2 * faults.len())).max(1);
     for (turn, at) in (1..=requests).step_by(step).enumerate() {
         let fault = faults[turn % faults.len()];
@@ -245,7 +245,7 @@ fn whatever_the_service_does_the_next_up_converges() {
 fn an_import_that_hangs_can_be_interrupted() {
     let relay = Relay::start();
     let store = TestStore::new();
-    // An image that no other test has brought there already, and larger than what is on its way at once.
+    // An image that no other test has imported, and larger than the buffers on the way.
     let tree = store.work().join("tree");
     fs::create_dir_all(tree.join("etc")).unwrap();
     fs::write(tree.join("big"), vec![7; 16 << 20]).unwrap();
@@ -263,7 +263,7 @@ fn an_import_that_hangs_can_be_interrupted() {
     store.rockenv(&["rm", "--yes", store.env()]).ok();
 }
 
-/// A holder makes the container, and its `up` would wait for it.
+/// A holder makes the container while `up` waits for it.
 #[test]
 fn a_container_that_nobody_answers_for_can_be_given_up() {
     let relay = Relay::start();
@@ -292,7 +292,7 @@ fn a_request_for_a_container_that_is_lost_is_made_again() {
     assert_nothing_left(&store);
 }
 
-/// By the process that deletes in the background, for which everything else that is to be deleted waits.
+/// The background process deletes, and all other deletions wait for it.
 #[test]
 fn a_removal_that_is_lost_is_made_again() {
     let relay = Relay::start();
@@ -340,7 +340,7 @@ fn a_service_that_is_down_is_said_to_be() {
     }
 }
 
-/// Beside a container stands a process that is root of a namespace, where its starter is no root at all.
+/// The process next to a container is root of a namespace, although its starter is not root.
 #[test]
 fn the_service_to_start_again_is_the_user_s_own() {
     let relay = Relay::start();

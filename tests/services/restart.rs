@@ -1,4 +1,4 @@
-//! A service that is started again while a step runs. It is one of the test's own: others are at work at the usual one.
+//! A service that restarts while a step runs. The test starts its own, because other tests use the usual one.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::assert_nothing_left_at;
 use crate::support::env::TestStore;
 use crate::support::run::{Background, Ran, wait_until};
 
-/// The second step ends when it is told to.
+/// The second step runs until the test releases it.
 const WAITS: &str = "volume = [{ name = 'b', kind = 'build', target = '/b' }, { name = 'out', kind = 'output', target = '/out' },
         { name = 'log', kind = 'cache', target = '/log' }]
      [[step]]\nname = 'one'\nrun = 'echo one > ~/one; echo 1 >> /log/log'
@@ -76,7 +76,7 @@ impl Own {
         self.begin(store, arguments).wait()
     }
 
-    /// Ends the service; it comes back by [`Own::come_back`].
+    /// Ends the service; [`Own::come_back`] restarts it.
     fn go_down(&self, signal: Signal) {
         fs::write(self.directory.join("down"), "").unwrap();
         let text = fs::read_to_string(self.directory.join("service")).unwrap();
@@ -95,13 +95,13 @@ impl Own {
 
 impl Drop for Own {
     fn drop(&mut self) {
-        // Its command reads until the end.
+        // The service runs until its command reaches the end of standard input.
         drop(self.child.stdin.take());
         drop(self.child.wait());
     }
 }
 
-/// As below and in `faults`, beside a service of an ordinary user: the tests of services run as root otherwise.
+/// Repeats two tests with an ordinary user's service: otherwise the tests of services run as root.
 #[test]
 fn nor_does_an_ordinary_users_service() {
     let name = |wanted: &str| std::env::vars_os().find(|(name, _)| name == wanted);
@@ -134,7 +134,7 @@ fn a_service_that_is_started_again_loses_nothing() {
     let log = || fs::read_to_string(store.home().join("caches/log/log")).unwrap();
     let begun = || wait_until("the step has begun", || out.join("began").exists());
 
-    // It is away when the step ends, which waits for it.
+    // The service is down when the step ends, so the result of the step waits for it.
     let up = own.begin(&store, &["up", store.env()]);
     begun();
     own.go_down(Signal::SIGKILL);
@@ -146,7 +146,7 @@ fn a_service_that_is_started_again_loses_nothing() {
     own.run(&store, &cat).ok().prints("one\ntwo\nb");
     assert_eq!(log(), "1\n2\n");
 
-    // Docker ends its containers when it is told to end. Podman's live without it.
+    // Docker ends its containers on SIGTERM; Podman's keep running.
     for file in ["began", "go"] {
         fs::remove_file(out.join(file)).unwrap();
     }

@@ -1,4 +1,5 @@
-//! What a root step leaves with root's rights: services mount no volume `nosuid,nodev`, so nobody else on the host comes to it.
+//! Files that a root step leaves with root's rights: services do not mount volumes `nosuid,nodev`, so other users on
+//! the host must not reach these files.
 
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::process::CommandExt as _;
@@ -11,7 +12,7 @@ use crate::assert_nothing_left;
 use crate::support::env::TestStore;
 use crate::support::loopfs::run;
 
-/// Somebody else on the machine, and the person for whom the tests call rockenv.
+/// Another user on the machine, and the user that the tests call rockenv for.
 const OTHER: u32 = 4322;
 const CALLER: u32 = 1234;
 
@@ -37,7 +38,7 @@ fn what_root_steps_leave_gives_nobody_else_rights() {
              [[step]]\nname = 'leave'\nuser = 'root'\nrun = '''{leave}{more}'''\n"
         )
     };
-    // A device is no result; the program is one.
+    // A device is refused as a result, the program is accepted.
     store.profile(&steps(""));
     store.rockenv(&["up", store.env()]);
     store.up_with(&steps("; rm -f /v/out/null"));
@@ -49,7 +50,7 @@ fn what_root_steps_leave_gives_nobody_else_rights() {
             "{below}: {left:?}"
         );
     }
-    // They would run, were it not for the directories above them.
+    // Control: outside those directories such a program does run as root.
     let control = store.work().join("control");
     fs::copy("/usr/bin/id", &control).unwrap();
     fs::set_permissions(&control, std::fs::Permissions::from_mode(0o4755)).unwrap();
@@ -73,7 +74,7 @@ fn what_root_steps_leave_gives_nobody_else_rights() {
         let read = as_user(OTHER, Path::new("/bin/cat"), device.to_str().unwrap()).unwrap();
         assert!(is_device && !read.status.success(), "{}", device.display());
     }
-    // The person comes to results and caches as ever.
+    // The caller can still reach results and caches.
     for below in [
         format!("outputs/{}/out", store.env()),
         "caches/cache".to_owned(),

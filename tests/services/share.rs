@@ -1,4 +1,4 @@
-//! Snapshots on their way from a service to a registry or into files, and into another store at a service that has none of
+//! Snapshots that move from a service to a registry or into files, and into another store at a service that has none of
 //! them.
 
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::support::registry::Registry;
 use crate::support::run::{Ran, finish};
 use crate::{assert_nothing_left, assert_nothing_left_at, service};
 
-/// Deletions, replaced directories, names of one file, owners, times, attributes; build volumes; and a step that changes nothing.
+/// Deletions, replaced directories, hard links, owners, times, attributes, build volumes, and a step without changes.
 const STEPS: &str = r#"
 volume = [{ name = 'b', kind = 'build', target = '/b' }]
 [[step]]
@@ -45,7 +45,7 @@ name = "last"
 run = "echo last > $HOME/last"
 "#;
 
-/// Lists everything in the image, but what a service makes itself, such as the root directory's mode.
+/// Lists everything in the image except what a service makes itself, such as the root directory's mode.
 const LOOK: &str = "cd /; find . -xdev -mindepth 1 -path ./proc -prune -o -path ./sys -prune -o -path ./dev -prune -o -path ./run -prune \
     -o -path ./tmp -prune -o -path ./var/tmp -prune -o -path ./etc/hostname -o -path ./etc/hosts -o -path ./etc/mtab -o -path ./etc/resolv.conf \
     -o -path ./b -prune -o -name .dockerenv -o -type f -printf '%P %m %U:%G %s %T@\\n' -exec sha256sum {} + \
@@ -59,7 +59,7 @@ fn without_volume() -> String {
     )
 }
 
-/// Two machines and a registry: the service is the same, and has nothing of the first when the second begins.
+/// Two machines and a registry. Both stores use one service, which has nothing of the first when the second begins.
 struct Two {
     registry: Registry,
     one: TestStore,
@@ -98,7 +98,7 @@ impl Two {
         store.rockenv(&words).ok().text()
     }
 
-    /// Removes what a store has at the service.
+    /// Removes everything that a store has at the service.
     fn remove(&self, store: &TestStore) {
         store.rockenv(&["rm", "--yes", self.name()]).ok();
         assert_nothing_left(store);
@@ -156,7 +156,7 @@ fn what_one_store_pushed_another_pulls_and_builds_nothing() {
         .ok()
         .says(&["the store already has all of it"]);
     other.rockenv(&["fsck"]).ok();
-    // What came from elsewhere can be handed on as it came, and stood on.
+    // Pulled snapshots can be pushed unchanged, and serve as the base of new ones.
     two.run(other, &["push", name])
         .ok()
         .says(&["0 layers sent", "5 already there"]);
@@ -168,7 +168,7 @@ fn what_one_store_pushed_another_pulls_and_builds_nothing() {
     two.remove(other);
 }
 
-/// One format for all engines: a tree does not tell which one made it.
+/// All engines share one format: a tree does not show which engine made it.
 #[test]
 fn snapshots_cross_engines() {
     let two = Two::new(TestStore::new(), TestStore::new(), &without_volume());
@@ -180,7 +180,7 @@ fn snapshots_cross_engines() {
         .says(&["pulled one, two, idle, last from", "4 done before"]);
     let own = two.inside(one, LOOK);
     assert_same(&two.inside(other, LOOK), &own);
-    // And back, from a repository that has nothing of the first.
+    // Back again, through a repository that has none of the layers.
     let again = format!("{}/again", two.registry.host);
     two.run(other, &["push", name, &again])
         .ok()
@@ -192,7 +192,7 @@ fn snapshots_cross_engines() {
     command.env("ROCKENV_REGISTRY", &again);
     finish("up".into(), command).ok().says(&["4 done before"]);
     assert_same(&two.inside(one, LOOK), &own);
-    // In a file it is the same, layer for layer.
+    // A file contains the same layers.
     let file = other.work().join("snapshots.oci.tar");
     let file = file.to_str().unwrap();
     other.rockenv(&["export", name, "--snapshots", file]).ok();
@@ -200,7 +200,7 @@ fn snapshots_cross_engines() {
         .ok()
         .says(&["the store already has all"]);
     two.remove(other);
-    // And what the store has of the file without a service goes to the service.
+    // Snapshots that the store got from the file without a service also reach the service.
     let file = one.work().join("snapshots");
     let file = file.to_str().unwrap();
     one.rockenv(&["export", name, "--snapshots", file]).ok();
@@ -213,7 +213,7 @@ fn snapshots_cross_engines() {
     two.remove(other);
 }
 
-/// A key may have a snapshot of each engine in one store: none stands in the way of another, whoever was first.
+/// A store may have a snapshot of each engine for one key. None hides another, whichever was first.
 #[test]
 fn each_engine_finds_its_own_snapshots() {
     let two = Two::new(TestStore::new(), TestStore::new(), &without_volume());
@@ -236,7 +236,7 @@ fn each_engine_finds_its_own_snapshots() {
     two.remove(one);
 }
 
-/// As a file and as a directory, and by name from a registry: each finds the engine that a new env would have.
+/// From a file, a directory, and by name from a registry: each import uses the engine that a new env would have.
 #[test]
 fn a_new_store_takes_what_a_file_has_and_builds_nothing() {
     let two = Two::new(TestStore::new(), TestStore::new(), &without_volume());
@@ -279,10 +279,10 @@ fn a_new_store_takes_what_a_file_has_and_builds_nothing() {
     two.remove(other);
 }
 
-/// Two machines indeed: each store has a service of its own.
+/// Two real machines: each store has its own service.
 #[test]
 fn build_volumes_come_with_them() {
-    // Mounted before the services start: they would not see them otherwise.
+    // Mounted before the services start, which would not see them otherwise.
     let disks = [LoopFs::new(Kind::Btrfs), LoopFs::new(Kind::Btrfs)];
     let services = [Own::start(), Own::start()];
     let stores = [&disks[0], &disks[1]].map(TestStore::on);
@@ -303,7 +303,7 @@ fn build_volumes_come_with_them() {
     let look = "cat /b/one /b/two /home/*/last; ls /b";
     let look = ["exec", name, "--", "sh", "-c", look];
     run(1, &look).prints("one\ntwo\nlast\none\ntwo");
-    // The same in a file.
+    // The same through a file.
     let file = two.one.work().join("snapshots.oci.tar");
     let file = file.to_str().unwrap();
     run(0, &["export", name, "--snapshots", file]);
@@ -322,7 +322,7 @@ fn build_volumes_come_with_them() {
     }
 }
 
-/// Killed wherever it happens to be; the next one goes on, and nothing of it stays.
+/// Commands are killed at random points; the next one continues, and leaves nothing of theirs.
 #[test]
 fn whoever_is_killed_leaves_nothing_and_the_next_one_converges() {
     let body = "[[step]]\nname = 'one'\nrun = 'head -c 20M /dev/urandom > $HOME/one'\n\
@@ -361,7 +361,7 @@ fn whoever_is_killed_leaves_nothing_and_the_next_one_converges() {
     }
 }
 
-/// Checks that killed commands left nothing on the way, in the store or at the service.
+/// Checks that killed commands left nothing unfinished in the store or at the service.
 #[track_caller]
 fn assert_nothing_half(two: &Two) {
     let (other, name) = (&two.other, two.name());

@@ -1,4 +1,4 @@
-//! What `gc` gives up for space where the service keeps its images on another disk than the store's.
+//! What `gc` removes for space if the service keeps its images on another disk than the store's.
 
 use crate::assert_nothing_left_at;
 use crate::restart::Own;
@@ -9,12 +9,12 @@ use serde_json::Value;
 
 #[test]
 fn nothing_goes_for_the_space_of_another_disk() {
-    // Mounted before the service starts: it would not see it otherwise.
+    // Mounted before the service starts, which would not see it otherwise.
     let disk = LoopFs::new(Kind::Btrfs);
     let own = Own::start();
     let store = TestStore::on(&disk);
     let env = store.env();
-    // Steps of other names: the snapshots of those before stay in the record.
+    // Each round uses new step names: the earlier snapshots stay in the record.
     for round in [1, 2] {
         store.profile(&format!(
             "volume = [{{ name = 'b', kind = 'build', target = '/b' }}]
@@ -38,7 +38,8 @@ fn nothing_goes_for_the_space_of_another_disk() {
             (name.unwrap(), item["bytes"].as_u64().unwrap() >> 20)
         })
         .collect();
-    // The build volumes that snapshots hold are on the store's disk: nothing else of them is. With one goes what stands on it.
+    // Of the snapshots, only their build volumes are on the store's disk. Removing a snapshot also removes those based
+    // on it.
     assert_eq!(sizes, [("last1", 0), ("volume1", 5)], "{dry:#}");
     let notes = dry["notes"].to_string();
     assert!(notes.contains("another file system: 1"), "{notes}");

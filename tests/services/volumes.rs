@@ -1,4 +1,4 @@
-//! Build volumes of an env at a service: the store freezes them with its snapshots, the service only mounts them.
+//! Build volumes of an env at a service: the store freezes them with its snapshots, and the service only mounts them.
 
 use crate::assert_nothing_left_at;
 use crate::restart::Own;
@@ -8,7 +8,7 @@ use rockenv::testing::Service;
 
 #[test]
 fn they_go_back_and_are_forked_with_the_snapshots() {
-    // Mounted before the service starts: it would not see it otherwise.
+    // Mounted before the service starts, which would not see it otherwise.
     let disk = LoopFs::new(Kind::Btrfs);
     let own = Own::start();
     let store = TestStore::on(&disk);
@@ -34,7 +34,7 @@ fn they_go_back_and_are_forked_with_the_snapshots() {
         (both(env), both(&fork)),
         ("mine\none\n".into(), "one\none\n".into())
     );
-    // What is there already is not built again, volume included.
+    // An existing snapshot, with its volume, is not built again.
     let up = own.run(&store, &["up", env]).ok();
     assert!(!up.err.contains("step 2/2 two … done"), "{up:?}");
     assert_eq!(both(env), "two\ntwo\n");
