@@ -1,4 +1,4 @@
-//! rockenv under systemd as PID 1 and cgroup v2, and with GPU drivers, in the virtual machine of `tests/vm`. Needs root.
+//! rockenv under systemd as PID 1 with cgroup v2, and with GPU drivers, in the machine of `tests/vm`. Needs root.
 
 #![expect(
     clippy::unwrap_used,
@@ -15,16 +15,16 @@ use fs_err as fs;
 /// A file of a scenario: its path and text.
 type File = (&'static str, &'static str);
 
-/// What the scripts share.
+/// Functions that the scripts share.
 const CASES: File = ("cases", include_str!("vm/cases"));
 
-/// One program: each engine, and the ordinary user's store, has a copy of its own.
+/// A tree with one program, because each engine and the ordinary user's store copies it.
 const IMAGE: File = (
     "work/images/base.toml",
     "schema = 1\nprovider = \"directory\"\n[directory]\npath = \"/srv/small\"\n",
 );
 
-/// Profiles and the script that runs in the machine, which names each case before it begins.
+/// Profiles, and the script that runs in the machine, which names each case before it begins.
 const ENGINE: [File; 5] = [
     (
         "work/profiles/one.toml",
@@ -52,7 +52,7 @@ const ENGINE: [File; 5] = [
 ];
 
 const GPU: [File; 5] = [
-    // Nothing is left at once.
+    // Containers end with their command, so the cases can check at once that nothing is left.
     ("work/rockenv.toml", "idle = \"never\"\n"),
     (
         "work/profiles/gpu.toml",
@@ -83,9 +83,10 @@ fn write(path: &Path, text: &str) {
     fs::write(path, text).unwrap();
 }
 
-/// Runs both scenarios in one machine, which takes minutes to boot where it is emulated; each says at its end that all cases passed.
+/// Runs both scenarios in one machine, which takes minutes to boot if it is emulated; each scenario reports at its end
+/// that all cases passed.
 ///
-/// `ROCKENV_TEST_CASES` chooses some of the GPU's, to look at these: it then says nothing of the kind, and the test fails.
+/// `ROCKENV_TEST_CASES` selects some of the GPU's cases for debugging. The report is then missing, and the test fails.
 #[test]
 fn engines_work_under_systemd_and_a_gpu_arrives_inside() {
     support::loopfs::need_root();
@@ -93,13 +94,13 @@ fn engines_work_under_systemd_and_a_gpu_arrives_inside() {
     let [engine, gpu] = ["engine", "gpu"].map(|name| place.path().join(name));
     lay_out(&engine, &ENGINE);
     lay_out(&gpu, &GPU);
-    // A list of GPUs; device nodes are the machine's own.
+    // The list of GPUs; the machine has its own device nodes.
     let machine = include_str!("gpu/780m").split(">>> ").skip(1);
     let machine = machine.filter_map(|file| file.split_once('\n'));
     for (path, text) in machine.filter(|(path, _)| !path.starts_with("dev/")) {
         write(&gpu.join("machine").join(path), text);
     }
-    // Without debug information: the machine copies it slowly.
+    // Stripped of debug information, because copying into the machine is slow.
     support::loopfs::run(
         Command::new("strip")
             .arg("-o")
@@ -128,7 +129,7 @@ fn engines_work_under_systemd_and_a_gpu_arrives_inside() {
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
     );
-    // Each case with the seconds before it.
+    // Prints each case with the seconds before it.
     println!("{text}");
     let passed = text.matches("all cases passed").count();
     assert!(
