@@ -32,7 +32,7 @@ REGISTRY = 10e9 / 8  # bytes a second, for all machines together
 LINK = 1e9 / 8  # for one machine
 REQUEST = 0.02  # seconds
 NOTHING = (0, 0, 0, 0)
-# The components of an environment with rocm-libs: the whole, and parts of it. All of these run as many jobs as there are cores.
+# The components of an environment with rocm-libs: all of them, and subsets. Steps in PARALLEL run a job per core.
 ALL = "rocprim hipcub rocthrust hipblas-common rocrand rocfft hipfft rocblas rocsparse hipsparse rocsolver hipsolver".split()
 COMPONENTS = [ALL[:3], ALL[:5], [*ALL[:4], "rocfft", "hipfft"], ALL[:7], [*ALL[:4], "rocblas"], [*ALL[:4], *ALL[7:]], ALL]
 PARALLEL = {*ALL[4:], "rocprim-test"}
@@ -53,7 +53,7 @@ class Step:
 
 @dataclass
 class Env:
-    # Those of one call of `matrix`: a profile with its parameters.
+    # The same for all envs of one `matrix` call: a profile with its parameters.
     call: tuple
     steps: list
 
@@ -189,7 +189,7 @@ class Farm:
         setattr(self.result, way, getattr(self.result, way) + size)
         self.transfers += 1
         self.result.peak = max(self.result.peak, self.transfers)
-        # The share is that of the moment it begins.
+        # A transfer keeps the share of the bandwidth that it starts with.
         yield size / min(LINK, REGISTRY / self.transfers)
         self.transfers -= 1
 

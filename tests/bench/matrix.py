@@ -17,7 +17,7 @@ from measure import ROCKENV, ROOT, TOOLS, WORK, loop, rockenv, row, run, settled
 
 TARGETS = ["gfx1100", "gfx1103", "gfx1201"]
 PROFILE = "double"
-# What a build of TheRock's shape needs, as in tests/support/rootfs.rs.
+# Packages for a build of TheRock's shape, as in tests/support/rootfs.rs.
 PACKAGES = ["ca-certificates", "ccache", "cmake", "g++", "git", "make", "ninja-build", "python3", "python3-venv"]
 PIP = "[global]\nindex-url = file:///nowhere\nfind-links = /usr/share/python-wheels\n"
 
@@ -62,7 +62,7 @@ def upstream(work):
     git = f"127.0.0.1:{pull.free_port()}"
     commit = run([ROOT / "tests/therock/make", work, f"git://{git}", f"http://127.0.0.1:{files.server_port}"]).strip()
     offer(work)
-    # Not through `git`, which would be stopped in its place.
+    # Started directly: stopping a `git` wrapper would leave the daemon running.
     program = Path(run(["git", "--exec-path"]).strip()) / "git-daemon"
     url = f"git://{git}/TheRock"
 

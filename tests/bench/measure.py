@@ -15,9 +15,9 @@ WORK = ROOT / "target/bench"
 TOOLS = ROOT / "target/bench-tools"
 NSPAWN = ["systemd-nspawn", "--register=no", "--keep-unit", "-q", "-D"]
 
-# What each row says: section, text, the runs, limit, and whether it was met.
+# The measured rows: section, text, the runs, limit, and whether it was met.
 rows = []
-# Where the images of file systems lie that `loop` makes; main may say elsewhere.
+# The directory for the file system images that `loop` makes; main may change it.
 ground = {"images": WORK}
 
 

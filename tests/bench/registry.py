@@ -12,7 +12,7 @@ from measure import ROCKENV, clock, env, in_turns, rockenv, row, run, settled, w
 
 SIZE = 2_000_000_000
 NAME = "shared"
-# Programs and texts, as an image has them, and as much again that does not get smaller.
+# Half programs and texts, as in an image, and half random bytes, which do not compress.
 PROFILE = f"""schema = 1
 image = "mini"
 [[step]]
@@ -36,7 +36,7 @@ class Registries:
     def fresh(self):
         self.stop()
         self.child, host = pull.registry(self.work)
-        # Written by the run before.
+        # Flushes what the previous run wrote.
         os.sync()
         return host
 
@@ -49,7 +49,7 @@ class Registries:
 
 def bench(stores, runs):
     method, store = next(iter(stores.items()))
-    # All of it on the file system of the store.
+    # Everything on the store's file system.
     work = store.parent
     registries = Registries(work / "registry")
     daemon = pull.docker(work / "docker")
@@ -74,7 +74,7 @@ def repository(host):
 
 
 def push(store, method, registries, daemon, runs):
-    # A registry's address is new each time, so that neither remembers what is there.
+    # Each run uses a new registry address, so neither program remembers what is there.
     jobs = {"rockenv": lambda: rockenv(store, "push", NAME, repository(registries.fresh()))}
     if daemon:
         talk = daemon[1]
@@ -117,11 +117,11 @@ def fetch(store, method, registries, daemon, empty, runs):
     theirs = f"{where}-docker:latest"
 
     def clean():
-        # Podman's and umoci's files have owners of their own, and Podman mounts its store.
+        # Podman's and umoci's files have their own owners, and Podman mounts its store.
         subprocess.run(["umount", "--quiet", empty / "graph/overlay"], stderr=subprocess.DEVNULL)
         shutil.rmtree(empty, ignore_errors=True)
         if daemon:
-            # Any other tag would keep the layers.
+            # Removes all tags, because any remaining one would keep the layers.
             subprocess.run([*daemon[1], "image", "prune", "--all", "--force"], check=True, capture_output=True)
         os.sync()
         empty.mkdir()
@@ -157,7 +157,7 @@ def fetch(store, method, registries, daemon, empty, runs):
         times = in_turns(runs, jobs)
         clean()
         rockenv(empty, "up", NAME, "--pull")
-        # Remembered of what came from a registry only.
+        # Only snapshots from a registry have this file.
         if not list(empty.glob("layers/*/shared.json")):
             sys.exit("`up --pull` built instead of pulling")
         for what in peers:

@@ -59,7 +59,7 @@ def picture(section, measured):
     return "\n".join([*parts, "</svg>", ""])
 
 
-# Rows of other programs; all others are rockenv's.
+# Prefixes of other programs' rows; all other rows are rockenv's.
 PEERS = ("`systemd-nspawn", "`git ", "`docker", "`podman", "`skopeo", "GNU ", "`diskus", "`dua", "`pdu", "`btrfs", "`rm -rf", "ninjas in a ninja, `-j")
 
 

@@ -11,7 +11,7 @@ import pull
 from measure import ROCKENV, WORK, in_turns, rockenv, row, run, settled
 
 STEPS = 100
-# Envs of that many steps: 100, 1,000 and 10,000 snapshots.
+# Numbers of envs with STEPS steps each: 100, 1,000 and 10,000 snapshots.
 ENVS = [1, 10, 100]
 FILES = [50_000, 500_000, 5_000_000]
 KEYS = [1_000, 10_000, 100_000]
