@@ -1,4 +1,4 @@
-//! `docs/reference/cli.md` is what the program says of itself; `ROCKENV_UPDATE=1 cargo test --test cli_reference` writes it anew.
+//! Generates `docs/reference/cli.md` from the program: `ROCKENV_UPDATE=1 cargo test --test cli_reference` writes it.
 
 use std::fmt::Write as _;
 
@@ -89,7 +89,7 @@ fn line(text: &mut String, line: &str) {
     text.push('\n');
 }
 
-/// Returns whether a command is more than a group of subcommands.
+/// Returns whether a command does more than group subcommands.
 fn does_something(command: &Command) -> bool {
     command.is_args_conflicts_with_subcommands_set()
         || command.get_subcommands().all(Command::is_hide_set)
@@ -164,7 +164,7 @@ fn options<'a>(text: &mut String, arguments: impl Iterator<Item = &'a Arg>, glob
     }
 }
 
-/// Returns an argument as it is typed: `-t, --target <GFX>...`.
+/// Returns an argument in command-line notation: `-t, --target <GFX>...`.
 fn shape(argument: &Arg) -> String {
     if argument.is_positional() {
         return argument.to_string();

@@ -1,5 +1,5 @@
-//! The rooms of `src/`: which there are, that a room imports only from itself and from rooms below it, and that the
-//! documentation names files that exist.
+//! The rooms of `src/`: their list, that a room imports only from itself and from rooms below it, and that files named
+//! in the documentation exist.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
@@ -8,23 +8,23 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
-/// From top to bottom; `docs/explanation/architecture.md` says what each is for.
+/// From top to bottom; `docs/explanation/architecture.md` describes each.
 const ROOMS: [&str; 15] = [
     "cli", "up", "matrix", "remote", "execute", "share", "store", "engine", "plan", "profile",
     "image", "rocm", "tree", "ui", "sys",
 ];
 
-/// No file is longer, so that one can be read at a sitting.
+/// Maximum length of a file, to keep it readable at a sitting.
 const LINES: usize = 600;
 
-/// No function is longer, its signature and its comments included.
+/// Maximum length of a function, including its signature and comments.
 const FUNCTION_LINES: usize = 100;
 
 fn rank(room: &str) -> Option<usize> {
     ROOMS.iter().position(|known| *known == room)
 }
 
-/// Every Rust file below a directory, relative to it.
+/// Returns all Rust files below a directory, relative to it.
 fn files(below: &str) -> Vec<PathBuf> {
     fn walk(directory: &Path, found: &mut Vec<PathBuf>) {
         for entry in fs::read_dir(directory).unwrap() {
@@ -51,14 +51,15 @@ fn text(below: &str, file: &Path) -> String {
     fs::read_to_string(top.join(below).join(file)).unwrap()
 }
 
-/// The names of other rooms that tokens mention, each with its line.
+/// The names of other rooms in a token stream, each with its line.
 #[derive(Default)]
 struct Mentions {
     found: Vec<(String, usize)>,
 }
 
 impl Mentions {
-    /// Collects what follows `crate::` and what follows as many `super::` as lead to the crate from `depth` modules below it.
+    /// Collects each name after `crate::`, or after as many `super::` as lead from `depth` modules below the crate to
+    /// its root.
     fn collect(&mut self, tokens: TokenStream, depth: usize) {
         let tokens: Vec<TokenTree> = tokens.into_iter().collect();
         let mut at = 0;
@@ -82,7 +83,7 @@ impl Mentions {
                     at += 1;
                 }
                 TokenTree::Literal(literal) => {
-                    // A path in an attribute of serde's.
+                    // A path in a serde attribute.
                     let literal = literal.to_string();
                     if let Some(path) = literal.strip_prefix("\"crate::") {
                         let room = path.split("::").next().unwrap_or_default();
@@ -96,7 +97,7 @@ impl Mentions {
         }
     }
 
-    /// Takes the name that a path goes on with, or those of the group.
+    /// Records the next name of a path, or each name of a group.
     fn first(&mut self, tokens: &[TokenTree]) {
         match tokens.first() {
             Some(TokenTree::Ident(word)) => {
@@ -125,14 +126,14 @@ fn is(tokens: &[TokenTree], at: usize, word: &str) -> bool {
     matches!(tokens.get(at), Some(TokenTree::Ident(ident)) if ident == word)
 }
 
-/// Does `::` stand there?
+/// Returns whether the tokens at `at` are `::`.
 fn follows(tokens: &[TokenTree], at: usize) -> bool {
     let colon =
         |at| matches!(tokens.get(at), Some(TokenTree::Punct(mark)) if mark.as_char() == ':');
     colon(at) && colon(at + 1)
 }
 
-/// How many modules below the crate a file is.
+/// Returns how many modules below the crate root a file is.
 fn depth(file: &Path) -> usize {
     let parts = file.components().count();
     if file.ends_with("mod.rs") {
@@ -142,7 +143,7 @@ fn depth(file: &Path) -> usize {
     }
 }
 
-/// The imports of a file's text that run upward, as `FILE:LINE: ROOM imports from ROOM`.
+/// Returns a file's upward imports, as `FILE:LINE: ROOM imports from ROOM`.
 fn upward(file: &Path, text: &str) -> Vec<String> {
     let room = file
         .components()
@@ -160,7 +161,7 @@ fn upward(file: &Path, text: &str) -> Vec<String> {
         .into_iter()
         .filter(|(name, _)| match rank(name) {
             Some(other) => other < own,
-            // Only rooms are below the crate: a path to anything else would be a way round.
+            // Only rooms are below the crate root: any other path would bypass this check.
             None => true,
         });
     upward
@@ -246,7 +247,7 @@ fn long_functions(tokens: TokenStream, limit: usize) -> Vec<String> {
                 }
                 found.extend(long_functions(group.stream(), limit));
             }
-            // A function of a trait without a body.
+            // A trait function without a body.
             TokenTree::Punct(mark) if mark.as_char() == ';' => function = None,
             TokenTree::Ident(_) | TokenTree::Punct(_) | TokenTree::Literal(_) => {}
         }
@@ -285,7 +286,7 @@ fn paths_in_the_documentation_exist() {
     let mut found = 0;
     for name in ["CONTRIBUTING.md", "docs/explanation/architecture.md"] {
         for line in fs::read_to_string(root.join(name)).unwrap().lines() {
-            // The map of the rooms: `room/` in the first column, its files in the last one.
+            // The table of rooms: `room/` in the first column, its files in the last.
             let row = line
                 .strip_prefix("| `")
                 .and_then(|row| row.split_once("/`"));
@@ -305,13 +306,14 @@ fn paths_in_the_documentation_exist() {
     assert!(found > 40, "{found} paths");
 }
 
-/// Programs with which a command begins that a message tells the user to type.
+/// Programs that begin commands in messages to the user.
 const PROGRAMS: [&str; 13] = [
     "rm", "mv", "cp", "mkdir", "chown", "chmod", "touch", "mount", "umount", "lsattr", "git",
     "tar", "rockenv",
 ];
 
-/// Returns the placeholders of a format string that are words of a command to type: `{}` as its number, `{name}` as it is.
+/// Returns the placeholders of a format string that are words of a command to type: a number for `{}`, the name for
+/// `{name}`.
 fn command_words(text: &str) -> Vec<String> {
     let (mut found, mut number, mut command) = (Vec::new(), 0, false);
     let mut start = true;
@@ -339,7 +341,8 @@ fn command_words(text: &str) -> Vec<String> {
     found
 }
 
-/// Returns the commands to type into which `tokens` put a path as it is, as `LINE: WORDS`. `lets` has what names stand for.
+/// Returns the commands to type into which `tokens` put an unquoted path, as `LINE: WORDS`. `lets` has variables'
+/// values.
 fn unquoted(tokens: TokenStream, lets: &[(usize, String, String)]) -> Vec<String> {
     let raw = |text: &str| {
         (text.contains("display ()") || text.contains("to_string_lossy"))
@@ -381,7 +384,7 @@ fn unquoted(tokens: TokenStream, lets: &[(usize, String, String)]) -> Vec<String
     found
 }
 
-/// Returns the names that a file binds with a plain `let`, each with its line and what it is bound to.
+/// Returns the names that a file binds with a plain `let`, each with its line and its value.
 fn lets(text: &str) -> Vec<(usize, String, String)> {
     let mut line = 1;
     let mut found = Vec::new();

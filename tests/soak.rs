@@ -1,5 +1,5 @@
-//! Owns the long run of `make soak`: thousands of kills on each kind of store, a round at a time. What it has seen is in
-//! `soak.json` below cargo's directory for tests, where the next run goes on; `ROCKENV_SOAK_KILLS` says how far.
+//! Owns the long run of `make soak`: thousands of kills on each kind of store, one round at a time. Its progress is in
+//! `soak.json` in cargo's directory for tests, where the next run continues. `ROCKENV_SOAK_KILLS` sets the goal.
 
 #![expect(
     clippy::unwrap_used,
@@ -25,9 +25,9 @@ const STORES: [(Kind, &str); 3] = [
     (Kind::Xfs, "reflink"),
 ];
 const KILLS: u64 = 10_000;
-/// After so many failed rounds it ends.
+/// The run ends after this many failed rounds.
 const FAILURES: usize = 10;
-/// Commands of one round.
+/// Commands per round.
 const COMMANDS: u64 = 200;
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -35,7 +35,7 @@ struct Tally {
     rounds: usize,
     /// How commands ended, by method, verb and exit code.
     ends: BTreeMap<String, u64>,
-    /// Rounds after which something was wrong or left, with their seeds.
+    /// Rounds that ended with errors or leftovers, with their seeds.
     failed: Vec<String>,
 }
 
@@ -49,7 +49,7 @@ impl Tally {
     fn round(&mut self) {
         let (kind, method) = STORES[self.rounds % STORES.len()];
         let seed = random::seed();
-        // Its mounts end with the thread.
+        // A thread of its own, with which its mounts end.
         let round = std::thread::spawn(move || hammer::hammer(kind, method, COMMANDS, seed)).join();
         match round {
             Ok(ends) => {
