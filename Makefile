@@ -1,4 +1,4 @@
-# The one entry for building, testing and installing: `make help`.
+# The single entry point for building, testing and installing: `make help`.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -42,7 +42,7 @@ soak: ## 10,000 kills on stores of each kind; stopped, it goes on where it was (
 FUZZ_SECONDS ?= 60
 FUZZ_TARGETS ?= $(notdir $(wildcard fuzz/corpus/*))
 
-# Stable cargo does: what is instrumented is no option of nightly's, and there is next to no unsafe code for a sanitizer to watch.
+# Stable cargo suffices: the instrumentation is no nightly option, and hardly any unsafe code needs a sanitizer.
 .PHONY: fuzz
 fuzz: ## hostile files for every reader of files, FUZZ_SECONDS (60) for each; findings in fuzz/artifacts
 	@tests/host fuzz
