@@ -1,4 +1,4 @@
-//! Owns the test of a lock file together with a dated archive: a signed one, which moves on, ages and is tampered with.
+//! Tests a lock file together with a dated, signed archive that publishes new versions, expires and is tampered with.
 
 pub(crate) mod service;
 use std::path::Path;
@@ -8,10 +8,10 @@ use crate::support::loopfs::LoopFs;
 use fs_err as fs;
 use service::{Archive, SUITE};
 
-/// A moment of the archive, from before anybody locks anything.
+/// A moment of the archive that is older than every lock file in these tests.
 const FIRST: &str = "20240801T000000Z";
 
-/// Makes a user of the archive: one package of it is in the image, a step installs another.
+/// Makes a store whose image has one package of the archive and whose step installs another one.
 fn user(disk: &LoopFs, name: &str, archive: &Archive) -> TestStore {
     let store = TestStore::at(&disk.join(name));
     let recipe = format!(
@@ -26,7 +26,7 @@ fn user(disk: &LoopFs, name: &str, archive: &Archive) -> TestStore {
     store
 }
 
-/// Configures the archive, and what of it is the present.
+/// Configures the archive as the mirror. `present` is the path of its current state.
 fn mirrors(store: &TestStore, archive: &Archive, present: &str) {
     let host = &archive.host;
     let key = archive.key("ours");
@@ -38,7 +38,7 @@ fn mirrors(store: &TestStore, archive: &Archive, present: &str) {
     store.configure(&text);
 }
 
-/// Returns the digests of the trees of the store's images.
+/// Returns the tree digests of the store's images.
 fn images(store: &TestStore) -> Vec<String> {
     let entries = fs::read_dir(store.home().join("images")).unwrap();
     let mut digests: Vec<String> = entries
@@ -70,7 +70,7 @@ fn a_locked_image_comes_from_its_moment_and_is_what_was_signed() {
     let installed = ["exec", "locked", "--", "sh", "-c"];
     let installed = [&installed[..], &["cat /usr/share/*ting"]].concat();
 
-    // The moment is the present one; the archive's own is older, and its Release file has expired since.
+    // The lock file records the present moment. The archive's newest moment is older, and its Release file has expired.
     let a = user(&disk, "a", &archive);
     a.rockenv(&["lock", "locked"])
         .ok()
@@ -84,7 +84,7 @@ fn a_locked_image_comes_from_its_moment_and_is_what_was_signed() {
         .trim_matches('"');
     a.rockenv(&["up", "locked", "--locked"]).ok();
 
-    // The archive moves on a second later, and on another machine the lock file still means what it did.
+    // The archive publishes a new version one second later. The lock file still selects the old one on another machine.
     let second = moment[9..15].parse::<u32>().unwrap();
     archive.publish(&format!("{}{:06}Z", &moment[..9], second + 1), "2.0", false);
     let b = user(&disk, "b", &archive);
@@ -98,7 +98,7 @@ fn a_locked_image_comes_from_its_moment_and_is_what_was_signed() {
     }
     assert_eq!(images(&a), images(&b));
     assert_eq!(a.keys("locked"), b.keys("locked"));
-    // Without it, what there is now.
+    // Without the lock file, the image and the step get the current versions.
     b.rockenv(&["up", "locked"]).ok();
     b.rockenv(&installed)
         .ok()
@@ -108,7 +108,7 @@ fn a_locked_image_comes_from_its_moment_and_is_what_was_signed() {
     refused(&archive, &disk, &a.work().join(lock));
 }
 
-/// Tries to build from the first moment while something of it is not as it was signed.
+/// Expects each build from the first moment to fail while one of its files differs from what was signed.
 fn refused(archive: &Archive, disk: &LoopFs, lock: &Path) {
     let store = user(disk, "c", archive);
     fs::copy(lock, store.work().join("profiles/locked.lock")).unwrap();
@@ -127,7 +127,7 @@ fn refused(archive: &Archive, disk: &LoopFs, lock: &Path) {
     flip_a_byte(&package);
     refuses(&["/pool/own/greeting_1.0_all.deb", "Hash Sum mismatch"]);
     flip_a_byte(&package);
-    // Signed by somebody else.
+    // Another key signed the Release file.
     archive.make_key("theirs");
     archive.sign(FIRST, "theirs");
     refuses(&[
@@ -135,7 +135,7 @@ fn refused(archive: &Archive, disk: &LoopFs, lock: &Path) {
         "NO_PUBKEY",
         "debian-signed-by = ",
     ]);
-    // Signed, and changed since.
+    // The Release file was changed after it was signed.
     archive.sign(FIRST, "ours");
     let text = fs::read_to_string(&release).unwrap();
     fs::write(
@@ -146,7 +146,7 @@ fn refused(archive: &Archive, disk: &LoopFs, lock: &Path) {
     refuses(&[&format!(" {SUITE} InRelease"), "BADSIG"]);
     fs::remove_file(&release).unwrap();
     refuses(&[&format!(" {SUITE} Release' is not signed")]);
-    // What is old is taken of a dated archive only: to others an old Release file is one that hides what is new.
+    // Only a dated archive may serve an expired Release file. From any other mirror, one may hide newer versions.
     archive.sign(FIRST, "ours");
     mirrors(&store, archive, &format!("archive/debian/{FIRST}"));
     store

@@ -1,5 +1,5 @@
-//! Owns a signed archive of Debian's packages and two of its own, on this machine's loopback, as a snapshot service has it:
-//! a directory for each moment, and for a moment between two the way to the one before.
+//! Serves a signed archive on loopback with Debian's packages and two of its own, in the layout of a snapshot service:
+//! one directory for each moment, and a redirect from a moment in between to the one before it.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -10,13 +10,14 @@ use fs_err as fs;
 
 use crate::support::loopfs::{LoopFs, run};
 
-/// Part of the cache's name: raised when what is in it changes.
+/// Part of the cache directory's name. Increase it when the cached content changes.
 const VERSION: u32 = 1;
 
 pub(crate) const SUITE: &str = "trixie";
 
-/// The packages of Debian that an image with apt has: fetched once for each checkout with the host's mirror, and packed
-/// without compression, which would take more time than all the rest. `Packages` describes them.
+/// Returns a directory with the Debian packages of an image with apt, described by `Packages`. They are fetched from
+/// the host's mirror once for each checkout, and packed without compression, which would take longer than the rest of
+/// the test.
 fn base() -> PathBuf {
     let cache = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("archive-{VERSION}"));
     fs::create_dir_all(&cache).unwrap();
@@ -57,17 +58,17 @@ pub(crate) struct Archive {
 
 impl Archive {
     pub(crate) fn start() -> Self {
-        // Where files of the cache can have a second name.
+        // On the disk of the cached packages, so that they can be hard-linked.
         let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let archive = directory.path().join("archive/debian");
         fs::create_dir_all(&archive).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let host = listener.local_addr().unwrap().to_string();
-        // Ends with the test program.
+        // The thread ends with the test program.
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 let archive = archive.clone();
-                // Whoever has hung up does not want it.
+                // A write fails if the client has hung up.
                 std::thread::spawn(move || drop(answer(client, &archive)));
             }
         });
@@ -76,7 +77,7 @@ impl Archive {
         archive
     }
 
-    /// Makes a key that signs.
+    /// Makes a signing key.
     pub(crate) fn make_key(&self, name: &str) {
         let home = self.directory.path().join(name);
         fs::create_dir(&home).unwrap();
@@ -98,8 +99,8 @@ impl Archive {
         self.directory.path().join("archive/debian").join(moment)
     }
 
-    /// Publishes Debian's packages with this version of the archive's own. A Release file says until when it is valid, if
-    /// `expired` until a time that is past.
+    /// Publishes Debian's packages and the archive's own ones at `version`. With `expired`, the Release files have a
+    /// `Valid-Until` in the past.
     pub(crate) fn publish(&self, moment: &str, version: &str, expired: bool) {
         let place = self.at(moment);
         fs::create_dir(&place).unwrap();
@@ -143,7 +144,7 @@ impl Archive {
         self.run(key, &self.at(moment), script, &[]);
     }
 
-    /// Runs a script with gpg's home, which it leaves without an agent.
+    /// Runs a script with the key's gpg home. The script must stop its gpg agent.
     fn run(&self, key: &str, place: &Path, script: &str, arguments: &[&str]) {
         let mut command = Command::new("sh");
         run(command
@@ -154,7 +155,8 @@ impl Archive {
     }
 }
 
-/// Answers one request: `/debian` is the newest moment, `/archive/debian/MOMENT` that one or the way to the one before.
+/// Answers one request. `/debian` is the newest moment. `/archive/debian/MOMENT` is that moment, or a redirect to the
+/// one before it.
 fn answer(mut client: TcpStream, archive: &Path) -> std::io::Result<()> {
     let mut head = BufReader::new(client.try_clone()?).lines();
     let line = head.next().transpose()?.unwrap_or_default();
@@ -183,7 +185,7 @@ fn answer(mut client: TcpStream, archive: &Path) -> std::io::Result<()> {
             "HTTP/1.1 302 Found\r\nLocation: {to}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
         );
     }
-    // What names of packages have that addresses have not.
+    // apt percent-encodes these characters of package names.
     let rest = [("%2b", "+"), ("%7e", "~"), ("%3a", ":"), ("%25", "%")]
         .iter()
         .fold(rest.to_owned(), |path, (code, sign)| {
