@@ -1,4 +1,4 @@
-//! Attacks that have to fail: each as an ordinary user of the machine, beside root who comes by sudo. One file an attack.
+//! Attacks that must fail, one in each file. An ordinary user of the machine attacks root, who runs rockenv by sudo.
 
 mod as_caller;
 mod directory;
@@ -11,7 +11,7 @@ mod tree;
 use crate::support::loopfs::{Kind, LoopFs};
 use crate::support::ordinary::MadeUp;
 
-/// What the attacks count on: the user is nobody special, and sudo makes them root and says who called.
+/// The attacks assume that the user has no privileges, and that sudo makes the user root and sets `SUDO_UID`.
 #[test]
 fn an_ordinary_user_is_root_by_sudo_only() {
     let disk = LoopFs::new(Kind::Ext4);

@@ -1,5 +1,5 @@
-//! A path that the caller named leads elsewhere: at once, or from one moment to the next. Root writes for that person there, and must
-//! reach nothing that they may not reach themselves.
+//! Root writes to a path that the caller named, and the path leads elsewhere from the start or is swapped during the
+//! write. Root must not reach anything that the caller cannot reach.
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
@@ -16,13 +16,13 @@ use crate::support::env::TestStore;
 use crate::support::loopfs::{Kind, LoopFs};
 use crate::support::ordinary::MadeUp;
 
-/// On the code before, the racers won after seconds.
+/// Before the fix, the racers won within seconds.
 const TRIES: usize = 25;
 
-/// What a test finds in the directory that only root may enter.
+/// The expected content of the directory that only root may enter.
 const NOTHING: [PathBuf; 0] = [];
 
-/// A step that leaves one result.
+/// A profile whose step writes one file to an output.
 const PROFILE: &str = r#"
 [[volume]]
 name = "out"
@@ -33,12 +33,12 @@ name = "build"
 run = "echo result > /v/out/result"
 "#;
 
-/// A user, an env in a store of root's, and a directory that only root may enter.
+/// A user, an env in a store that root owns, and a directory that only root may enter.
 struct Stage {
     store: TestStore,
     user: MadeUp,
     secret: PathBuf,
-    /// Where the user plays: two directories that change places.
+    /// Two directories that the user exchanges.
     here: PathBuf,
     there: PathBuf,
     _disk: LoopFs,
@@ -74,10 +74,10 @@ impl Stage {
         output(self.user.sudo(self.user.program(), arguments))
     }
 
-    /// Does `work` again and again while the user's `step` is repeated with their own rights.
+    /// Calls `work` repeatedly while another thread repeats `step` with the user's rights.
     fn race(&self, step: impl Fn() + Sync, mut work: impl FnMut()) {
         let step = || {
-            // Of this thread alone.
+            // These calls change the current thread only.
             setfsgid(Gid::from_raw(MadeUp::UID));
             setfsuid(Uid::from_raw(MadeUp::UID));
             step();
@@ -90,7 +90,8 @@ impl Stage {
         renameat2(AT_FDCWD, &self.here, AT_FDCWD, &self.there, flags).ok();
     }
 
-    /// Copies the store's image recipes to where the user plays, whose profile has the env's name.
+    /// Copies the store's image recipes to the user's directory, and removes the env whose name the user's profile
+    /// takes.
     fn bring_images(&self) {
         self.store.rockenv(&["--yes", "rm", self.store.env()]).ok();
         let images = self.here.join("images");
@@ -102,7 +103,7 @@ impl Stage {
         }
     }
 
-    /// Writes a profile there whose results belong in `place`.
+    /// Writes a profile to the user's directory, with its output at `place`.
     fn write_profile(&self, place: &Path) {
         let text = PROFILE.replace("kind =", &format!("path = {place:?}\nkind ="));
         let text = format!("schema = 1\nimage = \"base\"\n{text}");
@@ -142,7 +143,7 @@ fn files_for_the_caller_are_never_written_where_the_caller_may_not() {
     stage.make_own(&stage.here);
     symlink(&stage.secret, &stage.there).expect("a link");
     let [here, link] = [&stage.here, &stage.there].map(|path| path.to_str().expect("a path"));
-    // Without a race: the link is in a checkout, and named as any directory.
+    // No race here: the link is in a checkout, and the command names it like a directory.
     let page = format!("{link}/page.html");
     let file = format!("{link}/rows");
     let image = format!("{link}/image.tar");
@@ -181,7 +182,7 @@ fn files_for_the_caller_are_never_written_where_the_caller_may_not() {
     stage.store.assert_clean();
 }
 
-/// The races here can be lost: code that looks at a path and then writes to it loses them.
+/// Proves that the races can be won: code that checks a path and then writes to it loses.
 #[test]
 fn the_racer_wins_against_a_check_before_a_write() {
     let stage = Stage::new();
@@ -216,7 +217,7 @@ fn a_file_of_root_s_never_becomes_the_caller_s() {
         "--output",
         page.to_str().expect("a path"),
     ];
-    // As soon as the file is there that becomes the page, a link of its name is.
+    // Once the temporary file of the page exists, the other directory has a link of that name.
     let race = || {
         for entry in fs::read_dir(&stage.here).into_iter().flatten().flatten() {
             let name = entry.file_name();
@@ -230,7 +231,7 @@ fn a_file_of_root_s_never_becomes_the_caller_s() {
         drop(stage.sudo(&arguments));
         let found = fs::metadata(&victim).expect("root's file");
         assert_eq!(found.uid(), 0);
-        // The directories may change places, and links may come, while they are emptied.
+        // The directories may be exchanged, and links may appear, during this loop.
         for directory in [&stage.here, &stage.there] {
             for entry in fs::read_dir(directory).expect("a directory").flatten() {
                 fs::remove_file(entry.path()).ok();
@@ -278,7 +279,7 @@ fn what_is_written_for_the_caller_is_the_caller_s_and_no_link_or_fifo_is_opened(
     ] {
         assert!(written.contains(&path(name)), "{name}: {written}");
     }
-    // Metrics go to the end of a file, and to nothing else.
+    // `--metrics` appends to regular files and refuses everything else.
     let victim = stage.secret.join("rows");
     fs::write(&victim, "").expect("a file");
     symlink(&victim, at("link")).expect("a link");
@@ -336,7 +337,7 @@ fn what_is_written_for_the_caller_is_the_caller_s_and_no_link_or_fifo_is_opened(
     stage.store.assert_clean();
 }
 
-/// Lock files, new profiles, and directories for outputs: each where the user may write, and where a link leads out.
+/// Covers lock files, new profiles and output directories: where the user may write, and behind a link that leads out.
 #[test]
 fn what_is_made_beside_a_profile_is_made_with_the_callers_rights() {
     let stage = Stage::new();
@@ -378,7 +379,7 @@ fn what_is_made_beside_a_profile_is_made_with_the_callers_rights() {
     stage.store.assert_clean();
 }
 
-/// The path of an output goes through the store, and leads out of it again.
+/// The path of an output leads through the store and out of it again.
 #[test]
 fn results_are_the_callers_however_their_path_is_written() {
     let stage = Stage::new();
@@ -401,14 +402,14 @@ fn results_are_the_callers_however_their_path_is_written() {
     stage.store.assert_clean();
 }
 
-/// The same while the directory and the link change places.
+/// Does the same while the directory and the link are exchanged.
 #[test]
 fn what_is_made_beside_a_profile_never_lands_where_the_caller_may_not_write() {
     let stage = Stage::new();
     let env = stage.store.env();
     stage.make_own(&stage.here);
     stage.bring_images();
-    // `profile new` writes to this name.
+    // `profile new` writes to `profiles/`.
     let (place, link) = (stage.here.join("profiles"), stage.here.join("link"));
     stage.make_own(&place);
     symlink(&stage.secret, &link).expect("a link");
@@ -423,7 +424,7 @@ fn what_is_made_beside_a_profile_never_lands_where_the_caller_may_not_write() {
         number += 1;
         let fresh = format!("fresh-{number}");
         let lock = format!("profiles/{number}.lock");
-        // A container takes longer than both of the others.
+        // `up` starts a container, which takes longer than both of the others, so it runs in every second round.
         for arguments in [
             &["profile", "new", &fresh][..],
             &["lock", &file, "--file", &lock],

@@ -1,4 +1,5 @@
-//! The current directory is a stranger's: what it has of rockenv's counts for nothing that runs with privileges until somebody trusts it.
+//! The current directory belongs to a stranger: rockenv ignores its configuration, profiles, images and hooks until the
+//! user trusts them.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
@@ -13,7 +14,7 @@ use crate::support::rootfs;
 use crate::support::template::write_recipe;
 use crate::support::terminal::Terminal;
 
-/// A user who stands in a directory that a stranger prepared.
+/// A user whose current directory was prepared by a stranger.
 struct Place {
     user: MadeUp,
     work: PathBuf,
@@ -27,7 +28,7 @@ impl Place {
         let above = disk.path().parent().unwrap();
         fs::set_permissions(above, std::fs::Permissions::from_mode(0o755)).unwrap();
         let user = MadeUp::at(disk.join("home"));
-        // So that what the user trusts is theirs by sudo too.
+        // Sets the user's home, so that rockenv by sudo finds what the user trusts.
         let (id, home) = (MadeUp::UID, user.home.display());
         let line = format!("rockenv-made-up:x:{id}:{id}::");
         let users = fs::read_to_string("/etc/passwd").unwrap();
@@ -94,7 +95,7 @@ impl Place {
 #[test]
 fn what_nobody_trusted_is_not_read_and_said() {
     let place = Place::new();
-    // Relative to this file, not to the stranger's directory.
+    // These paths are relative to the user's configuration, not to the stranger's directory.
     let own = place.user.home.join(".config/rockenv");
     fs::create_dir_all(&own).unwrap();
     let configuration = "profile-dirs = ['profiles']\nimage-dirs = ['images']\n";
@@ -122,7 +123,7 @@ fn what_nobody_trusted_is_not_read_and_said() {
         assert!(!images.contains(place.work.to_str().unwrap()), "{images}");
         let (code, _, said) = place.look(sudo, &["up", "own"]);
         assert_eq!(code, 7, "{said}");
-        // Nothing of theirs is offered either.
+        // Completion does not offer the stranger's profiles either.
         let mut shell = place.command(sudo, &["--", "rockenv", "up", ""]);
         let offered = shell.env("COMPLETE", "fish").output().unwrap();
         let offered = String::from_utf8_lossy(&offered.stdout).into_owned();
@@ -138,7 +139,7 @@ fn trust_is_the_callers_for_files_as_they_are_and_never_for_programs_or_hosts() 
     let place = Place::new();
     let (code, _, said) = place.look(true, &["trust"]);
     assert_eq!(code, 0, "{said}");
-    // Kept by the person behind sudo, as one of their files.
+    // The record of trust is in the home of the user behind sudo, who owns it.
     let kept = place.user.home.join(".config/rockenv/trusted");
     let file = fs::read_dir(&kept).unwrap().next().unwrap().unwrap().path();
     let owner = std::os::unix::fs::MetadataExt::uid(&fs::metadata(&file).unwrap());
@@ -150,7 +151,7 @@ fn trust_is_the_callers_for_files_as_they_are_and_never_for_programs_or_hosts() 
             said.contains("`home`") && said.contains("`mirror`"),
             "{said}"
         );
-        // A built-in name stays what it is.
+        // A built-in profile keeps its name.
         let (_, shown, _) = place.look(sudo, &["profile", "show", "hip-smoke"]);
         assert!(!shown.contains("evil"), "{shown}");
         let (_, shown, said) = place.look(sudo, &["profile", "show", "./profiles/hip-smoke.toml"]);
@@ -169,7 +170,7 @@ fn trust_is_the_callers_for_files_as_they_are_and_never_for_programs_or_hosts() 
     assert_eq!(fs::read_dir(place.work.join("store")).unwrap().count(), 0);
     let (_, listed, _) = place.look(false, &["trust", "--show", "--json"]);
     assert!(listed.contains("\"trusted\""), "{listed}");
-    // A changed file is a new one.
+    // A changed file has to be trusted again.
     fs::write(
         place.work.join("profiles/own.toml"),
         "schema = 1\nimage = 'x'\n",
@@ -185,14 +186,14 @@ fn trust_is_the_callers_for_files_as_they_are_and_never_for_programs_or_hosts() 
     assert_eq!(place.look(true, &["trust", "--revoke"]).0, 0);
     assert_eq!(place.look(true, &["trust", "--revoke"]).0, 7);
     assert_eq!(fs::read_dir(&kept).unwrap().count(), 0);
-    // Named, as a service does that nobody can ask.
+    // A service without a terminal names its trusted directories in the environment.
     let mut listed = place.command(false, &["profile", "ls"]);
     let listed = run(listed.env("ROCKENV_TRUSTED_DIRS", &place.work));
     assert!(listed.contains("own"), "{listed}");
     assert!(!place.mark.exists());
 }
 
-/// On a terminal a person is asked, and nothing counts but a yes.
+/// On a terminal, rockenv asks, and only a yes trusts the directory.
 #[test]
 fn a_person_is_asked_and_only_yes_trusts() {
     let place = Place::new();
@@ -207,7 +208,7 @@ fn a_person_is_asked_and_only_yes_trusts() {
         terminal.wait(code);
         fs::read_dir(&kept).map_or(0, Iterator::count)
     };
-    // No, nothing, and the end of the input.
+    // No, an empty answer, and the end of the input.
     for answer in ["n\r", "\r", "\x04"] {
         assert_eq!(ask(&["profile", "ls"], answer, 0, "is not trusted"), 0);
         assert_eq!(ask(&["trust"], answer, 2, "nothing changed"), 0);
@@ -216,7 +217,7 @@ fn a_person_is_asked_and_only_yes_trusts() {
     assert_eq!(ask(&["trust"], "y\r", 0, "is trusted"), 1);
     assert_eq!(place.look(true, &["trust", "--revoke"]).0, 0);
     assert_eq!(ask(&["profile", "ls"], "y\r", 0, "own"), 1);
-    // It is theirs, and the next command does not ask.
+    // The user owns the record of trust, and the next command does not ask.
     let file = fs::read_dir(&kept).unwrap().next().unwrap().unwrap().path();
     let owner = std::os::unix::fs::MetadataExt::uid(&fs::metadata(&file).unwrap());
     assert_eq!(owner, MadeUp::UID);
@@ -228,7 +229,7 @@ fn a_person_is_asked_and_only_yes_trusts() {
     assert!(!place.mark.exists());
 }
 
-/// Where the person has put a link, root writes nothing through it.
+/// Root writes nothing through a link that the user put in place of the directory.
 #[test]
 fn what_is_trusted_is_written_with_the_persons_rights() {
     let place = Place::new();
@@ -244,7 +245,7 @@ fn what_is_trusted_is_written_with_the_persons_rights() {
 }
 
 impl Place {
-    /// Removes all but a file, as trust in the directory would be another question; the user has an image `base`.
+    /// Removes everything that would need trust in the directory, and gives the user an image `base`.
     fn with_base_only(&self) {
         for name in ["profiles", "images", "hooks"] {
             fs::remove_dir_all(self.work.join(name)).unwrap();
@@ -260,7 +261,8 @@ impl Place {
     }
 }
 
-/// A file that was named runs its own steps; where these write outside of its directory and the user's home, somebody has to agree.
+/// A profile file on the command line needs no trust for its steps. If they can write outside its directory and the
+/// user's home, rockenv asks first.
 #[test]
 fn a_file_says_what_its_steps_can_write_to() {
     let place = Place::new();
@@ -288,7 +290,7 @@ fn a_file_says_what_its_steps_can_write_to() {
     assert!(!place.user.home.join(".config/rockenv/trusted").exists());
     // Trust in a directory covers its `profiles`, not a file beside them that may be put there later.
     assert_eq!(place.look(true, &["trust"]).0, 0);
-    // Nor one that a trusted file extends.
+    // Nor does it cover a file that a trusted profile extends.
     let far = "schema = 1\nextends = '../x.toml'\n";
     fs::write(place.work.join("profiles/far.toml"), far).unwrap();
     assert_eq!(place.look(true, &["trust"]).0, 0);
@@ -300,7 +302,7 @@ fn a_file_says_what_its_steps_can_write_to() {
     assert_eq!(fs::read_dir(&victim).unwrap().count(), 0);
 }
 
-/// Yes is an answer too: the steps run, and the next `up` of the file asks nothing, until it names another directory.
+/// After a yes, the steps run, and the next `up` of the file does not ask until the file names another directory.
 #[test]
 fn who_agrees_to_what_a_file_writes_to_is_asked_once() {
     let place = Place::new();
@@ -343,7 +345,7 @@ fn who_agrees_to_what_a_file_writes_to_is_asked_once() {
     assert_eq!(owner, MadeUp::UID);
     let (code, _, said) = place.look(true, &up);
     assert!(code == 0 && !said.contains("can write to"), "{said}");
-    // Another directory is another question, also where nobody can answer it.
+    // Another directory needs another answer, also where no terminal can give it.
     profile(&victims[1]);
     let (code, _, said) = place.look(true, &up);
     assert_eq!(code, 2, "{said}");
@@ -353,7 +355,7 @@ fn who_agrees_to_what_a_file_writes_to_is_asked_once() {
     assert_eq!(code, 0, "{said}");
 }
 
-/// A step may write to the directory that its profile's file is in, and so to the file.
+/// A step may write to the directory that contains its profile's file, and so change the file.
 #[test]
 fn what_a_step_adds_to_its_own_file_is_asked_about() {
     let place = Place::new();
@@ -425,7 +427,8 @@ fn what_a_step_adds_to_its_own_file_is_asked_about() {
     assert_eq!(code, 0, "{said}");
 }
 
-/// Another user who may write to a trusted directory swaps files while it is read: what was checked and what runs is the same.
+/// Another user who may write to a trusted directory swaps files while they are read: rockenv runs exactly what it
+/// checked.
 #[test]
 fn what_was_trusted_is_what_is_read() {
     let place = Place::new();
@@ -434,7 +437,7 @@ fn what_was_trusted_is_what_is_read() {
     let good = fs::read_to_string(&own).unwrap();
     let evil = good.replace("description = 'evil'", "description = 'swapped'");
     assert_ne!(good, evil);
-    // It is looked at after the profile.
+    // rockenv reads this file after the profile.
     let last = profiles.join("zzz");
     fs::write(&last, "").unwrap();
     let (code, _, said) = place.look(true, &["trust"]);
@@ -454,7 +457,7 @@ fn what_was_trusted_is_what_is_read() {
     let said = String::from_utf8_lossy(&both);
     assert!(!said.contains("swapped"), "{said}");
     assert_eq!(shown.status.code(), Some(3), "{said}");
-    // And at any other moment.
+    // The files are also swapped at arbitrary moments.
     fs::write(&own, &good).unwrap();
     let ends = std::sync::atomic::AtomicBool::new(false);
     let mut read = 0;
@@ -478,7 +481,7 @@ fn what_was_trusted_is_what_is_read() {
     assert!(read > 0);
 }
 
-/// It was asked for its version, as root.
+/// rockenv once ran it as root to ask for its version.
 #[test]
 fn a_ninja_of_the_users_own_is_not_run_on_the_host() {
     let place = Place::new();

@@ -1,4 +1,5 @@
-//! A step, or who gives away a checkout, makes it name programs in every way that git knows: none of them runs on the host.
+//! A checkout that a step or a stranger changed names programs in every way that git supports: none of them runs on the
+//! host.
 
 use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
@@ -12,7 +13,8 @@ use crate::support::ordinary::MadeUp;
 use crate::support::rootfs;
 use crate::support::template::write_recipe;
 
-/// What a step does to a checkout at `$1`, which the host knows as `$2`: each program leaves a mark of its own in `$3`.
+/// The script with which a step changes the checkout at `$1`, whose path on the host is `$2`. Each program would leave
+/// a mark in `$3`.
 const PLANT: &str = r#"
 for git in $1/.git $1/.git/modules/sub; do
     cat >> $git/config <<END
@@ -101,7 +103,8 @@ struct Place {
 }
 
 impl Place {
-    /// Makes a user with a checkout that has a submodule, and a profile that builds it after a step that runs `plant.sh`.
+    /// Makes a user with a checkout that has a submodule, and a profile whose first step runs `PLANT` on it and whose
+    /// second step builds it.
     fn new() -> Self {
         let disk = LoopFs::new(Kind::Ext4);
         let above = disk.path().parent().expect("a directory");
@@ -153,7 +156,7 @@ impl Place {
             self.marks.display()
         );
         fs::write(configuration.join("profiles/victim.toml"), profile).expect("a profile");
-        // So that these are theirs by sudo too.
+        // Sets the user's home, so that rockenv by sudo finds this configuration.
         let users = fs::read_to_string("/etc/passwd").expect("users");
         let (id, home) = (MadeUp::UID, self.user.home.display());
         let line = format!("rockenv-made-up:x:{id}:{id}::");
@@ -161,7 +164,7 @@ impl Place {
         fs::write("/etc/passwd", users).expect("users");
     }
 
-    /// Runs commands that look at the checkout as root by sudo and as the user.
+    /// Runs commands that read the checkout, each as root by sudo and as the user.
     fn look(&self) -> Vec<(String, Output)> {
         let source = self.checkout.display().to_string();
         let home = self.user.home.join("store").display().to_string();
@@ -220,7 +223,7 @@ fn nothing_that_a_step_names_in_a_checkout_runs_on_the_host() {
     assert!(planted.contains("textconv"), "the step planted nothing");
     let looked = place.look();
     place.unmarked();
-    // Every other one is by sudo; the step has changed the checkout, so that nothing can be locked.
+    // Every second command runs by sudo. The step changed the checkout, so `lock` refuses it.
     for (arguments, output) in looked.iter().step_by(2) {
         let expected: &[i32] = match arguments.as_str() {
             "lock victim" => &[8],
@@ -236,7 +239,7 @@ fn nothing_that_a_step_names_in_a_checkout_runs_on_the_host() {
     }
 }
 
-/// What git lacks is not fetched, whatever the repository says of where it is.
+/// git fetches no missing objects, whatever the repository's configuration names as their source.
 #[test]
 fn a_checkout_with_missing_objects_fetches_nothing() {
     let place = Place::new();
@@ -249,7 +252,7 @@ fn a_checkout_with_missing_objects_fetches_nothing() {
         text.replace("repositoryformatversion = 0", "repositoryformatversion = 1"),
     )
     .expect("git's own");
-    // Staged, and then gone.
+    // The blob is in the index, and its object is missing.
     let blob = git::git(
         &place.checkout,
         &[
@@ -283,7 +286,7 @@ fn a_checkout_with_missing_objects_fetches_nothing() {
     place.unmarked();
 }
 
-/// A file that only root may read, in a checkout of the user's: root's git would read it.
+/// Only root may read the index of the user's checkout: git as root would succeed.
 #[test]
 fn git_is_never_root_in_the_checkout_of_somebody_else() {
     let place = Place::new();

@@ -1,4 +1,4 @@
-//! A link that a step puts in place of a directory that another volume names leads nowhere.
+//! A step puts a link in place of a directory that another volume names: rockenv does not follow it.
 
 use fs_err as fs;
 
@@ -40,7 +40,7 @@ fn an_output_directory_that_became_a_link_is_neither_mounted_nor_read() {
     }
     let key = fs::read_to_string(secret.join("key")).unwrap();
     assert_eq!(key, "of somebody else\n");
-    // A link on the way that no step can have made is the user's own.
+    // A link that no step can have made is the user's own, and rockenv follows it.
     let (real, link) = (store.work().join("real"), store.work().join("link"));
     fs::create_dir(&real).unwrap();
     std::os::unix::fs::chown(&real, Some(1234), Some(1234)).unwrap();

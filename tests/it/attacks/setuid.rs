@@ -1,5 +1,5 @@
-//! A root step leaves setuid-root programs and devices in its volumes: no other user of the machine comes to them, and inside
-//! they give no rights.
+//! A root step leaves setuid-root programs and devices in its volumes: no other user of the machine can reach them, and
+//! inside containers they give no rights.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
@@ -13,7 +13,7 @@ use crate::support::ordinary::MadeUp;
 use crate::support::rootfs;
 use crate::support::template::write_recipe;
 
-/// Somebody else on the machine.
+/// Another user of the machine.
 const OTHER: u32 = 4322;
 
 fn programs(directory: &Path) -> Vec<PathBuf> {
@@ -31,7 +31,7 @@ fn what_root_steps_leave_gives_nobody_else_rights() {
     fs::create_dir(&images).unwrap();
     write_recipe(&images.join("base.toml"), &rootfs());
     let leave = "for v in /v/*; do cp /usr/bin/id $v/mine; chmod 4755 $v/mine; chmod 755 $v; done; for v in build cache; do mknod -m 666 /v/$v/null c 1 3; done";
-    // As the build user: neither the owner's rights nor a device.
+    // The build user gets neither the owner's rights nor the device.
     let use_them = "for v in /v/*; do test $($v/mine -u) != 0; done; \
                     for v in build cache; do if true > /v/$v/null; then exit 1; fi; done";
     let profile = format!(
@@ -52,7 +52,7 @@ fn what_root_steps_leave_gives_nobody_else_rights() {
         "nspawn",
         &path("left.toml"),
     ];
-    // The directory is the user's own, who trusts the image there.
+    // The user owns the directory and trusts its image.
     let trusted = format!("ROCKENV_TRUSTED_DIRS={}", user.home.display());
     let program = path("program");
     let words: Vec<&str> = [trusted.as_str(), program.as_str()]
@@ -62,7 +62,7 @@ fn what_root_steps_leave_gives_nobody_else_rights() {
     run(&mut user.sudo("env", &words));
     let left = programs(&user.store());
     assert!(left.len() >= 3, "{left:?}");
-    // Nobody's home is in the way.
+    // The modes of the home and of the disk must not be the reason for a refusal.
     for directory in [disk.path(), &user.home] {
         fs::set_permissions(directory, std::fs::Permissions::from_mode(0o755)).unwrap();
     }
@@ -80,13 +80,13 @@ fn what_root_steps_leave_gives_nobody_else_rights() {
             "{program}"
         );
     }
-    // The people themselves come to their own files as ever.
+    // Users can still read their own files.
     for below in ["outputs/left/out", "caches/cache"] {
         let file = user.store().join(below).join("mine");
         let found = as_user(MadeUp::UID, &["cat", file.to_str().unwrap()]).unwrap();
         assert!(found.status.success(), "{below}: {found:?}");
     }
-    // A store of an earlier version is closed by the next command that changes it.
+    // The next command that changes the store closes the directories of a store from an earlier version.
     for name in ["volumes", "outputs", "caches", "sources", "layers"] {
         let (path, old) = (user.store().join(name), user.store().join("old"));
         fs::rename(&path, &old).unwrap();

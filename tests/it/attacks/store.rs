@@ -1,4 +1,5 @@
-//! A store that a stranger prepared, and files of a store that lie: nothing outside the store is killed, removed, unmounted or written.
+//! A store that a stranger prepared, or whose files lie: commands kill, remove, unmount or write nothing outside the
+//! store.
 
 use std::os::unix::fs::{PermissionsExt as _, lchown};
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ use crate::support::run::wait_until;
 const KEY: &str = "1111111111111111111111111111111111111111111111111111111111111111";
 const NOW: &str = "2026-01-01T00:00:00Z";
 
-/// What must survive: a file, a directory, a mount, and a process in a control group.
+/// Targets that no command may touch: a file, a directory, a mount, and a process in a control group.
 struct Victims {
     file: PathBuf,
     tree: PathBuf,
@@ -90,7 +91,7 @@ impl Drop for Victims {
     }
 }
 
-/// Makes a store with an env `one` that every lie is told in.
+/// Makes a store with an env `one`, which the lies are about.
 fn store(root: &Path) {
     let store = Store::open(root).unwrap();
     let write = |path: &str, value: &Value| {
@@ -123,7 +124,8 @@ fn record() -> Value {
         "steps": [], "failed": null, "complete": true})
 }
 
-/// Lies, each by a file and what it says. `up` is a way from `layers/`, `volumes/` or `envs/one/trees/` to `/`.
+/// Returns the lies as pairs of a file and its content. `way` leads from `layers/`, `volumes/` or `envs/one/trees/` to
+/// `/`.
 fn lies(victims: &Victims) -> Vec<(&'static str, String)> {
     let way = |to: &Path| format!("{}{}", "../".repeat(30), &to.to_string_lossy()[1..]);
     let tree = way(&victims.tree);
@@ -215,7 +217,7 @@ const COMMANDS: [&[&str]; 8] = [
     &["rm", "--yes", "one"],
 ];
 
-/// Gives all of a store to a user; what is deleted meanwhile, in the background, needs no owner.
+/// Gives a store to a user. A background process may still be deleting files of the store, so errors do not matter.
 fn give(path: &Path, owner: u32) {
     drop(lchown(path, Some(owner), Some(owner)));
     for entry in fs::read_dir(path).into_iter().flatten().flatten() {
@@ -251,7 +253,7 @@ fn nothing_that_lies_in_a_store_leads_out_of_it() {
             if at > 0 {
                 continue;
             }
-            // Of a stranger's own it does not get as far as to read one.
+            // If a stranger owns the store, the command refuses it before it reads the lie.
             give(&root, MadeUp::UID);
             let output = user.sudo(user.program(), command).output().unwrap();
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -274,7 +276,7 @@ fn a_store_that_others_own_or_may_write_to_is_refused() {
         assert_eq!(output.status.code(), Some(4), "{said}");
         assert!(said.contains(says) && said.contains("help: "), "{said}");
     };
-    // An empty directory of a stranger's does not become root's store.
+    // Root does not use a stranger's empty directory as a store.
     fs::create_dir(&root).unwrap();
     give(&root, MadeUp::UID);
     let build = ["image", "build", "debian-forky"];
@@ -294,7 +296,7 @@ fn a_store_that_others_own_or_may_write_to_is_refused() {
         }
         fs::set_permissions(&path, mode).unwrap();
     }
-    // Root's own store is not the user's.
+    // The user may not use root's store.
     refused(user.command(user.program(), &["ls"]), "by its owner only");
     let output = user.sudo(user.program(), &["ls"]).output().unwrap();
     assert!(output.status.success(), "{output:?}");

@@ -1,5 +1,5 @@
-//! Root of a container left something in its tree where rockenv writes or reads from outside, or stopped who watches it: no command
-//! hangs, and nothing but the tree changes.
+//! Root of a container left a trap in its tree where rockenv reads or writes from outside, or stopped the process that
+//! watches the container: no command hangs, and only the tree changes.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
@@ -36,7 +36,7 @@ fn traps_where_accounts_are_written_are_not_opened() {
         match trap {
             "mkdir" => {
                 assert_ne!(ran.code, 0);
-                // A service keeps what the container's first process said.
+                // A service's log keeps the output of the container's first process, so the error does not show it.
                 ran.says(&[match is_service() {
                     true => "before it was ready",
                     false => "group.rockenv",
@@ -46,7 +46,7 @@ fn traps_where_accounts_are_written_are_not_opened() {
             _ => assert_eq!(ran.ok().text().trim(), "builder", "{trap}"),
         }
     }
-    // A service reads the list itself, in its own way.
+    // A service reads `/etc/passwd` itself, in its own way.
     let traps: &[&str] = &[
         "mkfifo /etc/passwd",
         "truncate -s 2G /etc/passwd",
@@ -65,7 +65,7 @@ fn traps_where_accounts_are_written_are_not_opened() {
     store.assert_clean();
 }
 
-/// A disk of the host, for as long as it is open.
+/// A loop device of the host, which exists as long as this value.
 struct Disk {
     device: fs::File,
     content: PathBuf,
@@ -86,12 +86,12 @@ impl Disk {
         let file = content.to_str().expect("a path");
         let name = losetup(&["--find", "--show", file]);
         let device = fs::File::open(&name).expect("a device");
-        // Freed with the last one who has it open.
+        // The kernel frees the device when the last process closes it.
         losetup(&["--detach", &name]);
         Self { device, content }
     }
 
-    /// Makes a node of it, at a path in the container.
+    /// Returns a command that makes a node of the device at a path in the container.
     fn node(&self, path: &str) -> String {
         let number = self.device.metadata().expect("a device").rdev();
         let (major, minor) = (nix::sys::stat::major(number), nix::sys::stat::minor(number));
@@ -106,7 +106,7 @@ impl Disk {
     }
 }
 
-/// As opposed to a file, a disk takes what is written to it where somebody else has it.
+/// A file is part of the tree, but a write to a device node changes the host's disk.
 #[test]
 fn a_disk_where_accounts_are_written_is_neither_written_nor_read() {
     let store = TestStore::new();
@@ -141,7 +141,7 @@ fn a_disk_where_accounts_are_written_is_neither_written_nor_read() {
     store.assert_clean();
 }
 
-/// Stops the holder of the store's containers, as a test's only.
+/// Stops the process that holds the store's container. Other stores' holders keep running.
 fn stop_holder(store: &TestStore) -> Pid {
     let home = store.home().to_string_lossy().into_owned();
     let is_ours = |pid: i32| {
@@ -185,7 +185,7 @@ fn a_holder_that_does_not_answer_is_ended() {
     store.assert_clean();
 }
 
-/// Stops rockenv's process in the container, which passes signals on and tells how commands end.
+/// Stops rockenv's agent in the container, which forwards signals and reports how commands end.
 const STOP_AGENT: &str = "for process in /proc/[0-9]*; do
     case $(tr '\\0' ' ' < $process/cmdline) in *rockenv\\ __agent*) kill -STOP ${process#/proc/};; esac; done; sleep 6009";
 
@@ -194,7 +194,7 @@ fn a_command_whose_container_was_stopped_ends_when_it_is_told_to() {
     let store = TestStore::new();
     store.up_with("[[step]]\nname = \"a\"\nrun = \"true\"\n");
     store.sh("true").ok();
-    // What a stopped process was sent keeps a pipe open: nobody would read its end.
+    // The stopped process keeps the pipes that it was sent open, so a reader would wait for their end.
     let start = |arguments: &[&str]| {
         let mut command = store.command(&[&["exec", "--root"], arguments].concat());
         command.stdout(Stdio::null()).stderr(Stdio::null());
@@ -205,7 +205,7 @@ fn a_command_whose_container_was_stopped_ends_when_it_is_told_to() {
         !processes_called("sleep 6009").is_empty()
     });
     let begun = Instant::now();
-    // More than a socket takes where nobody reads.
+    // More bytes than a socket buffers while its peer does not read.
     let long = (0..8).map(|n| format!("--env=A{n}={}", "x".repeat(100_000)));
     let long: Vec<String> = long.collect();
     let long: Vec<&str> = long.iter().map(String::as_str).collect();
