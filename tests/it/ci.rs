@@ -1,4 +1,4 @@
-//! Builds in CI: what is said there, and the jobs that are written for it. Needs root.
+//! Builds in CI: their output, and the generated jobs. Needs root.
 
 mod action;
 mod gitlab;
@@ -12,7 +12,7 @@ use std::process::Command;
 use crate::support::env::TestStore;
 use fs_err as fs;
 
-/// Two steps that are the same for all targets, one that is not, and one with a GPU, which write down that they ran.
+/// Two steps that all targets share, one that differs by target, and one with a GPU. Each records that it ran.
 const STEPS: &str = "
 [params]
 x = ''
@@ -44,26 +44,26 @@ gpu = true
 run = 'echo test >> /runs/log'
 ";
 
-/// Writes the profile, and who has a GPU.
+/// Writes the profile, and the file that names the runners with GPUs.
 fn project(store: &TestStore) {
     store.profile(&STEPS.replace("OUT", &store.runs().display().to_string()));
     let text = "build = ['self-hosted', 'big']\n[gpu]\ngfx1103 = ['self-hosted', '780m']\n";
     fs::write(store.work().join("runners.toml"), text).unwrap();
 }
 
-/// Runs a command on a machine without a GPU, whatever this one has: jobs that need one fail there.
+/// Runs a command as on a machine without a GPU, whatever this one has. Jobs that need a GPU fail there.
 fn without_gpu<'a>(store: &TestStore, command: &'a mut Command) -> &'a mut Command {
     command.env("ROCKENV_GPU_ROOT", store.work().join("no-gpu"))
 }
 
-/// What a job that needs a GPU says there.
+/// The error of a job that needs a GPU on such a machine.
 const NO_GPU: &str = "steps with a GPU cannot run: this machine has no GPU";
 
-/// Returns what is left of envs in the store.
+/// Returns the remaining layers and env records of the store.
 fn left(store: &TestStore) -> Vec<String> {
     let below = |name: &str| fs::read_dir(store.home().join(name)).into_iter().flatten();
     let left = below("layers").chain(below("envs")).flatten();
-    // An env's lock outlives it.
+    // The env's directory outlives it, because the lock file stays.
     left.filter(|entry| {
         entry.path().join("record.json").exists() || entry.path().join("layer.json").exists()
     })

@@ -1,4 +1,4 @@
-//! The action of this repository, and the workflows that use it on GitHub's own runners.
+//! This repository's action, and the workflows that use it on GitHub's hosted runners.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::support::run::{Ran, finish};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
-/// Writes a workflow without a file of runners, checks it, and returns what is in it.
+/// Writes a workflow without a file of runners, validates it, and returns its content.
 fn workflow(store: &TestStore, more: &[&str]) -> Value {
     let asked = ["matrix", "github", "--profile", store.env(), "gfx1201"];
     let text = store.rockenv(&[&asked[..], more].concat()).ok().text();
@@ -98,7 +98,7 @@ fn a_runner_of_github_s_gets_the_program_that_wrote_the_workflow() {
             .unwrap()
             .contains("sudo -E rockenv --yes gc")
     );
-    // Who sets it up has no need of it, and who names an action gets that one.
+    // With a set-up command, the action is not needed. `--action` selects another one.
     let own = workflow(&store, &["--setup", "./install"]);
     assert_eq!(steps(&own).len(), 3, "{own:#}");
     let asked = ["matrix", "github", "--profile", store.env(), "gfx1201"];
@@ -113,7 +113,7 @@ fn a_runner_of_github_s_gets_the_program_that_wrote_the_workflow() {
         .exits(2)
         .says(&["OWNER/REPOSITORY@COMMIT"]);
 
-    // What the action does there: a release is fetched, compared with the digest, and installed.
+    // The action fetches a release, compares it with the digest, and installs it.
     let release = store.work().join(format!("releases/v{version}"));
     let tree = store.work().join("tree/bin");
     fs::create_dir_all(&release).unwrap();
@@ -127,7 +127,7 @@ fn a_runner_of_github_s_gets_the_program_that_wrote_the_workflow() {
         .arg(store.work().join("tree"))
         .args([format!("--transform=s,^\\.,{name},"), ".".to_owned()]));
     let releases = format!("file://{}", store.work().join("releases").display());
-    // What the cache brought, and something of which a download was left.
+    // The cache restores a finished download, and a partial one.
     let digest = "0a".repeat(32);
     let restored = store.work().join("rockenv-downloads");
     let restore = || {
@@ -148,7 +148,7 @@ fn a_runner_of_github_s_gets_the_program_that_wrote_the_workflow() {
         .ok()
         .text();
     assert!(said.contains(&format!("\nrockenv {version}\n")), "{said}");
-    // Its user sees what the store has now, and may not change it.
+    // The caller sees what is in the store now, and may not change it.
     assert!(said.ends_with("\nread kept and new; Read-only\n"), "{said}");
     let made = Store::open(&fresh(&store)).unwrap();
     let blobs = made.root().join("blobs/sha256");
@@ -159,16 +159,16 @@ fn a_runner_of_github_s_gets_the_program_that_wrote_the_workflow() {
     assert!(!refused.text().contains("installed"));
 }
 
-/// Returns where the action's machine has its store.
+/// Returns the store of the machine that the action runs on.
 fn fresh(store: &TestStore) -> PathBuf {
     store.work().join("fresh")
 }
 
-/// Runs the shell steps of the action, where nothing of it stays: `/usr/local/bin` is an empty one of its own.
+/// Runs the action's shell steps, with an empty `/usr/local/bin` so that the host stays unchanged.
 fn action(store: &TestStore, inputs: &[(&str, &str)]) -> Ran {
     let action = yaml(&Path::new(ROOT).join("action.yml")).remove(0);
     let steps = action["runs"]["steps"].as_array().unwrap();
-    // Debian has no keys of Ubuntu's archive, without which the program looks for them at the mirrors.
+    // Debian lacks the keys of Ubuntu's archive, and without them rockenv looks for them at the mirrors.
     let mut script = "mount -t tmpfs tmpfs /usr/local/bin
         cp -r /usr/share/keyrings keyrings; touch keyrings/ubuntu-archive-keyring.gpg
         mount --bind keyrings /usr/share/keyrings\n"
@@ -240,7 +240,7 @@ fn what_does_not_fit_is_said_before_it_is_written() {
     let short = short.each_ref().map(String::as_str);
     let refused = store.rockenv(&asked).exits(9).prints("");
     refused.says(&short).says(&["help: ", "--runners"]);
-    // Who names the machines is warned only: a label may have other machines.
+    // Runners that the user names cause only a warning: other machines may have the same label.
     let runners = store.work().join("runners.toml");
     fs::write(&runners, "build = ['ubuntu-latest', 'large']\n").unwrap();
     let named = [&asked[..], &["--runners", runners.to_str().unwrap()]].concat();

@@ -1,4 +1,4 @@
-//! Pipelines for GitLab run by a real program, job beside job, each on a machine of its own as far as rockenv can tell.
+//! Runs GitLab pipelines with a real program: the jobs run in parallel, each on what rockenv takes for its own machine.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::symlink;
@@ -16,7 +16,7 @@ use crate::support::python::{check_schema, gitlab_ci_local};
 use crate::support::registry::Registry;
 use crate::support::run::{Background, Ran, finish, processes_called, wait_until};
 
-/// The jobs, without the env's name.
+/// The jobs' names without the env's name.
 const JOBS: [&str; 4] = [
     "what is common",
     "build gfx1103",
@@ -28,7 +28,7 @@ const JOBS: [&str; 4] = [
 struct Machines(Vec<TestStore>);
 
 impl Machines {
-    /// Makes the machines that the project's pipeline runs on from now on.
+    /// Makes the machines on which the project's next pipelines run.
     fn new(project: &TestStore) -> Self {
         let all: Vec<TestStore> = JOBS.iter().map(|_| TestStore::new()).collect();
         let cases = JOBS.iter().zip(&all).map(|(job, store)| {
@@ -99,7 +99,7 @@ fn repository(store: &TestStore, registry: &Registry) {
     git(&["commit", "--quiet", "--message", "pipeline"]);
 }
 
-/// Prepares a run of the pipeline, in a process group of its own.
+/// Returns the command that runs the pipeline, in its own process group.
 fn pipeline(store: &TestStore) -> Command {
     let programs = store.work().join("bin");
     if !programs.exists() {
@@ -130,7 +130,7 @@ fn pipeline(store: &TestStore) -> Command {
     command
 }
 
-/// Returns how the jobs ended, by what the program says at the end.
+/// Returns how each job ended, from the program's summary.
 fn ended(store: &TestStore, ran: &Ran) -> BTreeMap<String, String> {
     let text = ran.text();
     let lines = text.lines().filter_map(|line| {
@@ -161,7 +161,7 @@ fn a_second_pipeline_pulls_what_the_first_one_built_failed_or_cancelled() {
         assert_eq!(machines.left(), [""; 0], "{}", ran.text());
         ran
     };
-    // One env fails: the other is built, and what stands on the first is not run.
+    // One env fails. The other one is built, and the jobs that depend on the first one do not run.
     let machines = Machines::new(&store);
     fs::write(store.runs().join("no-gfx1103"), "").unwrap();
     let ran = run(&machines).exits(1);
@@ -173,7 +173,8 @@ fn a_second_pipeline_pulls_what_the_first_one_built_failed_or_cancelled() {
     );
     assert_eq!(store.ran(), ["gfx1103", "gfx1201", "one", "two"]);
 
-    // Cancelled in the middle of a step, which then ends; the pipeline after it, on the same machines, goes on and cleans up.
+    // The pipeline is cancelled during a step, and the step ends. The next pipeline on the same machines resumes and
+    // cleans up.
     fs::remove_file(store.runs().join("no-gfx1103")).unwrap();
     let sleeper = store.sleeper();
     fs::write(store.runs().join("wait"), &sleeper).unwrap();
@@ -193,7 +194,7 @@ fn a_second_pipeline_pulls_what_the_first_one_built_failed_or_cancelled() {
     );
     fs::remove_file(store.runs().join("wait")).unwrap();
     let ran = run(&machines).exits(1);
-    // There is no GPU here, which must not look like a passed test.
+    // This machine has no GPU, so the test job must fail.
     let tested = all(["PASS", "PASS", "PASS", "FAIL"]);
     assert_eq!(ended(&store, &ran), tested, "{}", ran.text());
     assert_eq!(store.ran(), ["gfx1103"]);

@@ -1,4 +1,5 @@
-//! Files for Kubernetes: what typed models of JobSet, Argo Workflows and Kubernetes accept, what their scripts do, and in which order.
+//! Manifests for Kubernetes: whether typed models of JobSet, Argo Workflows and Kubernetes accept them, and what their
+//! scripts do, in which order.
 
 use std::process::Command;
 
@@ -10,7 +11,7 @@ use crate::support::env::TestStore;
 use crate::support::python::{check_kubernetes, yaml};
 use crate::support::run::finish;
 
-/// Writes a manifest, checks it, and returns the object in it.
+/// Writes a manifest, validates it, and returns its object.
 fn manifest(store: &TestStore, more: &[&str]) -> Value {
     let asked = ["matrix", "kubernetes", "--profile", store.env()];
     let how = [
@@ -29,7 +30,7 @@ fn manifest(store: &TestStore, more: &[&str]) -> Value {
     yaml(&file).remove(0)
 }
 
-/// Returns the text at a path of names.
+/// Returns the string at a JSON pointer.
 fn text<'a>(value: &'a Value, path: &str) -> &'a str {
     value
         .pointer(path)
@@ -42,8 +43,8 @@ fn list<'a>(value: &'a Value, path: &str) -> &'a [Value] {
     list.map_or(&[], Vec::as_slice)
 }
 
-/// Runs a container as the kubelet does: in its script, and in variables that follow, it replaces `$(NAME)` and takes `$$` for `$`.
-/// Returns whether the pod succeeds, which without a GPU a test must not.
+/// Runs a container as the kubelet does, which replaces `$(NAME)` in its script and in later variables, and reads `$$`
+/// as `$`. Returns whether the pod succeeds. A test pod must fail without a GPU.
 fn pod(store: &TestStore, container: &Value, index: &str) -> bool {
     let mut script = text(container, "/args/0").to_owned();
     let own = store.command::<&str>(&[]);
@@ -81,12 +82,12 @@ fn pod(store: &TestStore, container: &Value, index: &str) -> bool {
     false
 }
 
-/// Does what the controllers do with a JobSet; returns the pods that ran, and how they ended.
+/// Does what the JobSet controllers do. Returns the pods that ran, and how they ended.
 fn jobset(store: &TestStore, set: &Value) -> Vec<String> {
     let mut ran = Vec::new();
     let mut complete = Vec::new();
     for job in list(set, "/spec/replicatedJobs") {
-        // Jobs that another one stands on come before it, and each stands on one at most: the webhook checks both.
+        // The webhook checks that a job depends on one job at most, and that this one precedes it.
         let needs = list(job, "/dependsOn");
         assert!(needs.len() <= 1 && needs.iter().all(|need| need["status"] == "Complete"));
         let name = text(job, "/name");
@@ -108,7 +109,7 @@ fn jobset(store: &TestStore, set: &Value) -> Vec<String> {
             all &= ok;
             ran.push(format!("{name} {index}: {ok}"));
         }
-        // A job that failed fails the set.
+        // A failed job fails the set.
         if !all {
             break;
         }
@@ -117,7 +118,7 @@ fn jobset(store: &TestStore, set: &Value) -> Vec<String> {
     ran
 }
 
-/// Does what Argo does with a workflow; returns the pods that ran, and how they ended.
+/// Does what Argo does with a workflow. Returns the pods that ran, and how they ended.
 fn argo(store: &TestStore, workflow: &Value) -> Vec<String> {
     let templates = list(workflow, "/spec/templates");
     let template = |name: &str| templates.iter().find(|one| text(one, "/name") == name);
@@ -142,7 +143,7 @@ fn argo(store: &TestStore, workflow: &Value) -> Vec<String> {
     ran
 }
 
-/// Returns the containers of a manifest, with the pods that they are in.
+/// Returns the containers of a manifest, each with its pod.
 fn containers(manifest: &Value) -> Vec<(&Value, &Value)> {
     let templates = list(manifest, "/spec/templates").iter();
     let argo = templates.map(|one| (&one["container"], &manifest["spec"]));
@@ -189,13 +190,13 @@ fn each_phase_waits_for_the_one_before_and_only_tests_ask_for_a_gpu() {
             store.rockenv(&["--yes", "rm", &env]).ok();
         }
     };
-    // Without a GPU, what is to be tested on one has not been tested.
+    // The test pods fail, because there is no GPU.
     let all = ["common 0: true", "build 0: true", "build 1: true"];
     let tests = ["test 0: false", "test 1: false"];
     assert_eq!(jobset(&store, &set), [&all[..], &tests].concat());
     assert_eq!(store.ran(), ["gfx1103", "gfx1201", "one", "two"]);
     remove(&store);
-    // An env that fails does not stop the others: with Argo, not even their tests.
+    // A failed env does not stop the builds of other envs. With Argo, it does not even stop their tests.
     fs::write(store.runs().join("no-gfx1103"), "").unwrap();
     let all = ["common 0: true", "build 0: false", "build 1: true"];
     assert_eq!(jobset(&store, &set), all);
@@ -236,7 +237,7 @@ fn where_a_registry_has_what_others_built_no_volume_has_to() {
                 let mut all = list(container, "/env").iter();
                 all.find(|one| text(one, "/name") == wanted).unwrap()
             };
-            // The file that its variable names is the secret's.
+            // The variable names the file that the secret provides.
             let mount = &container["volumeMounts"][1];
             let volume = &pod["volumes"][1];
             let file = text(volume, "/secret/items/0/path");

@@ -1,11 +1,11 @@
-//! What CI systems are told while an env is built.
+//! The output for CI systems while an env is built.
 
 use crate::support::env::TestStore;
 use crate::support::run::{Ran, finish};
 use fs_err as fs;
 use serde_json::Value;
 
-/// Output that GitHub's runner would obey, in every place that a profile can reach.
+/// Output that GitHub's runner would obey, in every place that a profile controls.
 const HOSTILE: &str = "
 [[step]]
 name = 'one'
@@ -25,15 +25,15 @@ false
 '''
 ";
 
-/// Runs rockenv as a job of a CI system does.
+/// Runs rockenv as a CI system's job does.
 fn job(store: &TestStore, variables: &[(&str, &str)], arguments: &[&str]) -> Ran {
     let mut command = store.command(arguments);
     command.envs(variables.iter().copied());
     finish(arguments.join(" "), command)
 }
 
-/// Returns the commands that GitHub's runner takes from a job's output, as it reads them: a command begins a line, or is anywhere in
-/// it in the old form, and none is heard between `stop-commands` and the word that was given there.
+/// Parses a job's output as GitHub's runner does, and returns its commands. A command begins a line, or in the old form
+/// stands anywhere in it. After `stop-commands`, the runner ignores commands up to the given word.
 fn heard(output: &str) -> Vec<(String, String)> {
     let mut commands = Vec::new();
     let mut stopped: Option<String> = None;
@@ -67,7 +67,7 @@ fn github_folds_steps_and_obeys_nobody_else() {
     let store = TestStore::new();
     let summary = store.work().join("summary");
     fs::write(&summary, "before\n").unwrap();
-    // As a runner's is: of the user who calls.
+    // The caller owns the runner's summary file.
     std::os::unix::fs::chown(&summary, Some(1234), Some(1234)).unwrap();
     let github = [
         ("GITHUB_ACTIONS", "true"),
@@ -79,7 +79,7 @@ fn github_folds_steps_and_obeys_nobody_else() {
         let ran = ran.exits(5);
         let said = format!("{}{}", ran.err, ran.text());
         let commands = heard(&said);
-        // The second time only the failed step runs.
+        // The second time, only the failed step runs.
         let groups: &[&str] = match verbose {
             [] => &["group", "endgroup", "error"],
             _ => &["group", "endgroup", "group", "endgroup", "error"],
@@ -91,14 +91,14 @@ fn github_folds_steps_and_obeys_nobody_else() {
             error.starts_with("step `two` failed with exit code 1%0Ahelp: "),
             "{error}"
         );
-        // What it said is in the log all the same.
+        // The hostile output is still in the log.
         assert!(said.contains("injected"), "{said}");
     }
     let page = fs::read_to_string(&summary).unwrap();
     assert!(page.starts_with("before\n"), "{page}");
     assert!(page.contains("| two | failed |"), "{page}");
     assert!(page.contains("\n## Largest on disk\n"), "{page}");
-    // A summary that cannot be written takes nothing from the build.
+    // A summary that cannot be written does not fail the build.
     store.profile("[[step]]\nname = 'one'\nrun = 'true'\n");
     let nowhere = store.work().join("none/summary");
     let github = [
@@ -109,7 +109,7 @@ fn github_folds_steps_and_obeys_nobody_else() {
     let commands = heard(&ran.err);
     assert_eq!(names(&commands), ["group", "endgroup", "warning"]);
     assert!(commands[2].1.contains("the job's summary"), "{commands:?}");
-    // As does what fails before a step.
+    // A failure before the first step is reported too.
     let ran = job(&store, &github, &["up", "no-such-profile"]).exits(7);
     assert_eq!(names(&heard(&ran.err)), ["error"]);
 }
@@ -133,7 +133,7 @@ fn github_obeys_no_output_of_steps_that_is_shown_later() {
         assert!(text.contains("injected"), "{text}");
         assert_eq!(names(&heard(&text)), [""; 0], "{text}");
     }
-    // Programs read the same values, and files have what steps printed.
+    // Machine-readable values and files contain the steps' output unchanged.
     let values = |variables: &[(&str, &str)]| {
         let shown = job(&store, variables, &["profile", "show", env, "--json"]).ok();
         assert_eq!(heard(&shown.text()), []);
