@@ -1,10 +1,10 @@
-//! The time left of a build, from what ninja writes into a build volume. Needs root.
+//! The remaining time of a build, estimated from the files that ninja writes to a build volume. Needs root.
 
 use serde_json::Value;
 
 use crate::support::env::TestStore;
 
-/// Writes what ninja does: its commands, and which of them have ended, one a second.
+/// Imitates ninja: writes its commands, and a log in which one of them ends each second.
 const STEP: &str = r#"
 [[volume]]
 name = "build"
@@ -46,7 +46,7 @@ fn the_time_left_is_a_range_from_ninjas_files() {
             least.as_u64() < Some(left) && Some(left) < most.as_u64(),
             "{event}"
         );
-        // A second for each of the rest, where the rate of the first seconds is not known yet.
+        // Each remaining command takes a second. The estimate is off at first, when the rate is not known yet.
         let done = event["done"].as_u64().unwrap();
         let truth = (12 - done) * 1000;
         assert!(left.abs_diff(truth) < 2500, "{event}");

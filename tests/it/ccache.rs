@@ -1,5 +1,5 @@
-//! One storage of ccache's for several machines, each a store of its own: what one has compiled, the other fetches. Real
-//! servers on loopback. Needs root.
+//! A remote storage of ccache that several machines share, each of them a store: the second machine fetches what the
+//! first one compiled. Uses real servers on loopback. Needs root.
 
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
@@ -10,10 +10,10 @@ use crate::support::run::wait_until;
 use fs_err as fs;
 
 const PASSWORD: &str = "hunter22";
-/// ccache gives a storage a tenth of a second, which on a busy machine may pass.
+/// By default, ccache gives up on a storage after a tenth of a second, which a busy machine may need.
 const PATIENT: &str = "|connect-timeout=30000|operation-timeout=30000";
 
-/// Compiles one file; what ccache counted is in the home.
+/// Compiles one file, and leaves ccache's counters in the home directory.
 const PROFILE: &str = "
 env-from-host = ['CCACHE_REMOTE_STORAGE']
 [env]
@@ -33,7 +33,7 @@ echo \"the storage is $CCACHE_REMOTE_STORAGE\"
 '''
 ";
 
-/// A server, ended with it.
+/// A server process, killed on drop.
 struct Server(Child);
 
 impl Drop for Server {
@@ -85,13 +85,13 @@ impl Server {
     }
 }
 
-/// A port that was free a moment ago: these servers cannot be asked which one they took.
+/// Returns a port that was free a moment ago. These servers cannot choose and report a port themselves.
 fn port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().port()
 }
 
-/// A machine that knows of a storage.
+/// Makes a machine that uses this storage.
 fn machine(storage: &str) -> TestStore {
     let store = TestStore::with_builder();
     fs::write(
@@ -111,7 +111,7 @@ fn know(store: &TestStore, storage: &str) {
     store.configure(&text);
 }
 
-/// Returns how often something was counted.
+/// Returns the value of one of ccache's counters.
 fn counted(store: &TestStore, what: &str) -> u32 {
     let stats = store.sh("cat stats").ok().text();
     let line = stats.lines().find_map(|line| line.strip_prefix(what));
@@ -119,7 +119,7 @@ fn counted(store: &TestStore, what: &str) -> u32 {
         .unwrap_or_else(|| panic!("{what}: {stats}"))
 }
 
-/// The second machine compiles nothing.
+/// Builds on two machines, and expects that the second one compiles nothing.
 fn shared(storage: &str) -> [TestStore; 2] {
     let first = machine(storage);
     first.up();
@@ -151,10 +151,10 @@ fn redis_is_shared_by_machines_and_its_password_by_nobody() {
         let found = String::from_utf8_lossy(&found.stdout).into_owned();
         assert_eq!(found, "", "the password is in the store");
     }
-    // Nor does it, or any other storage, build anything again.
+    // Another storage or password rebuilds nothing.
     know(&first, "redis://127.0.0.1:1");
     first.up().says(&["nothing to do"]);
-    // Without it a step goes on by itself: it is a cache.
+    // Without the storage a step still succeeds, because it is only a cache.
     first
         .rockenv(&["up", first.env(), "--rerun", "compile"])
         .ok();

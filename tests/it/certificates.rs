@@ -1,5 +1,6 @@
-//! Certificate authorities of the configuration: with a server on loopback whose certificate only they make good, and the real pip,
-//! Python and git in the container. Also with `tests/service docker|podman cargo test --test it certificates::`.
+//! Certificate authorities of the configuration: a server on loopback whose certificate only they make valid, and the
+//! real pip, Python and git in the container. Also with `tests/service docker|podman cargo test --test it
+//! certificates::`.
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::symlink;
@@ -13,7 +14,7 @@ use crate::support::loopfs::{LoopFs, Mount, bind, run};
 use crate::support::run::{Ran, finish, sha256};
 use fs_err as fs;
 
-/// Makes an authority, a certificate of it for localhost, a repository and an index with one wheel.
+/// Makes an authority, its certificate for localhost, a repository, and an index with one wheel.
 const MAKE: &str = r#"
 cd "$0"
 openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj '/CN=A company' -keyout ca.key -out ca.pem \
@@ -133,7 +134,7 @@ run = '''env -i python3 -c "{look}"'''
     store.rockenv(&["up", name]).exits(5);
     let log = store.rockenv(&["logs", name, "variables"]).ok().text();
     assert!(log.contains("CERTIFICATE_VERIFY_FAILED"), "{log}");
-    // Whose directory this is has no say.
+    // The configuration of the current directory cannot add authorities.
     let local = store.work().join("rockenv.toml");
     let before = fs::read_to_string(&local).unwrap_or_default();
     fs::write(
@@ -149,7 +150,7 @@ run = '''env -i python3 -c "{look}"'''
     assert!(log.contains("\ninstalled\n"), "{log}");
     let log = store.rockenv(&["logs", name, "place"]).ok().text();
     assert!(log.contains("200\n"), "{log}");
-    // In no key, nor in a tree.
+    // The authorities are neither in a key nor in a tree.
     store.rockenv(&["up", name]).ok();
     let list = "etc/ssl/certs/ca-certificates.crt";
     let check = ["exec", name, "--", "sha256sum", &format!("/{list}")].map(str::to_owned);
@@ -162,7 +163,7 @@ run = '''env -i python3 -c "{look}"'''
         with(&store, &authority, &run).ok().prints("200");
     }
     if !crate::support::env::is_service() {
-        // An administrator has added it to the machine's own.
+        // The administrator adds the authority to the host's own ones.
         let added = bind(Path::new(&authority), &Path::new("/").join(list));
         store.rockenv(&run).exits(1);
         with(&store, "host", &run).ok().prints("200");
@@ -221,7 +222,8 @@ fn downloads_trust_the_configured_authorities() {
     with(&store, &server.authority(), &build).ok();
 }
 
-/// Returns a store with a recipe `far` of packages from the server, and the server's mirror in its configuration.
+/// Returns a store with a recipe `far` that takes packages from the server, and with the server as the configured
+/// mirror.
 fn store_of(disk: &LoopFs, recipe: &str, mirror: &str) -> TestStore {
     let store = TestStore::at(&disk.join("store"));
     let recipe = format!("schema = 1\n{recipe}");
@@ -230,7 +232,7 @@ fn store_of(disk: &LoopFs, recipe: &str, mirror: &str) -> TestStore {
     store
 }
 
-/// Builds the image without and with the authority. Nothing of it may be in the image.
+/// Builds the image without and with the authority, and expects that the image contains nothing of it.
 fn builds_only_with(store: &TestStore, server: &Server, refusal: &str) {
     let build = ["image", "build", "far"];
     let refused = store.rockenv(&build);
@@ -285,7 +287,7 @@ fn arch_packages_come_from_a_mirror_of_the_company() {
     let place = disk.join("arch");
     fs::create_dir(&place).unwrap();
     arch_repository(&place);
-    // The host's pacman trusts the key that signs them; nobody else of this machine sees that.
+    // Only this test's mount namespace sees that the host's pacman trusts the signing key.
     fs::create_dir_all(disk.join("etc/upper")).unwrap();
     fs::create_dir_all(disk.join("etc/work")).unwrap();
     let script = r#"
