@@ -1,4 +1,4 @@
-//! Workflows and pipelines: what their own schemas say of them, and what their scripts do.
+//! Workflows and pipelines: whether they fit their schemas, and what their scripts do.
 
 mod options;
 
@@ -18,7 +18,7 @@ use crate::support::run::{Ran, finish};
 
 const TARGETS: [&str; 2] = ["gfx1103", "gfx1201"];
 
-/// Writes a pipeline to a file, checks it against its schema, and returns what is in it.
+/// Writes a pipeline to a file, validates it against its schema, and returns its content.
 fn written(store: &TestStore, system: &str, schema: &str, more: &[&str]) -> Value {
     let runners = store.work().join("runners.toml");
     let asked = ["matrix", system, "--profile", store.env(), "--runners"];
@@ -33,12 +33,12 @@ fn written(store: &TestStore, system: &str, schema: &str, more: &[&str]) -> Valu
     yaml(&file).remove(0)
 }
 
-/// Runs a script as a CI system does, with rockenv in the search path, on a machine without a GPU.
+/// Runs a script as a CI system does, with rockenv in `PATH`, on a machine without a GPU.
 fn script(store: &TestStore, text: &str) -> Ran {
     script_with(store, text, store.home())
 }
 
-/// The same where the shell is told of a store.
+/// Runs a script with `home` as the shell's store.
 fn script_with(store: &TestStore, text: &str, home: &Path) -> Ran {
     let programs = store.work().join("bin");
     if !programs.exists() {
@@ -67,7 +67,7 @@ fn script_with(store: &TestStore, text: &str, home: &Path) -> Ran {
     ran
 }
 
-/// Says how a job ended: `success`, or the exit code of what failed first, with what it said.
+/// Returns `success`, or the exit code and the error of the first script that failed.
 fn ending(scripts: &[Ran]) -> String {
     let Some(failed) = scripts.iter().find(|ran| ran.code != 0) else {
         return "success".to_owned();
@@ -89,7 +89,7 @@ fn texts(value: &Value) -> Vec<&str> {
     }
 }
 
-/// Returns lines that set the variables of a job: secrets, written between `open` and `close`, and times for GitLab.
+/// Returns shell lines that set a job's secrets, whose names stand between `open` and `close`. Skips GitLab's timeouts.
 fn exports(variables: &Value, open: &str, close: &str) -> String {
     let variables = variables.as_object().into_iter().flatten();
     let variables = variables.filter(|(variable, _)| !variable.starts_with("RUNNER_"));
@@ -102,13 +102,13 @@ fn exports(variables: &Value, open: &str, close: &str) -> String {
     lines.collect()
 }
 
-/// Does what GitHub does with a workflow, all of it on one machine.
+/// Does what GitHub does with a workflow, on one machine for all jobs.
 fn github(store: &TestStore, workflow: &Value) -> BTreeMap<String, String> {
     github_on(workflow, &mut |_, text| script(store, text))
 }
 
-/// Does what GitHub does with a workflow, one job at a time; returns how each job ended, and the jobs that were not run as `skipped`.
-/// `script` runs one of a job.
+/// Does what GitHub does with a workflow, one job at a time. Returns how each job ended, with `skipped` for jobs that
+/// did not run. `script` runs one script of a job.
 fn github_on(
     workflow: &Value,
     script: &mut dyn FnMut(&str, &str) -> Ran,
@@ -141,12 +141,12 @@ fn github_on(
     ended
 }
 
-/// The same for GitLab.
+/// Does what GitLab does with a pipeline, on one machine for all jobs.
 fn gitlab(store: &TestStore, pipeline: &Value) -> BTreeMap<String, String> {
     gitlab_on(pipeline, &mut |_, text| script(store, text))
 }
 
-/// The same for GitLab.
+/// Does what GitLab does with a pipeline. `script` runs one script of a job.
 fn gitlab_on(
     pipeline: &Value,
     script: &mut dyn FnMut(&str, &str) -> Ran,
@@ -159,13 +159,13 @@ fn gitlab_on(
     gitlab.run("push")
 }
 
-/// What runs a script, told which resource groups are held meanwhile.
+/// Runs a script. The first argument names the resource groups that are held meanwhile.
 type Script<'a> = dyn FnMut(&[String], &str, &str) -> Ran + 'a;
 
-/// Runs a pipeline, and below a job that triggers it the same file again.
+/// Runs a pipeline. A job that triggers a child pipeline runs the same file again.
 struct GitLab<'a> {
     pipeline: &'a Value,
-    /// The resource groups that are held.
+    /// The resource groups that are held now.
     groups: Vec<String>,
     script: &'a mut Script<'a>,
 }
@@ -178,7 +178,7 @@ impl GitLab<'_> {
             for (name, job, when) in jobs_of(pipeline, source, stage) {
                 let mut needs = job["needs"].as_array().into_iter().flatten();
                 let failed = |need: &Value| {
-                    // Metrics of another job would be counted twice.
+                    // The metrics of another job would be counted twice.
                     assert_eq!(need["artifacts"], false);
                     ended[text(need, "job")] != "success"
                 };
@@ -197,7 +197,7 @@ impl GitLab<'_> {
                     let run = texts(&job["script"]).join("\n");
                     let done = (self.script)(&self.groups, name, &(environment.clone() + &run));
                     if let Some(after) = job["after_script"].as_array() {
-                        // It is not part of what decides.
+                        // `after_script` does not affect the job's result.
                         let after: Vec<&str> = after.iter().filter_map(Value::as_str).collect();
                         (self.script)(&self.groups, name, &(environment + &after.join("\n")));
                     }
@@ -212,7 +212,7 @@ impl GitLab<'_> {
     }
 }
 
-/// Returns the jobs of a stage that a pipeline from this source has, on a branch; and when each is run.
+/// Returns the jobs of a stage in a pipeline on a branch with this source, and when each job runs.
 fn jobs_of<'a>(
     pipeline: &'a Value,
     source: &str,
@@ -220,7 +220,7 @@ fn jobs_of<'a>(
 ) -> Vec<(&'a String, &'a Value, String)> {
     let holds = |rule: &Value| match rule["if"].as_str().unwrap() {
         "$CI_PIPELINE_SOURCE == \"parent_pipeline\"" => source == "parent_pipeline",
-        // A pipeline of a merge request has neither.
+        // A merge request's pipeline has neither a branch nor a tag.
         "$CI_COMMIT_BRANCH" => source != "merge_request_event",
         "$CI_COMMIT_TAG" => false,
         other => panic!("{other}"),
@@ -245,7 +245,7 @@ fn jobs_of<'a>(
     jobs
 }
 
-/// Names the job of an env by what comes before and after its name.
+/// Returns the jobs' endings, with `E` for the env's name.
 fn endings(store: &TestStore, ended: &BTreeMap<String, String>) -> Vec<String> {
     let one =
         |(name, how): (&String, &String)| format!("{}: {how}", name.replace(store.env(), "E"));
@@ -272,7 +272,7 @@ fn github_builds_what_is_common_once_and_leaves_nothing() {
     assert_eq!(texts(&job["needs"]), [env]);
     assert_eq!(texts(&job["runs-on"]), ["self-hosted", "780m"]);
     assert_eq!(job["timeout-minutes"], 90);
-    // Whatever is not a script is pinned.
+    // Every action is pinned to a commit.
     for job in workflow["jobs"].as_object().unwrap().values() {
         for step in job["steps"].as_array().unwrap() {
             if let Some(action) = step["uses"].as_str() {
@@ -292,7 +292,7 @@ fn github_builds_what_is_common_once_and_leaves_nothing() {
     assert_eq!(endings(&store, &ended), all);
     assert_eq!(store.ran(), ["gfx1103", "gfx1201", "one", "two"]);
     assert_eq!(left(&store), [""; 0]);
-    // What fails takes only what stands on it along.
+    // A failed job takes only the jobs along that depend on it.
     fs::write(store.runs().join("no-gfx1103"), "").unwrap();
     let ended = github(&store, &workflow);
     let all = [
@@ -327,7 +327,7 @@ fn machines_that_share_nothing_get_whole_envs() {
         script.contains("--param 'x=${{ '${{' }} 1 }}: #'"),
         "{script}"
     );
-    // Only the env with a machine for its steps with a GPU needs one, and without it nothing is built first.
+    // Only gfx1103 has a runner for steps with a GPU. Without a GPU, its job fails before it builds anything.
     let workflow = written(&store, "github", schema, &[]);
     let ended = github(&store, &workflow);
     let all = [
@@ -337,7 +337,7 @@ fn machines_that_share_nothing_get_whole_envs() {
     assert_eq!(endings(&store, &ended), all);
     assert_eq!(store.ran(), ["gfx1201", "one", "two"]);
     assert_eq!(left(&store), [""; 0]);
-    // What is said of the GPU after `--` is for the jobs that have one.
+    // `--gpu` after `--` applies to the jobs that have steps with a GPU.
     fs::write(store.runs().join("no-gfx1103"), "").unwrap();
     let workflow = written(
         &store,
@@ -352,11 +352,11 @@ fn machines_that_share_nothing_get_whole_envs() {
     ];
     assert_eq!(endings(&store, &ended), all);
     assert!(store.work().join("a b").exists());
-    // Each of them had left nothing to the next.
+    // Each job built everything, because the one before left nothing.
     let twice = ["gfx1103", "gfx1201", "one", "one", "two", "two"];
     assert_eq!(store.ran(), twice);
     assert_eq!(left(&store), [""; 0]);
-    // Where a registry has what others built, each still leaves nothing of its own.
+    // With a registry, each job still removes its own env.
     let registry = ["--registry", "registry.example.org/rockenv"];
     let registry = [&registry[..], &["--secret", "TOKEN=REGISTRY_TOKEN"]].concat();
     for (system, schema) in [("github", schema), ("gitlab", "vendor.gitlab-ci")] {
@@ -370,7 +370,7 @@ fn machines_that_share_nothing_get_whole_envs() {
         .rockenv(&bad)
         .exits(2)
         .says(&["cannot be written into a script"]);
-    // What removes an env calls it as `up` does.
+    // The command that removes an env uses the name that `up` gets.
     let named = ["--shard", "2/2", "--", "--name", "other"];
     let workflow = written(&store, "github", schema, &named);
     assert!(
@@ -382,7 +382,7 @@ fn machines_that_share_nothing_get_whole_envs() {
     ];
     let said = store.rockenv(&asked).exits(2);
     said.says(&["are both env `other`", "no `--name` for all envs"]);
-    // A part without an env is no file.
+    // A part without envs writes no file.
     for system in ["github", "gitlab", "slurm", "kubernetes"] {
         let more: &[&str] = match system {
             "slurm" => &["--submit"],
@@ -436,7 +436,7 @@ fn of_two_pipelines_of_one_store_one_ends_before_the_other_begins() {
             .collect()
     };
     assert_eq!(first("merge_request_event"), []);
-    // Wherever one is, the other begins if GitLab lets it.
+    // Starts the second pipeline as soon as GitLab would, at any point of the first one.
     let mut second = None;
     let mut at_once = |held: &[String], _: &str, text: &str| {
         let ran = script(&store, text);
@@ -457,7 +457,7 @@ fn of_two_pipelines_of_one_store_one_ends_before_the_other_begins() {
     let once = ["gfx1103", "gfx1201", "one", "two"];
     assert!(second.is_none(), "it did not wait: {second:?}");
     assert_eq!(store.ran(), once);
-    // Afterwards it finds nothing of the other's.
+    // The second pipeline then finds nothing of the first one.
     assert_eq!(gitlab(&store, &pipeline), ended);
     assert_eq!(store.ran(), once);
     assert_eq!(left(&store), [""; 0]);
@@ -481,7 +481,7 @@ fn gitlab_does_the_same() {
     assert_eq!(endings(&store, &ended), all);
     assert_eq!(store.ran(), ["gfx1103", "gfx1201", "one", "two"]);
     assert_eq!(left(&store), [""; 0]);
-    // The artifact that the jobs hand over.
+    // The artifact of the jobs.
     let rows = fs::read_to_string(store.work().join("rockenv-metrics.jsonl")).unwrap();
     assert!(rows.lines().count() > 4, "{rows}");
     fs::write(store.runs().join("no-gfx1201"), "").unwrap();
@@ -494,7 +494,7 @@ fn gitlab_does_the_same() {
     assert_eq!(left(&store), [""; 0]);
 }
 
-/// A machine for each job, which has the checkout, the image, and nothing that other jobs built.
+/// A machine for each job, with the checkout, the image, and nothing that other jobs built.
 struct Machines<'a> {
     checkout: &'a TestStore,
     profile: String,
@@ -534,7 +534,7 @@ fn by_a_registry_each_machine_builds_its_own_part_only() {
         registry.host
     );
     let asked = ["--registry", &repository];
-    // Who cannot log in hands nothing on, and that is said where it matters.
+    // A job that cannot log in hands nothing on, and fails with the reason.
     let workflow = written(&store, "github", "vendor.github-workflows", &asked);
     let mut strangers = Machines::new(&store);
     let ended = github_on(&workflow, &mut |job, text| strangers.script(job, text));
@@ -560,7 +560,7 @@ fn by_a_registry_each_machine_builds_its_own_part_only() {
     assert_eq!(endings(&store, &ended), all);
     assert_eq!(machines.stores.len(), 4);
     assert_eq!(store.ran(), ["gfx1103", "gfx1201", "one", "two"]);
-    // What another system asks of the same registry, on machines that are as new, is built already.
+    // GitLab's jobs on new machines find everything in the same registry.
     let mut others = Machines::new(&store);
     let ended = gitlab_on(&pipeline, &mut |job, text| others.script(job, text));
     let all = [

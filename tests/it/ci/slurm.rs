@@ -1,5 +1,5 @@
-//! Jobs of a real Slurm: one node, on loopback, in directories of its own, with its own munge, and accounts in a database
-//! where a test wants them.
+//! Jobs of a real Slurm with one node on loopback, its own directories and its own munge, and with a database of
+//! accounts where a test needs one.
 
 mod figures;
 mod queue;
@@ -24,10 +24,10 @@ use crate::support::run::{
     Background, Ran, finish, processes, processes_called, wait_for, wait_until,
 };
 
-/// The daemons, ended when dropped.
+/// Slurm's daemons, ended on drop.
 struct Slurm {
     directory: tempfile::TempDir,
-    /// In the order in which they were started.
+    /// In the order of their start.
     daemons: Vec<Child>,
 }
 
@@ -36,7 +36,7 @@ impl Slurm {
         Self::started(false)
     }
 
-    /// Starts one whose `sacct` knows the jobs.
+    /// Starts a Slurm whose `sacct` knows the jobs.
     fn with_accounts() -> Self {
         Self::started(true)
     }
@@ -106,7 +106,8 @@ impl Slurm {
         self.directory.path().join(name)
     }
 
-    /// As small as it can be: no control groups, which this machine may not have, and nothing that binds a job to a processor.
+    /// Returns a minimal configuration: no control groups, which this machine may lack, and no binding of jobs to
+    /// processors.
     fn configuration(&self, controller: u16, node: u16) -> String {
         let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
         let name = name.trim().split('.').next().unwrap();
@@ -140,7 +141,7 @@ PartitionName=all Nodes={name} Default=YES MaxTime=INFINITE State=UP
         )
     }
 
-    /// Settings of a controller whose jobs are in a database, with what they use each second.
+    /// Returns the settings of a controller that keeps jobs in a database and samples their usage each second.
     fn accounting(&self, port: u16) -> String {
         format!(
             "AccountingStorageType=accounting_storage/slurmdbd
@@ -154,7 +155,7 @@ JobAcctGatherFrequency=task=1
         )
     }
 
-    /// Starts a database and the daemon that writes jobs into it, before the controller, which asks for it.
+    /// Starts a database, and the daemon that writes jobs into it. The controller needs both when it starts.
     fn keep_accounts(&mut self, port: u16) {
         let data = self.path("data");
         let [place, socket] = [&data, &data.join("socket")].map(|path| path.display().to_string());
@@ -218,13 +219,14 @@ StorageLoc=slurm
         self.daemons.push(command.spawn().unwrap());
     }
 
-    /// The node fails: its daemon ends, and whatever jobs it has, and the controller sees it (by itself after `SlurmdTimeout`).
+    /// Lets the node fail: ends its daemon and its jobs, and tells the controller, which would notice only after
+    /// `SlurmdTimeout`.
     fn fail(&mut self) {
         let spool = self.path("spool").display().to_string();
         let mut node = self.daemons.pop().unwrap();
         node.kill().unwrap();
         node.wait().unwrap();
-        // A job's shell is a child of the `slurmstepd` that keeps it.
+        // A job's shell is a child of the job's `slurmstepd`.
         let shells = processes();
         let shells = shells.iter().filter(|(_, line)| line.contains(&spool));
         let keepers = shells.filter_map(|(shell, _)| {
@@ -234,7 +236,7 @@ StorageLoc=slurm
             let name = fs::read_to_string(format!("/proc/{parent}/comm")).ok()?;
             name.starts_with("slurmstepd").then_some(parent)
         });
-        // All are found before the first is ended: the children of a process that ended are those of process 1.
+        // Finds all processes before the first kill: the children of a dead process belong to process 1.
         let all: Vec<i32> = keepers.flat_map(descendants).collect();
         for pid in all {
             let _: nix::Result<()> = kill(Pid::from_raw(pid), Signal::SIGKILL);
@@ -253,19 +255,19 @@ StorageLoc=slurm
         let mut command = Command::new(program);
         command
             .env("SLURM_CONF", self.path("slurm.conf"))
-            // The database's, for slurmdbd.
+            // slurmdbd finds the database here.
             .env("MYSQL_UNIX_PORT", self.path("data/socket"))
             .current_dir(self.directory.path());
         command
     }
 
-    /// Returns what Slurm knows of a job and its tasks, one on each line.
+    /// Returns Slurm's records of jobs and tasks, one on each line.
     fn jobs(&self) -> Vec<String> {
         let text = run(self.tool("scontrol").args(["show", "job", "--oneliner"]));
         text.lines().map(str::to_owned).collect()
     }
 
-    /// Waits until no job is left to do; returns the jobs' names and how they ended, sorted.
+    /// Waits until no job is left. Returns the jobs' names and how they ended, sorted.
     fn ended(&self) -> Vec<String> {
         wait_for("jobs are left", || {
             let queue = run(self.tool("squeue").args(["--noheader", "--array"]));
@@ -292,14 +294,14 @@ StorageLoc=slurm
     }
 }
 
-/// Returns different ports that nobody listens at.
+/// Returns different ports on which no process listens.
 fn free_ports() -> [u16; 3] {
-    // All are held until all are known.
+    // Holds all ports until all are known.
     let ports = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
     ports.map(|port| port.local_addr().unwrap().port())
 }
 
-/// Returns a process and all that it started.
+/// Returns a process and all its descendants.
 fn descendants(pid: i32) -> Vec<i32> {
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
     let children = children.unwrap_or_default();
@@ -338,7 +340,7 @@ fn submit_all(store: &TestStore, slurm: &Slurm, envs: &[&str], more: &[&str]) ->
     let mut command = store.command(&asked);
     command
         .env("SLURM_CONF", slurm.path("slurm.conf"))
-        // Whoever submits trusts the checkout; each job has to do so by itself.
+        // The caller trusts the checkout, but each job has to trust it by itself.
         .env("SBATCH_EXPORT", "ALL,ROCKENV_TRUSTED_DIRS=");
     without_gpu(store, &mut command);
     finish(asked.join(" "), command)
@@ -349,14 +351,14 @@ fn what_is_common_is_a_job_and_each_env_a_task() {
     let store = TestStore::new();
     project(&store);
     let slurm = Slurm::start();
-    // One that is refused takes the others back, and nothing is left in the queue.
+    // If Slurm refuses a job, the command cancels the others, and nothing is left in the queue.
     let refused = submit(&store, &slurm, &["--gres", "tape:1"]).exits(4);
     refused.says(&["cannot submit the jobs to Slurm", "sbatch: error", "help: "]);
     let left = slurm.ended();
     let array = format!("envs-{}-gfx1103", store.env());
     assert_eq!(left, ["common CANCELLED", &format!("{array} CANCELLED")]);
 
-    // What is in the queue is not submitted again.
+    // An env in the queue is not submitted again.
     submit(&store, &slurm, &["--sbatch=--hold"]).ok();
     let again = submit(&store, &slurm, &[]).exits(6);
     again.says(&[
@@ -403,7 +405,7 @@ fn what_is_common_is_a_job_and_each_env_a_task() {
         "{ended:?}"
     );
     assert_eq!(store.ran(), ["gfx1103", "gfx1201", "one", "two"]);
-    // Each row names a job of those that ran.
+    // Each row names one of the jobs that ran.
     let rows = fs::read_to_string(rows).unwrap();
     let jobs = slurm.jobs();
     assert!(rows.lines().count() > 3, "{rows}");
@@ -417,9 +419,9 @@ fn what_is_common_is_a_job_and_each_env_a_task() {
             job.contains("MinMemoryNode=100M") && job.contains("TimeLimit=00:30:00"),
             "{job}"
         );
-        // A GPU is asked for by the jobs that need one, and no others.
+        // Only the jobs that need a GPU request one.
         assert_eq!(job.contains("gpu:1"), job.contains("-gpu UserId="), "{job}");
-        // And one that finds none has not tested anything.
+        // A job that finds no GPU fails.
         if job.contains("gpu:1") {
             assert!(job.contains("ExitCode=4:0"), "{job}");
             let log = job
@@ -430,7 +432,7 @@ fn what_is_common_is_a_job_and_each_env_a_task() {
         }
     }
 
-    // Where what is common fails, nobody waits for it for ever.
+    // If the common job fails, the jobs that depend on it do not wait forever.
     let profile = store
         .work()
         .join("profiles")
@@ -471,12 +473,12 @@ fn jobs_of_a_node_that_fails_go_on_from_the_registry() {
         let works = |(_, line): &(i32, String)| line.contains(&home) || *line == sleeper;
         !mounts.contains(&home) && !processes().iter().any(works)
     });
-    // The next node has nothing, and what the kernel and nspawn keep in memory ends with this one.
+    // The next node has no store. The kernel and nspawn keep these directories in memory, so they end with the node.
     fs::remove_dir_all(store.home()).unwrap();
     let memory = ["/sys/fs/cgroup", "/run/systemd/nspawn"];
     let ours = format!("*/rockenv-{}-*", store.env());
     let what = ["-depth", "-type", "d", "-path", &ours, "-delete"];
-    // What belongs to others may go while it looks, which it reports.
+    // `find` fails if another process removes a directory meanwhile.
     Command::new("find")
         .args(memory)
         .args(what)
@@ -499,7 +501,7 @@ fn a_submission_that_is_interrupted_takes_back_what_it_has() {
     let store = TestStore::new();
     project(&store);
     let sleeper = store.sleeper();
-    // The second job is not accepted before the end of time.
+    // `sbatch` accepts the second job only after a very long time.
     let sbatch = format!("test ! -e ../first || {sleeper}; touch ../first; echo 4711");
     let tools = [
         ("sbatch", sbatch.as_str()),
@@ -518,7 +520,7 @@ fn a_submission_that_is_interrupted_takes_back_what_it_has() {
     assert!(processes_called(&sleeper).is_empty());
 }
 
-/// Prepares the submission of two envs where these scripts are Slurm's commands.
+/// Prepares a submission of two envs, with these scripts as Slurm's commands.
 fn submit_with(store: &TestStore, tools: &[(&str, &str)]) -> Command {
     use std::os::unix::fs::PermissionsExt as _;
     let place = store.work().join("bin");
@@ -548,7 +550,7 @@ fn what_keeps_jobs_from_being_submitted_has_its_exit_code() {
     finish("matrix slurm --submit".into(), command)
         .exits(4)
         .says(&["no `squeue` here", "help: ", "without `--submit`"]);
-    // An array, as `squeue` shows it that was asked for the job, the task and the comment.
+    // An array, in the format that `squeue` has for job, task and comment.
     let env = format!("{}-gfx1201", store.env());
     let queue = format!("echo 4711 1 rockenv:other,{env}");
     submit(&[("squeue", &queue), ("sbatch", ""), ("scancel", "")])

@@ -1,4 +1,4 @@
-//! What options of `up` after `--` are in the jobs, and which workflows wait for each other.
+//! The options of `up` after `--` in jobs, and which workflows wait for each other.
 
 use fs_err as fs;
 use serde_json::Value;
@@ -11,7 +11,7 @@ use crate::support::run::finish;
 fn the_job_for_common_steps_builds_no_others() {
     let store = TestStore::new();
     project(&store);
-    // The step that is not common fails for one env, and for no other.
+    // The step that is not common fails for one env only.
     fs::write(store.runs().join("no-gfx1103"), "").unwrap();
     let more = ["--one-store", "--", "--until", "own"];
     let workflow = written(&store, "github", "vendor.github-workflows", &more);
@@ -93,12 +93,12 @@ fn two_workflows_of_one_repository_do_not_cancel_each_other() {
     project(&store);
     for (more, group) in [
         (&[][..], "rockenv-${{ github.workflow }}-${{ github.ref }}"),
-        // Envs of one store have the same names on each ref.
+        // The envs of one store have the same names on every ref.
         (&["--one-store"], "rockenv-${{ github.workflow }}"),
     ] {
         let workflow = written(&store, "github", "vendor.github-workflows", more);
         assert_eq!(workflow["concurrency"]["group"], group);
-        // Without a name, that is the file's path.
+        // Without a `name`, GitHub uses the file's path.
         assert_eq!(workflow["name"], Value::Null);
     }
 }
@@ -132,7 +132,7 @@ fn jobs_see_only_profiles_of_their_checkout() {
                 .says(&["which the jobs do not see", "help: copy it into ./profiles"]);
         }
     }
-    // One that extends such a profile cannot be read there either.
+    // The jobs cannot read a profile that extends such a profile either.
     let extending = "schema = 1\nextends = \"others\"\n";
     fs::write(below.join("extending.toml"), extending).unwrap();
     let refused = write("gitlab", "./extending.toml").exits(2);

@@ -1,8 +1,8 @@
-//! What Slurm knows of the jobs, and arrays of many envs.
+//! Slurm's figures of the jobs, and arrays of many envs.
 
 use super::*;
 
-/// Two envs' steps hold more than 200 MB for some seconds.
+/// A profile with a step that holds more than 200 MB for some seconds.
 const LARGE: &str = r#"
 [resources]
 memory = '400M'
@@ -14,7 +14,7 @@ name = 'own'
 run = '''perl -e '$text = "${target}" x 30_000_000; sleep 3' '''
 "#;
 
-/// Returns the command of the documentation that shows what Slurm measured.
+/// Returns the command from the documentation that shows what Slurm measured.
 fn documented_sacct() -> String {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/how-to/clusters.md");
     let page = fs::read_to_string(page).unwrap();
@@ -29,7 +29,7 @@ fn documented_sacct() -> String {
     format!("sacct {}", lines.join("\n"))
 }
 
-/// Reads the table of `sacct`: each row has its fields by name.
+/// Parses the table of `sacct` into rows with named fields.
 fn table(text: &str) -> Vec<BTreeMap<String, String>> {
     let [names, rules, rows @ ..] = &text.lines().collect::<Vec<_>>()[..] else {
         return Vec::new();
@@ -71,7 +71,7 @@ fn sacct_has_the_figures_of_the_job_of_each_row() {
     let jobs: BTreeSet<String> = rows.iter().map(|row| text(row, "slurm_job")).collect();
     assert_eq!(jobs.len(), 3, "{rows:?}");
 
-    // As it is documented, when the database has the last of it.
+    // Runs the documented command until the database has the last job.
     let command = documented_sacct();
     let mut known = Vec::new();
     wait_for("the database does not know how the jobs ended", || {
@@ -91,12 +91,12 @@ fn sacct_has_the_figures_of_the_job_of_each_row() {
         let times = ["Eligible", "Start"].map(|name| own[name].parse::<DateTime>().unwrap());
         assert!(times.is_sorted(), "{own:?}");
         assert_eq!(own["ReqMem"], "400M");
-        // A job may end before it is measured the first time.
+        // A job may end before Slurm's first sample.
         let used = batch["MaxRSS"].trim_end_matches('M');
         let used: f64 = used.parse().unwrap_or_default();
         let large = rows.iter().filter(|row| text(row, "slurm_job") == job);
         let large = large.filter(|row| row["step"] == "own").count();
-        // With systemd-nspawn and without systemd, containers are processes of the job.
+        // With systemd-nspawn and without systemd, a container's processes belong to the job.
         assert!(used >= [0., 200.][large], "{batch:?}");
         assert!(own["Elapsed"].as_str() >= ["00:00:00", "00:00:03"][large]);
         assert_ne!(own["TotalCPU"], "00:00:00");
@@ -130,7 +130,7 @@ run = 'echo ENV-${target} >> /runs/log'\n"
     expected.sort();
     assert_eq!(expected.len(), 13);
     let slurm = Slurm::start();
-    // Eight at once: the node has 1024 processors.
+    // The node has 1024 processors, so eight jobs run at once.
     let options = ["--sbatch=--hold", "--sbatch=--cpus-per-task=128"];
     let submitted = submit_all(&store, &slurm, &asked, &options).ok().text();
     assert_eq!(submitted.lines().count(), 13, "{submitted}");
@@ -173,7 +173,7 @@ fn the_env_that_took_longest_is_the_first_task() {
         |number: usize, profile: &str| format!("echo {profile}-gfx1201\" ${{array0}}_{number}\"");
     let (before, queued) = tasks();
     assert_eq!(before, [task(0, quick), task(1, slow)]);
-    // Of another target: a step that has not run is expected to take as long as the last of its name.
+    // The other target's steps have not run. Their expected time is that of the last step with the same name.
     for profile in [quick, slow] {
         store.rockenv(&["up", profile, "--target", "gfx1103"]).ok();
     }

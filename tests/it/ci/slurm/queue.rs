@@ -25,7 +25,7 @@ fn each_env_that_is_in_the_queue_is_found() {
     let submitted = submit(&["gfx1103", "gfx1201"], &gpu).ok().text();
     refused(&["gfx1201"], "gfx1201");
     refused(&["gfx1100", "gfx1103", "gfx1201"], "gfx1103");
-    // As long as the step with a GPU waits, the env is needed.
+    // An env is in use while its step with a GPU waits.
     for line in submitted.lines().filter(|line| !line.contains("-gpu ")) {
         let (_, id) = line.split_once(' ').unwrap();
         run(slurm.tool("scontrol").args(["release", id]));
@@ -36,12 +36,12 @@ fn each_env_that_is_in_the_queue_is_found() {
         queue.lines().all(|name| name.ends_with("-gpu"))
     });
     refused(&["gfx1201"], "gfx1201");
-    // Others are not in their way.
+    // Other envs can still be submitted.
     submit(&["gfx1100"], &["--sbatch=--hold"]).ok();
     refused(&["gfx1100"], "gfx1100");
     run(slurm.tool("scancel").arg("--user=root"));
     slurm.ended();
-    // An array has no more names than Slurm takes.
+    // The names of an array's envs are in its comment, whose length Slurm limits.
     let names: Vec<String> = (0..40)
         .map(|number| format!("{}-{number:030}", store.env()))
         .collect();
