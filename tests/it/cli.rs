@@ -1,4 +1,4 @@
-//! The program as people use it: results on stdout, exit codes, and a `help:` with every error.
+//! The program as users see it: results on stdout, exit codes, and a `help:` with every error.
 
 mod check;
 
@@ -12,10 +12,10 @@ use crate::support::run::{copy_program, finish};
 use crate::support::transcript::transcript;
 use fs_err as fs;
 
-/// A directory of its own for a user who has nothing yet.
+/// A home directory for a new user.
 struct Place(tempfile::TempDir);
 
-/// What a command did.
+/// The outcome of a command.
 struct Ran {
     code: i32,
     out: String,
@@ -47,7 +47,7 @@ impl Place {
         Ran::of(self.command().args(arguments))
     }
 
-    /// Returns what commands print, one a line.
+    /// Runs commands, one on each line, and returns what they print.
     fn shows(&self, commands: &str) -> String {
         let place = self.path().display().to_string();
         transcript(commands, &[(&place, "HOME")], |words| {
@@ -57,7 +57,7 @@ impl Place {
         })
     }
 
-    /// Expects success without anything made by a command that only looks.
+    /// Runs a read-only command, and expects success and no store.
     fn look(&self, arguments: &[&str]) -> Ran {
         let ran = self.run(arguments);
         assert_eq!(ran.code, 0, "{arguments:?}: {}", ran.err);
@@ -200,7 +200,7 @@ fn a_profile_is_shown_as_written_and_as_resolved() {
         "{}",
         ran.err
     );
-    // What `plan` plans is what `show --resolved` shows.
+    // `plan` and `show --resolved` agree on the steps.
     let plan = place
         .look(&["plan", "hip-smoke", "-t", "gfx1100", "--json"])
         .json();
@@ -326,7 +326,7 @@ fn shells_get_candidates_and_never_an_error() {
     assert_eq!(ask(&["rockenv", "fsc"]), ["fsck"]);
     let none = ask(&["rockenv", "rollback", "x"]);
     assert!(none.is_empty(), "{none:?}");
-    // A broken configuration is for the next command to complain about.
+    // Completion ignores a broken configuration, which the next command reports.
     fs::write(place.path().join("rockenv.toml"), "nonsense").unwrap();
     assert!(ask(&["rockenv", "rm", "x"]).is_empty());
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
@@ -351,7 +351,7 @@ fn doctor_tells_what_to_type() {
         assert!(ran.out.contains(section), "{section}");
     }
     assert!(!place.path().join("store").exists());
-    // Commands are about the store that an option names.
+    // The suggested commands name the store of `--home`.
     fs::create_dir(place.path().join("bad")).unwrap();
     fs::write(place.path().join("bad/format"), "nonsense").unwrap();
     let bad = place.run(&["--home", "bad", "doctor"]);
@@ -414,7 +414,7 @@ fn setup_does_without_a_tool_that_the_distribution_has_no_package_of() {
     let ran = place.run(&["setup", "--yes"]);
     assert_eq!(ran.code, 0, "{}", ran.err);
     assert!(ran.err.contains("no package of mmdebstrap"), "{}", ran.err);
-    // Nothing that this env needs is missing.
+    // This env needs nothing that is missing.
     place
         .run(&["up", "none", "--setup"])
         .fails(7, "no profile or target `none`");
@@ -425,7 +425,7 @@ fn a_store_image_is_made_mounted_and_taken_back_when_that_fails() {
     // A store on btrfs would need no image.
     let disk = LoopFs::new(Kind::Ext4);
     let place = Place(tempfile::tempdir_in(disk.path()).unwrap());
-    // fstab of this test's own, in a mount namespace of its own.
+    // The test has its own mount namespace, and mounts its own `/etc` there.
     let etc = place.path().join("etc");
     let copied = Command::new("cp").arg("-a").arg("/etc").arg(&etc).status();
     assert!(copied.unwrap().success());
@@ -437,13 +437,13 @@ fn a_store_image_is_made_mounted_and_taken_back_when_that_fails() {
     let (store, image) = (place.path().join("store"), place.path().join("store.img"));
     let arguments = ["setup", "--for", "btrfs", "--store-image", "1G", "--yes"];
 
-    // Nobody to ask.
+    // Without a terminal, the command needs `--yes`.
     place
         .run(&["setup", "--for", "btrfs", "--store-image", "1G"])
         .fails_after_notes(2, "--yes");
     assert!(!image.exists());
 
-    // A step that fails takes back those before it: here one that has to do with loop devices.
+    // A step that fails undoes the ones before it. Here `mount` fails as if loop devices were missing.
     let broken = place.path().join("mount");
     fs::write(&broken, "#!/bin/sh\necho no loop devices >&2\nexit 32\n").unwrap();
     fs::set_permissions(&broken, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -472,7 +472,7 @@ fn a_store_image_is_made_mounted_and_taken_back_when_that_fails() {
     assert_eq!(table.lines().count(), 2);
     let mode = fs::metadata("/etc/fstab").unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o640);
-    // The command that takes its line back leaves other stores' lines.
+    // The undo command removes its own line of fstab, and leaves the lines of other stores.
     let name = image.to_string_lossy();
     let other = table.replace(&*name, &name.replace('.', "-"));
     let other = other.lines().last().unwrap();
@@ -484,7 +484,7 @@ fn a_store_image_is_made_mounted_and_taken_back_when_that_fails() {
     assert_eq!(edited, format!("{before}\n{other}\n"));
     fs::write("/etc/fstab", &table).unwrap();
 
-    // Not twice.
+    // A second call refuses to mount again.
     place
         .run(&arguments)
         .fails_after_notes(2, "is a mount point already");
@@ -500,7 +500,7 @@ fn a_store_image_is_made_mounted_and_taken_back_when_that_fails() {
     assert!(doctor.out.contains("it is not mounted"), "{}", doctor.out);
     assert_eq!(doctor.code, 4);
 
-    // Nor over something.
+    // It also refuses a mount point that is not empty.
     fs::write("/etc/fstab", before).unwrap();
     fs::remove_file(&image).unwrap();
     fs::write(store.join("file"), "").unwrap();

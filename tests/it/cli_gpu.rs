@@ -1,11 +1,11 @@
-//! What the program says of GPUs, on machines from `tests/gpu`. Needs neither root nor a GPU.
+//! Commands about GPUs, on machines described in `tests/gpu`. Needs neither root nor a GPU.
 
 use std::process::{Command, Output};
 
 use crate::support::machine::lay_out;
 use crate::support::transcript::measured;
 
-/// A machine, and a user who has nothing yet.
+/// A machine with a new user's home directory.
 struct Machine(tempfile::TempDir);
 
 impl Machine {
@@ -34,7 +34,7 @@ impl Machine {
         (status.code().unwrap(), text(stdout), text(stderr))
     }
 
-    /// What `plan` decides, word by word: free disk, of which it tells, changes while other tests write.
+    /// Returns the exit code and the words of `plan`, without the figures of free disk space, which other tests change.
     fn plan(&self, arguments: &[&str]) -> (i32, String, String) {
         let (code, out, err) = self.run(&[&["plan"], arguments].concat());
         let stays = |text: String| {
@@ -115,7 +115,7 @@ fn show_tells_what_a_target_lacks() {
     error: unknown target `gfx1104`
     help: did you mean `gfx1100`? `rockenv target ls` shows them all, `rockenv target learn --source DIR` imports those of a newer TheRock
     ");
-    // Every row can be shown.
+    // `target show` accepts every listed target.
     let all = machine.json(&["target", "ls", "--json"]);
     for row in all.as_array().unwrap() {
         machine.says(&["target", "show", row["target"].as_str().unwrap()]);
@@ -168,7 +168,7 @@ fn plan_names_the_gpu_or_why_there_is_none() {
     error: no GPU `04:00.0` in this machine
     help: `--gpu renderD129` is gfx1100 at 0000:03:00.0, `--gpu renderD128` is gfx1036 at 0000:15:00.0
     ");
-    // Of two equal ones the first is taken, and that is said.
+    // With two equal GPUs, `plan` takes the first one and says so.
     let machine = Machine::new(include_str!("../gpu/two-equal"));
     let (_, out, err) = machine.run(&["plan", "hip-smoke", "--target", "gfx1100"]);
     assert!(
@@ -184,7 +184,7 @@ fn plan_names_the_gpu_or_why_there_is_none() {
 #[test]
 fn without_an_argument_the_machines_own_target_is_meant() {
     let own = |text| Machine::new(text).run(&["plan"]);
-    // As `plan gfx1103` would.
+    // The same as `plan gfx1103`.
     let machine = Machine::new(include_str!("../gpu/780m"));
     assert_eq!(machine.plan(&[]), machine.plan(&["gfx1103"]));
     let (code, _, err) = own(include_str!("../gpu/7900xtx-igpu"));

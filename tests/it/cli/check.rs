@@ -1,4 +1,4 @@
-//! What `profile check` says of profiles with mistakes.
+//! The output of `profile check` for profiles with mistakes.
 
 use fs_err as fs;
 
@@ -51,7 +51,7 @@ fn check_names_every_mistake_with_its_place() {
         (&json[0]["ok"], &json[1]["ok"]),
         (&false.into(), &true.into())
     );
-    // A mistake that only shows for a target.
+    // This mistake shows only for a target.
     let wants =
         "schema = 1\nimage = \"debian-forky\"\n[[step]]\nname = \"s\"\nrun = \"echo ${target}\"\n";
     fs::write(place.path().join("wants.toml"), wants).unwrap();
@@ -91,7 +91,7 @@ name = "empty"
 scirpt = "true"
 "#;
     fs::write(place.path().join("bad.toml"), text).unwrap();
-    // No word of the volume `nowhere`, nor of the step that does nothing: the volume and the script may be what was mistyped.
+    // No error mentions the volume `nowhere` or the step without a script: these may follow from other mistakes.
     insta::assert_snapshot!(place.shows("profile check bad.toml"), @r#"
     error: profile `bad` is invalid: 8 errors
       × no image `debian-frky`
