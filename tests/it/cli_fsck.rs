@@ -1,4 +1,4 @@
-//! `fsck` on stores that were damaged in each way it knows. Needs root, as stores do.
+//! `fsck` on stores with each kind of damage that it knows. Needs root, as stores do.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt as _;
@@ -25,12 +25,12 @@ mod records;
 
 const KEY: &str = "1111111111111111111111111111111111111111111111111111111111111111";
 
-/// A store with env `one`: two snapshots of steps, one that somebody asked for, a live tree and a build volume.
+/// A store with env `one`: snapshots of two steps, one that the user made, a live tree and a build volume.
 struct Lab {
     _directory: tempfile::TempDir,
     root: PathBuf,
     store: Store,
-    // Last: unmounted when nothing is open in it any more.
+    // Dropped last, because the fields above have files open on it.
     _disk: LoopFs,
 }
 
@@ -138,7 +138,7 @@ impl Lab {
     }
 
     fn locked(&self, name: &str) -> LockedEnv<'_> {
-        // A program that another test of this process is just starting has all its files, until it is that program.
+        // A process that a concurrent test has just forked holds this process's locks until it calls exec.
         let patience = crate::support::run::HANGS;
         self.store
             .lock_env(&name.parse().unwrap(), "test", patience)
@@ -157,7 +157,7 @@ impl Lab {
         self.store.layer_dir(&self.record().snapshots[index].layer)
     }
 
-    /// Runs `fsck` with `arguments` and expects `code`; returns what it printed.
+    /// Runs `fsck` with `arguments` and expects `code`. Returns its output.
     fn fsck(&self, arguments: &[&str], code: i32) -> String {
         let run = || {
             let output = program(&self.root)
@@ -170,7 +170,7 @@ impl Lab {
             (output.status.code(), format!("{out}{err}"))
         };
         let (mut ended, mut text) = run();
-        // A program that another test of this process is just starting has the lock too, until it is that program.
+        // A process that a concurrent test has just forked holds the lock too, until it calls exec.
         let limit = Instant::now() + crate::support::run::HANGS;
         let held = "is held by `rockenv test`";
         while ended != Some(code) && text.contains(held) && Instant::now() < limit {
@@ -181,7 +181,7 @@ impl Lab {
         text
     }
 
-    /// Runs a `gc` that takes what it may and expects `code`; returns what it printed.
+    /// Runs a `gc` that may remove whatever the policy allows, and expects `code`. Returns its output.
     fn gc(&self, code: i32) -> String {
         let words = ["--yes", "gc", "--preset", "ci", "--free", "1T"];
         let output = program(&self.root).args(words).output().unwrap();
@@ -190,7 +190,7 @@ impl Lab {
         text
     }
 
-    /// Expects that `fsck` names the damage, changes nothing, mends it when asked to, and is content then.
+    /// Expects that `fsck` reports the damage without a change, repairs it on request, and then finds nothing.
     fn finds_and_mends(&self, words: &[&str]) -> String {
         self.wait_for_locks();
         let before = self.listing();
@@ -209,9 +209,8 @@ impl Lab {
         mended
     }
 
-    /// Waits until nobody has a lock of the envs or of the store. A program that another test of this process is just
-    /// starting has those of this test too, until it is that program; `fsck` leaves out what an env that is in use may
-    /// be working on.
+    /// Waits until no process holds a lock of the store or of its envs. A process that a concurrent test has just
+    /// forked holds this test's locks until it calls exec, and `fsck` skips the files of an env in use.
     fn wait_for_locks(&self) {
         let envs = fs::read_dir(self.at("envs")).unwrap();
         let locks = envs.map(|env| env.unwrap().path().join("lock"));
@@ -269,7 +268,8 @@ fn spoil(path: &Path) {
 #[test]
 fn a_good_store_has_no_problems() {
     let lab = Lab::new();
-    // What a freeze replaced waits in the trash: nobody runs a reaper here, and it is no problem.
+    // The tree that a freeze replaced is in the trash. No reaper runs here, and `fsck` does not count the trash as a
+    // problem.
     assert!(lab.store.has_trash());
     let text = lab.fsck(&[], 0);
     assert!(
@@ -320,7 +320,7 @@ fn trees_that_are_whole_do_not_need_the_layer_they_were_made_from() {
     assert_eq!(new.snapshots, old.snapshots[1..]);
     assert_eq!(new.head, old.head);
     assert!(lab.store.chain(&new.snapshots[1].layer).is_ok());
-    // And the method is found again by looking at the trees.
+    // `fsck` finds out the method from the trees.
     let good = fs::read_to_string(lab.at("format")).unwrap();
     fs::remove_file(lab.at("format")).unwrap();
     lab.finds_and_mends(&["format"]);
@@ -421,7 +421,7 @@ fn orphans_go_to_the_trash() {
         "is an interrupted clone",
     ]);
     assert!(!lab.layer(0).join("flat-0123").exists());
-    // It may be hours of work of an env that is lost: only who says so gives it up.
+    // The volume may hold hours of work of a lost env, so only an explicit command removes it.
     let volume = lab.at("volumes/fedcba9876543210-build-0123456789abcdef");
     assert!(volume.join("x").exists());
     let text = lab.fsck(&[], 0);
@@ -430,7 +430,7 @@ fn orphans_go_to_the_trash() {
         text.contains("belongs to no known env") && text.contains(&help),
         "{text}"
     );
-    // Never a source, not even half a one.
+    // A repair never removes a source, even an incomplete one.
     assert!(lab.at("sources/therock-123456789abc.part/.git").exists());
     assert_eq!(lab.record().head.volumes.len(), 1);
     assert!(!lab.store.has_trash());
@@ -536,7 +536,7 @@ fn private_directories_are_private_again() {
 fn a_busy_env_is_skipped_and_said_to_be() {
     let lab = Lab::new();
     let held = lab.locked("one");
-    // What belongs to a running command is no problem.
+    // Files that belong to a running command are no problem.
     fs::create_dir_all(lab.at("envs/one/trees/0123456789abcdef/diff")).unwrap();
     fs::create_dir_all(lab.at("volumes/fedcba9876543210-build-0123456789abcdef")).unwrap();
     lab.fsck(&["--repair"], 0);

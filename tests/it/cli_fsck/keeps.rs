@@ -1,4 +1,4 @@
-//! A repair loses nothing: build volumes stay, and so does whatever is not the store's.
+//! A repair loses nothing: it keeps build volumes, and files that are not the store's.
 
 use std::io::Write as _;
 use std::os::unix::fs::{MetadataExt as _, symlink};
@@ -56,12 +56,12 @@ fn of_two_volumes_with_one_name_none_is_lost() {
         }
         let path = lab.at("envs/one/record.json");
         match cut {
-            // The damaged record still names the live one.
+            // The damaged record still names the live volume.
             true => {
                 let text = fs::read_to_string(&path).unwrap();
                 fs::write(&path, &text[..text.len() - 4]).unwrap();
             }
-            // The layers do.
+            // The layers name it.
             false => spoil(&path),
         }
         let text = lab.finds_and_mends(&["record is damaged"]);
@@ -86,7 +86,7 @@ fn a_record_that_was_repaired_meanwhile_is_not_rebuilt() {
     let path = lab.at("envs/one/record.json");
     let good = fs::read(&path).unwrap();
     spoil(&path);
-    // A repair reads the envs, and then waits for this.
+    // The repair reads the envs, and then blocks on this fifo.
     let reference = lab.at(&format!("images/refs/{}.json", "5".repeat(64)));
     let text = format!("{{\"key\":\"{KEY}\"}}");
     nix::unistd::mkfifo(&reference, Mode::S_IRWXU).unwrap();
@@ -104,7 +104,7 @@ fn a_record_that_was_repaired_meanwhile_is_not_rebuilt() {
     let mut to = to.expect("it ended");
     fs::write(lab.at("new"), &text).unwrap();
     fs::rename(lab.at("new"), &reference).unwrap();
-    // Another one repairs it, and `up` makes another volume.
+    // Another command repairs the record, and `up` makes another volume.
     fs::write(&path, good).unwrap();
     let mut env = lab.locked("one");
     env.update(|record| record.head.volumes.clear()).unwrap();
@@ -177,7 +177,7 @@ fn a_file_in_place_of_a_directory_is_left_alone() {
     assert_eq!(fs::read_to_string(lab.at("outputs")).unwrap(), "mine");
 }
 
-/// Somebody's files among the store's directories stop no command and hide nothing.
+/// A user's files among the store's directories stop no command and hide nothing.
 #[test]
 fn a_file_among_layers_or_envs_stops_nothing() {
     let lab = Lab::new();
@@ -210,7 +210,7 @@ fn a_directory_that_never_was_a_store_does_not_become_one() {
         "id",
         "CACHEDIR.TAG",
     ];
-    // Also with a file `format` of another program's, or with files that others may have too.
+    // Also with another program's file `format`, or with file names that other programs use too.
     for count in [2, 3, 4, 5, 6] {
         for file in &files[..count] {
             fs::write(root.join(file), "mine").unwrap();

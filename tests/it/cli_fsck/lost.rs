@@ -1,4 +1,4 @@
-//! What commands say and do without a part of the store, or with all of it read-only.
+//! The behaviour of commands when a part of the store is missing, or all of it is read-only.
 
 use super::*;
 use crate::support::loopfs::{bind, run};
@@ -12,7 +12,7 @@ fn a_live_tree_without_its_files_blocks_no_command() {
     lab.finds_and_mends(&["its live tree", "is missing"]);
     assert_eq!(lab.record().head.tree, None);
     assert!(!place(&tree).exists());
-    // Every other command mends it as well.
+    // Every other command repairs it as well.
     let tree = lab.locked("one").live_tree().unwrap();
     fs::remove_dir_all(lab.at("envs/one/trees")).unwrap();
     let new = lab.locked("one").live_tree().unwrap();
@@ -39,7 +39,7 @@ fn a_read_only_store_is_named() {
     run(Command::new("mount")
         .args(["-o", "remount,bind,ro"])
         .arg(root));
-    // Its directory is there, or not yet.
+    // The env exists, or is new.
     for name in ["one", "new"] {
         let locked = lab
             .store

@@ -1,4 +1,4 @@
-//! Damaged and lost files about envs: the store's format, records, specs.
+//! Damaged and missing metadata: the store's format, records, specs.
 
 use super::*;
 
@@ -29,13 +29,13 @@ fn a_damaged_record_is_made_again_from_the_layers() {
     assert_eq!(new.snapshots, old.snapshots);
     assert_eq!(new.head.layer, old.head.layer);
     assert_eq!((new.id, new.image_key), (old.id, old.image_key));
-    // What is advised is about this env.
+    // The suggested command is about this env.
     let command = new.command.unwrap();
     assert!(command.starts_with("rockenv up rocm-library "), "{command}");
     assert!(command.contains(" --name one "), "{command}");
     let param = " --param 'component=two words' ";
     assert!(command.contains(param), "{command}");
-    // The build volume, hours of work, is the env's again.
+    // The env has its build volume, with hours of work, again.
     assert_eq!(new.head.volumes["build"], volume);
     assert!(lab.store.volume_dir(&volume).join("object.o").exists());
     let kept = fs::read_dir(lab.at("envs/one")).unwrap();
@@ -78,7 +78,7 @@ fn a_damaged_record_on_pulled_layers_gets_an_id() {
         let path = lab.at(&format!("layers/{layer}/layer.json"));
         let text = fs::read_to_string(&path).unwrap();
         let mut layer: serde_json::Value = serde_json::from_str(&text).unwrap();
-        // What was pulled was made by no env of this store.
+        // No env of this store made a pulled layer.
         layer["env"] = "".into();
         fs::write(&path, layer.to_string()).unwrap();
     }
@@ -108,7 +108,7 @@ fn one_damaged_file_hides_one_thing_and_stops_no_command() {
         let output = program(&lab.root).args(arguments).output().unwrap();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let (out, err) = (text(&output.stdout), text(&output.stderr));
-        // The limits of a policy may be out of reach on a small disk.
+        // A small disk may not satisfy the policy's limits.
         let code = output.status.code();
         assert!(matches!(code, Some(0 | 10)), "{arguments:?}\n{out}{err}");
         (out, err)
@@ -145,7 +145,7 @@ fn one_damaged_file_hides_one_thing_and_stops_no_command() {
         }
         match whole {
             Some(whole) => fs::write(lab.at(&file), whole).unwrap(),
-            // What only a running command has was taken away by the next one.
+            // Only a running command has this file, so the next command may have removed it.
             None => drop(fs::remove_file(lab.at(&file))),
         }
         lab.fsck(&[], 0);
@@ -174,7 +174,7 @@ fn after_a_repair_gc_works_and_keeps_what_the_env_had() {
     assert_eq!(new.snapshots, old.snapshots);
     let volume = lab.store.volume_dir(&old.head.volumes["build"]);
     assert!(volume.join("object.o").exists());
-    // What the repair set aside is of no use any more, and going as told changes nothing.
+    // `fsck` reports what the repair set aside, and another `gc` removes nothing of the env.
     let text = lab.fsck(&[], 0);
     assert!(text.contains("set aside by a repair"), "{text}");
     lab.gc(10);
@@ -201,7 +201,7 @@ fn a_lost_record_costs_no_layer_until_somebody_decides_and_no_build_tree() {
     assert!(!refused.contains("fsck"), "{refused}");
     let layers = || fs::read_dir(lab.at("layers")).unwrap().count();
     assert_eq!(layers(), 3);
-    // The other way that both commands name.
+    // Takes the other way that both commands suggest.
     let text = lab.fsck(&[], 0);
     let told = |text: &str| {
         text.rsplit("rm ")
@@ -221,7 +221,7 @@ fn a_lost_record_costs_no_layer_until_somebody_decides_and_no_build_tree() {
     assert_eq!(told(aside), told(advice));
     fs::remove_file(told(aside)).unwrap();
     let note = lab.gc(10);
-    // Hours of work, and what somebody asked for, with the steps below it.
+    // `gc` keeps hours of work, the user's snapshot, and the steps below it.
     let volume = lab.store.volume_dir(&old.head.volumes["build"]);
     assert!(volume.join("object.o").exists());
     assert!(
@@ -239,7 +239,7 @@ fn a_lost_record_costs_no_layer_until_somebody_decides_and_no_build_tree() {
 fn an_id_that_only_an_own_snapshot_tells_is_found() {
     let lab = Lab::new();
     let old = lab.record();
-    // The steps' layers came from another env, and there is no build volume.
+    // The steps' layers come from another env, and the build volume is missing.
     for index in 0..2 {
         let place = lab.layer(index).join("layer.json");
         let text = fs::read_to_string(&place).unwrap();
