@@ -1,5 +1,5 @@
-//! `rockenv du` on real stores: the total is what GNU `du` says, or, where clones share blocks, what is really on
-//! disk; what two envs share is counted once and said to be shared.
+//! `rockenv du` on real stores: the total is that of GNU `du`, or the blocks really in use where clones share them.
+//! Space that two envs share is counted once and shown as shared.
 
 mod figures;
 mod ordinary;
@@ -83,7 +83,7 @@ impl Ground {
         self.ok(&["exec", env, "--", "sh", "-c", script]);
     }
 
-    /// Waits until nothing is being deleted, and everything has its place on disk.
+    /// Waits until all deletions have finished and all files have their blocks on disk.
     fn settle(&self) {
         settle(&self.store);
         run(Command::new("sync").arg("-f").arg(&self.store));
@@ -112,7 +112,7 @@ fn number(value: &Value) -> u64 {
         .unwrap_or_else(|| panic!("not a number: {value}"))
 }
 
-/// Sums the space on disk of the rows of a class with exactly these envs.
+/// Sums the allocated bytes of a class's rows that belong to exactly these envs.
 fn sum(report: &Value, class: &str, envs: &[&str]) -> u64 {
     let rows = report["rows"].as_array().unwrap().iter();
     rows.filter(|row| row["class"] == class && row["envs"] == serde_json::json!(envs))
@@ -120,7 +120,7 @@ fn sum(report: &Value, class: &str, envs: &[&str]) -> u64 {
         .sum()
 }
 
-/// What holds for every report of a whole store.
+/// Checks the invariants of every report of a whole store.
 fn check(report: &Value) {
     let rows = report["rows"].as_array().unwrap();
     let sum: u64 = rows
@@ -158,7 +158,7 @@ fn an_overlay_store_is_what_gnu_du_says() {
         gnu_du(&ground.store),
         "{report:#}"
     );
-    // Both envs stand on the same two layers.
+    // Both envs use the same two layers.
     near(
         sum(&report, "snapshots", &["one", "two"]),
         24 * MIB,
@@ -168,7 +168,7 @@ fn an_overlay_store_is_what_gnu_du_says() {
     assert!(sum(&report, "image", &["one", "two"]) > 50 * MIB);
     near(sum(&report, "cache", &["one", "two"]), MIB, 64 << 10);
 
-    // A chain so long that it is merged, by hard links.
+    // The chain is long enough to be merged, by hard links.
     ground.exec("one", "head -c 4M /dev/urandom > $HOME/own");
     for round in 0..33 {
         ground.ok(&["snapshot", "create", "one", &format!("s{round}")]);
@@ -190,7 +190,7 @@ fn an_overlay_store_is_what_gnu_du_says() {
     near(sum(&report, "snapshots", &["one"]), 4 * MIB, 2 * MIB);
     near(sum(&report, "live", &["one"]), 2 * MIB, MIB / 2);
 
-    // What `rm` is said to free is what it frees, but for the lock, which stays.
+    // `rm` frees as much as `du` promises, except for the lock file, which stays.
     let frees = number(&report["freed"]["one"]);
     let before = gnu_du(&ground.store);
     ground.ok(&["rm", "--yes", "one"]);
@@ -216,10 +216,11 @@ fn clones_on_xfs_are_counted_once() {
 fn small_files_on_btrfs_take_what_they_take() {
     let disk = LoopFs::new(Kind::Btrfs);
     let ground = Ground::new(disk.join("store"));
-    // Reading updates access times, and with them whole blocks of the tree.
+    // Reading updates access times, and so changes whole blocks of btrfs's trees. This read comes before the
+    // measurement.
     ground.exec("one", "true");
     let before = ground.du(None);
-    // A subvolume is read as a whole; the files of a cache are asked for one by one.
+    // `du` reads a subvolume as a whole, but the files of a cache one by one.
     for place in ["$HOME/small", "/cache/small"] {
         let write = format!("mkdir {place}; cd {place}; seq 10000 | split -l 1 -a 4 -d - f");
         ground.exec("one", &write);
@@ -230,7 +231,7 @@ fn small_files_on_btrfs_take_what_they_take() {
     let all = sum(&report, "live", &["one"]);
     let (live, cache) = (grown("live", &["one"]), grown("cache", &["one", "two"]));
     near(cache, live, 64 << 10);
-    // Kept in the file system's own trees, not in a block of 4 KiB each.
+    // btrfs keeps such small files in its trees, not in blocks of 4 KiB.
     assert!((10_000 * 5..10_000 * 200).contains(&cache), "{cache}");
     ground.ok(&["snapshot", "create", "one", "small"]);
     ground.exec("one", "true");
@@ -258,7 +259,7 @@ fn clones(kind: Kind, method: &str) {
     ground.exec("one", "head -c 64M /dev/urandom > $HOME/own");
     for round in 0..4 {
         ground.ok(&["snapshot", "create", "one", &format!("s{round}")]);
-        // A part of a shared file written anew: the rest stays shared.
+        // Overwrites a part of a shared file. The rest stays shared.
         ground.exec(
             "one",
             "dd if=/dev/urandom of=$HOME/own bs=1M count=4 seek=8 conv=notrunc status=none",
@@ -268,13 +269,13 @@ fn clones(kind: Kind, method: &str) {
     let report = ground.du(None);
     check(&report);
     let grown = number(&report["total"]["allocated"]) - base;
-    // btrfs keeps the whole extent as long as a part of it is used; metadata is in `used` alone.
+    // btrfs keeps a whole extent as long as a part of it is used. Metadata counts only as `used`.
     near(grown, (64 + 4 * 4) * MIB, 4 * MIB);
     let really = number(&report["file_system"]["used"]) - used;
     near(really, grown, 12 * MIB);
     assert!(gnu_du(&ground.store) > number(&report["total"]["allocated"]) + 300 * MIB);
 
-    // What `three` wrote itself is all that its removal frees, and no more is promised.
+    // Removing `three` frees only what `three` wrote, and `du` promises no more.
     ground.exec("three", "head -c 32M /dev/urandom > $HOME/three");
     let report = ground.du(None);
     near(number(&report["freed"]["three"]), 32 * MIB, MIB);
@@ -316,7 +317,7 @@ fn what_vanishes_meanwhile_is_no_error() {
     }
 }
 
-/// Whatever was done to a store: the parts are no more than what the file system has in use.
+/// After any sequence of commands, the parts are no larger than what the file system uses.
 fn parts_never_exceed_the_whole(kind: Kind) {
     let mut random = Random::seeded();
     let disk = LoopFs::new(kind);
@@ -379,7 +380,7 @@ fn directories_add_up_and_what_is_known_is_named() {
         .unwrap();
     let ground = Ground::new(directory.path().join("store"));
     let cache = ground.store.join("caches/ccache");
-    // A real one, with a miss and then two hits.
+    // A real ccache, with a miss and then two hits.
     fs::write(ground.user.path().join("a.c"), "int a;\n").unwrap();
     for _ in 0..3 {
         run(Command::new("ccache")
@@ -389,7 +390,7 @@ fn directories_add_up_and_what_is_known_is_named() {
     }
     fs::create_dir_all(cache.join("big/deep")).unwrap();
     fs::write(cache.join("big/deep/x"), vec![1; 3 << 20]).unwrap();
-    // What a link leads to is not the store's.
+    // `du` does not count the target of a link.
     let linked = cache.with_file_name("linked");
     std::os::unix::fs::symlink(ground.user.path(), &linked).unwrap();
     fs::create_dir(ground.user.path().join("large")).unwrap();
@@ -460,7 +461,7 @@ run = "head -c 2M /dev/urandom > /out/wheel"
         assert_eq!(found, sum(&whole, class, &["one"]), "{class}");
     }
     assert_eq!(report["freed"], whole["freed"]);
-    // The rest of the store is none of its business.
+    // The report of an env leaves out the rest of the store.
     assert_eq!(sum(&report, "other", &[]), 0);
     let text = ground.ok(&["du", "one"]);
     for line in ["cache ccache ", "source project-", "output out "] {
@@ -478,7 +479,7 @@ run = "head -c 2M /dev/urandom > /out/wheel"
         assert_eq!(space["note"], "kept by `rm`");
     }
 
-    // Two envs mount the cache now, and stand on the same steps.
+    // Now both envs mount the cache and use the same steps.
     ground.ok(&["up", "p", "--name", "two"]);
     let report = ground.du(Some("two"));
     near(sum(&report, "cache", &["one", "two"]), MIB, MIB / 4);

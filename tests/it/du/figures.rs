@@ -1,4 +1,4 @@
-//! Figures of space: none is negative, or larger than the disk that it is of, whatever steps leave there.
+//! Sizes: none is negative or larger than its disk, whatever steps leave there.
 
 use fs_err as fs;
 use rockenv::testing::btrfs;
@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::support::env::TestStore;
 use crate::support::loopfs::{Kind, LoopFs};
 
-/// Names that are no figures of what is on the disk: lengths of files, limits, and what was asked for.
+/// Names of sizes that are not on the disk: lengths of files, limits, and requests.
 const OTHERS: [&str; 6] = [
     "apparent",
     "keep_at_least",
@@ -17,7 +17,7 @@ const OTHERS: [&str; 6] = [
     "value",
 ];
 
-/// Names of figures in bytes, at any depth, and of what they are of.
+/// Names of sizes in bytes, at any depth, and of the objects that contain them.
 const BYTES: [&str; 15] = [
     "allocated",
     "bytes",
@@ -63,7 +63,8 @@ fn look(words: &str, name: &str, value: &Value, size: f64, seen: &mut usize) {
     }
 }
 
-/// Files with holes that are larger than the disk, more names of one file, and the same blocks in snapshots, volumes and results.
+/// Steps leave files with holes that are larger than the disk, hard links, and blocks that snapshots, volumes and
+/// results share.
 #[test]
 fn none_is_negative_or_larger_than_the_disk() {
     for kind in [Kind::Ext4, Kind::Btrfs] {
@@ -120,7 +121,7 @@ fn none_is_negative_or_larger_than_the_disk() {
     }
 }
 
-/// Each subvolume has a device number of its own, and the free space of all of them is the same.
+/// Each subvolume has its own device number, but all share the free space.
 #[test]
 fn subvolumes_of_one_btrfs_are_one_disk() {
     let disk = LoopFs::sized(Kind::Btrfs, 2 << 30);
@@ -142,11 +143,11 @@ fn subvolumes_of_one_btrfs_are_one_disk() {
     let row: Value = serde_json::from_str(rows.lines().last().unwrap()).unwrap();
     let peak = row["cost"]["disk_peak"].as_u64().unwrap() >> 20;
 
-    // Each would do alone.
+    // Each volume's requirement alone would fit.
     store.profile(&profile("disk = '1100M'\n"));
     let refused = store.rockenv(&["up", store.env(), "--rerun", "write"]);
 
-    // A copied store has plain directories where subvolumes were: what else is beside them is no part of them.
+    // A copied store has plain directories in place of subvolumes. Their size must not include other files of the disk.
     fs::write(disk.join("other"), vec![1; 50 << 20]).unwrap();
     let copied = store.home().join("trash/copied/root");
     fs::create_dir_all(&copied).unwrap();

@@ -11,9 +11,9 @@ use crate::support::loopfs::{Kind, LoopFs, run};
 use crate::support::ordinary::MadeUp;
 use crate::support::run::{sha256, wait_until};
 
-/// Returns a user with a store on a disk of this kind.
+/// Returns a user with a store on this disk.
 fn user(disk: &LoopFs) -> MadeUp {
-    // What a test mounts is root's.
+    // The mount point's parent belongs to root, so others need permission to enter it.
     let above = disk.path().parent().unwrap();
     fs::set_permissions(above, std::fs::Permissions::from_mode(0o755)).unwrap();
     let user = MadeUp::at(disk.join("home"));
@@ -59,7 +59,7 @@ fn a_users_store_on_btrfs(options: &str) {
         .arg(format!("remount,{options}"))
         .arg(disk.path()));
     let user = user(&disk);
-    // Chosen for what the user may do, and nothing is left of the attempt.
+    // rockenv chose a method that the user may use, and its attempts left no subvolume.
     let format: Value =
         serde_json::from_slice(&fs::read(user.store().join("format")).unwrap()).unwrap();
     assert_eq!(format["method"], "reflink");
@@ -71,7 +71,7 @@ fn a_users_store_on_btrfs(options: &str) {
     assert!(said.contains("btrfs: only root can inspect"), "{said}");
     assert_eq!(subvolumes(&disk), "");
 
-    // Clones, whole and in part, small files and links, which btrfs keeps in its trees.
+    // Whole and partial clones, and small files and links, which btrfs keeps in its trees.
     let fill = "cd store/caches; mkdir clones small; cd clones; head -c 32M /dev/urandom > a; \
         for n in 1 2 3 4; do cp --reflink=always a b$n; done; \
         dd if=/dev/urandom of=b1 bs=1M count=4 seek=8 conv=notrunc status=none; \
@@ -82,7 +82,7 @@ fn a_users_store_on_btrfs(options: &str) {
     near(cache(&report, "clones"), 36 * MIB, MIB / 2);
     assert!(cache(&report, "small") < MIB, "{report:#}");
 
-    // Compressed files do not say how small they are: that is said.
+    // Compressed files do not tell their size on disk, and the report says so.
     let squeezed = user.store().join("caches/squeezed");
     fs::create_dir(&squeezed).unwrap();
     run(Command::new("btrfs")
@@ -93,7 +93,7 @@ fn a_users_store_on_btrfs(options: &str) {
     run(Command::new("sh").args(["-c", &write]));
     assert_eq!(number(&du(&user)["unshared"]), 1);
 
-    // What somebody made inside is emptied and removed, read-only ones and those in others too.
+    // Subvolumes that the user made are removed, including read-only and nested ones.
     let make = "cd store/caches; mkdir own; btrfs subvolume create own/a; btrfs subvolume create own/a/b; \
         echo x > own/a/b/file; btrfs property set own/a/b ro true; btrfs subvolume create own/c; echo y > own/c/file";
     run(&mut user.command("sh", &["-euc", make]));
@@ -102,7 +102,8 @@ fn a_users_store_on_btrfs(options: &str) {
     wait_until("the subvolumes are gone", || subvolumes(&disk).is_empty());
 
     user.rockenv(&["--yes", "gc"]);
-    // A store of subvolumes that came to this user somehow: nobody tells when the space is back.
+    // An ordinary user may come to have a store of subvolumes. btrfs does not tell such a user when the space is free
+    // again.
     let text = fs::read_to_string(user.store().join("format")).unwrap();
     fs::write(
         user.store().join("format"),

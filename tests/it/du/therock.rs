@@ -1,11 +1,12 @@
-//! TheRock's build tree, seen by its parts on every kind of store.
+//! TheRock's build tree, shown by its parts on every kind of store.
 
 use serde_json::Value;
 
 use super::{Ground, MIB, check, near, number, sum};
 use crate::support::loopfs::{Kind, LoopFs};
 
-/// A tree as TheRock leaves it: two steps compile, and what one installs is elsewhere too, by links and as a copy.
+/// A tree in TheRock's layout: two steps compile, and the files that one of them installs are also present as links and
+/// as a copy.
 const THEROCK: &str = r#"
 schema = 1
 image = "mini"
@@ -32,7 +33,7 @@ name = "more"
 run = "head -c 2M /dev/urandom > /build/math-libs/BLAS/rocBLAS/build/more.o"
 "#;
 
-/// What TheRock's parts take, in order: objects, stage, links to it twice, artifacts.
+/// The sizes of TheRock's parts, in order: objects, stage, two sets of links to it, artifacts.
 const PARTS: [(&str, u64); 5] = [
     ("build", 8 * MIB),
     ("stage", 4 * MIB),
@@ -53,7 +54,7 @@ fn seen_by_its_parts(kind: Kind) {
             .map(|row| number(&row["size"]["allocated"]))
             .sum()
     };
-    // Every step froze the volume, where the store can: the live one has the bytes.
+    // Each step froze the volume if the store can do that, so the live volume has the bytes.
     let report = ground.du(None);
     check(&report);
     for (name, bytes) in PARTS {
@@ -66,7 +67,7 @@ fn seen_by_its_parts(kind: Kind) {
 
     let deep = ground.du_with(&["--depth", "4"]);
     check(&deep);
-    // Reading updates access times, and with them blocks of btrfs's trees that hold small files.
+    // Reading updates access times, and so changes blocks of btrfs's trees that hold small files.
     let total = |report: &Value| number(&report["total"]["allocated"]);
     near(total(&deep), total(&report), 64 << 10);
     let rows = deep["rows"].as_array().unwrap();
@@ -81,7 +82,7 @@ fn seen_by_its_parts(kind: Kind) {
     let blas = find("build volume build/math-libs/BLAS").unwrap_or_else(|| panic!("{page:#}"));
     near(number(&blas["bytes"]), 12 * MIB, MIB / 2);
 
-    // What two envs stand on is neither's own, and is as easily seen.
+    // Space that two envs share belongs to neither, and `du` shows it in the same detail.
     if kind != Kind::Ext4 {
         ground.ok(&["fork", "one", "two"]);
         let report = ground.du(None);
