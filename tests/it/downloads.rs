@@ -1,4 +1,5 @@
-//! Owns the tests of what rockenv fetches for a build beforehand: once for all, by digest, and without a network where it is there.
+//! Tests of the files that rockenv fetches ahead of a build: once for all envs, by digest, and without a network once
+//! they are in the store.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -9,7 +10,7 @@ use crate::support::env::TestStore;
 use crate::support::loopfs::run;
 use fs_err as fs;
 
-/// A web server that has two archives until it is told that it has none, and notes what it is asked for.
+/// A web server with a list of files that tests can replace. It records the requests.
 struct Web {
     server: Server,
     files: Arc<Mutex<Vec<(&'static str, &'static str)>>>,
@@ -44,13 +45,14 @@ impl Web {
         asked
     }
 
-    /// From now on it has these.
+    /// Replaces the list of files.
     fn serve(&self, files: &[(&'static str, &'static str)]) {
         *self.files.lock().unwrap() = files.to_vec();
     }
 }
 
-/// Makes a source that declares two archives of that host, and a profile with a step that shows what it finds.
+/// Makes a source that declares two archives on that host, and a profile with a step that shows the files that it
+/// finds.
 fn project(store: &TestStore, host: &str) -> PathBuf {
     let source = store.work().join("src");
     fs::create_dir_all(source.join("third-party/one")).unwrap();
@@ -105,14 +107,14 @@ fn what_a_source_declares_is_fetched_once_and_locked() {
     let web = Web::start();
     project(&store, &web.server.host);
     let name = store.env();
-    // Only for the step that needs them.
+    // Only the step that needs the archives makes `up` fetch them.
     store.rockenv(&["up", name, "--until", "before"]).ok();
     assert!(web.asked().is_empty());
     store.rockenv(&["up", name, "--offline"]).exits(4).says(&[
         "`--offline` is set, but these are missing: `one-1.0.tar.gz` from `http://",
         "; `two.zip` from `http://",
     ]);
-    // Locked before that step has run, with what only its SHA-512 was known of.
+    // `lock` fetches before that step has run, and also locks an archive that is declared by its SHA-512 only.
     store.rockenv(&["lock", name]).ok();
     let both = ["/two.zip", "/x/one-1.0.tar.gz"];
     assert_eq!(web.asked(), both);
@@ -128,14 +130,14 @@ fn what_a_source_declares_is_fetched_once_and_locked() {
     let blob = store.home().join("blobs/sha256").join(sha256);
     assert_eq!(fs::read_to_string(&blob).unwrap(), "first\n");
 
-    // From here on there is no upstream.
+    // From here on, the server has no files.
     web.serve(&[]);
     store.rockenv(&["up", name, "--locked", "--offline"]).ok();
     store.sh("cat $HOME/all").ok().prints("first\nsecond");
     let kept = store
         .home()
         .join("caches/archives/one-sources/one-1.0.tar.gz");
-    // The build user's, whose the cache is, and no link to what the store keeps.
+    // The build user owns the cache and its files. They are no hard links to the store's blobs.
     let owner = run(Command::new("stat").args(["-c", "%u %h"]).arg(&kept));
     if !crate::support::env::is_service() {
         assert_eq!(owner.trim(), "1234 1");
@@ -147,12 +149,12 @@ fn what_a_source_declares_is_fetched_once_and_locked() {
     assert!(!kept.exists());
     let again = ["up", name, "--locked", "--offline", "--rerun", "use"];
     store.rockenv(&again).ok();
-    // One that was damaged in the cache is put right.
+    // A damaged file in the cache is replaced.
     fs::write(&kept, "fir").unwrap();
     store.rockenv(&again).ok();
     assert_eq!(fs::read_to_string(&kept).unwrap(), "first\n");
     assert_eq!(web.asked(), both);
-    // Without the download it is said beforehand what is missing.
+    // Without the blob, `up` names the missing file before the build.
     fs::remove_file(&blob).unwrap();
     store.rockenv(&["down", name]).ok();
     store.rockenv(&["--yes", "cache", "clear", "archives"]).ok();
@@ -183,7 +185,7 @@ fn what_cannot_be_had_is_named_and_mirrors_are_asked() {
     help: run the same command again to resume, or set a mirror of that host: [mirror] in the configuration
     exit code 4
     ");
-    // Another content is no download.
+    // Other content is refused.
     web.serve(&[("two.zip", "second\n"), ("one-1.0.tar.gz", "other\n")]);
     insta::assert_snapshot!(store.shows("up ENV"), @"
     1 file that the build downloads … 0 B
@@ -227,7 +229,7 @@ fn a_profile_that_extends_another_takes_its_downloads_away() {
     let seen = store.rockenv(&["exec", &other, "--", "cat", "/home/builder/all"]);
     seen.ok().prints("");
     assert!(web.asked().is_empty());
-    // Any other change leaves them as they are inherited.
+    // Any other change of the volume keeps the inherited downloads.
     own("max = \"1G\"");
     store
         .rockenv(&["up", &other, "--offline", "--rerun", "use"])
