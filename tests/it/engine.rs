@@ -1,4 +1,4 @@
-//! Containers as people use them: real systemd-nspawn, real control groups, real signals. Needs root.
+//! Containers as users see them: real systemd-nspawn, real control groups, real signals. Needs root.
 
 mod commands;
 mod devices;

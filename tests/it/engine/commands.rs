@@ -1,4 +1,4 @@
-//! What a command inside gets and sees, and what comes back from it.
+//! What a command in a container gets and sees, and what it returns.
 
 use std::ffi::OsStr;
 use std::io::{Read as _, Write as _};
@@ -13,7 +13,7 @@ use sha2::{Digest as _, Sha256};
 use crate::support::env::{TestStore, build_user};
 use crate::support::run::{Background, HANGS, finish, own_memory, wait_until};
 
-/// A step that does next to nothing.
+/// A step that does almost nothing.
 pub(crate) const ONE: &str = "[[step]]\nname = 'one'\nrun = 'true'\n";
 
 #[test]
@@ -32,7 +32,7 @@ fn exit_codes_pass_through() {
             .rockenv(&["exec", store.env(), "--", program])
             .exits(code)
             .says(&[&message]);
-        // The env is free at once: nobody waits for a command that never was.
+        // The env is free at once: no process waits for a command that did not start.
         store
             .rockenv(&["snapshot", "create", store.env(), &format!("s{code}")])
             .ok();
@@ -70,7 +70,7 @@ fn a_command_in_the_place_of_the_only_env_gets_the_form_without_one() {
 fn streams_are_apart_and_byte_exact() {
     let store = TestStore::new();
     store.up_with(ONE);
-    // One that takes long to start is waited for, and that is said.
+    // Starts the container first, because a slow start prints a notice on stderr.
     store.sh("true").ok();
     let ran = store
         .sh(r"printf 'out\000\377\r\n'; printf 'err\n' >&2; printf end")
@@ -91,7 +91,7 @@ fn streams_are_apart_and_byte_exact() {
     let refused = store.rockenv(&words).exits(2);
     refused.says(&[r"argument `a\xffb` is not UTF-8"]);
 
-    // 32 MB of every byte value there and back, through descriptors that rockenv itself never reads.
+    // Sends 32 MB of every byte value there and back, through descriptors that rockenv itself never reads.
     let size = 32 << 20;
     let mut command = store.command(&["exec", store.env(), "--", "cat"]);
     command.stdin(Stdio::piped());
@@ -121,7 +121,7 @@ fn streams_are_apart_and_byte_exact() {
         }
         hash.update(&buffer[..read]);
         count += read;
-        // Pages of the program itself are the kernel's to keep or drop, and a debug build has many.
+        // Excludes the program's own pages, which the kernel may keep or drop. A debug build has many of them.
         peak = peak.max(own_memory(pid));
     }
     assert_eq!((count, hash.finalize()), (size, sent.join().unwrap()));
@@ -198,13 +198,13 @@ fn arguments_and_variables_arrive_as_they_are() {
         .sh("pwd; cat /proc/sys/kernel/hostname")
         .ok()
         .prints("/home/builder\nrockenv");
-    // Blocked or ignored signals would be inherited: a program that waits for its children would wait for ever.
+    // A command would inherit blocked or ignored signals. One that waits for its children would then wait forever.
     let signals = store
         .sh("grep -E 'Sig(Blk|Ign)' /proc/self/status | cut -f2")
         .ok()
         .text();
     for mask in signals.lines() {
-        // 32 and 33 are the C library's own, which nobody can set.
+        // Signals 32 and 33 belong to the C library, and programs cannot set them.
         assert_eq!(
             u64::from_str_radix(mask, 16).unwrap() & !(3 << 31),
             0,
@@ -313,7 +313,7 @@ fn temporary_directories_are_on_disk_and_empty_each_time() {
         .ok()
         .prints("0");
     assert!(!store.env_dir().join("run/tmp").exists());
-    // In memory it would count against the memory limit, and 64 MB are too little for POSIX shared memory.
+    // Only `/dev/shm` is in memory, where files count against the memory limit.
     store.sh("stat -f -c %T /dev/shm").ok().prints("tmpfs");
 }
 
@@ -328,7 +328,7 @@ fn a_command_joins_the_container_that_runs() {
         !crate::support::run::processes_called(&sleeper).is_empty()
     });
     store.sh("cat /tmp/here; exit 3").exits(3).prints("here");
-    // The first one ends; whoever joined goes on, and then the container ends with the last.
+    // The first command ends, the one that joined goes on, and the container ends with the last command.
     let mut second = Background::start({
         let mut command = store.command(&[
             "exec",
@@ -392,8 +392,8 @@ fn waiting_for_a_container_that_was_stopped_can_be_given_up() {
     let agent = nix::unistd::Pid::from_raw(agent.unwrap().0);
     kill(agent, Signal::SIGSTOP).unwrap();
     let mut second = store.start(&["exec", store.env(), "--", "true"]);
-    // From then on it reads the signal in place of being ended by it, and has read it when it is pending no more. While it
-    // starts a program it hears no signal at all.
+    // From then on, the second command reads SIGINT instead of dying from it. It has read the signal when the signal is
+    // no longer pending. While it starts a program, it blocks all signals.
     let status = format!("/proc/{}/status", second.pid());
     let has = |field: &str, signal: Signal| {
         let text = fs::read_to_string(&status).unwrap();
@@ -414,7 +414,7 @@ fn waiting_for_a_container_that_was_stopped_can_be_given_up() {
         second.signal(Signal::SIGINT);
         crate::support::run::wait_until("the second command gives up", || !second.runs());
     }));
-    // The descriptors that it sent are open until the container takes them.
+    // The descriptors that it sent stay open until the container receives them.
     kill(agent, Signal::SIGCONT).unwrap();
     ended.unwrap();
     second.wait().exits(130).says(&["does not answer"]);
@@ -459,7 +459,7 @@ fn a_command_that_waits_for_the_store_says_who_has_it() {
     let store = TestStore::new();
     store.up_with(ONE);
     let copy = format!("{}-copy", store.env());
-    // A process that another test starts has the file of the lock before until it executes its program.
+    // A process that a concurrent test has just forked holds the lock's previous file until it calls exec.
     let held = Lock::exclusive(&store.home().join("lock"), "it", "gc", HANGS).unwrap();
     let said = store.work().join("said");
     let mut command = store.command(&["fork", store.env(), &copy]);

@@ -1,4 +1,5 @@
-//! Device nodes of a GPU that do not work: what said no, and that nothing ran. What works is in `tests/vm/gpu`, with real drivers.
+//! GPU device nodes that do not work: rockenv names the cause and runs nothing. `tests/vm/gpu` tests working nodes,
+//! with real drivers.
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +20,7 @@ struct Machine {
 }
 
 impl Machine {
-    /// The nodes have numbers of /dev/null and /dev/loop-control, and open for group 4242.
+    /// Makes nodes with the numbers of /dev/null and /dev/loop-control, which group 4242 may open.
     fn new() -> Self {
         let store = TestStore::new();
         let root = store.work().join("machine");
@@ -69,7 +70,7 @@ fn a_step_does_not_start_before_its_gpu_works() {
     machine.rockenv(&["up", env]).exits(4).says(&[
         "cannot run step `use`",
         "the GPU cannot be used inside",
-        // Its group and the device rules let it open, and the driver behind it is another one.
+        // The group and the device rules allow the open, but another driver is behind the node.
         "`/dev/kfd`: number 1:3 belongs to another driver; `/dev/dri/renderD128`: number 10:237 belongs",
     ]);
     machine
@@ -77,14 +78,14 @@ fn a_step_does_not_start_before_its_gpu_works() {
         .sh("cat ran 2>/dev/null || echo no")
         .ok()
         .prints("no");
-    // It is not a failed step: what is wrong is the machine.
+    // The machine is at fault, so the step does not count as failed.
     machine.rockenv(&["shell", "--failed", env]).exits(7);
-    // Without a GPU it is skipped, and that is no success either.
+    // With `--gpu none` the step is skipped, which does not count as done.
     machine
         .rockenv(&["up", env, "--gpu", "none"])
         .ok()
         .says(&["1 step skipped because `--gpu none` is set: use"]);
-    // A step that a condition leaves out lacks no GPU.
+    // A step that a condition leaves out does not count as skipped.
     machine.store.profile(&format!(
         "{PROFILE}[[step]]\nname = 'other'\nwhen = {{ engine = ['{}'] }}\nrun = 'false'\n\
          [[step]]\nname = 'last'\nrun = 'true'\n",
@@ -113,7 +114,7 @@ fn each_layer_that_says_no_is_named() {
         "`/dev/kfd`: permission denied (group 4242, mode 0600): its group has no permission to open it",
         "help: sudo udevadm trigger --action=add --name-match=/dev/kfd",
     ]);
-    // Root's group is given to nobody.
+    // rockenv gives no user root's group.
     machine.group("kfd", 0, 0o660);
     machine
         .exec("touch ran")
@@ -130,7 +131,7 @@ fn each_layer_that_says_no_is_named() {
         .exits(4)
         .says(&["the command cannot use a GPU: this machine has no /dev/kfd"]);
     machine.store.sh("ls").ok().prints("");
-    // A command that was not started holds nothing.
+    // A command that did not start holds nothing.
     machine.node("kfd", 1, 3, 0o660);
     machine.exec("true").exits(4);
     machine.rockenv(&["rm", machine.store.env()]).ok();
@@ -166,7 +167,7 @@ fn who_joins_a_container_without_a_gpu_is_told() {
     drop(running);
 }
 
-/// Returns a major number that no driver has.
+/// Returns a major number without a driver.
 fn free_major() -> u64 {
     let used = fs::read_to_string("/proc/devices").unwrap();
     let used: Vec<&str> = used.split_whitespace().collect();

@@ -1,4 +1,4 @@
-//! Ends that nobody planned: signals, kills, `down`. Never is a process left.
+//! Unexpected ends: signals, kills, `down`. No process is ever left.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::support::run::{
     Background, HANGS, children, processes, processes_called, wait_for, wait_until,
 };
 
-/// How often what has to be quick once may be slow before.
+/// Attempts for a check that must be fast at least once.
 pub(super) const TRIES: u32 = 20;
 
 fn start_step(store: &TestStore, script: &str, sleeper: &str) -> Background {
@@ -63,7 +63,8 @@ fn once_asks_and_twice_forces() {
         .join("out/asked");
     assert_eq!(fs::read_to_string(asked).unwrap(), "asked\n".repeat(3));
 
-    // Asked once, it would be given 5 seconds each time; a slow machine may take as long for the rest, but not always.
+    // After one signal, the step would get 5 seconds in every attempt. A slow machine may need as long for the rest,
+    // but not in every attempt.
     let forced = |_| {
         let up = start_step(&store, "trap '' TERM INT HUP", &sleeper);
         let started = Instant::now();
@@ -77,13 +78,13 @@ fn once_asks_and_twice_forces() {
     };
     assert!((0..TRIES).any(forced));
 
-    // Between begin and end, whenever it comes.
+    // The signal may come at any moment of the command.
     for delay in [0, 10, 50, 100, 200, 400] {
         let up = store.start(&["up", store.env()]);
         std::thread::sleep(Duration::from_millis(delay));
         up.signal(Signal::SIGINT);
         let ran = up.wait();
-        // Before rockenv has looked at its configuration nobody handles the signal.
+        // Until rockenv has read its configuration, the signal's default action ends it.
         assert_eq!(ran.code, 130, "after {delay} ms: {ran:?}");
         assert!(processes_called(&sleeper).is_empty());
         store.assert_clean();
@@ -210,7 +211,7 @@ fn all_of_it_killed_at_once_is_cleaned_up_by_the_next_command() {
     words.extend(sleeper.split(' '));
     for _ in 0..3 {
         let mut command = store.command(&words);
-        // What is stopped below would hold pipes open.
+        // The processes that are stopped below would hold pipes open.
         command
             .stdout(std::process::Stdio::null())
             .stderr(std::process::Stdio::null());
@@ -223,7 +224,7 @@ fn all_of_it_killed_at_once_is_cleaned_up_by_the_next_command() {
             .filter(|(pid, line)| line.contains("__hold") && children(exec.pid()).contains(pid))
             .map(|(pid, _)| pid)
             .collect();
-        // Stopped, so that none sees another's end.
+        // All are stopped first, so that none can react to the end of another.
         for (pid, _) in store.contained().iter().chain(
             own.iter()
                 .map(|pid| (*pid, String::new()))
@@ -236,7 +237,8 @@ fn all_of_it_killed_at_once_is_cleaned_up_by_the_next_command() {
             kill(Pid::from_raw(*pid), Signal::SIGKILL).unwrap();
         }
         exec.wait();
-        // The kernel lets go of its lock when it has ended; until then another command would join the container.
+        // The kernel releases the holder's lock when the process has ended. Until then, another command would join the
+        // container.
         wait_until("the holder is gone", || {
             own.iter()
                 .all(|pid| !std::path::Path::new(&format!("/proc/{pid}")).exists())
@@ -252,7 +254,8 @@ fn nobody_waits_for_a_paused_step_whose_up_is_gone() {
     let store = TestStore::new();
     let sleeper = store.sleeper();
     let up = start_step(&store, "", &sleeper);
-    // As `up` pauses it when the disk is nearly full. An ordinary user's container has no control groups here.
+    // Pauses the step as `up` does when the disk is nearly full. An ordinary user's container has no control groups
+    // here.
     let state = fs::read(store.env_dir().join("run/state.json")).unwrap();
     let state: serde_json::Value = serde_json::from_slice(&state).unwrap();
     let mut directories = state["cgroup"]["directories"].as_array().unwrap().iter();
@@ -291,7 +294,7 @@ fn a_step_can_be_joined() {
         .rockenv(&["rm", "--yes", store.env()])
         .exits(6)
         .says(&["held by `rockenv up`", "rm --force"]);
-    // It ends with the step; and is not run again in another container.
+    // The joined command ends with the step, and does not run again in another container.
     let other = store.sleeper();
     let joined = store.start(&[
         "exec",
@@ -317,7 +320,7 @@ fn a_step_can_be_joined() {
     assert_eq!(fs::read_to_string(out.join("joined")).unwrap(), "joined\n");
 }
 
-/// A script may try again what did not begin, so it has to know what did.
+/// A script may retry a command that did not start, so it must know whether the command did.
 #[test]
 fn a_command_that_ends_its_container_has_run() {
     let store = TestStore::new();
@@ -325,7 +328,7 @@ fn a_command_that_ends_its_container_has_run() {
     for _ in 0..8 {
         let ran = store.root_sh("kill -9 -1; exit 3");
         match is_service() {
-            // The agent is the container's first process there, which no command inside can kill.
+            // With a service, the agent is the container's first process, which no command inside can kill.
             true => ran.exits(3),
             false => ran
                 .exits(137)
@@ -334,7 +337,8 @@ fn a_command_that_ends_its_container_has_run() {
     }
 }
 
-/// SIGTERM from outside is no success, whatever a step makes of it: `down` sends it to one whose `up` does not answer.
+/// A step that got SIGTERM from outside did not succeed, whatever its exit code. `down` sends one if `up` does not
+/// answer.
 #[test]
 fn a_step_that_was_stopped_from_outside_is_not_done() {
     let store = TestStore::new();
@@ -421,7 +425,7 @@ fn down_stops_steps_and_commands() {
     store.rockenv(&["rm", "--yes", store.env()]).ok();
 }
 
-/// A digest takes as long as the file is large, and a sparse one may be larger than the disk.
+/// The time for a digest grows with the file, and a sparse file may be larger than the disk.
 #[test]
 fn a_signal_ends_the_digest_of_a_result() {
     let store = TestStore::new();
@@ -439,6 +443,6 @@ fn a_signal_ends_the_digest_of_a_result() {
     let started = Instant::now();
     up.signal(Signal::SIGTERM);
     up.wait().exits(143).says(&["interrupted"]);
-    // The whole digest takes longer than that on any machine.
+    // A complete digest takes longer than that on any machine.
     assert!(started.elapsed() < patience(60), "{:?}", started.elapsed());
 }

@@ -1,4 +1,4 @@
-//! Envs that end with the command that made them, however that ends: nothing is left but what is to stay.
+//! Envs that end with the command that made them, however it ends: only outputs and caches stay.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ fn step(name: &str, script: &str) -> String {
     format!("[[step]]\nname = '{name}'\nrun = '''{script}'''\n")
 }
 
-/// Everything that each way of ending goes through first.
+/// Returns a profile with a first step that writes to the tree and to every volume, and a last step.
 fn steps(last: &str) -> String {
     let first = step(
         "first",
@@ -47,7 +47,7 @@ fn entries(directory: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Says what is left of the envs of a store.
+/// Returns what is left of the store's envs.
 fn left(store: &TestStore) -> Vec<String> {
     let envs = entries(&store.home().join("envs"));
     let mut left: Vec<String> = envs
@@ -118,7 +118,7 @@ fn nobody_takes_it_while_its_command_lives_and_it_takes_no_other() {
     store.profile(&steps(&sleeper));
     let up = ephemeral(&store);
     wait_until("the step runs", || !processes_called(&sleeper).is_empty());
-    // Whatever looks for what is left passes it by.
+    // Commands that clean up leave the env alone while its command lives.
     store.rockenv(&["gc", "--yes"]).ok();
     store.rockenv(&["exec", &other, "--", "cat", "kept"]).ok();
     store.sh("cat /b/one").ok().prints("1");
@@ -133,7 +133,7 @@ fn nobody_takes_it_while_its_command_lives_and_it_takes_no_other() {
     up.wait().exits(143);
     let listed = store.rockenv(&["ls"]).ok().text();
     assert!(listed.contains(&other), "{listed}");
-    // Made again by hand, it stays.
+    // The same env stays if `up` makes it without `--ephemeral`.
     store.profile(&steps("true"));
     store.up();
     store.rockenv(&["gc", "--yes"]).ok();
@@ -141,7 +141,7 @@ fn nobody_takes_it_while_its_command_lives_and_it_takes_no_other() {
     store.rockenv(&["rm", "--yes", store.env(), &other]).ok();
 }
 
-/// Gives an env's files to the user whose store it is.
+/// Gives the env's files to the user who owns the store.
 fn own(store: &TestStore) {
     if let Some(user) = Ordinary::get() {
         user.own_all(&store.env_dir());
@@ -155,7 +155,7 @@ fn killed_at_any_moment_it_is_removed_by_the_next_command() {
     store.profile(&steps(
         "cat ~/one; for i in 1 2 3 4 5 6 7 8 9; do sleep 0.05; done",
     ));
-    // As one leaves it that was killed while it wrote whose the env is, or its first record.
+    // A command that is killed while it writes the mark of an ephemeral env, or the first record, leaves such a file.
     for half in [".tmp-ephemeral", ".tmp-x1Y2z3"] {
         fs::create_dir_all(store.env_dir()).unwrap();
         fs::write(store.env_dir().join(half), "{").unwrap();
@@ -163,7 +163,7 @@ fn killed_at_any_moment_it_is_removed_by_the_next_command() {
         store.rockenv(&["gc", "--yes"]).ok();
         assert_eq!(left(&store), [""; 0]);
     }
-    // And what it is about to stand on: nobody's reason to fail.
+    // It may also leave half a lease, which must not make `gc` fail.
     fs::write(store.env_dir().join("lease"), "{\"ima").unwrap();
     own(&store);
     store.rockenv(&["gc", "--yes"]).ok();
@@ -175,7 +175,7 @@ fn killed_at_any_moment_it_is_removed_by_the_next_command() {
         command.process_group(0).stdout(null()).stderr(null());
         let up = Background::start(command);
         std::thread::sleep(Duration::from_millis(random.below(900)));
-        // Its holder too, as a CI system would that ends a job.
+        // Kills the holder too, as a CI system does when it ends a job.
         if random.below(2) == 0 {
             killpg(Pid::from_raw(up.pid()), Signal::SIGKILL).unwrap();
         }
@@ -204,7 +204,7 @@ fn processes_that_outlived_all_are_ended_and_nobody_elses() {
     let store = TestStore::new();
     let other = format!("{}-other", store.env());
     let (mine, its) = (store.sleeper(), store.sleeper());
-    // Each has the same device open.
+    // Both commands have the same device open.
     let open = |sleeper: &str| format!("exec 3<>/dev/full; {sleeper} & wait");
     store.profile_named(&other, &step("one", "true"));
     store.rockenv(&["up", &other]).ok();
@@ -225,7 +225,7 @@ fn processes_that_outlived_all_are_ended_and_nobody_elses() {
                 .any(|(found, line)| found == pid && line.contains("__hold"))
         })
         .collect();
-    // Stopped, so that none sees another's end, and then those killed that would clean up.
+    // All are stopped first, so that none can react to the end of another. Then those are killed that would clean up.
     let inside = store
         .contained()
         .into_iter()
@@ -234,7 +234,7 @@ fn processes_that_outlived_all_are_ended_and_nobody_elses() {
         let _: nix::Result<()> = kill(Pid::from_raw(pid), Signal::SIGSTOP);
     }
     let stray = (!is_service()).then(|| stray(&store));
-    // It first: it would clean up after its holder.
+    // `up` goes first, because it would clean up after its holder.
     drop(up);
     for pid in &holders {
         kill(Pid::from_raw(*pid), Signal::SIGKILL).unwrap();
@@ -260,7 +260,7 @@ fn processes_that_outlived_all_are_ended_and_nobody_elses() {
     store.rockenv(&["rm", "--yes", "--force", &other]).ok();
 }
 
-/// Puts a process into the control group of what runs in the env: it outlives whatever the kernel ends with the holder.
+/// Starts a process in the control group of the env's container. The kernel does not end it together with the holder.
 fn stray(store: &TestStore) -> std::process::Child {
     let state = fs::read(store.env_dir().join("run/state.json")).unwrap();
     let state: serde_json::Value = serde_json::from_slice(&state).unwrap();

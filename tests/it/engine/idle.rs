@@ -1,5 +1,5 @@
-//! A container that waits for another command: used again while nothing tells it from a fresh one, in nobody's way, and gone
-//! without a trace whatever ends it.
+//! A container that waits for the next command: reused while nothing tells it from a fresh one, never an obstacle for
+//! other commands, and gone without a trace whatever ends it.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ const TWO: &str = "volume = [{ name = 'b', kind = 'build', target = '/b' }, { na
      [[step]]\nname = 'one'\nrun = 'echo one > ~/one; echo $$ > /b/pid; echo 1 >> /out/log'
      [[step]]\nname = 'two'\nrun = 'cat ~/one; echo two > ~/two; echo 2 >> /out/log'\n";
 
-/// Returns the name of the container that waits in the env.
+/// Returns the id of the container that waits in the env.
 fn waiting(store: &TestStore) -> Option<String> {
     let state = fs::read(store.env_dir().join("run/state.json")).ok()?;
     let state: serde_json::Value = serde_json::from_slice(&state).ok()?;
@@ -39,7 +39,7 @@ fn holder(store: &TestStore) -> Option<i32> {
         .find_map(|(pid, _)| holds(pid).then_some(pid))
 }
 
-/// Runs a command, after which its container waits; returns the container's name.
+/// Runs a command after which its container waits, and returns the container's id.
 fn wait_after(store: &TestStore, script: &str) -> String {
     store.sh(script).ok();
     waiting(store).unwrap_or_else(|| panic!("nothing waits after `{script}`"))
@@ -60,10 +60,10 @@ fn the_next_command_runs_in_the_same_container() {
     for _ in 0..5 {
         store.sh("cat ~/one").ok().prints("1");
         assert_eq!(waiting(&store).as_ref(), Some(&first));
-        // As soon as the command is back.
+        // The container is ready as soon as the command has returned.
         assert_eq!(state(&store), "ready");
     }
-    // Two at once, and the first of them ends first.
+    // Two commands at once, of which the second one ends first.
     let sleeper = store.sleeper();
     let script = format!("{sleeper}; true");
     let long = Background::start(store.command(&["exec", store.env(), "--", "sh", "-c", &script]));
@@ -109,7 +109,7 @@ fn whoever_needs_the_env_gets_it_at_once() {
         .unwrap();
         let began = Instant::now();
         store.rockenv(arguments).ok();
-        // It ends by itself after two minutes.
+        // A waiting container ends by itself after two minutes.
         assert!(began.elapsed() < patience(100), "{arguments:?}");
         assert_ne!(waiting(&store), Some(first), "{arguments:?}");
         match arguments[0] {
@@ -126,7 +126,7 @@ fn whoever_needs_the_env_gets_it_at_once() {
 #[test]
 fn it_is_no_reason_for_gc_to_keep_anything() {
     let store = TestStore::new();
-    // Steps of other names: the snapshots of those before stay in the record.
+    // The steps of the second round have other names, so the snapshots of the first round stay in the record.
     for round in [1, 2] {
         store.up_with(&format!(
             "volume = [{{ name = 'c', kind = 'cache', target = '/c' }}]
@@ -149,7 +149,7 @@ fn it_is_no_reason_for_gc_to_keep_anything() {
     let roots = store.rockenv(&["gc", "--roots"]).ok().text();
     assert!(!roots.contains("runs in"), "{roots}");
     store.rockenv(&["--yes", "cache", "clear", "c"]).ok();
-    // Nobody who only looks ends it.
+    // None of the commands above ends the container.
     assert_eq!(waiting(&store), Some(waits));
     assert_eq!(gc(&[], "removed"), dry);
     assert_eq!(waiting(&store), None);
@@ -163,7 +163,7 @@ fn what_would_tell_it_from_a_fresh_one_ends_it() {
     let store = TestStore::new();
     store.up_with(TWO);
     let sleeper = store.sleeper();
-    // `root` in a rootless service's container, where the caller is root.
+    // This is `root` in a rootless service's container, where the caller is root.
     let user = store.sh("id -un").ok().text();
     for trace in [
         "touch /tmp/trace",
@@ -171,7 +171,7 @@ fn what_would_tell_it_from_a_fresh_one_ends_it() {
         "touch /dev/shm/trace",
         &format!("setsid {sleeper} >/dev/null 2>&1 & echo $! > ~/pid"),
     ] {
-        // The first command of a container, and a later one.
+        // Runs it as the container's first command, and as a later one.
         for before in ["", "true"] {
             if !before.is_empty() {
                 wait_after(&store, before);
@@ -196,7 +196,7 @@ fn what_would_tell_it_from_a_fresh_one_ends_it() {
     }
     store.sh("id -un").ok().prints(user.trim_end());
     assert!(waiting(&store).is_some());
-    // What System V's calls make is no process's and no file's.
+    // System V objects belong to no process and no file.
     if store.sh("command -v ipcmk").code == 0 {
         store.sh("ipcmk -M 4096").ok();
         assert_eq!(waiting(&store), None);
@@ -223,7 +223,7 @@ fn what_another_would_be_made_of_ends_it() {
         source.display()
     ));
     let first = wait_after(&store, "cat /s/file");
-    // The same directory with another file, and another directory.
+    // First another file in the same directory, and then another directory.
     make("2");
     store.sh("cat /s/file").ok().prints("2");
     assert_eq!(waiting(&store).as_ref(), Some(&first));
@@ -243,13 +243,13 @@ fn what_another_would_be_made_of_ends_it() {
         fs::write(store.work().join("rockenv.toml"), text).unwrap();
         assert_ne!(Some(wait_after(&store, "true")), before, "{text}");
     }
-    // A device cannot be added to a container.
+    // A device cannot be added to a running container.
     let before = waiting(&store);
     store
         .rockenv(&["exec", "--gpu=none", store.env(), "--", "true"])
         .ok();
     assert_ne!(waiting(&store), before);
-    // Only a spec has limits, and `up` writes it.
+    // Limits come from the spec, and only `up` writes it.
     let profile = store.work().join(format!("profiles/{}.toml", store.env()));
     let text = fs::read_to_string(&profile).unwrap() + "[resources]\ntasks-max = 77\n";
     fs::write(profile, text).unwrap();
@@ -278,7 +278,7 @@ fn a_waiting_container_sleeps_and_no_command_that_only_reads_ends_it() {
     }
     store.sh("cat ~/mine").ok().prints("mine");
     store.rockenv(&["down", store.env()]).ok();
-    // In the container that another command began, too.
+    // The second round reuses the container of the first one.
     for _ in 0..2 {
         wait_after(&store, "true");
         let mut all: Vec<i32> = store.contained().into_iter().map(|(pid, _)| pid).collect();
@@ -289,13 +289,12 @@ fn a_waiting_container_sleeps_and_no_command_that_only_reads_ends_it() {
             std::thread::sleep(Duration::from_secs(seconds));
             before == count()
         };
-        // Something may still be at its end; after that nothing wakes up.
+        // A process may still be finishing. After that, none may wake up.
         assert!((0..10).any(|_| sleeps(2)), "still busy: {all:?}");
         assert!(sleeps(4), "a process woke up: {all:?}");
         let memory: u64 = all.iter().map(|pid| own_memory(*pid)).sum();
         assert!(memory < 8 << 20, "{memory} bytes");
     }
-    // Its job slots are everybody's.
     let text = store
         .rockenv(&["status", store.env(), "--json"])
         .ok()
@@ -303,7 +302,7 @@ fn a_waiting_container_sleeps_and_no_command_that_only_reads_ends_it() {
     assert!(text.contains("\"ready\""), "{text}");
 }
 
-/// Returns how often a process went to sleep, or was put to sleep, so far: each of its threads.
+/// Returns the number of context switches of all threads of a process.
 fn switches(pid: i32) -> u64 {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     tasks
@@ -325,7 +324,7 @@ fn it_ends_by_itself() {
     let store = TestStore::new();
     store.up_with(TWO);
     fs::write(store.work().join("rockenv.toml"), "idle = \"1s\"\n").unwrap();
-    // A slow machine may look later than that.
+    // A slow machine may look after the container has ended.
     wait_until("one waits", || {
         store.sh("true").ok();
         waiting(&store).is_some()
@@ -371,7 +370,7 @@ fn killed_in_any_part_it_leaves_nothing() {
                 "holder" => vec![held],
                 "agent" => vec![agent],
                 "engine" => vec![engine()],
-                // Of the container's two processes, the agent is the second.
+                // The container has two processes, of which the agent is the second.
                 "init" => children(engine()),
                 _ => [
                     vec![held, engine()],
@@ -381,15 +380,15 @@ fn killed_in_any_part_it_leaves_nothing() {
             };
             assert!(!pids.is_empty(), "no {part}");
             for pid in pids {
-                // It may have ended with the one before.
+                // The process may have ended with the previous one.
                 let _: nix::Result<()> = kill(Pid::from_raw(pid), Signal::SIGKILL);
             }
-            // At once, and after a while.
+            // The next command runs at once in one round, and after a while in the other.
             if joined {
                 wait_until("it has ended", || {
                     holder(&store).is_none() && store.contained().is_empty()
                 });
-                // The holder cleans up; after its own end, the next command does.
+                // The holder cleans up. If the holder was killed, the next command does.
                 if !matches!(*part, "holder" | "all") {
                     store.assert_clean();
                 }
@@ -417,7 +416,7 @@ fn a_killed_command_is_gone_with_its_processes() {
         long.signal(Signal::SIGKILL);
         drop(long);
         wait_until("it is gone", || processes_called(&sleeper).is_empty());
-        // The container waits, or ends if it saw one of them die.
+        // The container waits, or ends if it saw one of its processes die.
         store
             .sh("echo mine > ~/mine; cat ~/mine")
             .ok()

@@ -18,7 +18,7 @@ fn toml(text: std::fmt::Arguments<'_>) -> String {
     text.to_string()
 }
 
-/// X servers and D-Bus daemons listen on such sockets, and accept processes by their uid.
+/// X servers and D-Bus daemons listen on such sockets and accept clients by their uid.
 #[test]
 fn abstract_sockets_of_the_host_are_out_of_reach() {
     let store = TestStore::new();
@@ -34,7 +34,7 @@ fn abstract_sockets_of_the_host_are_out_of_reach() {
          [[step]]\nname = 'inside'\nrun = '''{listen}; {connect} inside'''\n"
     ));
     store.up();
-    // A service's root may gain privileges, so it has no such rules.
+    // Root in a service's container may gain privileges, so these rules do not apply to it.
     let root = match is_service() {
         true => "reached\n",
         false => "Operation not permitted\n",
@@ -113,12 +113,12 @@ fn volumes_of_every_kind_are_mounted_as_said() {
         .root_sh("echo x >> /v/file")
         .exits(2)
         .says(&["Read-only"]);
-    // Root inside cannot make it writable, nor uncover what lies below.
+    // Root inside can neither make the mount writable nor uncover the files below it.
     store
         .root_sh("mount -o remount,rw,bind /v/host; umount /v/host; echo x > /v/host/y")
         .exits(2);
     assert_eq!(fs::read_dir(work.join("host")).unwrap().count(), 1);
-    // The test's own, which is the user's where there is another user.
+    // The test itself makes `out`, as the ordinary user if there is one.
     let own = if inside == 0 { outside } else { 0 };
     for (path, owner) in [
         (store.home().join("caches/cache"), outside),
@@ -148,7 +148,7 @@ fn volumes_of_every_kind_are_mounted_as_said() {
     assert!(!work.join("nothing").exists());
 }
 
-/// Names that separators, escapes, quotes or options of some tool below could take for something else.
+/// Names that a tool below could misread as separators, escapes, quotes or options.
 const ODD: [&str; 8] = [
     "a b",
     "a:b",
@@ -163,7 +163,7 @@ const ODD: [&str; 8] = [
 #[test]
 fn a_volume_below_the_home_leaves_the_home_to_the_user() {
     let store = TestStore::new();
-    // The first container makes what the volume is mounted on, as root.
+    // The first container makes the mount point, as root.
     store.up_with(
         "volume = [{ name = 'below', kind = 'build', target = '/home/builder/deep/below' }]
          [[step]]\nname = 'root'\nuser = 'root'\nrun = 'true'
@@ -282,7 +282,7 @@ fn a_link_in_the_image_leads_no_mount_outside() {
         ]);
         assert_eq!(state(&victim), before, "{targets:?}");
     }
-    // A directory cannot be mounted on a file, and that is said.
+    // A directory cannot be mounted on a file, and the error names the file.
     profile(&["/file"]);
     let ran = store.rockenv(&["up", store.env(), "--rerun", "one"]);
     assert_ne!(ran.code, 0);

@@ -1,4 +1,4 @@
-//! Memory, processes, time and disk: where they end, what is said, and what is left.
+//! Limits of memory, processes, time and disk: where steps fail, how rockenv reports it, and what stays.
 
 use std::io::Write as _;
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ fn a_step_that_takes_too_much_memory_is_named() {
         "log:",
         "resume with: rockenv up",
     ]);
-    // The child of a command that lives on, and memory that is a file's.
+    // The step's shell lives on after its child, and a file takes the memory.
     store.profile(
         "resources = { memory-max = '64M' }
          [[step]]\nname = 'hog'\nrun = 'head -c 200M /dev/zero > /dev/shm/x; exit 5'\n",
@@ -145,7 +145,7 @@ fn a_timeout_ends_whatever_the_step_started() {
     for sleeper in [plain, deaf] {
         assert!(processes_called(&sleeper).is_empty());
     }
-    // One that ends when asked ends at once.
+    // A step that ends on request ends at once.
     store.profile("[[step]]\nname = 'slow'\ntimeout = '1s'\nrun = 'echo begun; sleep 100'\n");
     let at_once = |_| {
         let started = Instant::now();
@@ -153,7 +153,7 @@ fn a_timeout_ends_whatever_the_step_started() {
             .rockenv(&["up", store.env()])
             .exits(5)
             .says(&["begun"]);
-        // One that does not is given 5 seconds more, each time.
+        // A step that does not end on request would get 5 more seconds in every attempt.
         started.elapsed() < crate::support::env::patience(6)
     };
     assert!((0..super::ending::TRIES).any(at_once));
@@ -162,7 +162,7 @@ fn a_timeout_ends_whatever_the_step_started() {
 #[test]
 fn a_timeout_is_for_one_run_of_one_step() {
     let store = TestStore::new();
-    // After the first run of `slow` nothing would be left of a common time, and after the second too little for `next`.
+    // With a common timeout, the first run of `slow` would leave no time, and the second one too little for `next`.
     store.profile(
         "volume = [{ name = 'b', kind = 'build', target = '/b' }]
          [[step]]\nname = 'slow'\ntimeout = '3s'\nrun = 'if mkdir /b/begun; then sleep 100; fi; sleep 1.5'
@@ -179,7 +179,7 @@ fn a_timeout_is_for_one_run_of_one_step() {
 fn a_full_disk_is_said_and_survived() {
     let disk = LoopFs::sized(Kind::Ext4, 400 << 20);
     let store = TestStore::on(&disk);
-    // Else the step would be paused before it is full.
+    // Without this, `up` would pause the step before the disk is full.
     fs::write(store.work().join("rockenv.toml"), "disk-floor = '0'\n").unwrap();
     store.up_with("[[step]]\nname = 'one'\nrun = 'true'\n");
     let two = "[[step]]\nname = 'one'\nrun = 'true'\n[[step]]\nname = 'two'\nrun = 'head -c 60M /dev/zero > ~/big'\n";
@@ -187,7 +187,7 @@ fn a_full_disk_is_said_and_survived() {
     let filler = disk.join("filler");
     let fill = |keep: u64| {
         let free = nix::sys::statvfs::statvfs(disk.path()).unwrap();
-        // What is kept for root too.
+        // Includes the blocks that are reserved for root.
         let more = (free.blocks_free() * free.fragment_size()).saturating_sub(keep);
         let mut file = fs::OpenOptions::new()
             .append(true)
@@ -207,7 +207,7 @@ fn a_full_disk_is_said_and_survived() {
         "No space left on device",
         "and the step used",
     ]);
-    // What it says to inspect is there.
+    // The error suggests `shell --failed` only if the failed tree exists.
     let status = store.rockenv(&["status", store.env()]).ok();
     let failed = "shell --failed";
     assert_eq!(
@@ -246,7 +246,7 @@ fn what_a_step_uses_over_time_is_recorded() {
     let logs = store.env_dir().join("logs");
     let run = fs::read_dir(logs).unwrap().flatten().next().unwrap().path();
     let text = fs::read_to_string(run.join("01-busy.samples")).unwrap();
-    // Milliseconds, KiB, milliseconds of a processor, jobs, KiB.
+    // The columns: time in ms, memory in KiB, processor time in ms, jobs, disk in KiB.
     let rows: Vec<Vec<Option<i64>>> = text
         .lines()
         .map(|line| line.split(' ').map(|field| field.parse().ok()).collect())
@@ -256,7 +256,8 @@ fn what_a_step_uses_over_time_is_recorded() {
     assert!(rows.iter().is_sorted_by_key(|row| row[0]), "{text}");
     assert!(most(1) >= Some(64 << 10), "{text}");
     assert!(most(2) >= Some(200) && most(3) == Some(1), "{text}");
-    // Whether others write to this disk too, or a service keeps its trees on another one, it was counted.
+    // Other processes may write to this disk too, and a service may keep its trees on another one, so only the presence
+    // of the value is checked.
     assert!(rows.iter().all(|row| row[4].is_some()), "{text}");
 }
 
@@ -265,7 +266,7 @@ fn a_full_disk_is_one_that_the_step_filled() {
     let disk = LoopFs::in_memory(30 << 20);
     let store = TestStore::new();
     let out = disk.path().display();
-    // Else the step would be paused before it is full.
+    // Without this, `up` would pause the step before the disk is full.
     fs::write(store.work().join("rockenv.toml"), "disk-floor = '0'\n").unwrap();
     std::os::unix::fs::chown(disk.path(), Some(1234), Some(1234)).unwrap();
     let steps = |script: &str| {

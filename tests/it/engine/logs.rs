@@ -1,4 +1,4 @@
-//! Which log belongs to which step, and which one is of now.
+//! Which log belongs to which step and to which run.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use crate::support::run::{Background, wait_until};
 
 pub(super) const OUT: &str = "volume = [{ name = 'out', kind = 'output', target = '/out' }]\n";
 
-/// Lets steps go on that wait for `/out/go`.
+/// Lets steps continue that wait for `/out/go`.
 pub(super) fn release(store: &TestStore) {
     let out = store.home().join("outputs").join(store.env()).join("out");
     fs::write(out.join("go"), "").unwrap();
@@ -81,7 +81,7 @@ fn who_follows_one_step_is_done_when_it_is() {
         "{OUT}[[step]]\nname = 'first'\nrun = 'echo one'
          [[step]]\nname = 'slow'\nrun = 'echo begun; until test -e /out/go; do sleep 0.05; done'\n"
     ));
-    // Of this run, and of one before it.
+    // `first` runs in this run, and then only in an earlier one.
     for words in [
         &["up", store.env()][..],
         &["up", store.env(), "--rerun", "slow"],

@@ -1,4 +1,4 @@
-//! Steps that fail, talk much, or are watched.
+//! Steps that fail, print a lot, or are watched.
 
 use std::io::{BufRead as _, BufReader};
 use std::time::Duration;
@@ -41,7 +41,7 @@ fn a_failed_step_says_what_to_do_and_goes_on_there() {
         "{text}"
     );
 
-    // What the step left can be looked at, and only there.
+    // `shell --failed` shows what the failed step left, and other commands do not.
     let mut shell = store.command(&["shell", "--failed", env]);
     shell.stdin(
         fs::File::open(write(&store, "cat ~/half; ls ~; exit 4\n"))
@@ -85,8 +85,8 @@ fn write(store: &TestStore, text: &str) -> std::path::PathBuf {
 #[test]
 fn a_gigabyte_of_output_is_kept_in_little_memory() {
     let store = TestStore::new();
-    // Lines of 256 KiB with every byte but the newline, and one of 64 MiB without any.
-    // A debug build, which is slow, gets a tenth of it.
+    // Lines of 250 KiB with every byte but the newline, and one of 64 MiB without any. A debug build, which is slow,
+    // gets a tenth of it.
     let (rounds, errors) = if cfg!(debug_assertions) {
         (1, 1)
     } else {

@@ -1,4 +1,4 @@
-//! Terminals, and the lack of one.
+//! Terminals, and commands without one.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -20,12 +20,12 @@ fn a_shell_has_a_terminal() {
     terminal.expect("33 101");
     terminal.expect(&format!("user {}", build_user().1));
     assert!(!terminal.is_cooked());
-    // Not at a prompt: before each, bash reads the size and sets what it has read, and so undoes what came between.
+    // Not at a prompt: before each one, bash reads the size and sets it again, which undoes a change in between.
     terminal.write("echo begun; while ! stty size | grep '44 99'; do sleep 0.1; done\n");
     terminal.expect("begun");
     terminal.resize(44, 99);
     terminal.expect("44 99");
-    // Ctrl-C is the inner program's.
+    // Ctrl-C reaches the inner program.
     let sleeper = store.sleeper();
     terminal.write(&format!("{sleeper}\n"));
     wait_until("the program runs", || {
@@ -35,14 +35,14 @@ fn a_shell_has_a_terminal() {
     terminal.write("echo after $?\n");
     terminal.expect("after 130");
     assert!(processes_called(&sleeper).is_empty());
-    // Job control works: this is the controlling terminal.
+    // Job control works, because this is the controlling terminal.
     terminal.write("sleep 1000 & jobs; kill %1\n");
     terminal.expect("Running");
-    // A second one joins.
+    // A second command joins the container.
     let mut second = Terminal::start(store.command(&["exec", store.env(), "--", "tty"]), 10, 20);
     second.expect("/dev/pts/");
     second.wait(0);
-    // A big paste into a program that talks back does not lock up.
+    // A large paste into a program that also prints does not deadlock.
     terminal.write("stty raw; echo $((6 * 7)) now; head -c 300000 | tr -d '\\n' | wc -c; stty cooked; echo pasted\n");
     terminal.expect("42 now");
     let mut left = "0123456789".repeat(30_000);
@@ -104,7 +104,7 @@ fn there_may_be_no_terminal_no_input_and_no_reader() {
         .ok()
         .prints("end");
     through_sh("\"$1\" up \"$2\" --rerun one <&- >&- 2>&-").ok();
-    // Whoever reads only the first line gets it, and no complaint.
+    // A reader that takes only the first line gets it, and rockenv prints no error.
     let ran = through_sh("{ \"$1\" exec \"$2\" -- yes; echo $? >&2; } | head -1")
         .ok()
         .prints("y");
@@ -115,7 +115,7 @@ fn there_may_be_no_terminal_no_input_and_no_reader() {
         through_sh("\"$1\" up \"$2\" --rerun one 2>&1 >/dev/null | head -c 1 >/dev/null").ok();
     assert_eq!(ran.err, "");
     store.up();
-    // A shell without a terminal reads its commands.
+    // A shell without a terminal reads its commands from stdin.
     through_sh("echo 'tty; id -u' | \"$1\" shell \"$2\"")
         .prints(&format!("not a tty\n{}", build_user().1));
 }

@@ -1,4 +1,4 @@
-//! `verify` on each engine: with what steps begin with, and with what they leave.
+//! `verify` on each engine: the inputs of steps, and the files that they leave.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ fn verify(store: &TestStore, more: &[&str]) -> Ran {
     store.rockenv(&[&["verify", store.env()], more].concat())
 }
 
-/// Fails unless the store has the env only, and the env no trace of the command.
+/// Fails unless the store has only the test's env, and that env has no trace of the command.
 #[track_caller]
 fn nothing_else(store: &TestStore) {
     let envs = fs::read_dir(store.home().join("envs")).unwrap().flatten();
@@ -25,7 +25,7 @@ fn nothing_else(store: &TestStore) {
     store.rockenv(&["fsck"]).ok();
 }
 
-/// Lays out a directory of the user's.
+/// Makes a directory that the user owns.
 fn directory(store: &TestStore, name: &str, files: &[(&str, &str)]) -> PathBuf {
     let directory = store.work().join(name);
     fs::create_dir_all(&directory).unwrap();
@@ -38,8 +38,8 @@ fn directory(store: &TestStore, name: &str, files: &[(&str, &str)]) -> PathBuf {
     directory
 }
 
-/// Everything that a step can begin with: packages, copied files, sources of git and of the user's with hooks, a cache, and what
-/// other steps left.
+/// Covers every input of a step: packages, copied files, sources from git and of the user with hooks, a cache, and the
+/// files of earlier steps.
 #[test]
 fn what_steps_begin_with_is_there_when_they_are_built_again() {
     let store = TestStore::new();
@@ -102,7 +102,7 @@ fn what_steps_begin_with_is_there_when_they_are_built_again() {
     assert!(!own.join("made").exists());
     nothing_else(&store);
     store.up().says(&["nothing to do"]);
-    // What it was built from is gone.
+    // An input of the step has changed since.
     fs::write(files.join("sub/text"), "other\n").unwrap();
     verify(&store, &["copied"])
         .exits(3)
@@ -143,7 +143,7 @@ fn what_comes_out_differently_has_its_paths() {
     store.rockenv(&["rm", "--yes", store.env()]).ok();
 }
 
-/// Where a service would write to a directory of the user's, it writes to a copy.
+/// With a service, a step writes to a copy of a user's directory.
 #[test]
 fn what_is_the_users_is_not_written_to() {
     let store = TestStore::new();
@@ -160,7 +160,7 @@ fn what_is_the_users_is_not_written_to() {
     verify(&store, &[]).ok().prints("one: the same");
     assert_eq!(fs::read_to_string(host.join("log")).unwrap(), "ran\n");
     assert!(!own.join("made").exists());
-    // One that fails says so, and leaves nothing either.
+    // A `verify` that fails reports the reason, and leaves nothing either.
     fs::write(own.join("input"), "2").unwrap();
     verify(&store, &[])
         .exits(3)
