@@ -1,4 +1,5 @@
-//! `rockenv gc` on real stores: what it says it does, killed at random moments, on a full disk, beside running builds.
+//! `rockenv gc` on real stores: it does what it announces, also when it is killed at random moments, on a full disk,
+//! and beside running builds.
 
 mod age;
 mod faults;
@@ -20,7 +21,7 @@ use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 
-/// Volumes of every kind that a user's files are in.
+/// Volumes of every kind that can hold a user's files.
 const VOLUMES: &str = "
 [[volume]]
 name = 'src'
@@ -47,7 +48,8 @@ target = '/v/host'
 access = 'rw'
 ";
 
-/// Writes a profile whose steps have names and content of their own each `round`: what was before stays in the record.
+/// Writes a profile whose steps have other names and content in each `round`, so that earlier snapshots stay in the
+/// record.
 fn round(store: &TestStore, round: u32, mib: u64) {
     let work = store.work().display().to_string();
     for directory in ["src", "host"] {
@@ -68,7 +70,7 @@ fn round(store: &TestStore, round: u32, mib: u64) {
     store.profile(&format!("{}{steps}", VOLUMES.replace("WORK", &work)));
 }
 
-/// Puts a file of the user's into each volume; returns what [`untouched`] compares.
+/// Writes a user's file into the cache and the output, for [`untouched`].
 fn fill(store: &TestStore) {
     store
         .sh("for v in cache out; do echo mine > /v/$v/mine; done")
@@ -116,7 +118,7 @@ fn used(path: &Path) -> u64 {
     (found.blocks() - found.blocks_free()) * found.fragment_size()
 }
 
-/// Runs a command and kills it when it is about to make a system call for the `nth` time; returns whether it came to that.
+/// Kills a command when it is about to make a system call for the `nth` time. Returns whether it got that far.
 fn killed_at(store: &TestStore, words: &[&str], call: &str, nth: usize) -> bool {
     let command = store.command(words);
     let mut traced = Command::new("strace");
@@ -140,7 +142,7 @@ fn killed_at(store: &TestStore, words: &[&str], call: &str, nth: usize) -> bool 
     !status.success()
 }
 
-/// Returns what it says without doing it.
+/// Expects that `gc` frees what its dry run announces, and returns the output of the dry run.
 fn frees_what_it_says(kind: Kind) -> String {
     let disk = LoopFs::with_base(kind);
     let store = TestStore::on(&disk);
@@ -156,7 +158,7 @@ fn frees_what_it_says(kind: Kind) -> String {
     }
     let own = |step: &str| format!("snapshot {}/{step}", store.env());
     let dry = json(&store, &["--dry-run", "--free", "1T", "--preset", "ci"]);
-    // The first two are below the snapshot that somebody asked for, the last two are the env's state.
+    // `a0` and `b0` are below the user's snapshot, and `a3` and `b3` are the env's state.
     let goes = ["a1", "a2", "b1", "b2"].map(own);
     assert_eq!(names(&dry, "items"), goes, "{dry:#}");
     for item in dry["items"].as_array().unwrap() {
@@ -197,7 +199,7 @@ fn frees_what_it_says(kind: Kind) -> String {
     store.up();
     untouched(&store);
     store.rockenv(&["fsck"]).ok();
-    // What took longer comes later.
+    // The order of the lines depends on how long the steps took.
     let said = measured(said);
     let mut lines: Vec<&str> = said.lines().collect();
     lines[1..=goes.len()].sort_unstable();
@@ -233,15 +235,15 @@ fn what_nobody_can_use_goes_and_other_things_are_not_looked_at() {
     let elsewhere = store.work().join("elsewhere");
     fs::create_dir(&elsewhere).unwrap();
     fs::write(elsewhere.join("mine"), "x").unwrap();
-    // Left of an image build that was killed, and maybe of an env that lost its record.
+    // A killed image build left one of these. A lost env may have left the other.
     let volume = home.join("volumes/0123456789abcdef-build-1");
     fs::create_dir_all(volume.join("deep")).unwrap();
     fs::create_dir_all(home.join("images/tmp-0123456789abcdef-1/root")).unwrap();
-    // Not rockenv's: a link instead of a cache, files where nobody put any.
+    // Not rockenv's: a link in place of a cache, and files where rockenv makes none.
     fs_err::os::unix::fs::symlink(&elsewhere, home.join("caches/link")).unwrap();
     fs::write(home.join("mine"), "x").unwrap();
     fs::write(home.join("sources/mine"), "x").unwrap();
-    // A clone of a revision that the profile had once.
+    // A clone of a revision that the profile had before.
     let clone = home.join("sources/old-0123456789ab");
     fs::create_dir_all(clone.join(".git")).unwrap();
     let download = home.join("blobs/sha256").join("feed".repeat(16));
@@ -301,12 +303,12 @@ fn a_dry_run_counts_the_trash_as_the_real_one_does() {
     store.up();
     round(&store, 1, 6);
     store.up();
-    // Nobody else empties it meanwhile.
+    // Empties the trash now, so that no other process does so later.
     json(&store, &[]);
     store.settle();
     let dry = json(&store, &["--dry-run"]);
     assert_eq!(dry["trash"], 0, "{dry:#}");
-    // As `rm` leaves it when the machine stops before it is emptied.
+    // `rm` leaves this if the machine stops before the trash is empty.
     let waits = store.home().join("trash/0123456789abcdef");
     fs::create_dir(&waits).unwrap();
     fs::write(waits.join("x"), vec![1; 64 << 20]).unwrap();
@@ -330,7 +332,7 @@ fn what_a_later_look_adds_is_asked_for_too() {
         round(&store, number, 6);
         store.up();
     }
-    // One is said to hold much more than it does.
+    // One layer's recorded size is much larger than the real one.
     for entry in fs::read_dir(store.home().join("layers")).unwrap() {
         let file = entry.unwrap().path().join("layer.json");
         let mut layer: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
@@ -361,7 +363,7 @@ fn a_damaged_store_is_left_alone() {
     let layer = layer.flatten().next().unwrap().path().join("layer.json");
     let text = fs::read(&layer).unwrap();
     fs::write(&layer, "{").unwrap();
-    // The second cannot free as much: nothing that the damaged layer may stand on goes.
+    // The second command cannot free enough, because it keeps every layer that the damaged one may depend on.
     for (words, code) in [
         (&["gc", "--dry-run"][..], 0),
         (&["--yes", "gc", "--free", "1T"], 10),
@@ -416,7 +418,7 @@ fn a_cache_s_own_tool_shrinks_it() {
     assert_eq!(rows[1]["max"], 2 * MIB);
 }
 
-/// A profile with a cache of apt's that holds too much, and a step of its own.
+/// Writes a profile with a small limit for its apt cache, and a step with this name.
 fn with_apt(store: &TestStore, step: &str) {
     store.profile(&format!(
         "[[volume]]\nname = 'apt'\nkind = 'cache'\ntarget = '/var/cache/apt'\nmax = '1M'\n
@@ -446,7 +448,7 @@ fn a_cache_stays_as_it_is_while_another_env_builds_on_it() {
         wait_until("a command that builds", || begun.exists());
         running
     };
-    // It begins while somebody thinks about what is to go.
+    // The build begins while `gc` waits for an answer.
     let mut asked = Terminal::start(store.command(&["gc"]), 33, 101);
     asked.expect("remove 1 item ");
     let running = build();
@@ -513,7 +515,7 @@ fn the_timer_s_units_are_what_systemd_reads() {
     let shown = store.rockenv(&["setup", "--dry-run", "--timer", "--json"]);
     let shown = shown.ok().json();
     let service = &shown["units"]["/etc/systemd/system/rockenv-gc.service"];
-    // The configuration's policy.
+    // The timer applies the configuration's policy.
     assert!(service.as_str().unwrap().contains(" gc\n"), "{service}");
     assert_eq!(directory.path().read_dir().unwrap().count(), 0);
     store.rockenv(&["setup", "--yes", "--timer=ci"]).ok();
@@ -538,7 +540,7 @@ fn the_timer_s_units_are_what_systemd_reads() {
         String::from_utf8_lossy(&told.stderr)
     );
     assert!(!told.contains("rockenv-gc"), "{told}");
-    // What the timer starts works.
+    // The command of the timer works.
     let words: Vec<&str> = start.split(' ').collect();
     run(Command::new(words[0]).args(&words[1..]).env_clear());
 }
@@ -546,7 +548,7 @@ fn the_timer_s_units_are_what_systemd_reads() {
 #[test]
 fn gc_has_the_short_option_of_make_and_rsync() {
     let store = TestStore::new();
-    // But for the free space, which others take.
+    // Other processes change the free space, so it is left out.
     let said = |option| measured(store.rockenv(&["gc", option]).ok().text());
     for short in ["-n", "-d"] {
         assert_eq!(said(short), said("--dry-run"));

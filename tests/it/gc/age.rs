@@ -1,4 +1,5 @@
-//! What counts as a use: whatever works with an env or an image, changes or not, and nothing that only cleans up.
+//! What counts as a use: every command that works with an env or an image, with or without changes, but no command that
+//! only cleans up.
 
 use std::path::Path;
 use std::process::Command;
@@ -12,7 +13,7 @@ use crate::support::loopfs::run;
 
 const LONG_AGO: &str = "2020-01-01T00:00:00Z";
 
-/// Sets a time in a description, which may be a link to the template's.
+/// Sets a time in a description. The file may be a link to the template's, so it is replaced.
 fn set(path: &Path, field: &str) {
     let mut value: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
     value[field] = LONG_AGO.into();
@@ -31,7 +32,7 @@ fn each(directory: &Path) -> Vec<std::path::PathBuf> {
     entries.map(|entry| entry.path()).collect()
 }
 
-/// Makes the env, its snapshots and the images as old as can be.
+/// Makes the env, its snapshots and the images as old as possible.
 fn age(store: &TestStore) {
     if store.env_dir().join("record.json").exists() {
         set(&store.env_dir().join("record.json"), "used");
@@ -48,7 +49,7 @@ fn age(store: &TestStore) {
     }
 }
 
-/// Returns what goes by its age alone.
+/// Returns the items that `gc` would remove for their age alone.
 fn old(store: &TestStore) -> Vec<String> {
     fs::write(store.work().join("rockenv.toml"), "[gc]\nmin-free = '0'\n").unwrap();
     let dry = json(store, &["--dry-run", "--preset", "ci"]);
@@ -75,7 +76,7 @@ fn an_env_is_used_by_whatever_works_with_it_and_not_by_gc() {
         round(&store, number, 2);
         store.up();
     }
-    // So that the next one changes nothing.
+    // After this command, the next one changes nothing.
     store.sh("true").ok();
     let own = |step: &str| format!("snapshot {}/{step}", store.env());
     let superseded = ["a0", "a1", "b0", "b1"].map(own);
@@ -94,7 +95,7 @@ fn an_env_is_used_by_whatever_works_with_it_and_not_by_gc() {
         assert!(!is_old(&store));
     }
     age(&store);
-    // More than there is: what others free meanwhile must not matter.
+    // More than the store has, so that space freed by other processes does not matter.
     let words = [
         "--yes", "--json", "gc", "--free", "1T", "--preset", "laptop",
     ];
@@ -109,7 +110,7 @@ fn an_image_is_used_by_the_envs_that_came_and_went() {
     store.profile("[[step]]\nname = 'a'\nrun = 'true'\n");
     age(&store);
     assert_eq!(old(&store), ["image base"]);
-    // On disk a small file takes a block.
+    // A small file takes a whole block on disk.
     let dry = json(&store, &["--dry-run", "--preset", "ci"]);
     let images = each(&store.home().join("images"));
     let image = images

@@ -1,4 +1,4 @@
-//! Owns what goes wrong around `gc`: it is killed, the disk is full, builds run beside it.
+//! Faults around `gc`: it is killed, the disk is full, and builds run beside it.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -91,7 +91,7 @@ fn a_fork_that_is_killed_leaves_no_volume_that_nobody_has() {
         nth,
     ) {
         cut += u32::from(count("volumes") > 1);
-        // It settles what was cut off, and takes no volumes by itself.
+        // `gc` cleans up the interrupted fork, and removes no other volumes by itself.
         json(&store, &[]);
         if store
             .home()
@@ -121,7 +121,7 @@ fn hog(disk: &LoopFs, name: &str) -> PathBuf {
         .write(true)
         .open(&path)
         .unwrap();
-    // Without writing as long as large pieces fit, then blocks, then what is left.
+    // Allocates large pieces first, then writes blocks, and then ever smaller ones.
     let mut piece: i64 = 1 << 30;
     let mut length: i64 = 0;
     while piece >= 1 << 20 {
@@ -145,7 +145,7 @@ fn full_disk(kind: Kind) {
     round(&store, 0, 20);
     store.up();
     fill(&store);
-    // With shared extents, every command inside counts as a change, which is kept.
+    // With shared extents, every command inside counts as a change, so the rollback keeps a snapshot.
     store.rockenv(&["rollback", store.env(), "b0"]).ok();
     let forget = ["snapshot", "rm", store.env(), "before-rollback"];
     let kept = matches!(kind, Kind::Xfs);
@@ -157,7 +157,7 @@ fn full_disk(kind: Kind) {
     let hog = hog(&disk, "hog");
     let ballast = store.home().join(".ballast");
     assert!(fs::write(store.home().join("more"), vec![1; 1 << 16]).is_err());
-    // Who says no has what was there.
+    // Declining removes nothing.
     let mut asked = Terminal::start(
         store.command(&["gc", "--free", "30M", "--preset", "ci"]),
         33,
@@ -168,7 +168,7 @@ fn full_disk(kind: Kind) {
     asked.wait(2);
     assert_eq!(snapshots(&store).len(), 4);
     assert!(ballast.exists(), "the ballast is gone for nothing");
-    // What was given up to be able to work is not freed.
+    // Space from the ballast, which `gc` gives up to be able to work, does not count as freed.
     let done = json(&store, &[]);
     assert!(done["freed"].as_i64().unwrap() < 1 << 20, "{done:#}");
     assert!(ballast.exists(), "no new ballast where nothing was freed");
@@ -180,7 +180,7 @@ fn full_disk(kind: Kind) {
     store.sh("test -s ~/a").ok();
     untouched(&store);
     store.rockenv(&["fsck"]).ok();
-    // What gc advises where it has nothing more to give works on a full disk too.
+    // The commands that `gc` suggests when it cannot remove more work on a full disk too.
     let name = store.env();
     store.rockenv(&["snapshot", "create", name, "mine"]).ok();
     for words in [
@@ -208,7 +208,7 @@ fn full_disk(kind: Kind) {
     store.rockenv(&["fsck"]).ok();
 }
 
-/// A step fills a small disk to the last byte. What removes works, also where there is no ballast left to give up.
+/// A step fills a small disk to the last byte. Commands that remove still work, even without ballast.
 fn small_disk(kind: Kind) {
     let disk = LoopFs::sized(kind, 400 << 20);
     let store = TestStore::on(&disk);
@@ -224,14 +224,14 @@ fn small_disk(kind: Kind) {
     };
     let up = || {
         let mut command = store.command(&["up", name]);
-        // Else the step is paused before the disk is full.
+        // Without this, `up` would pause the step before the disk is full.
         command.env("ROCKENV_DISK_FLOOR", "0");
         finish("up".to_owned(), command)
     };
     let ballast = store.home().join(".ballast");
     let count = |what: &str| fs::read_dir(store.home().join(what)).unwrap().count();
     for has_ballast in [true, false] {
-        // XFS has room for no new file long before the last block is taken.
+        // XFS has no room for a new file long before the last block is used.
         fs::write(disk.join("hog"), "").unwrap();
         store.profile(&steps(fill));
         up().exits(10);
@@ -241,7 +241,7 @@ fn small_disk(kind: Kind) {
             fs::remove_file(&ballast).unwrap();
             hogs.push(hog(&disk, "hog-2"));
         }
-        // It has nothing that it may remove, and does not fail for that.
+        // `gc` has nothing to remove here, so its exit code does not matter.
         store.rockenv(&["gc", "--yes", "--preset", "ci"]);
         store.rockenv(&["fsck", "--repair"]).ok();
         store.rockenv(&["rm", "--yes", name]).ok();
@@ -280,7 +280,7 @@ fn small_disk(kind: Kind) {
             fs::remove_file(hog).unwrap();
         }
         store.rockenv(&["fsck"]).ok();
-        // One of the same name is another one.
+        // A new snapshot may have the name of a removed one.
         for snapshot in ["mine", "kept"] {
             store.rockenv(&["snapshot", "create", name, snapshot]).ok();
         }
@@ -293,8 +293,8 @@ fn small_disk(kind: Kind) {
     store.rockenv(&["fsck"]).ok();
 }
 
-/// Removes as many snapshots of the same layer, so that none of them frees anything, as a directory has no room for. An
-/// `older` version has left the env without the directory for that.
+/// Removes more snapshots of one layer than fit into a directory on a full disk. None of them frees anything. With
+/// `older`, the env lacks the directory `gone`, as an older version leaves it.
 fn many_snapshots(disk: &LoopFs, store: &TestStore, older: bool) {
     let name = store.env();
     let mine: Vec<String> = (0..24).map(|number| format!("mine-{number}")).collect();
@@ -332,7 +332,7 @@ fn many_snapshots_are_removed_on_a_full_disk() {
             many_snapshots(&disk, &store, older);
             let last = ["snapshot", "rm", store.env(), "mine-0"];
             store.rockenv(&last).ok();
-            // There is room for new ballast now.
+            // Now there is room for new ballast.
             store.rockenv(&["gc", "--yes"]);
         }
     }
@@ -359,7 +359,7 @@ fn the_tree_of_a_failed_step_is_removed_on_a_full_disk() {
     }
 }
 
-/// On a full disk there may be no room for the marks of layers that are on disk.
+/// A full disk may have no room for the marks of durable layers.
 #[test]
 fn the_trash_is_emptied_where_no_layer_can_be_marked() {
     let store = TestStore::new();
@@ -368,7 +368,7 @@ fn the_trash_is_emptied_where_no_layer_can_be_marked() {
     let layers = fs::read_dir(store.home().join("layers")).unwrap();
     for layer in layers.map(|entry| entry.unwrap().path()) {
         fs::remove_file(layer.join("durable")).unwrap();
-        // Nothing can be written to a link to itself.
+        // A write to a symlink that names itself fails.
         fs_err::os::unix::fs::symlink("durable", layer.join("durable")).unwrap();
     }
     let trash = store.home().join("trash");
@@ -389,7 +389,7 @@ fn a_step_may_fill_a_small_btrfs_with_names() {
     let hog = hog(&disk, "hog");
     let volumes = fs::read_dir(store.home().join("volumes")).unwrap();
     let volume = volumes.map(|entry| entry.unwrap().path()).next().unwrap();
-    // Links lie in the metadata: when these are full nothing can be renamed any more.
+    // btrfs keeps symlinks in its metadata. When that is full, no file can be renamed.
     for length in [900, 90, 9] {
         let mut links = (0..1_000_000).map(|number| {
             let name = volume.join(format!("{length}-{number}"));
@@ -451,13 +451,13 @@ fn builds_beside_it_find_what_they_stand_on() {
             while !stop.load(Ordering::Relaxed) {
                 let words = ["--yes", "gc", "--free", "1T", "--preset", "ci"];
                 let ran = store.rockenv(&words);
-                // `rm --force` ends whoever holds its env.
+                // `rm --force` ends any command that holds its env, and so may end `gc`.
                 assert!([0, 10, 143].contains(&ran.code), "{ran:?}");
                 count += 1;
             }
             count
         });
-        // Two envs that share their first steps, made, removed and made again from each other's layers.
+        // Two envs share their first steps. Each is made, removed and made again from the other's layers.
         let builders: Vec<_> = ["x", "y"]
             .into_iter()
             .map(|letter| {
@@ -495,7 +495,7 @@ fn builds_beside_it_find_what_they_stand_on() {
     store.rockenv(&["fsck"]).ok();
 }
 
-/// A disk of 400 MB must not give up 16 MiB, nor a larger one more.
+/// The ballast is less than 16 MiB on a disk of 400 MB, and never more on a larger one.
 #[test]
 fn the_ballast_is_proportional_to_the_disk() {
     for (megabytes, sizes) in [(400, 5..=7), (700, 9..=11), (4096, 16..=16)] {

@@ -1,4 +1,5 @@
-//! Sub-projects of TheRock: what its own `+expunge` removes goes where an artifact holds the result, and nothing else.
+//! Sub-projects of TheRock: `gc` removes the same files as TheRock's `+expunge`, but only if an artifact holds the
+//! result.
 
 use std::path::PathBuf;
 
@@ -8,7 +9,7 @@ use super::{MIB, json, killed_at, names};
 use crate::support::env::TestStore;
 use crate::support::loopfs::{Kind, LoopFs};
 
-/// A tree as TheRock leaves it: `rocBLAS` and `rocSPARSE` are in an artifact, `half` is in none.
+/// A tree in TheRock's layout: `rocBLAS` and `rocSPARSE` are in an artifact, `half` is in none.
 const TREE: &str = r#"
 set -e
 cd /build
@@ -38,7 +39,7 @@ fn built(store: &TestStore, last: &str) {
     store.profile(&format!(
         "[[volume]]\nname = 'build'\nkind = 'build'\ntarget = '/build'\n\
          [[step]]\nname = 'build'\nrun = '''{TREE}{}'''\n[[step]]\nname = 'last'\nrun = '{last}'\n",
-        // Links lead out, and a list of contents asks for more than there is.
+        // Links lead out of the tree, and the artifact's manifest lists more than the tree has.
         format_args!(
             "mkdir -p artifacts/blas_lib_generic/link/stage artifacts/blas_lib_generic/math-libs/hip/stage\n\
              ln -s {} link\nmkdir math-libs/hip\nln -s {}/build math-libs/hip/build\nmkdir math-libs/hip/stamp\n\
@@ -68,7 +69,7 @@ fn what_an_artifact_holds_may_be_given_up() {
     let all = ["hip", "rocBLAS", "rocSPARSE"].map(own);
     assert_eq!(projects(&store, &["--expunge"]), all);
 
-    // Its stage, which an artifact has too, is not counted.
+    // The stage does not count, because an artifact has the same files.
     let report = json(
         &store,
         &["--expunge", "--free", "1T", "--preset", "ci", "--dry-run"],
@@ -96,7 +97,7 @@ fn what_an_artifact_holds_may_be_given_up() {
         }
     }
     assert!(top.join("base/half/build/object.o").exists());
-    // A link goes as a link, and what it leads to stays.
+    // `gc` does not follow links, so their targets stay.
     assert!(top.join("link").is_symlink());
     for file in ["build/thesis", "stamp/stage.stamp"] {
         assert!(store.work().join("mine").join(file).exists(), "{file}");
@@ -104,7 +105,7 @@ fn what_an_artifact_holds_may_be_given_up() {
     let thesis = fs::read_to_string(store.work().join("mine/build/thesis")).unwrap();
     assert_eq!(thesis, "years of work");
     assert!(projects(&store, &["--expunge"]).is_empty());
-    // The env is what it was: nothing is to do.
+    // `up` accepts the env as it is.
     store.up();
 }
 
@@ -119,16 +120,16 @@ fn killed_between_two_parts_of_one_the_next_command_finishes() {
     let parts = |project: &PathBuf| fs::read_dir(project).unwrap().count();
     for nth in 2..6 {
         store.sh(&format!("rm -rf /build/*\n{TREE}")).ok();
-        // Nothing but parts of sub-projects is moved by this call.
+        // Only parts of sub-projects are moved with `renameat`.
         let words = ["--yes", "gc", "--expunge", "--free", "1T", "--preset", "ci"];
         assert!(killed_at(&store, &words, "renameat", nth), "{nth}");
         let cut: Vec<&PathBuf> = projects
             .iter()
             .filter(|project| !project.join("stamp").exists())
             .collect();
-        // Stamps are the first to go, and nothing else tells that it was begun.
+        // The stamps go first. Their absence is the only sign that a removal has begun.
         assert!(matches!(cut[..], [one] if parts(one) > 0), "{nth}: {cut:?}");
-        // One that would offer no sub-projects.
+        // Even a `gc` without `--expunge` finishes the removal.
         store.rockenv(&["--yes", "gc"]).ok();
         let mut left = projects.iter().map(parts).collect::<Vec<_>>();
         left.sort_unstable();

@@ -1,4 +1,5 @@
-//! What a removal gives back where trees share blocks: what nothing else holds, whoever wrote it.
+//! The space that a removal gives back where trees share blocks: the blocks that nothing else holds, whichever step
+//! wrote them.
 
 use std::process::Command;
 
@@ -11,12 +12,12 @@ use crate::support::loopfs::{Kind, LoopFs, run};
 
 const VOLUME: &str = "volume = [{ name = 'b', kind = 'build', target = '/b' }]\n";
 
-/// Makes a step that goes on in the build volume as it is.
+/// Returns a step that continues with the build volume as it is.
 fn step(name: &str, run: &str) -> String {
     format!("[[step]]\nname = '{name}'\nincremental = true\nrun = '{run}'\n")
 }
 
-/// Returns name and MiB of what would go.
+/// Returns the names and the MiB of the items that `gc` would remove.
 fn would_go(store: &TestStore) -> Vec<(String, u64)> {
     let dry = json(store, &["--dry-run", "--free", "1T", "--preset", "ci"]);
     let items = dry["items"].as_array().unwrap().iter();
@@ -40,7 +41,7 @@ fn gc(store: &TestStore, free: &str) -> Value {
     store.rockenv(&words).json()
 }
 
-/// Steps that write the same file of a build volume anew, each as large as before.
+/// Expects that overwritten blocks count: each step writes the same file of a build volume again, with the same size.
 fn what_was_written_over_counts(kind: Kind) {
     let disk = LoopFs::with_base(kind);
     let store = TestStore::on(&disk);
@@ -51,7 +52,7 @@ fn what_was_written_over_counts(kind: Kind) {
         step("c1", over),
     ];
     store.up_with(&format!("{VOLUME}{}", steps.concat()));
-    // Of other names: those before stay in the record, and nobody needs them.
+    // Steps with other names: the earlier snapshots stay in the record, and nothing needs them.
     let others = [step("a2", "rm -f /b/x"), step("b2", "true")];
     store.up_with(&format!("{VOLUME}{}", others.concat()));
     let sizes = would_go(&store);
@@ -66,7 +67,7 @@ fn what_was_written_over_counts(kind: Kind) {
     let rest = gc(&store, "1T");
     assert_eq!(rest["removed"].as_array().unwrap().len(), 2, "{rest:#}");
     let really = (before - used(disk.path())) / MIB;
-    // With the inodes of three trees, where these take space of their own.
+    // Includes the inodes of three trees, where inodes take space of their own.
     assert!((33..45).contains(&really), "{really}");
     store.rockenv(&["fsck"]).ok();
 }
@@ -81,7 +82,7 @@ fn what_was_written_over_counts_on_xfs() {
     what_was_written_over_counts(Kind::Xfs);
 }
 
-/// A step that was replaced, of which the live volume holds what it wrote.
+/// Expects that blocks do not count if a replaced step wrote them and the live volume holds them.
 fn what_a_live_volume_holds_does_not_count(kind: Kind) {
     let disk = LoopFs::with_base(kind);
     let store = TestStore::on(&disk);
@@ -96,7 +97,7 @@ fn what_a_live_volume_holds_does_not_count(kind: Kind) {
     store.profile(&format!("{VOLUME}{first}{new}"));
     store.rockenv(&["up", store.env()]).exits(5);
     let sizes = would_go(&store);
-    // The failed tree is a clone of an image with more in it than that.
+    // The failed tree is a clone of a larger image, which does not count.
     let sizes: Vec<(&str, u64)> = sizes
         .iter()
         .map(|(name, size)| (name.as_str(), *size))
@@ -114,7 +115,7 @@ fn what_a_live_volume_holds_does_not_count_on_xfs() {
     what_a_live_volume_holds_does_not_count(Kind::Xfs);
 }
 
-/// What was removed shares its blocks with what stays: emptying the trash frees none of them.
+/// Expects that emptying the trash frees no blocks that other trees share.
 fn the_trash_frees_what_nothing_else_holds(kind: Kind) {
     let disk = LoopFs::with_base(kind);
     let store = TestStore::on(&disk);

@@ -1,4 +1,4 @@
-//! Caches as the real tools leave them, and what those tools leave of them when they are asked as `gc` asks.
+//! Caches of the real tools, and what the tools leave when `gc` asks them to clean up.
 
 use std::path::Path;
 use std::process::Command;
@@ -17,7 +17,7 @@ fn kind(cache: &Path) -> Option<CacheKind> {
 
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Has the cache's tool leave at most `max` bytes, as it is asked in an env.
+/// Asks the cache's tool to leave at most `max` bytes, as `gc` does in an env.
 fn shrink_to(cache: &Path, max: u64) {
     let script = kind(cache).unwrap().script();
     let uv = wheels::uv();
@@ -47,7 +47,7 @@ with zipfile.ZipFile(sys.argv[1], 'w') as wheel:
         .arg(place));
 }
 
-/// Returns what the files below a directory hold, and not what its directories take.
+/// Returns the size of all files below a directory, without the directories themselves.
 fn bytes(cache: &Path) -> u64 {
     let entries = fs::read_dir(cache).unwrap().flatten();
     entries
@@ -80,7 +80,7 @@ fn ccache_is_known_by_its_cache() {
     };
     shrink_to(&at("cache"), 1 << 30);
     assert_ne!(files(), "0");
-    // To ccache itself a size of 0 is none at all.
+    // ccache itself takes a size of 0 for no limit.
     shrink_to(&at("cache"), 0);
     assert_eq!(files(), "0");
 }
@@ -95,7 +95,7 @@ fn pip_is_known_by_its_cache_and_empties_it() {
     fs::create_dir(&cache).unwrap();
     self::wheel(&wheel);
     let body = fs::read(&wheel).unwrap();
-    // Without it nothing is kept.
+    // Without a date, pip keeps nothing.
     let date = run(Command::new("date")
         .args(["-u", "+%a, %d %b %Y %H:%M:%S GMT"])
         .env("LC_ALL", "C"));
@@ -130,7 +130,7 @@ fn uv_is_known_by_its_cache_and_empties_it_where_it_is_mounted() {
     for place in [&real, &cache] {
         fs::create_dir(place).unwrap();
     }
-    // As in an env: the directory itself cannot be removed there.
+    // As in an env, the directory itself cannot be removed.
     let _bound = bind(&real, &cache);
     self::wheel(&wheel);
     run(Command::new(wheels::uv())
@@ -152,7 +152,7 @@ fn uv_is_known_by_its_cache_and_empties_it_where_it_is_mounted() {
         .env("UV_CACHE_DIR", &cache));
     assert!(bytes(&cache) > 100_000, "uv cached nothing");
     assert_eq!(kind(&cache), Some(CacheKind::Uv));
-    // What is in use is given up only where the rest was not enough.
+    // Files in use are removed only if the others were not enough.
     shrink_to(&cache, 1 << 30);
     assert!(bytes(&cache) > 100_000);
     shrink(&cache);
@@ -200,7 +200,7 @@ fn pacman_keeps_the_packages_that_are_installed_and_files_that_are_none() {
 #[test]
 fn apt_cleans_the_cache_that_it_is_told_and_nothing_beside_it() {
     let directory = tempfile::tempdir().unwrap();
-    // Mounted as `/var/cache/apt`, and as `archives` below it.
+    // The cache is mounted as `/var/cache/apt`, or as `archives` below it.
     for (place, top) in [
         ("whole", "whole/archives"),
         ("part/archives", "part/archives"),
@@ -209,7 +209,7 @@ fn apt_cleans_the_cache_that_it_is_told_and_nothing_beside_it() {
         fs::create_dir_all(top.join("partial")).unwrap();
         let package = top.join("hello_2.10-3_amd64.deb");
         fs::write(&package, [1; 5000]).unwrap();
-        // Beside what apt takes for its own, which is all of `archives`.
+        // These are beside `archives`, which is all that apt considers its own.
         let mine = directory.path().join("mine.txt");
         let inside = directory.path().join("whole/mine.txt");
         for mine in [&mine, &inside] {
