@@ -1,4 +1,4 @@
-//! Owns the tests of hooks: what steps see, what is built again, and that the user's source stays as it is. On every engine:
+//! Tests of hooks: what steps see, what is built again, and that the user's source stays unchanged. On every engine:
 //! `tests/service docker|podman|rootless cargo test --test it hooks::`.
 
 mod by_hand;
@@ -43,7 +43,7 @@ find = "one"
 replace = "ONE"
 "#;
 
-/// Lays out a source of the user's and returns its directory.
+/// Makes a source that the user owns, and returns its directory.
 fn source(store: &TestStore) -> PathBuf {
     let src = store.work().join("src");
     fs::create_dir_all(src.join("d")).unwrap();
@@ -80,7 +80,7 @@ fn is_at_service() -> bool {
     std::env::vars_os().any(|(name, _)| name == "ROCKENV_TEST_ENGINE")
 }
 
-/// Everything that can be seen of a tree but the times of reading.
+/// Returns everything observable in a tree except access times.
 fn seen(root: &Path) -> Vec<String> {
     let mut lines = Vec::new();
     let mut left = vec![root.to_owned()];
@@ -116,7 +116,7 @@ fn seen(root: &Path) -> Vec<String> {
 
 #[test]
 fn steps_see_the_hook_and_the_source_stays_as_it_is() {
-    // What a test mounts is not there for a service.
+    // A service does not see a test's mounts.
     let other = (!is_at_service()).then_some(Some(Kind::Btrfs));
     for kind in std::iter::once(None).chain(other) {
         let disk = kind.map(LoopFs::with_base);
@@ -134,12 +134,12 @@ fn steps_see_the_hook_and_the_source_stays_as_it_is() {
                 build_user().1
             ));
         store.up().says(&["nothing to do"]);
-        // What is in the trash is deleted by a process that nobody waits for.
+        // A background process deletes the trash, and no command waits for it.
         wait_until("fsck finds something", || {
             store.rockenv(&["fsck"]).code == 0
         });
 
-        // A fork has its own view, with what steps wrote in it.
+        // A fork has its own view, with the files that steps wrote in it.
         let fork = format!("{}-fork", store.env());
         store.rockenv(&["fork", store.env(), &fork]).ok();
         let cat = "cat /v/src/a.txt /v/src/made-by-step; echo x > /v/src/made-by-step";
@@ -188,7 +188,7 @@ fn what_a_clean_build_has_not_in_a_view_is_in_no_clean_snapshot() {
         assert_eq!(read(&other), expected);
         store.rockenv(&["rm", "--yes", &other]).ok();
     };
-    // What a step of the same build wrote is what it always writes, also after a command that only reads.
+    // Files that a step of the same build wrote keep the build clean, also after a command that only reads.
     steps("echo gen > /v/src/gen", "true");
     store.up();
     assert_eq!(read(env), "ONE two gen");
@@ -200,14 +200,14 @@ fn what_a_clean_build_has_not_in_a_view_is_in_no_clean_snapshot() {
         .ok();
     assert!(is_clean());
 
-    // What a step no longer writes stays in the view, for this env only.
+    // A file that a step no longer writes stays in the view of this env only.
     steps("true", "true");
     store.up();
     assert_eq!(read(env), "ONE two gen");
     assert!(!is_clean());
     new("ONE two");
 
-    // So do changes by hand, until the env begins clean.
+    // Manual changes stay too, until the env begins clean.
     store.rockenv(&["up", env, "--clean"]).ok();
     assert_eq!(read(env), "ONE two");
     assert!(is_clean());
@@ -235,7 +235,7 @@ fn a_changed_hook_or_source_is_built_again_and_an_unchanged_file_is_not() {
     let steps = STEPS.replace("hooks = [\"fix\"]", "hooks = [\"fix\", \"late\"]");
     let late = "from-step = \"build\"\n[[edit]]\nfile = \"made-by-step\"\nfind = \"generated\"\nreplace = \"CHANGED\"\n";
     hook(&store, "late", late);
-    // What a hook changes may be made by a step, but is not there when the sources are asked.
+    // A hook for the source cannot change a file that only a step makes.
     store.profile(&steps);
     insta::assert_snapshot!(store.shows("up ENV"), @"
     error: hook `late`: there is no `made-by-step`
@@ -250,7 +250,7 @@ fn a_changed_hook_or_source_is_built_again_and_an_unchanged_file_is_not() {
             .replace("generated", "two"),
     );
     store.up();
-    // The step's own line is kept below the hook's change.
+    // The step's own line stays below the hook's change.
     store
         .sh("cat $HOME/build")
         .ok()
@@ -274,7 +274,7 @@ fn a_changed_hook_or_source_is_built_again_and_an_unchanged_file_is_not() {
         .ok()
         .prints("ONE\ngenerated\nother\nmore");
 
-    // Another source: all hooks are applied anew, and what steps wrote before is gone.
+    // With another source, all hooks are applied again, and the files of earlier steps are gone.
     fs::write(src.join("d/c.txt"), "changed").unwrap();
     let before = seen(&src);
     store.up();
@@ -289,7 +289,7 @@ fn a_changed_hook_or_source_is_built_again_and_an_unchanged_file_is_not() {
     );
     assert_eq!(seen(&src), before);
 
-    // A description is in no key.
+    // The table `applies` is in no key.
     let words = EDIT.to_owned() + "\n[applies]\ntargets = []\n";
     hook(&store, "fix", &words);
     store.up().says(&["nothing to do"]);
@@ -321,7 +321,7 @@ fn what_was_changed_by_hand_in_a_view_outlives_it() {
     for (name, end) in [("a.txt", "ONE\nprecious\n"), ("new/mine", "precious\n")] {
         assert_eq!(fs::read_to_string(kept().join(name)).unwrap(), end);
     }
-    // What steps write is made again, and who only looks changes nothing.
+    // Steps write their files again, and a command that only reads changes nothing.
     store.sh("cat /v/src/a.txt").ok();
     fs::write(src.join("d/c.txt"), "changed again").unwrap();
     let said = store.up().err;
@@ -365,7 +365,7 @@ fn what_does_not_fit_fails_before_anything_runs() {
             "nothing was begun"
         );
     }
-    // Steps before the first one that sees it do not wait for it.
+    // Steps before the first one that sees the hook do not need it.
     for verb in ["plan", "up"] {
         store.rockenv(&[verb, store.env(), "--until", "tools"]).ok();
         let ran = store.rockenv(&[verb, store.env(), "--until", "configure"]);
@@ -416,7 +416,7 @@ fn patches_and_scripts() {
         .replace("echo more >> /v/src/b.txt", "true")
         .replace(" /v/src/b.txt", "");
     store.profile(&steps);
-    // The store is where a patch is looked for before the network.
+    // rockenv looks for a patch in the store before it uses the network.
     insta::assert_snapshot!(store.shows("up ENV --offline"), @"
     error: `--offline` is set, but these are missing: `fix/fix.patch` from `https://example.org/fix.patch`
     help: run once without --offline
@@ -438,7 +438,7 @@ fn patches_and_scripts() {
     let locked = locked.says(&[".lock` contains the login of example.org: keep it out of git"]);
     assert!(!locked.err.contains("TOKEN"), "{}", locked.err);
 
-    // A script that does something else than it says.
+    // The script changes other files than it declares.
     let lies = text.replace("rm d/c.txt", "touch d/other");
     hook(&store, "fix", &lies);
     // A service copies the source for hooks, and says so.
@@ -456,7 +456,7 @@ fn patches_and_scripts() {
         ]);
     store.rockenv(&["logs", store.env(), "hook-fix"]).ok();
 
-    // A patch that the source has is no error, and nothing to do.
+    // A patch that the source already has is no error and changes nothing.
     hook(
         &store,
         "fix",
@@ -473,7 +473,7 @@ fn patches_and_scripts() {
     assert_eq!(seen(&src).len(), before.len() + 1);
 }
 
-/// A directory that is gone, or is another one of that name, is the files that were in it.
+/// A script that removes or replaces a directory changes the files in it.
 #[test]
 fn a_script_that_removes_a_directory_changes_its_files() {
     let store = TestStore::new();
@@ -512,7 +512,7 @@ fn a_script_that_removes_a_directory_changes_its_files() {
         .sh("cd /v/src; find d; cat d/new a.txt")
         .ok()
         .prints("d\nd/new\nnew\nONE\nmore");
-    // One that only looks, and does again what the hook's edits have done.
+    // A script that reads files, and writes again what the hook's edits wrote.
     script(
         "find . -type f -exec cat {} +; mkdir empty; cat a.txt > /tmp/a; cat /tmp/a > a.txt; rm b.txt",
         "'b.txt'",
@@ -522,7 +522,7 @@ fn a_script_that_removes_a_directory_changes_its_files() {
         .sh("cd /v/src; ls; cat a.txt")
         .ok()
         .prints("a.txt\nd\nempty\nmade-by-step\nONE\nmore");
-    // Killed while it runs, it leaves nothing that a later command would take for done.
+    // A killed script leaves nothing that a later command would take for finished.
     let sleeper = store.sleeper();
     hook(
         &store,
@@ -560,12 +560,12 @@ fn what_a_step_fetches_into_a_source_gets_the_hooks() {
     fetched("one 1\n");
     store.up_with(steps);
     store.sh("cat ~/fetch ~/build").ok().prints("one 1\nONE 1");
-    // That the source is another one than before that run is the run's own doing: what `build` wrote is still there.
+    // The previous run itself changed the source, so the file that `build` wrote in the view is still there.
     let more =
         format!("{steps}[[step]]\nname = 'more'\nrun = 'cat /v/src/a.txt /v/src/made > ~/more'\n");
     store.up_with(&more).says(&["3 steps, 2 done before"]);
     store.sh("cat ~/more").ok().prints("ONE 1\nmade");
-    // Fetched anew in a run that began with what the view lies on.
+    // A run that began with the old source below the view fetches the new one.
     fetched("one 2\n");
     store.rockenv(&["up", store.env(), "--rerun", "fetch"]).ok();
     store
@@ -574,7 +574,7 @@ fn what_a_step_fetches_into_a_source_gets_the_hooks() {
         .prints("one 2\nONE 2\nONE 2\nmade\nONE 2");
     assert_eq!(fs::read_to_string(src.join("a.txt")).unwrap(), "one 2\n");
     assert!(!src.join("made").exists());
-    // What does not fit what was fetched is said, and nothing is built from it.
+    // A hook that does not fit the fetched source fails, and nothing is built from it.
     fetched("another\n");
     store
         .rockenv(&["up", store.env(), "--rerun", "fetch"])

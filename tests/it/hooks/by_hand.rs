@@ -1,4 +1,4 @@
-//! What people write into a view outlives what steps do to it, and the view.
+//! Manual changes in a view survive the steps, and the view itself.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use super::{EDIT, hook, source};
 use crate::support::env::TestStore;
 use crate::support::terminal::Terminal;
 
-/// A profile whose second step changes the mode of whatever is there, in this way.
+/// Returns a profile whose second step changes the mode of every file to `mode`.
 fn profile(mode: &str) -> String {
     format!(
         "hooks = ['fix']\n\
@@ -40,7 +40,7 @@ fn a_step_that_touches_everything_makes_nothing_its_own() {
         .ok();
     let fork = format!("{}-fork", store.env());
     store.rockenv(&["fork", store.env(), &fork]).ok();
-    // Other files have the times of their copies there.
+    // In the fork, unchanged files have the times of their copies.
     for env in [store.env(), &fork] {
         let up = |mode: &str| {
             store.profile(&profile(mode));
@@ -59,13 +59,13 @@ fn a_step_that_touches_everything_makes_nothing_its_own() {
             assert_eq!(kept.len(), 1, "{env}: {name}");
             assert_eq!(fs::read_to_string(&kept[0]).unwrap(), text);
         }
-        // A step makes its own files again, and the next view begins without any of that.
+        // A step makes its own files again, so they are not kept. The next view begins without manual changes.
         assert!(kept(&store, env, "made").is_empty());
         hook(&store, "fix", &EDIT.replace("ONE", &format!("{env}-3")));
         let said = up("a+r,u+w").err;
         assert!(!said.contains("kept-"), "{said}");
     }
-    // Who removes the env is told.
+    // `rm` warns about the manual changes.
     let mut asked = Terminal::start(store.command(&["rm", &fork]), 33, 101);
     let view = store.home().join("envs").join(&fork).join("views/src");
     asked.expect(" files changed by hand in `");

@@ -1,4 +1,4 @@
-//! Hooks where git comes in: for submodules that a step fetches, and over a range of revisions.
+//! Hooks and git: for submodules that a step fetches, and over a range of revisions.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,7 +8,7 @@ use fs_err as fs;
 use super::{EDIT, STEPS, hook, source};
 use crate::support::env::{TestStore, build_user};
 
-/// An empty directory is what a submodule is before it is fetched.
+/// Before a submodule is fetched, it is an empty directory.
 #[test]
 fn a_hook_for_a_submodule_waits_for_the_step_that_fetches_it() {
     let store = TestStore::new();
@@ -123,7 +123,7 @@ fn check_says_at_which_revision_a_hook_stops_applying() {
     assert_eq!(json[0]["ok"], false);
     assert_eq!(json[0]["revisions"][1]["revision"], commits[2]);
     check(&["--hook", "inside", &all]).ok();
-    // What is checked out, with its changes.
+    // Checks the working tree with its changes.
     fs::write(store.work().join("outer/a.txt"), "three\n").unwrap();
     let text = check(&["--hook", "fix"]).exits(3).text();
     assert!(
@@ -145,7 +145,7 @@ fn check_says_at_which_revision_a_hook_stops_applying() {
         "{text}"
     );
 
-    // A hook that says for which revisions it is.
+    // This hook declares the revisions that it is for.
     git(Path::new(outer), &["checkout", "-q", "."]);
     let applies = format!("[applies]\nuntil = \"{}\"\n", commits[2]);
     hook(&store, "fix", &(EDIT.replace("one", "absent") + &applies));
