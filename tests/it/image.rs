@@ -28,7 +28,7 @@ struct Place {
 
 impl Place {
     fn new() -> Self {
-        // On the disk that the store would be on: /tmp may be memory.
+        // On the disk that a store would use, because /tmp may be in memory.
         let dir = tempfile::Builder::new()
             .prefix(&format!("rockenv-image-{}-", std::process::id()))
             .tempdir_in("/var/tmp")
@@ -92,7 +92,7 @@ impl Place {
     }
 }
 
-/// What the kernel still knows under a path that starts like this.
+/// Returns the mounts and processes below paths that start with `path`.
 fn mounts_and_processes(path: &str) -> Vec<String> {
     let mut found: Vec<String> = fs_err::read_to_string("/proc/self/mounts")
         .unwrap()
@@ -104,7 +104,7 @@ fn mounts_and_processes(path: &str) -> Vec<String> {
         let process = entry.unwrap().path();
         let line = fs_err::read(process.join("cmdline")).unwrap_or_default();
         let root = fs_err::read_link(process.join("root")).unwrap_or_default();
-        // mmdebstrap and all that it starts have their scratch directory in the environment.
+        // The environment of mmdebstrap and its children names the scratch directory.
         let environment = fs_err::read(process.join("environ")).unwrap_or_default();
         let line = String::from_utf8_lossy(&line).into_owned();
         if root.to_string_lossy().starts_with(path)
@@ -177,7 +177,7 @@ fn a_cancelled_build_leaves_no_process_and_no_mount() {
     let place = Place::new();
     let mut stopped = None;
     let outcome = place.build_with(TRIXIE, "a", &mut |progress| {
-        // In the middle of the work, with /proc and the like mounted into the new tree.
+        // Cancels in the middle of the build, with /proc and others mounted into the new tree.
         if let BuildProgress::Line(line) = progress
             && line.contains("installing essential packages")
         {
@@ -227,7 +227,7 @@ fn a_failing_tool_is_shown_with_what_it_says_is_wrong() {
     let place = Place::new();
     let recipe = TRIXIE.replace("trixie", "no-such-suite");
     let error = place.build(&recipe, "a").unwrap_err();
-    // What apt says against the archive comes first, then whose work that was.
+    // The message begins with apt's complaint about the archive, and the failed tool follows.
     let said = error.message();
     assert!(
         said.starts_with("apt says: ") && said.contains("no-such-suite"),
@@ -244,7 +244,7 @@ fn a_failing_tool_is_shown_with_what_it_says_is_wrong() {
 fn a_snapshot_without_an_archive_says_what_to_configure() {
     let apt = Command::new("apt-get").arg("--version").output().unwrap();
     let apt = String::from_utf8_lossy(&apt.stdout).into_owned();
-    // Newer ones select dated archives themselves.
+    // Newer versions select dated archives themselves.
     if !["apt 2.4", "apt 2.6", "apt 2.7"]
         .iter()
         .any(|old| apt.starts_with(old))
@@ -265,7 +265,8 @@ fn a_snapshot_without_an_archive_says_what_to_configure() {
     );
 }
 
-/// Makes, in a directory that others may enter, a repository with a `base` that needs another package, as the real one does.
+/// Makes a repository in a directory that others may enter, with a `base` that depends on another package, as in the
+/// real one.
 pub(crate) fn arch_repository(place: &Path) {
     let directory = place.join("packages");
     let package = |name: &str, body: &str| {
@@ -329,7 +330,7 @@ fn arch_twice_is_one_digest() {
         .mirrors
         .insert("arch-signatures".into(), "never".into());
     let first = place.build(recipe, "a").unwrap();
-    // The installation dates must not be what makes them equal.
+    // The installation dates differ, so they cannot be the reason for equal trees.
     std::thread::sleep(Duration::from_millis(1100));
     let second = place.build(recipe, "b").unwrap();
     place.assert_same("a", "b");

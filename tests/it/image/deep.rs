@@ -18,7 +18,7 @@ fn a_deep_directory_is_copied_and_compared() {
     assert!(made.unwrap().success());
     let recipe = "schema=1\nprovider=\"directory\"\n[directory]\npath=\"from\"";
     let built = place.build(recipe, "copy").unwrap();
-    // The top is counted too.
+    // The top directory counts too.
     assert_eq!(built.entries, 1502);
     place.assert_same("from", "copy");
     for name in ["from", "copy"] {

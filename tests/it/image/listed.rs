@@ -1,4 +1,4 @@
-//! What `image ls` lists.
+//! The list of `image ls`.
 
 use fs_err as fs;
 
@@ -9,7 +9,7 @@ fn a_recipe_with_a_mistake_hides_no_other_image() {
     let store = TestStore::new();
     let images = store.work().join("images");
     fs::write(images.join("bad.toml"), "schema = 1\nprovider = 'none'\n").unwrap();
-    // What Emacs makes beside a file that is being edited.
+    // Emacs makes such a link beside a file that is being edited.
     std::os::unix::fs::symlink("user@host.1:2", images.join(".#base.toml")).unwrap();
     let ran = store.rockenv(&["image", "ls"]).ok();
     assert!(ran.text().contains("\nbase "), "{}", ran.text());

@@ -1,4 +1,4 @@
-//! Builds that are interrupted, or fail.
+//! Builds that are interrupted or fail.
 
 use fs_err as fs;
 use nix::sys::signal::Signal;
@@ -9,7 +9,7 @@ use crate::image_oci::make::{Image, Tar, descriptor, write_index};
 use crate::support::env::TestStore;
 use crate::support::run::{sha256, wait_until};
 
-/// So large that it is read for minutes, and without a block on the disk.
+/// Large enough to be read for minutes, and without a block on the disk.
 const LARGE: u64 = 64 << 30;
 
 fn is_building(store: &TestStore) -> bool {

@@ -1,4 +1,4 @@
-//! What `image verify` compares.
+//! The comparison of `image verify`.
 
 use serde_json::json;
 
