@@ -1,4 +1,5 @@
-//! Container images: layers, layouts and archives, registries and their faults. Needs root, `docker-registry` and `umoci`.
+//! Container images: layers, layouts and archives, registries and their faults. Needs root, `docker-registry` and
+//! `umoci`.
 
 mod environment;
 mod files;

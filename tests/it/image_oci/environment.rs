@@ -1,5 +1,5 @@
-//! The variables of a container image: defaults below the profile's, in the keys, and nowhere outside the container. On every
-//! engine: `tests/service docker|podman cargo test --test it environment::`.
+//! The variables of a container image: defaults below the profile's, in the keys, and nowhere outside the container. On
+//! every engine: `tests/service docker|podman cargo test --test it environment::`.
 
 use fs_err as fs;
 use serde_json::{Value, json};
@@ -9,14 +9,14 @@ use super::make::{Image, Registry, Tar};
 use crate::support::env::TestStore;
 use crate::support::run::{Ran, finish, processes, wait_until};
 
-/// An image with these variables, and next to nothing else.
+/// Returns an image with these variables and almost nothing else.
 fn small(env: &Value) -> Image {
     let archive = Tar::default().file("file", "").end();
     let run = json!({ "Env": env });
     Image::of(vec![(archive.clone(), archive)], "amd64", &run, false)
 }
 
-/// An image on which steps can run, with these variables.
+/// Returns an image on which steps can run, with these variables.
 fn image(env: &Value) -> Image {
     let archive = base(
         Tar::default()
@@ -27,7 +27,7 @@ fn image(env: &Value) -> Image {
     Image::of(vec![(archive.clone(), archive)], "amd64", &run, false)
 }
 
-/// Gives the store the image as a layout, in place of the tests' own.
+/// Gives the store the image as a layout, in place of the tests' base image.
 fn give(store: &TestStore, image: &Image) {
     let layout = store.work().join("layout");
     drop(fs::remove_dir_all(&layout));
@@ -51,7 +51,7 @@ env = { RUSTUP_HOME = "/step" }
 run = 'echo $RUSTUP_HOME > $HOME/own'
 "#;
 
-/// The variables of the image, as `image ls` has them.
+/// Returns the image's variables from `image ls`.
 fn variables(store: &TestStore) -> Value {
     let images = store.rockenv(&["image", "ls", "--json"]).ok().json();
     let mut rows = images.as_array().unwrap().iter();
@@ -64,7 +64,7 @@ fn resolved(store: &TestStore) -> Value {
     store.rockenv(&words).ok().json()
 }
 
-/// A variable of an image that nobody else has.
+/// Returns a variable that only this test's image has.
 fn evil() -> String {
     format!("IMAGE_EVIL={}", std::process::id())
 }
@@ -103,7 +103,7 @@ fn variables_of_an_image_are_defaults_below_the_profile_s() {
         assert!(log.lines().any(|found| found == line), "{line}: {log}");
     }
     store.sh("cat $HOME/own").ok().prints("/step");
-    // `exec` and `shell` have the same.
+    // `exec` and `shell` get the same variables.
     let ran = store.sh("env -0 | tr '\\n\\0' '~\\n'").ok().text();
     for line in expected {
         assert!(ran.lines().any(|found| found == line), "{line}: {ran}");
@@ -113,14 +113,14 @@ fn variables_of_an_image_are_defaults_below_the_profile_s() {
     finish("shell".to_owned(), shell)
         .ok()
         .prints("got /opt/rust of the profile's");
-    // What is for using the results is the profile's own.
+    // `rockenv env`, for using the results, prints only the profile's variables.
     assert!(!store.rockenv(&["env", store.env()]).text().contains("RUST"));
     let spec = resolved(&store);
     assert_eq!(spec["env"]["RUSTUP_HOME"], "/opt/rust");
     assert_eq!(spec["env"]["BOTH"], "the profile's");
     assert_eq!(spec["image_env"]["BOTH"], "the image's");
     assert_eq!(variables(&store)["TWO"], "one\ntwo=2");
-    // A path of the profile's own wins.
+    // The profile's own `PATH` wins.
     store
         .up_with("[env]\nPATH = '/usr/bin:/bin'\n[[step]]\nname = 'look'\nrun = 'echo is $PATH'\n");
     let log = store.rockenv(&["logs", store.env(), "look"]).ok().text();
@@ -130,16 +130,16 @@ fn variables_of_an_image_are_defaults_below_the_profile_s() {
     store.assert_clean();
 }
 
-/// A file with a script, to be read.
+/// Opens a file with this script for reading.
 fn script(store: &TestStore, text: &str) -> std::process::Stdio {
     let path = store.work().join("script");
     fs::write(&path, text).unwrap();
     fs::File::open(path).unwrap().into_file().into()
 }
 
-/// While a step runs, nobody outside its container has a variable of the image's.
+/// Expects that no process outside the container has a variable of the image while a step runs.
 fn reaches_no_program_of_the_host_s(store: &TestStore) {
-    // Files are brought in by rockenv's own program, which has none of it.
+    // rockenv's own program copies files into the container, without these variables.
     fs::write(store.work().join("profiles/file"), "copied").unwrap();
     let wait = store.sleeper();
     store.profile(&format!(
@@ -198,7 +198,7 @@ fn a_lock_file_and_a_pulled_image_have_the_variables() {
         let recipe = format!("schema = 1\nprovider = \"oci\"\n[oci]\npath = \"{path}\"\n");
         fs::write(store.work().join("images/base.toml"), recipe).unwrap();
     };
-    // One name for both stores, as a recipe's digest has it.
+    // Both stores use the same path, because it is part of the recipe's digest.
     let layout = one.work().join("layout").display().to_string();
     recipe(&one, &layout);
     recipe(&other, &layout);
@@ -214,7 +214,7 @@ fn a_lock_file_and_a_pulled_image_have_the_variables() {
         finish(words.join(" "), command)
     };
     with(&one, &["push", name]).ok();
-    // The image comes from the registry, and nothing has to be built on it.
+    // The image and the step come from the registry, so nothing is built.
     fs::rename(&layout, one.work().join("moved")).unwrap();
     with(&other, &["up", name, "--pull"])
         .ok()
@@ -228,7 +228,7 @@ fn a_lock_file_and_a_pulled_image_have_the_variables() {
         "cat $HOME/one; echo $RUSTUP_HOME",
     ];
     with(&other, &words).ok().prints("/opt/rust\n/opt/rust");
-    // Other programs find them where they look.
+    // Other programs find the variables in the usual place.
     let files = one.work().join("snapshots.oci");
     one.rockenv(&["export", name, "--snapshots", files.to_str().unwrap()])
         .ok();

@@ -1,4 +1,4 @@
-//! Layouts, archives and their documents: every byte verified, nothing believed that cannot be.
+//! Layouts, archives and their documents: every byte is verified, and no claim is believed that cannot be true.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -35,7 +35,7 @@ fn every_byte_is_verified() {
         });
         fails(outcome, Kind::Drift, "has SHA-256");
     }
-    // A layer whose content is another than the configuration says, though its own digest is right.
+    // The layer's content differs from the configuration's digest, though its own digest is right.
     let mut layers = image.layers.clone();
     layers[0].1 = gzip(&Tar::default().file("etc/os-release", "ID=evil\n").end());
     let config_says = image.layers[0].0.clone();
@@ -136,7 +136,7 @@ fn zstd_with_frames_of_its_own_is_read() {
         .file("a", "1")
         .bytes("noise", &noise(200_000))
         .end();
-    // As zstd:chunked does: several frames, and at the end one that decoders skip.
+    // As in zstd:chunked: several frames, and at the end one that decoders skip.
     let (first, second) = archive.split_at(1024);
     let mut chunked = [make::zstd(first), make::zstd(second)].concat();
     chunked.extend_from_slice(&[0x50, 0x2a, 0x4d, 0x18, 8, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]);
@@ -182,7 +182,7 @@ fn an_index_is_asked_for_the_platform() {
             .contains("linux/amd64, linux/arm64"),
         "{error:?}"
     );
-    // Without an index, the configuration says what it is for.
+    // Without an index, the configuration names the platform.
     arm.layout(&place.path("alone"));
     fails(
         place.build("path = \"alone\"", "alone.tree"),
@@ -309,7 +309,7 @@ fn an_archive_with_links_out_is_contained() {
         Kind::Invalid,
         "is not in it",
     );
-    // Older Docker wrote equal layers once, and links to them; those stay inside.
+    // Older Docker versions wrote equal layers once and linked to them. Such links stay inside the archive.
     let layer = Tar::default().file("a", "1").end();
     let twice = Image::new(&[layer.clone(), Tar::default().file("b", "").end(), layer]);
     fs_err::write(place.path("y.tar"), twice.docker_save("x:1")).unwrap();
@@ -317,7 +317,7 @@ fn an_archive_with_links_out_is_contained() {
     assert_eq!(names(&place.path("b")), ["a", "b"]);
 }
 
-/// umoci unpacks layouts too, and is somebody else's reading of the specification.
+/// umoci unpacks layouts too, and is an independent implementation of the specification.
 #[test]
 fn the_tree_is_the_one_that_umoci_makes() {
     let place = Place::new();

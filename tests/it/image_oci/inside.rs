@@ -1,5 +1,6 @@
-//! What of an image reaches an environment: its tree, its variables (see `environment`), and nothing else that its author wrote
-//! (case 9 of the catalogue). On every engine: `tests/service docker|podman cargo test --test it an_image_brings`.
+//! What an image brings into an env: its tree, its variables (see `environment`), and nothing else that its author
+//! wrote (case 9 of the catalogue). On every engine: `tests/service docker|podman cargo test --test it
+//! an_image_brings`.
 
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -9,7 +10,7 @@ use super::place::sample;
 use crate::support::env::TestStore;
 use crate::support::run::wait_until;
 
-/// Packs the tree of the tests' own image as one layer, with what `more` adds to it.
+/// Packs the tree of the tests' own image as one layer, with the additions in `more`.
 pub(crate) fn base(more: Tar) -> Vec<u8> {
     let output = std::process::Command::new("tar")
         .args([
@@ -23,7 +24,7 @@ pub(crate) fn base(more: Tar) -> Vec<u8> {
         .output()
         .unwrap();
     assert!(output.status.success());
-    // An archive ends with empty blocks, which what follows has to replace.
+    // An archive ends with empty blocks, which the additions have to replace.
     let mut archive = output.stdout;
     let end = archive.iter().rposition(|byte| *byte != 0).unwrap() + 1;
     archive.truncate(end.next_multiple_of(512));
@@ -35,7 +36,7 @@ pub(crate) fn base(more: Tar) -> Vec<u8> {
 fn an_image_brings_its_tree_and_variables_and_no_settings() {
     let store = TestStore::new();
     fs_err::create_dir(store.work().join("evil")).unwrap();
-    // Of these systemd-nspawn would take paths and privileges, did it read them.
+    // systemd-nspawn would take paths and privileges from these files if it read them.
     let nspawn = "[Exec]\nPrivateUsers=no\nWorkingDirectory=/nowhere\nEnvironment=EVIL=1\n[Files]\nBind=/etc:/stolen\n";
     fs_err::write(store.work().join("evil.nspawn"), nspawn).unwrap();
     let archive = base(
@@ -61,7 +62,7 @@ fn an_image_brings_its_tree_and_variables_and_no_settings() {
         "[[step]]\nname = 'look'\nrun = 'env; pwd; id -u; ls / /stolen 2>&1 || true'
          [[step]]\nname = 'write'\nuser = 'root'\nrun = 'echo kept > /etc/written'\n",
     );
-    // A service would have made a volume of it, which is in no snapshot.
+    // A service would have made a volume of `/etc`, which is in no snapshot.
     store.sh("cat /etc/written").ok().prints("kept");
     let log = store.rockenv(&["logs", store.env(), "look"]).ok().text();
     for evil in ["evil", "e.vil", "/proc/self"] {
@@ -145,7 +146,7 @@ fn a_killed_pull_goes_on_where_it_was() {
     store.rockenv(&["image", "build", "big"]).ok();
     let asked = server.asked();
     assert_eq!(range_of(asked.last().unwrap()), Some(half), "{asked:#?}");
-    // Nothing of the first attempt is left beside the image.
+    // The first attempt left nothing beside the image.
     let left = |directory: &std::path::Path| {
         fs_err::read_dir(directory)
             .unwrap()

@@ -42,7 +42,7 @@ fn deletions_mean_the_layers_below() {
         ),
         ["a", "a/3", "c"]
     );
-    // Wherever in the layer it stands, what that layer itself brings stays.
+    // A layer's own files stay, wherever in the layer the opaque marker is.
     assert_eq!(
         tree(Tar::default().file("a/b/3", "3").file("a/.wh..wh..opq", "")),
         ["a", "a/b", "a/b/3", "c"]
@@ -59,14 +59,14 @@ fn deletions_mean_the_layers_below() {
         tree(Tar::default().file(".wh..wh..opq", "").file("n", "")),
         ["n"]
     );
-    // Nothing is below the lowest layer, and aufs's own files are no content.
+    // The lowest layer has nothing to delete, and aufs's own files are no content.
     let lowest = Tar::default()
         .file(".wh.a", "")
         .file("a", "")
         .file(".wh..wh.plnk", "")
         .file(".wh..wh.aufs", "");
     assert_eq!(place.layers(&[lowest.end()]).unwrap(), ["a"]);
-    // A deletion holds for what comes below it, not above.
+    // A deletion affects the layers below it, not those above.
     let third = Tar::default().file("a/again", "").end();
     let tree = place
         .layers(&[base(), Tar::default().file(".wh.a", "").end(), third])
@@ -105,7 +105,7 @@ fn one_kind_replaces_another() {
         tree(Tar::default().dir("d/")).unwrap(),
         ["d", "d/in", "f", "l"]
     );
-    // A layer that contradicts itself is refused, as an archive is.
+    // A layer that contradicts itself is refused, like such an archive.
     let both = Tar::default().file("d/x", "").file("d", "");
     fails(tree(both), Kind::Invalid, "not empty");
 }
@@ -163,7 +163,7 @@ fn layers_cannot_reach_outside() {
         Tar::default().dir(".wh.d/").file(".wh.d/x", ""),
         "is inside a deleted directory",
     );
-    // A link is deleted itself, and a directory in its place is one of the image's own.
+    // A deletion removes the link itself, and a directory in its place belongs to the image.
     assert_eq!(
         upper(
             Tar::default()
@@ -176,7 +176,7 @@ fn layers_cannot_reach_outside() {
     );
     let replaced = upper(Tar::default().dir("etc/").file("etc/passwd", "own")).unwrap();
     assert!(replaced.contains(&"etc/passwd".to_owned()));
-    // Deleting a directory with a link in it takes the link.
+    // Deleting a directory deletes the links in it.
     let inside = Tar::default()
         .dir("k/")
         .link("k/abs", &outside)
@@ -239,7 +239,7 @@ fn changes() -> impl Strategy<Value = Vec<Vec<Change>>> {
     prop::collection::vec(prop::collection::vec(change, 0..7), 1..5)
 }
 
-/// The specification in its own words: deletions first, of what is below, then everything else.
+/// Applies layers as the specification says: first the deletions in lower layers, then everything else.
 fn model(layers: &[Vec<Change>]) -> BTreeSet<String> {
     let mut tree = BTreeSet::new();
     let below = |path: &str, of: &str| path.starts_with(&format!("{of}/"));
@@ -290,7 +290,7 @@ fn random_layers_give_what_the_specification_says() {
                 archive.end()
             })
             .collect();
-        // What goes through a file, or contradicts itself, is refused.
+        // Layers that go through a file or contradict themselves are refused.
         match place.layers(&archives) {
             Ok(names) => {
                 built.set(built.get() + 1);

@@ -1,4 +1,4 @@
-//! Container images made by hand, a real registry on loopback, and servers that answer what no registry would.
+//! Container images made by hand, a real registry on loopback, and servers that answer as no registry would.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpListener;
@@ -14,12 +14,12 @@ pub(crate) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 pub(crate) const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
 
-/// `sha256:` and the digest of bytes.
+/// Returns `sha256:` and the digest of the bytes.
 pub(crate) fn digest(bytes: &[u8]) -> String {
     format!("sha256:{}", hex::encode(Sha256::digest(bytes)))
 }
 
-/// One layer's archive, from the names and what they are.
+/// A layer's archive, built from names and entry types.
 #[derive(Default)]
 pub(crate) struct Tar(pub(crate) Vec<u8>);
 
@@ -33,7 +33,7 @@ impl Tar {
         data: &[u8],
     ) -> Self {
         let mut header = tar::Header::new_ustar();
-        // Written as they are: the crate's own setters refuse what attacks are made of.
+        // Written directly, because the crate's own setters refuse what attacks are made of.
         let bytes = header.as_mut_bytes();
         bytes[..name.len()].copy_from_slice(name.as_bytes());
         bytes[157..157 + link.len()].copy_from_slice(link.as_bytes());
@@ -91,7 +91,8 @@ pub(crate) fn zstd(data: &[u8]) -> Vec<u8> {
     zstd::encode_all(data, 3).unwrap()
 }
 
-/// An image: blobs by digest, and the manifest's descriptor.
+/// An image: its blobs, its manifest of media type `kind`, its configuration, and each layer as an archive and
+/// compressed.
 #[derive(Clone)]
 pub(crate) struct Image {
     pub(crate) blobs: Vec<Vec<u8>>,
@@ -102,7 +103,7 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// Makes an image of layers given as archives, each compressed in turn by another method: not at all, gzip, zstd.
+    /// Makes an image of layers given as archives, compressed in turn with gzip, with zstd, and not at all.
     pub(crate) fn new(archives: &[Vec<u8>]) -> Self {
         let layers = archives
             .iter()
@@ -119,7 +120,7 @@ impl Image {
         Self::of(layers, "amd64", &json!({}), false)
     }
 
-    /// Makes an image of layers given as archives beside their compressed form.
+    /// Makes an image of layers given as archives together with their compressed form.
     pub(crate) fn of(
         layers: Vec<(Vec<u8>, Vec<u8>)>,
         architecture: &str,
@@ -164,14 +165,14 @@ impl Image {
         }
     }
 
-    /// Makes an image of one file, which has the name of the architecture that it is for.
+    /// Makes an image with one file, named after the architecture that the image is for.
     pub(crate) fn of_architecture(architecture: &str, docker: bool) -> Self {
         let archive = Tar::default().file(architecture, "").end();
         let layers = vec![(archive.clone(), gzip(&archive))];
         Self::of(layers, architecture, &json!({}), docker)
     }
 
-    /// Makes an image of one layer that no compression makes smaller, and returns that too.
+    /// Makes an image of one incompressible layer, and returns that layer's archive too.
     pub(crate) fn big() -> (Vec<u8>, Self) {
         let archive = Tar::default().bytes("big", &noise(3_000_000)).end();
         let layers = vec![(archive.clone(), archive.clone())];
@@ -187,7 +188,7 @@ impl Image {
         descriptor(self.kind, &self.manifest)
     }
 
-    /// Describes it as one of several in an index.
+    /// Returns the image's descriptor for an index of several platforms.
     pub(crate) fn for_platform(&self, platform: &str) -> Value {
         let (os, architecture) = platform.split_once('/').unwrap();
         let mut described = self.descriptor();
@@ -195,7 +196,7 @@ impl Image {
         described
     }
 
-    /// Writes its blobs into an OCI layout.
+    /// Writes the image's blobs into an OCI layout.
     pub(crate) fn store(&self, layout: &Path) {
         let blobs = layout.join("blobs/sha256");
         fs_err::create_dir_all(&blobs).unwrap();
@@ -204,13 +205,13 @@ impl Image {
         }
     }
 
-    /// Writes an OCI layout with this image alone.
+    /// Writes an OCI layout that has only this image.
     pub(crate) fn layout(&self, layout: &Path) {
         self.store(layout);
         write_index(layout, &[self.descriptor()]);
     }
 
-    /// Packs it as `docker save` does, with or without the links of its older versions.
+    /// Packs the image as `docker save` does, with links for equal layers as older versions wrote them.
     pub(crate) fn docker_save(&self, tag: &str) -> Vec<u8> {
         let mut archive = Tar::default();
         let mut names = Vec::new();
@@ -255,7 +256,7 @@ pub(crate) fn write_index(layout: &Path, entries: &[Value]) {
 }
 
 impl Registry {
-    /// Uploads an image and calls it by a tag.
+    /// Uploads an image under a tag.
     pub(crate) fn push(&self, name: &str, tag: &str, image: &Image) {
         for data in &image.blobs {
             let path = format!("/v2/{name}/blobs/uploads/");
@@ -292,20 +293,20 @@ impl Registry {
     }
 }
 
-/// A server that answers what a function says, one request a connection, and remembers what it was asked.
+/// A server that answers one request for each connection and records the requests.
 pub(crate) struct Server {
     pub(crate) host: String,
     asked: Arc<Mutex<Vec<String>>>,
 }
 
 impl Server {
-    /// `answer` gets the request's head in lower case, and returns the whole response.
+    /// Starts a server. `answer` gets the request's head in lower case, and returns the whole response.
     pub(crate) fn start(answer: impl Fn(&str) -> Vec<u8> + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let host = listener.local_addr().unwrap().to_string();
         let asked = Arc::new(Mutex::new(Vec::new()));
         let (list, answer) = (Arc::clone(&asked), Arc::new(answer));
-        // Ends with the test program.
+        // The thread ends with the test program.
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 let (mut stream, list, answer) =
@@ -321,7 +322,7 @@ impl Server {
                     let head = head.to_lowercase();
                     list.lock().unwrap().push(head.clone());
                     let answer = answer(&head);
-                    // Whoever has hung up does not want it.
+                    // The write fails if the client has hung up.
                     drop(stream.write_all(&answer));
                     if answer
                         .windows(HOLD.len())
@@ -335,16 +336,16 @@ impl Server {
         Self { host, asked }
     }
 
-    /// The requests so far.
+    /// Returns the requests so far.
     pub(crate) fn asked(&self) -> Vec<String> {
         self.asked.lock().unwrap().clone()
     }
 }
 
-/// A line of a response after which the server says no more, and does not hang up.
+/// A header after which the server sends no more but does not hang up.
 pub(crate) const HOLD: &str = "x-hold: 1\r\n";
 
-/// A whole response.
+/// Returns a whole response.
 pub(crate) fn response(status: &str, head: &str, body: &[u8]) -> Vec<u8> {
     let lines = format!(
         "HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {}\r\n{head}\r\n",
@@ -353,7 +354,7 @@ pub(crate) fn response(status: &str, head: &str, body: &[u8]) -> Vec<u8> {
     [lines.as_bytes(), body].concat()
 }
 
-/// Answers as a registry with one image would.
+/// Answers as a registry with this image would.
 pub(crate) fn serve(image: &Image, head: &str) -> Vec<u8> {
     let path = head.split(' ').nth(1).unwrap_or_default();
     if path.contains("/manifests/") {
@@ -373,13 +374,13 @@ pub(crate) fn serve(image: &Image, head: &str) -> Vec<u8> {
     }
 }
 
-/// Where a head's `range:` begins.
+/// Returns the start of the range that a request asks for.
 pub(crate) fn range_of(head: &str) -> Option<usize> {
     let (_, rest) = head.split_once("range: bytes=")?;
     rest.split('-').next()?.parse().ok()
 }
 
-/// Bytes that no compression makes smaller.
+/// Returns incompressible bytes.
 pub(crate) fn noise(amount: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut bytes = Vec::with_capacity(amount + 8);
@@ -393,7 +394,7 @@ pub(crate) fn noise(amount: usize) -> Vec<u8> {
     bytes
 }
 
-/// The file of logins that `podman login` would write.
+/// Writes the file of logins that `podman login` would write.
 pub(crate) fn auth_file(directory: &Path, host: &str, auth: &str) -> PathBuf {
     let path = directory.join("auth.json");
     let text = json!({ "auths": { host: { "auth": auth } } }).to_string();

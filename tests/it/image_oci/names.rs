@@ -1,4 +1,4 @@
-//! Which image of several in a file a reference selects, and what a digest in it pins.
+//! Which of several images in a file a reference selects, and what a digest in the reference pins.
 
 use rockenv::testing::Recipe;
 use rockenv::testing::error::Kind;
@@ -102,7 +102,7 @@ fn a_whole_name_selects_its_image_and_no_other_with_the_same_tag() {
         help.contains("(there are: docker.io/other/b:1.4, docker.io/team/build:1.4)"),
         "{help}"
     );
-    // An entry with its tag alone may be of any name.
+    // An entry with only a tag may have any name.
     let tagged = [full(&other, "other/b"), described(&bare, &[(REF, "1.4")])];
     for reference in ["docker.io/team/build:1.4", "team/build:1.4"] {
         assert_eq!(build(&tagged, reference).unwrap(), "bare");
@@ -138,13 +138,13 @@ fn of_several_images_without_names_none_is_chosen() {
         .build(&format!("path = \"x\"\nref = \"{}\"", two.digest()), "b")
         .unwrap();
     assert_eq!(names(&place.path("b")), ["two"]);
-    // One name of two images, and one that has none.
+    // One name for two images, and an image without a name.
     let named = |image: &Image| described(image, &[(REF, "1")]);
     write_index(&layout, &[named(&one), named(&two)]);
     refused("x", "c", [one.digest(), two.digest()]);
     write_index(&layout, &[named(&one), two.descriptor()]);
     refused("x", "d", ["ref = \"1\"".into(), two.digest()]);
-    // Others are for another platform.
+    // The other images are for other platforms.
     let arm = Tar::default().file("arm", "").end();
     let arm = Image::of(vec![(arm.clone(), gzip(&arm))], "arm64", &json!({}), false);
     arm.store(&layout);

@@ -1,4 +1,4 @@
-//! Where images are built in tests, and what such a build must not touch.
+//! The directories in which tests build images, and the files that such a build must not touch.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
@@ -36,7 +36,7 @@ impl Place {
         self.dir.path().join(name)
     }
 
-    /// Builds what the lines of an `[oci]` table say.
+    /// Builds an image from the lines of an `[oci]` table.
     pub(crate) fn build(&self, table: &str, into: &str) -> Result<Built> {
         self.build_with(table, into, &mut |_| {})
     }
@@ -80,7 +80,7 @@ impl Place {
         built
     }
 
-    /// Builds from layers' archives and returns the names in the tree.
+    /// Builds an image from layers' archives, and returns the names in its tree.
     pub(crate) fn layers(&self, archives: &[Vec<u8>]) -> Result<Vec<String>> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("l{}", COUNT.fetch_add(1, Ordering::Relaxed));
@@ -123,7 +123,7 @@ pub(crate) fn fails<T: std::fmt::Debug>(outcome: Result<T>, kind: Kind, part: &s
     error
 }
 
-/// Three layers, as a build would make them: a base, a change, an addition.
+/// Returns an image of three layers, as a build would make them: a base, a change, an addition.
 pub(crate) fn sample() -> Image {
     Image::new(&[
         Tar::default()

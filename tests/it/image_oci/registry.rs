@@ -21,7 +21,7 @@ fn pinned(host: &str, image: &Image) -> String {
     format!("ref = \"{host}/team/sample@{}\"", image.digest())
 }
 
-/// Passes a request on.
+/// Forwards a request.
 fn forward(to: &str, head: &str) -> Answer {
     let path = head.split(' ').nth(1).unwrap();
     let kept: String = head
@@ -64,7 +64,7 @@ fn a_registry_gives_the_tree_of_the_layout() {
     place.assert_same("layout", "a");
     let layers: usize = image.layers.iter().map(|(_, data)| data.len()).sum();
     assert_eq!(most, (layers as u64, Some(layers as u64)));
-    // Pinned and with every blob there, nobody has to answer.
+    // A pinned image whose blobs are all in the store needs no registry.
     drop(registry);
     let nobody = "127.0.0.1:9";
     let again = place.build(&pinned(nobody, &image), "b").unwrap();
@@ -182,7 +182,7 @@ fn a_password_is_asked_of_the_program_that_keeps_it() {
     registry.push("team/sample", "1", &image);
     let table = pinned(&registry.host, &image);
     let host = &registry.host;
-    // Somebody's file and program, who is not root.
+    // A user who is not root owns the file and the program.
     let (somebody, directory) = (1234, place.path("somebody"));
     fs_err::create_dir(&directory).unwrap();
     for path in [place.dir.path(), &directory] {
@@ -191,7 +191,8 @@ fn a_password_is_asked_of_the_program_that_keeps_it() {
     chown(&directory, Some(somebody), Some(somebody)).unwrap();
     let program = |name: &str, script: &str| {
         let path = directory.join(format!("docker-credential-{name}"));
-        // By another program: what other threads start would have it open for writing.
+        // Another program writes the file: a process that a concurrent test forks would inherit this one's open
+        // descriptor.
         let write = r#"printf '#!/bin/sh\n%s\n' "$2" > "$1"; chmod 755 "$1""#;
         run(Command::new("sh")
             .args(["-c", write, "sh"])
@@ -221,7 +222,7 @@ fn a_password_is_asked_of_the_program_that_keeps_it() {
         place.build(&table, into)
     };
     let entry = format!(r#"{{"auths":{{"{host}":{{}}}},"credsStore":"#);
-    // While nothing of the image is there.
+    // Nothing of the image is in the store yet.
     let mut refused =
         |text: String, into: &str, words: &str| fails(build(text, into), Kind::Unavailable, words);
     refused(
@@ -283,7 +284,7 @@ fn a_token_is_fetched_from_where_the_registry_says() {
         asked[0]
     );
     assert!(!asked[0].contains("authorization"), "{}", asked[0]);
-    // One that breaks the protocol's lines is an error, no more.
+    // A token that would break the header's lines is only an error.
     let broken = Server::start(|_| response("200 OK", "", b"{\"token\":\"a\\nb\"}"));
     let realm = format!("http://{}/token", broken.host);
     let registry = Server::start(move |_| {
@@ -339,7 +340,7 @@ fn what_was_interrupted_goes_on_in_the_next_run() {
     let (archive, image) = Image::big();
     registry.push("team/sample", "1", &image);
     let (to, blob) = (registry.host.clone(), digest(&archive));
-    // Half of the layer, and after that nothing but errors.
+    // The server sends half of the layer, and after that only errors.
     let broken = Server::start(move |head| match (head.contains(&blob), range_of(head)) {
         (true, None) => {
             let mut answer = forward(&to, head);
@@ -358,7 +359,7 @@ fn what_was_interrupted_goes_on_in_the_next_run() {
     let proxy = Server::start(move |head| pass(&forward(&to, head)));
     place.build(&pinned(&proxy.host, &image), "b").unwrap();
     let asked = proxy.asked();
-    // Manifest and configuration are there already, and half of the layer.
+    // The store has the manifest, the configuration and half of the layer.
     assert_eq!(asked.len(), 1, "{asked:#?}");
     assert_eq!(range_of(&asked[0]), Some(1_500_000));
 }
@@ -411,7 +412,7 @@ fn what_a_registry_makes_up_is_refused() {
         head.contains(&digest(&image.blobs[0]))
             .then(|| response("404 Not Found", "", b""))
     });
-    // What is called otherwise than it is, and indexes that lead to indexes only.
+    // Content with a wrong media type, and indexes that lead only to indexes.
     let nested = |levels, kind: &str| {
         let mut entry = make::descriptor(kind, &index(&[]));
         let mut all = vec![index(&[])];
@@ -448,7 +449,7 @@ fn what_a_registry_makes_up_is_refused() {
         response("200 OK", &kind, &inner.manifest)
     });
     lies(&index_of_one, Kind::Invalid, "its registry declares it as");
-    // A tag promises no digest, so what it names has to be a manifest, and of a sane size.
+    // A tag promises no digest, so its content has to be a manifest of a sane size.
     let page = Server::start(|_| response("200 OK", "", b"<html>"));
     lies(&page, Kind::Invalid, "it is a web page");
     let huge = Server::start(|_| response("200 OK", "", &noise(8_000_000)));
