@@ -92,13 +92,13 @@ fn refused(outcome: Result<UnpackReport>, part: &str) {
     fails(outcome, Kind::Invalid, part);
 }
 
-/// Fails unless the archive is refused in a new place.
+/// Expects that a new place refuses the archive.
 #[track_caller]
 fn is_refused(archive: Tar, part: &str) {
     refused(Place::new().unpack(&archive.end()), part);
 }
 
-/// Writes archives byte by byte, so that they may say what no archiver would.
+/// Writes archives byte by byte, so that they can contain what no archiver writes.
 #[derive(Clone, Default)]
 struct Tar(Vec<u8>);
 

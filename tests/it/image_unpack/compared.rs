@@ -1,4 +1,4 @@
-//! The same result as GNU tar on archives that GNU tar makes.
+//! Extracts archives that GNU tar makes, and expects the same result as from GNU tar.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -113,7 +113,7 @@ pub(crate) fn gnu_tar(directory: &Path, args: &[&str]) -> Vec<u8> {
 
 #[test]
 fn the_same_tree_as_gnu_tar() {
-    // ustar cannot hold most of the sample: a small tree for that one.
+    // ustar cannot hold most of the sample, so it gets a small tree.
     let sample_dir = tempfile::tempdir().unwrap();
     sample(sample_dir.path());
     let small = tempfile::tempdir().unwrap();

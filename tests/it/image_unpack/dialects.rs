@@ -1,4 +1,4 @@
-//! What old and careless archivers write, and GNU tar takes: the same tree here.
+//! Archives from old and careless archivers that GNU tar accepts: the extracted tree is the same.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -12,7 +12,7 @@ use rockenv::testing::unpack::{Devices, UnpackOptions, UnpackReport};
 use super::compared::gnu_tar;
 use super::{Place, Tar, tar};
 
-/// Extracts an archive here and with GNU tar; both have to make the same tree.
+/// Extracts an archive here and with GNU tar, and expects the same tree.
 pub(super) fn as_gnu_tar(archive: &[u8]) -> Place {
     let began = SystemTime::now() - Duration::from_secs(1);
     let theirs = tempfile::tempdir().unwrap();
@@ -32,7 +32,7 @@ pub(super) fn as_gnu_tar(archive: &[u8]) -> Place {
     let ours = Place::new();
     extract(&ours, archive).unwrap();
     let differences = compare(&root, &ours.root(), 1000, &AtomicBool::new(false)).unwrap();
-    // A directory that the archive does not list has the time of its extraction there.
+    // GNU tar leaves a directory that the archive does not list with the time of the extraction.
     let is_made_now = |path: &Path| {
         let made = fs_err::symlink_metadata(root.join(path)).unwrap();
         made.is_dir() && made.modified().unwrap() >= began
@@ -45,7 +45,7 @@ pub(super) fn as_gnu_tar(archive: &[u8]) -> Place {
     ours
 }
 
-/// Extracts everything of an archive.
+/// Extracts everything in an archive, including devices.
 pub(super) fn extract(place: &Place, archive: &[u8]) -> Result<UnpackReport> {
     let options = UnpackOptions {
         devices: Devices::Make,
@@ -54,12 +54,12 @@ pub(super) fn extract(place: &Place, archive: &[u8]) -> Result<UnpackReport> {
     place.unpack_with(archive, &options)
 }
 
-/// An archive whose first entry is the directory itself.
+/// Returns an archive whose first entry is the directory itself.
 fn start() -> Tar {
     tar().dir(b"./")
 }
 
-/// A header with some bytes changed, and the checksum that goes with them.
+/// Returns an archive with changed bytes in its header, and the checksum that `sum` computes.
 fn changed(at: usize, bytes: &[u8], sum: impl Fn(&[u8]) -> i64) -> Tar {
     let mut archive = tar().header(b"file-\xc4\xd6", b'0', 4, b"", 0o640).0;
     archive[at..at + bytes.len()].copy_from_slice(bytes);
@@ -106,7 +106,7 @@ fn an_incremental_archive_lists_files_in_its_directories() {
             .header(b"d/", b'D', list.len() as u64, b"", 0o750)
             .data(list)
             .file(b"d/file", b"text")
-            // The directory's time, once more.
+            // The directory's time again.
             .header(b"d/", b'D', 0, b"", 0o750)
             .end(),
     );
@@ -158,7 +158,7 @@ fn the_nul_that_ends_a_text_in_c_is_no_part_of_a_name() {
     assert_eq!(place.names(), ["0123456789", "link"]);
 }
 
-/// GNU tar takes these, and what it makes of them is a guess: other readers make something else.
+/// GNU tar accepts these, but it has to guess, and other readers guess differently.
 #[test]
 fn what_only_guesses_could_complete_is_refused() {
     let refuse = |archive: &[u8], part: &str| super::refused(Place::new().unpack(archive), part);

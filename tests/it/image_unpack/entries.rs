@@ -94,7 +94,7 @@ fn case_2_nothing_is_written_through_a_symbolic_link() {
 
 #[test]
 fn case_2_a_directory_over_a_symbolic_link_replaces_it_and_changes_no_mode() {
-    // RUSTSEC-2026-0067: `tar` changed the mode of what the link points to.
+    // RUSTSEC-2026-0067: `tar` changed the mode of the link's target.
     let place = Place::new();
     let target = place.outside();
     let archive = tar()
@@ -231,7 +231,7 @@ fn case_3_a_file_never_replaces_a_full_directory() {
 
 #[test]
 fn case_3_a_directory_swapped_for_a_link_is_not_entered_from_memory() {
-    // The open parents are kept between entries: they must not outlive the names.
+    // Open parent directories are cached between entries, and must not outlive their names.
     let place = Place::new();
     let target = place.outside();
     let archive = tar()

@@ -1,4 +1,4 @@
-//! Archives that the tests of other projects read: GNU tar decides what is in those that it takes.
+//! Test archives of other projects: GNU tar decides the content of those that it accepts.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,10 +7,10 @@ use super::Place;
 use super::dialects::{as_gnu_tar, extract};
 use crate::support::skip::skip;
 
-/// Those of Go's library, as Debian's and Ubuntu's `golang-src` has them; tar-split's are the same.
+/// The archives of Go's library, from Debian's and Ubuntu's `golang-src`. tar-split has the same ones.
 const GO: &str = "/usr/share/go/src/archive/tar/testdata";
 
-/// Each must be taken.
+/// Archives that must be accepted.
 const VALID: [&str; 30] = [
     "file-and-dir",
     "gnu",
@@ -44,7 +44,7 @@ const VALID: [&str; 30] = [
     "xattrs",
 ];
 
-/// Each is a lie, or damaged.
+/// Archives that lie or are damaged.
 const REFUSED: [&str; 9] = [
     "issue10968",
     "issue11169",
@@ -53,7 +53,7 @@ const REFUSED: [&str; 9] = [
     "pax-bad-hdr-file",
     "pax-bad-mtime-file",
     "pax-nul-xattrs",
-    // Nothing follows its header.
+    // No entry follows the header.
     "pax-path-hdr",
     "writer-big",
 ];
@@ -74,7 +74,7 @@ fn what_go_s_library_is_tested_with_makes_the_tree_of_gnu_tar() {
     }
 }
 
-/// Python has its tests or not, whatever the distribution: the kinds of members in it are in `dialects` too.
+/// Some installations of Python lack its tests, so `dialects` covers the same kinds of members.
 #[test]
 fn what_python_s_library_is_tested_with_makes_the_tree_of_gnu_tar() {
     if let Some(archive) = python_s() {

@@ -10,7 +10,7 @@ use super::{Place, Tar, is_refused, refused, tar};
 
 #[test]
 fn case_4_the_pax_size_wins_and_the_next_entry_is_found() {
-    // RUSTSEC-2026-0068 and CVE-2025-62518: the reader that believes the other size finds entries in file data.
+    // RUSTSEC-2026-0068 and CVE-2025-62518: a reader that believes the other size finds entries in file data.
     for stated in [0, 512, 1 << 20] {
         let hidden = tar().file(b"hidden", b"smuggled").0;
         let place = Place::new();

@@ -1,4 +1,4 @@
-//! Special files, attributes and size (cases 5 and 6 of the catalogue), and what the caller may ask for.
+//! Special files, attributes and size (cases 5 and 6 of the catalogue), and the caller's options.
 
 use std::io::Write as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -187,7 +187,7 @@ fn case_6_limits_on_bytes_entries_and_depth() {
     );
     let deep = b"d/".repeat(1000);
     is_refused(tar().long_name(&deep).dir(b"x"), "1000 directories deep");
-    // 10,000 levels do not even fit into a path.
+    // A name with 10,000 levels is longer than any path.
     let deepest = b"d/".repeat(10_000);
     is_refused(tar().long_name(&deepest).dir(b"x"), "20000 bytes");
 }
@@ -224,7 +224,7 @@ fn strip_components_applies_to_names_and_hard_links() {
     place.unpack_with(&archive, &options).unwrap();
     assert_eq!(place.names(), ["a", "b", "c"]);
     assert_eq!(fs_err::metadata(place.root().join("a")).unwrap().nlink(), 2);
-    // As GNU tar counts them.
+    // Components are counted as GNU tar counts them.
     let sample = tempfile::tempdir().unwrap();
     let at = |path: &str| sample.path().join(path);
     fs_err::create_dir_all(at("rootfs/bin")).unwrap();

@@ -24,7 +24,7 @@ fn seed() -> Vec<u8> {
         .end()
 }
 
-/// Mutations that keep checksums right, so that they get past the first check.
+/// Returns mutated archives with correct checksums, so that they pass the first check.
 fn mutated() -> impl Strategy<Value = Vec<u8>> {
     let names: Vec<&[u8]> = vec![
         b"..",
