@@ -1,4 +1,4 @@
-//! Owns the tests of `export`: the files, the form of the manifest, and that nothing of a user's is written over.
+//! Tests of `export`: the files, the format of the manifest, and that it overwrites no file of the user.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt as _;
@@ -13,7 +13,7 @@ use nix::mount::{MsFlags, mount};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-/// The published form: the fields of in-toto's `statement.md` and `resource_descriptor.md` (v1) and of SLSA's
+/// The published format: the fields of in-toto's `statement.md` and `resource_descriptor.md` (v1) and of SLSA's
 /// `provenance.proto` (v1), and no others.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
@@ -76,7 +76,7 @@ struct Builder {
     builder_dependencies: Vec<ResourceDescriptor>,
 }
 
-/// What the specifications say in words.
+/// Parses a statement, and checks the rules that the specifications state in prose.
 fn valid(text: &[u8]) -> Statement {
     let statement: Statement = serde_json::from_slice(text).unwrap();
     assert_eq!(statement.kind, "https://in-toto.io/Statement/v1");
@@ -139,7 +139,7 @@ fn valid(text: &[u8]) -> Statement {
         &run.builder.builder_dependencies,
     ];
     lists.into_iter().flatten().for_each(descriptor);
-    // Nothing that another machine, or the same one tomorrow, would not say.
+    // Metadata would differ between machines and from day to day.
     assert!(run.metadata.is_none());
     statement
 }
@@ -218,12 +218,12 @@ fn what_is_handed_out_says_what_it_was_made_from() {
         fs::read(store.work().join(format!("profiles/{env}.lock"))).unwrap()
     );
     assert_eq!(definition.internal_parameters["steps"][0]["name"], "build");
-    // What lands in a user's directory is the user's.
+    // Files in a user's directory belong to the user.
     let owner = fs::metadata(&to).unwrap().uid();
     assert_eq!(fs::metadata(to.join("more/b")).unwrap().uid(), owner);
     assert_eq!(fs::metadata(to.join(&name)).unwrap().uid(), owner);
 
-    // Again, and elsewhere, the bytes are the same.
+    // A second export, and one to another directory, write the same bytes.
     store.rockenv(&["export", env, "to"]).ok();
     store.rockenv(&["export", env, "again"]).ok();
     assert_eq!(
@@ -255,7 +255,7 @@ fn what_is_handed_out_says_what_it_was_made_from() {
         .rockenv(&["export", "--check", "to"])
         .exits(8)
         .prints("more/b has different content\nout/dist/a-1.0.whl is missing");
-    // A file of that name is the user's, and stays; nothing else is written then.
+    // A changed file counts as the user's: `export` keeps it, and writes nothing else.
     insta::assert_snapshot!(store.shows("export ENV to"), @"
     error: `to/more/b` exists with other content; refusing to overwrite it
     help: rockenv export ENV NEW-DIRECTORY
@@ -306,7 +306,7 @@ fn links_are_not_followed_and_an_unfinished_env_is_refused() {
     ");
     assert!(!store.work().join("to").exists());
     store.sh("mkfifo /v/out/pipe; echo a > /v/out/a").ok();
-    // A link in the user's own directory leads nowhere either.
+    // `export` does not follow a link in the user's directory either.
     let to = store.work().join("to");
     fs::create_dir(&to).unwrap();
     std::os::unix::fs::chown(&to, Some(1234), Some(1234)).unwrap();
@@ -324,8 +324,8 @@ fn links_are_not_followed_and_an_unfinished_env_is_refused() {
     valid(&fs::read(to.join(format!("{env}.provenance.json"))).unwrap());
 }
 
-/// Builds an env that writes `a/z` and its hard link `a/zz`, and nothing to `b`; returns the outputs and a directory
-/// to export to.
+/// Builds an env that writes `a/z` and its hard link `a/zz`, and nothing to `b`. Returns the outputs and a directory to
+/// export to.
 fn two_outputs(store: &TestStore, run: &str) -> [PathBuf; 2] {
     store.profile(&format!(
         "volume = [{{ name = 'a', kind = 'output', target = '/a' }},
@@ -348,7 +348,7 @@ fn a_result_is_no_link_to_a_file_that_is_left_out() {
     let fresh = store.work().join("fresh/a");
     assert_eq!(fs::metadata(&fresh).unwrap().mode() & 0o777, 0o755);
     assert!(!fresh.join("backup").exists());
-    // Another file of that name.
+    // The target has another file with the name of the one that is left out.
     fs::create_dir_all(to.join("a")).unwrap();
     fs::write(to.join("a/backup"), "other\n").unwrap();
     for path in [&to, &to.join("a"), &to.join("a/backup")] {
@@ -456,12 +456,12 @@ fn a_step_that_exports_writes_over_nothing_but_what_it_left() {
         "{}",
         read("SHA256SUMS")
     );
-    // What it left itself is replaced.
+    // An export replaces a file that an earlier export wrote.
     write("two");
     store.up();
     assert_eq!(read("made"), "two\n");
     assert_eq!(read("SHA256SUMS").matches("  made\n").count(), 1);
-    // Unless somebody changed it.
+    // It does not replace a file that was changed since.
     fs::write(out.join("made"), "changed\n").unwrap();
     write("three");
     store
@@ -471,7 +471,7 @@ fn a_step_that_exports_writes_over_nothing_but_what_it_left() {
     assert_eq!(read("made"), "changed\n");
 }
 
-/// A directory of releases has sums of its own.
+/// A directory of releases has its own sums.
 #[test]
 fn a_step_that_exports_keeps_files_and_lines_of_the_users_own_sums() {
     let store = TestStore::new();
@@ -509,7 +509,7 @@ fn a_step_that_exports_keeps_files_and_lines_of_the_users_own_sums() {
         "{}",
         read("SHA256SUMS")
     );
-    // What the user adds afterwards is the user's, too.
+    // Files that the user adds later are the user's too.
     fs::write(out.join("later"), "later\n").unwrap();
     let sum = sha256(&out.join("later"));
     let more = format!("{}{sum}  later\n", read("SHA256SUMS"));

@@ -1,4 +1,4 @@
-//! What people type out of habit, and what they leave out.
+//! What users type out of habit, and what they leave out.
 
 use fs_err as fs;
 
@@ -101,7 +101,7 @@ fn words_of_other_tools_name_the_command() {
         .rockenv(&["--home", "/of/another", "stop"])
         .exits(2)
         .says(&["no command `stop`"]);
-    // Nothing is guessed inside a group, or for a word that means nothing.
+    // rockenv makes no guess inside a group, or for a word without a meaning.
     let said = store.shows(
         "snapshot delete
         nonsense
@@ -577,7 +577,7 @@ fn a_path_that_is_not_there_is_named_with_what_to_type() {
     help: choose another directory with --home or ROCKENV_HOME
     exit code 2
     ");
-    // The registry is never asked.
+    // Neither command contacts the registry.
     for command in ["push", "pull"] {
         let (what, flag) = match command {
             "push" => ("x", "--sign"),
