@@ -1,4 +1,5 @@
-//! Sharing snapshots by way of a real registry, or of files: two stores as two machines. Needs root and `docker-registry`.
+//! Sharing snapshots through a real registry or through files: two stores as two machines. Needs root and
+//! `docker-registry`.
 
 mod at_once;
 mod ends;
@@ -32,7 +33,7 @@ use rockenv::testing::digest::digest;
 use rockenv::testing::{Method, overlay};
 use sha2::{Digest as _, Sha256};
 
-/// Everything that a tree can be made of: names of one file, holes, attributes, capabilities, times, deletions, replaced
+/// Everything that a tree can contain: hard links, holes, attributes, capabilities, times, deletions, replaced
 /// directories. The image has no tools for attributes.
 const STEPS: &str = r#"
 [[volume]]
@@ -73,7 +74,7 @@ name = "three"
 run = "echo three > $HOME/three; touch -d @1700000000.123456789 $HOME/three"
 "#;
 
-/// The same without build volumes, which an overlay store does not freeze.
+/// Returns the same without build volumes, which an overlay store does not freeze.
 fn without_volume() -> &'static str {
     &STEPS[STEPS.find("[[step]]").unwrap()..]
 }
@@ -91,7 +92,8 @@ struct Two {
 
 impl Drop for Two {
     fn drop(&mut self) {
-        // Its envs have the first store's name, whose guard would find a container that waits in one.
+        // This store's envs carry the first store's name, so the first store's guard would find a container that waits
+        // in one.
         if !std::thread::panicking() {
             self.other.assert_clean();
         }
@@ -116,7 +118,7 @@ impl Two {
         self.with(store, words, &self.repository())
     }
 
-    /// Runs commands, one a line after its machine, and returns what each prints.
+    /// Runs commands, one per line after its machine, and returns what each prints.
     fn shows(&self, commands: &str) -> String {
         let repository = self.repository();
         let mut all = String::new();
@@ -137,7 +139,7 @@ impl Two {
                 let words: Vec<&str> = words.iter().map(String::as_str).collect();
                 self.run(store, &words)
             });
-            // What takes longer than half a minute is said again.
+            // A transfer that takes longer than half a minute repeats its message.
             let said = measured(said);
             let mut lines: Vec<&str> = said.lines().collect();
             lines.dedup_by(|next, line| next == line && line.ends_with("… SIZE"));
@@ -162,7 +164,7 @@ impl Two {
         name
     }
 
-    /// Builds and pushes at the first machine.
+    /// Builds on the first machine and pushes from there.
     fn pushed(&self, body: &str) -> &str {
         let name = self.profile(body);
         self.one.rockenv(&["up", name]).ok();
@@ -179,7 +181,7 @@ impl Two {
     }
 }
 
-/// Compares every step's tree and volumes in two stores; an overlay store has the last step's volumes only.
+/// Compares every step's tree and volumes in two stores. An overlay store has only the last step's volumes.
 fn assert_same(one: &TestStore, other: &TestStore, name: &str) {
     let states = [one, other].map(|store| trees(store.home(), name));
     let [one, other] = &states;
@@ -198,7 +200,7 @@ fn assert_same(one: &TestStore, other: &TestStore, name: &str) {
 /// A step, and the digests of its tree and its build volumes.
 type State = (String, String, Vec<Option<String>>);
 
-/// Returns all attributes in a tree as `getfattr` shows them, but those of the file system that it is on.
+/// Returns all attributes in a tree as `getfattr` shows them, except those of the underlying file system.
 fn attributes(tree: &Path) -> String {
     let all = "cd \"$1\" && find . -print0 | sort -z | \
                xargs -0r getfattr -hd -e hex -m '^(user\\.|security\\.cap|system\\.posix_acl)' --";
@@ -213,7 +215,7 @@ fn attributes(tree: &Path) -> String {
         String::from_utf8_lossy(&out.stderr)
     );
     let shown = String::from_utf8(out.stdout).unwrap();
-    // overlayfs's own, of a tree that is mounted with `userxattr`.
+    // overlayfs writes these to a tree that is mounted with `userxattr`.
     shown
         .lines()
         .filter(|line| !line.starts_with("user.overlay."))
@@ -225,7 +227,7 @@ fn trees(home: &Path, name: &str) -> Vec<State> {
     let store = Store::open_existing(home).unwrap().unwrap();
     let record = store.record(&name.parse().unwrap()).unwrap().unwrap();
     let cancel = AtomicBool::new(false);
-    // What reads attributes for a digest reads them for layers as well, so it is another program's word that counts.
+    // Digests and layers read attributes with the same code, so `getfattr` checks both.
     let of = |path: &Path| digest(path, &cancel).unwrap().digest + &attributes(path);
     let mut chain = store.chain(record.head.layer.as_ref().unwrap()).unwrap();
     chain.reverse();
@@ -271,7 +273,7 @@ fn push_sends_what_is_missing_and_pull_brings_it() {
     ENV: 3 snapshots at REPOSITORY; 1 layer sent (SIZE), 3 already there, in TIME
     ");
     let sent = two.uploads();
-    // One more name for the last one; nothing but that is sent.
+    // Another tag for the last snapshot sends only the tag.
     insta::assert_snapshot!(two.shows("
         one: push ENV
         one: push ENV REPOSITORY:nightly
@@ -290,9 +292,9 @@ fn push_sends_what_is_missing_and_pull_brings_it() {
     pull from REPOSITORY … SIZE
     pulled one, two, three from REPOSITORY (SIZE)
     ");
-    // What it came as is in the trash.
+    // The downloaded archives are in the trash now.
     two.other.settle();
-    // It is there for an env that may come.
+    // `gc` keeps the snapshots for a future env.
     insta::assert_snapshot!(two.shows("
         other: gc --yes
         other: up ENV
@@ -315,7 +317,7 @@ fn push_sends_what_is_missing_and_pull_brings_it() {
     STORE: no problems
     ");
     two.assert_same(name);
-    // What came from elsewhere can be handed on, and is the same.
+    // Pulled snapshots can be pushed on, with the same content.
     insta::assert_snapshot!(two.shows("
         other: push ENV
         other: push ENV REPOSITORY/again
@@ -338,7 +340,7 @@ fn every_method_takes_what_every_other_gives() {
         LoopFs::new(Kind::Btrfs),
     ];
     let [btrfs, xfs, fresh] = &disks;
-    // With build volumes from those who freeze them.
+    // Stores that freeze build volumes push them too.
     for (one, other) in [
         (TestStore::on(btrfs), TestStore::new()),
         (TestStore::on(xfs), TestStore::on(fresh)),
@@ -367,7 +369,7 @@ fn an_overlay_store_gives_to_a_btrfs_store() {
     // What a step writes may compress to next to nothing.
     let plain = "echo one > a/one; yes | head -c 80M > plain;";
     let name = two.pushed(&without_volume().replace("echo one > a/one;", plain));
-    // The second machine has nothing: the image comes from there as well.
+    // The second machine has nothing, so it pulls the image as well.
     let up = two.run(&two.other, &["up", name, "--pull"]).ok();
     up.says(&["pulled the image and one, two, three from", "3 done before"]);
     two.assert_same(name);
@@ -387,7 +389,7 @@ fn the_longest_prefix_is_pulled_and_the_rest_built() {
     assert_eq!(plan.text().matches(&from).count(), 2, "{}", plan.text());
     let up = two.run(&two.other, &["up", name, "--pull", "--push"]).ok();
     up.says(&["pulled one, two from", "2 done before", "1 layer sent"]);
-    // Keys that are there already are not asked for.
+    // `up` does not ask the registry for keys that the store has.
     let asked = two.registry.answered("HEAD").len();
     two.run(&two.other, &["up", name, "--pull"])
         .ok()
@@ -412,7 +414,7 @@ fn without_a_registry_up_builds() {
         .rockenv(&["push", name])
         .exits(2)
         .says(&["no registry is configured", "ROCKENV_REGISTRY"]);
-    // `push` in the configuration is not for `--offline`.
+    // `--offline` overrides `push` in the configuration.
     two.one.configure("push = true");
     let again = ["up", name, "--rerun", "one", "--offline"];
     let up = two.with(&two.one, &again, nobody).ok();
@@ -469,13 +471,13 @@ fn what_was_tampered_with_is_refused() {
         .iter()
         .filter_map(|step| step.key.as_deref())
         .collect();
-    // A tag that stands for another step's snapshot.
+    // A tag that points to another step's snapshot.
     let right = fs::read(link(keys[1])).unwrap();
     fs::copy(link(keys[0]), link(keys[1])).unwrap();
     let up = two.run(&two.other, &["up", name, "--pull"]);
     up.exits(8).says(&["has unexpected content", keys[0]]);
     fs::write(link(keys[1]), right).unwrap();
-    // A layer of other bytes.
+    // A layer with other bytes.
     let shared = store
         .shared_layer(&keys[0].parse().unwrap())
         .unwrap()
@@ -502,7 +504,7 @@ fn a_pull_that_was_killed_leaves_nothing_and_the_next_one_converges() {
     let other = Store::open_existing(two.other.home()).unwrap().unwrap();
     let tag = other_key(&two.one, name);
     let reference = format!("{}:{tag}", two.repository());
-    // Stopped wherever it happens to be, until one came to its end.
+    // Kills `pull` at several moments.
     let mut killed = 0;
     for wait in [20, 60, 120, 180, 260] {
         let mut running = two.other.command(&["pull", &reference]).spawn().unwrap();

@@ -1,4 +1,4 @@
-//! Several layers on their way at once: how many, how much memory, and what an error of one does to the others.
+//! Several layer transfers at once: how many, how much memory, and what the error of one does to the others.
 
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -10,10 +10,10 @@ use super::proxy::{Fault, Proxy};
 use crate::support::env::TestStore;
 use crate::support::run::{Background, own_memory};
 
-/// Layers that are sent at once.
+/// How many layers are sent at once.
 const AT_ONCE: usize = 3;
 
-/// Four steps, which write so much each that does not get smaller.
+/// Returns four steps that each write `size` incompressible bytes.
 fn steps(size: &str) -> String {
     let step = |number| {
         format!(
@@ -31,9 +31,9 @@ struct Meeting {
 }
 
 impl Meeting {
-    /// Returns the number of an upload of a layer, once all that are expected have begun, or time is up.
+    /// Returns the number of a layer's upload, once all expected uploads have begun or time is up.
     fn join(&self, head: &str) -> Option<usize> {
-        // The image comes first.
+        // The first upload is the image.
         let number = head
             .starts_with("PATCH ")
             .then(|| self.begun.fetch_add(1, Ordering::Relaxed))?
@@ -95,7 +95,7 @@ fn a_refused_layer_ends_the_others_and_the_next_push_finishes() {
     let seen = Arc::clone(&refused);
     let proxy = Proxy::start(&two.registry.host, move |head| match meeting.join(head) {
         None => Fault::None,
-        // The second of three that are on their way, of which the others wait.
+        // The second of three concurrent uploads fails, while the others hang.
         Some(1) => {
             *seen.lock().unwrap() = Some(Instant::now());
             Fault::Says(500, String::new(), String::new())
@@ -107,7 +107,7 @@ fn a_refused_layer_ends_the_others_and_the_next_push_finishes() {
     crate::support::run::finish("push".into(), command)
         .exits(4)
         .says(&["cannot push snapshot `s", "the registry answered 500"]);
-    // Those that hang did not have to give up first.
+    // The error does not wait for the hanging uploads to time out.
     let refused = refused.lock().unwrap().unwrap();
     assert!(refused.elapsed() < Duration::from_secs(60));
     let found = two.run(&two.other, &["up", &name, "--pull"]).ok();

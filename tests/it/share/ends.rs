@@ -1,4 +1,4 @@
-//! What `up --push` hands on where it does not come to its end.
+//! What `up --push` pushes when it does not finish.
 
 use std::sync::atomic::Ordering;
 
@@ -13,7 +13,7 @@ use crate::support::run::{Background, finish, wait_until};
 
 const ONE: &str = "[[step]]\nname = 'one'\nrun = 'echo one > $HOME/one'\n";
 
-/// Returns a profile whose second step does this.
+/// Returns a profile whose second step runs this.
 fn then(run: &str) -> String {
     format!("{ONE}[[step]]\nname = 'two'\nrun = '{run}'\n")
 }
@@ -22,7 +22,7 @@ fn then(run: &str) -> String {
 fn the_steps_before_one_that_failed_are_pushed() {
     let two = Two::new(TestStore::new(), TestStore::new());
     let name = two.profile(&then("exit 3"));
-    // Nobody else will ever have what is in an env that goes with its command.
+    // An ephemeral env goes with its command, so no later push can share its steps.
     let up = two.run(&two.one, &["up", name, "--push", "--ephemeral"]);
     up.exits(5).says(&[
         "1 snapshot at",
@@ -31,14 +31,14 @@ fn the_steps_before_one_that_failed_are_pushed() {
     ]);
     let up = two.run(&two.other, &["up", name, "--pull"]).exits(5);
     up.says(&["pulled one from", "2 steps, 1 done before"]);
-    // What a registry does not take is a warning, and no other end.
+    // A failed push is a warning and does not change the exit code.
     let up = two.with(&two.other, &["up", name, "--push"], "127.0.0.1:9/team/rocm");
     let up = up
         .exits(5)
         .says(&["warning: cannot push to", "cannot reach registry"]);
     let last = up.err.rfind("error: step `two` failed");
     assert!(last > up.err.find("warning:"), "{}", up.err);
-    // And where nothing is finished, nothing is said.
+    // With no finished step, `up` does not mention the push.
     two.one.profile("[[step]]\nname = 'none'\nrun = 'exit 3'\n");
     let up = two.run(&two.one, &["up", name, "--push"]).exits(5);
     let said = up.err.replace(&format!("rockenv up {name} --push\n"), "");
@@ -63,7 +63,7 @@ fn whoever_says_stop_waits_for_no_push() {
     up.signal(Signal::SIGTERM);
     up.wait().exits(143);
     assert_eq!(two.uploads(), 0);
-    // After a failure the push can be stopped, and the failure is what is said.
+    // After a failed step the push can be stopped, and `up` reports the failure.
     two.one.profile(&then("exit 3"));
     let proxy = Proxy::start(&two.registry.host, |head| {
         Fault::Hangs(0).when(head.starts_with("PATCH "))

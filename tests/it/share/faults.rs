@@ -1,4 +1,4 @@
-//! What goes wrong on the way: commands that are killed, disks that fill up, registries that refuse or die.
+//! Transfers that fail: commands that are killed, disks that fill up, registries that refuse or die.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ use crate::support::loopfs::{Kind, LoopFs};
 use crate::support::registry::http;
 use crate::support::run::{Background, wait_until};
 
-/// Fails unless nothing that was not pulled whole has a name.
+/// Fails if something that was pulled only in part has a name.
 fn assert_nothing_half(store: &TestStore) {
     let images = fs::read_dir(store.home().join("images")).unwrap();
     let names = images.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -31,7 +31,7 @@ fn a_push_that_was_killed_is_finished_by_the_next() {
     two.one.rockenv(&["up", name]).ok();
     let uploads = AtomicUsize::new(0);
     let proxy = Proxy::start(&two.registry.host, move |head| {
-        // The image arrives, and half of the layer that comes then.
+        // The image arrives, and then half of the next layer.
         let later = head.starts_with("PATCH ") && uploads.fetch_add(1, Ordering::Relaxed) > 0;
         Fault::Hangs(4 << 20).when(later)
     });
@@ -43,7 +43,7 @@ fn a_push_that_was_killed_is_finished_by_the_next() {
     });
     push.signal(Signal::SIGKILL);
     push.wait().exits(137);
-    // No tag stands for what is not there.
+    // No tag points to an incomplete snapshot.
     two.run(
         &two.other,
         &[
@@ -76,8 +76,8 @@ fn a_full_disk_stops_a_pull_and_the_next_one_goes_on() {
     let file = fs::File::create(&filler).unwrap();
     let free = nix::sys::statvfs::statvfs(disk.path()).unwrap();
     let free = free.blocks_available() * free.fragment_size();
-    // The layers fit, compressed, and the image too, and what is in the step's does not: which is said before anything
-    // is downloaded.
+    // The image and the compressed layers fit, but the unpacked step does not. `up` says so before it downloads
+    // anything.
     let room = i64::try_from(free).unwrap() - (200 << 20);
     nix::fcntl::fallocate(&file, nix::fcntl::FallocateFlags::empty(), 0, room).unwrap();
     drop(file);
@@ -90,7 +90,7 @@ fn a_full_disk_stops_a_pull_and_the_next_one_goes_on() {
     };
     up().exits(10)
         .says(&["it needs", "compressed", "unpacked", "rockenv gc"]);
-    // Where nobody has said how much it is, as rockenv did not always, the disk does.
+    // Older versions of rockenv did not record the size. Only the full disk stops a pull of their snapshots.
     let (_, key) = two.one.keys(name).remove(0);
     let (host, path) = (&two.registry.host, format!("/v2/team/rocm/manifests/{key}"));
     let kind = "application/vnd.oci.image.manifest.v1+json";
@@ -145,7 +145,7 @@ fn a_registry_that_refuses_everything_is_said_and_gone_without() {
 fn a_registry_that_dies_in_a_layer_is_asked_for_the_rest() {
     let two = Two::new(TestStore::new(), TestStore::new());
     let name = two.pushed("[[step]]\nname = 'one'\nrun = 'head -c 3M /dev/urandom > $HOME/one'\n");
-    // One that dies at once, whenever it is asked for a layer, is as good as none.
+    // A registry that dies on every request for a layer counts as unreachable.
     let dead = Proxy::start(&two.registry.host, |head| {
         Fault::Dies(0).when(is_layer(head))
     });
@@ -155,7 +155,7 @@ fn a_registry_that_dies_in_a_layer_is_asked_for_the_rest() {
         .ok()
         .says(&["warning:", "building it here", "step 1/2 one"]);
     assert_nothing_half(&two.other);
-    // One that dies now and then goes on where it was.
+    // With a registry that dies now and then, the download resumes where it was.
     let fresh = TestStore::new();
     fresh.profile_named(
         name,
@@ -189,7 +189,7 @@ fn what_is_locked_is_pulled_and_nothing_is_built() {
         .says(&["pulled the image and one, two, three from", "3 done before"]);
     assert!(!up.err.contains("step 1/3"), "{}", up.err);
     two.assert_same(name);
-    // And what is not as it was locked is still refused, whatever a registry has.
+    // A mismatch with the lock file is still refused, whatever the registry has.
     let changed = without_volume().replace("echo three >", "echo other >");
     two.other.profile_named(name, &changed);
     two.run(&two.other, &["up", name, "--locked", "--pull"])

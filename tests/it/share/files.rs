@@ -1,4 +1,4 @@
-//! Snapshots as files: `export --snapshots` and `import`, what other programs make of them, and commands that are cut off.
+//! Snapshots as files: `export --snapshots` and `import`, other programs that read them, and commands that are cut off.
 
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::support::run::wait_until;
 /// A step that takes a while to pack.
 const LARGE: &str = "[[step]]\nname = 'one'\nuser = 'root'\nrun = 'mkdir -p /opt; head -c 40M /dev/urandom > /opt/one'\n";
 
-/// Builds at one machine, whose profile another one has as well; returns its name.
+/// Gives both machines the profile and builds it on the first. Returns its name.
 pub(super) fn built(one: &TestStore, other: &TestStore, body: &str) -> String {
     let name = one.env().to_owned();
     for store in [one, other] {
@@ -40,7 +40,7 @@ fn names(directory: &Path) -> Vec<String> {
     names
 }
 
-/// Returns the name of an empty directory of a test's.
+/// Creates an empty directory for the test and returns its path.
 fn empty(store: &TestStore) -> PathBuf {
     let directory = store.work().join("disk");
     fs::create_dir(&directory).unwrap();
@@ -52,7 +52,7 @@ fn empty(store: &TestStore) -> PathBuf {
 fn nothing_is_built_of_what_was_imported() {
     let [btrfs, xfs] = [Kind::Btrfs, Kind::Xfs].map(LoopFs::new);
     for (one, other, body, file) in [
-        // With build volumes, from a store that freezes them; and the image as well.
+        // With build volumes, from a store that freezes them, and with the image.
         (
             TestStore::on(&btrfs),
             TestStore::new(),
@@ -88,7 +88,7 @@ fn nothing_is_built_of_what_was_imported() {
             .ok()
             .says(&["the store already has all of it"]);
         other.rockenv(&["fsck"]).ok();
-        // The same snapshots are the same file.
+        // Exporting the same snapshots again writes the same bytes.
         let again = disk.join(format!("again-{file}"));
         one.rockenv(&["export", &name, "--snapshots", text(&again)])
             .ok();
@@ -157,7 +157,7 @@ fn other_programs_read_it_and_what_they_copy_is_imported() {
     };
     assert_eq!(inspect(&archive), inspect(&layout));
     assert_eq!(inspect(&archive)["annotations"]["rockenv.step"], "one");
-    // Its own storage, whose name may not be long.
+    // Podman's storage for this test, in a path that is short enough for podman.
     let storage = tempfile::tempdir_in("/var/tmp").unwrap();
     let podman = |words: &[&str]| {
         let [root, run_root] = ["root", "run"].map(|name| storage.path().join(name));
@@ -176,7 +176,7 @@ fn other_programs_read_it_and_what_they_copy_is_imported() {
     );
     podman(&["image", "unmount", &image]);
     podman(&["image", "rm", &image]);
-    // Into a registry and out of it again: skopeo keeps every byte.
+    // Copies into a registry and out of it again: skopeo keeps every byte.
     let registry = Registry::start(false);
     let key = inspect(&archive)["annotations"]["rockenv.key"].clone();
     let reference = format!("{}/team/rocm:{}", registry.host, key.as_str().unwrap());
@@ -194,7 +194,7 @@ fn other_programs_read_it_and_what_they_copy_is_imported() {
         .rockenv(&["pull", &reference])
         .ok()
         .says(&["the store already has all of it"]);
-    // And what somebody packed by hand.
+    // An archive that was packed by hand.
     let packed = disk.join("packed.tar");
     run("tar", &["-cf", text(&packed), "-C", text(&directory), "."]);
     other
@@ -226,7 +226,7 @@ fn an_export_that_was_cut_off_is_cleaned_up_at_once_or_by_the_next() {
         let place = disk.join(file);
         let words = ["export", &name, "--snapshots", text(&place)];
         let partial = disk.join(format!(".{file}.rockenv-partial"));
-        // Again, where all of it was faster than this loop.
+        // Tries again if the export was faster than this loop.
         let mut cut_off = false;
         for _ in 0..5 {
             let running = one.start(&words);
@@ -234,7 +234,7 @@ fn an_export_that_was_cut_off_is_cleaned_up_at_once_or_by_the_next() {
                 partial.exists() || place.exists()
             });
             if !place.exists() {
-                // Only one at a time may write it.
+                // Only one export at a time may write the file.
                 let busy = one.rockenv(&words);
                 if busy.code == 6 {
                     busy.says(&["another export is writing"]);
@@ -251,7 +251,7 @@ fn an_export_that_was_cut_off_is_cleaned_up_at_once_or_by_the_next() {
         assert!(cut_off && !place.exists());
         one.rockenv(&words).ok();
         assert!(!partial.exists());
-        // One that is asked to stop leaves nothing by itself.
+        // An interrupted export removes its own partial file.
         let other_place = disk.join(format!("other-{file}"));
         let running = one.start(&["export", &name, "--snapshots", text(&other_place)]);
         wait_until("something is written", || names(&disk).len() > 1);
@@ -305,7 +305,7 @@ fn what_another_engine_has_under_the_same_key_is_imported_once() {
     let all = layers();
     import();
     assert_eq!(layers(), all);
-    // As if another engine had made them.
+    // Makes the layers look as if another engine had made them.
     for layer in &all {
         let path = other.home().join("layers").join(layer).join("layer.json");
         let mut json: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();

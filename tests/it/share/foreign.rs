@@ -1,4 +1,4 @@
-//! Snapshots that bring more than what was asked for: steps under keys that their maker chose.
+//! Snapshots with more than was requested: steps under keys that their publisher chose.
 
 use super::Two;
 use super::liar::{Forged, assert_nothing};
@@ -8,7 +8,7 @@ const STEPS: &str = "[[step]]\nname = 'one'\nrun = 'echo one > $HOME/one'\n\
                      [[step]]\nname = 'two'\nrun = 'echo two > $HOME/two'\n";
 const SAID: &str = "contains a step with an unexpected key: `foreign`, 5555";
 
-/// A snapshot with one more step, whose key is that of another profile.
+/// Returns a snapshot with an extra step under another profile's key.
 fn forged<'a>(two: &'a Two, name: &str) -> Forged<'a> {
     let key = two.one.keys(name).pop().unwrap().1;
     let mut forged = Forged::of(&two.registry.host, &key);
@@ -28,11 +28,11 @@ fn a_wanted_snapshot_brings_no_steps_of_others() {
     let up = two.run(&two.other, &["up", name, "--pull"]);
     up.exits(8).says(&["cannot pull `", SAID]);
     assert_nothing(&two.other);
-    // An env knows its keys as well.
+    // `pull` for an existing env checks the keys as well.
     two.other.rockenv(&["up", name]).ok();
     let pull = two.run(&two.other, &["pull", name]);
     pull.exits(8).says(&[SAID]);
-    // One step less is not what is wanted either.
+    // A snapshot with missing steps is refused as well.
     let mut short = forged(&two, name);
     let steps = short.config["rockenv"]["steps"].as_array_mut().unwrap();
     steps.drain(..3);
@@ -62,7 +62,7 @@ fn the_image_of_a_recipe_brings_no_steps() {
     assert_nothing(&two.other);
 }
 
-/// Where a step is skipped, its name alone makes it part of another machine's snapshot.
+/// If a step is skipped here, its name alone makes it part of another machine's snapshot.
 #[test]
 fn a_step_that_is_skipped_here_brings_nothing_under_another_profile_s_key() {
     let two = Two::new(TestStore::new(), TestStore::new());

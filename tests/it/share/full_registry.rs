@@ -1,11 +1,11 @@
-//! A registry that refuses a layer while it is sent, as one does whose disk is full: it answers, and reads no more.
+//! A registry that refuses a layer during its upload, as with a full disk: it answers and stops reading.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 
 use crate::support::env::TestStore;
 
-/// Answers one request after the other as a registry that has nothing; a layer it refuses after a part of it.
+/// Answers requests like an empty registry, and refuses each layer after a part of it.
 fn answer(stream: TcpStream) -> Option<()> {
     let mut reader = BufReader::new(stream.try_clone().ok()?);
     loop {
@@ -27,7 +27,7 @@ fn answer(stream: TcpStream) -> Option<()> {
         let text = format!("HTTP/1.1 {text}\r\nContent-Length: 0\r\n\r\n");
         (&stream).write_all(text.as_bytes()).ok()?;
         if line.starts_with("PATCH") {
-            // Open, and read by nobody.
+            // Keeps the connection open without reading.
             loop {
                 std::thread::park();
             }

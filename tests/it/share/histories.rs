@@ -1,4 +1,4 @@
-//! What was built on files from an earlier build is shared where the user asks for it, and says so.
+//! Builds on files of an earlier build are shared only on request, and are marked as such.
 
 use fs_err as fs;
 use serde_json::Value;
@@ -33,7 +33,7 @@ fn only_what_a_clean_build_makes_is_shared_unless_asked() {
         store.rockenv(&words).ok().text().replace('\n', "")
     };
     assert_eq!(log(one, name), "12");
-    // Results of another build in their place would end `up` with 8.
+    // Leftover results of another build would end `up` with 8.
     let forget = || {
         other.rockenv(&["rm", "--yes", name]).ok();
         other.rockenv(&["gc", "--yes"]).ok();
@@ -83,7 +83,7 @@ fn only_what_a_clean_build_makes_is_shared_unless_asked() {
     assert_eq!(log(other, name), "2");
     forget();
 
-    // At a registry: what is incremental there is nobody's but who asks for it.
+    // At a registry: only `--allow-incremental` pulls an incremental snapshot.
     two.run(one, &["push", name])
         .ok()
         .says(&["cannot be shared"]);
@@ -96,7 +96,7 @@ fn only_what_a_clean_build_makes_is_shared_unless_asked() {
         .says(&["2 steps, 2 done before"]);
     assert_eq!(log(other, name), "12");
     forget();
-    // A clean one takes its place.
+    // A clean snapshot replaces the incremental one.
     ran(&["up", name, "--clean"]).ok();
     assert_eq!(log(one, name), "2");
     two.run(one, &["push", name]).ok();

@@ -1,4 +1,5 @@
-//! Registries that lie, send without end or next to nothing, and lead elsewhere: each is told by name, and the store has nothing of it.
+//! Registries that lie, send without end or next to nothing, and lead elsewhere: each error names its registry, and
+//! nothing of it stays in the store.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ use crate::support::run::{Ran, finish};
 
 const STEP: &str = "[[step]]\nname = 'one'\nrun = 'head -c 1M /dev/urandom > $HOME/one'\n";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
-/// How long a server may send next to nothing in these tests, and how long a command may take then.
+/// How long a server may stall in these tests, and how long a command may take then.
 const PATIENCE: &str = "2s";
 const SOON: Duration = Duration::from_secs(40);
 
@@ -38,7 +39,7 @@ pub(super) fn assert_nothing(store: &TestStore) {
     let names = images.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let half: Vec<String> = names.filter(|name| name.starts_with("tmp-")).collect();
     assert!(half.is_empty(), "{half:?}");
-    // What is called by a digest has it.
+    // Every file that is named by a digest has that digest.
     for entry in fs::read_dir(store.home().join("blobs/sha256"))
         .into_iter()
         .flatten()
@@ -70,7 +71,7 @@ fn field<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     found.map(|(_, value)| value)
 }
 
-/// Answers who has no token with the address of a token server.
+/// Answers a request without a token with the address of a token server.
 fn asks(head: &str, realm: &str) -> Fault {
     match field(head, "authorization") {
         Some(_) => Fault::None,
@@ -82,7 +83,7 @@ fn asks(head: &str, realm: &str) -> Fault {
     }
 }
 
-/// Answers as a registry whose token server is itself, which fails.
+/// Answers as a registry that is its own token server, with this fault for token requests.
 fn gives_tokens(head: &str, fault: Fault) -> Fault {
     match path(head).starts_with("/token") {
         true => fault,
@@ -95,9 +96,9 @@ fn gives_tokens(head: &str, fault: Fault) -> Fault {
 
 type Judge = fn(&str) -> Fault;
 
-/// What becomes of a pull: what the registry does, the exit code, and what is said.
+/// Faults of a registry, with the exit code of `pull` and what it says.
 const PULLS: [(Judge, i32, &[&str]); 13] = [
-    // A layer that is shorter, has no end, stops in the middle, or hardly comes at all.
+    // A layer that is too short, has no end, stops in the middle, or hardly arrives.
     (
         |head| Fault::Says(200, String::new(), "short".to_owned()).when(is_layer(head)),
         8,
@@ -126,7 +127,7 @@ const PULLS: [(Judge, i32, &[&str]); 13] = [
             "bytes in 2 seconds",
         ],
     ),
-    // The same of a manifest.
+    // The same for a manifest.
     (
         |head| Fault::Endless.when(is_manifest(head)),
         3,
@@ -154,7 +155,7 @@ const PULLS: [(Judge, i32, &[&str]); 13] = [
             "help: ",
         ],
     ),
-    // Ways that lead in a circle, or out of the web.
+    // Redirects in a circle, or to something other than the web.
     (
         |head| {
             let location = format!("location: {}\r\n", path(head));
@@ -174,7 +175,7 @@ const PULLS: [(Judge, i32, &[&str]); 13] = [
         4,
         &["127.0.0.1:"],
     ),
-    // Token servers that are none, answer without end, hardly, or not.
+    // Token servers that are not on the web, answer without end, hardly, or not at all.
     (
         |head| asks(head, "file:///etc/passwd"),
         3,
@@ -249,7 +250,7 @@ fn a_password_goes_to_no_other_host_without_encryption() {
         list.lock().unwrap().push(head.to_owned());
         Fault::Says(200, String::new(), r#"{"token":"t"}"#.to_owned())
     });
-    // Another name of this machine is another host.
+    // Another name of this machine counts as another host.
     let repository = stranger.repository();
     let port = repository.split([':', '/']).nth(1).unwrap().to_owned();
     let logins = two.other.work().join("auth.json");
@@ -269,7 +270,7 @@ fn a_password_goes_to_no_other_host_without_encryption() {
         "without encryption",
     ]);
     assert!(heads.lock().unwrap().is_empty());
-    // Nor where a token server sends it on.
+    // The login does not follow a token server's redirect either.
     let elsewhere = format!("location: http://localhost:{port}/token\r\n");
     let proxy = Proxy::start(&two.registry.host, move |head| {
         match path(head).starts_with("/token") {
@@ -294,7 +295,7 @@ fn a_push_is_done_when_the_registry_has_it() {
     let wrong = format!("docker-content-digest: sha256:{}\r\n", "0".repeat(64));
     let is_blob = |head: &str| head.starts_with("PUT ") && head.contains("/blobs/uploads/");
     let is_manifest = |head: &str| head.starts_with("PUT ") && head.contains("/manifests/");
-    // A layer, or a manifest, that is taken and forgotten; another one in its place.
+    // A layer or a manifest that the registry accepts and forgets, or replaces.
     let forgets = Proxy::start(&two.registry.host, move |head| {
         Fault::Says(201, String::new(), String::new()).when(is_blob(head))
     });
@@ -302,7 +303,7 @@ fn a_push_is_done_when_the_registry_has_it() {
         two.with(&two.one, &["push", name], &proxy.repository())
             .exits(code)
             .says(said);
-        // No tag stands for what is not there.
+        // No tag points to an incomplete snapshot.
         let tag = format!("{}:{}", two.repository(), key(&two, name));
         two.run(&two.other, &["pull", &tag]).exits(7);
     };
@@ -347,10 +348,10 @@ fn a_push_is_done_when_the_registry_has_it() {
     two.run(&two.one, &["push", name]).ok();
 }
 
-/// A snapshot at a registry whose last layer and whose description are changed.
+/// A snapshot at a registry, with changes to its last layer and its config.
 pub(super) struct Forged<'a> {
     host: &'a str,
-    /// The tag that is set.
+    /// The tag that `publish` sets.
     pub(super) key: String,
     manifest: Value,
     pub(super) config: Value,
@@ -377,7 +378,7 @@ impl<'a> Forged<'a> {
         }
     }
 
-    /// Uploads bytes; describes them.
+    /// Uploads bytes, and returns their digest and size.
     fn put(&self, bytes: &[u8]) -> (String, usize) {
         let digest = format!("sha256:{}", sha256(bytes));
         let begin = http(self.host, "POST", "/v2/team/rocm/blobs/uploads/", "", b"");
@@ -398,7 +399,7 @@ impl<'a> Forged<'a> {
         (digest, bytes.len())
     }
 
-    /// Takes an archive for the last layer, and says how long it is.
+    /// Replaces the last layer with an archive, which claims this unpacked size.
     fn layer(&mut self, archive: &[u8], unpacked: Option<&str>) {
         let (digest, size) = self.put(&zstd::encode_all(archive, 3).unwrap());
         let layer = self.manifest["layers"]
@@ -433,12 +434,12 @@ impl<'a> Forged<'a> {
     }
 }
 
-/// An archive with one entry of any name, and one that goes through a link if there is one.
+/// Returns an archive with one entry of any name, after a symlink `way` to the link's target if there is one.
 fn archive(name: &str, link: Option<&str>, data: &[u8]) -> Vec<u8> {
     let mut archive = Vec::new();
     let mut entry = |name: &str, kind: tar::EntryType, link: &str, data: &[u8]| {
         let mut header = tar::Header::new_ustar();
-        // Written as they are: the crate's own setters refuse what attacks are made of.
+        // Writes the raw bytes: the crate's setters refuse malicious names.
         let bytes = header.as_mut_bytes();
         bytes[..name.len()].copy_from_slice(name.as_bytes());
         bytes[157..157 + link.len()].copy_from_slice(link.as_bytes());
@@ -507,7 +508,7 @@ fn what_a_snapshot_says_leads_nowhere_and_fills_no_disk() {
         forged.config["rockenv"]["image"]["distribution"] = "a\nb".into();
     };
     refused(&distribution, 3, &["has control characters"]);
-    // A layer whose files lead out.
+    // A layer with files that lead out of the tree.
     let escape = archive(&format!("..{target}/file"), None, b"out");
     refused(
         &|forged| forged.layer(&escape, None),
@@ -520,7 +521,7 @@ fn what_a_snapshot_says_leads_nowhere_and_fills_no_disk() {
         3,
         &["cannot unpack layer"],
     );
-    // One that is larger than it says, or grows as no other does.
+    // A layer that is larger than it claims, or has an implausible compression ratio.
     let bomb = archive("zeros", None, &vec![0; 200 << 20]);
     refused(
         &|forged| forged.layer(&bomb, Some("4096")),

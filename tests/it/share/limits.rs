@@ -1,5 +1,5 @@
-//! What registries that people have do: they put requests off, take no streams, end tokens early, let tags expire or
-//! not move. Each is imitated before a real one.
+//! Limits of registries in use: they delay requests, take no streams, end tokens early, let tags expire or keep them
+//! from moving. A proxy before a real registry imitates each.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,7 +19,7 @@ fn says(status: u16, line: &str) -> Fault {
     Fault::Says(status, line.to_owned(), String::new())
 }
 
-/// Counts how often something has been done.
+/// Returns two handles of one counter.
 fn counted() -> (Arc<AtomicUsize>, Arc<AtomicUsize>) {
     let counter = Arc::new(AtomicUsize::new(0));
     (Arc::clone(&counter), counter)
@@ -61,7 +61,7 @@ fn a_registry_that_asks_to_wait_is_waited_for_unless_for_hours() {
             }
             Some("POST") if first(&post) => says(429, "retry-after: 1\r\n"),
             Some("PATCH") if first(&patch) => says(429, "retry-after: 2\r\n"),
-            // It does not say for how long.
+            // This answer does not say how long to wait.
             Some("PUT") if first(&put) => says(429, ""),
             _ => Fault::None,
         }
@@ -114,7 +114,7 @@ fn a_registry_without_streams_gets_whole_layers() {
     two.with(&two.one, &["push", name], &proxy.repository())
         .ok()
         .says(&["2 snapshots at", "3 layers sent"]);
-    // It is asked once.
+    // `push` tries a stream only once.
     assert_eq!(streams.load(Ordering::Relaxed), 1);
     two.run(&two.other, &["up", name, "--pull"])
         .ok()
@@ -153,7 +153,7 @@ fn a_token_server_is_waited_for_and_a_token_that_ends_before_a_layer_is_replaced
         let number = token.and_then(|token| token.strip_prefix("Bearer t")?.parse().ok());
         match number {
             Some(number) if number > ended.load(Ordering::Relaxed) => {
-                // Between the beginning of an upload and the layer; not again when that is repeated.
+                // Ends the token between the start of an upload and its layer, but not when the upload is repeated.
                 if head.starts_with("POST ") && uploads.fetch_add(1, Ordering::Relaxed) % 2 == 0 {
                     ended.store(number, Ordering::Relaxed);
                 }
@@ -188,7 +188,7 @@ fn a_tag_that_expires_leaves_the_step_before_it() {
     let two = Two::new(TestStore::new(), TestStore::new());
     let name = two.pushed(TWO);
     let last = two.one.keys(name).pop().unwrap().1;
-    // It is listed, and gone when it is asked for.
+    // The tag is listed, but is gone when it is requested.
     let proxy = Proxy::start(&two.registry.host, move |head| {
         let is_gone = head.starts_with("GET ") && head.contains(&format!("/manifests/{last} "));
         says(404, "").when(is_gone)
@@ -239,7 +239,7 @@ fn a_tag_that_may_not_move_is_said() {
     push(&[&named])
         .exits(4)
         .says(&["tag `nightly` exists, and the registry does not let it move"]);
-    // What the steps are called by did not move.
+    // The tags of the steps did not move.
     two.run(&two.other, &["up", name, "--pull"])
         .ok()
         .says(&["pulled one, two from"]);

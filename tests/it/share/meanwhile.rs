@@ -1,4 +1,4 @@
-//! What others do in a store while something is pulled into it.
+//! Other commands that work in a store during a pull.
 
 use std::path::Path;
 use std::process::Command;
@@ -23,7 +23,7 @@ const TWO: &str = "[[step]]\nname = 'two'\nrun = 'head -c 1M /dev/urandom > $HOM
 struct Pushed {
     two: Two,
     name: String,
-    /// What the registry calls each step's layer.
+    /// The registry's digest of each step's layer.
     layers: [String; 2],
 }
 
@@ -44,7 +44,7 @@ impl Pushed {
         }
     }
 
-    /// Starts an `up --pull` at the other machine, to which a layer does not come before the flag is set.
+    /// Starts `up --pull` on the other machine, where one layer arrives only after the flag is set.
     fn pull_without(&self, layer: &str) -> (Background, Arc<AtomicBool>) {
         let (go, layer) = (Arc::new(AtomicBool::new(false)), format!("sha256:{layer} "));
         let flag = Arc::clone(&go);
@@ -65,7 +65,7 @@ fn gc_leaves_downloads_to_a_pull() {
     let (pull, go) = pushed.pull_without(&pushed.layers[0]);
     let second = other.home().join("blobs/sha256").join(&pushed.layers[1]);
     wait_until("the second layer is there", || second.exists());
-    // As old as what `gc` removes whatever room there is.
+    // Old enough for `gc` to remove it, however much space is free.
     let policy = "[gc]\nkeep-at-least = '0'\nmin-free = '0'\nolder-than = '7d'\n";
     fs::write(other.work().join("rockenv.toml"), policy).unwrap();
     run(Command::new("touch").args(["-d", "@1"]).arg(&second));
@@ -95,7 +95,7 @@ fn what_another_up_finishes_meanwhile_is_in_nobodys_way() {
     let up = pull.wait().ok();
     up.says(&["pulled one, two from", "2 steps, 2 done before"]);
     pushed.two.assert_same(&pushed.name);
-    // Both are there, each with what it made.
+    // The store has both layers, each with its own content.
     let store = Store::open_existing(other.home()).unwrap().unwrap();
     let key = &other.keys(&own)[0].1;
     let layers = store.layers().unwrap();
@@ -111,9 +111,9 @@ fn what_another_up_finishes_meanwhile_is_in_nobodys_way() {
     other.rockenv(&["fsck"]).ok();
 }
 
-/// Runs a command that has to wait for a lock, which the test has, until it says so; then stops it. Returns what it said.
+/// Runs a command that waits for a lock that the test holds. Stops it once it says so, and returns its output.
 fn stopped(mut command: Command, lock: &Path, verb: &str, signal: Signal) -> String {
-    // A process that another test starts has the file of the lock before until it executes its program.
+    // A child process of another test may hold the open lock file until it calls exec.
     let _lock = Lock::exclusive(lock, "it", verb, HANGS).unwrap();
     let said = tempfile::NamedTempFile::new().unwrap();
     command.stderr(said.reopen().unwrap());

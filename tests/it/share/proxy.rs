@@ -1,31 +1,31 @@
-//! What stands before a registry, and lets requests fail.
+//! A proxy before a registry that makes requests fail.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What becomes of a request.
+/// What happens to a request.
 pub(super) enum Fault {
     None,
-    /// The registry is not asked: the answer is a status, lines of a head, each with its end, and a body.
+    /// Answers without the registry: status, header lines with their line ends, and body.
     Says(u16, String, String),
-    /// The connection breaks after so many bytes of the answer.
+    /// Breaks the connection after this many bytes of the answer.
     Dies(u64),
-    /// So many bytes of the request arrive, and nothing happens any more.
+    /// Forwards this many bytes of the request, and then hangs.
     Hangs(u64),
-    /// The answer comes byte by byte until this is set.
+    /// Sends the answer byte by byte until the flag is set.
     Crawls(Arc<AtomicBool>),
-    /// The registry is not asked: the answer has no end.
+    /// Sends an answer without end, without the registry.
     Endless,
-    /// So many bytes of the answer come, and the connection stays open.
+    /// Sends this many bytes of the answer, and keeps the connection open.
     Stops(u64),
-    /// The head of the answer comes, and then a few bytes a second.
+    /// Sends the head of the answer, and then a few bytes a second.
     Drips,
 }
 
 impl Fault {
-    /// Returns it for a request of which that holds, and none for others.
+    /// Returns the fault if the condition holds, and `None` otherwise.
     pub(super) fn when(self, holds: bool) -> Self {
         match holds {
             true => self,
@@ -34,20 +34,20 @@ impl Fault {
     }
 }
 
-/// Whether a layer, or another blob, is asked for.
+/// Returns whether a request is for a layer or another blob.
 pub(super) fn is_layer(head: &str) -> bool {
     head.starts_with("GET ") && head.contains("/blobs/")
 }
 
-/// Stands before a registry until the test ends.
+/// Forwards requests to a registry until the test ends.
 pub(super) struct Proxy {
     host: String,
-    /// A request hangs.
+    /// Set once a request hangs.
     pub(super) hangs: Arc<AtomicBool>,
 }
 
 impl Proxy {
-    /// `judge` is asked about each request by its head.
+    /// Starts a proxy that asks `judge` about the head of each request.
     pub(super) fn start(to: &str, judge: impl Fn(&str) -> Fault + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let host = listener.local_addr().unwrap().to_string();
@@ -56,7 +56,7 @@ impl Proxy {
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 let (to, judge, flag) = (to.clone(), Arc::clone(&judge), Arc::clone(&flag));
-                // What breaks off is what is tested.
+                // These tests are about connections that break.
                 std::thread::spawn(move || drop(answer(&client, &to, &*judge, &flag)));
             }
         });
@@ -89,19 +89,19 @@ fn answer(
         );
         client.write_all(text.as_bytes())?;
         client.shutdown(Shutdown::Write)?;
-        // Of a connection that is closed with something unread, the other side may not get the answer.
+        // If a connection is closed with unread data, the other side may not get the answer.
         client.set_read_timeout(Some(std::time::Duration::from_secs(5)))?;
         return std::io::copy(&mut client, &mut std::io::sink()).map(drop);
     }
     if let Fault::Endless = fault {
         client.write_all(b"HTTP/1.1 200 so\r\nconnection: close\r\n\r\n")?;
-        // Until nobody listens.
+        // Ends when the client closes the connection.
         loop {
             client.write_all(&[b' '; 64 << 10])?;
         }
     }
     let mut registry = TcpStream::connect(to)?;
-    // One request on each connection.
+    // The registry gets one request per connection.
     let kept = text
         .trim_end()
         .lines()
@@ -121,7 +121,7 @@ fn answer(
         drop(std::io::copy(&mut from, &mut into));
     });
     if let Fault::Crawls(go) = &fault {
-        // Nobody waits a minute for the head.
+        // The head comes at once: byte by byte it would take a minute.
         let mut some = 4 << 10;
         while !go.load(Ordering::Relaxed) {
             std::io::copy(&mut registry.try_clone()?.take(some), &mut client)?;

@@ -1,4 +1,4 @@
-//! Removing old snapshots from a registry: a real one, before which pages and refusals are imitated.
+//! Removing old snapshots from a real registry, with a proxy that imitates pages and refusals.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,10 +21,10 @@ fn body(text: &str) -> String {
     )
 }
 
-/// An env whose first profile is pushed, and then its second.
+/// An env that is pushed with its first profile, and then with its second.
 struct Pushed {
     two: Two,
-    /// Keys of the first and of the second profile.
+    /// Keys of the first profile, and of the second in `new`.
     old: Vec<String>,
     new: Vec<String>,
 }
@@ -38,7 +38,7 @@ impl Pushed {
             keys.map(|(_, key)| key).collect::<Vec<_>>()
         };
         let (old, new) = (keys("old"), keys("new"));
-        // Everything is older than a second.
+        // Makes everything older than a second.
         std::thread::sleep(std::time::Duration::from_millis(1500));
         Self { two, old, new }
     }
@@ -66,7 +66,7 @@ impl Pushed {
         tags
     }
 
-    /// Sets a tag by hand for an index of these manifests.
+    /// Tags an index of these manifests by hand.
     fn tag_index(&self, tag: &str, manifests: &[&str]) {
         let manifests = manifests.iter().map(|digest| {
             json!({
@@ -121,13 +121,13 @@ fn what_no_env_lock_file_or_recent_build_names_is_removed() {
     let (two, repository) = (&pushed.two, pushed.two.repository());
     let all = pushed.tags();
     let old = ["--older-than", "1s"];
-    // Recent enough, and everything that the machine's own env names.
+    // Recent snapshots are kept, and those that an env of this machine names.
     let recent = pushed.prune(&two.one, &["--older-than", "1h"], &repository);
     assert_eq!(removed(recent), [""; 0]);
     let dry = pushed.prune(&two.one, &[&old[..], &["-n"]].concat(), &repository);
     assert_eq!(removed(dry), sorted(&pushed.old));
     assert_eq!(pushed.tags(), all);
-    // A lock file, on a machine without the env.
+    // A lock file keeps what it names, on a machine without the env.
     let name = two.one.env();
     two.one.rockenv(&["lock", name]).ok();
     let lock = two.one.work().join(format!("profiles/{name}.lock"));
@@ -140,13 +140,13 @@ fn what_no_env_lock_file_or_recent_build_names_is_removed() {
         &repository,
     );
     absent.exits(7).says(&["`absent.lock` does not exist"]);
-    // A name that a person gave, and an index of somebody else.
+    // A user's tag and a foreign index keep what they refer to.
     let named = format!("{repository}:nightly");
     two.one.rockenv(&["push", name, &named]).ok();
     pushed.tag_index("theirs", &[&pushed.digest(&pushed.old[0])]);
     let other = pushed.prune(&two.other, &[&old[..], &["-n"]].concat(), &repository);
     assert_eq!(removed(other), [pushed.old[1].clone()]);
-    // And for real.
+    // The same without `-n`.
     let done = pushed.prune(&two.one, &old, &repository);
     assert_eq!(removed(done), [pushed.old[1].clone()]);
     let mut left = all;
@@ -169,7 +169,7 @@ fn what_no_env_lock_file_or_recent_build_names_is_removed() {
     assert_eq!(pushed.new.len(), 2);
 }
 
-/// One push is enough for what removes nothing.
+/// Cases that remove nothing share one push.
 #[test]
 fn where_nothing_is_removed_all_tags_stay() {
     let pushed = Pushed::new();
@@ -196,7 +196,7 @@ fn ctrl_c_ends_the_question(pushed: &Pushed) {
     terminal.wait(130);
 }
 
-/// While the question is open, somebody gives another snapshot a name that stays.
+/// Between the survey and the removal, another user points a kept tag at an old snapshot.
 #[test]
 fn what_a_tag_moves_to_meanwhile_stays() {
     let pushed = Pushed::new();
@@ -224,12 +224,12 @@ fn what_a_tag_moves_to_meanwhile_stays() {
     assert_eq!(report["kept"], tags.len());
     assert_eq!(pushed.tags(), tags);
     assert_eq!(pushed.digest("nightly"), pushed.digest(&pushed.old[1]));
-    // Nothing moves now: all of it is kept, because the name is.
+    // Nothing moves now. The tag keeps the whole snapshot.
     let again = pushed.prune(&two.one, &["--older-than", "1s"], &repository);
     assert_eq!(removed(again), [""; 0]);
 }
 
-/// What cannot be read at the moment may stand on anything.
+/// A snapshot that cannot be read at the moment may depend on any other.
 fn nothing_is_removed_while_a_description_cannot_be_read(pushed: &Pushed) {
     let last = pushed.manifest(&pushed.new[1]);
     let last: Value = serde_json::from_slice(&last).unwrap();
@@ -252,13 +252,13 @@ fn a_list_in_pages_is_read_to_its_end(pushed: &Pushed) {
     let whole = removed(pushed.prune(&pushed.two.one, &["--older-than", "1s", "-n"], &repository));
     assert_eq!(whole, sorted(&pushed.old));
     let tags = pushed.tags();
-    // The next page by its path, or by an address with a name that nobody but the registry knows.
+    // The registry gives the next page by path, or by a URL with an internal host name.
     for origin in ["", "http://registry.internal:5000"] {
         let (listed, pages) = (tags.clone(), Arc::new(AtomicUsize::new(0)));
         let counter = Arc::clone(&pages);
         let proxy = Proxy::start(&pushed.two.registry.host, move |head| {
             let path = head.split(' ').nth(1).unwrap();
-            // There is nothing else that lists: no catalog.
+            // The registry has no catalog, so nothing else lists tags.
             if !path.starts_with("/v2/team/rocm/") {
                 return Fault::Says(404, String::new(), String::new());
             }
@@ -315,7 +315,7 @@ fn a_registry_that_removes_nothing_is_said(pushed: &Pushed) {
                 "help: allow it there",
             ]);
     }
-    // A repository that does not exist has nothing.
+    // A repository that does not exist has nothing to remove.
     let absent = format!("{}/absent", pushed.two.registry.host);
     let found = pushed.prune(&pushed.two.one, &["--older-than", "1s"], &absent);
     assert_eq!(removed(found), [""; 0]);

@@ -1,4 +1,4 @@
-//! What `export --snapshots` does not write, and what `import` does not take: nothing of it gets a name in the store.
+//! What `export --snapshots` does not write, and what `import` does not take. Nothing of it gets a name in the store.
 
 use std::path::{Path, PathBuf};
 
@@ -33,7 +33,7 @@ fn nothing_is_written_over_and_the_longest_name_has_room_for_what_is_not_finishe
     export("absent/x.tar")
         .exits(7)
         .says(&["does not exist", "mkdir absent"]);
-    // A name of our own that is not ours.
+    // A link or another user's file already has the name of the partial file.
     std::os::unix::fs::symlink("mine.tar", work.join(".x.tar.rockenv-partial")).unwrap();
     export("x.tar").exits(1);
     assert_eq!(fs::read_to_string(work.join("mine.tar")).unwrap(), "mine");
@@ -77,7 +77,7 @@ fn a_directory_whose_name_means_a_deletion_is_not_written() {
     assert!(!one.work().join("x.oci").exists());
 }
 
-/// A layout whose documents are changed, and fit together again.
+/// An OCI layout with changed documents and matching digests.
 struct Forged {
     directory: PathBuf,
     index: Value,
@@ -108,7 +108,7 @@ impl Forged {
         }
     }
 
-    /// Puts bytes in under their digest; returns what says where.
+    /// Stores bytes under their digest, and returns digest and size.
     fn put(&self, bytes: &[u8]) -> (Value, Value) {
         let digest = sha256(bytes);
         let place = self.directory.join("blobs/sha256").join(&digest);
@@ -129,7 +129,7 @@ impl Forged {
         fs::write(self.directory.join("index.json"), index).unwrap();
     }
 
-    /// The file of the last layer.
+    /// Returns the file of the last layer.
     fn layer(&self) -> PathBuf {
         let layers = self.manifest["layers"].as_array().unwrap();
         let digest = layers.last().unwrap()["digest"].as_str().unwrap();
@@ -143,7 +143,7 @@ impl Forged {
     }
 }
 
-/// What is done to a layout, the exit code that `import` has then, and what it says.
+/// A change to a layout, with the exit code of `import` and what it says.
 type Case = (fn(Forged), i32, &'static str);
 
 const CASES: [Case; 17] = [
@@ -267,7 +267,7 @@ const CASES: [Case; 17] = [
         3,
         "is not a regular file",
     ),
-    // Whoever makes the digests fit has to make an archive that is none.
+    // The digests fit here, so the archive itself has to be refused.
     (
         |mut it| {
             let mut header = tar::Header::new_gnu();
@@ -317,7 +317,7 @@ fn untouched(store: &TestStore) {
     assert!(open.layers().unwrap().is_empty());
 }
 
-/// An entry of a tar file.
+/// Returns an entry of a tar file.
 fn entry(name: &str, kind: tar::EntryType, bytes: &[u8]) -> Vec<u8> {
     let mut header = tar::Header::new_gnu();
     header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
@@ -342,7 +342,7 @@ fn a_file_that_is_no_layout_is_not_imported() {
     let good = fs::read(one.work().join("good.tar")).unwrap();
     let before = |entry: Vec<u8>| [entry, good.clone()].concat();
     let mut far = entry("index.json", Regular, b"");
-    // A size that no file has, in a header that is right otherwise.
+    // An impossible size, in an otherwise valid header.
     far[124..136].copy_from_slice(b"77777777777\0");
     far[148..156].copy_from_slice(b"        ");
     let sum: u32 = far[..512].iter().map(|byte| u32::from(*byte)).sum();

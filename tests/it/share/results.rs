@@ -1,4 +1,4 @@
-//! What steps leave in output volumes comes with their snapshots: to another env, after it was lost, and to another machine.
+//! Results in output volumes come with their snapshots: to another env, after a loss, and to another machine.
 
 use std::path::PathBuf;
 
@@ -30,7 +30,7 @@ fn out(store: &TestStore, env: &str) -> PathBuf {
     store.home().join("outputs").join(env).join("out")
 }
 
-/// Returns what is in an output, by path.
+/// Returns the contents of `sub/one` and `all` in an output.
 fn found(store: &TestStore, env: &str) -> Vec<String> {
     let read = |name: &str| fs::read_to_string(out(store, env).join(name)).unwrap_or_default();
     ["sub/one", "all"].map(read).to_vec()
@@ -44,7 +44,7 @@ fn results_come_with_the_snapshots() {
     let whole = ["one\n", "all\nmore\n"];
     assert_eq!(found(&two.one, name), whole);
 
-    // Another env, in which no step runs.
+    // Another env gets the results although no step runs in it.
     let second = format!("{name}-b");
     let up = |words: &[&str]| {
         let words = [&["up", name, "--name", &second], words].concat();
@@ -60,7 +60,7 @@ fn results_come_with_the_snapshots() {
     assert_eq!(found(&two.one, &second), whole);
     up(&[]).ok().says(&["nothing to do"]);
 
-    // What was lost comes back; what somebody made stays, in the place of a result too.
+    // Lost results come back. A user's files stay, even in the place of a result.
     let place = out(&two.one, &second);
     fs::remove_file(place.join("sub/one")).unwrap();
     fs::write(place.join("mine"), "mine").unwrap();
@@ -92,7 +92,7 @@ fn results_come_with_the_snapshots() {
     assert!(!directory.exists());
     up(&[]).ok();
     assert_eq!(found(&two.one, &second), whole);
-    // Nothing but results is exported.
+    // `export` writes only results.
     two.one
         .rockenv(&export)
         .ok()
@@ -100,7 +100,7 @@ fn results_come_with_the_snapshots() {
     assert!(!directory.join("out/mine").exists());
     assert_eq!(fs::read_to_string(place.join("mine")).unwrap(), "mine");
 
-    // A fork, and another machine, that has none of it, whose store is of another kind.
+    // A fork, and another machine that has nothing yet and another kind of store.
     let fork = format!("{name}-f");
     two.one.rockenv(&["fork", name, &fork]).ok();
     two.one.rockenv(&["up", name, "--name", &fork]).ok();
@@ -117,7 +117,7 @@ fn results_come_with_the_snapshots() {
     }
 }
 
-/// The manifest says up to which step, and nothing is handed out that later ones have left.
+/// The manifest names the last step, and the export has no files that this step did not leave.
 #[test]
 fn an_env_that_was_built_up_to_a_step_can_be_exported() {
     let store = TestStore::new();
@@ -139,7 +139,7 @@ fn an_env_that_was_built_up_to_a_step_can_be_exported() {
     assert_eq!(internal["until"], "make");
     let steps = internal["steps"].as_array().unwrap();
     assert_eq!(steps.len(), 1, "{internal}");
-    // Not so where it is no step's end.
+    // After a rollback to the same step, the env counts as unfinished.
     store.rockenv(&["up", name]).ok();
     store.rockenv(&["rollback", name, "make"]).ok();
     let other = store.work().join("other");
@@ -158,7 +158,7 @@ fn envs_with_one_directory_for_their_output_do_not_stop_each_other() {
     let path = format!("kind = \"output\"\npath = {shared:?}\n");
     store.profile(&STEPS.replace("kind = \"output\"\n", &path));
     store.up();
-    // Another env, of another target say, goes on with what it finds there.
+    // The steps continue with what another env, for another target say, left there.
     let all = || fs::read_to_string(shared.join("all")).unwrap();
     fs::write(shared.join("all"), "another one's\n").unwrap();
     store
@@ -166,7 +166,7 @@ fn envs_with_one_directory_for_their_output_do_not_stop_each_other() {
         .ok()
         .says(&["`all` in output volume `out` is not as step `make` left it; leaving it as it is"]);
     assert_eq!(all(), "another one's\nmore\n");
-    // What those steps left is of no use to other envs.
+    // Other envs cannot use the snapshots of these steps.
     let listed = store.rockenv(&["snapshot", "ls", store.env()]).ok().text();
     assert_eq!(listed.matches("incremental").count(), 2, "{listed}");
     let other = format!("{}-other", store.env());
@@ -175,7 +175,7 @@ fn envs_with_one_directory_for_their_output_do_not_stop_each_other() {
     assert!(planned.contains("`up` would run 2 steps"), "{planned}");
 }
 
-/// Not every tool sets a new time, and a version often has as many bytes as the last one.
+/// Not every tool sets a new time, and a new version often has the same size.
 #[test]
 fn a_file_of_the_same_size_and_time_is_told_apart_by_its_content() {
     let store = TestStore::new();
@@ -189,7 +189,7 @@ fn a_file_of_the_same_size_and_time_is_told_apart_by_its_content() {
         let param = format!("v={v}");
         store.rockenv(&["up", store.env(), "--param", &param, "--name", env])
     };
-    // Another env makes what these find later.
+    // The first env builds the snapshots that the others then hit.
     let envs = ["other", "second", "third"].map(|name| format!("{env}-{name}"));
     let [other, second, third] = envs.each_ref().map(String::as_str);
     up(other, "BBB").ok();
@@ -198,7 +198,7 @@ fn a_file_of_the_same_size_and_time_is_told_apart_by_its_content() {
     up(second, "BBB").ok();
     assert_eq!(is(second), "BBB");
     store.rockenv(&["status", second, "--check"]).ok();
-    // A file of the user's that looks like the step's is the user's.
+    // A user's file that looks like the step's result is still the user's.
     up(third, "AAA").ok();
     let file = out(&store, third).join("f");
     fs::write(&file, "CCC").unwrap();
@@ -221,7 +221,7 @@ fn names(store: &TestStore, env: &str) -> Vec<String> {
     names
 }
 
-/// A step that was resumed does not write again what it wrote before it failed.
+/// A resumed step does not rewrite what it wrote before it failed.
 #[test]
 fn results_of_a_failed_run_are_results_of_the_resumed_step() {
     let disk = LoopFs::with_base(Kind::Btrfs);
@@ -235,7 +235,7 @@ fn results_of_a_failed_run_are_results_of_the_resumed_step() {
     ));
     store.rockenv(&["up", env]).exits(5);
     fs::write(out(&store, env).join("notes"), "mine").unwrap();
-    // The second run is killed, so that nobody looked at the files when it ended.
+    // The second run is killed, so nothing records the files at its end.
     let up = store.start(&["up", env]);
     let b = out(&store, env).join("b");
     wait_until("the step to write", || {
@@ -248,14 +248,14 @@ fn results_of_a_failed_run_are_results_of_the_resumed_step() {
     let said = store.rockenv(&["up", env, "--name", &other]).ok();
     said.says(&["1 step, 1 done before"]);
     assert_eq!(names(&store, &other), ["a", "b", "c", "d", "meanwhile"]);
-    // Whatever may be the user's stays with the next build too.
+    // The next build also keeps every file that may be the user's.
     store.rockenv(&["up", env, "--rerun", "make"]).exits(5);
     assert_eq!(names(&store, env), ["a", "b", "d", "meanwhile", "notes"]);
     store.rockenv(&["fsck"]).ok();
     store.rockenv(&["--yes", "rm", &other]).ok();
 }
 
-/// As `cp -u`, `rsync` and `cmake --install` do.
+/// `cp -u`, `rsync` and `cmake --install` work like this.
 #[test]
 fn a_step_that_leaves_unchanged_files_alone_has_all_its_results() {
     let disk = LoopFs::with_base(Kind::Btrfs);
@@ -272,7 +272,7 @@ fn a_step_that_leaves_unchanged_files_alone_has_all_its_results() {
     assert_eq!(names(&store, env), ["lib.so", "version"]);
     up(&["--param", "v=2", "--name", &other]).says(&["2 steps, 2 done before"]);
     assert_eq!(names(&store, &other), ["lib.so", "version"]);
-    // A fork has the results of the run that was asked for.
+    // A fork gets the results of the rerun.
     up(&["--param", "v=2", "--rerun", "install"]);
     let fork = format!("{env}-fork");
     store.rockenv(&["fork", env, &fork]).ok();
@@ -292,12 +292,12 @@ fn no_step_sees_results_of_an_older_build() {
     );
     store.profile(&steps);
     store.up();
-    // What the user made, or made of a result, stays.
+    // Files that the user made or changed stay.
     let place = out(&store, env);
     for (name, text) in [("mine", "mine"), ("v1/mine", "mine"), ("v1/lib", "changed")] {
         fs::write(place.join(name), text).unwrap();
     }
-    // The step writes to it as well, but has not made it.
+    // The step also writes to this file, but did not create it.
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o666);
     fs::set_permissions(place.join("mine"), mode).unwrap();
     for build in ["v2", "v3"] {
@@ -311,14 +311,14 @@ fn no_step_sees_results_of_an_older_build() {
         assert_eq!(inside, ["lib", "mine"]);
         assert_eq!(fs::read(place.join("v1/lib")).unwrap(), b"changed");
     }
-    // Results that no later build made again are in their place, the others are not.
+    // `.earlier` has the results that no later build made again, and no others.
     let earlier = place.join("../.earlier/out");
     assert_eq!(fs::read(earlier.join("v2/lib")).unwrap(), b"x\n");
     assert!(earlier.join("v1/link").is_symlink() && !earlier.join("both").exists());
     assert!(!earlier.join("v3").exists());
     store.rockenv(&["du"]).ok();
     store.rockenv(&["fsck"]).ok();
-    // Once those are moved away, a build is as if it were the first.
+    // Once the user's files are gone, a build is like the first one.
     fs::remove_dir_all(place.join("v1")).unwrap();
     fs::remove_file(place.join("mine")).unwrap();
     store.profile(&steps.replace("v1", "v4"));
@@ -327,7 +327,7 @@ fn no_step_sees_results_of_an_older_build() {
     said.says(&["2 steps, 2 done before"]);
     let list = fs::read_to_string(out(&store, &other).join("list")).unwrap();
     assert_eq!(list, ".\n./both\n./v4\n./v4/empty\n./v4/lib\n./v4/link\n");
-    // The same where no step runs.
+    // The same if no step runs.
     store.profile(&steps.replace("v1", "v5"));
     store.rockenv(&["up", env, "--name", &other]).ok();
     assert_eq!(names(&store, env), ["both", "list", "v4"]);

@@ -1,4 +1,4 @@
-//! Signatures of pushed snapshots: what is pulled must have the right one.
+//! Signatures of pushed snapshots: a pull requires the right one.
 
 use std::process::Command;
 
@@ -46,7 +46,7 @@ impl Two {
             .rockenv(&["pull", reference, "--verify", &key(file)])
     }
 
-    /// `up --pull` that must find signatures of `one.key`.
+    /// Runs `up --pull`, which must find signatures of `one.key`.
     fn up_verified(&self, name: &str, repository: &str) -> Ran {
         let mut command = self.other.command(&["up", name, "--pull"]);
         command
@@ -61,8 +61,8 @@ impl Two {
         assert!(store.layers().unwrap().is_empty());
     }
 
-    /// Gives the other machine a pushed env's snapshots in a file, and builds an env on them. Builds them again, with
-    /// other bytes for the same keys, and pushes these signed; returns where.
+    /// Imports a pushed env's snapshots on the other machine, and builds an env on them. Then rebuilds them on the
+    /// first machine, with other bytes for the same keys, and pushes these signed. Returns the repository.
     fn signed_beside_imported(&self, name: &str) -> String {
         let file = self.one.work().join("snapshots.oci.tar");
         let file = file.to_str().unwrap();
@@ -138,7 +138,7 @@ fn what_is_signed_is_pulled_and_a_key_that_cannot_be_used_signs_nothing() {
     two.push_signed(&two.one, name, &repository)
         .ok()
         .says(&["1 snapshot at"]);
-    // Once more there is nothing to do, and one signature.
+    // Pushing again sends nothing and adds no signature.
     let sent = two.uploads();
     two.push_signed(&two.one, name, &repository).ok();
     assert_eq!(two.uploads(), sent);
@@ -154,7 +154,7 @@ fn what_is_signed_is_pulled_and_a_key_that_cannot_be_used_signs_nothing() {
     for file in ["one.pub", "other.pub"] {
         two.pull_verified(&reference, file).ok();
     }
-    // By the configuration, as `up --push` does it.
+    // Signs by configuration, as `up --push` does.
     two.one
         .configure(&format!("sign-key = '{}'\npush = true", key("one.key")));
     two.one.profile(&ONE.replace("/one", "/other"));
@@ -172,7 +172,7 @@ fn what_is_signed_is_pulled_and_a_key_that_cannot_be_used_signs_nothing() {
         .says(&["pulled one from"]);
 }
 
-/// Prepares a command of cosign's, in the directory of the keys that it makes.
+/// Prepares a cosign command, in the directory of the keys that it makes.
 fn cosign(store: &TestStore, words: &[&str]) -> Command {
     let mut command = rootfs::cosign();
     command
@@ -208,7 +208,7 @@ fn cosign_and_rockenv_verify_each_other_s_signatures() {
     };
     pull(&public).exits(8).says(&["it is not signed"]);
     sign(&secret);
-    // With a key that cosign did not make, beside its own.
+    // Adds a signature with a key that cosign did not make.
     sign(&key("one.key"));
     pull(&key("other.pub"))
         .exits(8)
@@ -220,7 +220,7 @@ fn cosign_and_rockenv_verify_each_other_s_signatures() {
     two.push_with(&two.one, name, &two.repository(), "other.key", Some(""))
         .ok();
     assert!(verify(&key("other.pub"), &reference));
-    // With a key of cosign's, where cosign has signed nothing.
+    // rockenv signs with cosign's key, where cosign has signed nothing.
     let other = format!("{}/again", two.registry.host);
     let mut command = two.one.command(&["push", name, &other, "--sign", &secret]);
     command.env("COSIGN_PASSWORD", PASSWORD);
@@ -239,7 +239,7 @@ fn what_is_not_signed_or_wrongly_is_refused() {
         two.pull_verified(&reference, "one.pub")
             .exits(8)
             .says(&["cannot pull", "is refused", why]);
-        // Nor is it taken as a cache, or built instead.
+        // `up` neither takes it as a cache nor builds instead.
         let up = two.up_verified(name, &repository);
         assert!(!up.err.contains("building it here"), "{}", up.err);
         up.exits(8).says(&["is refused", why]);
@@ -249,7 +249,7 @@ fn what_is_not_signed_or_wrongly_is_refused() {
     two.push_with(&two.one, name, &repository, "other.key", Some(""))
         .ok();
     refused("it is not signed with the key that belongs to");
-    // The right key's signature of another manifest.
+    // A signature with the right key, for another manifest.
     two.push_signed(&two.one, name, &repository).ok();
     let right = get(&two.registry, &tag);
     let signatures = format!("sha256-{}.sig", sha256(&right));
@@ -269,7 +269,7 @@ fn what_is_not_signed_or_wrongly_is_refused() {
         .exits(8)
         .says(&[&why]);
     two.assert_nothing_pulled();
-    // A payload with another digest, whose signature no longer fits.
+    // A signature that does not fit its payload.
     let mut forged: Value = serde_json::from_slice(&signature).unwrap();
     for layer in forged["layers"].as_array_mut().unwrap() {
         layer["annotations"]["dev.cosignproject.cosign/signature"] = "MEUCIQ==".into();
@@ -299,7 +299,7 @@ fn what_came_without_a_signature_is_not_signed() {
             .says(&[why, "--sign-unverified"]);
     };
     refused();
-    // A push without a signature does not make it known.
+    // An unsigned push does not make the snapshot count as verified.
     two.run(&two.other, &["push", name, &elsewhere]).ok();
     refused();
     let mut command = two
@@ -310,13 +310,13 @@ fn what_came_without_a_signature_is_not_signed() {
         .env("COSIGN_PASSWORD", PASSWORD);
     finish("push --sign-unverified".into(), command).ok();
     refused();
-    // Its maker's signature, of the same bytes.
+    // The publisher's signature of the same bytes makes it count as verified.
     two.push_signed(&two.one, name, &repository).ok();
     two.pull_verified(&format!("{repository}:{tag}"), "one.pub")
         .ok()
         .says(&["the store already has all of it"]);
     two.push_signed(&two.other, name, &elsewhere).ok();
-    // A file has no signatures.
+    // Files carry no signatures.
     let third = TestStore::new();
     let file = two.one.work().join("demo.oci.tar");
     let file = file.to_str().unwrap();
@@ -337,7 +337,7 @@ fn what_another_machine_pushed_is_not_signed_but_replaced() {
     let repository = two.repository();
     let tag = two.last(name);
     let unsigned = get(&two.registry, &tag);
-    // Where tags do not move, that is said.
+    // `push` warns if the registry does not let tags move.
     let proxy = Proxy::start(&two.registry.host, {
         let tag = tag.clone();
         move |head| match head.starts_with("PUT ") && head.contains(&format!("/manifests/{tag} ")) {
@@ -357,7 +357,7 @@ fn what_another_machine_pushed_is_not_signed_but_replaced() {
     two.push_signed(&two.other, name, &repository).ok();
     let signed = get(&two.registry, &tag);
     assert_ne!(signed, unsigned);
-    // An unsigned push leaves it, and one that another key signs does not.
+    // An unsigned push leaves the signed manifest, and a push signed with another key replaces it.
     two.run(&two.one, &["push", name]).ok();
     assert_eq!(get(&two.registry, &tag), signed);
     two.push_with(&two.one, name, &repository, "other.key", Some(""))
@@ -374,7 +374,7 @@ fn what_is_asked_for_by_a_digest_has_it() {
     let mut other: Value = serde_json::from_slice(&right).unwrap();
     other["annotations"]["rockenv.profile"] = "another".into();
     let other = other.to_string();
-    // Its registry names no digest, or that of what it sends.
+    // The registry names no digest, or that of what it sends.
     let own = sha256(other.as_bytes());
     for own in [
         String::new(),
@@ -396,7 +396,7 @@ fn what_is_asked_for_by_a_digest_has_it() {
     }
     let reference = format!("{}@{digest}", two.repository());
     two.other.rockenv(&["pull", &reference]).ok();
-    // What is pushed has its own.
+    // A push has its own digest, so its destination cannot be one.
     let sent = two.uploads();
     two.one
         .rockenv(&["push", name, &reference])
@@ -416,7 +416,7 @@ fn a_signed_snapshot_takes_the_place_of_an_unsigned_one() {
         store.rockenv(&["export", name, "--snapshots", file]).ok();
         two.other.rockenv(&["import", file]).ok();
     };
-    // The same step, built twice: other bytes.
+    // Builds the same step twice, which gives other bytes.
     let third = TestStore::new();
     third.profile_named(name, ONE);
     import(&third, "third.oci.tar");
@@ -456,7 +456,7 @@ fn an_unsigned_snapshot_that_an_env_is_based_on_stays_and_is_named() {
 fn the_image_that_another_machine_pushed_is_not_signed_later() {
     let two = Two::new(TestStore::new(), TestStore::new());
     let name = two.pushed(ONE);
-    // Under the image's key, a layer of the other machine's.
+    // The layer that the first machine pushed under the image's key.
     let image = get(&two.registry, &two.last(name));
     let image: Value = serde_json::from_slice(&image).unwrap();
     let image = image["layers"][0]["digest"].as_str().unwrap();
@@ -470,7 +470,7 @@ fn the_image_that_another_machine_pushed_is_not_signed_later() {
     assert!(!remembered);
 }
 
-/// What describes a layer is in no digest that its content is known by.
+/// The digest of a layer's content does not cover its description.
 #[test]
 fn a_forged_description_is_not_taken_for_the_signed_one() {
     let two = Two::new(TestStore::new(), TestStore::new());

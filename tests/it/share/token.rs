@@ -1,4 +1,4 @@
-//! Registries that ask for tokens, as most do; theirs end.
+//! Registries that require tokens, as most do, and whose tokens end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,7 +7,7 @@ use super::Two;
 use super::proxy::{Fault, Proxy};
 use crate::support::env::TestStore;
 
-/// Returns the value of a line of a request's head.
+/// Returns the value of a request's header.
 fn field<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     let mut lines = head.lines().filter_map(|line| line.split_once(": "));
     let found = lines.find(|(found, _)| found.eq_ignore_ascii_case(name));
@@ -29,7 +29,7 @@ fn a_layer_that_takes_longer_than_its_token_is_pushed() {
         let token = field(head, "authorization").and_then(|value| value.strip_prefix("Bearer t"));
         match token.and_then(|number| number.parse().ok()) {
             Some(number) if number > ended.load(Ordering::Relaxed) => {
-                // Whatever is sent takes longer than the token with which it begins.
+                // Every upload outlasts the token that it begins with.
                 if head.starts_with("PATCH ") {
                     ended.store(number, Ordering::Relaxed);
                 }
@@ -47,7 +47,7 @@ fn a_layer_that_takes_longer_than_its_token_is_pushed() {
     two.with(&two.one, &["push", name], &proxy.repository())
         .ok()
         .says(&["1 snapshot at", "2 layers sent"]);
-    // The image and the step.
+    // Once for the image and once for the step.
     assert_eq!(late.load(Ordering::Relaxed), 2);
     two.with(&two.other, &["up", name, "--pull"], &proxy.repository())
         .ok()

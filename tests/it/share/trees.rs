@@ -1,4 +1,4 @@
-//! Results are trees: links, hard links, empty directories, modes and times come back, on every kind of store and machine.
+//! Results are trees: links, hard links, empty directories, modes and times come back, on every kind of store.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{MetadataExt as _, symlink};
@@ -36,7 +36,7 @@ fn out(store: &TestStore, env: &str) -> PathBuf {
     store.home().join("outputs").join(env).join("out")
 }
 
-/// Returns what makes a tree what it is, by path: type, permissions, time, content or target, and the first name of the file.
+/// Returns what defines a tree, by path: type, permissions, time, content or target, and the first name of the file.
 fn tree(root: &Path) -> BTreeMap<String, String> {
     let (mut found, mut first) = (BTreeMap::new(), BTreeMap::new());
     let mut waiting = vec![root.to_owned()];
@@ -65,7 +65,7 @@ fn tree(root: &Path) -> BTreeMap<String, String> {
     found
 }
 
-/// Compares all but the numbers of owners, which are those of the output directory.
+/// Compares everything except owners, which are those of the output directory.
 fn assert_whole(store: &TestStore, env: &str, whole: &BTreeMap<String, String>) {
     assert_eq!(&tree(&out(store, env)), whole, "{env}");
     store.rockenv(&["status", "--check", env]).ok();
@@ -79,7 +79,7 @@ fn notices(store: &TestStore, words: &[&str], code: i32, what: &str) {
 #[test]
 fn what_a_step_leaves_comes_back_as_it_was() {
     let (btrfs, xfs) = (LoopFs::new(Kind::Btrfs), LoopFs::new(Kind::Xfs));
-    // A service does not see what only the test has mounted, and has one kind of store.
+    // A service does not see the test's mounts, and has one kind of store.
     let other = match is_service() {
         true => TestStore::new(),
         false => TestStore::on(&btrfs),
@@ -98,11 +98,11 @@ fn what_a_step_leaves_comes_back_as_it_was() {
     has("empty/inner", "40700 1700000000.123456789");
     assert!(!whole.contains_key("gone"));
     let up = |env: &str| two.one.rockenv(&["up", name, "--name", env]);
-    // Nothing is to be done where everything is as it was left, and what a step removed stays away.
+    // `up` has nothing to do for an unchanged output, and a result that a step removed stays away.
     up(name).ok().says(&["nothing to do"]);
     assert_whole(&two.one, name, &whole);
 
-    // Lost, whole and in part.
+    // Lost results come back, whether all or some are lost.
     fs::remove_dir_all(out(&two.one, name)).unwrap();
     two.one.rockenv(&["status", "--check", name]).exits(8);
     up(name).ok();
@@ -123,7 +123,7 @@ fn what_a_step_leaves_comes_back_as_it_was() {
         up(name).ok();
         assert_whole(&two.one, name, &whole);
     }
-    // Copies of one file are one again; a link of somebody's stays.
+    // Copies of one file become hard links again. A user's link stays.
     let place = out(&two.one, name);
     fs::remove_file(place.join("bin/tool")).unwrap();
     fs::copy(place.join("bin/again"), place.join("bin/tool")).unwrap();
@@ -141,7 +141,7 @@ fn what_a_step_leaves_comes_back_as_it_was() {
     fs::remove_file(place.join("lib64")).unwrap();
     up(name).ok();
 
-    // Another env, a fork, another machine whose store is of another kind, and files.
+    // The same for another env, a fork, a machine with another kind of store, and files.
     let (second, fork) = (format!("{name}-b"), format!("{name}-f"));
     up(&second).ok();
     assert_whole(&two.one, &second, &whole);
@@ -166,7 +166,7 @@ fn what_a_step_leaves_comes_back_as_it_was() {
     for store in [&two.one, &two.other, &third] {
         store.rockenv(&["fsck"]).ok();
     }
-    // What a snapshot keeps of it is looked at as well.
+    // `fsck` also checks the results that a snapshot keeps.
     let id = fs::read_dir(third.home().join("layers")).unwrap();
     let kept = id
         .map(|entry| entry.unwrap().path().join("results/out/lib64"))
@@ -228,7 +228,7 @@ fn what_cannot_be_kept_fails_the_step() {
     let name = store.env();
     let bind = "perl -MSocket -e \"socket(S, PF_UNIX, SOCK_STREAM, 0); bind(S, sockaddr_un(shift)) or die\"";
     let mut all = vec![("mkfifo", "a FIFO"), (bind, "a socket")];
-    // Podman lets no step make one.
+    // Podman does not let a step make a device.
     if !is_service() {
         all.push(("device() { mknod \"$1\" c 1 3; }; device", "a device"));
     }
