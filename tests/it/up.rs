@@ -1,4 +1,4 @@
-//! Owns the tests of what `up`, snapshots, rollback and fork mean, on each store method.
+//! Tests for what `up`, snapshots, rollback and fork mean, on each store method.
 
 mod again;
 mod by_hand;
@@ -31,13 +31,13 @@ name = "three"
 run = "cat $HOME/two > $HOME/three; rm $HOME/one"
 "#;
 
-/// Runs the same case on an overlay, a btrfs and a reflink store: what each of them does in its own way.
+/// Runs a case on an overlay, a btrfs and a reflink store.
 fn on_each(case: impl Fn(&TestStore, &str)) {
     on_overlay_and_btrfs(&case);
     case(&TestStore::on(&LoopFs::with_base(Kind::Xfs)), "reflink");
 }
 
-/// Runs the same case on a store that freezes build volumes, and on one that does not: a plan knows no other difference.
+/// Runs a case on a store that freezes build volumes and on one that does not. Plans know no other difference.
 fn on_overlay_and_btrfs(case: impl Fn(&TestStore, &str)) {
     case(&TestStore::new(), "overlay");
     case(&TestStore::on(&LoopFs::with_base(Kind::Btrfs)), "btrfs");
@@ -60,7 +60,7 @@ fn an_engine_that_was_chosen_is_shown_with_its_reason_once() {
     };
     let first = up("auto", &["--until", "one"]);
     first.says(&[&format!("2 steps, 0 done before; {chosen}\n")]);
-    // The env stays with it, as it would with one that was asked for.
+    // The env keeps the chosen engine, as it would keep a requested one.
     up("auto", &[]).says(&["2 steps, 1 done before\n"]);
 }
 
@@ -75,7 +75,7 @@ fn up_converges_and_then_does_nothing() {
             .prints("two\nlink\none\ntwo");
         let status = store.rockenv(&["status", store.env()]).ok();
         assert!(status.text().contains(method), "{}", status.text());
-        // `exec` changed nothing that a plan cares for.
+        // `exec` changed nothing that a plan depends on.
         store.up().says(&["nothing to do"]);
     });
 }
@@ -93,7 +93,7 @@ fn a_changed_step_starts_from_its_parents_snapshot_volumes_included() {
         );
         let again = store.rockenv(&["up", store.env()]);
         if method == "overlay" {
-            // The volume could not be taken back, the plan said so, and `ln` finds its name taken.
+            // The volume cannot be restored, as the plan says, and `ln` finds its name taken.
             plan.says(&["cannot restore build volumes"]);
             again.exits(5).says(&["step `two` failed", "rockenv up"]);
             store.rockenv(&["up", store.env(), "--clean"]).ok();
@@ -170,7 +170,7 @@ fn snapshots_roll_back_and_differ() {
             .ok()
             .prints("kept");
         store.sh("cat /v/build/one").ok().prints("one\nmore");
-        // Going on from one's own snapshot is no reason to build anything.
+        // A rollback to a user's snapshot is no reason to build anything.
         store.up().says(&["nothing to do"]);
         store
             .rockenv(&["rollback", store.env(), "nowhere"])
@@ -304,7 +304,7 @@ fn more_than_128_snapshots_of_one_env_work() {
     };
     store.up_with(&(1..=24).map(step).collect::<String>());
     for number in 25..=140 {
-        // Most without a container, which is what takes long.
+        // Containers take long, so most snapshots are made without one.
         if number % 10 == 0 {
             let script = format!(
                 "rm -f $HOME/[0-9]*; echo {number} > $HOME/{number}; echo {number} > $HOME/changing"
@@ -352,7 +352,7 @@ fn a_command_that_only_looks_leaves_no_snapshot() {
         let list = store.rockenv(&["snapshot", "ls", store.env()]).ok().text();
         assert!(!list.contains("before-up"), "{list}");
         if store.home().starts_with(disk.path()) {
-            // A build volume goes back with the root file system here, and so it is kept.
+            // This store restores build volumes too, so `up` keeps the changed one.
             store.sh("echo mine > /build/mine").ok();
             profile("true # once more");
             store.up().says(&["kept as snapshot `before-up`"]);
@@ -362,7 +362,7 @@ fn a_command_that_only_looks_leaves_no_snapshot() {
     }
 }
 
-/// The build user's home is made for the first command, where no step was that user's.
+/// The first command creates the build user's home if no step ran as that user.
 #[test]
 fn a_command_that_only_looks_leaves_no_snapshot_of_a_home() {
     on_each(|store, method| {
@@ -430,7 +430,7 @@ fn rm_takes_what_is_the_envs_and_nothing_else() {
             .rockenv(&["rm", store.env()])
             .exits(7)
             .says(&["no env", "rockenv ls"]);
-        // And it can be built again.
+        // The env can be built again.
         store.up();
     });
 }
@@ -444,7 +444,7 @@ fn a_layer_that_was_not_on_disk_when_power_was_lost_is_built_again() {
         let path = layer.unwrap().path();
         let text = fs::read_to_string(path.join("layer.json")).unwrap();
         if text.contains("\"title\": \"three\"") {
-            // As after a reset: another boot, and no word that the layer was written out.
+            // As after a reset: another boot, and no record that the layer was written out.
             fs::remove_file(path.join("durable")).unwrap();
             let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
             fs::write(
@@ -462,7 +462,7 @@ fn a_layer_that_was_not_on_disk_when_power_was_lost_is_built_again() {
 
 #[test]
 fn ninja_finds_nothing_to_do_after_a_rollback() {
-    // The rest of a tree's fidelity is tested where trees are cloned; this is the whole way, with real Ninja.
+    // `rootfs::fidelity` tests the clones themselves. This is the whole way, with real Ninja.
     for kind in [Kind::Btrfs, Kind::Xfs] {
         let disk = LoopFs::with_base(kind);
         let store = TestStore::on(&disk);

@@ -1,4 +1,5 @@
-//! Where the next `up` goes on: after a failure, `--until`, `--rerun`, changes by hand, or another build of the same env.
+//! Where the next `up` resumes: after a failure, `--until`, `--rerun`, changes by hand, or another build of the same
+//! env.
 
 use fs_err as fs;
 
@@ -22,7 +23,7 @@ fn a_failed_step_costs_only_itself_and_goes_on_where_it_stopped() {
         let said = rollback("one").err;
         assert_eq!(said.contains(kept), is_kept, "{method}: {said}");
         rollback(if is_kept { kept } else { "two" });
-        // The env stands on the step before; the failed tree is beside it.
+        // The env's root is that of the step before. The failed tree is beside it.
         store
             .sh("test ! -e $HOME/half && test -e $HOME/two && touch /v/build/mended")
             .ok();
@@ -41,7 +42,7 @@ fn a_failed_step_costs_only_itself_and_goes_on_where_it_stopped() {
     });
 }
 
-/// Its layer was not the first with its key.
+/// The new layer is not the first with its key.
 #[test]
 fn what_was_built_again_is_found_by_other_envs() {
     let store = TestStore::new();
@@ -78,7 +79,7 @@ fn rerun_and_until() {
         .rockenv(&["up", store.env(), "--rerun", "three"])
         .ok()
         .says(&["step 3/3 three"]);
-    // The env has the later steps.
+    // The env has the later steps already.
     store
         .rockenv(&["up", store.env(), "--until", "one"])
         .ok()
@@ -104,7 +105,7 @@ fn what_was_run_again_is_never_taken_back() {
             flags.display()
         ));
         let env = store.env();
-        // What both steps left, which is the same.
+        // Returns what both steps left, which must be the same.
         let state = || {
             let both = store.sh("cat $HOME/one $HOME/two | uniq").ok().text();
             assert_eq!(both.lines().count(), 1, "{method}: {both}");
@@ -141,7 +142,7 @@ fn what_was_run_again_is_never_taken_back() {
             "{method}: {plan}"
         );
         now = goes_on(&now);
-        // Whoever goes back to what it was before stays there.
+        // After a rollback to the earlier build, the env stays there.
         store.rockenv(&until).ok();
         store.rockenv(&["rollback", "--yes", env, "two"]).ok();
         store.up().says(&["nothing to do"]);
@@ -173,7 +174,7 @@ fn a_step_never_runs_on_what_was_changed_by_hand() {
         store.profile(&STEPS.replace("echo one > $HOME/one", "exit 1"));
         store.rockenv(&["up", env]).exits(5);
         store.profile(STEPS);
-        // On the image, where the first step is to run, and on a snapshot.
+        // On the image, before the first step runs, and on a snapshot.
         for step in ["one", "two"] {
             let script = format!("echo mine > $HOME/mine; echo mine > /v/build/before-{step}");
             store.sh(&script).ok();
@@ -237,14 +238,14 @@ fn the_output_is_of_the_build_that_the_env_stands_on() {
         assert_eq!(state(), "old\nold\nold\n");
         assert_eq!(fs::read(out.join("other")).unwrap(), b"somebody's");
         store.up().says(&["nothing to do"]);
-        // What the last step made of it is not taken back.
+        // `--until` does not undo what the last step did to the output.
         let until = ["up", env, "--until", "one"];
         store.rockenv(&until).ok().says(&["nothing to do"]);
         fs::remove_file(out.join("one")).unwrap();
         store.rockenv(&until).ok();
         assert_eq!(state(), "old\nold\nold\n");
     }
-    // What somebody made of it stays.
+    // A user's change to the file stays.
     fs::write(out.join("one"), "somebody's").unwrap();
     store
         .rockenv(&["up", env])
@@ -264,7 +265,7 @@ fn what_a_forgotten_snapshot_stands_on_stays() {
         store.up_with(&changed("cat $HOME/two"));
         store.up_with(&changed("echo one > $HOME/one"));
         store.rockenv(&["fsck"]).ok();
-        // As one leaves it that was killed before it removed what it had replaced.
+        // The state after an `up` that was killed before it removed the replaced snapshots.
         let path = store.env_dir().join("record.json");
         let mut record: serde_json::Value =
             serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
@@ -339,7 +340,7 @@ fn what_was_run_again_is_what_later_steps_stand_on() {
         assert!(lines[0] == lines[1] && mine != others, "{mine}{others}");
         assert!(mine.starts_with(&before), "{before}{mine}");
         store.up().says(&["nothing to do"]);
-        // Another env's has still the first build's.
+        // Another env still has the first build's files.
         store.rockenv(&["up", env, "--name", &other]).ok();
         assert_eq!(both(&other), others);
         store
@@ -358,7 +359,7 @@ fn a_fork_of_a_failed_env_has_the_step_left_to_do() {
     let (env, fork) = (store.env(), format!("{}-fork", store.env()));
     store.rockenv(&["up", env]).exits(5);
     let made = store.home().join("envs").join(&fork);
-    // Without what it copies, nothing is made.
+    // `fork` creates nothing if it cannot read what it copies.
     let spec = store.env_dir().join("spec.toml");
     let good = fs::read(&spec).unwrap();
     fs::write(&spec, "version = ").unwrap();

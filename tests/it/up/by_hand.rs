@@ -1,5 +1,5 @@
-//! A command of `exec` or `shell` that wrote nothing to a build volume leaves the next build clean; one that did, or
-//! may have, does not.
+//! A command of `exec` or `shell` that wrote nothing to a build volume leaves the next build clean. A command that did,
+//! or may have, does not.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use crate::support::run::wait_until;
 
 const VOLUME: &str = "[[volume]]\nname = 'build'\nkind = 'build'\ntarget = '/v/build'\n";
 
-/// Two steps that each case builds anew; the second goes on with what it finds.
+/// Returns two steps that each case rebuilds. The second continues with the files that it finds.
 fn profile(case: usize) -> String {
     format!(
         "{VOLUME}[[step]]\nname = 'one'\nrun = 'mkdir /v/build/d; echo {case} > /v/build/d/file'\n\
@@ -45,12 +45,12 @@ fn only_a_command_that_wrote_to_a_build_volume_makes_the_next_build_incremental(
         let cases: [(&[&str], bool); 8] = [
             (&[read, read, "echo mine > $HOME/mine"], true),
             (&["echo 1 >> /v/build/d/file", read], false),
-            // In the container that the first one left.
+            // The second command runs in the container that the first one left.
             (&[read, "echo 1 >> /v/build/d/file"], false),
             (&["rm /v/build/d/file"], false),
             (&["ln /v/build/d/file /v/build/d/link"], false),
             (&["chmod 600 /v/build/d/file"], false),
-            // An empty volume is restored, where it can be.
+            // Stores that can restore the emptied volume do so.
             (&["rm -r /v/build/d"], method != "overlay"),
             (
                 &[
@@ -81,7 +81,7 @@ fn a_clean_build_keeps_the_volumes_that_no_snapshot_has() {
     for (script, taken) in [
         (write.to_owned(), false),
         (format!("{write}; echo mine > ~/mine"), false),
-        // A snapshot in between has the root file system only.
+        // The snapshot in between has only the root file system.
         (format!("{write}; echo more > ~/mine"), true),
     ] {
         store.sh(&script).ok();
@@ -97,7 +97,7 @@ fn a_clean_build_keeps_the_volumes_that_no_snapshot_has() {
         let text = fs::read_to_string(PathBuf::from(kept).join("precious")).unwrap();
         assert_eq!(text, "mine\n", "{script}");
         store.sh("ls /v/build").ok().prints("d\nlog");
-        // No other command takes it.
+        // No other command removes it.
         store.rockenv(&["fsck", "--repair"]).ok();
         let told = format!("rm -r {kept}");
         store.rockenv(&["gc", "--dry-run"]).says(&[&told]);
@@ -105,7 +105,7 @@ fn a_clean_build_keeps_the_volumes_that_no_snapshot_has() {
     store.sh("cat /v/build/log").ok();
     let up = store.rockenv(&["up", env, "--clean"]).ok();
     assert!(!up.err.contains("rm -r"), "{}", up.err);
-    // A step went on with the files.
+    // A step has used the files since.
     store.sh(write).ok();
     store.up_with(&profile(0).replace("echo 0 >>", "echo 1 >>"));
     store.sh("cat /v/build/precious").ok();
@@ -174,7 +174,7 @@ fn a_step_is_resumed_clean_unless_a_command_wrote_to_its_build_volume() {
 fn a_step_that_a_command_joined_is_incremental() {
     on_overlay_and_btrfs(|store, method| {
         let (env, runs) = (store.env(), store.runs());
-        // The step waits for the command, and succeeds where `ok` is.
+        // The step waits for the command, and succeeds if `ok` exists.
         let write = |case: usize, volume: &str| {
             store.profile(&format!(
                 "{volume}[[volume]]\nname = 'runs'\nkind = 'host'\naccess = 'rw'\npath = '{}'\ntarget = '/runs'\n\
@@ -193,7 +193,7 @@ fn a_step_that_a_command_joined_is_incremental() {
             wait_until("the step runs", || runs.join("waits").exists());
             if let Some(script) = script {
                 let note = "the step's snapshot counts as incremental";
-                // Before the command begins.
+                // The note comes before the command begins.
                 let said = store
                     .root_sh(&format!("echo begins >&2; {script}"))
                     .ok()
@@ -212,7 +212,7 @@ fn a_step_that_a_command_joined_is_incremental() {
         for (case, (volume, script, clean)) in [
             (VOLUME, None, true),
             (VOLUME, Some("echo mine >> /v/build/log"), false),
-            // Nothing tells what the command wrote from what the step did.
+            // The command's writes cannot be told from the step's.
             (VOLUME, Some("true"), false),
             ("", Some("echo mine > /etc/mine"), false),
         ]
@@ -236,7 +236,7 @@ fn a_step_that_a_command_joined_is_incremental() {
             assert_eq!(!store.ran().is_empty(), builds, "{what}");
             store.rockenv(&["rm", "--yes", env, &new]).ok();
         }
-        // One that failed after that is resumed incremental, by its fork as well.
+        // A step that failed after a command joined is resumed as incremental, in its fork as well.
         let fork = format!("{env}-fork");
         write(9, VOLUME);
         up(&[], Some("echo mine >> /v/build/log"), 5);
@@ -254,7 +254,7 @@ fn a_step_that_a_command_joined_is_incremental() {
 
 #[test]
 fn mapped_memory_and_a_clock_that_was_set_are_no_way_to_write_unseen() {
-    // btrfs compares the volume itself. What a mapped write does to a file's times is the file system's, the rest is not.
+    // btrfs compares the volume itself. Only the case of the mapped write depends on the file system.
     let disk = LoopFs::with_base(Kind::Xfs);
     for (store, cases) in [(TestStore::new(), 4), (TestStore::on(&disk), 1)] {
         for case in 0..cases {
@@ -270,7 +270,7 @@ fn mapped_memory_and_a_clock_that_was_set_are_no_way_to_write_unseen() {
                 0 => write_mapped(&file(&store)),
                 1 => since["ahead"] = (since["ahead"].as_i64().unwrap() + 1_000_000_000).into(),
                 2 => since["boot"] = "another".into(),
-                // What an older version recorded.
+                // The record of an older version.
                 _ => drop(record["head"].as_object_mut().unwrap().remove("by_hand")),
             }
             fs::write(&path, record.to_string()).unwrap();
@@ -280,7 +280,7 @@ fn mapped_memory_and_a_clock_that_was_set_are_no_way_to_write_unseen() {
     }
 }
 
-/// Writes to a file through memory.
+/// Writes to a file through a memory mapping.
 #[expect(unsafe_code, reason = "no safe wrapper maps a file")]
 fn write_mapped(path: &std::path::Path) {
     use std::os::fd::AsRawFd as _;
@@ -290,7 +290,7 @@ fn write_mapped(path: &std::path::Path) {
         .open(path)
         .unwrap();
     let access = nix::libc::PROT_READ | nix::libc::PROT_WRITE;
-    // SAFETY: the file has a byte, and nobody else maps it or makes it shorter.
+    // SAFETY: the file is not empty, and no other process maps or truncates it.
     unsafe {
         let at = nix::libc::mmap(
             std::ptr::null_mut(),

@@ -1,11 +1,12 @@
-//! What a step of another key left in build volumes is the env's own: it never passes for what a clean build makes.
+//! What a step of another key left in build volumes stays with its env: it never passes for the result of a clean
+//! build.
 
 use fs_err as fs;
 
 use super::on_overlay_and_btrfs;
 use crate::support::env::TestStore;
 
-/// A step that adds a line to the build volume, and one that keeps what is in it.
+/// Returns a step that adds a line to the build volume, and one that keeps a copy of it.
 fn profile(line: &str) -> String {
     format!(
         "[[volume]]\nname = 'build'\nkind = 'build'\ntarget = '/v/build'\n\
@@ -15,7 +16,7 @@ fn profile(line: &str) -> String {
     )
 }
 
-/// Returns what an env has in its build volume, and what its last step took from there.
+/// Returns the content of an env's build volume, and the copy that its last step made.
 fn left(store: &TestStore, env: &str) -> String {
     let command = "tr '\\n' ' ' < /v/build/log; tr '\\n' ' ' < $HOME/log";
     let words = ["exec", env, "--", "sh", "-c", command];
@@ -36,7 +37,7 @@ fn a_new_env_gets_what_a_clean_build_makes() {
         assert_eq!(left(store, old), "1 2 1 2", "{method}");
         up(&new, &[]).ok();
         assert_eq!(left(store, &new), "2 2", "{method}");
-        // The env that made it goes on with its own.
+        // The env that made the files continues with its own.
         up(old, &[]).ok().says(&["nothing to do"]);
         assert_eq!(left(store, old), "1 2 1 2", "{method}");
         up(old, &["--clean"]).ok();
@@ -109,7 +110,7 @@ fn a_step_that_goes_on_after_a_failure_is_as_clean_as_one_that_did_not_fail() {
         let expected = if method == "overlay" { "1" } else { "11" };
         assert_eq!(ran(&new), expected, "{method}");
         store.rockenv(&["rm", "--yes", &new]).ok();
-        // One of another key failed in between, so what goes on is another build's as well.
+        // A step of another key failed in between, so the resumed step continues another build's files as well.
         store.profile(&steps("2"));
         store.rockenv(&["up", env]).exits(5);
         store.rockenv(&["up", env]).exits(5);

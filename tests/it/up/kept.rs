@@ -1,4 +1,4 @@
-//! Work in build volumes outlives what moves an env to another state: a new image, a rollback, a changed step.
+//! Work in build volumes survives a new image, a rollback and a changed step.
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
@@ -25,7 +25,7 @@ fn profile_on(store: &TestStore, image: &str, body: &str) {
     fs::write(path, text).unwrap();
 }
 
-/// Adds the recipe of image `other`, of another tree.
+/// Adds the recipe of image `other`, made from another tree.
 fn add_image(store: &TestStore) {
     let tree = store.work().join("tree");
     run(Command::new("cp").arg("-al").arg(rootfs()).arg(&tree));
@@ -59,7 +59,7 @@ fn what_a_user_changes_in_the_tree_of_a_failed_step_is_kept() {
         store.profile(&steps(""));
         let (env, free) = (store.env(), ["gc", "--free", "1M"]);
         store.rockenv(&["up", env]).exits(5);
-        // A look alone is no reason to keep it.
+        // A command that only reads is no reason to keep the tree.
         in_failed(store, "cat ~/half");
         store.rockenv(&["up", env]).exits(5);
         assert!(!snapshots(store, env).contains("before-up"), "{method}");
@@ -114,7 +114,7 @@ fn a_new_image_costs_no_work_in_build_volumes() {
         assert_eq!(up.err.contains("steps continue with"), !frozen, "{method}");
         let list = snapshots(store, store.env());
         assert!(list.contains("before-image"), "{list}");
-        // A step that goes on with another image's files is no clean build.
+        // A step that continues with another image's files is no clean build.
         let last = list.lines().last().unwrap();
         assert_eq!(last.contains("incremental"), !frozen, "{list}");
         let read = "cat /v/build/mine.c; wc -l < /v/build/made; ls /etc/other ~/mine 2>/dev/null";
@@ -130,7 +130,7 @@ fn a_new_image_costs_no_work_in_build_volumes() {
                     .sh(&format!("{read}; true"))
                     .ok()
                     .prints("handwork\n2\n/etc/other");
-                // To and fro.
+                // Switches back and forth between the images.
                 profile_on(store, "base", &body);
                 store.up();
                 store.sh("cat /v/build/mine.c").ok().prints("handwork");
@@ -140,7 +140,7 @@ fn a_new_image_costs_no_work_in_build_volumes() {
                 let new = format!("{}-new", store.env());
                 store.rockenv(&["up", store.env(), "--name", &new]).ok();
                 assert!(!snapshots(store, &new).contains("incremental"));
-                // Who asks for a clean build gets it.
+                // `--clean` gets a clean build.
                 profile_on(store, "base", &body);
                 let clean = store.rockenv(&["up", store.env(), "--clean"]).ok();
                 assert!(!clean.err.contains("continue"), "{}", clean.err);
@@ -165,7 +165,7 @@ fn work_in_a_failed_step_is_kept_before_volumes_are_restored() {
         store.profile(&profile("echo whole > /v/build/whole"));
         let up = store.up();
         if method == "overlay" {
-            // They stay as they are.
+            // The volumes stay as they are.
             assert!(!up.err.contains("before-up"), "{}", up.err);
         } else {
             up.says(&["kept as snapshot `before-up`"]);
@@ -208,14 +208,14 @@ fn volumes_from_elsewhere_replace_none_that_is_the_only_copy() {
         .ok()
         .says(&["build volumes unchanged"]);
     sh("cat /v/build/mine.c").ok().prints("handwork");
-    // A changed step continues with what somebody wrote.
+    // A changed step continues with the user's files.
     store.profile_named(&name, &profile("echo other"));
     let plan = store.rockenv(&["plan", &name]).ok();
     plan.says(&["build volumes are kept"]);
     store.rockenv(&["up", &name]).ok();
     sh("cat /v/build/mine.c").ok().prints("handwork");
     assert!(snapshots(&store, &name).contains("incremental"));
-    // What only steps wrote is restored.
+    // A volume that only steps wrote to is restored.
     let new = format!("{name}-new");
     let run = |run: &str| {
         store.profile_named(&name, &profile(run));

@@ -40,13 +40,13 @@ fn another_file_of_that_name_does_not_continue_with_an_env() {
         }
         let objects = "cat /v/build/objects";
         store.sh(objects).ok().prints("c1");
-        // By a link it is the same file.
+        // Through a link it is the same file.
         std::os::unix::fs::symlink(store.work().join("c1"), store.work().join("link")).unwrap();
         store.sh("touch /v/build/go").ok();
         let link = format!("link/{env}.toml");
         store.rockenv(&["up", &link]).ok();
         store.sh(objects).ok().prints("c1\nc1");
-        // Moved, it is the env's next profile.
+        // Once that file is gone, another file may become the env's profile.
         fs::remove_file(store.work().join(&one)).unwrap();
         store.rockenv(&["plan", &two]).ok();
         assert_eq!(

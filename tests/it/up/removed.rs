@@ -25,15 +25,16 @@ fn layers(store: &TestStore) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Puts a FIFO where a file is or was: whoever reads it waits for what is written to it.
+/// Puts a FIFO in the place of a file: a reader waits until the test writes to it.
 fn put_fifo(path: &Path) {
     let new = path.with_file_name("new");
     nix::unistd::mkfifo(&new, Mode::S_IRWXU).unwrap();
     fs::rename(new, path).unwrap();
 }
 
-/// Runs `up` for a new env, and removes the layers while it reads the description of the topmost for the `look`th time. Returns
-/// how it ended, and whether they were removed: not after the env leased them, as no command would.
+/// Runs `up` for a new env, and removes the layers during its `look`th read of the topmost layer's description. Returns
+/// how it ended, and whether they were removed. No command removes layers that an env has leased, so they stay after
+/// that.
 fn up_without(store: &TestStore, env: &str, look: usize) -> (Ran, bool) {
     let layers = layers(store);
     let file = layers[0].join("layer.json");
@@ -44,13 +45,13 @@ fn up_without(store: &TestStore, env: &str, look: usize) -> (Ran, bool) {
     while up.runs() && !removed {
         let mut to = fs::OpenOptions::new();
         to.write(true).custom_flags(nix::libc::O_NONBLOCK);
-        // Until somebody opens it for reading, nobody can for writing.
+        // A FIFO cannot be opened for writing until a reader has opened it.
         let Ok(mut to) = to.open(&file) else {
             std::thread::sleep(std::time::Duration::from_millis(1));
             continue;
         };
         looks += 1;
-        // Before this reader is answered: its next look is at another FIFO.
+        // Replaces the FIFO before the answer, so that this reader's next look is at another one.
         put_fifo(&file);
         let lease = store.home().join("envs").join(env).join("lease");
         if looks == look && !lease.exists() {

@@ -1,4 +1,4 @@
-//! Results that are not of the build that the env stands on are moved aside, or `up` says so and fails.
+//! Results of another build than the env's are moved aside, or `up` reports them and fails.
 
 use std::path::PathBuf;
 
@@ -48,7 +48,7 @@ fn results_that_are_not_the_builds_own_are_no_success() {
     up(&store, "2", &b).ok();
     up(&store, "1", &a).ok();
     store.rockenv(&["--yes", "rm", &a]).ok();
-    // Nothing tells who left the file.
+    // No record tells which build left the file.
     let name = ["--param", "v=2", "--name", &a];
     let plan = [&["plan", store.env()], &name[..]].concat();
     let not = "1 result is not this build's: `r` in output volume `o`";
@@ -68,7 +68,7 @@ fn results_that_are_not_the_builds_own_are_no_success() {
     store.rockenv(&["--yes", "rm", &a, &b]).ok();
 }
 
-/// An export does not write over them, so that running its step again is no way out.
+/// An export does not overwrite changed files, so running its step again is no way out.
 #[test]
 fn changed_files_of_an_export_are_only_to_be_moved_away() {
     let store = TestStore::new();
@@ -171,7 +171,7 @@ fn the_place_of_earlier_results_is_named_where_no_step_ran() {
     store.rockenv(&["--yes", "rm", &a, &b, &c]).ok();
 }
 
-/// The layer of a step has the name that the env gave it which made it.
+/// A layer carries the step name of the env that made it.
 #[test]
 fn help_has_the_steps_name_of_this_profile() {
     let store = TestStore::new();

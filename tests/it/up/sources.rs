@@ -1,4 +1,4 @@
-//! Steps that are made from sources, which change, are not there, or are changed by the steps themselves.
+//! Steps whose sources change, are missing, or are changed by the steps themselves.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
@@ -67,7 +67,7 @@ fn a_step_that_fetches_into_a_source_decides_what_later_steps_are_made_from() {
         .up_with(&fetching)
         .says(&["step 1/3 fetch", "step 3/3 last"]);
     store.up().says(&["nothing to do"]);
-    // What was built with the file is not what there is without it.
+    // What was built with the file does not count without it.
     fs::remove_file(source.join("fetched")).unwrap();
     store.up().says(&["step 2/3 build"]);
     store.sh("cat $HOME/built").ok().prints("a");
@@ -85,11 +85,11 @@ fn a_step_that_changes_what_it_is_made_from_is_named() {
          [[step]]\nname = \"two\"\ninputs = [\"src\"]\nrun = \"true\"\n",
         source.display()
     );
-    // It would go on for ever if each change began all over.
+    // `up` would never end if each change restarted it.
     let said = ["step 2/2 two", "`src` changed after step `one` began"];
     store.up_with(&steps).says(&said);
     store.up().says(&said);
-    // Keys that are computed after a step are so each time, and never for good.
+    // Keys that are computed after a step never settle if each run changes the source.
     let steps = steps.replace("echo >>", "date +%s%N >")
         + "[[volume]]\nname = \"build\"\nkind = \"build\"\ntarget = \"/v/build\"\n\
            [[step]]\nname = \"configure\"\ninputs = [\"src\"]\nfingerprints = \"/v/build\"\nrun = \"true\"\n\
@@ -99,7 +99,7 @@ fn a_step_that_changes_what_it_is_made_from_is_named() {
     store.rockenv(&["up", store.env()]).exits(5).says(&[said]);
 }
 
-/// Steps that wait while their source is edited: `zero`, which does not have it among its inputs, and `one`.
+/// Steps that wait while the test edits their source: `zero`, which does not have it among its inputs, and `one`.
 struct Waiting {
     store: TestStore,
     source: PathBuf,
@@ -157,7 +157,7 @@ fn what_was_made_while_its_source_was_edited_is_no_result_of_the_old_source() {
         let up = store.start(&[&["up", env], more].concat());
         let said = "`src` changed after step `one` began: the next `up` builds again from there";
         case.edit_during("one", up).ok().says(&[said]);
-        // Also if it is as it was before.
+        // Even if the edit is undone.
         fs::write(case.source.join("f"), "good").unwrap();
         store.up().says(&["step 2/3 one", "step 3/3 two"]);
         store.sh("cat $HOME/r $HOME/two").ok().prints("goodgood");
@@ -166,7 +166,7 @@ fn what_was_made_while_its_source_was_edited_is_no_result_of_the_old_source() {
         fs::remove_file(case.flags.join("go-one")).unwrap();
         fs::remove_file(case.flags.join("one")).unwrap();
     }
-    // No other env gets it either.
+    // No other env gets that snapshot either.
     let other = format!("{env}-other");
     let up = store.start(&["up", env]);
     case.edit_during("one", up).ok();
@@ -176,7 +176,7 @@ fn what_was_made_while_its_source_was_edited_is_no_result_of_the_old_source() {
     store.rockenv(&read).ok().prints("goodgood");
 }
 
-/// As `git checkout OTHER` and back leave it.
+/// As `git checkout OTHER` and back leave the source.
 #[test]
 fn a_source_that_was_another_one_meanwhile_is_no_result_of_either() {
     let case = Waiting::new();

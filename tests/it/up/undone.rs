@@ -1,4 +1,4 @@
-//! An edit that is undone: no step counts as done whose build volume another build has written since.
+//! Undone edits: a step does not count as done if another build has since written to its build volume.
 
 use fs_err as fs;
 
@@ -102,7 +102,7 @@ fn a_later_step_that_wrote_to_the_volume_makes_no_earlier_one_run_again() {
         store.profile(PROFILE);
         up(store, &[]).ok();
         up(store, &["w=bad"]).exits(5);
-        // Resumed, changed again, and by its own rollback.
+        // The failed step is resumed, changed, undone, and rolled back.
         assert_eq!(actions(store, &["w=bad"]), ["hit", "run"], "{method}");
         assert_eq!(actions(store, &["w=2"]), ["hit", "run"], "{method}");
         let build = if method == "overlay" { "run" } else { "hit" };
@@ -113,7 +113,7 @@ fn a_later_step_that_wrote_to_the_volume_makes_no_earlier_one_run_again() {
         assert_eq!(actions(store, &["w=2"]), ["hit", "run"], "{method}");
         up(store, &["w=2"]).ok();
         up(store, &["w=2"]).ok().says(&["nothing to do"]);
-        // So it is if the step is no longer wanted.
+        // The same if the profile drops the step.
         let (first, _) = PROFILE.rsplit_once("[[step]]").unwrap();
         store.profile(first);
         assert_eq!(actions(store, &[]), ["hit"], "{method}");

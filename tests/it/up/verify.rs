@@ -1,4 +1,4 @@
-//! `verify`: what a clean build makes again is what the snapshots hold, or the paths that differ are named; the env stays as it is.
+//! `verify`: a clean rebuild matches the snapshots, or the paths that differ are named. The env stays as it is.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
@@ -26,7 +26,7 @@ fn step(name: &str, script: &str) -> String {
     format!("[[step]]\nname = '{name}'\nrun = '''{script}'''\n")
 }
 
-/// Three steps that leave something everywhere, each on what the one before left.
+/// Returns three steps that leave something everywhere, each on what the one before left.
 fn steps() -> String {
     let places = ["~", "/b", "/out"].map(|place| format!("cd {place}; {TREE}"));
     let two = "cat ~/lib/x /b/lib/x /out/lib/x > ~/two; echo two >> /b/two; echo two > /out/two; rm /out/lib/same";
@@ -39,7 +39,7 @@ fn steps() -> String {
     .concat()
 }
 
-/// Steps that never come out twice the same.
+/// Returns steps that never come out twice the same.
 fn random() -> String {
     let now = "date +%s.%N";
     let one = format!(
@@ -57,12 +57,12 @@ fn verify(store: &TestStore, more: &[&str]) -> Ran {
     store.rockenv(&[&["verify", store.env()], more].concat())
 }
 
-/// Returns what there is at each path below a directory: what would change if somebody wrote there.
+/// Collects the state of each path below a directory, in which any write would show.
 fn state(directory: &Path, found: &mut BTreeMap<PathBuf, String>) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let (path, name) = (entry.path(), entry.file_name());
         let data = entry.metadata().expect("an entry");
-        // Who has the lock, what exists only while a container runs, and what the last `up` stood on: any command changes those.
+        // Any command changes these: the lock holder, files of a running container, and the lease of the last `up`.
         if ["lock", "run", "lease"]
             .map(AsRef::as_ref)
             .contains(&&*name)
@@ -109,7 +109,7 @@ fn unchanged(store: &TestStore, before: &BTreeMap<PathBuf, String>) {
     assert!(changed.is_empty(), "{changed:?}");
 }
 
-/// Fails unless only the env is there.
+/// Fails if another env is left.
 #[track_caller]
 fn nothing_else(store: &TestStore) {
     let envs = fs::read_dir(store.home().join("envs"))
@@ -144,7 +144,7 @@ fn what_comes_out_the_same_is_the_same_and_the_env_stays_as_it_is() {
             "overlay" => format!("\n  not compared: {built}"),
             _ => String::new(),
         };
-        // The last step's is there still.
+        // The last step's build volume is still there.
         let all = format!("one: the same{lost}\ntwo: the same{lost}\nthree: the same");
         verify(store, &[]).ok().says(&["reproduced"]).prints(&all);
         store.sh("echo mine > ~/mine").ok();
@@ -170,7 +170,7 @@ fn what_comes_out_differently_is_named() {
             let line = format!("{place}/when: content");
             assert!(text.contains(&line), "{method}: {text}");
         }
-        // The second step starts from the snapshot of the first, where that has the build volume.
+        // The second step starts from the snapshot of the first, if that has the build volume.
         let is_same = text.contains("two: the same");
         assert_eq!(is_same, method != "overlay", "{text}");
         let json = verify(store, &["--json", "one"]).exits(8).json();
@@ -259,7 +259,7 @@ fn steps_start_clean_whatever_the_env_went_on_with() {
         verify(store, &[]).ok();
         store.profile(&profile("2"));
         store.up();
-        // Its own build volume had the first line, and the cache was full.
+        // In the env, the step had found a line in the build volume, and a full cache.
         let text = verify(store, &["one", "two"]).exits(8).text();
         for line in [
             "/home/builder/hit: only in the snapshot",
@@ -267,7 +267,7 @@ fn steps_start_clean_whatever_the_env_went_on_with() {
         ] {
             assert!(text.contains(line), "{method}: {text}");
         }
-        // With the caches it is as it was when the step ran.
+        // With the caches, the step sees what it saw when it ran.
         let text = verify(store, &["one", "--with-caches"]).text();
         assert!(!text.contains("hit"), "{method}: {text}");
         store.rockenv(&["up", store.env(), "--clean"]).ok();
@@ -300,7 +300,7 @@ fn what_is_the_users_is_never_written_to() {
     assert_eq!(fs::read_to_string(host.join("log")).unwrap(), "ran\n");
     assert_eq!(fs::read_to_string(out.join("result")).unwrap(), "mine");
     assert!(!source.join("made").exists());
-    // What it was built from is gone.
+    // The input has changed since the build.
     fs::write(source.join("input"), "2").unwrap();
     verify(&store, &[])
         .exits(3)
