@@ -1,5 +1,5 @@
-//! The shipped profiles for TheRock, unchanged, on a superproject of its shape: `tests/therock/`. What a user overrides is
-//! overridden as users do it: a profile of the same name that extends the built-in one, and the configuration file.
+//! The shipped profiles for TheRock, unchanged, on a superproject of its shape: `tests/therock/`. Overrides are those
+//! of a user: a profile of the same name that extends the built-in one, and the configuration file.
 
 mod again;
 mod locked;
@@ -27,7 +27,7 @@ use upstream::Upstream;
 
 /// A store and a user who builds from that superproject, for two targets.
 struct Case {
-    // Before the disk.
+    // Dropped before the disk.
     store: TestStore,
     upstream: Upstream,
     _disk: Option<LoopFs>,
@@ -35,7 +35,7 @@ struct Case {
 
 impl Case {
     fn new(freezes: bool) -> Self {
-        // A service sees no mounts of a test's own; the store that it works on is one that does not freeze build trees.
+        // A service does not see the test's mounts, and its store does not freeze build trees.
         let disk = (freezes && !is_service()).then(|| LoopFs::new(Kind::Btrfs));
         let store = match &disk {
             Some(disk) => TestStore::on(disk),
@@ -58,7 +58,7 @@ impl Case {
             upstream.commit,
             work.join("ci").display()
         );
-        // A name that is built in is the user's to change, not the current directory's.
+        // A user's profile may shadow a built-in one, and a profile in the current directory may not.
         let profiles = store.user_config().join("profiles");
         fs::create_dir_all(&profiles).unwrap();
         fs::write(profiles.join("therock.toml"), profile).unwrap();
@@ -102,7 +102,7 @@ impl Case {
         self.store.planned_keys(arguments)
     }
 
-    /// Returns each step's name with what the plan does about it.
+    /// Returns each step's name with its planned action.
     fn planned(&self, arguments: &[&str]) -> Vec<(String, String)> {
         let plan = self.plan(arguments);
         let steps = plan["plan"]["steps"].as_array().unwrap();
@@ -114,7 +114,7 @@ impl Case {
     }
 }
 
-/// Every fingerprint that TheRock's configure wrote for what is the same for all targets.
+/// Prints checksums of the fingerprints that TheRock's configure wrote for target-independent parts.
 const PRINTS: &str = "cd /therock/build/artifacts; ls *_generic.fprint | grep -v -e ^blas -e ^miopen | xargs sha256sum";
 
 #[test]
@@ -126,7 +126,7 @@ fn two_targets_from_source_to_wheels() {
     mirrors.are_needed_no_more(&case);
     done.says(&["2 steps skipped because this machine has no GPU: rocm-test, torch-test"]);
 
-    // Code for the target itself, and for all of the machine's where it is built once.
+    // Code for the env's target, or for all targets of the machine where a part is built once.
     let targets = "for lib in rccl rocprofiler-sdk rocblas; do
           grep -aoh \"$lib for: [a-z0-9 ]*\" ~/venv/lib/python3*/site-packages/_rocm_sdk_*/lib/lib$lib.so || echo no $lib
         done; ls ~/venv/lib/python3*/site-packages/_rocm_sdk_libraries/lib/rocblas/library
@@ -136,7 +136,7 @@ fn two_targets_from_source_to_wheels() {
         "no rccl\nrocprofiler-sdk for: gfx1103 gfx1201\nrocblas for: gfx1103\nrocblas_gfx1103.co\ngfx1103 gfx1201\n\
          torch for: gfx1103 False",
     );
-    // What the variant leaves out is no failure of `rocm-sdk test`, anything else is.
+    // `rocm-sdk test` may only lack what the variant leaves out.
     case.sh(
         "a",
         "~/venv/bin/python /opt/rockenv/rocm_test.py 'rocdecode rocjpeg rpp rccl' | tail -1",
@@ -155,7 +155,7 @@ fn two_targets_from_source_to_wheels() {
     )
     .ok()
     .prints("10");
-    // What `torch-test` does, where a GPU answers and where none does.
+    // What `torch-test` runs, with a GPU that answers and without one.
     let smoke =
         "cd /therock/src/external-builds/pytorch; ~/venv/bin/python run_pytorch_smoke_tests.py";
     let there = case.sh("a", &format!("export DOUBLE_GPUS=1; {smoke}"));
@@ -163,19 +163,19 @@ fn two_targets_from_source_to_wheels() {
     case.sh("a", smoke)
         .exits(1)
         .says(&["ROCm is not available"]);
-    // Another env of the same, where nothing is built, has the same wheels.
+    // Another env of this target builds nothing and has the same wheels.
     if !is_service() {
         case.up("e", &["gfx1103"]);
         let sums = "cd /therock/out && sha256sum --check --quiet SHA256SUMS && wc -l <SHA256SUMS";
         case.sh("e", sums).ok().prints("10");
         remove(&case, &["e"]);
     }
-    // stage, dist and artifacts-unsplit are one file, artifacts another.
+    // `stage`, `dist` and `artifacts-unsplit` share one file. `artifacts` has its own.
     case.sh("a", "cd /therock/build; stat -c %h math-libs/rocBLAS/stage/lib/librocblas.so artifacts/blas_lib_generic/math-libs/rocBLAS/stage/lib/librocblas.so")
         .ok()
         .prints("4\n1");
 
-    // The other target: what mentions none is there, as far as the store can freeze build trees.
+    // The other target finds target-independent steps done, as far as the store can freeze build trees.
     let shared: &[&str] = if is_service() {
         &["scripts", "tools", "sources", "ccache"]
     } else {
@@ -197,7 +197,7 @@ fn two_targets_from_source_to_wheels() {
         .collect();
     assert_eq!(have, shared);
     if is_service() {
-        // What follows has nothing to do with the engine.
+        // The rest does not depend on the engine.
         return remove(&case, &["a"]);
     }
     case.up("b", &["gfx1201"]);
@@ -210,7 +210,7 @@ fn two_targets_from_source_to_wheels() {
     case.sh("b", "command -v ninja")
         .ok()
         .prints("/run/rockenv/bin/ninja");
-    // The second half of the configuration made nothing of the first half new.
+    // The second half of the configuration left nothing of the first half to rebuild.
     case.sh(
         "b",
         "cd /therock/build && ninja -n stage-compiler-runtime | tail -1",
@@ -218,7 +218,7 @@ fn two_targets_from_source_to_wheels() {
     .ok()
     .prints("ninja: no work to do.");
     fetched_once(&case);
-    // What `--from` would save: by what happened here, where something did.
+    // What `--from` would save, by the builds on this machine where there are any.
     let plan = case.plan(&["gfx1201", "--rerun", "scripts"]);
     let ways = plan["ways"].as_array().unwrap();
     let names: Vec<_> = ways
@@ -233,14 +233,14 @@ fn two_targets_from_source_to_wheels() {
         .unwrap();
     let source = format!("env {}, on this machine", case.env("b"));
     assert_eq!(math["source"], source.as_str());
-    // What programs need to know of the wheels, as a shell reads it.
+    // Variables for programs that use the wheels, in shell syntax.
     let exports = case.store.rockenv(&["env", &case.env("b")]).ok().text();
     assert!(
         exports.contains("export PYTORCH_ROCM_ARCH='gfx1201'\n"),
         "{exports}"
     );
     assert!(exports.contains("# MIOpen takes the first"), "{exports}");
-    // The hook's change is in the env's view, and not in the checkout that all share.
+    // The hook's change is in the env's view, and not in the shared checkout.
     let preloads = "external-builds/pytorch/build_prod_wheels.py";
     case.sh("b", "git -C /therock/src diff --name-only")
         .ok()
@@ -263,7 +263,7 @@ fn two_targets_from_source_to_wheels() {
     remove(&case, &["a", "b"]);
 }
 
-/// On a store that freezes build trees: a part of what is built is built again beside it, and nothing else.
+/// On a store that freezes build trees: one part is rebuilt beside the build, and nothing else.
 fn symbols_of_one_part(case: &Case) {
     let env = case.env("d");
     let with = [
@@ -294,9 +294,10 @@ fn symbols_of_one_part(case: &Case) {
 
 #[test]
 fn a_build_that_begins_with_what_others_built() {
-    // Build trees are in no snapshot here: only then may `gc` give parts of one up.
+    // No snapshot here holds build trees: only then may `gc` remove parts of one.
     let case = Case::new(false);
-    // No RCCL can be built for gfx1103; the throw-away target that TheRock wants there is the only one.
+    // RCCL cannot be built for gfx1103. Its code is for the machine's other target and the one that its own build
+    // requires.
     case.up("a", &["gfx1103", "--variant", "full-torch"]);
     let rccl = "grep -aoh 'rccl for: [a-z0-9 ]*' ~/venv/lib/python3*/site-packages/_rocm_sdk_libraries/lib/librccl.so
         ~/venv/bin/python -c 'import torch; print(torch.targets(), torch._rocm_init.USE_NCCL)'";
@@ -314,7 +315,7 @@ fn a_build_that_begins_with_what_others_built() {
         .arg(&out)
         .arg(case.store.work().join("out")));
 
-    // TheRock's CI has built this commit; afterwards it has built another one.
+    // First TheRock's CI has built this commit, and afterwards only another one.
     let commit = &case.upstream.commit;
     let push = format!(
         "cd /therock/src && python3 build_tools/artifact_manager.py push --stage compiler-runtime --run-id {commit} \
@@ -349,7 +350,7 @@ fn a_build_that_begins_with_what_others_built() {
         .exits(5)
         .says(&["and the checkout is"]);
 
-    // ROCm's wheels, and then all of them, from an index.
+    // Takes ROCm's wheels from an index, and then all wheels.
     case.up("r", &["gfx1103", "--from", "rocm"]);
     case.sh("r", "test ! -e /therock/build/build.ninja; ~/venv/bin/python -c 'import torch; print(torch.targets())'")
         .ok()
@@ -371,8 +372,8 @@ fn a_build_that_begins_with_what_others_built() {
     remove(&case, &["a", "c", "r", "w"]);
 }
 
-/// `gc --expunge` removes what TheRock's own `+expunge` does: nothing that is done has to be done again, and what somebody
-/// asks for is built anew.
+/// `gc --expunge` removes what TheRock's own `+expunge` does. Finished steps stay done, and a requested part is
+/// rebuilt.
 fn what_artifacts_hold_is_given_up(case: &Case) {
     let gc = [
         "--yes",
@@ -419,6 +420,6 @@ fn remove(case: &Case, suffixes: &[&str]) {
     let mut words = vec!["rm", "--yes"];
     words.extend(names.iter().map(String::as_str));
     case.store.rockenv(&words).ok();
-    // Nobody waits for what deletes in the background, but a service takes long over a build's images.
+    // Background deletion needs no wait, except that a service takes long over a build's images.
     case.store.settle();
 }

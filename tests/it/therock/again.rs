@@ -1,10 +1,10 @@
-//! What is built again, and what is not: after other limits of jobs, a touched file, and a commit.
+//! What is rebuilt after changed job limits, a touched file and a commit.
 
 use fs_err as fs;
 
 use super::Case;
 
-/// Limits of jobs are in no key: they are those of the machine and of the moment, for what is still to be built.
+/// Job limits are in no key. The machine's present limits apply to what is still to be built.
 pub(super) fn other_limits_reach_what_is_not_built(case: &Case) {
     let limits = "cd /therock/build
         sed -n 's/^TENSILELITE_BUILD_PARALLEL_LEVEL:[A-Z]*=/hipBLASLt /p' math-libs/hipBLASLt/build/CMakeCache.txt
@@ -18,11 +18,11 @@ pub(super) fn other_limits_reach_what_is_not_built(case: &Case) {
     let env = case.env("b");
     let again = ["up", "--name", &env, "gfx1201", "--jobs", "1", "--until"];
     let again = [&again[..], &["math-libs", "--rerun", "math-libs"]].concat();
-    // All is built: nothing of it is touched.
+    // Everything is built, so nothing is touched.
     let before = lines();
     case.store.rockenv(&again).ok();
     assert_eq!(lines(), before);
-    // Of what is not, the limits are the present ones; the rest keeps its own.
+    // A part that is not built gets the present limits. The rest keeps its own.
     case.sh("b", "cd /therock/build && ninja hipBLASLt+expunge >&2")
         .ok();
     case.store.rockenv(&again).ok();
@@ -36,7 +36,7 @@ pub(super) fn other_limits_reach_what_is_not_built(case: &Case) {
     case.up("b", &["gfx1201"]);
 }
 
-/// By TheRock's fingerprints, and by the source's own where TheRock has none.
+/// Goes by TheRock's fingerprints, and by the source's own where TheRock has none.
 pub(super) fn a_touched_source_builds_what_uses_it(case: &Case) {
     let env = case.env("b");
     let plan = ["gfx1201", "--name", &env];
@@ -45,7 +45,7 @@ pub(super) fn a_touched_source_builds_what_uses_it(case: &Case) {
         (said[0]["step"].as_str(), said[1]["step"].as_str()),
         (Some("configure-generic"), Some("configure"))
     );
-    // Those that are split by target have none, as upstream.
+    // Parts that are split by target have no fingerprint, as upstream.
     assert_eq!(said[0]["own"], serde_json::json!([]), "{said}");
     assert_eq!(
         said[1]["own"],
@@ -118,7 +118,7 @@ pub(super) fn a_touched_source_builds_what_uses_it(case: &Case) {
         .rockenv(&[&["up"], &until[..]].concat())
         .ok()
         .says(&["nothing to do"]);
-    // As it was, everything is as it was.
+    // With the old content, all keys are as before.
     fs::write(&file, &before.1).unwrap();
     assert_eq!(case.keys(&plan), before.0);
     let planned = case.planned(&plan);
@@ -128,7 +128,8 @@ pub(super) fn a_touched_source_builds_what_uses_it(case: &Case) {
     );
 }
 
-/// A commit of words alone changes nothing that is the same for all targets, and one of TheRock's own files may change all of it.
+/// A commit to the documentation rebuilds no target-independent part. A commit to TheRock's own files may rebuild all
+/// of them.
 pub(super) fn a_commit_builds_what_it_changes(case: &Case) {
     let env = case.env("b");
     let rev = |commit: &str| format!("therock-rev={commit}");

@@ -1,4 +1,4 @@
-//! What of TheRock is in a lock file, and what comes of it: tarballs, what pip took, and what TheRock said of itself.
+//! What a lock file records of TheRock, and what follows from it: tarballs, pip's packages, and TheRock's fingerprints.
 
 use std::process::Command;
 
@@ -8,7 +8,7 @@ use super::Case;
 use crate::support::loopfs::run;
 use crate::support::run::sha256;
 
-/// They are in the source, so they are in the lock file as soon as that is there.
+/// The source names the tarballs, so the lock file has them as soon as the source is there.
 pub(super) fn tarballs_are_locked_before_anything_is_built(case: &Case) {
     let file = case.store.work().join("first.lock");
     let path = file.to_str().unwrap();
@@ -31,7 +31,7 @@ pub(super) fn tarballs_are_locked_before_anything_is_built(case: &Case) {
         let blob = case.store.home().join("blobs/sha256").join(sha256);
         assert!(blob.is_file(), "{text}");
     }
-    // Nothing that those wheels are made of.
+    // Finished wheels need no tarballs.
     let wheels = [
         "lock",
         "gfx1103",
@@ -46,7 +46,7 @@ pub(super) fn tarballs_are_locked_before_anything_is_built(case: &Case) {
     case.store.rockenv(&lock).ok().says(&["nothing changed"]);
 }
 
-/// Both tarballs were asked for once, whoever wanted them, and are in the store under their digests.
+/// Fails unless each tarball was requested once, and is in the store under its digest.
 pub(super) fn fetched_once(case: &Case) {
     for (name, file) in [
         ("therock-zlib-sources", "zlib.tar.gz"),
@@ -60,7 +60,7 @@ pub(super) fn fetched_once(case: &Case) {
     }
 }
 
-/// What pip took from an index is in the lock file; the index has another wheel of that version then.
+/// The lock file has what pip took from an index. The index then has another wheel of that version.
 pub(super) fn wheels_of_an_index_are_locked(case: &Case) {
     let file = case.store.work().join("w.lock");
     let path = file.to_str().unwrap();
@@ -107,10 +107,10 @@ pub(super) fn wheels_of_an_index_are_locked(case: &Case) {
     ]);
 }
 
-/// Gives a wheel another content: a comment at its end, which is part of no file in it.
+/// Changes a wheel's bytes by a comment at its end, which is part of no file in it.
 const OTHER: &str = "import sys, zipfile\nwith zipfile.ZipFile(sys.argv[1], 'a') as wheel: wheel.comment = b'other'";
 
-/// What TheRock said while it was built is in the lock file, and so are the keys that snapshots have.
+/// The lock file has the fingerprints that TheRock wrote during the build, and the keys of the snapshots.
 pub(super) fn what_was_built_is_locked(case: &Case) {
     let file = case.store.work().join("a.lock");
     let path = file.to_str().unwrap();
@@ -139,7 +139,7 @@ pub(super) fn what_was_built_is_locked(case: &Case) {
     ];
     case.store.rockenv(&up).ok().says(&["nothing to do"]);
     what_pytorch_installs_is_locked(case, &up, &text);
-    // Those of the steps that need a GPU too, and they are in nobody else's.
+    // The lock file has the key of every step that runs here. Steps that need a GPU have none.
     let keys = case.keys(&["gfx1103", "--name", &env]);
     assert!(keys["rocm-test"].is_empty() && !keys["checksums"].is_empty());
     for (name, key) in keys.iter().filter(|(_, key)| !key.is_empty()) {
@@ -151,7 +151,7 @@ pub(super) fn what_was_built_is_locked(case: &Case) {
     }
     let words = ["lock", "gfx1103", "--file", path];
     case.store.rockenv(&words).ok().says(&["nothing changed"]);
-    // The keys of what is built after it stand on what TheRock said.
+    // The keys of later steps depend on TheRock's fingerprints.
     let base = prints["base"].as_str().unwrap();
     fs::write(&file, text.replace(base, &"0".repeat(64))).unwrap();
     case.store
@@ -160,7 +160,8 @@ pub(super) fn what_was_built_is_locked(case: &Case) {
         .says(&["step `compiler-runtime` differs from the lock file"]);
 }
 
-/// What PyTorch's own build asks pip for is in the lock file, and is what it gets again when there is something newer.
+/// The lock file has what PyTorch's own build installs with pip. The build gets the same again even if upstream has a
+/// newer version.
 fn what_pytorch_installs_is_locked(case: &Case, up: &[&str], text: &str) {
     assert!(text.contains("tokens-double = \"1.0 sha256:"), "{text}");
     assert!(text.contains("pytest = \"9.0.3 sha256:"), "{text}");

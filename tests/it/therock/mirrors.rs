@@ -1,4 +1,4 @@
-//! The cache `git-mirrors`: what it has comes from nowhere else, and nothing needs it afterwards.
+//! The cache `git-mirrors`: its repositories come from nowhere else, and nothing needs it afterwards.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -8,7 +8,7 @@ use fs_err as fs;
 use super::Case;
 use crate::support::loopfs::run;
 
-/// What nobody but its mirror serves.
+/// The repository that only its mirror serves.
 const AWAY: &str = "llvm-project";
 
 pub(super) struct Mirrors {
@@ -17,7 +17,8 @@ pub(super) struct Mirrors {
 }
 
 impl Mirrors {
-    /// Fills the cache with one submodule's, which then is not served any more, and with another's that is too old.
+    /// Fills the cache with a mirror of one submodule, which upstream then stops serving, and with an outdated mirror
+    /// of another.
     pub(super) fn fill(case: &Case) -> Self {
         let upstream = &case.upstream;
         let cache = case.store.home().join("caches/git-mirrors/ROCm");
@@ -40,7 +41,8 @@ impl Mirrors {
         Self { served, away }
     }
 
-    /// The host's git reads all of the checkout, whose submodules have all objects of their own, also with the cache cleared.
+    /// Clears the cache. The host's git still reads the whole checkout, since its submodules have all objects of their
+    /// own.
     pub(super) fn are_needed_no_more(self, case: &Case) {
         fs::rename(&self.away, &self.served).unwrap();
         let clear = ["--yes", "cache", "clear", "git-mirrors"];

@@ -1,4 +1,4 @@
-//! Scripts of the profile alone, with paths below a directory of the test and programs that say how they were called.
+//! The profile's scripts alone, with paths below a test directory and programs that print how they were called.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::support::loopfs::run;
 use fs_err as fs;
 
-/// Puts the scripts into `opt/` of the directory, with `/therock`, `/cache` and `/tmp` in it.
+/// Copies the scripts to `opt/` of the directory, and redirects their `/therock`, `/cache` and `/tmp` into it.
 fn scripts(directory: &Path) {
     let opt = directory.join("opt");
     for made in ["opt", "home", "tmp", "cache", "bin", "therock/build"] {
@@ -71,7 +71,7 @@ fn a_flag_that_a_script_has_keeps_its_values() {
     assert_eq!(left_out.collect::<Vec<_>>(), ["--stage", "--dir", "--jobs"]);
 }
 
-/// The commits of a submodule's own submodules are known only when it is there.
+/// The commits of a submodule's own submodules are known only once it is there.
 #[test]
 fn mirrors_of_a_submodules_own_submodules_are_used() {
     let directory = tempfile::tempdir().unwrap();
@@ -114,7 +114,7 @@ if "--help" not in sys.argv:
             "https://example.org/wanted.git"
         ]
     );
-    // Nothing is fetched, and so nothing patched, that is as the last fetch left it.
+    // A submodule that is as the last fetch left it is neither fetched nor patched again.
     let again = || sh(directory, "cd checkout; sh ../opt/sources.sh --jobs 8");
     assert_eq!(again(), "all submodules are as they were fetched\n");
     sh(
@@ -124,7 +124,7 @@ if "--help" not in sys.argv:
     assert!(again().contains("nested.git"));
 }
 
-/// Before 7.13 nothing is configured without targets of one's own.
+/// Before 7.13, TheRock does not configure without explicit targets.
 #[test]
 fn old_releases_are_configured_for_the_machines_targets() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Owns the repositories, and what serves them on this machine's loopback: git, and files and an index of wheels by http.
+//! The repositories and their servers on loopback: git, and http for files and an index of wheels.
 
 use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -13,7 +13,7 @@ use crate::support::git::Daemon;
 use crate::support::loopfs::run;
 use crate::support::wheels;
 
-/// What TheRock is fetched from.
+/// The servers that TheRock is fetched from.
 pub(super) struct Upstream {
     pub(super) directory: PathBuf,
     pub(super) commit: String,
@@ -35,7 +35,7 @@ impl Upstream {
             .output()
             .unwrap();
         assert!(made.status.success());
-        // What pip finds at this host, beside what `make` put there.
+        // Adds wheels for pip to those that `make` put there.
         let links = directory.join("links.html");
         let mut page = fs::read_to_string(&links).unwrap();
         for wheel in fs::read_dir(wheels::pytest()).unwrap() {
@@ -61,7 +61,7 @@ impl Upstream {
         }
     }
 
-    /// Adds a file to the superproject, which leaves its submodules as they are; returns the commit.
+    /// Commits a file to the superproject, which leaves its submodules as they are. Returns the commit.
     pub(super) fn commit_of(&self, file: &str) -> String {
         let script = "mkdir -p \"$(dirname \"$1\")\"; echo added >\"$1\"; git add -- \"$1\"
             git -c user.name=test -c user.email=test@example.org commit --quiet --message more; git rev-parse HEAD";
@@ -77,7 +77,7 @@ impl Upstream {
     }
 }
 
-/// Answers one request: a file, or `/whl-multi-arch/NAME/` with links to the wheels of that name; returns its path.
+/// Answers one request: a file, or `/whl-multi-arch/NAME/` with links to the wheels of that name. Returns its path.
 fn answer(mut client: TcpStream, files: &Path, wheels: &Path) -> Option<String> {
     let mut reader = BufReader::new(client.try_clone().ok()?);
     let mut line = String::new();
