@@ -1,4 +1,4 @@
-//! Owns the test that decides whether rockenv may be trusted, for as long as a test may take; `make soak` is the long one.
+//! The test that decides whether rockenv can be trusted, cut to a test's length. `make soak` runs the long version.
 
 mod corpus;
 mod hammer;

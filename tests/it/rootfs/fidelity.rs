@@ -1,4 +1,4 @@
-//! What a clone, a snapshot or a frozen layer has to keep, and that ninja agrees.
+//! What clones, snapshots and frozen layers must preserve, up to ninja finding no work.
 
 use std::ffi::OsStr;
 use std::fmt::Write as _;
@@ -20,13 +20,13 @@ const EXACT: What = What {
     blocks: true,
     link_counts: true,
 };
-/// A copied file may be laid out differently; its holes are looked at by themselves.
+/// A copied file may have other blocks. `assert_holes` checks its holes.
 const COPIED: What = What {
     blocks: false,
     link_counts: true,
 };
 
-/// Fills a directory with everything that is easily lost.
+/// Fills a directory with everything that a copy easily loses.
 fn fill(tree: &Path) {
     for directory in ["a/b/empty", "c", "sticky", "setgid", "acl"] {
         fs_err::create_dir_all(tree.join(directory)).unwrap();
@@ -75,7 +75,7 @@ fn fill(tree: &Path) {
         mkdir acl/below-too
     ";
     run(Command::new("sh").args(["-euc", shell]).current_dir(tree));
-    // Times last, directories after what they hold, each different to the nanosecond.
+    // Sets times last, directories after their contents, each different to the nanosecond.
     let mut paths: Vec<PathBuf> = walk(tree, COPIED).into_keys().collect();
     paths.sort_by_key(|path| std::cmp::Reverse(path.components().count()));
     for (n, path) in paths.iter().enumerate() {
@@ -90,7 +90,7 @@ fn fill(tree: &Path) {
     }
 }
 
-/// 10 GB with three pieces of data: at the start, in the middle, just before the end.
+/// Writes a 10 GB file with three pieces of data: at the start, in the middle, just before the end.
 fn sparse(path: &Path) {
     use std::os::unix::fs::FileExt as _;
     let file = fs_err::File::create(path).unwrap();
@@ -100,7 +100,7 @@ fn sparse(path: &Path) {
     }
 }
 
-/// Makes sure that what is compared is there at all.
+/// Fails unless the tree has everything that is to be compared.
 fn assert_complete(tree: &Path) {
     let lines = walk(tree, COPIED);
     let all = format!("{lines:?}");
@@ -139,7 +139,7 @@ fn clones_keep_everything() {
         create_tree(method, &tree).unwrap();
         fill(&tree);
         assert_complete(&tree);
-        // Allocation is decided when data is written out.
+        // File systems allocate blocks when data is written out.
         run(Command::new("sync").arg("-f").arg(fs.path()));
         let before = walk(&tree, what);
         let cloned = clone_tree(method, &tree, &clone).unwrap();
@@ -228,7 +228,7 @@ fn a_copy_takes_neither_the_defaults_of_its_place_nor_what_is_mounted_inside() {
     assert_eq!(fs_err::read_dir(copy.join("mounted")).unwrap().count(), 0);
 }
 
-/// An env whose root is an overlay: writes a layer, freezes it by renaming, starts again on it.
+/// Does what an env on an overlay does: writes a layer, freezes it by renaming, starts again on top of it.
 #[test]
 fn a_frozen_layer_keeps_everything() {
     for kind in Kind::ALL {
@@ -253,7 +253,7 @@ fn a_frozen_layer_keeps_everything() {
     }
 }
 
-/// Lowers, mounted at `at` of a file system with an upper of any name.
+/// Lower directories, mounted at `at` of a file system with an upper directory of any name.
 struct Stack<'a> {
     fs: &'a LoopFs,
     lowers: Vec<PathBuf>,
@@ -279,8 +279,8 @@ impl<'a> Stack<'a> {
     }
 }
 
-/// Writes a C project whose rules have what makes ninja look twice: dependency files, restat, generated headers,
-/// hard-linked copies of outputs.
+/// Writes a C project with rules that tempt ninja to rebuild: dependency files, restat, generated headers, hard-linked
+/// copies of outputs.
 fn project(at: &Path) {
     fs_err::create_dir_all(at.join("src")).unwrap();
     let mut ninja = String::from(concat!(
@@ -346,7 +346,7 @@ fn ninja_finds_no_work_after_snapshot_and_rollback() {
         assert_no_work(&build, &about);
         clone_tree(method, &build, &snapshot).unwrap();
         assert_no_work(&snapshot, &about);
-        // Damage, then the rollback: the snapshot takes the place of the volume.
+        // Damages the volume, then rolls back: the snapshot replaces the volume.
         fs_err::write(build.join("src/common.h"), "#error broken\n").unwrap();
         remove_tree(&build.join("obj")).unwrap();
         let aside = fs.join("aside");
@@ -354,7 +354,7 @@ fn ninja_finds_no_work_after_snapshot_and_rollback() {
         clone_tree(method, &snapshot, &build).unwrap();
         remove_tree(&aside).unwrap();
         assert_no_work(&build, &about);
-        // And it is not blind: one touched file is one object, one archive, one program, two links.
+        // Control: one changed file rebuilds one object, one archive, one program and two links.
         fs_err::write(build.join("src/f3.c"), "int f3(void) { return 3; }\n").unwrap();
         assert!(ninja(&build).contains("[5/5]"), "{about}");
     }
@@ -379,14 +379,14 @@ fn ninja_finds_no_work_on_a_frozen_layer() {
         ninja(&build);
         assert_no_work(&build, kind.name());
         drop(mount);
-        // Rollback: the layer is left out.
+        // Rolls back: the stack leaves the layer out.
         remove_tree(&fs.join("two")).unwrap();
         let mount = stack.mount("three");
         assert_no_work(&build, kind.name());
         fs_err::remove_file(build.join("program")).unwrap();
         ninja(&build);
         drop(mount);
-        // Two layers merged into one.
+        // Merges two layers into one.
         let flat = fs.join("flat");
         let layers = [fs.join("one"), fs.join("three")];
         flatten(&stack.lowers[1..], &layers, &flat).unwrap();

@@ -1,4 +1,4 @@
-//! Merged layers show what their stack shows: for random changes, on real mounts.
+//! Merged layers show what their stack shows, for random changes on real mounts.
 
 use std::cell::Cell;
 use std::io::Write as _;
@@ -16,20 +16,20 @@ use rockenv::testing::{copy_tree, flatten, overlay, remove_tree};
 use super::walk::{What, assert_same, walk};
 use crate::support::loopfs::{Kind, LoopFs, Mount, run};
 
-/// The old layers still have the merged one's files, so link counts differ.
+/// The merged layer shares its files with the old layers, so link counts differ.
 const MERGED: What = What {
     blocks: true,
     link_counts: false,
 };
 
-/// A change that a step could make; one that does not apply (a missing parent) is left out.
+/// A change that a step could make. A change that does not apply, such as one without a parent directory, is left out.
 #[derive(Clone, Debug)]
 enum Change {
     Write(PathBuf, u8),
     Append(PathBuf),
     Directory(PathBuf),
     Remove(PathBuf),
-    /// Leaves an opaque directory where one was before.
+    /// Replaces a directory by an empty one, which is opaque.
     EmptyAgain(PathBuf),
     Rename(PathBuf, PathBuf),
     Link(PathBuf, PathBuf),
@@ -42,7 +42,7 @@ enum Change {
 }
 
 fn path() -> impl Strategy<Value = PathBuf> {
-    // Few names, so that changes meet.
+    // Few names, so that changes collide.
     prop::collection::vec(prop::sample::select(vec!["a", "b", "c"]), 1..4)
         .prop_map(|parts| parts.into_iter().collect())
 }
@@ -66,7 +66,7 @@ fn change() -> impl Strategy<Value = Change> {
 }
 
 impl Change {
-    /// Returns whether it applied.
+    /// Applies the change, and returns whether that was possible.
     fn apply(&self, top: &Path) -> bool {
         let at = |path: &Path| top.join(path);
         match self {
@@ -83,7 +83,7 @@ impl Change {
                 if fs_err::rename(at(from), at(to)).is_ok() {
                     return true;
                 }
-                // What mv(1) does with a directory of a lower layer.
+                // Does what mv(1) does with a directory of a lower layer.
                 fs_err::symlink_metadata(at(from)).is_ok_and(|stat| stat.is_dir())
                     && !to.starts_with(from)
                     && fs_err::symlink_metadata(at(to)).is_err()
@@ -139,7 +139,7 @@ fn remove(path: &Path) -> bool {
     fs_err::symlink_metadata(path).is_ok() && remove_tree(path).is_ok()
 }
 
-/// How often the random changes made what is hard to merge.
+/// How often the random changes made something that is hard to merge.
 #[derive(Debug, Default)]
 struct Seen {
     whiteouts: Cell<u64>,
@@ -218,7 +218,7 @@ fn check(case: &Path, image: &[Change], layers: &[Vec<Change>], range: (u8, u8),
     flatten(std::slice::from_ref(&base), &diffs, &all).unwrap();
     count(&all, &seen.kept_whiteouts, &seen.kept_opaque);
     assert_same(&expected, &show(std::slice::from_ref(&all)), "all layers");
-    // Any neighbours, with layers left below and above.
+    // Merges any neighbours, with layers left below and above.
     let first = usize::from(range.0) % diffs.len();
     let last = first + usize::from(range.1) % (diffs.len() - first);
     let part = case.join("part");
@@ -228,7 +228,7 @@ fn check(case: &Path, image: &[Change], layers: &[Vec<Change>], range: (u8, u8),
     let mut mixed = diffs.clone();
     mixed.splice(first..=last, [part]);
     assert_same(&expected, &show(&mixed), "neighbours");
-    // What is merged does not need what it was made from, and can be merged again.
+    // A merged layer does not need its sources, and can be merged again.
     flatten(&below[..1], &mixed, &case.join("again")).unwrap();
     for diff in &diffs {
         remove_tree(diff).unwrap();
@@ -237,7 +237,7 @@ fn check(case: &Path, image: &[Change], layers: &[Vec<Change>], range: (u8, u8),
     assert_same(&expected, &show(&[case.join("again")]), "merged again");
 }
 
-/// Top first, the image last.
+/// Returns the lower directories, top first and the image last.
 fn stack(diffs: &[PathBuf], image: &Path) -> Vec<PathBuf> {
     let mut lowers: Vec<_> = diffs.iter().rev().cloned().collect();
     lowers.push(image.to_owned());
@@ -246,7 +246,7 @@ fn stack(diffs: &[PathBuf], image: &Path) -> Vec<PathBuf> {
 
 fn count(directory: &Path, whiteouts: &Cell<u64>, opaque: &Cell<u64>) {
     let mut value = [0];
-    // Most have no such attribute.
+    // Most directories lack this attribute.
     let found = rustix::fs::lgetxattr(directory, "trusted.overlay.opaque", &mut value[..]);
     opaque.set(opaque.get() + u64::from(found == Ok(1) && value == *b"y"));
     for entry in fs_err::read_dir(directory).unwrap() {
@@ -273,7 +273,7 @@ fn a_layer_that_refers_to_others_is_not_merged() {
     assert!(error.help_text().is_some());
 }
 
-/// The kernel filters deletions only from directories that several layers have: elsewhere they would be listed.
+/// The kernel hides whiteouts only in directories that several layers have. Elsewhere it would list them.
 #[test]
 fn a_deletion_of_what_nothing_below_has_leaves_no_ghost() {
     let fs = LoopFs::sized(Kind::Ext4, 64 << 20);

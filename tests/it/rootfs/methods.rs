@@ -74,7 +74,7 @@ fn btrfs_tells_a_change_from_a_look() {
     let fs = LoopFs::sized(Kind::Btrfs, 256 << 20);
     let (tree, frozen) = (fs.join("tree"), fs.join("frozen"));
     create_tree(Method::Btrfs, &tree).unwrap();
-    // More inodes than one answer of the kernel holds.
+    // More inodes than the kernel returns at once.
     for n in 0..500 {
         fs_err::write(tree.join(format!("file{n}")), "content").unwrap();
     }
@@ -83,7 +83,7 @@ fn btrfs_tells_a_change_from_a_look() {
     let refused = fs_err::write(frozen.join("new"), "").unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
     fs_err::write(fs.join("outside"), "").unwrap();
-    // The frozen one is the younger; and a second life of it, as after a rollback.
+    // `frozen` is younger than `tree`, and `again` is a writable snapshot of it, as after a rollback.
     let again = fs.join("again");
     btrfs::snapshot(&frozen, &again, false).unwrap();
     let accessed = |path: &Path| {
@@ -120,7 +120,7 @@ fn btrfs_tells_a_change_from_a_look() {
             .status();
         assert!(run.unwrap().success());
     });
-    // The old content's length and time, as a careful editor leaves them.
+    // Keeps the old content's length and time, as a careful editor does.
     differs(&|live| {
         let path = live.join("file250");
         let time = fs_err::metadata(&path).unwrap().modified().unwrap();
@@ -132,7 +132,7 @@ fn btrfs_tells_a_change_from_a_look() {
             .set_modified(time)
             .unwrap();
     });
-    // What is no relative is different, whatever is in it.
+    // An unrelated subvolume always differs, whatever it holds.
     let stranger = fs.join("stranger");
     btrfs::create(&stranger).unwrap();
     assert!(btrfs::differs(&stranger, &frozen).unwrap());
@@ -143,7 +143,7 @@ fn btrfs_tells_what_was_written_since_the_snapshot() {
     let fs = LoopFs::new(Kind::Btrfs);
     let (from, tree) = (fs.join("from"), fs.join("tree"));
     btrfs::create(&from).unwrap();
-    // More files than one answer of the kernel holds, and names that lie between them in its tree.
+    // More files than the kernel returns at once, and names that lie between them in its tree.
     for n in 0..3000 {
         fs_err::write(from.join(format!("small{n}")), [7; 100]).unwrap();
         fs_err::write(from.join(format!("whole{n}")), [8; 8192]).unwrap();
@@ -169,7 +169,7 @@ fn btrfs_tells_what_was_written_since_the_snapshot() {
     rockenv::testing::copy_tree(&tree, &fs.join("copy")).unwrap();
     assert_eq!(btrfs::written(&tree).unwrap(), (5 << 20) + 8192);
     assert_eq!(btrfs::written(&from).unwrap(), 3000 * (100 + 8192));
-    // Written again, or cut short: what is held counts.
+    // Files that are written again or truncated count by what they hold.
     fs_err::write(tree.join("new"), vec![2; 1 << 20]).unwrap();
     assert_eq!(btrfs::written(&tree).unwrap(), (1 << 20) + 8192);
 }
@@ -184,7 +184,8 @@ fn btrfs_nested_subvolumes_are_removed_with_their_tree() {
     fs_err::create_dir_all(tree.join("var/lib")).unwrap();
     let nested = tree.join("var/lib/machines");
     btrfs::create(&nested).unwrap();
-    // More than one answer of the kernel lists, and a third level; read-only ones refuse their children's deletion.
+    // More subvolumes than the kernel lists at once, and a third level. Read-only ones refuse their children's
+    // deletion.
     for n in 0..300 {
         btrfs::create(&nested.join(format!("n{n}"))).unwrap();
     }
@@ -203,7 +204,7 @@ fn btrfs_nested_subvolumes_are_removed_with_their_tree() {
     assert!(fs.join("other").exists());
 }
 
-/// Mounts `count` layers with a file each and one that all have, under names that options could not carry.
+/// Mounts `count` layers with a file of their own and one that all have, at paths that mount options could not carry.
 fn stacked(fs: &LoopFs, count: usize) -> (Mount, PathBuf) {
     private_mounts();
     let mut lowers = Vec::new();

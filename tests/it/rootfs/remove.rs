@@ -1,4 +1,4 @@
-//! Deletion: complete, and never of anything that is not in the tree.
+//! Deletion is complete, and never touches anything outside the tree.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -20,7 +20,7 @@ const DIRECTORY: OFlag = OFlag::O_DIRECTORY
 
 fn temporary() -> tempfile::TempDir {
     need_root();
-    // In memory: what is tested here does not depend on the file system, and disks are slow with directories.
+    // In memory: these tests do not depend on the file system, and disks are slow with directories.
     tempfile::tempdir_in("/dev/shm").unwrap()
 }
 
@@ -58,7 +58,7 @@ fn every_kind_of_entry_goes() {
         fs_err::create_dir(tree.join("locked")).unwrap();
         fs_err::write(tree.join("locked/file"), "").unwrap();
         fs_err::set_permissions(tree.join("locked"), PermissionsExt::from_mode(0o0)).unwrap();
-        // One inode with a name outside: it keeps that, and what is in it.
+        // One inode also has a name outside, which keeps its content.
         fs_err::write(fs.join("outside"), vec![7; 500_000]).unwrap();
         fs_err::hard_link(fs.join("outside"), tree.join("inside")).unwrap();
         nix::unistd::syncfs(open(fs.path(), DIRECTORY, Mode::empty()).unwrap()).unwrap();
@@ -81,7 +81,7 @@ fn a_link_or_file_is_removed_itself() {
     assert!(!target.join("kept").exists());
 }
 
-/// Case 13 of the catalogue: the bind mount has the device number of the tree, only openat2 sees the border.
+/// Case 13 of the catalogue: a bind mount has the tree's device number, so only openat2 sees the border.
 #[test]
 fn a_bind_mount_of_the_same_file_system_is_refused_before_anything_is_lost() {
     for kind in Kind::ALL {
@@ -123,7 +123,7 @@ fn a_bind_mounted_file_is_refused() {
     assert_eq!(fs_err::read_to_string(&source).unwrap(), "precious");
 }
 
-/// The list of mounts is only a courtesy: these are made once the deletion is under way.
+/// The check of the mount list is only a courtesy: these mounts appear during the deletion.
 #[test]
 fn a_mount_that_appears_meanwhile_is_not_crossed() {
     let fs = LoopFs::sized(Kind::Ext4, 512 << 20);
@@ -166,7 +166,7 @@ fn a_mount_that_appears_meanwhile_is_not_crossed() {
     assert!(refused > 0, "no mount was in time");
 }
 
-/// All directories are listed when the deletion begins, and swapped while they wait to be opened.
+/// The deletion lists all directories first. The test swaps them before the deletion opens them.
 #[test]
 fn a_directory_swapped_for_a_link_leads_nowhere() {
     let place = temporary();
@@ -195,7 +195,7 @@ fn a_directory_swapped_for_a_link_leads_nowhere() {
                     }
                 }
             });
-            // A tree that is being changed may stay in part; what counts is where the deletion went.
+            // A tree that changes may stay in part. What counts is where the deletion went.
             drop(remove_tree(&tree));
         });
         for n in 0..20 {
@@ -257,7 +257,7 @@ fn depth_costs_neither_stack_nor_descriptors() {
     for comb in [false, true] {
         let tree = place.path().join("tree");
         make_chain(&tree, 10_000, comb);
-        // A name that the moved-up subtrees would like to have.
+        // The name that the deletion would give a subtree that it moves up.
         fs_err::create_dir(tree.join(".rockenv-deep-0")).unwrap();
         remove_tree(&tree).unwrap();
         assert!(!tree.exists());
@@ -313,7 +313,7 @@ fn a_killed_deletion_is_finished_by_the_next() {
     assert!(partial > 0, "no deletion was caught in the middle");
 }
 
-/// Starts this program again to do one thing in a process of its own.
+/// Starts this program again to do one thing in a child process.
 fn helper(what: &str, path: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command

@@ -11,11 +11,11 @@ use sha2::{Digest as _, Sha256};
 pub(crate) struct What {
     /// Allocated blocks, which only a snapshot or a shared extent keeps exactly.
     pub(crate) blocks: bool,
-    /// Link counts, which a merge of layers raises; which names are one file is always compared.
+    /// Link counts, which a merge of layers raises. Which names share a file is always compared.
     pub(crate) link_counts: bool,
 }
 
-/// A line for each path; the path of the tree itself is empty.
+/// Returns a line for each path. The path of the tree itself is empty.
 pub(crate) fn walk(top: &Path, what: What) -> BTreeMap<PathBuf, String> {
     let mut lines = BTreeMap::new();
     let mut first_names: HashMap<(u64, u64), PathBuf> = HashMap::new();
@@ -53,7 +53,7 @@ pub(crate) fn walk(top: &Path, what: What) -> BTreeMap<PathBuf, String> {
             write!(line, " -> {:?}", fs_err::read_link(&full).unwrap()).unwrap();
         }
         if kind.is_file() {
-            // Large files here are sparse: their holes need not be read.
+            // Large files here are sparse, so their content is not read.
             let content = if stat.len() > 64 << 20 {
                 String::new()
             } else {
@@ -79,12 +79,12 @@ pub(crate) fn walk(top: &Path, what: What) -> BTreeMap<PathBuf, String> {
     lines
 }
 
-/// Every extended attribute of an entry, in order.
+/// Returns every extended attribute of an entry, in order.
 fn attributes(path: &Path) -> String {
     let names = read(|into| rustix::fs::llistxattr(path, into));
     let names = names.split(|byte| *byte == 0);
     let mut lines: Vec<String> = names
-        // What an overlay writes into its layers is no part of the tree.
+        // overlayfs's own attributes are not part of the tree.
         .filter(|name| !name.is_empty() && !name.starts_with(b"trusted.overlay."))
         .map(|name| {
             let value = read(|into| rustix::fs::lgetxattr(path, name, into));
@@ -95,7 +95,7 @@ fn attributes(path: &Path) -> String {
     lines.concat()
 }
 
-/// Returns what a call writes: names or a value, of which the kernel has at most so much.
+/// Returns the names or the value that a call writes. The kernel limits both to 64 KiB.
 fn read(call: impl FnOnce(&mut [u8]) -> rustix::io::Result<usize>) -> Vec<u8> {
     let mut bytes = vec![0; 1 << 16];
     let written = call(&mut bytes).unwrap();
@@ -103,7 +103,7 @@ fn read(call: impl FnOnce(&mut [u8]) -> rustix::io::Result<usize>) -> Vec<u8> {
     bytes
 }
 
-/// Fails with the differing lines only.
+/// Fails with only the differing lines.
 pub(crate) fn assert_same(
     left: &BTreeMap<PathBuf, String>,
     right: &BTreeMap<PathBuf, String>,

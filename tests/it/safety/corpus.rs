@@ -1,4 +1,4 @@
-//! Owns the corpus of `fuzz/`: each input through the reader that it is for, without cargo-fuzz, within a limit of time and of memory.
+//! The corpus of `fuzz/`: each input goes through its reader, without cargo-fuzz, within limits of time and memory.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,13 +9,13 @@ use fs_err as fs;
 use nix::sys::resource::{Resource, setrlimit};
 use rockenv::testing::{READERS, Reader, fuzz};
 
-/// Says to this program, started again, which reader's inputs it is to read.
+/// Tells the child process, which is this program again, whose inputs to read.
 const READER: &str = "ROCKENV_TEST_READER";
-/// An input takes milliseconds; the machine may be busy.
+/// An input takes milliseconds, but the machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// What the largest decompressor may ask for, and as much again.
+/// Twice what the largest decompressor may ask for.
 const MEMORY: u64 = 1 << 30;
-/// As the program's first thread has it.
+/// The stack size of a program's first thread.
 const STACK: usize = 8 << 20;
 
 fn corpus() -> PathBuf {
@@ -40,7 +40,7 @@ fn every_input_is_read_in_time_and_memory() {
     assert_eq!(known, READERS.map(|(reader, _)| reader));
     let (_, module) = module_path!().split_once("::").unwrap();
     for (reader, _) in READERS {
-        // What an input that does not end leaves goes with it.
+        // Removes what a hanging input leaves behind.
         let scratch = tempfile::tempdir().unwrap();
         let replayed = Command::new(std::env::current_exe().unwrap())
             .args([
@@ -59,7 +59,7 @@ fn every_input_is_read_in_time_and_memory() {
     }
 }
 
-/// Only `make fuzz` compiles `fuzz/`: this is all that it needs of the program.
+/// Only `make fuzz` compiles `fuzz/`. This covers all that it needs of the program.
 #[test]
 fn every_reader_has_a_target() {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/Cargo.toml");
@@ -73,7 +73,7 @@ fn every_reader_has_a_target() {
     }
 }
 
-/// Gives a reader all its inputs, and tells of each before it does.
+/// Gives a reader all its inputs, and prints each path first.
 fn replay(&(name, read): &(&str, Reader)) {
     setrlimit(Resource::RLIMIT_AS, MEMORY, MEMORY).unwrap();
     let inputs = fs::read_dir(corpus().join(name)).unwrap();
@@ -87,7 +87,7 @@ fn replay(&(name, read): &(&str, Reader)) {
         let thread = std::thread::Builder::new().stack_size(STACK);
         let read = move || sender.send(read(&input)).unwrap();
         drop(thread.spawn(read).unwrap());
-        // A thread that panics drops its end.
+        // A thread that panics drops the sender.
         match ended.recv_timeout(PATIENCE).unwrap() {
             Ok(()) => taken += 1,
             Err(error) => eprintln!("    {}", error.chain().join(": ")),

@@ -1,5 +1,5 @@
-//! Two processes at once run commands on the same envs and are killed at random moments, with volumes of every kind bound.
-//! Afterwards nothing is left and not one byte of what is not rockenv's has changed.
+//! Two workers run commands on the same envs and kill them at random moments, with volumes of every kind bound.
+//! Afterwards nothing runs, and not one byte outside rockenv's own files has changed.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Seek, SeekFrom};
@@ -20,25 +20,25 @@ use crate::support::template::write_recipe;
 struct Ground {
     store: PathBuf,
     user: PathBuf,
-    /// The machine's control groups are named for them: no other test may have them.
+    /// The machine's control groups are named after the envs, so no other test may use these names.
     envs: [String; 2],
-    /// How long a command runs at most before it is killed, in ms.
+    /// The longest time before a command is killed, in ms.
     patience: u64,
     /// How the commands ended: verb and exit code, or `killed`.
     ends: Mutex<BTreeMap<String, u32>>,
-    /// What those said that ended with a code that nothing explains.
+    /// Output of the commands that ended with an unexpected code.
     wrong: Mutex<Vec<String>>,
 }
 
-/// Returns the exit codes that a command may have while another kills its container, has its env locked or removes it;
-/// `down` also asks whoever has the lock to end.
+/// Returns the exit codes that a command may have while another one kills its container, locks its env or removes it.
+/// `down` also asks the lock holder to end.
 fn expected(verb: &str) -> &'static [i32] {
     match verb {
         "up" => &[0, 4, 6, 143],
         "exec" => &[0, 4, 6, 7, 137, 143],
-        // Nothing can free a terabyte here.
+        // No `gc` can free a terabyte here.
         "gc" => &[10, 143],
-        // A snapshot of that name is there already.
+        // Exit code 2: a snapshot of that name exists already.
         "snapshot" => &[0, 2, 6, 7, 143],
         _ => &[0, 6, 7, 143],
     }
@@ -60,7 +60,7 @@ impl Ground {
         }
         fs::hard_link(user.join("src/d0/f0"), user.join("src/link")).unwrap();
         fs_err::os::unix::fs::symlink("d0/f0", user.join("src/symlink")).unwrap();
-        // The build user's: it may write there, and what it writes must not arrive.
+        // The build user owns the source and may write to it, but no write may reach it.
         let mut left = vec![user.join("src")];
         while let Some(path) = left.pop() {
             std::os::unix::fs::lchown(&path, Some(1000), Some(1000)).unwrap();
@@ -219,12 +219,12 @@ changes = ["d2/f2", "d3/f3", "d3/f7", "d3/f11", "linked"]
             std::thread::sleep(Duration::from_millis(1));
         }
         let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());
-        // Sometimes with everything it started that stayed in its group, as a terminal or a CI runner would.
+        // Sometimes kills the whole process group, as a terminal or a CI runner would.
         if random.below(3) == 0 {
             let _: nix::Result<()> =
                 nix::sys::signal::killpg(pid, nix::sys::signal::Signal::SIGKILL);
         }
-        // And sometimes the holder goes first.
+        // Sometimes kills the holder process first.
         if random.below(4) == 0 {
             for holder in processes()
                 .into_iter()
@@ -243,7 +243,7 @@ changes = ["d2/f2", "d3/f3", "d3/f7", "d3/f11", "linked"]
         self.count(arguments[0], "killed");
     }
 
-    /// Counts how a command ended that nobody killed, and keeps what it said where that is wrong.
+    /// Counts how a command ended that was not killed, and keeps its output if the code is unexpected.
     fn ended(&self, arguments: &[&str], status: ExitStatus, mut said: impl Read + Seek) {
         let signalled = status.signal().map(|number| 128 + number);
         let end = status.code().or(signalled).unwrap_or_default();
@@ -267,13 +267,13 @@ changes = ["d2/f2", "d3/f3", "d3/f7", "d3/f11", "linked"]
             .or_default() += 1;
     }
 
-    /// Returns whether a container of that name is one of these envs'.
+    /// Returns whether a container belongs to one of these envs.
     fn names(&self, container: &str) -> bool {
         let mut envs = self.envs.iter();
         envs.any(|env| container.starts_with(&format!("rockenv-{env}-")))
     }
 
-    /// Returns whether a process has something of this store open.
+    /// Returns whether a process has a file of this store open.
     fn owns(&self, pid: i32) -> bool {
         let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else {
             return false;
@@ -287,7 +287,7 @@ changes = ["d2/f2", "d3/f3", "d3/f7", "d3/f11", "linked"]
 impl Drop for Ground {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // One may be missing. What is left would fail the next round.
+            // An env may be missing. A leftover env would fail the next round.
             for env in &self.envs {
                 drop(self.rockenv(&["rm", "--yes", "--force", env]).output());
             }
@@ -297,7 +297,7 @@ impl Drop for Ground {
 
 type Content = BTreeMap<PathBuf, (u32, u32, u32, i64, i64, u64, Vec<u8>)>;
 
-/// Everything that must not change: kind, permissions, owner, times and bytes.
+/// Returns everything that must not change: kind, permissions, owner, times and bytes.
 fn content(root: &Path) -> Content {
     let mut found = BTreeMap::new();
     let mut left = vec![root.to_path_buf()];
@@ -334,7 +334,7 @@ fn content(root: &Path) -> Content {
     found
 }
 
-/// Fails unless nothing of the store runs or is mounted any more.
+/// Fails if a process, mount, control group or nspawn directory of the store is left.
 fn nothing_runs(ground: &Ground) {
     wait_for("a process is left", || {
         let own = std::process::id().cast_signed();
@@ -400,7 +400,7 @@ pub(crate) fn hammer(kind: Kind, method: &str, cycles: u64, seed: u64) -> BTreeM
     let mut ground = Ground::new(&disk.path().join("store"), user.path(), method);
     let before = content(user.path());
     ground.ok(&["image", "build", "mini"]);
-    // On a busy machine too, commands of each kind come to their end.
+    // The time before a kill depends on the machine, so that commands of each kind finish even on a busy one.
     let began = Instant::now();
     ground.ok(&["up", "p", "--name", ground.envs[0].as_str()]);
     let up = u64::try_from(began.elapsed().as_millis()).unwrap();
@@ -421,12 +421,12 @@ pub(crate) fn hammer(kind: Kind, method: &str, cycles: u64, seed: u64) -> BTreeM
     eprintln!("{method}: {ends:?}");
     let wrong = ground.wrong.lock().unwrap().join("\n");
     assert!(wrong.is_empty(), "seed {seed}: {wrong}");
-    // A test in which everything ended by itself, or nothing did, would show nothing.
+    // A run in which every command finished, or none did, would prove nothing.
     assert!(
         ends.keys().filter(|end| end.ends_with(" killed")).count() >= 2,
         "{ends:?}"
     );
-    // Whatever was cut off where: the next `up` comes to the same end.
+    // Wherever a command was cut off, the next `up` reaches the same state.
     for env in ground.envs.each_ref() {
         let env = env.as_str();
         ground.ok(&["up", "p", "--name", env]);
