@@ -1,4 +1,4 @@
-//! rockenv on another machine, by a real sshd on loopback: a home and a store of its own stand for the other machine. Needs root.
+//! `rockenv on` with a real sshd on loopback. A separate home and store stand for the other machine. Needs root.
 
 mod ending;
 mod login_shell;
@@ -38,7 +38,7 @@ struct Other {
     sshd: Child,
 }
 
-/// The ordinary user there, whose name and number no machine has.
+/// The ordinary user there, with a name and uid that no machine uses.
 const USER: (&str, u32) = ("rockenv-on", 43_210);
 
 impl Drop for Other {
@@ -53,7 +53,8 @@ impl Other {
         Self::start("root", &["/usr/sbin/sshd", "-D", "-f"])
     }
 
-    /// One where an ordinary user logs in, with these rules of sudo's. Only sshd and what it starts see that user.
+    /// Starts a machine where an ordinary user logs in, with these sudo rules. Only sshd and its children see that
+    /// user.
     fn with_sudo(rules: &str) -> Self {
         let script = r#"
             # All of it: a mount on one file ends when somebody adds a user to the machine.
@@ -81,7 +82,7 @@ impl Other {
                 .arg(place.path().join(key)));
         }
         fs::create_dir(place.path().join("home")).unwrap();
-        // Where sshd locks itself up; Debian makes it when its service starts.
+        // sshd's privilege separation directory. Debian creates it when the service starts.
         fs::create_dir_all("/run/sshd").unwrap();
         let port = {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -94,7 +95,7 @@ impl Other {
             there.home().display()
         );
         fs::write(place.path().join("config"), config).unwrap();
-        // Not a child of sshd's own making: `-D` stays, and is ended by its number.
+        // `-D` keeps sshd in the foreground, so that the test can kill it by its pid.
         let sshd = Command::new(sshd[0])
             .args(&sshd[1..])
             .arg(place.path().join("config"))
@@ -121,7 +122,7 @@ impl Other {
         let mut all = vec!["on", machine.as_str()];
         all.extend(words);
         let mut command = self.here.command(&all);
-        // Root by itself: under sudo the keys of the person who called would be used.
+        // Under sudo, rockenv would use the calling user's ssh keys.
         command.env_remove("SUDO_UID").env_remove("SUDO_GID");
         command.env(
             "ROCKENV_SSH",
@@ -138,7 +139,7 @@ impl Other {
         finish(words.join(" "), self.command(words))
     }
 
-    /// Runs commands there, one a line, and returns what each prints.
+    /// Runs commands there, one per line, and returns what each prints.
     fn shows(&self, commands: &str) -> String {
         let paths = [self.there.home(), self.here.work(), self.place.path()];
         let [home, work, place] = paths.map(|path| path.display().to_string());
@@ -154,7 +155,7 @@ impl Other {
         }))
     }
 
-    /// Returns the directory there that files were sent to last.
+    /// Returns the directory there that the last files were sent to.
     fn work(&self) -> PathBuf {
         let places = self.place.path().join("home/.cache/rockenv/on");
         let place = fs::read_dir(places).unwrap().next().unwrap().unwrap();
@@ -162,7 +163,7 @@ impl Other {
     }
 }
 
-/// Returns the ssh that a command started; what is left of it when it was ended.
+/// Returns the pid of the ssh that a command started.
 fn ssh_of(command: i32) -> i32 {
     let mut found = 0;
     let runs = |word: &str| {
@@ -213,7 +214,7 @@ fn a_profile_is_built_there_and_what_it_made_is_fetched() {
     warning: env `ENV` was not built from a lock file, so its manifest has no exact inputs: `rockenv lock ENV`, then `rockenv up ENV --locked`
     exported 1 file; results/ENV.provenance.json describes them
     ");
-    // It is there, and nothing of it here.
+    // The env is there, and nothing of it is here.
     assert!(other.there.home().join("envs").join(env).exists());
     assert_eq!(
         fs::read_dir(other.here.home().join("envs"))
@@ -221,7 +222,7 @@ fn a_profile_is_built_there_and_what_it_made_is_fetched() {
             .count(),
         0
     );
-    // Results come as they are, and replace nothing here.
+    // Results arrive unchanged, and replace no file here.
     let made = other.here.work().join("results/out/made");
     assert_eq!(fs::read_to_string(&made).unwrap(), "from here\n");
     fs::write(&made, "mine\n").unwrap();
@@ -234,7 +235,7 @@ fn a_profile_is_built_there_and_what_it_made_is_fetched() {
     exit code 2
     ");
     assert_eq!(fs::read_to_string(&made).unwrap(), "mine\n");
-    // What changed here is another directory there, and what was made in the first one stays.
+    // Changed files go to a new directory there. Results in the first directory stay.
     let first = other.work();
     fs::write(&file, "changed\n").unwrap();
     other.on(&["up", env]).ok().says(&["step 1/2 copy"]);
@@ -272,14 +273,14 @@ fn exit_codes_come_through_and_nothing_goes_on_unseen() {
         .profile(&format!("[[step]]\nname = 'one'\nrun = '{sleeper}'\n"));
     let up = Background::start(other.command(&["up", env]));
     wait_until("the step runs", || !processes_called(&sleeper).is_empty());
-    // Its connection is gone; a terminal's Ctrl-C ends ssh as well, as nothing else does.
+    // Killing ssh cuts the connection. Ctrl-C in a terminal reaches ssh as well.
     kill(Pid::from_raw(ssh_of(up.pid())), Signal::SIGKILL).unwrap();
     wait_until("it ends there", || processes_called(&sleeper).is_empty());
     drop(up);
     wait_until("the env is free", || {
         other.on(&["rm", "--yes", env]).code == 0
     });
-    // A machine that is not there.
+    // An unreachable machine.
     let words = ["on", "ssh://127.0.0.1:1", "ls"];
     let mut command = other.here.command(&words);
     command.env("ROCKENV_SSH", "ssh -F /dev/null -o BatchMode=yes");
@@ -294,7 +295,7 @@ fn exit_codes_come_through_and_nothing_goes_on_unseen() {
     }
 }
 
-/// GitHub's runner obeys lines of the output, wherever the step runs that wrote them.
+/// GitHub's runner obeys commands in the output, even if the step ran on another machine.
 #[test]
 fn no_step_there_commands_a_ci_system_here() {
     let other = Other::new();
@@ -339,7 +340,7 @@ fn another_machine_brings_nothing_but_what_was_requested() {
     }
     let ssh = evil.path().join("ssh");
     let fetch = |files: &str| {
-        // It neither ends nor closes its output.
+        // The script neither exits nor closes its output.
         let script = format!(
             "cd '{}' && printf '\nrockenv: output of the script\n' && tar -c -f - -- {files} && exec sleep 100",
             evil.path().display()
@@ -377,12 +378,12 @@ fn what_was_changed_there_is_neither_replaced_nor_removed() {
     write("data/same", "from here\n");
     fs::create_dir_all(other.place.path().join("home")).unwrap();
     other.on(&["--send", "data", "ls"]).ok();
-    // A command that writes its result over what was sent, and one beside it.
+    // A command there replaces a sent file, adds one and removes one.
     let work = other.work();
     fs::write(work.join("data/in"), "result\n").unwrap();
     fs::write(work.join("data/made"), "made\n").unwrap();
     fs::remove_file(work.join("data/same")).unwrap();
-    // What was sent is there again beside it, and the result can be fetched until then.
+    // The results can be fetched until the next send, which gets a fresh directory.
     let refused = other.on(&["--fetch", "data/in"]).exits(2);
     assert!(
         refused.err.contains("mv data/in data/in.mine"),
@@ -403,7 +404,7 @@ fn what_was_changed_there_is_neither_replaced_nor_removed() {
     assert_eq!(read(&fresh.join("data/in")), "from here\n");
     assert_eq!(read(&fresh.join("data/same")), "from here\n");
     assert_eq!(read(&work.join("data/in")), "result\n");
-    // What changes or is gone here does so in a directory of its own.
+    // Changes and deletions here go to a new directory there.
     write("data/in", "changed here\n");
     fs::remove_file(here.join("data/same")).unwrap();
     other.on(&["--send", "data", "ls"]).ok();
@@ -438,7 +439,7 @@ fn a_sender_that_is_killed_leaves_no_half_of_a_directory() {
         while sending.runs() && arrived() < count {
             std::thread::yield_now();
         }
-        // Who takes it there, and who sends it; it is no test's of another home.
+        // Kills the receiver and the sender. The path tells them from those of other tests.
         for (pid, line) in processes() {
             if line.contains("__receive") && line.contains(&*other.place.path().to_string_lossy()) {
                 let _: nix::Result<()> = kill(Pid::from_raw(pid), Signal::SIGKILL);
@@ -457,7 +458,7 @@ fn a_sender_that_is_killed_leaves_no_half_of_a_directory() {
         texts.map(|entry| read(entry).unwrap()).collect::<Vec<_>>()
     };
     assert_eq!(of(&other.work()), vec!["last".repeat(1000); files.len()]);
-    // Whole ones only: a round was too late to stop its sender, or left nothing.
+    // Only whole directories are there: a round was too late to stop its sender, or left nothing.
     for entry in fs::read_dir(work.parent().unwrap()).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_str().unwrap();
@@ -497,7 +498,7 @@ fn with_sudo_an_ordinary_user_is_root_there() {
         .on(&["--fetch", "nothing"])
         .exits(7)
         .says(&["cannot fetch `nothing`", "there is no such file"]);
-    // It ends with its connection, and hears Ctrl-C, though the user may send root's processes no signals.
+    // A command under sudo ends with its connection and on Ctrl-C, although the user cannot signal root's processes.
     let sleeper = other.here.sleeper();
     other
         .here
@@ -525,7 +526,7 @@ fn a_sudo_that_refuses_is_told_from_a_command_that_failed() {
     ]);
 }
 
-/// Lets nobody open a file until it is told to.
+/// Blocks every open of a file until `meanwhile` allows it.
 pub(crate) struct OpenGuard(Fanotify);
 
 impl OpenGuard {
@@ -537,7 +538,7 @@ impl OpenGuard {
         Self(group)
     }
 
-    /// Waits until somebody wants to open it, works, and lets everybody.
+    /// Waits until a process opens the file, does the work, and then allows all opens.
     pub(crate) fn meanwhile(self, work: impl FnOnce()) {
         let mut poll = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
         let ready = nix::poll::poll(&mut poll, PollTimeout::from(60_000_u16)).unwrap();
@@ -550,7 +551,7 @@ impl OpenGuard {
     }
 }
 
-/// A profile that changes after it was found to be the one that was trusted is sent, and does not apply there.
+/// A profile that changes after the check against the trusted files is sent, but does not apply there.
 #[test]
 fn what_was_trusted_is_what_applies_there() {
     let other = Other::new();
@@ -564,7 +565,7 @@ fn what_was_trusted_is_what_applies_there() {
     let good = "schema = 1\nimage = 'base'\ndescription = 'as trusted'\n[[step]]\nname = 'a'\nrun = 'true'\n";
     fs::write(&own, good).unwrap();
     std::os::unix::fs::symlink("a.toml", profiles.join("link.toml")).unwrap();
-    // The profile is read before it.
+    // `zzz` is read after the profile.
     let last = profiles.join("zzz");
     fs::write(&last, "").unwrap();
     let mut trust = trusting(other.here.command(&["trust", "--yes"]));
@@ -584,7 +585,7 @@ fn what_was_trusted_is_what_applies_there() {
     shown
         .exits(3)
         .says(&["differ from the trusted files", "rockenv trust"]);
-    // It has changed by now, and that is said here.
+    // By now the profile has changed, and this side refuses it.
     finish("a".to_owned(), show("a"))
         .exits(7)
         .says(&["has changed: profiles/"]);

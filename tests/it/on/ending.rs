@@ -1,4 +1,4 @@
-//! Commands on another machine that end before their time.
+//! Commands on another machine that end early.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -36,7 +36,7 @@ fn a_command_there_ends_with_the_one_here() {
     });
 }
 
-/// Returns the directories in which files arrive.
+/// Returns the directories that fetched files arrive in.
 fn arriving(store: &TestStore) -> Vec<PathBuf> {
     let all = fs::read_dir(store.work()).unwrap();
     let all = all.map(|entry| entry.unwrap().path());
@@ -63,14 +63,14 @@ fn a_fetch_that_ends_early_leaves_nothing() {
     let usual = Path::new("/usr/bin");
     finish("send".to_owned(), on(usual, &["--send", "data"])).ok();
     fs::remove_dir_all(&data).unwrap();
-    // It sends everything, and does not end.
+    // This tar sends everything, and then does not exit.
     let slow = home.path().join("slow");
     fs::create_dir(&slow).unwrap();
     let tar = "#!/bin/sh\n/usr/bin/tar \"$@\"\nexec sleep 1000\n";
     fs::write(slow.join("tar"), tar).unwrap();
     let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     fs::set_permissions(slow.join("tar"), executable).unwrap();
-    // The user's own.
+    // A user's directory with a name like that of a fetch.
     let own = store.work().join(".rockenv-fetch-notes");
     fs::create_dir(&own).unwrap();
     let start = || {
@@ -94,7 +94,7 @@ fn a_fetch_that_ends_early_leaves_nothing() {
             ended.err
         );
     }
-    // What a killed one leaves is removed by the next, and that of one that runs is not.
+    // The next fetch removes what a killed fetch left, but nothing of a fetch that runs.
     let fetching = start();
     fetching.signal(Signal::SIGKILL);
     drop(fetching);
@@ -103,7 +103,7 @@ fn a_fetch_that_ends_early_leaves_nothing() {
     finish("fetch".to_owned(), fetch(usual)).ok();
     assert_eq!(fs::read_to_string(data.join("a")).unwrap(), "text");
     assert_eq!(arriving(&store).len(), 2);
-    // That it waits is told although nothing comes any more.
+    // The wait is reported even though no more data arrives.
     std::thread::sleep(Duration::from_secs(3));
     fetching.signal(Signal::SIGTERM);
     fetching

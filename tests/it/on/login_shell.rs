@@ -8,7 +8,7 @@ use fs_err as fs;
 use crate::support::env::TestStore;
 use crate::support::run::finish;
 
-/// Writes a program that does what sshd does: the words of the command, joined, are one argument of the login shell.
+/// Writes an ssh that acts like sshd: it joins the words of the command into one argument of the login shell.
 pub(super) fn fake_ssh(store: &TestStore, name: &str, shell: &str) -> PathBuf {
     let ssh = store.work().join(format!("ssh-{name}"));
     let script = "#!/bin/bash\nwhile [ \"$1\" != -- ]; do shift; done\nshift 2\n";
@@ -30,7 +30,7 @@ fn any_login_shell_runs_what_is_sent() {
             finish(format!("{shell}: {}", words.join(" ")), command)
         };
         on(&["ls", "--json"]).ok().prints("[]");
-        // A word with all that a shell could take for something else.
+        // An argument with characters that shells interpret.
         on(&["status", "a!b\n'\\c' $HOME `x`"])
             .exits(2)
             .says(&["a name is up to 64", "$HOME `x`"]);
@@ -56,7 +56,7 @@ fn a_login_shell_may_print_something() {
     let fetched = fs::read_to_string(store.work().join("data/a"));
     assert_eq!(fetched.unwrap(), "text");
     on(&["ls", "--json"]).ok().prints("[]");
-    // One that runs no command.
+    // A login shell that runs no command.
     let ssh = fake_ssh(&store, "closed", "echo closed; exit 0; exec sh");
     let mut command = store.command(&["on", "ssh://there", "--fetch", "data"]);
     command.env_remove("SUDO_UID").env_remove("SUDO_GID");

@@ -16,7 +16,7 @@ fn exec_and_shell_have_input_and_a_terminal() {
     let env = other.here.env();
     other.here.profile("[[step]]\nname = 'one'\nrun = 'true'\n");
     other.on(&["up", env]).ok();
-    // Bytes of any kind come through, and their end does.
+    // Arbitrary bytes come through, and so does the end of input.
     let mut bytes: Vec<u8> = (0..=255u8).cycle().take(1 << 20).collect();
     bytes.extend(b"end");
     let mut command = other.command(&["exec", env, "--", "cat"]);
@@ -56,7 +56,7 @@ fn exec_and_shell_have_input_and_a_terminal() {
     let mut reader = Background::start(reader);
     reader.stdin().write_all(b"one\ntwo\n").unwrap();
     reader.wait().ok().prints("one\ntwo");
-    // A connection that is lost takes a command along that is waiting for input, and one that is not.
+    // A lost connection ends a command, whether or not it waits for input.
     let sleeper = other.here.sleeper();
     for script in [sleeper.clone(), format!("{sleeper} & cat; wait")] {
         let mut command = other.command(&["exec", env, "--", "sh", "-c", &script]);
@@ -83,12 +83,13 @@ fn exec_and_shell_have_input_and_a_terminal() {
     terminal.expect("/dev/pts/");
     terminal.expect("33 101");
     terminal.expect("xterm");
-    // Not at a prompt: before each, bash reads the size and sets what it has read, and so undoes what came between.
+    // Resizes while a program runs. Before each prompt bash reads the size and sets it again, which undoes a resize in
+    // between.
     terminal.write("echo begun; while ! stty size | grep '44 99'; do sleep 0.1; done\n");
     terminal.expect("begun");
     terminal.resize(44, 99);
     terminal.expect("44 99");
-    // Ctrl-C is the inner program's.
+    // Ctrl-C reaches the inner program.
     terminal.write(&format!("{sleeper}\n"));
     wait_until("the program runs", || {
         !processes_called(&sleeper).is_empty()
@@ -98,7 +99,7 @@ fn exec_and_shell_have_input_and_a_terminal() {
     terminal.expect("after 130");
     terminal.write("exit 6\n");
     terminal.wait(6);
-    // A step hears it too, and says so before its connection ends.
+    // Ctrl-C reaches a step too, and `up` says so before its connection ends.
     other
         .here
         .profile(&format!("[[step]]\nname = 'one'\nrun = '{sleeper}'\n"));
@@ -110,7 +111,7 @@ fn exec_and_shell_have_input_and_a_terminal() {
     wait_until("the step has ended", || {
         processes_called(&sleeper).is_empty()
     });
-    // And questions are asked.
+    // Questions reach the terminal.
     let mut terminal = Terminal::start(other.command(&["rm", env]), 33, 101);
     terminal.expect("remove");
     terminal.write("n\n");

@@ -1,4 +1,4 @@
-//! Files on their way: what is told of them, and which programs stay there.
+//! File transfers: their progress messages, and which programs stay on the other machine.
 
 use std::path::Path;
 use std::process::Command;
